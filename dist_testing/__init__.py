@@ -6,54 +6,39 @@ unittest. `__all__` lists the public names.
 
 from __future__ import annotations
 
+import importlib
 from typing import TYPE_CHECKING, Any
 
-from dist_testing.case import RunFailedError
-from dist_testing.frontends import names as _names
-from dist_testing.frontends.call.run import run
-from dist_testing.frontends.names import *  # noqa: F403
-from dist_testing.frontends.requirements.worlds import skip_if_small_worldsize
-from dist_testing.frontends.unittest.classes import (
-    DistributedTestBase,
-    MultiProcContinousTest,
-    MultiProcContinuousTest,
-    MultiProcessTestCase,
-    MultiThreadedTestCase,
-)
-from dist_testing.frontends.unittest.exits import expected_exits
-from dist_testing.frontends.unittest.start_processes import start_processes
-from dist_testing.run_tests import run_tests
-from dist_testing.world import World
+# A module has the same name: its later import would replace a function that is not loaded here.
+from dist_testing.run_tests import run_tests as run_tests
 
 if TYPE_CHECKING:
-    from dist_testing.frontends.helpers.models import SaveForwardInputsModel, SaveForwardInputsModule
-
-__all__ = [
-    "DistributedTestBase",
-    "MultiProcContinousTest",
-    "MultiProcContinuousTest",
-    "MultiProcessTestCase",
-    "MultiThreadedTestCase",
-    "RunFailedError",
-    "SaveForwardInputsModel",
-    "SaveForwardInputsModule",
-    "World",
-    "expected_exits",
-    "run",
-    "run_tests",
-    "skip_if_small_worldsize",
-    "start_processes",
-]
-__all__ += _names.__all__
-
-# They derive from torch's classes, and the import of torch takes a second.
-_MODELS = ("SaveForwardInputsModel", "SaveForwardInputsModule")
+    from dist_testing.frontends.names import *  # noqa: F403
+    from dist_testing.public import *  # noqa: F403
+    from dist_testing.public import __all__ as __all__
 
 
-def __getattr__(name: str) -> Any:
-    """Load a name that needs the import of torch, at its first use."""
-    if name not in _MODELS:
+def _load(name: str) -> Any:
+    """Load the public names at the first use of one.
+
+    Every pytest session imports this package for the plugin, if the package is installed. The engine and the front ends
+    take 0.2 s of CPU time to import, which a session without distributed tests must not pay.
+    """
+    if name != "__all__" and name.startswith("_"):
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    from dist_testing.frontends.helpers import models
+    # Not `from dist_testing import public`, which asks this function first.
+    public = importlib.import_module(f"{__name__}.public")
+    try:
+        return getattr(public, name)
+    except AttributeError:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}") from None
 
-    return getattr(models, name)
+
+def __dir__() -> list[str]:
+    """Return the public names, too, although they are not loaded yet."""
+    return sorted({*globals(), *_load("__all__")})
+
+
+if not TYPE_CHECKING:
+    # A type checker would take every wrong name for one that this function knows.
+    __getattr__ = _load

@@ -48,9 +48,11 @@ class Budget:
 
     Attributes:
         end_s: When the last case has to end, in seconds on the monotonic clock; infinity without a limit.
+        late_s: When what belongs to the last case has to end, too, such as a teardown in the runner.
     """
 
     end_s: float = math.inf
+    late_s: float = math.inf
 
     def limit_s(self, own_limit_s: float, *, cases_after: int) -> float:
         """Return how long the next case may run, in seconds; 0 if the budget is used up.
@@ -87,7 +89,8 @@ class TimeShares:
             return cls(Budget())
         reserve_s = min(REPORT_RESERVE_S, _RESERVE_SHARE * total_s)
         end_s = time.monotonic() + total_s - reserve_s
-        return cls(Budget(end_s), end_s + _LATE_SHARE * reserve_s, end_s + max(_REPORT_S, _STUCK_SHARE * reserve_s))
+        late_s = end_s + _LATE_SHARE * reserve_s
+        return cls(Budget(end_s, late_s), late_s, end_s + max(_REPORT_S, _STUCK_SHARE * reserve_s))
 
     def case_end_s(self, cases_after: int) -> float:
         """Return when a part of a case that starts now has to end, in seconds on the monotonic clock."""

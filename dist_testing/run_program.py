@@ -14,6 +14,7 @@ from collections.abc import Sequence
 from dist_testing.backends import backend_named, default_backend
 from dist_testing.budget import MAX_TIMEOUT_S, timeout_in
 from dist_testing.errors import UsageError
+from dist_testing.fault_plan import PlannedFault, read_fault_plan
 from dist_testing.frontends.program.program import (
     NO_LIMIT_S,
     Program,
@@ -27,6 +28,7 @@ from dist_testing.spec import DEFAULT_WORLD_SIZE, check_world_size
 
 _COMMAND = "python -m dist_testing.run_program"
 _EXIT = "RANK=CODE"
+_FAULT = "SECONDS=CALL"
 # As argparse and Python end after a wrong command line.
 _WRONG_COMMAND = 2
 
@@ -78,6 +80,13 @@ def _parser() -> argparse.ArgumentParser:
         default=[],
         help="how the process of a rank must end; a negative code is a signal, as in 1=-9; may be repeated",
     )
+    parser.add_argument(
+        "--fault",
+        metavar=_FAULT,
+        action="append",
+        default=[],
+        help="a fault that the runner causes, seconds after the start of the script, as in 3=kill(2); may be repeated",
+    )
     parser.add_argument("--events", metavar="FILE", help="write what happens in the run, with times, as JSON lines")
     parser.add_argument("--junit", metavar="FILE", help="write the result as JUnit's XML")
     parser.add_argument(
@@ -127,6 +136,7 @@ def _read(given: argparse.Namespace) -> tuple[Program, list[str]]:
         search_path=(os.path.dirname(os.path.realpath(path)), *sys.path[0 if _is_safe_path() else 1 :]),
         expected_exits=dict(map(_exit, given.expected_exit)),
         timeout_s=_timeout_s(given.timeout),
+        faults=tuple(sorted(map(_fault, given.fault), key=lambda planned: planned.after_s)),
     )
     return program, options
 
@@ -164,6 +174,16 @@ def _exit(text: str) -> tuple[int, int]:
             "Write --expected-exit=1=3, or --expected-exit=1=-9."
         )
     return int(rank), int(code)
+
+
+def _fault(text: str) -> PlannedFault:
+    after, _, call = text.partition("=")
+    try:
+        after_s: object = float(after)
+    except ValueError:
+        after_s = after
+    (planned,) = read_fault_plan(f"--fault={text}", {after_s: call}, "Write --fault='3=kill(2)', for example.")
+    return planned
 
 
 if __name__ == "__main__":

@@ -18,6 +18,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from dist_testing.attach.node_list import first_host
+from dist_testing.attach.rank_info import RankInfo
 from dist_testing.errors import UsageError
 from dist_testing.nodes.layout import LOOPBACK
 from dist_testing.spec import MAX_WORLD_SIZE
@@ -102,39 +103,8 @@ HYDRA = Names(
 LAUNCHERS = (TORCHRUN, OPEN_MPI, SLURM, HYDRA)
 
 
-@dataclass(frozen=True, slots=True)
-class Place:
-    """The place of a process in a world, as its launcher tells it.
-
-    Attributes:
-        launcher: Name of the launcher.
-        rank: From 0.
-        size: Number of ranks.
-        local_rank: Rank among those of the node; None if the launcher does not tell.
-        local_size: Ranks of the node; None if the launcher does not tell.
-        node: The launcher's name of the node; "" if it does not tell.
-        has_other_nodes: Whether ranks are on other nodes, too.
-        address: Host of the store that all ranks use.
-        port: Port of the store.
-        is_served: Whether torchrun's agent serves the store already; else rank 0 serves it.
-        attempt: Distinguishes this start of the world from earlier ones at the same store.
-    """
-
-    launcher: str
-    rank: int
-    size: int
-    local_rank: int | None
-    local_size: int | None
-    node: str
-    has_other_nodes: bool
-    address: str
-    port: int
-    is_served: bool
-    attempt: str
-
-
-def place_in(env: Env) -> Place | None:
-    """Return the place of this process in a world that a launcher has started; None if no launcher has.
+def rank_info_in(env: Env) -> RankInfo | None:
+    """Return this process's rank info from its launcher's variables; None if it is no rank of a world.
 
     A task of Slurm or MPI that has no peers belongs to no world: the library starts the ranks itself.
 
@@ -164,18 +134,17 @@ def place_in(env: Env) -> Place | None:
     node = env.get(names.node, "") if names.node else ""
     has_other_nodes = (nodes or 1) > 1 or (local_size or size) < size
     address, port = _address(env, names, has_other_nodes=has_other_nodes)
-    return Place(
-        names.launcher,
-        rank,
-        size,
-        local_rank,
-        local_size,
-        node,
-        has_other_nodes,
-        address,
-        port,
+    return RankInfo(
+        rank=rank,
+        size=size,
+        address=address,
+        port=port,
         is_served=names is TORCHRUN and env.get("TORCHELASTIC_USE_AGENT_STORE") == "True",
         attempt=f"{env.get(_RUN_ID, '')}/{env.get('TORCHELASTIC_RESTART_COUNT', '0')}",
+        launcher=names.launcher,
+        has_other_nodes=has_other_nodes,
+        node=node,
+        local_rank=local_rank,
     )
 
 

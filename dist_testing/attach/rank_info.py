@@ -5,12 +5,10 @@ from __future__ import annotations
 import contextlib
 import os
 import socket
-from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import TYPE_CHECKING
 
-from dist_testing.attach.launchers import place_in
 from dist_testing.errors import LaunchError
 
 if TYPE_CHECKING:
@@ -36,6 +34,7 @@ class RankInfo:
         launcher: Name of the launcher that has started the ranks.
         has_other_nodes: Whether some ranks are on other nodes, as far as the launcher tells.
         node: The launcher's name of this node; "" if it does not tell.
+        local_rank: Rank among those of the node; None if the launcher does not tell.
     """
 
     rank: int
@@ -47,6 +46,7 @@ class RankInfo:
     launcher: str = "torchrun"
     has_other_nodes: bool = False
     node: str = ""
+    local_rank: int | None = None
 
     @property
     def is_runner(self) -> bool:
@@ -161,28 +161,3 @@ def reachable_host(rank_info: RankInfo) -> str:
 def pid_key(rank: int) -> str:
     """Return the key in the store of the number of a rank's process."""
     return f"pid/{rank}"
-
-
-def rank_info_in(env: Mapping[str, str]) -> RankInfo | None:
-    """Return this process's rank info from its launcher's variables; None if it is no rank of a world.
-
-    Args:
-        env: Environment variables.
-
-    Raises:
-        UsageError: If the variables are incomplete, impossible, or contradict each other.
-    """
-    place = place_in(env)
-    if place is None:
-        return None
-    return RankInfo(
-        rank=place.rank,
-        size=place.size,
-        address=place.address,
-        port=place.port,
-        is_served=place.is_served,
-        attempt=place.attempt,
-        launcher=place.launcher,
-        has_other_nodes=place.has_other_nodes,
-        node=place.node,
-    )

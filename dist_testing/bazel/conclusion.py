@@ -38,7 +38,7 @@ class Conclusion:
 
     Attributes:
         cases: The reported cases.
-        running: Class name and name of the running case; None between cases.
+        running: Class name and name of each running case.
         to_come: Number of cases that have not ended.
         interruption: Why the run has ended early; "" if it has not.
         where: Stacks of the runner at that time; "" if they do not help.
@@ -55,7 +55,7 @@ class Conclusion:
     def __init__(self, spec: Spec, protocol: Protocol, head: Banner) -> None:
         """Make a conclusion without results. It ends the first line of the log."""
         self.cases: list[XmlCase] = []
-        self.running: tuple[str, str] | None = None
+        self.running: list[tuple[str, str]] = []
         self.to_come = 0
         self.interruption = ""
         self.where = ""
@@ -75,11 +75,11 @@ class Conclusion:
             case TestsCollected():
                 self.to_come = event.count
             case TestBegan():
-                self.running = xml_name(event.test)
+                self.running.append(xml_name(event.test))
             case TestReported():
                 self._take(event)
             case TestEnded():
-                self.finished()
+                self.finished(xml_name(event.test))
 
     def _take(self, report: TestReported) -> None:
         """Keep one case per test, for its call; and one more for each failure or skip outside the call."""
@@ -105,9 +105,10 @@ class Conclusion:
         if case.has_run:
             self._head.end_line("" if self.has_ranks else ": NO CASE RAN ON RANKS")
 
-    def finished(self) -> None:
-        """Note the end of the running case."""
-        self.running = None
+    def finished(self, name: tuple[str, str]) -> None:
+        """Note the end of a running case."""
+        if name in self.running:
+            self.running.remove(name)
         self.to_come -= 1
 
     def warn(self, text: str) -> None:
@@ -151,10 +152,10 @@ class Conclusion:
                 "test without both runs once, in the runner.\n"
                 "Mark the cases, or move tests that need no ranks to a py_test."
             )
-        if self.running is not None:
+        for name in list(self.running):
             text = f"the case had not ended when the run did: {self.interruption or 'for a reason that is in the log'}"
-            self.cases.append(XmlCase(*self.running, "error", 0.0, text, self._with_place(text)))
-            self.finished()
+            self.cases.append(XmlCase(*name, "error", 0.0, text, self._with_place(text)))
+            self.finished(name)
         if code in (0, _NO_TESTS_COLLECTED):
             if self.interruption:
                 # `pytest.exit` can set any exit code, also 0.

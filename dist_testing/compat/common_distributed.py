@@ -13,6 +13,9 @@ import logging
 # Names that torch's module imported until torch 2.5.
 from typing import Any, Dict, List, Optional, Tuple, Union  # noqa: UP035
 
+# A name that torch's module imported until torch 2.14.
+from unittest.mock import patch
+
 from dist_testing.compat import torchcomms as _torchcomms
 from dist_testing.compat.classes import (
     DistributedTestBase,
@@ -82,6 +85,7 @@ __all__ = [
     "abc",
     "evaluate_platform_supports_symm_mem",
     "logger",
+    "patch",
     "retrieve_result_from_completion_queue",
     "run_tests",
     "skip_if_small_worldsize",

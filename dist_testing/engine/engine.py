@@ -21,6 +21,7 @@ from collections.abc import Callable, Iterator
 from dist_testing.budget import Budget
 from dist_testing.case import Case, CaseResult
 from dist_testing.engine.case_events import CaseEvents
+from dist_testing.engine.fault_plans import plan_of
 from dist_testing.engine.gpu_checks import aftermath, preflight
 from dist_testing.engine.judging import interrupted, judged, with_operation
 from dist_testing.engine.launchers import Launchers
@@ -61,6 +62,7 @@ class Engine:
         spec: What the target asks for.
         budget: The time that all cases share.
         cases_after: Number of cases after the next one. They share the budget with it.
+        neighbours: Number of worlds that share the CPUs of this run, with that of the current case.
         debug_rank: The rank that gets the terminal in every case; None for none.
         events: Takes every event of the run. The engine reads live output only if a sink wants `RankOutput`.
         tell: Takes a line for the log, such as why a case waits.
@@ -84,6 +86,7 @@ class Engine:
         self.spec = spec
         self.budget = budget
         self.cases_after = 0
+        self.neighbours = 1
         self.debug_rank: int | None = None
         self.events = EventStream()
         self.tell: Callable[[str], None] = lambda line: print(line, file=sys.stderr, flush=True)
@@ -151,6 +154,7 @@ class Engine:
         check_isolation(case.name, self.spec.backend, isolation)
         check_nodes(case, isolation, self.spec.gpus(case.world_size))
         _check_expected_exits(case, isolation)
+        plan = plan_of(case, isolation)
         if self.debug_rank is not None:
             case = dataclasses.replace(case, debug_rank=self.debug_rank)
         limit_s = self._limit_s(case)
@@ -172,6 +176,7 @@ class Engine:
             keep=bool(case.pool),
             expected_exits=case.expected_exits,
             exit_0_passes=case.exit_0_passes,
+            plan=plan,
             body=None if is_first else case.body,
         )
         return RunningCase(case, world, started_s, limit_s, is_first, events)
@@ -294,7 +299,9 @@ class Engine:
             if gpus is not None:
                 # The wait has used the run's budget, but not the case's own limit.
                 limit_s = self._limit_s(case)
-            world = start_world(launcher, isolation, self._worlds, case, self.spec, directory, limit_s, gpus)
+            world = start_world(
+                launcher, isolation, self._worlds, case, self.spec, directory, limit_s, gpus, neighbours=self.neighbours
+            )
             events.world_asked(self._worlds, world)
             return world, limit_s
         except (GpuError, UsageError):

@@ -83,13 +83,14 @@ class HangWatch:
         self._first: list[RankView] | None = None
         self._awake: set[str] | None = None
         self._expects_exits = False
+        self._trusts_no_wait = False
         self._requests = 0
         self._asked_s = -math.inf
 
     @property
     def is_on(self) -> bool:
         """Whether the ranks alone decide how the case goes on, and none of them has failed."""
-        return not self._expects_exits and not any(
+        return not (self._expects_exits or self._trusts_no_wait) and not any(
             record.is_patient or record.first_trouble_s is not None for record in self._records
         )
 
@@ -100,12 +101,17 @@ class HangWatch:
             expects_exits: Whether ranks must die in the case that begins; then a wait for them can be meant.
         """
         self._expects_exits = expects_exits
+        self._trusts_no_wait = False
         self.latest = None
         self._before = {}
         self._first = None
         self._awake = None
         self._asked_s = -math.inf
         self.next_s = time.monotonic() + _PAUSE_S
+
+    def trust_no_wait(self) -> None:
+        """Prove nothing more in this case: its network is broken on purpose, so a wait may end by itself."""
+        self._trusts_no_wait = True
 
     def look(self, now_s: float) -> bool:
         """Look, if it is time.

@@ -38,6 +38,8 @@ def judged(running: RunningCase, spec: Spec, outcomes: tuple[RankOutcome, ...], 
     differing = _differing_calls(supervisor.records) if found.status is Status.PASSED else ""
     if differing and case.body.strict_calls:
         found = Verdict(Status.FAILED, Cause.CALLS, f"{Cause.CALLS.value}: {differing}")
+    if found.status is Status.PASSED and (missed := supervisor.faults.missed()):
+        found = Verdict(Status.FAILED, Cause.FAILURE, f"planned faults did not happen: {'; '.join(missed)}")
     has_failed = found.status is Status.FAILED
     log_files: dict[int, Path] = {}
     text_files: dict[int, Path] = {}
@@ -64,7 +66,12 @@ def judged(running: RunningCase, spec: Spec, outcomes: tuple[RankOutcome, ...], 
         end_session=next((record.end_session for record in supervisor.records if record.end_session), ""),
         gpus=gpus.names if gpus is not None else "",
         gpu_wait_s=gpus.wait_s if gpus is not None and running.is_first else 0.0,
-        notes=(*(story.lines if story is not None else ()), *notes(world, spec, after), *world.log_limits.notes())
+        notes=(
+            *(story.lines if story is not None else ()),
+            *notes(world, spec, after),
+            *world.log_limits.notes(),
+            *supervisor.faults.notes(),
+        )
         if has_failed
         else (),
     )

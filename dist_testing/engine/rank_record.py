@@ -6,6 +6,7 @@ import contextlib
 import dataclasses
 import signal
 import socket
+import time
 from collections.abc import Callable
 
 from dist_testing.errors import FrameError
@@ -18,12 +19,15 @@ from dist_testing.process.rank_messages import (
     CallsMade,
     Done,
     EndSession,
+    FaultDone,
     Importing,
     Instruction,
+    LinkFault,
     NextCase,
     RankMessage,
     RankReport,
     Ready,
+    SignalFault,
     Warned,
 )
 from dist_testing.process.stacks import STACKS_SIGNAL
@@ -77,6 +81,8 @@ class RankRecord:
         ended_s: When the runner saw the end of the process, on the monotonic clock; None before that.
         warnings: The warnings of this case, in order, each once.
         end_session: Why the rank wants no further test to run; "" if it does not.
+        fault_requests: Faults that the rank has asked for, and that are not begun.
+        is_stopped_on_purpose: Whether `world.faults` has stopped the process, and has not let it go on.
         is_patient: Whether no end of the process is a sign of a failure in this case. The outcome still says how it
             ended, and the caller judges that.
     """
@@ -106,6 +112,9 @@ class RankRecord:
         self.end_session = ""
         self._is_finishing = False
         self._has_hung_up = False
+        self.fault_requests: list[SignalFault | LinkFault] = []
+        self.is_stopped_on_purpose = False
+        self._was_left_stopped = False
 
     def begin_case(self, expected_exit: int | None, *, exit_0_passes: bool = False) -> None:
         """Forget the outcome of the last case.
@@ -156,6 +165,18 @@ class RankRecord:
         with contextlib.suppress(OSError):
             wire.send(self.channel, INSTRUCTIONS, instruction)
 
+    def answer(self, done: FaultDone) -> None:
+        """Answer a request for a fault. The runner does not wait for a rank that reads no answers."""
+        # If the rank has died, the runner will see its end.
+        with contextlib.suppress(BrokenPipeError, ConnectionResetError):
+            answer = wire.frame(INSTRUCTIONS, done)
+            try:
+                is_whole = self.channel.send(answer, socket.MSG_DONTWAIT) == len(answer)
+            except BlockingIOError:
+                is_whole = False
+            if not is_whole:
+                self._note_unreadable(time.monotonic(), "it asks for faults and does not read the answers")
+
     def ended(self, exit_code: int, now_s: float, reason: str = "") -> None:
         """Note the end of the process. A negative code is a signal, as in `subprocess`.
 
@@ -190,6 +211,11 @@ class RankRecord:
         return self._stopped_in or self._board.read(self.rank)
 
     @property
+    def has_begun_test(self) -> bool:
+        """Whether the body of the test has begun, or even ended."""
+        return self.phase in _PHASES_OF_EXITS
+
+    @property
     def has_ended(self) -> bool:
         """Whether the process is gone."""
         return self._exit_code is not None
@@ -197,7 +223,18 @@ class RankRecord:
     @property
     def ended_as_expected(self) -> bool:
         """Whether the process has ended in the way that the case expects."""
-        return self._is_expected(self._exit_code, self.phase) or self._has_passed_by_exit
+        was_left = self._was_left_stopped and self._exit_code == -signal.SIGKILL
+        return was_left or self._is_expected(self._exit_code, self.phase) or self._has_passed_by_exit
+
+    @property
+    def is_left_stopped(self) -> bool:
+        """Whether the process stands still on purpose, and the case expects that it does so until its end."""
+        expects = self.is_stopped_on_purpose and self._expected_exit == -signal.SIGSTOP
+        return expects and not self.has_ended and self._report is None and self.phase in _PHASES_OF_EXITS
+
+    def leave_stopped(self) -> None:
+        """Note that the runner is about to kill the process, which has stood still until the end of the case."""
+        self._was_left_stopped = True
 
     @property
     def _has_passed_by_exit(self) -> bool:
@@ -217,7 +254,8 @@ class RankRecord:
     @property
     def is_settled(self) -> bool:
         """Whether the rank has reported, or ended as it should, in this case."""
-        return self._report is not None or self.ended_as_expected or (self.is_patient and self.has_ended)
+        is_over = self.ended_as_expected or self.is_left_stopped
+        return self._report is not None or is_over or (self.is_patient and self.has_ended)
 
     @property
     def kernel_state(self) -> str:
@@ -303,6 +341,8 @@ class RankRecord:
                     self.warnings[message] = None
             case CallsMade():
                 self.calls = message
+            case SignalFault() | LinkFault():
+                self.fault_requests.append(message)
             case EndSession():
                 self.end_session = message.reason
             case Done():

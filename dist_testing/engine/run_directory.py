@@ -46,17 +46,10 @@ class RunDirectory:
             raise
 
     def _make(self, parent: str | None) -> Path:
-        """Make a folder, after removing the folders of dead runs.
-
-        A run cleans up after itself, also when its runner is killed. It cannot if all its processes are killed at once,
-        as Bazel does at the end of a test's time.
-        """
+        """Make a folder, after removing the folders of dead runs."""
         path = Path(tempfile.mkdtemp(prefix=_PREFIX, dir=parent))
         self._folders.append(path)
-        for other in path.parent.glob(f"{_PREFIX}*/{_LIFE}"):
-            # The folder is another user's, or another run is removing it now.
-            with contextlib.suppress(OSError):
-                _remove_if_dead(other)
+        _remove_dead(path.parent)
         # Lock the file before it gets the name that other runs look for.
         unborn = path / f"{_LIFE}.new"
         life = os.open(unborn, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
@@ -77,6 +70,24 @@ class RunDirectory:
         for life in self._lives:
             os.close(life)
         self._lives = []
+
+
+def remove_dead_runs(env: Mapping[str, str]) -> None:
+    """Remove the folders of runs that have died where a run with this environment makes its own."""
+    for parent in {env.get("TEST_TMPDIR") or tempfile.gettempdir(), "/tmp"}:
+        _remove_dead(Path(parent))
+
+
+def _remove_dead(parent: Path) -> None:
+    """Remove the folders of dead runs.
+
+    A run cleans up after itself, also when its runner is killed. It cannot if all its processes are killed at once, as
+    Bazel does at the end of a test's time.
+    """
+    for life in parent.glob(f"{_PREFIX}*/{_LIFE}"):
+        # The folder is another user's, or another run is removing it now.
+        with contextlib.suppress(OSError):
+            _remove_if_dead(life)
 
 
 def _remove_if_dead(life: Path) -> None:

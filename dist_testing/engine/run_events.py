@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.metadata
+import os
 import platform
 import time
 
@@ -24,4 +25,6 @@ def run_started(spec: Spec) -> RunStarted:
             # The package has no metadata, or runs from a source tree.
             continue
     now_s = time.monotonic()
-    return RunStarted(now_s, SCHEMA, time.time() - now_s, spec.target, spec.backend.name, versions)
+    # A worker of a remote executor may have a name of its own, and share its machine.
+    host = os.environ.get("DIST_TESTING_RBE_WORKER") or platform.node()
+    return RunStarted(now_s, SCHEMA, time.time() - now_s, spec.target, spec.backend.name, versions, host)

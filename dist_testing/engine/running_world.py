@@ -104,10 +104,13 @@ def start_world(
     run: RunDirectory,
     limit_s: float,
     gpus: WorldGpus | None = None,
+    *,
+    neighbours: int = 1,
 ) -> RunningWorld:
     """Ask the launcher for the ranks of a case with a limit of `limit_s` seconds, the first one of the world.
 
-    The leased GPUs are released with the world, also if it cannot start.
+    The leased GPUs are released with the world, also if it cannot start. `neighbours` is the number of worlds that
+    share the CPUs, with this one.
 
     Raises:
         LaunchError: If the launcher is gone.
@@ -161,7 +164,7 @@ def start_world(
                 directory=str(directory),
                 env=rank_env(
                     os.environ,
-                    world_size=size,
+                    world_size=size * neighbours,
                     backend_env=backend_env,
                     device_env=gpus.env() if gpus is not None else {},
                     scratch=os.environ.get("TEST_TMPDIR"),
@@ -170,7 +173,7 @@ def start_world(
                 cwd=os.getcwd(),
                 umask=current_umask(),
                 # Threads of one process share its thread pool.
-                threads=threads_per_rank(1 if together else size),
+                threads=threads_per_rank(neighbours if together else size * neighbours),
                 pool=bool(case.pool),
                 fresh=isolation.fresh_interpreter,
                 together=together,

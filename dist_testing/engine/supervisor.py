@@ -16,6 +16,8 @@ from pathlib import Path
 
 from dist_testing.case import CaseBody
 from dist_testing.engine.broken_worlds import no_such_rank, unkillable
+from dist_testing.engine.fault_desk import FaultDesk
+from dist_testing.engine.fault_plans import PlannedRequests
 from dist_testing.engine.hang_story import HangStory
 from dist_testing.engine.hang_watch import HangWatch
 from dist_testing.engine.live_output import LiveOutput
@@ -25,6 +27,7 @@ from dist_testing.engine.stack_dumps import collect_stacks, stacks_by_rank
 from dist_testing.errors import LaunchError
 from dist_testing.launch.launcher import Launcher
 from dist_testing.outcomes import Kind
+from dist_testing.process.link_messages import LinksChanged
 from dist_testing.process.messages import RankEnded, WorldOver, WorldRefused, WorldStarted
 from dist_testing.process.rank_messages import FinishWorld, Instruction, LeaveWorld, NextCase
 from dist_testing.process.stacks import STACKS_SIGNAL, read_ranks
@@ -66,6 +69,7 @@ class Supervisor:
         stacks: Rank to its stacks, of ranks that were running when something went wrong.
         leaked: Command lines of what the ranks left behind.
         hang: Why the ranks of the case that has just ended waited for each other, if it is known.
+        faults: Carries out the faults that the ranks ask for.
         on_look: Called after every look at the ranks, with its time on the monotonic clock; None for nothing.
     """
 
@@ -100,6 +104,7 @@ class Supervisor:
         self._stacks_fds = stacks_fds
         self._threads_directory = threads_directory
         self._hang_watch = hang_watch
+        self.faults = FaultDesk(launcher, world, records, hang_watch)
         self._log_limits = log_limits
         self.hang: HangStory | None = None
         self._stage = _Stage.BETWEEN
@@ -146,6 +151,7 @@ class Supervisor:
         expected_exits: Mapping[int, int],
         body: CaseBody | None,
         exit_0_passes: bool = False,
+        plan: Sequence[PlannedRequests] = (),
     ) -> None:
         """Begin a case.
 
@@ -156,6 +162,7 @@ class Supervisor:
             expected_exits: Rank to how its process must end in this case.
             body: What waiting ranks run; None if the ranks were started with it.
             exit_0_passes: Whether a rank whose process ends with exit code 0 has passed, also without a report.
+            plan: Faults that the runner causes by itself.
         """
         self._stage = _Stage.RUNNING
         self.hang = None
@@ -170,6 +177,7 @@ class Supervisor:
         self._deadline_s = now_s + (limit_s if self._is_timed else start_limit_s)
         if self._hang_watch:
             self._hang_watch.begin_case(expects_exits=bool(expected_exits))
+        self.faults.begin_case(now_s, keeps_ranks=keep, plan=plan)
         for record in self.records:
             record.begin_case(expected_exits.get(record.rank), exit_0_passes=exit_0_passes)
             if body is not None:
@@ -260,7 +268,7 @@ class Supervisor:
 
     def _look(self, until_s: float) -> None:
         """Wait for the next message or limit, at most until `until_s`, and act on it."""
-        limit_s = min(self._deadline_s, self._grace_end_s, until_s)
+        limit_s = min(self._deadline_s, self._grace_end_s, self.faults.next_s, until_s)
         if self._log_limits is not None:
             limit_s = min(limit_s, self._log_limits.next_look_s)
         left_s = min(max(0.0, limit_s - time.monotonic()), _LONGEST_POLL_S)
@@ -274,6 +282,7 @@ class Supervisor:
                 self._live.pump()
             elif (record := self._by_fd.get(fd)) and (not record.read(now_s) or record.is_done):
                 self._forget(fd)
+        self.faults.look(now_s, is_running=self._stage is _Stage.RUNNING)
         if self.on_look is not None:
             self.on_look(now_s)
         if self._log_limits is not None and now_s >= self._log_limits.next_look_s:
@@ -306,6 +315,8 @@ class Supervisor:
                         self._forget(fd)
                 case WorldRefused():
                     raise LaunchError(f"Rank {event.rank} of {len(self.records)} could not be started: {event.text}")
+                case LinksChanged():
+                    self.faults.links_changed(event)
                 case WorldOver():
                     self.leaked = list(event.leaked)
                     self._stage = _Stage.OVER
@@ -345,6 +356,7 @@ class Supervisor:
                 self._stage = _Stage.BETWEEN
                 self._deadline_s = math.inf
             else:
+                self.faults.end_stopped()
                 self._instruct(FinishWorld(), _Stage.FINISHING)
         elif Kind.SKIPPED in reported:
             self._grace_end_s = min(self._grace_end_s, now_s + _SKIP_GRACE_S)

@@ -20,7 +20,7 @@ from dist_testing.errors import ReportError
 from dist_testing.events.cases import CaseJudged, CleanedUp, RankOutcomeKnown, RankPhases, RankWarned
 from dist_testing.events.event import Event
 from dist_testing.events.runs import StreamCut, TestReported
-from dist_testing.events.wire import SCHEMA, event_of
+from dist_testing.events.wire import NOT_MADE, SCHEMA, event_of, events_of
 
 # Limit before compression: about 10,000 cases on 8 ranks. A run without end must not fill a disk.
 MAX_FILE_BYTES = 64 * 1024 * 1024
@@ -33,8 +33,7 @@ _SHORT_TEXT_CHARS = 32 * 1024
 _MAX_READ_BYTES = 2 * MAX_FILE_BYTES
 _CHUNK_BYTES = 1 << 20
 # Lines that are parsed at once.
-_BATCH_LINES = 200
-_NOT_PARSED = object()
+_BATCH_LINES = 500
 _GZIP = b"\x1f\x8b"
 # Makes zlib use the gzip format.
 _GZIP_WINDOW = 31
@@ -156,17 +155,21 @@ def iterate_events(path: Path, skipped: Sequence[type[Event]] = ()) -> Iterator[
     """
     is_first = True
     starts = tuple(f'{{"event":"{kind.kind}",'.encode() for kind in skipped)
-    for batch in _batches(path, starts):
-        for (number, line), parsed in zip(batch, _values(batch), strict=True):
+    for first, lines in _batches(path):
+        kept = [line for line in lines if not line.startswith(starts)]
+        values = _values(kept)
+        for place, event in enumerate(events_of(values) if values else [NOT_MADE] * len(kept)):
             try:
-                wire = json.loads(line) if parsed is _NOT_PARSED else parsed
-                if is_first:
-                    _check_schema(path, wire)
-                    is_first = False
-                event = event_of(wire)
+                if is_first or event is NOT_MADE:
+                    wire = values[place] if values else json.loads(kept[place])
+                    if is_first:
+                        _check_schema(path, wire)
+                        is_first = False
+                    event = event_of(wire)
             except (ValueError, RecursionError) as error:
+                numbers = [number for number, line in enumerate(lines, first) if not line.startswith(starts)]
                 raise ReportError(
-                    f"{path}: line {number} is not an event: {error}.\n"
+                    f"{path}: line {numbers[place]} is not an event: {error}.\n"
                     "The file was changed after it was written, or another program wrote it.\n"
                     "Name a file that dist_testing has written: events.jsonl.gz, or the file of pytest's --dist-events."
                 ) from None
@@ -180,24 +183,23 @@ def iterate_events(path: Path, skipped: Sequence[type[Event]] = ()) -> Iterator[
         )
 
 
-def _batches(path: Path, skipped: tuple[bytes, ...]) -> Iterator[list[tuple[int, bytes]]]:
-    """Yield numbers and contents of lines, without the skipped ones. The lines before damage come before the error."""
+def _batches(path: Path) -> Iterator[tuple[int, list[bytes]]]:
+    """Yield lines, with the number of the first of them. The lines before damage come before the error."""
     number = 1
     for lines in _lines(path):
-        kept = [(place, line) for place, line in enumerate(lines, number) if not line.startswith(skipped)]
+        for start in range(0, len(lines), _BATCH_LINES):
+            yield number + start, lines[start : start + _BATCH_LINES]
         number += len(lines)
-        for start in range(0, len(kept), _BATCH_LINES):
-            yield kept[start : start + _BATCH_LINES]
 
 
-def _values(batch: Sequence[tuple[int, bytes]]) -> Sequence[object]:
-    """Return the value of each line. To parse many at once takes half the time."""
-    values: list[object] = []
+def _values(lines: Sequence[bytes]) -> list[dict[str, Any]]:
+    """Return the object of each line, parsed at once in half the time; nothing if a line has another content."""
+    values: list[Any] = []
     with contextlib.suppress(ValueError, RecursionError):
-        values = json.loads(b"[" + b",".join([line for _, line in batch]) + b"]")
-    # A line with several values, or with a part of one, or with none: each line is parsed alone, to name the bad one.
-    is_whole = len(values) == len(batch) and all(type(value) is dict for value in values)
-    return values if is_whole else [_NOT_PARSED] * len(batch)
+        values = json.loads(b"[" + b",".join(lines) + b"]")
+    # A line with several values, or with a part of one, or with none: each is parsed alone, to name the bad one.
+    is_whole = len(values) == len(lines) and set(map(type, values)) == {dict}
+    return values if is_whole else []
 
 
 def _check_schema(path: Path, wire: object) -> None:

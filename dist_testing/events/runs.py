@@ -18,6 +18,7 @@ class RunStarted(Event):
         target: Label of the Bazel target; "" outside Bazel.
         backend: Name of the backend.
         versions: Name to version, of Python, torch and pytest.
+        host: Name of the machine; "" in files of older versions.
     """
 
     kind: ClassVar[str] = "run_started"
@@ -27,6 +28,7 @@ class RunStarted(Event):
     target: str
     backend: str
     versions: dict[str, str]
+    host: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Callable
+import itertools
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
 from typing import Any, get_type_hints
 
-from dist_testing.codec import WrongValueError, shape_of
+from dist_testing.codec import Shape, WrongValueError, shape_of
 from dist_testing.events.cases import CASE_KINDS
 from dist_testing.events.event import Event
 from dist_testing.events.runs import (
@@ -60,16 +62,16 @@ def event_of(wire: object) -> Event | None:
     try:
         # Most events have all fields, and values that fit.
         given: list[Any] = [
-            value if type(value := wire[field]) is plain else read(value) for field, read, plain in fields
+            value if type(value := wire[field]) is shape.plain else shape.read(value) for field, shape in fields
         ]
         return kind(*given)
     except (KeyError, WrongValueError):
         pass
     values = {}
-    for field, read, _ in fields:
+    for field, shape in fields:
         if field in wire:
             try:
-                values[field] = read(wire[field])
+                values[field] = shape.read(wire[field])
             except WrongValueError as error:
                 raise ValueError(f"{name}: {field} = {error}") from None
         elif are_needed[field]:
@@ -77,16 +79,58 @@ def event_of(wire: object) -> Event | None:
     return kind(**values)
 
 
+# Stands for an event that `events_of` does not make.
+NOT_MADE = object()
+
+
+def events_of(wires: Sequence[dict[str, Any]]) -> list[Any]:
+    """Make many events at once, each kind together: that takes a third of the time of `event_of`.
+
+    Args:
+        wires: The wire forms.
+
+    Returns:
+        For each an event, or None for an unknown kind, or NOT_MADE if `event_of` has to look at it: one of its kind
+        lacks a field, or has a wrong value.
+    """
+    made: list[Any] = [NOT_MADE] * len(wires)
+    by_kind: dict[str, list[int]] = defaultdict(list)
+    for place, wire in enumerate(wires):
+        name = wire.get("event")
+        if type(name) is str:
+            by_kind[name].append(place)
+    for name, places in by_kind.items():
+        if name not in _CLASSES:
+            events: Iterable[Event | None] = itertools.repeat(None)
+        else:
+            kind, fields, _ = _known(name)
+            try:
+                columns = [_column([wires[place][field] for place in places], shape) for field, shape in fields]
+            except (KeyError, WrongValueError):
+                continue
+            events = map(kind, *columns)
+        for place, event in zip(places, events):  # noqa: B905 - one iterable is endless
+            made[place] = event
+    return made
+
+
+def _column(values: Sequence[Any], shape: Shape) -> Sequence[Any]:
+    """Return the Python values of one field of many events."""
+    if shape.read_many is not None and (found := shape.read_many(values)) is not None:
+        return found
+    return [shape.read(value) for value in values]
+
+
 _CLASSES = {kind.kind: kind for kind in KINDS}
-_Fields = list[tuple[str, Callable[[Any], Any], type | None]]
+_Fields = list[tuple[str, Shape]]
 
 
 # Made when it is needed: most processes read no event.
 @functools.cache
 def _known(name: str) -> tuple[type[Event], _Fields, dict[str, bool]]:
-    """Return the class of a kind; name, reader and plain class of each field; and whether a field has no default."""
+    """Return the class of a kind; name and shape of each field; and whether a field has no default."""
     kind = _CLASSES[name]
     hints = get_type_hints(kind)
     shapes = {item.name: shape_of(hints[item.name]) for item in dataclasses.fields(kind)}
     are_needed = {item.name: item.default is dataclasses.MISSING for item in dataclasses.fields(kind)}
-    return kind, [(field, shape.read, shape.plain) for field, shape in shapes.items()], are_needed
+    return kind, list(shapes.items()), are_needed

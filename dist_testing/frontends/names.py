@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from dist_testing.frontends.helpers.environment import (
     cleanup_temp_dir,
+    core_dumps_disabled,
     get_timeout,
     has_efa,
     initialize_temp_directories,
@@ -37,8 +38,10 @@ from dist_testing.frontends.requirements.platforms import (
     requires_nccl_shrink,
     requires_nccl_version,
     requires_ucc,
+    requires_xccl,
     skip_if_rocm_arch_multiprocess,
     skip_if_rocm_multiprocess,
+    skip_if_rocm_ver_atleast_multiprocess,
     skip_if_rocm_ver_lessthan_multiprocess,
     skip_if_win32,
 )
@@ -57,6 +60,7 @@ __all__ = [
     "at_least_x_gpu",
     "captured_output",
     "cleanup_temp_dir",
+    "core_dumps_disabled",
     "create_device",
     "create_tcp_store",
     "get_required_world_size",
@@ -77,6 +81,7 @@ __all__ = [
     "requires_nccl_version",
     "requires_ucc",
     "requires_world_size",
+    "requires_xccl",
     "run_subtests",
     "simple_sparse_reduce_tests",
     "skip_if_lt_x_gpu",
@@ -84,6 +89,7 @@ __all__ = [
     "skip_if_odd_worldsize",
     "skip_if_rocm_arch_multiprocess",
     "skip_if_rocm_multiprocess",
+    "skip_if_rocm_ver_atleast_multiprocess",
     "skip_if_rocm_ver_lessthan_multiprocess",
     "skip_if_win32",
     "sm_is_or_higher_than",

@@ -16,6 +16,7 @@ from dist_testing.engine.engine import Engine
 from dist_testing.engine.kept_reports import ReportFolder
 from dist_testing.engine.report import failure_report, missing_hardware
 from dist_testing.errors import PromiseError, UsageError
+from dist_testing.frontends.offered_session import open_offered_session
 from dist_testing.outcomes import Status
 from dist_testing.skips import is_about_hardware
 
@@ -134,6 +135,8 @@ def open_session(session: Session) -> None:
 
 def current_session() -> Session | None:
     """Return the current session; None under plain unittest, before the first test of a class of ours."""
+    if not _sessions:
+        open_offered_session()
     return _sessions[0] if _sessions else None
 
 

@@ -30,12 +30,14 @@ from typing import Any, NoReturn
 from dist_testing.errors import MessageError
 from dist_testing.launch.fresh import load_tests, order_for
 from dist_testing.launch.huge_pages import HugePages
+from dist_testing.launch.link_process import LinkProcess
 from dist_testing.launch.spawn import become_rank
 from dist_testing.nodes.namespaces import Nodes, make_nodes, write_hosts
 from dist_testing.process import wire
 from dist_testing.process.descent import mark_descendants
 from dist_testing.process.files import HOSTS
 from dist_testing.process.lifetime import become_subreaper, fork, watch_child
+from dist_testing.process.link_messages import UNASKED, ChangeLinks, LinksChanged
 from dist_testing.process.messages import (
     FORK_SERVER_EVENTS,
     FORK_SERVER_ORDERS,
@@ -70,6 +72,7 @@ class _World:
     ranks: dict[int, list[int]]  # pid -> its ranks: one, unless they are threads
     pidfds: dict[int, int] = field(default_factory=dict)  # pidfd -> pid
     nodes: Nodes | None = None
+    links: LinkProcess | None = None
 
     @property
     def node_fds(self) -> tuple[int, ...]:
@@ -98,10 +101,14 @@ class _ForkServer:
             if not ready and (prepared := self._pages.step()) is not None:
                 self._send(prepared)
             for fd, _ in ready:
-                if fd != self._control.fileno():
+                if fd == self._control.fileno():
+                    if not self._handle_order():
+                        return
+                elif self._is_of_links(fd):
+                    self._hear_links()
+                elif self._world is not None and fd in self._world.pidfds:
+                    # Else it belongs to a world that has just ended.
                     self._reap(fd)
-                elif not self._handle_order():
-                    return
 
     def is_orphaned(self) -> bool:
         """Return whether the runner has ended without waiting for this process."""
@@ -118,6 +125,8 @@ class _ForkServer:
                 self._start(order, fds)
             case SignalRanks():
                 self._signal(order.ranks, order.number)
+            case ChangeLinks():
+                self._change_links(order)
         return True
 
     def _send(self, event: ForkServerEvent) -> None:
@@ -172,6 +181,42 @@ class _ForkServer:
         else:
             self._end_world(world)
 
+    def _change_links(self, order: ChangeLinks) -> None:
+        world = self._world
+        if world is None or world.number != order.world:
+            # It has ended, and with it all that has asked.
+            return
+        if world.nodes is None:
+            refusal_text = (
+                "world.faults: this world has no simulated nodes.\nIts ranks share a network.\nSet nodes = 2."
+            )
+        else:
+            refusal_text = self._pass_on(order, world, world.nodes)
+        if refusal_text:
+            self._send(LinksChanged(order.world, order.number, refusal_text))
+
+    def _pass_on(self, order: ChangeLinks, world: _World, nodes: Nodes) -> str:
+        if world.links is None:
+            try:
+                world.links = LinkProcess(nodes)
+            except OSError as error:
+                return f"world.faults: the network cannot be changed: {refusal(error)}"
+            self._poller.register(world.links, select.POLLIN)
+        return world.links.change(order)
+
+    def _is_of_links(self, fd: int) -> bool:
+        links = self._world.links if self._world is not None else None
+        return links is not None and fd == links.fileno()
+
+    def _hear_links(self) -> None:
+        world = self._world
+        assert world is not None
+        assert world.links is not None
+        if (answer := world.links.answer(world.number, UNASKED)) is not None:
+            if answer.number == UNASKED:
+                self._poller.unregister(world.links)
+            self._send(answer)
+
     def _refuse(self, world: int, rank: int, error: OSError) -> None:
         self._send(WorldRefused(world, rank, refusal(error)))
 
@@ -223,6 +268,11 @@ class _ForkServer:
     def _end_world(self, world: _World) -> None:
         self._world = None
         self._pages.world_over()
+        if world.links is not None:
+            with contextlib.suppress(KeyError):
+                # Its end may have been heard.
+                self._poller.unregister(world.links)
+            world.links.end()
         for fd in world.node_fds:
             os.close(fd)
         self._send(WorldOver(world.number, tuple(map(_cut, self.orphans.remove()))))

@@ -10,6 +10,7 @@ load("//dist_testing/private:problems.bzl", "by_backend", "fail_on")
 load("//dist_testing/private:select_check.bzl", "select_check")
 load("//dist_testing/private:spec.bzl", "dist_test_spec", "spec_variable")
 load("//dist_testing/private:validate_environment.bzl", "env_inherit_problems", "env_problems", "spec_problems")
+load("//dist_testing/private:validate_jobs.bzl", "jobs_problems")
 load("//dist_testing/private:validate_names.bzl", "name_problems", "srcs_problems", "timings_problems", "wildcard_problems")
 load("//dist_testing/private:validate_program.bzl", "expected_exits_problems", "program_backend_problems", "program_problems")
 load(
@@ -62,6 +63,7 @@ def dist_py_test(
         isolation = None,
         nodes = None,
         shard_count = None,
+        jobs = None,
         timings = None,
         lock = None,
         torch = None,
@@ -110,6 +112,8 @@ def dist_py_test(
         nodes: Simulated nodes that the ranks are spread over, each with a network of its own (docs/nodes.md). Only for
             backends whose ranks are processes without GPUs. Default: 1, the machine itself.
         shard_count: Number of shards that share the cases, 1 to 50, or a dict by backend. Default: one shard.
+        jobs: Number of worlds that run side by side in one target, or shard, 1 to 64, or a dict by backend. Only for backends
+            without GPUs (docs/sharding.md). Default: 1.
         timings: Label of one file with the durations of cases, by which shards are balanced (docs/sharding.md).
             Default: shards get the cases in turn.
         lock: Name of the lock (docs/wheels.md) that all packages of the test come from, or a dict by backend. Default: the
@@ -119,8 +123,8 @@ def dist_py_test(
         size: Bazel's test size. Default: Bazel's, which is "medium".
         timeout: Bazel's named timeout. Default: Bazel's for the size.
         tags: More tags, besides those that follow from the other arguments. A `cpu:<n>` or `resources:cpu:<n>` replaces
-            ours, which is one CPU per rank of the largest world, or one if the ranks are threads; a `resources:memory:<MB>`
-            replaces ours, which is what the ranks need to import torch and talk to each other.
+            ours, which is one CPU per rank of the largest world, or one if the ranks are threads, times `jobs`; a
+            `resources:memory:<MB>` replaces ours, which is what the ranks need to import torch and talk to each other.
         deps: Libraries that the cases import. The macro adds dist_testing, torch, and the `deps` of the backend.
         data: Files that the cases read.
         env: Environment of the tests, without the variables that dist_testing or Bazel sets.
@@ -149,6 +153,7 @@ def dist_py_test(
     problems += gpu_archs_problems(gpu_archs, backends, known)
     problems += isolation_problems(isolation, backends, known)
     problems += by_backend("shard_count", shard_count, backends)[1]
+    problems += jobs_problems(jobs, backends, known)
     problems += srcs_problems(srcs)
     problems += program_backend_problems(program, backends, known)
     problems += timings_problems(timings)
@@ -165,7 +170,7 @@ def dist_py_test(
     problems += exec_properties_problems(exec_properties)
     problems += packages_problems("lock", lock, backends) + packages_problems("torch", torch, backends)
     problems += attributes_problems(kwargs)
-    only_tests = {"ranks_per_gpu": ranks_per_gpu, "shard_count": shard_count, "timings": timings}
+    only_tests = {"jobs": jobs, "ranks_per_gpu": ranks_per_gpu, "shard_count": shard_count, "timings": timings}
     problems += program_problems(program, srcs, isolation, backends, only_tests, native.package_relative_label)
     fail_on("dist_py_test " + suite, problems)
 
@@ -184,6 +189,7 @@ def dist_py_test(
             gpus = gpus_of_world(max(world_sizes), rank_gpus, gpu_ranks),
             gpus_per_rank = rank_gpus,
             isolation = _for_backend(isolation, backend, isolations_of(known[backend])[0]),
+            jobs = _for_backend(jobs, backend, 1),
             lock = _for_backend(lock, backend, None),
             nodes = nodes,
             ranks_per_gpu = gpu_ranks,

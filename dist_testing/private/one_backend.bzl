@@ -54,7 +54,8 @@ def one_backend(
     py_test(
         name = test.name,
         srcs = srcs + [_MAIN],
-        args = args,
+        # Not in the program to debug it, which runs one world.
+        args = (["--dist-jobs={}".format(test.jobs)] if test.jobs > 1 else []) + args,
         data = data,
         env = env,
         env_inherit = env_inherit,
@@ -69,6 +70,7 @@ def one_backend(
             gpu_archs = test.gpu_archs,
             gpus = test.gpus,
             isolation = test.isolation,
+            jobs = test.jobs,
             nodes = test.nodes,
             user_tags = tags,
             world_sizes = test.world_sizes,

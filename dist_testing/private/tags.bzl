@@ -32,6 +32,9 @@ _RANK_MB = {
 }
 _GPU_RANK_MB = 1000
 
+# Memory of the fork of the runner, and of its fork server, for each of several worlds that run side by side.
+_JOB_MB = 60
+
 def is_reserved_tag(tag):
     """Says whether dist_py_test sets a tag, so that a user may not.
 
@@ -43,7 +46,7 @@ def is_reserved_tag(tag):
     """
     return tag in _RESERVED or any([tag.startswith(prefix) for prefix in _RESERVED_PREFIXES])
 
-def dist_tags(*, backend, world_sizes, gpus, gpu_archs, isolation, nodes, user_tags):
+def dist_tags(*, backend, world_sizes, gpus, gpu_archs, isolation, jobs, nodes, user_tags):
     """Computes the tags of a target.
 
     Args:
@@ -52,6 +55,7 @@ def dist_tags(*, backend, world_sizes, gpus, gpu_archs, isolation, nodes, user_t
         gpus: GPUs of the largest world.
         gpu_archs: Architectures of GPUs that the tests can run on; empty for any.
         isolation: Name of the isolation.
+        jobs: Worlds that run side by side.
         nodes: Simulated nodes of its worlds.
         user_tags: More tags. A number of CPUs or of megabytes among them replaces ours.
 
@@ -63,10 +67,12 @@ def dist_tags(*, backend, world_sizes, gpus, gpu_archs, isolation, nodes, user_t
     if not [tag for tag in user_tags if any([tag.startswith(prefix) for prefix in _CPU_PREFIXES])]:
         # One CPU per rank, and one for all threads of an interpreter. Bazel runs a target that asks for more than there are
         # alone.
-        tags.append("cpu:{}".format(1 if isolation == "thread" else max(world_sizes)))
+        tags.append("cpu:{}".format(jobs * (1 if isolation == "thread" else max(world_sizes))))
     if not [tag for tag in user_tags if tag.startswith(_MEMORY_PREFIX)]:
         rank_mb = _RANK_MB[isolation] + (_GPU_RANK_MB if gpus else 0)
-        tags.append("{}{}".format(_MEMORY_PREFIX, _RUNNER_MB + max(world_sizes) * rank_mb))
+        world_mb = max(world_sizes) * rank_mb
+        jobs_mb = jobs * (_JOB_MB + world_mb) if jobs > 1 else world_mb
+        tags.append("{}{}".format(_MEMORY_PREFIX, _RUNNER_MB + jobs_mb))
     if nodes > 1:
         # For executors, of which some do not let a test make network namespaces.
         tags += ["nodes:{}".format(nodes), "requires-netns"]

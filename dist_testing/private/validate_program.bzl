@@ -7,6 +7,7 @@ PROGRAM_ISOLATIONS = ["fork", "spawn"]
 
 # Argument -> why a program cannot have it.
 _OF_TESTS = {
+    "jobs": "A program is one case per world size, and each runs alone.",
     "ranks_per_gpu": "A program takes the GPU with the number LOCAL_RANK, so each rank needs its own.",
     "shard_count": "A program is one case per world size, so there is nothing to share.",
     "timings": "A program is one case per world size, so there is nothing to balance.",

@@ -29,9 +29,18 @@ def descends_from(pid: int, ancestor: int) -> bool:
 
     The ancestor may have ended. Returns False also if the process itself has ended, or has a mark of its own.
     """
+    return mark_of(pid) == ancestor
+
+
+def mark_of(pid: int) -> int | None:
+    """Return the pid of the nearest ancestor of a process that has called `mark_descendants`, or its own pid.
+
+    Returns None without such an ancestor, or if the process has ended.
+    """
     try:
         with open(f"/proc/{pid}/limits", "rb") as limits:
             found = next((line for line in limits if line.startswith(_FIELD)), b"")
     except OSError:
-        return False
-    return found.removeprefix(_FIELD).split()[:1] == [b"%d" % (_BASE + ancestor)]
+        return None
+    value = b"".join(found.removeprefix(_FIELD).split()[:1])
+    return int(value) - _BASE if value.isdigit() and int(value) > _BASE else None

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import functools
+import os
 import sys
 import tempfile
 import threading
@@ -31,6 +32,8 @@ __unittest = True
 
 # A process starts one world at a time: a fork of one call must not inherit the files of another that is being made.
 _one_call = threading.Lock()
+# The thread that holds it does not exist on the ranks, where the function may make a world of its own.
+os.register_at_fork(after_in_child=_one_call._at_fork_reinit)  # type: ignore[attr-defined]  # not in typeshed
 
 
 class CallWorld:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import os
+import resource
 import subprocess
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -46,6 +47,21 @@ def with_nccl_blocking_wait(func: _Function) -> _Function:
     Both variables are restored afterwards, also when the test fails.
     """
     return environment({"TORCH_NCCL_BLOCKING_WAIT": "1", "TORCH_NCCL_ASYNC_ERROR_HANDLING": None})(func)
+
+
+@contextmanager
+def core_dumps_disabled() -> Iterator[None]:
+    """Let a failed assertion on a device raise an error on ROCm, too, instead of ending the process.
+
+    HIP ends a process after a fault of its GPU if core files are allowed, so that it can write one. Wait for the device
+    inside of the block: the error comes only then. The limit of core files is restored afterwards.
+    """
+    soft, hard = resource.getrlimit(resource.RLIMIT_CORE)
+    resource.setrlimit(resource.RLIMIT_CORE, (0, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_CORE, (soft, hard))
 
 
 def with_dist_debug_levels(levels: Iterable[str]) -> Callable[[_Function], _Function]:

@@ -11,6 +11,7 @@ from pathlib import Path
 
 from dist_testing.case import CaseBody
 from dist_testing.errors import UsageError
+from dist_testing.fault_plan import PlannedFault
 from dist_testing.frontends.messages import PROGRAM_CASES, ProgramCase
 from dist_testing.launch.isolation import FORK, SPAWN, Isolation
 
@@ -33,6 +34,7 @@ class Program:
         search_path: Its `sys.path`.
         expected_exits: Rank to how its process must end; a negative number is a signal.
         timeout_s: Limit of a run in seconds.
+        faults: Faults on purpose that the runner causes.
     """
 
     path: str
@@ -41,6 +43,7 @@ class Program:
     search_path: tuple[str, ...]
     expected_exits: Mapping[int, int] = field(default_factory=dict)
     timeout_s: float = NO_LIMIT_S
+    faults: tuple[PlannedFault, ...] = ()
 
     def body(self, *, strict_calls: bool) -> CaseBody:
         """Return what the ranks run."""

@@ -9,13 +9,14 @@ from __future__ import annotations
 import contextlib
 import os
 import unittest
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import pytest
 
-from dist_testing.attach.rank_info import RankInfo, rank_info_in
+from dist_testing.attach.launchers import rank_info_in
+from dist_testing.attach.rank_info import RankInfo
 from dist_testing.backends import add_backends
 from dist_testing.budget import Budget
 from dist_testing.case import Case, CaseBody
@@ -31,6 +32,7 @@ from dist_testing.frontends.pytest.backend_hook import declared_backends
 from dist_testing.frontends.pytest.debugger import check_world, leave_ranks_to_ranks
 from dist_testing.frontends.pytest.marked_items import (
     MARKER_KEY,
+    check_pools,
     forks_of,
     function_of,
     is_marked,
@@ -41,20 +43,23 @@ from dist_testing.frontends.pytest.marked_items import (
 from dist_testing.frontends.pytest.marker import Distributed
 from dist_testing.frontends.pytest.marking import check_all_marked, mark_items
 from dist_testing.frontends.pytest.on_rank import EXPECTED, PytestRankContext
-from dist_testing.frontends.pytest.options import check_plugins, read_options
+from dist_testing.frontends.pytest.option_values import check_plugins, read_options
+from dist_testing.frontends.pytest.options import arguments_of_part
 from dist_testing.frontends.pytest.program_items import PROGRAM_KEY, PROGRAM_SPEC_KEY, ProgramItem
 from dist_testing.frontends.pytest.reruns import RERUN, not_repeated, until_passed
 from dist_testing.frontends.pytest.session_events import SessionEvents
-from dist_testing.frontends.pytest.watch import arguments_of_part
 from dist_testing.frontends.requirements.decision import unmet_requirement
 from dist_testing.frontends.session import Session, open_session
 from dist_testing.frontends.unittest.spawn_threads import starts_ranks
 from dist_testing.launch.clean import spare_cuda
-from dist_testing.launch.isolation import FORK, Isolation, Reuse, isolation_named, isolation_names
+from dist_testing.launch.isolation import Isolation, Reuse, isolation_named, isolation_names
 from dist_testing.outcomes import Status
 from dist_testing.process.messages import Loader
 from dist_testing.rank.bootstrap import RankContext
 from dist_testing.spec import MAX_WORLD_SIZE, Spec
+
+if TYPE_CHECKING:
+    from dist_testing.frontends.pytest.jobs.loop import SideBySide
 
 # The Bazel main sets these before pytest starts; outside Bazel the options replace them.
 SPEC_KEY = pytest.StashKey[Spec]()
@@ -120,6 +125,15 @@ class RunnerPlugin:
             reports=reports.report_folder(config, self._outputs),
         )
         open_session(self._session)
+        self._side_by_side: SideBySide | None = None
+        if options.jobs != 1:
+            # Few sessions need it, and its import takes as long as a case.
+            from dist_testing.frontends.pytest.jobs.loop import SideBySide
+            from dist_testing.frontends.pytest.jobs.plan import Facts
+
+            facts = Facts(self.shared_ranks, self._size_of, self._isolation_of)
+            self._side_by_side = SideBySide(config, options.jobs, self._engine, self._events, facts)
+            config.pluginmanager.register(self._side_by_side)
 
     def _make_engine(self) -> Engine:
         config = self._config
@@ -145,10 +159,8 @@ class RunnerPlugin:
             self._session.check_declared(nodeid, size)
         return marker.world_size or self._spec.world_sizes
 
-    @pytest.hookimpl(wrapper=True, trylast=True)
-    def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> Generator[None]:
+    def read_markers(self, items: list[pytest.Item]) -> None:
         """Read the markers, also those that a conftest has just added, and deselect tests for other backends."""
-        yield
         mark_items(self._config, items, self.world_sizes)
         other = {item for item in items if is_marked(item) and not item.stash[MARKER_KEY].is_for(self._spec.backend)}
         if other:
@@ -175,19 +187,21 @@ class RunnerPlugin:
         try:
             if self._attach_error is not None:
                 raise self._attach_error
-            self._check_pools()
+            check_pools(self._items.values(), self._pool_of)
             check_plugins(self._config)
             check_world(self._config, self._engine.debug_rank, map(self._world_of, ours))
             leave_ranks_to_ranks(self._config)
             raise_on_termination()
             # The reports of this process need it, and a fork then has it: a rank takes 0.4 ms to find it.
             _ = [item.location for item in ours]
-            launcher, _ = self._engine.prepare(forks_of(ours, self._isolation_of))
+            reasons: Sequence[str] = ()
+            if self._side_by_side is None or not self._side_by_side.plan(session.items):
+                reasons = self._engine.prepare(forks_of(ours, self._isolation_of))[0].unclean_reasons
         except (LaunchError, UsageError) as error:
             raise pytest.UsageError(str(error)) from error
         if line := not_repeated(filter(is_marked, ours), self._no_reruns):
             self._config.get_terminal_writer().line(line)
-        if reasons := launcher.unclean_reasons:
+        if reasons:
             self._config.get_terminal_writer().line(
                 f"dist_testing: ranks are forked from a fresh interpreter and not from this one: {'; '.join(reasons)}"
             )
@@ -242,6 +256,7 @@ class RunnerPlugin:
             init=marker.init,
             expected_exits=marker.expected_exits,
             nodes=nodes,
+            faults=marker.faults,
             exit_0_passes=isinstance(item, ProgramItem),
         )
         try:
@@ -327,6 +342,11 @@ class RunnerPlugin:
         # A class with a wrong attribute reports it when its test runs.
         return isolation_named(str(own) if own in isolation_names() else self._spec.isolation)
 
+    def _size_of(self, item: pytest.Item) -> int:
+        """Return the number of ranks of an item, if its marker or class states it; else the largest of the target."""
+        size: object = world_size(item) if is_marked(item) else getattr(getattr(item, "cls", None), "world_size", None)
+        return size if type(size) is int and size > 0 else max(self._spec.world_sizes)
+
     def _world_of(self, item: pytest.Item) -> tuple[str, int, Isolation]:
         """Return name, world size and isolation of a case. A unittest class states its size only when it starts."""
         return item.nodeid, world_size(item) if is_marked(item) else MAX_WORLD_SIZE, self._isolation_of(item)
@@ -347,18 +367,6 @@ class RunnerPlugin:
         pool = item.parent.nodeid if marker.init else f"{item.parent.nodeid} without a group"
         # Each case has new threads; cases of the same world size share the process.
         return pool if reuse is Reuse.RANKS else f"{pool}, {world_size(item)} threads"
-
-    def _check_pools(self) -> None:
-        sizes: dict[str, int] = {}
-        for item in self._items.values():
-            if pool := self._pool_of(item):
-                size = world_size(item)
-                if sizes.setdefault(pool, size) != size:
-                    raise UsageError(
-                        f"{item.nodeid}: world_size = {size}, but the pool of {pool} has {sizes[pool]} ranks.\n"
-                        "The tests of a class, or of a module outside classes, share the ranks of one pool.\n"
-                        f'Give the test a class of its own, or isolation="{FORK.name}".'
-                    )
 
     def _end_pool(self, item: pytest.Item) -> None:
         error = None

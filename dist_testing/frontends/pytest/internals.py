@@ -3,7 +3,7 @@
 pytest decides about a distributed test and reports it as if the test had run in the runner, but it runs on ranks.
 pytest's public names are for plugins that leave the running to pytest. The library also needs:
 
-- the marks `skip`, `skipif` and `xfail`, judged before a rank is started (`evaluate_*`, `Xfail`);
+- the marks `skip`, `skipif` and `xfail`, judged before a rank is started (`evaluate_*`, `Xfail`, `xfailed_key`);
 - a failure without a traceback in this process (`TerminalRepr`, `ReprFileLocation`, `TerminalWriter`);
 - setup, call and teardown of a single item on a rank (`runtestprotocol`, `SetupState`, `runner_module`,
   `assertion_module`, `CaptureManager`), its errors (`FixtureLookupError`), and methods of unittest classes
@@ -28,7 +28,7 @@ from _pytest.logging import DatetimeFormatter
 from _pytest.mark import _parse_expression as parse_expression
 from _pytest.outcomes import Failed
 from _pytest.runner import SetupState, runtestprotocol
-from _pytest.skipping import Xfail, evaluate_skip_marks, evaluate_xfail_marks
+from _pytest.skipping import Xfail, evaluate_skip_marks, evaluate_xfail_marks, xfailed_key
 from _pytest.unittest import TestCaseFunction
 
 __all__ = [
@@ -52,4 +52,5 @@ __all__ = [
     "parse_warning_filter",
     "runner_module",
     "runtestprotocol",
+    "xfailed_key",
 ]

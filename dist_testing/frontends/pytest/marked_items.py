@@ -9,9 +9,11 @@ from typing import Any
 import pytest
 
 from dist_testing.errors import UsageError
-from dist_testing.frontends.pytest.marker import MARKER_OPTION, Distributed, marker_name, read_marker
+from dist_testing.frontends.pytest.marker import Distributed, read_marker
+from dist_testing.frontends.pytest.marker_name import MARKER_OPTION, marker_name
+from dist_testing.frontends.pytest.options import has_options
 from dist_testing.frontends.unittest.world_case import WorldCase
-from dist_testing.launch.isolation import Isolation
+from dist_testing.launch.isolation import FORK, Isolation
 
 # Module of the fixtures `world` and `world_size`.
 PLUGIN = f"{__package__}.plugin"
@@ -116,6 +118,24 @@ def forks_of(items: Iterable[pytest.Item], isolation_of: Callable[[pytest.Item],
     return sum(world_size(item) if is_marked(item) else 1 for item in forking)
 
 
+def check_pools(items: Iterable[pytest.Item], pool_of: Callable[[pytest.Item], str]) -> None:
+    """Refuse tests of different world sizes in one worker pool. `pool_of` returns its name; "" for ranks of its own.
+
+    Raises:
+        UsageError: If there are such tests.
+    """
+    sizes: dict[str, int] = {}
+    for item in items:
+        if pool := pool_of(item):
+            size = world_size(item)
+            if sizes.setdefault(pool, size) != size:
+                raise UsageError(
+                    f"{item.nodeid}: world_size = {size}, but the pool of {pool} has {sizes[pool]} ranks.\n"
+                    "The tests of a class, or of a module outside classes, share the ranks of one pool.\n"
+                    f'Give the test a class of its own, or isolation="{FORK.name}".'
+                )
+
+
 def is_multi_process(item: pytest.Item) -> bool:
     """Return whether the item is a method of a unittest class that runs on ranks."""
     cls = getattr(item, "cls", None)
@@ -144,10 +164,7 @@ def fixture_module(definition: pytest.Function, name: str) -> str | None:
 
 def _has_other_meaning(config: pytest.Config) -> bool:
     """Return whether the marker's name may be the project's: it declares it, and nothing says that it is ours."""
-    if config.getini(MARKER_OPTION) or config.stash.get(USES_LIBRARY_KEY, False):
-        return False
-    # An option that is not given is None, or False if it takes no value.
-    if any(value not in (None, False) for option, value in vars(config.option).items() if option.startswith("dist_")):
+    if config.getini(MARKER_OPTION) or config.stash.get(USES_LIBRARY_KEY, False) or has_options(config):
         return False
     name = marker_name(config)
     declared = [line for line in config.getini("markers") if line.partition(":")[0].partition("(")[0].strip() == name]

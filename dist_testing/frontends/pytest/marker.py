@@ -13,35 +13,16 @@ import pytest
 from dist_testing.backends import Backend, check_backend_name, check_features
 from dist_testing.budget import MAX_TIMEOUT_S, is_timeout
 from dist_testing.errors import UsageError
+from dist_testing.fault_plan import PlannedFault, read_fault_plan
+from dist_testing.frontends.pytest.marker_name import MARKER_OPTION, marker_name
 from dist_testing.launch.isolation import isolation_names
 from dist_testing.nodes.layout import MAX_NODES, is_node_count
 from dist_testing.spec import MAX_WORLD_SIZE, is_world_size
-
-# The ini option that names the marker, and the name without it.
-MARKER_OPTION = "dist_marker"
-_DEFAULT_NAME = "distributed"
 
 # The way out where the marker is another one than the library's.
 _OTHER_PROJECT = (
     "If the marker is the project's own, give the library's another name, in pytest's ini file: "
     f"{MARKER_OPTION} = ranks"
-)
-
-# Follows the marker's name.
-MARKER_HELP = (
-    "(world_size=None, init=True, timeout=None, isolation=None, expected_exits=None, backends=None, "
-    "features=None, strict_collectives=None, nodes=None): "
-    "run the test on every rank of a world. "
-    "world_size: a number, or a list of numbers of which each makes a case; default: the target's. "
-    "init=False: the test makes its own groups. "
-    "timeout: limit of the case in seconds. "
-    f"isolation: how ranks are made, one of {', '.join(isolation_names())}; "
-    "the tests of a class or module share a worker pool. "
-    "expected_exits: rank to the exit code that its process must end with, as {1: -9}; a negative one is a signal. "
-    "backends: names of the backends that the test is for; with others it is deselected. "
-    "features: features that a backend must have; with others the test is deselected. "
-    "strict_collectives: whether the test fails if its ranks pass but make different collective calls. "
-    "nodes: simulated nodes that the ranks are spread over, each with a network of its own."
 )
 
 
@@ -59,6 +40,7 @@ class Distributed:
         features: Features that a backend must have for the test.
         strict_collectives: Whether different collective calls fail the test; None for the command line's choice.
         nodes: Nodes that the ranks are spread over; None for the target's or the command line's number.
+        faults: Faults on purpose that the runner causes.
     """
 
     world_size: tuple[int, ...] = ()
@@ -70,26 +52,11 @@ class Distributed:
     features: tuple[str, ...] = ()
     strict_collectives: bool | None = None
     nodes: int | None = None
+    faults: tuple[PlannedFault, ...] = ()
 
     def is_for(self, backend: Backend) -> bool:
         """Whether the test is for a backend."""
         return (not self.backends or backend.name in self.backends) and set(self.features) <= set(backend.features)
-
-
-def marker_name(config: pytest.Config | Any) -> str:
-    """Return the name of the library's marker: the value of the ini option `dist_marker`, by default `distributed`.
-
-    Raises:
-        UsageError: If the value cannot be the name of a marker.
-    """
-    name: str = config.getini(MARKER_OPTION) or _DEFAULT_NAME
-    if not name.isidentifier() or name.startswith("_"):
-        raise UsageError(
-            f"{MARKER_OPTION} = {name}: this cannot be the name of a marker.\n"
-            "The ini option names the marker that runs a test on ranks, and Python code writes it as an attribute.\n"
-            f"Write {MARKER_OPTION} = ranks, for example, or leave it out; the marker is then {_DEFAULT_NAME}."
-        )
-    return name
 
 
 def read_marker(definition: pytest.Function | Any) -> Distributed | None:
@@ -206,4 +173,5 @@ _READERS: dict[str, Callable[[Any, str, object], Any]] = {
     "features": partial(_names, check=lambda name: check_features([name])),
     "strict_collectives": _true_or_false,
     "nodes": _nodes,
+    "faults": lambda definition, _, value: read_fault_plan(definition.nodeid, value),
 }

@@ -24,7 +24,8 @@ from dist_testing.frontends.pytest.marked_items import (
     item_marker,
     library_marker,
 )
-from dist_testing.frontends.pytest.marker import Distributed, marker_name
+from dist_testing.frontends.pytest.marker import Distributed
+from dist_testing.frontends.pytest.marker_name import marker_name
 from dist_testing.frontends.unittest.world_case import WorldCase
 
 # Set when `mark_items` has read all markers.

@@ -93,7 +93,7 @@ class PytestRankContext:
     def prepare(self) -> None:
         """Switch off the plugins of pytest that belong to the runner."""
         config = self._config
-        _capture_nothing(config)
+        capture_nothing(config)
         print_warnings()
         log_to_output(config)
         if (session := current_session()) is not None and (target := session.engine.spec.target):
@@ -117,7 +117,7 @@ class PytestRankContext:
         config, manager = self._config, self._config.pluginmanager
         capture = manager.getplugin("capturemanager")
         runxfail, config.option.runxfail = config.option.runxfail, True
-        _capture_nothing(config)
+        capture_nothing(config)
         manager.register(self._reporting, "dist_testing_rank_reporting")
         self._is_attached = True
         log_as_before = log_to_output(config)
@@ -196,7 +196,7 @@ class PytestRankFrontEnd:
     def open(self, start: RankStart, reporter: Reporter) -> None:
         """Make the world."""
         reporter.phase("init")
-        self._world = _this.world = RankWorld.of(start, self._store, self._cases)
+        self._world = _this.world = RankWorld.of(start, self._store, self._cases, reporter.faults)
         _this.reporter = reporter
         self._world.prepare()
         if start.rank != start.request.debug_rank:
@@ -343,7 +343,7 @@ def _report_skip(report: pytest.TestReport) -> None:
         _this.reporter.skipped(skip_reason(report))
 
 
-def _capture_nothing(config: pytest.Config) -> None:
+def capture_nothing(config: pytest.Config) -> None:
     """Stop pytest's own capture, which was started in the runner: a rank's output goes to its log.
 
     The fixtures `capsys` and `capfd` still work: they need a capture manager, but not one that captures.

@@ -1,55 +1,22 @@
-"""The `--dist-*` options of pytest: their declaration, values and errors."""
+"""Declares the `--dist-*` options and the ini options of pytest. `option_values` reads them.
+
+The plugin imports this module in every session, so it imports nothing that takes time.
+"""
 
 from __future__ import annotations
 
-import dataclasses
-from dataclasses import dataclass
-
 import pytest
 
-from dist_testing.attach.rank_info import RankInfo
-from dist_testing.backends import Backend, backend_named, backends, default_backend
-from dist_testing.budget import MAX_TIMEOUT_S, timeout_in
-from dist_testing.case import ENV_PREFIX, KEEPABLE, check_keepable
-from dist_testing.errors import UsageError
-from dist_testing.frontends.pytest.debugger import debug_rank
-from dist_testing.frontends.pytest.marker import MARKER_OPTION
-from dist_testing.frontends.pytest.session_events import OPTION
-from dist_testing.frontends.pytest.watch import add_watch_option
-from dist_testing.launch.isolation import check_isolation, default_isolation, isolation_named, isolation_names
-from dist_testing.nodes.layout import check_node_count
-from dist_testing.spec import DEFAULT_WORLD_SIZE, MAX_WORLD_SIZE, Spec, is_world_size
+from dist_testing.backends import default_backend
+from dist_testing.frontends.pytest.marker_name import ISOLATIONS, MARKER_OPTION
+from dist_testing.keepable import ENV_PREFIX, KEEPABLE
+from dist_testing.spec import DEFAULT_WORLD_SIZE
 
 # The ini option that lists what a worker pool lets a test leave changed.
 KEEPS_OPTION = "dist_pool_keeps"
-# Name of a plugin of pytest in `-p no:...`, to the name that it is registered under.
-_NEEDED_PLUGINS = {
-    "capture": "capturemanager",
-    "debugging": "debugging",
-    "skipping": "skipping",
-    "terminal": "terminalreporter",
-}
-
-
-@dataclass(frozen=True, slots=True)
-class Options:
-    """The settings of a run, from the command line and the target's spec.
-
-    Attributes:
-        spec: The target's spec, with the values that the command line overrides.
-        timeout_s: Limit of a case that sets none, in seconds.
-        fail_on_missing: Whether missing hardware is a failure although the configuration does not promise it.
-        debug_rank: The rank that gets the terminal; None for none.
-        strict_collectives: Whether a case fails if its ranks make different collective calls.
-        pool_keeps: The state that a test in a worker pool may leave changed, by the names of `case.KEEPABLE`.
-    """
-
-    spec: Spec
-    timeout_s: float
-    fail_on_missing: bool
-    debug_rank: int | None
-    strict_collectives: bool
-    pool_keeps: tuple[str, ...]
+EVENTS_OPTION = "--dist-events"
+JOBS_OPTION = "--dist-jobs"
+WATCH_OPTION = "--dist-watch"
 
 
 def add_options(parser: pytest.Parser) -> None:
@@ -87,7 +54,7 @@ def add_options(parser: pytest.Parser) -> None:
     group.addoption(
         "--dist-isolation",
         metavar="ISOLATION",
-        help=f"how ranks are made: one of {', '.join(isolation_names())} (default: the target's, else the backend's)",
+        help=f"how ranks are made: {ISOLATIONS} (default: the target's, else the backend's)",
     )
     group.addoption("--dist-timeout", metavar="SECONDS", help="limit of a case that sets none (default: the backend's)")
     group.addoption(
@@ -105,135 +72,34 @@ def add_options(parser: pytest.Parser) -> None:
         metavar="RANK",
         help="give this rank the terminal, for breakpoint() and --pdb; no limit applies",
     )
-    add_watch_option(group)
     group.addoption(
-        OPTION,
+        JOBS_OPTION,
+        metavar="N|auto",
+        help="worlds that run side by side; auto: as many as the CPUs, GPUs and memory allow (default: 1)",
+    )
+    group.addoption(
+        WATCH_OPTION,
+        action="store_true",
+        help="run the tests again after each save, from processes that have the unchanged imports; keys choose tests",
+    )
+    group.addoption(
+        EVENTS_OPTION,
         metavar="FILE",
         help='write what happens in the run, with times, as JSON lines; ".gz" at the end compresses',
     )
 
 
-def read_options(config: pytest.Config, target: Spec | None, rank_info: RankInfo | None) -> Options:
-    """Read the options; they override the spec of the Bazel target, if there is one.
-
-    Raises:
-        UsageError: If a value is impossible.
-    """
-    spec = _spec(config, target, rank_info)
-    on_missing = _choice(config, "--dist-on-missing", ("skip", "fail"))
-    keeps = check_keepable(f"The ini option {KEEPS_OPTION}", config.getini(KEEPS_OPTION))
-    return Options(
-        spec,
-        _timeout_s(config, spec),
-        on_missing == "fail",
-        debug_rank(config, rank_info),
-        bool(config.getoption("--dist-strict-collectives")),
-        keeps,
+def arguments_of_part(config: pytest.Config) -> tuple[str, ...]:
+    """Return the command line for an interpreter that takes part in the session."""
+    arguments = [str(argument) for argument in config.invocation_params.args]
+    return (
+        *(argument for argument in arguments if argument != WATCH_OPTION),
+        # A worker of pytest-xdist gets the arguments of its controller; it must not start workers.
+        *(("-n", "0") if hasattr(config.option, "numprocesses") else ()),
     )
 
 
-def check_plugins(config: pytest.Config) -> None:
-    """Refuse a session that lacks a plugin of pytest that the library needs.
-
-    Raises:
-        UsageError: If such a plugin is switched off.
-    """
-    for option, name in _NEEDED_PLUGINS.items():
-        if not config.pluginmanager.has_plugin(name):
-            raise UsageError(
-                f"-p no:{option}: the plugin {name} of pytest is missing.\n"
-                "The library reports, skips and debugs a distributed test by plugins of pytest, and needs this one.\n"
-                f"Run distributed tests without -p no:{option}."
-            )
-
-
-def _spec(config: pytest.Config, spec: Spec | None, rank_info: RankInfo | None) -> Spec:
-    name = config.getoption("--dist-backend")
-    backend = backend_named(name) if name else (spec.backend if spec else default_backend())
-    sizes = _sizes(config.getoption("--dist-world-size"))
-    named = _choice(config, "--dist-isolation", isolation_names())
-    isolation = isolation_named(named) if named else default_isolation(backend)
-    if named is None and spec is not None:
-        of_target = isolation_named(spec.isolation)
-        # With another backend than the target's own, the target's isolation may not fit.
-        if of_target.fits(backend) or not name:
-            isolation = of_target
-    check_isolation("the options of this run", backend, isolation)
-    if spec is None:
-        every = rank_info.size if rank_info else DEFAULT_WORLD_SIZE
-        spec = Spec("", backend, (every,), backend.gpus_per_rank, isolation.name)
-    gpus_per_rank = backend.gpus_per_rank if name else spec.gpus_per_rank
-    shared: str | None = config.getoption("--dist-ranks-per-gpu")
-    ranks_per_gpu = 1 if name else spec.ranks_per_gpu
-    if shared is not None:
-        ranks_per_gpu = _ranks_per_gpu(shared, backend, gpus_per_rank)
-    return dataclasses.replace(
-        spec,
-        backend=backend,
-        world_sizes=sizes or spec.world_sizes,
-        gpus_per_rank=gpus_per_rank,
-        ranks_per_gpu=ranks_per_gpu,
-        isolation=isolation.name,
-        nodes=_nodes(config.getoption("--dist-nodes"), spec.nodes),
-    )
-
-
-def _nodes(text: str | None, of_target: int) -> int:
-    if text is None:
-        return of_target
-    return check_node_count("--dist-nodes", int(text) if text.isascii() and text.isdecimal() else text)
-
-
-def _sizes(text: str | None) -> tuple[int, ...]:
-    if text is None:
-        return ()
-    parts = text.split(",")
-    if not all(part.isascii() and part.isdecimal() and is_world_size(int(part)) for part in parts):
-        raise UsageError(
-            f"--dist-world-size={text}: expected numbers from 1 to {MAX_WORLD_SIZE}, separated by commas.\n"
-            "Each is the size of a world, and makes one case of every test that sets no world_size.\n"
-            "Write --dist-world-size=4, or --dist-world-size=2,4."
-        )
-    return tuple(dict.fromkeys(int(part) for part in parts))
-
-
-def _ranks_per_gpu(text: str, backend: Backend, gpus_per_rank: int) -> int:
-    if not (text.isascii() and text.isdecimal() and 1 <= int(text) <= MAX_WORLD_SIZE):
-        raise UsageError(
-            f"--dist-ranks-per-gpu={text}: expected a number from 1 to {MAX_WORLD_SIZE}.\n"
-            "It sets how many ranks share a GPU; by default each rank has its own.\n"
-            "Write --dist-ranks-per-gpu=2, for example."
-        )
-    count = int(text)
-    if count > 1 and not (backend.shares_gpus and gpus_per_rank == 1):
-        sharing = [name for name, other in backends().items() if other.shares_gpus]
-        raise UsageError(
-            f"--dist-ranks-per-gpu={count} with backend {backend.name} and {gpus_per_rank} GPU(s) per rank.\n"
-            "Ranks can share a GPU only if each needs one GPU and the backend allows it; NCCL does not.\n"
-            f"Use one of the backends {', '.join(sharing)}, or leave the option out."
-        )
-    return count
-
-
-def _choice(config: pytest.Config, option: str, allowed: tuple[str, ...]) -> str | None:
-    value: str | None = config.getoption(option)
-    if value is not None and value not in allowed:
-        raise UsageError(
-            f"{option}={value}: expected one of {', '.join(allowed)}.\n"
-            "The option has no other values.\n"
-            f"Write {option}={allowed[0]}, for example, or leave it out."
-        )
-    return value
-
-
-def _timeout_s(config: pytest.Config, spec: Spec) -> float:
-    text: str | None = config.getoption("--dist-timeout")
-    if text is None:
-        return float(spec.backend.timeout_s)
-    if (value := timeout_in(text)) is None:
-        raise UsageError(
-            f"--dist-timeout={text}: expected a number of seconds above 0, up to {MAX_TIMEOUT_S}.\n"
-            "It is the limit of each case that sets no timeout.\n"
-            f"Write --dist-timeout=60, for example; without it the limit is {spec.backend.timeout_s} s."
-        )
-    return value
+def has_options(config: pytest.Config) -> bool:
+    """Return whether the command line has an option of the library."""
+    # An option that is not given is None, or False if it takes no value.
+    return any(value not in (None, False) for name, value in vars(config.option).items() if name.startswith("dist_"))

@@ -1,23 +1,34 @@
-"""The pytest plugin: declares the marker, the fixtures and the options. `in_runner` runs a marked test."""
+"""The pytest plugin: declares the marker, the fixtures and the options. `in_runner` runs a marked test.
+
+pytest loads it in every session of an environment that has the library, so it imports little before the session has a
+distributed test: the library's other modules take ten times as long to import.
+"""
 
 from __future__ import annotations
 
+import importlib
+import os
+import sys
 from collections.abc import Generator
+from typing import TYPE_CHECKING
 
 import pytest
 
 from dist_testing.errors import DistTestingError, UsageError
+from dist_testing.frontends.offered_session import offer_session, withdraw_session
 from dist_testing.frontends.pytest import backend_hook
-from dist_testing.frontends.pytest.in_runner import SPEC_KEY, RunnerPlugin
-from dist_testing.frontends.pytest.marked_items import USES_LIBRARY_KEY, describe_own_marks
-from dist_testing.frontends.pytest.marker import MARKER_HELP, marker_name
-from dist_testing.frontends.pytest.marking import parametrize_world_size
-from dist_testing.frontends.pytest.on_rank import current_world
-from dist_testing.frontends.pytest.options import add_options
-from dist_testing.frontends.pytest.watch import check_taken_over, watched_session
-from dist_testing.world import World
+from dist_testing.frontends.pytest.marker_name import MARKER_HELP, has_mark, marker_name
+from dist_testing.frontends.pytest.options import KEEPS_OPTION, add_options, has_options
+
+if TYPE_CHECKING:
+    from dist_testing.frontends.pytest.in_runner import RunnerPlugin
+    from dist_testing.world import World
 
 _RUNNER = "dist_testing_runner"
+# Set when the markers have been read, also if there are none.
+_READ_KEY = pytest.StashKey[bool]()
+# Ends of the names of variables that launchers set in the processes that they start.
+LAUNCHER_VARIABLES = ("RANK", "PROCID")
 
 
 def pytest_addhooks(pluginmanager: pytest.PytestPluginManager) -> None:
@@ -33,39 +44,128 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 @pytest.hookimpl(wrapper=True, tryfirst=True)
 def pytest_load_initial_conftests(early_config: pytest.Config) -> Generator[None, object, object]:
     """With `--dist-watch`, be the watch mode; its forks go on from here."""
+    if not getattr(early_config.known_args_namespace, "dist_watch", False):
+        return (yield)
+    from dist_testing.frontends.pytest.watch import watched_session
+
     return (yield from watched_session(early_config))
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Register the marker and the runner's half of the plugin."""
-    config.stash[USES_LIBRARY_KEY] = SPEC_KEY in config.stash
+    """Register the marker, and the runner's half of the plugin if the session certainly uses the library."""
     try:
-        check_taken_over(config)
         config.addinivalue_line("markers", f"{marker_name(config)}{MARKER_HELP}")
-        runner = RunnerPlugin(config)
+        if config.getoption("dist_watch"):
+            from dist_testing.frontends.pytest.watch import check_taken_over
+
+            check_taken_over(config)
     except DistTestingError as error:
         raise pytest.UsageError(str(error)) from error
-    config.pluginmanager.register(runner, _RUNNER)
+    if _is_in_use() or _is_set_up(config):
+        runner_plugin(config)
+    else:
+        offer_session(lambda: runner_plugin(config))
 
 
-def pytest_report_collectionfinish(config: pytest.Config) -> str:
-    """Say so if a marker with the name of the library's is taken for another one."""
-    return describe_own_marks(config)
+def pytest_unconfigure() -> None:
+    """Withdraw the offer of a session: the process may go on without pytest."""
+    withdraw_session()
 
 
 def runner_plugin(config: pytest.Config) -> RunnerPlugin:
-    """Return the runner's half of the plugin; call it only after `pytest_configure`."""
+    """Return the runner's half of the plugin. The first call makes and registers it.
+
+    Raises:
+        pytest.UsageError: If an option, a variable or a backend is wrong.
+    """
     runner: RunnerPlugin | None = config.pluginmanager.get_plugin(_RUNNER)
-    assert runner is not None
+    if runner is None:
+        from dist_testing.frontends.pytest.in_runner import SPEC_KEY, RunnerPlugin
+        from dist_testing.frontends.pytest.marked_items import USES_LIBRARY_KEY
+
+        # By name, because this package may not import it. Ranks are forks of this process, and each would import the
+        # public names again if its test used the first one of them.
+        importlib.import_module("dist_testing.public")
+        config.stash[USES_LIBRARY_KEY] = SPEC_KEY in config.stash
+        try:
+            runner = RunnerPlugin(config)
+        except DistTestingError as error:
+            raise pytest.UsageError(str(error)) from error
+        config.pluginmanager.register(runner, _RUNNER)
+        withdraw_session()
     return runner
+
+
+def _is_in_use() -> bool:
+    """Return whether this process has imported the engine: a test, a conftest or Bazel's main uses the library."""
+    return "dist_testing.engine.engine" in sys.modules
+
+
+def _is_set_up(config: pytest.Config) -> bool:
+    """Return whether the command line, the ini file, a conftest or a launcher says something to the library.
+
+    What they say is then checked at once, also in a session without distributed tests.
+    """
+    return bool(
+        has_options(config)
+        or config.getini(KEEPS_OPTION)
+        or config.hook.pytest_dist_backends.get_hookimpls()
+        # The reports of pytest-xdist's workers come to this process.
+        or getattr(config.option, "dist", "no") != "no"
+        or any(name.endswith(LAUNCHER_VARIABLES) for name in os.environ)
+    )
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     """Make one case per world size."""
+    if not has_mark(metafunc.definition):
+        # The marker may come later: from a parameter, or from a conftest.
+        return
+    from dist_testing.frontends.pytest.marking import parametrize_world_size
+
     try:
         parametrize_world_size(metafunc, runner_plugin(metafunc.config).world_sizes)
     except UsageError as error:
         raise pytest.Collector.CollectError(str(error)) from error
+
+
+@pytest.hookimpl(wrapper=True, trylast=True)
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> Generator[None]:
+    """Find the tests that run on ranks; a conftest may have marked some just now."""
+    yield
+    config.stash[_READ_KEY] = True
+    if _is_in_use() or any(map(_concerns_library, items)):
+        runner_plugin(config).read_markers(items)
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_finish(session: pytest.Session) -> None:
+    """Let the runner's half refuse a marker that came too late, if it does not exist yet."""
+    # pytest ends the collection also after an error, and then reports that error.
+    is_unread = session.config.stash.get(_READ_KEY, False) and not session.config.pluginmanager.has_plugin(_RUNNER)
+    if is_unread and any(map(_concerns_library, session.items)):
+        from dist_testing.frontends.pytest.marking import check_all_marked
+
+        runner_plugin(session.config).read_markers([])
+        check_all_marked(session.config, session.items)
+
+
+def _concerns_library(item: pytest.Item) -> bool:
+    """Return whether the item has the library's marker or uses one of its fixtures, as far as names tell."""
+    return isinstance(item, pytest.Function) and (
+        has_mark(item) or "world" in item.fixturenames or "world_size" in item.fixturenames
+    )
+
+
+def pytest_report_collectionfinish(config: pytest.Config, items: list[pytest.Item]) -> list[str]:
+    """Say so if a marker of the library's name is taken for another one, or if another plug-in needs a setting."""
+    if not config.pluginmanager.has_plugin(_RUNNER):
+        return []
+    from dist_testing.frontends.pytest.marked_items import describe_own_marks
+    from dist_testing.frontends.pytest.other_plugins import notes_on_plugins
+
+    own_marks = describe_own_marks(config)
+    return [*([own_marks] if own_marks else []), *notes_on_plugins(config, items)]
 
 
 @pytest.fixture
@@ -83,6 +183,8 @@ def world(request: pytest.FixtureRequest) -> World:
 
 
 def _world_of_rank(request: pytest.FixtureRequest) -> World:
+    from dist_testing.frontends.pytest.on_rank import current_world
+
     world = current_world()
     if world is None:
         raise UsageError(

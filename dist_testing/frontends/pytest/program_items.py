@@ -74,7 +74,12 @@ class _ProgramFile(pytest.File):
             check_program(program.path)
         except UsageError as error:
             raise self.CollectError(str(error)) from None
-        marker = Distributed(init=False, timeout=program.timeout_s, expected_exits=program.expected_exits)
+        marker = Distributed(
+            init=False,
+            timeout=program.timeout_s,
+            expected_exits=program.expected_exits,
+            faults=program.faults,
+        )
         for size in spec.world_sizes:
             name = f"{_NAME}[world_size={size}]" if len(spec.world_sizes) > 1 else _NAME
             item = ProgramItem.from_parent(self, name=name)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -17,13 +18,13 @@ from dist_testing.events.cases import RankOutput
 from dist_testing.events.file import EventFile
 from dist_testing.events.runs import RunEnded, TestBegan, TestEnded, TestReported, TestsCollected
 from dist_testing.events.stream import EventStream
+from dist_testing.frontends.pytest.options import EVENTS_OPTION
 from dist_testing.frontends.pytest.reports import skip_reason
 from dist_testing.frontends.pytest.reruns import RERUN
 from dist_testing.spec import Spec
 
 # The Bazel main sets this, because its own sinks need the events of the session, too.
 EVENTS_KEY = pytest.StashKey[EventStream]()
-OPTION = "--dist-events"
 # Limits of the list of failures at the end of the log.
 _MAX_HEADLINES = 30
 _HEADLINE_CHARS = 500
@@ -68,6 +69,7 @@ class SessionEvents:
 
     Attributes:
         stream: The stream of the session.
+        shows_output: Whether the output of ranks is shown at once.
     """
 
     def __init__(self, config: pytest.Config, spec: Spec, *, writes_file: bool) -> None:
@@ -87,7 +89,9 @@ class SessionEvents:
         self._config = config
         self._failures = FailureReport()
         self._exit_code = int(pytest.ExitCode.INTERNAL_ERROR)
-        path: str | None = config.getoption(OPTION)
+        self._told_at_s: float | None = None
+        self.shows_output = False
+        path: str | None = config.getoption(EVENTS_OPTION)
         self._file = _open(path, config) if path is not None and writes_file else None
         if self._file is not None:
             self.stream.subscribe(self._file, name=f"the event file {path}")
@@ -97,7 +101,8 @@ class SessionEvents:
         if not hasattr(config, "workerinput"):
             if self._is_own:
                 self.stream.warn = self.tell
-            if config.getoption("capture", "no") == "no":
+            self.shows_output = config.getoption("capture", "no") == "no"
+            if self.shows_output:
                 self.stream.subscribe(self._show_output, RankOutput, name="the ranks' output")
         config.pluginmanager.register(self)
 
@@ -106,6 +111,18 @@ class SessionEvents:
         capture: Any = self._config.pluginmanager.getplugin("capturemanager")
         with capture.global_and_fixture_disabled() if capture is not None else contextlib.nullcontext():
             self._show_line(line)
+
+    @contextlib.contextmanager
+    def at(self, at_s: float) -> Iterator[None]:
+        """Give events of tests inside the block this time on the monotonic clock: another process has seen them."""
+        self._told_at_s = at_s
+        try:
+            yield
+        finally:
+            self._told_at_s = None
+
+    def _now_s(self) -> float:
+        return time.monotonic() if self._told_at_s is None else self._told_at_s
 
     def _show_output(self, event: RankOutput) -> None:
         self._show_line(f"[rank {event.rank}] {event.line}")
@@ -140,20 +157,20 @@ class SessionEvents:
     def pytest_collectreport(self, report: pytest.CollectReport) -> None:
         """Emit a report for each file that fails or skips as a whole."""
         if not report.passed:
-            self.stream.emit(_reported(report, "collect", 0.0))
+            self.stream.emit(_reported(time.monotonic(), report, "collect", 0.0))
 
     def pytest_runtest_logstart(self, nodeid: str) -> None:
         """Emit that a test begins."""
-        self.stream.emit(TestBegan(time.monotonic(), nodeid))
+        self.stream.emit(TestBegan(self._now_s(), nodeid))
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         """Emit the report of a part of a test."""
         if self.stream.wants(TestReported):
-            self.stream.emit(_reported(report, report.when, report.duration))
+            self.stream.emit(_reported(self._now_s(), report, report.when, report.duration))
 
     def pytest_runtest_logfinish(self, nodeid: str) -> None:
         """Emit that a test has ended."""
-        self.stream.emit(TestEnded(time.monotonic(), nodeid))
+        self.stream.emit(TestEnded(self._now_s(), nodeid))
 
     @pytest.hookimpl(trylast=True)
     def pytest_sessionfinish(self, exitstatus: int) -> None:
@@ -168,9 +185,9 @@ def _open(text: str, config: pytest.Config) -> EventFile:
     except (OSError, ValueError) as error:
         # A null character in the path raises a ValueError.
         raise UsageError(
-            f"{OPTION}={text}: {str(path)!r} cannot be written: {error}.\n"
+            f"{EVENTS_OPTION}={text}: {str(path)!r} cannot be written: {error}.\n"
             "The run writes its events there, one per line. The folder must exist, and the file must not be a pipe.\n"
-            f"Write {OPTION}=events.jsonl.gz, for example, or leave it out."
+            f"Write {EVENTS_OPTION}=events.jsonl.gz, for example, or leave it out."
         ) from error
 
 
@@ -184,7 +201,9 @@ def _own_path(path: Path, config: pytest.Config) -> Path:
     return path.with_name(f"{stem}.{name}{dot}{suffixes}")
 
 
-def _reported(report: pytest.TestReport | pytest.CollectReport, when: str, duration_s: float) -> TestReported:
+def _reported(
+    at_s: float, report: pytest.TestReport | pytest.CollectReport, when: str, duration_s: float
+) -> TestReported:
     outcome: str = report.outcome
     text = message = ""
     # `reports` sets it. pytest-xdist sends it with the report from a worker.
@@ -200,6 +219,4 @@ def _reported(report: pytest.TestReport | pytest.CollectReport, when: str, durat
     elif report.skipped:
         message = skip_reason(report)
     properties = tuple(getattr(report, "user_properties", ()))
-    return TestReported(
-        time.monotonic(), report.nodeid, when, outcome, duration_s, message, text, own is not None, properties
-    )
+    return TestReported(at_s, report.nodeid, when, outcome, duration_s, message, text, own is not None, properties)

@@ -14,13 +14,14 @@ import sys
 from collections.abc import Generator, Mapping
 from pathlib import Path
 from types import FrameType
-from typing import Any
 
 import pytest
 
-from dist_testing.attach.rank_info import rank_info_in
+from dist_testing.attach.launchers import rank_info_in
 from dist_testing.errors import InterruptedRunError, UsageError
-from dist_testing.frontends.pytest.internals import CaptureManager, parse_expression
+from dist_testing.frontends.pytest.fork_capture import restart_capture
+from dist_testing.frontends.pytest.internals import parse_expression
+from dist_testing.frontends.pytest.options import WATCH_OPTION
 from dist_testing.frontends.watch.files import file_of, is_third_party
 from dist_testing.frontends.watch.inert import Inertness
 from dist_testing.frontends.watch.knowledge import Project
@@ -41,10 +42,10 @@ from dist_testing.launch.clean import spare_cuda
 from dist_testing.outcomes import exit_name
 from dist_testing.process import wire
 
-WATCH_OPTION = "--dist-watch"
 # Options that a run after each save cannot honour: name in the namespace, spelling, way out.
 _REFUSED = (
     ("numprocesses", "-n", "Leave -n out: the ranks of one test run side by side anyway."),
+    ("dist_jobs", "--dist-jobs", "Leave it out: a save runs few tests, and the ranks of one run side by side anyway."),
     ("dist_debug_rank", "--dist-debug-rank", "Leave it out, and press d while the watch waits."),
     ("usepdb", "--pdb", "Leave it out, and press d while the watch waits: that opens the debugger on a rank."),
     ("trace", "--trace", "Leave it out, and press d while the watch waits: that opens the debugger on a rank."),
@@ -66,25 +67,6 @@ _REFUSED = (
 _RUN = "dist_testing_watch_run"
 # pytest sets these itself.
 _OWN_VARIABLES = "PYTEST_"
-
-
-def add_watch_option(group: Any) -> None:
-    """Declare the option."""
-    group.addoption(
-        WATCH_OPTION,
-        action="store_true",
-        help="run the tests again after each save, from processes that have the unchanged imports; keys choose tests",
-    )
-
-
-def arguments_of_part(config: pytest.Config) -> tuple[str, ...]:
-    """Return the command line for an interpreter that takes part in the session."""
-    arguments = [str(argument) for argument in config.invocation_params.args]
-    return (
-        *(argument for argument in arguments if argument != WATCH_OPTION),
-        # A worker of pytest-xdist gets the arguments of its controller; it must not start workers.
-        *(("-n", "0") if hasattr(config.option, "numprocesses") else ()),
-    )
 
 
 def watched_session(config: pytest.Config) -> Generator[None, object, object]:
@@ -216,13 +198,7 @@ def _begin(config: pytest.Config, forked: Fork, late: _LateImports) -> None:
         nothing = os.open(os.devnull, os.O_RDONLY)
         os.dup2(nothing, 0)
         os.close(nothing)
-    capture: CaptureManager | None = config.pluginmanager.getplugin("capturemanager")
-    if capture is not None:
-        # The files for captured output are those of the warm process, and other runs have written into them.
-        capture.read_global_capture()
-        capture.stop_global_capturing()
-        capture.start_global_capturing()
-        capture.suspend_global_capture()
+    restart_capture(config)
     if (numpy_random := sys.modules.get("numpy.random")) is not None:
         # Python's own generator does the same at a fork.
         numpy_random.seed()

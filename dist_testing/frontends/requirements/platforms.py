@@ -60,15 +60,34 @@ def skip_if_rocm_ver_lessthan_multiprocess(version: Sequence[int] | None = None)
     Args:
         version: Such as `(6, 2)`; None (default) to skip on every ROCm.
     """
-    import torch
-
-    # A version such as 6.2.41133-dd7f95766.
-    found = tuple(int(part) for part in str(torch.version.hip).split("-")[0].split(".")) if is_rocm() else None
+    found = _rocm_version()
     is_older = found is not None and (version is None or found < tuple(version))
     return unittest.skipIf(
         is_older,
         f"skip_if_rocm_ver_lessthan_multiprocess: ROCm {found} is available but {version} required",
     )
+
+
+def skip_if_rocm_ver_atleast_multiprocess(version: Sequence[int] | None = None) -> Callable[[_Test], _Test]:
+    """Skip a test or class on ROCm from `version` on, because it is known to fail there.
+
+    Args:
+        version: Such as `(7, 0)`; None (default) to skip on none.
+    """
+    found = _rocm_version()
+    is_newer = found is not None and version is not None and found >= tuple(version)
+    return unittest.skipIf(
+        is_newer,
+        f"skip_if_rocm_ver_atleast_multiprocess: known failure on ROCm {found} (>= {version})",
+    )
+
+
+def _rocm_version() -> tuple[int, ...] | None:
+    """Return the version of ROCm that torch was built for; None for another build."""
+    import torch
+
+    # A version such as 6.2.41133-dd7f95766.
+    return tuple(int(part) for part in str(torch.version.hip).split("-")[0].split(".")) if is_rocm() else None
 
 
 def skip_if_win32() -> Callable[[_Test], _Test]:
@@ -124,6 +143,11 @@ def requires_nccl() -> Callable[[_Test], _Test]:
 def requires_ucc() -> Callable[[_Test], _Test]:
     """Skip a test or class if torch was built without UCC."""
     return _requires("ucc", "UCC")
+
+
+def requires_xccl() -> Callable[[_Test], _Test]:
+    """Skip a test or class if torch was built without XCCL, the backend of Intel's GPUs."""
+    return _requires("xccl", "XCCL")
 
 
 def requires_mpi() -> Callable[[_Test], _Test]:

@@ -9,7 +9,6 @@ from collections.abc import Callable, Sequence
 from typing import Any, ClassVar, NoReturn
 
 from dist_testing.backends import all_declared, parts_of
-from dist_testing.case import check_keepable
 from dist_testing.engine.needs import missing_backend
 from dist_testing.errors import UsageError
 from dist_testing.frontends.messages import UnittestCase
@@ -17,6 +16,7 @@ from dist_testing.frontends.unittest.on_rank import RankPipe, seed_generators
 from dist_testing.frontends.unittest.plain import current_session
 from dist_testing.frontends.unittest.world_case import WorldCase, default_world_size
 from dist_testing.gpus.devices import NVIDIA, gpus_present, vendor_named, visible_gpus
+from dist_testing.keepable import check_keepable
 from dist_testing.launch.isolation import POOL
 from dist_testing.rank.groups import destroy_groups
 from dist_testing.skips import TEST_SKIPS

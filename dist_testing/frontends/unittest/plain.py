@@ -9,7 +9,8 @@ import sys
 import types
 from typing import NoReturn
 
-from dist_testing.attach.rank_info import RankInfo, rank_info_in
+from dist_testing.attach.launchers import rank_info_in
+from dist_testing.attach.rank_info import RankInfo
 from dist_testing.backends import default_backend
 from dist_testing.budget import Budget
 from dist_testing.engine.engine import Engine

@@ -28,6 +28,7 @@ from dist_testing.frontends.unittest.exits import declared_exits
 from dist_testing.frontends.unittest.lookup import class_name
 from dist_testing.frontends.unittest.on_rank import RankPipe
 from dist_testing.frontends.unittest.plain import current_session
+from dist_testing.frontends.unittest.planned import declared_faults
 from dist_testing.launch.isolation import Isolation, Reuse, isolation_named, isolation_names
 from dist_testing.rank.bootstrap import FAILED_EXIT_CODE
 
@@ -149,7 +150,7 @@ class WorldCase(unittest.TestCase):
             fake_pg: Whether the class asks for torch's fake group.
             keeps_groups: Whether the test may leave its groups to the next one on the same ranks.
             keeps_state: Whether the test may leave other things than groups to the next one.
-            may_change: The state that it may leave changed, by the names of `dist_testing.case.KEEPABLE`.
+            may_change: The state that it may leave changed, by the names of `dist_testing.keepable.KEEPABLE`.
 
         Raises:
             UsageError: If an attribute of the class is impossible, or the world is larger than declared.
@@ -188,6 +189,7 @@ class WorldCase(unittest.TestCase):
             init=False,
             with_store=self._with_store,
             expected_exits=declared_exits(method) if method else {},
+            faults=declared_faults(method),
             nodes=nodes,
         )
         self._running = running = session.engine.start(case)
