@@ -1,11 +1,21 @@
 """Changes the code of a module in one place at a time, and runs the tests that must notice it.
 
-Run it by hand: `python -m tests.support.mutate [MODULE[=TESTS,...] ...]`, from the root of the repository. A module is
-named without `dist_testing`, and TESTS are files, such as `budget=tests/unit/test_budget.py`; a module of the table
-below needs none. It prints each change that no test notices, and the score.
+Run it by hand, from the root of the repository:
 
-A change is a mutation of the syntax tree: another operator, another number, a negated condition, another keyword.
-Each runs in a forked process, which has collected the tests and puts the changed code into the functions of the module.
+    python -m tests.support.mutate [OPTIONS] [AREA | MODULE[=TESTS,...] ...]
+
+An area or a module of the table in `tests/support/mutated.py` needs no more than its name, such as `verdict` or
+`budget`; any other module is named without `dist_testing`, with the files of its tests:
+`budget=tests/unit/test_budget.py`. It prints each change that no test notices, and the score of each module.
+
+    --sample=N   N changes of each module, chosen at random, in place of all
+    --seed=N     the seed of that choice: 0 if it is not given
+    --again=FILE only the changes that live in FILE, which has the output of an earlier run: after new tests
+    --texts      also changes messages to people, which are texts with a space: their words decide nothing
+
+A change is a mutation of the syntax tree: another operator, another number, a negated condition, another keyword, a
+statement left out. Each runs in a forked process, which imports the changed module and collects the tests anew. So
+changes of constants, classes and `__init__` count, too. Tests that start interpreters run these with the old code.
 """
 
 from __future__ import annotations
@@ -13,37 +23,43 @@ from __future__ import annotations
 import ast
 import copy
 import importlib
+import importlib.abc
+import importlib.machinery
+import importlib.util
 import os
+import random
+import resource
 import signal
 import sys
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
-from types import FunctionType, ModuleType
+from types import CodeType, ModuleType
 from typing import Any
 
 import pytest
-from _pytest.runner import runtestprotocol
+
+from tests.support.mutated import AREAS
 
 _PACKAGE = "dist_testing"
 _ROOT = Path(__file__).parents[2]
-# Module to the files of tests that must notice each change of it: modules that decide, with tests that take seconds.
-TESTS: Mapping[str, Sequence[str]] = {
-    "budget": ("tests/unit/test_budget.py",),
-    "skips": ("tests/unit/test_skips.py",),
-    "nodes.layout": ("tests/unit/test_nodes.py",),
-    "bazel.sharding": ("tests/unit/test_sharding.py",),
-}
-# Limit of one run of the tests: a change can make a loop endless. Seconds.
-_LIMIT_S = 60
+# Imported once, in the process that the others are forked from. None of them imports the library.
+_PRELOADED = ("torch.distributed", "torch.testing._internal.common_distributed", "hypothesis", "expecttest")
+# Limits of one run of the tests, because a change can make a loop or a wait endless: of its CPU time, which does not
+# depend on what else the machine does, and of its time. Seconds.
+_CPU_LIMIT_S = 60
+_LIMIT_S = 300
 
 _OPERATORS: dict[type[ast.AST], type[ast.AST]] = {
     ast.Add: ast.Sub,
     ast.Sub: ast.Add,
     ast.Mult: ast.FloorDiv,
+    ast.Div: ast.Mult,
     ast.FloorDiv: ast.Mult,
     ast.Mod: ast.FloorDiv,
     ast.RShift: ast.LShift,
     ast.BitAnd: ast.BitOr,
+    ast.BitOr: ast.BitAnd,
     ast.Eq: ast.NotEq,
     ast.NotEq: ast.Eq,
     ast.Lt: ast.LtE,
@@ -58,6 +74,7 @@ _OPERATORS: dict[type[ast.AST], type[ast.AST]] = {
     ast.Or: ast.And,
     ast.USub: ast.UAdd,
 }
+_FUNCTIONS = {"min": "max", "max": "min", "any": "all", "all": "any"}
 
 
 def changes_of(node: ast.AST) -> Iterator[tuple[str, ast.AST]]:
@@ -67,6 +84,8 @@ def changes_of(node: ast.AST) -> Iterator[tuple[str, ast.AST]]:
             changed: Any = copy.deepcopy(node)
             changed.op = _OPERATORS[type(node.op)]()
             yield type(node.op).__name__, changed
+        case ast.UnaryOp(op=ast.Not(), operand=operand):
+            yield "not", copy.deepcopy(operand)
         case ast.Compare():
             for number, operator in enumerate(node.ops):
                 changed = copy.deepcopy(node)
@@ -77,50 +96,71 @@ def changes_of(node: ast.AST) -> Iterator[tuple[str, ast.AST]]:
         case ast.Constant(value=int() | float() as value):
             yield str(value), ast.Constant(value + 1)
         case ast.Constant(value=str() as value) if value:
-            yield repr(value), ast.Constant(value + "!")
-        case ast.If() | ast.IfExp():
+            # Names of encodings may have further signs of punctuation, so that one sign would not do.
+            yield repr(value), ast.Constant(value + "x!")
+        case ast.Call(func=ast.Name(id=name)) if name in _FUNCTIONS:
+            changed = copy.deepcopy(node)
+            changed.func.id = _FUNCTIONS[name]
+            yield name, changed
+        case ast.If() | ast.IfExp() | ast.While():
             changed = copy.deepcopy(node)
             changed.test = ast.UnaryOp(ast.Not(), changed.test)
-            yield "if", changed
-        case ast.Return(value=ast.AST()):
+            yield type(node).__name__.lower(), changed
+        case ast.comprehension() if node.ifs:
+            changed = copy.deepcopy(node)
+            changed.ifs = []
+            yield "filter", changed
+        case ast.Return(value=ast.AST()) if not isinstance(node.value, ast.Constant) or node.value.value is not None:
             changed = copy.deepcopy(node)
             changed.value = ast.Constant(None)
             yield "return", changed
+        case ast.Break():
+            yield "break", ast.Continue()
+        case ast.Continue():
+            yield "continue", ast.Break()
         case ast.Expr(value=ast.Call()) | ast.Raise():
             yield "statement", ast.Pass()
+        case ast.Assign(targets=[ast.Attribute() | ast.Subscript()]):
+            yield "assignment", ast.Pass()
         case _:
             return
 
 
-def mutants_of(tree: ast.Module) -> Iterator[tuple[int, str, ast.Module]]:
-    """Return line, description and tree of each mutant of a module."""
-    skipped = set(_texts_and_annotations(tree))
-    count = sum(1 for _ in ast.walk(tree))
-    for position in range(count):
-        node = _nth(tree, position)
-        if id(node) in skipped:
+def mutants_of(tree: ast.Module, *, texts: bool = True) -> Iterator[tuple[int, str, ast.Module]]:
+    """Return line, description and tree of each mutant of a module.
+
+    Args:
+        tree: The module.
+        texts: Whether texts with a space change, which are messages to people.
+    """
+    skipped = set(_silent_nodes(tree))
+    for position, node in enumerate(ast.walk(tree)):
+        is_message = isinstance(node, ast.Constant) and isinstance(node.value, str) and " " in node.value
+        if id(node) in skipped or (is_message and not texts):
             continue
         for number, (what, _) in enumerate(changes_of(node)):
             mutant = copy.deepcopy(tree)
-            place = _nth(mutant, position)
+            place = list(ast.walk(mutant))[position]
             replacement = list(changes_of(place))[number][1]
             mutant = ast.fix_missing_locations(_Replace(place, replacement).visit(mutant))
             yield getattr(node, "lineno", 0), what, mutant
 
 
-def _nth(tree: ast.AST, position: int) -> ast.AST:
-    return next(node for number, node in enumerate(ast.walk(tree)) if number == position)
-
-
-def _texts_and_annotations(tree: ast.AST) -> Iterator[int]:
-    """Return the identities of nodes that have no effect: docstrings, annotations and decorators."""
+def _silent_nodes(tree: ast.AST) -> Iterator[int]:
+    """Return the identities of nodes without effect on a run: docstrings, annotations, decorators, types."""
     for node in ast.walk(tree):
         silent: list[Any] = []
         if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant):
             silent.append(node)
+        if isinstance(node, ast.If) and isinstance(node.test, ast.Name) and node.test.id == "TYPE_CHECKING":
+            silent.append(node)
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "TypeVar":
+            silent.append(node)
+        if isinstance(node, ast.Subscript) and isinstance(node.value, ast.Name) and node.value.id == "Literal":
+            silent.append(node)
         for name in ("annotation", "returns"):
             silent.append(getattr(node, name, None))
-        # Decorators are not applied again.
+        # Most declare what mypy checks, such as a frozen dataclass.
         silent += getattr(node, "decorator_list", ())
         for one in silent:
             if one is not None:
@@ -137,115 +177,175 @@ class _Replace(ast.NodeTransformer):
     def visit(self, node: ast.AST) -> Any:
         """Return the node, or what replaces it."""
         if node is self._place:
-            return ast.copy_location(self._replacement, node)
+            return ast.copy_location(self._replacement, node) if hasattr(node, "lineno") else self._replacement
         return self.generic_visit(node)
 
 
-class _Mutations:
-    """A plugin of pytest that runs the collected tests once per change, each time in a forked process."""
+class _Changed(importlib.abc.MetaPathFinder, importlib.abc.InspectLoader):
+    """Imports one module with the code of a tree."""
 
-    def __init__(self, name: str) -> None:
+    def __init__(self, name: str, path: Path, tree: ast.Module) -> None:
         self._name = name
-        self._module = importlib.import_module(name)
+        self._path = path
+        self._code = compile(tree, str(path), "exec")
 
-    def pytest_runtestloop(self, session: pytest.Session) -> bool:
-        """Run the tests with each change."""
-        path = Path(str(self._module.__file__))
-        tree = ast.parse(path.read_text(encoding="utf-8"))
-        if self._is_noticed(session, tree):
-            raise pytest.UsageError(f"{self._name}: the tests fail without any change")
-        noticed = total = 0
-        for line, what, mutant in mutants_of(tree):
-            total += 1
-            if self._is_noticed(session, mutant):
-                noticed += 1
-            else:
-                print(f"{self._name}:{line}: {what} lives", flush=True)
-        print(f"{self._name}: {noticed} of {total} changes are noticed.", flush=True)
-        return True
+    def find_spec(self, fullname: str, path: object, target: ModuleType | None = None) -> Any:
+        """Return the spec of the changed module; None for every other one."""
+        if fullname != self._name:
+            return None
+        return importlib.util.spec_from_file_location(fullname, self._path, loader=self)
 
-    def _is_noticed(self, session: pytest.Session, tree: ast.Module) -> bool:
-        child = os.fork()
-        if child == 0:
-            code = 1
-            try:
-                signal.alarm(_LIMIT_S)
-                _change(self._module, tree)
-                code = int(any(_fails(item) for item in session.items))
-            finally:
-                os._exit(code)
-        return os.waitpid(child, 0)[1] != 0
+    def get_code(self, fullname: str) -> CodeType:
+        """Return the changed code."""
+        return self._code
+
+    def get_source(self, fullname: str) -> str:
+        """Return the source text without the change, for tracebacks."""
+        return self._path.read_text(encoding="utf-8")
+
+    def is_package(self, fullname: str) -> bool:
+        """Return False: a package has no code to change."""
+        return False
 
 
-def _fails(item: pytest.Item) -> bool:
-    return any(report.failed for report in runtestprotocol(item, log=False))
+@dataclass(frozen=True)
+class Choice:
+    """Which changes of each module run.
+
+    Attributes:
+        sample: Their greatest number; 0 for all.
+        seed: The seed of the choice.
+        texts: Whether messages to people change, too.
+        again: The lines of an earlier run, if only the changes that live there run.
+    """
+
+    sample: int = 0
+    seed: int = 0
+    texts: bool = False
+    again: frozenset[str] | None = None
+
+    def of(self, name: str, tree: ast.Module) -> list[tuple[int, str, ast.Module]]:
+        """Return line, description and tree of the chosen mutants of a module, in the order of their lines."""
+        every = list(mutants_of(tree, texts=self.texts))
+        if self.again is not None:
+            every = [mutant for mutant in every if _living(name, *mutant[:2]) in self.again]
+        if self.sample and self.sample < len(every):
+            every = random.Random(self.seed).sample(every, self.sample)
+        return sorted(every, key=lambda mutant: mutant[0])
 
 
-def _change(module: ModuleType, tree: ast.Module) -> None:
-    """Put the code of a tree into the functions of a module, and its values wherever the old ones are."""
-    changed = ModuleType(module.__name__)
-    sys.modules[module.__name__] = changed
-    exec(compile(tree, str(module.__file__), "exec"), changed.__dict__)
-    sys.modules[module.__name__] = module
-    for name, old in list(vars(module).items()):
-        new = changed.__dict__.get(name)
-        if isinstance(old, FunctionType) and isinstance(new, FunctionType) and old.__module__ == module.__name__:
-            old.__code__, old.__defaults__ = new.__code__, new.__defaults__
-        elif isinstance(old, type) and old.__module__ == module.__name__:
-            for key, method in vars(old).items():
-                before, after = _function_of(method), _function_of(vars(new).get(key))
-                if before is not None and after is not None and not key.startswith("__"):
-                    before.__code__ = after.__code__
-        elif not name.startswith("__") and not isinstance(old, ModuleType | type | FunctionType):
-            for other in list(sys.modules.values()):
-                if getattr(other, "__dict__", {}).get(name) is old:
-                    setattr(other, name, new)
+def _living(name: str, line: int, what: str) -> str:
+    return f"{name}:{line}: {what} lives"
 
 
-def _function_of(member: object) -> FunctionType | None:
-    """Return the function of a member of a class: a method, a property, a static or a class method."""
-    function = member.fget if isinstance(member, property) else getattr(member, "__func__", member)
-    return function if isinstance(function, FunctionType) else None
+def _is_noticed(name: str, path: Path, tree: ast.Module, tests: Sequence[str]) -> bool:
+    """Whether the tests fail, or do not end in time, with this code of the module."""
+    child = os.fork()
+    if child == 0:
+        code = 1
+        try:
+            signal.alarm(_LIMIT_S)
+            resource.setrlimit(resource.RLIMIT_CPU, (_CPU_LIMIT_S, _CPU_LIMIT_S))
+            nothing = os.open(os.devnull, os.O_RDWR)
+            for stream in (0, 1, 2):
+                os.dup2(nothing, stream)
+            sys.meta_path.insert(0, _Changed(name, path, tree))
+            code = int(pytest.main(["-q", "-x", "-p", "no:cacheprovider", *tests]) != pytest.ExitCode.OK)
+        finally:
+            os._exit(code)
+    return os.waitpid(child, 0)[1] != 0
 
 
-def mutate(modules: Mapping[str, Sequence[str]]) -> int:
+def mutate(modules: Mapping[str, Sequence[str]], choice: Choice | None = None) -> int:
     """Print the changes that no test notices, and the score of each module.
 
     Args:
         modules: Full name of a module to the files of its tests.
+        choice: Which changes run; by default all but those of messages.
 
     Returns:
         The exit code: 0 unless the tests could not run.
     """
+    choice = choice or Choice()
+    os.environ["PYTEST_DISABLE_PLUGIN_AUTOLOAD"] = "1"
+    # pytest compares paths with the folder in which it begins.
+    os.chdir(_ROOT)
+    for name in _PRELOADED:
+        importlib.import_module(name)
+    _make_repeatable()
+    every = noticed_of_all = 0
+    for name, tests in modules.items():
+        path = _path_of(name)
+        tree = ast.parse(path.read_text(encoding="utf-8"))
+        if _is_noticed(name, path, tree, tests):
+            sys.stderr.write(
+                f"mutate: the tests of {name} fail without any change.\nRun them: pytest {' '.join(tests)}\n"
+            )
+            return 1
+        mutants = choice.of(name, tree)
+        noticed = 0
+        for line, what, mutant in mutants:
+            if _is_noticed(name, path, mutant, tests):
+                noticed += 1
+            else:
+                print(_living(name, line, what), flush=True)
+        print(f"{name}: {noticed} of {len(mutants)} changes are noticed.", flush=True)
+        every += len(mutants)
+        noticed_of_all += noticed
+    print(f"all: {noticed_of_all} of {every} changes are noticed.", flush=True)
+    return 0
+
+
+def _make_repeatable() -> None:
+    """Let tests with random data take the same data in each run, and keep no file of what failed."""
+    import hypothesis
     import torch
 
     # Threads of torch do not survive a fork.
     torch.set_num_threads(1)
-    os.environ["PYTEST_DISABLE_PLUGIN_AUTOLOAD"] = "1"
-    for name, tests in modules.items():
-        plugin = _Mutations(name)
-        code = pytest.main(["-q", "-s", "-p", "no:cacheprovider", "--no-summary", *tests], plugins=[plugin])
-        # The tests run in other processes, so this one counts none.
-        if code not in (pytest.ExitCode.OK, pytest.ExitCode.NO_TESTS_COLLECTED):
-            return int(code)
-    return 0
+    hypothesis.settings.register_profile("mutate", derandomize=True, database=None)
+    hypothesis.settings.load_profile("mutate")
 
 
-def main(names: Sequence[str]) -> int:
-    """Mutate the modules that the command line names, or all of the table; return the exit code."""
-    modules = {}
-    for word in names or TESTS:
-        name, _, files = word.partition("=")
-        tests = files.split(",") if files else TESTS.get(name, ())
-        if not tests:
+def _path_of(name: str) -> Path:
+    """Return the file of a module, without importing it."""
+    parts = name.split(".")
+    for folder in sys.path:
+        path = Path(folder or ".", *parts).with_suffix(".py").resolve()
+        if path.is_file():
+            return path
+    sys.exit(f"mutate: there is no module {name}.\nName it below {_PACKAGE}, with dots: engine.hang_blame.")
+
+
+def main(words: Sequence[str]) -> int:
+    """Mutate the areas and modules that the command line names, or all of the table; return the exit code."""
+    table = {name: tests for modules in AREAS.values() for name, tests in modules.items()}
+    choice = Choice()
+    chosen: dict[str, Sequence[str]] = {}
+    for word in words:
+        option, _, value = word.partition("=")
+        if option == "--sample" and value.isdecimal():
+            choice = replace(choice, sample=int(value))
+        elif option == "--seed" and value.isdecimal():
+            choice = replace(choice, seed=int(value))
+        elif option == "--again" and Path(value).is_file():
+            choice = replace(choice, again=frozenset(Path(value).read_text(encoding="utf-8").splitlines()))
+        elif word == "--texts":
+            choice = replace(choice, texts=True)
+        elif word in AREAS:
+            chosen.update(AREAS[word])
+        elif value and not word.startswith("-"):
+            chosen[option] = value.split(",")
+        elif word in table:
+            chosen[word] = table[word]
+        else:
             sys.stderr.write(
-                f"mutate: no tests are known for '{name}'.\n"
-                f"The table has {', '.join(TESTS)}.\n"
-                f"Name the files of its tests: {name}=tests/unit/test_x.py\n"
+                f"mutate: '{word}' is no option, no area, and no module of the table.\n"
+                f"The areas are {', '.join(AREAS)}; the modules {', '.join(table)}.\n"
+                f"Name the files of its tests: {word}=tests/unit/test_x.py\n"
             )
             return 2
-        modules[f"{_PACKAGE}.{name}"] = [str(_ROOT / test) for test in tests]
-    return mutate(modules)
+    return mutate({f"{_PACKAGE}.{name}": tests for name, tests in (chosen or table).items()}, choice)
 
 
 if __name__ == "__main__":

@@ -45,6 +45,15 @@ def test_calls_that_agree(other: CallsMade) -> None:
             "ranks 0, 1 made all_reduce of [[3]] Float, rank 2 made all_reduce of [[3]] Double as call #1 of the "
             "default group",
         ),
+        (
+            _made("gloo:all_reduce - []", _BARRIER),
+            "ranks 0, 1 made all_reduce of [[3]] Float, rank 2 made all_reduce of [] as call #1 of the default group",
+        ),
+        (
+            _made("gloo:all_reduce Float,Double [[3], [4]]", _BARRIER),
+            "ranks 0, 1 made all_reduce of [[3]] Float, rank 2 made all_reduce of [[3], [4]] Float Double as call #1 "
+            "of the default group",
+        ),
         (_made(_REDUCE), "ranks 0, 1 made 2 calls, rank 2 made 1 call of the default group"),
     ],
 )

@@ -170,3 +170,46 @@ def test_a_process_without_torch_does_not_import_it(monkeypatch: pytest.MonkeyPa
     monkeypatch.delitem(sys.modules, "torch", raising=False)
     assert not [reason for reason in unclean_reasons() if "initialised" in reason]
     assert "torch" not in sys.modules
+
+
+_OPENBLAS_SYMBOLS = (
+    "openblas_get_num_threads",
+    "openblas_get_num_threads64_",
+    "scipy_openblas_get_num_threads64_",
+    "scipy_openblas_get_num_threads",
+)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="other systems do not list what is mapped")
+@pytest.mark.parametrize(
+    ("symbols", "pool"), [*(((symbol,), 4) for symbol in _OPENBLAS_SYMBOLS), (_OPENBLAS_SYMBOLS, 4), ((), 0)]
+)
+def test_only_the_threads_of_openblas_are_safe(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, symbols: tuple[str, ...], pool: int
+) -> None:
+    """If this fails, numpy makes every process unclean, or its pool hides the threads of another library."""
+    path = tmp_path / "libopenblas.so"
+    path.write_bytes(b"no library")
+    library = ModuleType("openblas")
+    for symbol in symbols:
+        setattr(library, symbol, lambda: 5)
+    python_threads = threading.active_count()
+    listed = os.listdir
+
+    def reasons(native: int) -> list[str]:
+        def listdir(folder: str) -> list[str]:
+            return ["a thread"] * (python_threads + native) if folder == "/proc/self/task" else listed(folder)
+
+        with monkeypatch.context() as patch:
+            patch.setattr(os, "listdir", listdir)
+            patch.setattr(ctypes, "CDLL", lambda name, mode: library if name == str(path) else ModuleType("other"))
+            return [reason for reason in unclean_reasons() if "native code" in reason]
+
+    with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ):
+        assert reasons(pool) == []
+        assert [reason.partition(" are")[0] for reason in reasons(pool + 1)] == ["1 thread(s) of native code"]
+
+
+def test_the_main_thread_is_no_reason() -> None:
+    """If this fails, no process is ever clean, and every rank is a fresh interpreter."""
+    assert not any("MainThread" in reason for reason in unclean_reasons())

@@ -9,6 +9,7 @@ from collections.abc import Callable
 
 import pytest
 
+from dist_testing.errors import CollectiveTimeoutError, PeerFailedError
 from dist_testing.rank.collateral import collateral
 
 LOST = [
@@ -145,3 +146,71 @@ def test_a_group_of_exceptions_is_what_its_members_are(texts: list[str], expecte
     with pytest.raises(ValueError, match="a task failed") as outer:
         raise ValueError("a task failed") from group
     assert collateral(outer.value) == expected
+
+
+def _group(*members: BaseException) -> BaseException:
+    make: Callable[..., BaseException] = vars(builtins)["BaseExceptionGroup"]
+    return make("tasks", members)
+
+
+@pytest.mark.skipif(sys.version_info < (3, 11), reason="Python has no groups of exceptions before 3.11")
+def test_a_group_is_late_if_one_of_its_members_is() -> None:
+    """If this fails, a rank that waited for a hung one is reported as having lost it."""
+    late, lost = RuntimeError(LATE[0]), RuntimeError(LOST[0])
+    assert [collateral(_group(*members)) for members in ([late], [lost], [lost, late])] == ["late", "lost", "late"]
+
+
+@pytest.mark.skipif(sys.version_info < (3, 11), reason="Python has no groups of exceptions before 3.11")
+def test_groups_in_groups_are_followed_to_a_limit() -> None:
+    """If this fails, groups in each other are a RecursionError in the report, or a victim of two tasks is blamed."""
+    nested: list[BaseException] = [RuntimeError(LOST[0])]
+    for _ in range(1000):
+        nested.append(_group(nested[-1]))
+    assert [collateral(error) for error in nested[:7]] == ["lost"] * 6 + [""]
+    assert collateral(nested[-1]) == ""
+    in_turn: BaseException = RuntimeError(LOST[0])
+    for _ in range(1000):
+        in_turn = _raised(ValueError("a task failed"), _group(in_turn))
+    assert collateral(in_turn) == ""
+
+
+def test_errors_of_worlds_of_threads_are_about_peers() -> None:
+    """If this fails, a thread that waits for a rank that failed is blamed together with it."""
+    assert collateral(_raised(PeerFailedError("rank 1 has ended"))) == "lost"
+    assert collateral(_raised(CollectiveTimeoutError("rank 1 did not come"))) == "late"
+
+
+def test_causes_are_followed_to_a_limit() -> None:
+    """If this fails, errors that are each other's causes hang the rank's report."""
+    chain: list[BaseException] = [RuntimeError(LOST[0])]
+    for _ in range(10):
+        chain.append(_raised(ValueError("wrapped"), chain[-1]))
+    assert [collateral(error) for error in (chain[1], chain[9], chain[10])] == ["lost", "lost", ""]
+    first, second = _raised(ValueError("one")), _raised(ValueError("two"))
+    first.__cause__, second.__cause__ = second, first
+    assert collateral(first) == ""
+
+
+@pytest.mark.parametrize(("folder", "expected"), [("/lib/torch/distributed/", "lost"), ("/my/torch_distributed/", "")])
+def test_torchs_own_code_raises_errors_about_peers(folder: str, expected: str) -> None:
+    """If this fails, a survivor of a crash is blamed if torch's Python code noticed the crash."""
+    for error in ("RuntimeError", "ConnectionResetError"):
+        code = compile(f"def call(): raise {error}('Connection reset by peer')", f"{folder}c10d.py", "exec")
+        names: dict[str, Callable[[], None]] = {}
+        exec(code, names)
+        with pytest.raises(vars(builtins)[error]) as caught:
+            names["call"]()
+        assert collateral(caught.value) == expected
+
+
+def test_native_code_below_torchs_own_raises_errors_about_peers() -> None:
+    """If this fails, a survivor whose connection torch's code reads is blamed for the crash of the peer."""
+    code = compile("def call(function, *args): function(*args)", "/lib/torch/distributed/c10d.py", "exec")
+    names: dict[str, Callable[..., None]] = {}
+    exec(code, names)
+    read, write = os.pipe()
+    os.close(read)
+    with pytest.raises(BrokenPipeError) as caught:
+        names["call"](os.write, write, b"x")
+    os.close(write)
+    assert collateral(caught.value) == "lost"

@@ -132,12 +132,12 @@ def test_a_test_is_one_case_of_the_xml(when: str, outcome: str, expected: tuple[
     conclusion = _conclusion(Protocol())
     conclusion(TestsCollected(1.0, 2))
     conclusion(TestBegan(1.0, "a/test_b.py::C::test_d[1]"))
-    began = conclusion.running
-    assert began == ("a.test_b.C", "test_d[1]")
+    began = list(conclusion.running)
+    assert began == [("a.test_b.C", "test_d[1]")]
     message = "" if outcome == "passed" else "why"
     conclusion(TestReported(1.0, "a/test_b.py::C::test_d[1]", when, outcome, 0.5, message))
     conclusion(TestEnded(1.0, "a/test_b.py::C::test_d[1]"))
-    assert (conclusion.running, conclusion.to_come) == (None, 1)
+    assert (conclusion.running, conclusion.to_come) == ([], 1)
     assert [(case.outcome, case.message) for case in conclusion.cases] == ([expected] if expected else [])
     assert all((case.classname, case.name) == ("a.test_b.C", "test_d[1]") for case in conclusion.cases)
 

@@ -44,14 +44,14 @@ from dist_testing.events.runs import (
 from dist_testing.events.stream import EventStream
 from dist_testing.events.wire import KINDS, SCHEMA, event_of
 
-_RUN_STARTED = RunStarted(0.5, SCHEMA, 1.5e9, "//a:b", "gloo", {"python": "3.12.1"})
+_RUN_STARTED = RunStarted(0.5, SCHEMA, 1.5e9, "//a:b", "gloo", {"python": "3.12.1"}, "worker-7")
 
 # One of each kind, and its form: what other programs read.
 _FORMS: list[tuple[Event, str]] = [
     (
         _RUN_STARTED,
         '{"event":"run_started","at_s":0.5,"schema":1,"wall_zero_s":1500000000.0,"target":"//a:b","backend":"gloo",'
-        '"versions":{"python":"3.12.1"}}',
+        '"versions":{"python":"3.12.1"},"host":"worker-7"}',
     ),
     (TestsCollected(1.0, 7), '{"event":"tests_collected","at_s":1.0,"count":7}'),
     (

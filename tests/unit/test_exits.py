@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import signal
+from dataclasses import replace
+
 import pytest
 
 from dist_testing.errors import UsageError
@@ -19,6 +22,8 @@ from dist_testing.skips import TEST_SKIPS
         (10, RankOutcome(0, Kind.RAISED)),
         (3, RankOutcome(0, Kind.EXITED, exit_code=3)),
         (0, RankOutcome(0, Kind.EXITED, exit_code=0)),
+        (0, RankOutcome(0, Kind.EXITED)),
+        (0, RankOutcome(0, Kind.SIGNALLED)),
         (-11, RankOutcome(0, Kind.SIGNALLED, signal=11)),
         (-9, RankOutcome(0, Kind.HUNG)),
         (-9, RankOutcome(0, Kind.STOPPED)),
@@ -35,9 +40,10 @@ def test_only_exits_and_signals_are_forgiven() -> None:
     """If this fails, a declared exit code hides an exception, a hang or another exit code."""
     for kind in Kind:
         outcome = RankOutcome(0, kind, exit_code=6, signal=6)
-        assert (forgiven(outcome, None) != outcome) == (kind in (Kind.EXITED, Kind.SIGNALLED))
-        assert (forgiven(outcome, 6) != outcome) == (kind is Kind.EXITED)
-        assert (forgiven(outcome, -6) != outcome) == (kind is Kind.SIGNALLED)
+        passed = replace(outcome, kind=Kind.PASSED)
+        assert forgiven(outcome, None) == (passed if kind in (Kind.EXITED, Kind.SIGNALLED) else outcome)
+        assert forgiven(outcome, 6) == (passed if kind is Kind.EXITED else outcome)
+        assert forgiven(outcome, -6) == (passed if kind is Kind.SIGNALLED else outcome)
         assert forgiven(outcome, 7) == outcome
 
 
@@ -62,8 +68,26 @@ def test_methods_go_by_several_names() -> None:
     assert declared_exits(test_methods_go_by_several_names) == {}
 
 
-@pytest.mark.parametrize("exits", [None, {}, [1], {-1: 0}, {"1": 0}, {1: "SIGKILL"}, {1: None}, {1: 259}, {1: -65}])
+@pytest.mark.parametrize(
+    "exits",
+    [
+        *(None, {}, [1], {-1: 0}, {"1": 0}, {1: "SIGKILL"}, {1: None}, {1: 256}, {1: -signal.NSIG}),
+        {0: -9, 1: "SIGKILL"},
+    ],
+)
 def test_bad_declaration_is_refused(exits: object) -> None:
     """A fault test with a slip in its table would expect nothing."""
-    with pytest.raises(UsageError, match="expected a table of one or more ranks, each with an exit code"):
+    with pytest.raises(UsageError) as caught:
         expected_exits(exits)  # type: ignore[arg-type]
+    assert str(caught.value).startswith(f"@expected_exits({exits!r}): expected a table of one or more ranks, each with")
+
+
+@pytest.mark.parametrize("exits", [{0: -9}, {1: 255, 2: 0}, {3: 1 - signal.NSIG}])
+def test_every_code_of_a_process_can_be_declared(exits: dict[int, int]) -> None:
+    """If this fails, a test of rank 0, or of the last real-time signal, cannot be written."""
+
+    @expected_exits(exits)
+    def test_it() -> None:
+        """Never called."""
+
+    assert declared_exits(test_it) == exits

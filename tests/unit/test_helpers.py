@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import multiprocessing
 import os
+import resource
 import runpy
 import sys
 import unittest
@@ -168,6 +169,26 @@ def test_nccl_waits_are_blocking_for_one_test(monkeypatch: pytest.MonkeyPatch) -
         body()
     assert "TORCH_NCCL_BLOCKING_WAIT" not in os.environ
     assert os.environ["TORCH_NCCL_ASYNC_ERROR_HANDLING"] == "3"
+
+
+def test_core_files_are_off_in_a_block_only() -> None:
+    """If this fails, a fault of a GPU ends the rank on ROCm, or a later crash leaves no core file."""
+
+    @dist_testing.core_dumps_disabled()
+    def body() -> None:
+        assert resource.getrlimit(resource.RLIMIT_CORE) == (0, allowed[1])
+        raise ValueError("boom")
+
+    before = resource.getrlimit(resource.RLIMIT_CORE)
+    # As much as this process may have: nothing, where the hard limit is 0.
+    allowed = (before[1], before[1])
+    resource.setrlimit(resource.RLIMIT_CORE, allowed)
+    try:
+        with pytest.raises(ValueError, match="boom"):
+            body()
+        assert resource.getrlimit(resource.RLIMIT_CORE) == allowed
+    finally:
+        resource.setrlimit(resource.RLIMIT_CORE, before)
 
 
 @pytest.mark.usefixtures("group_of_one")

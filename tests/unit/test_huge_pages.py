@@ -103,7 +103,7 @@ def test_memory_that_is_hardly_used_is_left_alone() -> None:
 
 
 def test_facts_of_this_machine_can_be_read() -> None:
-    """If this fails, huge pages are refused everywhere, and nobody sees it."""
+    """If this fails, huge pages are refused everywhere, and no log says so."""
     assert free_bytes() > 0
     assert has_free_cpu() in (True, False)
     facts = read_facts(7)

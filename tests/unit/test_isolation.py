@@ -37,6 +37,30 @@ def test_what_outlives_a_case(isolation: Isolation, reuse: Reuse) -> None:
     assert isolation.reuse is reuse
 
 
+@pytest.mark.parametrize(
+    ("isolation", "can_debug", "has_exit_codes", "fresh", "forks"),
+    [
+        (FORK, True, True, False, True),
+        (SPAWN, True, True, True, False),
+        (POOL, True, True, False, False),
+        (THREAD, False, False, False, False),
+    ],
+)
+def test_what_each_isolation_can_do(
+    isolation: Isolation, can_debug: bool, has_exit_codes: bool, fresh: bool, forks: bool
+) -> None:
+    """If this fails, a debugger waits for a terminal that no rank has, or a test expects an exit that never comes."""
+    assert (isolation.can_debug, isolation.has_exit_codes) == (can_debug, has_exit_codes)
+    assert (isolation.fresh_interpreter, isolation.forks_each_case) == (fresh, forks)
+
+
+def test_a_new_isolation_makes_processes_that_end_with_their_case() -> None:
+    """If this fails, an isolation that declares nothing but its launcher shares ranks between cases."""
+    isolation = Isolation("mine", ForkServerLauncher)
+    assert (isolation.in_process, isolation.fresh_interpreter, isolation.reuse) == (False, False, Reuse.NOTHING)
+    assert (isolation.can_debug, isolation.has_exit_codes, isolation.forks_each_case) == (True, True, True)
+
+
 @pytest.mark.parametrize("name", ["threads", "Fork", "", "srun"])
 def test_an_unknown_isolation_is_refused_with_the_known_ones(name: str) -> None:
     """A silent default would run the test in another way than its author asked for."""
@@ -70,6 +94,8 @@ def test_ranks_that_the_backend_cannot_connect_are_refused(isolation: Isolation,
     text = str(caught.value)
     assert f'test_x: isolation "{isolation.name}" with backend "{backend}"' in text
     assert f'isolation "{default_isolation(backends()[backend]).name}"' in text
+    of_threads = [name for name, declared in backends().items() if declared.in_process]
+    assert (f"Use a backend of threads ({', '.join(of_threads)})" in text) == isolation.in_process
 
 
 def test_two_launchers_cannot_have_one_name() -> None:

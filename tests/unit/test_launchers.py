@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from dist_testing.attach.launchers import Place, place_in
+from dist_testing.attach.launchers import LAUNCHERS, rank_info_in
 from dist_testing.attach.node_list import first_host
+from dist_testing.attach.rank_info import RankInfo
 from dist_testing.errors import UsageError
+from dist_testing.frontends.pytest.plugin import LAUNCHER_VARIABLES
 
 # As read from runs on two nodes with two ranks each, on rank 2.
 _TORCHRUN = {
@@ -46,10 +48,10 @@ _HYDRA = {"PMI_RANK": "2", "PMI_SIZE": "4", "MPI_LOCALRANKID": "0", "MPI_LOCALNR
 _MASTER = {"MASTER_ADDR": "n3", "MASTER_PORT": "1234"}
 
 
-def _place(env: dict[str, str]) -> Place:
-    place = place_in(env)
-    assert place is not None
-    return place
+def _info(env: dict[str, str]) -> RankInfo:
+    info = rank_info_in(env)
+    assert info is not None
+    return info
 
 
 @pytest.mark.parametrize(
@@ -65,38 +67,35 @@ def _place(env: dict[str, str]) -> Place:
 )
 def test_each_launcher_is_understood(env: dict[str, str], launcher: str, node: str, address: str) -> None:
     """If this fails, a documented launcher cannot start the ranks, or a rank takes itself for another one."""
-    place = _place(env)
-    assert (place.launcher, place.rank, place.size, place.local_rank) == (launcher, 2, 4, 0)
-    assert (place.node, place.address, place.has_other_nodes) == (node, address, True)
-    assert place.is_served == (launcher == "torchrun")
+    info = _info(env)
+    assert (info.launcher, info.rank, info.size, info.local_rank) == (launcher, 2, 4, 0)
+    assert (info.node, info.address, info.has_other_nodes) == (node, address, True)
+    assert info.is_served == (launcher == "torchrun")
 
 
 def test_a_restart_of_torchrun_is_another_attempt() -> None:
     """If this fails, ranks that torchrun has started again find the keys of the first start."""
-    assert _place(_TORCHRUN).attempt == "run/1"
+    assert _info(_TORCHRUN).attempt == "run/1"
 
 
 def test_variables_of_hand_need_no_node() -> None:
     """If this fails, a script must set more than the variables of `env://` and LOCAL_WORLD_SIZE."""
-    place = _place(_BY_HAND)
-    assert (place.rank, place.size, place.has_other_nodes, place.is_served) == (2, 4, True, False)
-    del _BY_HAND_ALONE["LOCAL_WORLD_SIZE"]
-    assert not _place(_BY_HAND_ALONE).has_other_nodes
-
-
-_BY_HAND_ALONE = dict(_BY_HAND)
+    info = _info(_BY_HAND)
+    assert (info.rank, info.size, info.has_other_nodes, info.is_served) == (2, 4, True, False)
+    one_node = {name: value for name, value in _BY_HAND.items() if name != "LOCAL_WORLD_SIZE"}
+    assert not _info(one_node).has_other_nodes
 
 
 def test_the_node_rank_of_open_mpi_is_not_the_node() -> None:
     """OMPI_COMM_WORLD_NODE_RANK counts the processes of a node, over all jobs."""
-    assert _place({**_MPIRUN, **_MASTER, "OMPI_COMM_WORLD_NODE_RANK": "1"}).node == ""
+    assert _info({**_MPIRUN, **_MASTER, "OMPI_COMM_WORLD_NODE_RANK": "1"}).node == ""
 
 
 def test_ports_differ_between_steps_and_agree_within_one() -> None:
     """If this fails, two steps of Slurm on one node want the same port, or the ranks of one differ."""
-    ports = [_place({**_SRUN, "SLURM_STEP_ID": step}).port for step in ("0", "1")]
+    ports = [_info({**_SRUN, "SLURM_STEP_ID": step}).port for step in ("0", "1")]
     assert ports[0] != ports[1]
-    assert _place({**_SRUN, "SLURM_PROCID": "3", "SLURM_LOCALID": "1"}).port == ports[0]
+    assert _info({**_SRUN, "SLURM_PROCID": "3", "SLURM_LOCALID": "1"}).port == ports[0]
     assert all(20000 <= port < 30000 for port in ports)
 
 
@@ -113,7 +112,7 @@ def test_ports_differ_between_steps_and_agree_within_one() -> None:
 )
 def test_a_process_without_peers_is_in_no_world(env: dict[str, str]) -> None:
     """If this fails, plain pytest in an allocation waits for ranks that do not exist."""
-    assert place_in(env) is None
+    assert rank_info_in(env) is None
 
 
 @pytest.mark.parametrize(
@@ -137,8 +136,8 @@ def test_a_process_without_peers_is_in_no_world(env: dict[str, str]) -> None:
 )
 def test_of_two_launchers_the_inner_one_counts(env: dict[str, str], launcher: str) -> None:
     """If this fails, every rank of a node takes the number of the task that has started it."""
-    place = _place(env)
-    assert (place.launcher, place.rank, place.size) == (launcher, 2, 4)
+    info = _info(env)
+    assert (info.launcher, info.rank, info.size) == (launcher, 2, 4)
 
 
 @pytest.mark.parametrize(
@@ -161,7 +160,7 @@ def test_of_two_launchers_the_inner_one_counts(env: dict[str, str], launcher: st
 def test_what_cannot_be_is_a_clear_error(env: dict[str, str], said: str) -> None:
     """If this fails, variables that contradict each other cause a hang, a traceback or a world of wrong ranks."""
     with pytest.raises(UsageError) as caught:
-        place_in(env)
+        rank_info_in(env)
     text = str(caught.value)
     assert text.startswith(said)
     assert len(text.splitlines()) == 3
@@ -191,3 +190,9 @@ def test_a_list_that_cannot_be_read(text: str) -> None:
     """If this fails, the ranks look for rank 0 on a node that does not exist."""
     with pytest.raises(UsageError, match="cannot be read as a list of nodes"):
         first_host("LIST", text)
+
+
+def test_the_plugin_notices_every_launcher() -> None:
+    """If this fails, a rank of a launcher takes part in the session as if it were alone."""
+    for names in LAUNCHERS:
+        assert names.rank.endswith(LAUNCHER_VARIABLES)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Iterator
 from dataclasses import fields
 from types import SimpleNamespace
@@ -12,7 +13,8 @@ import pytest
 
 from dist_testing.backends import backend_named
 from dist_testing.errors import UsageError
-from dist_testing.frontends.pytest.marker import MARKER_HELP, Distributed, read_marker
+from dist_testing.frontends.pytest.marker import Distributed, read_marker
+from dist_testing.frontends.pytest.marker_name import ISOLATIONS, MARKER_HELP
 from dist_testing.launch.isolation import THREAD, isolation_names
 from dist_testing.spec import MAX_WORLD_SIZE
 
@@ -180,3 +182,8 @@ def test_the_help_names_every_argument() -> None:
     """If this fails, `pytest --markers` does not show an argument."""
     for field in fields(Distributed):
         assert f"{field.name}=" in MARKER_HELP
+
+
+def test_the_help_names_every_isolation() -> None:
+    """If this fails, a user does not learn of an isolation. The text is fixed, because the table loads late."""
+    assert re.findall(r"\w+", ISOLATIONS.replace(" or ", " ")) == list(isolation_names())

@@ -334,3 +334,37 @@ def test_every_kind_has_a_description() -> None:
 def test_a_signal_is_named(exit_code: int, expected: str) -> None:
     """If this fails, users must look up the number of a signal."""
     assert exit_name(exit_code) == expected
+
+
+@pytest.mark.parametrize(
+    ("operations", "culprit", "victims", "reason"),
+    [
+        (
+            ("all_reduce", "barrier"),
+            None,
+            (),
+            "ranks 0, 1 were still running at the deadline (0 in all_reduce; 1 in barrier)",
+        ),
+        (("", ""), None, (), "ranks 0, 1 were still running at the deadline (0, 1 in call)"),
+        (("all_reduce", ""), 1, (0,), "rank 1 did not come to where the others waited"),
+        (("", "all_reduce", "all_reduce"), 0, (1, 2), "rank 0 did not come to where the others waited"),
+        (("", "all_reduce", ""), None, (1,), "ranks 0, 2 did not come to where the others waited"),
+    ],
+)
+def test_a_rank_that_hangs_elsewhere_is_to_blame(
+    operations: tuple[str, ...], culprit: int | None, victims: tuple[int, ...], reason: str
+) -> None:
+    """If this fails, the report of a hang begins with a rank that only waited."""
+    outcomes = [RankOutcome(rank, Kind.HUNG, operation=operation) for rank, operation in enumerate(operations)]
+    expected = Verdict(Status.FAILED, Cause.HANG, reason, culprit, victims=victims)
+    assert verdict(outcomes, world_size=len(outcomes)) == expected
+
+
+def test_the_words_of_files_that_other_programs_read_stay() -> None:
+    """If this fails, reports, events and recorded results of earlier versions have other words than new ones."""
+    assert [kind.value for kind in Kind] == [
+        *("passed", "skipped", "raised", "exited", "signalled", "hung", "stopped", "never started"),
+        "report unreadable",
+    ]
+    assert [status.value for status in Status] == ["passed", "skipped", "failed"]
+    assert {cause.value for cause in Cause} >= {"none", "crash", "failure", "hang", "infrastructure", "interrupted"}

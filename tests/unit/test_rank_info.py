@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from dist_testing.attach.rank_info import RankInfo, rank_info_in
+from dist_testing.attach.launchers import rank_info_in
+from dist_testing.attach.rank_info import RankInfo
 from dist_testing.errors import UsageError
 
 _GIVEN = {

@@ -16,7 +16,7 @@ import torch.distributed as dist
 import dist_testing
 from dist_testing.errors import UsageError
 from dist_testing.frontends.requirements import accelerators
-from dist_testing.frontends.requirements.decision import requirement, unmet_requirement
+from dist_testing.frontends.requirements.decision import check_count, requirement, unmet_requirement
 from dist_testing.frontends.requirements.worlds import skip_below_world_size
 from dist_testing.skips import TEST_SKIPS
 
@@ -142,6 +142,11 @@ def test_decorated_functions_keep_their_name_and_the_wrapped_function() -> None:
     assert decorated.__wrapped__ is body
 
 
+def test_no_device_at_all_is_a_number_of_devices() -> None:
+    """If this fails, a test that computes how many GPUs it needs cannot be imported where it needs none."""
+    check_count("skip_if_lt_x_gpu", 0, "GPUs")
+
+
 def test_an_instance_may_handle_the_skip_itself(machine: SimpleNamespace) -> None:
     """If this fails, torch's simulated worlds in one process, which continue after a skip, stop."""
 
@@ -156,7 +161,11 @@ def test_an_instance_may_handle_the_skip_itself(machine: SimpleNamespace) -> Non
             return "ran"
 
     case = Case()
-    assert case.test() is None
+    try:
+        assert case.test() is None
+    except unittest.SkipTest:
+        # pytest would count this test as skipped.
+        pytest.fail("the instance was not asked")
     assert case.handled == "Need at least 2 CUDA devices"
     machine.cuda = 2
     assert case.test() == "ran"
@@ -221,6 +230,7 @@ def test_transformers_is_imported_only_on_the_rank(monkeypatch: pytest.MonkeyPat
         (dist_testing.requires_nccl, dist.is_nccl_available()),
         (dist_testing.requires_mpi, dist.is_mpi_available()),
         (dist_testing.requires_ucc, dist.is_ucc_available()),
+        (dist_testing.requires_xccl, dist.is_xccl_available()),
     ],
 )
 def test_a_backend_that_torch_lacks_skips_tests_and_classes(
@@ -273,6 +283,21 @@ def test_rocm_has_its_own_decorators(monkeypatch: pytest.MonkeyPatch) -> None:
     assert reason_on_rank(by_version()(body)) is not None
     assert "gfx942" in (reason_on_rank(dist_testing.skip_if_rocm_arch_multiprocess(("gfx942",))(body)) or "")
     assert reason_on_rank(dist_testing.skip_if_rocm_arch_multiprocess(("gfx90a",))(body)) is None
+
+
+@pytest.mark.parametrize(
+    ("version", "skips"), [((6, 2), True), ((6, 2, 41133), True), ((6, 3), False), ([7], False), (None, False)]
+)
+def test_a_newer_rocm_can_be_skipped(
+    monkeypatch: pytest.MonkeyPatch, version: tuple[int, ...] | None, skips: bool
+) -> None:
+    """If this fails, a test that is known to fail on new releases of ROCm is red there, or skips everywhere."""
+    decorate = dist_testing.skip_if_rocm_ver_atleast_multiprocess
+    assert reason_on_rank(decorate(version)(body)) is None
+    monkeypatch.setattr(torch.version, "hip", "6.2.41133-dd7f95766")
+    reason = reason_on_rank(decorate(version)(body))
+    assert (reason is not None) is skips
+    assert reason is None or reason.endswith(f"known failure on ROCm (6, 2, 41133) (>= {version})")
 
 
 def test_windows_is_skipped(monkeypatch: pytest.MonkeyPatch) -> None:

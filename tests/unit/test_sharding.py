@@ -94,6 +94,20 @@ def test_cases_that_share_ranks_are_split_if_unbalanced(shards: int) -> None:
     assert Counter(assigned.values()) == dict.fromkeys(range(shards), 6 // shards)
 
 
+def test_cases_that_share_ranks_stay_together_if_they_take_no_time() -> None:
+    """If this fails, a coarse clock splits a worker pool, and each shard starts its ranks."""
+    assigned = assign_shards(_cases("a", "b", group="A"), 2, {"a": 0.0, "b": 0.0})
+    assert assigned["a"] == assigned["b"]
+
+
+@pytest.mark.parametrize(("seconds", "shards_of_a"), [(0.575, 2), (0.5, 1)])
+def test_a_pool_may_make_the_longest_shard_a_tenth_longer(seconds: float, shards_of_a: int) -> None:
+    """If this fails, users wait longer than the documentation says, or pools are split for nothing."""
+    cases = [*_cases("a1", "a2", group="A"), *_cases("alone")]
+    assigned = assign_shards(cases, 3, {"a1": seconds, "a2": seconds, "alone": 1.0})
+    assert len({assigned["a1"], assigned["a2"]}) == shards_of_a
+
+
 def test_an_empty_list_of_cases_is_accepted() -> None:
     """If this fails, a filter that leaves no case ends the run with an error."""
     assert assign_shards([], 3, {"gone": 1.0}) == {}

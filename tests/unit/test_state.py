@@ -18,8 +18,8 @@ from typing import Any
 import pytest
 import torch
 
-from dist_testing.case import KEEPABLE, check_keepable
 from dist_testing.errors import StateLeakError, UsageError
+from dist_testing.keepable import KEEPABLE, check_keepable
 from dist_testing.process.ledger import ANSWER_MARK, NoLedger
 from dist_testing.rank.ledger import LedgerThread, answering
 from dist_testing.rank.state import RankState

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from pathlib import Path
 
 import pytest
@@ -77,6 +78,13 @@ def test_an_unwritable_file_is_refused(tmp_path: Path) -> None:
 
 def test_the_file_is_readable(path: Path) -> None:
     """If this fails, a reviewer cannot see which case became slower."""
-    write_timings(path, {"//a:a": {"c": 1.23456}})
-    assert json.loads(path.read_text(encoding="utf-8"))["targets"] == {"//a:a": {"c": 1.235}}
-    assert '      "c": 1.235\n' in path.read_text(encoding="utf-8")
+    write_timings(path, {"//a:a": {"c[\u00fc]": 1.23456}})
+    assert json.loads(path.read_text(encoding="utf-8"))["targets"] == {"//a:a": {"c[\u00fc]": 1.235}}
+    assert '\n      "c[\u00fc]": 1.235\n' in path.read_text(encoding="utf-8")
+
+
+def test_every_finite_duration_is_a_duration(path: Path) -> None:
+    """If this fails, a case that a coarse clock measured as zero makes the whole file invalid."""
+    timings = {"//a:a": {"none": 0, "longest": sys.float_info.max}}
+    path.write_text(json.dumps({"schema": 1, "targets": timings}), encoding="utf-8")
+    assert read_timings(path) == timings

@@ -1,0 +1,52 @@
+"""The modules whose decisions `tests.support.mutate` changes, and the tests that must notice each change."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+_UNIT = "tests/unit/test_{}.py"
+
+
+def _unit(*names: str) -> Sequence[str]:
+    return tuple(_UNIT.format(name) for name in names)
+
+
+# Area to its modules, without `dist_testing`, each with the files of its tests: modules that decide, with tests that
+# take seconds.
+AREAS: Mapping[str, Mapping[str, Sequence[str]]] = {
+    "runner": {
+        "budget": _unit("budget"),
+        "engine.hang_blame": _unit("hang_blame"),
+        "engine.call_compare": _unit("call_compare"),
+        "engine.call_rules": _unit("call_compare"),
+        "engine.needs": _unit("needs"),
+        "engine.rank_env": _unit("rank_env"),
+        "engine.report_text": _unit("report_text"),
+        "bazel.conclusion": _unit("conclusion", "bazel"),
+    },
+    "verdict": {
+        "outcomes": _unit("outcomes", "gpu_ranks"),
+        "skips": _unit("skips"),
+        "rank.collateral": _unit("collateral"),
+    },
+    "launch": {
+        "launch.isolation": _unit("isolation"),
+        "launch.clean": _unit("clean"),
+        "launch.huge_pages": _unit("huge_pages"),
+        "nodes.layout": _unit("nodes"),
+    },
+    "threaded": {
+        "threaded.arguments": _unit("thread_parts"),
+        "threaded.turns": _unit("thread_parts"),
+        "threaded.data": _unit("thread_data"),
+        "threaded.pending": _unit("thread_parts"),
+    },
+    "frontends": {
+        "frontends.pytest.marker": _unit("marker"),
+        "frontends.requirements.decision": _unit("requirements"),
+        "frontends.unittest.exits": _unit("exits"),
+        "bazel.sharding": _unit("sharding"),
+        "bazel.junit": _unit("junit"),
+        "bazel.timings": _unit("timings"),
+    },
+}
