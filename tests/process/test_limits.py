@@ -114,6 +114,11 @@ def test_a_case_without_time_left_is_not_reported_as_a_hang(starter: Starter, tm
                 @pytest.mark.parametrize("number", range(2))
                 def test_good(world, number):
                     world.barrier()
+
+                # The last case gets all time that is left, and that may be enough. So the good ones are not the last.
+                @pytest.mark.distributed
+                def test_last(world):
+                    world.barrier()
             """
         },
     )
