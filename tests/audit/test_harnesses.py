@@ -108,10 +108,13 @@ def test_a_dead_worker_of_a_pool_costs_the_whole_limit_and_the_session(tmp_path:
 
 def test_ranks_that_are_threads_of_the_harness(tmp_path: Path) -> None:
     """A fault that ends the process of a rank ends the harness."""
-    done = audit(tmp_path, ["--faults=exit0,return"], suite(HARNESSES / "threads_suite.py"))
+    done = audit(tmp_path, ["--faults=exit0,kill,return"], suite(HARNESSES / "threads_suite.py"))
     # Exit status 0 and no result: a CI system sees a pass.
     assert done.holes("test_threads") == {"exit0": ["green"]}, done.output
     assert "the process of the harness, which ended with it" in done.fault("test_threads", "exit0")["note"]
+    killed = done.fault("test_threads", "kill")
+    assert killed["planted"], killed
+    assert "which ended with it" in killed["note"], killed
     early = done.fault("test_threads", "return")
     assert early["planted"], early
     assert early["outcome"] == "failed"

@@ -111,6 +111,10 @@ _MEMBERS = {
     "`EFA_PROBE_RESULT`, `MultiProcContinousTest`, `run_tests`, `abc`, `Dict`, `List`, `Optional`, `Tuple`, `Union`": (
         "Names of older releases of torch; still here."
     ),
+    "`core_dumps_disabled`, `requires_xccl`, `skip_if_rocm_ver_atleast_multiprocess`": (
+        "Names that torch 2.15 has added; here with every torch. torch 2.15 does not import `patch` any more; it is "
+        "still here."
+    ),
 }
 
 _MORE = """

@@ -62,23 +62,20 @@ def test_a_token_of_the_environment_is_not_in_the_store(cluster: Cluster) -> Non
     assert [rank.code for rank in ended] == [0, 0], ended
 
 
-def test_an_address_that_does_not_route(cluster: Cluster) -> None:
-    """If this fails, the ranks of other nodes wait for minutes, and the reason is not told."""
-    env = {"DIST_TESTING_ADDRESS": "127.0.0.1"}
+@pytest.mark.parametrize(
+    ("env", "said"),
+    [
+        ({"DIST_TESTING_ADDRESS": "127.0.0.1"}, "at 127.0.0.1: only this machine reaches it."),
+        ({"MASTER_ADDR": "10.0.0.2"}, "at 10.0.0.2: rank 0 cannot listen there"),
+    ],
+    ids=["does not route", "of another machine"],
+)
+def test_a_wrong_address(cluster: Cluster, env: dict[str, str], said: str) -> None:
+    """If this fails, the ranks of other nodes wait for minutes for a store that they cannot reach."""
     first, second = cluster.by_hand(1, env=env)
     ended = Ended(first.wait(), first.log)
     assert ended.code != 0
-    assert "Ranks of other nodes cannot reach rank 0 at 127.0.0.1: only this machine reaches it." in ended.log
-    second.send_signal(signal.SIGTERM)
-    second.wait()
-
-
-def test_an_address_of_another_machine(cluster: Cluster) -> None:
-    """If this fails, rank 0 serves a store that no other rank finds."""
-    first, second = cluster.by_hand(1, env={"MASTER_ADDR": "10.0.0.2"})
-    ended = Ended(first.wait(), first.log)
-    assert ended.code != 0
-    assert "Ranks of other nodes cannot reach rank 0 at 10.0.0.2: rank 0 cannot listen there" in ended.log
+    assert f"Ranks of other nodes cannot reach rank 0 {said}" in ended.log
     second.send_signal(signal.SIGTERM)
     second.wait()
 

@@ -473,6 +473,7 @@ def test_bazel_keeps_the_events_of_a_run(starter: Starter, tmp_path: Path) -> No
     assert isinstance(events[0], RunStarted)
     assert (events[0].target, events[0].backend) == ("//pkg:cases_gloo", "gloo")
     assert set(events[0].versions) >= {"python", "pytest"}
+    assert events[0].host
     assert len(_by_case(events)) == 6
     # It was open before the results were written.
     assert read_events(tmp_path / "own.jsonl") == events[:-1]

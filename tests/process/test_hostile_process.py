@@ -226,6 +226,15 @@ def test_attached_rank_that_cannot_be_reached_ends_the_launcher(monkeypatch: pyt
         run_directory.remove()
 
 
+def _descriptors_while_waiting(pid: int) -> set[int]:
+    """Return the open descriptors of a process that waits: while it works, some more are open for a moment."""
+    process = psutil.Process(pid)
+    while True:
+        found = {int(fd) for fd in os.listdir(f"/proc/{pid}/fd")}
+        if process.status() == psutil.STATUS_SLEEPING and found == {int(fd) for fd in os.listdir(f"/proc/{pid}/fd")}:
+            return found
+
+
 @pytest.mark.parametrize("free", [5, 12], ids=["for the request", "for its ranks"])
 def test_fork_server_without_room_for_open_files_is_reported(engine: Engine, free: int) -> None:
     """If this fails, the user does not learn why no rank starts.
@@ -233,7 +242,7 @@ def test_fork_server_without_room_for_open_files_is_reported(engine: Engine, fre
     A request for a world of four brings ten descriptors, and each rank needs one more.
     """
     pid = _fork_server_of(engine)
-    taken = {int(fd) for fd in os.listdir(f"/proc/{pid}/fd")}
+    taken = _descriptors_while_waiting(pid)
     limit = next(limit for limit in range(1000) if limit - sum(fd < limit for fd in taken) == free)
     resource.prlimit(pid, resource.RLIMIT_NOFILE, (limit, limit))
     with pytest.raises(LaunchError, match=r"Rank \d of 4 could not .*Too many open files.*\n.*Each rank needs some"):

@@ -48,6 +48,17 @@ def test_declared_exits_are_passes_and_others_are_not(starter: Starter, tmp_path
             def test_codes_pass(self):
                 sys.exit(3) if self.rank == 0 else os._exit(4)
 
+            @decorated
+            @dist_testing.planned_faults({0: "kill(1)"})
+            @dist_testing.expected_exits({1: -signal.SIGKILL})
+            def test_planned_kill_passes(self):
+                if self.rank == 1:
+                    signal.pause()
+
+            @dist_testing.planned_faults({600: "kill(1)"})
+            def test_late_kill_fails(self):
+                pass
+
             @dist_testing.expected_exits({1: 3})
             def test_other_code_fails(self):
                 if self.rank == 1:
@@ -127,7 +138,7 @@ def test_declared_exits_are_passes_and_others_are_not(starter: Starter, tmp_path
     assert outcomes, ended.log
     wrong = {name: outcome for name, outcome in outcomes.items() if ("fails" in name) != (outcome == "FAILED")}
     assert not wrong, ended.log
-    assert len(outcomes) == 15
+    assert len(outcomes) == 17
     assert "rank 1 exited with code 4" in ended.log
     assert "expected to end by exit code 3, but it ended the test (passed)" in ended.log
     assert "rank 0 ended by exit code 0; expected exit code 6" in ended.log

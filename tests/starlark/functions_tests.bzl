@@ -26,12 +26,13 @@ def _suggestion_test_impl(ctx):
 
 suggestion_test = unittest.make(_suggestion_test_impl)
 
-def _tags(backend, *, world_sizes, gpu_archs = [], gpus = 0, isolation = "fork", nodes = 1, user_tags = []):
+def _tags(backend, *, world_sizes, gpu_archs = [], gpus = 0, isolation = "fork", jobs = 1, nodes = 1, user_tags = []):
     return dist_tags(
         backend = BACKENDS[backend],
         gpu_archs = gpu_archs,
         gpus = gpus,
         isolation = isolation,
+        jobs = jobs,
         nodes = nodes,
         user_tags = user_tags,
         world_sizes = world_sizes,
@@ -65,6 +66,18 @@ def _cpu_tags_test_impl(ctx):
         env,
         ["backend:threaded", "cpu:1", "dist", "resources:memory:378", "world_size:128"],
         _tags("threaded", isolation = "thread", world_sizes = [128]),
+    )
+
+    # Four worlds at once.
+    asserts.equals(
+        env,
+        ["backend:gloo", "cpu:8", "dist", "resources:memory:610", "world_size:2"],
+        _tags("gloo", jobs = 4, world_sizes = [2]),
+    )
+    asserts.equals(
+        env,
+        ["backend:threaded", "cpu:4", "dist", "resources:memory:498", "world_size:2"],
+        _tags("threaded", isolation = "thread", jobs = 4, world_sizes = [2]),
     )
     return unittest.end(env)
 

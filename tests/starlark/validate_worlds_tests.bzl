@@ -4,6 +4,7 @@ load("@bazel_skylib//lib:partial.bzl", "partial")
 load("@bazel_skylib//lib:unittest.bzl", "asserts", "unittest")
 load("//backends:table.bzl", "BACKENDS")
 load("//dist_testing/private:gpu_archs.bzl", "UNKNOWN_ARCH", "gpu_archs_problems", "nvidia_arch")  # buildifier: disable=bzl-visibility
+load("//dist_testing/private:validate_jobs.bzl", "jobs_problems")  # buildifier: disable=bzl-visibility
 load(
     "//dist_testing/private:validate_worlds.bzl",  # buildifier: disable=bzl-visibility
     "gpu_total_problems",
@@ -219,6 +220,19 @@ def _nodes_test_impl(ctx):
 
 nodes_test = unittest.make(_nodes_test_impl)
 
+def _jobs_test_impl(ctx):
+    env = unittest.begin(ctx)
+    both = ["gloo", "nccl"]
+    for right in [None, 1, {"gloo": 64}, {"gloo": 4, "nccl": 1}]:
+        assert_accepted(env, jobs_problems(right, both, BACKENDS))
+    for wrong in [0, -1, "auto", True, 65]:
+        assert_refused(env, jobs_problems(wrong, ["gloo"], BACKENDS), "jobs = {}\n".format(repr(wrong)), "from 1 to 64")
+    assert_refused(env, jobs_problems(2, both, BACKENDS), "jobs = 2 with backend \"nccl\"\n", "the GPUs of one world")
+    assert_refused(env, jobs_problems({"mpi": 2}, both, BACKENDS), "jobs = {\"mpi\": 2}: the key \"mpi\" is not in backends")
+    return unittest.end(env)
+
+jobs_test = unittest.make(_jobs_test_impl)
+
 def validate_worlds_test_suite(*, name):
     """Declares the tests of this file and a suite of them.
 
@@ -230,6 +244,7 @@ def validate_worlds_test_suite(*, name):
         gpu_total_test,
         gpus_per_rank_test,
         isolation_test,
+        jobs_test,
         nodes_test,
         ranks_per_gpu_test,
         world_size_test,

@@ -22,7 +22,15 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
 CPU_LOCK = "requirements"
-LOCKS = (CPU_LOCK, "requirements_cuda", "requirements_lint", "requirements_rbe", "requirements_unit")
+LOCKS = (
+    CPU_LOCK,
+    "requirements_cuda",
+    "requirements_lint",
+    "requirements_plugins",
+    "requirements_rbe",
+    "requirements_trace",
+    "requirements_unit",
+)
 
 # The oldest Python that the test environment is locked for. The library itself runs on 3.10, but
 # current releases of numpy and networkx do not.

@@ -20,13 +20,13 @@ _PEERS = {
 _PLURALS = {"grandchild": "grandchildren"}
 
 
-def page(findings: Mapping[Case, Mapping[str, Finding]], *, limit_s: int, duration_min: float) -> str:
+def page(findings: Mapping[Case, Mapping[str, Finding]], *, limit_s: int, dates: str) -> str:
     """Return the page of a full run.
 
     Args:
         findings: Case -> name of the harness -> its result.
         limit_s: The limit of a test, in seconds.
-        duration_min: Duration of the run, in minutes.
+        dates: When its results were made.
     """
     torch = metadata.version("torch").partition("+")[0]
     names = list(dict.fromkeys(name for of_case in findings.values() for name in of_case))
@@ -40,13 +40,14 @@ Every row is a real fault in a real test. The test runs once with torch's class 
 same body: gloo, a FileStore, and 3 ranks unless the row names another number. All ranks first pass one barrier. Rows of
 `MultiProcContinuousTest` are compared with a worker pool (`isolation = "pool"`). Ranks are processes in every row.
 
-Written by `python tools/bench/verdicts.py` with torch {torch} in {duration_min:.0f} minutes. Do not edit.
+Written by `python tools/bench/verdicts.py` with torch {torch}; the runs are of {dates}. Do not edit.
 
 - The limit of a test was {limit_s} s here (`DISTRIBUTED_TESTS_DEFAULT_TIMEOUT`, `case_timeout_s`). **By default it is
   300 s**: where a row says "limit", only the limit has ended the test, and a user waits for five minutes. torch's clock
   starts with the ranks, the library's when the ranks are ready. In the continuous class the limit of the group was
   {GROUP_LIMIT_FACTOR * limit_s:.0f} s (default: 120 s), and the class looks for dead ranks every 10 s (default: 75 s).
-- Seconds count from the fault to the printed summary; they are rounded, and of one run on one busy machine.
+- Seconds count from the fault to the printed summary; they are rounded, and of one run of each row on a busy
+  machine.
 - "names": the ranks that the report blames; then whether the report describes the fault ("all"), only the output before
   it does ("log"), or neither does ("-"). A skip needs a reason and no rank.
 - "left": processes alive 5 s after the end of the runner, and temporary files. torch's class removes its rendezvous
