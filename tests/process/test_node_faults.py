@@ -162,6 +162,15 @@ def _store_goes_down(world: World, _: _Arguments) -> None:
         world.store.get("never")
 
 
+def _hears_nothing(world: World, _: _Arguments) -> None:
+    """As in a deadlock, each rank waits for the other, and no packet is on its way. The limit of the group ends it."""
+    _total(world)
+    if world.rank == 0:
+        world.faults.partition(0, 1)
+    with pytest.raises(RuntimeError, match=r"[Tt]imed out"):
+        dist.recv(torch.ones(1), 1 - world.rank)
+
+
 def _is_bad(world: World, arguments: _Arguments) -> None:
     """Gloo's results are right whatever a wire does to its packets."""
     if world.rank == 0:
@@ -322,6 +331,11 @@ def test_a_world_sees_the_fault_and_nothing_else(
 def test_gloo_computes_the_same_over_a_bad_wire(engine: Engine, wire: dict[str, float]) -> None:
     """If this fails, packets are damaged on their way, or a slow link counts as a deadlock."""
     _check_passed(_case(engine, "_is_bad", arguments={"wire": wire}))
+
+
+def test_ranks_that_hear_nothing_are_no_proven_hang(engine: Engine) -> None:
+    """If this fails, a test that handles the limit of a group never gets that far."""
+    _check_passed(_case(engine, "_hears_nothing", timeout_s=6.0))
 
 
 def test_a_partition_that_stays_ends_at_the_limit_and_is_told(engine: Engine) -> None:
