@@ -56,6 +56,13 @@ class CallTimes(NamedTuple):
     end_s: float | None
 
 
+class LinkEnds(NamedTuple):
+    """A link between simulated nodes: from which node, to which node."""
+
+    source: int
+    target: int
+
+
 @dataclass(frozen=True, slots=True)
 class Event:
     """One fact of a run.

@@ -19,6 +19,8 @@ import torch.distributed as dist
 from dist_testing.case import CaseResult
 from dist_testing.engine.engine import Engine
 from dist_testing.errors import UsageError
+from dist_testing.events.cases import FaultHappened
+from dist_testing.events.event import LinkEnds
 from dist_testing.nodes.layout import node_address
 from dist_testing.nodes.links import CUT, MAX_OVERTAKING, Link, LinkRule, fate
 from dist_testing.nodes.namespaces import missing_permission
@@ -315,6 +317,20 @@ def test_a_world_sees_the_fault_and_nothing_else(
 ) -> None:
     """If this fails, a test of a broken network tests another fault, or none."""
     _check_passed(_case(engine, function, nodes, expected_exits=exits))
+
+
+def test_faults_of_the_network_are_events() -> None:
+    """If this fails, who reads the events of a run sees a world that waits, and not that a node was switched off."""
+    told: list[FaultHappened] = []
+    with engine_for({"_half_open": _half_open}) as engine:
+        engine.events.subscribe(told.append, FaultHappened, name="the test")
+        _check_passed(_case(engine, "_half_open", 3, expected_exits={1: -9, 2: -9}))
+    both = {LinkEnds(*ends) for ends in ((2, 0), (2, 1), (0, 2), (1, 2))}
+    assert [(event.action, event.ranks, set(event.links), event.rule, event.by) for event in told] == [
+        ("kill", (1,), set(), "", 0),
+        ("links", (), both, "cut", 0),
+        ("power off", (2,), set(), "", 0),
+    ]
 
 
 @pytest.mark.parametrize(
