@@ -14,6 +14,7 @@ from pathlib import Path
 
 from dist_testing.nodes.layout import INTERFACE, node_address, node_name
 from dist_testing.nodes.namespaces import Nodes
+from tests.support.cluster import kill_all
 
 # Limit for the daemons of Slurm to find each other. Seconds.
 _UP_LIMIT_S = 60.0
@@ -59,7 +60,7 @@ class Real:
             "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1",
             "OMP_NUM_THREADS": "1",
         }
-        self._networks = {os.fstat(fd).st_ino for fd in nodes.network}
+        self._networks = nodes.network
         self._stages = []
         for node in range(count):
             stage = folder / f"stage-{node_name(node)}.json"
@@ -69,17 +70,7 @@ class Real:
 
     def end_all(self) -> None:
         """Kill every process on the nodes. After a cut cable, daemons of a launcher wait for each other for long."""
-        while True:
-            found = 0
-            for entry in Path("/proc").iterdir():
-                with contextlib.suppress(OSError):
-                    if entry.name.isdecimal() and os.stat(entry / "ns/net").st_ino in self._networks:
-                        # One that has ended, and was not waited for, has no namespace.
-                        os.kill(int(entry.name), signal.SIGKILL)
-                        found += 1
-            if not found:
-                return
-            time.sleep(0.05)
+        kill_all(self._networks)
 
     def start(self, node: int, program: Sequence[str], log: Path) -> subprocess.Popen[bytes]:
         """Start a program on a node, in a session of its own."""
