@@ -34,19 +34,6 @@ Nodes: TypeAlias = int | Iterable[int]
 MAX_BARRIER_DELAY_S = 3600.0
 
 
-# A text names at most so many links.
-_MAX_LINKS = 20
-
-
-def fault_in_words(action: str, ranks: Sequence[int], links: Iterable[tuple[int, int]], rule: str) -> str:
-    """Return a fault in words: of ranks, or the new rule of links."""
-    if ranks:
-        return f"{action} of rank{'s' if len(ranks) > 1 else ''} {', '.join(map(str, ranks))}"
-    named = [f"{source}->{target}" for source, target in links]
-    shown = [*named[:_MAX_LINKS], "..."] if len(named) > _MAX_LINKS else named
-    return f"links between nodes {', '.join(shown)}: {rule}"
-
-
 class FaultCarrier(Protocol):
     """Brings requests to the runner and waits for the answers. Each method raises `UsageError` if it refuses."""
 

@@ -15,7 +15,7 @@ from typing import Protocol, runtime_checkable
 from dist_testing.engine.fault_plans import PlannedRequests, Request
 from dist_testing.engine.hang_watch import HangWatch
 from dist_testing.engine.rank_record import RankRecord
-from dist_testing.faults import fault_in_words
+from dist_testing.events.event import fault_in_words
 from dist_testing.launch.launcher import Launcher
 from dist_testing.nodes.links import Link, LinkRule
 from dist_testing.process.link_messages import UNASKED, LinksChanged

@@ -15,7 +15,7 @@ from dist_testing.events.cases import (
     RankPhases,
     RankStarted,
 )
-from dist_testing.faults import fault_in_words
+from dist_testing.events.event import fault_in_words
 from dist_testing.report.model import CollectiveRecord, FaultRecord, LedgerRecord, RankRecord
 
 
