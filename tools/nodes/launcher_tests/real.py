@@ -54,6 +54,8 @@ class Real:
         hosts.write_text("\n".join(lines) + "\n")
         libraries = f"/usr/lib/{os.uname().machine}-linux-gnu"
         env = {
+            # Slurm's daemons; Bazel's PATH has only programs for users.
+            "PATH": f"{os.environ.get('PATH', '/usr/bin:/bin')}:/usr/sbin",
             "LD_LIBRARY_PATH": f"{libraries}/slurm-wlm:{libraries}/openmpi/lib",
             "SLURM_CONF": str(folder / "slurm.conf"),
             "PYTHONPATH": os.pathsep.join(path or os.getcwd() for path in sys.path),
