@@ -5,9 +5,11 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -31,7 +33,7 @@ SelectType=select/linear
 SwitchType=switch/none
 MpiDefault=none
 StateSaveLocation={folder}/state
-SlurmdSpoolDir={folder}/spool-%n
+SlurmdSpoolDir={spool}/%n
 SlurmctldPidFile={folder}/control.pid
 SlurmdPidFile={folder}/daemon-%n.pid
 SlurmctldLogFile={folder}/control.log
@@ -100,6 +102,8 @@ class Real:
     def slurm(self) -> Iterator[list[str]]:
         """Run Slurm's daemons; yields the words before a program that `srun` is to start on all nodes."""
         folder = self._folder / "slurm"
+        # The step daemon's socket is in it, and the path of a socket is at most 107 bytes: Bazel's folders are too deep.
+        spool = tempfile.mkdtemp(prefix="slurm-", dir="/tmp")
         (folder / "state").mkdir(parents=True)
         names = [node_name(node) for node in range(self._count)]
         nodes = "\n".join(
@@ -107,7 +111,14 @@ class Real:
             for node, name in enumerate(names)
         )
         (self._folder / "slurm.conf").write_text(
-            _SLURM.format(control=names[0], address=node_address(0), folder=folder, nodes=nodes, names=",".join(names))
+            _SLURM.format(
+                control=names[0],
+                address=node_address(0),
+                folder=folder,
+                spool=spool,
+                nodes=nodes,
+                names=",".join(names),
+            )
         )
         (self._folder / "cgroup.conf").write_text("CgroupPlugin=cgroup/v1\nCgroupAutomount=no\n")
         log = self._folder / "daemons.log"
@@ -121,6 +132,7 @@ class Real:
                 with contextlib.suppress(ProcessLookupError):
                     os.killpg(daemon.pid, signal.SIGKILL)
                 daemon.wait()
+            shutil.rmtree(spool, ignore_errors=True)
 
     def _wait_up(self, log: Path) -> None:
         end_s = time.monotonic() + _UP_LIMIT_S
