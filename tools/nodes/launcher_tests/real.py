@@ -102,7 +102,7 @@ class Real:
     def slurm(self) -> Iterator[list[str]]:
         """Run Slurm's daemons; yields the words before a program that `srun` is to start on all nodes."""
         folder = self._folder / "slurm"
-        # The step daemon's socket is in it, and the path of a socket is at most 107 bytes: Bazel's folders are too deep.
+        # The path of the step daemon's socket in it has at most 107 bytes: Bazel's folders are too deep.
         spool = tempfile.mkdtemp(prefix="slurm-", dir="/tmp")
         (folder / "state").mkdir(parents=True)
         names = [node_name(node) for node in range(self._count)]
