@@ -69,7 +69,8 @@ def backend_by_hand(world: World, timeout_s: float = GROUP_TIMEOUT_S) -> Backend
 def _gloo_by_hand(world: World, timeout: timedelta) -> Any:
     gloo: Any = dist.ProcessGroupGloo
     options = gloo._Options()
-    options._devices = [gloo.create_device(hostname="127.0.0.1")]
+    # The interface by which the ranks reach each other: the loopback reaches only those of the own node.
+    options._devices = [gloo.create_device(interface=os.environ["GLOO_SOCKET_IFNAME"])]
     options._threads = GLOO_THREADS
     options._timeout = timeout
     return gloo(PrefixStore("by_hand", world.store), world.rank, world.size, options)

@@ -6,6 +6,7 @@ than its peers, so that a collective that mixes up ranks cannot pass.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Protocol
@@ -86,7 +87,7 @@ def test_two_groups_of_all_ranks_are_independent(
     """If this fails, the second group of a program shares the first one's connections, its limit or its life."""
     # A store of its own: gloo's entries have the same names in every group, and torch adds no prefix.
     if world.rank == 0:
-        server = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False, multi_tenant=True)
+        server = TCPStore(os.environ["MASTER_ADDR"], 0, is_master=True, wait_for_workers=False, multi_tenant=True)
         world.store.set("port of the second store", str(server.port))
     monkeypatch.setenv("MASTER_PORT", world.store.get("port of the second store").decode())
     other = dist2.new_group(world.backend, SHORT_TIMEOUT, str(world.device))
@@ -277,10 +278,11 @@ def test_groups_of_one_merge_through_a_store(world: World, group: dist.ProcessGr
     assert options_of(mine, world)._timeout == PART_TIMEOUT
     # The jobs have nothing in common but the address of a store, which one of them serves.
     if world.rank == 0:
-        store = create_tcp_store(world_size=world.size, wait_for_workers=False)
+        store = create_tcp_store(os.environ["MASTER_ADDR"], world.size, wait_for_workers=False)
         world.store.set("port", str(store.port))
     else:
-        store = TCPStore("127.0.0.1", int(world.store.get("port")), world.size, is_master=False, timeout=TIMEOUT)
+        address, port = os.environ["MASTER_ADDR"], int(world.store.get("port"))
+        store = TCPStore(address, port, world.size, is_master=False, timeout=TIMEOUT)
     merged = mine.merge_remote_group(store, world.size, SHORT_TIMEOUT, group_name=GroupName("merged"))
     assert merged.size() == world.size
     assert merged.group_name == "merged"

@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from dist_testing.case import Case, CaseResult
+from dist_testing.engine.fault_plans import Request
 from dist_testing.engine.hang_story import rank_ledgers
 from dist_testing.engine.live_output import LiveOutput
 from dist_testing.engine.running_world import RunningWorld
@@ -16,6 +17,7 @@ from dist_testing.events.cases import (
     CaseEnded,
     CaseJudged,
     CleanedUp,
+    FaultHappened,
     LeaseWaitBegan,
     LeaseWaitEnded,
     RankLedgerRead,
@@ -27,9 +29,13 @@ from dist_testing.events.cases import (
     RankWarned,
     WorldAsked,
 )
-from dist_testing.events.event import DIGITS, CallTimes, LedgerCall, Phase
+from dist_testing.events.event import DIGITS, CallTimes, LedgerCall, LinkEnds, Phase
 from dist_testing.events.stream import EventStream
 from dist_testing.gpus.world import WorldGpus
+from dist_testing.process.rank_messages import SignalFault
+
+# A test that asks for faults without end must not fill the file.
+_MAX_FAULTS = 1000
 
 
 class CaseEvents:
@@ -47,6 +53,7 @@ class CaseEvents:
         self._changes_before: Sequence[int] = ()
         self._started: set[int] = set()
         self._ready: set[int] = set()
+        self._fault_count = 0
 
     def asked(self, limit_s: float) -> None:
         """Emit that the engine has accepted the case, with its limit in seconds."""
@@ -86,6 +93,20 @@ class CaseEvents:
             self._started = self._ready = set(range(world.size))
         if self._stream.wants(RankStarted, RankReady):
             world.supervisor.on_look = self._look
+        if self._stream.wants(FaultHappened):
+            world.supervisor.faults.on_happened = self._fault
+
+    def _fault(self, by: int | None, request: Request, begun_s: float, now_s: float) -> None:
+        # One that happens after the verdict belongs to no case.
+        if not self._is_open or self._fault_count == _MAX_FAULTS:
+            return
+        self._fault_count += 1
+        if isinstance(request, SignalFault):
+            emitted = FaultHappened(now_s, self._number, request.action, request.ranks, (), "", by, begun_s)
+        else:
+            links = tuple(LinkEnds(link.source, link.target) for link in request.links)
+            emitted = FaultHappened(now_s, self._number, "links", (), links, request.rule.describe(), by, begun_s)
+        self._stream.emit(emitted)
 
     def _look(self, now_s: float) -> None:
         """Emit which ranks have started or become ready since the last look of the supervisor."""

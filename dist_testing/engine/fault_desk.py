@@ -8,13 +8,14 @@ from __future__ import annotations
 import math
 import signal
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
 from dist_testing.engine.fault_plans import PlannedRequests, Request
 from dist_testing.engine.hang_watch import HangWatch
 from dist_testing.engine.rank_record import RankRecord
+from dist_testing.events.event import fault_in_words
 from dist_testing.launch.launcher import Launcher
 from dist_testing.nodes.links import Link, LinkRule
 from dist_testing.process.link_messages import UNASKED, LinksChanged
@@ -49,7 +50,7 @@ class _Pending:
     asker: RankRecord | None
     request: Request
     number: int
-    until_s: float
+    begun_s: float
 
 
 class FaultDesk:
@@ -57,11 +58,14 @@ class FaultDesk:
 
     Attributes:
         next_s: When to look at the ranks again, on the monotonic clock.
+        on_happened: Called for each fault that has happened, with the rank that asked (None: the plan), the request,
+            and when it was begun and had happened; None if no listener wants to know.
     """
 
     def __init__(self, launcher: Launcher, world: int, records: Sequence[RankRecord], hang_watch: HangWatch | None):
         """Make the desk of a world."""
         self.next_s = math.inf
+        self.on_happened: Callable[[int | None, Request, float, float], None] | None = None
         self._launcher = launcher
         self._world = world
         self._records = records
@@ -118,8 +122,9 @@ class FaultDesk:
             elif self._has_happened(pending.request):
                 for rank in pending.request.ranks:
                     self._records[rank].is_stopped_on_purpose = pending.request.action == "stop"
+                self._tell(pending, now_s)
                 self._answer(pending.asker, pending.request)
-            elif now_s >= pending.until_s:
+            elif now_s >= pending.begun_s + _SIGNAL_LIMIT_S:
                 self._answer(pending.asker, pending.request, _stuck(pending.request))
             else:
                 still.append(pending)
@@ -151,12 +156,14 @@ class FaultDesk:
             else:
                 self._begin(None, request, now_s)
 
-    def links_changed(self, event: LinksChanged) -> None:
+    def links_changed(self, event: LinksChanged, now_s: float) -> None:
         """Answer the request that the launcher has carried out."""
         if event.number == UNASKED:
             self._add_note(event.refusal.replace("\n", " "))
         for pending in self._pending:
             if pending.number == event.number:
+                if not event.refusal:
+                    self._tell(pending, now_s)
                 self._answer(pending.asker, pending.request, event.refusal)
                 self._pending.remove(pending)
                 return
@@ -205,7 +212,7 @@ class FaultDesk:
 
     def _begin(self, asker: RankRecord | None, request: Request, now_s: float) -> None:
         self._number += 1
-        self._pending.append(_Pending(asker, request, self._number, now_s + _SIGNAL_LIMIT_S))
+        self._pending.append(_Pending(asker, request, self._number, now_s))
         self._note(asker, request, now_s)
         if isinstance(request, LinkFault):
             if self._hang_watch is not None:
@@ -226,6 +233,11 @@ class FaultDesk:
         wants_stop = request.action == "stop"
         return all(record.has_ended or record.kernel_state.startswith("T") == wants_stop for record in records)
 
+    def _tell(self, pending: _Pending, now_s: float) -> None:
+        if self.on_happened is not None:
+            by = None if pending.asker is None else pending.asker.rank
+            self.on_happened(by, pending.request, pending.begun_s, now_s)
+
     def _answer(self, asker: RankRecord | None, request: Request, refusal: str = "") -> None:
         if asker is None:
             self._refused += [refusal.replace("\n", " ")] if refusal else []
@@ -235,11 +247,10 @@ class FaultDesk:
 
     def _note(self, asker: RankRecord | None, request: Request, now_s: float) -> None:
         if isinstance(request, SignalFault):
-            what = f"{request.action} of rank{'s' if len(request.ranks) > 1 else ''} {_listed(request.ranks)}"
+            what = fault_in_words(request.action, request.ranks, (), "")
         else:
-            links = ", ".join(f"{link.source}->{link.target}" for link in request.links[:_MAX_NOTES])
-            more = ", ..." if len(request.links) > _MAX_NOTES else ""
-            what = f"links between nodes {links}{more}: {request.rule.describe()}"
+            links = [(link.source, link.target) for link in request.links]
+            what = fault_in_words("links", (), links, request.rule.describe())
         by = "the plan" if asker is None else f"rank {asker.rank}"
         self._add_note(f"fault on purpose, by {by} after {now_s - self._began_s:.1f} s: {what}")
 

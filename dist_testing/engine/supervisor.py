@@ -316,7 +316,7 @@ class Supervisor:
                 case WorldRefused():
                     raise LaunchError(f"Rank {event.rank} of {len(self.records)} could not be started: {event.text}")
                 case LinksChanged():
-                    self.faults.links_changed(event)
+                    self.faults.links_changed(event, now_s)
                 case WorldOver():
                     self.leaked = list(event.leaked)
                     self._stage = _Stage.OVER

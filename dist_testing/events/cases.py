@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from dist_testing.events.event import CallTimes, Event, LedgerCall, Phase
+from dist_testing.events.event import CallTimes, Event, LedgerCall, LinkEnds, Phase
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,6 +120,31 @@ class RankOutput(Event):
     case: int
     rank: int
     line: str
+
+
+@dataclass(frozen=True, slots=True)
+class FaultHappened(Event):
+    """A fault that a test or its plan has asked for has happened; `node_down` is two: links that are cut, and a kill.
+
+    Attributes:
+        case: Number of the case.
+        action: "kill", "stop", "cont", "power off" (a kill of the ranks of a node), or "links".
+        ranks: Ranks that it has ended or stopped, or that go on; empty for links.
+        links: Links that have a new rule; empty for a fault of ranks.
+        rule: The new rule in words: "cut", "whole", or such as "delay 20 ms"; "" for a fault of ranks.
+        by: The rank that asked for it; None for the plan.
+        asked_s: When it was asked for, on the monotonic clock. `at_s` is when it had happened.
+    """
+
+    kind: ClassVar[str] = "fault"
+
+    case: int
+    action: str
+    ranks: tuple[int, ...]
+    links: tuple[LinkEnds, ...]
+    rule: str
+    by: int | None
+    asked_s: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -258,6 +283,7 @@ CASE_KINDS: tuple[type[Event], ...] = (
     WorldAsked,
     RankStarted,
     RankReady,
+    FaultHappened,
     RankPhases,
     RankOutput,
     RankWarned,

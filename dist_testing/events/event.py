@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, NamedTuple
 
 # Decimal places of times in an event: microseconds.
 DIGITS = 6
+# A text names at most so many links.
+_MAX_LINKS = 20
 
 
 class Phase(NamedTuple):
@@ -56,6 +59,13 @@ class CallTimes(NamedTuple):
     end_s: float | None
 
 
+class LinkEnds(NamedTuple):
+    """A link between simulated nodes: from which node, to which node."""
+
+    source: int
+    target: int
+
+
 @dataclass(frozen=True, slots=True)
 class Event:
     """One fact of a run.
@@ -85,3 +95,12 @@ def _field_names(kind: type[Event]) -> tuple[str, ...]:
     if kind not in _names:
         _names[kind] = tuple(item.name for item in dataclasses.fields(kind))
     return _names[kind]
+
+
+def fault_in_words(action: str, ranks: Sequence[int], links: Iterable[tuple[int, int]], rule: str) -> str:
+    """Return a fault in words: of ranks, or the new rule of links."""
+    if ranks:
+        return f"{action} of rank{'s' if len(ranks) > 1 else ''} {', '.join(map(str, ranks))}"
+    named = [f"{source}->{target}" for source, target in links]
+    shown = [*named[:_MAX_LINKS], "..."] if len(named) > _MAX_LINKS else named
+    return f"links between nodes {', '.join(shown)}: {rule}"

@@ -9,9 +9,11 @@ from __future__ import annotations
 import contextlib
 import gc
 import os
+import select
 import signal
 import socket
 import traceback
+from collections.abc import Sequence
 from typing import NoReturn
 
 from dist_testing.nodes.layout import INTERFACE
@@ -23,6 +25,11 @@ from dist_testing.process.lifetime import die_with_parent, fork
 from dist_testing.process.link_messages import LINK_ANSWERS, LINK_ORDERS, ChangeLinks, LinksChanged
 
 _FIRST_FREE_FD = 3
+# How often the kernel repeats what a closed connection has sent, without an answer. By default it takes 100 s for that,
+# and keeps the network of the node so long.
+_ORPHAN_RETRIES = "/proc/sys/net/ipv4/tcp_orphan_retries"
+# Limit for the process to end by itself. Seconds.
+_END_LIMIT_S = 1.0
 
 
 class LinkProcess:
@@ -80,6 +87,13 @@ class LinkProcess:
         self._control.close()
         # Other code of this process may have waited for it already.
         with contextlib.suppress(ProcessLookupError, ChildProcessError):
+            pidfd = os.pidfd_open(self._pid)
+            try:
+                poller = select.poll()
+                poller.register(pidfd, select.POLLIN)
+                poller.poll(1000 * _END_LIMIT_S)
+            finally:
+                os.close(pidfd)
             os.kill(self._pid, signal.SIGKILL)
             os.waitpid(self._pid, 0)
 
@@ -102,13 +116,14 @@ def _serve(control: socket.socket, nodes: Nodes, parent_pid: int) -> NoReturn:
         # Not the store's socket either, which would go on listening when its rank has died.
         _close_all_but({control.fileno(), nodes.bridge, *nodes.network, *user})
         try:
-            switch = _take_over(nodes)
+            switch, patience = _take_over(nodes)
             # The kernel forgets the death signal when a process joins a user namespace.
             die_with_parent(parent_pid)
         except OSError as error:
             _refuse(control, error)
         else:
             switch.run(control.fileno(), lambda: _obey(control, switch))
+            _give_up(patience)
         code = 0
     except BaseException:
         # A bug of this library. The fork server tells the runner that the process has ended.
@@ -125,8 +140,17 @@ def _close_all_but(kept: set[int]) -> None:
                 os.close(fd)
 
 
-def _take_over(nodes: Nodes) -> Switch:
-    """Enter the namespace of the bridge, and take its ports."""
+def _give_up(patience: Sequence[int]) -> None:
+    """The world is over: let the kernel forget at once what the ranks have sent, and no node has got."""
+    for fd in patience:
+        # Without a process in the network, it may be gone already.
+        with contextlib.suppress(OSError):
+            os.write(fd, b"1")
+
+
+def _take_over(nodes: Nodes) -> tuple[Switch, list[int]]:
+    """Enter the namespace of the bridge, and take its ports. The descriptors are those that `_give_up` writes to."""
+    patience = []
     if nodes.user is not None:
         enter([nodes.user])
     for network in nodes.network:
@@ -134,6 +158,9 @@ def _take_over(nodes: Nodes) -> Switch:
         with Netlink() as on_node:
             # Else a packet here would be many on the link, and share their fate.
             on_node.send_single_packets(INTERFACE)
+        # A container may show /proc/sys read-only. Then its networks go later.
+        with contextlib.suppress(OSError):
+            patience.append(os.open(_ORPHAN_RETRIES, os.O_WRONLY | os.O_CLOEXEC))
     enter_network(nodes.bridge)
     ports = [open_port(port_name(node)) for node in range(len(nodes.network))]
     with Netlink() as on_bridge:
@@ -141,7 +168,7 @@ def _take_over(nodes: Nodes) -> Switch:
             on_bridge.remove_port(port_name(node))
     for fd in (nodes.bridge, *nodes.network):
         os.close(fd)
-    return Switch(ports)
+    return Switch(ports), patience
 
 
 def _obey(control: socket.socket, switch: Switch) -> bool:

@@ -113,6 +113,14 @@ def _case(case: CaseRecord) -> dict[str, Any]:
         "leaked": list(case.leaked),
         "tries": case.tries,
         "ranks": [_rank(rank, case.began_at_s) for rank in case.ranks],
+        "faults": [
+            {
+                "text": shorten(fault.text, _MAX_TEXT_CHARS),
+                "ranks": list(fault.ranks),
+                "seen_s": _finite(fault.at_s - (case.began_at_s or 0.0)),
+            }
+            for fault in case.faults
+        ],
     }
 
 

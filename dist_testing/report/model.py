@@ -124,6 +124,21 @@ class RankRecord:
 
 
 @dataclass(frozen=True, slots=True)
+class FaultRecord:
+    """A fault that the test or its plan has caused on purpose.
+
+    Attributes:
+        at_s: When it had happened, on the clock of its run.
+        text: In words, with who asked for it: "kill of rank 2, by rank 0".
+        ranks: The ranks that it has ended or stopped, or that went on; empty for the network.
+    """
+
+    at_s: float
+    text: str
+    ranks: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
 class CaseRecord:
     """One case in one run.
 
@@ -140,6 +155,7 @@ class CaseRecord:
         failing: Other ranks that failed by themselves.
         victims: Ranks that failed only because another rank failed.
         ranks: What is known of each rank.
+        faults: The faults that it has caused on purpose, in order.
         began_at_s: When it began; None if unknown.
         ended_at_s: When it ended; None if unknown.
         gpu_wait_s: How long it waited for GPUs.
@@ -161,6 +177,7 @@ class CaseRecord:
     failing: tuple[int, ...] = ()
     victims: tuple[int, ...] = ()
     ranks: tuple[RankRecord, ...] = ()
+    faults: tuple[FaultRecord, ...] = ()
     began_at_s: float | None = None
     ended_at_s: float | None = None
     gpu_wait_s: float = 0.0

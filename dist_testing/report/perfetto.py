@@ -2,8 +2,8 @@
 
 One process of the trace is one run of a target; its lanes are: the cases, and every rank. A case is a bar on the first
 lane, with its wait for GPUs inside; the phases of a rank are bars on the lane of the rank, and below it are the
-collective calls of a rank whose ledger the runner has read. A mark says when a rank failed, and arrows go from the
-culprit to its victims.
+collective calls of a rank whose ledger the runner has read. Marks say when a rank failed, and when a fault on purpose
+happened; arrows go from the culprit to its victims.
 """
 
 from __future__ import annotations
@@ -111,8 +111,14 @@ def _case_events(case: CaseRecord, process: int, offset_s: float, arrows: Iterat
     yield _bar(process, _CASES, _text(case.name), begin, end, "case", args)
     if case.gpu_wait_s and begin + case.gpu_wait_s <= end:
         yield _bar(process, _CASES, "waiting for GPUs", begin, begin + case.gpu_wait_s, "lease", {})
+    drawn = {rank.rank for rank in case.ranks if rank.rank <= _MAX_RANK}
+    for fault in case.faults:
+        if begin <= fault.at_s + offset_s <= end:
+            for lane in [_lane(rank) for rank in fault.ranks if rank in drawn] or [_CASES]:
+                mark = {"ph": "i", "s": "t", "pid": process, "tid": lane, "ts": _us(fault.at_s + offset_s)}
+                yield {**mark, "name": _text(fault.text), "cat": "fault"}
     for rank in case.ranks:
-        if rank.rank <= _MAX_RANK:
+        if rank.rank in drawn:
             yield from _rank_events(case, rank, process, offset_s, begin, end)
     yield from _arrows(case, process, offset_s, arrows)
 

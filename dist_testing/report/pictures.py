@@ -119,6 +119,11 @@ def lanes(case: CaseRecord) -> Markup | None:
             parts += _collectives(rank.ledger, name, top, x)
         if rank.seen_at_s is not None:
             marks[rank.rank] = (x(rank.seen_at_s), top + _BAR / 2)
+    faults = [fault for fault in case.faults if begin <= fault.at_s <= max(times)]
+    for fault in faults:
+        at = _n(x(fault.at_s))
+        title = tag("title", f"{shorten(fault.text, 80)}, after {seconds(fault.at_s - begin)}")
+        parts.append(tag("line", title, x1=at, x2=at, y1="0", y2=_n(height), class_="fault"))
     parts += _arrows(case, marks)
     label = f"{plural(len(case.ranks), 'rank')} over {seconds(length_s)}"
     if case.culprit is not None:
@@ -136,6 +141,7 @@ def lanes(case: CaseRecord) -> Markup | None:
         "p",
         join(tag("span", _PHASES[name], class_=f"key key-{name}") for name in sorted(used, key=list(_PHASES).index)),
         tag("span", "collective call", class_="key key-collective") if has_calls else "",
+        tag("span", "fault on purpose", class_="key key-fault") if faults else "",
         tag("span", "failed first", class_="key key-culprit") if case.culprit is not None else "",
         tag("span", "failed, too", class_="key key-failing") if case.failing else "",
         tag("span", "victim", class_="key key-victim") if case.victims else "",

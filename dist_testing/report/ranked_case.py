@@ -9,12 +9,14 @@ from dist_testing.events.cases import (
     CaseAsked,
     CaseEnded,
     CaseJudged,
+    FaultHappened,
     RankLedgerRead,
     RankOutcomeKnown,
     RankPhases,
     RankStarted,
 )
-from dist_testing.report.model import CollectiveRecord, LedgerRecord, RankRecord
+from dist_testing.events.event import fault_in_words
+from dist_testing.report.model import CollectiveRecord, FaultRecord, LedgerRecord, RankRecord
 
 
 @dataclass(slots=True)
@@ -29,6 +31,7 @@ class RankedCase:
         outcomes: By rank: its outcome.
         warnings: By rank: its warnings, in one line each.
         ledgers: By rank: its collective ledger.
+        faults: Its faults on purpose.
         verdict: What the engine has judged; None before that.
         leaked: Command lines of processes that it left behind.
         wait_began_s: When it began to wait for GPUs; None if it did not.
@@ -44,6 +47,7 @@ class RankedCase:
     outcomes: dict[int, RankOutcomeKnown] = field(default_factory=dict)
     warnings: dict[int, list[str]] = field(default_factory=lambda: defaultdict(list))
     ledgers: dict[int, RankLedgerRead] = field(default_factory=dict)
+    faults: list[FaultHappened] = field(default_factory=list)
     verdict: CaseJudged | None = None
     leaked: tuple[str, ...] = ()
     wait_began_s: float | None = None
@@ -72,6 +76,13 @@ class RankedCase:
             warnings=tuple(self.warnings.get(rank, ())),
             ledger=_ledger(self.ledgers[rank]) if rank in self.ledgers else None,
         )
+
+
+def fault_record(event: FaultHappened) -> FaultRecord:
+    """Return the record of a fault."""
+    by = "the plan" if event.by is None else f"rank {event.by}"
+    what = fault_in_words(event.action, event.ranks, event.links, event.rule)
+    return FaultRecord(event.at_s, f"{what}, by {by}", event.ranks)
 
 
 def _ledger(event: RankLedgerRead) -> LedgerRecord:

@@ -16,6 +16,7 @@ from dist_testing.events.cases import (
     CaseEnded,
     CaseJudged,
     CleanedUp,
+    FaultHappened,
     LeaseWaitBegan,
     LeaseWaitEnded,
     RankLedgerRead,
@@ -37,7 +38,7 @@ from dist_testing.report.model import (
     Status,
     bounded,
 )
-from dist_testing.report.ranked_case import RankedCase
+from dist_testing.report.ranked_case import RankedCase, fault_record
 
 _STATUS_OF_VERDICT: Mapping[str, Status] = {"passed": "passed", "skipped": "skipped"}
 _OF_PROCESSES = (RankReady, RankStarted, WorldAsked)
@@ -188,6 +189,8 @@ class _Collector:
                 case.started[event.rank] = event
             case RankReady():
                 case.ready[event.rank] = event.at_s
+            case FaultHappened():
+                case.faults.append(event)
             case RankLedgerRead():
                 case.ledgers[event.rank] = event
             case RankWarned():
@@ -339,6 +342,7 @@ def _of_ranks(case: RankedCase | None) -> dict[str, Any]:
         "failing": verdict.failing if verdict else (),
         "victims": verdict.victims if verdict else (),
         "ranks": case.ranks(),
+        "faults": tuple(map(fault_record, case.faults)),
         "gpu_wait_s": bounded(case.gpu_wait_s),
         "gpus": case.gpus,
         "leaked": case.leaked,

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from tests.support.bell import Bell
-from tests.support.children import write_file
+from tests.support.children import Ended, write_file
 from tests.support.cluster import Cluster, needs_nodes, wait_all
 from tests.support.node_cases import BAD, BAD_OUTCOMES, DOWN, assert_bad, assert_down
 from tests.support.starter import Starter
@@ -80,3 +81,18 @@ def test_torchrun_on_two_nodes(cluster: Cluster, tmp_path: Path) -> None:
     ended = wait_all(cluster.torchrun(2, "-m", "pytest", "-rA", "test_cases.py"))
     assert [agent.code for agent in ended] == [1, 1], ended[0].log
     assert_bad("".join(agent.log for agent in ended))
+
+
+def test_torchrun_loses_a_node(cluster: Cluster, tmp_path: Path) -> None:
+    """If this fails, a node without power costs torchrun's user the limit of the case, or stays unknown."""
+    write_file(tmp_path, "test_cases.py", DOWN)
+    write_file(tmp_path, "pytest.ini", "[pytest]\naddopts = -p dist_testing.frontends.pytest.plugin --color=no\n")
+    with Bell(tmp_path) as bell:
+        first, second = cluster.torchrun(2, "-m", "pytest", "-rA", "test_cases.py", env=bell.env)
+        bell.wait(4, first)
+        cluster.power_off(1)
+        # It leaves its folders behind, as a machine without power does.
+        assert second.wait() == -signal.SIGKILL
+        ended = Ended(first.wait(), first.log)
+    assert_down(ended.log)
+    assert ended.code == 1, ended.log

@@ -22,13 +22,15 @@ import pytest
 import torch
 import torch.distributed as dist
 
+from dist_testing.case import CaseResult
 from dist_testing.engine.engine import Engine
 from dist_testing.engine.report import failure_report
 from dist_testing.outcomes import Cause, Kind, Status
 from dist_testing.process.ledger import ANSWER_MARK, MAX_ANSWER_BYTES
 from dist_testing.rank.ledger import LedgerThread
 from dist_testing.world import World
-from tests.support.hang_kinds import KINDS
+from tests.support.cluster import needs_nodes
+from tests.support.hang_kinds import KINDS, HangKind
 from tests.support.worlds import engine_for, run
 
 _LIMIT_S = 300.0
@@ -266,11 +268,7 @@ def engine() -> Iterator[Engine]:
         yield engine
 
 
-@pytest.mark.parametrize("name", _HANGS)
-def test_hang_is_proven(engine: Engine, name: str) -> None:
-    """Minutes of waiting for a limit, and then a guess: what a hang costs everywhere else."""
-    kind = KINDS[name]
-    result = run(engine, name, timeout_s=_LIMIT_S)
+def _assert_proven(result: CaseResult, kind: HangKind) -> None:
     report = failure_report(result)
     assert result.verdict.is_proven, report
     assert result.verdict.cause is Cause.HANG
@@ -284,6 +282,20 @@ def test_hang_is_proven(engine: Engine, name: str) -> None:
     assert "hang_" in "\n".join([result.verdict.reason, *result.notes]), "no line of the test is told"
     assert "It is proven that no rank could ever go on" in report
     assert "at the deadline" not in report
+
+
+@pytest.mark.parametrize("name", _HANGS)
+def test_hang_is_proven(engine: Engine, name: str) -> None:
+    """Minutes of waiting for a limit, and then a guess: what a hang costs everywhere else."""
+    _assert_proven(run(engine, name, timeout_s=_LIMIT_S), KINDS[name])
+
+
+# A collective, groups and the store, each over the network between the nodes.
+@needs_nodes
+@pytest.mark.parametrize("name", ["early return", "other order of two groups", "missing world.barrier"])
+def test_hang_over_two_nodes_is_proven(engine: Engine, name: str) -> None:
+    """If this fails, ranks in several networks cost their limit when they lock up, or another rank is blamed."""
+    _assert_proven(run(engine, name, timeout_s=_LIMIT_S, nodes=2), KINDS[name])
 
 
 @pytest.mark.parametrize("function", _NO_HANGS, ids=lambda function: function.__name__.strip("_"))

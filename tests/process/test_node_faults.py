@@ -19,6 +19,8 @@ import torch.distributed as dist
 from dist_testing.case import CaseResult
 from dist_testing.engine.engine import Engine
 from dist_testing.errors import UsageError
+from dist_testing.events.cases import FaultHappened
+from dist_testing.events.event import LinkEnds
 from dist_testing.nodes.layout import node_address
 from dist_testing.nodes.links import CUT, MAX_OVERTAKING, Link, LinkRule, fate
 from dist_testing.nodes.namespaces import missing_permission
@@ -160,6 +162,15 @@ def _store_goes_down(world: World, _: _Arguments) -> None:
         _total_of(short, 2)
     else:
         world.store.get("never")
+
+
+def _hears_nothing(world: World, _: _Arguments) -> None:
+    """As in a deadlock, each rank waits for the other, and no packet is on its way. The limit of the group ends it."""
+    _total(world)
+    if world.rank == 0:
+        world.faults.partition(0, 1)
+    with pytest.raises(RuntimeError, match=r"[Tt]imed out"):
+        dist.recv(torch.ones(1), 1 - world.rank)
 
 
 def _is_bad(world: World, arguments: _Arguments) -> None:
@@ -308,6 +319,20 @@ def test_a_world_sees_the_fault_and_nothing_else(
     _check_passed(_case(engine, function, nodes, expected_exits=exits))
 
 
+def test_faults_of_the_network_are_events() -> None:
+    """If this fails, who reads the events of a run sees a world that waits, and not that a node was switched off."""
+    told: list[FaultHappened] = []
+    with engine_for({"_half_open": _half_open}) as engine:
+        engine.events.subscribe(told.append, FaultHappened, name="the test")
+        _check_passed(_case(engine, "_half_open", 3, expected_exits={1: -9, 2: -9}))
+    both = {LinkEnds(*ends) for ends in ((2, 0), (2, 1), (0, 2), (1, 2))}
+    assert [(event.action, event.ranks, set(event.links), event.rule, event.by) for event in told] == [
+        ("kill", (1,), set(), "", 0),
+        ("links", (), both, "cut", 0),
+        ("power off", (2,), set(), "", 0),
+    ]
+
+
 @pytest.mark.parametrize(
     "wire",
     [
@@ -322,6 +347,11 @@ def test_a_world_sees_the_fault_and_nothing_else(
 def test_gloo_computes_the_same_over_a_bad_wire(engine: Engine, wire: dict[str, float]) -> None:
     """If this fails, packets are damaged on their way, or a slow link counts as a deadlock."""
     _check_passed(_case(engine, "_is_bad", arguments={"wire": wire}))
+
+
+def test_ranks_that_hear_nothing_are_no_proven_hang(engine: Engine) -> None:
+    """If this fails, a test that handles the limit of a group never gets that far."""
+    _check_passed(_case(engine, "_hears_nothing", timeout_s=6.0))
 
 
 def test_a_partition_that_stays_ends_at_the_limit_and_is_told(engine: Engine) -> None:

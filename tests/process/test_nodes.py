@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
 import time
 from pathlib import Path
 
@@ -236,6 +237,61 @@ def test_without_packet_sockets_the_network_stays_whole(starter: Starter, tmp_pa
     write_file(tmp_path, "conftest.py", _NO_PACKET_SOCKETS)
     ended = run_cases(starter, tmp_path, _REFUSED)
     assert ended.outcomes() == {"test_one": "PASSED"}, ended.log
+
+
+_CASES = int(os.environ.get("DIST_TESTING_STRESS_CASES", "12"))
+_MANY = """
+    import pytest
+    import torch.distributed as dist
+
+
+    @pytest.mark.distributed(world_size=2, nodes=2)
+    @pytest.mark.parametrize("number", range({count}))
+    def test_one(world, number):
+        dist.barrier()
+        if number == 0 and world.rank == 0:
+            world.faults.partition(0)
+"""
+# In a user namespace, the kernel counts its networks, also those that no process and no name holds any more.
+_COUNTED = """
+    import ctypes
+    import os
+    import sys
+    import time
+
+    libc = ctypes.CDLL(None, use_errno=True)
+    user, network = 0x10000000, 0x40000000
+    uid, gid = os.getuid(), os.getgid()
+    assert libc.unshare(user) == 0, os.strerror(ctypes.get_errno())
+    for name, text in (("setgroups", "deny"), ("uid_map", f"{{uid}} {{uid}} 1"), ("gid_map", f"{{gid}} {{gid}} 1")):
+        with open(f"/proc/self/{{name}}", "w") as file:
+            file.write(text)
+
+    import pytest
+
+    code = pytest.main(["-q", "-p", "dist_testing.frontends.pytest.plugin", "test_many.py"])
+    with open("/proc/sys/user/max_net_namespaces", "w") as file:
+        file.write("1")
+    until_s = time.monotonic() + {limit_s}
+    # The kernel removes a network some time after the last process has left it. While a connection of it repeats what
+    # no node gets, it keeps the network: for 100 s and more.
+    while libc.unshare(network):
+        assert time.monotonic() < until_s, "a network is left: " + os.strerror(ctypes.get_errno())
+        time.sleep(0.05)
+    sys.exit(code)
+"""
+
+
+@_needs_nodes
+def test_many_worlds_leave_no_network(starter: Starter, tmp_path: Path) -> None:
+    """If this fails, each case with nodes leaves a network in the kernel, until it refuses new ones."""
+    devices = socket.if_nameindex()
+    write_file(tmp_path, "test_many.py", _MANY.format(count=_CASES))
+    write_file(tmp_path, "counted.py", _COUNTED.format(limit_s=LIMIT_S / 2))
+    child = starter.start(["counted.py"], tmp_path)
+    assert child.wait(LIMIT_S + _CASES) == 0, child.log
+    assert f"{_CASES} passed" in child.log
+    assert socket.if_nameindex() == devices
 
 
 _WAITING = """

@@ -100,7 +100,7 @@ def check_cache(client: Client) -> None:
     expect("the suite after an edit", 0, tested.done.status, tested.done.output)
     ran = {one.target for one in tested.attempts if not one.cached}
     # The page of suites names the tests of this file.
-    readers = {"//tests:dist2_gloo", "//tests/unit:test_torch_suites"}
+    readers = {"//tests:dist2_gloo", "//tests:dist2_on_nodes_gloo", "//tests/unit:test_torch_suites"}
     expect("what an edit of its source runs", readers, ran, tested.done.output)
 
 

@@ -14,6 +14,7 @@ from dist_testing.events.cases import (
     CaseEnded,
     CaseJudged,
     CleanedUp,
+    FaultHappened,
     LeaseWaitBegan,
     LeaseWaitEnded,
     RankLedgerRead,
@@ -24,7 +25,7 @@ from dist_testing.events.cases import (
     RankWarned,
     WorldAsked,
 )
-from dist_testing.events.event import DIGITS, CallTimes, Event, LedgerCall, Phase
+from dist_testing.events.event import DIGITS, CallTimes, Event, LedgerCall, LinkEnds, Phase
 from dist_testing.events.file import EventFile
 from dist_testing.events.runs import RunEnded, RunStarted, TestBegan, TestEnded, TestReported, TestsCollected
 
@@ -51,6 +52,7 @@ class Case:
         gpu_wait_s: How long it waited for GPUs; 0 for no GPUs.
         is_cut: Whether the stream ends within the case.
         warning: A warning of rank 0.
+        has_faults: Whether its plan cuts a link, and rank 0 kills rank 1.
         duration_s: Seconds of the call.
         chance: Makes the times of ranks differ; by default all ranks take the same times.
     """
@@ -66,6 +68,7 @@ class Case:
     gpu_wait_s: float = 0.0
     is_cut: bool = False
     warning: str = ""
+    has_faults: bool = False
     duration_s: float = CASE_S
     chance: random.Random | None = None
 
@@ -84,6 +87,9 @@ def _case_events(number: int, case: Case, at_s: float) -> Iterable[Event]:
             yield RankReady(at_s + 0.02, number, rank)
         if case.is_cut:
             return
+        if case.has_faults:
+            yield FaultHappened(at_s + 0.1, number, "links", (), (LinkEnds(0, 1),), "cut", None, at_s + 0.09)
+            yield FaultHappened(at_s + 0.11, number, "kill", (1,), (), "", 0, at_s + 0.1)
         end = at_s + case.duration_s
         for rank in range(case.world_size):
             names = ("start", "init", "setup", "call", "teardown", "destroy")

@@ -19,7 +19,7 @@ from tests.report.streams import Case, write_stream
 _RULE = "-" * 100
 _TEXT = f"head\n{_RULE}\nrank 1 of 2 failed first: it raised ValueError\n\nE   ValueError\n\ndir/t.py:14: ValueError"
 _EVERY = [
-    Case("t.py::C::bad[1.5]", "failed", "rank 1 raised", _TEXT, 2, "failure", 1, (0,), warning="hm"),
+    Case("t.py::C::bad[1.5]", "failed", "rank 1 raised", _TEXT, 2, "failure", 1, (0,), warning="hm", has_faults=True),
     Case("t.py::ok"),
     Case("t.py::no", "skipped", "no GPU", world_size=0),
     Case("t.py::xf", "xfailed", "known"),
@@ -41,6 +41,7 @@ def test_the_json_fits_its_published_schema(tmp_path: Path) -> None:
     assert [case["status"] for case in run["cases"]] == ["failed", "passed", "skipped", "xfailed", "xpassed", "error"]
     assert run["cases"][0]["ranks"][1]["outcome"] == "raised"
     assert run["cases"][0]["ranks"][0]["phases"][0]["name"] == "start"
+    assert run["cases"][0]["faults"][1] == {"text": "kill of rank 1, by rank 0", "ranks": [1], "seen_s": 0.11}
     assert content["counts"]["passed"] == 1
 
 

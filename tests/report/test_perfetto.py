@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import json
 from collections import defaultdict
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -115,6 +116,21 @@ def test_collective_calls_are_bars_below_their_rank(tmp_path: Path) -> None:
     assert picture is not None
     assert picture.count('class="ph-collective"') == 4
     assert "all_reduce #1 of group 0, 0.17 s, not ended" in picture
+
+
+def test_faults_on_purpose_are_marked_where_and_when_they_happened(tmp_path: Path) -> None:
+    """If it fails, the trace shows a rank that dies, and not that the test has killed it."""
+    events = _events(tmp_path, replace(_BAD, gpu_wait_s=0.0, has_faults=True))
+    lanes = _lanes(events)
+    marks = [(lanes[event["tid"]], event["ts"], event["name"]) for event in events if event.get("cat") == "fault"]
+    assert marks == [
+        ("cases", 100_000, "links between nodes 0->1: cut, by the plan"),
+        ("rank 1", 110_000, "kill of rank 1, by rank 0"),
+    ]
+    picture = lanes_of(gather([tmp_path / "e.jsonl"]).runs[0].cases[0])
+    assert picture is not None
+    assert picture.count('class="fault"') == 2
+    assert "kill of rank 1, by rank 0, after 0.11 s" in picture
 
 
 def test_calls_at_one_time_have_lanes_of_their_own() -> None:

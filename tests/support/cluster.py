@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import os
+import signal
 import socket
-from collections.abc import Iterator, Mapping
+import time
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 
 import pytest
@@ -48,6 +50,22 @@ def cut(nodes: Nodes, node: int) -> None:
     assert os.waitpid(pid, 0)[1] == 0, "the bridge's port could not be switched off"
 
 
+def kill_all(networks: Iterable[int]) -> None:
+    """Kill every process in these networks, which are descriptors of namespaces."""
+    wanted = {os.fstat(fd).st_ino for fd in networks}
+    while True:
+        found = 0
+        for entry in Path("/proc").iterdir():
+            with contextlib.suppress(OSError):
+                if entry.name.isdecimal() and os.stat(entry / "ns/net").st_ino in wanted:
+                    # One that has ended, and was not waited for, has no namespace.
+                    os.kill(int(entry.name), signal.SIGKILL)
+                    found += 1
+        if not found:
+            return
+        time.sleep(0.05)
+
+
 class Cluster:
     """Nodes, and ways to start ranks on them. Use as a context manager."""
 
@@ -67,6 +85,11 @@ class Cluster:
     def cut(self, node: int) -> None:
         """Pull the cable of a node: nothing arrives there or leaves it, and neither side is told."""
         cut(self._nodes, node)
+
+    def power_off(self, node: int) -> None:
+        """Cut a node off and kill its processes, so that no peer learns of it by a closed connection."""
+        self.cut(node)
+        kill_all([self._nodes.network[node]])
 
     @contextlib.contextmanager
     def listening(self, node: int, port: int) -> Iterator[None]:

@@ -37,6 +37,19 @@ GOOD = """
 """
 GOOD_OUTCOMES = {"test_passes": "PASSED"}
 
+_KILLED = """
+    def test_is_killed(world):
+        if world.rank == 3:
+            print("last words")
+            os.kill(os.getpid(), 9)
+        dist.barrier()
+
+
+    def test_never_runs(world):
+        pass
+"""
+KILLED = f"{GOOD}\n{_KILLED}"
+
 BAD = f"""{GOOD}
 
     def test_raises(world):
@@ -55,31 +68,24 @@ BAD = f"""{GOOD}
             threading.Event().wait()
         dist.barrier(group)
 
-
-    def test_is_killed(world):
-        if world.rank == 3:
-            print("last words")
-            os.kill(os.getpid(), 9)
-        dist.barrier()
-
-
-    def test_never_runs(world):
-        pass
-"""
+{_KILLED}"""
 BAD_OUTCOMES = {
     "test_passes": "PASSED",
     "test_raises": "FAILED",
     "test_hangs": "FAILED",
     "test_is_killed": "FAILED",
 }
-_BAD_SAYS = (
+_KILLED_SAYS = (
     "not here",
+    "rank 3 of 4 failed first: it ended in call; its exit status is known only to its parent",
+    "last words",
+)
+_BAD_SAYS = (
+    *_KILLED_SAYS,
     "rank 3 raised KeyError: 'planted' in call",
     "output of rank 3:\nprinted by 3\n",
     "rank 2 has not come yet",
     "rank 2 of 4 is the rank that the others wait for: it was",
-    "rank 3 of 4 failed first: it ended in call; its exit status is known only to its parent",
-    "last words",
 )
 
 # Rank 0 says when all ranks are in the test, and the test cuts the cable of node 1.
@@ -105,9 +111,20 @@ DOWN = """
 
 def assert_bad(log: str) -> None:
     """Check the one report of the cases of `BAD`."""
-    for said in _BAD_SAYS:
+    _assert_says(log, *_BAD_SAYS)
+    assert log.count("= 3 distributed failures =") == 1, log
+
+
+def assert_killed(log: str) -> None:
+    """Check the one report of the cases of `KILLED`."""
+    _assert_says(log, *_KILLED_SAYS)
+    assert log.count("= distributed failure =") == 1, log
+    assert "test_never_runs" not in log, log
+
+
+def _assert_says(log: str, *sayings: str) -> None:
+    for said in sayings:
         assert said in log, f"{said}\nis not in\n{log}"
-    assert log.count("3 distributed failures") == 1, log
 
 
 def assert_down(log: str) -> None:

@@ -19,6 +19,7 @@ from dist_testing.events.cases import (
     CaseEnded,
     CaseJudged,
     CleanedUp,
+    FaultHappened,
     LeaseWaitBegan,
     LeaseWaitEnded,
     RankLedgerRead,
@@ -30,7 +31,7 @@ from dist_testing.events.cases import (
     RankWarned,
     WorldAsked,
 )
-from dist_testing.events.event import CallTimes, Event, LedgerCall, Phase
+from dist_testing.events.event import CallTimes, Event, LedgerCall, LinkEnds, Phase
 from dist_testing.events.runs import (
     ForkServerMemory,
     RunEnded,
@@ -76,6 +77,11 @@ _FORMS: list[tuple[Event, str]] = [
     (WorldAsked(1.0, 3, 2), '{"event":"world_asked","at_s":1.0,"case":3,"world":2}'),
     (RankStarted(1.0, 3, 0, 4711), '{"event":"rank_started","at_s":1.0,"case":3,"rank":0,"pid":4711}'),
     (RankReady(1.0, 3, 0), '{"event":"rank_ready","at_s":1.0,"case":3,"rank":0}'),
+    (
+        FaultHappened(1.0, 3, "links", (), (LinkEnds(0, 1), LinkEnds(1, 0)), "cut", None, 0.75),
+        '{"event":"fault","at_s":1.0,"case":3,"action":"links","ranks":[],"links":[[0,1],[1,0]],"rule":"cut","by":null,'
+        '"asked_s":0.75}',
+    ),
     (
         RankPhases(1.0, 3, 0, (Phase("init", 0.25, 0.5), Phase("call", 0.5, 0.75)), 1),
         '{"event":"rank_phases","at_s":1.0,"case":3,"rank":0,"phases":[["init",0.25,0.5],["call",0.5,0.75]],"lost":1}',

@@ -5,15 +5,18 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from dist_testing.nodes.layout import INTERFACE, node_address, node_name
 from dist_testing.nodes.namespaces import Nodes
+from tests.support.cluster import kill_all
 
 # Limit for the daemons of Slurm to find each other. Seconds.
 _UP_LIMIT_S = 60.0
@@ -30,7 +33,7 @@ SelectType=select/linear
 SwitchType=switch/none
 MpiDefault=none
 StateSaveLocation={folder}/state
-SlurmdSpoolDir={folder}/spool-%n
+SlurmdSpoolDir={spool}/%n
 SlurmctldPidFile={folder}/control.pid
 SlurmdPidFile={folder}/daemon-%n.pid
 SlurmctldLogFile={folder}/control.log
@@ -53,13 +56,15 @@ class Real:
         hosts.write_text("\n".join(lines) + "\n")
         libraries = f"/usr/lib/{os.uname().machine}-linux-gnu"
         env = {
+            # Slurm's daemons; Bazel's PATH has only programs for users.
+            "PATH": f"{os.environ.get('PATH', '/usr/bin:/bin')}:/usr/sbin",
             "LD_LIBRARY_PATH": f"{libraries}/slurm-wlm:{libraries}/openmpi/lib",
             "SLURM_CONF": str(folder / "slurm.conf"),
             "PYTHONPATH": os.pathsep.join(path or os.getcwd() for path in sys.path),
             "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1",
             "OMP_NUM_THREADS": "1",
         }
-        self._networks = {os.fstat(fd).st_ino for fd in nodes.network}
+        self._networks = nodes.network
         self._stages = []
         for node in range(count):
             stage = folder / f"stage-{node_name(node)}.json"
@@ -69,17 +74,7 @@ class Real:
 
     def end_all(self) -> None:
         """Kill every process on the nodes. After a cut cable, daemons of a launcher wait for each other for long."""
-        while True:
-            found = 0
-            for entry in Path("/proc").iterdir():
-                with contextlib.suppress(OSError):
-                    if entry.name.isdecimal() and os.stat(entry / "ns/net").st_ino in self._networks:
-                        # One that has ended, and was not waited for, has no namespace.
-                        os.kill(int(entry.name), signal.SIGKILL)
-                        found += 1
-            if not found:
-                return
-            time.sleep(0.05)
+        kill_all(self._networks)
 
     def start(self, node: int, program: Sequence[str], log: Path) -> subprocess.Popen[bytes]:
         """Start a program on a node, in a session of its own."""
@@ -107,6 +102,8 @@ class Real:
     def slurm(self) -> Iterator[list[str]]:
         """Run Slurm's daemons; yields the words before a program that `srun` is to start on all nodes."""
         folder = self._folder / "slurm"
+        # The path of the step daemon's socket in it has at most 107 bytes: Bazel's folders are too deep.
+        spool = tempfile.mkdtemp(prefix="slurm-", dir="/tmp")
         (folder / "state").mkdir(parents=True)
         names = [node_name(node) for node in range(self._count)]
         nodes = "\n".join(
@@ -114,7 +111,14 @@ class Real:
             for node, name in enumerate(names)
         )
         (self._folder / "slurm.conf").write_text(
-            _SLURM.format(control=names[0], address=node_address(0), folder=folder, nodes=nodes, names=",".join(names))
+            _SLURM.format(
+                control=names[0],
+                address=node_address(0),
+                folder=folder,
+                spool=spool,
+                nodes=nodes,
+                names=",".join(names),
+            )
         )
         (self._folder / "cgroup.conf").write_text("CgroupPlugin=cgroup/v1\nCgroupAutomount=no\n")
         log = self._folder / "daemons.log"
@@ -128,6 +132,7 @@ class Real:
                 with contextlib.suppress(ProcessLookupError):
                     os.killpg(daemon.pid, signal.SIGKILL)
                 daemon.wait()
+            shutil.rmtree(spool, ignore_errors=True)
 
     def _wait_up(self, log: Path) -> None:
         end_s = time.monotonic() + _UP_LIMIT_S

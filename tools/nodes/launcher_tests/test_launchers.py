@@ -23,7 +23,17 @@ from launcher_tests.real import Real
 from tests.support.bell import Bell
 from tests.support.children import Ended, write_file
 from tests.support.cluster import PORT, cut, nodes_for_test
-from tests.support.node_cases import BAD, BAD_OUTCOMES, DOWN, GOOD, GOOD_OUTCOMES, assert_bad, assert_down
+from tests.support.node_cases import (
+    BAD,
+    BAD_OUTCOMES,
+    DOWN,
+    GOOD,
+    GOOD_OUTCOMES,
+    KILLED,
+    assert_bad,
+    assert_down,
+    assert_killed,
+)
 from tests.support.starter import LIMIT_S
 
 _COPY = existing_copy()
@@ -91,6 +101,15 @@ def test_pass_and_skip(launched: _Launcher, tmp_path: Path) -> None:
     assert ended.code == 0, ended.log
     assert ended.outcomes() == GOOD_OUTCOMES, ended.log
     assert "not here" in ended.log
+
+
+def test_kill(launched: _Launcher, tmp_path: Path) -> None:
+    """If this fails, a rank that dies is not named, or the launcher reports a success."""
+    real, words, env, _ = launched
+    write_file(tmp_path, "test_cases.py", KILLED)
+    ended = _Launched(real, words, tmp_path, env).end()
+    assert ended.code != 0, ended.log
+    assert_killed(ended.log)
 
 
 def test_raise_hang_and_kill(launched: _Launcher, tmp_path: Path) -> None:
