@@ -17,7 +17,7 @@ def children_of(pid: int) -> frozenset[int]:
     """Return the pids of the children of a process, zombies included."""
     children: set[int] = set()
     for thread in threads_of(pid):
-        with contextlib.suppress(OSError), open(f"/proc/{pid}/task/{thread}/children", encoding="ascii") as listed:
+        with contextlib.suppress(OSError), open(f"/proc/{pid}/task/{thread}/children", encoding="utf-8") as listed:
             children.update(map(int, listed.read().split()))
     return frozenset(children)
 

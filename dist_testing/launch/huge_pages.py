@@ -120,10 +120,10 @@ def pieces(ranges: Sequence[Range], huge_bytes: int, at_once: int = _AT_ONCE) ->
 def read_facts(forks: int) -> MemoryFacts:
     """Ask the kernel for the facts."""
     mode, size = "", 0
-    with contextlib.suppress(OSError), open(f"{_THP}/enabled", encoding="ascii") as file:
+    with contextlib.suppress(OSError), open(f"{_THP}/enabled", encoding="utf-8") as file:
         # Such as "always [madvise] never".
         mode = file.read().partition("[")[2].partition("]")[0]
-    with contextlib.suppress(OSError, ValueError), open(f"{_THP}/hpage_pmd_size", encoding="ascii") as file:
+    with contextlib.suppress(OSError, ValueError), open(f"{_THP}/hpage_pmd_size", encoding="utf-8") as file:
         size = int(file.read())
     return MemoryFacts(mode, size, free_bytes(), forks)
 
@@ -131,7 +131,7 @@ def read_facts(forks: int) -> MemoryFacts:
 def free_bytes() -> int:
     """Return the memory that is available on the machine and within the limits of this process's control groups."""
     free = 0
-    with contextlib.suppress(OSError), open("/proc/meminfo", encoding="ascii") as file:
+    with contextlib.suppress(OSError), open("/proc/meminfo", encoding="utf-8") as file:
         known = dict(line.split(":", 1) for line in file)
         free = int(known.get("MemAvailable", "0 kB").split()[0]) << 10
     for folder in _memory_groups():
@@ -154,7 +154,7 @@ def _memory_groups() -> Iterator[str]:
 
 
 def _number(path: str) -> int:
-    with open(path, encoding="ascii") as file:
+    with open(path, encoding="utf-8") as file:
         # A group without a limit says "max", which is a ValueError.
         return int(file.read())
 
@@ -183,7 +183,9 @@ def in_use(ranges: Sequence[Range], huge_bytes: int) -> list[Range]:
 
 def has_free_cpu() -> bool:
     """Return whether a CPU of the machine has nothing to do but this process; False if the kernel does not tell."""
-    with contextlib.suppress(OSError, ValueError, IndexError), open("/proc/loadavg", encoding="ascii") as file:
+    with contextlib.suppress(OSError, ValueError, IndexError), open("/proc/loadavg", encoding="utf-8") as file:
+        # Not ASCII: Python loads that codec from a file at its first use, which a process that has changed its user
+        # may not be able to read.
         # Such as "0.05 0.10 0.09 2/139 4711": two processes run, this one is one of them.
         return int(file.read().split()[3].partition("/")[0]) <= len(os.sched_getaffinity(0))
     return False
@@ -298,7 +300,7 @@ def collapse(piece: Range) -> int:
 
 def _own_memory() -> tuple[int, int]:
     """Return the bytes of this process in huge pages, and those of its share of all memory; zeros if not known."""
-    with contextlib.suppress(OSError, ValueError), open("/proc/self/smaps_rollup", encoding="ascii") as file:
+    with contextlib.suppress(OSError, ValueError), open("/proc/self/smaps_rollup", encoding="utf-8") as file:
         kilobytes = {name: int(rest.split()[0]) for name, _, rest in (line.partition(":") for line in file) if rest}
         return kilobytes.get("AnonHugePages", 0) << 10, kilobytes.get("Pss", 0) << 10
     return 0, 0
