@@ -24,8 +24,9 @@ from tests.support.worlds import alive, engine_for, run
 _CASES = int(os.environ.get("DIST_TESTING_STRESS_CASES", "40"))
 # Bazel sets the variable with --runs_per_test. All other runs use one seed, so that a failure repeats.
 _SEED = int(os.environ.get("TEST_RANDOM_SEED", "1"))
-# Limit of a case that must reach its deadline, in seconds.
-_DEADLINE_S = 1.5
+# Limits in seconds, one after the other, of a case that must reach its deadline: a busy machine may reach the first one
+# before its ranks come to the fault.
+_DEADLINES_S = (1.5, 12.0, 96.0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,20 +129,24 @@ def test_random_faults_get_the_right_verdict(engine: Engine) -> None:
         size = chance.randint(1, 4)
         rank = chance.randrange(size)
         peers = "done" if fault in _WITHOUT_PEERS else chance.choice(["collective", "done"])
-        result = run(
-            engine,
-            "one fails",
-            world_size=size,
-            timeout_s=_DEADLINE_S if fault in _SLOW else 60.0,
-            arguments={"fault": fault, "rank": rank, "peers": peers},
-        )
         expected = _EXPECTED[fault]
         cause = expected.alone if size == 1 and expected.alone else expected.cause
         culprit = rank if expected.blames else None
         skipped = fault == "skip" and size == 1
         status = Status.SKIPPED if skipped else Status.PASSED if cause is Cause.NONE else Status.FAILED
-        got = result.verdict
-        if (got.status, got.cause, got.culprit) != (status, cause, culprit):
+        for timeout_s in _DEADLINES_S if fault in _SLOW else (60.0,):
+            result = run(
+                engine,
+                "one fails",
+                world_size=size,
+                timeout_s=timeout_s,
+                arguments={"fault": fault, "rank": rank, "peers": peers},
+            )
+            got = result.verdict
+            is_right = (got.status, got.cause, got.culprit) == (status, cause, culprit)
+            if is_right:
+                break
+        if not is_right:
             wrong.append(f"case {number}: {fault} on rank {rank} of {size}, peers {peers}: {got}, {result.outcomes}")
         if len(result.outcomes) != size or any(outcome.kind is Kind.NEVER_STARTED for outcome in result.outcomes):
             wrong.append(f"case {number}: {fault}: not every rank is accounted for: {result.outcomes}")
