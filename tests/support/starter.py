@@ -1,17 +1,18 @@
-"""Starts the processes under test from one process that has torch loaded already.
+"""Starts the processes under test from one process that has torch and the library loaded already.
 
     test  --- what to run --->  starter's process  --- fork --->  runner  --->  fork server  --->  ranks
           <-- its pid ----------
 
-Loading torch takes longer than most of these tests. A forked child is still a real process: a main program of its own,
-in its own session, with its own environment and exit. The process in the middle adopts every orphan process below it,
-so that the tests see all of them.
+Loading torch takes longer than most of these tests, and loading the library takes half of what is left. A forked child
+is still a real process: a main program of its own, in its own session, with its own environment and exit. The process
+in the middle adopts every orphan process below it, so that the tests see all of them.
 """
 
 from __future__ import annotations
 
 import contextlib
 import gc
+import importlib
 import json
 import os
 import resource
@@ -38,6 +39,15 @@ LIMIT_S = 120.0
 _MESSAGE_BYTES = 1 << 17
 # Settings of the test's own runner, which its children must not inherit.
 _OURS = ("BAZEL_", "COVERAGE", "DIST_", "PYTEST_", "PYTHONSAFEPATH", "RUNFILES_", "TEST", "XML_OUTPUT_FILE")
+# Modules that forked children need not load; a fresh child loads all by itself. Importing these modules of the library
+# reads nothing of the process. The plugin is not here: pytest rewrites the asserts of a plugin when it loads it.
+_LOADED = (
+    "pytest",
+    "torch.distributed",
+    "dist_testing.public",
+    "dist_testing.bazel.main",
+    "dist_testing.frontends.pytest.marking",
+)
 # torch's CUDA builds set it when a test imports torch._dynamo; the children would take it for the user's value.
 _TORCHS = ("TORCHINDUCTOR_CACHE_DIR",)
 
@@ -81,7 +91,7 @@ class Child:
 
 
 class Starter:
-    """Starts Python processes below one that has torch loaded. Use as a context manager."""
+    """Starts Python processes below one that has torch and the library loaded. Use as a context manager."""
 
     def __init__(self) -> None:
         self._channel, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
@@ -124,7 +134,7 @@ class Starter:
             folder: Working directory. Temporary files are below it, too.
             env: Added to an environment without any settings of a test runner; None removes a variable.
             limits: Numbers of `resource.RLIMIT_*` to soft and hard limit.
-            fresh: Whether to start a new interpreter, without torch.
+            fresh: Whether to start a new interpreter, without torch and the library.
             node: Descriptors of the simulated node to start it on, as `Nodes.of` returns them.
         """
         self._started += 1
@@ -198,11 +208,8 @@ def serve(channel_fd: int) -> None:
 
     In a forked child, return after its program.
     """
-    import pytest
-    import torch.distributed
-
-    # Loaded for the processes that are forked.
-    del pytest, torch
+    for name in _LOADED:
+        importlib.import_module(name)
     become_subreaper()
     # A child skips frozen objects at its end; otherwise it would visit all objects of torch once more.
     gc.freeze()
