@@ -304,7 +304,7 @@ def check_lost_server(client: Client, cluster: Cluster, pool: ThreadPoolExecutor
 
 def check_two_at_once(clients: Sequence[Client], pool: ThreadPoolExecutor) -> None:
     """Two clients do not disturb each other."""
-    options = ("--test_env=DIST_TESTING_TWO_AT_ONCE=1", "//tests/unit:test_wire", "//tests/threaded:all")
+    options = ("--test_env=DIST_TESTING_TWO_AT_ONCE=1", "//tests/unit:test_files", "//tests/threaded:all")
     running = [pool.submit(client.test, *options) for client in clients]
     for tested in (one.result() for one in running):
         expect("one of two clients at once", 0, tested.done.status, tested.done.output)
@@ -321,7 +321,7 @@ def check_down(client: Client) -> None:
             "--config=rbe_local",
             f"--remote_executor=grpc://127.0.0.1:{bound.getsockname()[1]}",
             "--nocache_test_results",
-            "//tests/unit:test_wire",
+            "//tests/unit:test_files",
         )
         elapsed_s = time.monotonic() - began
     expect("an executor that is down", REMOTE_ERROR, done.status, done.output)
@@ -335,7 +335,7 @@ def check_silent(client: Client, ci: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as silent:
         began = time.monotonic()
         address = f"grpc://127.0.0.1:{silent.getsockname()[1]}"
-        done = _run_job(client, ci, f"--remote_executor={address}", "//tests/unit:test_wire")
+        done = _run_job(client, ci, f"--remote_executor={address}", "//tests/unit:test_files")
         elapsed_s = time.monotonic() - began
     output = done.stdout + done.stderr
     expect("a CI job whose executor never answers", REMOTE_ERROR, done.returncode, output)

@@ -40,3 +40,22 @@ def pytest_tests(*, srcs, **kwargs):
             srcs = [src],
             **kwargs
         )
+
+def pytest_groups(*, srcs, groups, **kwargs):
+    """Declares a pytest_test for each group of files. All files of a group run in one process, which loads torch once.
+
+    Args:
+        srcs: Files of this package, each with cases.
+        groups: Name of a target to the names of its files, without `test_` and `.py`.
+        **kwargs: Passed to each pytest_test.
+    """
+    grouped = {name: ["test_{}.py".format(part) for part in parts] for name, parts in groups.items()}
+    named = [src for files in grouped.values() for src in files]
+    if sorted(named) != sorted(srcs):
+        fail("each of {} must be in one group; the groups have {}".format(sorted(srcs), sorted(named)))
+    for name, files in grouped.items():
+        pytest_test(
+            name = name,
+            srcs = files,
+            **kwargs
+        )
