@@ -27,6 +27,7 @@ from dist_testing.errors import DistTestingError, InterruptedRunError, ReportErr
 from dist_testing.events.file import EventFile
 from dist_testing.events.runs import RunEnded
 from dist_testing.events.stream import EventStream
+from dist_testing.process import collector
 from dist_testing.spec import SPEC_VARIABLE, Spec, read_promise, read_spec
 
 # The build rules set these if a target has the file: its runfiles path, as `$(rlocationpath)` writes it.
@@ -198,8 +199,9 @@ def _run(
     protocol: Protocol,
     arguments: Sequence[str],
     guard: ExitGuard,
-    on_collected: Callable[[], None],
+    let_threads_be: Callable[[], None],
 ) -> int:
+    collector.pause()
     # Imported late, so that the error for a missing target comes at once.
     import pytest
 
@@ -226,6 +228,11 @@ def _run(
         session = BazelSession(
             spec, protocol, head, conclusion, events, shares=shares, watch=watch, timings=target.timings
         )
+
+        def on_collected() -> None:
+            let_threads_be()
+            collector.resume()
+
         session.on_collected = on_collected
         if spec.program_exits is None:
             command = test_session(target.files, target.repositories, arguments, fail_fast=protocol.fail_fast)
