@@ -27,6 +27,8 @@ from dist_testing.errors import DistTestingError, InterruptedRunError, ReportErr
 from dist_testing.events.file import EventFile
 from dist_testing.events.runs import RunEnded
 from dist_testing.events.stream import EventStream
+from dist_testing.process import collector
+from dist_testing.process.native_stacks import has_sanitizer
 from dist_testing.spec import SPEC_VARIABLE, Spec, read_promise, read_spec
 
 # The build rules set these if a target has the file: its runfiles path, as `$(rlocationpath)` writes it.
@@ -62,10 +64,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 return watch_target(target.spec, target.files, target.repositories, given)
             let_threads_be = _limit_fork_server_threads()
             show_cpp_stacks(os.environ)
-            return guard.conclude(_run(target, protocol, given, guard, let_threads_be))
+            code, has_run_tests = _run(target, protocol, given, guard, let_threads_be)
+            guard.conclude(code)
     except (DistTestingError, InterruptedRunError) as error:
         print(error, file=sys.stderr)
         return guard.conclude(FAILED)
+    # What a test has left behind may fail at the end of its process. Coverage and sanitizers report then.
+    if not (has_run_tests or protocol.coverage is not None or has_sanitizer()):
+        guard.end_after_handlers()
+    return code
 
 
 @dataclass(frozen=True, slots=True)
@@ -198,8 +205,10 @@ def _run(
     protocol: Protocol,
     arguments: Sequence[str],
     guard: ExitGuard,
-    on_collected: Callable[[], None],
-) -> int:
+    let_threads_be: Callable[[], None],
+) -> tuple[int, bool]:
+    """Return the exit code, and whether a test has run in this process."""
+    collector.pause()
     # Imported late, so that the error for a missing target comes at once.
     import pytest
 
@@ -226,6 +235,11 @@ def _run(
         session = BazelSession(
             spec, protocol, head, conclusion, events, shares=shares, watch=watch, timings=target.timings
         )
+
+        def on_collected() -> None:
+            let_threads_be()
+            collector.resume()
+
         session.on_collected = on_collected
         if spec.program_exits is None:
             command = test_session(target.files, target.repositories, arguments, fail_fast=protocol.fail_fast)
@@ -256,7 +270,7 @@ def _run(
                 events.emit(RunEnded(time.monotonic(), code))
                 if file is not None:
                     _close_event_file(file)
-    return code
+    return code, session.has_run_tests
 
 
 def _open_event_file(protocol: Protocol, events: EventStream, conclusion: Conclusion) -> EventFile | None:

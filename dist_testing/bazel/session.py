@@ -40,6 +40,7 @@ class BazelSession:
 
     Attributes:
         on_collected: Called when the tests are imported and the fork server runs, also after a failure.
+        has_run_tests: Whether a test has run in this process, and not only on ranks.
     """
 
     def __init__(
@@ -67,6 +68,7 @@ class BazelSession:
         self._over = ""
         self._knows_all = True
         self.on_collected: Callable[[], None] = lambda: None
+        self.has_run_tests = False
 
     @pytest.hookimpl(wrapper=True)
     def pytest_load_initial_conftests(self, early_config: pytest.Config) -> Generator[None, object, object]:
@@ -164,6 +166,7 @@ class BazelSession:
         if is_multi_process(item):
             # The test waits for ranks, and the engine limits their time.
             return (yield)
+        self.has_run_tests = True
         end_s = self._shares.case_end_s(self._conclusion.to_come - 1)
         began_s = time.monotonic()
 

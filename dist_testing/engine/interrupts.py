@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import faulthandler
 import os
 import signal
@@ -51,8 +52,11 @@ class ExitGuard:
         self.cause = ""
         self._failed = failed
         self._verdict: int | None = None
+        self._is_last = False
         self._runner = os.getpid()
         os._exit = self._exit_as_runner
+        # Called after all handlers that are registered later.
+        atexit.register(self._after_handlers)
 
     def conclude(self, verdict: int) -> int:
         """Set the exit code of the finished run, and limit the time of exit handlers. Returns the code."""
@@ -61,6 +65,20 @@ class ExitGuard:
         limit.daemon = True
         limit.start()
         return verdict
+
+    def end_after_handlers(self) -> None:
+        """Let the process end right after its threads and exit handlers, and not take its modules apart.
+
+        After an import of torch that takes 0.2 s, and it touches all memory that is shared with a fork. Ranks do not do
+        it either. Call it last: the exit code is the verdict's, whatever goes wrong afterwards.
+        """
+        self._is_last = True
+
+    def _after_handlers(self) -> None:
+        if self._is_last and self._verdict is not None and os.getpid() == self._runner:
+            sys.stdout.flush()
+            sys.stderr.flush()
+            _exit(self._verdict)
 
     def _end(self) -> NoReturn:
         print(

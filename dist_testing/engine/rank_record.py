@@ -17,6 +17,7 @@ from dist_testing.process.rank_messages import (
     INSTRUCTIONS,
     RANK_MESSAGES,
     CallsMade,
+    CallsRecorded,
     Done,
     EndSession,
     FaultDone,
@@ -30,6 +31,7 @@ from dist_testing.process.rank_messages import (
     SignalFault,
     Warned,
 )
+from dist_testing.process.recorded_calls import read_record
 from dist_testing.process.stacks import STACKS_SIGNAL
 from dist_testing.procfs import status_of
 
@@ -341,6 +343,11 @@ class RankRecord:
                     self.warnings[message] = None
             case CallsMade():
                 self.calls = message
+            case CallsRecorded():
+                try:
+                    self.calls = read_record(message)
+                except ValueError as error:
+                    raise RANK_MESSAGES.refused(f"CallsRecorded: {error}") from error
             case SignalFault() | LinkFault():
                 self.fault_requests.append(message)
             case EndSession():

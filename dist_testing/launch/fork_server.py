@@ -33,7 +33,7 @@ from dist_testing.launch.huge_pages import HugePages
 from dist_testing.launch.link_process import LinkProcess
 from dist_testing.launch.spawn import become_rank
 from dist_testing.nodes.namespaces import Nodes, make_nodes, write_hosts
-from dist_testing.process import wire
+from dist_testing.process import collector, wire
 from dist_testing.process.descent import mark_descendants
 from dist_testing.process.files import HOSTS
 from dist_testing.process.lifetime import become_subreaper, fork, watch_child
@@ -322,6 +322,7 @@ def serve(
         # The garbage collector of a rank does not touch frozen objects, so their pages stay shared. A collection before
         # that would find little, touch every object that torch's import has made, and take 0.1 s.
         gc.freeze()
+        collector.resume()
         server = _ForkServer(control, context, loader, on_child, forks)
         # The runner may end while it gets a message.
         with contextlib.suppress(BrokenPipeError, ConnectionResetError):
@@ -354,6 +355,7 @@ def main(text: str) -> NoReturn:
     os.set_inheritable(order.control_fd, False)
     control = socket.socket(fileno=order.control_fd)
     loader = order.loader
+    collector.pause()
     try:
         load_tests(loader, lambda context: serve(control, context, loader, order.run_directories, order.forks))
     except BaseException as error:

@@ -6,9 +6,9 @@
 A rank that imports the tests itself sends `Importing` before it does. A rank sends `Ready` once, a `RankReport` as soon
 as an outcome is known (peers must not wait for a teardown to learn of a failure), and `Done` as the last message before
 it leaves; in between, `Warned` for warnings of test code, `EndSession` if it wants no further test to run, and
-`CallsMade` before a report that it has passed. `SignalFault` and `LinkFault` ask for a fault in the rank's own world;
-the runner answers each with `FaultDone`. The runner does not trust these: a rank runs test code, and test code goes
-wrong.
+`CallsMade` or `CallsRecorded` before a report that it has passed. `SignalFault` and `LinkFault` ask for a fault in the
+rank's own world; the runner answers each with `FaultDone`. The runner does not trust these: a rank runs test code, and
+test code goes wrong.
 
 When every rank has sent a good report, the runner sends an instruction: `NextCase`, with another case for the same
 world, or `FinishWorld`, which every rank answers with `Done`. The rank that serves the store then waits for
@@ -29,6 +29,7 @@ from dist_testing.errors import FrameError
 from dist_testing.faults import SignalAction
 from dist_testing.nodes.links import Link, LinkRule
 from dist_testing.outcomes import Kind, ReportDetails
+from dist_testing.process.ledger import Group
 from dist_testing.spec import MAX_WORLD_SIZE
 
 # A report with two texts of the largest size fits (`dist_testing.error_text.MAX_TEXT_CHARS`). A larger message must not
@@ -120,6 +121,26 @@ class CallsMade:
 
 
 @dataclass(frozen=True, slots=True)
+class CallsRecorded:
+    """What `CallsMade` is made of, for the runner to make it.
+
+    A rank that lives for one case copies each page of memory that it touches first, and reading its record touches
+    many. The runner reads records all the time.
+
+    Attributes:
+        record: torch's flight record of the case, as JSON; "" if there is none.
+        capacity: How many calls the recorder holds.
+        groups: The groups that exist at the end of the case.
+        limit_s: The limit that this library gives to groups, in seconds.
+    """
+
+    record: str
+    capacity: Annotated[int, range(1 << 31)]
+    groups: tuple[Group, ...]
+    limit_s: float
+
+
+@dataclass(frozen=True, slots=True)
 class SignalFault:
     """Send a signal to ranks of this world, because the test wants the fault.
 
@@ -185,12 +206,12 @@ class FaultDone:
 
 
 RankMessage: TypeAlias = (
-    Importing | Ready | RankReport | Warned | EndSession | CallsMade | SignalFault | LinkFault | Done
+    Importing | Ready | RankReport | Warned | EndSession | CallsMade | CallsRecorded | SignalFault | LinkFault | Done
 )
 RANK_MESSAGES: Family[RankMessage] = Family(
     "message of a rank",
-    4,
-    (Importing, Ready, RankReport, Warned, EndSession, CallsMade, SignalFault, LinkFault, Done),
+    5,
+    (Importing, Ready, RankReport, Warned, EndSession, CallsMade, CallsRecorded, SignalFault, LinkFault, Done),
     max_bytes=MAX_FRAME_BYTES,
     error=FrameError,
 )

@@ -6,14 +6,13 @@ that live for one case, or where a difference fails the case.
 
 from __future__ import annotations
 
-import math
 import sys
-from collections.abc import Mapping
 from typing import Any
 
-from dist_testing.process.ledger import TORCH_LIMITS_MS
-from dist_testing.process.rank_messages import CallsMade, GroupCalls
-from dist_testing.rank.ledger import MAX_TEXT, is_record_complete, last_record, recorded_entries
+from dist_testing.process.ledger import Group
+from dist_testing.process.rank_messages import CallsMade, CallsRecorded
+from dist_testing.process.recorded_calls import MAX_RECORD_BYTES, entries_of, grouped, recorded_calls
+from dist_testing.rank.ledger import known_groups, last_record, recorded_text, recorder_size
 from dist_testing.rank.waits import C10D
 
 
@@ -29,12 +28,11 @@ class CallRecord:
             limit_s: The limit that this library gives to groups, in seconds.
         """
         self._is_fresh = is_fresh
-        limit_ms = math.floor(1000 * limit_s)
-        self._limits_ms = TORCH_LIMITS_MS | {limit_ms, limit_ms + 1}
+        self._limit_s = limit_s
         # The last call of an earlier case.
         self._before = last_record() if is_strict and not is_fresh else -1
 
-    def end_case(self, *, is_strict: bool) -> CallsMade | None:
+    def end_case(self, *, is_strict: bool) -> CallsMade | CallsRecorded | None:
         """Return the calls since the case began, and begin the next one; None if that is not worth its cost.
 
         Args:
@@ -43,48 +41,26 @@ class CallRecord:
         if not self._is_fresh and not is_strict:
             self._before = -1
             return None
-        recorded = recorded_entries(self._before)
-        if not self._is_fresh:
-            self._before = last_record()
-        return self.grouped(recorded, _members())
+        return self.told(recorded_text() or b"", _groups())
 
-    def grouped(self, recorded: list[dict[str, Any]], members: Mapping[str, tuple[int, ...]]) -> CallsMade:
-        """Return what to tell about recorded calls.
+    def told(self, record: bytes, groups: tuple[Group, ...]) -> CallsMade | CallsRecorded:
+        """Return what to tell about a record, in the form that costs less.
 
         Args:
-            recorded: Entries of torch's flight recorder, in the order in which they began.
-            members: Ranks of the groups that exist, by the groups' names.
+            record: A dump of torch's flight recorder; empty if there is none.
+            groups: The groups that exist, and whose members this rank knows.
         """
-        is_complete = is_record_complete(len(recorded))
-        # Of groups with one name the recorder's last is the one that exists.
-        newest = {entry["process_group"][0]: entry["pg_id"] for entry in recorded}
-        made: dict[tuple[str, int], list[dict[str, Any]]] = {(name, newest.get(name, 0)): [] for name in members}
-        for entry in recorded:
-            made.setdefault((entry["process_group"][0], entry["pg_id"]), []).append(entry)
-        groups = []
-        for (name, number), entries in made.items():
-            # A test of limits calls on some ranks only.
-            if all(entry["timeout_ms"] in self._limits_ms for entry in entries):
-                ranks = members.get(name, ()) if number == newest.get(name, 0) else ()
-                first = 1 if is_complete or not entries else entries[0]["collective_seq_id"]
-                count = first + len(entries) - 1
-                groups.append(GroupCalls(name, ranks, count, first, tuple(map(_text, entries))))
-        return CallsMade(tuple(groups), is_complete)
+        if self._is_fresh and len(record) <= MAX_RECORD_BYTES:
+            return CallsRecorded(record.decode("utf-8", "replace"), recorder_size(), groups, self._limit_s)
+        entries = entries_of(record) if record else []
+        calls = recorded_calls(entries, self._before)
+        if not self._is_fresh:
+            self._before = int(entries[-1]["record_id"]) if entries else -1
+        members = {group.name: group.ranks for group in groups}
+        return grouped(calls, members, limit_s=self._limit_s, is_complete=len(calls) < recorder_size())
 
 
-def _text(entry: dict[str, Any]) -> str:
-    dtypes = ",".join(dict.fromkeys(entry["input_dtypes"]))[:MAX_TEXT] or "-"
-    return f"{entry['profiling_name']} {dtypes} {str(entry['input_sizes'])[:MAX_TEXT]}"
-
-
-def _members() -> dict[str, tuple[int, ...]]:
+def _groups() -> tuple[Group, ...]:
     """The groups that exist, and whose members this rank knows."""
     c10d: Any = sys.modules.get(C10D)
-    if c10d is None:
-        return {}
-    names = c10d._world.pg_names
-    return {
-        str(names[group]): tuple(sorted(ranks, key=ranks.__getitem__))
-        for group, ranks in list(c10d._world.pg_group_ranks.items())
-        if group in names
-    }
+    return () if c10d is None else tuple(known_groups(c10d))

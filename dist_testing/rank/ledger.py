@@ -10,7 +10,6 @@ from __future__ import annotations
 import _signal  # type: ignore[import-not-found]
 import _thread
 import contextlib
-import json
 import os
 import select
 import signal
@@ -34,6 +33,7 @@ from dist_testing.process.ledger import (
     NoLedger,
     Place,
 )
+from dist_testing.process.recorded_calls import MAX_TEXT, entries_of
 from dist_testing.rank.groups import backends_in_use
 from dist_testing.rank.state import LOOKING, child_processes
 from dist_testing.rank.waits import C10D, wait_of
@@ -46,7 +46,6 @@ _MAX_DEVICE_CALLS = 32
 # torch has a recorder for backends on the CPU, and one for NCCL.
 _CPU_DUMP = "_dump_fr_trace_json"
 _DEVICE_DUMP = "_dump_nccl_trace_json"
-MAX_TEXT = 200
 # Threads of this library, by their names.
 _OUR_THREADS = "dist_testing"
 # For the helper to end its thread before a fork; it answers in milliseconds. Seconds.
@@ -117,6 +116,11 @@ class LedgerThread:
         """End the thread, and return when the kernel no longer knows it."""
         self.step_aside()
         self._fd = -1
+
+    def close(self) -> None:
+        """Forget the thread, which has ended."""
+        LedgerThread.in_use = None
+        os.close(self._wake)
 
     def resume(self) -> None:
         """Start the thread again after `step_aside`."""
@@ -226,20 +230,6 @@ def read_ledger(main: int, ours: set[int], before: int = -1) -> LedgerAnswer:
         return NoLedger(f"{type(error).__name__}: {error}"[:MAX_TEXT])
 
 
-def recorded_entries(before: int) -> list[dict[str, Any]]:
-    """Return the collectives that torch's flight recorder holds, in the order in which they began; none if it is off.
-
-    Args:
-        before: torch's number of the last call that does not count.
-    """
-    return [entry for entry in _recorded() or () if entry["record_id"] > before and not entry["is_p2p"]]
-
-
-def is_record_complete(count: int) -> bool:
-    """Return whether a recorder with this many calls has dropped none."""
-    return count < _recorder_size()
-
-
 def _read(main: int, ours: set[int], before: int) -> Ledger:
     frames = sys._current_frames()
     frame = frames[main]
@@ -247,9 +237,7 @@ def _read(main: int, ours: set[int], before: int) -> Ledger:
     c10d = sys.modules.get(C10D)
     recorded = _recorded()
     entries: list[dict[str, Any]] = [] if recorded is None else recorded
-    has_dropped_none = is_record_complete(len(entries)) or (
-        bool(entries) and int(entries[0]["record_id"]) <= before + 1
-    )
+    has_dropped_none = len(entries) < recorder_size() or (bool(entries) and int(entries[0]["record_id"]) <= before + 1)
     calls = list(_calls([entry for entry in entries if int(entry["record_id"]) > before]))
     newest: dict[str, int] = {}
     for call in calls:
@@ -257,7 +245,7 @@ def _read(main: int, ours: set[int], before: int) -> Ledger:
     return Ledger(
         is_recording=recorded is not None,
         is_complete=has_dropped_none,
-        groups=tuple(_groups(c10d)) if c10d is not None else (),
+        groups=tuple(known_groups(c10d)) if c10d is not None else (),
         calls=tuple(_kept(calls)),
         last={call.group: call.number for call in calls if call.generation == newest[call.group]},
         waits=() if wait is None else (wait,),
@@ -271,28 +259,22 @@ def _kept(calls: list[Call]) -> list[Call]:
     return [call for number, call in enumerate(calls) if not call.is_done or number >= len(calls) - _LAST_CALLS]
 
 
-def _recorded(name: str = _CPU_DUMP) -> list[dict[str, Any]] | None:
-    """What a flight recorder of torch has; None if it is off, or if this torch has none.
+def recorded_text(name: str = _CPU_DUMP) -> bytes | None:
+    """Return what a flight recorder of torch has, as JSON; None if it is off, or if this torch has none.
 
     Args:
         name: torch's function that dumps it.
     """
     torch = sys.modules.get("torch")
-    if torch is None or _recorder_size() == 0:
+    if torch is None or recorder_size() == 0:
         return None
     dump = getattr(getattr(torch._C, "_distributed_c10d", None), name, None)
-    if dump is None:
-        return None
-    return entries_of(dump(includeCollectives=True, onlyActive=False))
+    return None if dump is None else dump(includeCollectives=True, onlyActive=False)
 
 
-def entries_of(dump: str | bytes) -> list[dict[str, Any]]:
-    """Return the calls in a dump of torch's flight recorder, in the order in which they began."""
-    entries: list[dict[str, Any]] | None = json.loads(dump).get("entries")
-    if entries is None:
-        # It has recorded nothing yet; or the size in the environment is not the one that it began with.
-        return []
-    return sorted(entries, key=lambda entry: int(entry["record_id"]))
+def _recorded(name: str = _CPU_DUMP) -> list[dict[str, Any]] | None:
+    dump = recorded_text(name)
+    return None if dump is None else entries_of(dump)
 
 
 def last_record() -> int:
@@ -305,7 +287,8 @@ def last_record() -> int:
     return int(entries[-1]["record_id"]) if entries else -1
 
 
-def _recorder_size() -> int:
+def recorder_size() -> int:
+    """Return how many calls torch's flight recorder holds; 0 if it is off."""
     size = os.environ.get("TORCH_FR_BUFFER_SIZE", "0")
     return int(size) if size.isascii() and size.isdigit() else 0
 
@@ -335,7 +318,8 @@ def _calls(entries: list[dict[str, Any]]) -> Iterator[Call]:
         )
 
 
-def _groups(c10d: Any) -> Iterator[Group]:
+def known_groups(c10d: Any) -> Iterator[Group]:
+    """Yield the groups that exist, and whose members this process knows."""
     names = c10d._world.pg_names
     for group, ranks in list(c10d._world.pg_group_ranks.items()):
         if (name := names.get(group)) is not None:

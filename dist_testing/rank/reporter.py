@@ -17,6 +17,7 @@ from dist_testing.process import wire
 from dist_testing.process.rank_messages import (
     RANK_MESSAGES,
     CallsMade,
+    CallsRecorded,
     Done,
     EndSession,
     Importing,
@@ -212,7 +213,7 @@ class Reporter:
         if not self.is_forked:
             self._frames.send(EndSession(shorten(reason)))
 
-    def calls_made(self, calls: CallsMade) -> None:
+    def calls_made(self, calls: CallsMade | CallsRecorded) -> None:
         """Tell which collective calls the rank has made in the case."""
         if not self.is_forked:
             self._frames.send(calls)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from pathlib import Path
 
 import pytest
@@ -77,3 +78,48 @@ def test_a_wrong_limit_of_torchs_names_affects_only_their_users(starter: Starter
     ended = target.run(starter, env={"DISTRIBUTED_TESTS_DEFAULT_TIMEOUT": "abc"}, fresh=True)
     assert ended.code == 0, ended.log
     assert set(target.xml()) == {"test_on_rank", "test_method"}
+
+
+_COLLECTOR = """
+    import gc
+
+    import pytest
+
+    AT_IMPORT = gc.get_threshold()
+    CHANGES
+
+
+    def usual():
+        return gc.isenabled() and gc.get_threshold()
+
+
+    def test_at_import():
+        assert AT_IMPORT[0] == 0
+
+
+    def test_in_runner():
+        assert usual() == EXPECTED
+
+
+    @pytest.mark.distributed
+    def test_on_rank(world):
+        assert usual() == EXPECTED
+"""
+
+
+@pytest.mark.parametrize(
+    ("changes", "expected"),
+    [("", gc.get_threshold()), ("gc.set_threshold(300, 7, 9)", (300, 7, 9)), ("gc.disable()", False)],
+    ids=["as without us", "limits of the user", "switched off by the user"],
+)
+@pytest.mark.parametrize("isolation", ["fork", "spawn"])
+def test_garbage_collector_rests_while_modules_are_imported(
+    starter: Starter, tmp_path: Path, changes: str, expected: object, isolation: str
+) -> None:
+    """If this fails, tests leak memory that they would not leak elsewhere, or the import takes a tenth longer."""
+    source = _COLLECTOR.replace("CHANGES", changes).replace("EXPECTED", repr(expected))
+    if isolation == "spawn":
+        # A fresh interpreter imports the tests as always.
+        source = source.replace("assert AT_IMPORT[0] == 0", "pass")
+    ended = Target(tmp_path, {"test_cases.py": source}, spec={"isolation": isolation}).run(starter)
+    assert ended.code == 0, ended.log

@@ -27,7 +27,7 @@ from dist_testing.engine.needs import missing_need
 from dist_testing.errors import DistTestingError, LaunchError, UsageError
 from dist_testing.frontends.messages import PYTEST_CASES, PYTEST_SESSIONS, PytestCase, PytestSession
 from dist_testing.frontends.program.on_rank import ProgramRankContext, program_loader
-from dist_testing.frontends.pytest import attached, reports
+from dist_testing.frontends.pytest import reports
 from dist_testing.frontends.pytest.backend_hook import declared_backends
 from dist_testing.frontends.pytest.debugger import check_world, leave_ranks_to_ranks
 from dist_testing.frontends.pytest.marked_items import (
@@ -150,6 +150,9 @@ class RunnerPlugin:
         # By name: the module that collects the tests again imports this one.
         loader = Loader(f"{__package__}.fresh", PYTEST_SESSIONS.to_wire(session).decode())
         if self._rank_info is not None:
+            # Imported late: few runs are under a launcher, and it is a tenth of the library's import.
+            from dist_testing.frontends.pytest import attached
+
             return attached.make_engine(config, self._spec, budget, self.context, loader, self._rank_info)
         return Engine(self._spec, budget, self.context, loader)
 
