@@ -355,8 +355,8 @@ def test_recorder_that_is_off_leaves_it_to_the_deadline(engine: Engine, monkeypa
     assert not result.verdict.is_proven
     assert "rank 3" in result.verdict.reason
     assert "without a record of its collectives (TORCH_FR_BUFFER_SIZE=0" in failure_report(result)
-    # The limit of the group, which is below that of the case, has ended the wait. The first rank that it ends closes its
-    # connections, and on a busy machine another one sees that first.
+    # The limit of the group, which is below that of the case, has ended the wait. The first rank that it ends closes
+    # its connections, and on a busy machine another one sees that first.
     ended_by = {result.outcomes[rank].collateral for rank in range(3)}
     assert "late" in ended_by
     assert ended_by <= {"late", "lost"}
