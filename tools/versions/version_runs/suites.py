@@ -44,7 +44,7 @@ class SuiteResult:
         return {**asdict(self), "failures": [list(failure) for failure in self.failures]}
 
 
-def run_suite(suite: str, environment: Environment, tree: Path, folder: Path) -> SuiteResult:
+def run_suite(suite: str, environment: Environment, tree: Path, folder: Path, workers: int) -> SuiteResult:
     """Run one suite.
 
     Args:
@@ -52,11 +52,14 @@ def run_suite(suite: str, environment: Environment, tree: Path, folder: Path) ->
         environment: Where it runs.
         tree: The repository, or a copy of its files.
         folder: Place for its result file and its log.
+        workers: Number of pytest's processes that share the test files; 1: pytest alone.
     """
     results = folder / f"{suite}.xml"
     results.unlink(missing_ok=True)
     started = time.monotonic()
     options = ["-q", "-p", "no:cacheprovider", f"--junitxml={results}", "-o", "junit_family=xunit2"]
+    if workers > 1:
+        options += [f"--numprocesses={workers}", "--dist=loadfile"]
     ended = run(
         [environment.python, "-m", "pytest", f"tests/{suite}", *options],
         LIMITS_S[suite],
