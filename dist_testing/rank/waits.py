@@ -241,7 +241,13 @@ def _is_of_world(store: Any) -> bool:
 
 
 def _new_group(frame: FrameType) -> Wait:
-    variables = frame.f_locals
+    # torch 2.15 makes the backend's object in a function of its own; the group's values are in the caller of that.
+    helper: FrameType | None = frame
+    while helper is not None and helper.f_code.co_name != "_new_process_group_helper":
+        helper = helper.f_back if _module_of(helper) == C10D else None
+    if helper is None:
+        raise _UnknownError
+    variables = helper.f_locals
     ranks = variables["global_ranks_in_group"] or range(variables["group_size"])
     limits = [_milliseconds(variables["timeout"]), _milliseconds(getattr(variables["store"], "timeout", None))]
     return Wait(

@@ -5,16 +5,16 @@ from __future__ import annotations
 from pathlib import Path
 
 from tests.support.children import Ended, assert_no_folder_left, write_file
-from tests.support.starter import Starter
+from tests.support.starter import LIMIT_S, Starter
 
 _WORDS = {"ok": "PASSED", "FAIL": "FAILED", "ERROR": "ERROR", "skipped": "SKIPPED"}
 
 
-def run_file(starter: Starter, folder: Path, source: str, *arguments: str) -> Ended:
+def run_file(starter: Starter, folder: Path, source: str, *arguments: str, limit_s: float = LIMIT_S) -> Ended:
     """Run `python -m dist_testing.compat test_file.py ...` to its end, and check that it leaves no folder behind."""
     write_file(folder, "test_file.py", source)
     child = starter.start(["-m", "dist_testing.compat", "test_file.py", *arguments], folder)
-    ended = Ended(child.wait(), child.log)
+    ended = Ended(child.wait(limit_s), child.log)
     assert_no_folder_left(folder)
     return ended
 

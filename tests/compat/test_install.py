@@ -6,10 +6,12 @@ import re
 from pathlib import Path
 
 import pytest
+import torch
 
+from dist_testing.compat.versions import is_tested
 from tests.compat.files import outcomes, run_file
 from tests.support.children import run_pytest, write_file
-from tests.support.starter import Starter
+from tests.support.starter import LIMIT_S, Starter
 
 # A file as torch's users write it: nothing in it refers to this library.
 _FILE = """
@@ -145,7 +147,8 @@ def test_a_conftest_can_install_it_too(starter: Starter, tmp_path: Path) -> None
 def test_ranks_that_are_fresh_interpreters_have_it_installed(starter: Starter, tmp_path: Path) -> None:
     """If this fails, fresh ranks import the file on torch's own classes, which start ranks of ranks."""
     source = _FILE.replace("return 2", "return 2\n\n        isolation = 'spawn'", 1)
-    ended = run_file(starter, tmp_path, source, "-v", "ProcessTest")
+    # Eight interpreters load torch and its test library, two at a time. A CUDA build takes several times as long.
+    ended = run_file(starter, tmp_path, source, "-v", "ProcessTest", limit_s=4 * LIMIT_S)
     assert outcomes(ended.log) == {name: _EXPECTED[name] for name in outcomes(ended.log)}, ended.log
     assert len(outcomes(ended.log)) == 5
 
@@ -206,6 +209,9 @@ def test_it_can_be_installed_before_and_after_torchs_own_was_imported(
     assert child.wait() == 0, child.log
     assert "True True True\ndtensor: True\ninstalled: True\n" in child.log
     lines = [line for line in child.log.splitlines() if line.startswith("warned:")]
+    # An untested torch has a warning of its own, also with two installs.
+    if not is_tested(str(torch.__version__)):
+        assert "dist_testing is tested with torch" in lines.pop(0)
     if warned is None:
         assert lines == []
     else:

@@ -46,15 +46,18 @@ def test_the_page_is_made_of_the_file() -> None:
 
 
 def test_a_later_run_replaces_what_it_ran_and_keeps_the_rest() -> None:
-    """If this fails, a run of one suite loses the others, or an old build's results pass as the new one's."""
+    """If this fails, a run of one suite loses the others, or results of an old build or code pass as the new one's."""
     rows: dict[str, Any] = {"schema": 1, "pairs": [], "notes": []}
     table.add(rows, pair("2.12", "3.11", suites={"unit": result(), "compat": result()}))
     table.add(rows, pair("2.9", "3.14t", problem="no wheel"))
     table.add(rows, pair("2.12", "3.11", suites={"unit": result(passed=6)}))
     assert [row["torch"] for row in rows["pairs"]] == ["2.9", "2.12"]
     assert {name: suite["passed"] for name, suite in rows["pairs"][1]["suites"].items()} == {"unit": 6, "compat": 5}
-    table.add(rows, pair("2.12", "3.11", build="2.12.1", suites={"unit": result()}))
-    assert rows["pairs"][1]["suites"].keys() == {"unit"}
+    for changed in ({"build": "2.12.1"}, {"build": "2.12.1", "date": "2030-01-03"}):
+        table.add(rows, pair("2.12", "3.11", **changed, suites={"unit": result()}))
+        assert rows["pairs"][1]["suites"].keys() == {"unit"}
+        table.add(rows, pair("2.12", "3.11", **changed, suites={"compat": result()}))
+        assert rows["pairs"][1]["suites"].keys() == {"unit", "compat"}
 
 
 def test_nothing_that_did_not_run_looks_like_a_pass() -> None:

@@ -56,6 +56,7 @@ def run_suite(suite: str, environment: Environment, tree: Path, folder: Path) ->
     results = folder / f"{suite}.xml"
     results.unlink(missing_ok=True)
     started = time.monotonic()
+    # Without xdist, whose workers have threads: ranks are not forked from such a process, and `tests/process` fails.
     options = ["-q", "-p", "no:cacheprovider", f"--junitxml={results}", "-o", "junit_family=xunit2"]
     ended = run(
         [environment.python, "-m", "pytest", f"tests/{suite}", *options],

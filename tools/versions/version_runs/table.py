@@ -49,12 +49,13 @@ def read(file: Path) -> dict[str, Any]:
 def add(table: dict[str, Any], pair: Mapping[str, Any]) -> None:
     """Put the result of a pair into the table, in the place of an older one of the same pair.
 
-    Suites that did not run this time keep their older result if torch's build is the same.
+    Suites that did not run this time keep their result if it is of the same day and the same build of torch: a row has
+    one date, and what ran with older code is no result of it.
     """
     pairs = table["pairs"]
     merged = dict(pair)
     for old in pairs:
-        if _key(old) == _key(pair) and old.get("build") == pair.get("build"):
+        if _key(old) == _key(pair) and all(old.get(name) == pair.get(name) for name in ("build", "date")):
             merged["suites"] = {**old["suites"], **pair["suites"]}
     table["pairs"] = sorted([*(old for old in pairs if _key(old) != _key(pair)), merged], key=_order)
 
