@@ -8,7 +8,9 @@ import threading
 import time
 from collections.abc import Callable
 from datetime import timedelta
+from pathlib import Path
 from types import FrameType, SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -18,7 +20,7 @@ from dist_testing.process.ledger import Wait, WaitKind
 from dist_testing.rank import native_waits
 from dist_testing.rank.call_sites import call_in
 from dist_testing.rank.native_waits import native_wait
-from dist_testing.rank.waits import wait_of
+from dist_testing.rank.waits import C10D, wait_of
 
 # Ends every wait of this file, should a test fail to end it. Seconds.
 _LIMIT = timedelta(seconds=30)
@@ -209,3 +211,52 @@ def test_backward_of_an_extension(monkeypatch: pytest.MonkeyPatch) -> None:
     output = torch.ones(1)
     monkeypatch.setattr(native_waits, "_roots", lambda _: [cpp_node()])
     assert native_wait(_in_backward(t_outputs=(output,)), "run_backward") is None
+
+
+_IN_THE_HELPER = """
+def _new_process_group_helper(group_size, global_ranks_in_group, group_name, timeout, store):
+    return ProcessGroupGloo(store, timeout)
+"""
+_IN_A_FUNCTION_OF_ITS_OWN = """
+def _create(store, timeout):
+    return ProcessGroupGloo(store, timeout)
+
+
+def _new_process_group_helper(group_size, global_ranks_in_group, group_name, timeout, store):
+    return _create(store, timeout)
+"""
+_WITHOUT_THE_HELPER = """
+def _new_process_group_helper(group_size, global_ranks_in_group, group_name, timeout, store):
+    return ProcessGroupGloo(store, timeout)
+
+
+_new_process_group_helper.__code__ = _new_process_group_helper.__code__.replace(co_name="_another")
+"""
+
+
+def _wait_in_new_group(source: str, module: str, file: Path, ranks: list[int]) -> Wait | None:
+    """What is read from a frame that makes a backend's object, in functions with the names that torch gives them."""
+
+    def read(*_: object) -> Wait | None:
+        return wait_of(sys._getframe(1))
+
+    file.write_text(source, encoding="utf-8")
+    namespace: dict[str, Any] = {"__name__": module, "ProcessGroupGloo": read}
+    exec(compile(source, str(file), "exec"), namespace)
+    found: Wait | None = namespace["_new_process_group_helper"](3, ranks, "1", _LIMIT, _store())
+    return found
+
+
+@pytest.mark.parametrize("source", [_IN_THE_HELPER, _IN_A_FUNCTION_OF_ITS_OWN], ids=["torch 2.13", "torch 2.15"])
+def test_group_that_is_made(tmp_path: Path, source: str) -> None:
+    """Another rank has left `new_group` or `init_process_group` out; torch's releases wait in different functions."""
+    some = _wait_in_new_group(source, C10D, tmp_path / "some.py", [0, 2])
+    assert some == Wait(WaitKind.MEETING, "new_group", "1", limit_ms=_LIMIT_MS, ranks=(0, 2))
+    every = _wait_in_new_group(source, C10D, tmp_path / "all.py", [])
+    assert every == Wait(WaitKind.MEETING, "init_process_group", "1", limit_ms=_LIMIT_MS, ranks=(0, 1, 2))
+
+
+def test_group_that_is_made_elsewhere(tmp_path: Path) -> None:
+    """A user's own function of that name, and a torch whose function has another name, tell nothing about a group."""
+    assert _wait_in_new_group(_IN_A_FUNCTION_OF_ITS_OWN, "users_module", tmp_path / "user.py", [0]) is None
+    assert _wait_in_new_group(_WITHOUT_THE_HELPER, C10D, tmp_path / "other.py", [0]) is None
