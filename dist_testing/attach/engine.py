@@ -99,14 +99,19 @@ class AttachedEngine(Engine):
         )
         watcher.start()
         assert self._rank is not None
-        try:
-            self._rank.take_part_once()
-        finally:
-            is_back.set()
-            watcher.join()
+        # A launcher that ends all ranks because one has died must not cost the report of the one.
+        with self._rank.holding_on():
+            try:
+                self._rank.take_part_once()
+            finally:
+                is_back.set()
+                watcher.join()
         found = result.result()
         assert self._launcher is not None
-        if self._rank.is_terminated and not self._launcher.gone:
+        if self._launcher.gone:
+            # The run ends now by itself.
+            signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        elif self._rank.is_terminated:
             # This is the cause, whatever the ranks report.
             raise InterruptedRunError(self._stopped)
         return found

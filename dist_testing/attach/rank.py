@@ -167,6 +167,7 @@ class AttachedRank:
         # Entered around each part: makes the front end's changes in this process, and undoes them.
         self._as_rank = as_rank
         self._can_give_up = False
+        self._holds_on = False
         self._sockets_before: frozenset[str] | None = None
         self._store_port = 0
         # A late request for stacks must not end the process, as an unhandled signal does.
@@ -220,6 +221,15 @@ class AttachedRank:
         else:
             self._take_part(order, fds)
 
+    @contextlib.contextmanager
+    def holding_on(self) -> Iterator[None]:
+        """In this block, a launcher's signal to end interrupts only the test; `is_terminated` tells of it."""
+        self._holds_on = True
+        try:
+            yield
+        finally:
+            self._holds_on = False
+
     def _next_order(self) -> tuple[AttachedOrder, list[int]] | None:
         try:
             return wire.receive(self._connection, ATTACHED_ORDERS)
@@ -258,7 +268,7 @@ class AttachedRank:
             if not reporter.failed:
                 code = 0
         except _GiveUp:
-            # The signal came after the end of the test.
+            # The signal came before the test began, or after its end.
             pass
         finally:
             channel.close()
@@ -293,6 +303,8 @@ class AttachedRank:
         self._sockets_before = _sockets()
         self._can_give_up = True
         try:
+            if self.is_terminated:
+                raise _GiveUp("the launcher has stopped this rank before its part in the case")
             yield
         finally:
             self._can_give_up = False
@@ -306,7 +318,7 @@ class AttachedRank:
 
     def _terminate(self, number: int, _: FrameType | None) -> None:
         first, self.is_terminated = not self.is_terminated, True
-        if self._sockets_before is None and first:
+        if self._sockets_before is None and first and not self._holds_on:
             raise InterruptedRunError(f"this rank got {exit_name(-number)}")
 
     def _listen(self, read: int) -> None:

@@ -59,6 +59,45 @@ def test_rank_that_dies_ends_the_run_with_a_report(agent: Agent, tmp_path: Path,
     assert len(list(ElementTree.parse(tmp_path / "out.xml").iter("testcase"))) == 2
 
 
+_STOPPED_WHILE_IT_JUDGES = """
+    import os
+    import signal
+    import threading
+
+    join = threading.Thread.join
+
+
+    def join_and_be_stopped(self, timeout=None):
+        if self.name == "dist_testing-runner" and os.path.exists("died"):
+            os.kill(os.getpid(), signal.SIGTERM)
+        join(self, timeout)
+
+
+    threading.Thread.join = join_and_be_stopped
+"""
+_STOPPED_WHILE_IT_REPORTS = """
+    import os
+    import signal
+
+
+    def pytest_runtest_logreport(report):
+        if report.failed:
+            os.kill(os.getpid(), signal.SIGTERM)
+"""
+
+
+@pytest.mark.parametrize("conftest", [_STOPPED_WHILE_IT_JUDGES, _STOPPED_WHILE_IT_REPORTS], ids=["judges", "reports"])
+def test_launcher_that_stops_rank_0_after_a_death_costs_no_report(agent: Agent, tmp_path: Path, conftest: str) -> None:
+    """srun and torchrun stop all ranks when one has died. If this fails, the report of the dead rank is lost."""
+    write_file(tmp_path, "conftest.py", conftest)
+    death = "open('died', 'w').close(); os.kill(os.getpid(), 9)"
+    first, *_ = agent.run(_DIES.format(death=death, wait="dist.barrier()"))
+    assert first.outcomes() == {"test_before": "PASSED", "test_dies": "FAILED"}, first.log
+    assert "rank 1 of 2 failed first: it ended in call; its exit status is known only to its parent" in first.log
+    assert first.code == pytest.ExitCode.TESTS_FAILED, first.log
+    assert "SIGTERM" not in first.log
+
+
 def test_termination_ends_the_run_without_blaming_a_rank(agent: Agent, tmp_path: Path) -> None:
     """If this fails, ranks that wait in native code stay after torchrun was stopped, or a test is blamed."""
     write_file(
