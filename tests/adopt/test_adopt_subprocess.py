@@ -47,7 +47,8 @@ _SKIPS = """
         ended = subprocess.run(command, text=True, capture_output=True)
         assert ended.returncode == 1
         assert "all ranks have skipped" in ended.stderr
-        assert ended.stdout == "imported\\nimported\\n"
+        # As under torchrun, the streams of ranks have no buffer, so a line may come between a text and its end of line.
+        assert ended.stdout.replace("\\n", "") == "importedimported"
         # The agent itself writes the logs of ranks.
         subprocess.run([*command[:-1], "--log-dir=logs", "--redirects=3", "script.py"])
         assert len(list(__import__("pathlib").Path("logs").glob("*/attempt_0/*/stdout.log"))) == 2
