@@ -7,6 +7,7 @@ import fcntl
 import importlib
 import json
 import os
+import select
 import signal
 import socket
 import sys
@@ -79,7 +80,7 @@ def _be_runner(fds: Sequence[int], search_path: Sequence[str]) -> NoReturn:
         own_streams()
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
         signal.signal(signal.SIGINT, signal.default_int_handler)
-        _end_with(life)
+        end_with(life)
         status = _run(request, search_path)
     except InterruptedRunError:
         # The engine has told which ranks it has ended.
@@ -95,8 +96,12 @@ def _be_runner(fds: Sequence[int], search_path: Sequence[str]) -> NoReturn:
             os._exit(status)
 
 
-def _end_with(life: socket.socket) -> None:
-    """Interrupt this process when the proxy ends: the command has been killed, or its time is over."""
+def end_with(life: socket.socket) -> None:
+    """Interrupt this process when the proxy ends: the command has been killed, or its time is over.
+
+    Raises:
+        InterruptedRunError: Now, if it has ended already; otherwise in the main thread, when it ends.
+    """
 
     def interrupt(*_: Any) -> NoReturn:
         signal.signal(signal.SIGIO, signal.SIG_IGN)
@@ -105,6 +110,9 @@ def _end_with(life: socket.socket) -> None:
     signal.signal(signal.SIGIO, interrupt)
     fcntl.fcntl(life, fcntl.F_SETOWN, os.getpid())
     fcntl.fcntl(life, fcntl.F_SETFL, fcntl.fcntl(life, fcntl.F_GETFL) | os.O_ASYNC)
+    # No signal comes for an end before that. The proxy sends nothing, so there is something to read only at its end.
+    if select.select([life], [], [], 0)[0]:
+        interrupt()
 
 
 def _run(request: Mapping[str, Any], search_path: Sequence[str]) -> int:

@@ -3,13 +3,19 @@
 from __future__ import annotations
 
 import os
+import select
 import shutil
+import signal
+import socket
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from dist_testing.adopt.launch_commands import Launch, launch_in
+from dist_testing.adopt.launch_host import end_with
+from dist_testing.errors import InterruptedRunError
 from tests.support.children import write_file
 from tests.support.starter import Starter
 
@@ -117,3 +123,25 @@ def test_a_launcher_of_another_python_is_left_alone(tmp_path: Path) -> None:
         assert launch_in(accelerate, env) == Launch("accelerate.commands.accelerate_cli", accelerate)
         assert launch_in(["accelerate", "env"], env) is None
         assert launch_in(["torchrun", "x.py"], {"PATH": str(other)}) is None
+
+
+def _run_until(life: socket.socket, end: Callable[[], None]) -> None:
+    """Be a runner whose command ends while it runs."""
+    end_with(life)
+    end()
+    # The signal ends the wait.
+    select.select([], [], [], 60)
+
+
+@pytest.mark.parametrize("is_early", [True, False], ids=["before the runner listens", "afterwards"])
+def test_the_end_of_the_command_ends_its_runner(is_early: bool) -> None:
+    """If this fails, a command that is killed right after its start leaves a runner and its ranks behind for ever."""
+    before = signal.getsignal(signal.SIGIO)
+    ours, theirs = socket.socketpair()
+    if is_early:
+        theirs.close()
+    try:
+        with ours, pytest.raises(InterruptedRunError):
+            _run_until(ours, theirs.close)
+    finally:
+        signal.signal(signal.SIGIO, before)
