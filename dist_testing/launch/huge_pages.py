@@ -25,6 +25,8 @@ from dist_testing.process.messages import MemoryPrepared
 
 # <asm-generic/mman-common.h>, since Linux 6.1.
 _MADV_COLLAPSE = 25
+# The kernel's files are read as UTF-8 and not as ASCII: Python loads that codec from a file at its first use, which a
+# process that has changed its user may not be able to read.
 _THP = "/sys/kernel/mm/transparent_hugepage"
 # The forks and the ends of this many ranks gain more than the copies cost; measured with tools/bench/launch.
 LEAST_FORKS = 24
@@ -184,8 +186,6 @@ def in_use(ranges: Sequence[Range], huge_bytes: int) -> list[Range]:
 def has_free_cpu() -> bool:
     """Return whether a CPU of the machine has nothing to do but this process; False if the kernel does not tell."""
     with contextlib.suppress(OSError, ValueError, IndexError), open("/proc/loadavg", encoding="utf-8") as file:
-        # Not ASCII: Python loads that codec from a file at its first use, which a process that has changed its user
-        # may not be able to read.
         # Such as "0.05 0.10 0.09 2/139 4711": two processes run, this one is one of them.
         return int(file.read().split()[3].partition("/")[0]) <= len(os.sched_getaffinity(0))
     return False
