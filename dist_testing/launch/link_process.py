@@ -9,8 +9,6 @@ from __future__ import annotations
 import contextlib
 import gc
 import os
-import select
-import signal
 import socket
 import traceback
 from collections.abc import Sequence
@@ -21,7 +19,7 @@ from dist_testing.nodes.namespaces import Nodes, enter, enter_network, port_name
 from dist_testing.nodes.netlink import Netlink
 from dist_testing.nodes.switch import Switch, open_port
 from dist_testing.process import wire
-from dist_testing.process.lifetime import die_with_parent, fork
+from dist_testing.process.lifetime import die_with_parent, end_child, fork
 from dist_testing.process.link_messages import LINK_ANSWERS, LINK_ORDERS, ChangeLinks, LinksChanged
 
 _FIRST_FREE_FD = 3
@@ -87,15 +85,7 @@ class LinkProcess:
         self._control.close()
         # Other code of this process may have waited for it already.
         with contextlib.suppress(ProcessLookupError, ChildProcessError):
-            pidfd = os.pidfd_open(self._pid)
-            try:
-                poller = select.poll()
-                poller.register(pidfd, select.POLLIN)
-                poller.poll(1000 * _END_LIMIT_S)
-            finally:
-                os.close(pidfd)
-            os.kill(self._pid, signal.SIGKILL)
-            os.waitpid(self._pid, 0)
+            end_child(self._pid, os.pidfd_open(self._pid), _END_LIMIT_S)
 
 
 _DEAD = (

@@ -6,6 +6,7 @@ import contextlib
 import ctypes
 import os
 import re
+import select
 import signal
 import sys
 import threading
@@ -115,6 +116,27 @@ def watch_child(pid: int) -> int:
             os.kill(pid, signal.SIGKILL)
             os.waitpid(pid, 0)
         raise
+
+
+def end_child(pid: int, pidfd: int, limit_s: float) -> None:
+    """Wait until a child has ended by itself, kill it if it has not after `limit_s` seconds, and reap it.
+
+    Args:
+        pid: Of a child that has been told to end.
+        pidfd: Of the same child. It is closed.
+        limit_s: Limit for the child to end by itself, in seconds.
+
+    Raises:
+        ChildProcessError: If other code has reaped it.
+    """
+    poller = select.poll()
+    poller.register(pidfd, select.POLLIN)
+    try:
+        if not poller.poll(1000 * limit_s):
+            signal.pidfd_send_signal(pidfd, signal.SIGKILL)
+    finally:
+        os.close(pidfd)
+    os.waitpid(pid, 0)
 
 
 def die_with_parent(parent_pid: int, number: int = signal.SIGKILL) -> None:

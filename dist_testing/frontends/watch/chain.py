@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import os
 import select
 import signal
 import socket
-import time
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 
@@ -24,7 +22,7 @@ from dist_testing.frontends.watch.messages import (
     WatchOrder,
 )
 from dist_testing.process import wire
-from dist_testing.process.lifetime import watch_child
+from dist_testing.process.lifetime import end_child, watch_child
 from dist_testing.process.orphans import Orphans
 
 # Seconds for all warm processes to end. Each removes what its run has left.
@@ -152,13 +150,7 @@ class Chain:
         if self.run is not None:
             self.run.channel.close()
             self.run = None
-        poller = select.poll()
-        poller.register(self._pidfd, select.POLLIN)
-        deadline_s = time.monotonic() + _CLOSE_LIMIT_S
-        if not poller.poll(1000 * max(0.0, deadline_s - time.monotonic())):
-            signal.pidfd_send_signal(self._pidfd, signal.SIGKILL)
-        os.waitpid(self._pid, 0)
-        os.close(self._pidfd)
+        end_child(self._pid, self._pidfd, _CLOSE_LIMIT_S)
         # This process has adopted what is left if a warm process was killed.
         Orphans().remove()
 
