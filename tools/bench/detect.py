@@ -164,7 +164,7 @@ def main() -> int:
 
 
 def _options() -> argparse.Namespace:
-    parser = bench_parser(__doc__, quick=("--rounds=1", "--kinds=raise,SIGKILL", "--no-torch"))
+    parser = bench_parser(__doc__, quick=("--rounds=1", "--kinds=raise,SIGKILL", "--no-torch"), has_torch=True)
     parser.add_argument("--rounds", type=count, default=3, help="deaths of each kind for the library, default 3")
     parser.add_argument("--torch-rounds", type=count, default=1, help="the same for torch's class, default 1")
     parser.add_argument("--kinds", type=_kinds, default=KINDS, help=f"of deaths, default {','.join(KINDS)}")

@@ -272,7 +272,7 @@ def main() -> int:
 
 
 def _options() -> argparse.Namespace:
-    parser = bench_parser(__doc__, quick=("--worlds=2", "--cases=3", "--fresh-cases=1", "--no-torch"))
+    parser = bench_parser(__doc__, quick=("--worlds=2", "--cases=3", "--fresh-cases=1", "--no-torch"), has_torch=True)
     parser.add_argument("--worlds", type=counts, default=(2, 4, 8), help="world sizes, default 2,4,8")
     parser.add_argument("--cases", type=count, default=20, help="timed cases of each contestant, default 20")
     parser.add_argument(

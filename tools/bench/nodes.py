@@ -22,7 +22,7 @@ from typing import Any
 import quiet
 from contest import Contestant, Run, contest, pytest_command
 from figures import BenchError, machine_facts, summarise, table
-from options import bench_parser, count, counts, run_bench
+from options import bench_parser, count, counts, parse, run_bench
 
 _QUICK = ("--nodes=2", "--world-size=2", "--cases=3")
 _MS_PER_S = 1000.0
@@ -62,17 +62,13 @@ def _report(nodes: Sequence[int], world_size: int, cases: int) -> tuple[str, dic
     return text + others.line(), figures
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
+def main() -> int:
     """Measure and print."""
-    given = list(sys.argv[1:] if arguments is None else arguments)
-    parser = bench_parser(__doc__)
+    parser = bench_parser(__doc__, quick=_QUICK)
     parser.add_argument("--nodes", type=_several, default=(2, 8), help="numbers of nodes, default 2,8")
     parser.add_argument("--world-size", type=count, default=8, help="ranks, default 8; each number of nodes divides it")
     parser.add_argument("--cases", type=count, default=20, help="cases of each contestant, default 20")
-    parser.add_argument("--quick", action="store_true", help=f"only see that it works: {' '.join(_QUICK)}")
-    options = parser.parse_args(given)
-    if options.quick:
-        options = parser.parse_args([*given, *_QUICK])
+    options = parse(parser)
     return run_bench("nodes", options.json, lambda: _report(options.nodes, options.world_size, options.cases))
 
 

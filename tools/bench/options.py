@@ -19,17 +19,21 @@ ROOT = Path(__file__).resolve().parents[2]
 _TORCH_NEEDS = ("expecttest", "hypothesis", "numpy")
 
 
-def bench_parser(doc: str | None, *, quick: Sequence[str] = ()) -> argparse.ArgumentParser:
-    """Return a parser with `--json`; with `quick` also `--no-torch` and `--quick`.
+def bench_parser(doc: str | None, *, quick: Sequence[str] = (), has_torch: bool = False) -> argparse.ArgumentParser:
+    """Return a parser with `--json`.
 
     Args:
         doc: The bench's docstring; its first paragraph is the description.
-        quick: The options that `--quick` adds.
+        quick: The options that `--quick` stands for; empty for a bench without `--quick`, or with one of its own.
+        has_torch: Whether torch's own test classes take part; `--no-torch` leaves them out.
     """
     parser = argparse.ArgumentParser(description=(doc or "").partition("\n\n")[0], allow_abbrev=False)
     parser.add_argument("--json", type=Path, metavar="FILE", help="also write every figure to this file")
-    if quick:
+    if has_torch:
         parser.add_argument("--no-torch", dest="torch", action="store_false", help="leave out torch's own classes")
+    else:
+        parser.set_defaults(torch=False)
+    if quick:
         parser.add_argument("--quick", action="store_true", help=f"only see that it works: {' '.join(quick)}")
         parser.set_defaults(quick_options=quick)
     return parser
@@ -50,7 +54,7 @@ def call_bazel(program: str, *arguments: str, workspace: Path = ROOT) -> tuple[f
 
 
 def parse(parser: argparse.ArgumentParser) -> argparse.Namespace:
-    """Parse the command line of a bench with `--quick`.
+    """Parse the command line of a bench with `quick` options.
 
     It ends with a usage error if torch's test classes are wanted and cannot be imported here.
     """

@@ -17,12 +17,11 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from figures import BenchError, machine_facts, ratio, ratio_lines, summarise, table
-from options import ROOT, bench_parser, count, run_bench
+from options import ROOT, bench_parser, count, parse, run_bench
 
 from dist_testing.events.file import iterate_events
 from dist_testing.events.runs import RunEnded, TestsCollected
@@ -81,18 +80,14 @@ def _report(cases: int, wait_s: float, jobs: int, rounds: int) -> tuple[str, dic
     return text, {"seconds": figures, "ratios": ratios, "machine": machine_facts(), "rounds": rounds}
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
+def main() -> int:
     """Measure and print."""
-    given = list(sys.argv[1:] if arguments is None else arguments)
-    parser = bench_parser(__doc__)
+    parser = bench_parser(__doc__, quick=_QUICK)
     parser.add_argument("--cases", type=count, default=20, help="cases of a session, default 20")
     parser.add_argument("--wait", type=float, default=1.0, help="seconds that each case waits, default 1")
     parser.add_argument("--jobs", type=count, default=4, help="worlds side by side, default 4")
     parser.add_argument("--rounds", type=count, default=3, help="sessions of each kind, default 3")
-    parser.add_argument("--quick", action="store_true", help=f"only see that it works: {' '.join(_QUICK)}")
-    options = parser.parse_args(given)
-    if options.quick:
-        options = parser.parse_args([*given, *_QUICK])
+    options = parse(parser)
     return run_bench(
         "side_by_side", options.json, lambda: _report(options.cases, options.wait, options.jobs, options.rounds)
     )

@@ -115,7 +115,7 @@ def main() -> int:
 
 
 def _options() -> argparse.Namespace:
-    parser = bench_parser(__doc__, quick=("--worlds=2", "--cases=3", "--collectives=20", "--no-torch"))
+    parser = bench_parser(__doc__, quick=("--worlds=2", "--cases=3", "--collectives=20", "--no-torch"), has_torch=True)
     parser.add_argument("--worlds", type=counts, default=(4, 64), help="world sizes, default 4,64")
     parser.add_argument("--cases", type=count, default=10, help="cases of one collective, default 10")
     parser.add_argument(

@@ -26,7 +26,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from figures import BenchError, machine_facts, ratio, ratio_lines, summarise, table
-from options import ROOT, bench_parser, count, counts, run_bench
+from options import ROOT, bench_parser, count, counts, parse, run_bench
 
 _SOURCE = Path(__file__).resolve().parent / "loop" / "test_edited.py"
 _EDIT = re.compile(r"^EDIT = \d+$", re.MULTILINE)
@@ -138,13 +138,10 @@ def _report(worlds: Sequence[int], rounds: int) -> tuple[str, dict[str, Any]]:
 
 def main() -> int:
     """Measure and print."""
-    parser = bench_parser(__doc__)
+    parser = bench_parser(__doc__, quick=_QUICK)
     parser.add_argument("--worlds", type=counts, default=(2, 4), help="world sizes, default 2,4")
     parser.add_argument("--rounds", type=count, default=10, help="edits of each, default 10")
-    parser.add_argument("--quick", action="store_true", help=f"only see that it works: {' '.join(_QUICK)}")
-    options = parser.parse_args()
-    if options.quick:
-        options = parser.parse_args([*sys.argv[1:], *_QUICK])
+    options = parse(parser)
     return run_bench("watch", options.json, lambda: _report(options.worlds, options.rounds))
 
 

@@ -151,7 +151,7 @@ def _command(dialect: Dialect) -> list[str]:
 
 
 def _options() -> argparse.Namespace:
-    parser = bench_parser(__doc__, quick=(f"--only={','.join(_QUICK)}", "--no-torch"))
+    parser = bench_parser(__doc__, quick=(f"--only={','.join(_QUICK)}", "--no-torch"), has_torch=True)
     parser.add_argument("--only", type=_only, metavar="ROW,...", help="rows (a, b', continuous) or cases (b-sleep)")
     parser.add_argument(
         "--limit", type=count, default=_LIMIT_S, help=f"limit of a test in seconds, default {_LIMIT_S}; torch's is 300"
