@@ -43,6 +43,8 @@ class Filled(Protocol):
 def group(world: World) -> Iterator[dist.ProcessGroup]:
     """A group of all ranks, found by the variables that torchrun sets."""
     group = dist2.new_group(world.backend, TIMEOUT, world.device)
+    # A rank that shuts its group down while another one still connects to it makes that one fail.
+    world.barrier()
     yield group
     group.shutdown()
 
