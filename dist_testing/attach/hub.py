@@ -230,7 +230,8 @@ class _Node:
     def _over(self, reason: str) -> None:
         text = f"{self._name} does not answer: {reason}" if reason else f"{self._name}, or its relay, has ended"
         ranks, self._ranks = self._ranks, {}
-        for remote in ranks.values():
+        # All at the same moment; the first one is named. They are known in the order in which they came.
+        for _, remote in sorted(ranks.items()):
             remote.lose(text)
 
 
