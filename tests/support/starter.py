@@ -177,7 +177,7 @@ class Starter:
     def _ask(self, message: Mapping[str, Any]) -> int:
         self._channel.send(json.dumps(message).encode())
         answer = self._channel.recv(_MESSAGE_BYTES)
-        assert answer, "the starter's process has ended"
+        assert answer, f"the starter's process has ended, with exit status {self._process.wait(LIMIT_S)}"
         return int(answer)
 
 
