@@ -38,6 +38,19 @@ def test_ranks_are_placed_as_torchrun_places_them() -> None:
     assert env["GLOO_SOCKET_IFNAME"] == env["NCCL_SOCKET_IFNAME"] == INTERFACE
 
 
+def test_ranks_of_a_cluster_have_the_places_that_they_tell() -> None:
+    """If this fails, uneven nodes give a rank the device of another one, or the wrong number of nodes."""
+    layout = Layout(4, places=(1, 0, 1, 1))
+    assert [(layout.node_of(rank), layout.local_rank(rank), layout.local_size(rank)) for rank in range(4)] == [
+        (1, 0, 3),
+        (0, 0, 1),
+        (1, 1, 3),
+        (1, 2, 3),
+    ]
+    assert layout.rank_env(3) == {"RANK": "3", "LOCAL_RANK": "2", "GROUP_RANK": "1", "LOCAL_WORLD_SIZE": "3"}
+    assert layout.world_env()["GROUP_WORLD_SIZE"] == "2"
+
+
 def test_one_node_is_the_machine_itself() -> None:
     """If this fails, a test without nodes loses the user's choice of an interface, or finds no store."""
     assert Layout(4).address == LOOPBACK

@@ -14,7 +14,17 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from dist_testing.outcomes import Cause, Collateral, Kind, RankOutcome, Status, Verdict, exit_name, verdict
+from dist_testing.outcomes import (
+    UNKNOWN_EXIT_CODE,
+    Cause,
+    Collateral,
+    Kind,
+    RankOutcome,
+    Status,
+    Verdict,
+    exit_name,
+    verdict,
+)
 from dist_testing.skips import TEST_SKIPS
 
 HARDWARE = TEST_SKIPS["no_cuda"].message
@@ -301,6 +311,14 @@ def test_missing_gpus_are_about_hardware_for_any_number(size: int) -> None:
         (RankOutcome(0, Kind.RAISED, summary="ValueError: boom", phase="setup"), "raised ValueError: boom in setup"),
         (RankOutcome(0, Kind.EXITED, exit_code=3), "exited with code 3 in call"),
         (RankOutcome(0, Kind.EXITED, exit_code=0), "exited with code 0 in call, without finishing the test"),
+        (
+            RankOutcome(0, Kind.EXITED, exit_code=UNKNOWN_EXIT_CODE, summary="node n1 is gone"),
+            "was lost in call: node n1 is gone",
+        ),
+        (
+            RankOutcome(0, Kind.EXITED, exit_code=UNKNOWN_EXIT_CODE),
+            "ended in call; its exit status is known only to its parent",
+        ),
         (RankOutcome(0, Kind.SIGNALLED, signal=11), "was killed by SIGSEGV (11) in call"),
         (RankOutcome(0, Kind.HUNG, phase="teardown"), "was still in teardown at the deadline"),
         (RankOutcome(0, Kind.NEVER_STARTED), "never started"),
