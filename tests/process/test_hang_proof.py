@@ -5,10 +5,10 @@ The limit of each case that must be proven is 300 seconds, so that a proof that 
 
 from __future__ import annotations
 
-import contextlib
 import os
 import signal
 import socket
+import stat
 import subprocess
 import sys
 import threading
@@ -37,6 +37,8 @@ _LIMIT_S = 300.0
 # Longer than two looks at the ledgers take. Seconds.
 _LONG_S = 2.5
 _Arguments = dict[str, Any]
+# Inodes of packet sockets that the runner had before its engine.
+_runners_sockets: set[int] = set()
 
 
 def _one_skips(world: World, _: _Arguments) -> None:
@@ -143,12 +145,22 @@ def _is_stopped(world: World, _: _Arguments) -> None:
     dist.barrier()
 
 
-def _ledger_sockets() -> Iterator[tuple[int, socket.socket]]:
-    """The rank's own end of the socket that its ledger goes through."""
-    for fd in range(3, 64):
-        with contextlib.suppress(OSError), socket.socket(fileno=os.dup(fd)) as channel:
+def _packet_sockets() -> Iterator[tuple[int, socket.socket]]:
+    """All sockets of this process that carry packets to another one."""
+    for fd in map(int, os.listdir("/proc/self/fd")):
+        # The list includes the descriptor that read it, which is closed by now.
+        if not os.path.exists(f"/proc/self/fd/{fd}") or not stat.S_ISSOCK(os.fstat(fd).st_mode):
+            continue
+        with socket.socket(fileno=os.dup(fd)) as channel:
             if channel.family == socket.AF_UNIX and channel.type == socket.SOCK_SEQPACKET:
                 yield fd, channel
+
+
+def _ledger_sockets() -> Iterator[tuple[int, socket.socket]]:
+    """The rank's own end of the socket that its ledger goes through."""
+    for fd, channel in _packet_sockets():
+        if os.fstat(fd).st_ino not in _runners_sockets:
+            yield fd, channel
 
 
 def _writes_garbage(world: World, _: _Arguments) -> None:
@@ -263,6 +275,8 @@ def _kind(name: str) -> Callable[[World, _Arguments], None]:
 @pytest.fixture(scope="module")
 def engine() -> Iterator[Engine]:
     """One engine for all cases: each gets ranks of its own."""
+    # The connection to the starter of other tests, which the ranks inherit.
+    _runners_sockets.update(os.fstat(fd).st_ino for fd, _ in _packet_sockets())
     others = {function.__name__: function for function in (*_NO_HANGS, *_OTHERS)}
     with engine_for({name: _kind(name) for name in KINDS} | others) as engine:
         yield engine
