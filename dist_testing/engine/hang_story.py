@@ -14,8 +14,8 @@ from dist_testing.error_text import ranks_text
 from dist_testing.outcomes import GOOD, Cause, Kind, RankOutcome, Verdict
 from dist_testing.process.ledger import Call, Ledger, WaitKind
 
-# Files in whose lines a reader cannot see what their test does: torch's, this library's, Python's.
-_NOT_THE_TEST = (f"{os.sep}torch{os.sep}", f"{os.sep}dist_testing{os.sep}", "<frozen ")
+# Python's own modules, in whose lines a reader cannot see what their test does.
+_FROZEN = "<frozen "
 _STANDARD_LIBRARY = os.path.dirname(os.__file__) + os.sep
 _PACKAGES = "site-packages"
 # Of a rank's groups, or of its calls that have not ended, in a line of the report.
@@ -277,7 +277,7 @@ def _place(ledger: Ledger | None) -> str:
     """File and line of the test that a rank is in."""
     if ledger is None:
         return ""
-    found = [place for place in ledger.places if not any(part in place.file for part in _NOT_THE_TEST)]
+    found = [place for place in ledger.places if not (place.is_library or place.file.startswith(_FROZEN))]
     own = [place for place in found if _PACKAGES not in place.file and not place.file.startswith(_STANDARD_LIBRARY)]
     # Tests can be part of a package that is installed.
     installed = [place for place in found if _PACKAGES in place.file]

@@ -95,12 +95,14 @@ class Place:
         file: Path of its file.
         line: Number of the line, from 1.
         instruction: Offset of the instruction in the function's code.
+        is_library: Whether the file is torch's or this library's.
     """
 
     function: str
     file: str
     line: _Count
     instruction: _Count
+    is_library: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -178,4 +180,4 @@ class NoLedger:
 
 
 LedgerAnswer: TypeAlias = Ledger | NoLedger
-LEDGERS: Family[LedgerAnswer] = Family("ledger of a rank", 3, (Ledger, NoLedger), max_bytes=MAX_ANSWER_BYTES)
+LEDGERS: Family[LedgerAnswer] = Family("ledger of a rank", 4, (Ledger, NoLedger), max_bytes=MAX_ANSWER_BYTES)

@@ -46,6 +46,7 @@ _MAX_DEVICE_CALLS = 32
 # torch has a recorder for backends on the CPU, and one for NCCL.
 _CPU_DUMP = "_dump_fr_trace_json"
 _DEVICE_DUMP = "_dump_nccl_trace_json"
+_OUR_FOLDER = os.path.join(os.path.dirname(os.path.dirname(__file__)), "")
 # Threads of this library, by their names.
 _OUR_THREADS = "dist_testing"
 # For the helper to end its thread before a fork; it answers in milliseconds. Seconds.
@@ -334,12 +335,21 @@ def _other_backends(c10d: Any) -> Iterator[str]:
 
 
 def _places(frame: FrameType) -> Iterator[Place]:
+    # By the whole folder: a user's own folder can be called torch, or dist_testing.
+    torch = sys.modules.get("torch")
+    libraries = (_OUR_FOLDER, os.path.join(os.path.dirname(torch.__file__ or ""), "")) if torch else (_OUR_FOLDER,)
     inner: FrameType | None = frame
     for _ in range(_MAX_PLACES):
         if inner is None:
             return
         code = inner.f_code
-        yield Place(code.co_name[:MAX_TEXT], code.co_filename[-MAX_TEXT:], inner.f_lineno or 0, max(0, inner.f_lasti))
+        yield Place(
+            function=code.co_name[:MAX_TEXT],
+            file=code.co_filename[-MAX_TEXT:],
+            line=inner.f_lineno or 0,
+            instruction=max(0, inner.f_lasti),
+            is_library=code.co_filename.startswith(libraries),
+        )
         inner = inner.f_back
 
 

@@ -15,10 +15,12 @@ from typing import Any
 import pytest
 import torch
 from torch._C._distributed_c10d import FileStore, HashStore, PrefixStore, Store, TCPStore
+from torch.utils._pytree import tree_map
 
-from dist_testing.process.ledger import Wait, WaitKind
+from dist_testing.process.ledger import Ledger, Wait, WaitKind
 from dist_testing.rank import native_waits
 from dist_testing.rank.call_sites import call_in
+from dist_testing.rank.ledger import read_ledger
 from dist_testing.rank.native_waits import native_wait
 from dist_testing.rank.waits import C10D, wait_of
 
@@ -260,3 +262,14 @@ def test_group_that_is_made_elsewhere(tmp_path: Path) -> None:
     """A user's own function of that name, and a torch whose function has another name, tell nothing about a group."""
     assert _wait_in_new_group(_IN_A_FUNCTION_OF_ITS_OWN, "users_module", tmp_path / "user.py", [0]) is None
     assert _wait_in_new_group(_WITHOUT_THE_HELPER, C10D, tmp_path / "other.py", [0]) is None
+
+
+def test_a_users_folder_with_the_name_of_a_library_is_none() -> None:
+    """If this fails, a report of a hang has no line of a test that is stored below a folder called torch."""
+    source = "def f():\n    return tree_map(lambda _: read_ledger(get_ident(), set()), 0)\n"
+    names: dict[str, Any] = {"tree_map": tree_map, "read_ledger": read_ledger, "get_ident": threading.get_ident}
+    exec(compile(source, "/home/torch/dist_testing/test_f.py", "exec"), names)
+    ledger = names["f"]()
+    assert isinstance(ledger, Ledger)
+    found = {(Path(place.file).name, place.is_library) for place in ledger.places}
+    assert {("ledger.py", True), ("_pytree.py", True), ("test_f.py", False)} <= found
