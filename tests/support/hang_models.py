@@ -89,11 +89,11 @@ def runs_fsdp(world: World) -> None:
 
 
 def runs_pipeline(world: World) -> None:
-    """Run a schedule of a pipeline with a stage per rank."""
+    """Run a schedule of a pipeline with a stage per rank; torch 2.10 wants as many microbatches."""
     stage = PipelineStage(nn.Linear(_WIDTH, _WIDTH), world.rank, world.size, torch.device("cpu"))
-    schedule = ScheduleGPipe(stage, n_microbatches=2)
+    schedule = ScheduleGPipe(stage, n_microbatches=world.size)
     if world.rank == 0:
-        schedule.step(_batch())
+        schedule.step(torch.ones(world.size, _WIDTH))
     else:
         schedule.step()
 
