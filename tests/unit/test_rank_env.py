@@ -16,12 +16,18 @@ from dist_testing.engine.rank_env import cpu_count, rank_env, threads_per_rank
 INTERFACES = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME", "TP_SOCKET_IFNAME")
 # The variables of Bazel's test encyclopedia that make a program write, shard, filter or stop.
 PROTOCOL = (
+    "BAZEL_TEST",
+    "COVERAGE_DIR",
+    "COVERAGE_MANIFEST",
+    "COVERAGE_OUTPUT_FILE",
     "TEST_INFRASTRUCTURE_FAILURE_FILE",
     "TEST_LOGSPLITTER_OUTPUT_FILE",
     "TEST_PREMATURE_EXIT_FILE",
     "TEST_SHARD_INDEX",
     "TEST_SHARD_STATUS_FILE",
     "TEST_TOTAL_SHARDS",
+    "TEST_UNDECLARED_OUTPUTS_ANNOTATIONS_DIR",
+    "TEST_UNDECLARED_OUTPUTS_MANIFEST",
     "TEST_UNUSED_RUNFILES_LOG_FILE",
     "TEST_WARNINGS_OUTPUT_FILE",
     "TESTBRIDGE_TEST_ONLY",
@@ -66,6 +72,21 @@ def test_loopback_is_pinned_unless_the_user_chose(name: str) -> None:
     """If this fails, a world hangs in a sandbox in which the host's name has no address."""
     assert made({})[name] == "lo"
     assert made({name: "eth7"})[name] == "eth7"
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["LIBC_FATAL_STDERR_", "TORCH_DISABLE_ADDR2LINE", "TORCH_FR_BUFFER_SIZE", "TORCH_SHOW_CPP_STACKTRACES"],
+)
+def test_torch_tells_what_a_report_needs_unless_the_user_chose(name: str) -> None:
+    """If this fails, reports lack native stacks, the last words of a C library, or the calls of a hang."""
+    assert int(made({})[name]) > 0
+    assert made({name: "0"})[name] == "0"
+
+
+def test_temporary_files_are_in_the_folder_of_the_world() -> None:
+    """If this fails, the files of ranks outlive their case."""
+    assert made({})["TMPDIR"] == made({"TMPDIR": "/mine"})["TMPDIR"] == "/t"
 
 
 def test_a_lost_answer_of_dns_costs_one_second_unless_the_user_chose() -> None:
@@ -125,6 +146,8 @@ def test_caches_are_under_the_scratch_folder() -> None:
     assert env["TORCH_EXTENSIONS_DIR"].startswith("/tmp/x/cache/")
     assert env["TORCHINDUCTOR_CACHE_DIR"] != env["TORCH_EXTENSIONS_DIR"]
     assert env["TRITON_CACHE_DIR"] == "/mine"
+    env = rank_env({}, world_size=2, backend_env={}, scratch="/tmp/x", temp="/t")
+    assert env["TRITON_CACHE_DIR"] == "/tmp/x/cache/triton"
 
 
 def test_a_cache_folder_that_torch_has_chosen_in_the_runner_is_not_the_users() -> None:
