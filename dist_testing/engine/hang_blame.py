@@ -64,7 +64,7 @@ def suspects(analysis: Analysis) -> tuple[int, ...]:
 
 def _explains(suspect: int, analysis: Analysis) -> bool:
     """Whether all other ranks can move if this one does what they expect."""
-    needs = {rank: _needs(waiting, suspect) for rank, waiting in analysis.waiting.items() if rank != suspect}
+    needs = {rank: _needs(waiting, suspect) for rank, waiting in analysis.waiting.items()}
     movable = {suspect}
     while more := {
         rank for rank, sets in needs.items() if rank not in movable and any(missing <= movable for missing in sets)
