@@ -181,6 +181,8 @@ def _reduces_functionally(_: World) -> None:
 
 
 def _makes_the_default_group(world: World) -> None:
+    # A rank can still be connecting its first group to one that is ready.
+    world.barrier()
     dist.destroy_process_group()
     if world.rank != 1:
         store = PrefixStore("again", world.store)

@@ -129,10 +129,16 @@ class RankPipe:
         # The runner judges expected failures, over all ranks. A partial does not have the mark of the method.
         test.__unittest_expecting_failure__ = False
         setattr(test, method, functools.partial(self._in_phase, "call", getattr(test, method)))
-        test.setUp = functools.partial(self._in_phase, "setup", test.setUpRank)
         test.tearDown = functools.partial(self._in_phase, "teardown", test.tearDownRank)
         result = _RankResult(self._reporter, self._exit_0_passes, self.errors)
         result.tb_locals = self._tb_locals
+
+        def set_up() -> None:
+            if sys.version_info < (3, 11):
+                test._outcome.errors = _ToldAtOnce(result)
+            self._in_phase("setup", test.setUpRank)
+
+        test.setUp = set_up
         # Not `test.run`: base classes override it for the runner.
         unittest.TestCase.run(test, result)
         if not result.has_passed:
@@ -165,7 +171,7 @@ def seed_generators(*, is_fresh: bool = True) -> None:
 
 
 # The class of the argument of addSubTest; it has no public name.
-_SubTest: type = unittest.case._SubTest  # type: ignore[attr-defined]
+_SubTest: Any = unittest.case._SubTest  # type: ignore[attr-defined]
 
 
 class _RankResult(unittest.TestResult):
@@ -206,6 +212,26 @@ class _RankResult(unittest.TestResult):
         if isinstance(test, _SubTest):
             text = f"{test}\n{text}"
         self._reporter.ended_by(error, text)
+
+
+class _ToldAtOnce(list[tuple[Any, _ExcInfo | None]]):
+    """The errors of a test of Python 3.10, which tells them to the result only after the cleanups.
+
+    Later versions do as this list does. A rank must report an error before it tears down, which can take long, and with
+    the phase that raised it.
+    """
+
+    def __init__(self, result: _RankResult) -> None:
+        super().__init__()
+        self._result = result
+
+    def append(self, error: tuple[Any, _ExcInfo | None]) -> None:
+        """Tell the result; None is the end of a sub-test without an error."""
+        test, raised = error
+        if isinstance(test, _SubTest):
+            self._result.addSubTest(test.test_case, test, raised)
+        elif raised is not None:
+            self._result.addError(test, raised)
 
 
 def pytest_skip_class() -> type[BaseException] | tuple[()]:
