@@ -84,9 +84,12 @@ class Launchers:
 
     def end(self) -> None:
         """Close all launchers, and remove the folder whatever happens."""
+        directory, self._directory = self._directory, None
         try:
+            if directory is not None:
+                # If this process is killed now, the fork server does it. When that has ended, no process would.
+                directory.remove_files()
             self.close()
         finally:
-            if self._directory is not None:
-                directory, self._directory = self._directory, None
+            if directory is not None:
                 directory.remove()

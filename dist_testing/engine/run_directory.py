@@ -63,10 +63,14 @@ class RunDirectory:
         """The folders to remove at the end."""
         return list(map(str, self._folders))
 
-    def remove(self) -> None:
-        """Remove all folders."""
+    def remove_files(self) -> None:
+        """Remove all folders; processes that still use them can leave new files."""
         for path in self.all_paths:
             shutil.rmtree(path, ignore_errors=True)
+
+    def remove(self) -> None:
+        """Remove all folders, when no process uses them."""
+        self.remove_files()
         for life in self._lives:
             os.close(life)
         self._lives = []

@@ -351,3 +351,22 @@ def test_folder_of_the_run_is_removed_whatever_happens_at_its_end(monkeypatch: p
             with contextlib.suppress(OSError):
                 engine.close()
         assert not directory.path.exists()
+
+
+def test_folder_of_the_run_goes_before_the_fork_server(monkeypatch: pytest.MonkeyPatch) -> None:
+    """If this fails, a runner that is killed while it ends leaves its folder: the fork server no longer removes it."""
+    close = ForkServerLauncher.close
+    were_there: list[bool] = []
+
+    with engine_for({"nothing": _nothing}) as engine:
+        _, directory = engine.prepare()
+        assert _passes(engine)
+        paths = [Path(path) for path in directory.all_paths]
+
+        def look_and_close(launcher: ForkServerLauncher) -> None:
+            were_there.extend(path.exists() for path in paths)
+            close(launcher)
+
+        monkeypatch.setattr(ForkServerLauncher, "close", look_and_close)
+        engine.close()
+    assert were_there == [False] * len(paths)
