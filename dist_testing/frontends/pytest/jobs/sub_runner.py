@@ -223,6 +223,9 @@ class SubRunner:
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         """Send a report."""
+        if report.failed and not hasattr(report, "wasxfail") and self._session.config.getvalue("maxfail") == 1:
+            # The runner stops here. Units are claimed in their order, so no earlier one is left.
+            self._claims.withdraw()
         self._report(report)
 
     def pytest_runtest_logfinish(self) -> None:
