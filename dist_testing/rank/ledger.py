@@ -46,7 +46,8 @@ _MAX_DEVICE_CALLS = 32
 # torch has a recorder for backends on the CPU, and one for NCCL.
 _CPU_DUMP = "_dump_fr_trace_json"
 _DEVICE_DUMP = "_dump_nccl_trace_json"
-_OUR_FOLDER = os.path.join(os.path.dirname(os.path.dirname(__file__)), "")
+# Packages in whose lines a reader cannot see what their test does.
+_LIBRARIES = ("torch", "dist_testing")
 # Threads of this library, by their names.
 _OUR_THREADS = "dist_testing"
 # For the helper to end its thread before a fork; it answers in milliseconds. Seconds.
@@ -336,8 +337,8 @@ def _other_backends(c10d: Any) -> Iterator[str]:
 
 def _places(frame: FrameType) -> Iterator[Place]:
     # By the whole folder: a user's own folder can be called torch, or dist_testing.
-    torch = sys.modules.get("torch")
-    libraries = (_OUR_FOLDER, os.path.join(os.path.dirname(torch.__file__ or ""), "")) if torch else (_OUR_FOLDER,)
+    files = (getattr(sys.modules.get(name), "__file__", None) for name in _LIBRARIES)
+    libraries = tuple(os.path.join(os.path.dirname(file), "") for file in files if file)
     inner: FrameType | None = frame
     for _ in range(_MAX_PLACES):
         if inner is None:
