@@ -54,7 +54,9 @@ def _raise_base(_: World) -> None:
 
 def _signal(number: int) -> Callable[[World], None]:
     def fault(_: World) -> None:
-        os.kill(os.getpid(), number)
+        # To this thread: the kernel may give a signal for the process to another thread, and then SIGSTOP leaves the
+        # rank time to go on.
+        signal.raise_signal(number)
 
     return fault
 

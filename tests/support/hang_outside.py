@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import fcntl
-import os
 import signal
 import subprocess
 import sys
@@ -71,5 +70,5 @@ def waits_for_a_child(world: World) -> None:
 def is_stopped(world: World) -> None:
     """Stop the process of one rank."""
     if world.rank == 1:
-        os.kill(os.getpid(), signal.SIGSTOP)
+        signal.raise_signal(signal.SIGSTOP)
     dist.barrier()
