@@ -12,6 +12,7 @@ from dist_testing.events.cases import RankOutcomeKnown, RankPhases
 from dist_testing.events.file import read_events
 from dist_testing.events.runs import RunEnded
 from tests.support.children import Ended, start_pytest, write_file
+from tests.support.installed_torch import said_by_gloo
 from tests.support.starter import Starter
 from tests.support.torchrun_agent import Agent
 
@@ -170,7 +171,7 @@ def test_one_session_over_all_ranks(agent: Agent, tmp_path: Path) -> None:
         "expected_exits: if a rank ends, torchrun ends the whole world",
         "all of them",
         "assert [1, 1] == [1, 2]",
-        "output of rank 1:\nprinted by 1\n",
+        f"output of rank 1:\n{said_by_gloo(1, 2)}printed by 1\n",
         "rank 0 raised KeyError: 'planted' in call",
         "ranks disagree about a skip: rank 0 passed; rank 1 skipped: rank 1 alone",
         "rank 1 of 2 failed first",

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-import importlib.metadata
 import re
+
+from tests.support.installed_torch import said_by_gloo
 
 GOOD = """
     import datetime
@@ -81,16 +82,10 @@ _KILLED_SAYS = (
     "rank 3 of 4 failed first: it ended in call; its exit status is known only to its parent",
     "last words",
 )
-# gloo of torch 2.10 prints it when a group has connected. The package tells its version without being loaded.
-_SAID_BY_GLOO = (
-    "[Gloo] Rank 3 is connected to 3 peer ranks. Expected number of connected peer ranks is : 3\n"
-    if importlib.metadata.version("torch").startswith("2.10.")
-    else ""
-)
 _BAD_SAYS = (
     *_KILLED_SAYS,
     "rank 3 raised KeyError: 'planted' in call",
-    f"output of rank 3:\n{_SAID_BY_GLOO}printed by 3\n",
+    f"output of rank 3:\n{said_by_gloo(3, 4)}printed by 3\n",
     "rank 2 has not come yet",
     "rank 2 of 4 is the rank that the others wait for: it was",
 )
