@@ -27,6 +27,7 @@ from dist_testing.process.rank_messages import INSTRUCTIONS, Instruction, NextCa
 from dist_testing.process.stacks import answer_with_stacks
 from dist_testing.rank.call_record import CallRecord
 from dist_testing.rank.capture import flush_streams, redirect_output
+from dist_testing.rank.comparison import spare_dtensor
 from dist_testing.rank.coverage import RankCoverage
 from dist_testing.rank.debugging import set_breakpoint_hook, take_terminal
 from dist_testing.rank.device import finish_device_work
@@ -158,6 +159,7 @@ def run_world(
     reporter.ready()
     with _reporting(reporter):
         front_end.open(start, reporter)
+        spare_dtensor()
         _run_cases(
             start,
             reporter,

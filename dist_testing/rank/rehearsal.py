@@ -15,6 +15,7 @@ from dist_testing.process.board import PhaseBoard
 from dist_testing.process.ledger import Group
 from dist_testing.process.native_stacks import has_sanitizer
 from dist_testing.rank.call_record import CallRecord
+from dist_testing.rank.comparison import spare_dtensor
 from dist_testing.rank.ledger import LedgerThread
 from dist_testing.rank.long_texts import LongTexts
 from dist_testing.rank.reporter import FrameWriter, Reporter
@@ -31,6 +32,7 @@ def rehearse() -> None:
     """Report a case that passes, as a rank does, to a channel that is closed afterwards."""
     # A fork also has the answer.
     has_sanitizer()
+    spare_dtensor()
     for _ in range(_TIMES):
         _report_a_pass()
     if sys.platform == "linux":
