@@ -42,6 +42,8 @@ _BELOW_TEST = re.compile(
     r"frontends/unittest/(continuous|on_rank|process|rank_threads|spawn_threads|threads|world_case)|"
     r"(attach|bazel|engine|launch|rank)/\w+))\.py\""
 )
+# Python 3.13 marks a part of nearly every line of a traceback.
+_POINTERS = re.compile(r"^ +[~^]+\n", re.MULTILINE)
 # A thread of this library only: no frames are left of it.
 _EMPTY_THREAD = re.compile(r"^Thread\b.*\n(?=\n|\Z)", re.MULTILINE)
 
@@ -292,6 +294,9 @@ def _section(
     lines = _logs(result, ranks[:1], limits)
     lines += [_RULE, f"{who} of {result.case.world_size} {part}: {each} {outcome.describe()}"]
     if text := tidied(outcome.text):
+        if not is_culprit and text_lines is not None and text.count("\n") >= text_lines:
+            # A line of the test is worth more than they are.
+            text = _POINTERS.sub("", text)
         lines += ["", *cut_lines(text, text_lines, limits.chars, limits.line_chars, ends_only=not is_culprit)]
     for further in outcome.further:
         lines += ["", f"then it {further.describe()}"]

@@ -152,6 +152,19 @@ def test_only_the_ends_of_other_tracebacks_are_quoted() -> None:
     assert "... 80 lines left out ..." in text
 
 
+def test_pointers_are_left_out_before_lines_of_code() -> None:
+    """If this fails, Python 3.13's pointers push the first line of the test out of another rank's traceback."""
+    frame = '  File "x.py", line {}, in f\n    f(1)\n    ~^^^\n'
+    fits, too_long = ("".join(map(frame.format, range(count))) + "ValueError: 1" for count in (6, 8))
+    for text, is_cut in ((fits, False), (too_long, True)):
+        culprit, other = raised(0, 101.0, text=text), raised(1, 102.0, text=text)
+        peer, _, own = failure_report(result([culprit, other])).partition("rank 0 of 2 failed first")
+        assert ("    ~^^^" not in peer.splitlines()) is is_cut
+        assert "    ~^^^" in own.splitlines()
+        assert 'File "x.py", line 0, in f' in peer
+        assert "left out" not in peer
+
+
 def test_further_failures_of_a_rank_are_reported() -> None:
     """If this fails, further failures, such as other sub-tests or a failed teardown, are lost."""
     further = raised(0, 101.0, phase="teardown", summary="OSError: disk", text="the disk's traceback")
