@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import hashlib
+import io
 import sys
+import tarfile
 from pathlib import Path
 from typing import Any
 
 import pytest
-from version_runs import cli, commands, pythons, suites, table
+from version_runs import cli, commands, pythons, source_build, suites, table
 from version_runs.errors import VersionsError
 
 DOCS = Path(__file__).parents[2] / "docs"
@@ -114,6 +117,61 @@ def test_interpreters_are_asked_for_their_version(tmp_path: Path, monkeypatch: p
     monkeypatch.setenv("PYENV_ROOT", str(tmp_path / "none"))
     found = pythons.find("3.12", Path("uv"), tmp_path, Path("patchelf"))
     assert (found.program, found.full) == (tmp_path / "right/python3.12", "3.12.9")
+
+
+def archive(place: Path, files: dict[str, str]) -> tuple[Path, source_build.Source]:
+    """Make an archive with the sources of a program; return apt's folder that names it, and the sources."""
+    content = io.BytesIO()
+    with tarfile.open(fileobj=content, mode="w:xz") as tar:
+        for name, text in files.items():
+            entry = tarfile.TarInfo(f"Python-9.8.7/{name}")
+            entry.mode, entry.size = 0o755, len(text)
+            tar.addfile(entry, io.BytesIO(text.encode()))
+    source = source_build.Source("9.8.7", hashlib.sha256(content.getvalue()).hexdigest())
+    file = place / "archive" / source.path
+    file.parent.mkdir(parents=True)
+    file.write_bytes(content.getvalue())
+    (place / "sources.list").write_text(f"deb file://{place}/archive sid main\n")
+    return place, source
+
+
+# A program that is "built" by copying, with the options that it got.
+PROGRAM = {
+    "configure": (
+        '#!/bin/sh\necho \'#!/bin/sh\' > built\necho "echo $*" >> built\necho "PREFIX=${4#--prefix=}" > config.mk\n'
+    ),
+    "Makefile": (
+        "include config.mk\nall:\n\techo >> ../made\naltinstall:\n\tmkdir -p $(PREFIX)/bin\n"
+        "\tcp built $(PREFIX)/bin/python9.8t\n\tchmod +x $(PREFIX)/bin/python9.8t\n"
+    ),
+}
+
+
+def test_python_without_the_gil_is_built_once(tmp_path: Path) -> None:
+    """If this fails, such a Python is never tried, has a GIL, or costs five minutes for each torch."""
+    etc_apt, source = archive(tmp_path, PROGRAM)
+    program = source_build.built("9.8t", tmp_path / "kept", source, etc_apt)
+    assert "--disable-gil" in commands.run([program], 10).log
+    (tmp_path / "archive" / source.path).unlink()
+    assert source_build.built("9.8t", tmp_path / "kept", source, etc_apt) == program
+    assert [path.name for path in (tmp_path / "kept").iterdir()] == ["python9.8t-built"]
+
+
+def test_sources_that_cannot_be_had_or_built_are_told(tmp_path: Path) -> None:
+    """If this fails, changed sources run, a missing compiler is a traceback, or half a build passes as one."""
+    etc_apt, source = archive(tmp_path, {**PROGRAM, "Makefile": "all:\n\techo no compiler; exit 7\n"})
+    kept = tmp_path / "kept"
+    for wrong, told in (
+        (source, r"cannot be built\n.*'make --silent' ended with status 2: .*no compiler"),
+        (source_build.Source("9.8.7", "0" * 64), r"does not give .* 9\.8\.7\n.* has sha256 \w+, expected 0{64}"),
+        (source_build.Source("9.8.6", "0" * 64), r"does not give .* 9\.8\.6\n.*No such file"),
+        (None, "its sources are not known"),
+    ):
+        with pytest.raises(VersionsError, match=told):
+            source_build.built("9.8t", kept, wrong, etc_apt)
+        assert not list(kept.glob("dist-build-*"))
+    with pytest.raises(VersionsError, match=r"names no archive"):
+        source_build.built("9.8t", kept, source, tmp_path / "none")
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""Finds an interpreter of each version: on this machine, as a download of uv, or in Debian's archive."""
+"""Finds an interpreter of each version: on this machine, as a download of uv, or from Debian's archive."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ from debian_prefix.packages import NotOfferedError, missing_tools, select_packag
 from debian_prefix.programs import ProgramError
 from debian_prefix.relocate import repoint_symlinks, set_libraries
 
+from version_runs import source_build
 from version_runs.commands import run
 from version_runs.errors import VersionsError
 
@@ -40,7 +41,7 @@ class Python:
     Attributes:
         program: Its path.
         full: Its version, such as "3.12.1".
-        source: Where it comes from, for readers: "this machine", "uv's download", "Debian sid".
+        source: Where it comes from, for readers: "this machine", "uv's download", "Debian sid", "built from source".
     """
 
     program: Path
@@ -66,7 +67,7 @@ def find(version: str, uv: Path, folder: Path, patchelf: Path) -> Python:
             return Python(program, full, "this machine")
     answers = ["it is not on this machine"]
     reasons: list[str] = []
-    for attempt, tool in ((_by_uv, uv), (_by_debian, patchelf)):
+    for attempt, tool in ((_by_uv, uv), (_by_sources if version.endswith("t") else _by_debian, patchelf)):
         try:
             return attempt(version, tool, folder)
         except VersionsError as error:
@@ -109,6 +110,15 @@ def _by_uv(version: str, uv: Path, folder: Path) -> Python:
         if full := _full_version(program, version):
             return Python(program, full, "uv's download")
     raise VersionsError("uv cannot download it", f"It says: {ended.last_lines}", "Use another interpreter.")
+
+
+def _by_sources(version: str, _: Path, folder: Path) -> Python:
+    program = source_build.built(version, folder, source_build.SOURCES.get(version))
+    if full := _full_version(program, version):
+        return Python(program, full, "built from source")
+    raise VersionsError(
+        f"the build '{program}' does not start", "It is incomplete.", "Remove its folder, and try again."
+    )
 
 
 def _by_debian(version: str, patchelf: Path, folder: Path) -> Python:
