@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.children import Target, run_cases
+from tests.support.children import Target, run_cases, write_file
 from tests.support.starter import Starter
 
 _THREADED = "--dist-backend=threaded"
@@ -74,6 +74,41 @@ def test_live_output_has_the_records_once(starter: Starter, tmp_path: Path) -> N
             "not propagated",
         ], ended.log
     assert "live log" not in ended.log
+
+
+def test_loggers_have_the_handlers_that_the_test_gave_them(starter: Starter, tmp_path: Path) -> None:
+    """If this fails, a test that counts the handlers of a logger, as torch's own do, sees one of pytest's."""
+    # pytest adds its handlers to the loggers that exist when the session starts.
+    write_file(
+        tmp_path,
+        "conftest.py",
+        """
+        import logging
+
+        silent = logging.getLogger("silent")
+        silent.propagate = False
+        silent.addHandler(logging.NullHandler())
+        """,
+    )
+    ended = run_cases(
+        starter,
+        tmp_path,
+        """
+        import logging
+
+        import dist_testing
+
+        silent = logging.getLogger("silent")
+
+
+        class HandlersTest(dist_testing.MultiProcessTestCase):
+            world_size = 2
+
+            def test_handlers(self):
+                assert [type(handler) for handler in silent.handlers] == [logging.NullHandler], silent.handlers
+        """,
+    )
+    assert ended.code == 0, ended.log
 
 
 def test_caplog_and_the_report_both_have_the_records(starter: Starter, tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import io
 import logging
+import os
 import sys
 import warnings
 from collections.abc import Callable, Iterator
@@ -30,8 +31,9 @@ def log_to_output(config: pytest.Config) -> Callable[[], None]:
     undo.callback(root.setLevel, root.level)
     plugin: Any = config.pluginmanager.getplugin("logging-plugin")
     handler: _OutputHandler | None = None
-    # pytest's handlers for the whole session.
+    # pytest's handlers for the whole session, and those that a rank must not have.
     sessions: tuple[logging.Handler, ...] = ()
+    foreign: list[logging.Handler] = []
     if plugin is not None:
         handler = _OutputHandler(config)
         handler.setFormatter(DatetimeFormatter(plugin.formatter._fmt, plugin.formatter.datefmt))
@@ -39,6 +41,9 @@ def log_to_output(config: pytest.Config) -> Callable[[], None]:
             handler.setLevel(plugin.log_level)
             root.setLevel(min(root.level, plugin.log_level))
         sessions = plugin.log_cli_handler, plugin.log_file_handler
+        # The first would print every record a second time. The other, without --log-file, does nothing, but torch's own
+        # tests count the handlers of a logger.
+        foreign = [one for one in sessions if one is sessions[0] or _writes_nothing(one)]
     for logger in _loggers():
         others = [other for other in logger.handlers if other not in sessions]
         for other in others:
@@ -48,14 +53,17 @@ def log_to_output(config: pytest.Config) -> Callable[[], None]:
                 undo.callback(setattr, other, "stream", stream)
                 # Not by `setStream`: it flushes output that the runner still had in its buffer at the fork.
                 other.stream = _OUTPUT
-        if plugin is not None and plugin.log_cli_handler in logger.handlers:
-            # It would print every record a second time.
-            logger.removeHandler(plugin.log_cli_handler)
-            undo.callback(logger.addHandler, plugin.log_cli_handler)
+        for one in {*foreign} & {*logger.handlers}:
+            logger.removeHandler(one)
+            undo.callback(logger.addHandler, one)
         if handler is not None and (logger is root or not (logger.propagate or others)):
             logger.addHandler(handler)
             undo.callback(logger.removeHandler, handler)
     return undo.pop_all().close
+
+
+def _writes_nothing(handler: logging.Handler) -> bool:
+    return isinstance(handler, logging.FileHandler) and handler.baseFilename == os.devnull
 
 
 def _loggers() -> Iterator[logging.Logger]:
