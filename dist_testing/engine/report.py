@@ -16,7 +16,7 @@ from dist_testing.engine.native_stacks import fatal_block, native_reason, shorte
 from dist_testing.engine.needs import Lack
 from dist_testing.engine.report_text import IN_LOG, WHOLE, Limits, cut_lines, printable
 from dist_testing.error_text import shorten
-from dist_testing.outcomes import UNKNOWN_EXIT_CODE, Cause, Kind
+from dist_testing.outcomes import UNKNOWN_EXIT_CODE, Cause, Kind, RankOutcome
 from dist_testing.spec import ALL_GPUS, Spec
 
 _LOG_TAIL_LINES = 40
@@ -114,6 +114,8 @@ def _report(result: CaseResult, target: str, reproduce: str, limits: Limits) -> 
         lines.append(_PROVEN)
     elif verdict.cause is Cause.HANG and result.limit_s < result.case.timeout_s:
         lines.append(_cut_limit(result))
+    elif verdict.cause is Cause.HANG and _waited_in_vain(result):
+        lines.append(_NEVER_CAME)
     elif explanation := _EXPLANATIONS.get(verdict.cause):
         lines.append(explanation)
     if verdict.victims:
@@ -149,12 +151,32 @@ def _report(result: CaseResult, target: str, reproduce: str, limits: Limits) -> 
         lines += _section(result, [verdict.culprit], part, limits, limits.lines)
     else:
         lines += _logs(result, result.logs, limits)
+        lines += _only_error(result, limits)
     return "\n".join(lines)
+
+
+def _waited_in_vain(result: CaseResult) -> list[RankOutcome]:
+    """Return the ranks whose waits have ended by a limit, the first one first, if no rank failed or was running."""
+    if result.verdict.culprit is not None or result.stacks:
+        return []
+    waited = [result.outcomes[rank] for rank in result.verdict.victims]
+    return sorted((outcome for outcome in waited if outcome.text), key=lambda outcome: outcome.at_s)
+
+
+def _only_error(result: CaseResult, limits: Limits) -> list[str]:
+    if not (waited := _waited_in_vain(result)):
+        return []
+    text = cut_lines(tidied(waited[0].text), limits.other_lines, limits.chars, limits.line_chars, ends_only=True)
+    return [_RULE, f"rank {waited[0].rank} of {result.case.world_size} {waited[0].describe()}", "", *text]
 
 
 _PROVEN = (
     "It is proven that no rank could ever go on: each has ended its test, or waits for another rank. So the runner did "
     "not wait for the deadline. See docs/hangs.md."
+)
+_NEVER_CAME = (
+    "A limit of the test, of a group or of a store has ended the wait below, and no rank was running any more. Either "
+    "a rank ended its test before it did what the others wait for, or no rank would ever have done it."
 )
 # The likely cause and the way out, where there is no traceback that shows them.
 _EXPLANATIONS = {

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import textwrap
 from pathlib import Path
+
+import pytest
 
 from tests.support.children import run_cases, write_file
 from tests.support.starter import Starter
@@ -111,24 +114,37 @@ def test_a_conftest_can_add_the_marker(starter: Starter, tmp_path: Path) -> None
     assert "The test has another marker, and with that one its case has 3 ranks." in ended.log
 
 
-def test_a_marker_that_comes_too_late_is_refused(starter: Starter, tmp_path: Path) -> None:
-    """If this fails, such a test passes without ranks."""
-    write_file(
-        tmp_path,
-        "conftest.py",
-        """
-        import pytest
-
+_AFTER_ALL_OTHERS = """
         @pytest.hookimpl(wrapper=True, tryfirst=True)
         def pytest_collection_modifyitems(items):
             yield
-            items[0].add_marker(pytest.mark.distributed(world_size=2))
-        """,
-    )
-    ended = run_cases(starter, tmp_path, "def test_it():\n    pass\n")
-    assert ended.code == 4, ended.log
+            items[0].add_marker(MARK)
+    """
+_AFTER_THE_COLLECTION = """
+        def pytest_collection_finish(session):
+            session.items[0].add_marker(MARK)
+    """
+_BEFORE_THE_TEST = """
+        def pytest_runtest_setup(item):
+            item.add_marker(MARK)
+    """
+
+
+@pytest.mark.parametrize("others", ["", "import dist_testing", "@MARK\ndef test_other():\n    pass\n"])
+@pytest.mark.parametrize(
+    ("hook", "code"), [(_AFTER_ALL_OTHERS, 4), (_AFTER_THE_COLLECTION, 4), (_BEFORE_THE_TEST, 1)], ids=range(3)
+)
+def test_a_marker_that_comes_too_late_is_refused(
+    starter: Starter, tmp_path: Path, hook: str, code: int, others: str
+) -> None:
+    """If this fails, such a test passes without ranks, at least in a session without another distributed test."""
+    mark = "import pytest\n\nMARK = pytest.mark.distributed(world_size=2)\n"
+    write_file(tmp_path, "conftest.py", f"{mark}\n{textwrap.dedent(hook)}")
+    ended = run_cases(starter, tmp_path, f"{mark}\n\ndef test_it():\n    pass\n\n{others}")
+    assert ended.code == code, ended.log
     assert "test_it: @pytest.mark.distributed was added after the markers had been read." in ended.log
     assert "Traceback" not in ended.log
+    assert ended.outcomes().get("test_it") == ("FAILED" if code == 1 else None)
 
 
 def test_a_projects_own_marker_stays_its_own(starter: Starter, tmp_path: Path) -> None:

@@ -112,6 +112,18 @@ def test_victims_get_one_line_and_no_quotation() -> None:
     assert "victim's traceback" not in text
 
 
+def test_the_only_error_of_a_case_is_quoted() -> None:
+    """If this fails, a wait of a rank that no other rank could end has neither its line nor its text in the report."""
+    late = replace(raised(1, 102.0, text="the wait's traceback"), collateral="late")
+    waits = [RankOutcome(0, Kind.PASSED, 101.0), late, replace(late, rank=2, at_s=103.0, text="a later one")]
+    text = failure_report(result(waits))
+    assert text.endswith("rank 1 of 3 waited for a peer in vain in call (ValueError)\n\nthe wait's traceback")
+    assert "a later one" not in text
+    assert "The stacks of the running ranks are below" not in text
+    assert "the wait's traceback" not in failure_report(result(waits, stacks={0: "running"}))
+    assert failure_report(result([*waits, raised(3, 102.5)])).endswith(TRACEBACK.rstrip())
+
+
 def test_a_case_without_victims_does_not_mention_them() -> None:
     """If this fails, the report mentions things that did not happen."""
     text = failure_report(result([raised(0, 101.0)]))

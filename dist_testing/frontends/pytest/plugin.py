@@ -9,7 +9,7 @@ from __future__ import annotations
 import importlib
 import os
 import sys
-from collections.abc import Generator
+from collections.abc import Generator, Sequence
 from typing import TYPE_CHECKING
 
 import pytest
@@ -138,16 +138,30 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         runner_plugin(config).read_markers(items)
 
 
-@pytest.hookimpl(tryfirst=True)
+@pytest.hookimpl(trylast=True)
 def pytest_collection_finish(session: pytest.Session) -> None:
     """Let the runner's half refuse a marker that came too late, if it does not exist yet."""
     # pytest ends the collection also after an error, and then reports that error.
-    is_unread = session.config.stash.get(_READ_KEY, False) and not session.config.pluginmanager.has_plugin(_RUNNER)
-    if is_unread and any(map(_concerns_library, session.items)):
+    if session.config.stash.get(_READ_KEY, False) and not session.config.pluginmanager.has_plugin(_RUNNER):
+        _check_late_markers(session.config, session.items)
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_call(item: pytest.Item) -> None:
+    """Fail a test that has got the marker after the collection: it would run without ranks, and pass for no reason."""
+    try:
+        _check_late_markers(item.config, [item])
+    except pytest.UsageError as error:
+        pytest.fail(str(error), pytrace=False)
+
+
+def _check_late_markers(config: pytest.Config, items: Sequence[pytest.Item]) -> None:
+    if any(map(_concerns_library, items)):
         from dist_testing.frontends.pytest.marking import check_all_marked
 
-        runner_plugin(session.config).read_markers([])
-        check_all_marked(session.config, session.items)
+        if not config.pluginmanager.has_plugin(_RUNNER):
+            runner_plugin(config).read_markers([])
+        check_all_marked(config, items)
 
 
 def _concerns_library(item: pytest.Item) -> bool:
