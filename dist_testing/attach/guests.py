@@ -1,15 +1,11 @@
-"""The connections of rank 0 of an attached world, and the processes that have not connected yet."""
+"""The connections of rank 0 of an attached world."""
 
 from __future__ import annotations
 
 import os
-import select
 import socket
 import struct
-from collections.abc import Sequence
-from typing import Any
 
-from dist_testing.attach.rank_info import pid_key
 from dist_testing.errors import LaunchError, MessageError
 from dist_testing.process import wire
 from dist_testing.process.messages import ATTACHED_MESSAGES, Hello
@@ -69,38 +65,3 @@ class Peer:
         """Close the connection. A rank that is served then ends."""
         self.connection.close()
         os.close(self.pidfd)
-
-
-class Announced:
-    """The processes of ranks of this node that have told their numbers, but have not connected yet."""
-
-    def __init__(self, store: Any, node_key: str) -> None:
-        self._store = store
-        self._node_key = node_key
-        self._pidfds: dict[int, int] = {}
-        self._gone: set[int] = set()
-
-    def ended(self, ranks: Sequence[int]) -> list[int]:
-        """Return those of the ranks whose processes have ended."""
-        for rank in ranks:
-            if rank not in self._pidfds and rank not in self._gone and self._store.check([pid_key(rank)]):
-                pid, _, node_key = self._store.get(pid_key(rank)).decode().partition(" ")
-                if node_key != self._node_key:
-                    # The number means another process here.
-                    continue
-                try:
-                    self._pidfds[rank] = os.pidfd_open(int(pid))
-                except ProcessLookupError:
-                    self._gone.add(rank)
-        poller = select.poll()
-        for rank, fd in self._pidfds.items():
-            if rank in ranks:
-                poller.register(fd, select.POLLIN)
-        # A pidfd is readable when its process has ended.
-        ready = {fd for fd, _ in poller.poll(0)}
-        return [rank for rank in ranks if rank in self._gone or self._pidfds.get(rank) in ready]
-
-    def close(self) -> None:
-        """Close the descriptors."""
-        for fd in self._pidfds.values():
-            os.close(fd)

@@ -22,7 +22,8 @@ import time
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
-from dist_testing.attach.guests import Announced, Guest, Peer, peer_of
+from dist_testing.attach.absent import LOOK_S, Absent
+from dist_testing.attach.guests import Guest, Peer, peer_of
 from dist_testing.attach.helper import start_hub
 from dist_testing.attach.line import interface_of
 from dist_testing.attach.rank_info import ATTACH_LIMIT_S, RankInfo, own_listener
@@ -55,8 +56,6 @@ from dist_testing.rank.bootstrap import FAILED_EXIT_CODE
 HOME_KEY = "home"
 # A token that every rank has in its environment, so that it is not in the store.
 TOKEN_VARIABLE = "DIST_TESTING_TOKEN"
-# While rank 0 waits for the others, it looks this often for news of their processes. Seconds.
-_LOOK_S = 1.0
 
 
 class AttachedLauncher:
@@ -134,7 +133,7 @@ class AttachedLauncher:
 
     def _admit(self, listener: socket.socket, size: int, directories: Sequence[str]) -> None:
         deadline_s = time.monotonic() + ATTACH_LIMIT_S
-        announced = Announced(self._store, self._rank_info.node_key)
+        absent = Absent(self._store, self._rank_info)
         # Read at the same time: a peer that sends half a message, or nothing, must not delay the others.
         guests: dict[int, Guest] = {}
         poller = select.poll()
@@ -142,12 +141,12 @@ class AttachedLauncher:
         try:
             while missing := [rank for rank in range(size) if rank not in self._peers]:
                 left_s = deadline_s - time.monotonic()
-                ready = poller.poll(1000 * min(max(0.0, left_s), _LOOK_S))
-                if not ready and (ended := announced.ended(missing)):
+                ready = poller.poll(1000 * min(max(0.0, left_s), LOOK_S))
+                if not ready and (ended := absent.ended(missing)):
                     raise LaunchError(
                         f"Rank(s) {', '.join(map(str, ended))} of {size} ended before they connected.\n"
-                        "An exit call in a test file, or in a module that it imports, ended them during the "
-                        "collection; torchrun reports no exit with code 0.\n"
+                        "An exit call in a test file, in conftest.py or in a module that they import, ended them "
+                        "during the collection; torchrun reports no exit with code 0.\n"
                         "See the output of these ranks, and remove the exit call."
                     )
                 if time.monotonic() > deadline_s:
@@ -166,7 +165,7 @@ class AttachedLauncher:
                         poller.unregister(fd)
                         self._welcome(hello, guests.pop(fd).connection, directories, size)
         finally:
-            announced.close()
+            absent.close()
             for guest in guests.values():
                 guest.connection.close()
 

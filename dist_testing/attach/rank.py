@@ -11,14 +11,18 @@ import socket
 import sys
 import tempfile
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
+from datetime import timedelta
 from types import FrameType
+from typing import TYPE_CHECKING
 
+from dist_testing.attach.absent import LOOK_S, Absent
 from dist_testing.attach.guests import peer_of
 from dist_testing.attach.helper import start_relay
 from dist_testing.attach.launcher import HOME_KEY, TOKEN_VARIABLE
-from dist_testing.attach.rank_info import RankInfo
+from dist_testing.attach.rank_info import ATTACH_LIMIT_S, RankInfo
 from dist_testing.attach.relay_messages import GIVE_UP_SIGNAL, PLACES, Home, RelayPlace, RelayTask
 from dist_testing.backends import any_declared
 from dist_testing.errors import InterruptedRunError, LaunchError, MessageError
@@ -57,6 +61,9 @@ from dist_testing.rank.groups import backends_in_use
 from dist_testing.rank.ledger import LedgerThread, answering
 from dist_testing.rank.long_texts import LongTexts
 from dist_testing.rank.reporter import FrameWriter, Reporter
+
+if TYPE_CHECKING:
+    from torch._C._distributed_c10d import Store
 
 
 class _GiveUp(BaseException):
@@ -104,14 +111,35 @@ def connect(rank_info: RankInfo) -> tuple[socket.socket, tuple[str, ...]]:
 _relays: list[object] = []
 
 
+def _wait_for_rank_0(store: Store, rank_info: RankInfo) -> None:
+    """Wait until rank 0 has told where it is, or has ended."""
+    latest_s = time.monotonic() + ATTACH_LIMIT_S
+    absent = Absent(store, rank_info)
+    try:
+        # A store that cannot be reached raises its error here.
+        while not store.check([HOME_KEY]):
+            if absent.ended([0]):
+                raise ConnectionError("it has ended before this rank could connect")
+            left_s = latest_s - time.monotonic()
+            if left_s <= 0:
+                raise ConnectionError(f"it did not come within {ATTACH_LIMIT_S:.0f} s")
+            # The wait ends with an error if the key is still missing.
+            with contextlib.suppress(RuntimeError):
+                store.wait([HOME_KEY], timedelta(seconds=min(left_s, LOOK_S)))
+    finally:
+        absent.close()
+
+
 def _path_to_rank_0(rank_info: RankInfo) -> str:
     """Return the path of the Unix socket that leads to rank 0: its own, or the relay's on another node.
 
     Raises:
         LaunchError: If this node has no relay.
+        ConnectionError: If rank 0 has ended.
         RuntimeError: If the store cannot be reached.
     """
     store = rank_info.store()
+    _wait_for_rank_0(store, rank_info)
     home = PLACES.from_wire(store.get(HOME_KEY))
     assert isinstance(home, Home)
     own = rank_info.node_key

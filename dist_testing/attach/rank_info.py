@@ -80,11 +80,11 @@ class RankInfo:
         return PrefixStore(f"dist_testing/{self.attempt}", store)
 
     def announce(self) -> None:
-        """Tell rank 0 the number of this process, so that it need not wait for a rank that ends during the collection.
+        """Tell the number of this process, so that no rank need wait for one that ends during the collection.
 
         Does nothing if rank 0 serves the store itself: it does so only after its own collection.
         """
-        if self.rank and self.is_served:
+        if self.is_served:
             # Without a store rank 0 cannot be found either, which is reported then.
             with contextlib.suppress(RuntimeError):
                 self.store().set(pid_key(self.rank), f"{os.getpid()} {self.node_key}")

@@ -37,6 +37,9 @@ _DIES = """
         pass
 """
 
+# Without the first option torchrun takes a port that the next torchrun also wants.
+_TORCHRUN = ("-m", "torch.distributed.run", "--standalone", "--local-addr=127.0.0.1", "--nproc-per-node=2")
+
 
 @pytest.mark.parametrize(
     ("death", "wait"),
@@ -151,14 +154,21 @@ def test_rank_with_other_tests_is_reported(agent: Agent, tmp_path: Path) -> None
     assert "No module named 'nothing_of_this_name'" in children[0].log
 
 
-def test_rank_that_exits_with_0_while_it_imports_ends_the_wait_for_it(agent: Agent) -> None:
-    """If this fails, rank 0 waits five minutes for a rank that has ended, and torchrun sees no failure in it."""
-    source = """
+@pytest.mark.parametrize(
+    ("gone", "said"),
+    [
+        (1, "Rank(s) 1 of 2 ended before they connected."),
+        (0, "Rank 1 of 2 has not found rank 0: it has ended before this rank could connect"),
+    ],
+)
+def test_rank_that_exits_with_0_while_it_imports_ends_the_wait_for_it(agent: Agent, gone: int, said: str) -> None:
+    """If this fails, a rank waits five minutes for one that has ended, and torchrun sees no failure in it."""
+    source = f"""
     import os
 
     import pytest
 
-    if os.environ["RANK"] == "1":
+    if os.environ["RANK"] == "{gone}":
         os._exit(0)
 
 
@@ -166,10 +176,34 @@ def test_rank_that_exits_with_0_while_it_imports_ends_the_wait_for_it(agent: Age
     def test_nothing(world):
         pass
     """
-    rank_0, rank_1 = agent.run(source)
-    assert rank_1.code == 0
-    assert rank_0.code != 0
-    assert "Rank(s) 1 of 2 ended before they connected." in rank_0.log
+    ended = agent.run(source)
+    assert ended[gone].code == 0
+    assert ended[1 - gone].code != 0
+    assert said in ended[1 - gone].log
+
+
+@pytest.mark.parametrize(
+    ("gone", "said"),
+    [
+        (1, "Rank(s) 1 of 2 ended before they connected."),
+        (0, "Rank 1 of 2 has not found rank 0: it has ended before this rank could connect"),
+    ],
+)
+def test_rank_that_exits_with_0_in_a_conftest_ends_the_wait_for_it(
+    starter: Starter, tmp_path: Path, gone: int, said: str
+) -> None:
+    """If this fails, a rank waits five minutes for one that has not told the number of its process."""
+    write_file(tmp_path, "conftest.py", f"import os\n\nif os.environ['RANK'] == '{gone}':\n    os._exit(0)\n")
+    write_file(
+        tmp_path,
+        "test_cases.py",
+        "import pytest\n\n\n@pytest.mark.distributed\ndef test_nothing(world):\n    pass\n",
+    )
+    child = starter.start(
+        [*_TORCHRUN, "-m", "pytest", "-p", "dist_testing.frontends.pytest.plugin", "test_cases.py"], tmp_path
+    )
+    assert child.wait() != 0, child.log
+    assert said in child.log
 
 
 def test_options_without_meaning_are_refused(agent: Agent) -> None:
@@ -204,10 +238,7 @@ def test_torchrun_itself(starter: Starter, tmp_path: Path) -> None:
             dist_testing.run_tests()
         """,
     )
-    # Without it torchrun takes a port that the next torchrun also wants.
-    own = ["--standalone", "--local-addr=127.0.0.1"]
-    torchrun = ["-m", "torch.distributed.run", *own, "--nproc-per-node=2"]
-    child = starter.start([*torchrun, "test_unit.py", "-rA"], tmp_path)
+    child = starter.start([*_TORCHRUN, "test_unit.py", "-rA"], tmp_path)
     assert child.wait() == 0, child.log
     assert Ended(0, child.log).outcomes() == {"test_size": "PASSED"}, child.log
     assert_no_folder_left(tmp_path)

@@ -10,7 +10,8 @@ import subprocess
 import time
 from types import SimpleNamespace
 
-from dist_testing.attach.guests import Announced
+from dist_testing.attach.absent import Absent
+from dist_testing.attach.rank_info import RankInfo
 from dist_testing.bazel import watchdog
 from dist_testing.engine.rank_record import RankRecord
 from dist_testing.outcomes import Kind
@@ -66,13 +67,15 @@ def _has_to_end_run_that_is_over(limit_s: float) -> bool:
 def test_a_rank_that_ended_before_it_connected_is_seen() -> None:
     """If this fails, rank 0 of a large world under torchrun ends with an error of its own."""
     child = subprocess.Popen(["true"])
-    store = SimpleNamespace(check=lambda keys: True, get=lambda key: f"{child.pid} here".encode())
+    rank_info = RankInfo(0, 2, "localhost", 1, is_served=True, attempt="")
+    said = f"{child.pid} {rank_info.node_key}".encode()
+    store = SimpleNamespace(check=lambda keys: True, get=lambda key: said)
     with all_low_numbers_taken():
-        announced = Announced(store, "here")
+        absent = Absent(store, rank_info)
         try:
             # The process exists until it is waited for.
             os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT)
-            assert announced.ended([1]) == [1]
+            assert absent.ended([1]) == [1]
         finally:
-            announced.close()
+            absent.close()
             child.wait()

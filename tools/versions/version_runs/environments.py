@@ -6,7 +6,8 @@ import platform
 import re
 import shutil
 import sys
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from version_runs.commands import run
@@ -44,10 +45,12 @@ class Environment:
     Attributes:
         python: Its interpreter.
         torch: torch's full version, such as "2.12.1+cu130".
+        variables: What the suites need in their environment.
     """
 
     python: Path
     torch: str
+    variables: Mapping[str, str] = field(default_factory=dict)
 
 
 def find_uv(folder: Path) -> Path:
@@ -131,7 +134,9 @@ def make(release: str, python: Python, uv: Path, folder: Path) -> Environment:
             f"One of its libraries is missing on this machine: {ended.last_lines}",
             "See the text.",
         )
-    return Environment(program, ended.log.split()[-1])
+    # Triton in torch's CUDA builds does not say that it can run without the GIL, and would switch it on.
+    variables = {"PYTHON_GIL": "0"} if python.program.name.endswith("t") else {}
+    return Environment(program, ended.log.split()[-1], variables)
 
 
 def remove(folder: Path, *, downloads: bool) -> None:

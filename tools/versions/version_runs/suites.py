@@ -61,7 +61,7 @@ def run_suite(suite: str, environment: Environment, tree: Path, folder: Path) ->
     ended = run(
         [environment.python, "-m", "pytest", f"tests/{suite}", *options],
         LIMITS_S[suite],
-        environment={"PYTHONPATH": str(tree), "PYTHONDONTWRITEBYTECODE": "1"},
+        environment={"PYTHONPATH": str(tree), "PYTHONDONTWRITEBYTECODE": "1", **environment.variables},
         cwd=tree,
     )
     (folder / f"{suite}.log").write_text(ended.log, encoding="utf-8")
