@@ -52,7 +52,12 @@ def admit(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[..., At
 
             store = SimpleNamespace(set=connect, check=lambda keys: False)
             rank_info: Any = SimpleNamespace(
-                size=size, store=lambda: store, has_other_nodes=False, node_key="here", launcher="torchrun"
+                size=size,
+                store=lambda: store,
+                has_other_nodes=False,
+                is_served=False,
+                node_key="here",
+                launcher="torchrun",
             )
             run: Any = SimpleNamespace(temp=str(folder), directories=[str(folder)])
             launcher = AttachedLauncher(rank_info, run)

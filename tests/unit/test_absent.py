@@ -1,0 +1,64 @@
+"""Which ranks torchrun's agent has started, as one of them sees it."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+_ASK = """
+import sys
+
+from dist_testing.attach.absent import started_by_agent
+from dist_testing.attach.rank_info import RankInfo
+
+kind, rank = sys.argv[1:]
+info = RankInfo(int(rank), 4, "", 1, is_served=kind == "agent", attempt="", has_other_nodes=kind == "nodes")
+print(sorted(started_by_agent(info)))
+"""
+# Plays the agent: starts a process for each rank, and the last one asks.
+_AGENT = """
+import os, subprocess, sys
+
+ask, kind, *ranks = sys.argv[1:]
+others = [
+    subprocess.Popen(["sleep", "1000"], env={**os.environ, **({"RANK": rank} if rank != "-" else {})})
+    for rank in ranks[:-1]
+]
+subprocess.run([sys.executable, "-c", ask, kind, ranks[-1]], env={**os.environ, "RANK": ranks[-1]})
+for other in others:
+    other.kill()
+"""
+
+
+@pytest.mark.parametrize(
+    ("kind", "ranks", "variables", "found"),
+    [
+        ("agent", ["0", "3", "1"], {}, [0, 1, 3]),
+        ("agent", ["1"], {}, [1]),
+        # A rank before its exec has the agent's variables, so that it is not known who is missing.
+        ("agent", ["0", "-", "1"], {}, []),
+        # The parent is a wrapper of this rank.
+        ("agent", ["0", "1"], {"RANK": "1"}, []),
+        # Ranks that were started by hand, and ranks of other nodes, have no common parent.
+        ("by hand", ["0", "1"], {}, []),
+        ("nodes", ["0", "1"], {}, []),
+    ],
+)
+def test_ranks_are_children_of_the_agent(
+    kind: str, ranks: list[str], variables: dict[str, str], found: list[int], tmp_path: Path
+) -> None:
+    """If this fails, ranks wait five minutes for one that has ended, or call one ended that still runs."""
+    env = {name: value for name, value in os.environ.items() if name != "RANK"}
+    ended = subprocess.run(
+        [sys.executable, "-c", _AGENT, _ASK, kind, *ranks],
+        env={**env, **variables, "PYTHONPATH": ":".join(sys.path)},
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert ended.stdout.strip() == str(found), ended.stderr
