@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from dist_testing.fault_plan import PlannedFault
-from dist_testing.outcomes import Cause, Kind, RankOutcome, Verdict
+from dist_testing.outcomes import Cause, Kind, RankOutcome, Verdict, left_behind
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,9 +147,20 @@ class CaseResult:
 
         Processes and GPU memory that it left behind are something else.
         """
-        if self.verdict.cause is not Cause.FAILURE or self.leaked or self.gpu_memory:
-            return False
-        return all(failure.kind is Kind.RAISED for failure in self.failures)
+        return self._has_raised and self._left is None
+
+    def with_exceptions_expected(self) -> CaseResult:
+        """Return the result with the verdict on what it left behind, if it also failed by exceptions; else itself."""
+        left = self._left if self._has_raised else None
+        return self if left is None else replace(self, verdict=left)
+
+    @property
+    def _has_raised(self) -> bool:
+        return self.verdict.cause is Cause.FAILURE and all(failure.kind is Kind.RAISED for failure in self.failures)
+
+    @property
+    def _left(self) -> Verdict | None:
+        return left_behind(self.leaked, self.gpu_memory)
 
 
 class CaseFailedError(AssertionError):

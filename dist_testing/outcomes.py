@@ -257,10 +257,10 @@ def verdict(
     skipped = [outcome for outcome in every if outcome.kind is Kind.SKIPPED]
     stopped = [outcome for outcome in every if outcome.kind is Kind.STOPPED]
     if skipped:
-        return _skipped(every, skipped, promised=promised, left=_left(leaked, gpu_memory))
+        return _skipped(every, skipped, promised=promised, left=left_behind(leaked, gpu_memory))
     if stopped:
         return Verdict(Status.FAILED, Cause.INTERRUPTED, "the run was stopped before the case ended")
-    return _left(leaked, gpu_memory) or Verdict(Status.PASSED)
+    return left_behind(leaked, gpu_memory) or Verdict(Status.PASSED)
 
 
 def blame_machine(found: Verdict, *, faults: Sequence[str], lost: str) -> Verdict:
@@ -353,7 +353,8 @@ def _skipped(
     return Verdict(Status.SKIPPED, reason=reason)
 
 
-def _left(leaked: Sequence[str], gpu_memory: Sequence[str]) -> Verdict | None:
+def left_behind(leaked: Sequence[str], gpu_memory: Sequence[str]) -> Verdict | None:
+    """Return the verdict on what a case left behind; None if it left nothing."""
     for cause, things in ((Cause.LEAK, leaked), (Cause.GPU_MEMORY, gpu_memory)):
         if things:
             return Verdict(Status.FAILED, cause, f"{cause.value}: {'; '.join(things)}")

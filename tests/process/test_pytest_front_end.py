@@ -200,7 +200,7 @@ def test_skips_and_expected_failures(starter: Starter, tmp_path: Path) -> None:
     assert "6 skipped" in ended.log
     assert "rank 1 skipped: rank 1 alone" in ended.log
     assert "[XPASS(strict)] passes by now" in ended.log
-    assert "Processes left behind, now killed: sleep 1000 (pid " in ended.log
+    assert "test_xfail_leaves_a_process (world of 2): children left behind: sleep 1000 (pid " in ended.log
 
 
 def test_expected_failure_respects_its_error_type(starter: Starter, tmp_path: Path) -> None:

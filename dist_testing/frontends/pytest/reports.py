@@ -251,9 +251,11 @@ def judge_expected(item: pytest.Item, expected: Xfail, result: CaseResult, spec:
 
     Only an exception in the test is an expected failure; a crash, a hang or a broken machine never is.
     """
+    if all(is_expected(item, expected, failure) for failure in result.failures):
+        if result.has_only_raised:
+            return expected_failure(item, expected.reason, result.duration_s)
+        result = result.with_exceptions_expected()
     values = properties(result)
-    if result.has_only_raised and all(is_expected(item, expected, failure) for failure in result.failures):
-        return expected_failure(item, expected.reason, result.duration_s)
     if result.verdict.status is Status.FAILED:
         return failed(item, failure_text(item.nodeid, result, spec), result.duration_s, values)
     if is_setup_only(item.config):
