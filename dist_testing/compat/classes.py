@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import os
 import unittest
 from collections.abc import Sequence
@@ -37,6 +38,9 @@ except ImportError as error:
         "install, and in torch 2.10 also setuptools.\n"
         "Install them: pip install expecttest numpy 'setuptools<82'; under Bazel, add them to the target's deps."
     ) from error
+
+# It registers the backend "fake". torch's own module does so through other imports, and its tests use that backend.
+importlib.import_module("torch.testing._internal.distributed.fake_pg")
 
 if TYPE_CHECKING:
     # torch's module is not typed.

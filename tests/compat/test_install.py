@@ -54,6 +54,14 @@ _FILE = """
             c10d.all_reduce(value)
             self.assertEqual(value, torch.ones(2))
 
+        def test_fake_backend(self):
+            # torch's own module imports it, and so registers the backend.
+            self.assertIn("torch.testing._internal.distributed.fake_pg", sys.modules)
+            store = c10d.FileStore(self.file_name, self.world_size)
+            c10d.init_process_group("fake", store=store, rank=self.rank, world_size=64)
+            c10d.all_reduce(torch.ones(2))
+            self.assertEqual(c10d.get_world_size(), 64)
+
         def test_fail(self):
             self.assertEqual(self.rank, 0)
 
@@ -94,6 +102,7 @@ _FILE = """
 """
 _EXPECTED = {
     "test_pass": "PASSED",
+    "test_fake_backend": "PASSED",
     "test_fail": "FAILED",
     "test_exit_0": "PASSED",
     "test_exit_code_of_a_skip": "SKIPPED",
@@ -150,7 +159,7 @@ def test_ranks_that_are_fresh_interpreters_have_it_installed(starter: Starter, t
     # Eight interpreters load torch and its test library, two at a time. A CUDA build takes several times as long.
     ended = run_file(starter, tmp_path, source, "-v", "ProcessTest", limit_s=4 * LIMIT_S)
     assert outcomes(ended.log) == {name: _EXPECTED[name] for name in outcomes(ended.log)}, ended.log
-    assert len(outcomes(ended.log)) == 5
+    assert len(outcomes(ended.log)) == 6
 
 
 def test_the_fork_server_of_an_unclean_runner_has_it_installed(starter: Starter, tmp_path: Path) -> None:
