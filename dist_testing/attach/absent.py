@@ -76,8 +76,11 @@ def started_by_agent(rank_info: RankInfo) -> set[int]:
             return set()
         for child in agent.children():
             try:
+                # The variables of a process that has ended are empty until its parent has waited for it.
+                if child.status() == psutil.STATUS_ZOMBIE:
+                    continue
                 rank = child.environ().get("RANK", "")
-            except (psutil.NoSuchProcess, psutil.ZombieProcess):
+            except psutil.NoSuchProcess:
                 continue
             if not rank.isdecimal():
                 # A rank before its exec has the variables of the agent.

@@ -25,9 +25,15 @@ import os, subprocess, sys
 
 ask, kind, *ranks = sys.argv[1:]
 others = [
-    subprocess.Popen(["sleep", "1000"], env={**os.environ, **({"RANK": rank} if rank != "-" else {})})
+    subprocess.Popen(
+        ["true" if rank == "ended" else "sleep", "1000"], env={**os.environ, **({"RANK": rank} if rank != "-" else {})}
+    )
     for rank in ranks[:-1]
 ]
+for rank, other in zip(ranks, others):
+    if rank == "ended":
+        # It stays a zombie.
+        os.waitid(os.P_PID, other.pid, os.WEXITED | os.WNOWAIT)
 subprocess.run([sys.executable, "-c", ask, kind, ranks[-1]], env={**os.environ, "RANK": ranks[-1]})
 for other in others:
     other.kill()
@@ -39,6 +45,7 @@ for other in others:
     [
         ("agent", ["0", "3", "1"], {}, [0, 1, 3]),
         ("agent", ["1"], {}, [1]),
+        ("agent", ["ended", "0", "1"], {}, [0, 1]),
         # A rank before its exec has the agent's variables, so that it is not known who is missing.
         ("agent", ["0", "-", "1"], {}, []),
         # The parent is a wrapper of this rank.
