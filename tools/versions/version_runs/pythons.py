@@ -30,7 +30,7 @@ _FINISHED = "finished"
 _PROBE = """
 import platform, sys, sysconfig
 free = "t" if sysconfig.get_config_var("Py_GIL_DISABLED") else ""
-print(f"{sys.version_info[0]}.{sys.version_info[1]}{free}", platform.python_version())
+print(f"{sys.version_info[0]}.{sys.version_info[1]}{free}", f"{platform.python_version()}{free}")
 """
 
 
@@ -40,7 +40,7 @@ class Python:
 
     Attributes:
         program: Its path.
-        full: Its version, such as "3.12.1".
+        full: Its version, such as "3.12.1", or "3.14.7t" without the GIL.
         source: Where it comes from, for readers: "this machine", "uv's download", "Debian sid", "built from source".
     """
 
