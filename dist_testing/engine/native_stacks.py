@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import re
 
-# "SIGABRT(6), PID: 20494, Thread 20494: " begins the native stack of a thread; that of the fatal signal comes first.
-_THREAD = re.compile(r"^SIG[A-Z0-9]+\(\d+\), PID: \d+, Thread \d+:\s*$")
+# "SIGABRT(6), PID: 20494, Thread 20494: " begins the native stack of a thread, in the order of /proc/self/task.
+_THREAD = re.compile(r"^(?P<signal>SIG[A-Z0-9]+)\(\d+\), PID: \d+, Thread \d+:\s*$")
 # "frame #5: abort + 0xd3 (0x7f5d8ee44472 in /lib/x86_64-linux-gnu/libc.so.6)"
 _FRAME = re.compile(r"^ ?frame #\d+: (?P<name>.*?) (?:\+ 0(?:x[0-9a-f]+)? )?\(0x[0-9a-f]+ in (?P<file>[^)]*)\)$")
 _OF_HANDLER = "c10::FatalSignalHandler"
+# Only the thread that got the signal is in this function; it makes the others print theirs.
+_GOT_SIGNAL = f"{_OF_HANDLER}::fatalSignalHandler("
 _LEFT_OUT = "<omitting python frames>"
+# Begins the stack that is left.
+_HEAD = "Native stack of "
 # Limit of the frames of the thread that got the signal.
 _MAX_FRAMES = 40
 # What the C and C++ libraries and the sanitizers say about the end that they are about to cause; the last line counts.
@@ -43,38 +47,45 @@ def native_reason(log: str) -> str:
 def shorten_native_stacks(text: str) -> str:
     """Return the text with the native stack of the thread that got the signal only, and readable frames."""
     lines: list[str] = []
-    threads = frames = 0
-    is_native = False
+    signal = ""
+    # The frames of each thread, until the stacks end.
+    threads: list[list[str]] = []
     for line in text.splitlines():
-        if _THREAD.match(line):
-            threads += 1
-            is_native = True
-            if threads == 1:
-                lines.append(f"Native stack of the thread that got {line.partition('(')[0]} (most recent call first):")
-            continue
-        match = _FRAME.match(line)
-        if is_native and (match or line == _LEFT_OUT):
-            if threads == 1 and match and _OF_HANDLER not in match["name"] and frames < _MAX_FRAMES:
-                frames += 1
-                lines.append(f"  {match['name']} in {match['file'].rpartition('/')[2]}")
-            elif threads == 1 and not match:
-                # The frames below have called the interpreter; the Python stack follows.
-                frames = _MAX_FRAMES
-            continue
-        if is_native and (not line.strip() or line.startswith("signal lost waiting for stacktrace")):
-            continue
-        if is_native:
-            is_native = False
-            if threads > 1:
-                lines.append(f"(native stacks of {threads - 1} other thread(s) left out)")
-            lines.append("")
-        lines.append(line)
+        if match := _THREAD.match(line):
+            signal = match["signal"]
+            threads.append([])
+        elif threads and (_FRAME.match(line) or line == _LEFT_OUT):
+            threads[-1].append(line)
+        elif not threads:
+            lines.append(line)
+        elif line.strip() and not line.startswith("signal lost waiting for stacktrace"):
+            lines += [*_one_stack(signal, threads), line]
+            threads = []
+    if threads:
+        lines += _one_stack(signal, threads)
     return "\n".join(lines)
+
+
+def _one_stack(signal: str, threads: list[list[str]]) -> list[str]:
+    of_signal = next((frames for frames in threads if any(_GOT_SIGNAL in frame for frame in frames)), None)
+    frames = threads[0] if of_signal is None else of_signal
+    if _LEFT_OUT in frames:
+        # The frames below have called the interpreter; the Python stack follows.
+        frames = frames[: frames.index(_LEFT_OUT)]
+    found = [match for match in map(_FRAME.match, frames) if match and _OF_HANDLER not in match["name"]]
+    whose = "a thread" if of_signal is None else f"the thread that got {signal}"
+    others = [f"(native stacks of {len(threads) - 1} other thread(s) left out)"] if len(threads) > 1 else []
+    return [
+        f"{_HEAD}{whose} (most recent call first):",
+        *(f"  {match['name']} in {match['file'].rpartition('/')[2]}" for match in found[:_MAX_FRAMES]),
+        *others,
+        "",
+    ]
 
 
 def fatal_block(lines: list[str]) -> int:
     """Return how many of the last lines belong to a native stack and what follows it; 0 if there is none."""
     for number, line in enumerate(lines):
-        if line.startswith("Native stack of the thread"):
+        if line.startswith(_HEAD):
             return len(lines) - number
     return 0

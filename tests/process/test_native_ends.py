@@ -28,6 +28,8 @@ int reads_after_free_in_mine() {
 """
 _CASES = """
     import ctypes
+    import threading
+
     import pytest
     import torch
 
@@ -49,6 +51,14 @@ _CASES = """
 
     @D
     def test_faults(world): call(world, "writes_to_null_in_mine")
+
+
+    # As a watchdog of a backend does.
+    @D
+    def test_ends_in_a_thread(world):
+        thread = threading.Thread(target=call, args=(world, "frees_twice_in_mine"))
+        thread.start()
+        thread.join()
 
 
     # Ranks that are fresh interpreters import torch with their own environment.
@@ -76,17 +86,19 @@ def test_native_ends_are_explained_and_located(starter: Starter, tmp_path: Path)
     """If this fails, a user of native code sees a signal's name, and neither the reason nor the place."""
     _build(tmp_path)
     ended = run_cases(starter, tmp_path, _CASES)
-    names = ("throws", "frees", "faults", "error_of_torch")
+    names = ("throws", "frees", "faults", "ends_in_a_thread", "error_of_torch")
     assert ended.outcomes() == {**{f"test_{name}": "FAILED" for name in names}, "test_passes": "PASSED"}, ended.log
     reports = {
         part.partition("::")[2].partition(" ")[0]: part for part in ended.log.split(" distributed failure =")[1:]
     }
-    thrown, freed, faulted, of_torch = (reports[f"test_{name}"] for name in names)
+    thrown, freed, faulted, in_thread, of_torch = (reports[f"test_{name}"] for name in names)
     assert "rank 1 was killed by SIGABRT (6) in call" in thrown
     assert "terminate called after throwing an instance of 'std::runtime_error': planted in C++. Its last" in thrown
     assert "  throws_in_mine in libmine.so" in thrown
     assert "Native code ended the process: free(): double free detected in tcache 2." in freed
     assert "  frees_twice_in_mine in libmine.so" in freed
+    native = in_thread.partition("Native stack of the thread that got SIGABRT")[2].partition("left out)")[0]
+    assert "  frees_twice_in_mine in libmine.so" in native
     assert "rank 1 was killed by SIGSEGV (11) in call" in faulted
     assert "  writes_to_null_in_mine in libmine.so" in faulted
     for crash, name in ((thrown, "throws"), (freed, "frees"), (faulted, "faults")):

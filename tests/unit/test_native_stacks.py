@@ -12,7 +12,11 @@ from dist_testing.outcomes import Kind, RankOutcome, verdict
 _THREADS = "".join(
     f"\nSIGABRT(6), PID: 7, Thread {thread}: \n"
     " frame #0: c10::FatalSignalHandler::stacktraceSignalHandler(bool) + 0x8f (0x7f5d in /v/torch/lib/libc10.so)\n"
-    "frame #1: <unknown function> + 0x3c050 (0x7f5d in /lib/libc.so.6)\n"
+    + (
+        "frame #1: c10::FatalSignalHandler::fatalSignalHandler(int, siginfo_t*) + 0x2 (0x7f5d in /v/libc10.so)\n"
+        * (thread == 3)
+    )
+    + "frame #1: <unknown function> + 0x3c050 (0x7f5d in /lib/libc.so.6)\n"
     f"frame #2: of_thread_{thread}(int, char*) + 0x65 (0x7f5d in /home/me/build/libmine.so)\n"
     "<omitting python frames>\n"
     "frame #10: __libc_start_main + 0x85 (0x7f5d in /lib/libc.so.6)\n"
@@ -31,11 +35,19 @@ def test_the_thread_that_got_the_signal_is_left_with_readable_frames() -> None:
         "free(): double free detected in tcache 2",
         "Native stack of the thread that got SIGABRT (most recent call first):",
         "  <unknown function> in libc.so.6",
-        "  of_thread_0(int, char*) in libmine.so",
+        "  of_thread_3(int, char*) in libmine.so",
         "(native stacks of 29 other thread(s) left out)",
         "",
         *_PYTHON.splitlines(),
     ]
+
+
+def test_a_stack_of_another_thread_is_not_called_that_of_the_signal() -> None:
+    """If this fails, a stack is shown as the cause that is not, because the one of the signal is missing in the log."""
+    others = "\n".join(line for line in _THREADS.splitlines() if "fatalSignalHandler" not in line).lstrip()
+    lines = shorten_native_stacks(others).splitlines()
+    assert lines[0] == "Native stack of a thread (most recent call first):"
+    assert "  of_thread_0(int, char*) in libmine.so" in lines
 
 
 def test_a_text_without_native_stacks_stays_as_it_is() -> None:
@@ -61,7 +73,7 @@ def test_a_report_has_the_reason_the_native_stack_and_the_python_stack() -> None
     assert report.splitlines()[1] == (
         "Native code ended the process: free(): double free detected in tcache 2. Its last output is below."
     )
-    order = [report.index(part) for part in ("\nfree(): double", "of_thread_0(int", "line 8 in crash")]
+    order = [report.index(part) for part in ("\nfree(): double", "of_thread_3(int", "line 8 in crash")]
     assert order == sorted(order)
     assert "of_thread_1(" not in report
     assert "before 10\n" not in report
