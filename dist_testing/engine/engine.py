@@ -211,7 +211,8 @@ class Engine:
             )
             if world.isolation.in_process:
                 log = world.log_tail(0)
-                outcomes = waiting_for_skipped(blame_thread(outcomes, read_ranks(world.directory), log))
+                idents, natives = read_ranks(world.directory), read_ranks(world.directory, native=True)
+                outcomes = waiting_for_skipped(blame_thread(outcomes, idents, natives, log))
             after = aftermath(world)
         result = judged(running, self.spec, outcomes, after)
         if result.verdict.status is not Status.FAILED:

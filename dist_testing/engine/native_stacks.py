@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 
 # "SIGABRT(6), PID: 20494, Thread 20494: " begins the native stack of a thread, in the order of /proc/self/task.
-_THREAD = re.compile(r"^(?P<signal>SIG[A-Z0-9]+)\(\d+\), PID: \d+, Thread \d+:\s*$")
+_THREAD = re.compile(r"^(?P<signal>SIG[A-Z0-9]+)\(\d+\), PID: \d+, Thread (?P<thread>\d+):\s*$")
 # "frame #5: abort + 0xd3 (0x7f5d8ee44472 in /lib/x86_64-linux-gnu/libc.so.6)"
 _FRAME = re.compile(r"^ ?frame #\d+: (?P<name>.*?) (?:\+ 0(?:x[0-9a-f]+)? )?\(0x[0-9a-f]+ in (?P<file>[^)]*)\)$")
 _OF_HANDLER = "c10::FatalSignalHandler"
@@ -42,6 +42,17 @@ def native_reason(log: str) -> str:
             # A message about undefined behaviour ends nothing unless it is the only one.
             found = text
     return found
+
+
+def thread_of_signal(log: str) -> int | None:
+    """Return the kernel's number of the thread that got the signal that ended the process; None if it is not told."""
+    thread = None
+    for line in log.splitlines():
+        if match := _THREAD.match(line):
+            thread = int(match["thread"])
+        elif _GOT_SIGNAL in line and _FRAME.match(line):
+            return thread
+    return None
 
 
 def shorten_native_stacks(text: str) -> str:

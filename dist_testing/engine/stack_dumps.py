@@ -9,6 +9,7 @@ import select
 import time
 from collections.abc import Callable, Mapping, Sequence
 
+from dist_testing.engine.native_stacks import thread_of_signal
 from dist_testing.errors import DeadlockError
 from dist_testing.outcomes import CRASHES, GOOD, Kind, RankOutcome
 from dist_testing.process.ledger import ANSWER_MARK
@@ -21,6 +22,9 @@ _OPERATION = re.compile(r"torch/distributed/distributed_c10d\.py\", line \d+ in 
 _QUIET_S = 0.1
 # First line of a thread's stack by faulthandler. The crashed thread is the current one. Python 3.14 adds a name.
 _HEAD = re.compile(r"^(Current thread|Thread) 0x([0-9a-f]+)\b.*$", re.MULTILINE)
+_NAMELESS = "Stack (most recent call first):"
+# An empty line separates the last stack from later text, such as the list of extension modules.
+_END = "\n\n"
 # faulthandler writes this before the stacks of a crash.
 _FATAL = "Fatal Python error: "
 _DEADLOCK = f"{DeadlockError.__module__}.{DeadlockError.__qualname__}"
@@ -70,12 +74,15 @@ def stacks_by_rank(text: str, ranks: Mapping[int, int]) -> dict[int, str]:
     return {ranks[ident]: stack for ident, _, stack in _threads(text) if ident in ranks}
 
 
-def blame_thread(outcomes: Sequence[RankOutcome], ranks: Mapping[int, int], log: str) -> tuple[RankOutcome, ...]:
+def blame_thread(
+    outcomes: Sequence[RankOutcome], ranks: Mapping[int, int], natives: Mapping[int, int], log: str
+) -> tuple[RankOutcome, ...]:
     """Mark the rank that ended the process as the culprit, and the ranks that ended with it as victims.
 
     Args:
         outcomes: One per rank, as if each were a process: every rank that was still running was killed or exited.
-        ranks: Thread ident to rank.
+        ranks: Python's ident of a thread to its rank.
+        natives: The kernel's number of a thread to its rank.
         log: The standard error of the process.
     """
     gone = [outcome for outcome in outcomes if outcome.kind in CRASHES and not outcome.text]
@@ -86,6 +93,9 @@ def blame_thread(outcomes: Sequence[RankOutcome], ranks: Mapping[int, int], log:
     if not told:
         crash = log.rpartition(_FATAL)[2] if _FATAL in log else ""
         stacks = {ranks[ident]: stack for ident, is_current, stack in _threads(crash) if is_current and ident in ranks}
+        # Without the GIL, Python shows the stack of the thread that crashed, and not its number.
+        if not stacks and (rank := natives.get(thread_of_signal(log) or 0)) is not None:
+            stacks = {rank: f"{_NAMELESS}{crash.partition(_NAMELESS)[2].partition(_END)[0]}"}
     culprits = {*told, *stacks}
     return tuple(
         outcome if outcome not in gone else _explained(outcome, culprits, stacks.get(outcome.rank, ""))
@@ -128,7 +138,6 @@ def _threads(text: str) -> list[tuple[int, bool, str]]:
     ends = [*(head.start() for head in heads), len(text)][1:]
     found = []
     for head, end in zip(heads, ends, strict=False):
-        # An empty line separates the last stack from later text, such as the list of extension modules.
-        stack = text[head.start() : end].partition("\n\n")[0]
+        stack = text[head.start() : end].partition(_END)[0]
         found.append((int(head[2], 16), head[1] == "Current thread", stack))
     return found
