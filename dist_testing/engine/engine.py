@@ -211,8 +211,7 @@ class Engine:
             )
             if world.isolation.in_process:
                 log = world.log_tail(0)
-                idents, natives = read_ranks(world.directory), read_ranks(world.directory, native=True)
-                outcomes = waiting_for_skipped(blame_thread(outcomes, idents, natives, log))
+                outcomes = waiting_for_skipped(blame_thread(outcomes, read_ranks(world.directory), log))
             after = aftermath(world)
         result = judged(running, self.spec, outcomes, after)
         if result.verdict.status is not Status.FAILED:

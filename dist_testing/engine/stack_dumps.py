@@ -13,6 +13,7 @@ from dist_testing.engine.native_stacks import thread_of_signal
 from dist_testing.errors import DeadlockError
 from dist_testing.outcomes import CRASHES, GOOD, Kind, RankOutcome
 from dist_testing.process.ledger import ANSWER_MARK
+from dist_testing.process.stacks import RankThreads
 
 # The public operation of torch.distributed that a stack by faulthandler goes through, the outermost last.
 _OPERATION = re.compile(r"torch/distributed/distributed_c10d\.py\", line \d+ in ([a-z]\w*)")
@@ -74,15 +75,12 @@ def stacks_by_rank(text: str, ranks: Mapping[int, int]) -> dict[int, str]:
     return {ranks[ident]: stack for ident, _, stack in _threads(text) if ident in ranks}
 
 
-def blame_thread(
-    outcomes: Sequence[RankOutcome], ranks: Mapping[int, int], natives: Mapping[int, int], log: str
-) -> tuple[RankOutcome, ...]:
+def blame_thread(outcomes: Sequence[RankOutcome], threads: RankThreads, log: str) -> tuple[RankOutcome, ...]:
     """Mark the rank that ended the process as the culprit, and the ranks that ended with it as victims.
 
     Args:
         outcomes: One per rank, as if each were a process: every rank that was still running was killed or exited.
-        ranks: Python's ident of a thread to its rank.
-        natives: The kernel's number of a thread to its rank.
+        threads: The ranks of the threads of the process.
         log: The standard error of the process.
     """
     gone = [outcome for outcome in outcomes if outcome.kind in CRASHES and not outcome.text]
@@ -91,10 +89,11 @@ def blame_thread(
     told = [outcome.rank for outcome in outcomes if outcome.kind in CRASHES and outcome.text]
     stacks = {}
     if not told:
+        ranks = threads.idents
         crash = log.rpartition(_FATAL)[2] if _FATAL in log else ""
         stacks = {ranks[ident]: stack for ident, is_current, stack in _threads(crash) if is_current and ident in ranks}
         # Without the GIL, Python shows the stack of the thread that crashed, and not its number.
-        if not stacks and (rank := natives.get(thread_of_signal(log) or 0)) is not None:
+        if not stacks and (rank := threads.natives.get(thread_of_signal(log) or 0)) is not None:
             stacks = {rank: f"{_NAMELESS}{crash.partition(_NAMELESS)[2].partition(_END)[0]}"}
     culprits = {*told, *stacks}
     return tuple(

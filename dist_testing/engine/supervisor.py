@@ -391,7 +391,7 @@ class Supervisor:
         fds = {rank: self._stacks_fds[rank] for rank in (asked if self._threads_directory is None else asked and [0])}
         stacks = collect_stacks(fds, lambda: self._launcher.signal(list(fds), STACKS_SIGNAL), limit_s) if fds else {}
         if self._threads_directory is not None:
-            stacks = stacks_by_rank(stacks.get(0, ""), read_ranks(self._threads_directory))
+            stacks = stacks_by_rank(stacks.get(0, ""), read_ranks(self._threads_directory).idents)
         return {
             rank: stacks.get(rank) or f"no answer; its state is {state or 'not known'}"
             for rank, state in states.items()

@@ -10,6 +10,7 @@ import threading
 from collections.abc import Iterable
 from traceback import walk_stack
 from types import FrameType
+from typing import NamedTuple
 
 # In the folder of a world whose ranks are threads.
 _FILE = "thread-idents"
@@ -57,14 +58,25 @@ def note_rank(directory: str, rank: int) -> None:
         os.close(fd)
 
 
-def read_ranks(directory: str | os.PathLike[str], *, native: bool = False) -> dict[int, int]:
-    """Return the rank of each thread, by Python's ident or by the kernel's number, which torch prints.
+class RankThreads(NamedTuple):
+    """The ranks of the threads of a process. A number that was used again belongs to the last rank that had it.
 
-    A number that was used again belongs to the last rank that had it.
+    Attributes:
+        idents: Python's ident of a thread to its rank.
+        natives: The kernel's number of a thread, which torch prints, to its rank.
     """
+
+    idents: dict[int, int]
+    natives: dict[int, int]
+
+
+def read_ranks(directory: str | os.PathLike[str]) -> RankThreads:
+    """Return the ranks that the threads of a world have noted; none if no thread has."""
     try:
         with open(os.path.join(directory, _FILE), encoding="ascii", errors="replace") as file:
-            found = [_LINE.fullmatch(line.rstrip("\n")) for line in file]
+            found = [match for line in file if (match := _LINE.fullmatch(line.rstrip("\n")))]
     except FileNotFoundError:
-        return {}
-    return {int(match[3]) if native else int(match[2], 16): int(match[1]) for match in found if match}
+        found = []
+    return RankThreads(
+        {int(match[2], 16): int(match[1]) for match in found}, {int(match[3]): int(match[1]) for match in found}
+    )

@@ -12,7 +12,7 @@ import pytest
 from dist_testing.engine.stack_dumps import blame_thread, operation_in, stacks_by_rank, waiting_for_skipped
 from dist_testing.errors import DeadlockError
 from dist_testing.outcomes import Kind, RankOutcome, Status, verdict
-from dist_testing.process.stacks import note_rank, read_ranks, stack_of
+from dist_testing.process.stacks import RankThreads, note_rank, read_ranks, stack_of
 
 # Output of faulthandler on request and at a crash, with Python 3.14's thread names.
 _DUMP = """Thread 0x00007f00000000a1 (most recent call first):
@@ -63,7 +63,7 @@ def test_incomplete_stacks_belong_to_no_rank(text: str) -> None:
 
 def test_crashed_thread_is_the_culprit_and_the_others_are_victims() -> None:
     """If this fails, a crash on one rank is blamed on rank 0."""
-    outcomes = blame_thread([_killed(0), _killed(1), RankOutcome(2, Kind.PASSED)], _RANKS, {}, _CRASH)
+    outcomes = blame_thread([_killed(0), _killed(1), RankOutcome(2, Kind.PASSED)], RankThreads(_RANKS, {}), _CRASH)
     judged = verdict(outcomes, world_size=3)
     assert (judged.culprit, judged.failing, judged.victims) == (1, (), (0,))
     assert "line 4 in test_it" in outcomes[1].text
@@ -74,14 +74,14 @@ def test_crashed_thread_is_the_culprit_and_the_others_are_victims() -> None:
 def test_rank_that_reported_its_end_is_the_culprit_whatever_the_log_shows() -> None:
     """If this fails, an old crash in the log overrides what the rank itself reported."""
     told = RankOutcome(0, Kind.EXITED, 1.0, exit_code=3, text="os._exit(3)")
-    judged = verdict(blame_thread([told, _killed(1)], _RANKS, {}, _CRASH), world_size=2)
+    judged = verdict(blame_thread([told, _killed(1)], RankThreads(_RANKS, {}), _CRASH), world_size=2)
     assert (judged.culprit, judged.victims) == (0, (1,))
 
 
 @pytest.mark.parametrize("log", ["", "Fatal Python error: Aborted", _CRASH.replace("0x00007f00000000a2", "0x77")])
 def test_unknown_culprit_is_reported_as_unknown(log: str) -> None:
     """If this fails, a kill from outside is blamed on a rank without any doubt expressed."""
-    for outcome in blame_thread([_killed(0), _killed(1)], _RANKS, {}, log):
+    for outcome in blame_thread([_killed(0), _killed(1)], RankThreads(_RANKS, {}), log):
         assert outcome.kind is Kind.SIGNALLED
         assert not outcome.collateral
         assert "does not show which rank ended it" in outcome.text
@@ -90,7 +90,7 @@ def test_unknown_culprit_is_reported_as_unknown(log: str) -> None:
 def test_other_outcomes_are_unchanged() -> None:
     """If this fails, a rank's own report is overwritten."""
     outcomes = (RankOutcome(0, Kind.RAISED, 1.0, text="boom"), RankOutcome(1, Kind.STOPPED), RankOutcome(2, Kind.HUNG))
-    assert blame_thread(outcomes, _RANKS, {}, _CRASH) == outcomes
+    assert blame_thread(outcomes, RankThreads(_RANKS, {}), _CRASH) == outcomes
     assert waiting_for_skipped(outcomes) == outcomes
 
 
@@ -125,26 +125,26 @@ def test_the_rank_is_known_without_the_gil() -> None:
     )
     stack = 'Stack (most recent call first):\n  File "/src/test_a.py", line 9 in crash'
     log = f"{native}Fatal Python error: Aborted\n\n<Cannot show all threads while the GIL is disabled>\n{stack}\n\nmore"
-    first, second = blame_thread([_killed(0), _killed(1)], {}, {11: 0, 12: 1}, log)
+    first, second = blame_thread([_killed(0), _killed(1)], RankThreads({}, {11: 0, 12: 1}), log)
     assert (first.collateral, second.collateral, second.text) == ("lost", "", stack)
-    for outcome in blame_thread([_killed(0), _killed(1)], {}, {11: 0}, log):
+    for outcome in blame_thread([_killed(0), _killed(1)], RankThreads({}, {11: 0}), log):
         assert "does not show which rank ended it" in outcome.text
 
 
 def test_ranks_record_their_threads(tmp_path: Path) -> None:
     """If this fails, no stack can be assigned to its rank."""
     note_rank(str(tmp_path), 7)
-    assert read_ranks(tmp_path) == {threading.get_ident(): 7}
+    assert read_ranks(tmp_path).idents == {threading.get_ident(): 7}
     note_rank(str(tmp_path), 8)
-    assert read_ranks(tmp_path) == {threading.get_ident(): 8}, "the number of an ended thread can be reused"
-    assert read_ranks(tmp_path, native=True) == {threading.get_native_id(): 8}
+    assert read_ranks(tmp_path).idents == {threading.get_ident(): 8}, "the number of an ended thread can be reused"
+    assert read_ranks(tmp_path).natives == {threading.get_native_id(): 8}
 
 
 def test_invalid_records_are_left_out(tmp_path: Path) -> None:
     """If this fails, test code that writes into the folder ends the runner."""
-    assert read_ranks(tmp_path) == {}
+    assert read_ranks(tmp_path) == ({}, {})
     (tmp_path / "thread-idents").write_bytes(b"1 zz 1\n\xff\xfe\n12345 1 1\n3 ff 9\n4")
-    assert read_ranks(tmp_path) == {0xFF: 3}
+    assert read_ranks(tmp_path) == ({0xFF: 3}, {9: 3})
 
 
 def test_stack_of_a_frame_has_the_same_format_as_others() -> None:
