@@ -107,6 +107,7 @@ def failure_report(
 
 def _report(result: CaseResult, target: str, reproduce: str, limits: Limits) -> str:
     verdict = result.verdict
+    waited = _waited_in_vain(result)
     lines = [f"{target + ', case ' if target else ''}{failure_headline(result)}"]
     if verdict.cause is Cause.CRASH:
         lines.append(_crash_explanation(result))
@@ -114,7 +115,7 @@ def _report(result: CaseResult, target: str, reproduce: str, limits: Limits) -> 
         lines.append(_PROVEN)
     elif verdict.cause is Cause.HANG and result.limit_s < result.case.timeout_s:
         lines.append(_cut_limit(result))
-    elif verdict.cause is Cause.HANG and _waited_in_vain(result):
+    elif verdict.cause is Cause.HANG and waited:
         lines.append(_NEVER_CAME)
     elif explanation := _EXPLANATIONS.get(verdict.cause):
         lines.append(explanation)
@@ -151,7 +152,8 @@ def _report(result: CaseResult, target: str, reproduce: str, limits: Limits) -> 
         lines += _section(result, [verdict.culprit], part, limits, limits.lines)
     else:
         lines += _logs(result, result.logs, limits)
-        lines += _only_error(result, limits)
+        if waited:
+            lines += _only_error(result, waited[0], limits)
     return "\n".join(lines)
 
 
@@ -163,11 +165,9 @@ def _waited_in_vain(result: CaseResult) -> list[RankOutcome]:
     return sorted((outcome for outcome in waited if outcome.text), key=lambda outcome: outcome.at_s)
 
 
-def _only_error(result: CaseResult, limits: Limits) -> list[str]:
-    if not (waited := _waited_in_vain(result)):
-        return []
-    text = cut_lines(tidied(waited[0].text), limits.other_lines, limits.chars, limits.line_chars, ends_only=True)
-    return [_RULE, f"rank {waited[0].rank} of {result.case.world_size} {waited[0].describe()}", "", *text]
+def _only_error(result: CaseResult, waited: RankOutcome, limits: Limits) -> list[str]:
+    text = cut_lines(tidied(waited.text), limits.other_lines, limits.chars, limits.line_chars, ends_only=True)
+    return [_RULE, f"rank {waited.rank} of {result.case.world_size} {waited.describe()}", "", *text]
 
 
 _PROVEN = (

@@ -154,13 +154,16 @@ def test_rank_with_other_tests_is_reported(agent: Agent, tmp_path: Path) -> None
     assert "No module named 'nothing_of_this_name'" in children[0].log
 
 
-@pytest.mark.parametrize(
+_ONE_IS_GONE = pytest.mark.parametrize(
     ("gone", "said"),
     [
         (1, "Rank(s) 1 of 2 ended before they connected."),
         (0, "Rank 1 of 2 has not found rank 0: it has ended before this rank could connect"),
     ],
 )
+
+
+@_ONE_IS_GONE
 def test_rank_that_exits_with_0_while_it_imports_ends_the_wait_for_it(agent: Agent, gone: int, said: str) -> None:
     """If this fails, a rank waits five minutes for one that has ended, and torchrun sees no failure in it."""
     source = f"""
@@ -182,13 +185,7 @@ def test_rank_that_exits_with_0_while_it_imports_ends_the_wait_for_it(agent: Age
     assert said in ended[1 - gone].log
 
 
-@pytest.mark.parametrize(
-    ("gone", "said"),
-    [
-        (1, "Rank(s) 1 of 2 ended before they connected."),
-        (0, "Rank 1 of 2 has not found rank 0: it has ended before this rank could connect"),
-    ],
-)
+@_ONE_IS_GONE
 def test_rank_that_exits_with_0_in_a_conftest_ends_the_wait_for_it(
     starter: Starter, tmp_path: Path, gone: int, said: str
 ) -> None:

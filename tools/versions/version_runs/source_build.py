@@ -20,7 +20,8 @@ ETC_APT = Path("/etc/apt")
 # Silence of the archive, and the build, which takes five minutes on two CPUs. Seconds.
 _STALL_LIMIT_S = 20.0
 _BUILD_LIMIT_S = 3600.0
-_FINISHED = "finished"
+# In a folder that is complete.
+FINISHED = "finished"
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,12 +61,12 @@ def built(version: str, folder: Path, source: Source | None, etc_apt: Path = ETC
     if source is None:
         raise VersionsError("its sources are not known", "source_build.py lists them.", "Add a line there.")
     prefix = folder / f"python{version}-built"
-    if not (prefix / _FINISHED).exists():
+    if not (prefix / FINISHED).exists():
         shutil.rmtree(prefix, ignore_errors=True)
         folder.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(prefix="dist-build-", dir=folder) as work:
             _build(_unpacked(source, Path(work), etc_apt), prefix)
-        (prefix / _FINISHED).touch()
+        (prefix / FINISHED).touch()
     return prefix / "bin" / f"python{version}"
 
 
