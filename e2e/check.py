@@ -225,6 +225,18 @@ def drift_problems() -> list[str]:
     return found
 
 
+def lock_problems() -> list[str]:
+    """Say which packages of the lock file are not the oldest releases that the library admits, except torch."""
+    lock = (ROOT / "e2e" / "requirements.txt").read_text(encoding="utf-8")
+    project = (ROOT / "pyproject.toml").read_text(encoding="utf-8")
+    oldest = [f"{name}=={oldest}" for name, oldest in re.findall(r'^    "([\w-]+)>=([\d.]+)",$', project, re.MULTILINE)]
+    return [
+        f"requirements.txt: not {pin}, the oldest that pyproject.toml admits"
+        for pin in oldest
+        if not pin.startswith("torch") and not re.search(rf"^{re.escape(pin)}(\.0)* ", lock, re.MULTILINE)
+    ]
+
+
 def page_blocks(page: Path) -> list[tuple[str, str]]:
     """Return the page's blocks of code with the names of their files: name and text."""
     return re.findall(
@@ -322,7 +334,8 @@ def main() -> int:
     options = parser.parse_args()
     if unknown := sorted(set(options.names) - set(CHECKS)):
         parser.error(f"no consumer is named {', '.join(unknown)}; there are {', '.join(CHECKS)}")
-    found = [text for page in (CONSUMERS, BACKENDS, WHEELS) for text in page_problems(page)] + drift_problems()
+    found = [text for page in (CONSUMERS, BACKENDS, WHEELS) for text in page_problems(page)]
+    found += drift_problems() + lock_problems()
     with ExitStack() as stack:
         output = options.output.absolute() if options.output else stack.enter_context(scratch_folder("e2e"))
         index = index_options()

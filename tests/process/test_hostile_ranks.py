@@ -144,6 +144,7 @@ _MESSAGES = """
 
 def test_messages_of_any_size_and_kind(starter: Starter, tmp_path: Path) -> None:
     """If this fails, the log does not end with the rank, the case and the error, or the whole text is nowhere."""
+    pytest.importorskip("_pytest.subtests", reason="sub-tests need pytest 9")
     ended = run_cases(starter, tmp_path, _MESSAGES)
     tests = ("long", "many", "binary", "prints", "replaces_its_log", "long_on_threads", "long_on_processes")
     assert dict.fromkeys((f"test_{name}" for name in tests), "FAILED") == ended.outcomes(), ended.log[-20_000:]

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import hashlib
 import io
+import re
 import sys
 import tarfile
 from pathlib import Path
 from typing import Any
 
 import pytest
-from version_runs import cli, commands, pythons, source_build, suites, table
+from version_runs import cli, commands, environments, pythons, source_build, suites, table
 from version_runs.errors import VersionsError
 
 DOCS = Path(__file__).parents[2] / "docs"
@@ -28,12 +29,14 @@ def pair(torch: str, python: str, **others: Any) -> dict[str, Any]:
     row: dict[str, Any] = {
         "torch": torch,
         "python": python,
+        "oldest": False,
         "date": "2030-01-02",
         "machine": "Linux",
         "problem": None,
         "suites": {},
     }
-    return row | {"build": f"{torch}.0", "python_full": f"{python}.1", "python_source": "this machine"} | others
+    row |= {"build": f"{torch}.0", "python_full": f"{python}.1", "python_source": "this machine", "pytest": "9.2.0"}
+    return row | others
 
 
 def result(**others: Any) -> dict[str, Any]:
@@ -50,7 +53,7 @@ def test_the_page_is_made_of_the_file() -> None:
 
 def test_a_later_run_replaces_what_it_ran_and_keeps_the_rest() -> None:
     """If this fails, a run of one suite loses the others, or results of an old build or code pass as the new one's."""
-    rows: dict[str, Any] = {"schema": 1, "pairs": [], "notes": []}
+    rows: dict[str, Any] = {"schema": 2, "pairs": [], "notes": []}
     table.add(rows, pair("2.12", "3.11", suites={"unit": result(), "compat": result()}))
     table.add(rows, pair("2.9", "3.14t", problem="no wheel"))
     table.add(rows, pair("2.12", "3.11", suites={"unit": result(passed=6)}))
@@ -63,23 +66,40 @@ def test_a_later_run_replaces_what_it_ran_and_keeps_the_rest() -> None:
         assert rows["pairs"][1]["suites"].keys() == {"unit", "compat"}
 
 
+def test_a_run_with_the_oldest_packages_has_a_row_of_its_own() -> None:
+    """If this fails, its results stand in the place of those with the newest packages, or are mixed with them."""
+    rows: dict[str, Any] = {"schema": 2, "pairs": [], "notes": []}
+    table.add(rows, pair("2.12", "3.11", oldest=True, pytest="8.4.0", suites={"unit": result(passed=7)}))
+    table.add(rows, pair("2.12", "3.11", suites={"compat": result()}))
+    lines = [line for line in table.page(rows).splitlines() if line.startswith("| 2.12.0")]
+    assert [line.split(" | ")[2:5] for line in lines] == [["9.2.0", "not run", "not run"], ["8.4.0", "7", "not run"]]
+
+
+def test_the_oldest_packages_are_those_of_the_project() -> None:
+    """If this fails, nothing shows that the library works with what pip may leave installed."""
+    packages = environments.oldest_packages(DOCS.parent)
+    assert sorted(wish.partition("==")[0] for wish in packages) == ["bazel-runfiles", "psutil", "pytest"]
+    assert all(re.fullmatch(r"[\w-]+==[\d.]+", wish) for wish in packages)
+
+
 def test_nothing_that_did_not_run_looks_like_a_pass() -> None:
     """If this fails, a reader takes a stopped suite or a missing wheel for a result."""
     failures = [["tests.unit.test_a.test_bad", "assert <x> | y"]]
     runs = {"unit": result(failed=1, failures=failures), "process": result(end="stopped at its limit")}
     rows = [pair("2.12", "3.11", suites=runs), pair("2.12", "3.14t", problem="no interpreter | at all")]
-    page = table.page({"schema": 1, "pairs": rows, "notes": ["A note."]})
-    assert "| 2.12.0 | 3.11.1 (this machine) | 5, **1 failed** | not run | not run | 5 (stopped at its limit) |" in page
+    page = table.page({"schema": 2, "pairs": rows, "notes": ["A note."]})
+    assert "| 2.12.0 | 3.11.1 (this machine) | 9.2.0 | 5, **1 failed** | not run |" in page
+    assert " | not run | 5 (stopped at its limit) |" in page
     assert "`tests.unit.test_a.test_bad`: assert &lt;x> / y" in page
     assert "| 2.12 | 3.14t | no interpreter / at all | 2030-01-02 |" in page
     assert "- A note.\n" in page
 
 
-@pytest.mark.parametrize("text", ["{", "[]", '{"schema": 2, "pairs": [], "notes": []}', '{"schema": 1}'])
+@pytest.mark.parametrize("text", ["{", "[]", '{"schema": 3, "pairs": [], "notes": []}', '{"schema": 2}'])
 def test_a_foreign_table_is_refused(text: str, tmp_path: Path) -> None:
     """If this fails, a damaged table is overwritten."""
     (tmp_path / "table.json").write_text(text)
-    with pytest.raises(VersionsError, match=r"is no table of schema 1\.\n.*\n.*"):
+    with pytest.raises(VersionsError, match=r"is no table of schema 2\.\n.*\n.*"):
         table.read(tmp_path / "table.json")
 
 

@@ -11,7 +11,7 @@ pytest's public names are for plugins that leave the running to pytest. The libr
 - the streams that capture output during collection (`CaptureIO`, `EncodedFile`), and the format of times in log records
   (`DatetimeFormatter`);
 - the base class of `pytest.fail`'s exception, to derive from (`Failed`);
-- the parsers of `-k` expressions (`parse_expression`) and of the mark's warning filters (`parse_warning_filter`).
+- the parser of `-k` expressions (`parse_expression`), and the filters of warnings (`catch_warnings_for_item`).
 """
 
 from __future__ import annotations
@@ -21,7 +21,6 @@ from _pytest import runner as runner_module
 from _pytest._code.code import ReprFileLocation, TerminalRepr
 from _pytest._io import TerminalWriter
 from _pytest.capture import CaptureIO, CaptureManager, EncodedFile
-from _pytest.config import parse_warning_filter
 from _pytest.config.findpaths import load_config_dict_from_file
 from _pytest.fixtures import FixtureLookupError
 from _pytest.logging import DatetimeFormatter
@@ -30,6 +29,7 @@ from _pytest.outcomes import Failed
 from _pytest.runner import SetupState, runtestprotocol
 from _pytest.skipping import Xfail, evaluate_skip_marks, evaluate_xfail_marks, xfailed_key
 from _pytest.unittest import TestCaseFunction
+from _pytest.warnings import catch_warnings_for_item
 
 __all__ = [
     "CaptureIO",
@@ -45,11 +45,11 @@ __all__ = [
     "TestCaseFunction",
     "Xfail",
     "assertion_module",
+    "catch_warnings_for_item",
     "evaluate_skip_marks",
     "evaluate_xfail_marks",
     "load_config_dict_from_file",
     "parse_expression",
-    "parse_warning_filter",
     "runner_module",
     "runtestprotocol",
     "xfailed_key",

@@ -8,12 +8,12 @@ import logging
 import os
 import sys
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, TextIO
 
 import pytest
 
-from dist_testing.frontends.pytest.internals import CaptureIO, DatetimeFormatter, EncodedFile, parse_warning_filter
+from dist_testing.frontends.pytest.internals import CaptureIO, DatetimeFormatter, EncodedFile, catch_warnings_for_item
 from dist_testing.rank.reporter import Reporter
 
 
@@ -113,15 +113,20 @@ def recording_warnings(config: pytest.Config, reporter: Reporter, item: pytest.I
     if not config.pluginmanager.hasplugin("warnings"):
         yield
         return
-    with config._catch_configured_warnings(record=True) as recorded:
-        for mark in item.iter_markers("filterwarnings") if item is not None else ():
-            for text in mark.args:
-                warnings.filterwarnings(*parse_warning_filter(text, escape=False))
-        try:
-            yield
-        finally:
-            for warning in recorded or ():
-                reporter.warned(warning)
+    with catch_warnings_for_item(config, _WarningsToRunner(reporter), "runtest", item, record=True):
+        yield
+
+
+class _WarningsToRunner:
+    """Stands for pytest's hooks in its own function, which calls one hook for each warning."""
+
+    def __init__(self, reporter: Reporter) -> None:
+        self._reporter = reporter
+        self.pytest_warning_recorded = self
+
+    def call_historic(self, kwargs: Mapping[str, Any]) -> None:
+        """Send the warning to the runner."""
+        self._reporter.warned(kwargs["warning_message"])
 
 
 def print_warnings() -> None:

@@ -37,20 +37,22 @@ def main(root: Path, arguments: Sequence[str] | None = None) -> int:
         chosen = _split(options.suites, tuple(suites.LIMITS_S), "suite")
         options.folder.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(prefix="dist-versions-", dir=options.folder) as folder:
-            return _run(pairs, chosen, root, Path(folder), options.folder)
+            return _run(pairs, chosen, root, Path(folder), options.folder, oldest=options.oldest)
     except VersionsError as error:
         sys.stderr.write(f"versions: error: {error}\n")
         return 2
 
 
-def _run(pairs: Sequence[tuple[str, str]], chosen: Sequence[str], root: Path, folder: Path, kept: Path) -> int:
+def _run(
+    pairs: Sequence[tuple[str, str]], chosen: Sequence[str], root: Path, folder: Path, kept: Path, *, oldest: bool
+) -> int:
     file, page_file = root / "docs" / "versions_tried.json", root / "docs" / "versions_tried.md"
     results = table.read(file)
     uv, patchelf = environments.find_uv(kept), environments.find_patchelf(kept)
     is_good = True
     tree = _copy(root, folder / "tree")
     for number, (torch, python) in enumerate(pairs):
-        pair = _run_pair(torch, python, chosen, tree, folder, kept, uv, patchelf)
+        pair = _run_pair(torch, python, chosen, tree, folder, kept, uv, patchelf, oldest=oldest)
         table.add(results, pair)
         # After each pair: an interrupted run keeps what it has found out.
         table.write(results, file, page_file)
@@ -70,11 +72,14 @@ def _run_pair(
     kept: Path,
     uv: Path,
     patchelf: Path,
+    *,
+    oldest: bool,
 ) -> dict[str, Any]:
     """Return the table's row of one pair."""
     pair: dict[str, Any] = {
         "torch": torch,
         "python": python,
+        "oldest": oldest,
         "date": datetime.date.today().isoformat(),
         "machine": environments.machine(),
         "problem": None,
@@ -85,14 +90,17 @@ def _run_pair(
         release = environments.newest_release(torch, python, uv, folder)
         pair["torch"] = ".".join(release.split(".")[:2])
         interpreter = pythons.find(python, uv, kept, patchelf)
-        environment = environments.make(release, interpreter, uv, folder)
+        environment = environments.make(
+            release, interpreter, uv, folder, environments.oldest_packages(tree) if oldest else ()
+        )
     except VersionsError as error:
         # The table is for all readers; the rest of the text names hosts and folders of this machine.
         pair["problem"] = str(error).splitlines()[0]
         print(f"  {error}", flush=True)
         return pair
     pair |= {"build": environment.torch, "python_full": interpreter.full, "python_source": interpreter.source}
-    logs = kept / "logs" / f"{environment.torch}-{python}"
+    pair["pytest"] = environment.pytest
+    logs = kept / "logs" / f"{environment.torch}-{python}-{environment.pytest}"
     shutil.rmtree(logs, ignore_errors=True)
     logs.mkdir(parents=True)
     for suite in chosen:
@@ -172,6 +180,11 @@ def _parser() -> argparse.ArgumentParser:
         f"{', '.join(PYTHONS)}",
     )
     parser.add_argument("--suites", default=",".join(suites.LIMITS_S), help="default: %(default)s")
+    parser.add_argument(
+        "--oldest",
+        action="store_true",
+        help="use the oldest pytest, psutil and bazel-runfiles that pyproject.toml admits; default: the newest",
+    )
     parser.add_argument(
         "--folder",
         type=Path,

@@ -6,7 +6,7 @@ import platform
 import re
 import shutil
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -35,6 +35,8 @@ _ANSWER_LIMIT_S = 60.0
 # Free space that an environment, its downloads and the runs' own files need. Bytes.
 NEEDED_BYTES = 12 * 10**9
 _QUIET = ("--quiet", "--only-binary", ":all:")
+# A line of the dependencies in pyproject.toml. Python 3.10 has no parser of TOML.
+_OLDEST = re.compile(r'^    "([\w-]+)>=([\d.]+)",$', re.MULTILINE)
 _RELEASE = re.compile(r"^torch==(\S+)", re.MULTILINE)
 
 
@@ -45,11 +47,13 @@ class Environment:
     Attributes:
         python: Its interpreter.
         torch: torch's full version, such as "2.12.1+cu130".
+        pytest: pytest's version.
         variables: What the suites need in their environment.
     """
 
     python: Path
     torch: str
+    pytest: str
     variables: Mapping[str, str] = field(default_factory=dict)
 
 
@@ -99,8 +103,25 @@ def newest_release(torch: str, python: str, uv: Path, folder: Path) -> str:
     )
 
 
-def make(release: str, python: Python, uv: Path, folder: Path) -> Environment:
+def oldest_packages(root: Path) -> list[str]:
+    """Return the oldest releases that the library admits of what it uses beside torch, such as ["pytest==8.4"].
+
+    Args:
+        root: The repository.
+    """
+    wishes = _OLDEST.findall((root / "pyproject.toml").read_text(encoding="utf-8"))
+    return [f"{name}=={version}" for name, version in wishes if name != "torch"]
+
+
+def make(release: str, python: Python, uv: Path, folder: Path, packages: Sequence[str]) -> Environment:
     """Make the environment of one pair below `folder`.
+
+    Args:
+        release: As `newest_release` returns it.
+        python: The interpreter.
+        uv: The program.
+        folder: Place for the environment and uv's cache.
+        packages: Requirements beside torch. Other packages that the suites need are the newest.
 
     Raises:
         VersionsError: If the disk is too full, a wheel is missing, or torch cannot be imported.
@@ -117,7 +138,7 @@ def make(release: str, python: Python, uv: Path, folder: Path) -> Environment:
     program = place / "bin" / "python"
     commands: list[list[str | Path]] = [
         [uv, "venv", "--quiet", "--python", python.program, place],
-        [uv, "pip", "install", *_QUIET, "--python", program, f"torch=={release}", *_OTHER_PACKAGES],
+        [uv, "pip", "install", *_QUIET, "--python", program, f"torch=={release}", *_OTHER_PACKAGES, *packages],
     ]
     for command in commands:
         ended = run(command, _INSTALL_LIMIT_S, environment=_uv_settings(folder))
@@ -127,7 +148,7 @@ def make(release: str, python: Python, uv: Path, folder: Path) -> Environment:
                 f"A wheel is missing for this pair, or the package registry is out of reach: {ended.last_lines}",
                 "Choose another pair.",
             )
-    ended = run([program, "-c", "import torch; print(torch.__version__)"], _IMPORT_LIMIT_S)
+    ended = run([program, "-c", "import pytest, torch; print(torch.__version__, pytest.__version__)"], _IMPORT_LIMIT_S)
     if ended.status != 0:
         raise VersionsError(
             f"torch {release} cannot be imported by Python {python.full}.",
@@ -136,7 +157,8 @@ def make(release: str, python: Python, uv: Path, folder: Path) -> Environment:
         )
     # Triton in torch's CUDA builds does not say that it can run without the GIL, and would switch it on.
     variables = {"PYTHON_GIL": "0"} if python.program.name.endswith("t") else {}
-    return Environment(program, ended.log.split()[-1], variables)
+    torch, pytest = ended.log.split()[-2:]
+    return Environment(program, torch, pytest, variables)
 
 
 def remove(folder: Path, *, downloads: bool) -> None:

@@ -10,14 +10,16 @@ from typing import Any
 from version_runs.errors import VersionsError
 from version_runs.suites import LIMITS_S
 
-_SCHEMA = 1
+_SCHEMA = 2
 _HEAD = """\
 # Which versions of torch and Python were tried?
 
 `python3 tools/versions/versions.py` makes an environment for each pair, with the wheels of the package registry, and
 runs this library's own suites in it: `tests/unit`, `tests/threaded`, `tests/compat` and `tests/process`. It adds the
 results to [versions_tried.json](versions_tried.json), and writes this page from that file. CI runs the versions of
-`requirements.txt` with every change; this table says what happened with the others on the date of the row.
+`requirements.txt` with every change; this table says what happened with the others on the date of the row. With
+`--oldest`, the environment has the oldest pytest, psutil and bazel-runfiles that `pyproject.toml` admits; otherwise it
+has the newest.
 
 A cell has the number of passed tests, and of failed ones if there are any. Tests skip what the machine lacks, such as
 GPUs.
@@ -72,15 +74,15 @@ def page(table: Mapping[str, Any]) -> str:
     refused = [pair for pair in table["pairs"] if pair["problem"]]
     parts = [_HEAD]
     rows = [
-        f"| {pair['build']} | {pair['python_full']} ({pair['python_source']}) | "
+        f"| {pair['build']} | {pair['python_full']} ({pair['python_source']}) | {pair['pytest']} | "
         + " | ".join(_cell(pair["suites"].get(suite)) for suite in LIMITS_S)
         + f" | {pair['date']} | {pair['machine']} |"
         for pair in tried
     ]
-    heads = ["torch", "Python", *LIMITS_S, "date", "machine"]
+    heads = ["torch", "Python", "pytest", *LIMITS_S, "date", "machine"]
     parts.append(_table(heads, rows))
     failures = [
-        f"- torch {pair['build']}, Python {pair['python_full']}: `{name}`: {_plain(message)}"
+        f"- torch {pair['build']}, Python {pair['python_full']}, pytest {pair['pytest']}: `{name}`: {_plain(message)}"
         for pair in tried
         for result in pair["suites"].values()
         for name, message in result["failures"]
@@ -118,12 +120,12 @@ def _plain(text: str) -> str:
     return " ".join(text.replace("|", "/").replace("<", "&lt;").split())
 
 
-def _key(pair: Mapping[str, Any]) -> tuple[str, str]:
-    return pair["torch"], pair["python"]
+def _key(pair: Mapping[str, Any]) -> tuple[str, str, bool]:
+    return pair["torch"], pair["python"], pair["oldest"]
 
 
-def _order(pair: Mapping[str, Any]) -> tuple[list[int], list[int], str]:
+def _order(pair: Mapping[str, Any]) -> tuple[list[int], list[int], str, bool]:
     def numbers(version: str) -> list[int]:
         return [int(part) for part in version.rstrip("t").split(".")] if version[0].isdigit() else [10**6]
 
-    return numbers(pair["torch"]), numbers(pair["python"]), pair["python"]
+    return numbers(pair["torch"]), numbers(pair["python"]), pair["python"], pair["oldest"]
