@@ -47,6 +47,14 @@ def status_of(pid: int | str | None) -> dict[str, str]:
     return {}
 
 
+def blocked_signals(pid: int | None, thread: str) -> int:
+    """Return the mask of the signals that a thread blocks, with bit 0 for signal 1. Faster than `status_of`."""
+    with contextlib.suppress(OSError), open(f"/proc/{pid}/task/{thread}/status", "rb", buffering=0) as status:
+        _, found, rest = status.read().partition(b"\nSigBlk:")
+        return int(rest[: rest.index(b"\n")], 16) if found else 0
+    return 0
+
+
 def open_files() -> dict[int, str]:
     """Return the open descriptors of this process with the kernel's names of their files, such as "socket:[4711]"."""
     names = {}

@@ -106,6 +106,7 @@ class RankRecord:
         self._exit_0_passes = False
         self._exit_code: int | None = None
         self._lost_by = ""
+        self._stuck_in: int | None = None
         self.ended_s: float | None = None
         self._stopped_as: Kind | None = None
         self._stopped_in = ""
@@ -184,6 +185,9 @@ class RankRecord:
 
         `reason` says why the runner has lost the rank, as in `RankEnded`.
         """
+        if self._stuck_in is not None and exit_code == -signal.SIGKILL:
+            exit_code = -self._stuck_in
+            reason = "and its native stack is missing: the handler of the signal waited for a lock"
         self._exit_code = exit_code
         self._lost_by = reason
         self.ended_s = now_s
@@ -195,6 +199,10 @@ class RankRecord:
         is_expected = exit_code == 0 if self._expected_exit is None else self.ended_as_expected
         if self._stopped_as is None and not self.is_patient and not is_expected:
             self._trouble(now_s)
+
+    def stuck_in_handler(self, number: int) -> None:
+        """Note that the runner is about to kill the rank, because it cannot end by the fatal signal that it handles."""
+        self._stuck_in = number
 
     def stop(self, kind: Kind, now_s: float) -> None:
         """Note that the runner is about to kill the rank, and why: STOPPED or HUNG.
@@ -294,7 +302,8 @@ class RankRecord:
             how = "" if self._exit_code is None else f"its process ended by {exit_name(self._exit_code)}"
             return RankOutcome(self.rank, Kind.NEVER_STARTED, at_s, self.phase, summary=how)
         if self._exit_code < 0:
-            return RankOutcome(self.rank, Kind.SIGNALLED, at_s, self.phase, signal=-self._exit_code)
+            number, lost_by = -self._exit_code, self._lost_by
+            return RankOutcome(self.rank, Kind.SIGNALLED, at_s, self.phase, signal=number, summary=lost_by)
         if report is None and self._has_passed_by_exit:
             return RankOutcome(self.rank, Kind.PASSED, at_s, self.phase)
         if self._exit_code > 0 or not self.is_done or report is None:

@@ -16,6 +16,7 @@ from pathlib import Path
 
 from dist_testing.case import CaseBody
 from dist_testing.engine.broken_worlds import no_such_rank, unkillable
+from dist_testing.engine.crash_watch import CrashWatch
 from dist_testing.engine.fault_desk import FaultDesk
 from dist_testing.engine.fault_plans import PlannedRequests
 from dist_testing.engine.hang_story import HangStory
@@ -106,6 +107,7 @@ class Supervisor:
         self._hang_watch = hang_watch
         self.faults = FaultDesk(launcher, world, records, hang_watch)
         self._log_limits = log_limits
+        self._crash_watch = CrashWatch(records)
         self.hang: HangStory | None = None
         self._stage = _Stage.BETWEEN
         self._keep = False
@@ -290,8 +292,19 @@ class Supervisor:
                 # What is not read now may be gone.
                 self._live.pump()
             self._log_limits.look(now_s)
+        if now_s >= self._crash_watch.next_look_s and self._stage is not _Stage.KILLED and self._debugged is None:
+            self._end_crashed(self._crash_watch.look(now_s))
         if not self.is_over:
             self._decide(now_s)
+
+    def _end_crashed(self, crashed: Sequence[tuple[RankRecord, int]]) -> None:
+        """Kill ranks that cannot end by their signals. Their Python stacks are known without the handler's help."""
+        if not crashed:
+            return
+        self.stacks |= self._stacks_of([record for record, _ in crashed], _HUNG_STACKS_S)
+        for record, number in crashed:
+            record.stuck_in_handler(number)
+        self._launcher.signal([record.rank for record, _ in crashed], signal.SIGKILL)
 
     def _forget(self, fd: int) -> None:
         self._poller.unregister(fd)
@@ -377,7 +390,7 @@ class Supervisor:
                 for record in running
                 if not (record.is_settled if self._stage is _Stage.RUNNING else record.is_done)
             ]
-            self.stacks = self._stacks_of(wanted, stacks_limit_s)
+            self.stacks |= self._stacks_of(wanted, stacks_limit_s)
         self._stage = _Stage.KILLED
         self._grace_end_s = math.inf
         self._deadline_s = time.monotonic() + _KILL_LIMIT_S

@@ -109,6 +109,40 @@ def test_native_ends_are_explained_and_located(starter: Starter, tmp_path: Path)
     assert "C++ CapturedTraceback:" in of_torch
 
 
+_DAMAGED_HEAP = """
+    import ctypes
+
+    import pytest
+
+
+    @pytest.mark.distributed(world_size=2, init=False, timeout=60)
+    def test_damaged_heap(world):
+        libc = ctypes.CDLL(None)
+        libc.malloc.restype = ctypes.c_void_p
+        libc.malloc_usable_size.restype = ctypes.c_size_t
+        if world.rank == 1:
+            # The block behind the last one is the free rest of the heap. Its size is overwritten.
+            last = max(libc.malloc(ctypes.c_size_t(0x18008)) for _ in range(400))
+            end = last + libc.malloc_usable_size(ctypes.c_void_p(last))
+            ctypes.memset(ctypes.c_void_p(end), 0xFF, 8)
+            for _ in range(400):
+                libc.malloc(ctypes.c_size_t(0x1F008))
+"""
+
+
+def test_a_handler_that_cannot_end_is_no_hang(starter: Starter, tmp_path: Path) -> None:
+    """If this fails, the C library's abort for a damaged heap costs the deadline, and the rank counts as hung.
+
+    The allocator is locked when it finds the damage, and torch's handler of the signal needs memory.
+    """
+    ended = run_cases(starter, tmp_path, _DAMAGED_HEAP)
+    assert ended.outcomes() == {"test_damaged_heap": "FAILED"}, ended.log
+    assert "rank 1 was killed by SIGABRT (6) in call" in ended.log, ended.log
+    assert "Native code ended the process: malloc(): corrupted top size." in ended.log
+    assert "in test_damaged_heap" in ended.log.partition("stacks of rank(s) 1:")[2]
+    assert "at the deadline" not in ended.log
+
+
 def test_report_of_a_sanitizer_is_the_reason(starter: Starter, tmp_path: Path) -> None:
     """If this fails, a build with AddressSanitizer ends a rank with code 1 and no explanation."""
     _build(tmp_path, "-fsanitize=address")
