@@ -29,6 +29,7 @@ from dist_testing.rank.call_record import CallRecord
 from dist_testing.rank.capture import flush_streams, redirect_output
 from dist_testing.rank.comparison import spare_dtensor
 from dist_testing.rank.coverage import RankCoverage
+from dist_testing.rank.daemons import end_daemons
 from dist_testing.rank.debugging import set_breakpoint_hook, take_terminal
 from dist_testing.rank.device import finish_device_work
 from dist_testing.rank.environment import become, world_env
@@ -81,6 +82,7 @@ def enter(start: RankStart, context: RankContext) -> NoReturn:
         os.close(start.board_fd)
         coverage = RankCoverage()
         _run(start, reporter, channel, context)
+        end_daemons()
         coverage.save()
         flush_streams()
         reporter.done()

@@ -12,6 +12,7 @@ from tests.support.starter import Starter
 _USES = """
     import multiprocessing
     import re
+    import signal
     import time
     from pathlib import Path
     from multiprocessing import shared_memory
@@ -47,7 +48,27 @@ _USES = """
 
 
     def test_worker_stays(world):
+        multiprocessing.get_context("forkserver").Process(target=time.sleep, args=(600,)).start()
+
+
+    def test_daemon_stays(world):
         multiprocessing.get_context("forkserver").Process(target=time.sleep, args=(600,), daemon=True).start()
+
+
+    def test_daemon_does_not_end(world):
+        ignores = multiprocessing.Event()
+        multiprocessing.get_context("fork").Process(target=ignore_sigterm, args=(ignores,), daemon=True).start()
+        ignores.wait()
+
+
+    def ignore_sigterm(ignores):
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        ignores.set()
+        time.sleep(600)
+
+
+    def test_manager_stays(world):
+        KEPT.append(multiprocessing.Manager())
 
 
     def test_pipe_stays(world):
@@ -72,7 +93,10 @@ def test_helpers_of_multiprocessing_are_not_leaks_but_workers_are(
         "test_workers": "PASSED",
         "test_shared_files": "PASSED",
         "test_worker_stays": "FAILED",
-        # Only a worker pool would pass it on to the next case.
+        "test_daemon_does_not_end": "FAILED",
+        # Only a worker pool would pass them on to the next case.
+        "test_daemon_stays": "FAILED" if isolation == "pool" else "PASSED",
+        "test_manager_stays": "FAILED" if isolation == "pool" else "PASSED",
         "test_pipe_stays": "FAILED" if isolation == "pool" else "PASSED",
         "test_after": "PASSED",
     }, ended.log
