@@ -15,6 +15,7 @@ _CASES = """
     import os
     import sys
     import threading
+    import time
     import unittest
     from pathlib import Path
 
@@ -22,9 +23,14 @@ _CASES = """
     import torch.distributed as dist
 
     if os.environ["BASE"] == "torch":
-        from torch.testing._internal.common_distributed import MultiProcessTestCase, MultiThreadedTestCase
+        from torch.testing._internal import common_distributed
     else:
-        from dist_testing import MultiProcessTestCase, MultiThreadedTestCase
+        from dist_testing.compat import common_distributed
+
+    MultiProcessTestCase = common_distributed.MultiProcessTestCase
+    MultiThreadedTestCase = common_distributed.MultiThreadedTestCase
+    # Seconds.
+    common_distributed.TIMEOUT_OVERRIDE["test_hangs"] = 5
 
     told = {}
 
@@ -130,6 +136,57 @@ _CASES = """
             super()._check_return_codes(fn, elapsed_time)
 
 
+    class OwnStart(MultiProcessTestCase):
+        world_size = 2
+
+        def setUp(self):
+            super().setUp()
+            self._fork_processes()
+
+        def _fork_processes(self):
+            if os.environ["BASE"] == "torch":
+                # Of older releases.
+                self._start_processes(torch.multiprocessing.get_context("fork").Process)
+            else:
+                super()._fork_processes()
+
+        def _start_processes(self, proc):
+            os.environ["SET_FOR_RANKS"] = "1"
+            tell(self._testMethodName, len(self.processes))
+            super()._start_processes(proc)
+            del os.environ["SET_FOR_RANKS"]
+
+        def test_variable(self):
+            assert os.environ["SET_FOR_RANKS"] == "1"
+
+
+    class OwnJoinOfProcesses(Processes):
+        def _join_processes(self, fn):
+            started = time.time()
+            while not all(process.exitcode is not None for process in self.processes):
+                time.sleep(0.01)
+            tell(fn.__name__, [process.exitcode for process in self.processes])
+            self._check_return_codes(fn, time.time() - started)
+
+        def test_passes(self):
+            pass
+
+        def test_fails(self):
+            raise ValueError("planted")
+
+        def test_fails_on_one(self):
+            if self.rank == 1:
+                raise ValueError("planted")
+
+
+    class OwnLimit(Processes):
+        def _get_timedout_process_traceback(self):
+            tell(self._testMethodName, len(self.processes))
+
+        def test_hangs(self):
+            threading.Event().wait()
+
+
     class ProcessCheckFails(Processes):
         def test_raises(self):
             raise ValueError("planted")
@@ -141,7 +198,8 @@ _CASES = """
     if __name__ == "__main__":
         outcomes = {}
         for cls in (
-            OwnCheck, AlsoOwnCheck, Forgives, Invents, OwnJoin, OwnSpawn, ProcessCheck, ProcessCheckFails,
+            OwnCheck, AlsoOwnCheck, Forgives, Invents, OwnJoin, OwnSpawn,
+            OwnStart, OwnJoinOfProcesses, OwnLimit, ProcessCheck, ProcessCheckFails,
         ):
             told.clear()
             for test in unittest.defaultTestLoader.loadTestsFromTestCase(cls):
@@ -174,6 +232,11 @@ _ALIKE = {
     "OwnSpawn.test_passes": ["passed", [[0], [2, -1]]],
     "OwnSpawn.test_fails": ["failed", [[0], [2, -1]]],
     "OwnSpawn.test_skips": ["skipped", [[0], [2, -1]]],
+    "OwnStart.test_variable": ["passed", [[0]]],
+    "OwnJoinOfProcesses.test_passes": ["passed", [[[0, 0]]]],
+    "OwnJoinOfProcesses.test_fails": ["failed", [[[10, 10]]]],
+    "OwnJoinOfProcesses.test_fails_on_one": ["failed", [[[0, 10]]]],
+    "OwnLimit.test_hangs": ["failed", [[2]]],
     "ProcessCheck.test_codes": ["passed", [[[3, 0], True]]],
     "ProcessCheckFails.test_raises": _FAILED,
 }
@@ -261,3 +324,55 @@ def test_overrides_by_the_signatures_of_older_releases(starter: Starter, tmp_pat
     assert "NO ERRORS test_any_code" in said
     assert "OWN True" in said
     assert not [line for line in said if line.startswith("CODES test_any_code")]
+
+
+_WITHOUT_VERDICT = """
+    from dist_testing import MultiProcessTestCase
+
+
+    class Spawning(MultiProcessTestCase):
+        world_size = 2
+
+        def setUp(self):
+            super().setUp()
+            self._spawn_processes()
+
+        def test_it(self):
+            pass
+
+
+    class JudgesNothing(Spawning):
+        def _join_processes(self, fn):
+            for process in self.processes:
+                process.join()
+
+        def test_judges_nothing(self):
+            raise ValueError("planted")
+
+
+    class JudgesWithoutRanks(MultiProcessTestCase):
+        def _join_processes(self, fn):
+            self._check_return_codes(fn, 0.0)
+
+        def test_without_ranks(self):
+            raise ValueError("planted")
+
+
+    class MakesProcesses(Spawning):
+        def _start_processes(self, proc):
+            for rank in range(2):
+                proc(target=print).start()
+
+        def test_makes_processes(self):
+            raise ValueError("planted")
+"""
+
+
+def test_overrides_without_a_verdict_are_refused(starter: Starter, tmp_path: Path) -> None:
+    """If this fails, a class that never judges its ranks is green, whatever they do."""
+    names = ("test_judges_nothing", "test_without_ranks", "test_makes_processes")
+    ended = run_cases(starter, tmp_path, _WITHOUT_VERDICT, "-k", " or ".join(names))
+    assert ended.outcomes() == dict.fromkeys(names, "FAILED"), ended.log
+    assert "test_judges_nothing: the test has no verdict: its ranks were started" in ended.log
+    assert "test_without_ranks: no ranks were started, so the test has not run." in ended.log
+    assert "_start_processes has made a process by itself." in ended.log

@@ -6,6 +6,7 @@ import contextlib
 import dataclasses
 import enum
 import inspect
+import multiprocessing
 import os
 import sys
 import tempfile
@@ -21,10 +22,21 @@ from dist_testing.frontends.unittest.on_rank import RankPipe
 from dist_testing.frontends.unittest.plain import current_session
 from dist_testing.frontends.unittest.world_case import WorldCase, default_world_size
 from dist_testing.launch.isolation import FORK, SPAWN
-from dist_testing.outcomes import exit_name, verdict
+from dist_testing.outcomes import Kind, exit_name, verdict
 
 # unittest leaves frames of modules with this mark out of its tracebacks.
 __unittest = True
+
+
+class _RankProcess:
+    """What `_spawn_processes` gives to an override of `_start_processes` in place of a process class."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        raise UsageError(
+            "_start_processes has made a process by itself.\n"
+            "The engine makes the ranks; it would not watch a process that the class makes.\n"
+            "Call super()._start_processes(proc) in its place; values reach the ranks in the environment or a file."
+        )
 
 
 class ProcessCase(WorldCase):
@@ -89,14 +101,16 @@ class ProcessCase(WorldCase):
         Raises:
             UsageError: If the ranks of this test have been started already, or the world is larger than declared.
         """
-        self._ask(self.isolation)
+        self._start_processes(_RankProcess)
 
     def _fork_processes(self) -> None:
         """Start the ranks as `_spawn_processes` does, but always by fork, whatever the class or the target says."""
-        self._ask(FORK.name)
+        self._start_processes(multiprocessing.get_context("fork").Process)
 
     def _start_processes(self, proc: object) -> None:
         """Start the ranks as `_spawn_processes` does, by the start method of a process class of `multiprocessing`.
+
+        `_spawn_processes` and `_fork_processes` call it, so an override runs just before the ranks start.
 
         Args:
             proc: Such a class, as `multiprocessing.get_context("spawn").Process`.
@@ -104,6 +118,9 @@ class ProcessCase(WorldCase):
         Raises:
             UsageError: If it is another callable: the engine makes the ranks, and cannot call it.
         """
+        if proc is _RankProcess:
+            self._ask(self.isolation)
+            return
         method = getattr(proc, "_start_method", "")
         if method not in ("spawn", "fork", "forkserver"):
             raise UsageError(
@@ -120,6 +137,7 @@ class ProcessCase(WorldCase):
                 "Each test has one world.\n"
                 "Call it once, at the end of setUp, or not at all: then the ranks start when the method begins."
             )
+        self._result = None
         self._make_file()
         running = self._ask_for_ranks(
             self.world_size,
@@ -136,11 +154,29 @@ class ProcessCase(WorldCase):
         """Wait for the ranks, in the runner, and judge the test, whose method is `fn`."""
         if not self.processes:
             self._spawn_processes()
+        result = self._end_ranks(fn)
+        if any(outcome.kind is Kind.HUNG for outcome in result.outcomes):
+            self._get_timedout_process_traceback()
+        # Older releases of torch passed only the time, and classes from then override the method with one argument.
+        takes_time_alone = len(inspect.signature(self._check_return_codes).parameters) == 1
+        if not takes_time_alone:
+            self._check_return_codes(fn, result.duration_s)
+        elif any(name in self.skip_return_code_checks for name in names_of(fn)):
+            # Those releases called only one of the two.
+            self._check_no_test_errors(result.duration_s)
+        else:
+            check: Callable[[float], None] = self._check_return_codes
+            check(result.duration_s)
+
+    def _end_ranks(self, fn: Any) -> CaseResult:
+        """Wait for the ranks of the method `fn`, if they have not been waited for, and return their result."""
+        if self._result is not None:
+            return self._result
         if self._running is None:
             raise UsageError(
                 f"{self.id()}: no ranks were started, so the test has not run.\n"
-                "The class overrides _spawn_processes, and does not call the one of its base class.\n"
-                "Call it; or override join_or_run, if the test is to run without ranks."
+                "The class overrides _spawn_processes, _start_processes or _join_processes, and starts no ranks.\n"
+                "Call the method of the base class; or override join_or_run, if the test is to run without ranks."
             )
         names = names_of(fn)
         if any(name in self.skip_return_code_checks or name in self.special_return_code_checks for name in names):
@@ -150,27 +186,20 @@ class ProcessCase(WorldCase):
         for handle, outcome in zip(handles, result.outcomes, strict=True):
             handle.settle(outcome)
         self.processes = handles
-        # Older releases of torch passed only the time, and classes from then override the method with one argument.
-        takes_time_alone = len(inspect.signature(self._check_return_codes).parameters) == 1
-        if not takes_time_alone:
-            self._check_return_codes(fn, result.duration_s)
-        elif any(name in self.skip_return_code_checks for name in names):
-            # Those releases called only one of the two.
-            self._check_no_test_errors(result.duration_s)
-        else:
-            check: Callable[[float], None] = self._check_return_codes
-            check(result.duration_s)
+        return result
 
     def _check_return_codes(self, fn: Any, elapsed_time: float | None = None) -> None:
         """Judge the test by how the ranks have ended. An override finds them in `self.processes`; all have ended.
+
+        A class that overrides `_join_processes` calls this at the end of it. Then it also waits for the ranks.
 
         Args:
             fn: The test method; or the duration of the test in seconds, as in older releases of torch.
             elapsed_time: Duration of the test in seconds; None if `fn` is it.
         """
-        result = self._result
-        assert result is not None
-        names = names_of(fn if elapsed_time is not None else getattr(self, self._testMethodName))
+        method = fn if elapsed_time is not None else getattr(self, self._testMethodName)
+        result = self._end_ranks(method)
+        names = names_of(method)
         special = next((self.special_return_code_checks[n] for n in names if n in self.special_return_code_checks), 0)
         if any(name in self.skip_return_code_checks for name in names):
             self._check_no_test_errors(result.duration_s)
@@ -201,7 +230,11 @@ class ProcessCase(WorldCase):
         self._judge(dataclasses.replace(result, verdict=judged, outcomes=outcomes))
 
     def _get_timedout_process_traceback(self) -> None:
-        """Print, in the runner, the stacks of the ranks that still run the test. The test goes on."""
+        """Print, in the runner, the stacks of the ranks that still run the test. The test goes on.
+
+        Also called after a test in which a rank hung, for classes that override it. By then all ranks have ended, and
+        the report has their stacks.
+        """
         if self._running is not None:
             for rank, stacks in self._running.world.supervisor.stacks_now().items():
                 print(f"stacks of rank {rank}:\n{stacks}", file=sys.stderr)

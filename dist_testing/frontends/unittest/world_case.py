@@ -115,9 +115,16 @@ class WorldCase(unittest.TestCase):
 
         @functools.wraps(fn)
         def wrapper(self: WorldCase) -> Any:
-            if self.rank == self.MAIN_PROCESS_RANK:
-                return self._join_processes(fn)
-            return fn()
+            if self.rank != self.MAIN_PROCESS_RANK:
+                return fn()
+            self._join_processes(fn)
+            if self._running is not None:
+                raise UsageError(
+                    f"{self.id()}: the test has no verdict: its ranks were started, and their results not judged.\n"
+                    "The class overrides _join_processes.\n"
+                    "End the override with super()._join_processes(fn), or with self._check_return_codes."
+                )
+            return None
 
         # Bound, as the method was: unittest's loader would treat a plain function as a static method and call it.
         return types.MethodType(wrapper, self)
