@@ -2,22 +2,27 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib
+import multiprocessing
 import os
 import unittest
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, ClassVar
 
 from dist_testing.errors import UsageError
-from dist_testing.frontends.helpers.environment import get_timeout
+from dist_testing.frontends.helpers.environment import TIMEOUT_OVERRIDE, get_timeout
+from dist_testing.frontends.requirements.accelerators import accelerator_count
 from dist_testing.frontends.unittest.continuous import ContinuousCase
 from dist_testing.frontends.unittest.device import DeviceCase
 from dist_testing.frontends.unittest.process import ProcessCase
 from dist_testing.frontends.unittest.threads import ThreadCase
 from dist_testing.frontends.unittest.world_case import WorldCase
 from dist_testing.launch.clean import spare_cuda
+from dist_testing.spec import DEFAULT_WORLD_SIZE as _RANKS
 
 __all__ = [
+    "DEFAULT_WORLD_SIZE",
     "DistributedTestBase",
     "MultiProcContinuousTest",
     "MultiProcessTestCase",
@@ -50,6 +55,12 @@ else:
     TestCase = common_utils.TestCase
 
 
+# As in torch, ranks on ROCm need a GPU each: two of them at least.
+DEFAULT_WORLD_SIZE = min(_RANKS, max(2, accelerator_count())) if common_utils.TEST_WITH_ROCM else _RANKS
+if common_utils.TEST_WITH_ROCM:
+    # As in torch, for its suite of DistributedDataParallel.
+    TIMEOUT_OVERRIDE["test_join_kwargs"] = 200
+
 # Variables that torchrun and the engine set. torch's classes do not set them, and their tests rely on that.
 # WORLD_SIZE stays: torch's decorators read it.
 _TORCHRUN_VARIABLES = ("RANK", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK", "GROUP_WORLD_SIZE")
@@ -78,6 +89,10 @@ class _TorchEnvironment(_TorchBehaviour):
     def _open_rank(cls, rank: int, world_size: int, directory: str) -> None:
         for name in _TORCHRUN_VARIABLES:
             os.environ.pop(name, None)
+        # As in torch's ranks: a process that the test starts itself is a fresh interpreter, which can use CUDA.
+        with contextlib.suppress(RuntimeError):
+            # The file has chosen another method.
+            multiprocessing.set_start_method("spawn")
         super()._open_rank(rank, world_size, directory)
 
 

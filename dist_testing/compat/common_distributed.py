@@ -18,6 +18,7 @@ from unittest.mock import patch
 
 from dist_testing.compat import torchcomms as _torchcomms
 from dist_testing.compat.classes import (
+    DEFAULT_WORLD_SIZE,
     DistributedTestBase,
     MultiProcContinuousTest,
     MultiProcessTestCase,
@@ -34,9 +35,9 @@ from dist_testing.frontends.helpers.running import dynamo_dist_per_rank_init as 
 from dist_testing.frontends.helpers.running import retrieve_result_from_completion_queue
 from dist_testing.frontends.names import *  # noqa: F403
 from dist_testing.frontends.requirements.accelerators import DDP_RANK_DEVICES, evaluate_platform_supports_symm_mem
+from dist_testing.frontends.requirements.decision import handle_test_skip as _maybe_handle_skip_if_lt_x_gpu
 from dist_testing.frontends.requirements.platforms import ACCELERATOR_DIST_BACKENDS
 from dist_testing.frontends.requirements.worlds import skip_below_world_size
-from dist_testing.spec import DEFAULT_WORLD_SIZE
 
 # A name of torch's module until torch 2.5.
 run_tests = common_utils.run_tests
@@ -82,6 +83,7 @@ __all__ = [
     "Tuple",
     "Union",
     "_dynamo_dist_per_rank_init",
+    "_maybe_handle_skip_if_lt_x_gpu",
     "abc",
     "evaluate_platform_supports_symm_mem",
     "logger",

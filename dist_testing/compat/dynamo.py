@@ -38,7 +38,8 @@ class DynamoDistributedSingleProcTestCase(torch._dynamo.test_case.TestCase):
         """
         super().setUpClass()
         accelerator = torch.accelerator.current_accelerator()
-        if accelerator is None:
+        # A build for CUDA has one even on a machine without a GPU.
+        if accelerator is None or not torch.accelerator.is_available():
             raise unittest.SkipTest(TEST_SKIPS["no_accelerator"].message)
         cls.device = f"{accelerator.type}:{cls.rank}"
         backend = dist.get_default_backend_for_device(accelerator.type)

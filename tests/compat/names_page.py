@@ -20,6 +20,8 @@ REPAIR = "PYTHONPATH=. python tests/compat/names_page.py, or ./bazelw run //test
 DIFFERENCES = {
     "C10dTorchCommsTestBase": "Not tested: our environments do not have the package torchcomms. Without it, every "
     "test skips, as with torch's.",
+    "DEFAULT_WORLD_SIZE": "A class that sets no `world_size` has the size of its target, else 4, on ROCm too.",
+    "DistTestCases": "`backend_feature` has `hpu` and `xpu` on every machine.",
     "DynamoDistributedSingleProcTestCase": "Skips without an accelerator, where torch's raises an AttributeError. "
     "No fixed port.",
     "IS_SANDCASTLE": "Does not turn a skip into a pass here, as it does in torch's classes: a test that has not run "
@@ -34,7 +36,6 @@ DIFFERENCES = {
     "TEST_SKIPS": 'Has a row for any number of GPUs: `TEST_SKIPS["multi-gpu-9"]` is a KeyError in torch.',
     "TIMEOUT_DEFAULT": "An invalid value is an error with three parts.",
     "cleanup_temp_dir": "Removes the folders of all calls.",
-    "skip_if_rocm_multiprocess": "Also skips where torch was built for ROCm and `PYTORCH_TEST_WITH_ROCM` is not set.",
     "create_tcp_store": "The port is bound once, so no other process can take it; the server listens on loopback only; "
     "`timeout` has an effect. `is_master=False` and `jit_class=True`, which cannot work, are errors.",
     "get_required_world_size": "An error in the class is reported, not replaced by the default.",
@@ -86,8 +87,18 @@ _MEMBERS = {
     ),
     "`MultiProcessTestCase._start_processes`": (
         "Takes a process class of `multiprocessing`. Any other callable is refused: the engine makes the "
-        "ranks, and a function of the test would make processes that nothing watches."
+        "ranks, and a function of the test would make processes that nothing watches. `_spawn_processes` calls an "
+        "override, which must call it by `super()`; a process that it makes from the class which it gets is refused."
     ),
+    "`MultiProcessTestCase._join_processes`": (
+        "An override may wait as torch's does, by the `exitcode` of `self.processes`, and must end with "
+        "`super()._join_processes(fn)` or `self._check_return_codes`. Without a verdict the test fails."
+    ),
+    "`MultiProcessTestCase._get_timedout_process_traceback`": (
+        "An override is called after a test in which a rank hung. All ranks have ended by then; the report has their "
+        "stacks."
+    ),
+    "`_maybe_handle_skip_if_lt_x_gpu`": "Without arguments it returns False, where torch's raises an IndexError.",
     "`MultiThreadedTestCase._spawn_threads`, `threads`": (
         "`self.threads` has one object per rank, with `join`, `is_alive` and `name`. The ranks run when the "
         "method begins, or at the first `join`. A class may put threads of its own into the list."

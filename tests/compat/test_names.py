@@ -9,7 +9,7 @@ import sys
 import unittest
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 import torch
@@ -30,6 +30,14 @@ def test_every_public_name_of_the_installed_torch_exists_here(theirs: ModuleType
     """If this fails, a test file that imports one of these names is not collected, or fails in the middle of a run."""
     missing = [name for name in public_names(theirs) if is_unknown(getattr(common_distributed, name))]
     assert not missing, f"torch {torch.__version__} has names that dist_testing.compat does not: {missing}"
+
+
+def test_every_private_name_that_the_module_defines_exists_here(theirs: ModuleType) -> None:
+    """If this fails, a test file that uses torch's private helpers is not collected. torch's own files do."""
+    private = [name for name, value in vars(theirs).items() if name.startswith("_") and not name.startswith("__")]
+    own = [name for name in private if getattr(getattr(theirs, name), "__module__", "") == theirs.__name__]
+    assert "_dynamo_dist_per_rank_init" in own
+    assert not [name for name in own if is_unknown(getattr(common_distributed, name))]
 
 
 def test_the_page_of_names_is_true(theirs: ModuleType) -> None:
@@ -257,3 +265,37 @@ def test_rocm_skips_also_where_a_variable_says_so(monkeypatch: pytest.MonkeyPatc
     assert not hasattr(skip(test), "__unittest_skip__")
     monkeypatch.setenv("PYTORCH_TEST_WITH_ROCM", "1")
     assert skip(test).__unittest_skip_why__ == "Test skipped for ROCm"
+
+
+@pytest.mark.parametrize("reason", ["variable", "build"])
+def test_rocm_has_a_limit_and_a_world_size_of_its_own(reason: str) -> None:
+    """If this fails, torch's suites start more ranks than a ROCm machine has GPUs, or wait longer than with torch."""
+    code = f"""if True:
+        import os
+        import torch
+        if {reason!r} == "variable":
+            os.environ["PYTORCH_TEST_WITH_ROCM"] = "1"
+        else:
+            torch.version.hip = "6.2.41133"
+        from dist_testing.compat import common_distributed as ours
+        from dist_testing.compat.unknown import torchs_own
+        for module in (ours, torchs_own()):
+            print(module.DEFAULT_WORLD_SIZE, module.TIMEOUT_OVERRIDE["test_join_kwargs"])
+    """
+    ours, theirs = python(code).splitlines()
+    assert ours == theirs == f"{min(4, max(2, torch.cuda.device_count()))} 200"
+
+
+def test_a_simulation_of_a_world_handles_its_skip(theirs: ModuleType) -> None:
+    """If this fails, a class that simulates a world in one process ends it in place of a skip."""
+
+    class Simulation:
+        reasons: ClassVar[list[str]] = []
+
+        def _handle_test_skip(self, reason: str) -> None:
+            self.reasons.append(reason)
+
+    for module in (theirs, common_distributed):
+        assert module._maybe_handle_skip_if_lt_x_gpu((Simulation(),), module.__name__)
+        assert not module._maybe_handle_skip_if_lt_x_gpu((object(),), "not told")
+    assert Simulation.reasons == [theirs.__name__, common_distributed.__name__]

@@ -11,6 +11,7 @@ from tests.support.children import run_pytest, write_file
 from tests.support.starter import Starter
 
 _FILE = """
+    import multiprocessing
     import os
     import pickle
     import sys
@@ -58,6 +59,9 @@ _FILE = """
             # RPC and multiprocessing send methods like this.
             travelled = pickle.loads(pickle.dumps(self.add_rank))
             self.assertEqual(travelled(40), 40 + self.rank)
+
+        def test_own_processes_are_spawned(self):
+            self.assertEqual(multiprocessing.get_start_method(), "spawn")
 
         def add_rank(self, value):
             with self.subTest(value=value):
@@ -215,6 +219,11 @@ _FILE = """
             raise AssertionError
 
 
+    class OnOneRank(DynamoDistributedSingleProcTestCase):
+        def test_on_one_rank(self):
+            self.assertEqual(dist.get_world_size(), 1)
+
+
     class Comms(C10dTorchCommsTestBase):
         def test_comms(self):
             raise AssertionError
@@ -227,6 +236,10 @@ _FILE = """
 
         def test_skips(self):
             self.skipTest("because")
+
+        @skip_if_lt_x_gpu(99)
+        def test_skips_before_ranks(self):
+            raise AssertionError
 
 
     class NotCalled(Spawning):
@@ -243,6 +256,7 @@ _FILE = """
 _EXPECTED = {
     "test_subtests": "PASSED",
     "test_methods_travel": "PASSED",
+    "test_own_processes_are_spawned": "PASSED",
     "test_debug_levels": "PASSED",
     "test_dynamo_init": "PASSED",
     "test_any_code": "PASSED",
@@ -276,7 +290,13 @@ def test_torchs_usages_of_the_classes_work(starter: Starter, tmp_path: Path) -> 
     made = {"OnDevice": "OnDeviceCPU", "InOneProcess": "InOneProcessWithLocalTensor"}
     names = [made.get(name, name) for name in classes if name not in ("Spawning", "Limits")]
     ended = run_file(starter, tmp_path, _FILE, "-v", *names)
-    assert outcomes(ended.log) == _EXPECTED, ended.log
+    expected = _EXPECTED
+    if torch.accelerator.is_available():
+        expected = {**expected, "test_on_one_rank": "PASSED"}
+    else:
+        # The class skips as a whole.
+        assert "OnOneRank) ... skipped 'accelerator is not available.'" in ended.log
+    assert outcomes(ended.log) == expected, ended.log
     assert "rank 1 raised AssertionError" in ended.log
     assert "exited with code 91" in ended.log
     assert "test_not_called: the class has a method _event_listener, which the library would never call" in ended.log
@@ -294,7 +314,8 @@ def test_variables_of_torch(starter: Starter, tmp_path: Path) -> None:
     arguments = ["-m", "dist_testing.compat", "test_file.py", "-v", "Limits"]
     child = starter.start(arguments, tmp_path, env=env)
     assert child.wait() == 1
-    assert outcomes(child.log) == {"test_hang": "FAILED", "test_skips": "SKIPPED"}, child.log
+    expected = {"test_hang": "FAILED", "test_skips": "SKIPPED", "test_skips_before_ranks": "SKIPPED"}
+    assert outcomes(child.log) == expected, child.log
     assert "rank 1 was still in call at the deadline" in child.log
 
 
@@ -325,3 +346,34 @@ def test_an_invalid_limit_is_reported_where_it_is_used(starter: Starter, tmp_pat
     assert ended.outcomes() == {"test_own": "PASSED", "test_default": "FAILED"}, ended.log
     assert "DISTRIBUTED_TESTS_DEFAULT_TIMEOUT = 'abc'; expected a number of seconds" in ended.log
     assert "Traceback" not in ended.log
+
+
+def test_native_errors_of_ranks_have_their_native_stack(starter: Starter, tmp_path: Path) -> None:
+    """If this fails, an error of torch's native code does not say where it came from; with torch's classes it does."""
+    source = """
+        import torch
+        from torch.testing._internal.common_distributed import MultiProcessTestCase
+        from torch.testing._internal.common_utils import run_tests
+
+
+        class NativeTest(MultiProcessTestCase):
+            world_size = 1
+
+            def setUp(self):
+                super().setUp()
+                self._spawn_processes()
+
+            def test_native_error(self):
+                torch.ones(2) @ torch.ones(3)
+
+
+        if __name__ == "__main__":
+            run_tests()
+    """
+    write_file(tmp_path, "test_native.py", source)
+    arguments = ["-m", "dist_testing.compat", "test_native.py"]
+    # Fresh: the starter has imported torch, and torch reads the variable only once.
+    child = starter.start(arguments, tmp_path, fresh=True)
+    assert child.wait() == 1
+    assert "C++ CapturedTraceback:" in child.log, child.log
+    assert "at::native::dot(" in child.log, child.log

@@ -91,13 +91,6 @@ def test_a_limit_can_be_set_for_a_method_name(monkeypatch: pytest.MonkeyPatch) -
     assert dist_testing.get_timeout("__main__.Case.test_other") == 7
 
 
-def test_rocm_has_a_limit_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
-    """If this fails, the slowest test of torch's suite for DDP has a longer limit on ROCm than under torch's class."""
-    assert "test_join_kwargs" not in environment.TIMEOUT_OVERRIDE
-    monkeypatch.setenv("PYTORCH_TEST_WITH_ROCM", "1")
-    assert runpy.run_path(environment.__file__)["TIMEOUT_OVERRIDE"]["test_join_kwargs"] == 200
-
-
 @pytest.mark.parametrize(
     ("env", "seconds"),
     [
@@ -307,14 +300,17 @@ def test_no_program_that_runs_means_no_efa(
     environment.has_efa.cache_clear()
 
 
-def test_efa_is_found_by_its_program(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_efa_is_found_by_its_program(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
     """TensorPipe takes it for InfiniBand, and fails."""
     environment.has_efa.cache_clear()
     program = tmp_path / "fi_info"
-    program.write_text("#!/bin/sh\nexit 0\n", encoding="ascii")
+    program.write_text("#!/bin/sh\necho provider: efa\necho fabric >&2\nexit 0\n", encoding="ascii")
     program.chmod(0o755)
     monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
     assert dist_testing.tp_transports() == ["shm", "uv"]
+    assert capfd.readouterr() == ("", "")
     environment.has_efa.cache_clear()
 
 

@@ -320,10 +320,18 @@ def test_a_method_can_ask_for_its_world_size(machine: SimpleNamespace) -> None:
 
         def test_any(self) -> None: ...
 
+    class Broken(Case):
+        def __getattribute__(self, name: str) -> Any:
+            if name == "test_three" and "_outcome" in vars(self):
+                raise ValueError("planted")
+            return super().__getattribute__(name)
+
     assert dist_testing.get_required_world_size(Case("test_three"), 2) == 3
     assert dist_testing.get_required_world_size(Case("test_four"), 2) == 4
     assert dist_testing.get_required_world_size(Case("test_any"), 2) == 2
     assert dist_testing.get_required_world_size(Case(), 2) == 2
+    with pytest.raises(ValueError, match="planted"):
+        dist_testing.get_required_world_size(Broken("test_three"), 2)
     skipped = {name for name in ("test_three", "test_four") if getattr(getattr(Case, name), "__unittest_skip__", False)}
     assert skipped == {"test_four"}
 

@@ -125,9 +125,6 @@ TIMEOUT_DEFAULT: int
 
 # Method name to seconds. Tests may add to it.
 TIMEOUT_OVERRIDE = {"test_ddp_uneven_inputs": 400, "test_DistributedDataParallel": 500}
-if os.environ.get("PYTORCH_TEST_WITH_ROCM") == "1":
-    # As in torch, for its suite of DistributedDataParallel.
-    TIMEOUT_OVERRIDE["test_join_kwargs"] = 200
 
 
 def get_timeout(test_id: str) -> int:

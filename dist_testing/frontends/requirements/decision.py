@@ -10,7 +10,7 @@ from __future__ import annotations
 import functools
 import os
 import unittest
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar, cast
 
 from dist_testing.errors import UsageError
@@ -55,10 +55,8 @@ def requirement(decide: Decide, *, on_rank_only: bool = False) -> Callable[[_Fun
             reason = decide(os.environ)
             if reason is None:
                 return function(*args, **kwargs)
-            handle = getattr(args[0], "_handle_test_skip", None) if args else None
-            if handle is None:
+            if not handle_test_skip(args, reason):
                 raise unittest.SkipTest(reason)
-            handle(reason)
             return None
 
         if not on_rank_only:
@@ -67,6 +65,23 @@ def requirement(decide: Decide, *, on_rank_only: bool = False) -> Callable[[_Fun
         return cast(_Function, wrapper)
 
     return decorator
+
+
+def handle_test_skip(args: Sequence[object], reason: str) -> bool:
+    """Let the instance of a test handle its own skip, by its method `_handle_test_skip(reason)`.
+
+    Args:
+        args: The arguments of the test method; the first is the instance.
+        reason: Why the test skips.
+
+    Returns:
+        Whether the instance has the method. torch's simulations of a world in one process have it.
+    """
+    handle = getattr(args[0], "_handle_test_skip", None) if args else None
+    if handle is None:
+        return False
+    handle(reason)
+    return True
 
 
 def unmet_requirement(function: Callable[..., Any], environment: Mapping[str, str]) -> str | None:
