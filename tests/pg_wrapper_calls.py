@@ -85,6 +85,18 @@ def reduce_scatter_base(output: torch.Tensor, tensor: torch.Tensor) -> Call:
     )
 
 
+def reduce_scatter_coalesced(outputs: list[torch.Tensor], tensors: list[torch.Tensor]) -> Call:
+    """Do what `reduce_scatter_base` does for several pairs in one call; the wrapper compares nothing but the operation.
+
+    A wrapper by itself has no such method: only a process group around one does.
+    """
+    return Call(
+        "REDUCE_SCATTER_TENSOR_COALESCED",
+        (),
+        lambda group: group.reduce_scatter_tensor_coalesced(outputs, tensors),
+    )
+
+
 def all_to_all_base(
     output: torch.Tensor,
     tensor: torch.Tensor,

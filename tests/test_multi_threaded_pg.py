@@ -33,10 +33,13 @@ class FaultError(Exception):
 
 
 def fail_on(ranks: list[int]) -> None:
-    """Let `ranks` fail while the others are in a collective that can never complete."""
+    """Let `ranks` fail after a good collective, while the others are in one that can never complete."""
+    gathered = [torch.empty(3, 3) for _ in range(dist.get_world_size())]
+    dist.all_gather(gathered, torch.full((3, 3), float(dist.get_rank())))
+    assert [tensor[2, 2].item() for tensor in gathered] == list(range(dist.get_world_size()))
     if dist.get_rank() in ranks:
         raise FaultError(f"planted on rank {dist.get_rank()}")
-    dist.all_reduce(torch.ones(1))
+    dist.all_reduce(torch.ones(3, 3))
 
 
 # The ranks that fail; the others are in the middle of a collective.
@@ -145,15 +148,15 @@ class TestThroughTheBaseClass(MultiThreadedTestCase):
         self.assertEqualOnRank(self.rank, 2, rank=2)
         self.assertNotEqualOnRank(self.rank, 1, rank=3)
         # Tensors, whose `==` is no bool.
-        mine = torch.full((2,), float(self.rank))
-        self.assertEqualOnRank(mine, torch.zeros(2))
-        self.assertEqualOnRank(mine, torch.full((2,), 2.0), rank=2)
-        self.assertNotEqualOnRank(mine, torch.ones(2), rank=3)
+        mine = torch.full((3, 3), float(self.rank))
+        self.assertEqualOnRank(mine, torch.zeros(3, 3))
+        self.assertEqualOnRank(mine, torch.full((3, 3), 2.0), rank=2)
+        self.assertNotEqualOnRank(mine, torch.ones(3, 3), rank=3)
         if self.rank == 3:
             with self.assertRaises(AssertionError):
-                self.assertEqualOnRank(mine, torch.tensor([3.0, 0.0]), rank=3)
+                self.assertEqualOnRank(mine, 3 * torch.eye(3), rank=3)
             with self.assertRaises(AssertionError):
-                self.assertNotEqualOnRank(mine, torch.full((2,), 3.0), rank=3)
+                self.assertNotEqualOnRank(mine, torch.full((3, 3), 3.0), rank=3)
             with self.assertRaises(AssertionError):
                 self.assertEqualOnRank(self.rank, 0, rank=3)
             with self.assertRaises(AssertionError):

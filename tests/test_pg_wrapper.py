@@ -29,6 +29,16 @@ HANG_TIMEOUT_S = 2.0
 GOOD_COLLECTIVES_COUNT = 500
 
 
+needs_coalesced_reduce_scatter = pytest.mark.skipif(
+    torch.__version__.startswith(("2.10.", "2.11.")),
+    reason="torch's wrapper takes coalesced reduce_scatter_tensor calls since torch 2.12",
+)
+needs_answers_of_the_backend = pytest.mark.skipif(
+    torch.__version__.startswith("2.10."),
+    reason="torch's wrapper asks its backend about features since torch 2.11",
+)
+
+
 class MakeGroup(Protocol):
     """Makes a wrapped group of all ranks."""
 
@@ -284,6 +294,72 @@ def test_coalescing_on_a_device_works_under_debug_detail(world: World) -> None:
         for tensor in tensors:
             calls.all_reduce(tensor).start(group)
     assert [[float(world.size)] * length for length in (1, 3)] == [t.tolist() for t in tensors]
+
+
+@pytest.mark.distributed
+@needs_coalesced_reduce_scatter
+def test_coalesced_reduce_scatter_works_under_debug_detail(world: World) -> None:
+    """If this fails, sharded training that batches its gradients cannot be debugged, or gets wrong ones."""
+    group = groups.debug_detail_group(world)
+    ranks = range(world.size)
+    shapes = [(2, 2), (3, 5)]
+
+    def filled(value: float, shape: tuple[int, ...]) -> torch.Tensor:
+        return torch.full(shape, float(value), device=world.device)
+
+    # Every rank contributes other rows to each rank.
+    inputs = [torch.cat([filled(10 * world.rank + peer, shape) for peer in ranks]) for shape in shapes]
+    outputs = [filled(-1, shape) for shape in shapes]
+    calls.reduce_scatter_coalesced(outputs, inputs).start(group).wait()
+    total = sum(10 * rank + world.rank for rank in ranks)
+    torch.testing.assert_close(outputs, [filled(total, shape) for shape in shapes])
+
+
+@pytest.mark.distributed
+@needs_coalesced_reduce_scatter
+def test_coalesced_reduce_scatter_against_barrier_is_reported(world: World) -> None:
+    """If this fails, sharded training that batches its gradients hangs when its ranks get out of step."""
+    tensors = [torch.ones(2 * world.size, 2, device=world.device)]
+    outputs = [torch.zeros(2, 2, device=world.device)]
+    calls.assert_mismatch_is_reported(
+        world,
+        groups.debug_detail_group(world),
+        odd_rank=0,
+        odd=calls.reduce_scatter_coalesced(outputs, tensors),
+        others=calls.barrier(),
+        sequence=0,
+    )
+
+
+@pytest.mark.distributed
+@needs_answers_of_the_backend
+def test_wrapper_answers_for_its_backend(world: World) -> None:
+    """If this fails, a program that asks what its group can do behaves differently while it is debugged."""
+    backend: Any = groups.backend_by_hand(world)
+    wrapper: Any = groups.wrap(backend, world)
+    assert wrapper.options is backend.options
+    for name in ("supports_splitting", "supports_coalescing", "supports_time_estimate"):
+        assert getattr(wrapper, name) == getattr(backend, name), name
+    # A wrapper that does not ask says no.
+    assert wrapper.supports_splitting
+    assert wrapper.supports_tensor_alloc(world.device) == backend.supports_tensor_alloc(world.device)
+    calls.assert_all_reduce_works(world, wrapper)
+
+
+@pytest.mark.distributed(backends=["nccl"])
+@needs_answers_of_the_backend
+def test_wrapper_of_nccl_connects_and_allocates(world: World) -> None:
+    """If this fails, a program that uses what only NCCL has cannot be debugged."""
+    backend: Any = groups.backend_by_hand(world)
+    wrapper: Any = groups.wrap(backend, world)
+    assert wrapper.get_error() == backend.get_error()
+    wrapper.eager_connect_single_device(world.device)
+    # Only with GPUs that can multicast.
+    if backend.supports_tensor_alloc(world.device):
+        assert wrapper.mem_allocator is backend.mem_allocator
+        allocated = wrapper.allocate_tensor(1024, dtype=torch.float32, device=world.device)
+        assert (allocated.shape, allocated.dtype, allocated.device) == ((1024,), torch.float32, world.device)
+    calls.assert_all_reduce_works(world, wrapper)
 
 
 @pytest.mark.distributed
