@@ -13,7 +13,7 @@ FEATURES = {
     "moves_data": "what one rank sends is what another rank receives",
     "needs_no_gloo": "a torch that was built without gloo can make the group",
     "recv_any_source": "recv() may leave the sender open",
-    "uneven_gather": "all_gather() and gather() take tensors whose sizes differ by rank",
+    "uneven_gather": "all_gather() takes tensors whose sizes differ by rank",
 }
 
 # Vendors of GPUs that the library can count. Tags and flags use these names.

@@ -96,7 +96,7 @@ ROWS: dict[str, str] = {
     "3.3": "`device_id` must be an accelerator with an index.",
     "3.4": "An unknown backend, and one that torch was built without, is an error that says so.",
     "3.5": "nccl takes only options of its own class.",
-    "3.6": "The exception hook prefixes lines with the rank, and calls the former hook.",
+    "3.6": "The exception hook calls the former hook, and prefixes each line that this one writes with the rank.",
     "3.7": "With `TORCH_DIST_INIT_BARRIER`, init returns on no rank before all have called it.",
     "3.8": (
         "Under `TORCH_DISTRIBUTED_DEBUG=DETAIL` groups are wrapped, and calls that differ are an error on every rank."
@@ -141,7 +141,10 @@ ROWS: dict[str, str] = {
     "6.6": "`_reduce_scatter_base` warns that it is deprecated, and gives the same result.",
     "6.7": "Sparse tensors are summed, or refused.",
     "7.1": "`broadcast` gives the root's tensor to all, and leaves the root's tensor unchanged.",
-    "7.2": "`all_gather` gives the tensors in the order of ranks, also into views of one tensor.",
+    "7.2": (
+        "`all_gather` gives the tensors in the order of ranks, also into views of one tensor, and takes sizes that "
+        "differ by rank."
+    ),
     "7.3": "`all_gather_into_tensor` takes its output as a concatenation or as a stack, and works in place.",
     "7.4": "`all_gather_coalesced` does the same for lists, and warns that it is deprecated.",
     "7.5": "`gather` needs its list on the root and refuses it elsewhere; the default root is the global rank 0.",

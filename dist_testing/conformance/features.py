@@ -6,7 +6,7 @@ from dist_testing.backends import Backend
 from dist_testing.conformance.cell import Status, matches
 from dist_testing.conformance.matrix import Matrix
 
-# Feature to the cells that show it. No cell shows `needs_no_gloo`, which is about builds of torch, and `uneven_gather`.
+# Feature to the cells that show it. Every feature of a declaration has an entry here or in `WITHOUT_CELLS`.
 FEATURE_CELLS = {
     "coalesced_all_reduce": "_coalescing_manager/all_reduce_*/w2",
     "coalescing": "_coalescing_manager/with_device/w2",
@@ -14,7 +14,10 @@ FEATURE_CELLS = {
     "monitored_barrier": "monitored_barrier/*/w[23]",
     "moves_data": "all_gather/outputs_are_views_of_one_tensor/w2",
     "recv_any_source": "recv/from_anybody/w2",
+    "uneven_gather": "all_gather/uneven/w[23]",
 }
+# Feature to the reason why no cell can show it.
+WITHOUT_CELLS = {"needs_no_gloo": "a cell sees one build of torch, and the feature is about builds without gloo"}
 
 
 def feature_problems(matrix: Matrix, backend: Backend) -> list[str]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import io
 import os
 import sys
 import time
@@ -121,15 +123,31 @@ def _fake(k: Kit) -> None:
     k.equal(k.dist.get_world_size(), 64, "the size")
 
 
-@script("3.6", "init_process_group/excepthook", fresh=True)
+@script("3.6", "init_process_group/excepthook", (1, 2), fresh=True)
 def _hook(k: Kit) -> None:
-    """The exception hook prefixes the lines with the rank, and calls the former hook."""
+    """The exception hook calls the former hook, and prefixes each line that this one writes with the rank.
+
+    The end of the group is not asked about: torch leaves its hook in place then.
+    """
     seen: list[Any] = []
-    sys.excepthook = lambda *error: seen.append(error)
-    _init(k)
+
+    def former(*error: Any) -> None:
+        seen.append(error)
+        print("first line\nsecond line", file=sys.stderr)
+
+    before = sys.excepthook
+    sys.excepthook = former
     error = ValueError("boom")
-    sys.excepthook(ValueError, error, None)
-    k.equal(len(seen), 1, "the calls of the former hook")
+    try:
+        _init(k)
+        with contextlib.redirect_stderr(io.StringIO()) as written:
+            sys.excepthook(ValueError, error, None)
+            k.check(sys.stderr is written, "the hook did not put sys.stderr back")
+    finally:
+        sys.excepthook = before
+    k.equal(seen, [(ValueError, error, None)], "the calls of the former hook")
+    expected = "".join(f"[rank{k.rank}]: {line} line\n" for line in ("first", "second"))
+    k.equal(written.getvalue(), expected, "what the hook writes")
 
 
 @script("3.7", "init_process_group/barrier_at_the_end", (2,), fresh=True)

@@ -188,6 +188,19 @@ def _views(k: Kit) -> None:
     k.equal(whole, [float(rank + 1) for rank in range(k.size) for _ in range(3)], "the whole")
 
 
+@script("7.2", "all_gather/uneven", (2, 3))
+def _uneven(k: Kit) -> None:
+    """Tensors whose sizes differ by rank, if the list of each rank has these sizes.
+
+    torch promises it for all_gather alone: its gather needs one size.
+    """
+    parts = [k.torch.full((rank + 2,), float(rank + 1), device=k.device) for rank in range(k.size)]
+    outputs = [k.torch.zeros_like(part) for part in parts]
+    k.dist.all_gather(outputs, parts[k.rank])
+    for rank, part in enumerate(parts):
+        k.equal(outputs[rank], part, f"the output of rank {rank}")
+
+
 @script("7.6", "scatter/inputs_are_views_of_one_tensor", (2, 3, 5))
 def _scatter_views(k: Kit) -> None:
     whole = k.torch.arange(3.0 * k.size, device=k.device)
