@@ -226,6 +226,58 @@ def test_the_exit_codes_are_the_verdict(
         assert f"This case alone: {command} {shlex.quote(how)}" in report.splitlines()
 
 
+def test_tracebacks_that_nothing_catches_have_the_rank(starter: Starter, tmp_path: Path) -> None:
+    """If this fails, torch's exception hook is lost, or a traceback of a rank is printed twice or not at all."""
+    script = """
+        import os
+        import threading
+
+        import torch.distributed as dist
+
+        dist.init_process_group()
+        if dist.get_rank() == 1:
+            thread = threading.Thread(target=int, args=["thread"])
+            thread.start()
+            thread.join()
+            if os.fork() == 0:
+                raise ValueError("planted in a child")
+            os.wait()
+            raise ValueError("planted")
+    """
+    ended = _run(starter, tmp_path, script)
+    assert ended.code == 1, ended.log
+    # The live log has the rank of a line; torch's hook adds its own. Python gives the end of a thread to another hook.
+    thread = "[rank 1] ValueError: invalid literal for int() with base 10: 'thread'"
+    child = "[rank 1] [rank1]: ValueError: planted in a child"
+    # The end of the program is in the report alone.
+    program = "ValueError: planted"
+    lines = ended.log.splitlines()
+    assert [lines.count(line) for line in (thread, child, program)] == [1, 1, 1], ended.log
+    assert f"[rank 1] [rank1]: {program}" not in lines, ended.log
+
+
+@pytest.mark.parametrize("when", ["before", "after"])
+def test_an_exception_hook_of_the_program_is_called(starter: Starter, tmp_path: Path, when: str) -> None:
+    """If this fails, a program that reports its own crashes does not do so as a test: torch puts its hook around it."""
+    script = """
+        import sys
+
+        import torch.distributed as dist
+
+        if {before}:
+            sys.excepthook = lambda *error: print("OWN HOOK", error[0].__name__, file=sys.stderr)
+        dist.init_process_group()
+        if not {before}:
+            sys.excepthook = lambda *error: print("OWN HOOK", error[0].__name__, file=sys.stderr)
+        if dist.get_rank() == 1:
+            raise ValueError("planted")
+    """
+    ended = _run(starter, tmp_path, script.format(before=when == "before"))
+    assert ended.code == 1, ended.log
+    prefix = "[rank1]: " if when == "before" else ""
+    assert f"[rank 1] {prefix}OWN HOOK ValueError" in ended.log.splitlines(), ended.log
+
+
 def test_a_target_runs_its_program_as_one_case_per_size(starter: Starter, tmp_path: Path) -> None:
     """If this fails, Bazel has no result of a program, or pytest reads files and options that are not the program's."""
     program = """

@@ -10,6 +10,7 @@ import atexit
 import builtins
 import contextlib
 import importlib
+import inspect
 import logging
 import sys
 import threading
@@ -70,15 +71,21 @@ def print_end(error: BaseException, *, always: bool) -> None:
         if not (error.code is None or isinstance(error.code, int)):
             print(error.code, file=sys.stderr)
         return
-    hook = sys.excepthook
     # torch's hook only adds the rank, which the report names.
-    is_custom = hook is not sys.__excepthook__ and not (hook.__module__ or "").startswith("torch.")
-    if always or is_custom:
+    if always or _without_torchs(sys.excepthook) is not sys.__excepthook__:
         try:
-            hook(type(error), error, error.__traceback__)
+            sys.excepthook(type(error), error, error.__traceback__)
         except BaseException:
             # As Python: a broken hook does not hide the end of the program.
             traceback.print_exc()
+
+
+def _without_torchs(hook: Any) -> Any:
+    """Return the exception hook that the program has set, which `init_process_group` has put into one of torch's."""
+    while inspect.isfunction(hook) and hook.__module__.startswith("torch."):
+        # As torch's source names it.
+        hook = inspect.getclosurevars(hook).nonlocals.get("old_hook", sys.__excepthook__)
+    return hook
 
 
 def end_as_main() -> None:
