@@ -203,10 +203,13 @@ class HugePages:
         self._pause_ms = _FIRST_PAUSE_MS
         # None before the plan is made.
         self._left: list[Range] | None = None
+        # Pieces with pages that other work in the kernel held (EAGAIN), for a second try. None during that.
+        self._again: list[Range] | None = []
         self._is_over = False
         self._has_told_forks = False
         self._has_taken = False
         self._refusals = 0
+        self._error = 0
         self._work_s = 0.0
 
     def forked(self, ranks: int) -> None:
@@ -275,16 +278,24 @@ class HugePages:
 
     def _take_next(self) -> str:
         assert self._left
-        error = collapse(self._left.pop(0))
-        if error:
-            self._refusals += 1
-        else:
+        piece = self._left.pop(0)
+        error = collapse(piece)
+        if error == errno.EAGAIN and self._again is not None:
+            self._again.append(piece)
+            error = 0
+        if not self._left and self._again:
+            self._left, self._again = self._again, None
+        # A piece that the kernel cannot have as a whole has other huge pages, which are taken.
+        if error in (0, errno.EAGAIN):
             self._has_taken, self._refusals = True, 0
+        else:
+            self._refusals += 1
+        self._error = error or self._error
         self._is_over = not self._left or error == errno.ENOMEM or self._refusals == _MOST_REFUSALS
-        if not error or not self._is_over:
+        if not self._error or not self._is_over:
             return ""
-        hint = "; Linux 6.1 is the first that can" if error == errno.EINVAL else ""
-        return f"the kernel refuses to collapse pages: {os.strerror(error)}{hint}"
+        hint = "; Linux 6.1 is the first that can" if self._error == errno.EINVAL and not self._has_taken else ""
+        return f"the kernel refuses to collapse pages: {os.strerror(self._error)}{hint}"
 
     def _result(self, refusal: str) -> MemoryPrepared:
         huge_bytes, pss_bytes = _own_memory() if self._has_taken else (0, 0)

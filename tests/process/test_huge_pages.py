@@ -13,7 +13,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import psutil
 import pytest
 
 from dist_testing import World
@@ -73,11 +72,12 @@ def test_the_fork_server_gets_huge_pages(tmp_path: Path) -> None:
         pytest.skip("transparent huge pages are switched off on this machine")
     if tuple(map(int, platform.release().split(".")[:2])) < (6, 1):
         pytest.skip(f"Linux {platform.release()} cannot collapse pages on request; 6.1 can")
-    if psutil.virtual_memory().available < 2 << 30:
-        pytest.skip("the machine has less than 2 GiB of free memory")
     with engine_for({"pass": _pass, "wait": _wait}) as engine:
         event = _told(engine, tmp_path)
-    assert event.refusal == ""
+    if "of memory are free" in event.refusal:
+        pytest.skip(event.refusal)
+    # Other processes of the machine can make the kernel use single pages at any moment.
+    assert event.refusal in ("", f"the kernel refuses to collapse pages: {os.strerror(errno.EAGAIN)}")
     # torch's import leaves about 140 MB.
     assert event.huge_bytes > 32 << 20
     # Shared with the ranks that run.

@@ -128,11 +128,12 @@ class _Machine:
     def __init__(self, monkeypatch: pytest.MonkeyPatch, errors: Sequence[int] = ()) -> None:
         self.has_free_cpu = False
         self.facts = _GOOD
+        self.in_use = Range(0, 20 * _HUGE)
         self.taken: list[Range] = []
         self._errors = list(errors)
         monkeypatch.setattr(huge_pages, "has_free_cpu", lambda: self.has_free_cpu)
         monkeypatch.setattr(huge_pages, "read_facts", lambda forks: self.facts._replace(forks=forks))
-        monkeypatch.setattr(huge_pages, "in_use", lambda ranges, huge_bytes: [Range(0, 20 * _HUGE)])
+        monkeypatch.setattr(huge_pages, "in_use", lambda ranges, huge_bytes: [self.in_use])
         monkeypatch.setattr(huge_pages, "collapse", self._collapse)
 
     def _collapse(self, piece: Range) -> int:
@@ -246,7 +247,7 @@ def test_a_map_that_cannot_be_read_is_a_reason(monkeypatch: pytest.MonkeyPatch, 
     [
         ([errno.EINVAL] * 3, 0, "Invalid argument"),
         ([errno.ENOMEM], 0, "Cannot allocate memory"),
-        ([errno.EAGAIN, 0, 0], 2, ""),
+        ([errno.EINVAL, 0, 0], 2, "Invalid argument"),
         ([0, 0, errno.ENOMEM], 2, "Cannot allocate memory"),
     ],
 )
@@ -260,6 +261,31 @@ def test_a_refused_piece_stays_as_it_was(
     told = []
     while pages.pause_ms(has_world=True) == 0:
         told.append(pages.step())
+    assert len(machine.taken) == taken
+    assert told[-1] is not None
+    assert said in told[-1].refusal
+    assert ("Linux 6.1" in told[-1].refusal) == (taken == 0 and errno.EINVAL in errors)
+
+
+@pytest.mark.parametrize(
+    ("errors", "tries", "taken", "said"),
+    [
+        ([errno.EAGAIN] * 8, 21, 13, ""),
+        ([errno.EAGAIN] * 26, 26, 0, "temporarily"),
+    ],
+)
+def test_a_piece_with_pages_that_the_kernel_holds_is_tried_once_more(
+    monkeypatch: pytest.MonkeyPatch, errors: list[int], tries: int, taken: int, said: str
+) -> None:
+    """On a machine whose memory is short the kernel moves single pages; the others of a piece can be had, and soon all."""
+    machine = _Machine(monkeypatch, errors)
+    machine.in_use = Range(0, 100 * _HUGE)
+    machine.has_free_cpu = True
+    pages = HugePages(1000)
+    told = []
+    while pages.pause_ms(has_world=True) == 0:
+        told.append(pages.step())
+    assert len(told) == 1 + tries, "the plan, 13 pieces, and those that were refused"
     assert len(machine.taken) == taken
     assert told[-1] is not None
     assert said in told[-1].refusal
