@@ -277,7 +277,7 @@ def test_a_refused_piece_stays_as_it_was(
 def test_a_piece_with_pages_that_the_kernel_holds_is_tried_once_more(
     monkeypatch: pytest.MonkeyPatch, errors: list[int], tries: int, taken: int, said: str
 ) -> None:
-    """On a machine whose memory is short the kernel moves single pages; the others of a piece can be had, and soon all."""
+    """While memory is short, the kernel moves single pages; the others of a piece can be had, and soon all."""
     machine = _Machine(monkeypatch, errors)
     machine.in_use = Range(0, 100 * _HUGE)
     machine.has_free_cpu = True
