@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import platform
 import re
 import shutil
@@ -35,8 +36,6 @@ _ANSWER_LIMIT_S = 60.0
 # Free space that an environment, its downloads and the runs' own files need. Bytes.
 NEEDED_BYTES = 12 * 10**9
 _QUIET = ("--quiet", "--only-binary", ":all:")
-# A line of the dependencies in pyproject.toml. Python 3.10 has no parser of TOML.
-_OLDEST = re.compile(r'^    "([\w-]+)>=([\d.]+)",$', re.MULTILINE)
 _RELEASE = re.compile(r"^torch==(\S+)", re.MULTILINE)
 
 
@@ -109,8 +108,8 @@ def oldest_packages(root: Path) -> list[str]:
     Args:
         root: The repository.
     """
-    wishes = _OLDEST.findall((root / "pyproject.toml").read_text(encoding="utf-8"))
-    return [f"{name}=={version}" for name, version in wishes if name != "torch"]
+    table = json.loads((root / "dist_testing" / "versions.json").read_text(encoding="utf-8"))
+    return [f"{name}=={table[name]['oldest']}" for name in ("bazel-runfiles", "psutil", "pytest")]
 
 
 def make(release: str, python: Python, uv: Path, folder: Path, packages: Sequence[str]) -> Environment:
