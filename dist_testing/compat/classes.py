@@ -55,10 +55,10 @@ else:
     TestCase = common_utils.TestCase
 
 
-# As in torch, ranks on ROCm need a GPU each: two of them at least.
-DEFAULT_WORLD_SIZE = min(_RANKS, max(2, accelerator_count())) if common_utils.TEST_WITH_ROCM else _RANKS
+DEFAULT_WORLD_SIZE = _RANKS
 if common_utils.TEST_WITH_ROCM:
-    # As in torch, for its suite of DistributedDataParallel.
+    # As in torch: ranks on ROCm need a GPU each, two of them at least, and one test of DistributedDataParallel is slow.
+    DEFAULT_WORLD_SIZE = min(_RANKS, max(2, accelerator_count()))
     TIMEOUT_OVERRIDE["test_join_kwargs"] = 200
 
 # Variables that torchrun and the engine set. torch's classes do not set them, and their tests rely on that.

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from dist_testing.engine.rank_record import RankRecord
-from dist_testing.procfs import blocked_signals, stat_of, threads_of
+from dist_testing.procfs import STOPPED, activity_of, blocked_signals, threads_of
 
 # A handler blocks the signal that it handles, and no other. Threads of libraries block many signals, or all.
 _SIGNAL_OF_MASK = {
@@ -72,8 +72,9 @@ def _handling(pid: int | None) -> _Handling | None:
     """Return what thread of a process runs the handler of a fatal signal; None if there is none."""
     for thread in threads_of(pid):
         if (number := _SIGNAL_OF_MASK.get(blocked_signals(pid, thread))) is not None:
-            fields = stat_of(pid)
-            # A debugger may have stopped the process. `utime` and `stime` of proc(5) are the fields 11 and 12 here.
-            is_running = bool(fields) and fields[0] not in ("T", "t")
-            return _Handling(thread, number, int(fields[11]) + int(fields[12])) if is_running else None
+            activity = activity_of(pid)
+            if activity is None or activity.state in STOPPED:
+                # A debugger has stopped the process, or it has ended.
+                return None
+            return _Handling(thread, number, activity.ticks)
     return None

@@ -15,7 +15,6 @@ import select
 import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 
 from dist_testing.engine.hang import Analysis, RankView, analyse
 from dist_testing.engine.hang_story import HangStory, listed, tell
@@ -23,7 +22,7 @@ from dist_testing.engine.rank_record import RankRecord
 from dist_testing.errors import MessageError
 from dist_testing.outcomes import Kind
 from dist_testing.process.ledger import ANSWER_MARK, LEDGERS, Ledger, NoLedger
-from dist_testing.procfs import stat_of, threads_of
+from dist_testing.procfs import Activity, activity_of, stat_of, threads_of
 
 # Between two looks at the CPU time, and between the two looks at the ledgers. The kernel counts in steps of 10 ms.
 # Seconds.
@@ -41,19 +40,6 @@ _ANSWER_LIMIT_S = 0.2
 _IDLE_TICKS = 1
 _ASLEEP = "S"
 _PACKET_BYTES = 1 << 16
-
-
-@dataclass(frozen=True, slots=True)
-class _Activity:
-    """What the kernel says of a rank.
-
-    Attributes:
-        ticks: CPU time that it has used until now.
-        state: Of its main thread, such as "S".
-    """
-
-    ticks: int
-    state: str
 
 
 class HangWatch:
@@ -79,7 +65,7 @@ class HangWatch:
         # torch cuts off what is less than a millisecond.
         limit_ms = math.floor(group_limit_s * 1000)
         self._limits_ms = frozenset({limit_ms, limit_ms + 1})
-        self._before: dict[int, _Activity] = {}
+        self._before: dict[int, Activity] = {}
         self._first: list[RankView] | None = None
         self._awake: set[str] | None = None
         self._expects_exits = False
@@ -183,7 +169,7 @@ class HangWatch:
         self.latest = tell(analysis) or listed(analysis)
         return analysis
 
-    def _idle(self, activity: Mapping[int, _Activity]) -> list[int]:
+    def _idle(self, activity: Mapping[int, Activity]) -> list[int]:
         """The ranks that have done nothing since the last look."""
         return [
             rank
@@ -243,14 +229,10 @@ def _how_ended(record: RankRecord) -> str:
     return "skipped" if record.reported is Kind.SKIPPED else "ended the test"
 
 
-def _activity(records: Sequence[RankRecord]) -> dict[int, _Activity]:
+def _activity(records: Sequence[RankRecord]) -> dict[int, Activity]:
     """Rank to what the kernel says of it, of ranks that it knows."""
-    found = {}
-    for record in records:
-        if stat := stat_of(record.pid):
-            # proc(5): utime and stime are the 14th and the 15th field, the state is the third.
-            found[record.rank] = _Activity(int(stat[11]) + int(stat[12]), stat[0])
-    return found
+    known = {record.rank: activity_of(record.pid) for record in records}
+    return {rank: activity for rank, activity in known.items() if activity is not None}
 
 
 def _awake(pid: int | None) -> Iterator[str]:

@@ -32,6 +32,7 @@ from dist_testing.process.link_messages import LinksChanged
 from dist_testing.process.messages import RankEnded, WorldOver, WorldRefused, WorldStarted
 from dist_testing.process.rank_messages import FinishWorld, Instruction, LeaveWorld, NextCase
 from dist_testing.process.stacks import STACKS_SIGNAL, read_ranks
+from dist_testing.procfs import STOPPED
 
 # From the request for ranks until all are ready: on a machine that swaps, or while interpreters import torch. Seconds.
 _START_LIMIT_S = 120.0
@@ -399,7 +400,7 @@ class Supervisor:
     def _stacks_of(self, records: Sequence[RankRecord], limit_s: float) -> dict[int, str]:
         states = {record.rank: record.kernel_state for record in records}
         # A stopped process answers only after SIGCONT, and one that another process traces when that one lets it.
-        asked = [rank for rank, state in states.items() if not state.startswith(("T", "t"))]
+        asked = [rank for rank, state in states.items() if not state.startswith(STOPPED)]
         # If ranks are threads, rank 0 answers for all.
         fds = {rank: self._stacks_fds[rank] for rank in (asked if self._threads_directory is None else asked and [0])}
         stacks = collect_stacks(fds, lambda: self._launcher.signal(list(fds), STACKS_SIGNAL), limit_s) if fds else {}

@@ -7,11 +7,9 @@ import os
 from collections.abc import Iterator
 from pathlib import Path
 
-from dist_testing.procfs import stat_of
+from dist_testing.procfs import STOPPED, activity_of
 
 _TO_THE_END = "EOF"
-# By a signal, and by a debugger.
-_STOPPED = (["T"], ["t"])
 
 
 def stopped_locks(file: Path) -> list[tuple[int, int]]:
@@ -28,7 +26,12 @@ def stopped_locks(file: Path) -> list[tuple[int, int]]:
     for pid, descriptor in _descriptors_of(status.st_dev, status.st_ino):
         for lock in _locks(pid, descriptor):
             owners.setdefault(lock, []).append(pid)
-    return [lock for lock, pids in owners.items() if all(stat_of(pid)[:1] in _STOPPED for pid in pids)]
+    return [lock for lock, pids in owners.items() if all(_is_stopped(pid) for pid in pids)]
+
+
+def _is_stopped(pid: int) -> bool:
+    activity = activity_of(pid)
+    return activity is not None and activity.state in STOPPED
 
 
 def _descriptors_of(device: int, inode: int) -> Iterator[tuple[int, str]]:

@@ -8,6 +8,7 @@ import socket
 import subprocess
 import sys
 from collections.abc import Iterator
+from contextlib import contextmanager
 
 import psutil
 import pytest
@@ -48,66 +49,59 @@ def record() -> Iterator[RankRecord]:
     board.close()
 
 
-def _begin(record: RankRecord, signals: str, activity: str) -> subprocess.Popen[str]:
-    child = subprocess.Popen([sys.executable, "-c", _CODE, signals, activity], stdout=subprocess.PIPE, text=True)
-    assert child.stdout is not None
-    assert child.stdout.readline() == "ready\n"
-    record.pid = child.pid
-    return child
-
-
-def _end(child: subprocess.Popen[str]) -> None:
-    child.kill()
-    child.communicate()
+@contextmanager
+def _process(record: RankRecord, signals: str, activity: str) -> Iterator[psutil.Process]:
+    with subprocess.Popen([sys.executable, "-c", _CODE, signals, activity], stdout=subprocess.PIPE, text=True) as child:
+        try:
+            assert child.stdout is not None
+            assert child.stdout.readline() == "ready\n"
+            record.pid = child.pid
+            yield psutil.Process(child.pid)
+        finally:
+            child.kill()
 
 
 @pytest.mark.parametrize("name", ["SIGABRT", "SIGSEGV", "SIGBUS", "SIGILL", "SIGFPE"])
 def test_a_rank_that_stands_in_a_handler_is_found(record: RankRecord, name: str) -> None:
     """If this fails, a rank whose heap is damaged counts as hung, at the deadline."""
-    child = _begin(record, name, "stands")
-    watch = CrashWatch([record])
-    # Its other threads may still run until the end of the interpreter's start.
-    psutil_child = psutil.Process(child.pid)
-    while psutil_child.status() != psutil.STATUS_SLEEPING:
-        pass
-    assert [watch.look(at_s) for at_s in (0.0, 1.0, 4.9)] == [[], [], []]
-    assert watch.next_look_s >= 5.9
-    assert watch.look(5.0) == [(record, signal.Signals[name])]
-    # The kernel's word is only for ranks that run.
-    record.ended(-signal.SIGKILL, 6.0)
-    assert watch.look(7.0) == []
-    _end(child)
+    with _process(record, name, "stands") as process:
+        watch = CrashWatch([record])
+        # Its other threads may still run until the end of the interpreter's start.
+        while process.status() != psutil.STATUS_SLEEPING:
+            pass
+        assert [watch.look(at_s) for at_s in (0.0, 1.0, 4.9)] == [[], [], []]
+        assert watch.next_look_s >= 5.9
+        assert watch.look(5.0) == [(record, signal.Signals[name])]
+        # The kernel's word is only for ranks that run.
+        record.ended(-signal.SIGKILL, 6.0)
+        assert watch.look(7.0) == []
 
 
 @pytest.mark.parametrize("signals", ["", "SIGABRT SIGSEGV", "SIGTERM", "SIGUSR2"])
 def test_threads_that_block_signals_are_left_alone(record: RankRecord, signals: str) -> None:
     """If this fails, a rank with a thread of a driver, or one that waits for a signal, is killed."""
-    child = _begin(record, signals, "stands")
-    watch = CrashWatch([record])
-    assert [watch.look(at_s) for at_s in (0.0, 10.0, 20.0)] == [[], [], []]
-    _end(child)
+    with _process(record, signals, "stands"):
+        watch = CrashWatch([record])
+        assert [watch.look(at_s) for at_s in (0.0, 10.0, 20.0)] == [[], [], []]
 
 
 def test_a_handler_that_works_has_its_time(record: RankRecord) -> None:
     """If this fails, a rank is killed while it prints a long native stack."""
-    child = _begin(record, "SIGSEGV", "spins")
-    watch = CrashWatch([record])
-    process = psutil.Process(child.pid)
-    for at_s in (0.0, 10.0, 20.0):
-        assert watch.look(at_s) == []
-        used_s = process.cpu_times().user
-        # Two ticks of the kernel's clock.
-        while process.cpu_times().user < used_s + 0.02:
-            pass
-    _end(child)
+    with _process(record, "SIGSEGV", "spins") as process:
+        watch = CrashWatch([record])
+        for at_s in (0.0, 10.0, 20.0):
+            assert watch.look(at_s) == []
+            used_s = process.cpu_times().user
+            # Two ticks of the kernel's clock.
+            while process.cpu_times().user < used_s + 0.02:
+                pass
 
 
 def test_a_rank_that_a_debugger_has_stopped_is_left_alone(record: RankRecord) -> None:
     """If this fails, a user who looks at a crash in a debugger loses the process."""
-    child = _begin(record, "SIGSEGV", "stands")
-    os.kill(child.pid, signal.SIGSTOP)
-    while psutil.Process(child.pid).status() != psutil.STATUS_STOPPED:
-        pass
-    watch = CrashWatch([record])
-    assert [watch.look(at_s) for at_s in (0.0, 10.0, 20.0)] == [[], [], []]
-    _end(child)
+    with _process(record, "SIGSEGV", "stands") as process:
+        process.suspend()
+        while process.status() != psutil.STATUS_STOPPED:
+            pass
+        watch = CrashWatch([record])
+        assert [watch.look(at_s) for at_s in (0.0, 10.0, 20.0)] == [[], [], []]
