@@ -17,6 +17,11 @@ from tests.support.starter import LIMIT_S, Child, Starter
 
 Env = Mapping[str, str | None]
 
+_SETTINGS = """
+    [pytest]
+    addopts = -p dist_testing.frontends.pytest.plugin --strict-markers --color=no
+"""
+
 
 @dataclass(frozen=True, slots=True)
 class Ended:
@@ -58,14 +63,9 @@ def start_pytest(
         fresh: See `Starter.start`.
         **more: Also for `Starter.start`.
     """
-    write_file(
-        folder,
-        "pytest.ini",
-        """
-        [pytest]
-        addopts = -p dist_testing.frontends.pytest.plugin --strict-markers --color=no
-        """,
-    )
+    settings = write_file(folder, "pytest.ini.new", _SETTINGS)
+    # At once: another rank, started before, may be reading the same settings.
+    settings.replace(folder / "pytest.ini")
     return starter.start(["-m", "pytest", *options], folder, env=env, fresh=fresh, **more)
 
 
