@@ -83,6 +83,7 @@ class Supervisor:
         stacks_fds: Mapping[int, int],
         threads_directory: Path | None = None,
         hang_watch: HangWatch | None = None,
+        crash_watch: CrashWatch | None = None,
         log_limits: LogLimits | None = None,
     ) -> None:
         """Watch a world that was just asked for.
@@ -95,6 +96,7 @@ class Supervisor:
             threads_directory: Where ranks that are threads of one process note which of them they are; None for ranks
                 that are processes.
             hang_watch: Looks for hangs while a case runs; None to leave them to the deadline.
+            crash_watch: Looks for ranks that cannot end by a fatal signal; None if this process cannot kill them.
             log_limits: Keeps the logs of the ranks within a limit; None if they have no logs.
         """
         self.records = records
@@ -108,7 +110,7 @@ class Supervisor:
         self._hang_watch = hang_watch
         self.faults = FaultDesk(launcher, world, records, hang_watch)
         self._log_limits = log_limits
-        self._crash_watch = CrashWatch(records)
+        self._crash_watch = crash_watch
         self.hang: HangStory | None = None
         self._stage = _Stage.BETWEEN
         self._keep = False
@@ -293,8 +295,9 @@ class Supervisor:
                 # What is not read now may be gone.
                 self._live.pump()
             self._log_limits.look(now_s)
-        if now_s >= self._crash_watch.next_look_s and self._stage is not _Stage.KILLED and self._debugged is None:
-            self._end_crashed(self._crash_watch.look(now_s))
+        crashes = self._crash_watch
+        if crashes and now_s >= crashes.next_look_s and self._stage is not _Stage.KILLED and self._debugged is None:
+            self._end_crashed(crashes.look(now_s))
         if not self.is_over:
             self._decide(now_s)
 
@@ -391,7 +394,8 @@ class Supervisor:
                 for record in running
                 if not (record.is_settled if self._stage is _Stage.RUNNING else record.is_done)
             ]
-            self.stacks |= self._stacks_of(wanted, stacks_limit_s)
+            # What a rank has answered before stays: it may be unable to answer again.
+            self.stacks = self._stacks_of(wanted, stacks_limit_s) | self.stacks
         self._stage = _Stage.KILLED
         self._grace_end_s = math.inf
         self._deadline_s = time.monotonic() + _KILL_LIMIT_S

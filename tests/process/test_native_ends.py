@@ -111,6 +111,7 @@ def test_native_ends_are_explained_and_located(starter: Starter, tmp_path: Path)
 
 _DAMAGED_HEAP = """
     import ctypes
+    import threading
 
     import pytest
 
@@ -121,6 +122,8 @@ _DAMAGED_HEAP = """
         libc.malloc.restype = ctypes.c_void_p
         libc.malloc_usable_size.restype = ctypes.c_size_t
         if world.rank == 1:
+            # Another thread of the rank goes on.
+            threading.Thread(target=lambda: [libc.usleep(500) for _ in iter(int, 1)], daemon=True).start()
             # The block behind the last one is the free rest of the heap. Its size is overwritten.
             last = max(libc.malloc(ctypes.c_size_t(0x18008)) for _ in range(400))
             end = last + libc.malloc_usable_size(ctypes.c_void_p(last))
