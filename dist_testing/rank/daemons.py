@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import multiprocessing
+import signal
 import sys
+import threading
 import time
 
 import psutil
@@ -23,8 +25,14 @@ def end_daemons() -> None:
     """
     if (util := sys.modules.get("multiprocessing.util")) is None:
         return
-    # Private. 0 leaves out the finaliser that waits until a queue's items have been read.
-    util._run_finalizers(0)
+    until_s = time.monotonic() + _LIMIT_S
+    # torch's data loader has a handler that raises when a worker ends by a signal.
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    # Private. 0 leaves out the finaliser that waits until a queue's items have been read. In a thread, because that of
+    # a pool waits for ever if a worker has died with the pool's lock.
+    finalizers = threading.Thread(target=util._run_finalizers, args=(0,), daemon=True)
+    finalizers.start()
+    finalizers.join(_LIMIT_S / 2)
     daemons = [child for child in multiprocessing.active_children() if child.daemon]
     if not daemons:
         return
@@ -35,6 +43,5 @@ def end_daemons() -> None:
         # One that runs as another user cannot be terminated.
         with contextlib.suppress(PermissionError):
             child.terminate()
-    until_s = time.monotonic() + _LIMIT_S
     for child in daemons:
         child.join(max(0.0, until_s - time.monotonic()))

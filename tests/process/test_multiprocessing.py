@@ -67,6 +67,26 @@ _USES = """
         time.sleep(600)
 
 
+    def test_daemon_with_handler_stays(world):
+        # As torch's data loader does for its workers.
+        def fail(*_):
+            raise RuntimeError("a worker was killed")
+
+        signal.signal(signal.SIGCHLD, fail)
+        multiprocessing.get_context("fork").Process(target=time.sleep, args=(600,), daemon=True).start()
+
+
+    def test_broken_pool_stays(world):
+        pool = multiprocessing.get_context("fork").Pool(2)
+        KEPT.append(pool)
+        # An idle worker waits for work with the lock of the others, which its end does not give back.
+        lock = pool._inqueue._rlock
+        while lock.acquire(block=False):
+            lock.release()
+        for worker in pool._pool:
+            worker.kill()
+
+
     def test_manager_stays(world):
         KEPT.append(multiprocessing.Manager())
 
@@ -96,6 +116,8 @@ def test_helpers_of_multiprocessing_are_not_leaks_but_workers_are(
         "test_daemon_does_not_end": "FAILED",
         # Only a worker pool would pass them on to the next case.
         "test_daemon_stays": "FAILED" if isolation == "pool" else "PASSED",
+        "test_daemon_with_handler_stays": "FAILED" if isolation == "pool" else "PASSED",
+        "test_broken_pool_stays": "FAILED" if isolation == "pool" else "PASSED",
         "test_manager_stays": "FAILED" if isolation == "pool" else "PASSED",
         "test_pipe_stays": "FAILED" if isolation == "pool" else "PASSED",
         "test_after": "PASSED",

@@ -179,9 +179,27 @@ _CASES = """
                 raise ValueError("planted")
 
 
+    class OwnJoinAndCheck(OwnJoinOfProcesses):
+        def _check_return_codes(self, fn, elapsed_time):
+            assert not any(process.exitcode for process in self.processes)
+
+
+    class OwnJoinOfAnyCode(OwnJoinOfProcesses):
+        def setUp(self):
+            super().setUp()
+            self.skip_return_code_checks = [getattr(self, self._testMethodName).__wrapped__]
+
+        def test_any_code(self):
+            if self.rank == 0:
+                os.kill(os.getpid(), 9)
+            # Longer than the other ranks of a failed test may go on.
+            time.sleep(3)
+
+
     class OwnLimit(Processes):
         def _get_timedout_process_traceback(self):
             tell(self._testMethodName, len(self.processes))
+            raise KeyError("planted")
 
         def test_hangs(self):
             threading.Event().wait()
@@ -199,7 +217,7 @@ _CASES = """
         outcomes = {}
         for cls in (
             OwnCheck, AlsoOwnCheck, Forgives, Invents, OwnJoin, OwnSpawn,
-            OwnStart, OwnJoinOfProcesses, OwnLimit, ProcessCheck, ProcessCheckFails,
+            OwnStart, OwnJoinOfProcesses, OwnJoinAndCheck, OwnJoinOfAnyCode, OwnLimit, ProcessCheck, ProcessCheckFails,
         ):
             told.clear()
             for test in unittest.defaultTestLoader.loadTestsFromTestCase(cls):
@@ -236,6 +254,13 @@ _ALIKE = {
     "OwnJoinOfProcesses.test_passes": ["passed", [[[0, 0]]]],
     "OwnJoinOfProcesses.test_fails": ["failed", [[[10, 10]]]],
     "OwnJoinOfProcesses.test_fails_on_one": ["failed", [[[0, 10]]]],
+    "OwnJoinAndCheck.test_passes": ["passed", [[[0, 0]]]],
+    "OwnJoinAndCheck.test_fails": ["failed", [[[10, 10]]]],
+    "OwnJoinAndCheck.test_fails_on_one": ["failed", [[[0, 10]]]],
+    "OwnJoinOfAnyCode.test_passes": ["passed", [[[0, 0]]]],
+    "OwnJoinOfAnyCode.test_fails": ["failed", [[[10, 10]]]],
+    "OwnJoinOfAnyCode.test_fails_on_one": ["failed", [[[0, 10]]]],
+    "OwnJoinOfAnyCode.test_any_code": ["passed", [[[-9, 0]]]],
     "OwnLimit.test_hangs": ["failed", [[2]]],
     "ProcessCheck.test_codes": ["passed", [[[3, 0], True]]],
     "ProcessCheckFails.test_raises": _FAILED,
@@ -350,6 +375,14 @@ _WITHOUT_VERDICT = """
             raise ValueError("planted")
 
 
+    class JoinsNothing(MultiProcessTestCase):
+        def _join_processes(self, fn):
+            pass
+
+        def test_joins_nothing(self):
+            raise ValueError("planted")
+
+
     class JudgesWithoutRanks(MultiProcessTestCase):
         def _join_processes(self, fn):
             self._check_return_codes(fn, 0.0)
@@ -370,9 +403,10 @@ _WITHOUT_VERDICT = """
 
 def test_overrides_without_a_verdict_are_refused(starter: Starter, tmp_path: Path) -> None:
     """If this fails, a class that never judges its ranks is green, whatever they do."""
-    names = ("test_judges_nothing", "test_without_ranks", "test_makes_processes")
+    names = ("test_judges_nothing", "test_joins_nothing", "test_without_ranks", "test_makes_processes")
     ended = run_cases(starter, tmp_path, _WITHOUT_VERDICT, "-k", " or ".join(names))
     assert ended.outcomes() == dict.fromkeys(names, "FAILED"), ended.log
-    assert "test_judges_nothing: the test has no verdict: its ranks were started" in ended.log
+    for name in names[:2]:
+        assert f"{name}: the test has no verdict: its ranks have not been judged." in ended.log
     assert "test_without_ranks: no ranks were started, so the test has not run." in ended.log
     assert "_start_processes has made a process by itself." in ended.log

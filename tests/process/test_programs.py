@@ -278,6 +278,24 @@ def test_an_exception_hook_of_the_program_is_called(starter: Starter, tmp_path: 
     assert f"[rank 1] {prefix}OWN HOOK ValueError" in ended.log.splitlines(), ended.log
 
 
+def test_an_exception_hook_without_a_module_is_called(starter: Starter, tmp_path: Path) -> None:
+    """If this fails, code that a program has compiled by itself ends the rank by an error of the library."""
+    script = """
+        import atexit
+        import sys
+
+        names = {"sys": sys}
+        exec("def hook(*error): print('OWN HOOK', error[0].__name__, file=sys.stderr)", names)
+        names["hook"].__module__ = None
+        sys.excepthook = names["hook"]
+        atexit.register(print, "EXIT HANDLER")
+        raise ValueError("planted")
+    """
+    ended = _run(starter, tmp_path, script)
+    assert ended.code == 1, ended.log
+    assert {"[rank 1] OWN HOOK ValueError", "[rank 1] EXIT HANDLER"} <= set(ended.log.splitlines()), ended.log
+
+
 def test_a_target_runs_its_program_as_one_case_per_size(starter: Starter, tmp_path: Path) -> None:
     """If this fails, Bazel has no result of a program, or pytest reads files and options that are not the program's."""
     program = """

@@ -71,18 +71,18 @@ def print_end(error: BaseException, *, always: bool) -> None:
         if not (error.code is None or isinstance(error.code, int)):
             print(error.code, file=sys.stderr)
         return
-    # torch's hook only adds the rank, which the report names.
-    if always or _without_torchs(sys.excepthook) is not sys.__excepthook__:
-        try:
+    try:
+        # torch's hook only adds the rank, which the report names.
+        if always or _without_torchs(sys.excepthook) is not sys.__excepthook__:
             sys.excepthook(type(error), error, error.__traceback__)
-        except BaseException:
-            # As Python: a broken hook does not hide the end of the program.
-            traceback.print_exc()
+    except BaseException:
+        # As Python: a broken hook does not hide the end of the program.
+        traceback.print_exc()
 
 
 def _without_torchs(hook: Any) -> Any:
     """Return the exception hook that the program has set, which `init_process_group` has put into one of torch's."""
-    while inspect.isfunction(hook) and hook.__module__.startswith("torch."):
+    while inspect.isfunction(hook) and (hook.__module__ or "").startswith("torch."):
         # As torch's source names it.
         hook = inspect.getclosurevars(hook).nonlocals.get("old_hook", sys.__excepthook__)
     return hook

@@ -35,7 +35,7 @@ from dist_testing.rank.bootstrap import FAILED_EXIT_CODE
 # unittest leaves frames of modules with this mark out of its tracebacks.
 __unittest = True
 # Attributes of an instance that cannot be pickled. Two are unittest's, and two replace methods on a rank.
-_OF_THE_RUN = ("_cleanups", "_outcome", "_result", "_running", "processes", "setUp", "tearDown")
+_OF_THE_RUN = ("_check_return_codes", "_cleanups", "_outcome", "_result", "_running", "processes", "setUp", "tearDown")
 
 
 class WorldCase(unittest.TestCase):
@@ -117,17 +117,24 @@ class WorldCase(unittest.TestCase):
         def wrapper(self: WorldCase) -> Any:
             if self.rank != self.MAIN_PROCESS_RANK:
                 return fn()
-            self._join_processes(fn)
-            if self._running is not None:
-                raise UsageError(
-                    f"{self.id()}: the test has no verdict: its ranks were started, and their results not judged.\n"
-                    "The class overrides _join_processes.\n"
-                    "End the override with super()._join_processes(fn), or with self._check_return_codes."
-                )
+            self._join(fn)
             return None
 
         # Bound, as the method was: unittest's loader would treat a plain function as a static method and call it.
         return types.MethodType(wrapper, self)
+
+    def _join(self, fn: Callable[[], Any]) -> None:
+        """Call `_join_processes`, which classes override, and check that it has given the test a verdict."""
+        self._join_processes(fn)
+        if self._running is not None:
+            raise self._without_verdict()
+
+    def _without_verdict(self) -> UsageError:
+        return UsageError(
+            f"{self.id()}: the test has no verdict: its ranks have not been judged.\n"
+            "The class overrides _join_processes.\n"
+            "End the override with super()._join_processes(fn), or with self._check_return_codes."
+        )
 
     def _join_processes(self, fn: Callable[[], Any]) -> None:
         raise NotImplementedError
