@@ -285,7 +285,7 @@ class HugePages:
             error = 0
         if not self._left and self._again:
             self._left, self._again = self._again, None
-        # A piece that the kernel cannot have as a whole has other huge pages, which are taken.
+        # If the kernel holds pages of a piece, it still collapses the other huge pages of that piece.
         if error in (0, errno.EAGAIN):
             self._has_taken, self._refusals = True, 0
         else:

@@ -88,7 +88,7 @@ _MEMBERS = {
     "`MultiProcessTestCase._start_processes`": (
         "Takes a process class of `multiprocessing`. Any other callable is refused: the engine makes the "
         "ranks, and a function of the test would make processes that nothing watches. `_spawn_processes` calls an "
-        "override, which must call it by `super()`; a process that it makes from the class which it gets is refused."
+        "override. The override must call `super()._start_processes(proc)`; it must not make processes from `proc`."
     ),
     "`MultiProcessTestCase._join_processes`": (
         "An override may wait as torch's does, by the `exitcode` of `self.processes`, and must end with "

@@ -50,9 +50,9 @@ Written by `python tools/bench/verdicts.py` with torch {torch}; the runs are of 
   machine.
 - "names": the ranks that the report blames; then whether the report describes the fault ("all"), only the output before
   it does ("log"), or neither does ("-"). A skip needs a reason and no rank.
-- "left": processes alive 5 s after the end of the runner, and temporary files. torch's class removes its rendezvous
-    file in `tearDown`, as many of torch's own tests do. "Never exits": the runner had not ended {EXIT_LIMIT_S:.0f} s
-    after its verdict or its signal; it was killed, with everything that was left.
+- "left": processes alive 5 s after the end of the runner, and temporary files that the report does not name. torch's
+  class removes its rendezvous file in `tearDown`, as many of torch's own tests do. "Never exits": the runner had not
+  ended {EXIT_LIMIT_S:.0f} s after its verdict or its signal; it was killed, with everything that was left.
 - Wrong results are **bold**. Results without any error: {right}.
 
 {table(findings)}"""

@@ -37,7 +37,7 @@ class Observed:
         signalled_s: Time when the runner got its signal; None if it gets none.
         ended_s: Time when the runner had ended; None if it had to be killed.
         left: Descriptions of the processes that were left, one per process.
-        files: Names of the files that were left in its temporary folder.
+        files: Names of the files that were left in its temporary folder, except those that the log names.
     """
 
     log: str
@@ -164,14 +164,16 @@ def watch(
                 end_s = min(end_s, since_s + EXIT_LIMIT_S)
         left = _left(suite)
         suite.drain()
+        log = suite.output.decode(errors="replace")
         return Observed(
-            suite.output.decode(errors="replace"),
+            log,
             tuple(suite.events),
             suite.verdict_s,
             signalled_s,
             suite.ended_s,
             tuple(left),
-            tuple(sorted(path.name for path in tmp.iterdir())),
+            # One that the report names is for its reader.
+            tuple(sorted(path.name for path in tmp.iterdir() if str(path) not in log)),
         )
 
 

@@ -109,7 +109,7 @@ def oldest_packages(root: Path) -> list[str]:
         root: The repository.
     """
     table = json.loads((root / "dist_testing" / "versions.json").read_text(encoding="utf-8"))
-    return [f"{name}=={table[name]['oldest']}" for name in ("bazel-runfiles", "psutil", "pytest")]
+    return [f"{name}=={version}" for name, version in table["oldest_packages"].items()]
 
 
 def make(release: str, python: Python, uv: Path, folder: Path, packages: Sequence[str]) -> Environment:
