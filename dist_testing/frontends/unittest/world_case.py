@@ -34,7 +34,7 @@ from dist_testing.rank.bootstrap import FAILED_EXIT_CODE
 
 # unittest leaves frames of modules with this mark out of its tracebacks.
 __unittest = True
-# Attributes of an instance that cannot be pickled. Two are unittest's, and two replace methods on a rank.
+# Attributes of an instance that cannot be pickled. Two are unittest's, and three replace methods.
 _OF_THE_RUN = ("_check_return_codes", "_cleanups", "_outcome", "_result", "_running", "processes", "setUp", "tearDown")
 
 
