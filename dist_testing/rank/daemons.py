@@ -28,11 +28,13 @@ def end_daemons() -> None:
     until_s = time.monotonic() + _LIMIT_S
     # torch's data loader has a handler that raises when a worker ends by a signal.
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-    # Private. 0 leaves out the finaliser that waits until a queue's items have been read. In a thread, because that of
-    # a pool waits for ever if a worker has died with the pool's lock.
-    finalizers = threading.Thread(target=util._run_finalizers, args=(0,), daemon=True)
-    finalizers.start()
-    finalizers.join(_LIMIT_S / 2)
+    # Private. Most ranks have none, and a thread costs a sixth of the end of a case.
+    if util._finalizer_registry:
+        # 0 leaves out the finaliser that waits until a queue's items have been read. In a thread, because that of a
+        # pool waits for ever if a worker has died with the pool's lock.
+        finalizers = threading.Thread(target=util._run_finalizers, args=(0,), daemon=True)
+        finalizers.start()
+        finalizers.join(_LIMIT_S / 2)
     daemons = [child for child in multiprocessing.active_children() if child.daemon]
     if not daemons:
         return
