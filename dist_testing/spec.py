@@ -101,6 +101,17 @@ def check_world_size(subject: str, value: object, way_out: str) -> int:
     return value
 
 
+def program_of(target: str) -> str:
+    """Return the program of a built target, as a person starts it in the root of the workspace.
+
+    Args:
+        target: The label: `//package:name`, after the canonical name of another repository.
+    """
+    repository, _, path = target.lstrip("@").partition("//")
+    parts = ["bazel-bin", *(["external", repository] if repository else []), *path.split(":")]
+    return "/".join(part for part in parts if part)
+
+
 def read_spec(text: str, promised_gpus: int | None = None) -> Spec:
     """Read the spec of a target from the JSON text that the build rules wrote.
 

@@ -2,6 +2,8 @@
 
 Each folder beside this file is a workspace of its own that uses the library like any consumer:
 
+everyday    What a team does on an ordinary day: the README's example, a library of tests that five packages run, tests that start
+            interpreters, a rule of its own; on GPUs that are promised; coverage; a program without Bazel.
 bzlmod      With modules: its own toolchain and hub, and its own packages with the names of the library's folders.
 workspace   Without modules; Bazel 7 is the last release that allows this.
 wheels      Hubs of locked wheels: two locks in one invocation, the archive for workers, programs of packages.
@@ -17,6 +19,7 @@ from __future__ import annotations
 import argparse
 import json
 import re
+import shlex
 import shutil
 import subprocess
 import sys
@@ -67,6 +70,51 @@ def problems(what: str, done: Done, *, status: int, parts: Sequence[str]) -> lis
     return [f"{what}: {said}\n{done.output[-SHOWN:]}"]
 
 
+def check_everyday(bazel: NestedBazel) -> list[str]:
+    """Check what a team does on an ordinary day."""
+    found = problems(
+        "everyday: everything",
+        bazel.run("test", "--test_output=errors", "//..."),
+        status=0,
+        parts=(
+            r"^//readme:all_reduce_gloo +(\(cached\) )?PASSED",
+            r"^//readme:all_reduce_nccl +SKIPPED",
+            r"^//readme:everywhere_(threaded|gloo) +(\(cached\) )?PASSED",
+            r"^//child:children_gloo +(\(cached\) )?PASSED",
+            r"^//own_rule:all_reduce_threaded +(\(cached\) )?PASSED",
+            "11 tests pass and 6 were skipped",
+        ),
+    )
+    # As many GPUs as the tests ask for. Bazel analyses every test and runs none.
+    promise = "--@dist_testing//dist_testing/config:gpus=16"
+    found += problems(
+        "everyday: on promised GPUs",
+        bazel.run("build", "--nobuild", promise, "//..."),
+        status=0,
+        parts=(r"Analyzed \d+ targets",),
+    )
+    actions = bazel.run("aquery", promise, "--output=text", 'mnemonic("PyCompile", //...)')
+    found += problems("everyday: actions that compile", actions, status=0, parts=())
+    if wrong := re.findall(r"^ *ExecutionInfo: .*(?:cpu|resources|requires)[^\n]*", actions.stdout, re.MULTILINE):
+        found.append(f"everyday: actions that compile sources wait for what tests need: {wrong[:3]}")
+    found += problems(
+        "everyday: tags of a rule of its own",
+        bazel.run("query", 'attr(tags, "company", tests(//own_rule:all))'),
+        status=0,
+        parts=("//own_rule:all_reduce_gloo\n//own_rule:all_reduce_threaded",),
+    )
+    found += problems("everyday: build", bazel.run("build", "//one:shapes_gloo"), status=0, parts=())
+    program = [str(bazel.workspace / "bazel-bin" / "one" / "shapes_gloo"), "-k", "matrix"]
+    ended = subprocess.run(program, capture_output=True, text=True, check=False, cwd="/")
+    done = Done(ended.returncode, ended.stdout, ended.stderr)
+    found += problems("everyday: a program without Bazel", done, status=0, parts=("1 passed",))
+    covered = bazel.run("coverage", "--instrumentation_filter=//shared", "//one:shapes_gloo")
+    found += problems("everyday: coverage", covered, status=0, parts=(r"^//one:shapes_gloo +(\(cached\) )?PASSED",))
+    report = bazel.workspace / "bazel-testlogs" / "one" / "shapes_gloo" / "coverage.dat"
+    files = re.findall(r"^SF:(.+)", report.read_text(encoding="utf-8"), re.MULTILINE) if report.exists() else []
+    return found + ([] if files == ["shared/base.py"] else [f"everyday: the coverage report has {files}"])
+
+
 def check_bzlmod(bazel: NestedBazel) -> list[str]:
     """Check a consumer with modules."""
     found = problems(
@@ -107,7 +155,8 @@ def check_bzlmod(bazel: NestedBazel) -> list[str]:
         )
     program = bazel.output_root / "bazel"
     # `//tools/ci` starts Bazel with a command and its options, so this program adds the startup options.
-    program.write_text(f'#!/bin/sh\nexec {bazel.bazel} --output_user_root={bazel.output_root} "$@"\n', encoding="utf-8")
+    command = shlex.join([bazel.bazel, f"--output_user_root={bazel.output_root}", *bazel.startup])
+    program.write_text(f'#!/bin/sh\nexec {command} "$@"\n', encoding="utf-8")
     program.chmod(0o755)
     job = ("@dist_testing//tools/ci", "--", f"--bazel={program}", *bazel.common, "//...")
     found += problems(
@@ -292,6 +341,7 @@ def make_mine(page: Path, folder: Path) -> Path:
 
 
 CHECKS: dict[str, Callable[[NestedBazel], list[str]]] = {
+    "everyday": check_everyday,
     "bzlmod": check_bzlmod,
     "workspace": check_workspace,
     "wheels": check_wheels,
@@ -331,6 +381,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description="Check the library in consumers' workspaces.")
     parser.add_argument("names", nargs="*", metavar="name", help=f"of {', '.join(CHECKS)}; default: all")
     parser.add_argument("--bazel", default="", help="default: ./bazelw")
+    parser.add_argument("--bazelrc", type=Path, metavar="FILE", help="more options of Bazel, for every workspace")
     parser.add_argument("--output", type=Path, metavar="FOLDER", help="keep Bazel's outputs here, for the next run")
     options = parser.parse_args()
     if unknown := sorted(set(options.names) - set(CHECKS)):
@@ -340,6 +391,7 @@ def main() -> int:
     with ExitStack() as stack:
         output = options.output.absolute() if options.output else stack.enter_context(scratch_folder("e2e"))
         index = index_options()
+        startup = (f"--bazelrc={options.bazelrc.absolute()}",) if options.bazelrc else ()
         for name in options.names or CHECKS:
             start = time.monotonic()
             common = index if name in ("bzlmod", "workspace") else ()
@@ -349,7 +401,7 @@ def main() -> int:
             folder = ROOT / "e2e" / name
             if name == "mine":
                 folder = make_mine(CONSUMERS, stack.enter_context(scratch_folder("e2e.mine")))
-            with nested_bazel(folder, output, bazel=options.bazel, common=common) as bazel:
+            with nested_bazel(folder, output, bazel=options.bazel, startup=startup, common=common) as bazel:
                 wrong = CHECKS[name](bazel)
             took = f"{time.monotonic() - start:.0f} s"
             sys.stderr.write(f"e2e.check: {name}: {'as expected' if not wrong else 'WRONG'} after {took}\n")

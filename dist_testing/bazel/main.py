@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import io
 import os
 import re
@@ -16,20 +17,22 @@ from pathlib import Path
 from dist_testing.bazel.banner import Banner
 from dist_testing.bazel.conclusion import FAILED, Conclusion, banner
 from dist_testing.bazel.coverage import CoverageRun, start_coverage
+from dist_testing.bazel.direct import start_directly
 from dist_testing.bazel.protocol import Protocol, read_protocol
+from dist_testing.bazel.search_path import export_search_path
 from dist_testing.bazel.watch import Watch
 from dist_testing.bazel.watchdog import watchdog_for
 from dist_testing.budget import TimeShares
 from dist_testing.engine.interrupts import ExitGuard, ignore_termination, raise_on_termination
 from dist_testing.engine.rank_env import show_cpp_stacks
 from dist_testing.engine.run_events import run_started
-from dist_testing.errors import DistTestingError, InterruptedRunError, ReportError, SpecError
+from dist_testing.errors import DistTestingError, InterruptedRunError, ReportError, SpecError, UsageError
 from dist_testing.events.file import EventFile
 from dist_testing.events.runs import RunEnded
 from dist_testing.events.stream import EventStream
 from dist_testing.process import collector
 from dist_testing.process.native_stacks import has_sanitizer
-from dist_testing.spec import SPEC_VARIABLE, Spec, read_promise, read_spec
+from dist_testing.spec import SPEC_VARIABLE, Spec, program_of, read_promise, read_spec
 
 # The build rules set these if a target has the file: its runfiles path, as `$(rlocationpath)` writes it.
 _PROMISE_VARIABLE = "DIST_TESTING_GPU_PROMISE"
@@ -56,8 +59,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
         protocol = read_protocol(os.environ)
         with protocol.not_over_yet():
             raise_on_termination()
-            target = _find_target()
             given = list(sys.argv[1:] if arguments is None else arguments)
+            if SPEC_VARIABLE not in os.environ and "TEST_TARGET" not in os.environ:
+                given = start_directly(os.environ, given)
+            export_search_path(os.environ, sys.path)
+            target = _find_target()
+            _refuse_rank(target.spec, given)
             if _WATCH_OPTION in given and target.spec.program_exits is None:
                 from dist_testing.bazel.watched import watch_target
 
@@ -73,6 +80,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if not (has_run_tests or protocol.coverage is not None or has_sanitizer()):
         guard.end_after_handlers()
     return code
+
+
+def _refuse_rank(spec: Spec, arguments: Sequence[str]) -> None:
+    """Refuse what only a started program has, `--rank`, in a test that Bazel runs: it has no terminal."""
+    asked = [text for text in arguments if text.startswith("--rank=")]
+    if asked and spec.program_exits is None:
+        raise UsageError(
+            f"{spec.target}: {asked[0]} in a run by Bazel, which gives a test no terminal.\n"
+            "`bazel test` and `bazel run` both start a test in the environment of tests.\n"
+            f"Start its program: bazel build {spec.target} && {program_of(spec.target)} {asked[0]}"
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,18 +114,21 @@ def _find_target() -> _Target:
             "This is the main program of dist_py_test targets, which the build rules set up.\n"
             "Use dist_py_test in a BUILD file; without Bazel, run the test file with pytest."
         )
+    # The paths begin with canonical names of repositories. Without a source repository the package looks for the caller's
+    # one, and fails if the caller is in a virtual environment, outside the runfiles.
+    rlocation = functools.partial(runfiles.Rlocation, source_repo="")
     spec = read_spec(text)
-    promise = _declared_file(_PROMISE_VARIABLE, runfiles.Rlocation)
+    promise = _declared_file(_PROMISE_VARIABLE, rlocation)
     if promise is not None:
         spec = dataclasses.replace(spec, promised_gpus=read_promise(promise, spec.backend.vendor))
-    sources = _selected_sources(spec, runfiles.Rlocation)
-    sources = sources or [_source(spec, label, runfiles.Rlocation) for label in spec.srcs]
+    sources = _selected_sources(spec, rlocation)
+    sources = sources or [_source(spec, label, rlocation) for label in spec.srcs]
     return _Target(
         spec,
         [path for _, path in sources],
         frozenset(repository for repository, _ in sources),
-        _declared_file(_TIMINGS_VARIABLE, runfiles.Rlocation),
-        runfiles.Rlocation,
+        _declared_file(_TIMINGS_VARIABLE, rlocation),
+        rlocation,
     )
 
 

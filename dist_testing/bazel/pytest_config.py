@@ -14,13 +14,12 @@ from pathlib import Path
 
 import pytest
 
+from dist_testing.bazel.direct import PROGRAM_DEBUG_RANK
 from dist_testing.frontends.program.program import Program
 from dist_testing.frontends.pytest.internals import load_config_dict_from_file
 from dist_testing.frontends.pytest.program_items import ProgramPlugin, command_line
 from dist_testing.spec import Spec
 
-# `<name>.run` sets it: the rank that gets the terminal. The arguments belong to the program.
-_DEBUG_RANK = "DIST_TESTING_PROGRAM_DEBUG_RANK"
 # pytest takes the first of these that holds a configuration for it ("Configuration file formats" in its reference).
 _CONFIG_FILES = ("pytest.toml", ".pytest.toml", "pytest.ini", ".pytest.ini", "pyproject.toml", "tox.ini", "setup.cfg")
 
@@ -68,7 +67,7 @@ def program_session(
     # The folder as the runfiles show it: its links lead to the source tree, with files that are not declared.
     search_path = (os.path.dirname(file), *sys.path)
     program = Program(file, file, tuple(arguments), search_path, dict(spec.program_exits or ()))
-    rank = os.environ.pop(_DEBUG_RANK, None)
+    rank = os.environ.pop(PROGRAM_DEBUG_RANK, None)
     options = [] if rank is None else [f"--dist-debug-rank={rank}"]
     return [*command_line(file), f"--rootdir={root}", "-rs", *options], ProgramPlugin(program)
 

@@ -1,4 +1,4 @@
-"""Runs the tests of a target in watch mode: `bazel run //x:y.run -- --dist-watch`."""
+"""Runs the tests of a target in watch mode: `bazel-bin/x/y --dist-watch`."""
 
 from __future__ import annotations
 

@@ -3,11 +3,12 @@
 load("//backends:table.bzl", "BACKENDS")
 load("//dist_testing/private:backends.bzl", "resolve_backends")
 load("//dist_testing/private:gpu_archs.bzl", "gpu_archs_problems")
-load("//dist_testing/private:gpus.bzl", "gpus_of_world")
+load("//dist_testing/private:gpus.bzl", "GPU_PROMISE", "gpus_of_world", "promise_variables")
 load("//dist_testing/private:labels.bzl", "add_labels", "user_label")
 load("//dist_testing/private:one_backend.bzl", "one_backend")
 load("//dist_testing/private:problems.bzl", "by_backend", "fail_on")
 load("//dist_testing/private:select_check.bzl", "select_check")
+load("//dist_testing/private:sources.bzl", "expands_labels", "test_sources")
 load("//dist_testing/private:spec.bzl", "dist_test_spec", "spec_variable")
 load("//dist_testing/private:validate_environment.bzl", "env_inherit_problems", "env_problems", "spec_problems")
 load("//dist_testing/private:validate_jobs.bzl", "jobs_problems")
@@ -78,12 +79,13 @@ def dist_py_test(
         exec_properties = None,
         target_compatible_with = None,
         visibility = None,
+        test_rule = None,
         **kwargs):
     """Declares tests whose cases run on every rank of a small world, one target per backend.
 
     Creates `<name>_<backend>` for every backend, and the suite `<name>` of them all, which runs only when a command
-    names it. `bazel run <name>_<backend>.run -- --rank=1` runs the same test with that rank on the terminal. A
-    target fails if `srcs` have no case. Bazel skips a target that needs more GPUs than the machine has
+    names it. `bazel build` makes the program `bazel-bin/<package>/<name>_<backend>`; with `--rank=1` it runs the same
+    test with that rank on the terminal. A target fails if `srcs` have no case. Bazel skips a target that needs more GPUs than the machine has
     (//dist_testing/config:gpus).
 
     Refuses impossible values, and says why. None means the default of every argument.
@@ -136,7 +138,9 @@ def dist_py_test(
         target_compatible_with: More conditions, besides the one that follows from the GPUs. Bazel skips a target that they
             exclude, also where no pool of a remote executor has its GPUs.
         visibility: Visibility of the targets and the suite.
-        **kwargs: More attributes, which go to `py_test` unchanged.
+        test_rule: The rule or macro that makes the tests, with the attributes of `py_test`, such as one of your company or of
+            another rule set. Default: `py_test` of rules_python.
+        **kwargs: More attributes, which go to `test_rule` unchanged.
     """
     nodes, tags, deps = _or_default(nodes, 1), _or_default(tags, []), _or_default(deps, [])
     data, args, env = _or_default(data, []), _or_default(args, []), _or_default(env, {})
@@ -202,6 +206,11 @@ def dist_py_test(
 
     sizes = [size for test in tests for size in test.world_sizes]
     fail_on("dist_py_test " + suite, expected_exits_problems(program, expected_exits, sizes))
+    names_labels = expands_labels(args) or expands_labels(env)
+    if names_labels:
+        # $(location) names what is in `data` or `deps`.
+        data = data + srcs if type(srcs) == "select" else add_labels(data, srcs)
+        data = data + deps if type(deps) == "select" and not lock and not torch else data
     data = data + select_check(
         name = name + ".check",
         suite = suite,
@@ -210,6 +219,9 @@ def dist_py_test(
         exec_properties = exec_properties,
         srcs = srcs,
     )
+
+    # What our own variables name.
+    own_data = []
     if program != None:
         src_labels = [user_label(native.package_relative_label(program))]
     elif type(srcs) == "select":
@@ -223,7 +235,7 @@ def dist_py_test(
         )
         src_labels = [suite + ".srcs"]
         env = env | {"DIST_TESTING_SPEC_SRCS": "$(rlocationpaths :{}.srcs)".format(name)}
-        data = data + [":" + name + ".srcs"]
+        own_data = [":" + name + ".srcs"]
     else:
         src_labels = [user_label(native.package_relative_label(src)) for src in srcs]
     program_exits = None if program == None else [[rank, code] for rank, code in (expected_exits or {}).items()]
@@ -234,21 +246,6 @@ def dist_py_test(
     for spec_text in spec_texts:
         fail_on("dist_py_test " + suite, spec_problems(spec_text, src_labels))
 
-    dist_test_spec(
-        name = name + ".spec",
-        testonly = True,
-        backends = [test.backend["name"] for test in tests],
-        gpu_archs = [json.encode(test.gpu_archs) for test in tests],
-        gpus = [test.gpus for test in tests],
-        gpus_per_rank = [test.gpus_per_rank for test in tests],
-        isolations = [test.isolation for test in tests],
-        nodes = nodes,
-        ranks_per_gpu = [test.ranks_per_gpu for test in tests],
-        tags = ["manual"],
-        targets = [test.target for test in tests],
-        visibility = visibility,
-        world_sizes = [json.encode(test.world_sizes) for test in tests],
-    )
     if timings and type(data) == "select":
         # Bazel refuses a label that is there twice, and a select() hides its labels.
         native.filegroup(
@@ -261,21 +258,49 @@ def dist_py_test(
         timings = ":" + name + ".timings"
     if timings:
         env = env | {"DIST_TESTING_TIMINGS": "$(rlocationpath {})".format(timings)}
-        data = add_labels(data, [timings])
-    for test, spec_text in zip(tests, spec_texts):
+        own_data.append(timings)
+    data = add_labels(data, own_data)
+    promise = [GPU_PROMISE] if [test for test in tests if test.gpus] else []
+    sources = test_sources(name = name, attributes = kwargs, deps = deps, srcs = srcs)
+    envs = [{"DIST_TESTING_SPEC": spec_text} | promise_variables(test.gpus) for test, spec_text in zip(tests, spec_texts)]
+    dist_test_spec(
+        name = name + ".spec",
+        testonly = True,
+        arguments = args,
+        backends = [test.backend["name"] for test in tests],
+        # What $(location) and $(VARIABLE) may name. Without them, no second edge to each target.
+        data = (data if names_labels else own_data) + promise,
+        deps = deps if names_labels else [],
+        env = env,
+        envs = [json.encode(own) for own in envs],
+        files = [test.name + ".spec.json" for test in tests],
+        gpu_archs = [json.encode(test.gpu_archs) for test in tests],
+        gpus = [test.gpus for test in tests],
+        gpus_per_rank = [test.gpus_per_rank for test in tests],
+        is_program = program != None,
+        isolations = [test.isolation for test in tests],
+        nodes = nodes,
+        ranks_per_gpu = [test.ranks_per_gpu for test in tests],
+        tags = ["manual"],
+        targets = [test.target for test in tests],
+        toolchains = kwargs.get("toolchains"),
+        visibility = visibility,
+        world_sizes = [json.encode(test.world_sizes) for test in tests],
+    )
+    for test, own in zip(tests, envs):
         one_backend(
             test = test,
-            srcs = srcs,
+            sources = sources,
             args = args,
             data = data,
             deps = deps,
-            env = env | {"DIST_TESTING_SPEC": spec_text},
+            env = env | own,
             env_inherit = env_inherit,
             exec_properties = exec_properties,
-            is_program = program != None,
             size = size,
             tags = tags,
             target_compatible_with = target_compatible_with,
+            test_rule = test_rule,
             timeout = timeout,
             visibility = visibility,
             **kwargs

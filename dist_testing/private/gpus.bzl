@@ -10,6 +10,13 @@ load("//dist_testing/private:labels.bzl", "user_label")
 # The most GPUs that one machine can have. Loading fails for a target that needs more.
 MAX_GPUS = 16
 
+# The results of tests with GPUs depend on it, and no other results.
+GPU_PROMISE = Label("//dist_testing/config:gpu_promise")
+
+def promise_variables(gpus):
+    """Returns the variables by which the runner finds the promise: a dict, empty for a target without GPUs."""
+    return {"DIST_TESTING_GPU_PROMISE": "$(rlocationpath {})".format(GPU_PROMISE)} if gpus else {}
+
 def gpus_of_world(world_size, gpus_per_rank, ranks_per_gpu):
     """Computes how many GPUs a world needs."""
     return (world_size + ranks_per_gpu - 1) // ranks_per_gpu * gpus_per_rank

@@ -1,4 +1,4 @@
-"""The spec of a target: an environment variable for the runner, and a rule for queries."""
+"""The spec of a target: an environment variable and a file for the runner, and a rule for queries."""
 
 load("//dist_testing:providers.bzl", "DistTestInfo", "DistTestsInfo")
 
@@ -7,9 +7,6 @@ SPEC_SCHEMA = 5
 
 def spec_variable(test, *, backends, srcs, nodes, program_exits):
     """Writes the spec of a target, for the attribute `env` of its test.
-
-    The spec is a variable and not a file in the runfiles, because a file needs a rule: one more target for each test
-    made loading and analysis a third slower (tools/bench/analysis.py).
 
     Args:
         test: Struct with the fields of DistTestInfo for one target; `backend` is the declaration.
@@ -37,8 +34,30 @@ def spec_variable(test, *, backends, srcs, nodes, program_exits):
         "world_sizes": test.world_sizes,
     }).replace("$", "$$")
 
+def _write_programs(ctx):
+    """Writes the files by which programs run without Bazel."""
+    attr = ctx.attr
+
+    # Each once: Bazel crashes where one is there twice.
+    targets = {target.label: target for target in attr.data + attr.deps}.values()
+
+    def expanded(text):
+        """Expands `$(location x)` and `$(VARIABLE)` as Bazel does in the attributes of a test."""
+        return ctx.expand_make_variables("args", ctx.expand_location(text, targets), {}) if "$" in text else text
+
+    for file, own in zip(ctx.outputs.files, attr.envs):
+        ctx.actions.write(file, json.encode({
+            "args": [expanded(text) for text in attr.arguments],
+            "environment": {
+                name: expanded(text)
+                for name, text in (attr.env | json.decode(own)).items()
+            } | {"TEST_WORKSPACE": ctx.workspace_name},
+            "is_program": attr.is_program,
+        }))
+
 def _dist_test_spec_impl(ctx):
     attr = ctx.attr
+    _write_programs(ctx)
     return [DistTestsInfo(tests = [
         DistTestInfo(
             backend = backend,
@@ -55,13 +74,21 @@ def _dist_test_spec_impl(ctx):
     ])]
 
 dist_test_spec = rule(
-    doc = "Provides what the targets of one dist_py_test need, as DistTestsInfo. Only queries read it; no target depends on it.",
+    doc = "Provides what the targets of one dist_py_test need, as DistTestsInfo, for queries. Writes for each test the file by which " +
+          "its program runs without Bazel (dist_testing/bazel/direct.py).",
     implementation = _dist_test_spec_impl,
     attrs = {
+        "arguments": attr.string_list(doc = "Arguments of the tests."),
         "backends": attr.string_list(doc = "Names of backends. The other lists are in the same order.", mandatory = True),
+        "data": attr.label_list(allow_files = True, doc = "Targets that `arguments` and the variables may name."),
+        "deps": attr.label_list(doc = "More such targets."),
+        "env": attr.string_dict(doc = "Variables of all tests."),
+        "envs": attr.string_list(doc = "For each backend its own variables, a dict as JSON.", mandatory = True),
+        "files": attr.output_list(doc = "For each backend the file.", mandatory = True),
         "gpu_archs": attr.string_list(doc = "For each backend a list of names, as JSON.", mandatory = True),
         "gpus": attr.int_list(doc = "GPUs of the largest world.", mandatory = True),
         "gpus_per_rank": attr.int_list(mandatory = True),
+        "is_program": attr.bool(doc = "Whether the arguments are those of a program, and not pytest's."),
         "isolations": attr.string_list(mandatory = True),
         "nodes": attr.int(mandatory = True),
         "ranks_per_gpu": attr.int_list(mandatory = True),

@@ -107,7 +107,7 @@ def test_ranks_are_counted_where_the_toolchain_measures_the_runner(starter: Star
     """If this fails, a Python toolchain's own coverage tool, which occupies the only tracer, hides the ranks."""
     target = Target(tmp_path, {"test_cases.py": _CASES})
     env = {**target.env, **_coverage_env(target, "pkg/test_cases.py")}
-    main = Path(dist_testing.__file__).with_name("bazel_main.py")
+    main = Path(dist_testing.__file__).parent / "main" / "dist_test_main.py"
     child = starter.start(["-m", "coverage", "run", "--branch", "--data-file=theirs", str(main)], tmp_path, env=env)
     assert child.wait() == 0, child.log
     hits = _hits(tmp_path / "coverage" / "dist_testing.dat")["pkg/test_cases.py"]

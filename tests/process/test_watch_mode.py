@@ -358,7 +358,7 @@ def test_a_conftest_that_cannot_be_shared_is_imported_in_each_run(starter: Start
 
 
 def test_a_target_of_bazel_without_keys(starter: Starter, tmp_path: Path) -> None:
-    """If this fails, `bazel run //x:y.run -- --dist-watch` ignores the spec, or a script cannot end it."""
+    """If this fails, `bazel-bin/x/y --dist-watch` ignores the spec, or a script cannot end it."""
     target = Target(
         tmp_path, {"test_cases.py": _SUM.replace("library.TWO", "3").replace("import library\n", "\n")}, world_size=3
     )

@@ -179,9 +179,9 @@ LOADING_CASES = (
     Loading(
         "taken_later",
         "",
-        ("'case_gloo.run' in package 'taken_later' conflicts with existing",),
+        ("'case.spec' in package 'taken_later' conflicts with existing",),
         before=f'dist_py_test(name = "case", {RIGHT})\ndist_py_test(name = "other", {RIGHT})',
-        call='filegroup(name = "case_gloo.run")',
+        call='filegroup(name = "case.spec")',
         subject="",
     ),
     Loading(

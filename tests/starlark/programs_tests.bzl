@@ -3,6 +3,7 @@
 load("@bazel_skylib//lib:unittest.bzl", "analysistest", "asserts", "unittest")
 load("//backends:table.bzl", "BACKENDS")
 load("//dist_testing:defs.bzl", "dist_py_test")
+load(":targets_tests.bzl", "program_test")
 load(
     "//dist_testing/private:validate_program.bzl",  # buildifier: disable=bzl-visibility
     "expected_exits_problems",
@@ -59,15 +60,6 @@ def _spec_test_impl(ctx):
 
 _spec_test = analysistest.make(_spec_test_impl)
 
-def _run_test_impl(ctx):
-    env = analysistest.begin(ctx)
-    [write] = [action for action in analysistest.target_actions(env) if action.mnemonic == "FileWrite" and action.content]
-    asserts.true(env, "DIST_TESTING_PROGRAM_DEBUG_RANK" in write.content, write.content)
-    asserts.false(env, "--rank=" in write.content, write.content)
-    return analysistest.end(env)
-
-_run_test = analysistest.make(_run_test_impl)
-
 def programs_test_suite(*, name):
     """Declares the targets that the tests of this file examine, the tests, and a suite of them.
 
@@ -90,7 +82,13 @@ def programs_test_suite(*, name):
             world_size = 2,
         )
         _spec_test(name = subject + "_test", size = "small", target_under_test = ":{}_gloo".format(subject))
-    _run_test(name = "program_run_test", size = "small", target_under_test = ":program_gloo.run")
+    program_test(
+        name = "program_run_test",
+        size = "small",
+        file = "program_gloo.spec.json",
+        is_program = True,
+        target_under_test = ":program.spec",
+    )
     unittest.suite(name + "_texts", _arguments_test, _expected_exits_test)
     native.test_suite(
         name = name,

@@ -3,6 +3,7 @@
 load("@bazel_skylib//lib:unittest.bzl", "analysistest", "asserts")
 load("@rules_python//python:py_library.bzl", "py_library")
 load("//dist_testing:defs.bzl", "dist_py_test")
+load(":targets_tests.bzl", "program_test")
 
 _GPUS_FLAG = str(Label("//dist_testing/config:gpus"))
 _TORCH_FLAG = str(Label("//dist_testing/config:torch"))
@@ -43,14 +44,6 @@ refused_test = analysistest.make(
     attrs = {"expected": attr.string_list()},
     expect_failure = True,
 )
-
-# The analysis fails if `args` name something that `.run` does not have.
-def _located_test_impl(ctx):
-    env = analysistest.begin(ctx)
-    asserts.true(env, analysistest.target_under_test(env)[DefaultInfo].files_to_run.executable != None)
-    return analysistest.end(env)
-
-located_test = analysistest.make(_located_test_impl)
 
 def _chosen_test_impl(ctx):
     env = analysistest.begin(ctx)
@@ -97,7 +90,8 @@ def selects_test_suite(*, name):
         backends = ["gloo", "nccl"],
         # A symbolic macro passes labels as objects.
         data = _always([Label(":BUILD.bazel")]),
-        deps = _always([]),
+        # The library's own label, which the macro adds, too.
+        deps = _always([Label("//dist_testing")]),
         env = _always({"MINE": "yes"}),
         env_inherit = _always(["MY_RANK"]),
         exec_properties = _always({"test.Mine": "yes"}),
@@ -128,14 +122,20 @@ def selects_test_suite(*, name):
         name = "locations",
         size = "small",
         srcs = ["cases.py"],
-        args = ["$(location :located)", "$(MY_VARIABLE)"],
+        args = ["$(location :located)", "$(location cases.py)", "$(MY_VARIABLE)"],
         backends = ["gloo"],
         deps = [":located"],
         tags = ["manual"],
         toolchains = [":variables"],
         world_size = 2,
     )
-    located_test(name = "located_test", size = "small", target_under_test = ":locations_gloo.run")
+    program_test(
+        name = "located_test",
+        size = "small",
+        arguments = ["tests/starlark/consumer.py", "tests/starlark/cases.py", "yes"],
+        file = "locations_gloo.spec.json",
+        target_under_test = ":locations.spec",
+    )
 
     for torch in ["torch_of_the_command_line", "torch_of_the_target"]:
         py_library(name = torch, data = [":{}.txt".format(torch)], tags = ["manual"])

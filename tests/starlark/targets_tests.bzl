@@ -71,6 +71,9 @@ def _queried_spec_test_impl(ctx):
 
 queried_spec_test = analysistest.make(_queried_spec_test_impl)
 
+# Variables that a test inherits by rules_python 2.x.
+_OF_RULES_PYTHON = ["PYTHONBREAKPOINT"]
+
 # --- the promise -----------------------------------------------------------------------------------
 
 _PROMISE = "dist_testing/config/gpu_promise.json"
@@ -94,7 +97,7 @@ def _gpu_promise_test_impl(ctx):
     asserts.equals(env, 2, _written_spec(env)["gpus_per_rank"])
     asserts.equals(env, "{}/{}".format(ctx.workspace_name, _PROMISE), variables["DIST_TESTING_GPU_PROMISE"])
     inherited = analysistest.target_under_test(env)[RunEnvironmentInfo].inherited_environment
-    asserts.equals(env, ["MY_RANK", "CUDA_VISIBLE_DEVICES"], inherited)
+    asserts.equals(env, ["MY_RANK", "CUDA_VISIBLE_DEVICES"], [name for name in inherited if name not in _OF_RULES_PYTHON])
     asserts.true(env, _PROMISE in _runfiles(env))
     asserts.true(env, _has_hardware(env))
     return analysistest.end(env)
@@ -108,7 +111,9 @@ def _environment_test_impl(ctx):
     variables = analysistest.target_under_test(env)[RunEnvironmentInfo].environment
     asserts.equals(env, ["DIST_TESTING_SPEC", "MINE"], sorted(variables))
     asserts.equals(env, "yes", variables["MINE"])
-    asserts.equals(env, ["MY_RANK"], analysistest.target_under_test(env)[RunEnvironmentInfo].inherited_environment)
+    inherited = analysistest.target_under_test(env)[RunEnvironmentInfo].inherited_environment
+    asserts.equals(env, ["MY_RANK"], [name for name in inherited if name not in _OF_RULES_PYTHON])
+    asserts.true(env, "tests/starlark/subject_gloo.spec.json" in _runfiles(env))
     return analysistest.end(env)
 
 environment_test = analysistest.make(_environment_test_impl)
@@ -140,30 +145,37 @@ def _declared(target, attribute):
     """Returns an attribute of a target of this package, without the tags that rules_python adds."""
     return [value for value in native.existing_rule(target)[attribute] if not value.startswith("__PYTHON_RULES")]
 
-# --- debugging -------------------------------------------------------------------------------------
+# --- the program without Bazel ---------------------------------------------------------------------
 
-def _run_test_impl(ctx):
+def written_programs(env):
+    """Returns what a dist_test_spec writes for the programs of its tests: name of the file -> decoded JSON."""
+    return {
+        action.outputs.to_list()[0].basename: json.decode(action.content)
+        for action in analysistest.target_actions(env)
+        if action.mnemonic == "FileWrite"
+    }
+
+def _program_test_impl(ctx):
     env = analysistest.begin(ctx)
-    scripts = [action.content for action in analysistest.target_actions(env) if action.mnemonic == "FileWrite"]
-    asserts.equals(env, 1, len(scripts))
-    asserts.true(env, "exec \"$RUNFILES_DIR\"/'{}/tests/starlark/subject_gloo' \"$@\"\n".format(ctx.workspace_name) in scripts[0], scripts[0])
-    target = analysistest.target_under_test(env)
-    asserts.equals(env, "yes", target[RunEnvironmentInfo].environment["MINE"])
-    runfiles = [file.short_path for file in target[DefaultInfo].default_runfiles.files.to_list()]
-    for needed in ["subject_gloo", "cases.py"]:
-        asserts.true(env, "tests/starlark/" + needed in runfiles, "{} is not in the runfiles".format(needed))
+    program = written_programs(env)[ctx.attr.file]
+    asserts.equals(env, ctx.attr.arguments, program["args"])
+    for name, value in ctx.attr.variables.items():
+        asserts.equals(env, value, program["environment"][name])
+    asserts.equals(env, ctx.workspace_name, program["environment"]["TEST_WORKSPACE"])
+    target = "//tests/starlark:" + ctx.attr.file.removesuffix(".spec.json")
+    asserts.equals(env, target, json.decode(program["environment"]["DIST_TESTING_SPEC"])["target"])
+    asserts.equals(env, ctx.attr.is_program, program["is_program"])
     return analysistest.end(env)
 
-run_test = analysistest.make(_run_test_impl)
-
-def _quoted_run_test_impl(ctx):
-    env = analysistest.begin(ctx)
-    script = [action.content for action in analysistest.target_actions(env) if action.mnemonic == "FileWrite"][0]
-    program = ctx.workspace_name + "/tests/starlark/it'\\''s `$dollars`_gloo"
-    asserts.true(env, "exec \"$RUNFILES_DIR\"/'{}' \"$@\"\n".format(program) in script, script)
-    return analysistest.end(env)
-
-quoted_run_test = analysistest.make(_quoted_run_test_impl)
+program_test = analysistest.make(
+    _program_test_impl,
+    attrs = {
+        "arguments": attr.string_list(),
+        "file": attr.string(),
+        "is_program": attr.bool(),
+        "variables": attr.string_dict(),
+    },
+)
 
 # --- libraries -------------------------------------------------------------------------------------
 
@@ -253,8 +265,19 @@ def targets_test_suite(*, name):
         expected = ["cpu:3", "gpus:6", "resources:gpu:6", "resources:memory:3295", "world_size:3"],
     )
 
-    quoted_run_test(name = "quoted_run_test", size = "small", target_under_test = ":it's `$dollars`_gloo.run")
-    run_test(name = "run_test", size = "small", target_under_test = ":subject_gloo.run")
+    program_test(
+        name = "quoted_program_test",
+        size = "small",
+        file = "it's `$dollars`_gloo.spec.json",
+        target_under_test = ":it's `$dollars`.spec",
+    )
+    program_test(
+        name = "program_without_bazel_test",
+        size = "small",
+        file = "subject_gloo.spec.json",
+        target_under_test = ":subject.spec",
+        variables = {"MINE": "yes"},
+    )
 
     unset_library(name = "unset", flag = "torch", module = "dist_testing", package = "torch", tags = ["manual"])
     unset_library_test(name = "unset_library_test", size = "small", target_under_test = ":unset")
@@ -270,8 +293,8 @@ def targets_test_suite(*, name):
             ":gpu_promise_test",
             ":largest_world_counts_test",
             ":queried_spec_test",
-            ":quoted_run_test",
-            ":run_test",
+            ":quoted_program_test",
+            ":program_without_bazel_test",
             ":spec_is_visible_test",
             ":suite_is_manual_test",
             ":suite_test",

@@ -205,7 +205,7 @@ class Target:
             env: Additions to the protocol; None removes a variable.
             **more: For `Starter.start`.
         """
-        main = Path(dist_testing.__file__).with_name("bazel_main.py")
+        main = Path(dist_testing.__file__).parent / "main" / "dist_test_main.py"
         given = {**self.env, **(env or {})}
         return starter.start([str(main), *arguments], self.folder, env=given, **more)
 

@@ -59,11 +59,16 @@ class NestedBazel:
     startup: tuple[str, ...] = ()
     common: tuple[str, ...] = ()
 
-    def run(self, command: str, *arguments: str) -> Done:
+    def run(self, command: str, *arguments: str, limit_s: float = COMMAND_LIMIT_S) -> Done:
         """Run one command, whatever its exit status.
 
+        Args:
+            command: Bazel's command.
+            *arguments: Its options and targets.
+            limit_s: Seconds. Default: COMMAND_LIMIT_S.
+
         Raises:
-            subprocess.TimeoutExpired: After COMMAND_LIMIT_S.
+            subprocess.TimeoutExpired: After the limit.
         """
         call = [self.bazel, f"--output_user_root={self.output_root}", *self.startup, command]
         call += ["--color=no", "--curses=no", "--lockfile_mode=off"]
@@ -73,7 +78,7 @@ class NestedBazel:
             capture_output=True,
             text=True,
             check=False,
-            timeout=COMMAND_LIMIT_S,
+            timeout=limit_s,
         )
         return Done(done.returncode, done.stdout, done.stderr)
 

@@ -36,6 +36,7 @@ from dist_testing.rank.bootstrap import RankFrontEnd
 from dist_testing.rank.debugging import debug_by
 from dist_testing.rank.rank_world import RankWorld
 from dist_testing.rank.reporter import Reporter
+from dist_testing.spec import program_of
 from dist_testing.world import World
 
 if TYPE_CHECKING:
@@ -97,7 +98,7 @@ class PytestRankContext:
         print_warnings()
         log_to_output(config)
         if (session := current_session()) is not None and (target := session.engine.spec.target):
-            debug_by(f"bazel run {target}.run --")
+            debug_by(f"bazel build {target} && {program_of(target)}")
         # Output of pytest itself on a rank, such as of --setup-show, goes into the rank's output.
         config.get_terminal_writer()._file = sys.stdout
         # The runner judges skip marks and expected failures, once for all ranks.

@@ -18,8 +18,10 @@ def place_shims(shims: Path, prefix: Path) -> None:
     """Copy the stub modules, and Debian's rules_python with our files over it."""
     for name in _STUB_MODULES:
         shutil.copytree(shims / name, prefix / "shims" / name)
-        # Not stored beside the sources, because it would make a package of this workspace.
-        (prefix / "shims" / name / "BUILD.bazel").touch()
+        # Beside the sources it has another name, because it would make a package of this workspace.
+        build = prefix / "shims" / name / "BUILD.in"
+        build.touch()
+        build.rename(build.with_name("BUILD.bazel"))
     overlay = prefix / "shims/rules_python"
     shutil.copytree(prefix / "usr/share/bazel/rules/python", overlay)
     shutil.copytree(shims / "rules_python", overlay, dirs_exist_ok=True)

@@ -4,6 +4,7 @@ A rule with the name of the target chooses the Python for itself and for the tar
 """
 
 load("@bazel_skylib//lib:dicts.bzl", "dicts")
+load("//python:declared_outputs.bzl", "with_declared_outputs")
 load("//python/private:util.bzl", "add_migration_tag")  # buildifier: disable=bzl-visibility
 
 _FLAG = str(Label("//python/config_settings:python_version"))
@@ -86,7 +87,7 @@ _py_test = rule(
     test = True,
 )
 
-def _declare(rule, chooser, attrs):
+def _declare(rule, chooser, attrs, *, is_test):
     """Declares a target with Bazel's own rule, and around it one with its name if it has a Python of its own."""
     attrs = dict(attrs)
     python_version = attrs.pop("python_version", None)
@@ -94,7 +95,7 @@ def _declare(rule, chooser, attrs):
         fail("{}: Python 2 is not supported.\nNo toolchain has it.\nRemove the attribute.".format(attrs.get("name")))
     if python_version in _UNSPECIFIED:
         # buildifier: disable=native-python
-        rule(**add_migration_tag(attrs))
+        rule(**add_migration_tag(with_declared_outputs(attrs, is_program = True, is_test = is_test)))
         return
     name = attrs.pop("name")
     args = attrs.pop("args", None)
@@ -113,7 +114,7 @@ def _declare(rule, chooser, attrs):
     })
 
     # buildifier: disable=native-python
-    rule(**add_migration_tag(inner))
+    rule(**add_migration_tag(with_declared_outputs(inner, is_program = True, is_test = is_test)))
     chooser(
         name = name,
         args = args,
@@ -130,7 +131,7 @@ def py_binary(attrs):
     Args:
         attrs: A dict with its attributes. `python_version` may name a release, such as "3.12".
     """
-    _declare(native.py_binary, _py_binary, attrs)
+    _declare(native.py_binary, _py_binary, attrs, is_test = False)
 
 def py_test(attrs):
     """Declares a py_test.
@@ -138,4 +139,4 @@ def py_test(attrs):
     Args:
         attrs: A dict with its attributes. `python_version` may name a release, such as "3.12".
     """
-    _declare(native.py_test, _py_test, attrs)
+    _declare(native.py_test, _py_test, attrs, is_test = True)

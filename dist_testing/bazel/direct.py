@@ -1,0 +1,87 @@
+"""A target that Bazel has built and that a person or another program starts: `bazel-bin/x/y_gloo --rank=1 -k case`.
+
+It has the terminal, and works in a container or on a machine without Bazel. What the build rules give a test in its
+environment and its arguments stands in a file in the runfiles, `<name>.spec.json`, too.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections.abc import MutableMapping, Sequence
+from pathlib import Path
+
+from dist_testing.errors import SpecError
+
+# The variable by which a program that is a test learns which rank gets the terminal: its arguments are its own.
+PROGRAM_DEBUG_RANK = "DIST_TESTING_PROGRAM_DEBUG_RANK"
+_DEBUG_RANK = "--dist-debug-rank="
+_SUFFIX = ".runfiles"
+
+
+def start_directly(environ: MutableMapping[str, str], given: Sequence[str]) -> list[str]:
+    """Give this process the environment and the folder of the test, and return its arguments.
+
+    Args:
+        environ: The environment of the process. Variables that it has stay as they are.
+        given: The arguments of the command line. `--rank=<n>` gives the terminal to that rank.
+
+    Raises:
+        SpecError: If the spec of the target is not in the runfiles.
+    """
+    runfiles = _runfiles(environ)
+    spec = _read_spec(_spec_file(runfiles))
+    environ["RUNFILES_DIR"] = str(runfiles)
+    # The manifest leads into the source tree. A test finds its files as under Bazel.
+    environ.pop("RUNFILES_MANIFEST_FILE", None)
+    for name, value in spec["environment"].items():
+        environ.setdefault(name, value)
+    os.chdir(runfiles / environ["TEST_WORKSPACE"])
+    if not spec["is_program"]:
+        # Live output, because a person reads it.
+        return ["-s", *spec["args"], *map(_renamed, given)]
+    # All other arguments are the program's own.
+    ranks = [text for text in given if text.startswith(_DEBUG_RANK)]
+    for text in ranks:
+        environ[PROGRAM_DEBUG_RANK] = text.removeprefix(_DEBUG_RANK)
+    return [*spec["args"], *(text for text in given if text not in ranks)]
+
+
+def _renamed(argument: str) -> str:
+    option, equals, rank = argument.partition("=")
+    return _DEBUG_RANK + rank if (option, equals) == ("--rank", "=") else argument
+
+
+def _runfiles(environ: MutableMapping[str, str]) -> Path:
+    """Return the runfiles folder of the started target: its name is that of the target, with a suffix."""
+    started = Path(os.path.abspath(sys.argv[0]))
+    named = environ.get("RUNFILES_DIR") or environ.get("RUNFILES_MANIFEST_FILE", "")
+    for path in (Path(os.path.abspath(named)), started):
+        for folder in (path, *path.parents):
+            if folder.name.endswith(_SUFFIX):
+                return folder.resolve()
+    raise SpecError(
+        f"{started}: no folder above it is the runfiles of a target, and RUNFILES_DIR={named!r} is none.\n"
+        "This is the main program of dist_py_test targets; it finds its target by that folder.\n"
+        "Build the target, and start bazel-bin/<package>/<name>; without Bazel, run the test file with pytest."
+    )
+
+
+def _spec_file(runfiles: Path) -> Path:
+    name = runfiles.name.removesuffix(_SUFFIX) + ".spec.json"
+    found = sorted(runfiles.glob(f"*/**/{name}"))
+    # Another target of that name may be among the data. The folder of a package has the same path in both trees.
+    packages = {file: file.relative_to(runfiles).parent.as_posix().partition("/")[2] for file in found}
+    own = [file for file, package in packages.items() if runfiles.parent.as_posix().endswith(f"/{package}")]
+    if len(found) == 1 or len(own) == 1:
+        return (own or found)[0]
+    raise SpecError(
+        f"{runfiles}: {len(found)} files {name} are in the runfiles, expected one.\n"
+        "The folder was renamed, or a rule other than dist_py_test made the target.\n"
+        "Build the target again, and keep the names of its program and of its runfiles."
+    )
+
+
+def _read_spec(file: Path) -> dict[str, dict[str, str]]:
+    return json.loads(file.read_text(encoding="utf-8"))  # type: ignore[no-any-return]

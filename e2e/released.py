@@ -1,0 +1,243 @@
+"""Check the library on released rules_python: `python3 -m e2e.released FOLDER ... [--module NAME=FOLDER ...]`.
+
+Each FOLDER is the source tree of one release of rules_python, such as an unpacked archive of the release. `--module` names
+source trees of the modules that this release needs, if Bazel cannot download them. For each release the program copies
+this repository, lets it and its consumers (e2e/) use that rules_python, and runs the checks of `e2e.check` and then
+`bazel test //...`. The last lines are a table: release, check, result.
+
+The interpreter is that of this machine, packed in the form that rules_python downloads, so that a machine without a network
+can run everything. A Bazel that does not tell its version (Debian's) gets copies of the trees in which the version is
+written down.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import os
+import re
+import shutil
+import subprocess
+import sys
+import sysconfig
+import tarfile
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
+from pathlib import Path
+
+from tests.support.nested_bazel import ROOT, NestedBazel, nested_bazel, scratch_folder
+
+# Names of the checks that are no consumer of e2e.check.
+EVERYTHING = "//..."
+CONSUMERS = ("everyday", "bzlmod", "wheels", "mine")
+
+# What this program appends to the module file of this repository and of each consumer.
+_INTERPRETER = """
+released_python = use_extension("@rules_python//python/extensions:python.bzl", "python", dev_dependency = True)
+released_python.override(
+    available_python_versions = ["{version}"],
+    minor_mapping = {{"{minor}": "{version}"}},
+)
+released_python.single_version_platform_override(
+    platform = "{platform}",
+    python_version = "{version}",
+    sha256 = "{sha256}",
+    strip_prefix = "python",
+    urls = ["{url}"],
+)
+"""
+_UNKNOWN_MODULES = re.compile(r"overrides on nonexistent module\(s\): (.+)")
+# Not needed to run Python, and large.
+_LEFT_OUT = re.compile(r"(^|/)(test|tests|__pycache__|config-[^/]+)(/|$)|\.a$|/site-packages/(?!pip)")
+
+
+def pack_interpreter(folder: Path) -> Path:
+    """Pack the interpreter that runs this program as rules_python's downloads are packed.
+
+    Args:
+        folder: The archive is written there.
+
+    Returns:
+        The archive. Its files are below `python/`.
+    """
+
+    def keep(entry: tarfile.TarInfo) -> tarfile.TarInfo | None:
+        return None if _LEFT_OUT.search(entry.name) else entry
+
+    archive = folder / "python.tar.gz"
+    base = Path(sys.base_prefix)
+    minor = f"python{sysconfig.get_python_version()}"
+    with tarfile.open(archive, "w:gz", compresslevel=1) as tar:
+        for name in ("python", "python3", minor):
+            tar.add(base / "bin" / minor, f"python/bin/{name}")
+        for part in ("include", f"lib/{minor}"):
+            tar.add(base / part, f"python/{part}", filter=keep)
+        for library in sorted((base / "lib").glob("libpython*")):
+            tar.add(library, f"python/lib/{library.name}", filter=keep)
+    return archive
+
+
+def interpreter_text(archive: Path) -> str:
+    """Return the lines of a module file by which rules_python takes the packed interpreter."""
+    return _INTERPRETER.format(
+        minor=sysconfig.get_python_version(),
+        platform=f"{os.uname().machine}-unknown-linux-gnu",
+        sha256=hashlib.sha256(archive.read_bytes()).hexdigest(),
+        url=archive.as_uri(),
+        version=".".join(str(number) for number in sys.version_info[:3]),
+    )
+
+
+def copy_repository(folder: Path, interpreter: str) -> None:
+    """Copy this repository, with the interpreter in its module file and in those of the consumers.
+
+    Args:
+        folder: A folder that does not exist.
+        interpreter: Lines of a module file.
+    """
+    listing = ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"]
+    names = subprocess.run(listing, cwd=ROOT, stdout=subprocess.PIPE, check=True, text=True).stdout
+    for name in filter(None, names.split("\0")):
+        source = ROOT / name
+        if source.is_file():
+            (folder / name).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy2(source, folder / name, follow_symlinks=False)
+    for module in (folder / "MODULE.bazel", *(folder / "e2e").glob("*/MODULE.bazel")):
+        with module.open("a", encoding="utf-8") as file:
+            file.write(interpreter)
+
+
+def with_version(trees: Mapping[str, Path], folder: Path, bazel: NestedBazel) -> dict[str, Path]:
+    """Return source trees for this Bazel: the given ones, or copies with its version, if Bazel does not tell it to rules."""
+    if bazel.run("info", "release").stdout.strip() != "release":
+        return dict(trees)
+    version = subprocess.run([bazel.bazel, "--version"], capture_output=True, check=True, text=True).stdout.split()[1]
+    copies = {}
+    for name, tree in trees.items():
+        copies[name] = folder / name
+        # The other folders of a tree hold examples and tests with module files of their own.
+        shutil.copytree(tree, copies[name], symlinks=True, ignore=shutil.ignore_patterns(".git"))
+        for file in copies[name].rglob("*.bzl"):
+            text = file.read_text(encoding="utf-8")
+            if "native.bazel_version" in text:
+                file.write_text(text.replace("native.bazel_version", f'"{version}"'), encoding="utf-8")
+    return copies
+
+
+def write_overrides(file: Path, trees: Mapping[str, Path], bazel: NestedBazel) -> None:
+    """Write a file of options by which Bazel takes modules from source trees, those that this rules_python needs."""
+    left_out: list[str] = []
+    while True:
+        lines = [f"common --override_module={name}={tree}" for name, tree in trees.items() if name not in left_out]
+        file.write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
+        done = bazel.run("mod", "dump_repo_mapping", "")
+        unknown = _UNKNOWN_MODULES.search(done.output)
+        if unknown is None:
+            if done.status:
+                raise SystemExit(f"e2e.released: Bazel finds no module graph\n{done.output[-4000:]}")
+            return
+        left_out += unknown[1].strip().split(", ")
+
+
+def release_of(tree: Path) -> str:
+    """Return the newest release that a source tree of rules_python has notes of; the folder's name if it has none."""
+    changes = tree / "CHANGELOG.md"
+    found = re.search(r"^## \[(\d+\.\d+\.\d+)", changes.read_text(encoding="utf-8"), re.M) if changes.exists() else None
+    return found[1] if found else tree.name
+
+
+def check_release(
+    trees: Mapping[str, Path], checks: Sequence[str], flags: Sequence[str], folder: Path, bazel: str
+) -> dict[str, str]:
+    """Run checks on one release.
+
+    Args:
+        trees: Name of a module -> its source tree; rules_python is one of them.
+        checks: Names of checks.
+        flags: Options of Bazel.
+        folder: For the copy of the repository, Bazel's outputs and the logs.
+        bazel: The program; empty for bazelw.
+
+    Returns:
+        Name of a check -> its result, for a person.
+    """
+    repository, options = folder / "repository", folder / "overrides.bazelrc"
+    copy_repository(repository, interpreter_text(pack_interpreter(folder)))
+    results = {}
+    startup = (f"--bazelrc={options}",)
+    options.touch()
+    with nested_bazel(repository, folder / "output", bazel=bazel, startup=startup) as nested:
+        write_overrides(options, with_version(trees, folder / "modules", nested), nested)
+        with options.open("a", encoding="utf-8") as file:
+            file.writelines(f"common {flag}\n" for flag in flags)
+        for check in checks:
+            start = time.monotonic()
+            log = folder / f"{check.strip('/.') or 'everything'}.log"
+            if check == EVERYTHING:
+                done = nested.run("test", "--keep_going", "--test_output=errors", EVERYTHING, limit_s=None)
+                log.write_text(done.output, encoding="utf-8")
+                said = re.findall(r"^Executed .*", done.output, re.MULTILINE)
+                status, result = done.status, said[-1] if said else "no test ran"
+            else:
+                command = [
+                    sys.executable,
+                    "-m",
+                    "e2e.check",
+                    check,
+                    f"--bazelrc={options}",
+                    f"--output={folder / 'output'}",
+                ]
+                with log.open("w", encoding="utf-8") as out:
+                    run = subprocess.run(
+                        [*command, f"--bazel={bazel}"], cwd=repository, stdout=out, stderr=out, check=False
+                    )
+                status, result = run.returncode, "as expected" if run.returncode == 0 else "WRONG"
+            results[check] = f"{result} ({time.monotonic() - start:.0f} s" + (f", log: {log})" if status else ")")
+            sys.stderr.write(f"e2e.released: {check}: {results[check]}\n")
+    return results
+
+
+def main() -> int:
+    """Run the checks on each release."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument(
+        "trees", nargs="+", type=Path, metavar="FOLDER", help="source tree of a release of rules_python"
+    )
+    parser.add_argument(
+        "--module", action="append", default=[], metavar="NAME=FOLDER", help="source tree of another module"
+    )
+    parser.add_argument("--flag", action="append", default=[], metavar="FLAG", help="option of Bazel for every check")
+    parser.add_argument(
+        "--check", action="append", metavar="NAME", help=f"of {', '.join(CONSUMERS)}, {EVERYTHING}; default: all"
+    )
+    parser.add_argument("--bazel", default="", help="default: ./bazelw")
+    parser.add_argument("--output", type=Path, metavar="FOLDER", help="keep everything here; it must not exist")
+    options = parser.parse_args()
+    modules = {}
+    for module in options.module:
+        name, _, folder = module.partition("=")
+        modules[name] = Path(folder).absolute()
+    for tree in (*options.trees, *modules.values()):
+        if not (tree / "MODULE.bazel").exists():
+            parser.error(f"{tree} has no MODULE.bazel; expected the source tree of a module")
+    rows = []
+    failed = False
+    with ExitStack() as stack:
+        output = options.output.absolute() if options.output else stack.enter_context(scratch_folder("released"))
+        for tree in options.trees:
+            release = release_of(tree)
+            folder = output / release
+            folder.mkdir(parents=True)
+            trees = {"rules_python": tree.absolute(), **modules}
+            results = check_release(
+                trees, options.check or [*CONSUMERS, EVERYTHING], options.flag, folder, options.bazel
+            )
+            rows += [f"| {release} | {check} | {result} |" for check, result in results.items()]
+            failed |= any("WRONG" in result or "log:" in result for result in results.values())
+    print("| rules_python | check | result |", "|---|---|---|", *rows, sep="\n")
+    return 1 if failed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

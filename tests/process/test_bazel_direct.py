@@ -1,0 +1,131 @@
+"""The program of a target runs without Bazel: its environment and arguments come from a file in the runfiles."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+
+import pytest
+
+from dist_testing.bazel.direct import PROGRAM_DEBUG_RANK, start_directly
+from dist_testing.bazel.search_path import export_search_path
+from dist_testing.errors import SpecError
+from dist_testing.spec import program_of
+from tests.support.children import Target, write_file
+from tests.support.starter import Starter
+
+_CASES = """
+    import os
+    import subprocess
+    import sys
+
+    import pytest
+
+
+    @pytest.mark.distributed
+    def test_selected(world):
+        assert os.environ["MINE"] == "yes"
+        assert os.path.exists("pkg/test_cases.py"), os.getcwd()
+        subprocess.run([sys.executable, "-c", "import dist_testing"], check=True)
+
+
+    def test_other():
+        raise AssertionError
+"""
+# What a person's shell does not have.
+_OF_BAZEL = ("BAZEL_", "DIST_TESTING_", "RUNFILES_", "TEST_", "XML_")
+
+
+def _program(folder: Path, *, is_program: bool = False, **environment: str) -> Path:
+    """Write the runfiles of //pkg:cases_gloo, and return them."""
+    runfiles = folder / "bin" / "pkg" / "cases_gloo.runfiles"
+    spec = {"args": ["-v"], "environment": {"TEST_WORKSPACE": "_main", **environment}, "is_program": is_program}
+    write_file(runfiles / "_main" / "pkg", "cases_gloo.spec.json", json.dumps(spec))
+    return runfiles
+
+
+def test_program_runs_without_bazel(starter: Starter, tmp_path: Path) -> None:
+    """If this fails, `bazel-bin/x/y_gloo` does not run by itself, in a container or on another machine."""
+    target = Target(tmp_path, {"test_cases.py": _CASES})
+    spec = target.env["DIST_TESTING_SPEC"]
+    assert spec is not None
+    runfiles = _program(tmp_path, DIST_TESTING_SPEC=spec, MINE="yes")
+    (tmp_path / "runfiles" / "_main" / "pkg" / "test_cases.py").rename(runfiles / "_main" / "pkg" / "test_cases.py")
+    bare: Mapping[str, str | None] = {name: None for name in target.env if name.startswith(_OF_BAZEL)}
+    ended = target.run(starter, "-k", "selected", env={**bare, "RUNFILES_DIR": str(runfiles)})
+    assert ended.code == 0, ended.log
+    assert "1 passed, 1 deselected" in ended.log
+    assert not target.xml_file.exists()
+
+
+def test_only_a_started_program_has_a_terminal(starter: Starter, tmp_path: Path) -> None:
+    """If this fails, `bazel run //x:y -- --rank=1` waits for a terminal, or says that the option is unknown."""
+    ended = Target(tmp_path, {"test_cases.py": _CASES}).run(starter, "--rank=1")
+    assert ended.code != 0
+    assert "bazel build //pkg:cases_gloo && bazel-bin/pkg/cases_gloo --rank=1" in ended.log
+
+
+@pytest.mark.parametrize(
+    ("is_program", "given", "arguments", "rank"),
+    [
+        (False, ["--rank=1", "-k", "a"], ["-s", "-v", "--dist-debug-rank=1", "-k", "a"], None),
+        (True, ["--rank=1", "--dist-debug-rank=2"], ["-v", "--rank=1"], "2"),
+    ],
+)
+def test_arguments(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    is_program: bool,
+    given: list[str],
+    arguments: list[str],
+    rank: str | None,
+) -> None:
+    """If this fails, a program gets options that are not its own, or no rank gets the terminal."""
+    environ = {
+        "RUNFILES_MANIFEST_FILE": str(_program(tmp_path, is_program=is_program, MINE="theirs") / "MANIFEST"),
+        "MINE": "own",
+    }
+    monkeypatch.chdir(tmp_path)
+    assert start_directly(environ, given) == arguments
+    assert (environ.get(PROGRAM_DEBUG_RANK), environ["MINE"]) == (rank, "own")
+    assert "RUNFILES_MANIFEST_FILE" not in environ
+    assert Path.cwd().name == "_main"
+
+
+def test_another_target_of_that_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """If this fails, a target that has another one among its data runs that one."""
+    runfiles = _program(tmp_path)
+    write_file(runfiles / "_main" / "other", "cases_gloo.spec.json", "{}")
+    monkeypatch.chdir(tmp_path)
+    assert start_directly({"RUNFILES_DIR": str(runfiles)}, []) == ["-s", "-v"]
+    write_file(runfiles / "other_repository" / "pkg", "cases_gloo.spec.json", "{}")
+    with pytest.raises(SpecError, match=r"3 files cases_gloo\.spec\.json"):
+        start_directly({"RUNFILES_DIR": str(runfiles)}, [])
+
+
+def test_no_runfiles(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """If this fails, a main program that was started by hand ends in a traceback."""
+    monkeypatch.setattr(sys, "argv", [str(tmp_path / "main.py")])
+    with pytest.raises(SpecError, match=r"RUNFILES_DIR='' is none\.\n.*\nBuild the target"):
+        start_directly({}, [])
+
+
+def test_label_and_program() -> None:
+    """If this fails, error texts name a program that does not exist."""
+    labels = {"//:x": "bazel-bin/x", "//a/b:x": "bazel-bin/a/b/x", "@@lib+//a:x": "bazel-bin/external/lib+/a/x"}
+    assert {label: program_of(label) for label in labels} == labels
+
+
+def test_search_path_is_exported(tmp_path: Path) -> None:
+    """If this fails, an interpreter that a test starts finds no package, or those of another place first."""
+    environ = {"PYTHONPATH": os.pathsep.join(["/given", str(tmp_path)])}
+    more = tmp_path / "more"
+    more.mkdir()
+    standard = os.path.dirname(os.__file__)
+    export_search_path(environ, [str(tmp_path), str(more), standard, str(tmp_path / "absent"), "/python.zip"])
+    assert environ["PYTHONPATH"] == os.pathsep.join([str(more), "/given", str(tmp_path)])
+    export_search_path(environ, [str(more)])
+    assert environ["PYTHONPATH"].count(str(more)) == 1
