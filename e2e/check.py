@@ -2,7 +2,7 @@
 
 Each folder beside this file is a workspace of its own that uses the library like any consumer:
 
-everyday    What a team does on an ordinary day: the README's example, a library of tests that five packages run, tests that start
+everyday    What a team does on an ordinary day: the README's example, tests that five packages run, tests that start
             interpreters, a rule of its own; on GPUs that are promised; coverage; a program without Bazel.
 bzlmod      With modules: its own toolchain and hub, and its own packages with the names of the library's folders.
 workspace   Without modules; Bazel 7 is the last release that allows this.
@@ -95,7 +95,7 @@ def check_everyday(bazel: NestedBazel) -> list[str]:
     )
     actions = bazel.run("aquery", promise, "--output=text", 'mnemonic("PyCompile", //...)')
     found += problems("everyday: actions that compile", actions, status=0, parts=())
-    if wrong := re.findall(r"^ *ExecutionInfo: .*(?:cpu|resources|requires)[^\n]*", actions.stdout, re.MULTILINE):
+    if wrong := re.findall(r"^ *ExecutionInfo: .*(?:cpu|resources|requires-gpu[^:]*):[^\n]*", actions.stdout, re.MULTILINE):
         found.append(f"everyday: actions that compile sources wait for what tests need: {wrong[:3]}")
     found += problems(
         "everyday: tags of a rule of its own",

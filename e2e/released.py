@@ -1,13 +1,13 @@
 """Check the library on released rules_python: `python3 -m e2e.released FOLDER ... [--module NAME=FOLDER ...]`.
 
-Each FOLDER is the source tree of one release of rules_python, such as an unpacked archive of the release. `--module` names
-source trees of the modules that this release needs, if Bazel cannot download them. For each release the program copies
-this repository, lets it and its consumers (e2e/) use that rules_python, and runs the checks of `e2e.check` and then
+Each FOLDER is the source tree of one release of rules_python, such as an unpacked archive. `--module` names source
+trees of the modules that this release needs, if Bazel cannot download them. For each release the program copies this
+repository, lets it and its consumers (e2e/) use that rules_python, and runs checks of `e2e.check` and then
 `bazel test //...`. The last lines are a table: release, check, result.
 
-The interpreter is that of this machine, packed in the form that rules_python downloads, so that a machine without a network
-can run everything. A Bazel that does not tell its version (Debian's) gets copies of the trees in which the version is
-written down.
+The interpreter is that of this machine, packed in the form that rules_python downloads, so that a machine without a
+network can run everything. A Bazel that does not tell its version to rules (Debian's) gets copies of the trees in which
+the version is written down.
 """
 
 from __future__ import annotations
@@ -22,15 +22,19 @@ import sys
 import sysconfig
 import tarfile
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from contextlib import ExitStack
+from dataclasses import dataclass
 from pathlib import Path
 
 from tests.support.nested_bazel import ROOT, NestedBazel, nested_bazel, scratch_folder
 
-# Names of the checks that are no consumer of e2e.check.
-EVERYTHING = "//..."
+# Consumers of e2e.check, and one check that is none: all tests of this repository.
 CONSUMERS = ("everyday", "bzlmod", "wheels", "mine")
+EVERYTHING = "//..."
+
+# Seconds for all tests of this repository.
+EVERYTHING_LIMIT_S = 3600
 
 # What this program appends to the module file of this repository and of each consumer.
 _INTERPRETER = """
@@ -47,7 +51,7 @@ released_python.single_version_platform_override(
     urls = ["{url}"],
 )
 """
-_UNKNOWN_MODULES = re.compile(r"overrides on nonexistent module\(s\): (.+)")
+_UNKNOWN_MODULES = re.compile(r"overrides on nonexistent module\(s\): (.+?)(?:\. Type .*)?$", re.MULTILINE)
 # Not needed to run Python, and large.
 _LEFT_OUT = re.compile(r"(^|/)(test|tests|__pycache__|config-[^/]+)(/|$)|\.a$|/site-packages/(?!pip)")
 
@@ -109,8 +113,8 @@ def copy_repository(folder: Path, interpreter: str) -> None:
 
 
 def with_version(trees: Mapping[str, Path], folder: Path, bazel: NestedBazel) -> dict[str, Path]:
-    """Return source trees for this Bazel: the given ones, or copies with its version, if Bazel does not tell it to rules."""
-    if bazel.run("info", "release").stdout.strip() != "release":
+    """Return the source trees for this Bazel: copies with its version, if it does not tell it to rules."""
+    if bazel.run("info", "release").stdout.startswith("release "):
         return dict(trees)
     version = subprocess.run([bazel.bazel, "--version"], capture_output=True, check=True, text=True).stdout.split()[1]
     copies = {}
@@ -127,75 +131,103 @@ def with_version(trees: Mapping[str, Path], folder: Path, bazel: NestedBazel) ->
 
 def write_overrides(file: Path, trees: Mapping[str, Path], bazel: NestedBazel) -> None:
     """Write a file of options by which Bazel takes modules from source trees, those that this rules_python needs."""
-    left_out: list[str] = []
+    needed = dict(trees)
     while True:
-        lines = [f"common --override_module={name}={tree}" for name, tree in trees.items() if name not in left_out]
-        file.write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
+        lines = [f"common --override_module={name}={tree}\n" for name, tree in needed.items()]
+        file.write_text("".join(lines), encoding="utf-8")
         done = bazel.run("mod", "dump_repo_mapping", "")
         unknown = _UNKNOWN_MODULES.search(done.output)
-        if unknown is None:
-            if done.status:
-                raise SystemExit(f"e2e.released: Bazel finds no module graph\n{done.output[-4000:]}")
-            return
-        left_out += unknown[1].strip().split(", ")
+        left_out = [name for name in unknown[1].split(", ") if name in needed] if unknown else []
+        if not left_out:
+            break
+        for name in left_out:
+            del needed[name]
+    if done.status:
+        raise SystemExit(f"e2e.released: Bazel finds no module graph\n{done.output[-4000:]}")
 
 
 def release_of(tree: Path) -> str:
     """Return the newest release that a source tree of rules_python has notes of; the folder's name if it has none."""
     changes = tree / "CHANGELOG.md"
-    found = re.search(r"^## \[(\d+\.\d+\.\d+)", changes.read_text(encoding="utf-8"), re.M) if changes.exists() else None
+    text = changes.read_text(encoding="utf-8") if changes.exists() else ""
+    found = re.search(r"^## \[(\d+\.\d+\.\d+)", text, re.MULTILINE)
     return found[1] if found else tree.name
 
 
-def check_release(
-    trees: Mapping[str, Path], checks: Sequence[str], flags: Sequence[str], folder: Path, bazel: str
-) -> dict[str, str]:
-    """Run checks on one release.
+@dataclass(frozen=True, slots=True)
+class Result:
+    """The end of a check.
 
-    Args:
-        trees: Name of a module -> its source tree; rules_python is one of them.
-        checks: Names of checks.
-        flags: Options of Bazel.
-        folder: For the copy of the repository, Bazel's outputs and the logs.
-        bazel: The program; empty for bazelw.
-
-    Returns:
-        Name of a check -> its result, for a person.
+    Attributes:
+        check: Its name.
+        passed: Whether everything was as expected.
+        text: For a person.
     """
-    repository, options = folder / "repository", folder / "overrides.bazelrc"
-    copy_repository(repository, interpreter_text(pack_interpreter(folder)))
-    results = {}
-    startup = (f"--bazelrc={options}",)
-    options.touch()
-    with nested_bazel(repository, folder / "output", bazel=bazel, startup=startup) as nested:
-        write_overrides(options, with_version(trees, folder / "modules", nested), nested)
-        with options.open("a", encoding="utf-8") as file:
+
+    check: str
+    passed: bool
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class Release:
+    """One release of rules_python in a folder of its own.
+
+    Attributes:
+        folder: For the copy of the repository, Bazel's outputs and the logs.
+        trees: Name of a module -> its source tree; rules_python is one of them.
+        bazel: The program; empty for bazelw.
+    """
+
+    folder: Path
+    trees: Mapping[str, Path]
+    bazel: str
+
+    @property
+    def _repository(self) -> Path:
+        return self.folder / "repository"
+
+    @property
+    def _options(self) -> Path:
+        return self.folder / "overrides.bazelrc"
+
+    @property
+    def _output(self) -> Path:
+        return self.folder / "output"
+
+    def prepare(self, flags: list[str]) -> None:
+        """Copy the repository, and write the options of Bazel: the modules, and more flags."""
+        copy_repository(self._repository, interpreter_text(pack_interpreter(self.folder)))
+        self._options.touch()
+        with nested_bazel(self._repository, self._output, bazel=self.bazel, startup=self._startup) as nested:
+            write_overrides(self._options, with_version(self.trees, self.folder / "modules", nested), nested)
+        with self._options.open("a", encoding="utf-8") as file:
             file.writelines(f"common {flag}\n" for flag in flags)
-        for check in checks:
-            start = time.monotonic()
-            log = folder / f"{check.strip('/.') or 'everything'}.log"
-            if check == EVERYTHING:
-                done = nested.run("test", "--keep_going", "--test_output=errors", EVERYTHING, limit_s=None)
-                log.write_text(done.output, encoding="utf-8")
-                said = re.findall(r"^Executed .*", done.output, re.MULTILINE)
-                status, result = done.status, said[-1] if said else "no test ran"
-            else:
-                command = [
-                    sys.executable,
-                    "-m",
-                    "e2e.check",
-                    check,
-                    f"--bazelrc={options}",
-                    f"--output={folder / 'output'}",
-                ]
-                with log.open("w", encoding="utf-8") as out:
-                    run = subprocess.run(
-                        [*command, f"--bazel={bazel}"], cwd=repository, stdout=out, stderr=out, check=False
-                    )
-                status, result = run.returncode, "as expected" if run.returncode == 0 else "WRONG"
-            results[check] = f"{result} ({time.monotonic() - start:.0f} s" + (f", log: {log})" if status else ")")
-            sys.stderr.write(f"e2e.released: {check}: {results[check]}\n")
-    return results
+
+    @property
+    def _startup(self) -> tuple[str, ...]:
+        return (f"--bazelrc={self._options}",)
+
+    def check(self, name: str) -> Result:
+        """Run one check, with its output in a log of its name."""
+        start = time.monotonic()
+        log = self.folder / f"{name.strip('/.') or 'everything'}.log"
+        if name == EVERYTHING:
+            with nested_bazel(self._repository, self._output, bazel=self.bazel, startup=self._startup) as nested:
+                arguments = ("--keep_going", "--test_output=errors", EVERYTHING)
+                done = nested.run("test", *arguments, limit_s=EVERYTHING_LIMIT_S)
+            log.write_text(done.output, encoding="utf-8")
+            passed, text = done.status == 0, "".join(re.findall(r"^Executed .*", done.output, re.MULTILINE)[-1:])
+        else:
+            command = [sys.executable, "-m", "e2e.check", name, f"--bazelrc={self._options}", f"--bazel={self.bazel}"]
+            with log.open("w", encoding="utf-8") as out:
+                command.append(f"--output={self._output}")
+                passed = not subprocess.run(
+                    command, cwd=self._repository, stdout=out, stderr=out, check=False
+                ).returncode
+            text = "as expected" if passed else "WRONG"
+        seconds = time.monotonic() - start
+        return Result(name, passed, f"{text or 'no test ran'} ({seconds:.0f} s{'' if passed else f', see {log}'})")
 
 
 def main() -> int:
@@ -204,39 +236,32 @@ def main() -> int:
     parser.add_argument(
         "trees", nargs="+", type=Path, metavar="FOLDER", help="source tree of a release of rules_python"
     )
-    parser.add_argument(
-        "--module", action="append", default=[], metavar="NAME=FOLDER", help="source tree of another module"
-    )
+    parser.add_argument("--module", action="append", default=[], metavar="NAME=FOLDER", help="source tree of a module")
     parser.add_argument("--flag", action="append", default=[], metavar="FLAG", help="option of Bazel for every check")
-    parser.add_argument(
-        "--check", action="append", metavar="NAME", help=f"of {', '.join(CONSUMERS)}, {EVERYTHING}; default: all"
-    )
+    names = f"of {', '.join(CONSUMERS)}, {EVERYTHING}; default: all"
+    parser.add_argument("--check", action="append", metavar="NAME", help=names)
     parser.add_argument("--bazel", default="", help="default: ./bazelw")
     parser.add_argument("--output", type=Path, metavar="FOLDER", help="keep everything here; it must not exist")
     options = parser.parse_args()
-    modules = {}
-    for module in options.module:
-        name, _, folder = module.partition("=")
-        modules[name] = Path(folder).absolute()
+    modules = {name: Path(tree).absolute() for name, _, tree in (text.partition("=") for text in options.module)}
     for tree in (*options.trees, *modules.values()):
         if not (tree / "MODULE.bazel").exists():
             parser.error(f"{tree} has no MODULE.bazel; expected the source tree of a module")
-    rows = []
-    failed = False
+    rows, all_passed = [], True
     with ExitStack() as stack:
         output = options.output.absolute() if options.output else stack.enter_context(scratch_folder("released"))
         for tree in options.trees:
-            release = release_of(tree)
-            folder = output / release
-            folder.mkdir(parents=True)
-            trees = {"rules_python": tree.absolute(), **modules}
-            results = check_release(
-                trees, options.check or [*CONSUMERS, EVERYTHING], options.flag, folder, options.bazel
-            )
-            rows += [f"| {release} | {check} | {result} |" for check, result in results.items()]
-            failed |= any("WRONG" in result or "log:" in result for result in results.values())
+            name = release_of(tree)
+            release = Release(output / name, {"rules_python": tree.absolute(), **modules}, options.bazel)
+            release.folder.mkdir(parents=True)
+            release.prepare(options.flag)
+            for check in options.check or [*CONSUMERS, EVERYTHING]:
+                result = release.check(check)
+                sys.stderr.write(f"e2e.released: {name}: {check}: {result.text}\n")
+                rows.append(f"| {name} | {check} | {result.text} |")
+                all_passed &= result.passed
     print("| rules_python | check | result |", "|---|---|---|", *rows, sep="\n")
-    return 1 if failed else 0
+    return 0 if all_passed else 1
 
 
 if __name__ == "__main__":

@@ -1,6 +1,5 @@
 import pytest
 import torch
-
 from shared.base import ShapesTest
 
 

@@ -62,7 +62,7 @@ def test_an_unsupported_machine_is_named(workspace: Workspace, kernel: str, show
     result = workspace.run("info")
     assert result.returncode == MACHINE_FAULT
     assert f"there is no prebuilt Bazel for {shown}" in result.stderr
-    assert "Put a Bazel (7.4 up to 8.x) on PATH" in result.stderr
+    assert "Put a Bazel (7.4 up to 9.x) on PATH" in result.stderr
 
 
 def test_macos_gets_a_release_or_nothing(workspace: Workspace) -> None:
@@ -187,12 +187,12 @@ def test_without_any_network_both_causes_are_named(debian_workspace: Workspace) 
 @needs_apt_sources
 def test_a_suite_that_has_moved_on_is_named(debian_workspace: Workspace) -> None:
     """Otherwise a Bazel would be built that cannot read our module files."""
-    debian_workspace.add_program("apt-get", APT_THAT_OFFERS.format(version="9.1.0"))
+    debian_workspace.add_program("apt-get", APT_THAT_OFFERS.format(version="10.1.0"))
     result = debian_workspace.run("--version")
     assert result.returncode == MACHINE_FAULT
-    assert "forky: has bazel-bootstrap '9.1.0+ds-8+b1'" in result.stderr
-    assert "sid: has bazel-bootstrap '9.1.0+ds-8+b1'" in result.stderr
-    assert "(7.4 up to 8.x) is expected" in result.stderr
+    assert "forky: has bazel-bootstrap '10.1.0+ds-8+b1'" in result.stderr
+    assert "sid: has bazel-bootstrap '10.1.0+ds-8+b1'" in result.stderr
+    assert "(7.4 up to 9.x) is expected" in result.stderr
 
 
 @needs_apt_sources

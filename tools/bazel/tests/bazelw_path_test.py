@@ -20,14 +20,14 @@ def test_a_fitting_bazel_on_path_is_used(workspace: Workspace, version: str) -> 
     assert result.stderr == ""
 
 
-@pytest.mark.parametrize("version", ["6.4.0", "7.3.2", "9.0.0", "10.1.0", "no_version", "7", ""])
+@pytest.mark.parametrize("version", ["6.4.0", "7.3.2", "10.0.0", "11.1.0", "no_version", "7", ""])
 def test_another_version_is_passed_over_with_a_reason(workspace: Workspace, version: str) -> None:
     """Otherwise the build would fail later, in the middle of a module file."""
     bazel = workspace.add_bazel(version)
     result = workspace.run("info")
     assert result.returncode == MACHINE_FAULT
     shown = version if version[:1].isdigit() else "unknown"
-    expected = f"passing over {bazel}: its version is '{shown}', and 7.4 up to 8.x is needed"
+    expected = f"passing over {bazel}: its version is '{shown}', and 7.4 up to 9.x is needed"
     assert expected in result.stderr
     assert result.stdout == ""
 
@@ -71,7 +71,7 @@ def test_bazelw_does_not_take_itself_for_bazel(workspace: Workspace, server: Rel
 
 def test_bazelisk_is_told_the_pin_wherever_it_runs(workspace: Workspace, tmp_path: Path) -> None:
     """Otherwise it would choose the newest Bazel in a nested workspace."""
-    report = '#!/bin/sh\necho "bazel ${USE_BAZEL_VERSION:-9.0.0}"\n'
+    report = '#!/bin/sh\necho "bazel ${USE_BAZEL_VERSION:-10.0.0}"\n'
     workspace.add_program("bazelisk", report)
     nested = tmp_path / "nested"
     nested.mkdir()
