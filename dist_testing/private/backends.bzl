@@ -4,6 +4,12 @@ load("//backends:declare.bzl", "BACKEND_KEYS")
 load("//dist_testing/private:problems.bzl", "problem", "shown")
 load("//dist_testing/private:suggest.bzl", "suggestion")
 
+visibility([
+    "//backends/...",
+    "//dist_testing/...",
+    "//tests/...",
+])
+
 def resolve_backends(backends, known):
     """Looks up the backends of a target.
 

@@ -1,5 +1,11 @@
 """Conditions for select() over a value that a rule computes."""
 
+visibility([
+    "//backends/...",
+    "//dist_testing/...",
+    "//tests/...",
+])
+
 def declare_conditions(value_rule, conditions, **attributes):
     """Declares conditions over one value.
 

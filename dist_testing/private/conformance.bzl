@@ -3,6 +3,12 @@
 load("//dist_testing/private:dist_py_test.bzl", "dist_py_test")
 load("//dist_testing/private:problems.bzl", "fail_on", "problem", "shown")
 
+visibility([
+    "//backends/...",
+    "//dist_testing/...",
+    "//tests/...",
+])
+
 _CELLS = Label("//dist_testing:conformance/cells_test.py")
 
 # The sizes of the kit's worlds.

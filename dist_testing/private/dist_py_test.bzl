@@ -33,6 +33,12 @@ load(
     "world_size_problems",
 )
 
+visibility([
+    "//backends/...",
+    "//dist_testing/...",
+    "//tests/...",
+])
+
 def _for_backend(value, backend, default):
     """Selects the part of an argument that applies to one backend.
 

@@ -5,6 +5,12 @@ waits for ever, Buildbarn refuses it. So the library sets only properties that t
 runs the test.
 """
 
+visibility([
+    "//backends/...",
+    "//dist_testing/...",
+    "//tests/...",
+])
+
 # Of each kind, the property that names the pool and the property that counts GPUs; "" if there is none.
 #
 # buildbarn: a worker takes an action whose properties are all equal to its own, so the library sends the pool's

@@ -6,6 +6,12 @@ load("//dist_testing/private:gpu_archs.bzl", "GPU_ARCHS")
 load("//dist_testing/private:gpus.bzl", "MAX_GPUS")
 load("//dist_testing/private:problems.bzl", "choice_problems", "problem")
 
+visibility([
+    "//backends/...",
+    "//dist_testing/...",
+    "//tests/...",
+])
+
 # Chooses one of several executors, with --repo_env.
 EXECUTOR_VARIABLE = "DIST_TESTING_EXECUTOR"
 

@@ -5,6 +5,12 @@ load("//dist_testing/private:conditions.bzl", "declare_conditions")
 load("//dist_testing/private:problems.bzl", "by_backend", "problem")
 load("//dist_testing/private:suggest.bzl", "suggestion")
 
+visibility([
+    "//backends/...",
+    "//dist_testing/...",
+    "//tests/...",
+])
+
 # Architecture -> words of the models' names that have it. The kernel's files name only the model of an NVIDIA GPU
 # (developer.nvidia.com/cuda-gpus). A model without such a word has an unknown architecture; then the runner, which asks
 # the driver, decides alone. AMD's files name the architecture itself.

@@ -7,6 +7,12 @@ load("//dist_testing/private:executors.bzl", "capacity_text", "largest_pools", "
 load("//dist_testing/private:gpu_archs.bzl", "arch_compatibility", "declare_arch_conditions")
 load("//dist_testing/private:labels.bzl", "user_label")
 
+visibility([
+    "//backends/...",
+    "//dist_testing/...",
+    "//tests/...",
+])
+
 # The most GPUs that one machine can have. Loading fails for a target that needs more.
 MAX_GPUS = 16
 

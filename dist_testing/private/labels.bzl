@@ -1,5 +1,11 @@
 """Labels as users write them, and files as runfiles name them."""
 
+visibility([
+    "//backends/...",
+    "//dist_testing/...",
+    "//tests/...",
+])
+
 def user_label(label):
     """Formats a label as a user types it.
 

@@ -3,6 +3,12 @@
 load("@rules_python//python:py_library.bzl", "py_library")
 load("//wheels/private:transitioned.bzl", "transitioned_library")  # buildifier: disable=bzl-visibility
 
+visibility([
+    "//backends/...",
+    "//dist_testing/...",
+    "//tests/...",
+])
+
 _LOCK = str(Label("//wheels:lock"))
 _TORCH = str(Label("//dist_testing/config:torch"))
 

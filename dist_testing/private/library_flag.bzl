@@ -1,5 +1,11 @@
 """Flags that name the torch, pytest, ... of the repository whose tests run."""
 
+visibility([
+    "//backends/...",
+    "//dist_testing/...",
+    "//tests/...",
+])
+
 def _unset_library_impl(ctx):
     # ctx.label is private to us; the user writes the flag's label as the user's repository sees it.
     flag = "@{}//{}:{}".format(ctx.attr.module, ctx.label.package, ctx.attr.flag)

@@ -8,6 +8,12 @@ load("//dist_testing/private:labels.bzl", "add_labels")
 load("//dist_testing/private:libraries.bzl", "chosen_libraries")
 load("//dist_testing/private:tags.bzl", "dist_tags")
 
+visibility([
+    "//backends/...",
+    "//dist_testing/...",
+    "//tests/...",
+])
+
 # Main program of every test: starts pytest with the library's plugin on the files of the spec.
 _MAIN = Label("//dist_testing/main:dist_test_main.py")
 _LIBRARY = Label("//dist_testing")

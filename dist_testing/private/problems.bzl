@@ -2,6 +2,12 @@
 
 load("//dist_testing/private:suggest.bzl", "suggestion")
 
+visibility([
+    "//backends/...",
+    "//dist_testing/...",
+    "//tests/...",
+])
+
 def problem(observed, cause, way_out):
     """Builds an error text of three lines: the argument with its value, why it is wrong, and what the user can do."""
     return "{}\n{}\n{}".format(observed, cause, way_out)

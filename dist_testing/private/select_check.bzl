@@ -5,6 +5,12 @@ load("//dist_testing/private:validate_environment.bzl", "env_inherit_problems", 
 load("//dist_testing/private:validate_names.bzl", "srcs_problems")
 load("//dist_testing/private:validate_targets.bzl", "exec_properties_problems")
 
+visibility([
+    "//backends/...",
+    "//dist_testing/...",
+    "//tests/...",
+])
+
 def _select_check_impl(ctx):
     problems = env_problems(ctx.attr.env)
     problems += env_inherit_problems(ctx.attr.env_inherit)

@@ -3,6 +3,12 @@
 load("@rules_python//python:py_info.bzl", "PyInfo")
 load("@rules_python//python:py_library.bzl", "py_library")
 
+visibility([
+    "//backends/...",
+    "//dist_testing/...",
+    "//tests/...",
+])
+
 # How the rules compile sources to bytecode is said where the sources are.
 _OF_SOURCES = [
     "precompile",

@@ -2,6 +2,12 @@
 
 load("//dist_testing:providers.bzl", "DistTestInfo", "DistTestsInfo")
 
+visibility([
+    "//backends/...",
+    "//dist_testing/...",
+    "//tests/...",
+])
+
 # Version of the format. A runner refuses a newer one than its own.
 SPEC_SCHEMA = 5
 

@@ -1,5 +1,11 @@
 """Finds the nearest known word, for error texts."""
 
+visibility([
+    "//backends/...",
+    "//dist_testing/...",
+    "//tests/...",
+])
+
 def edit_distance(a, b):
     """Counts the letters that must be inserted, removed or changed to turn one word into another.
 

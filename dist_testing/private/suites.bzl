@@ -6,6 +6,12 @@ load("//dist_testing/private:labels.bzl", "user_label")
 load("//dist_testing/private:problems.bzl", "fail_on", "problem")
 load("//dist_testing/private:validate_names.bzl", "name_problems")
 
+visibility([
+    "//backends/...",
+    "//dist_testing/...",
+    "//tests/...",
+])
+
 _TAG = "backend:"
 
 def _used_backends():

@@ -2,6 +2,12 @@
 
 load("//dist_testing/private:gpus.bzl", "CUMULATIVE_STEPS")
 
+visibility([
+    "//backends/...",
+    "//dist_testing/...",
+    "//tests/...",
+])
+
 # The macro computes these from other arguments. `cpu:<n>` is not among them: it is Bazel's own, and the
 # author of a test knows better how busy its ranks are.
 _RESERVED = ["dist", "gpu", "multi_gpu", "requires-netns"]

@@ -5,6 +5,12 @@ Bazel itself checks that names and values are strings.
 
 load("//dist_testing/private:problems.bzl", "problem", "shown")
 
+visibility([
+    "//backends/...",
+    "//dist_testing/...",
+    "//tests/...",
+])
+
 # Linux starts no program with a longer variable: its name, "=", its value and the zero at its end (MAX_ARG_STRLEN).
 MAX_VARIABLE_BYTES = 128 * 1024
 

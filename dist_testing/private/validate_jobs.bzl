@@ -2,6 +2,12 @@
 
 load("//dist_testing/private:problems.bzl", "by_backend", "is_int", "problem", "shown")
 
+visibility([
+    "//backends/...",
+    "//dist_testing/...",
+    "//tests/...",
+])
+
 # As in dist_testing/frontends/pytest/jobs/count.py.
 MAX_JOBS = 64
 

@@ -5,6 +5,12 @@ Bazel itself checks that names and labels are well formed.
 
 load("//dist_testing/private:problems.bzl", "problem", "shown")
 
+visibility([
+    "//backends/...",
+    "//dist_testing/...",
+    "//tests/...",
+])
+
 # A name that stands for many targets on a command line.
 _WILDCARDS = ["*", "all", "all-targets"]
 

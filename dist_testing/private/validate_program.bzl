@@ -2,6 +2,12 @@
 
 load("//dist_testing/private:problems.bzl", "by_backend", "is_int", "problem", "shown")
 
+visibility([
+    "//backends/...",
+    "//dist_testing/...",
+    "//tests/...",
+])
+
 # Isolations whose ranks have a process of their own for one case.
 PROGRAM_ISOLATIONS = ["fork", "spawn"]
 

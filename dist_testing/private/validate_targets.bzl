@@ -7,6 +7,12 @@ of CPUs, and the types of the elements of lists.
 load("//dist_testing/private:problems.bzl", "by_backend", "problem", "shown")
 load("//dist_testing/private:tags.bzl", "is_reserved_tag")
 
+visibility([
+    "//backends/...",
+    "//dist_testing/...",
+    "//tests/...",
+])
+
 # The execution group of the action that runs a test. Without it a property applies to every action of the target.
 _TEST_GROUP = "test."
 

@@ -1,9 +1,10 @@
 #!/usr/bin/env python3
 """Measure the cost of `dist_py_test` for Bazel before any test runs: loading, analysis, and the server's memory.
 
-    ./bazelw run //tools/bench:analysis -- [--calls 500,2000] [--runs 3] [--max-ratio R] [--json FILE] [--bazel PROGRAM]
+    ./bazelw run //tools/bench:analysis -- [--calls 500,2000] [--backends 3] [--runs 3] [--queries] [--max-ratio R]
+        [--json FILE] [--bazel PROGRAM]
 
-The program generates a workspace with the given number of calls of dist_py_test, each with three backends, and with the
+The program generates a workspace with the given number of calls of dist_py_test, each with some backends, and with the
 same number of plain `py_test` targets, which have the same sources, and the packages of the hub as deps. A turn starts
 a new server, which loads the rules and analyses one call, and then times `bazel build --nobuild` of the rest. The
 contestants take turns, so that the machine's noise is the same for both. Sixteen GPUs are promised, so Bazel skips no
@@ -14,6 +15,9 @@ on the machine disturbs least. `ms/target`: median time per target. `heap`: grow
 after a garbage collection; `heap, all`: the whole heap; `peak`: the most memory that the server's process has had;
 medians in MB. The peak depends on the time of the garbage collections, so the other two are more reliable. (Bazel's own
 `peak-heap-size` is unknown until a full collection.)
+
+With --queries each turn has two more servers, which answer `bazel query` and `bazel cquery` for all targets of the
+packages; those of dist_py_test have suites and libraries, too. `query` and `cquery`: median of the processor seconds.
 
 With --max-ratio the exit status is 1 if, for the largest number of calls, dist_py_test takes more than that many times
 the CPU or the heap of py_test. These two figures are disturbed least by other work. The smallest figure of all turns
@@ -41,7 +45,7 @@ from options import ROOT, add_bazel, bench_parser, count, run_bench
 
 from tests.support.nested_bazel import NestedBazel, nested_bazel, scratch_folder
 
-BACKENDS = ("gloo", "mpi", "nccl")
+ALL_BACKENDS = ("gloo", "mpi", "nccl")
 PACKAGES = ("psutil", "pytest", "runfiles", "torch")
 # As in a package of a large repository.
 CALLS_PER_PACKAGE = 20
@@ -118,6 +122,8 @@ class Turn:
         heap_added_mb: Growth of the heap by the targets, after a garbage collection.
         heap_mb: The heap after it.
         peak_mb: Most resident memory of the server since it started.
+        query_s: Processor time of a fresh server for `bazel query`; NaN if it was not asked.
+        cquery_s: The same for `bazel cquery`.
     """
 
     duration_s: float
@@ -125,9 +131,11 @@ class Turn:
     heap_added_mb: float
     heap_mb: float
     peak_mb: float
+    query_s: float = math.nan
+    cquery_s: float = math.nan
 
 
-def write_workspace(folder: Path, calls: Sequence[int]) -> None:
+def write_workspace(folder: Path, calls: Sequence[int], backends: Sequence[str]) -> None:
     """Write a workspace with packages for every contestant and every number of calls."""
     (folder / "hub").mkdir(parents=True)
     (folder / "MODULE.bazel").write_text(MODULE.format(root=ROOT), encoding="utf-8")
@@ -136,27 +144,27 @@ def write_workspace(folder: Path, calls: Sequence[int]) -> None:
     for package in PACKAGES:
         (folder / "hub" / f"{package}.py").write_text("", encoding="utf-8")
     for contestant in CONTESTANTS:
-        _write_packages(folder / contestant.folder / "first", contestant, calls=1)
+        _write_packages(folder / contestant.folder / "first", contestant, backends, calls=1)
         for number in calls:
-            _write_packages(folder / contestant.folder / str(number), contestant, calls=number)
+            _write_packages(folder / contestant.folder / str(number), contestant, backends, calls=number)
 
 
-def _write_packages(folder: Path, contestant: Contestant, *, calls: int) -> None:
+def _write_packages(folder: Path, contestant: Contestant, backends: Sequence[str], *, calls: int) -> None:
     for start in range(0, calls, CALLS_PER_PACKAGE):
         package = folder / f"package_{start}"
         package.mkdir(parents=True)
         text = contestant.load
         for call in range(start, min(start + CALLS_PER_PACKAGE, calls)):
             (package / f"test_{call}.py").write_text("", encoding="utf-8")
-            text += _call(contestant, call)
+            text += _call(contestant, call, backends)
         (package / "BUILD.bazel").write_text(text, encoding="utf-8")
 
 
-def _call(contestant: Contestant, call: int) -> str:
+def _call(contestant: Contestant, call: int, backends: Sequence[str]) -> str:
     if contestant is LIBRARY:
-        return LIBRARY_CALL.format(call=call, backends=_starlark(BACKENDS))
+        return LIBRARY_CALL.format(call=call, backends=_starlark(backends))
     deps = _starlark([f"//hub:{package}" for package in PACKAGES])
-    return "".join(PLAIN_CALL.format(call=call, backend=backend, deps=deps) for backend in BACKENDS)
+    return "".join(PLAIN_CALL.format(call=call, backend=backend, deps=deps) for backend in backends)
 
 
 def _starlark(names: Sequence[str]) -> str:
@@ -200,31 +208,57 @@ def _analyse(bazel: NestedBazel, pattern: str, *, targets: int) -> float:
     return elapsed_s
 
 
-def take_turn(bazel: NestedBazel, contestant: Contestant, *, calls: int) -> Turn:
-    """Measure one fresh server.
+def _warm_server(bazel: NestedBazel, contestant: Contestant, *, backends: int) -> Path:
+    """Start a server that has loaded the rules and analysed one call; return its folder in /proc."""
+    bazel.run("shutdown")
+    _analyse(bazel, f"//{contestant.folder}/first/...", targets=backends)
+    return Path("/proc", str(_info(bazel, "server_pid", r"(\d+)")))
+
+
+def _answer_s(bazel: NestedBazel, contestant: Contestant, command: str, *, calls: int, backends: int) -> float:
+    """Return the processor time of a fresh server for a query of all targets.
+
+    Raises:
+        BenchError: If the answer lacks tests.
+    """
+    server = _warm_server(bazel, contestant, backends=backends)
+    before_s = _cpu_s(server)
+    done = bazel.run(command, f"//{contestant.folder}/{calls}/...")
+    took_s = _cpu_s(server) - before_s
+    if done.status or done.stdout.count("\n") < calls * backends:
+        raise BenchError(f"`bazel {command}` ended with {done.status}:\n{done.stderr[-4000:]}")
+    return took_s
+
+
+def take_turn(bazel: NestedBazel, contestant: Contestant, *, calls: int, backends: int, queries: bool = False) -> Turn:
+    """Measure one fresh server, and with `queries` two more.
 
     Raises:
         BenchError: If Bazel did not analyse every target.
     """
-    bazel.run("shutdown")
-    _analyse(bazel, f"//{contestant.folder}/first/...", targets=len(BACKENDS))
+    server = _warm_server(bazel, contestant, backends=backends)
     before_mb = _heap_mb(bazel)
-    server = Path("/proc", str(_info(bazel, "server_pid", r"(\d+)")))
     cpu_before_s = _cpu_s(server)
-    duration_s = _analyse(bazel, f"//{contestant.folder}/{calls}/...", targets=calls * len(BACKENDS))
+    duration_s = _analyse(bazel, f"//{contestant.folder}/{calls}/...", targets=calls * backends)
     cpu_s = _cpu_s(server) - cpu_before_s
     peak_mb = _peak_mb(server)
     after_mb = _heap_mb(bazel)
-    return Turn(duration_s, cpu_s, after_mb - before_mb, after_mb, peak_mb)
+    answers = [
+        _answer_s(bazel, contestant, command, calls=calls, backends=backends) if queries else math.nan
+        for command in ("query", "cquery")
+    ]
+    return Turn(duration_s, cpu_s, after_mb - before_mb, after_mb, peak_mb, *answers)
 
 
-def measure(bazel: NestedBazel, *, calls: Sequence[int], runs: int) -> dict[int, dict[str, list[Turn]]]:
+def measure(
+    bazel: NestedBazel, *, calls: Sequence[int], runs: int, backends: int, queries: bool
+) -> dict[int, dict[str, list[Turn]]]:
     """Return every turn: number of calls -> contestant -> turns."""
     turns: dict[int, dict[str, list[Turn]]] = {number: {each.name: [] for each in CONTESTANTS} for number in calls}
     for run in range(runs):
         for number in calls:
             for contestant in CONTESTANTS:
-                turn = take_turn(bazel, contestant, calls=number)
+                turn = take_turn(bazel, contestant, calls=number, backends=backends, queries=queries)
                 turns[number][contestant.name].append(turn)
                 sys.stderr.write(f"run {run + 1}: {number} calls, {contestant.name}: {turn.duration_s:.1f} s\n")
     return turns
@@ -258,13 +292,15 @@ def ratios(turns: Mapping[str, Sequence[Turn]], of: Callable[[Sequence[Turn]], T
         of: Reduces the turns of each to one.
     """
     library, plain = of(turns[LIBRARY.name]), of(turns[PLAIN.name])
-    return {
+    found = {
         "time": library.duration_s / plain.duration_s,
         "CPU": _over(library.cpu_s, plain.cpu_s),
         "heap": _over(library.heap_added_mb, plain.heap_added_mb),
         "heap, all": library.heap_mb / plain.heap_mb,
         "peak": library.peak_mb / plain.peak_mb,
     }
+    answers = {"query": library.query_s / plain.query_s, "cquery": library.cquery_s / plain.cquery_s}
+    return found | {what: ratio for what, ratio in answers.items() if not math.isnan(ratio)}
 
 
 def excess(found: Mapping[str, float], limit: float) -> list[str]:
@@ -273,16 +309,17 @@ def excess(found: Mapping[str, float], limit: float) -> list[str]:
     return [f"{what} {shown[what]}: not within {limit:g}" for what in BOUNDED if not found[what] <= limit]
 
 
-def calls_table(calls: int, turns: Mapping[str, Sequence[Turn]]) -> str:
-    """Return the table of one number of calls, with its ratios."""
-    targets = calls * len(BACKENDS)
+def calls_table(targets: int, turns: Mapping[str, Sequence[Turn]]) -> str:
+    """Return the table of one number of targets, with its ratios."""
     rows = []
     for name, of_name in turns.items():
         seconds, middle = summarise([turn.duration_s for turn in of_name]), medians(of_name)
         times = [f"{value:.2f}" for value in (seconds.median, seconds.smallest, seconds.largest, middle.cpu_s)]
         memory = [f"{value:.0f}" for value in (middle.heap_added_mb, middle.heap_mb, middle.peak_mb)]
-        rows.append([name, *times, f"{1000 * seconds.median / targets:.2f}", *memory])
+        answers = [f"{value:.2f}" for value in (middle.query_s, middle.cquery_s)]
+        rows.append([name, *times, f"{1000 * seconds.median / targets:.2f}", *memory, *answers])
     header = [f"{targets} targets", "median", "min", "max", "CPU", "ms/target", "heap", "heap, all", "peak"]
+    header += ["query", "cquery"]
     shown = ", ".join(f"{what} {ratio:.2f}" for what, ratio in ratios(turns).items())
     return table(header, rows) + f"{LIBRARY.name} / {PLAIN.name}: {shown}\n"
 
@@ -305,6 +342,8 @@ def main() -> int:
     """Measure and print."""
     parser = bench_parser(__doc__)
     parser.add_argument("--calls", type=_numbers, default=(500, 2000), help="of dist_py_test, default 500,2000")
+    parser.add_argument("--backends", type=int, default=3, choices=(1, 2, 3), help="of each call, default 3")
+    parser.add_argument("--queries", action="store_true", help="measure query and cquery, too")
     parser.add_argument("--runs", type=count, default=3, help="turns of each, default 3")
     parser.add_argument(
         "--max-ratio", type=_ratio, metavar="R", help="limit of the ratios of CPU and heap, default none"
@@ -315,11 +354,13 @@ def main() -> int:
 
     def report() -> tuple[str, dict[str, Any]]:
         with _generated_workspace(options) as bazel:
-            turns = measure(bazel, calls=options.calls, runs=options.runs)
+            turns = measure(
+                bazel, calls=options.calls, runs=options.runs, backends=options.backends, queries=options.queries
+            )
         if options.max_ratio is not None:
             complaints.extend(excess(ratios(turns[max(turns)], of=least), options.max_ratio))
         factors = growth(turns)
-        text = "\n".join(calls_table(number, of_number) for number, of_number in turns.items())
+        text = "\n".join(calls_table(number * options.backends, of_number) for number, of_number in turns.items())
         for name, factor in factors.items() if len(turns) > 1 else ():
             shown = ", ".join(f"{what} {value:.2f}" for what, value in factor.items())
             text += f"a target among {max(turns)} calls over one among {min(turns)}, {name}: {shown}\n"
@@ -339,7 +380,7 @@ def _generated_workspace(options: argparse.Namespace) -> Iterator[NestedBazel]:
     flags.append(f"--@dist_testing//dist_testing/config:gpus={GPUS}")
     with scratch_folder("analysis-bench") as scratch:
         workspace = scratch / "workspace"
-        write_workspace(workspace, options.calls)
+        write_workspace(workspace, options.calls, ALL_BACKENDS[: options.backends])
         # In the rc file, because `info` and `shutdown` do not accept these flags.
         (workspace / ".bazelrc").write_text("".join(f"build {flag}\n" for flag in flags), encoding="utf-8")
         with nested_bazel(workspace, scratch / "output", bazel=options.bazel) as bazel:
