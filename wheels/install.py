@@ -37,6 +37,19 @@ _OTHERS_SETTINGS = ("PIP_PREFIX", "PIP_ROOT", "PIP_TARGET", "PIP_USER", "PYTHONH
 # Characters of pip's output that an error shows.
 _SHOWN = 4000
 
+# Starts pip, which is named as for an interpreter: `-m pip` or a file. It writes its interpreter into the programs of
+# packages, and here that may be a path of one machine. Tests with the same wheels must have the same inputs everywhere.
+_SAME_PROGRAMS = """
+import runpy, sys
+sys.executable = "/usr/bin/env python{}.{}".format(*sys.version_info)
+del sys.argv[0]
+if sys.argv[0] == "-m":
+    del sys.argv[0]
+    runpy.run_module(sys.argv[0], run_name="__main__", alter_sys=True)
+else:
+    runpy.run_path(sys.argv[0], run_name="__main__")
+"""
+
 _REMAKE = "remake it (uv pip compile --generate-hashes, or pip-compile --generate-hashes)"
 
 
@@ -148,7 +161,7 @@ def _run_pip(lock: Path, name: str, folder: Path, extra_index_urls: Sequence[str
         temporary = Path(tempfile.mkdtemp(prefix="pip-", dir=folder))
         try:
             done = subprocess.run(
-                [*command, *more],
+                [command[0], "-c", _SAME_PROGRAMS, *command[1:], *more],
                 env=_environment(temporary),
                 stdout=subprocess.PIPE,
                 stderr=subprocess.STDOUT,
@@ -174,12 +187,14 @@ def _run_pip(lock: Path, name: str, folder: Path, extra_index_urls: Sequence[str
 def _compile(folder: Path) -> None:
     """Write the bytecode of every module.
 
-    The folder is an input of tests and never changes, so Python need not compare bytecode with its source.
+    The folder is an input of tests and never changes, so Python need not compare bytecode with its source. Bytecode
+    names its source below the folder, so that it is the same on every machine; an import puts the real path there.
 
     Raises:
         InstallError: If the disk is full.
     """
     command = [sys.executable, "-I", "-m", "compileall", "-q", "-j", "0", "--invalidation-mode", "unchecked-hash"]
+    command += ["-s", str(folder)]
     environment = {key: value for key, value in _environment().items() if not key.startswith("PYTHON")}
     done = subprocess.run(
         [*command, str(folder / SITE)],

@@ -143,6 +143,34 @@ def test_a_lock_becomes_one_folder_with_bytecode_and_metadata(folder: Path) -> N
     assert not user.exists()
 
 
+# Prints where a function says that it is written, and its first line by that.
+_WHERE = "import inspect; from blue_sky import main; print(main.__code__.co_filename, inspect.getsource(main), sep='\\n')"
+
+
+def test_two_folders_get_the_same_bytes(folder: Path) -> None:
+    """If it fails, no test of one machine is a hit in the cache of another."""
+    wheel = _wheel(folder / "wheels")
+    found = []
+    for name in ("one", "another_one"):
+        (folder / name).mkdir()
+        (folder / name / "wheels").symlink_to(folder / "wheels")
+        done = _install(folder / name, _pin(wheel, "blue-sky==1.2"))
+        assert done.returncode == 0, done.stderr
+        out = folder / name / "out"
+        found.append({path.relative_to(out): path.read_bytes() for path in out.rglob("*") if path.is_file()})
+    assert found[0] == found[1]
+    # Another machine may have the interpreter elsewhere.
+    program = folder / "one" / "out" / "site-packages" / "bin" / "blue_sky"
+    python = "python{}.{}".format(*sys.version_info)
+    assert f"/usr/bin/env {python}" in program.read_text(encoding="utf-8")
+    # As the import rewrites it, tracebacks name the real file.
+    site = program.parents[1]
+    told = subprocess.run(
+        [sys.executable, "-c", _WHERE], env={"PYTHONPATH": str(site)}, stdout=subprocess.PIPE, text=True, check=True
+    )
+    assert told.stdout.startswith(f"{site / 'blue_sky' / '__init__.py'}\ndef main():\n")
+
+
 def test_another_file_than_the_locked_one_is_refused(folder: Path) -> None:
     """If it fails, a changed wheel gets into the tests."""
     _wheel(folder / "wheels")
