@@ -144,7 +144,11 @@ def test_a_lock_becomes_one_folder_with_bytecode_and_metadata(folder: Path) -> N
 
 
 # Prints where a function says that it is written, and its first line by that.
-_WHERE = "import inspect; from blue_sky import main; print(main.__code__.co_filename, inspect.getsource(main), sep='\\n')"
+_WHERE = """
+import inspect
+from blue_sky import main
+print(main.__code__.co_filename, inspect.getsource(main), sep="\n")
+"""
 
 
 def test_two_folders_get_the_same_bytes(folder: Path) -> None:
