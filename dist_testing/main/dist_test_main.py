@@ -9,7 +9,16 @@ if sys.version_info < (3, 11):
     # package would be importable by its bare name, before the standard library.
     del sys.path[0]
 
-from dist_testing.bazel.main import main
-
 if __name__ == "__main__":
-    raise SystemExit(main())
+    try:
+        from dist_testing.bazel.main import main
+
+        status: int | str = main()
+    except ModuleNotFoundError as error:
+        from dist_testing.bazel.missing_package import missing_package
+
+        text = missing_package(error)
+        if text is None:
+            raise
+        status = text
+    raise SystemExit(status)
