@@ -11,6 +11,7 @@ load("@bazel_tools//tools/build_defs/repo:http.bzl", "http_archive")
 load("@bazel_tools//tools/build_defs/repo:utils.bzl", "maybe")
 load("//dist_testing/private:executors_repo.bzl", "executors_repo")
 load("//dist_testing/private:host_facts.bzl", "host_facts_repo")
+load("//dist_testing/private:packages_repo.bzl", "packages_repo")
 load("//wheels/private:hub_repo.bzl", "names_repo")  # buildifier: disable=bzl-visibility
 
 def dist_testing_deps():
@@ -46,6 +47,9 @@ def dist_testing_deps():
     )
     maybe(executors_repo, name = "dist_testing_executors")
     maybe(host_facts_repo, name = "dist_testing_host")
+
+    # The flags of //dist_testing/config name the packages.
+    maybe(packages_repo, name = "dist_testing_packages")
 
     # The extension for wheels needs modules; the flags exist without them, too.
     maybe(names_repo, name = "dist_testing_wheels")

@@ -1,6 +1,10 @@
-"""The module extension by which MODULE.bazel declares remote executors. docs/executors.md has examples."""
+"""The module extensions by which MODULE.bazel names the library's packages and declares remote executors.
+
+docs/consumers.md and docs/executors.md have examples.
+"""
 
 load("//dist_testing/private:executors_repo.bzl", "EXECUTOR_VARIABLE", "chosen_executor", "executors_repo")
+load("//dist_testing/private:packages_repo.bzl", "PACKAGES", "chosen_packages", "packages_repo")
 
 def _pool(tag):
     return {
@@ -53,6 +57,36 @@ executors = module_extension(
                     mandatory = True,
                 ),
                 "name": attr.string(doc = "Name by which pools and an invocation choose it. Default: the kind."),
+            },
+        ),
+    },
+)
+
+def _dist_testing_impl(module_ctx):
+    # Only the repository in which Bazel runs has the tests.
+    tags = [
+        {name: getattr(tag, name) for name in ["hub"] + PACKAGES.keys()}
+        for module in module_ctx.modules
+        for tag in module.tags.packages
+        if module.is_root
+    ]
+    packages, problems = chosen_packages(tags)
+    if problems:
+        fail("MODULE.bazel: " + "\nand ".join(problems))
+    packages_repo(name = "dist_testing_packages", **packages)
+    return module_ctx.extension_metadata(reproducible = True)
+
+dist_testing = module_extension(
+    doc = "Names the packages that the library imports.",
+    implementation = _dist_testing_impl,
+    tag_classes = {
+        "packages": tag_class(
+            doc = "The library's packages: a hub that has them all, or each by its label. Only the tag of the root module counts.",
+            attrs = {
+                "hub": attr.label(doc = "The hub, as the module names it: `@pypi`. It is one of //wheels or of rules_python's pip.parse."),
+            } | {
+                name: attr.label(doc = "The package `{}`. Default: that of the hub.".format(package))
+                for name, package in PACKAGES.items()
             },
         ),
     },

@@ -33,7 +33,7 @@ def start_coverage(
         raise ReportError(
             f"coverage is not measured: {error}.\n"
             "`bazel coverage` needs the Python package `coverage`, which this target does not have.\n"
-            "Add to .bazelrc, with your own hub's name: "
+            "Add it to the lock file of the hub that dist_testing.packages() names; or to .bazelrc: "
             "coverage --@dist_testing//dist_testing/config:coverage=@pypi//coverage"
         ) from error
     del coverage

@@ -12,13 +12,14 @@ def _unset_library_impl(ctx):
     fail(("{flag} is not set, so dist_testing does not know your {package}.\n" +
           "It uses the packages of the repository whose tests it runs, and has none of its own: two copies of torch in one " +
           "test do not work.\n" +
-          "Add to .bazelrc, with your own hub's name: build --{flag}=@pypi//{package}").format(
+          "Add to MODULE.bazel, with your own hub's name: dist_testing.packages(hub = \"@pypi\") (docs/consumers.md); or to " +
+          ".bazelrc: build --{flag}=@pypi//{package}").format(
         flag = flag,
         package = ctx.attr.package,
     ))
 
 unset_library = rule(
-    doc = "Takes the place of a library whose flag is not set. A build that needs it fails and says how to set the flag.",
+    doc = "Takes the place of a library that is not named. A build that needs it fails and says how to name it.",
     implementation = _unset_library_impl,
     attrs = {
         "flag": attr.string(mandatory = True),
@@ -28,7 +29,7 @@ unset_library = rule(
 )
 
 def library_flag(*, name, package):
-    """Declares the flag `name`. Its value is the py_library of a package that dist_testing needs.
+    """Declares the flag `name`. Its value is the py_library of a package that dist_testing needs; MODULE.bazel gives the default.
 
     Args:
         name: The flag.
@@ -42,10 +43,11 @@ def library_flag(*, name, package):
         package = package,
         # Not in `//...`, because it can only fail.
         tags = ["manual"],
-        visibility = ["//visibility:private"],
+        # Of @dist_testing_packages.
+        visibility = ["//visibility:public"],
     )
     native.label_flag(
         name = name,
-        build_setting_default = ":{}.unset".format(name),
+        build_setting_default = "@dist_testing_packages//:" + name,
         visibility = ["//visibility:public"],
     )

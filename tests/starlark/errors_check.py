@@ -293,6 +293,7 @@ COMMAND_CASES = (
         ("build", "--nobuild", "--keep_going", "//right:case_gloo"),
         (
             "@dist_testing//dist_testing/config:torch is not set, so dist_testing does not know your torch.",
+            'Add to MODULE.bazel, with your own hub\'s name: dist_testing.packages(hub = "@pypi")',
             "build --@dist_testing//dist_testing/config:torch=@pypi//torch",
         ),
     ),

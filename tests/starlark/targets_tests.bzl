@@ -183,7 +183,8 @@ def _unset_library_test_impl(ctx):
     env = analysistest.begin(ctx)
     flag = "@dist_testing//tests/starlark:torch"
     asserts.expect_failure(env, flag + " is not set, so dist_testing does not know your torch.")
-    asserts.expect_failure(env, "Add to .bazelrc, with your own hub's name: build --{}=@pypi//torch".format(flag))
+    asserts.expect_failure(env, "MODULE.bazel, with your own hub's name: dist_testing.packages(hub = \"@pypi\")")
+    asserts.expect_failure(env, ".bazelrc: build --{}=@pypi//torch".format(flag))
     return analysistest.end(env)
 
 unset_library_test = analysistest.make(_unset_library_test_impl, expect_failure = True)

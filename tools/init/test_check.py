@@ -18,6 +18,18 @@ def _replace(name: str, old: str, new: str) -> Callable[[Path], None]:
     return change
 
 
+def _flags_in_place_of_the_tag(command: str) -> Callable[[Path], None]:
+    def change(folder: Path) -> None:
+        _replace("MODULE.bazel", "dist_testing.packages(", "python.other(")(folder)
+        flags = "".join(
+            f"{command} --@dist_testing//dist_testing/config:{name}=@pypi//{name}\n"
+            for name in ("torch", "pytest", "psutil", "runfiles")
+        )
+        _replace(".bazelrc", "import ", flags + "import ")(folder)
+
+    return change
+
+
 def _remove(name: str) -> Callable[[Path], None]:
     return lambda folder: (folder / name).unlink()
 
@@ -59,13 +71,13 @@ def _repository(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
             ["MODULE.bazel has no bazel_dep on dist_testing", "Add it: "],
         ),
         (
-            _replace(".bazelrc", "config:psutil", "config:other"),
-            [".bazelrc does not set dist_testing//dist_testing/config:psutil"],
+            _replace("MODULE.bazel", "dist_testing.packages(hub =", "dist_testing.packages(torch ="),
+            ["MODULE.bazel does not name pytest, psutil, runfiles for the library", "Add dist_testing.packages(): "],
         ),
-        # In a configuration it counts only sometimes.
+        # In a configuration a flag counts only sometimes.
         (
-            _replace(".bazelrc", "common --@dist_testing//dist_testing/config:torch", "common:x --@a//b:torch"),
-            [".bazelrc does not set dist_testing//dist_testing/config:torch"],
+            _flags_in_place_of_the_tag("common:x"),
+            ["MODULE.bazel does not name torch, pytest, psutil, runfiles for the library"],
         ),
         (
             _replace(".bazelrc", "import %workspace%/dist_testing.bazelrc", ""),
@@ -103,9 +115,17 @@ def test_repository_that_fits(tmp_path: Path, capsys: pytest.CaptureFixture[str]
     assert "fits dist_testing 0.1.0" in capsys.readouterr().out
 
 
+def test_repository_with_flags(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Otherwise a repository from before the tag has to change."""
+    _repository(tmp_path, capsys)
+    _flags_in_place_of_the_tag("common")(tmp_path)
+    assert 0 == cli.main([f"--dir={tmp_path}", "--check"])
+
+
 def test_repository_without_modules(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Otherwise repositories with WORKSPACE cannot see that their copy is old."""
     _repository(tmp_path, capsys)
+    _flags_in_place_of_the_tag("common")(tmp_path)
     (tmp_path / "MODULE.bazel").rename(tmp_path / "WORKSPACE")
     assert 0 == cli.main([f"--dir={tmp_path}", "--check"])
     (tmp_path / "dist_testing.bazelrc").write_text("", encoding="utf-8")

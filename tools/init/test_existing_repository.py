@@ -59,9 +59,10 @@ def test_hub_that_is_there_is_used(tmp_path: Path, capsys: pytest.CaptureFixture
     )
     assert 0 == cli.main([f"--dir={tmp_path}"])
     module = _text(tmp_path, "MODULE.bazel")
-    assert "wheels" not in module
+    assert "wheels.lock(" not in module
     assert "python.toolchain" not in module
-    assert "config:torch=@third_party//torch\n" in _text(tmp_path, ".bazelrc")
+    assert 'dist_testing.packages(hub = "@third_party")\n' in module
+    assert "/config:" not in _text(tmp_path, ".bazelrc")
     assert '"@third_party//torch"' in _text(tmp_path, "mytests/BUILD.bazel")
     assert not (tmp_path / "requirements.in").exists()
     assert not (tmp_path / ".gitignore").exists()
@@ -74,8 +75,9 @@ def test_new_hub_beside_another_on_request(tmp_path: Path) -> None:
     """Otherwise a team with a slow hub has no way to the fast one."""
     _write(tmp_path, {"MODULE.bazel": DEPENDENCY + PIP})
     assert 0 == cli.main([f"--dir={tmp_path}", "--hub=dist_pypi"])
-    assert 'use_repo(wheels, "dist_pypi")' in _text(tmp_path, "MODULE.bazel")
-    assert "config:torch=@dist_pypi//torch\n" in _text(tmp_path, ".bazelrc")
+    module = _text(tmp_path, "MODULE.bazel")
+    assert 'use_repo(wheels, "dist_pypi")' in module
+    assert 'dist_testing.packages(hub = "@dist_pypi")\n' in module
 
 
 def test_names_of_the_repository_are_used(tmp_path: Path) -> None:
@@ -114,6 +116,8 @@ def test_included_files_count(tmp_path: Path) -> None:
     module = _text(tmp_path, "MODULE.bazel")
     assert "rules_python" not in module
     assert 'bazel_dep(name = "dist_testing"' in module
+    # The flags name them all.
+    assert "packages(" not in module
     added = _text(tmp_path, ".bazelrc")
     assert "config:" not in added
     assert added.endswith("import %workspace%/dist_testing.bazelrc\n")
@@ -125,7 +129,7 @@ def test_line_ends_are_kept(tmp_path: Path) -> None:
     assert 0 == cli.main([f"--dir={tmp_path}"])
     for name in ("MODULE.bazel", ".bazelrc"):
         text = _text(tmp_path, name)
-        assert text.count("\r\n") == text.count("\n") > 5
+        assert text.count("\r\n") == text.count("\n") > 3
 
 
 def test_own_package_and_changed_copy_stay(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -84,7 +84,7 @@ def test_other_python_and_hub(tmp_path: Path) -> None:
     assert '"3.12"' in text
     assert '"@python_3_12_host//:python"' in text
     assert 'use_repo(wheels, "packages")' in text
-    assert "config:torch=@packages//torch" in text
+    assert 'dist_testing.packages(hub = "@packages")' in text
     assert not re.search("3.11|pypi", text)
 
 

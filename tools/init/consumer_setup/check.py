@@ -11,7 +11,7 @@ from consumer_setup.line_files import NAME as RC_FILE
 from consumer_setup.line_files import Flags, packages, read_flags
 from consumer_setup.module_file import NAME as MODULE_FILE
 from consumer_setup.module_file import ModuleFile, read_module_file, read_text
-from consumer_setup.module_plan import dependency_problems, hub_in_flags, lock_of
+from consumer_setup.module_plan import PACKAGES, dependency_problems, lock_of, named_packages
 from consumer_setup.plan import REQUIREMENTS, WORKSPACE_FILES
 from consumer_setup.problem import Problem
 
@@ -43,7 +43,7 @@ def drift(library: Library, folder: Path, command: str) -> list[Problem]:
             )
         ]
     found = _module_problems(library, module, command) if module else []
-    found += _flag_problems(library, flags, command)
+    found += _package_problems(module, flags, command) + _flag_problems(flags, command)
     found += _copy_problems(library, folder, command)
     found += _version_problems(library, folder)
     if module:
@@ -63,18 +63,19 @@ def _module_problems(library: Library, module: ModuleFile, command: str) -> list
     return dependency_problems(library, module)
 
 
-def _flag_problems(library: Library, flags: Flags, command: str) -> list[Problem]:
-    needed = re.findall(r"--@(\S+)=", library.files[RC_FILE])
-    missing = [flag for flag in needed if flag not in flags.values]
+def _package_problems(module: ModuleFile | None, flags: Flags, command: str) -> list[Problem]:
+    named = named_packages(module or ModuleFile(), flags)
+    missing = ", ".join(name for name in PACKAGES if name not in named)
+    if not missing:
+        return []
+    what, way_out = f"{MODULE_FILE} does not name {missing} for the library.", f"Add {MODULE}.packages(): {command}"
+    if module is None:
+        what, way_out = f"{RC_FILE} does not name {missing} for the library.", "Add the flags of docs/consumers.md."
+    return [Problem(what, "It takes these packages from the repository's own hub, and has no default for them.", way_out)]
+
+
+def _flag_problems(flags: Flags, command: str) -> list[Problem]:
     found = []
-    if missing:
-        found.append(
-            Problem(
-                f"{RC_FILE} does not set {', '.join(missing)}.",
-                "The library takes these packages from the repository's own hub, and has no default for them.",
-                f"Add the lines: {command}",
-            )
-        )
     if FLAGS_FILE not in flags.imports:
         found.append(
             Problem(
@@ -134,7 +135,7 @@ def _version_problems(library: Library, folder: Path) -> list[Problem]:
 
 def _lock_problems(library: Library, folder: Path, module: ModuleFile, flags: Flags) -> list[Problem]:
     found = []
-    for hub in sorted(hub_in_flags(flags)[0]):
+    for hub in sorted({*named_packages(module, flags).values()} - {""}):
         lock = lock_of(module, hub)
         if lock is None:
             continue

@@ -23,9 +23,11 @@ LOCK = "requirements.txt"
 _PYTHON = ("//python/extensions:python.bzl", "python")
 _PIP = ("//python/extensions:pip.bzl", "pip")
 _WHEELS = ("//wheels:extensions.bzl", "wheels")
+_OWN = ("//dist_testing:extensions.bzl", MODULE)
 
 _FLAG = re.compile(r"(?:.*dist_testing)?//dist_testing/config:(torch|pytest|psutil|runfiles)")
-_FLAGS = 4
+# The library's packages, as the flags and the tag name them.
+PACKAGES = ("torch", "pytest", "psutil", "runfiles")
 _VERSION = re.compile(r"3\.(\d+)(?:\.\d+)?")
 
 
@@ -35,7 +37,7 @@ class ModulePlan:
 
     Attributes:
         addition: Lines to add at its end; empty if it lacks nothing.
-        hub: Name of the hub in labels; empty if .bazelrc names the packages of several, or targets of another kind.
+        hub: Name of the hub in labels; empty if the packages are named, and are of several or targets of another kind.
         is_new_hub: Whether the lines declare it.
         lock: Its lock file, relative to the repository; None if that is not known.
         python: Version of Python, such as "3.11".
@@ -67,9 +69,9 @@ def plan_module(
     if problems := dependency_problems(library, existing):
         raise SetupError(problems[0].what, problems[0].cause, problems[0].way_out)
     hubs = _hubs(existing)
-    named, _ = hub_in_flags(flags)
-    wanted = hub or _chosen_hub(hubs, flags)
-    is_new = bool(wanted) and wanted not in hubs and wanted not in named
+    named = named_packages(existing, flags)
+    wanted = hub or _chosen_hub(hubs, named)
+    is_new = bool(wanted) and wanted not in hubs and wanted not in named.values()
     if is_new and wanted in existing.repositories:
         raise SetupError(
             f"{existing.places[wanted]}: the name @{wanted} is taken, and not by a hub of Python packages.",
@@ -79,7 +81,8 @@ def plan_module(
     version = python or _toolchain_python(existing, is_needed=is_new)
     if is_new or python:
         _check_python(version, existing)
-    addition = _missing_statements(library, folder, existing, hub=wanted if is_new else "", python=version)
+    groups = {_WHEELS[1]: is_new, MODULE: len(named) < len(PACKAGES)}
+    addition = _missing_statements(library, folder, existing, groups, hub=wanted, python=version)
     return ModulePlan(addition, wanted, is_new, LOCK if is_new else hubs.get(wanted), version)
 
 
@@ -115,11 +118,17 @@ def dependency_problems(library: Library, existing: ModuleFile) -> list[Problem]
     return found
 
 
-def hub_in_flags(flags: Flags) -> tuple[set[str], int]:
-    """Return the hubs that .bazelrc names for the library's packages, and the number of packages that it names."""
-    values = {found[1]: value for flag, value in flags.values.items() if (found := _FLAG.fullmatch(flag))}
-    hubs = {value.lstrip("@").partition("//")[0] for value in values.values() if value.startswith("@")}
-    return hubs, len(values)
+def named_packages(existing: ModuleFile, flags: Flags) -> dict[str, str]:
+    """Return the packages that the repository names for the library, and the hub of each; empty for another target."""
+    labels: dict[str, str] = {}
+    for tag in existing.tags_of(*_OWN, "packages"):
+        if "hub" in tag.arguments:
+            labels.update(dict.fromkeys(PACKAGES, str(tag.arguments["hub"])))
+        labels.update({name: str(label) for name, label in tag.arguments.items() if name in PACKAGES})
+    labels.update({found[1]: value for flag, value in flags.values.items() if (found := _FLAG.fullmatch(flag))})
+    return {
+        name: label.lstrip("@").partition("//")[0] if label.startswith("@") else "" for name, label in labels.items()
+    }
 
 
 def _hubs(existing: ModuleFile) -> dict[str, str | None]:
@@ -149,13 +158,12 @@ def lock_of(existing: ModuleFile, hub: str) -> str | None:
     return _hubs(existing).get(hub)
 
 
-def _chosen_hub(hubs: Mapping[str, str | None], flags: Flags) -> str:
-    """Return the hub to use; empty if .bazelrc names all packages already, and not from one hub."""
-    named, count = hub_in_flags(flags)
-    for names in (named, hubs):
+def _chosen_hub(hubs: Mapping[str, str | None], named: Mapping[str, str]) -> str:
+    """Return the hub to use; empty if all packages are named already, and not from one hub."""
+    for names in (set(named.values()) - {""}, hubs):
         if len(names) == 1:
             return next(iter(names))
-        if count == _FLAGS:
+        if len(named) == len(PACKAGES):
             return ""
     if PAGE_HUB in hubs or not hubs:
         return PAGE_HUB
@@ -211,8 +219,22 @@ def _check_python(version: str, existing: ModuleFile) -> None:
         )
 
 
-def _missing_statements(library: Library, folder: Path, existing: ModuleFile, *, hub: str, python: str) -> str:
-    """Return the lines of the page that the file lacks, in its names. Without a hub, those of the library alone."""
+def _missing_statements(
+    library: Library, folder: Path, existing: ModuleFile, groups: Mapping[str, bool], *, hub: str, python: str
+) -> str:
+    """Return the lines of the page that the file lacks, in its names.
+
+    Args:
+        library: This version.
+        folder: The repository.
+        existing: Its module file.
+        groups: Extension of this library to whether its lines are needed.
+        hub: Name of the hub in labels.
+        python: Version of Python.
+
+    Raises:
+        SetupError: If a variable of the new lines is taken.
+    """
     renamed: dict[str, str] = {}
     missing = []
     for statement, text in statements(library.files[NAME]):
@@ -222,7 +244,11 @@ def _missing_statements(library: Library, folder: Path, existing: ModuleFile, *,
         if isinstance(statement, ast.Assign) and isinstance(statement.targets[0], ast.Name):
             variable = statement.targets[0].id
             label, extension = (ast.literal_eval(one) for one in call.args)
-            renamed[variable] = existing.variable_of("//" + label.partition("//")[2], extension) if hub else variable
+            # A hub needs a toolchain.
+            is_needed = groups[MODULE if extension == MODULE else _WHEELS[1]]
+            renamed[variable] = (
+                existing.variable_of("//" + label.partition("//")[2], extension) if is_needed else variable
+            )
             is_there = bool(renamed[variable])
             if not is_there and variable in existing.variables:
                 raise SetupError(
@@ -235,7 +261,9 @@ def _missing_statements(library: Library, folder: Path, existing: ModuleFile, *,
             is_there = arguments["name"] in existing.dependencies
         elif name.endswith("_override"):
             is_there = MODULE in existing.dependencies or MODULE in existing.overridden
-        elif not hub:
+        elif name == f"{MODULE}.packages":
+            is_there = not groups[MODULE]
+        elif not groups[_WHEELS[1]]:
             is_there = True
         elif name == "python.toolchain":
             is_there = bool(existing.tags_of(*_PYTHON, "toolchain"))
@@ -271,7 +299,8 @@ def _in_names_of(
         text = text.replace("@rules_python//", f"@{rules.repository}//")
     text = text.replace(_underscored(PAGE_PYTHON), _underscored(python)).replace(f'"{PAGE_PYTHON}"', f'"{python}"')
     if hub:
-        text = text.replace(f'"{PAGE_HUB}"', f'"{hub}"').replace(f"@{PAGE_HUB}//", f"@{hub}//")
+        text = text.replace(f'"{PAGE_HUB}"', f'"{hub}"')
+        text = re.sub(rf"@{PAGE_HUB}(?=//|\")", f"@{hub}", text)
     relative = os.path.relpath(library.clone, folder.resolve())
     # A neighbour stays a neighbour on another machine; any other place is best named as it is.
     place = relative if not relative.startswith("../..") else str(library.clone)

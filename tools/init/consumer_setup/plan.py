@@ -58,7 +58,7 @@ def plan_setup(library: Library, folder: Path, *, hub: str = "", python: str = "
     module = plan_module(library, folder, existing, flags, hub=hub, python=python)
     plan = Plan()
     _add_lines(plan, folder, MODULE_FILE, module.addition)
-    _plan_flags(plan, library, folder, module, flags, update=update)
+    _plan_flags(plan, library, folder, flags, update=update)
     if found is None or (folder / IGNORE_FILE).exists():
         _plan_ignored(plan, library, folder)
     if module.is_new_hub:
@@ -130,15 +130,10 @@ def _add_lines(plan: Plan, folder: Path, name: str, lines: str) -> None:
     plan.changes.append(Change(path, text + between + added, f"{name} ({count} lines)", "added to"))
 
 
-def _plan_flags(plan: Plan, library: Library, folder: Path, module: ModulePlan, flags: Flags, *, update: bool) -> None:
-    template = library.files[RC_FILE].replace(f"@{PAGE_HUB}//", f"@{module.hub}//")
-
-    def is_missing(line: str) -> bool:
-        if line.startswith("import "):
-            return FLAGS_FILE not in flags.imports
-        return line.split("--@")[1].partition("=")[0] not in flags.values
-
-    _add_lines(plan, folder, RC_FILE, missing_lines(template, is_missing))
+def _plan_flags(plan: Plan, library: Library, folder: Path, flags: Flags, *, update: bool) -> None:
+    _add_lines(
+        plan, folder, RC_FILE, missing_lines(library.files[RC_FILE], lambda _: FLAGS_FILE not in flags.imports)
+    )
     path = folder / FLAGS_FILE
     if not path.exists():
         plan.changes.append(Change(path, library.flags, FLAGS_FILE, "wrote"))
