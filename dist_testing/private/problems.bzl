@@ -43,7 +43,7 @@ def choice_problems(argument, value, choices, cause):
     return [problem(
         "{} = {}{}".format(argument, repr(value), "." + near if near else ""),
         cause,
-        "Use one of: {}.".format(", ".join(choices)),
+        "Use one of: {}.".format(", ".join(choices)) if choices else "None is declared; drop the argument.",
     )]
 
 def by_backend(argument, value, backends):

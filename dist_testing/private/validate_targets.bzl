@@ -4,7 +4,8 @@ Every function returns a list of error texts (see problems.bzl). Bazel itself ch
 of CPUs, and the types of the elements of lists.
 """
 
-load("//dist_testing/private:problems.bzl", "by_backend", "problem", "shown")
+load("@dist_testing_wheels//:locks.bzl", "LOCKS")
+load("//dist_testing/private:problems.bzl", "by_backend", "choice_problems", "problem", "shown")
 load("//dist_testing/private:tags.bzl", "is_reserved_tag")
 
 visibility([
@@ -81,6 +82,11 @@ def packages_problems(argument, value, backends):
     """
     values, problems = by_backend(argument, value, backends)
     kinds = ["string"] if argument == "lock" else ["string", "Label"]
+    if argument == "lock":
+        # A hub without a lock of the name keeps its default, so a wrong name would have no effect.
+        names = {name: one for name, one, _ in values if one and type(one) == "string"}
+        for name, one in names.items():
+            problems += choice_problems(name, one, LOCKS, "It is the name of a lock that a MODULE.bazel declares for a hub (docs/wheels.md).")
     return problems + [
         problem(
             "{} = {}".format(name, shown(one)),

@@ -82,6 +82,7 @@ def _packages_test_impl(ctx):
     assert_refused(env, packages_problems("lock", {"ncl": "cuda"}, ["nccl"]), "the key \"ncl\" is not in backends")
     for wrong in ["", 3, Label("//a")]:
         assert_refused(env, packages_problems("lock", wrong, ["gloo"]), "lock = ", "Write, for example, lock = \"cuda\".")
+    assert_refused(env, packages_problems("lock", "cudaa", ["gloo", "nccl"]), "lock = \"cudaa\". Did you mean \"cuda\"?", "Use one of: c")
     assert_refused(env, packages_problems("torch", {"gloo": ["//a"]}, ["gloo"]), "torch[\"gloo\"] = [\"//a\"]")
     return unittest.end(env)
 

@@ -1,5 +1,7 @@
 """The macro with_lock."""
 
+load("@dist_testing_wheels//:locks.bzl", "LOCKS")
+load("//dist_testing/private:problems.bzl", "choice_problems", "fail_on")  # buildifier: disable=bzl-visibility
 load(":transitioned.bzl", "transitioned_library")
 
 _LOCK = str(Label("//wheels:lock"))
@@ -31,6 +33,10 @@ def with_lock(*, name, library, lock, **kwargs):
         lock: Name of the lock, in every hub that has it.
         **kwargs: Attributes that every rule has, such as `testonly` and `visibility`.
     """
+    fail_on(
+        "with_lock //{}:{}".format(native.package_name(), name),
+        choice_problems("lock", lock, LOCKS, "It is the name of a lock that a MODULE.bazel declares for a hub (docs/wheels.md)."),
+    )
     _with_lock(
         name = name,
         library = library,

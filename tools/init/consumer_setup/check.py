@@ -71,7 +71,9 @@ def _package_problems(module: ModuleFile | None, flags: Flags, command: str) -> 
     what, way_out = f"{MODULE_FILE} does not name {missing} for the library.", f"Add {MODULE}.packages(): {command}"
     if module is None:
         what, way_out = f"{RC_FILE} does not name {missing} for the library.", "Add the flags of docs/consumers.md."
-    return [Problem(what, "It takes these packages from the repository's own hub, and has no default for them.", way_out)]
+    return [
+        Problem(what, "It takes these packages from the repository's own hub, and has no default for them.", way_out)
+    ]
 
 
 def _flag_problems(flags: Flags, command: str) -> list[Problem]:

@@ -131,9 +131,7 @@ def _add_lines(plan: Plan, folder: Path, name: str, lines: str) -> None:
 
 
 def _plan_flags(plan: Plan, library: Library, folder: Path, flags: Flags, *, update: bool) -> None:
-    _add_lines(
-        plan, folder, RC_FILE, missing_lines(library.files[RC_FILE], lambda _: FLAGS_FILE not in flags.imports)
-    )
+    _add_lines(plan, folder, RC_FILE, missing_lines(library.files[RC_FILE], lambda _: FLAGS_FILE not in flags.imports))
     path = folder / FLAGS_FILE
     if not path.exists():
         plan.changes.append(Change(path, library.flags, FLAGS_FILE, "wrote"))
