@@ -234,10 +234,10 @@ def check_pythons(bazel: NestedBazel) -> list[str]:
         parts=(*(rf"^{test} +PASSED" for test in tests), "3 tests pass"),
     )
     flag = "--@rules_python//python/config_settings:python_version"
-    wheels = 'filter("//markupsafe:pkg$", filter("default_3_1", deps(//:worlds_gloo)))'
+    wheels = 'filter("//:directory$", filter("default_3_1", deps(//:worlds_gloo)))'
     for what, arguments, status, parts in (
         ("the other one for all", ("test", "--config=python_3_12", "//:chosen", "//:on_3_11"), 0, ["2 tests pass"]),
-        ("dist_py_test", ("cquery", wheels), 0, [r"\A([^\n]+default_3_12//markupsafe:pkg [^\n]+\n)+(?!@)"]),
+        ("dist_py_test", ("cquery", wheels), 0, [r"\A([^\n]+default_3_12//:directory [^\n]+\n)+(?!@)"]),
         (
             "one without a lock",
             ("build", f"{flag}=3.13", "@pypi//markupsafe"),

@@ -432,6 +432,11 @@ def check(bazel: NestedBazel) -> list[str]:
     for case in LOADING_CASES:
         found += complaints(case.name, loading, (case.subject.format(name=case.name), *case.expected))
     shown = loading.output if found else ""
+    # These wheels cannot be installed, and a query installs none.
+    asked = bazel.run("query", "deps(@wrong_hash//iniconfig)")
+    if asked.status:
+        found.append("a query of a hub: Bazel failed")
+        shown += asked.output
     for command in COMMAND_CASES:
         given = [argument.format(workspace=bazel.workspace) for argument in command.arguments]
         done = bazel.run(given[0], *given[1:])

@@ -2,6 +2,7 @@
 
 load("@bazel_skylib//lib:partial.bzl", "partial")
 load("@bazel_skylib//lib:unittest.bzl", "asserts", "unittest")
+load("//wheels/private:hub_target.bzl", "chosen_target")  # buildifier: disable=bzl-visibility
 load("//wheels/private:lock_file.bzl", "normalized_name", "read_lock")  # buildifier: disable=bzl-visibility
 load("//wheels/private:locks.bzl", "declared_locks_problems", "lock_repo_name")  # buildifier: disable=bzl-visibility
 
@@ -96,11 +97,32 @@ def _declared_locks_test_impl(ctx):
 
 declared_locks_test = unittest.make(_declared_locks_test_impl)
 
+def _chosen_target_test_impl(ctx):
+    env = unittest.begin(ctx)
+    one = {"cpu": "//a", "cuda": "//b", "rocm": ""}
+    two = {"cpu 3.11": "//a", "cpu 3.12": "//b", "cuda 3.12": "//c"}
+    for targets, lock, python, expected in [
+        (one, "", "", ("//a", "cpu", [""])),
+        (one, "cuda", "3.12", ("//b", "cuda", [""])),
+        # Of another hub.
+        (one, "other", "", ("//a", "cpu", [""])),
+        (one, "rocm", "", (None, "rocm", [])),
+        (two, "", "", ("//a", "cpu", ["3.11", "3.12"])),
+        (two, "cpu", "3.12.4", ("//b", "cpu", ["3.11", "3.12"])),
+        (two, "", "3.13", (None, "cpu", ["3.11", "3.12"])),
+        (two, "cuda", "", ("//c", "cuda", ["3.12"])),
+    ]:
+        found = chosen_target(targets, lock, python)
+        asserts.equals(env, expected, (found.label, found.lock, found.versions))
+    return unittest.end(env)
+
+chosen_target_test = unittest.make(_chosen_target_test_impl)
+
 def wheels_test_suite(*, name):
     """Declares the tests of this file and a suite of them.
 
     Args:
         name: Name of the suite.
     """
-    tests = [declared_locks_test, right_lock_test, wrong_locks_test]
+    tests = [chosen_target_test, declared_locks_test, right_lock_test, wrong_locks_test]
     unittest.suite(name, *[partial.make(test, size = "small") for test in tests])

@@ -31,9 +31,6 @@ all_requirements = [requirement(name) for name in _NAMES]
 all_data_requirements = [data_requirement(name) for name in _NAMES]
 """
 
-# What a package offers.
-_TARGETS = ["pkg", "data", "dist_info"]
-
 _LOCK_CONDITION = """\
 config_setting(
     name = "is_{name}",
@@ -41,77 +38,54 @@ config_setting(
 )
 """
 
-_ALIAS = """\
+# A hub's rules have labels of the locks as strings, which name repositories as the hub does not.
+_LOCKS = """\
+\"\"\"The repositories of this hub's locks.\"\"\"
+
+LOCKS = {{
+{}}}
+
+def targets(locks, target):
+    \"\"\"Returns the labels of a target in the locks that have it, for hub_target.\"\"\"
+    return {{
+        lock: "@@{{}}{{}}".format(repository.repo_name, target) if lock in locks else ""
+        for lock, repository in LOCKS.items()
+    }}
+"""
+
+_PACKAGE = """\
+load("{rule}", "hub_target")
+load("//:locks.bzl", "targets")
+
+package(default_visibility = ["//visibility:public"])
+
+_LOCKS = {locks}
+
 alias(
-    name = "{name}",
-    actual = {actual},
+    name = "{package}",
+    actual = ":pkg",
 )
-"""
 
-_MISSING = """\
-missing_package(
-    name = "{name}",
-    hub = {hub},
-    lock = {lock},
-    others = {others},
-    package = {package},
-    tags = ["manual"],
-)
-"""
-
-_UNNAMED_PYTHON = """\
-unnamed_python(
-    name = "{name}",
-    actual = {actual},
-    hub = {hub},
-    lock = {lock},
-    package = {package},
-    tags = ["manual"],
-    versions = {versions},
-)
+[
+    hub_target(
+        name = name,
+        hub = "{hub}",
+        package = "{package}",
+        targets = targets(_LOCKS, target),
+    )
+    for name, target in [
+        ("pkg", "//:site_packages"),
+        ("data", "//:data"),
+        ("dist_info", "//{package}:dist_info"),
+    ]
+]
 """
 
 _VISIBLE = "package(default_visibility = [\"//visibility:public\"])\n\n"
 
-def _select(conditions):
-    """Formats a value that depends on the configuration: condition -> label."""
-    if list(conditions) == ["//conditions:default"]:
-        return repr(conditions["//conditions:default"])
-    return "select({})".format(repr(conditions))
-
-def _condition(version):
-    return str(Label("@rules_python//python/config_settings:is_python_" + version))
-
-def _wheels_of_lock(*, hub, lock, package, target, name, repos):
-    """Writes the target `name`: a target of the lock's repositories, of which there is one for each Python.
-
-    Args:
-        hub: Name of the hub.
-        lock: Name of the lock.
-        package: The package in those repositories.
-        target: The target in that package.
-        name: Name of the new target.
-        repos: A dict: version of Python -> name of the repository.
-
-    Returns:
-        The text of a BUILD file.
-    """
-    label = "//{}:{}".format(package, target)
-    if list(repos) == [""]:
-        return _ALIAS.format(actual = repr("@{}{}".format(repos[""], label)), name = name)
-    unnamed = name + ".unnamed_python"
-    conditions = {_condition(version): "@{}{}".format(repo, label) for version, repo in repos.items()}
-    return _ALIAS.format(
-        actual = _select(conditions | {"//conditions:default": ":" + unnamed}),
-        name = name,
-    ) + "\n" + _UNNAMED_PYTHON.format(
-        actual = repr("@{}{}".format(repos.values()[0], label)),
-        hub = repr(hub),
-        lock = repr(lock),
-        name = unnamed,
-        package = repr(package),
-        versions = repr(list(repos)),
-    )
+def _key(lock):
+    """Names a lock in the hub's files, as chosen_target reads it."""
+    return "{} {}".format(lock["name"], lock["python_version"]).strip()
 
 def _hub_repo_impl(repository_ctx):
     locks = json.decode(repository_ctx.attr.locks)
@@ -123,46 +97,24 @@ def _hub_repo_impl(repository_ctx):
         if locked.problems:
             fail("{}: {}".format(user_label(file), "\nand ".join(locked.problems)))
         for name in locked.names:
-            packages.setdefault(name, {}).setdefault(lock["name"], {})[lock["python_version"]] = lock["repo"]
-    default = locks[0]["name"]
+            packages.setdefault(name, []).append(_key(lock))
     flag = Label("//wheels:lock")
-    names = {lock["name"]: None for lock in locks}
+    names = {lock["name"]: None for lock in locks}.keys()
     repository_ctx.file("BUILD.bazel", _VISIBLE + "\n".join([
         _LOCK_CONDITION.format(flag = flag, name = name)
-        for name in names
-        if name != default
+        for name in names[1:]
     ]))
+    repository_ctx.file("locks.bzl", _LOCKS.format("".join([
+        "    \"{}\": Label(\"@{}//:all\"),\n".format(_key(lock), lock["repo"])
+        for lock in locks
+    ])))
     for package, found in packages.items():
-        text = _VISIBLE + _ALIAS.format(name = package, actual = repr(":pkg"))
-        for name in names:
-            if name not in found:
-                text += "\n" + _MISSING.format(
-                    hub = repr(repository_ctx.attr.hub),
-                    lock = repr(name),
-                    name = "missing." + name,
-                    others = repr(sorted(found)),
-                    package = repr(package),
-                )
-        for target in _TARGETS:
-            conditions = {}
-            for name in names:
-                # Two steps, because a select() knows no "and".
-                step = "{}.{}".format(target, name) if name in found else "missing." + name
-                if name in found:
-                    text += "\n" + _wheels_of_lock(
-                        hub = repository_ctx.attr.hub,
-                        lock = name,
-                        name = step,
-                        package = package,
-                        repos = found[name],
-                        target = target,
-                    )
-                conditions["//conditions:default" if name == default else "//:is_" + name] = ":" + step
-            text += "\n" + _ALIAS.format(name = target, actual = _select(conditions))
-        for rule, file in [("missing_package", ":missing.bzl"), ("unnamed_python", ":unnamed_python.bzl")]:
-            if rule + "(" in text:
-                text = "load(\"{}\", \"{}\")\n\n".format(Label(file), rule) + text
-        repository_ctx.file(package + "/BUILD.bazel", text)
+        repository_ctx.file(package + "/BUILD.bazel", _PACKAGE.format(
+            hub = repository_ctx.attr.hub,
+            locks = repr(found),
+            package = package,
+            rule = Label(":hub_target.bzl"),
+        ))
     repository_ctx.file("requirements.bzl", _REQUIREMENTS.format(
         functions = Label(":lock_file.bzl"),
         names = repr(sorted(packages)),
