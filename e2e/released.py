@@ -69,7 +69,9 @@ def pack_interpreter(folder: Path) -> Path:
     def keep(entry: tarfile.TarInfo) -> tarfile.TarInfo | None:
         return None if _LEFT_OUT.search(entry.name) else entry
 
-    archive = folder / "python.tar.gz"
+    # Some releases read the date of a download from its folder.
+    archive = folder / "20240101" / "python.tar.gz"
+    archive.parent.mkdir()
     base = Path(sys.base_prefix)
     minor = f"python{sysconfig.get_python_version()}"
     with tarfile.open(archive, "w:gz", compresslevel=1) as tar:

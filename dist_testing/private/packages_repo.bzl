@@ -2,6 +2,12 @@
 
 load("//dist_testing/private:problems.bzl", "problem")
 
+visibility([
+    "//backends/...",
+    "//dist_testing/...",
+    "//tests/...",
+])
+
 # Flag of //dist_testing/config -> name under which hubs offer the package.
 PACKAGES = {
     "coverage": "coverage",
