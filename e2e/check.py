@@ -95,8 +95,8 @@ def check_everyday(bazel: NestedBazel) -> list[str]:
     )
     actions = bazel.run("aquery", promise, "--output=text", 'mnemonic("PyCompile", //...)')
     found += problems("everyday: actions that compile", actions, status=0, parts=())
-    if wrong := re.findall(r"^ *ExecutionInfo: .*(?:cpu|resources|requires-gpu[^:]*):[^\n]*", actions.stdout, re.MULTILINE):
-        found.append(f"everyday: actions that compile sources wait for what tests need: {wrong[:3]}")
+    needs = re.findall(r"^ *ExecutionInfo: .*(?:cpu|resources|requires-gpu[^:]*):.*", actions.stdout, re.MULTILINE)
+    found += [f"everyday: an action that compiles a source waits for what tests need: {need}" for need in needs[:3]]
     found += problems(
         "everyday: tags of a rule of its own",
         bazel.run("query", 'attr(tags, "company", tests(//own_rule:all))'),
