@@ -1,0 +1,95 @@
+"""Compares the size of the library with the budget in `sizes.json`, so that growth is a decision in a diff.
+
+The budget has a number of lines for each folder of `dist_testing`, for the whole package, and for the closure of what
+Bazel starts: the modules that `dist_testing.bazel_main` imports, directly or through others, imports inside functions
+included. Who wants more lines raises the number in the same commit, and says why.
+"""
+
+from __future__ import annotations
+
+import ast
+import json
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+PACKAGE = "dist_testing"
+BUDGET = Path("tools", "lint", "sizes.json")
+_ENTRY = f"{PACKAGE}.bazel_main"
+_CLOSURE = f"closure of {_ENTRY}"
+# A limit that is further above the lines than this would let them grow without a decision.
+_SLACK = 1.05
+
+
+def wrong_sizes(root: Path, *, fix: bool = False) -> list[str]:
+    """Return a complaint for each number of the budget that does not fit, in two lines.
+
+    Args:
+        root: The repository.
+        fix: Whether to write the budget anew instead.
+    """
+    found = sizes(root)
+    if fix:
+        (root / BUDGET).write_text(json.dumps(found, indent=2) + "\n", encoding="utf-8")
+        return []
+    budget = json.loads((root / BUDGET).read_text(encoding="utf-8"))
+    wrong = []
+    for name in sorted(found.keys() | budget.keys()):
+        lines, limit = found.get(name, 0), budget.get(name, 0)
+        if not lines <= limit <= lines * _SLACK:
+            wrong.append(
+                f"{name} has {lines} lines; {BUDGET} allows {limit}.\n"
+                f"  {'Remove lines, or raise' if lines > limit else 'Lower'} the number, and say why in the commit."
+            )
+    return wrong
+
+
+def sizes(root: Path) -> dict[str, int]:
+    """Return the number of lines of each folder, of the package and of the closure."""
+    modules = _modules(root)
+    lines = {name: len(path.read_text(encoding="utf-8").splitlines()) for name, path in modules.items()}
+    found = {
+        _CLOSURE: sum(lines[name] for name in closure(modules, _ENTRY)),
+        PACKAGE: sum(lines.values()),
+    }
+    for name, path in sorted(modules.items(), key=lambda item: item[1]):
+        if len(parts := path.relative_to(root).parts) > 2:
+            folder = "/".join(parts[:2])
+            found[folder] = found.get(folder, 0) + lines[name]
+    return found
+
+
+def closure(modules: Mapping[str, Path], entry: str) -> set[str]:
+    """Return the modules that a module imports, directly or through others, with itself."""
+    seen: set[str] = set()
+    to_do = [entry]
+    while to_do:
+        name = to_do.pop()
+        if name not in seen:
+            seen.add(name)
+            to_do += [found for found in _imports(modules[name]) if found in modules]
+    return seen
+
+
+def _modules(root: Path) -> dict[str, Path]:
+    found = {}
+    for path in sorted((root / PACKAGE).rglob("*.py")):
+        name = ".".join(path.relative_to(root).with_suffix("").parts)
+        found[name.removesuffix(".__init__")] = path
+    return found
+
+
+def _imports(path: Path) -> Iterator[str]:
+    """Yield the names that a file imports, except those for type checkers alone."""
+    to_do: list[ast.AST] = [ast.parse(path.read_text(encoding="utf-8"))]
+    while to_do:
+        node = to_do.pop()
+        match node:
+            case ast.If(test=ast.Name("TYPE_CHECKING")):
+                to_do += node.orelse
+            case ast.Import():
+                yield from (alias.name for alias in node.names)
+            case ast.ImportFrom(module=str(module)):
+                yield module
+                yield from (f"{module}.{alias.name}" for alias in node.names)
+            case _:
+                to_do += ast.iter_child_nodes(node)
