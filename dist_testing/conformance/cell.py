@@ -11,7 +11,7 @@ from dataclasses import dataclass
 WHOLE = "none"
 
 
-class Status(str, enum.Enum):
+class Status(enum.StrEnum):
     """How a cell ends."""
 
     WORKS = "works"
@@ -22,7 +22,7 @@ class Status(str, enum.Enum):
     NOT_RUN = "not run"
 
 
-class Seen(str, enum.Enum):
+class Seen(enum.StrEnum):
     """What one rank observes in a cell."""
 
     RIGHT = "right"

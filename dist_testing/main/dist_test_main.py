@@ -2,13 +2,6 @@
 
 from __future__ import annotations
 
-import sys
-
-if sys.version_info < (3, 11):
-    # In newer versions PYTHONSAFEPATH keeps the main program's folder out of the path. With it, every module of this
-    # package would be importable by its bare name, before the standard library.
-    del sys.path[0]
-
 if __name__ == "__main__":
     try:
         from dist_testing.bazel.main import main

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import builtins
 import dis
 import os
 import traceback
@@ -69,7 +68,7 @@ def collateral(error: BaseException) -> Collateral:
 
 
 def _collateral(error: BaseException, depth: int) -> Collateral:
-    members: tuple[BaseException, ...] = getattr(error, "exceptions", ()) if _is_group(type(error)) else ()
+    members: tuple[BaseException, ...] = error.exceptions if isinstance(error, BaseExceptionGroup) else ()
     if members and depth > 0:
         kinds = [_collateral(member, depth - 1) for member in members]
         return "" if "" in kinds else "late" if "late" in kinds else "lost"
@@ -81,7 +80,7 @@ def _collateral(error: BaseException, depth: int) -> Collateral:
         if not isinstance(error.__cause__, Exception):
             return ""
         error = error.__cause__
-        if _is_group(type(error)):
+        if isinstance(error, BaseExceptionGroup):
             return _collateral(error, depth - 1) if depth > 0 else ""
     else:
         return ""
@@ -101,11 +100,6 @@ def _collateral(error: BaseException, depth: int) -> Collateral:
         # Only an error class of the test has a broken __str__, and it reports nothing about a peer.
         return ""
     return next((kind for kind, patterns in _TEXTS if any(pattern in text for pattern in patterns)), "")
-
-
-def _is_group(cls: type[BaseException]) -> bool:
-    base = getattr(builtins, "BaseExceptionGroup", None)
-    return base is not None and issubclass(cls, base)
 
 
 def _origin(error: BaseException) -> TracebackType | None:

@@ -7,7 +7,7 @@ import statistics
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from datetime import datetime, timezone
+from datetime import UTC, datetime
 
 from dist_testing.bazel.sharding import assign_units
 from dist_testing.report.model import BAD, RAN, Action, CaseRecord, NotRun, Report, RunRecord, Status, is_label
@@ -23,7 +23,7 @@ _WORLD = re.compile(r"^ \(world of \d+\)(?=: )")
 def utc(wall_s: float) -> str:
     """Return a time of day in UTC: "2026-11-22 14:03:05 UTC"; the number itself if it is no date."""
     try:
-        return datetime.fromtimestamp(wall_s, timezone.utc).strftime("%Y-%m-%d %H:%M:%S UTC")
+        return datetime.fromtimestamp(wall_s, UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
     except (OverflowError, ValueError, OSError):
         return f"{wall_s:g} s after 1970"
 

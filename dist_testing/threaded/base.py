@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any
+from typing import Any, Self
 
 import torch
 import torch.distributed as dist
@@ -19,9 +19,6 @@ from dist_testing.threaded.members import ThreadWorld
 from dist_testing.threaded.operation import Call
 from dist_testing.threaded.pending import ANY_RANK, Transfer
 from dist_testing.threaded.work import JoinedWork, ThreadWork
-
-if TYPE_CHECKING:
-    from typing_extensions import Self
 
 
 class GroupBase(dist.ProcessGroup):

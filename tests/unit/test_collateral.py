@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import builtins
 import os
-import sys
 from collections.abc import Callable
 
 import pytest
@@ -125,7 +124,6 @@ def test_an_error_without_a_text_is_the_ranks_own_failure() -> None:
     assert collateral(Broken()) == ""
 
 
-@pytest.mark.skipif(sys.version_info < (3, 11), reason="Python has no groups of exceptions before 3.11")
 @pytest.mark.parametrize(
     ("texts", "expected"),
     [
@@ -137,8 +135,7 @@ def test_an_error_without_a_text_is_the_ranks_own_failure() -> None:
 )
 def test_a_group_of_exceptions_is_what_its_members_are(texts: list[str], expected: str) -> None:
     """If this fails, the rank that waited is blamed where the test runs tasks in a group."""
-    make: Callable[..., Exception] = vars(builtins)["ExceptionGroup"]
-    group = make("tasks", [make("inner", [RuntimeError(text) for text in texts])])
+    group = ExceptionGroup("tasks", [ExceptionGroup("inner", [RuntimeError(text) for text in texts])])
     assert collateral(group) == expected
     with pytest.raises(type(group)) as raised:
         raise group
@@ -149,18 +146,15 @@ def test_a_group_of_exceptions_is_what_its_members_are(texts: list[str], expecte
 
 
 def _group(*members: BaseException) -> BaseException:
-    make: Callable[..., BaseException] = vars(builtins)["BaseExceptionGroup"]
-    return make("tasks", members)
+    return BaseExceptionGroup("tasks", members)
 
 
-@pytest.mark.skipif(sys.version_info < (3, 11), reason="Python has no groups of exceptions before 3.11")
 def test_a_group_is_late_if_one_of_its_members_is() -> None:
     """If this fails, a rank that waited for a hung one is reported as having lost it."""
     late, lost = RuntimeError(LATE[0]), RuntimeError(LOST[0])
     assert [collateral(_group(*members)) for members in ([late], [lost], [lost, late])] == ["late", "lost", "late"]
 
 
-@pytest.mark.skipif(sys.version_info < (3, 11), reason="Python has no groups of exceptions before 3.11")
 def test_groups_in_groups_are_followed_to_a_limit() -> None:
     """If this fails, groups in each other are a RecursionError in the report, or a victim of two tasks is blamed."""
     nested: list[BaseException] = [RuntimeError(LOST[0])]

@@ -101,7 +101,7 @@ class BrokenNotesError(Exception):
     """An error whose notes raise when they are read."""
 
     @property
-    def __notes__(self) -> list[str]:
+    def __notes__(self) -> list[str]:  # type: ignore[override]
         raise ValueError("no notes")
 
 

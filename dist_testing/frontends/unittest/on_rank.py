@@ -132,13 +132,7 @@ class RankPipe:
         test.tearDown = functools.partial(self._in_phase, "teardown", test.tearDownRank)
         result = _RankResult(self._reporter, self._exit_0_passes, self.errors)
         result.tb_locals = self._tb_locals
-
-        def set_up() -> None:
-            if sys.version_info < (3, 11):
-                test._outcome.errors = _ToldAtOnce(result)
-            self._in_phase("setup", test.setUpRank)
-
-        test.setUp = set_up
+        test.setUp = functools.partial(self._in_phase, "setup", test.setUpRank)
         # Not `test.run`: base classes override it for the runner.
         unittest.TestCase.run(test, result)
         if not result.has_passed:
@@ -212,26 +206,6 @@ class _RankResult(unittest.TestResult):
         if isinstance(test, _SubTest):
             text = f"{test}\n{text}"
         self._reporter.ended_by(error, text)
-
-
-class _ToldAtOnce(list[tuple[Any, _ExcInfo | None]]):
-    """The errors of a test of Python 3.10, which tells them to the result only after the cleanups.
-
-    Later versions do as this list does. A rank must report an error before it tears down, which can take long, and with
-    the phase that raised it.
-    """
-
-    def __init__(self, result: _RankResult) -> None:
-        super().__init__()
-        self._result = result
-
-    def append(self, error: tuple[Any, _ExcInfo | None]) -> None:
-        """Tell the result; None is the end of a sub-test without an error."""
-        test, raised = error
-        if isinstance(test, _SubTest):
-            self._result.addSubTest(test.test_case, test, raised)
-        elif raised is not None:
-            self._result.addError(test, raised)
 
 
 def pytest_skip_class() -> type[BaseException] | tuple[()]:

@@ -60,7 +60,7 @@ class Kept:
     def add(self, case: str, harness: str, finding: Finding) -> None:
         """Add a result, in place of an older one, and write the file."""
         self._results.setdefault(case, {})[harness] = {
-            "date": datetime.datetime.now(tz=datetime.timezone.utc).date().isoformat(),
+            "date": datetime.datetime.now(tz=datetime.UTC).date().isoformat(),
             "finding": dataclasses.asdict(finding),
         }
         if self._path is not None:
