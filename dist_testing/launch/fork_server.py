@@ -53,11 +53,11 @@ from dist_testing.process.messages import (
     WorldRequest,
     WorldStarted,
 )
+from dist_testing.process.native_stacks import has_sanitizer
 from dist_testing.process.orphans import Orphans, kill_tracer
 from dist_testing.process.refusal import refusal
 from dist_testing.rank.bootstrap import RankContext, enter, take_over
 from dist_testing.rank.capture import own_streams
-from dist_testing.rank.rehearsal import rehearse
 from dist_testing.rank.threads import enter_together
 
 # The report shows this much of the command line of an orphan process.
@@ -318,7 +318,8 @@ def serve(
         mark_descendants()
         own_streams()
         context.prepare()
-        rehearse()
+        # Each fork has the answer.
+        has_sanitizer()
         # The garbage collector of a rank does not touch frozen objects, so their pages stay shared. A collection before
         # that would find little, touch every object that torch's import has made, and take 0.1 s.
         gc.freeze()

@@ -119,11 +119,6 @@ class LedgerThread:
         self.step_aside()
         self._fd = -1
 
-    def close(self) -> None:
-        """Forget the thread, which has ended."""
-        LedgerThread.in_use = None
-        os.close(self._wake)
-
     def resume(self) -> None:
         """Start the thread again after `step_aside`."""
         # A thread that did not step aside in time still runs.
