@@ -8,8 +8,6 @@ take its GPU. So the first of two processes that may use the same GPU gets it fi
 GPUs do not wait for each other; and a process that asks for eight GPUs is not overtaken for ever by those that ask for
 one. The waits form no circle: places are in one order in all lanes, and the first of all waits for leases alone.
 
-A process that is stopped (Ctrl-Z) is overtaken by one that can take all that it asks for at once.
-
 Programs without this library ignore leases. Bazel's own count (`resources:gpu:<n>`) separates the tests of one Bazel;
 leases separate users that Bazel does not know: another Bazel, another user, another worker.
 """
@@ -29,13 +27,10 @@ from dist_testing.errors import GpuError, LeaseTimeoutError
 from dist_testing.gpus.gpu import Gpu
 from dist_testing.gpus.holders import holders_of
 from dist_testing.gpus.queue import Place
-from dist_testing.gpus.stopped import stopped_locks
 
 # Locks are tried in this interval, because a thread that waits for a lock cannot be stopped: it would take the lock
 # after the wait was given up. Seconds.
 _POLL_S = 0.05
-# A process looks this often who is ahead. If that has not changed, it looks whether they are stopped. Seconds.
-_PATIENCE_S = 1.0
 
 _NO_RIGHT = {errno.EACCES, errno.EPERM}
 _NO_DEVICE = {errno.EIO, errno.ENODEV, errno.ENXIO}
@@ -129,9 +124,6 @@ class _Taking:
         self._broken: dict[Gpu, OSError] = {}
         # Whether a process that came earlier may still take one of them.
         self.is_behind = False
-        self._next_look_s = time.monotonic() + _PATIENCE_S
-        # The few locks ahead at the last look.
-        self._ahead: dict[Gpu, list[tuple[int, int]]] = {}
 
     def close(self) -> None:
         """Give back the GPUs that were taken, without those that `keep` has handed over."""
@@ -157,9 +149,6 @@ class _Taking:
                 self._try(gpu)
             else:
                 self.is_behind = True
-        if self.is_behind and time.monotonic() >= self._next_look_s:
-            self._next_look_s = time.monotonic() + _PATIENCE_S
-            self._look_ahead()
         usable_count = len(self._pool) - len(self._broken)
         if usable_count < self._count:
             raise GpuError(
@@ -194,34 +183,6 @@ class _Taking:
         """Hand the GPUs that were taken over to the caller."""
         kept, self._taken = self._taken, {}
         return kept
-
-    def _look_ahead(self) -> None:
-        """Overtake the few processes ahead if they have not moved since the last look, and are stopped."""
-        rest = [gpu for gpu in self._pool if gpu not in self._taken and gpu not in self._broken]
-        ahead = {gpu: locks for gpu in rest if (locks := self._place.ahead(gpu.minor))}
-        # To find the owners of locks takes a look at each process of the machine, too much for each one of a crowd.
-        if ahead and ahead == self._ahead:
-            self._overtake_stopped(ahead)
-        self._ahead = ahead
-
-    def _overtake_stopped(self, ahead: Mapping[Gpu, Sequence[tuple[int, int]]]) -> None:
-        """Take the GPUs of the lanes in which all processes ahead are stopped, if they suffice; else none of them.
-
-        A process that holds some of them while it waits for others could wait for one that continues meanwhile, and
-        that waits for it.
-        """
-        stopped = stopped_locks(self._pool[0].control)
-        tried = []
-        for gpu, locks in ahead.items():
-            if len(self._taken) == self._count:
-                break
-            if all(any(begin <= first and last <= end for begin, end in stopped) for first, last in locks):
-                self._try(gpu)
-                tried.append(gpu)
-        if len(self._taken) < self._count:
-            for gpu in tried:
-                if (fd := self._taken.pop(gpu, None)) is not None:
-                    _release(fd)
 
     def _try(self, gpu: Gpu) -> None:
         try:

@@ -27,8 +27,6 @@ _FLOCK = struct.Struct("hhqqi4x")
 _TO_THE_END = 0
 # Bytes of a lane: more places than are taken while a queue is never empty. In an empty lane the next place is 0.
 _LANE = 1 << 32
-# So many locks are looked at one by one.
-_FEW = 4
 
 
 class Place:
@@ -75,18 +73,6 @@ class Place:
             return False
         return True
 
-    def ahead(self, lane: int) -> list[tuple[int, int]] | None:
-        """Return the first and last byte of each lock before this place in a lane; None for more than a few."""
-        begin = lane * _LANE
-        at = begin
-        found: list[tuple[int, int]] = []
-        while (lock := _first_lock(self._fd, at, begin + self._number - at)) is not None:
-            if len(found) == _FEW:
-                return None
-            found.append(lock)
-            at = lock[1] + 1
-        return sorted(found)
-
     def leave(self) -> None:
         """Leave all lanes."""
         _close(self._fd)
@@ -105,15 +91,6 @@ def _close(fd: int) -> None:
     with contextlib.suppress(OSError):
         _unlock(fd)
     os.close(fd)
-
-
-def _first_lock(fd: int, start: int, length: int) -> tuple[int, int] | None:
-    """Return the first and last byte of a lock of another file on these bytes; None if there is none."""
-    if length <= 0:
-        return None
-    asked = _FLOCK.pack(fcntl.F_WRLCK, os.SEEK_SET, start, length, 0)
-    kind, _, first, count, _ = _FLOCK.unpack(fcntl.fcntl(fd, fcntl.F_OFD_GETLK, asked))
-    return None if kind == fcntl.F_UNLCK else (int(first), int(first) + int(count) - 1)
 
 
 def _first_free(fd: int, lane: int, number: int) -> int:
