@@ -9,6 +9,7 @@ import socket
 import time
 from collections.abc import Callable
 
+from dist_testing.engine.fatal_signals import handled_signal
 from dist_testing.errors import FrameError
 from dist_testing.outcomes import GOOD, Kind, RankOutcome, exit_name
 from dist_testing.process import wire
@@ -106,7 +107,7 @@ class RankRecord:
         self._exit_0_passes = False
         self._exit_code: int | None = None
         self._lost_by = ""
-        self._stuck_in: int | None = None
+        self._handled_signal: int | None = None
         self.ended_s: float | None = None
         self._stopped_as: Kind | None = None
         self._stopped_in = ""
@@ -185,9 +186,6 @@ class RankRecord:
 
         `reason` says why the runner has lost the rank, as in `RankEnded`.
         """
-        if self._stuck_in is not None and exit_code == -signal.SIGKILL:
-            exit_code = -self._stuck_in
-            reason = "and its native stack is missing: the handler of the signal waited for a lock"
         self._exit_code = exit_code
         self._lost_by = reason
         self.ended_s = now_s
@@ -200,10 +198,6 @@ class RankRecord:
         if self._stopped_as is None and not self.is_patient and not is_expected:
             self._trouble(now_s)
 
-    def stuck_in_handler(self, number: int) -> None:
-        """Note that the runner is about to kill the rank, because it cannot end by the fatal signal that it handles."""
-        self._stuck_in = number
-
     def stop(self, kind: Kind, now_s: float) -> None:
         """Note that the runner is about to kill the rank, and why: STOPPED or HUNG.
 
@@ -213,6 +207,7 @@ class RankRecord:
             self._stopped_as = kind
             self._stopped_in = self.phase
             if kind is Kind.HUNG:
+                self._handled_signal = handled_signal(self.pid)
                 self._trouble(now_s)
 
     @property
@@ -324,7 +319,9 @@ class RankRecord:
         ):
             # The rank had ended its test and only waited for the others.
             return self._report
-        return RankOutcome(self.rank, stopped_as, at_s, self.phase)
+        handled = self._handled_signal
+        where = "" if handled is None else f"at the deadline, probably blocked in the handler of {exit_name(-handled)}"
+        return RankOutcome(self.rank, stopped_as, at_s, self.phase, summary=where)
 
     def _expected_outcome(self, expected: int, at_s: float) -> RankOutcome:
         if self.ended_as_expected:

@@ -10,7 +10,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from dist_testing.case import Case
-from dist_testing.engine.crash_watch import CrashWatch
 from dist_testing.engine.hang_watch import HangWatch
 from dist_testing.engine.rank_env import rank_env, threads_per_rank
 from dist_testing.engine.rank_logs import LogLimits, read_tail
@@ -198,10 +197,8 @@ def start_world(
         records = [RankRecord(rank, channel, board) for rank, channel in enumerate(channels)]
         watch = None if together else HangWatch(records, stacks_fds, group_limit_s(limit_s))
         limits = LogLimits([directory / log_name(rank) for rank in range(size)])
-        # Ranks that another launcher has started cannot be killed.
-        crashes = CrashWatch(records) if together or isolation.has_exit_codes else None
         names = directory if together else None
-        supervisor = Supervisor(launcher, number, records, stacks_fds, names, watch, crashes, limits)
+        supervisor = Supervisor(launcher, number, records, stacks_fds, names, watch, limits)
         if case.debug_rank is not None:
             supervisor.wait_for_debugger(case.debug_rank)
         undo.pop_all()

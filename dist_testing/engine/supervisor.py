@@ -16,7 +16,6 @@ from pathlib import Path
 
 from dist_testing.case import CaseBody
 from dist_testing.engine.broken_worlds import no_such_rank, unkillable
-from dist_testing.engine.crash_watch import CrashWatch
 from dist_testing.engine.fault_desk import FaultDesk
 from dist_testing.engine.fault_plans import PlannedRequests
 from dist_testing.engine.hang_story import HangStory
@@ -83,7 +82,6 @@ class Supervisor:
         stacks_fds: Mapping[int, int],
         threads_directory: Path | None = None,
         hang_watch: HangWatch | None = None,
-        crash_watch: CrashWatch | None = None,
         log_limits: LogLimits | None = None,
     ) -> None:
         """Watch a world that was just asked for.
@@ -96,7 +94,6 @@ class Supervisor:
             threads_directory: Where ranks that are threads of one process note which of them they are; None for ranks
                 that are processes.
             hang_watch: Looks for hangs while a case runs; None to leave them to the deadline.
-            crash_watch: Looks for ranks that cannot end by a fatal signal; None if this process cannot kill them.
             log_limits: Keeps the logs of the ranks within a limit; None if they have no logs.
         """
         self.records = records
@@ -110,7 +107,6 @@ class Supervisor:
         self._hang_watch = hang_watch
         self.faults = FaultDesk(launcher, world, records, hang_watch)
         self._log_limits = log_limits
-        self._crash_watch = crash_watch
         self.hang: HangStory | None = None
         self._stage = _Stage.BETWEEN
         self._keep = False
@@ -295,20 +291,8 @@ class Supervisor:
                 # What is not read now may be gone.
                 self._live.pump()
             self._log_limits.look(now_s)
-        crashes = self._crash_watch
-        if crashes and now_s >= crashes.next_look_s and self._stage is not _Stage.KILLED and self._debugged is None:
-            self._end_crashed(crashes.look(now_s))
         if not self.is_over:
             self._decide(now_s)
-
-    def _end_crashed(self, crashed: Sequence[tuple[RankRecord, int]]) -> None:
-        """Kill ranks that cannot end by their signals. Their Python stacks are known without the handler's help."""
-        if not crashed:
-            return
-        self.stacks |= self._stacks_of([record for record, _ in crashed], _HUNG_STACKS_S)
-        for record, number in crashed:
-            record.stuck_in_handler(number)
-        self._launcher.signal([record.rank for record, _ in crashed], signal.SIGKILL)
 
     def _forget(self, fd: int) -> None:
         self._poller.unregister(fd)

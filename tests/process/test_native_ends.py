@@ -116,7 +116,7 @@ _DAMAGED_HEAP = """
     import pytest
 
 
-    @pytest.mark.distributed(world_size=2, init=False, timeout=60)
+    @pytest.mark.distributed(world_size=2, init=False, timeout=6)
     def test_damaged_heap(world):
         libc = ctypes.CDLL(None)
         libc.malloc.restype = ctypes.c_void_p
@@ -133,17 +133,16 @@ _DAMAGED_HEAP = """
 """
 
 
-def test_a_handler_that_cannot_end_is_no_hang(starter: Starter, tmp_path: Path) -> None:
-    """If this fails, the C library's abort for a damaged heap costs the deadline, and the rank counts as hung.
+def test_a_handler_that_cannot_end_is_named_at_the_deadline(starter: Starter, tmp_path: Path) -> None:
+    """If this fails, the report of a damaged heap shows a rank that hangs somewhere, and not that it has crashed.
 
-    The allocator is locked when it finds the damage, and torch's handler of the signal needs memory.
+    The allocator is locked when the C library finds the damage, and torch's handler of the signal needs memory.
     """
     ended = run_cases(starter, tmp_path, _DAMAGED_HEAP)
     assert ended.outcomes() == {"test_damaged_heap": "FAILED"}, ended.log
-    assert "rank 1 was killed by SIGABRT (6) in call" in ended.log, ended.log
-    assert "Native code ended the process: malloc(): corrupted top size." in ended.log
-    assert "in test_damaged_heap" in ended.log.partition("stacks of rank(s) 1:")[2]
-    assert "at the deadline" not in ended.log
+    assert "at the deadline, probably blocked in the handler of SIGABRT (6)" in ended.log, ended.log
+    assert "malloc(): corrupted top size" in ended.log
+    assert "in test_damaged_heap" in ended.log
 
 
 def test_report_of_a_sanitizer_is_the_reason(starter: Starter, tmp_path: Path) -> None:

@@ -195,21 +195,6 @@ def test_the_done_frame_without_a_report_is_not_a_pass(rank: Rank) -> None:
     assert rank.end(0, 2.0).kind is Kind.EXITED
 
 
-@pytest.mark.parametrize("expected", [None, -signal.SIGABRT])
-def test_a_kill_in_a_handler_counts_as_the_signal_that_it_handles(rank: Rank, expected: int | None) -> None:
-    """If this fails, a crash whose handler cannot end looks like a kill from outside, and an expected one fails."""
-    rank.record.begin_case(expected)
-    rank.start("call")
-    rank.record.stuck_in_handler(signal.SIGABRT)
-    rank.record.ended(-signal.SIGKILL, 2.0)
-    outcome = rank.record.outcome()
-    if expected is not None:
-        assert outcome.kind is Kind.PASSED
-        return
-    assert (outcome.kind, outcome.signal) == (Kind.SIGNALLED, signal.SIGABRT)
-    assert outcome.describe().startswith("was killed by SIGABRT (6) in call, and its native stack is missing: ")
-
-
 @pytest.mark.parametrize(("exit_code", "how"), [(-9, "SIGKILL"), (1, "exit code 1"), (0, "exit code 0")])
 def test_an_end_before_ready_is_a_rank_that_never_started(rank: Rank, exit_code: int, how: str) -> None:
     """If this fails, a test is blamed although no test code has run."""
