@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Literal, NoReturn, Protocol, TypeAlias
 
 from dist_testing.errors import UsageError
-from dist_testing.nodes.layout import Layout
+from dist_testing.layout import Layout
 from dist_testing.nodes.links import (
     CUT,
     MAX_DELAY_MS,

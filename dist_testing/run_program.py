@@ -22,7 +22,7 @@ from dist_testing.frontends.program.program import (
     check_program,
 )
 from dist_testing.launch.isolation import FORK, SPAWN, isolation_named
-from dist_testing.nodes.layout import check_node_count
+from dist_testing.layout import check_node_count
 from dist_testing.rank.debugging import debug_by
 from dist_testing.spec import DEFAULT_WORLD_SIZE, check_world_size
 

@@ -16,7 +16,7 @@ from typing import Annotated, Any, NoReturn
 from dist_testing.backends import Backend
 from dist_testing.codec import WrongValueError, shape_of
 from dist_testing.errors import SpecError, UsageError
-from dist_testing.nodes.layout import MAX_NODES
+from dist_testing.layout import MAX_NODES
 
 # Name of the environment variable with the spec; the build rules set it.
 SPEC_VARIABLE = "DIST_TESTING_SPEC"

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from dist_testing.faults import NO_RUNNER, FaultCarrier, Faults, FaultsRefused
-from dist_testing.nodes.layout import Layout
+from dist_testing.layout import Layout
 
 if TYPE_CHECKING:
     import torch

@@ -23,7 +23,7 @@ from dist_testing.errors import InterruptedRunError, LaunchError
 from dist_testing.gpus.world import WorldGpus
 from dist_testing.launch.isolation import Isolation, isolation_named
 from dist_testing.launch.launcher import Launcher, RunContext
-from dist_testing.nodes.layout import LOOPBACK
+from dist_testing.layout import LOOPBACK
 from dist_testing.process.lifetime import check_platform
 from dist_testing.process.messages import Loader
 from dist_testing.rank.bootstrap import RankContext

@@ -30,7 +30,7 @@ from dist_testing.attach.rank_info import ATTACH_LIMIT_S, RankInfo, own_listener
 from dist_testing.attach.relay_messages import GIVE_UP_SIGNAL, PLACES, Home, HubTask, why_refused
 from dist_testing.errors import LaunchError, MessageError
 from dist_testing.launch.launcher import RunContext
-from dist_testing.nodes.layout import INTERFACE_VARIABLES, LOOPBACK
+from dist_testing.layout import INTERFACE_VARIABLES, LOOPBACK
 from dist_testing.outcomes import UNKNOWN_EXIT_CODE
 from dist_testing.process import wire
 from dist_testing.process.messages import (

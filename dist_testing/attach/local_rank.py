@@ -28,7 +28,7 @@ from dist_testing.attach.relay_messages import (
 )
 from dist_testing.engine.run_directory import RunDirectory
 from dist_testing.errors import MessageError
-from dist_testing.nodes.layout import INTERFACE_VARIABLES
+from dist_testing.layout import INTERFACE_VARIABLES
 from dist_testing.process import wire
 from dist_testing.process.board import PhaseBoard
 from dist_testing.process.files import log_name, text_name

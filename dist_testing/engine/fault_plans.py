@@ -10,7 +10,7 @@ from dist_testing.case import Case
 from dist_testing.errors import UsageError
 from dist_testing.faults import Faults, SignalAction
 from dist_testing.launch.isolation import FORK, Isolation
-from dist_testing.nodes.layout import Layout
+from dist_testing.layout import Layout
 from dist_testing.nodes.links import Link, LinkRule
 from dist_testing.process.rank_messages import LinkFault, SignalFault
 

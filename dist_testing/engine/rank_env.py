@@ -9,7 +9,7 @@ import sys
 import tempfile
 from collections.abc import Mapping, MutableMapping
 
-from dist_testing.nodes.layout import INTERFACE_VARIABLES
+from dist_testing.layout import INTERFACE_VARIABLES
 
 # Bazel's test protocol (Test encyclopedia, "Initial conditions"). Only the runner follows it: a rank that inherits
 # it would write the runner's XML file or shard its own cases.

@@ -21,7 +21,7 @@ from dist_testing.gpus.nccl import recorder_env
 from dist_testing.gpus.world import WorldGpus
 from dist_testing.launch.isolation import FORK, Isolation
 from dist_testing.launch.launcher import Launcher
-from dist_testing.nodes.layout import check_node_count
+from dist_testing.layout import check_node_count
 from dist_testing.process.board import PhaseBoard
 from dist_testing.process.files import log_name, text_name
 from dist_testing.process.lifetime import current_umask

@@ -15,7 +15,7 @@ from dist_testing.error_text import did_you_mean
 from dist_testing.errors import UsageError
 from dist_testing.launch.fork import ForkServerLauncher
 from dist_testing.launch.launcher import Launcher, RunContext
-from dist_testing.nodes.layout import LOOPBACK
+from dist_testing.layout import LOOPBACK
 
 
 class Reuse(enum.Enum):

@@ -14,7 +14,7 @@ import traceback
 from collections.abc import Sequence
 from typing import NoReturn
 
-from dist_testing.nodes.layout import INTERFACE
+from dist_testing.layout import INTERFACE
 from dist_testing.nodes.namespaces import Nodes, enter, enter_network, port_name
 from dist_testing.nodes.netlink import Netlink
 from dist_testing.nodes.switch import Switch, open_port

@@ -20,7 +20,7 @@ from typing import Annotated, TypeAlias
 
 from dist_testing.case import CaseBody
 from dist_testing.codec import Family
-from dist_testing.nodes.layout import MAX_NODES, Layout
+from dist_testing.layout import MAX_NODES, Layout
 from dist_testing.process.link_messages import ChangeLinks, LinksChanged
 from dist_testing.spec import MAX_WORLD_SIZE
 from dist_testing.world import WorldSettings

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 
-from dist_testing.nodes.layout import Layout
+from dist_testing.layout import Layout
 
 # Tells torch that another process than rank 0 serves every store, whatever its address.
 _AGENT_STORE = "TORCHELASTIC_USE_AGENT_STORE"

@@ -21,7 +21,7 @@ from dist_testing.engine.engine import Engine
 from dist_testing.errors import UsageError
 from dist_testing.events.cases import FaultHappened
 from dist_testing.events.event import LinkEnds
-from dist_testing.nodes.layout import node_address
+from dist_testing.layout import node_address
 from dist_testing.nodes.links import CUT, MAX_OVERTAKING, Link, LinkRule, fate
 from dist_testing.nodes.namespaces import missing_permission
 from dist_testing.outcomes import Status

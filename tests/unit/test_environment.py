@@ -7,7 +7,7 @@ from unittest import mock
 
 import pytest
 
-from dist_testing.nodes.layout import LOOPBACK, Layout
+from dist_testing.layout import LOOPBACK, Layout
 from dist_testing.rank.environment import become, world_env
 
 # The rank itself sets RANK, LOCAL_RANK and GROUP_RANK.

@@ -14,7 +14,7 @@ import torch
 from torch._C._distributed_c10d import HashStore
 
 from dist_testing.gpus.faults import is_hardware_fault
-from dist_testing.nodes.layout import Layout
+from dist_testing.layout import Layout
 from dist_testing.outcomes import Cause, Kind, RankOutcome, Status, Verdict, blame_machine, verdict
 from dist_testing.rank.device import finish_device_work
 from dist_testing.rank.rank_world import RankWorld

@@ -10,7 +10,7 @@ from dist_testing.case import Case, CaseBody
 from dist_testing.engine.running_world import check_nodes
 from dist_testing.errors import UsageError
 from dist_testing.launch.isolation import FORK, isolation_named
-from dist_testing.nodes.layout import (
+from dist_testing.layout import (
     INTERFACE,
     LOOPBACK,
     MAX_NODES,

@@ -14,7 +14,7 @@ from dist_testing.errors import UsageError
 from dist_testing.fault_plan import PlannedFault, read_fault_plan
 from dist_testing.faults import NO_RUNNER, Faults, FaultsRefused, SignalAction
 from dist_testing.launch.isolation import isolation_named
-from dist_testing.nodes.layout import Layout
+from dist_testing.layout import Layout
 from dist_testing.nodes.links import CUT, WHOLE, Link, LinkRule
 from dist_testing.process.rank_messages import LinkFault, SignalFault
 from dist_testing.world import World, WorldSettings

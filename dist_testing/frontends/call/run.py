@@ -19,7 +19,7 @@ from dist_testing.frontends.call.world import CallWorld
 from dist_testing.frontends.session import Session, current_session
 from dist_testing.launch.clean import unshareable_reasons
 from dist_testing.launch.isolation import FORK, Reuse, default_isolation, isolation_named, isolation_names
-from dist_testing.nodes.layout import check_node_count
+from dist_testing.layout import check_node_count
 from dist_testing.spec import DEFAULT_WORLD_SIZE, Spec, check_world_size
 from dist_testing.threaded.members import current_member
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 
-from dist_testing.nodes.layout import Layout
+from dist_testing.layout import Layout
 
 
 def as_spawned_rank(env: Mapping[str, str]) -> int:

@@ -16,7 +16,7 @@ from dist_testing.errors import UsageError
 from dist_testing.fault_plan import PlannedFault, read_fault_plan
 from dist_testing.frontends.pytest.marker_name import MARKER_OPTION, marker_name
 from dist_testing.launch.isolation import isolation_names
-from dist_testing.nodes.layout import MAX_NODES, is_node_count
+from dist_testing.layout import MAX_NODES, is_node_count
 from dist_testing.spec import MAX_WORLD_SIZE, is_world_size
 
 # The way out where the marker is another one than the library's.

@@ -16,7 +16,7 @@ from dist_testing.frontends.pytest.jobs.count import read_jobs
 from dist_testing.frontends.pytest.options import KEEPS_OPTION
 from dist_testing.keepable import check_keepable
 from dist_testing.launch.isolation import check_isolation, default_isolation, isolation_named, isolation_names
-from dist_testing.nodes.layout import check_node_count
+from dist_testing.layout import check_node_count
 from dist_testing.spec import DEFAULT_WORLD_SIZE, MAX_WORLD_SIZE, Spec, is_world_size
 
 # Name of a plugin of pytest in `-p no:...`, to the name that it is registered under.

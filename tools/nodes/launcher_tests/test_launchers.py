@@ -17,7 +17,7 @@ from xml.etree import ElementTree
 import pytest
 from launcher_prefix.prefix import existing_copy
 
-from dist_testing.nodes.layout import node_address
+from dist_testing.layout import node_address
 from dist_testing.nodes.namespaces import Nodes, missing_permission
 from launcher_tests.real import Real
 from tests.support.bell import Bell
