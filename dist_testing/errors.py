@@ -34,6 +34,10 @@ class LaunchError(DistTestingError):
     """Ranks could not be started. No test code has run, so the infrastructure failed, not the test."""
 
 
+class AddOnError(LaunchError):
+    """An add-on is missing, does not fit this library, or has raised an exception. The text names it."""
+
+
 class PromiseError(DistTestingError, AssertionError):
     """Hardware is missing that the run promises or an option requires. unittest counts it as a failure of the test."""
 

@@ -1,9 +1,10 @@
-"""Reads what the kernel tells about processes in /proc. The answer about a process that has ended is empty."""
+"""Reads what the kernel tells about processes and memory. The answer about a process that has ended is empty."""
 
 from __future__ import annotations
 
 import contextlib
 import os
+from collections.abc import Iterator
 from typing import NamedTuple
 
 # States of a process that a signal, or a debugger, has stopped.
@@ -87,3 +88,34 @@ def open_files() -> dict[int, str]:
         with contextlib.suppress(OSError):
             names[int(fd)] = os.readlink(f"/proc/self/fd/{fd}")
     return names
+
+
+def free_bytes() -> int:
+    """Return the memory that is available on the machine and within the limits of this process's control groups."""
+    free = 0
+    with contextlib.suppress(OSError), open("/proc/meminfo", encoding="utf-8") as file:
+        known = dict(line.split(":", 1) for line in file)
+        free = int(known.get("MemAvailable", "0 kB").split()[0]) << 10
+    for folder in _memory_groups():
+        with contextlib.suppress(OSError, ValueError):
+            limit, used = (_number(f"{folder}/{name}") for name in ("memory.max", "memory.current"))
+            free = min(free, max(0, limit - used))
+    return free
+
+
+def _memory_groups() -> Iterator[str]:
+    """Yield the folders of the control groups of this process, from its own to the root."""
+    with contextlib.suppress(OSError), open("/proc/self/cgroup", encoding="utf-8", errors="surrogateescape") as file:
+        for line in file:
+            if line.startswith("0::/"):
+                path = line[3:].rstrip("\n").rstrip("/")
+                while path:
+                    yield f"/sys/fs/cgroup{path}"
+                    path = path.rpartition("/")[0]
+    yield "/sys/fs/cgroup"
+
+
+def _number(path: str) -> int:
+    with open(path, encoding="utf-8") as file:
+        # A group without a limit says "max", which is a ValueError.
+        return int(file.read())

@@ -7,6 +7,7 @@ import importlib
 import os
 from collections.abc import Callable
 
+from dist_testing.add_ons import add_ons
 from dist_testing.engine.run_directory import RunDirectory
 from dist_testing.events.event import Event
 from dist_testing.launch.isolation import Isolation
@@ -62,6 +63,7 @@ class Launchers:
             if self._may_fork_runner:
                 # Every rank needs it, even if the test file does not import it. The fork server loads it once for all.
                 importlib.import_module("torch.distributed")
+                add_ons()
             run = RunContext(
                 self._ranks,
                 self._loader,

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import functools
 import gc
+import json
 import os
 import select
 import signal
@@ -15,7 +17,8 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import NoReturn
 
 from dist_testing.errors import LaunchError, MessageError
-from dist_testing.events.runs import ForkServerMemory
+from dist_testing.events.event import Event
+from dist_testing.events.wire import event_of
 from dist_testing.launch import fork_server
 from dist_testing.launch.clean import spare_cuda, unclean_reasons
 from dist_testing.launch.fresh import command, with_imports
@@ -30,7 +33,7 @@ from dist_testing.process.messages import (
     ForkServerOrder,
     FreshForkServer,
     LauncherEvent,
-    MemoryPrepared,
+    RunEvent,
     SignalRanks,
     Unfit,
     WorldRequest,
@@ -49,7 +52,7 @@ class ForkServerLauncher:
 
     Attributes:
         unclean_reasons: Why this process was unfit to be forked; empty if it was fit, or if the run forbids it.
-        untold: What the fork server has said about its memory since the last world. The next world makes it events.
+        pending_events: Events of the fork server since the last world. The next world emits them.
     """
 
     def __init__(self, run: RunContext) -> None:
@@ -62,7 +65,7 @@ class ForkServerLauncher:
         check_platform()
         self.unclean_reasons = unclean_reasons() if run.may_fork_runner and not run.keeps_state else []
         self._temp = run.temp
-        self.untold: list[MemoryPrepared] = []
+        self.pending_events: list[Event] = []
         self._emit = run.emit
         become_subreaper()
         spare_cuda()
@@ -97,11 +100,8 @@ class ForkServerLauncher:
         Raises:
             LaunchError: If the fork server is gone or did not get the whole request. It then serves no other world.
         """
-        while self.untold:
-            said = self.untold.pop(0)
-            self._emit(
-                ForkServerMemory(time.monotonic(), said.huge_bytes, said.pss_bytes, said.work_us / 1e6, said.refusal)
-            )
+        while self.pending_events:
+            self._emit(dataclasses.replace(self.pending_events.pop(0), at_s=time.monotonic()))
         self._send(request, fds)
 
     def signal(self, ranks: Sequence[int], number: int) -> None:
@@ -128,9 +128,10 @@ class ForkServerLauncher:
             for event in self._reader.feed(data):
                 if isinstance(event, Unfit):
                     raise LaunchError(event.text)
-                if isinstance(event, MemoryPrepared):
+                if isinstance(event, RunEvent):
                     # An event of the run at once would stand before events that the supervisor saw earlier.
-                    self.untold.append(event)
+                    if (told := event_of(json.loads(event.event))) is not None:
+                        self.pending_events.append(told)
                 else:
                     yield event
         except MessageError as error:

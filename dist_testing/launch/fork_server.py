@@ -15,6 +15,7 @@ import contextlib
 import dataclasses
 import errno
 import gc
+import json
 import os
 import select
 import shutil
@@ -27,9 +28,10 @@ from pathlib import Path
 from types import FrameType
 from typing import Any, NoReturn
 
-from dist_testing.errors import MessageError
+from dist_testing.add_ons import add_ons, blaming
+from dist_testing.errors import AddOnError, MessageError
 from dist_testing.launch.fresh import load_tests, order_for
-from dist_testing.launch.huge_pages import HugePages
+from dist_testing.launch.hooks import IdleWork
 from dist_testing.launch.link_process import LinkProcess
 from dist_testing.launch.spawn import become_rank
 from dist_testing.nodes.namespaces import Nodes, make_nodes, write_hosts
@@ -46,6 +48,7 @@ from dist_testing.process.messages import (
     Loader,
     RankEnded,
     RankStart,
+    RunEvent,
     SignalRanks,
     Unfit,
     WorldOver,
@@ -90,16 +93,16 @@ class _ForkServer:
         self._on_child = on_child
         self.orphans = Orphans()
         self._world: _World | None = None
-        self._pages = HugePages(forks)
+        self._idle_work = _idle_work(forks)
         self._poller = select.poll()
         self._poller.register(control, select.POLLIN)
 
     def run(self) -> None:
         """Serve until the runner closes its end of the connection for writing."""
         while True:
-            ready = self._poller.poll(self._pages.pause_ms(has_world=self._world is not None))
-            if not ready and (prepared := self._pages.step()) is not None:
-                self._send(prepared)
+            ready = self._poller.poll(self._pause_ms())
+            if not ready:
+                self._work()
             for fd, _ in ready:
                 if fd == self._control.fileno():
                     if not self._handle_order():
@@ -109,6 +112,17 @@ class _ForkServer:
                 elif self._world is not None and fd in self._world.pidfds:
                     # Else it belongs to a world that has just ended.
                     self._reap(fd)
+
+    def _pause_ms(self) -> int | None:
+        pauses = [work.pause_ms(has_world=self._world is not None) for work in self._idle_work.values()]
+        return min((pause_ms for pause_ms in pauses if pause_ms is not None), default=None)
+
+    def _work(self) -> None:
+        for name, work in self._idle_work.items():
+            with blaming(name, "its idle work"):
+                event = work.idle_step()
+            if event is not None:
+                self._send(RunEvent(json.dumps(event.to_wire())))
 
     def is_orphaned(self) -> bool:
         """Return whether the runner has ended without waiting for this process."""
@@ -175,7 +189,8 @@ class _ForkServer:
         for fd in fds:
             os.close(fd)
         if world.ranks:
-            self._pages.forked(len(world.ranks))
+            for work in self._idle_work.values():
+                work.forked(len(world.ranks))
             pids = {rank: pid for pid, ranks in world.ranks.items() for rank in ranks}
             self._send(WorldStarted(world.number, tuple(pids[rank] for rank in sorted(pids))))
         else:
@@ -267,7 +282,8 @@ class _ForkServer:
 
     def _end_world(self, world: _World) -> None:
         self._world = None
-        self._pages.world_over()
+        for work in self._idle_work.values():
+            work.world_over()
         if world.links is not None:
             with contextlib.suppress(KeyError):
                 # Its end may have been heard.
@@ -276,6 +292,16 @@ class _ForkServer:
         for fd in world.node_fds:
             os.close(fd)
         self._send(WorldOver(world.number, tuple(map(_cut, self.orphans.remove()))))
+
+
+def _idle_work(forks: int) -> dict[str, IdleWork]:
+    """Make the idle work of all add-ons, by the add-on's name."""
+    made = {}
+    for add_on in add_ons():
+        if add_on.idle_work:
+            with blaming(add_on.name, "its idle work"):
+                made[add_on.name] = add_on.load("idle_work")(forks)
+    return made
 
 
 def _on_node(start: RankStart, nodes: Nodes | None) -> RankStart:
@@ -329,7 +355,7 @@ def serve(
         with contextlib.suppress(BrokenPipeError, ConnectionResetError):
             try:
                 server.run()
-            except MessageError as error:
+            except (AddOnError, MessageError) as error:
                 # After one unreadable order, the next one cannot be found.
                 wire.send(control, FORK_SERVER_EVENTS, Unfit(str(error)))
         server.kill_ranks()

@@ -184,20 +184,14 @@ class Unfit:
 
 
 @dataclass(frozen=True, slots=True)
-class MemoryPrepared:
-    """The fork server has moved its memory to huge pages, or does not do it.
+class RunEvent:
+    """Idle work of the fork server has an event for the run.
 
     Attributes:
-        huge_bytes: Its memory in huge pages; 0 if it has moved nothing.
-        pss_bytes: Its share of all memory that it uses, pages of libraries included; 0 if it has moved nothing.
-        work_us: Time of the work, in microseconds.
-        refusal: Why it does not move more; "" if it has moved all.
+        event: The event as JSON; `dist_testing.events.wire` reads it.
     """
 
-    huge_bytes: _Natural
-    pss_bytes: _Natural
-    work_us: _Natural
-    refusal: str
+    event: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -370,11 +364,11 @@ FORK_SERVER_ORDERS: Family[ForkServerOrder] = Family(
 
 # The events of every launcher.
 LauncherEvent: TypeAlias = WorldStarted | WorldRefused | RankEnded | LinksChanged | WorldOver
-ForkServerEvent: TypeAlias = LauncherEvent | MemoryPrepared | Unfit
+ForkServerEvent: TypeAlias = LauncherEvent | RunEvent | Unfit
 FORK_SERVER_EVENTS: Family[ForkServerEvent] = Family(
     "event of the fork server",
-    4,
-    (WorldStarted, WorldRefused, RankEnded, LinksChanged, WorldOver, MemoryPrepared, Unfit),
+    5,
+    (WorldStarted, WorldRefused, RankEnded, LinksChanged, WorldOver, RunEvent, Unfit),
 )
 
 AttachedMessage: TypeAlias = Hello | PartOver | Lost

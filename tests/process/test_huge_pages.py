@@ -15,11 +15,10 @@ from typing import Any
 
 import pytest
 
-from dist_testing import World
+from dist_testing import World, huge_pages
 from dist_testing.case import Case, CaseBody
 from dist_testing.engine.engine import Engine
 from dist_testing.events.runs import ForkServerMemory
-from dist_testing.launch import huge_pages
 from dist_testing.launch.fork import ForkServerLauncher
 from dist_testing.outcomes import Status
 from tests.support.worlds import engine_for, run
@@ -58,7 +57,7 @@ def _told(engine: Engine, folder: Path, forks: int = 1000) -> ForkServerMemory:
     assert run(engine, "pass", world_size=2).verdict.status is Status.PASSED
     body = CaseBody("functions", json.dumps({"function": "wait", "file": str(folder / "told")}))
     waiting = engine.start(Case("wait", 2, body, 60.0, "fork"))
-    waiting.world.supervisor.wait_until(lambda: bool(launcher.untold or found))
+    waiting.world.supervisor.wait_until(lambda: bool(launcher.pending_events or found))
     folder.joinpath("told").touch()
     assert engine.finish(waiting).verdict.status is Status.PASSED
     assert run(engine, "pass", world_size=2).verdict.status is Status.PASSED

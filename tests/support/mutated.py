@@ -32,8 +32,8 @@ AREAS: Mapping[str, Mapping[str, Sequence[str]]] = {
     "launch": {
         "launch.isolation": _unit("isolation"),
         "launch.clean": _unit("clean"),
-        "launch.huge_pages": _unit("huge_pages"),
-        "nodes.layout": _unit("nodes"),
+        "huge_pages": _unit("huge_pages"),
+        "layout": _unit("nodes"),
     },
     "threaded": {
         "threaded.arguments": _unit("thread_parts"),

@@ -10,13 +10,12 @@ from pathlib import Path
 
 import pytest
 
-from dist_testing.launch import huge_pages
-from dist_testing.launch.huge_pages import (
+from dist_testing import huge_pages
+from dist_testing.huge_pages import (
     LEAST_FORKS,
     HugePages,
     MemoryFacts,
     Range,
-    free_bytes,
     has_free_cpu,
     in_use,
     pieces,
@@ -24,6 +23,7 @@ from dist_testing.launch.huge_pages import (
     read_facts,
     refusal_of,
 )
+from dist_testing.procfs import free_bytes
 
 _HUGE = 2 << 20
 _GOOD = MemoryFacts("madvise", _HUGE, 8 << 30, LEAST_FORKS)
@@ -151,7 +151,7 @@ def test_the_first_world_has_the_cpus_for_itself(monkeypatch: pytest.MonkeyPatch
     assert None not in pauses
     assert 0 not in pauses
     assert pauses == sorted(pauses, key=lambda pause: pause or 0), "a long first case must not be woken all the time"
-    assert pages.step() is None
+    assert pages.idle_step() is None
     assert machine.taken == []
     pages.forked(4)
     assert pages.pause_ms(has_world=True) != 0
@@ -167,9 +167,9 @@ def test_a_busy_machine_does_one_step_for_each_later_world(monkeypatch: pytest.M
     for _ in range(2):
         pages.forked(4)
         assert pages.pause_ms(has_world=True) == 0
-        pages.step()
+        pages.idle_step()
         assert pages.pause_ms(has_world=True) != 0
-        pages.step()
+        pages.idle_step()
         pages.world_over()
     assert len(machine.taken) == 1, "the plan, and a piece"
     machine.has_free_cpu = True
@@ -183,7 +183,7 @@ def test_each_step_takes_one_piece_and_the_last_one_tells(monkeypatch: pytest.Mo
     pages = HugePages(1000)
     results = []
     while pages.pause_ms(has_world=False) == 0:
-        results.append(pages.step())
+        results.append(pages.idle_step())
     assert [one is None for one in results] == [True, True, True, False], "the plan, and three pieces"
     assert [(one.start // _HUGE, one.end // _HUGE) for one in machine.taken] == [(0, 8), (8, 16), (16, 20)]
     assert results[-1] is not None
@@ -196,7 +196,7 @@ def test_unexpected_forks_make_it_pay_later(monkeypatch: pytest.MonkeyPatch) -> 
     machine = _Machine(monkeypatch)
     machine.has_free_cpu = True
     pages = HugePages(0)
-    first = pages.step()
+    first = pages.idle_step()
     assert first is not None
     assert "0 ranks" in first.refusal
     pages.world_over()
@@ -204,8 +204,8 @@ def test_unexpected_forks_make_it_pay_later(monkeypatch: pytest.MonkeyPatch) -> 
     assert pages.pause_ms(has_world=True) is None, "the reason is told once"
     pages.forked(1)
     assert pages.pause_ms(has_world=True) == 0
-    assert pages.step() is None
-    assert pages.step() is None
+    assert pages.idle_step() is None
+    assert pages.idle_step() is None
     assert machine.taken
 
 
@@ -217,7 +217,7 @@ def test_a_machine_that_refuses_is_asked_once(monkeypatch: pytest.MonkeyPatch, f
     machine = _Machine(monkeypatch)
     machine.has_free_cpu, machine.facts = True, facts
     pages = HugePages(1000)
-    result = pages.step()
+    result = pages.idle_step()
     assert result is not None
     assert said in result.refusal
     pages.world_over()
@@ -236,7 +236,7 @@ def test_a_map_that_cannot_be_read_is_a_reason(monkeypatch: pytest.MonkeyPatch, 
 
     monkeypatch.setattr(huge_pages, "in_use", fail)
     pages = HugePages(1000)
-    result = pages.step()
+    result = pages.idle_step()
     assert result is not None
     assert str(error) in result.refusal
     assert pages.pause_ms(has_world=True) is None
@@ -260,7 +260,7 @@ def test_a_refused_piece_stays_as_it_was(
     pages = HugePages(1000)
     told = []
     while pages.pause_ms(has_world=True) == 0:
-        told.append(pages.step())
+        told.append(pages.idle_step())
     assert len(machine.taken) == taken
     assert told[-1] is not None
     assert said in told[-1].refusal
@@ -284,7 +284,7 @@ def test_a_piece_with_pages_that_the_kernel_holds_is_tried_once_more(
     pages = HugePages(1000)
     told = []
     while pages.pause_ms(has_world=True) == 0:
-        told.append(pages.step())
+        told.append(pages.idle_step())
     assert len(told) == 1 + tries, "the plan, 13 pieces, and those that were refused"
     assert len(machine.taken) == taken
     assert told[-1] is not None

@@ -12,7 +12,7 @@ from dist_testing.engine.rank_env import cpu_count
 from dist_testing.errors import GpuError, UsageError
 from dist_testing.frontends.pytest.options import JOBS_OPTION
 from dist_testing.gpus.devices import vendor_named, visible_gpus
-from dist_testing.launch.huge_pages import free_bytes
+from dist_testing.procfs import free_bytes
 from dist_testing.spec import Spec
 
 MAX_JOBS = 64

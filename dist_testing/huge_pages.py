@@ -21,7 +21,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from dist_testing.process.messages import MemoryPrepared
+from dist_testing.events.runs import ForkServerMemory
+from dist_testing.procfs import free_bytes
 
 # <asm-generic/mman-common.h>, since Linux 6.1.
 _MADV_COLLAPSE = 25
@@ -130,37 +131,6 @@ def read_facts(forks: int) -> MemoryFacts:
     return MemoryFacts(mode, size, free_bytes(), forks)
 
 
-def free_bytes() -> int:
-    """Return the memory that is available on the machine and within the limits of this process's control groups."""
-    free = 0
-    with contextlib.suppress(OSError), open("/proc/meminfo", encoding="utf-8") as file:
-        known = dict(line.split(":", 1) for line in file)
-        free = int(known.get("MemAvailable", "0 kB").split()[0]) << 10
-    for folder in _memory_groups():
-        with contextlib.suppress(OSError, ValueError):
-            limit, used = (_number(f"{folder}/{name}") for name in ("memory.max", "memory.current"))
-            free = min(free, max(0, limit - used))
-    return free
-
-
-def _memory_groups() -> Iterator[str]:
-    """Yield the folders of the control groups of this process, from its own to the root."""
-    with contextlib.suppress(OSError), open("/proc/self/cgroup", encoding="utf-8", errors="surrogateescape") as file:
-        for line in file:
-            if line.startswith("0::/"):
-                path = line[3:].rstrip("\n").rstrip("/")
-                while path:
-                    yield f"/sys/fs/cgroup{path}"
-                    path = path.rpartition("/")[0]
-    yield "/sys/fs/cgroup"
-
-
-def _number(path: str) -> int:
-    with open(path, encoding="utf-8") as file:
-        # A group without a limit says "max", which is a ValueError.
-        return int(file.read())
-
-
 def in_use(ranges: Sequence[Range], huge_bytes: int) -> list[Range]:
     """Return the parts of ranges of this process whose huge pages would be mostly full. Neighbours stay together.
 
@@ -223,7 +193,7 @@ class HugePages:
         self._worlds_over += 1
 
     def pause_ms(self, *, has_world: bool) -> int | None:
-        """Return how long to wait for other work before `step`; None if there is nothing to do now.
+        """Return how long to wait for other work before `idle_step`; None if there is nothing to do now.
 
         `has_world` says whether ranks run. Between two worlds there is nothing to do, because a request for the next
         world would wait for the end of a step, which can be long on a busy machine.
@@ -238,7 +208,7 @@ class HugePages:
         self._pause_ms = min(2 * pause_ms, _LONGEST_PAUSE_MS)
         return pause_ms
 
-    def step(self) -> MemoryPrepared | None:
+    def idle_step(self) -> ForkServerMemory | None:
         """Do a part of the work, in some milliseconds. Return its result if this was the last part, else None."""
         if not (self._is_due or has_free_cpu()):
             return None
@@ -297,9 +267,9 @@ class HugePages:
         hint = "; Linux 6.1 is the first that can" if self._error == errno.EINVAL and not self._has_taken else ""
         return f"the kernel refuses to collapse pages: {os.strerror(self._error)}{hint}"
 
-    def _result(self, refusal: str) -> MemoryPrepared:
+    def _result(self, refusal: str) -> ForkServerMemory:
         huge_bytes, pss_bytes = _own_memory() if self._has_taken else (0, 0)
-        return MemoryPrepared(huge_bytes, pss_bytes, round(1e6 * self._work_s), refusal)
+        return ForkServerMemory(time.monotonic(), huge_bytes, pss_bytes, self._work_s, refusal)
 
 
 def collapse(piece: Range) -> int:

@@ -1,0 +1,103 @@
+"""Which add-ons a run has, and what happens if one of them is wrong."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from dist_testing import built_in, ext
+from dist_testing.add_ons import EXT_VERSION, AddOn, add_on_named, add_ons, blaming
+from dist_testing.errors import AddOnError, UsageError
+
+_DECLARED = """
+from dist_testing.ext import AddOn
+
+ADD_ON = AddOn(name="redis", ext_version={version}, order=-1, idle_work="{work}")
+"""
+
+
+@pytest.fixture
+def install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., None]]:
+    """Install a package that declares an add-on."""
+
+    def install(source: str, value: str = "redis_declared:ADD_ON") -> None:
+        folder = tmp_path / "redis_add_on-1.0.dist-info"
+        folder.mkdir()
+        (folder / "METADATA").write_text("Metadata-Version: 2.1\nName: redis-add-on\nVersion: 1.0\n", encoding="utf-8")
+        (folder / "entry_points.txt").write_text(f"[dist_testing]\nredis = {value}\n", encoding="utf-8")
+        (tmp_path / "redis_declared.py").write_text(source, encoding="utf-8")
+        monkeypatch.syspath_prepend(tmp_path)
+
+    add_ons.cache_clear()
+    yield install
+    add_ons.cache_clear()
+    sys.modules.pop("redis_declared", None)
+
+
+def test_an_installed_add_on_takes_part_in_its_order(install: Callable[..., None]) -> None:
+    """If this fails, a package has to change this library to add something to its worlds."""
+    install(_DECLARED.format(version=EXT_VERSION, work="redis_declared:AddOn"))
+    assert [add_on.name for add_on in add_ons()] == ["redis", *(add_on.name for add_on in sorted_built_in())]
+    assert add_on_named("redis", "test_x").load("idle_work") is AddOn
+
+
+def sorted_built_in() -> list[AddOn]:
+    """The library's own add-ons in their order."""
+    return sorted(built_in.ADD_ONS, key=lambda add_on: (add_on.order, add_on.name))
+
+
+@pytest.mark.parametrize(
+    ("source", "value", "texts"),
+    [
+        (_DECLARED.format(version=99, work=""), "redis_declared:ADD_ON", ["'redis' has ext_version = 99", "fit"]),
+        ("ADD_ON = 3", "redis_declared:ADD_ON", ["'redis'", "it is 3", "Update or uninstall"]),
+        ("1 / 0", "redis_declared:ADD_ON", ["'redis'", "ZeroDivisionError"]),
+        ("", "missing_module:ADD_ON", ["'redis'", "'missing_module:ADD_ON'", "No module named 'missing_module'"]),
+        (
+            'from dist_testing.ext import AddOn\nADD_ON = AddOn(name="huge_pages", ext_version=1)',
+            "redis_declared:ADD_ON",
+            ["'huge_pages' exists twice", "Uninstall one"],
+        ),
+    ],
+)
+def test_a_wrong_declaration_is_an_error_that_names_the_add_on(
+    install: Callable[..., None], source: str, value: str, texts: list[str]
+) -> None:
+    """If this fails, a broken package changes what a run does, and the user does not learn which one."""
+    install(source, value)
+    with pytest.raises(AddOnError) as caught:
+        add_ons()
+    assert all(text in str(caught.value) for text in texts), caught.value
+    assert len(str(caught.value).splitlines()) == 3
+
+
+@pytest.mark.parametrize("work", ["missing_module:Work", "redis_declared:Work"])
+def test_a_part_that_cannot_be_loaded_names_the_add_on(install: Callable[..., None], work: str) -> None:
+    """If this fails, a module that an add-on forgot to ship looks like an error of a test."""
+    install(_DECLARED.format(version=EXT_VERSION, work=work))
+    with pytest.raises(AddOnError, match=f"Add-on 'redis': the import of '{work}' raised "):
+        add_on_named("redis", "test_x").load("idle_work")
+
+
+def test_a_missing_add_on_is_named() -> None:
+    """If this fails, a case that needs a folder which was deleted fails somewhere inside the core."""
+    with pytest.raises(AddOnError, match=r"^nodes = 2: the add-on 'absent' is missing.\nThis dist_testing has .*huge"):
+        add_on_named("absent", "nodes = 2")
+
+
+def test_only_unexpected_errors_are_blamed() -> None:
+    """If this fails, a skip or an error that was written for the user is told as a bug of an add-on."""
+    with pytest.raises(UsageError, match="planted"), blaming("redis", "its watcher"):
+        raise UsageError("planted")
+    said = "Add-on 'redis': its watcher raised ValueError: planted"
+    with pytest.raises(AddOnError, match=said) as caught, blaming("redis", "its watcher"):
+        raise ValueError("planted")
+    assert isinstance(caught.value.__cause__, ValueError)
+
+
+def test_every_public_name_exists() -> None:
+    """If this fails, the documented interface has a name that cannot be imported."""
+    assert all(getattr(ext, name) is not None for name in ext.__all__)
