@@ -49,6 +49,13 @@ class AddOn:
         ext_version: The version of the extension interface that it was written for: the `EXT_VERSION` of that time.
         order: Add-ons take part in ascending order, and end in the opposite one; by name if the numbers are equal.
         wanted: Whether it takes part in a case. It must be cheap, and must not import the parts.
+        check: A function of `Case` and `Spec` that raises `UsageError` if the case is not possible with this add-on.
+        missing: A function of `Case` and `Spec` that returns what this machine lacks, as a skip reason; "" for nothing.
+            A `Lack` if there is a way out. The case is no real one: only its size and its nodes are known.
+        watcher: A `WorldWatcher`, made with the `WatchedWorld`.
+        explainer: An `Explainer`.
+        on_world: What makes the attribute of `World` that belongs to this add-on.
+        place: The class of a `WorldPlace`; the add-on then has the place of each world that it is wanted for.
         idle_work: An `IdleWork`, made with the number of ranks that the run will fork (0: not known).
     """
 
@@ -56,6 +63,12 @@ class AddOn:
     ext_version: int
     order: int = 0
     wanted: Callable[[Case, Spec], bool] = always
+    check: str = ""
+    missing: str = ""
+    watcher: str = ""
+    explainer: str = ""
+    on_world: str = ""
+    place: str = ""
     idle_work: str = ""
 
     def load(self, part: str) -> Any:

@@ -7,15 +7,10 @@ Programs need it, because they know no `world`; and a test that is to run as it 
 
 from __future__ import annotations
 
-import ast
 from dataclasses import dataclass
-from typing import NoReturn
 
 from dist_testing.errors import UsageError
-from dist_testing.faults import Faults
 
-# The calls of `world.faults` that a plan can have. A delay belongs to a barrier of the test.
-_CALLS = ("kill", "stop", "cont", "node_down", "partition", "heal", "wire")
 # Latest time of a fault. Seconds.
 _MAX_AFTER_S = 7 * 24 * 3600.0
 _EXAMPLE = 'Write faults={3: "node_down(1)", 5: "heal()"}, for example.'
@@ -35,33 +30,6 @@ class PlannedFault:
 
     def __str__(self) -> str:
         return f"{self.call} after {self.after_s:g} s"
-
-    def ask(self, faults: Faults) -> None:
-        """Make the call.
-
-        Raises:
-            UsageError: If it is none of `world.faults`, or if that refuses it.
-        """
-        try:
-            tree = ast.parse(self.call.strip(), mode="eval").body
-        except (SyntaxError, ValueError, RecursionError, MemoryError):
-            self._refuse()
-        if not isinstance(tree, ast.Call) or not isinstance(tree.func, ast.Name) or tree.func.id not in _CALLS:
-            self._refuse()
-        try:
-            values = [ast.literal_eval(value) for value in tree.args]
-            named = {str(word.arg): ast.literal_eval(word.value) for word in tree.keywords}
-            getattr(faults, tree.func.id)(*values, **named)
-        except (ValueError, TypeError, RecursionError, MemoryError):
-            # Not a plain value, or not the arguments of the call.
-            self._refuse()
-
-    def _refuse(self) -> NoReturn:
-        raise UsageError(
-            f"world.faults: planned fault {self.call!r}.\n"
-            f"A plan has calls with plain values, of {', '.join(_CALLS)}.\n"
-            'Write "kill(2)", or "wire(loss=0.01, seed=7)", for example.'
-        )
 
 
 def read_fault_plan(subject: str, value: object, way_out: str = _EXAMPLE) -> tuple[PlannedFault, ...]:

@@ -8,15 +8,18 @@ from dataclasses import dataclass
 from datetime import timedelta
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
-from dist_testing.faults import NO_RUNNER, FaultCarrier, Faults, FaultsRefused
+from dist_testing.add_ons import add_on_named
+from dist_testing.errors import UsageError
 from dist_testing.layout import Layout
 
 if TYPE_CHECKING:
     import torch
     import torch.distributed as dist
     from torch._C._distributed_c10d import Store
+
+    from dist_testing.nodes.faults import Faults
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +49,25 @@ class WorldSettings:
     binds_device: bool = False
 
 
+class AsksRunner(Protocol):
+    """Brings questions to the runner, and waits for the answers."""
+
+    def ask(self, add_on: str, payload: str, subject: str) -> str:
+        """Ask the watcher of an add-on, and return its answer. `subject` begins the texts of errors."""
+
+
+@dataclass(frozen=True, slots=True)
+class NoRunner:
+    """A rank that cannot ask the runner, and why: the cause and the way out, a line each."""
+
+    cause: str
+    way_out: str
+
+
+# Of a world that a test of the library has made by itself.
+NO_RUNNER = NoRunner("No runner has started this rank.", "Use the world that the fixture `world` gives.")
+
+
 class World:
     """One rank's view of the world of the running case; a test gets it from the fixture `world`.
 
@@ -71,7 +93,7 @@ class World:
         store_fd: int | None,
         store: Store | None = None,
         cases: int = 0,
-        faults: FaultCarrier | FaultsRefused = NO_RUNNER,
+        runner: AsksRunner | NoRunner = NO_RUNNER,
     ) -> None:
         self.rank = rank
         self.size = layout.size
@@ -86,7 +108,7 @@ class World:
         self._store_fd = store_fd
         self._barriers = 0
         self._layout = layout
-        self._fault_carrier = faults
+        self._runner = runner
         if store is not None:
             self.store = store
 
@@ -176,9 +198,15 @@ class World:
         Raises:
             UsageError: If the ranks are threads, or if another launcher has started them.
         """
-        if isinstance(self._fault_carrier, FaultsRefused):
-            self._fault_carrier.refuse(self.rank, self.size)
-        return Faults(self._layout, self._fault_carrier, self._note_delay)
+        if isinstance(self._runner, NoRunner):
+            raise UsageError(
+                f"world.faults on rank {self.rank} of {self.size}: not possible here.\n"
+                f"{self._runner.cause}\n{self._runner.way_out}"
+            )
+        made: Faults = add_on_named("faults", "world.faults").load("on_world")(
+            self._runner, self._layout, self._note_delay
+        )
+        return made
 
     def barrier(self, name: str = "") -> None:
         """Wait until every rank of the world calls it. It needs only the store, so it works without a group.

@@ -7,7 +7,6 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from dist_testing.case import Case, CaseResult
-from dist_testing.engine.fault_plans import Request
 from dist_testing.engine.hang_story import rank_ledgers
 from dist_testing.engine.live_output import LiveOutput
 from dist_testing.engine.running_world import RunningWorld
@@ -17,7 +16,6 @@ from dist_testing.events.cases import (
     CaseEnded,
     CaseJudged,
     CleanedUp,
-    FaultHappened,
     LeaseWaitBegan,
     LeaseWaitEnded,
     RankLedgerRead,
@@ -29,22 +27,22 @@ from dist_testing.events.cases import (
     RankWarned,
     WorldAsked,
 )
-from dist_testing.events.event import DIGITS, CallTimes, LedgerCall, LinkEnds, Phase
+from dist_testing.events.event import DIGITS, CallTimes, Event, LedgerCall, Phase
 from dist_testing.events.stream import EventStream
 from dist_testing.gpus.world import WorldGpus
-from dist_testing.process.rank_messages import SignalFault
-
-# A test that asks for faults without end must not fill the file.
-_MAX_FAULTS = 1000
 
 
 class CaseEvents:
-    """Emits the events of one case. Does what costs time only for a sink that wants the event."""
+    """Emits the events of one case. Does what costs time only for a sink that wants the event.
+
+    Attributes:
+        number: The case's number in the run.
+    """
 
     def __init__(self, stream: EventStream, number: int, case: Case) -> None:
         """Make the emitter of a case, the run's case number `number`. It emits nothing yet."""
         self._stream = stream
-        self._number = number
+        self.number = number
         self._case = case
         self._is_open = False
         self._asked_s = 0.0
@@ -53,7 +51,6 @@ class CaseEvents:
         self._changes_before: Sequence[int] = ()
         self._started: set[int] = set()
         self._ready: set[int] = set()
-        self._fault_count = 0
 
     def asked(self, limit_s: float) -> None:
         """Emit that the engine has accepted the case, with its limit in seconds."""
@@ -61,28 +58,28 @@ class CaseEvents:
         self._is_open = True
         case = self._case
         self._stream.emit(
-            CaseAsked(self._asked_s, self._number, case.name, case.world_size, case.isolation, case.pool, limit_s)
+            CaseAsked(self._asked_s, self.number, case.name, case.world_size, case.isolation, case.pool, limit_s)
         )
 
     def lease(self, count: int, take: Callable[[], WorldGpus]) -> WorldGpus:
         """Call `take`, which waits for `count` GPUs, and return its result. Emits the begin and the end of the wait."""
-        self._stream.emit(LeaseWaitBegan(time.monotonic(), self._number, count))
+        self._stream.emit(LeaseWaitBegan(time.monotonic(), self.number, count))
         names = ""
         try:
             gpus = take()
             names = gpus.names
             return gpus
         finally:
-            self._stream.emit(LeaseWaitEnded(time.monotonic(), self._number, names))
+            self._stream.emit(LeaseWaitEnded(time.monotonic(), self.number, names))
 
     def world_asked(self, number: int, world: RunningWorld) -> None:
         """Emit that the launcher was asked for world `number` of the run; subscribe to the output of its ranks."""
-        self._stream.emit(WorldAsked(time.monotonic(), self._number, number))
+        self._stream.emit(WorldAsked(time.monotonic(), self.number, number))
         if self._stream.wants(RankOutput):
             world.supervisor.show_output(LiveOutput(world.directory, world.size, self._output))
 
     def _output(self, rank: int, line: str) -> None:
-        self._stream.emit(RankOutput(time.monotonic(), self._number, rank, line))
+        self._stream.emit(RankOutput(time.monotonic(), self.number, rank, line))
 
     def begun_on(self, world: RunningWorld, *, is_new: bool) -> None:
         """Note the ranks that the case is about to begin on. Reused ranks (`is_new=False`) have run another case."""
@@ -93,20 +90,11 @@ class CaseEvents:
             self._started = self._ready = set(range(world.size))
         if self._stream.wants(RankStarted, RankReady):
             world.supervisor.on_look = self._look
-        if self._stream.wants(FaultHappened):
-            world.supervisor.faults.on_happened = self._fault
 
-    def _fault(self, by: int | None, request: Request, begun_s: float, now_s: float) -> None:
-        # One that happens after the verdict belongs to no case.
-        if not self._is_open or self._fault_count == _MAX_FAULTS:
-            return
-        self._fault_count += 1
-        if isinstance(request, SignalFault):
-            emitted = FaultHappened(now_s, self._number, request.action, request.ranks, (), "", by, begun_s)
-        else:
-            links = tuple(LinkEnds(link.source, link.target) for link in request.links)
-            emitted = FaultHappened(now_s, self._number, "links", (), links, request.rule.describe(), by, begun_s)
-        self._stream.emit(emitted)
+    def emit(self, event: Event) -> None:
+        """Emit an event of an add-on. One after the verdict belongs to no case."""
+        if self._is_open:
+            self._stream.emit(event)
 
     def _look(self, now_s: float) -> None:
         """Emit which ranks have started or become ready since the last look of the supervisor."""
@@ -115,11 +103,11 @@ class CaseEvents:
         for record in self._world.supervisor.records:
             if record.pid is not None and record.rank not in self._started:
                 self._started.add(record.rank)
-                self._stream.emit(RankStarted(now_s, self._number, record.rank, record.pid))
+                self._stream.emit(RankStarted(now_s, self.number, record.rank, record.pid))
             # The rank's message may arrive before the launcher's.
             if record.is_ready and record.rank in self._started - self._ready:
                 self._ready.add(record.rank)
-                self._stream.emit(RankReady(now_s, self._number, record.rank))
+                self._stream.emit(RankReady(now_s, self.number, record.rank))
 
     @contextlib.contextmanager
     def watching(self) -> Iterator[None]:
@@ -137,18 +125,18 @@ class CaseEvents:
         for rank, before in enumerate(self._changes_before):
             end_s = world.supervisor.records[rank].ended_s or now_s
             phases, lost = world.board.phases(rank, before, self._asked_s, end_s)
-            self._stream.emit(RankPhases(now_s, self._number, rank, phases, lost))
+            self._stream.emit(RankPhases(now_s, self.number, rank, phases, lost))
 
     def over_on_threads(self, phases: Mapping[int, tuple[Phase, ...]]) -> None:
         """Emit the phases of ranks that are threads of the runner."""
         now_s = time.monotonic()
         for rank, done in phases.items():
-            self._stream.emit(RankPhases(now_s, self._number, rank, done))
+            self._stream.emit(RankPhases(now_s, self.number, rank, done))
 
     def judged(self, result: CaseResult) -> None:
         """Emit the warnings, outcomes and verdict of the case."""
         self._is_open = False
-        number, emit = self._number, self._stream.emit
+        number, emit = self.number, self._stream.emit
         now_s = time.monotonic()
         for warning in result.warnings:
             for rank in warning.ranks:
@@ -212,7 +200,7 @@ class CaseEvents:
                 for call in calls
             )
             times = tuple(CallTimes(on_our_clock(call.begun_ns), on_our_clock(call.ended_ns)) for call in calls)
-            self._stream.emit(RankLedgerRead(now_s, self._number, rank, state, place, told, times))
+            self._stream.emit(RankLedgerRead(now_s, self.number, rank, state, place, told, times))
 
     @contextlib.contextmanager
     def ending_on_error(self) -> Iterator[None]:
@@ -227,4 +215,4 @@ class CaseEvents:
         """Emit that the case has ended without a verdict."""
         if self._is_open:
             self._is_open = False
-            self._stream.emit(CaseEnded(time.monotonic(), self._number, why))
+            self._stream.emit(CaseEnded(time.monotonic(), self.number, why))

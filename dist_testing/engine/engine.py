@@ -18,17 +18,18 @@ import time
 import warnings
 from collections.abc import Callable, Iterator
 
+from dist_testing.add_ons import add_ons, blaming
 from dist_testing.budget import Budget
 from dist_testing.case import Case, CaseResult
 from dist_testing.engine.case_events import CaseEvents
-from dist_testing.engine.fault_plans import plan_of
 from dist_testing.engine.gpu_checks import aftermath, preflight
+from dist_testing.engine.hooks import CaseStart
 from dist_testing.engine.judging import interrupted, judged, with_operation
 from dist_testing.engine.launchers import Launchers
 from dist_testing.engine.report import failure_report
 from dist_testing.engine.run_directory import RunDirectory
 from dist_testing.engine.running_case import RunningCase
-from dist_testing.engine.running_world import RunningWorld, check_nodes, check_world_size, start_world
+from dist_testing.engine.running_world import RunningWorld, check_world_size, start_world
 from dist_testing.engine.stack_dumps import blame_thread, waiting_for_skipped
 from dist_testing.engine.thread_world import ThreadBody, run_ranks
 from dist_testing.errors import GpuError, LaunchError, UsageError
@@ -152,9 +153,12 @@ class Engine:
         check_world_size(case.name, case.world_size)
         isolation = self.isolation_named(case.isolation)
         check_isolation(case.name, self.spec.backend, isolation)
-        check_nodes(case, isolation, self.spec.gpus(case.world_size))
+        taking_part = [add_on for add_on in add_ons() if add_on.wanted(case, self.spec)]
+        for add_on in taking_part:
+            if add_on.check:
+                with blaming(add_on.name, "its check"):
+                    add_on.load("check")(case, self.spec)
         _check_expected_exits(case, isolation)
-        plan = plan_of(case, isolation)
         if self.debug_rank is not None:
             case = dataclasses.replace(case, debug_rank=self.debug_rank)
         limit_s = self._limit_s(case)
@@ -176,10 +180,11 @@ class Engine:
             keep=bool(case.pool),
             expected_exits=case.expected_exits,
             exit_0_passes=case.exit_0_passes,
-            plan=plan,
+            start=CaseStart(case, events.number, time.monotonic(), bool(case.pool), events.emit),
+            taking_part=taking_part,
             body=None if is_first else case.body,
         )
-        return RunningCase(case, world, started_s, limit_s, is_first, events)
+        return RunningCase(case, world, started_s, limit_s, is_first, events, taking_part)
 
     def finish(self, running: RunningCase) -> CaseResult:
         """Wait for the end of a case, at most until its deadline, and judge it.

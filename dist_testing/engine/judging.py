@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import dataclasses
 import time
-from collections.abc import Sequence
-from pathlib import Path
+from collections.abc import Iterable, Sequence
 
+from dist_testing.add_ons import blaming
 from dist_testing.case import Case, CaseResult, RankWarning
 from dist_testing.engine.call_compare import ADVICE, differences
 from dist_testing.engine.gpu_checks import Aftermath, notes
 from dist_testing.engine.hang_story import blame_by_ledger, mark_stuck
+from dist_testing.engine.hooks import Explainer
 from dist_testing.engine.rank_record import RankRecord
 from dist_testing.engine.running_case import RunningCase
+from dist_testing.engine.running_world import RunningWorld
 from dist_testing.engine.stack_dumps import operation_in
+from dist_testing.error_text import format_error, summarise
 from dist_testing.errors import CallsDifferWarning
 from dist_testing.outcomes import Cause, Kind, RankOutcome, Status, Verdict, blame_machine, verdict
 from dist_testing.process.rank_messages import Warned
@@ -38,27 +41,16 @@ def judged(running: RunningCase, spec: Spec, outcomes: tuple[RankOutcome, ...], 
     differing = _differing_calls(supervisor.records) if found.status is Status.PASSED else ""
     if differing and case.body.strict_calls:
         found = Verdict(Status.FAILED, Cause.CALLS, f"{Cause.CALLS.value}: {differing}")
-    if found.status is Status.PASSED and (missed := supervisor.faults.missed()):
-        found = Verdict(Status.FAILED, Cause.FAILURE, f"planned faults did not happen: {'; '.join(missed)}")
-    has_failed = found.status is Status.FAILED
-    log_files: dict[int, Path] = {}
-    text_files: dict[int, Path] = {}
-    quoted: Sequence[int] = ()
-    if has_failed:
-        log_files = {rank: world.log_file(rank) for rank in range(case.world_size)}
-        text_files = {rank: path for rank in log_files if (path := world.text_file(rank)).exists()}
-        quoted = [found.culprit, *found.failing] if found.culprit is not None else list(log_files)
+    if supervisor.ended_by and found.cause in (Cause.NONE, Cause.INTERRUPTED):
+        found = Verdict(Status.FAILED, Cause.FAILURE, supervisor.ended_by)
     gpus = world.gpus
-    return CaseResult(
+    result = CaseResult(
         case=case,
         verdict=found,
         outcomes=outcomes,
         started_s=running.started_s,
         duration_s=time.monotonic() - running.started_s,
         limit_s=running.limit_s,
-        logs={rank: world.log_tail(rank) for rank in quoted},
-        log_files=log_files,
-        text_files=text_files,
         stacks=supervisor.stacks,
         leaked=tuple(supervisor.leaked),
         gpu_memory=tuple(after.memory),
@@ -70,10 +62,37 @@ def judged(running: RunningCase, spec: Spec, outcomes: tuple[RankOutcome, ...], 
             *(story.lines if story is not None else ()),
             *notes(world, spec, after),
             *world.log_limits.notes(),
-            *supervisor.faults.notes(),
-        )
-        if has_failed
-        else (),
+        ),
+    )
+    return _with_evidence(explained(result, running.explainers()), world)
+
+
+def explained(result: CaseResult, explainers: Iterable[tuple[str, Explainer]]) -> CaseResult:
+    """Return the result after all explainers, each with the name of its add-on. One that raises fails the case."""
+    for name, explain in explainers:
+        try:
+            with blaming(name, "its explainer"):
+                result = explain(result)
+        except Exception as error:
+            found = Verdict(Status.FAILED, Cause.INFRASTRUCTURE, f"{summarise(error)}; before: {result.verdict.reason}")
+            result = dataclasses.replace(result, verdict=found, notes=(*result.notes, format_error(error)))
+    return result
+
+
+def _with_evidence(result: CaseResult, world: RunningWorld) -> CaseResult:
+    """Return the result with the logs that a report quotes; without notes, which explain failures, if it has passed."""
+    found = result.verdict
+    if found.status is not Status.FAILED:
+        return dataclasses.replace(result, notes=())
+    ranks = range(result.case.world_size)
+    return dataclasses.replace(
+        result,
+        logs={
+            rank: world.log_tail(rank)
+            for rank in ([found.culprit, *found.failing] if found.culprit is not None else ranks)
+        },
+        log_files={rank: world.log_file(rank) for rank in ranks},
+        text_files={rank: path for rank in ranks if (path := world.text_file(rank)).exists()},
     )
 
 

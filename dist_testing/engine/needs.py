@@ -6,17 +6,13 @@ import importlib
 import os
 from collections.abc import Sequence
 
+from dist_testing.add_ons import AddOn, add_ons, blaming
 from dist_testing.backends import Backend, any_declared, parts_of
+from dist_testing.case import Case, CaseBody
 from dist_testing.errors import GpuError, UsageError
 from dist_testing.gpus.devices import vendor_named, visible_gpus
-from dist_testing.nodes.namespaces import missing_permission
-from dist_testing.skips import NODES_REASON, TEST_SKIPS, gpus_reason
+from dist_testing.skips import TEST_SKIPS, gpus_reason
 from dist_testing.spec import Spec
-
-_NODES_WAY_OUT = (
-    "Run as root, or allow user namespaces: sysctl user.max_user_namespaces=1000; on Ubuntu also "
-    "kernel.apparmor_restrict_unprivileged_userns=0."
-)
 
 
 class Lack(str):
@@ -46,8 +42,10 @@ def missing_need(spec: Spec, world_size: int, nodes: int = 1) -> str | None:
         UsageError: If the import of the module that registers the backend fails.
     """
     backend = spec.backend
-    if nodes > 1 and (refused := missing_permission()):
-        return Lack(f"{NODES_REASON} ({refused})", _NODES_WAY_OUT)
+    case = Case("", world_size, CaseBody(""), 0.0, spec.isolation, nodes=nodes)
+    for add_on in add_ons():
+        if add_on.missing and add_on.wanted(case, spec) and (lack := _missing(add_on, case, spec)):
+            return lack
     if (gpus := spec.gpus(world_size)) and (lack := _lacking_gpus(gpus, backend.vendor, spec.gpu_archs)):
         return lack
 
@@ -64,6 +62,12 @@ def missing_need(spec: Spec, world_size: int, nodes: int = 1) -> str | None:
     if not backend.gpus_per_rank and not _has_device(backend.device):
         return f"{TEST_SKIPS['no_accelerator'].message} (device {backend.device}, backend {backend.name})"
     return None
+
+
+def _missing(add_on: AddOn, case: Case, spec: Spec) -> str:
+    with blaming(add_on.name, "its look at the machine"):
+        lack: str = add_on.load("missing")(case, spec)
+    return lack
 
 
 def missing_backend(torch_backend: str, register_module: str = "") -> str:

@@ -21,15 +21,13 @@ from dist_testing.process.rank_messages import (
     CallsRecorded,
     Done,
     EndSession,
-    FaultDone,
+    Extra,
     Importing,
     Instruction,
-    LinkFault,
     NextCase,
     RankMessage,
     RankReport,
     Ready,
-    SignalFault,
     Warned,
 )
 from dist_testing.process.recorded_calls import read_record
@@ -84,8 +82,8 @@ class RankRecord:
         ended_s: When the runner saw the end of the process, on the monotonic clock; None before that.
         warnings: The warnings of this case, in order, each once.
         end_session: Why the rank wants no further test to run; "" if it does not.
-        fault_requests: Faults that the rank has asked for, and that are not begun.
-        is_stopped_on_purpose: Whether `world.faults` has stopped the process, and has not let it go on.
+        extras: Messages for add-ons that no watcher has got yet.
+        is_stopped_on_purpose: Whether the case itself has stopped the process, and has not let it go on.
         is_patient: Whether no end of the process is a sign of a failure in this case. The outcome still says how it
             ended, and the caller judges that.
     """
@@ -116,7 +114,7 @@ class RankRecord:
         self.end_session = ""
         self._is_finishing = False
         self._has_hung_up = False
-        self.fault_requests: list[SignalFault | LinkFault] = []
+        self.extras: list[Extra] = []
         self.is_stopped_on_purpose = False
         self._was_left_stopped = False
 
@@ -157,7 +155,7 @@ class RankRecord:
             for message in self._reader.feed(data):
                 self._take(message, now_s)
         except FrameError as error:
-            self._note_unreadable(now_s, str(error))
+            self.unreadable(now_s, str(error))
             self.channel.close()
             return False
         return True
@@ -169,17 +167,17 @@ class RankRecord:
         with contextlib.suppress(OSError):
             wire.send(self.channel, INSTRUCTIONS, instruction)
 
-    def answer(self, done: FaultDone) -> None:
-        """Answer a request for a fault. The runner does not wait for a rank that reads no answers."""
+    def answer(self, add_on: str, payload: str) -> None:
+        """Answer a question to an add-on. The runner does not wait for a rank that reads no answers."""
         # If the rank has died, the runner will see its end.
         with contextlib.suppress(BrokenPipeError, ConnectionResetError):
-            answer = wire.frame(INSTRUCTIONS, done)
+            answer = wire.frame(INSTRUCTIONS, Extra(add_on, payload))
             try:
                 is_whole = self.channel.send(answer, socket.MSG_DONTWAIT) == len(answer)
             except BlockingIOError:
                 is_whole = False
             if not is_whole:
-                self._note_unreadable(time.monotonic(), "it asks for faults and does not read the answers")
+                self.unreadable(time.monotonic(), "it asks the runner and does not read the answers")
 
     def ended(self, exit_code: int, now_s: float, reason: str = "") -> None:
         """Note the end of the process. A negative code is a signal, as in `subprocess`.
@@ -354,14 +352,15 @@ class RankRecord:
                     self.calls = read_record(message)
                 except ValueError as error:
                     raise RANK_MESSAGES.refused(f"CallsRecorded: {error}") from error
-            case SignalFault() | LinkFault():
-                self.fault_requests.append(message)
+            case Extra():
+                self.extras.append(message)
             case EndSession():
                 self.end_session = message.reason
             case Done():
                 self.is_done = True
 
-    def _note_unreadable(self, now_s: float, text: str) -> None:
+    def unreadable(self, now_s: float, text: str) -> None:
+        """Note that a message of the rank cannot be read, and why."""
         summary = text.partition("\n")[0]
         self._note(RankOutcome(self.rank, Kind.UNREADABLE, now_s, self.phase, summary=summary, text=text))
 
@@ -378,7 +377,7 @@ class RankRecord:
         """Note that the channel has reached its end."""
         self.channel.close()
         if self._reader.is_inside:
-            self._note_unreadable(now_s, "the last message is incomplete")
+            self.unreadable(now_s, "the last message is incomplete")
         # If the case expects the process to end, only the exit code decides.
         is_open = self._expected_exit is None and not self._exit_0_passes
         if not self.is_done and is_open and self._stopped_as is None and not self.is_patient:

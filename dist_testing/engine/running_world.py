@@ -9,6 +9,7 @@ import socket
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from dist_testing.add_ons import add_ons
 from dist_testing.case import Case
 from dist_testing.engine.hang_watch import HangWatch
 from dist_testing.engine.rank_env import rank_env, threads_per_rank
@@ -19,9 +20,8 @@ from dist_testing.engine.supervisor import Supervisor
 from dist_testing.errors import UsageError
 from dist_testing.gpus.nccl import recorder_env
 from dist_testing.gpus.world import WorldGpus
-from dist_testing.launch.isolation import FORK, Isolation
+from dist_testing.launch.isolation import Isolation
 from dist_testing.launch.launcher import Launcher
-from dist_testing.layout import check_node_count
 from dist_testing.process.board import PhaseBoard
 from dist_testing.process.files import log_name, text_name
 from dist_testing.process.lifetime import current_umask
@@ -36,8 +36,8 @@ _FDS_PER_RANK = 4
 _FDS_SPARE = 64
 # Limit of a rank's output in a report.
 _LOG_TAIL_BYTES = 512 * 1024
-# Port of the store on a simulated node, where no other process has one; torchrun's default.
-_NODE_STORE_PORT = 29500
+# Port of the store in a place of an add-on, which is a network of its own; torchrun's default.
+_PLACE_STORE_PORT = 29500
 # Share of the case's limit for operations of the group, so that torch gives up before the runner and reports its wait.
 _GROUP_SHARE = 0.9
 # A rank needs this long to tell the runner so, on a busy machine. Seconds; but at most this share of the limit.
@@ -117,6 +117,7 @@ def start_world(
     """
     size = case.world_size
     together = isolation.in_process
+    place = next((add_on.name for add_on in add_ons() if add_on.place and add_on.wanted(case, spec)), "")
     directory = run.path / str(number)
     with contextlib.ExitStack() as undo, contextlib.ExitStack() as ours, contextlib.ExitStack() as theirs:
         if gpus is not None:
@@ -144,8 +145,8 @@ def start_world(
         ours.callback(board.close)
         store_port = 0
         # Threads share a store in memory. The environment cannot tell them their ranks, which another store would need.
-        if case.with_store and case.nodes > 1:
-            store_port = _NODE_STORE_PORT
+        if case.with_store and place:
+            store_port = _PLACE_STORE_PORT
         elif case.with_store and not together:
             # The runner binds the port once and keeps it until the world is over, so no other process can take it.
             store = ours.enter_context(socket.create_server((isolation.host, 0), backlog=2 * size))
@@ -180,6 +181,7 @@ def start_world(
                 debug_rank=case.debug_rank,
                 store_port=store_port,
                 nodes=case.nodes,
+                place=place,
                 lease_fds=len(lease_fds),
                 settings=WorldSettings(
                     backend=spec.backend.torch_backend,
@@ -211,30 +213,6 @@ def group_limit_s(limit_s: float) -> float:
     """Return the limit of a default group's operations, for a case with a limit of `limit_s`; both in seconds."""
     before_s = min(max((1 - _GROUP_SHARE) * limit_s, _TELLING_S), _LARGEST_TELLING_SHARE * limit_s)
     return limit_s - before_s
-
-
-def check_nodes(case: Case, isolation: Isolation, gpus: int) -> None:
-    """Check the nodes of a case, which needs `gpus` GPUs.
-
-    Raises:
-        UsageError: If its ranks cannot be spread over that many nodes.
-    """
-    check_node_count(case.name, case.nodes)
-    if case.world_size % case.nodes:
-        problem = f"nodes = {case.nodes} with world_size = {case.world_size}"
-        cause = "Each node has equally many ranks, so the number of nodes must divide the number of ranks."
-        way_out = f"Set world_size = {-(-case.world_size // case.nodes) * case.nodes}, for example."
-    elif case.nodes > 1 and isolation.in_process:
-        problem = f'nodes = {case.nodes} with isolation "{isolation.name}"'
-        cause = "The ranks are threads of one process, and a process is on one node."
-        way_out = f'Set isolation = "{FORK.name}", with a backend that supports it, or leave nodes out.'
-    elif case.nodes > 1 and gpus:
-        problem = f"nodes = {case.nodes} with {gpus} GPU(s)"
-        cause = "Simulated nodes share the machine's GPUs, and each would give its own ranks the same ones."
-        way_out = "Use nodes with a backend for CPUs, or leave nodes out."
-    else:
-        return
-    raise UsageError(f"{case.name}: {problem}.\n{cause}\n{way_out}")
 
 
 def check_world_size(name: str, value: object, *, needs_files: bool = True) -> int:

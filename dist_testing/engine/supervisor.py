@@ -14,22 +14,21 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
+from dist_testing.add_ons import AddOn, add_ons, blaming
 from dist_testing.case import CaseBody
 from dist_testing.engine.broken_worlds import no_such_rank, unkillable
-from dist_testing.engine.fault_desk import FaultDesk
-from dist_testing.engine.fault_plans import PlannedRequests
 from dist_testing.engine.hang_story import HangStory
 from dist_testing.engine.hang_watch import HangWatch
+from dist_testing.engine.hooks import CaseStart, WorldWatcher
 from dist_testing.engine.live_output import LiveOutput
 from dist_testing.engine.rank_logs import LogLimits
 from dist_testing.engine.rank_record import RankRecord
 from dist_testing.engine.stack_dumps import collect_stacks, stacks_by_rank
-from dist_testing.errors import LaunchError
-from dist_testing.launch.launcher import Launcher
+from dist_testing.errors import LaunchError, MessageError
+from dist_testing.launch.launcher import Launcher, PlaceLauncher
 from dist_testing.outcomes import Kind
-from dist_testing.process.link_messages import LinksChanged
-from dist_testing.process.messages import RankEnded, WorldOver, WorldRefused, WorldStarted
-from dist_testing.process.rank_messages import FinishWorld, Instruction, LeaveWorld, NextCase
+from dist_testing.process.messages import RankEnded, WorldExtra, WorldOver, WorldRefused, WorldStarted
+from dist_testing.process.rank_messages import RANK_MESSAGES, FinishWorld, Instruction, LeaveWorld, NextCase
 from dist_testing.process.stacks import STACKS_SIGNAL, read_ranks
 from dist_testing.procfs import STOPPED
 
@@ -70,7 +69,8 @@ class Supervisor:
         stacks: Rank to its stacks, of ranks that were running when something went wrong.
         leaked: Command lines of what the ranks left behind.
         hang: Why the ranks of the case that has just ended waited for each other, if it is known.
-        faults: Carries out the faults that the ranks ask for.
+        watchers: Those of add-ons, by the add-on's name, in the order of the add-ons.
+        ended_by: Why a watcher has ended the case, with the name of its add-on; "" if none has.
         on_look: Called after every look at the ranks, with its time on the monotonic clock; None for nothing.
     """
 
@@ -105,7 +105,9 @@ class Supervisor:
         self._stacks_fds = stacks_fds
         self._threads_directory = threads_directory
         self._hang_watch = hang_watch
-        self.faults = FaultDesk(launcher, world, records, hang_watch)
+        self.watchers: dict[str, WorldWatcher] = {}
+        self.ended_by = ""
+        self._start: CaseStart | None = None
         self._log_limits = log_limits
         self.hang: HangStory | None = None
         self._stage = _Stage.BETWEEN
@@ -152,7 +154,8 @@ class Supervisor:
         expected_exits: Mapping[int, int],
         body: CaseBody | None,
         exit_0_passes: bool = False,
-        plan: Sequence[PlannedRequests] = (),
+        start: CaseStart | None = None,
+        taking_part: Sequence[AddOn] = (),
     ) -> None:
         """Begin a case.
 
@@ -163,7 +166,8 @@ class Supervisor:
             expected_exits: Rank to how its process must end in this case.
             body: What waiting ranks run; None if the ranks were started with it.
             exit_0_passes: Whether a rank whose process ends with exit code 0 has passed, also without a report.
-            plan: Faults that the runner causes by itself.
+            start: The case as watchers see it; None without watchers.
+            taking_part: The add-ons that take part.
         """
         self._stage = _Stage.RUNNING
         self.hang = None
@@ -178,7 +182,13 @@ class Supervisor:
         self._deadline_s = now_s + (limit_s if self._is_timed else start_limit_s)
         if self._hang_watch:
             self._hang_watch.begin_case(expects_exits=bool(expected_exits))
-        self.faults.begin_case(now_s, keeps_ranks=keep, plan=plan)
+        self.ended_by = ""
+        self._start = start
+        for name, watcher in self.watchers.items():
+            self._begin_watching(name, watcher)
+        for add_on in taking_part:
+            if add_on.watcher and add_on.name not in self.watchers:
+                self._watch(add_on)
         for record in self.records:
             record.begin_case(expected_exits.get(record.rank), exit_0_passes=exit_0_passes)
             if body is not None:
@@ -246,6 +256,27 @@ class Supervisor:
         if not self.is_over:
             self._launcher.signal([rank], number)
 
+    @property
+    def is_running(self) -> bool:
+        """Whether the ranks run a case, and no rank has been stopped by the runner."""
+        return self._stage is _Stage.RUNNING
+
+    def signal_ranks(self, ranks: Sequence[int], number: int) -> None:
+        """Send a signal to those of the ranks that still run."""
+        self._launcher.signal(ranks, number)
+
+    def order(self, add_on: str, payload: str) -> bool:
+        """Give the place of the world an order of an add-on. Return False if the launcher makes no places."""
+        if not isinstance(self._launcher, PlaceLauncher):
+            return False
+        self._launcher.order(self._world, add_on, payload)
+        return True
+
+    def disable_proof(self) -> None:
+        """Prove no hang in this case any more: a wait of its ranks may end by itself."""
+        if self._hang_watch is not None:
+            self._hang_watch.trust_no_wait()
+
     def stacks_now(self) -> dict[int, str]:
         """Return rank to stacks, for ranks that have not ended the case. The case goes on."""
         return self._stacks_of([record for record in self.records if not record.is_settled], _HUNG_STACKS_S)
@@ -269,7 +300,9 @@ class Supervisor:
 
     def _look(self, until_s: float) -> None:
         """Wait for the next message or limit, at most until `until_s`, and act on it."""
-        limit_s = min(self._deadline_s, self._grace_end_s, self.faults.next_s, until_s)
+        limit_s = min(
+            self._deadline_s, self._grace_end_s, until_s, *(watcher.next_s for watcher in self.watchers.values())
+        )
         if self._log_limits is not None:
             limit_s = min(limit_s, self._log_limits.next_look_s)
         left_s = min(max(0.0, limit_s - time.monotonic()), _LONGEST_POLL_S)
@@ -283,7 +316,13 @@ class Supervisor:
                 self._live.pump()
             elif (record := self._by_fd.get(fd)) and (not record.read(now_s) or record.is_done):
                 self._forget(fd)
-        self.faults.look(now_s, is_running=self._stage is _Stage.RUNNING)
+        self._deliver(now_s)
+        for name, watcher in self.watchers.items():
+            with blaming(name, "its watcher"):
+                why = watcher.poll(now_s)
+            if why and self.is_running:
+                self.ended_by = f"{why} (add-on {name})"
+                self._stop(Kind.STOPPED, now_s, _HUNG_STACKS_S)
         if self.on_look is not None:
             self.on_look(now_s)
         if self._log_limits is not None and now_s >= self._log_limits.next_look_s:
@@ -293,6 +332,38 @@ class Supervisor:
             self._log_limits.look(now_s)
         if not self.is_over:
             self._decide(now_s)
+
+    def _watch(self, add_on: AddOn) -> WorldWatcher:
+        """Make the watcher of an add-on, in the middle of a case or at its begin."""
+        with blaming(add_on.name, "its watcher"):
+            watcher: WorldWatcher = add_on.load("watcher")(self)
+        self.watchers[add_on.name] = watcher
+        self._begin_watching(add_on.name, watcher)
+        return watcher
+
+    def _begin_watching(self, name: str, watcher: WorldWatcher) -> None:
+        if self._start is not None:
+            with blaming(name, "its watcher"):
+                watcher.begin_case(self._start)
+
+    def _deliver(self, now_s: float) -> None:
+        """Bring messages of the ranks to the watchers of the add-ons that they name."""
+        for record in self.records:
+            extras, record.extras = record.extras, []
+            for extra in extras:
+                known = self.watchers.get(extra.add_on) or self._watcher_named(extra.add_on)
+                try:
+                    if known is None:
+                        raise RANK_MESSAGES.refused(f"a message for {extra.add_on!r}, an add-on without a watcher")
+                    with blaming(extra.add_on, "its watcher"):
+                        known.on_message(record.rank, extra.payload)
+                except MessageError as error:
+                    record.unreadable(now_s, str(error))
+
+    def _watcher_named(self, name: str) -> WorldWatcher | None:
+        """Make the watcher of an add-on at the first message for it. A rank can name any."""
+        found = next((add_on for add_on in add_ons() if add_on.name == name and add_on.watcher), None)
+        return None if found is None else self._watch(found)
 
     def _forget(self, fd: int) -> None:
         self._poller.unregister(fd)
@@ -316,8 +387,9 @@ class Supervisor:
                         self._forget(fd)
                 case WorldRefused():
                     raise LaunchError(f"Rank {event.rank} of {len(self.records)} could not be started: {event.text}")
-                case LinksChanged():
-                    self.faults.links_changed(event, now_s)
+                case WorldExtra():
+                    with blaming(event.add_on, "its watcher"):
+                        self.watchers[event.add_on].on_answer(event.payload)
                 case WorldOver():
                     self.leaked = list(event.leaked)
                     self._stage = _Stage.OVER
@@ -357,7 +429,9 @@ class Supervisor:
                 self._stage = _Stage.BETWEEN
                 self._deadline_s = math.inf
             else:
-                self.faults.end_stopped()
+                for name, watcher in self.watchers.items():
+                    with blaming(name, "its watcher"):
+                        watcher.ranks_settled()
                 self._instruct(FinishWorld(), _Stage.FINISHING)
         elif Kind.SKIPPED in reported:
             self._grace_end_s = min(self._grace_end_s, now_s + _SKIP_GRACE_S)

@@ -23,10 +23,8 @@ from dist_testing.launch import fork_server
 from dist_testing.launch.clean import spare_cuda, unclean_reasons
 from dist_testing.launch.fresh import command, with_imports
 from dist_testing.launch.launcher import RunContext
-from dist_testing.nodes.links import Link, LinkRule
 from dist_testing.process import wire
 from dist_testing.process.lifetime import become_subreaper, check_platform, fork, in_new_thread, watch_child
-from dist_testing.process.link_messages import ChangeLinks
 from dist_testing.process.messages import (
     FORK_SERVER_EVENTS,
     FORK_SERVER_ORDERS,
@@ -36,6 +34,7 @@ from dist_testing.process.messages import (
     RunEvent,
     SignalRanks,
     Unfit,
+    WorldExtra,
     WorldRequest,
 )
 from dist_testing.process.orphans import kill_orphans
@@ -108,9 +107,9 @@ class ForkServerLauncher:
         """Send a signal to those of `ranks` that still run."""
         self._send(SignalRanks(tuple(ranks), number))
 
-    def change_links(self, world: int, number: int, links: Sequence[Link], rule: LinkRule) -> None:
-        """Give links between the nodes of a world a rule. The event `LinksChanged` with this number answers."""
-        self._send(ChangeLinks(world, number, tuple(links), rule))
+    def order(self, world: int, add_on: str, payload: str) -> None:
+        """Give the place of a world an order of its add-on. The event `WorldExtra` can answer."""
+        self._send(WorldExtra(world, add_on, payload))
 
     def events(self) -> Iterator[LauncherEvent]:
         """Yield the events since the last call. Blocks if there are none.

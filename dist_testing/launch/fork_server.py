@@ -22,24 +22,19 @@ import shutil
 import signal
 import socket
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from types import FrameType
 from typing import Any, NoReturn
 
-from dist_testing.add_ons import add_ons, blaming
+from dist_testing.add_ons import add_on_named, add_ons, blaming
 from dist_testing.errors import AddOnError, MessageError
 from dist_testing.launch.fresh import load_tests, order_for
-from dist_testing.launch.hooks import IdleWork
-from dist_testing.launch.link_process import LinkProcess
+from dist_testing.launch.hooks import IdleWork, WorldPlace
 from dist_testing.launch.spawn import become_rank
-from dist_testing.nodes.namespaces import Nodes, make_nodes, write_hosts
 from dist_testing.process import collector, wire
 from dist_testing.process.descent import mark_descendants
-from dist_testing.process.files import HOSTS
 from dist_testing.process.lifetime import become_subreaper, fork, watch_child
-from dist_testing.process.link_messages import UNASKED, ChangeLinks, LinksChanged
 from dist_testing.process.messages import (
     FORK_SERVER_EVENTS,
     FORK_SERVER_ORDERS,
@@ -51,6 +46,7 @@ from dist_testing.process.messages import (
     RunEvent,
     SignalRanks,
     Unfit,
+    WorldExtra,
     WorldOver,
     WorldRefused,
     WorldRequest,
@@ -74,13 +70,14 @@ class _World:
     number: int
     ranks: dict[int, list[int]]  # pid -> its ranks: one, unless they are threads
     pidfds: dict[int, int] = field(default_factory=dict)  # pidfd -> pid
-    nodes: Nodes | None = None
-    links: LinkProcess | None = None
+    place_name: str = ""  # of its add-on
+    place: WorldPlace | None = None
+    place_fd: int = -1  # in the poller
 
     @property
-    def node_fds(self) -> tuple[int, ...]:
-        """The descriptors that hold the simulated nodes until the world is over."""
-        return self.nodes.fds if self.nodes is not None else ()
+    def held_fds(self) -> tuple[int, ...]:
+        """The descriptors that hold the place until the world is over."""
+        return self.place.fds if self.place is not None else ()
 
 
 class _ForkServer:
@@ -107,8 +104,10 @@ class _ForkServer:
                 if fd == self._control.fileno():
                     if not self._handle_order():
                         return
-                elif self._is_of_links(fd):
-                    self._hear_links()
+                elif self._world is not None and fd == self._world.place_fd:
+                    assert self._world.place is not None
+                    with blaming(self._world.place_name, "its place"):
+                        self._tell(self._world, self._world.place.answers())
                 elif self._world is not None and fd in self._world.pidfds:
                     # Else it belongs to a world that has just ended.
                     self._reap(fd)
@@ -139,8 +138,8 @@ class _ForkServer:
                 self._start(order, fds)
             case SignalRanks():
                 self._signal(order.ranks, order.number)
-            case ChangeLinks():
-                self._change_links(order)
+            case WorldExtra():
+                self._order_place(order)
         return True
 
     def _send(self, event: ForkServerEvent) -> None:
@@ -157,13 +156,12 @@ class _ForkServer:
             raise FORK_SERVER_ORDERS.refused(
                 f"world {request.world} came with {len(fds)} descriptors; expected {request.fd_count}"
             )
-        self._world = world = _World(request.world, {})
+        self._world = world = _World(request.world, {}, place_name=request.place)
         fork_server_pid = os.getpid()
         try:
             take_over(request)
-            if request.layout.has_namespaces:
-                write_hosts(Path(request.directory, HOSTS), request.nodes)
-                world.nodes = make_nodes(request.nodes, request.store_port, 2 * request.size)
+            if request.place:
+                world.place = _made_place(request)
         except OSError as error:
             self._refuse(request.world, 0, error)
             request = dataclasses.replace(request, size=0)
@@ -177,9 +175,9 @@ class _ForkServer:
                 self.kill_ranks()
                 break
             if pid == 0:
-                starts = [_on_node(request.start_of(rank, fds, fork_server_pid), world.nodes) for rank in ranks]
+                starts = [_in_place(request.start_of(rank, fds, fork_server_pid), world.place) for rank in ranks]
                 mine = {fd for start in starts for fd in start.fds}
-                for fd in [*fds, *world.node_fds, *world.pidfds, self._control.detach()]:
+                for fd in [*fds, *world.held_fds, *world.pidfds, self._control.detach()]:
                     if fd not in mine:
                         os.close(fd)
                 self._run_ranks(starts)
@@ -196,41 +194,29 @@ class _ForkServer:
         else:
             self._end_world(world)
 
-    def _change_links(self, order: ChangeLinks) -> None:
+    def _order_place(self, order: WorldExtra) -> None:
         world = self._world
-        if world is None or world.number != order.world:
-            # It has ended, and with it all that has asked.
-            return
-        if world.nodes is None:
-            refusal_text = (
-                "world.faults: this world has no simulated nodes.\nIts ranks share a network.\nSet nodes = 2."
-            )
-        else:
-            refusal_text = self._pass_on(order, world, world.nodes)
-        if refusal_text:
-            self._send(LinksChanged(order.world, order.number, refusal_text))
+        # Else it has ended, and with it all that has asked.
+        if world is not None and world.number == order.world and world.place is not None:
+            with blaming(order.add_on, "its place"):
+                answer = world.place.order(order.add_on, order.payload)
+            self._tell(world, [(order.add_on, answer)] if answer else [])
 
-    def _pass_on(self, order: ChangeLinks, world: _World, nodes: Nodes) -> str:
-        if world.links is None:
-            try:
-                world.links = LinkProcess(nodes)
-            except OSError as error:
-                return f"world.faults: the network cannot be changed: {refusal(error)}"
-            self._poller.register(world.links, select.POLLIN)
-        return world.links.change(order)
+    def _tell(self, world: _World, answers: Iterable[tuple[str, str]]) -> None:
+        """Pass on answers of the place, and wait for more if it has a descriptor."""
+        assert world.place is not None
+        for add_on, answer in answers:
+            self._send(WorldExtra(world.number, add_on, answer))
+        if (fd := world.place.fileno()) != world.place_fd:
+            self._forget_place(world)
+            if fd >= 0:
+                self._poller.register(fd, select.POLLIN)
+            world.place_fd = fd
 
-    def _is_of_links(self, fd: int) -> bool:
-        links = self._world.links if self._world is not None else None
-        return links is not None and fd == links.fileno()
-
-    def _hear_links(self) -> None:
-        world = self._world
-        assert world is not None
-        assert world.links is not None
-        if (answer := world.links.answer(world.number, UNASKED)) is not None:
-            if answer.number == UNASKED:
-                self._poller.unregister(world.links)
-            self._send(answer)
+    def _forget_place(self, world: _World) -> None:
+        if world.place_fd >= 0:
+            self._poller.unregister(world.place_fd)
+        world.place_fd = -1
 
     def _refuse(self, world: int, rank: int, error: OSError) -> None:
         self._send(WorldRefused(world, rank, refusal(error)))
@@ -284,12 +270,11 @@ class _ForkServer:
         self._world = None
         for work in self._idle_work.values():
             work.world_over()
-        if world.links is not None:
-            with contextlib.suppress(KeyError):
-                # Its end may have been heard.
-                self._poller.unregister(world.links)
-            world.links.end()
-        for fd in world.node_fds:
+        if world.place is not None:
+            self._forget_place(world)
+            with blaming(world.place_name, "the end of its place"):
+                world.place.close()
+        for fd in world.held_fds:
             os.close(fd)
         self._send(WorldOver(world.number, tuple(map(_cut, self.orphans.remove()))))
 
@@ -304,12 +289,18 @@ def _idle_work(forks: int) -> dict[str, IdleWork]:
     return made
 
 
-def _on_node(start: RankStart, nodes: Nodes | None) -> RankStart:
-    if nodes is None:
+def _made_place(request: WorldRequest) -> WorldPlace:
+    add_on = add_on_named(request.place, f"world {request.world}")
+    with blaming(add_on.name, "its place"):
+        place: WorldPlace = add_on.load("place")(request)
+    return place
+
+
+def _in_place(start: RankStart, place: WorldPlace | None) -> RankStart:
+    if place is None:
         return start
-    node = start.request.layout.node_of(start.rank)
-    store_fd = nodes.store if start.rank == 0 else None
-    return dataclasses.replace(start, node_fds=nodes.of(node), store_fd=store_fd)
+    store_fd = place.store_fd if start.rank == 0 else start.store_fd
+    return dataclasses.replace(start, place_fds=place.fds_of(start.rank), store_fd=store_fd)
 
 
 def _cut(command: str) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 from dist_testing.events.event import Event
 from dist_testing.process.messages import LauncherEvent, Loader, WorldRequest
@@ -71,3 +71,11 @@ class Launcher(Protocol):
 
     def close(self) -> None:
         """End everything that the launcher has started."""
+
+
+@runtime_checkable
+class PlaceLauncher(Protocol):
+    """A launcher whose worlds can have a place that an add-on has made."""
+
+    def order(self, world: int, add_on: str, payload: str) -> None:
+        """Give the place of a world an order of an add-on. The event `WorldExtra` can answer."""

@@ -16,7 +16,7 @@ from dist_testing.process.lifetime import die_with_parent
 from dist_testing.process.messages import FreshRank, Loader, RankStart
 from dist_testing.process.refusal import refusal
 from dist_testing.process.stacks import answer_with_stacks
-from dist_testing.rank.bootstrap import FAILED_EXIT_CODE, RankContext, enter, enter_node, rank_reporter, take_over
+from dist_testing.rank.bootstrap import FAILED_EXIT_CODE, RankContext, enter, enter_place, rank_reporter, take_over
 from dist_testing.rank.capture import own_streams, redirect_output
 from dist_testing.rank.environment import world_env
 from dist_testing.rank.reporter import Reporter
@@ -28,8 +28,8 @@ def become_rank(start: RankStart, loader: Loader) -> NoReturn:
     request = start.request
     rank_env = request.layout.rank_env(start.rank)
     try:
-        enter_node(start)
-        start = dataclasses.replace(start, node_fds=())
+        enter_place(start)
+        start = dataclasses.replace(start, place_fds=())
         arguments, descriptor = command(__name__, FreshRank(start, with_imports(loader)))
         for fd in (*start.fds, descriptor):
             os.set_inheritable(fd, True)

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-# The names and addresses of simulated nodes.
-HOSTS = "hosts"
-
 
 def log_name(rank: int) -> str:
     """Return the name of the file that takes the output of a rank."""

@@ -21,7 +21,6 @@ from typing import Annotated, TypeAlias
 from dist_testing.case import CaseBody
 from dist_testing.codec import Family
 from dist_testing.layout import MAX_NODES, Layout
-from dist_testing.process.link_messages import ChangeLinks, LinksChanged
 from dist_testing.spec import MAX_WORLD_SIZE
 from dist_testing.world import WorldSettings
 
@@ -45,7 +44,7 @@ class WorldRequest:
     Attributes:
         world: Number of the world in this run.
         size: Number of ranks.
-        nodes: Number of nodes, which divides it. If there are several, the fork server makes them.
+        nodes: Number of nodes, which divides it.
         body: The case; of a worker pool, its first case.
         directory: The world's own folder, in which the ranks make `rank-<r>.log`.
         env: The whole environment of a rank, except the variables that differ from rank to rank.
@@ -55,13 +54,14 @@ class WorldRequest:
         pool: Whether the ranks form a worker pool, so that a case must not leave changes behind in them.
         fresh: Whether each rank is a fresh interpreter.
         together: Whether the ranks are threads of one process.
-        store_port: Port of the store; 0 for no store. Its listening socket travels with the request, unless it is on
-            a simulated node.
+        store_port: Port of the store; 0 for no store. Its listening socket travels with the request, unless the
+            place makes it.
         settings: Backend, device and limits of the world.
         debug_rank: The rank that gets the terminal; None for none.
         lease_fds: Number of lease descriptors, the last ones, which hold the world's GPUs.
         places: The node of each rank, by rank, of an attached world; empty for other worlds.
         host: Address at which the ranks of an attached world find the store; "" for this machine alone.
+        place: Name of the add-on that makes the place of the ranks; "" for this machine as it is.
     """
 
     world: _WorldNumber
@@ -82,6 +82,7 @@ class WorldRequest:
     nodes: Annotated[int, range(1, MAX_NODES + 1)] = 1
     places: tuple[_Rank, ...] = ()
     host: str = ""
+    place: str = ""
 
     @property
     def layout(self) -> Layout:
@@ -91,7 +92,7 @@ class WorldRequest:
     @property
     def brings_store(self) -> bool:
         """Whether the listening socket of the store travels with the request."""
-        return self.store_port > 0 and not self.layout.has_namespaces
+        return self.store_port > 0 and not self.place
 
     @property
     def fd_count(self) -> int:
@@ -120,6 +121,20 @@ class SignalRanks:
 
     ranks: tuple[_Rank, ...]
     number: _SignalNumber
+
+
+@dataclass(frozen=True, slots=True)
+class WorldExtra:
+    """A message between the parts of an add-on: from its watcher to its place, or back.
+
+    Attributes:
+        add_on: Its name.
+        payload: Only the add-on reads it.
+    """
+
+    world: _WorldNumber
+    add_on: str
+    payload: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -309,8 +324,7 @@ class RankStart:
         store_fd: The listening socket of the world's store, on rank 0 only.
         fork_server_pid: The parent, with which the rank dies.
         lease_fds: Only held open: the world keeps its GPUs until its last rank has ended.
-        node_fds: The namespaces of the rank's node, as `dist_testing.nodes.namespaces.enter` takes them; empty if the
-            rank is in them already, or stays in those of the machine.
+        place_fds: Descriptors of the rank's place, as the add-on of the place takes them; empty if the rank is there.
     """
 
     request: WorldRequest
@@ -321,12 +335,12 @@ class RankStart:
     store_fd: _Fd | None
     fork_server_pid: _Pid
     lease_fds: tuple[_Fd, ...] = ()
-    node_fds: tuple[_Fd, ...] = ()
+    place_fds: tuple[_Fd, ...] = ()
 
     @property
     def fds(self) -> tuple[int, ...]:
         """All descriptors of this rank."""
-        given = (self.channel_fd, self.stacks_fd, self.board_fd, self.store_fd, *self.lease_fds, *self.node_fds)
+        given = (self.channel_fd, self.stacks_fd, self.board_fd, self.store_fd, *self.lease_fds, *self.place_fds)
         return tuple(fd for fd in given if fd is not None)
 
 
@@ -357,18 +371,18 @@ class FreshForkServer:
     forks: _Natural = 0
 
 
-ForkServerOrder: TypeAlias = WorldRequest | SignalRanks | ChangeLinks
+ForkServerOrder: TypeAlias = WorldRequest | SignalRanks | WorldExtra
 FORK_SERVER_ORDERS: Family[ForkServerOrder] = Family(
-    "order to the fork server", 5, (WorldRequest, SignalRanks, ChangeLinks)
+    "order to the fork server", 6, (WorldRequest, SignalRanks, WorldExtra)
 )
 
 # The events of every launcher.
-LauncherEvent: TypeAlias = WorldStarted | WorldRefused | RankEnded | LinksChanged | WorldOver
+LauncherEvent: TypeAlias = WorldStarted | WorldRefused | RankEnded | WorldExtra | WorldOver
 ForkServerEvent: TypeAlias = LauncherEvent | RunEvent | Unfit
 FORK_SERVER_EVENTS: Family[ForkServerEvent] = Family(
     "event of the fork server",
     5,
-    (WorldStarted, WorldRefused, RankEnded, LinksChanged, WorldOver, RunEvent, Unfit),
+    (WorldStarted, WorldRefused, RankEnded, WorldExtra, WorldOver, RunEvent, Unfit),
 )
 
 AttachedMessage: TypeAlias = Hello | PartOver | Lost
@@ -376,8 +390,8 @@ ATTACHED_MESSAGES: Family[AttachedMessage] = Family("message of an attached rank
 
 AttachedOrder: TypeAlias = Welcome | Refused | TakePart | SignalPart | EndRun
 ATTACHED_ORDERS: Family[AttachedOrder] = Family(
-    "order to an attached rank", 4, (Welcome, Refused, TakePart, SignalPart, EndRun)
+    "order to an attached rank", 5, (Welcome, Refused, TakePart, SignalPart, EndRun)
 )
 
 FreshProgram: TypeAlias = FreshRank | FreshForkServer
-FRESH_PROGRAMS: Family[FreshProgram] = Family("order to a fresh interpreter", 5, (FreshRank, FreshForkServer))
+FRESH_PROGRAMS: Family[FreshProgram] = Family("order to a fresh interpreter", 6, (FreshRank, FreshForkServer))

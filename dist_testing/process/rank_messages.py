@@ -6,9 +6,8 @@
 A rank that imports the tests itself sends `Importing` before it does. A rank sends `Ready` once, a `RankReport` as soon
 as an outcome is known (peers must not wait for a teardown to learn of a failure), and `Done` as the last message before
 it leaves; in between, `Warned` for warnings of test code, `EndSession` if it wants no further test to run, and
-`CallsMade` or `CallsRecorded` before a report that it has passed. `SignalFault` and `LinkFault` ask for a fault in the
-rank's own world; the runner answers each with `FaultDone`. The runner does not trust these: a rank runs test code, and
-test code goes wrong.
+`CallsMade` or `CallsRecorded` before a report that it has passed. `Extra` brings a question to the watcher of an
+add-on, and its answer back. The runner does not trust these: a rank runs test code, and test code goes wrong.
 
 When every rank has sent a good report, the runner sends an instruction: `NextCase`, with another case for the same
 world, or `FinishWorld`, which every rank answers with `Done`. The rank that serves the store then waits for
@@ -26,11 +25,8 @@ from typing import Annotated, Literal, TypeAlias
 from dist_testing.case import CaseBody
 from dist_testing.codec import Family
 from dist_testing.errors import FrameError
-from dist_testing.faults import SignalAction
-from dist_testing.nodes.links import Link, LinkRule
 from dist_testing.outcomes import Kind, ReportDetails
 from dist_testing.process.ledger import Group
-from dist_testing.spec import MAX_WORLD_SIZE
 
 # A report with two texts of the largest size fits (`dist_testing.error_text.MAX_TEXT_CHARS`). A larger message must not
 # fill the runner's memory.
@@ -141,33 +137,16 @@ class CallsRecorded:
 
 
 @dataclass(frozen=True, slots=True)
-class SignalFault:
-    """Send a signal to ranks of this world, because the test wants the fault.
+class Extra:
+    """A message between the parts of an add-on, from a rank to the watcher of its world, or back as an answer.
 
     Attributes:
-        number: Of the request, for the answer.
-        action: Which signal: "kill" and "power off" are SIGKILL, "stop" is SIGSTOP, "cont" is SIGCONT.
-        ranks: Which ranks.
+        add_on: Its name.
+        payload: Only the add-on reads it.
     """
 
-    number: Annotated[int, range(1 << 31)]
-    action: SignalAction
-    ranks: tuple[Annotated[int, range(MAX_WORLD_SIZE)], ...]
-
-
-@dataclass(frozen=True, slots=True)
-class LinkFault:
-    """Give links between the simulated nodes of this world a rule.
-
-    Attributes:
-        number: Of the request, for the answer.
-        links: Which links.
-        rule: What they do to packets from now on.
-    """
-
-    number: Annotated[int, range(1 << 31)]
-    links: tuple[Link, ...]
-    rule: LinkRule
+    add_on: str
+    payload: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -192,29 +171,14 @@ class LeaveWorld:
     """End: every rank has sent `Done`, so no rank needs the store."""
 
 
-@dataclass(frozen=True, slots=True)
-class FaultDone:
-    """The fault that the rank has asked for has happened, or the runner refuses it.
-
-    Attributes:
-        number: Of the request.
-        refusal: What is wrong, the cause and the way out; "" if the fault has happened.
-    """
-
-    number: Annotated[int, range(1 << 31)]
-    refusal: str = ""
-
-
-RankMessage: TypeAlias = (
-    Importing | Ready | RankReport | Warned | EndSession | CallsMade | CallsRecorded | SignalFault | LinkFault | Done
-)
+RankMessage: TypeAlias = Importing | Ready | RankReport | Warned | EndSession | CallsMade | CallsRecorded | Extra | Done
 RANK_MESSAGES: Family[RankMessage] = Family(
     "message of a rank",
-    5,
-    (Importing, Ready, RankReport, Warned, EndSession, CallsMade, CallsRecorded, SignalFault, LinkFault, Done),
+    6,
+    (Importing, Ready, RankReport, Warned, EndSession, CallsMade, CallsRecorded, Extra, Done),
     max_bytes=MAX_FRAME_BYTES,
     error=FrameError,
 )
 
-Instruction: TypeAlias = NextCase | FinishWorld | LeaveWorld | FaultDone
-INSTRUCTIONS: Family[Instruction] = Family("instruction to a rank", 3, (NextCase, FinishWorld, LeaveWorld, FaultDone))
+Instruction: TypeAlias = NextCase | FinishWorld | LeaveWorld | Extra
+INSTRUCTIONS: Family[Instruction] = Family("instruction to a rank", 4, (NextCase, FinishWorld, LeaveWorld, Extra))

@@ -10,16 +10,14 @@ import sys
 import tempfile
 import traceback
 from collections.abc import Iterator, Sequence
-from pathlib import Path
 from typing import NoReturn, Protocol
 
+from dist_testing.add_ons import add_on_named, blaming
 from dist_testing.case import CaseBody
 from dist_testing.errors import MessageError
-from dist_testing.nodes.namespaces import enter as enter_namespaces
-from dist_testing.nodes.namespaces import name_nodes
 from dist_testing.process import wire
 from dist_testing.process.board import PhaseBoard
-from dist_testing.process.files import HOSTS, log_name
+from dist_testing.process.files import log_name
 from dist_testing.process.lifetime import die_with_parent
 from dist_testing.process.messages import RankStart, WorldRequest
 from dist_testing.process.native_stacks import print_native_stacks
@@ -33,10 +31,10 @@ from dist_testing.rank.daemons import end_daemons
 from dist_testing.rank.debugging import set_breakpoint_hook, take_terminal
 from dist_testing.rank.device import finish_device_work
 from dist_testing.rank.environment import become, world_env
-from dist_testing.rank.fault_client import FaultClient
 from dist_testing.rank.ledger import answer_with_ledger
 from dist_testing.rank.long_texts import LongTexts
 from dist_testing.rank.reporter import FrameWriter, Reporter
+from dist_testing.rank.runner_client import RunnerClient
 from dist_testing.rank.state import RankState
 
 # torch's code for "this rank's test failed" (MultiProcessTestCase.TEST_ERROR_EXIT_CODE).
@@ -104,7 +102,7 @@ def rank_reporter(start: RankStart, channel: socket.socket) -> Reporter:
     """Return the reporter of a rank that is a process."""
     board = PhaseBoard(start.board_fd, start.request.size)
     reporter = Reporter(FrameWriter(channel), board, start.rank, fit=LongTexts(start.request.directory, start.rank).fit)
-    reporter.faults = FaultClient(channel)
+    reporter.runner = RunnerClient(channel)
     return reporter
 
 
@@ -136,7 +134,7 @@ def next_instruction(channel: socket.socket, reporter: Reporter) -> Instruction 
 
 def _run(start: RankStart, reporter: Reporter, channel: socket.socket, context: RankContext) -> None:
     try:
-        enter_node(start)
+        enter_place(start)
         become_rank_process(start)
         os.environ.update(start.request.layout.rank_env(start.rank))
         front_end = context.front_end(start.request.body)
@@ -231,15 +229,16 @@ def take_over(request: WorldRequest) -> None:
         torch.set_num_threads(request.threads)
 
 
-def enter_node(start: RankStart) -> None:
-    """Move this process into the node of its rank, if the world has simulated nodes. It must have one thread.
+def enter_place(start: RankStart) -> None:
+    """Move this process into the place of its rank, if an add-on has made one. It must have one thread.
 
     Raises:
         OSError: If the kernel refuses.
     """
-    if start.node_fds:
-        enter_namespaces(start.node_fds)
-        name_nodes(Path(start.request.directory, HOSTS))
+    if start.place_fds:
+        add_on = add_on_named(start.request.place, f"rank {start.rank}")
+        with blaming(add_on.name, "the entry into its place"):
+            add_on.load("place").enter(start)
         # The kernel forgets the parent's death signal when a process joins a user namespace.
         die_with_parent(start.fork_server_pid)
 

@@ -6,15 +6,14 @@ import importlib
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from dist_testing.faults import FaultsRefused
 from dist_testing.rank.groups import end_groups
-from dist_testing.world import World
+from dist_testing.world import NoRunner, World
 
 if TYPE_CHECKING:
     from torch._C._distributed_c10d import Store
 
-    from dist_testing.faults import FaultCarrier
     from dist_testing.process.messages import RankStart, WorldRequest
+    from dist_testing.rank.runner_client import RunnerClient
 
 # Share of a GPU's memory that all ranks on it may allocate. Each rank's context takes some hundred MiB more.
 _SHARED_MEMORY = 0.8
@@ -28,11 +27,12 @@ class RankWorld(World):
 
     @classmethod
     def of(
-        cls, start: RankStart, store: Store | None = None, cases: int = 0, faults: FaultCarrier | None = None
+        cls, start: RankStart, store: Store | None = None, cases: int = 0, runner: RunnerClient | None = None
     ) -> RankWorld:
         """Return the world that a rank was started for. `cases` counts the cases that this process has run before.
 
-        The ranks share the given store, or the one at the world's port. `faults` carries requests for faults.
+        The ranks share the given store, or the one at the world's port. `runner` asks the runner; None if it
+        cannot be asked.
         """
         request = start.request
         world = cls(
@@ -44,7 +44,7 @@ class RankWorld(World):
             store_fd=start.store_fd,
             store=store,
             cases=cases,
-            faults=faults or _refusal(request),
+            runner=runner or _refusal(request),
         )
         world._is_reused = request.pool and request.store_port > 0
         return world
@@ -94,13 +94,13 @@ class RankWorld(World):
         end_groups()
 
 
-def _refusal(request: WorldRequest) -> FaultsRefused:
+def _refusal(request: WorldRequest) -> NoRunner:
     if request.together:
-        return FaultsRefused(
+        return NoRunner(
             "The ranks are threads of one process, so no rank can be killed, stopped or cut off alone.",
             'Set isolation="fork", with a backend that supports it.',
         )
-    return FaultsRefused(
+    return NoRunner(
         "A launcher such as torchrun or srun has started these ranks, and it ends all of them when one ends.",
         "Let the library start the ranks: run the test by plain pytest, or as a Bazel target.",
     )

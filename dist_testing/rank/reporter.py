@@ -27,7 +27,7 @@ from dist_testing.process.rank_messages import (
     Warned,
 )
 from dist_testing.rank.collateral import collateral
-from dist_testing.rank.fault_client import FaultClient
+from dist_testing.rank.runner_client import RunnerClient
 from dist_testing.skips import skip_for_exit_code
 
 # The file of torch's collectives.
@@ -101,8 +101,8 @@ class Reporter:
         self.expectations: Sequence[tuple[type, ...]] = ()
         # The exit code that the test gave to sys.exit; None without such a call.
         self.left_with: int | None = None
-        # Asks for faults; None on a rank that can ask for none.
-        self.faults: FaultClient | None = None
+        # Asks the runner; None on a rank that cannot.
+        self.runner: RunnerClient | None = None
 
     @property
     def is_forked(self) -> bool:
@@ -125,13 +125,13 @@ class Reporter:
 
     def begin_case(self) -> None:
         """Note the begin of a case."""
-        if self.faults is not None:
-            self.faults.begin_case()
+        if self.runner is not None:
+            self.runner.begin_case()
 
     def case_over(self) -> None:
         """Note the end of the case on this rank. Report a pass if nothing else was reported."""
-        if self.faults is not None:
-            self.faults.end_case()
+        if self.runner is not None:
+            self.runner.end_case()
         # First, because the runner may read the board as soon as all ranks have reported.
         self._board.write(self._rank, "")
         if not self._has_reported:

@@ -22,10 +22,11 @@ from dist_testing.errors import UsageError
 from dist_testing.events.cases import FaultHappened
 from dist_testing.events.event import LinkEnds
 from dist_testing.layout import node_address
+from dist_testing.nodes.fault_client import FaultClient
 from dist_testing.nodes.links import CUT, MAX_OVERTAKING, Link, LinkRule, fate
 from dist_testing.nodes.namespaces import missing_permission
 from dist_testing.outcomes import Status
-from dist_testing.rank.fault_client import FaultClient
+from dist_testing.rank.runner_client import RunnerClient
 from dist_testing.world import World
 from tests.support.worlds import engine_for, run
 
@@ -274,8 +275,8 @@ def _loses_its_wire(world: World, _: _Arguments) -> None:
 
 def _asks_for_strangers(world: World, _: _Arguments) -> None:
     if world.rank == 0:
-        client = world._fault_carrier
-        assert isinstance(client, FaultClient)
+        assert isinstance(world._runner, RunnerClient)
+        client = FaultClient(world._runner)
         for link in (Link(0, 2), Link(1, 1)):
             with pytest.raises(UsageError, match=r"world\.faults: link .* in a world of 2 nodes\.\n.*\nName nodes"):
                 client.set_links([link], CUT)

@@ -19,12 +19,14 @@ from dist_testing.engine.engine import Engine
 from dist_testing.errors import UsageError
 from dist_testing.events.cases import FaultHappened
 from dist_testing.fault_plan import PlannedFault
+from dist_testing.nodes.fault_client import FaultClient
+from dist_testing.nodes.fault_messages import FAULT_REQUESTS, LinkFault, SignalFault
 from dist_testing.nodes.links import CUT, Link
 from dist_testing.outcomes import Cause, Kind, Status
 from dist_testing.process import wire
-from dist_testing.process.rank_messages import RANK_MESSAGES, LinkFault, SignalFault
+from dist_testing.process.rank_messages import RANK_MESSAGES, Extra
 from dist_testing.procfs import status_of
-from dist_testing.rank.fault_client import FaultClient
+from dist_testing.rank.runner_client import RunnerClient
 from dist_testing.world import World
 from tests.support.worlds import engine_for, run
 
@@ -36,9 +38,8 @@ _Arguments = dict[str, Any]
 
 
 def _client(world: World) -> FaultClient:
-    carrier = world._fault_carrier
-    assert isinstance(carrier, FaultClient)
-    return carrier
+    assert isinstance(world._runner, RunnerClient)
+    return FaultClient(world._runner)
 
 
 def _meet(world: World) -> None:
@@ -145,9 +146,10 @@ def _ends_late(world: World, _: _Arguments) -> None:
 
 def _asks_without_end(world: World, _: _Arguments) -> None:
     if world.rank == 0:
-        client = _client(world)
-        for number in range(200_000):
-            wire.send(client._channel, RANK_MESSAGES, SignalFault(number, "cont", (1,)))
+        assert isinstance(world._runner, RunnerClient)
+        request = FAULT_REQUESTS.to_wire(SignalFault("cont", (1,))).decode()
+        for _number in range(200_000):
+            wire.send(world._runner._channel, RANK_MESSAGES, Extra("faults", request))
     world.store.get("never")
 
 
@@ -331,6 +333,6 @@ def test_ranks_that_are_threads_have_no_faults() -> None:
 
 def test_requests_with_values_out_of_range_are_no_messages() -> None:
     """If this fails, a rank can name any process or link by a number that the runner does not check."""
-    for message in (SignalFault(1, "kill", (-1,)), LinkFault(1, (Link(0, 64),), CUT)):
-        with pytest.raises(Exception, match=r"message of a rank: .*expected int from 0 to"):
-            RANK_MESSAGES.from_wire(RANK_MESSAGES.to_wire(message))
+    for message in (SignalFault("kill", (-1,)), LinkFault((Link(0, 64),), CUT)):
+        with pytest.raises(Exception, match=r"request for a fault: .*expected int from 0 to"):
+            FAULT_REQUESTS.from_wire(FAULT_REQUESTS.to_wire(message))

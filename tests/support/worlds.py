@@ -39,7 +39,7 @@ class Functions:
     def open(self, start: RankStart, reporter: Reporter) -> None:
         """Create the world."""
         reporter.phase("init")
-        self._world = RankWorld.of(start, self._store, faults=reporter.faults)
+        self._world = RankWorld.of(start, self._store, runner=reporter.runner)
         self._world.prepare()
 
     def run(self, body: CaseBody, reporter: Reporter) -> None:

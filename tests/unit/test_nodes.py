@@ -6,10 +6,9 @@ from typing import Any
 
 import pytest
 
+from dist_testing.backends import default_backend
 from dist_testing.case import Case, CaseBody
-from dist_testing.engine.running_world import check_nodes
 from dist_testing.errors import UsageError
-from dist_testing.launch.isolation import FORK, isolation_named
 from dist_testing.layout import (
     INTERFACE,
     LOOPBACK,
@@ -19,6 +18,8 @@ from dist_testing.layout import (
     node_address,
     node_name,
 )
+from dist_testing.nodes.check import check
+from dist_testing.spec import Spec
 
 
 def test_ranks_are_placed_as_torchrun_places_them() -> None:
@@ -63,6 +64,10 @@ def test_every_node_has_a_name_and_an_address_of_its_own() -> None:
     assert len({node_address(node) for node in nodes}) == len({node_name(node) for node in nodes}) == MAX_NODES
 
 
+def _spec(gpus_per_rank: int) -> Spec:
+    return Spec("", default_backend(), (4,), gpus_per_rank, "fork")
+
+
 @pytest.mark.parametrize(
     ("nodes", "isolation", "gpus", "problem", "way_out"),
     [
@@ -82,7 +87,7 @@ def test_a_case_that_cannot_be_spread_is_refused(
     """If this fails, ranks start on nodes of different sizes, or all of a node's ranks take the same GPU."""
     case = Case("test_x", 4, CaseBody("none"), 60.0, isolation, nodes=nodes)
     with pytest.raises(UsageError) as caught:
-        check_nodes(case, isolation_named(isolation), gpus)
+        check(case, _spec(gpus // 4))
     first, *_, last = str(caught.value).splitlines()
     assert first == f"test_x: {problem}"
     assert way_out in last
@@ -91,7 +96,7 @@ def test_a_case_that_cannot_be_spread_is_refused(
 @pytest.mark.parametrize("nodes", [1, 2, 4])
 def test_a_case_that_can_be_spread_is_accepted(nodes: int) -> None:
     """If this fails, no test runs on nodes."""
-    check_nodes(Case("test_x", 4, CaseBody("none"), 60.0, "fork", nodes=nodes), FORK, 0)
+    check(Case("test_x", 4, CaseBody("none"), 60.0, "fork", nodes=nodes), _spec(0))
 
 
 def test_nodes_are_named_and_numbered_from_the_first_address() -> None:

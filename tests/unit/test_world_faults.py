@@ -8,16 +8,17 @@ from typing import Any
 
 import pytest
 
+from dist_testing.backends import default_backend
 from dist_testing.case import Case, CaseBody
-from dist_testing.engine.fault_plans import plan_of
 from dist_testing.errors import UsageError
 from dist_testing.fault_plan import PlannedFault, read_fault_plan
-from dist_testing.faults import NO_RUNNER, Faults, FaultsRefused, SignalAction
-from dist_testing.launch.isolation import isolation_named
 from dist_testing.layout import Layout
+from dist_testing.nodes.fault_messages import LinkFault, SignalFault
+from dist_testing.nodes.fault_plans import check, plan_of
+from dist_testing.nodes.faults import Faults, SignalAction
 from dist_testing.nodes.links import CUT, WHOLE, Link, LinkRule
-from dist_testing.process.rank_messages import LinkFault, SignalFault
-from dist_testing.world import World, WorldSettings
+from dist_testing.spec import Spec
+from dist_testing.world import NO_RUNNER, NoRunner, World, WorldSettings
 
 
 class _Carrier:
@@ -121,8 +122,8 @@ def test_a_world_without_nodes_has_no_network_to_break(call: str) -> None:
 def test_a_world_that_cannot_have_faults_says_why() -> None:
     """If this fails, a rank of torchrun, or one that is a thread, gets an error without a way out."""
     settings = WorldSettings("gloo", "cpu", 0, "", 60.0, init=False)
-    for refused in (NO_RUNNER, FaultsRefused("The cause.", "The way out.")):
-        world = World(1, Layout(4), settings, directory=Path(), store_port=0, store_fd=None, faults=refused)
+    for refused in (NO_RUNNER, NoRunner("The cause.", "The way out.")):
+        world = World(1, Layout(4), settings, directory=Path(), store_port=0, store_fd=None, runner=refused)
         with pytest.raises(UsageError, match=r"^world\.faults on rank 1 of 4: not possible here\.\n.+\n.+$"):
             assert world.faults
 
@@ -153,18 +154,18 @@ def test_what_is_no_plan_is_refused_in_three_lines(value: object) -> None:
 @pytest.mark.parametrize(
     ("call", "requests"),
     [
-        ("kill(3)", (SignalFault(0, "kill", (3,)),)),
-        (" wire(0, 1, loss=0.5, one_way=True) ", (LinkFault(0, (Link(0, 1),), LinkRule(loss_ppm=500_000)),)),
+        ("kill(3)", (SignalFault("kill", (3,)),)),
+        (" wire(0, 1, loss=0.5, one_way=True) ", (LinkFault((Link(0, 1),), LinkRule(loss_ppm=500_000)),)),
         (
             # First the cable, so that no peer hears of the end of the ranks.
             "node_down(1)",
-            (LinkFault(0, (Link(1, 0), Link(0, 1)), CUT), SignalFault(0, "power off", (2, 3))),
+            (LinkFault((Link(1, 0), Link(0, 1)), CUT), SignalFault("power off", (2, 3))),
         ),
     ],
 )
 def test_a_planned_fault_asks_for_what_a_rank_would_ask_for(call: str, requests: tuple[Any, ...]) -> None:
     """If this fails, a plan and a test with the same fault see different ones."""
-    (planned,) = plan_of(_case(call), isolation_named("fork"))
+    (planned,) = plan_of(_case(call))
     assert planned.requests == requests
 
 
@@ -176,7 +177,7 @@ def test_a_planned_fault_asks_for_what_a_rank_would_ask_for(call: str, requests:
 def test_only_plain_calls_of_faults_are_planned(call: str) -> None:
     """If this fails, the text of a plan runs as code, or a mistyped call happens never and in silence."""
     with pytest.raises(UsageError) as caught:
-        plan_of(_case(call), isolation_named("fork"))
+        plan_of(_case(call))
     first, cause, way_out = str(caught.value).splitlines()
     assert first.startswith("test_x: world.faults: planned fault ")
     assert "node_down" in cause
@@ -195,6 +196,6 @@ def test_only_plain_calls_of_faults_are_planned(call: str) -> None:
 def test_a_fault_that_the_world_cannot_have_is_refused(case: Case, said: str) -> None:
     """If this fails, ranks start for a fault that cannot happen."""
     with pytest.raises(UsageError) as caught:
-        plan_of(case, isolation_named(case.isolation))
+        check(case, Spec("", default_backend(), (4,), 0, "fork"))
     assert said in str(caught.value).splitlines()[0]
     assert len(str(caught.value).splitlines()) == 3

@@ -65,7 +65,7 @@ class CallRankFrontEnd:
         """Make the default group."""
         reporter.phase("init")
         self._rank = start.rank
-        self._world = RankWorld.of(start, self._store, faults=reporter.faults)
+        self._world = RankWorld.of(start, self._store, runner=reporter.runner)
         self._world.prepare()
 
     def run(self, body: CaseBody, reporter: Reporter) -> None:

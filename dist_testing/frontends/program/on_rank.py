@@ -59,7 +59,7 @@ class ProgramRankFrontEnd:
     def open(self, start: RankStart, reporter: Reporter) -> None:
         """Serve the store of the world, and set the rest of torchrun's variables."""
         reporter.phase("init")
-        self._world = RankWorld.of(start, faults=reporter.faults)
+        self._world = RankWorld.of(start, runner=reporter.runner)
         if start.store_fd is not None:
             # `init_process_group` of another rank may need it first; on this rank it finds the same one.
             _ = self._world.store

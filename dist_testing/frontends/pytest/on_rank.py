@@ -197,7 +197,7 @@ class PytestRankFrontEnd:
     def open(self, start: RankStart, reporter: Reporter) -> None:
         """Make the world."""
         reporter.phase("init")
-        self._world = _this.world = RankWorld.of(start, self._store, self._cases, reporter.faults)
+        self._world = _this.world = RankWorld.of(start, self._store, self._cases, reporter.runner)
         _this.reporter = reporter
         self._world.prepare()
         if start.rank != start.request.debug_rank:

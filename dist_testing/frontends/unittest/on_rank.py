@@ -69,7 +69,7 @@ class UnittestRankFrontEnd:
         self._is_kept = start.request.pool
         reporter.phase("init")
         if start.request.store_port:
-            self._world = RankWorld.of(start, faults=reporter.faults)
+            self._world = RankWorld.of(start, runner=reporter.runner)
             self._world.prepare()
         cls = find_class(UNITTEST_CASES.from_wire(start.request.body.content).cls)
         cls._open_rank(start.rank, start.request.size, start.request.directory)

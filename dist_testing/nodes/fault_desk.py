@@ -5,21 +5,31 @@ A request is checked as if a stranger had sent it: it may name only ranks and no
 
 from __future__ import annotations
 
+import dataclasses
 import math
 import signal
+import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol, runtime_checkable
 
-from dist_testing.engine.fault_plans import PlannedRequests, Request
-from dist_testing.engine.hang_watch import HangWatch
+from dist_testing.case import CaseResult
+from dist_testing.engine.hooks import CaseStart, WatchedWorld, WorldWatcher
 from dist_testing.engine.rank_record import RankRecord
-from dist_testing.events.event import fault_in_words
-from dist_testing.launch.launcher import Launcher
-from dist_testing.nodes.links import Link, LinkRule
-from dist_testing.process.link_messages import UNASKED, LinksChanged
-from dist_testing.process.rank_messages import FaultDone, LinkFault, SignalFault
+from dist_testing.events.cases import FaultHappened
+from dist_testing.events.event import LinkEnds, fault_in_words
+from dist_testing.nodes.fault_client import ADD_ON
+from dist_testing.nodes.fault_messages import (
+    FAULT_ANSWERS,
+    FAULT_REQUESTS,
+    FaultDone,
+    LinkFault,
+    Request,
+    SignalFault,
+)
+from dist_testing.nodes.fault_plans import PlannedRequests, plan_of
+from dist_testing.nodes.link_messages import LINK_ANSWERS, LINK_ORDERS, UNASKED, ChangeLinks
+from dist_testing.outcomes import Cause, Status, Verdict
 
 _SIGNALS = {
     "kill": signal.SIGKILL,
@@ -33,14 +43,8 @@ _LOOK_S = 0.005
 _SIGNAL_LIMIT_S = 10.0
 # The report of a failed case names at most this many faults.
 _MAX_NOTES = 20
-
-
-@runtime_checkable
-class LinkLauncher(Protocol):
-    """A launcher whose worlds have links between nodes."""
-
-    def change_links(self, world: int, number: int, links: Sequence[Link], rule: LinkRule) -> None:
-        """Give links of a world a rule. The event `LinksChanged` with this number answers."""
+# A test that asks for faults without end must not fill the file of events.
+_MAX_EVENTS = 1000
 
 
 @dataclass(slots=True)
@@ -53,45 +57,52 @@ class _Pending:
     begun_s: float
 
 
-class FaultDesk:
+class FaultDesk(WorldWatcher):
     """Carries out the faults of one world.
 
     Attributes:
         next_s: When to look at the ranks again, on the monotonic clock.
-        on_happened: Called for each fault that has happened, with the rank that asked (None: the plan), the request,
-            and when it was begun and had happened; None if no listener wants to know.
     """
 
-    def __init__(self, launcher: Launcher, world: int, records: Sequence[RankRecord], hang_watch: HangWatch | None):
+    def __init__(self, world: WatchedWorld) -> None:
         """Make the desk of a world."""
         self.next_s = math.inf
-        self.on_happened: Callable[[int | None, Request, float, float], None] | None = None
-        self._launcher = launcher
         self._world = world
-        self._records = records
-        self._hang_watch = hang_watch
+        self._records = world.records
+        self._start: CaseStart | None = None
+        self._asked: list[tuple[RankRecord, Request]] = []
         self._pending: list[_Pending] = []
         self._number = 0
         self._notes: list[str] = []
         self._count = 0
-        self._began_s = 0.0
-        self._keeps_ranks = False
+        self._event_count = 0
         self._plan: deque[PlannedRequests] = deque()
         self._next_parts: deque[Request] = deque()
         self._refused: list[str] = []
         self._plan_s = math.inf
 
-    def begin_case(self, now_s: float, *, keeps_ranks: bool, plan: Sequence[PlannedRequests] = ()) -> None:
-        """Forget the faults of the last case. `keeps_ranks` if the ranks are for further cases, too."""
-        self._plan, self._next_parts, self._refused = deque(plan), deque(), []
+    def begin_case(self, start: CaseStart) -> None:
+        """Forget the faults of the last case."""
+        self._start = start
+        self._plan, self._next_parts, self._refused = deque(plan_of(start.case)), deque(), []
         self._plan_s = math.inf
-        if plan and self._hang_watch is not None:
+        if self._plan:
             # A rank may wait for a fault.
-            self._hang_watch.trust_no_wait()
-        self._keeps_ranks = keeps_ranks
-        self._notes, self._count, self._began_s = [], 0, now_s
+            self._world.disable_proof()
+        self._notes, self._count, self._event_count = [], 0, 0
         self._pending = []
-        self.next_s = math.inf
+        self.next_s = start.began_s if self._plan else math.inf
+
+    def on_message(self, rank: int, payload: str) -> None:
+        """Note what a rank asks for."""
+        self._asked.append((self._records[rank], FAULT_REQUESTS.from_wire(payload)))
+
+    def explain(self, result: CaseResult) -> CaseResult:
+        """Fail a case whose planned faults did not happen; name the faults of one that has failed."""
+        if result.verdict.status is Status.PASSED and (missed := self.missed()):
+            reason = f"planned faults did not happen: {'; '.join(missed)}"
+            result = dataclasses.replace(result, verdict=Verdict(Status.FAILED, Cause.FAILURE, reason))
+        return dataclasses.replace(result, notes=(*result.notes, *self.notes()))
 
     def missed(self) -> list[str]:
         """Return the faults of the plan that have not happened, each with why."""
@@ -104,16 +115,15 @@ class FaultDesk:
         further = self._count - len(self._notes)
         return [*self._notes, *([f"{further} further faults"] if further else [])]
 
-    def look(self, now_s: float, *, is_running: bool) -> None:
+    def poll(self, now_s: float) -> str:
         """Begin what the ranks have asked for, and answer requests whose faults have happened."""
-        for record in self._records:
-            requests, record.fault_requests = record.fault_requests, []
-            for request in requests:
-                if refusal := self._refusal(request, is_running=is_running):
-                    self._answer(record, request, refusal)
-                else:
-                    self._begin(record, request, now_s)
-        if is_running:
+        asked, self._asked = self._asked, []
+        for record, request in asked:
+            if refusal := self._refusal(request, is_running=self._world.is_running):
+                self._answer(record, refusal)
+            else:
+                self._begin(record, request, now_s)
+        if self._world.is_running:
             self._follow_plan(now_s)
         still = []
         for pending in self._pending:
@@ -123,13 +133,14 @@ class FaultDesk:
                 for rank in pending.request.ranks:
                     self._records[rank].is_stopped_on_purpose = pending.request.action == "stop"
                 self._tell(pending, now_s)
-                self._answer(pending.asker, pending.request)
+                self._answer(pending.asker)
             elif now_s >= pending.begun_s + _SIGNAL_LIMIT_S:
-                self._answer(pending.asker, pending.request, _stuck(pending.request))
+                self._answer(pending.asker, _stuck(pending.request))
             else:
                 still.append(pending)
         self._pending = still
         self.next_s = self._next_look_s(now_s)
+        return ""
 
     def _next_look_s(self, now_s: float) -> float:
         if any(isinstance(pending.request, SignalFault) for pending in self._pending):
@@ -152,33 +163,34 @@ class FaultDesk:
         if self._next_parts:
             request = self._next_parts.popleft()
             if refusal := self._refusal(request, is_running=True):
-                self._answer(None, request, refusal)
+                self._answer(None, refusal)
             else:
                 self._begin(None, request, now_s)
 
-    def links_changed(self, event: LinksChanged, now_s: float) -> None:
-        """Answer the request that the launcher has carried out."""
+    def on_answer(self, payload: str) -> None:
+        """Answer the request that the place of the world has carried out."""
+        event = LINK_ANSWERS.from_wire(payload)
         if event.number == UNASKED:
             self._add_note(event.refusal.replace("\n", " "))
         for pending in self._pending:
             if pending.number == event.number:
                 if not event.refusal:
-                    self._tell(pending, now_s)
-                self._answer(pending.asker, pending.request, event.refusal)
+                    self._tell(pending, time.monotonic())
+                self._answer(pending.asker, event.refusal)
                 self._pending.remove(pending)
                 return
 
-    def end_stopped(self) -> None:
+    def ranks_settled(self) -> None:
         """Kill the ranks that the case has stopped until its end."""
         if stopped := [record for record in self._records if record.is_left_stopped]:
             for record in stopped:
                 record.leave_stopped()
-            self._launcher.signal([record.rank for record in stopped], signal.SIGKILL)
+            self._world.signal_ranks([record.rank for record in stopped], signal.SIGKILL)
 
     def _refusal(self, request: Request, *, is_running: bool) -> str:
         if not is_running:
             return _text("asked for after the end of the case", "A thread has called it.", "Wait for it in the test.")
-        if self._keeps_ranks and (isinstance(request, LinkFault) or _SIGNALS[request.action] == signal.SIGKILL):
+        if self._started.keeps_ranks and (isinstance(request, LinkFault) or _SIGNALS[request.action] == signal.SIGKILL):
             return _text(
                 "a fault that breaks the world of a worker pool",
                 "The ranks of a pool run the next test, too; dead ranks and broken links would fail it. stop, cont and "
@@ -186,12 +198,8 @@ class FaultDesk:
                 'Give the test ranks of its own: isolation="fork".',
             )
         if isinstance(request, LinkFault):
-            if not isinstance(self._launcher, LinkLauncher):
-                return _text(
-                    "this launcher cannot change the network",
-                    "A launcher of the project's own has made the ranks.",
-                    'Set isolation = "fork".',
-                )
+            if self._started.case.nodes == 1:
+                return _text("this world has no simulated nodes", "Its ranks share a network.", "Set nodes = 2.")
             # The process that has the nodes knows their number, and checks it.
             return ""
         strangers = [rank for rank in request.ranks if rank >= len(self._records)]
@@ -215,16 +223,22 @@ class FaultDesk:
         self._pending.append(_Pending(asker, request, self._number, now_s))
         self._note(asker, request, now_s)
         if isinstance(request, LinkFault):
-            if self._hang_watch is not None:
-                # A packet that is lost or late comes again, after a time that only the kernel knows.
-                self._hang_watch.trust_no_wait()
-            assert isinstance(self._launcher, LinkLauncher)
-            self._launcher.change_links(self._world, self._number, request.links, request.rule)
+            # A packet that is lost or late comes again, after a time that only the kernel knows.
+            self._world.disable_proof()
+            order = ChangeLinks(self._number, request.links, request.rule)
+            if not self._world.order(ADD_ON, LINK_ORDERS.to_wire(order).decode()):
+                self._pending.pop()
+                refusal = _text(
+                    "this launcher cannot change the network",
+                    "A launcher of the project's own has made the ranks.",
+                    'Set isolation = "fork".',
+                )
+                self._answer(asker, refusal)
             return
         number = _SIGNALS[request.action]
         for rank in request.ranks:
             self._records[rank].is_stopped_on_purpose = False
-        self._launcher.signal(request.ranks, number)
+        self._world.signal_ranks(request.ranks, number)
 
     def _has_happened(self, request: SignalFault) -> bool:
         records = [self._records[rank] for rank in request.ranks]
@@ -233,17 +247,29 @@ class FaultDesk:
         wants_stop = request.action == "stop"
         return all(record.has_ended or record.kernel_state.startswith("T") == wants_stop for record in records)
 
-    def _tell(self, pending: _Pending, now_s: float) -> None:
-        if self.on_happened is not None:
-            by = None if pending.asker is None else pending.asker.rank
-            self.on_happened(by, pending.request, pending.begun_s, now_s)
+    @property
+    def _started(self) -> CaseStart:
+        assert self._start is not None
+        return self._start
 
-    def _answer(self, asker: RankRecord | None, request: Request, refusal: str = "") -> None:
+    def _tell(self, pending: _Pending, now_s: float) -> None:
+        """Emit that a fault has happened."""
+        if self._event_count == _MAX_EVENTS:
+            return
+        self._event_count += 1
+        by = None if pending.asker is None else pending.asker.rank
+        request, number, emit = pending.request, self._started.number, self._started.emit
+        if isinstance(request, SignalFault):
+            emit(FaultHappened(now_s, number, request.action, request.ranks, (), "", by, pending.begun_s))
+        else:
+            links = tuple(LinkEnds(link.source, link.target) for link in request.links)
+            emit(FaultHappened(now_s, number, "links", (), links, request.rule.describe(), by, pending.begun_s))
+
+    def _answer(self, asker: RankRecord | None, refusal: str = "") -> None:
         if asker is None:
             self._refused += [refusal.replace("\n", " ")] if refusal else []
-            return
-        if asker.channel.fileno() >= 0:
-            asker.answer(FaultDone(request.number, refusal))
+        elif asker.channel.fileno() >= 0:
+            asker.answer(ADD_ON, FAULT_ANSWERS.to_wire(FaultDone(refusal)).decode())
 
     def _note(self, asker: RankRecord | None, request: Request, now_s: float) -> None:
         if isinstance(request, SignalFault):
@@ -252,7 +278,7 @@ class FaultDesk:
             links = [(link.source, link.target) for link in request.links]
             what = fault_in_words("links", (), links, request.rule.describe())
         by = "the plan" if asker is None else f"rank {asker.rank}"
-        self._add_note(f"fault on purpose, by {by} after {now_s - self._began_s:.1f} s: {what}")
+        self._add_note(f"fault on purpose, by {by} after {now_s - self._started.began_s:.1f} s: {what}")
 
     def _add_note(self, line: str) -> None:
         self._count += 1

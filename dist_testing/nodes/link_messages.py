@@ -1,9 +1,9 @@
 """The messages about the links between simulated nodes.
 
-    runner  --- ChangeLinks --->   fork server  --- ChangeLinks --->   link process
-    runner  <-- LinksChanged ---   fork server  <-- LinksChanged ---   link process
+    watcher  --- ChangeLinks --->   place, in the fork server  --- ChangeLinks --->   link process
+    watcher  <-- LinksChanged ---   place, in the fork server  <-- LinksChanged ---   link process
 
-The link process carries the packets; the fork server only passes the messages on.
+The link process carries the packets; the place only passes the messages on.
 """
 
 from __future__ import annotations
@@ -22,16 +22,14 @@ _Number = Annotated[int, range(1 << 31)]
 
 @dataclass(frozen=True, slots=True)
 class ChangeLinks:
-    """Give links between the nodes of the running world a rule. `LinksChanged` answers.
+    """Give links between the nodes of the world a rule. `LinksChanged` answers.
 
     Attributes:
-        world: Its number.
         number: Of this order, from 1, for the answer.
         links: Which links.
         rule: What they do to packets from now on.
     """
 
-    world: _Number
     number: _Number
     links: tuple[Link, ...]
     rule: LinkRule
@@ -46,10 +44,9 @@ class LinksChanged:
         refusal: What is wrong, the cause and the way out; "" if they have it.
     """
 
-    world: _Number
     number: _Number
     refusal: str = ""
 
 
-LINK_ORDERS: Family[ChangeLinks] = Family("order to the link process", 1, (ChangeLinks,))
-LINK_ANSWERS: Family[LinksChanged] = Family("answer of the link process", 1, (LinksChanged,))
+LINK_ORDERS: Family[ChangeLinks] = Family("order to the link process", 2, (ChangeLinks,))
+LINK_ANSWERS: Family[LinksChanged] = Family("answer of the link process", 2, (LinksChanged,))

@@ -7,7 +7,6 @@ happened: a rank that `kill` names is dead, and the next packet meets the new ne
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
 from typing import Literal, NoReturn, Protocol, TypeAlias
 
 from dist_testing.errors import UsageError
@@ -42,26 +41,6 @@ class FaultCarrier(Protocol):
 
     def set_links(self, links: Sequence[Link], rule: LinkRule) -> None:
         """Give links between nodes a rule, and wait until it holds."""
-
-
-@dataclass(frozen=True, slots=True)
-class FaultsRefused:
-    """A world without faults, and why: the cause and the way out, a line each."""
-
-    cause: str
-    way_out: str
-
-    def refuse(self, rank: int, size: int) -> NoReturn:
-        """Raise the error for a rank that asks for them.
-
-        Raises:
-            UsageError: Always.
-        """
-        raise UsageError(f"world.faults on rank {rank} of {size}: not possible here.\n{self.cause}\n{self.way_out}")
-
-
-# Of a world that a test of the library has made by itself.
-NO_RUNNER = FaultsRefused("No runner has started this rank.", "Use the world that the fixture `world` gives.")
 
 
 class Faults:

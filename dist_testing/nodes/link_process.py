@@ -15,12 +15,12 @@ from collections.abc import Sequence
 from typing import NoReturn
 
 from dist_testing.layout import INTERFACE
+from dist_testing.nodes.link_messages import LINK_ANSWERS, LINK_ORDERS, UNASKED, ChangeLinks, LinksChanged
 from dist_testing.nodes.namespaces import Nodes, enter, enter_network, port_name
 from dist_testing.nodes.netlink import Netlink
 from dist_testing.nodes.switch import Switch, open_port
 from dist_testing.process import wire
 from dist_testing.process.lifetime import die_with_parent, end_child, fork
-from dist_testing.process.link_messages import LINK_ANSWERS, LINK_ORDERS, ChangeLinks, LinksChanged
 
 _FIRST_FREE_FD = 3
 # How often the kernel repeats what a closed connection has sent, without an answer. By default it takes 100 s for that,
@@ -73,12 +73,10 @@ class LinkProcess:
             return _DEAD
         return ""
 
-    def answer(self, world: int, unasked: int) -> LinksChanged | None:
-        """Return the next answer; one with the number `unasked` if the process has ended, and None after it."""
-        if self._control.fileno() < 0:
-            return None
+    def answer(self) -> LinksChanged | None:
+        """Return the next answer; one with the number `UNASKED` if the process has ended, and None after it."""
         received = wire.receive(self._control, LINK_ANSWERS)
-        return LinksChanged(world, unasked, _DEAD) if received is None else received[0]
+        return LinksChanged(UNASKED, _DEAD) if received is None else received[0]
 
     def end(self) -> None:
         """End the process, and wait until it is gone."""
@@ -167,7 +165,7 @@ def _obey(control: socket.socket, switch: Switch) -> bool:
         return False
     order, _ = received
     switch.set_rule(order.links, order.rule)
-    wire.send(control, LINK_ANSWERS, LinksChanged(order.world, order.number))
+    wire.send(control, LINK_ANSWERS, LinksChanged(order.number))
     return True
 
 
@@ -179,4 +177,4 @@ def _refuse(control: socket.socket, error: OSError) -> None:
             "The process that carries the packets needs packet sockets (CAP_NET_RAW), which the kernel refuses.\n"
             "Allow them: --cap-add=NET_RAW in Docker, for example."
         )
-        wire.send(control, LINK_ANSWERS, LinksChanged(received[0].world, received[0].number, text))
+        wire.send(control, LINK_ANSWERS, LinksChanged(received[0].number, text))
