@@ -55,6 +55,7 @@ class AddOn:
         watcher: A `WorldWatcher`, made with the `WatchedWorld`.
         explainer: An `Explainer`.
         on_world: What makes the attribute of `World` that belongs to this add-on.
+        rank_service: A `RankService`, made with a `ServedRank`.
         place: The class of a `WorldPlace`; the add-on then has the place of each world that it is wanted for.
         idle_work: An `IdleWork`, made with the number of ranks that the run will fork (0: not known).
     """
@@ -68,6 +69,7 @@ class AddOn:
     watcher: str = ""
     explainer: str = ""
     on_world: str = ""
+    rank_service: str = ""
     place: str = ""
     idle_work: str = ""
 

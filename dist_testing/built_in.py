@@ -2,7 +2,18 @@
 
 from __future__ import annotations
 
+import os
+
 from dist_testing.add_ons import AddOn
+from dist_testing.case import Case
+from dist_testing.launch.isolation import isolation_named
+from dist_testing.spec import Spec
+
+
+def _reuses_process(case: Case, spec: Spec) -> bool:
+    del spec
+    return bool(case.pool) or isolation_named(case.isolation).in_process
+
 
 ADD_ONS = (
     AddOn(
@@ -21,6 +32,22 @@ ADD_ONS = (
         check="dist_testing.nodes.fault_plans:check",
         watcher="dist_testing.nodes.fault_desk:FaultDesk",
         on_world="dist_testing.nodes.fault_client:faults_of",
+    ),
+    # Before all others on a rank, to measure what they do.
+    AddOn(
+        name="coverage",
+        ext_version=1,
+        order=-1,
+        wanted=lambda case, spec: "DIST_TESTING_COVERAGE" in os.environ,
+        rank_service="dist_testing.coverage:RankCoverage",
+    ),
+    AddOn(
+        name="pool_state",
+        ext_version=1,
+        # What another add-on does at the end of a case is no change by the test.
+        order=-1,
+        wanted=_reuses_process,
+        rank_service="dist_testing.pool_state:PoolState",
     ),
     # Half the price of a fork is page tables.
     AddOn(name="huge_pages", ext_version=1, idle_work="dist_testing.huge_pages:HugePages"),

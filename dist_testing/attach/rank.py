@@ -58,6 +58,7 @@ from dist_testing.rank.capture import flush_streams, own_streams, redirect_outpu
 from dist_testing.rank.debugging import set_breakpoint_hook
 from dist_testing.rank.environment import become
 from dist_testing.rank.groups import backends_in_use
+from dist_testing.rank.hooks import RankServices, ServedRank
 from dist_testing.rank.ledger import LedgerThread, answering
 from dist_testing.rank.long_texts import LongTexts
 from dist_testing.rank.reporter import FrameWriter, Reporter
@@ -274,7 +275,8 @@ class AttachedRank:
                 f"{refusal(OSError(errno.EMFILE, os.strerror(errno.EMFILE)))}"
             )
         env = {name: value for name, value in self._env.items() if name not in order.removed}
-        request = dataclasses.replace(order.request, env={**order.defaults, **env, **order.request.env})
+        # The process is not ours, so no add-on works in it.
+        request = dataclasses.replace(order.request, env={**order.defaults, **env, **order.request.env}, services=())
         rank = order.rank
         channel_fd, stacks_fd, board_fd, *stores = fds
         start = RankStart(
@@ -311,7 +313,7 @@ class AttachedRank:
         except BaseException as error:
             reporter.never_started(error)
             return
-        run_world(start, reporter, channel, front_end, is_fresh=False)
+        run_world(start, reporter, channel, front_end, RankServices(ServedRank(start, reporter)), is_fresh=False)
         del front_end
         flush_streams()
         _end_groups(failed=reporter.failed)

@@ -10,8 +10,8 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from dist_testing.bazel.protocol import CoverageRequest
+from dist_testing.coverage import CoverageSettings, quiet, start_measuring
 from dist_testing.errors import ReportError
-from dist_testing.rank.coverage import CoverageSettings, quiet, start_measuring
 
 # Bazel merges every .dat file in COVERAGE_DIR.
 _LCOV_NAME = "dist_testing.dat"

@@ -16,9 +16,9 @@ import shutil
 import sys
 import time
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 
-from dist_testing.add_ons import add_ons, blaming
+from dist_testing.add_ons import AddOn, add_ons, blaming
 from dist_testing.budget import Budget
 from dist_testing.case import Case, CaseResult
 from dist_testing.engine.case_events import CaseEvents
@@ -172,7 +172,7 @@ class Engine:
             world = None
         is_first = world is None
         if world is None:
-            world, limit_s = self._new_world(case, isolation, limit_s, events)
+            world, limit_s = self._new_world(case, isolation, limit_s, events, taking_part)
         events.begun_on(world, is_new=is_first)
         world.supervisor.begin_case(
             limit_s,
@@ -291,7 +291,7 @@ class Engine:
         return self.budget.limit_s(case.timeout_s, cases_after=self.cases_after)
 
     def _new_world(
-        self, case: Case, isolation: Isolation, limit_s: float, events: CaseEvents
+        self, case: Case, isolation: Isolation, limit_s: float, events: CaseEvents, taking_part: Sequence[AddOn]
     ) -> tuple[RunningWorld, float]:
         """Return a new world, and the limit of its first case after the wait for GPUs, in seconds."""
         self._worlds += 1
@@ -305,7 +305,16 @@ class Engine:
                 # The wait has used the run's budget, but not the case's own limit.
                 limit_s = self._limit_s(case)
             world = start_world(
-                launcher, isolation, self._worlds, case, self.spec, directory, limit_s, gpus, neighbours=self.neighbours
+                launcher,
+                isolation,
+                self._worlds,
+                case,
+                self.spec,
+                directory,
+                limit_s,
+                gpus,
+                neighbours=self.neighbours,
+                taking_part=taking_part,
             )
             events.world_asked(self._worlds, world)
             return world, limit_s

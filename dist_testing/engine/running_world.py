@@ -6,10 +6,11 @@ import contextlib
 import os
 import resource
 import socket
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from dist_testing.add_ons import add_ons
+from dist_testing.add_ons import AddOn
 from dist_testing.case import Case
 from dist_testing.engine.hang_watch import HangWatch
 from dist_testing.engine.rank_env import rank_env, threads_per_rank
@@ -106,18 +107,19 @@ def start_world(
     gpus: WorldGpus | None = None,
     *,
     neighbours: int = 1,
+    taking_part: Sequence[AddOn] = (),
 ) -> RunningWorld:
     """Ask the launcher for the ranks of a case with a limit of `limit_s` seconds, the first one of the world.
 
     The leased GPUs are released with the world, also if it cannot start. `neighbours` is the number of worlds that
-    share the CPUs, with this one.
+    share the CPUs, with this one. `taking_part` are the add-ons of the world.
 
     Raises:
         LaunchError: If the launcher is gone.
     """
     size = case.world_size
     together = isolation.in_process
-    place = next((add_on.name for add_on in add_ons() if add_on.place and add_on.wanted(case, spec)), "")
+    place = next((add_on.name for add_on in taking_part if add_on.place), "")
     directory = run.path / str(number)
     with contextlib.ExitStack() as undo, contextlib.ExitStack() as ours, contextlib.ExitStack() as theirs:
         if gpus is not None:
@@ -182,6 +184,7 @@ def start_world(
                 store_port=store_port,
                 nodes=case.nodes,
                 place=place,
+                services=tuple(add_on.name for add_on in taking_part if add_on.rank_service),
                 lease_fds=len(lease_fds),
                 settings=WorldSettings(
                     backend=spec.backend.torch_backend,

@@ -61,6 +61,7 @@ class WorldRequest:
         lease_fds: Number of lease descriptors, the last ones, which hold the world's GPUs.
         places: The node of each rank, by rank, of an attached world; empty for other worlds.
         host: Address at which the ranks of an attached world find the store; "" for this machine alone.
+        services: Names of the add-ons that have a service on the ranks.
         place: Name of the add-on that makes the place of the ranks; "" for this machine as it is.
     """
 
@@ -83,6 +84,7 @@ class WorldRequest:
     places: tuple[_Rank, ...] = ()
     host: str = ""
     place: str = ""
+    services: tuple[str, ...] = ()
 
     @property
     def layout(self) -> Layout:

@@ -26,16 +26,15 @@ from dist_testing.process.stacks import answer_with_stacks
 from dist_testing.rank.call_record import CallRecord
 from dist_testing.rank.capture import flush_streams, redirect_output
 from dist_testing.rank.comparison import spare_dtensor
-from dist_testing.rank.coverage import RankCoverage
 from dist_testing.rank.daemons import end_daemons
 from dist_testing.rank.debugging import set_breakpoint_hook, take_terminal
 from dist_testing.rank.device import finish_device_work
 from dist_testing.rank.environment import become, world_env
+from dist_testing.rank.hooks import RankServices, ServedRank
 from dist_testing.rank.ledger import answer_with_ledger
 from dist_testing.rank.long_texts import LongTexts
 from dist_testing.rank.reporter import FrameWriter, Reporter
 from dist_testing.rank.runner_client import RunnerClient
-from dist_testing.rank.state import RankState
 
 # torch's code for "this rank's test failed" (MultiProcessTestCase.TEST_ERROR_EXIT_CODE).
 FAILED_EXIT_CODE = 10
@@ -78,10 +77,12 @@ def enter(start: RankStart, context: RankContext) -> NoReturn:
         channel = own_channel(start)
         reporter = rank_reporter(start, channel)
         os.close(start.board_fd)
-        coverage = RankCoverage()
-        _run(start, reporter, channel, context)
+        services = _services(start, reporter)
+        if services is not None:
+            _run(start, reporter, channel, context, services)
         end_daemons()
-        coverage.save()
+        if services is not None:
+            services.close()
         flush_streams()
         reporter.done()
         if reporter.left_with:
@@ -132,7 +133,19 @@ def next_instruction(channel: socket.socket, reporter: Reporter) -> Instruction 
     return None if received is None else received[0]
 
 
-def _run(start: RankStart, reporter: Reporter, channel: socket.socket, context: RankContext) -> None:
+def _services(start: RankStart, reporter: Reporter) -> RankServices | None:
+    try:
+        services = RankServices(ServedRank(start, reporter))
+        services.start()
+    except BaseException as error:
+        reporter.never_started(error)
+        return None
+    return services
+
+
+def _run(
+    start: RankStart, reporter: Reporter, channel: socket.socket, context: RankContext, services: RankServices
+) -> None:
     try:
         enter_place(start)
         become_rank_process(start)
@@ -141,11 +154,17 @@ def _run(start: RankStart, reporter: Reporter, channel: socket.socket, context: 
     except BaseException as error:
         reporter.never_started(error)
         return
-    run_world(start, reporter, channel, front_end, is_fresh=not start.request.pool)
+    run_world(start, reporter, channel, front_end, services, is_fresh=not start.request.pool)
 
 
 def run_world(
-    start: RankStart, reporter: Reporter, channel: socket.socket, front_end: RankFrontEnd, *, is_fresh: bool
+    start: RankStart,
+    reporter: Reporter,
+    channel: socket.socket,
+    front_end: RankFrontEnd,
+    services: RankServices,
+    *,
+    is_fresh: bool,
 ) -> None:
     """Run the cases of a world in a process that already is its rank, and report every outcome to the runner.
 
@@ -154,6 +173,7 @@ def run_world(
         reporter: Sends the outcomes.
         channel: Brings the instructions.
         front_end: Runs the cases.
+        services: Those of add-ons, which have started.
         is_fresh: Whether the process has run no case before and will run one only.
     """
     reporter.ready()
@@ -165,6 +185,7 @@ def run_world(
             reporter,
             channel,
             front_end,
+            services,
             _call_record(start, is_fresh=is_fresh),
         )
 
@@ -175,20 +196,22 @@ def _call_record(start: RankStart, *, is_fresh: bool) -> CallRecord:
 
 
 def _run_cases(
-    start: RankStart, reporter: Reporter, channel: socket.socket, front_end: RankFrontEnd, calls: CallRecord
+    start: RankStart,
+    reporter: Reporter,
+    channel: socket.socket,
+    front_end: RankFrontEnd,
+    services: RankServices,
+    calls: CallRecord,
 ) -> None:
-    state = RankState.now() if start.request.pool else None
     body = start.request.body
     while True:
         reporter.begin_case()
         with _reporting(reporter):
+            services.case_begin(body)
             front_end.run(body, reporter)
             if not (reporter.is_forked or reporter.failed):
                 finish_device_work()
-                if state is not None:
-                    if not body.keeps_state:
-                        state.verify(keeps_groups=body.keeps_groups, may_change=body.may_change)
-                    state.rewind_generators()
+                services.case_end(body)
                 if (made := calls.end_case(is_strict=body.strict_calls)) is not None:
                     reporter.calls_made(made)
         if reporter.is_forked:

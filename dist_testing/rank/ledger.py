@@ -34,8 +34,8 @@ from dist_testing.process.ledger import (
     Place,
 )
 from dist_testing.process.recorded_calls import MAX_TEXT, entries_of
+from dist_testing.rank.children import LOOKING, child_processes
 from dist_testing.rank.groups import backends_in_use
-from dist_testing.rank.state import LOOKING, child_processes
 from dist_testing.rank.waits import C10D, wait_of
 
 # Of the calls that have ended.

@@ -30,10 +30,9 @@ from dist_testing.rank.bootstrap import (
     own_channel,
 )
 from dist_testing.rank.capture import flush_streams, split_output
-from dist_testing.rank.coverage import RankCoverage
+from dist_testing.rank.hooks import RankServices, ServedRank
 from dist_testing.rank.long_texts import LongTexts
 from dist_testing.rank.reporter import FrameWriter, Reporter
-from dist_testing.rank.state import RankState
 from dist_testing.threaded.members import current_member
 from dist_testing.threaded.world import fail_world, run_on_threads
 
@@ -53,9 +52,7 @@ def enter_together(starts: Sequence[RankStart], context: RankContext) -> NoRetur
         board = PhaseBoard(starts[0].board_fd, len(starts))
         os.close(starts[0].board_fd)
         ranks = _Ranks(starts, board, context)
-        coverage = RankCoverage()
         ranks.run()
-        coverage.save()
         flush_streams()
         ranks.end()
         # Every rank has reported, so the exit code adds nothing.
@@ -88,6 +85,8 @@ class _Ranks:
     def run(self) -> None:
         """Run cases until one fails, or until the runner has no more."""
         try:
+            services = RankServices(ServedRank(self._starts[0], self._reporters[0]))
+            services.start()
             self._become_ranks()
         except BaseException as error:
             for reporter in self._reporters:
@@ -95,12 +94,12 @@ class _Ranks:
             return
         for reporter in self._reporters:
             reporter.ready()
-        state = RankState.now()
         body = self._request.body
         while True:
-            self._run_case(body, state)
+            self._run_case(body, services)
             instructions = [] if self._has_failed else list(map(next_instruction, self._channels, self._reporters))
             if self._has_failed or not isinstance(instructions[0], NextCase):
+                services.close()
                 return
             body = instructions[0].body
 
@@ -117,7 +116,13 @@ class _Ranks:
             os.environ.pop(name, None)
         split_output([os.path.join(self._request.directory, log_name(start.rank)) for start in self._starts])
 
-    def _run_case(self, body: CaseBody, state: RankState) -> None:
+    def _run_case(self, body: CaseBody, services: RankServices) -> None:
+        try:
+            services.case_begin(body)
+        except BaseException as error:
+            for reporter in self._reporters:
+                reporter.never_started(error)
+            return
         front_ends = self._context.thread_front_ends(body, len(self._starts))
         self._running = len(self._starts)
         self._last = None
@@ -155,8 +160,7 @@ class _Ranks:
                 thread.join()
         # From now on no rank changes the process.
         try:
-            state.verify(are_threads=True, may_change=body.may_change)
-            state.rewind_generators()
+            services.case_end(body)
         except BaseException as error:
             self._last.ended_by(error)
         self._last.case_over()

@@ -20,9 +20,9 @@ import torch
 
 from dist_testing.errors import StateLeakError, UsageError
 from dist_testing.keepable import KEEPABLE, check_keepable
+from dist_testing.pool_state import RankState
 from dist_testing.process.ledger import ANSWER_MARK, NoLedger
 from dist_testing.rank.ledger import LedgerThread, answering
-from dist_testing.rank.state import RankState
 
 
 def test_every_case_gets_the_same_random_numbers_as_the_first(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -60,7 +60,7 @@ def test_a_thread_and_a_pipe_that_end_a_moment_later_are_not_left_behind() -> No
 
 def test_what_does_not_end_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     """If this fails, the wait hides a thread or a pipe that the next case would see."""
-    monkeypatch.setattr("dist_testing.rank.state._LEAVING_S", 0.1)
+    monkeypatch.setattr("dist_testing.pool_state._LEAVING_S", 0.1)
     state = RankState.now()
     ends = os.pipe()
     end = threading.Event()

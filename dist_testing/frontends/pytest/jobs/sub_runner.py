@@ -17,6 +17,7 @@ from typing import Any, NoReturn
 
 import pytest
 
+from dist_testing.coverage import RankCoverage
 from dist_testing.engine.engine import Engine
 from dist_testing.errors import InterruptedRunError, LaunchError, UsageError
 from dist_testing.events.cases import RankOutput
@@ -42,7 +43,6 @@ from dist_testing.frontends.pytest.jobs.serial import report_text, warned
 from dist_testing.frontends.pytest.reports import failed_teardown
 from dist_testing.outcomes import exit_name
 from dist_testing.process import wire
-from dist_testing.rank.coverage import RankCoverage
 
 # The hooks by which plugins learn what has happened. In a session they belong to the runner, which calls them.
 _LOG_HOOKS = (
@@ -110,7 +110,7 @@ class SubRunner:
                 self._tear_down()
             finally:
                 self._engine.close()
-            coverage.save()
+            coverage.close()
             self._send(Finished())
             code = 0
         except BaseException:

@@ -13,6 +13,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from dist_testing.rank.hooks import RankService, ServedRank
+
 if TYPE_CHECKING:
     from coverage import Coverage
 
@@ -69,10 +71,11 @@ def quiet() -> Iterator[None]:
         yield
 
 
-class RankCoverage:
+class RankCoverage(RankService):
     """Measures this rank if the run asks for it, and if no test has removed the settings (the runner reports that)."""
 
-    def __init__(self) -> None:
+    def __init__(self, rank: ServedRank | None = None) -> None:
+        del rank
         path = os.environ.get(_VARIABLE)
         self._coverage: Coverage | None = None
         if path is not None:
@@ -80,7 +83,7 @@ class RankCoverage:
                 settings = json.loads(Path(path).read_text(encoding="utf-8"))
                 self._coverage = start_measuring(CoverageSettings(settings["data_file"], tuple(settings["sources"])))
 
-    def save(self) -> None:
+    def close(self) -> None:
         """Write which code has run until now."""
         if self._coverage is None:
             return

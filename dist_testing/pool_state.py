@@ -17,13 +17,12 @@ from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Any
 
+from dist_testing.case import CaseBody
 from dist_testing.errors import StateLeakError
 from dist_testing.keepable import ALL_ENV, ENV_PREFIX
-from dist_testing.process.lifetime import current_umask, is_helper
-from dist_testing.procfs import children_of, command_of
-
-# Held while a rank lists its open files, and while the ledger's thread has files open: those are no leaks of a test.
-LOOKING = threading.Lock()
+from dist_testing.process.lifetime import current_umask
+from dist_testing.rank.children import LOOKING, child_processes, children_but, helpers_of_multiprocessing
+from dist_testing.rank.hooks import RankService, ServedRank
 
 # torch sets them at the first call of some functions that have nothing to do with them, above all in torch.compile.
 # pytest sets its own before each test and removes it after, also the value of a pytest that has started this one.
@@ -50,12 +49,31 @@ _DESCRIPTORS = "/proc/self/fd"
 _ADDED_BY_SETUPTOOLS = os.path.join("setuptools", "_vendor")
 # Where the manager of torch's `file_system` sharing listens.
 _MANAGER = re.compile(r"/torch-shm-dir-[^/]+/manager\.sock$")
-# Modules that keep a helper process, each with the names of its object, of the helper's pid in it, and of the end of a
-# pipe at whose closing the helper ends.
-_HELPERS = (
-    ("multiprocessing.resource_tracker", "_resource_tracker", "_pid", "_fd"),
-    ("multiprocessing.forkserver", "_forkserver", "_forkserver_pid", "_forkserver_alive_fd"),
-)
+
+
+class PoolState(RankService):
+    """Fails a case that leaves changes behind in ranks that run the next case, too."""
+
+    def __init__(self, rank: ServedRank) -> None:
+        self._are_threads = rank.start.request.together
+        self._before: RankState | None = None
+
+    def case_begin(self, body: CaseBody) -> None:
+        """Note the state before the first case."""
+        self._before = self._before or RankState.now()
+
+    def case_end(self, body: CaseBody) -> None:
+        """Compare, and reset the random generators.
+
+        Raises:
+            StateLeakError: If the case has changed something.
+        """
+        assert self._before is not None
+        if self._are_threads:
+            self._before.verify(are_threads=True, may_change=body.may_change)
+        elif not body.keeps_state:
+            self._before.verify(keeps_groups=body.keeps_groups, may_change=body.may_change)
+        self._before.rewind_generators()
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,7 +102,7 @@ class RankState:
             _settings(),
             descriptors,
             frozenset(thread.ident or 0 for thread in threading.enumerate()),
-            _children(_helpers()[0]),
+            child_processes(),
             _generators(),
         )
 
@@ -166,7 +184,7 @@ class RankState:
     def _running(self, has_kept_groups: bool, may_change: Collection[str]) -> tuple[list[str], bool]:
         """Return the changes of descriptors, threads and processes, and whether they can still end by themselves."""
         changes: list[str] = []
-        helpers, pipes = _helpers()
+        helpers, pipes = helpers_of_multiprocessing()
         with LOOKING:
             free, listed = _lowest_free(), _listed()
             names_opened = [name for fd in listed - self.descriptors - pipes if (name := _descriptor_name(fd))]
@@ -183,7 +201,7 @@ class RankState:
         started = [] if "threads" in may_change else started
         if started:
             changes.append(f"running thread(s) {', '.join(sorted(started))}")
-        left = frozenset[int]() if "processes" in may_change else _children(helpers) - self.children
+        left = frozenset[int]() if "processes" in may_change else children_but(helpers) - self.children
         if left:
             changes.append(f"running process(es) {', '.join(map(str, sorted(left)))}")
         return changes, bool(started or left or any(name.startswith("pipe:") for name in opened))
@@ -227,11 +245,6 @@ def _descriptor_name(fd: int) -> str | None:
     return None
 
 
-def child_processes() -> frozenset[int]:
-    """Return the processes that this one has started, apart from the helpers of multiprocessing."""
-    return _children(_helpers()[0])
-
-
 def _leads_to_torchs_manager(fd: int) -> bool:
     """Return whether a socket is a connection of torch's `file_system` sharing, which stays once it is needed."""
     try:
@@ -239,31 +252,6 @@ def _leads_to_torchs_manager(fd: int) -> bool:
             return _MANAGER.search(str(copy.getpeername())) is not None
     except OSError:
         return False
-
-
-def _children(helpers: frozenset[int]) -> frozenset[int]:
-    """Return the pids of the processes that this process or one of its helpers has started."""
-    try:
-        # In the usual case, without children, one call is faster than a file per thread.
-        os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
-    except ChildProcessError:
-        return frozenset()
-    children = children_of(os.getpid())
-    left = (children - helpers).union(*map(children_of, children & helpers))
-    # torch has no word of its manager's pid.
-    return frozenset(pid for pid in left if not is_helper(pid, command_of(pid)))
-
-
-def _helpers() -> tuple[frozenset[int], frozenset[int]]:
-    """Return the pids of multiprocessing's helpers of this process, and the descriptors of the pipes to them."""
-    pids, descriptors = set[int](), set[int]()
-    for module, name, pid, descriptor in _HELPERS:
-        # The module tells the pid, because a helper that was just started has no command line yet.
-        helper = getattr(sys.modules.get(module), name, None)
-        for attribute, numbers in ((pid, pids), (descriptor, descriptors)):
-            if (number := getattr(helper, attribute, None)) is not None:
-                numbers.add(number)
-    return frozenset(pids), frozenset(descriptors)
 
 
 def _environment() -> dict[bytes, bytes]:
