@@ -52,6 +52,7 @@ class AddOn:
         check: A function of `Case` and `Spec` that raises `UsageError` if the case is not possible with this add-on.
         missing: A function of `Case` and `Spec` that returns what this machine lacks, as a skip reason; "" for nothing.
             A `Lack` if there is a way out. The case is no real one: only its size and its nodes are known.
+        resource: A `WorldResource`, made without arguments.
         watcher: A `WorldWatcher`, made with the `WatchedWorld`.
         explainer: An `Explainer`.
         on_world: What makes the attribute of `World` that belongs to this add-on.
@@ -66,6 +67,7 @@ class AddOn:
     wanted: Callable[[Case, Spec], bool] = always
     check: str = ""
     missing: str = ""
+    resource: str = ""
     watcher: str = ""
     explainer: str = ""
     on_world: str = ""

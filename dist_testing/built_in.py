@@ -24,6 +24,23 @@ ADD_ONS = (
         missing="dist_testing.nodes.check:missing",
         place="dist_testing.nodes.place:NodePlace",
     ),
+    AddOn(
+        name="gpus",
+        ext_version=1,
+        wanted=lambda case, spec: spec.gpus(case.world_size) > 0 or spec.backend.device != "cpu",
+        missing="dist_testing.gpus.missing:missing",
+        resource="dist_testing.gpus.resource:GpuResource",
+        explainer="dist_testing.gpus.resource:blame_by_error",
+    ),
+    AddOn(
+        name="nccl",
+        ext_version=1,
+        # Its check, and what it says of the machine, come before the wait for GPUs.
+        order=-1,
+        wanted=lambda case, spec: spec.backend.uses_nccl,
+        check="dist_testing.gpus.nccl_world:check",
+        resource="dist_testing.gpus.nccl_world:NcclSupport",
+    ),
     # Wanted for planned faults; those of `world.faults` bring it with their first message.
     AddOn(
         name="faults",

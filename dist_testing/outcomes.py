@@ -12,7 +12,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Annotated, Literal
 
-from dist_testing.gpus.faults import is_hardware_fault
 from dist_testing.skips import is_about_hardware
 
 
@@ -207,9 +206,8 @@ def verdict(
 
     1. Crashes and failures, together. The culprit is the rank that the runner saw fail first; at the same moment, a
        crash comes before a failure, and then the lowest rank. The cause is that of the culprit, so a crash after a
-       failure does not change it; a culprit that reports a hardware fault makes it infrastructure. A collateral outcome
-       is the culprit only if no rank failed by itself; if one of the collateral outcomes is then "late", the cause is a
-       hang of the ranks that did not come.
+       failure does not change it. A collateral outcome is the culprit only if no rank failed by itself; if one of the
+       collateral outcomes is then "late", the cause is a hang of the ranks that did not come.
     2. Infrastructure: ranks that never started, or whose report is unreadable. It comes before 1 if all crashes and
        failures are collateral.
     3. Ranks that hung.
@@ -263,21 +261,6 @@ def verdict(
     return left_behind(leaked, gpu_memory) or Verdict(Status.PASSED)
 
 
-def blame_machine(found: Verdict, *, faults: Sequence[str], lost: str) -> Verdict:
-    """Return the verdict on a case after the driver's report about its GPUs is taken into account.
-
-    Args:
-        found: The verdict that follows from the outcomes.
-        faults: Hardware errors during the case. They change a failure into a failure of the infrastructure.
-        lost: Text about a GPU that is gone; "" if there is none. Such a case is a failure of the infrastructure, even
-            if it passed, because no result on that GPU can be trusted. An interrupted case stays interrupted.
-    """
-    texts = [text for text in (lost, *faults, found.reason) if text]
-    if found.cause is Cause.INTERRUPTED or not (lost or (faults and found.status is Status.FAILED)):
-        return found
-    return dataclasses.replace(found, status=Status.FAILED, cause=Cause.INFRASTRUCTURE, reason="; ".join(texts))
-
-
 def _failed(every: Sequence[RankOutcome], broken: Sequence[RankOutcome], cause: Cause) -> Verdict:
     # A rank that only reports a lost peer is not the cause, even if its report came first: the kernel closes a dying
     # rank's sockets before other processes can see that it is dead.
@@ -295,8 +278,6 @@ def _failed(every: Sequence[RankOutcome], broken: Sequence[RankOutcome], cause: 
     culprit = ordered[0]
     if culprit.kind in CRASHES:
         cause = Cause.CRASH
-    elif culprit.kind is Kind.RAISED and is_hardware_fault(culprit.summary):
-        cause = Cause.INFRASTRUCTURE
     failing = tuple(outcome.rank for outcome in ordered[1:])
     blamed = {culprit.rank, *failing}
     return Verdict(

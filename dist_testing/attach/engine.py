@@ -16,11 +16,9 @@ from dist_testing.attach.rank import AttachedRank
 from dist_testing.attach.rank_info import RankInfo, reachable_host
 from dist_testing.budget import Budget
 from dist_testing.case import Case, CaseResult
-from dist_testing.engine.case_events import CaseEvents
 from dist_testing.engine.engine import Engine
 from dist_testing.engine.running_case import RunningCase
 from dist_testing.errors import InterruptedRunError, LaunchError
-from dist_testing.gpus.world import WorldGpus
 from dist_testing.launch.isolation import Isolation, isolation_named
 from dist_testing.launch.launcher import Launcher, RunContext
 from dist_testing.layout import LOOPBACK
@@ -87,7 +85,9 @@ class AttachedEngine(Engine):
         del name
         if self._isolation is None:
             host = reachable_host(self._rank_info) if self._rank_info.has_other_nodes else LOOPBACK
-            self._isolation = Isolation("attached", self._attach, can_debug=False, has_exit_codes=False, host=host)
+            self._isolation = Isolation(
+                "attached", self._attach, can_debug=False, has_exit_codes=False, starts_ranks=False, host=host
+            )
         return self._isolation
 
     def finish(self, running: RunningCase) -> CaseResult:
@@ -147,10 +147,6 @@ class AttachedEngine(Engine):
                 text = f"{running.case.name}: {error}\n{why}{stacks}\n"
                 os.write(self._stderr, text.encode(errors="replace"))
                 os._exit(1)
-
-    def _take_gpus(self, case: Case, limit_s: float, events: CaseEvents) -> WorldGpus | None:
-        # The ranks have what torchrun, or a scheduler before it, gave them.
-        return None
 
     @property
     def _stopped(self) -> str:

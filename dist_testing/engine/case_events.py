@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 from dist_testing.case import Case, CaseResult
 from dist_testing.engine.hang_story import rank_ledgers
@@ -16,8 +16,6 @@ from dist_testing.events.cases import (
     CaseEnded,
     CaseJudged,
     CleanedUp,
-    LeaseWaitBegan,
-    LeaseWaitEnded,
     RankLedgerRead,
     RankOutcomeKnown,
     RankOutput,
@@ -29,7 +27,6 @@ from dist_testing.events.cases import (
 )
 from dist_testing.events.event import DIGITS, CallTimes, Event, LedgerCall, Phase
 from dist_testing.events.stream import EventStream
-from dist_testing.gpus.world import WorldGpus
 
 
 class CaseEvents:
@@ -60,17 +57,6 @@ class CaseEvents:
         self._stream.emit(
             CaseAsked(self._asked_s, self.number, case.name, case.world_size, case.isolation, case.pool, limit_s)
         )
-
-    def lease(self, count: int, take: Callable[[], WorldGpus]) -> WorldGpus:
-        """Call `take`, which waits for `count` GPUs, and return its result. Emits the begin and the end of the wait."""
-        self._stream.emit(LeaseWaitBegan(time.monotonic(), self.number, count))
-        names = ""
-        try:
-            gpus = take()
-            names = gpus.names
-            return gpus
-        finally:
-            self._stream.emit(LeaseWaitEnded(time.monotonic(), self.number, names))
 
     def world_asked(self, number: int, world: RunningWorld) -> None:
         """Emit that the launcher was asked for world `number` of the run; subscribe to the output of its ranks."""

@@ -22,21 +22,17 @@ from dist_testing.add_ons import AddOn, add_ons, blaming
 from dist_testing.budget import Budget
 from dist_testing.case import Case, CaseResult
 from dist_testing.engine.case_events import CaseEvents
-from dist_testing.engine.gpu_checks import aftermath, preflight
-from dist_testing.engine.hooks import CaseStart
+from dist_testing.engine.hooks import CaseStart, HeldResource, ResourceWish, WorldResource
 from dist_testing.engine.judging import interrupted, judged, with_operation
 from dist_testing.engine.launchers import Launchers
 from dist_testing.engine.report import failure_report
 from dist_testing.engine.run_directory import RunDirectory
 from dist_testing.engine.running_case import RunningCase
-from dist_testing.engine.running_world import RunningWorld, check_world_size, start_world
+from dist_testing.engine.running_world import RunningWorld, check_world_size, release, start_world
 from dist_testing.engine.stack_dumps import blame_thread, waiting_for_skipped
 from dist_testing.engine.thread_world import ThreadBody, run_ranks
 from dist_testing.errors import GpuError, LaunchError, UsageError
 from dist_testing.events.stream import EventStream
-from dist_testing.gpus.devices import vendor_named
-from dist_testing.gpus.gpu import Gpu
-from dist_testing.gpus.world import WorldGpus
 from dist_testing.launch.isolation import FORK, Isolation, check_isolation, isolation_named
 from dist_testing.launch.launcher import Launcher
 from dist_testing.outcomes import Cause, Kind, Status, verdict
@@ -48,8 +44,6 @@ from dist_testing.spec import Spec
 
 # Limit for the ranks of a worker pool to destroy their groups and end. Seconds.
 _POOL_END_LIMIT_S = 30.0
-# Largest share of a case's limit that it may wait for GPUs, so that the test has time left to run.
-_GPU_WAIT_SHARE = 0.5
 # Limit of a case in the debugger. Groups and stores need a finite limit. Seconds.
 _DEBUG_LIMIT_S = 7 * 24 * 3600.0
 # With less time no rank gets as far as its test, and a good test would look like one that hangs. Seconds.
@@ -101,8 +95,8 @@ class Engine:
         self._pool: RunningWorld | None = None
         self._worlds = 0
         self._numbers = itertools.count(1)
-        self._settled_memory: dict[Gpu, int] = {}
-        self._has_warned = False
+        # Those of add-ons, by name.
+        self._resources: dict[str, WorldResource] = {}
 
     def prepare(self, forks: int = 0) -> tuple[Launcher, RunDirectory]:
         """Make the launcher of the target's isolation and the run's folder now, while this process may still be forked.
@@ -217,8 +211,8 @@ class Engine:
             if world.isolation.in_process:
                 log = world.log_tail(0)
                 outcomes = waiting_for_skipped(blame_thread(outcomes, read_ranks(world.directory), log))
-            after = aftermath(world)
-        result = judged(running, self.spec, outcomes, after)
+            left = world.check()
+        result = judged(running, self.spec, outcomes, left)
         if result.verdict.status is not Status.FAILED:
             for note in world.log_limits.notes():
                 self.tell(f"dist_testing: {running.case.name}: {note}")
@@ -270,7 +264,7 @@ class Engine:
             Why its ranks did not end well; "" if they did.
 
         Raises:
-            LaunchError: If a rank could not be killed, or one of the GPUs is lost.
+            LaunchError: If a rank could not be killed, or one of its resources is lost.
         """
         world, self._pool = self._pool, None
         return self._end(world) if world is not None else ""
@@ -293,15 +287,22 @@ class Engine:
     def _new_world(
         self, case: Case, isolation: Isolation, limit_s: float, events: CaseEvents, taking_part: Sequence[AddOn]
     ) -> tuple[RunningWorld, float]:
-        """Return a new world, and the limit of its first case after the wait for GPUs, in seconds."""
+        """Return a new world, and the limit of its first case after the wait for resources, in seconds."""
         self._worlds += 1
-        if (warning := preflight(case.name, case.world_size, self.spec)) and not self._has_warned:
-            self._has_warned = True
-            self.tell(f"dist_testing: {case.name}: {warning}")
         try:
             launcher, directory = self._launchers.of(isolation), self._launchers.directory
-            gpus = self._take_gpus(case, _GPU_WAIT_SHARE * limit_s, events)
-            if gpus is not None:
+            wish = ResourceWish(
+                case,
+                self.spec,
+                isolation,
+                limit_s,
+                directory.path / str(self._worlds),
+                events.number,
+                lambda line: self.tell(f"dist_testing: {case.name}: {line}"),
+                events.emit,
+            )
+            held = self._acquire(wish, taking_part)
+            if held:
                 # The wait has used the run's budget, but not the case's own limit.
                 limit_s = self._limit_s(case)
             world = start_world(
@@ -312,7 +313,7 @@ class Engine:
                 self.spec,
                 directory,
                 limit_s,
-                gpus,
+                held,
                 neighbours=self.neighbours,
                 taking_part=taking_part,
             )
@@ -327,32 +328,34 @@ class Engine:
             self._launchers.close()
             raise
 
-    def _take_gpus(self, case: Case, limit_s: float, events: CaseEvents) -> WorldGpus | None:
-        count = self.spec.gpus(case.world_size)
-        vendor = vendor_named(self.spec.backend.vendor)
-        if not count or vendor is None:
-            return None
-        return events.lease(
-            count,
-            lambda: WorldGpus.take(
-                count,
-                vendor,
-                archs=self.spec.gpu_archs,
-                limit_s=limit_s,
-                on_wait=lambda line: self.tell(f"dist_testing: {case.name}: {line}"),
-                settled=self._settled_memory,
-            ),
-        )
+    def _acquire(self, wish: ResourceWish, taking_part: Sequence[AddOn]) -> list[tuple[str, HeldResource]]:
+        """Acquire the resources of a world, in the order of the add-ons."""
+        acquired: list[tuple[str, HeldResource]] = []
+        try:
+            for add_on in taking_part:
+                if not add_on.resource:
+                    continue
+                with blaming(add_on.name, "its resource"):
+                    if add_on.name not in self._resources:
+                        self._resources[add_on.name] = add_on.load("resource")()
+                    held = self._resources[add_on.name].acquire(wish)
+                if held is not None:
+                    acquired.append((add_on.name, held))
+        except BaseException:
+            release(acquired, are_ranks_gone=True)
+            raise
+        return acquired
 
     def _end(self, world: RunningWorld) -> str:
         supervisor = world.supervisor
         with self._closing_if_over(world):
             supervisor.finish(_POOL_END_LIMIT_S)
             outcomes = [record.outcome() for record in supervisor.records]
-            after = aftermath(world)
-        if after.lost is not None:
-            raise after.lost
-        result = verdict(outcomes, world_size=world.size, leaked=supervisor.leaked, gpu_memory=after.memory)
+            left = world.check()
+        for loss in (held.loss for _, held in world.held):
+            if loss is not None:
+                raise loss
+        result = verdict(outcomes, world_size=world.size, leaked=supervisor.leaked, gpu_memory=left)
         if result.status is not Status.FAILED:
             shutil.rmtree(world.directory, ignore_errors=True)
             return ""

@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
+from types import MappingProxyType
 from typing import Protocol
 
 from dist_testing.case import Case, CaseResult
 from dist_testing.engine.rank_record import RankRecord
+from dist_testing.errors import LaunchError
 from dist_testing.events.event import Event
+from dist_testing.launch.isolation import Isolation
+from dist_testing.spec import Spec
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,6 +110,91 @@ class WorldWatcher:
     def explain(self, result: CaseResult) -> CaseResult:
         """Return the result with what this watcher knows. See `Explainer`."""
         return result
+
+
+@dataclass(frozen=True, slots=True)
+class ResourceWish:
+    """A world that is about to be asked for.
+
+    Attributes:
+        case: Its first case.
+        spec: What the target asks for.
+        isolation: How its ranks are made.
+        limit_s: Limit of the case, in seconds. It starts again when all resources are held.
+        directory: The world's folder. It is made later.
+        number: The case's number in the events of the run.
+        tell: Takes a line for the log, such as why the case waits.
+        emit: Takes events of the case.
+    """
+
+    case: Case
+    spec: Spec
+    isolation: Isolation
+    limit_s: float
+    directory: Path
+    number: int
+    tell: Callable[[str], None]
+    emit: Callable[[Event], None]
+
+
+class HeldResource:
+    """What one world holds, from `WorldResource.acquire` to `release`, with defaults for the least.
+
+    Attributes:
+        env: Variables of the ranks. They override the user's.
+        defaults: Variables of the ranks where the user has not set them.
+        fds: Descriptors that each rank inherits and only holds open: so the resource ends with the last of them.
+        loss: Set if the resource is gone for good, so that the world that held it has no result.
+    """
+
+    env: Mapping[str, str] = MappingProxyType({})
+    defaults: Mapping[str, str] = MappingProxyType({})
+    fds: Sequence[int] = ()
+    loss: LaunchError | None = None
+
+    def check(self, *, are_ranks_gone: bool) -> Sequence[str]:
+        """Look at the resource after a case; with `are_ranks_gone`, the last one of the world.
+
+        Returns:
+            What the ranks have left behind in it, a text for each thing. It fails a case that passed.
+        """
+        del are_ranks_gone
+        return ()
+
+    def explain(self, result: CaseResult) -> CaseResult:
+        """Return the result with what is known of the resource. See `Explainer`."""
+        return result
+
+    def release(self, *, are_ranks_gone: bool) -> None:
+        """Give the resource back. Without `are_ranks_gone` a rank could not be killed, and may still use it."""
+
+
+class WorldResource(Protocol):
+    """Something that each world needs for itself: the part `resource` of an add-on. It is made once per run.
+
+        class RedisServer(WorldResource):
+            def acquire(self, wish: ResourceWish) -> HeldResource:
+                return _Running(subprocess.Popen(["redis-server", "--port", "0", "--unixsocket", path_for(wish)]))
+
+        class _Running(HeldResource):
+            def __init__(self, process: subprocess.Popen[bytes]) -> None:
+                self._process = process
+                self.env = {"REDIS": ...}
+
+            def release(self, *, are_ranks_gone: bool) -> None:
+                self._process.terminate()
+                self._process.wait()
+
+    What was acquired is released with the world, also if a later resource is not to be had, or no rank starts.
+    """
+
+    def acquire(self, wish: ResourceWish) -> HeldResource | None:
+        """Take it, and wait for it if need be. Return None if the world needs none.
+
+        Raises:
+            LaunchError: If it cannot be had. The case then fails by its infrastructure.
+            UsageError: If the case asks for something impossible.
+        """
 
 
 class Explainer(Protocol):

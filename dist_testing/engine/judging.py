@@ -9,7 +9,6 @@ from collections.abc import Iterable, Sequence
 from dist_testing.add_ons import blaming
 from dist_testing.case import Case, CaseResult, RankWarning
 from dist_testing.engine.call_compare import ADVICE, differences
-from dist_testing.engine.gpu_checks import Aftermath, notes
 from dist_testing.engine.hang_story import blame_by_ledger, mark_stuck
 from dist_testing.engine.hooks import Explainer
 from dist_testing.engine.rank_record import RankRecord
@@ -18,13 +17,16 @@ from dist_testing.engine.running_world import RunningWorld
 from dist_testing.engine.stack_dumps import operation_in
 from dist_testing.error_text import format_error, summarise
 from dist_testing.errors import CallsDifferWarning
-from dist_testing.outcomes import Cause, Kind, RankOutcome, Status, Verdict, blame_machine, verdict
+from dist_testing.outcomes import Cause, Kind, RankOutcome, Status, Verdict, verdict
 from dist_testing.process.rank_messages import Warned
 from dist_testing.spec import Spec
 
 
-def judged(running: RunningCase, spec: Spec, outcomes: tuple[RankOutcome, ...], after: Aftermath) -> CaseResult:
-    """Return the result of a case that is over, from one outcome per rank. The folder of its world still exists."""
+def judged(running: RunningCase, spec: Spec, outcomes: tuple[RankOutcome, ...], left: Sequence[str]) -> CaseResult:
+    """Return the result of a case that is over, from one outcome per rank. The folder of its world still exists.
+
+    `left` is what the ranks have left behind in resources of the world.
+    """
     case, world = running.case, running.world
     supervisor = world.supervisor
     story = supervisor.hang
@@ -34,16 +36,14 @@ def judged(running: RunningCase, spec: Spec, outcomes: tuple[RankOutcome, ...], 
         world_size=case.world_size,
         promised=spec.promises(case.world_size),
         leaked=supervisor.leaked,
-        gpu_memory=after.memory,
+        gpu_memory=left,
     )
     found = blame_by_ledger(found, outcomes, story)
-    found = blame_machine(found, faults=after.faults, lost=after.lost_text)
     differing = _differing_calls(supervisor.records) if found.status is Status.PASSED else ""
     if differing and case.body.strict_calls:
         found = Verdict(Status.FAILED, Cause.CALLS, f"{Cause.CALLS.value}: {differing}")
     if supervisor.ended_by and found.cause in (Cause.NONE, Cause.INTERRUPTED):
         found = Verdict(Status.FAILED, Cause.FAILURE, supervisor.ended_by)
-    gpus = world.gpus
     result = CaseResult(
         case=case,
         verdict=found,
@@ -53,14 +53,11 @@ def judged(running: RunningCase, spec: Spec, outcomes: tuple[RankOutcome, ...], 
         limit_s=running.limit_s,
         stacks=supervisor.stacks,
         leaked=tuple(supervisor.leaked),
-        gpu_memory=tuple(after.memory),
+        gpu_memory=tuple(left),
         warnings=(*_warnings_of(supervisor.records), *_warned(differing, case)),
         end_session=next((record.end_session for record in supervisor.records if record.end_session), ""),
-        gpus=gpus.names if gpus is not None else "",
-        gpu_wait_s=gpus.wait_s if gpus is not None and running.is_first else 0.0,
         notes=(
             *(story.lines if story is not None else ()),
-            *notes(world, spec, after),
             *world.log_limits.notes(),
         ),
     )

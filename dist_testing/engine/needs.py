@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import importlib
-import os
-from collections.abc import Sequence
 
 from dist_testing.add_ons import AddOn, add_ons, blaming
 from dist_testing.backends import Backend, any_declared, parts_of
 from dist_testing.case import Case, CaseBody
-from dist_testing.errors import GpuError, UsageError
-from dist_testing.gpus.devices import vendor_named, visible_gpus
-from dist_testing.skips import TEST_SKIPS, gpus_reason
+from dist_testing.errors import UsageError
+from dist_testing.skips import TEST_SKIPS
 from dist_testing.spec import Spec
 
 
@@ -46,9 +43,6 @@ def missing_need(spec: Spec, world_size: int, nodes: int = 1) -> str | None:
     for add_on in add_ons():
         if add_on.missing and add_on.wanted(case, spec) and (lack := _missing(add_on, case, spec)):
             return lack
-    if (gpus := spec.gpus(world_size)) and (lack := _lacking_gpus(gpus, backend.vendor, spec.gpu_archs)):
-        return lack
-
     if backend.register_module and (lack := _lacking_module(backend)):
         return lack
 
@@ -121,24 +115,3 @@ def _has_device(device: str) -> bool:
     except RuntimeError:
         # torch does not know the name.
         return False
-
-
-def _lacking_gpus(gpus: int, name: str, archs: Sequence[str]) -> str:
-    """Return why this machine cannot give so many GPUs of the vendor; "" if it can. Leases of others do not count."""
-    vendor = vendor_named(name)
-    if vendor is None:
-        return f"{TEST_SKIPS['no_accelerator'].message} (GPUs by {name} are not supported, only by nvidia and amd)"
-    try:
-        found = vendor.find(os.environ)
-    except GpuError as error:
-        what, *_, way_out = str(error).splitlines()
-        return Lack(f"{gpus_reason(gpus)} ({what} {way_out})", way_out)
-    visible = visible_gpus(found.gpus, vendor=vendor, archs=archs)
-    if len(visible.gpus) >= gpus:
-        return ""
-    remark, way_out = visible.remark, visible.way_out
-    if not remark and len(found.gpus) >= gpus:
-        remark = f"{vendor.visible_variable} names only {len(visible.gpus)} of {len(found.gpus)}"
-        way_out = f"Let {vendor.visible_variable} name {gpus} GPU(s), or unset it to use every GPU of the machine."
-    remarks = [f"found {len(visible.gpus)}", remark, *found.left_out, vendor.remark]
-    return Lack(f"{gpus_reason(gpus)} ({'; '.join(filter(None, remarks))})", way_out)

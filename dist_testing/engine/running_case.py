@@ -34,7 +34,10 @@ class RunningCase:
     def explainers(self) -> Iterator[tuple[str, Explainer]]:
         """Yield the explainers in the order of the add-ons, each with the add-on's name."""
         watchers = self.world.supervisor.watchers
+        held = dict(self.world.held)
         for add_on in add_ons():
+            if add_on.name in held:
+                yield add_on.name, held[add_on.name].explain
             if add_on.name in watchers:
                 yield add_on.name, watchers[add_on.name].explain
             if add_on.explainer and add_on in self.add_ons:

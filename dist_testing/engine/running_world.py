@@ -10,17 +10,16 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from dist_testing.add_ons import AddOn
+from dist_testing.add_ons import AddOn, blaming
 from dist_testing.case import Case
 from dist_testing.engine.hang_watch import HangWatch
+from dist_testing.engine.hooks import HeldResource
 from dist_testing.engine.rank_env import rank_env, threads_per_rank
 from dist_testing.engine.rank_logs import LogLimits, read_tail
 from dist_testing.engine.rank_record import RankRecord
 from dist_testing.engine.run_directory import RunDirectory
 from dist_testing.engine.supervisor import Supervisor
 from dist_testing.errors import UsageError
-from dist_testing.gpus.nccl import recorder_env
-from dist_testing.gpus.world import WorldGpus
 from dist_testing.launch.isolation import Isolation
 from dist_testing.launch.launcher import Launcher
 from dist_testing.process.board import PhaseBoard
@@ -53,7 +52,7 @@ class RunningWorld:
     Attributes:
         pool: Name of the worker pool; "" if the ranks live for one case.
         directory: The world's folder.
-        gpus: The leased GPUs; None for none.
+        held: The resources of add-ons, each with the add-on's name, in the order in which they were acquired.
         log_limits: Keeps the logs of the ranks within a limit.
         resources: Closes the board, the channels and the other descriptors.
         nodes: Number of nodes of the ranks.
@@ -63,7 +62,7 @@ class RunningWorld:
     supervisor: Supervisor
     directory: Path
     board: PhaseBoard
-    gpus: WorldGpus | None
+    held: Sequence[tuple[str, HeldResource]]
     isolation: Isolation
     resources: contextlib.ExitStack
     log_limits: LogLimits = field(default_factory=lambda: LogLimits([]))
@@ -87,13 +86,30 @@ class RunningWorld:
         return read_tail(self.log_file(rank), _LOG_TAIL_BYTES)
 
     def close(self) -> None:
-        """Release the runner's resources. The ranks must be gone; a rank that could not be killed keeps the GPUs."""
+        """Release the runner's resources. The ranks must be gone; one that could not be killed may keep what it has."""
         self.supervisor.close()
         self.resources.close()
-        if self.gpus is not None and self.supervisor.is_over:
-            self.gpus.release()
-        elif self.gpus is not None:
-            self.gpus.abandon()
+        release(self.held, are_ranks_gone=self.supervisor.is_over)
+
+    def check(self) -> list[str]:
+        """Look at the resources after a case. Return what the ranks have left behind in them."""
+        left: list[str] = []
+        for name, held in self.held:
+            with blaming(name, "the check of its resource"):
+                left += held.check(are_ranks_gone=self.supervisor.is_over)
+        return left
+
+
+def release(held: Sequence[tuple[str, HeldResource]], *, are_ranks_gone: bool) -> None:
+    """Give resources back, the last one first, whatever happens.
+
+    Raises:
+        AddOnError: If one cannot be given back.
+    """
+    with contextlib.ExitStack() as releasing:
+        for name, one in held:
+            releasing.enter_context(blaming(name, "the release of its resource"))
+            releasing.callback(one.release, are_ranks_gone=are_ranks_gone)
 
 
 def start_world(
@@ -104,14 +120,14 @@ def start_world(
     spec: Spec,
     run: RunDirectory,
     limit_s: float,
-    gpus: WorldGpus | None = None,
+    held: Sequence[tuple[str, HeldResource]] = (),
     *,
     neighbours: int = 1,
     taking_part: Sequence[AddOn] = (),
 ) -> RunningWorld:
     """Ask the launcher for the ranks of a case with a limit of `limit_s` seconds, the first one of the world.
 
-    The leased GPUs are released with the world, also if it cannot start. `neighbours` is the number of worlds that
+    The held resources are released with the world, also if it cannot start. `neighbours` is the number of worlds that
     share the CPUs, with this one. `taking_part` are the add-ons of the world.
 
     Raises:
@@ -122,8 +138,7 @@ def start_world(
     place = next((add_on.name for add_on in taking_part if add_on.place), "")
     directory = run.path / str(number)
     with contextlib.ExitStack() as undo, contextlib.ExitStack() as ours, contextlib.ExitStack() as theirs:
-        if gpus is not None:
-            undo.callback(gpus.release)
+        undo.callback(release, held, are_ranks_gone=True)
         (directory / "temp").mkdir(parents=True)
         fds = []
         channels = []
@@ -154,11 +169,13 @@ def start_world(
             store = ours.enter_context(socket.create_server((isolation.host, 0), backlog=2 * size))
             store_port = store.getsockname()[1]
             fds.append(store.fileno())
-        lease_fds = gpus.lease.fds if gpus is not None else ()
+        lease_fds = [fd for _, one in held for fd in one.fds]
         fds += lease_fds
         backend_env = dict(spec.backend.env)
-        if spec.backend.uses_nccl:
-            backend_env |= recorder_env(directory, limit_s)
+        device_env: dict[str, str] = {}
+        for _, one in held:
+            backend_env |= one.defaults
+            device_env |= one.env
         launcher.start(
             WorldRequest(
                 world=number,
@@ -169,7 +186,7 @@ def start_world(
                     os.environ,
                     world_size=size * neighbours,
                     backend_env=backend_env,
-                    device_env=gpus.env() if gpus is not None else {},
+                    device_env=device_env,
                     scratch=os.environ.get("TEST_TMPDIR"),
                     temp=str(run.short / str(number) / "temp"),
                 ),
@@ -208,7 +225,7 @@ def start_world(
             supervisor.wait_for_debugger(case.debug_rank)
         undo.pop_all()
         return RunningWorld(
-            case.pool, supervisor, directory, board, gpus, isolation, ours.pop_all(), limits, nodes=case.nodes
+            case.pool, supervisor, directory, board, held, isolation, ours.pop_all(), limits, nodes=case.nodes
         )
 
 

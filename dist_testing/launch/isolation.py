@@ -39,6 +39,7 @@ class Isolation:
         reuse: What stays alive for the next case of the class or module.
         can_debug: A debugger on one rank can have the terminal.
         has_exit_codes: Each rank has its own exit code, which a test can expect.
+        starts_ranks: This library starts the processes of the ranks.
         host: Address at which the store of a world listens.
     """
 
@@ -49,6 +50,7 @@ class Isolation:
     reuse: Reuse = Reuse.NOTHING
     can_debug: bool = True
     has_exit_codes: bool = True
+    starts_ranks: bool = True
     host: str = LOOPBACK
 
     @property

@@ -27,7 +27,6 @@ import torch.distributed as dist
 from torch._C import _distributed_c10d
 from torch.distributed import distributed_c10d
 
-from dist_testing.gpus.devices import gpus_present, visible_gpus
 from dist_testing.threaded import BACKEND, register
 from dist_testing.threaded.members import Member, acting_as, current_member
 
@@ -98,7 +97,7 @@ def _keep_cuda_stand_in() -> None:
     Up to torch 2.11, the stand-in belongs to the thread that creates the first fake tensor, which every DTensor does.
     If that is a rank's thread, the stand-in ends with it, and the next backward pass of the process crashes.
     """
-    if torch.__version__ < "2.12" and torch.version.cuda is not None and not visible_gpus(gpus_present()).gpus:
+    if torch.__version__ < "2.12" and torch.version.cuda is not None and not torch.cuda.is_available():
         torch._C._ensureCUDADeviceGuardSet()
 
 

@@ -13,9 +13,11 @@ import pytest
 import torch
 from torch._C._distributed_c10d import HashStore
 
+from dist_testing.case import Case, CaseBody, CaseResult
 from dist_testing.gpus.faults import is_hardware_fault
+from dist_testing.gpus.resource import blame_by_error, blame_machine
 from dist_testing.layout import Layout
-from dist_testing.outcomes import Cause, Kind, RankOutcome, Status, Verdict, blame_machine, verdict
+from dist_testing.outcomes import Cause, Kind, RankOutcome, Status, Verdict, verdict
 from dist_testing.rank.device import finish_device_work
 from dist_testing.rank.rank_world import RankWorld
 from dist_testing.world import WorldSettings
@@ -164,9 +166,10 @@ def test_a_rank_without_cuda_does_not_start_it(cuda: Any) -> None:
 def test_only_errors_that_hardware_alone_can_cause_are_hardware_faults(summary: str, expected: bool) -> None:
     """Blaming the machine for a test's own illegal access hides a bug for ever."""
     assert is_hardware_fault(summary) is expected
-    outcomes = [RankOutcome(0, Kind.RAISED, summary=summary), RankOutcome(1, Kind.PASSED)]
-    cause = verdict(outcomes, world_size=2).cause
-    assert cause is (Cause.INFRASTRUCTURE if expected else Cause.FAILURE)
+    outcomes = (RankOutcome(0, Kind.RAISED, summary=summary), RankOutcome(1, Kind.PASSED))
+    case = Case("test_x", 2, CaseBody("none"), 60.0, "fork")
+    result = blame_by_error(CaseResult(case, verdict(outcomes, world_size=2), outcomes, 0.0, 1.0, 60.0))
+    assert result.verdict.cause is (Cause.INFRASTRUCTURE if expected else Cause.FAILURE)
 
 
 @pytest.mark.parametrize(

@@ -19,6 +19,7 @@ from dist_testing.errors import LaunchError, LeaseTimeoutError
 from dist_testing.gpus.devices import gpus_present
 from dist_testing.gpus.gpu import NODES_VARIABLE
 from dist_testing.gpus.lease import lease_gpus
+from dist_testing.gpus.resource import HeldGpus
 from dist_testing.gpus.world import WorldGpus
 from dist_testing.launch.isolation import FORK
 from dist_testing.process.board import PhaseBoard
@@ -84,7 +85,9 @@ def world(launcher: UnkillableLauncher, tmp_path: Path, monkeypatch: pytest.Monk
     for ours, _ in pairs:
         resources.callback(ours.close)
     gpus = WorldGpus.take(1, limit_s=0.0, on_wait=lambda _: None)
-    world = RunningWorld("", Supervisor(launcher, 1, records, {}), tmp_path, board, gpus, FORK, resources)
+    world = RunningWorld(
+        "", Supervisor(launcher, 1, records, {}), tmp_path, board, [("gpus", HeldGpus(gpus))], FORK, resources
+    )
     world.supervisor.begin_case(60.0, latest_s=math.inf, keep=False, expected_exits={}, body=None)
     yield world
     for _, theirs in pairs:
