@@ -61,8 +61,8 @@ ADD_ONS = (
     AddOn(
         name="pool_state",
         ext_version=1,
-        # What another add-on does at the end of a case is no change by the test.
-        order=-1,
+        # What another add-on does before and after a test is no change by the test.
+        order=100,
         wanted=_reuses_process,
         rank_service="dist_testing.pool_state:PoolState",
     ),

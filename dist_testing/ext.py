@@ -14,6 +14,16 @@ A package declares an `AddOn` and names it in an entry point of the group `dist_
 Each part is named as "module:attribute". It is imported when the first world needs it, in the process that needs it. So
 the declaring module must import nothing but this one. The library's own add-ons use the same interface.
 
+| part | where | what it is |
+|---|---|---|
+| `check`, `missing` | runner | functions: is the case possible, and can this machine run it |
+| `resource` | runner | `WorldResource`: something that each world needs for itself |
+| `watcher` | runner | `WorldWatcher`: looks at a world while its ranks run, answers them, ends the case |
+| `explainer` | runner | `Explainer`: a pure function from result to result |
+| `place` | fork server | `WorldPlace`: where the ranks live, such as simulated nodes |
+| `idle_work` | fork server | `IdleWork`: what it does while it waits |
+| `rank_service` | ranks | `RankService`: work at the begin and the end of each case |
+
 Add-ons take part in the order of `AddOn.order`, then of their names. An exception from a part never changes a verdict
 silently: it becomes an `AddOnError` that names the add-on, and the case or the run fails with it. Errors whose text is
 written for the user (`UsageError`, `LaunchError` and so on) and skips pass as they are.
@@ -31,25 +41,64 @@ from dist_testing.add_ons import EXT_VERSION, GROUP, AddOn, always
 
 if TYPE_CHECKING:
     from dist_testing.backends import Backend
-    from dist_testing.errors import AddOnError, LaunchError, UsageError
+    from dist_testing.case import Case, CaseBody, CaseResult
+    from dist_testing.engine.hooks import (
+        CaseStart,
+        Explainer,
+        HeldResource,
+        ResourceWish,
+        WatchedWorld,
+        WorldResource,
+        WorldWatcher,
+    )
+    from dist_testing.engine.needs import Lack
+    from dist_testing.errors import AddOnError, LaunchError, StateLeakError, UsageError
     from dist_testing.events.event import Event
     from dist_testing.events.stream import EventStream
-    from dist_testing.launch.hooks import IdleWork
+    from dist_testing.launch.hooks import IdleWork, WorldPlace
     from dist_testing.launch.isolation import Isolation, register_isolation
     from dist_testing.launch.launcher import Launcher, RunContext
+    from dist_testing.outcomes import Cause, Status, Verdict
+    from dist_testing.process.messages import RankStart, WorldRequest
+    from dist_testing.rank.bootstrap import RankContext, RankFrontEnd
+    from dist_testing.rank.hooks import RankService, ServedRank
+    from dist_testing.spec import Spec
 
 # Where the names are. A rank must not import the engine for a name that it does not use.
 _HOMES = {
     "AddOnError": "errors",
     "Backend": "backends",
+    "Case": "case",
+    "CaseBody": "case",
+    "CaseResult": "case",
+    "CaseStart": "engine.hooks",
+    "Cause": "outcomes",
     "Event": "events.event",
     "EventStream": "events.stream",
+    "Explainer": "engine.hooks",
+    "HeldResource": "engine.hooks",
     "IdleWork": "launch.hooks",
     "Isolation": "launch.isolation",
+    "Lack": "engine.needs",
     "LaunchError": "errors",
     "Launcher": "launch.launcher",
+    "RankContext": "rank.bootstrap",
+    "RankFrontEnd": "rank.bootstrap",
+    "RankService": "rank.hooks",
+    "RankStart": "process.messages",
+    "ResourceWish": "engine.hooks",
     "RunContext": "launch.launcher",
+    "ServedRank": "rank.hooks",
+    "Spec": "spec",
+    "StateLeakError": "errors",
+    "Status": "outcomes",
     "UsageError": "errors",
+    "Verdict": "outcomes",
+    "WatchedWorld": "engine.hooks",
+    "WorldPlace": "launch.hooks",
+    "WorldRequest": "process.messages",
+    "WorldResource": "engine.hooks",
+    "WorldWatcher": "engine.hooks",
     "register_isolation": "launch.isolation",
 }
 
@@ -59,14 +108,37 @@ __all__ = [
     "AddOn",
     "AddOnError",
     "Backend",
+    "Case",
+    "CaseBody",
+    "CaseResult",
+    "CaseStart",
+    "Cause",
     "Event",
     "EventStream",
+    "Explainer",
+    "HeldResource",
     "IdleWork",
     "Isolation",
+    "Lack",
     "LaunchError",
     "Launcher",
+    "RankContext",
+    "RankFrontEnd",
+    "RankService",
+    "RankStart",
+    "ResourceWish",
     "RunContext",
+    "ServedRank",
+    "Spec",
+    "StateLeakError",
+    "Status",
     "UsageError",
+    "Verdict",
+    "WatchedWorld",
+    "WorldPlace",
+    "WorldRequest",
+    "WorldResource",
+    "WorldWatcher",
     "always",
     "register_isolation",
 ]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from dist_testing.add_ons import add_on_named, blaming
@@ -53,7 +53,7 @@ class RankService:
 
 
 class RankServices:
-    """The services of a rank, in the order of the add-ons. The last ones end first."""
+    """The services of a rank, in the order of the add-ons. They end in the opposite one."""
 
     def __init__(self, rank: ServedRank) -> None:
         """Make them.
@@ -76,14 +76,15 @@ class RankServices:
 
     def case_end(self, body: CaseBody) -> None:
         """Tell them that the test has passed here."""
-        self._call(lambda service: service.case_end(body))
+        self._call(lambda service: service.case_end(body), self._made[::-1])
 
     def close(self) -> None:
         """Tell them that the last case is over."""
-        self._made.reverse()
-        self._call(lambda service: service.close())
+        self._call(lambda service: service.close(), self._made[::-1])
 
-    def _call(self, tell: Callable[[RankService], None]) -> None:
-        for name, service in self._made:
+    def _call(
+        self, tell: Callable[[RankService], None], in_order: Sequence[tuple[str, RankService]] | None = None
+    ) -> None:
+        for name, service in self._made if in_order is None else in_order:
             with blaming(name, "its rank service"):
                 tell(service)

@@ -15,7 +15,7 @@ from dist_testing.errors import AddOnError, UsageError
 _DECLARED = """
 from dist_testing.ext import AddOn
 
-ADD_ON = AddOn(name="redis", ext_version={version}, order=-1, idle_work="{work}")
+ADD_ON = AddOn(name="redis", ext_version={version}, order=-9, idle_work="{work}")
 """
 
 
