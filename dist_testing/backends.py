@@ -1,7 +1,7 @@
 """Lists the backends that tests can name.
 
 dist_testing declares its backends once, in Starlark (`//backends`). `backends.json` beside this file is a copy of that
-table: `./bazelw run //tools/docs:backends` writes it, and a test fails when the two differ. A repository can add its own
+table: `./bazelw run //tools/docs:backends` writes it, and a test fails when the two differ. A repository can add
 backends: they come with the spec of the target under Bazel, from the hook `pytest_dist_backends` under plain pytest.
 
 No other module compares the names of backends or torch backend strings. Modules ask for a declared fact instead.

@@ -138,7 +138,9 @@ LOADING_CASES = (
         RIGHT + ", gpus_per_rank = 1",
         ('gpus_per_rank = 1 with backend "gloo"', "kept idle"),
     ),
-    Loading("unknown_lock", RIGHT + ', lock = "cudda"', ('lock = "cudda". Did you mean "cuda"?', "Use one of: cpu, cuda, ")),
+    Loading(
+        "unknown_lock", RIGHT + ', lock = "cudda"', ('lock = "cudda". Did you mean "cuda"?', "Use one of: cpu, cuda, ")
+    ),
     Loading(
         "unknown_lock_of_a_library",
         "",
