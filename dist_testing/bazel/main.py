@@ -114,8 +114,8 @@ def _find_target() -> _Target:
             "This is the main program of dist_py_test targets, which the build rules set up.\n"
             "Use dist_py_test in a BUILD file; without Bazel, run the test file with pytest."
         )
-    # The paths begin with canonical names of repositories. Without a source repository the package looks for that of its
-    # caller, and fails if the caller is in a virtual environment, outside the runfiles.
+    # The paths begin with canonical names of repositories. Without a source repository the package looks for that of
+    # the caller, and fails if the caller lies in a virtual environment, outside the runfiles.
     rlocation = functools.partial(runfiles.Rlocation, source_repo="")
     spec = read_spec(text)
     promise = _declared_file(_PROMISE_VARIABLE, rlocation)
