@@ -147,7 +147,8 @@ def test_a_lock_becomes_one_folder_with_bytecode_and_metadata(folder: Path) -> N
 _WHERE = """
 import inspect
 from blue_sky import main
-print(main.__code__.co_filename, inspect.getsource(main), sep="\\n")
+print(main.__code__.co_filename)
+print(inspect.getsource(main))
 """
 
 

@@ -20,6 +20,7 @@ from dist_testing.frontends.pytest.internals import load_config_dict_from_file
 from dist_testing.frontends.pytest.program_items import ProgramPlugin, command_line
 from dist_testing.spec import Spec
 
+_NAMED_PLUGINS = ("-p", "dist_testing.bazel.named_plugins")
 # pytest takes the first of these that holds a configuration for it ("Configuration file formats" in its reference).
 _CONFIG_FILES = ("pytest.toml", ".pytest.toml", "pytest.ini", ".pytest.ini", "pyproject.toml", "tox.ini", "setup.cfg")
 
@@ -39,6 +40,7 @@ def test_session(
     root = _root(tests, repositories)
     return [
         *files,
+        *_NAMED_PLUGINS,
         # The sandbox is read-only, and Bazel deletes it.
         *("-p", "no:cacheprovider"),
         # Does not change sys.path: the folder of a test must not shadow the consumer's packages.
@@ -69,7 +71,7 @@ def program_session(
     program = Program(file, file, tuple(arguments), search_path, dict(spec.program_exits or ()))
     rank = os.environ.pop(PROGRAM_DEBUG_RANK, None)
     options = [] if rank is None else [f"--dist-debug-rank={rank}"]
-    return [*command_line(file), f"--rootdir={root}", "-rs", *options], ProgramPlugin(program)
+    return [*command_line(file), *_NAMED_PLUGINS, f"--rootdir={root}", "-rs", *options], ProgramPlugin(program)
 
 
 def _folder(files: Sequence[str]) -> Path:

@@ -70,6 +70,7 @@ alias(
     hub_target(
         name = name,
         hub = "{hub}",
+        named = ["//_named:{package}", "//_named:packages.txt"] if name == "pkg" else [],
         package = "{package}",
         targets = targets(_LOCKS, target),
     )
@@ -115,6 +116,12 @@ def _hub_repo_impl(repository_ctx):
             package = package,
             rule = Label(":hub_target.bzl"),
         ))
+
+    # Which packages the deps of a test name; dist_testing/bazel/named_plugins.py reads it.
+    repository_ctx.file("_named/BUILD.bazel", "exports_files(glob([\"*\"]))\n")
+    repository_ctx.file("_named/packages.txt", "\n".join(sorted(packages)) + "\n")
+    for package in packages:
+        repository_ctx.file("_named/" + package, "")
     repository_ctx.file("requirements.bzl", _REQUIREMENTS.format(
         functions = Label(":lock_file.bzl"),
         names = repr(sorted(packages)),

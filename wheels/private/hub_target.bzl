@@ -90,7 +90,7 @@ def _hub_target_impl(ctx):
     return [
         DefaultInfo(
             files = default.files,
-            runfiles = default.default_runfiles,
+            runfiles = default.default_runfiles.merge(ctx.runfiles(ctx.files.named)),
         ),
     ] + ([actual[PyInfo]] if PyInfo in actual else [])
 
@@ -99,6 +99,10 @@ hub_target = rule(
     implementation = _hub_target_impl,
     attrs = {
         "hub": attr.string(mandatory = True),
+        "named": attr.label_list(
+            allow_files = True,
+            doc = "Files by which a test sees that its deps name the package.",
+        ),
         "package": attr.string(mandatory = True),
         "targets": attr.string_dict(
             doc = "See chosen_target.",
