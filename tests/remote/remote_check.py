@@ -34,7 +34,7 @@ SUITE = (
     "//tests/threaded:all",
     "//tests/unit:all",
     "//tests/bazel:counting_gloo",
-    "//wheels:test_archive",
+    "//tests/wheels:test_archive",
 )
 POOLS = ("cpu=2", "gpu2=1:gpus=2,jobs=3", "gpu8=1:gpus=8,present=0")
 

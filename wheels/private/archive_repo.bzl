@@ -6,6 +6,12 @@ the test itself.
 
 load(":interpreter.bzl", "describe_interpreter")
 
+visibility([
+    "//dist_testing/...",
+    "//tests/...",
+    "//wheels/...",
+])
+
 _BUILD = """\
 load("@rules_python//python:py_library.bzl", "py_library")
 

@@ -3,6 +3,12 @@
 load(":lock_file.bzl", "read_lock")
 load(":texts.bzl", "user_label")
 
+visibility([
+    "//dist_testing/...",
+    "//tests/...",
+    "//wheels/...",
+])
+
 _REQUIREMENTS = """\
 \"\"\"Labels of this hub's packages, under the names that hubs of rules_python have.\"\"\"
 

@@ -2,6 +2,12 @@
 
 load(":texts.bzl", "user_label")
 
+visibility([
+    "//dist_testing/...",
+    "//tests/...",
+    "//wheels/...",
+])
+
 # Prints what tells interpreters apart whose wheels differ. sys.executable may be a link or a script of a version manager.
 _DESCRIBE = """
 import json, os, sys

@@ -8,6 +8,12 @@ load(":interpreter.bzl", "describe_interpreter")
 load(":lock_file.bzl", "read_lock")
 load(":texts.bzl", "user_label")
 
+visibility([
+    "//dist_testing/...",
+    "//tests/...",
+    "//wheels/...",
+])
+
 # Seconds. The CUDA lock is several gigabytes, and the network may be slow.
 _TIMEOUT_S = 3600
 

@@ -4,6 +4,12 @@ load("@rules_python//python:py_info.bzl", "PyInfo")
 load("@rules_python//python:py_library.bzl", "py_library")
 load(":texts.bzl", "user_label")
 
+visibility([
+    "//dist_testing/...",
+    "//tests/...",
+    "//wheels/...",
+])
+
 def _line_of_import(path):
     return "import\t" + path
 

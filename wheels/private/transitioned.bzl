@@ -2,6 +2,12 @@
 
 load("@rules_python//python:py_info.bzl", "PyInfo")
 
+visibility([
+    "//dist_testing/...",
+    "//tests/...",
+    "//wheels/...",
+])
+
 def _transitioned_impl(ctx):
     # A transition turns a label into a list.
     library = ctx.attr.library[0]

@@ -2,6 +2,12 @@
 
 load("@rules_python//python:py_binary.bzl", "py_binary")
 
+visibility([
+    "//dist_testing/...",
+    "//tests/...",
+    "//wheels/...",
+])
+
 _TEMPLATE = Label("//wheels:run_script.py")
 
 def _script_main_impl(ctx):

@@ -4,6 +4,12 @@ load("@dist_testing_wheels//:locks.bzl", "LOCKS")
 load("//dist_testing/private:problems.bzl", "choice_problems", "fail_on")  # buildifier: disable=bzl-visibility
 load(":transitioned.bzl", "transitioned_library")
 
+visibility([
+    "//dist_testing/...",
+    "//tests/...",
+    "//wheels/...",
+])
+
 _LOCK = str(Label("//wheels:lock"))
 
 def _choose_impl(_settings, attr):

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-HERE = Path(__file__).parent
+WHEELS = Path(__file__).parents[2] / "wheels"
 _NAMESPACE = "__path__ = __import__('pkgutil').extend_path(__path__, __name__)\n"
 
 
@@ -23,7 +23,7 @@ def _merge(tmp_path: Path, files: dict[str, str], *imports: str) -> subprocess.C
         lines.append(f"file\t{name}\t{path}")
     listed = tmp_path / "list"
     listed.write_text("\n".join(lines), encoding="utf-8")
-    command = [sys.executable, "-I", str(HERE / "merge.py"), "//a:merged", str(tmp_path / "out"), str(listed)]
+    command = [sys.executable, "-I", str(WHEELS / "merge.py"), "//a:merged", str(tmp_path / "out"), str(listed)]
     return subprocess.run(command, capture_output=True, text=True, check=False)
 
 

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-HERE = Path(__file__).parent
+WHEELS = Path(__file__).parents[2] / "wheels"
 
 # Imports through a stub, as a test does, and prints where the package and its metadata were found.
 _IMPORT = """
@@ -53,7 +53,7 @@ def _archive(tmp_path: Path, name: str = "archive", colour: str = "azure") -> Pa
     out = tmp_path / name
     out.mkdir()
     site = _site(tmp_path / f"{name}.site", colour)
-    subprocess.run([sys.executable, "-I", str(HERE / "make_archive.py"), str(site), str(out)], check=True)
+    subprocess.run([sys.executable, "-I", str(WHEELS / "make_archive.py"), str(site), str(out)], check=True)
     return out
 
 
@@ -119,7 +119,7 @@ def test_the_same_files_make_the_same_archive(tmp_path: Path) -> None:
     for path in site.rglob("*"):
         os.utime(path, (1, 1))
     second.mkdir()
-    subprocess.run([sys.executable, "-I", str(HERE / "make_archive.py"), str(site), str(second)], check=True)
+    subprocess.run([sys.executable, "-I", str(WHEELS / "make_archive.py"), str(site), str(second)], check=True)
     assert (first / "site.tar").read_bytes() == (second / "site.tar").read_bytes()
     assert (first / "site.json").read_bytes() == (second / "site.json").read_bytes()
 

@@ -17,12 +17,12 @@ from types import ModuleType
 
 import pytest
 
-HERE = Path(__file__).parent
+WHEELS = Path(__file__).parents[2] / "wheels"
 
 
 def _load() -> ModuleType:
     """Load install.py, which is a program outside any package."""
-    spec = importlib.util.spec_from_file_location("install", HERE / "install.py")
+    spec = importlib.util.spec_from_file_location("install", WHEELS / "install.py")
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
@@ -96,7 +96,7 @@ def _install(
     """
     (folder / "out").mkdir(exist_ok=True)
     (folder / "lock.txt").write_text(lock, encoding="utf-8")
-    command = [sys.executable, "-I", str(HERE / "install.py"), "--lock", str(folder / "lock.txt")]
+    command = [sys.executable, "-I", str(WHEELS / "install.py"), "--lock", str(folder / "lock.txt")]
     return subprocess.run(
         [*before, *command, "--name", "//:lock.txt", str(folder / "out")],
         env=_environment(folder / "wheels", more),
@@ -119,7 +119,7 @@ def _refused(done: subprocess.CompletedProcess[str], *parts: str) -> None:
     assert done.returncode == 1
     assert "//:lock.txt could not be installed" in done.stderr
     # A traceback of pip's may be there, and none of ours.
-    assert f'File "{HERE}/install.py"' not in done.stderr
+    assert f'File "{WHEELS}/install.py"' not in done.stderr
     for part in parts:
         assert part in done.stderr
 
@@ -144,7 +144,7 @@ def test_a_lock_becomes_one_folder_with_bytecode_and_metadata(folder: Path) -> N
 
 
 # Prints where a function says that it is written, and its first line by that.
-_WHERE = """
+_WWHEELS = """
 import inspect
 from blue_sky import main
 print(main.__code__.co_filename)
@@ -171,7 +171,7 @@ def test_two_folders_get_the_same_bytes(folder: Path) -> None:
     # As the import rewrites it, tracebacks name the real file.
     site = program.parents[1]
     told = subprocess.run(
-        [sys.executable, "-c", _WHERE], env={"PYTHONPATH": str(site)}, stdout=subprocess.PIPE, text=True, check=True
+        [sys.executable, "-c", _WWHEELS], env={"PYTHONPATH": str(site)}, stdout=subprocess.PIPE, text=True, check=True
     )
     assert told.stdout.startswith(f"{site / 'blue_sky' / '__init__.py'}\ndef main():\n")
 
@@ -271,7 +271,7 @@ def test_a_disk_that_is_full_for_bytecode_is_named(folder: Path) -> None:
     fill = f'mkdir "{folder}/out/site-packages"; echo "x = 1" > "{folder}/out/site-packages/m.py"; '
     fill += f'head -c 1000000 /dev/zero > "{folder}/out/rest" 2>/dev/null; '
     small = _on_a_small_disk(folder / "out", fill)
-    command = [*small, sys.executable, "-c", _COMPILE, str(HERE / "install.py"), str(folder / "out")]
+    command = [*small, sys.executable, "-c", _COMPILE, str(WHEELS / "install.py"), str(folder / "out")]
     _names_the_full_disk(subprocess.run(command, capture_output=True, text=True, check=False, timeout=60))
 
 
