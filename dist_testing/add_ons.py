@@ -16,8 +16,8 @@ import importlib
 import importlib.metadata
 import importlib.util
 import unittest
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from dist_testing.error_text import summarise
@@ -58,6 +58,7 @@ class AddOn:
         on_world: What makes the attribute of `World` that belongs to this add-on.
         rank_service: A `RankService`, made with a `ServedRank`.
         place: The class of a `WorldPlace`; the add-on then has the place of each world that it is wanted for.
+        more: Further parts, by names that one caller asks for: for the front ends, which no stranger replaces yet.
         idle_work: An `IdleWork`, made with the number of ranks that the run will fork (0: not known).
     """
 
@@ -74,14 +75,15 @@ class AddOn:
     rank_service: str = ""
     place: str = ""
     idle_work: str = ""
+    more: Mapping[str, str] = field(default_factory=dict)
 
     def load(self, part: str) -> Any:
-        """Return what the attribute `part` of this value names, such as "idle_work". Imports its module.
+        """Return what the attribute `part` of this value names, or that part of `more`. Imports its module.
 
         Raises:
             AddOnError: If the module cannot be imported, or lacks the attribute.
         """
-        where: str = getattr(self, part)
+        where: str = self.more[part] if part in self.more else getattr(self, part)
         module, _, attribute = where.partition(":")
         with blaming(self.name, f"the import of {where!r}"):
             return getattr(importlib.import_module(module), attribute)

@@ -17,6 +17,22 @@ def _reuses_process(case: Case, spec: Spec) -> bool:
 
 ADD_ONS = (
     AddOn(
+        name="attach",
+        ext_version=1,
+        more={
+            "existing_rank": "dist_testing.attach.launchers:rank_info_in",
+            "pytest_engine": "dist_testing.attach.pytest_session:make_engine",
+        },
+    ),
+    AddOn(
+        name="watch",
+        ext_version=1,
+        more={
+            "around_conftests": "dist_testing.watch.pytest_session:watched_session",
+            "at_configure": "dist_testing.watch.pytest_session:check_taken_over",
+        },
+    ),
+    AddOn(
         name="nodes",
         ext_version=1,
         wanted=lambda case, spec: case.nodes != 1,
@@ -31,6 +47,7 @@ ADD_ONS = (
         missing="dist_testing.gpus.missing:missing",
         resource="dist_testing.gpus.resource:GpuResource",
         explainer="dist_testing.gpus.resource:blame_by_error",
+        more={"usable": "dist_testing.gpus.missing:usable_gpus"},
     ),
     AddOn(
         name="nccl",
@@ -57,6 +74,7 @@ ADD_ONS = (
         order=-1,
         wanted=lambda case, spec: "DIST_TESTING_COVERAGE" in os.environ,
         rank_service="dist_testing.coverage:RankCoverage",
+        more={"process": "dist_testing.coverage:RankCoverage"},
     ),
     AddOn(
         name="pool_state",

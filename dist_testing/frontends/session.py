@@ -10,12 +10,12 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 
-from dist_testing.attach.rank_info import RankInfo
 from dist_testing.case import CaseFailedError, CaseResult
 from dist_testing.engine.engine import Engine
 from dist_testing.engine.kept_reports import ReportFolder
 from dist_testing.engine.report import failure_report, missing_hardware
 from dist_testing.errors import PromiseError, UsageError
+from dist_testing.frontends.existing_world import ExistingRank
 from dist_testing.frontends.offered_session import open_offered_session
 from dist_testing.outcomes import Status
 from dist_testing.skips import is_about_hardware
@@ -45,7 +45,7 @@ class Session:
     timeout_s: float
     fail_on_missing: bool = False
     strict_collectives: bool = False
-    ignored_rank_info: RankInfo | None = None
+    ignored_rank_info: ExistingRank | None = None
     pause_limit: Callable[[], AbstractContextManager[None]] = nullcontext
     reports: ReportFolder = field(default_factory=ReportFolder)
 

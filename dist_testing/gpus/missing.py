@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dist_testing.case import Case
 from dist_testing.engine.needs import Lack
 from dist_testing.errors import GpuError
-from dist_testing.gpus.devices import vendor_named, visible_gpus
+from dist_testing.gpus.devices import gpus_present, vendor_named, visible_gpus
 from dist_testing.skips import TEST_SKIPS, gpus_reason
 from dist_testing.spec import Spec
 
@@ -38,3 +38,13 @@ def _lacking_gpus(gpus: int, name: str, archs: Sequence[str]) -> str:
         way_out = f"Let {vendor.visible_variable} name {gpus} GPU(s), or unset it to use every GPU of the machine."
     remarks = [f"found {len(visible.gpus)}", remark, *found.left_out, vendor.remark]
     return Lack(f"{gpus_reason(gpus)} ({'; '.join(filter(None, remarks))})", way_out)
+
+
+def usable_gpus(vendor_name: str, archs: Sequence[str] = ()) -> int | None:
+    """Return how many GPUs of a vendor this process may use; None if the vendor is not known.
+
+    Raises:
+        GpuError: If the GPUs cannot be found.
+    """
+    vendor = vendor_named(vendor_name)
+    return None if vendor is None else len(visible_gpus(gpus_present(vendor=vendor), vendor=vendor, archs=archs).gpus)

@@ -16,12 +16,12 @@ from typing import cast
 import pytest
 
 from dist_testing.errors import UsageError
-from dist_testing.frontends.pytest.watch import check_watchable
-from dist_testing.frontends.watch.files import Files, forget_compiled, is_third_party
-from dist_testing.frontends.watch.graph import Graph, syntax_error
-from dist_testing.frontends.watch.inert import Inertness
-from dist_testing.frontends.watch.knowledge import Knowledge, Project
-from dist_testing.frontends.watch.messages import Collected, LoadConftests, Module, Preload, Reported, RunTests
+from dist_testing.watch.files import Files, forget_compiled, is_third_party
+from dist_testing.watch.graph import Graph, syntax_error
+from dist_testing.watch.inert import Inertness
+from dist_testing.watch.knowledge import Knowledge, Project
+from dist_testing.watch.messages import Collected, LoadConftests, Module, Preload, Reported, RunTests
+from dist_testing.watch.pytest_session import check_watchable
 from tests.support.children import write_file
 
 

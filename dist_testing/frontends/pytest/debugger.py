@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from dist_testing.attach.rank_info import RankInfo
 from dist_testing.case import CaseFailedError
 from dist_testing.errors import UsageError
+from dist_testing.frontends.existing_world import ExistingRank
 from dist_testing.launch.isolation import FORK, Isolation
 from dist_testing.rank.debugging import TERMINAL
 from dist_testing.spec import MAX_WORLD_SIZE
@@ -19,7 +19,7 @@ from dist_testing.spec import MAX_WORLD_SIZE
 _PROMPTS = (("usepdb", "--pdb"), ("trace", "--trace"))
 
 
-def debug_rank(config: pytest.Config, rank_info: RankInfo | None) -> int | None:
+def debug_rank(config: pytest.Config, rank_info: ExistingRank | None) -> int | None:
     """Return the rank that `--dist-debug-rank` names; None without the option.
 
     Raises:

@@ -15,8 +15,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 import pytest
 
-from dist_testing.attach.launchers import rank_info_in
-from dist_testing.attach.rank_info import RankInfo
+from dist_testing.add_ons import AddOn
 from dist_testing.backends import add_backends
 from dist_testing.budget import Budget
 from dist_testing.case import Case, CaseBody
@@ -25,6 +24,7 @@ from dist_testing.engine.interrupts import raise_on_termination
 from dist_testing.engine.kept_logs import keep_logs
 from dist_testing.engine.needs import missing_need
 from dist_testing.errors import DistTestingError, LaunchError, UsageError
+from dist_testing.frontends.existing_world import ExistingRank, existing_rank
 from dist_testing.frontends.messages import PYTEST_CASES, PYTEST_SESSIONS, PytestCase, PytestSession
 from dist_testing.frontends.program.on_rank import ProgramRankContext, program_loader
 from dist_testing.frontends.pytest import reports
@@ -83,11 +83,12 @@ class RunnerPlugin:
         self._config = config
         target = config.stash.get(SPEC_KEY, None)
         # Under Bazel the variables of torchrun do not count. A fresh interpreter already belongs to a world of ours.
-        self._rank_info: RankInfo | None = None
+        self._rank_info: ExistingRank | None = None
+        self._attached: AddOn | None = None
         self._attach_error: UsageError | None = None
         if target is None and FRESH_KEY not in config.stash:
             try:
-                self._rank_info = rank_info_in(os.environ)
+                self._attached, self._rank_info = existing_rank() or (None, None)
             except UsageError as error:
                 # Reported only if the session has a distributed test.
                 self._attach_error = error
@@ -149,11 +150,11 @@ class RunnerPlugin:
         )
         # By name: the module that collects the tests again imports this one.
         loader = Loader(f"{__package__}.fresh", PYTEST_SESSIONS.to_wire(session).decode())
-        if self._rank_info is not None:
-            # Imported late: few runs are under a launcher, and it is a tenth of the library's import.
-            from dist_testing.frontends.pytest import attached
-
-            return attached.make_engine(config, self._spec, budget, self.context, loader, self._rank_info)
+        if self._attached is not None:
+            engine: Engine = self._attached.load("pytest_engine")(
+                config, self._spec, budget, self.context, loader, self._rank_info
+            )
+            return engine
         return Engine(self._spec, budget, self.context, loader)
 
     def world_sizes(self, nodeid: str, marker: Distributed) -> tuple[int, ...]:

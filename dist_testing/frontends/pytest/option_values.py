@@ -7,10 +7,10 @@ from dataclasses import dataclass
 
 import pytest
 
-from dist_testing.attach.rank_info import RankInfo
 from dist_testing.backends import Backend, backend_named, backends, default_backend
 from dist_testing.budget import MAX_TIMEOUT_S, timeout_in
 from dist_testing.errors import UsageError
+from dist_testing.frontends.existing_world import ExistingRank
 from dist_testing.frontends.pytest.debugger import debug_rank
 from dist_testing.frontends.pytest.jobs.count import read_jobs
 from dist_testing.frontends.pytest.options import KEEPS_OPTION
@@ -51,7 +51,7 @@ class Options:
     pool_keeps: tuple[str, ...]
 
 
-def read_options(config: pytest.Config, target: Spec | None, rank_info: RankInfo | None) -> Options:
+def read_options(config: pytest.Config, target: Spec | None, rank_info: ExistingRank | None) -> Options:
     """Read the options; they override the spec of the Bazel target, if there is one.
 
     Raises:
@@ -87,7 +87,7 @@ def check_plugins(config: pytest.Config) -> None:
             )
 
 
-def _spec(config: pytest.Config, spec: Spec | None, rank_info: RankInfo | None) -> Spec:
+def _spec(config: pytest.Config, spec: Spec | None, rank_info: ExistingRank | None) -> Spec:
     name = config.getoption("--dist-backend")
     backend = backend_named(name) if name else (spec.backend if spec else default_backend())
     sizes = _sizes(config.getoption("--dist-world-size"))

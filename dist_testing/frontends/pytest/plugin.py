@@ -14,11 +14,12 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from dist_testing.add_ons import add_on_named
 from dist_testing.errors import DistTestingError, UsageError
 from dist_testing.frontends.offered_session import offer_session, withdraw_session
 from dist_testing.frontends.pytest import backend_hook
 from dist_testing.frontends.pytest.marker_name import MARKER_HELP, has_mark, marker_name
-from dist_testing.frontends.pytest.options import KEEPS_OPTION, add_options, has_options
+from dist_testing.frontends.pytest.options import KEEPS_OPTION, WATCH_OPTION, add_options, has_options
 
 if TYPE_CHECKING:
     from dist_testing.frontends.pytest.in_runner import RunnerPlugin
@@ -46,9 +47,8 @@ def pytest_load_initial_conftests(early_config: pytest.Config) -> Generator[None
     """With `--dist-watch`, be the watch mode; its forks go on from here."""
     if not getattr(early_config.known_args_namespace, "dist_watch", False):
         return (yield)
-    from dist_testing.frontends.pytest.watch import watched_session
-
-    return (yield from watched_session(early_config))
+    watch = add_on_named("watch", WATCH_OPTION)
+    return (yield from watch.load("around_conftests")(early_config))
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -56,9 +56,7 @@ def pytest_configure(config: pytest.Config) -> None:
     try:
         config.addinivalue_line("markers", f"{marker_name(config)}{MARKER_HELP}")
         if config.getoption("dist_watch"):
-            from dist_testing.frontends.pytest.watch import check_taken_over
-
-            check_taken_over(config)
+            add_on_named("watch", WATCH_OPTION).load("at_configure")(config)
     except DistTestingError as error:
         raise pytest.UsageError(str(error)) from error
     if _is_in_use() or _is_set_up(config):

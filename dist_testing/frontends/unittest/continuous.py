@@ -8,6 +8,7 @@ import unittest
 from collections.abc import Callable, Sequence
 from typing import Any, ClassVar, NoReturn
 
+from dist_testing.add_ons import add_on_named
 from dist_testing.backends import all_declared, parts_of
 from dist_testing.engine.needs import missing_backend
 from dist_testing.errors import UsageError
@@ -15,7 +16,6 @@ from dist_testing.frontends.messages import UnittestCase
 from dist_testing.frontends.unittest.on_rank import RankPipe, seed_generators
 from dist_testing.frontends.unittest.plain import current_session
 from dist_testing.frontends.unittest.world_case import WorldCase, default_world_size
-from dist_testing.gpus.devices import NVIDIA, gpus_present, vendor_named, visible_gpus
 from dist_testing.keepable import check_keepable
 from dist_testing.launch.isolation import POOL
 from dist_testing.rank.groups import destroy_groups
@@ -205,8 +205,9 @@ class ContinuousCase(WorldCase):
 
         if device == "cuda":
             # AMD's GPUs have the type "cuda", too.
-            vendor = vendor_named(current_session().engine.spec.backend.vendor) or NVIDIA
-            count = len(visible_gpus(gpus_present(vendor=vendor), vendor=vendor).gpus)
+            usable = add_on_named("gpus", f"device_type = {device!r}").load("usable")
+            count = usable(current_session().engine.spec.backend.vendor)
+            count = usable("nvidia") if count is None else count
         else:
             count = torch.get_device_module(device).device_count()
         if not count:

@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 import atexit
-import os
 import runpy
 import sys
 import types
 from typing import NoReturn
 
-from dist_testing.attach.launchers import rank_info_in
-from dist_testing.attach.rank_info import RankInfo
 from dist_testing.backends import default_backend
 from dist_testing.budget import Budget
 from dist_testing.engine.engine import Engine
 from dist_testing.errors import UsageError
 from dist_testing.frontends import session
+from dist_testing.frontends.existing_world import ExistingRank, existing_rank
 from dist_testing.frontends.messages import MAIN_MODULES, MainModule
 from dist_testing.frontends.session import Session, open_session
 from dist_testing.frontends.unittest.on_rank import UnittestRankContext
@@ -37,12 +35,13 @@ def current_session() -> Session:
     return current
 
 
-def _rank_info() -> RankInfo | None:
+def _rank_info() -> ExistingRank | None:
     try:
-        return rank_info_in(os.environ)
+        found = existing_rank()
     except UsageError:
         # RANK without the other variables, or an impossible one: there is no world.
         return None
+    return None if found is None else found[1]
 
 
 def unittest_loader() -> Loader:

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
 
 import pytest
 
-from dist_testing.attach.rank_info import RankInfo
+from dist_testing.add_ons import add_on_named
 from dist_testing.engine.rank_env import cpu_count
 from dist_testing.errors import GpuError, UsageError
+from dist_testing.frontends.existing_world import ExistingRank
 from dist_testing.frontends.pytest.options import JOBS_OPTION
-from dist_testing.gpus.devices import vendor_named, visible_gpus
 from dist_testing.procfs import free_bytes
 from dist_testing.spec import Spec
 
@@ -38,7 +37,7 @@ _REFUSED = (
 )
 
 
-def read_jobs(config: pytest.Config, rank_info: RankInfo | None) -> int:
+def read_jobs(config: pytest.Config, rank_info: ExistingRank | None) -> int:
     """Return how many worlds the user wants side by side: from 1, or `AUTO`.
 
     Raises:
@@ -99,11 +98,9 @@ def affordable_jobs(asked: int, units: int, spec: Spec, sizes: Sequence[int], *,
 
 def _usable_gpus(spec: Spec) -> int:
     """Return the number of GPUs that the worlds of this run can share."""
-    vendor = vendor_named(spec.backend.vendor)
-    if vendor is None:
-        return 0
+    usable = add_on_named("gpus", "a world with GPUs").load("usable")
     try:
-        found = len(visible_gpus(vendor.find(os.environ).gpus, vendor=vendor, archs=spec.gpu_archs).gpus)
+        found: int = usable(spec.backend.vendor, spec.gpu_archs) or 0
     except GpuError:
         # Each case reports it.
         return 0

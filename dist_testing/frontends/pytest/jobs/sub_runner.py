@@ -17,7 +17,7 @@ from typing import Any, NoReturn
 
 import pytest
 
-from dist_testing.coverage import RankCoverage
+from dist_testing.add_ons import add_ons
 from dist_testing.engine.engine import Engine
 from dist_testing.errors import InterruptedRunError, LaunchError, UsageError
 from dist_testing.events.cases import RankOutput
@@ -102,7 +102,9 @@ class SubRunner:
         """Run units, end all processes, and exit. `forks` is the number of ranks that it will fork, if it is known."""
         code = 1
         try:
-            coverage = self._become()
+            self._become()
+            # Such as the measurement of its code.
+            services = [add_on.load("process")() for add_on in add_ons() if "process" in add_on.more]
             try:
                 self._serve(forks)
                 # The rest is the clean-up, which a signal would only break.
@@ -110,7 +112,8 @@ class SubRunner:
                 self._tear_down()
             finally:
                 self._engine.close()
-            coverage.close()
+            for service in services:
+                service.close()
             self._send(Finished())
             code = 0
         except BaseException:
@@ -122,7 +125,7 @@ class SubRunner:
                 sys.stderr.flush()
             os._exit(code)
 
-    def _become(self) -> RankCoverage:
+    def _become(self) -> None:
         """Leave the terminal, the captured output and the plugins that report to the runner."""
         for number in (signal.SIGINT, signal.SIGTERM):
             signal.signal(number, self._stop)
@@ -136,7 +139,6 @@ class SubRunner:
             for plugin in {id(impl.plugin): impl.plugin for impl in hook.get_hookimpls()}.values():
                 hook._remove_plugin(plugin)
         config.pluginmanager.register(self, "dist_testing_sub_runner")
-        return RankCoverage()
 
     def _stop(self, number: int, _: FrameType | None) -> None:
         """Handle a signal of the terminal, of Bazel or of the runner: end as soon as the message on its way is sent."""

@@ -6,8 +6,8 @@ import os
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
-from dist_testing.frontends.watch.graph import Graph
-from dist_testing.frontends.watch.messages import Collected, LoadConftests, Module, Preload, Reported, RunTests
+from dist_testing.watch.graph import Graph
+from dist_testing.watch.messages import Collected, LoadConftests, Module, Preload, Reported, RunTests
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,7 +8,7 @@ import sys
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
-from dist_testing.frontends.watch.files import is_third_party
+from dist_testing.watch.files import is_third_party
 
 _CONFTEST = "conftest.py"
 

@@ -11,21 +11,21 @@ from collections.abc import Callable, Collection, Sequence
 from typing import NoReturn
 
 from dist_testing.errors import LaunchError
-from dist_testing.frontends.watch.chain import Chain
-from dist_testing.frontends.watch.files import Files, forget_compiled, own_files
-from dist_testing.frontends.watch.graph import syntax_error
-from dist_testing.frontends.watch.inert import Inertness
-from dist_testing.frontends.watch.knowledge import Knowledge, Project
-from dist_testing.frontends.watch.loop import EndWatchError, Loop
-from dist_testing.frontends.watch.messages import (
+from dist_testing.process.lifetime import become_subreaper, check_platform, die_with_parent, fork
+from dist_testing.watch.chain import Chain
+from dist_testing.watch.files import Files, forget_compiled, own_files
+from dist_testing.watch.graph import syntax_error
+from dist_testing.watch.inert import Inertness
+from dist_testing.watch.knowledge import Knowledge, Project
+from dist_testing.watch.loop import EndWatchError, Loop
+from dist_testing.watch.messages import (
     Finished,
     LoadConftests,
     Preload,
     Reported,
     RunTests,
 )
-from dist_testing.frontends.watch.warm import Fork
-from dist_testing.process.lifetime import become_subreaper, check_platform, die_with_parent, fork
+from dist_testing.watch.warm import Fork
 
 _TORCH = "torch.distributed"
 # Process ends by a signal as in a shell.

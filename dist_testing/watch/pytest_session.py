@@ -17,15 +17,18 @@ from types import FrameType
 
 import pytest
 
-from dist_testing.attach.launchers import rank_info_in
 from dist_testing.errors import InterruptedRunError, UsageError
+from dist_testing.frontends.existing_world import existing_rank
 from dist_testing.frontends.pytest.fork_capture import restart_capture
 from dist_testing.frontends.pytest.internals import parse_expression
 from dist_testing.frontends.pytest.options import WATCH_OPTION
-from dist_testing.frontends.watch.files import file_of, is_third_party
-from dist_testing.frontends.watch.inert import Inertness
-from dist_testing.frontends.watch.knowledge import Project
-from dist_testing.frontends.watch.messages import (
+from dist_testing.launch.clean import spare_cuda
+from dist_testing.outcomes import exit_name
+from dist_testing.process import wire
+from dist_testing.watch.files import file_of, is_third_party
+from dist_testing.watch.inert import Inertness
+from dist_testing.watch.knowledge import Project
+from dist_testing.watch.messages import (
     WATCH_EVENTS,
     Collected,
     Finished,
@@ -36,11 +39,8 @@ from dist_testing.frontends.watch.messages import (
     RunTests,
     WatchEvent,
 )
-from dist_testing.frontends.watch.warm import Fork, grow, park
-from dist_testing.frontends.watch.watcher import watch
-from dist_testing.launch.clean import spare_cuda
-from dist_testing.outcomes import exit_name
-from dist_testing.process import wire
+from dist_testing.watch.warm import Fork, grow, park
+from dist_testing.watch.watcher import watch
 
 # Options that a run after each save cannot honour: name in the namespace, spelling, way out.
 _REFUSED = (
@@ -128,9 +128,10 @@ def check_watchable(config: pytest.Config) -> None:
             "Each run needs files of its own for captured output, and reports to the terminal.\n"
             "Leave out -p no:capture and -p no:terminal."
         )
-    if (rank_info := rank_info_in(os.environ)) is not None:
+    if (existing := existing_rank()) is not None:
+        _, rank = existing
         raise UsageError(
-            f"{WATCH_OPTION} in a process that is rank {rank_info.rank} of {rank_info.size} (RANK is set).\n"
+            f"{WATCH_OPTION} in a process that is rank {rank.rank} of {rank.size} (RANK is set).\n"
             "torchrun has started the ranks, and a save cannot start them again.\n"
             f"Run pytest {WATCH_OPTION} without torchrun: the library starts the ranks."
         )

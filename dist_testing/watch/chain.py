@@ -9,7 +9,10 @@ from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 
 from dist_testing.errors import LaunchError, MessageError
-from dist_testing.frontends.watch.messages import (
+from dist_testing.process import wire
+from dist_testing.process.lifetime import end_child, watch_child
+from dist_testing.process.orphans import Orphans
+from dist_testing.watch.messages import (
     WATCH_EVENTS,
     WATCH_ORDERS,
     ChildEnded,
@@ -21,9 +24,6 @@ from dist_testing.frontends.watch.messages import (
     WatchEvent,
     WatchOrder,
 )
-from dist_testing.process import wire
-from dist_testing.process.lifetime import end_child, watch_child
-from dist_testing.process.orphans import Orphans
 
 # Seconds for all warm processes to end. Each removes what its run has left.
 _CLOSE_LIMIT_S = 30.0

@@ -23,9 +23,13 @@ from typing import NoReturn
 
 from dist_testing.error_text import summarise
 from dist_testing.errors import MessageError
-from dist_testing.frontends.watch.files import file_of, own_files
-from dist_testing.frontends.watch.inert import Inertness
-from dist_testing.frontends.watch.messages import (
+from dist_testing.process import wire
+from dist_testing.process.lifetime import become_subreaper, die_with_parent, fork, watch_child
+from dist_testing.process.orphans import Orphans
+from dist_testing.process.refusal import refusal
+from dist_testing.watch.files import file_of, own_files
+from dist_testing.watch.inert import Inertness
+from dist_testing.watch.messages import (
     WATCH_EVENTS,
     WATCH_ORDERS,
     ChildEnded,
@@ -36,10 +40,6 @@ from dist_testing.frontends.watch.messages import (
     WatchEvent,
     WatchOrder,
 )
-from dist_testing.process import wire
-from dist_testing.process.lifetime import become_subreaper, die_with_parent, fork, watch_child
-from dist_testing.process.orphans import Orphans
-from dist_testing.process.refusal import refusal
 
 # Seconds until a run that was told to stop is killed. The fork server then removes the ranks.
 _STOP_LIMIT_S = 10.0

@@ -10,9 +10,9 @@ import time
 from collections.abc import Callable, Iterable
 from types import FrameType, TracebackType
 
-from dist_testing.frontends.watch.chain import Peer
-from dist_testing.frontends.watch.files import Files
-from dist_testing.frontends.watch.keys import Keys
+from dist_testing.watch.chain import Peer
+from dist_testing.watch.files import Files
+from dist_testing.watch.keys import Keys
 
 # Seconds between two looks at the files, and until a second look at files that are being written.
 _LOOK_S = 0.05
