@@ -33,6 +33,14 @@ ADD_ONS = (
         },
     ),
     AddOn(
+        name="threads",
+        ext_version=1,
+        more={
+            "rank_process": "dist_testing.threaded.rank_process:enter_together",
+            "in_runner": "dist_testing.threaded.in_runner:run_ranks",
+        },
+    ),
+    AddOn(
         name="nodes",
         ext_version=1,
         wanted=lambda case, spec: case.nodes != 1,

@@ -18,7 +18,7 @@ import time
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 
-from dist_testing.add_ons import AddOn, add_ons, blaming
+from dist_testing.add_ons import AddOn, add_on_named, add_ons, blaming
 from dist_testing.budget import Budget
 from dist_testing.case import Case, CaseResult
 from dist_testing.engine.case_events import CaseEvents
@@ -30,7 +30,6 @@ from dist_testing.engine.run_directory import RunDirectory
 from dist_testing.engine.running_case import RunningCase
 from dist_testing.engine.running_world import RunningWorld, check_world_size, release, start_world
 from dist_testing.engine.stack_dumps import blame_thread, waiting_for_skipped
-from dist_testing.engine.thread_world import ThreadBody, run_ranks
 from dist_testing.errors import GpuError, LaunchError, UsageError
 from dist_testing.events.stream import EventStream
 from dist_testing.launch.isolation import FORK, Isolation, check_isolation, isolation_named
@@ -40,6 +39,7 @@ from dist_testing.process.messages import Loader
 from dist_testing.process.refusal import refusal
 from dist_testing.process.stacks import read_ranks
 from dist_testing.rank.bootstrap import RankContext
+from dist_testing.rank.reporter import Reporter
 from dist_testing.spec import Spec
 
 # Limit for the ranks of a worker pool to destroy their groups and end. Seconds.
@@ -48,6 +48,10 @@ _POOL_END_LIMIT_S = 30.0
 _DEBUG_LIMIT_S = 7 * 24 * 3600.0
 # With less time no rank gets as far as its test, and a good test would look like one that hangs. Seconds.
 _LEAST_CASE_S = 0.1
+
+# Runs one rank that is a thread: its number, its reporter, and the case's limit in seconds. An exception is the rank's
+# outcome.
+ThreadBody = Callable[[int, Reporter, float], None]
 
 
 class Engine:
@@ -236,6 +240,7 @@ class Engine:
         started_s = time.monotonic()
         events.asked(limit_s)
         with events.ending_on_error():
+            run_ranks = add_on_named("threads", case.name).load("in_runner")
             ended = run_ranks(case.world_size, body, limit_s=limit_s)
         events.over_on_threads(ended.phases)
         outcomes = tuple(with_operation(outcome, ended.stacks.get(outcome.rank, "")) for outcome in ended.outcomes)

@@ -40,6 +40,7 @@ _BELOW_TEST = re.compile(
     r"adopt/\w+|"
     r"frontends/(call|program)/\w+|"
     r"frontends/unittest/(continuous|on_rank|process|rank_threads|spawn_threads|threads|world_case)|"
+    r"threaded/(in_runner|rank_process)|"
     r"(attach|bazel|engine|launch|rank)/\w+))\.py\""
 )
 # Python 3.13 marks a part of nearly every line of a traceback.

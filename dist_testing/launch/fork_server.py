@@ -57,7 +57,6 @@ from dist_testing.process.orphans import Orphans, kill_tracer
 from dist_testing.process.refusal import refusal
 from dist_testing.rank.bootstrap import RankContext, enter, take_over
 from dist_testing.rank.capture import own_streams
-from dist_testing.rank.threads import enter_together
 
 # The report shows this much of the command line of an orphan process.
 _COMMAND_CHARS = 2000
@@ -162,6 +161,9 @@ class _ForkServer:
             take_over(request)
             if request.place:
                 world.place = _made_place(request)
+            if request.together:
+                # Imported before the fork, so once for all worlds.
+                _enter_together(request)
         except OSError as error:
             self._refuse(request.world, 0, error)
             request = dataclasses.replace(request, size=0)
@@ -226,7 +228,7 @@ class _ForkServer:
             signal.signal(signal.SIGCHLD, self._on_child)
         request = starts[0].request
         if request.together:
-            enter_together(starts, self._context)
+            _enter_together(request)(starts, self._context)
         (start,) = starts
         if not request.fresh:
             enter(start, self._context)
@@ -287,6 +289,13 @@ def _idle_work(forks: int) -> dict[str, IdleWork]:
             with blaming(add_on.name, "its idle work"):
                 made[add_on.name] = add_on.load("idle_work")(forks)
     return made
+
+
+def _enter_together(request: WorldRequest) -> Callable[[Sequence[RankStart], RankContext], NoReturn]:
+    """Return what runs ranks that are threads in a process of their own."""
+    enter: Callable[[Sequence[RankStart], RankContext], NoReturn]
+    enter = add_on_named("threads", f"world {request.world}").load("rank_process")
+    return enter
 
 
 def _made_place(request: WorldRequest) -> WorldPlace:

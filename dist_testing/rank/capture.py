@@ -6,13 +6,10 @@ import contextlib
 import io
 import os
 import sys
-from collections.abc import Sequence
-from typing import Any
-
-from dist_testing.threaded.members import current_member
 
 
-def _stream(fd: int) -> io.TextIOWrapper:
+def stream_on(fd: int) -> io.TextIOWrapper:
+    """Return a text stream that writes to a descriptor at once."""
     # Without buffers, the file has all output of a rank that is killed. A character that the encoding cannot express
     # must not make `print` fail.
     raw = io.FileIO(fd, "wb", closefd=False)
@@ -23,8 +20,8 @@ def own_streams() -> None:
     """Replace Python's streams, which may be pytest's own, by new streams on descriptors 0 to 2."""
     sys.stdin = io.TextIOWrapper(io.BufferedReader(io.FileIO(0, "rb", closefd=False)), encoding="utf-8")
     # Libraries that distrust a replaced sys.stdout write to sys.__stdout__.
-    sys.stdout = sys.__stdout__ = _stream(1)  # type: ignore[misc]  # Final in typeshed
-    sys.stderr = sys.__stderr__ = _stream(2)  # type: ignore[misc]
+    sys.stdout = sys.__stdout__ = stream_on(1)  # type: ignore[misc]  # Final in typeshed
+    sys.stderr = sys.__stderr__ = stream_on(2)  # type: ignore[misc]
 
 
 def redirect_output(path: str) -> None:
@@ -46,26 +43,3 @@ def flush_streams() -> None:
         # A test may have closed or replaced the stream.
         with contextlib.suppress(OSError, ValueError, AttributeError):
             stream.flush()
-
-
-def split_output(paths: Sequence[str]) -> None:
-    """Give each rank that is a thread its own log of Python output, which includes the threads that it starts.
-
-    The log of rank 0, the first of `paths`, also gets the output of native code, whose descriptors belong to the
-    process, and of threads without a rank. Descriptors 1 and 2 must already point at this log.
-    """
-    flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND
-    logs = [_stream(os.open(path, flags, 0o600)) for path in paths[1:]]
-    sys.stdout = sys.__stdout__ = _StreamOfThread([_stream(1), *logs])  # type: ignore[misc,assignment]
-    sys.stderr = sys.__stderr__ = _StreamOfThread([_stream(2), *logs])  # type: ignore[misc,assignment]
-
-
-class _StreamOfThread:
-    """Forwards every attribute to the stream of the calling thread's rank."""
-
-    def __init__(self, streams: Sequence[io.TextIOWrapper]) -> None:
-        self._streams = streams
-
-    def __getattr__(self, name: str) -> Any:
-        member = current_member()
-        return getattr(self._streams[0 if member is None else member.rank], name)

@@ -376,7 +376,7 @@ def test_hardware_that_only_an_option_requires_is_not_called_promised() -> None:
     "module",
     [
         "attach.rank",
-        "engine.thread_world",
+        "engine.engine",
         "frontends.pytest.on_rank",
         "frontends.unittest.continuous",
         "frontends.unittest.on_rank",
@@ -388,7 +388,8 @@ def test_hardware_that_only_an_option_requires_is_not_called_promised() -> None:
         "frontends.unittest.world_case",
         "launch.fork_server",
         "rank.bootstrap",
-        "rank.threads",
+        "threaded.in_runner",
+        "threaded.rank_process",
     ],
 )
 def test_frames_of_the_library_below_the_test_are_left_out(module: str) -> None:

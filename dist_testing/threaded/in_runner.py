@@ -9,9 +9,10 @@ import dataclasses
 import os
 import time
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 
+from dist_testing.engine.engine import ThreadBody
 from dist_testing.engine.rank_record import WORST_LAST, worst_of
 from dist_testing.engine.stack_dumps import waiting_for_skipped
 from dist_testing.error_text import summarise
@@ -22,9 +23,6 @@ from dist_testing.process.rank_messages import RankMessage, RankReport
 from dist_testing.rank.bootstrap import FAILED_EXIT_CODE
 from dist_testing.rank.reporter import Reporter
 from dist_testing.threaded.world import fail_world, run_on_threads
-
-# Runs one rank: its number, its reporter, and the case's limit in seconds. An exception is the rank's outcome.
-ThreadBody = Callable[[int, Reporter, float], None]
 
 # Describes a rank that was still running when another failed, in the style of `RankOutcome.describe`.
 _LEFT_BEHIND = "was left behind: a thread cannot be stopped"

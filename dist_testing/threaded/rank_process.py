@@ -29,11 +29,12 @@ from dist_testing.rank.bootstrap import (
     next_instruction,
     own_channel,
 )
-from dist_testing.rank.capture import flush_streams, split_output
+from dist_testing.rank.capture import flush_streams
 from dist_testing.rank.hooks import RankServices, ServedRank
 from dist_testing.rank.long_texts import LongTexts
 from dist_testing.rank.reporter import FrameWriter, Reporter
 from dist_testing.threaded.members import current_member
+from dist_testing.threaded.output import split_output
 from dist_testing.threaded.world import fail_world, run_on_threads
 
 # Test code gets a replacement: see _Ranks._exit_as_rank.
