@@ -15,6 +15,12 @@ def _reuses_process(case: Case, spec: Spec) -> bool:
     return bool(case.pool) or isolation_named(case.isolation).in_process
 
 
+def _compares_calls(case: Case, spec: Spec) -> bool:
+    del spec
+    # Calls of threads that differ are refused at once.
+    return (case.body.strict_calls or bool(case.pool)) and not isolation_named(case.isolation).in_process
+
+
 ADD_ONS = (
     AddOn(
         name="attach",
@@ -31,6 +37,14 @@ ADD_ONS = (
             "around_conftests": "dist_testing.watch.pytest_session:watched_session",
             "at_configure": "dist_testing.watch.pytest_session:check_taken_over",
         },
+    ),
+    AddOn(
+        name="calls",
+        ext_version=1,
+        # A case of a pool cannot bring a service that the first one did not have.
+        wanted=_compares_calls,
+        rank_service="dist_testing.hang.calls:CallRecord",
+        watcher="dist_testing.hang.calls:CallComparison",
     ),
     AddOn(
         name="threads",

@@ -76,8 +76,11 @@ class RankCoverage(RankService):
 
     def __init__(self, rank: ServedRank | None = None) -> None:
         del rank
-        path = os.environ.get(_VARIABLE)
         self._coverage: Coverage | None = None
+
+    def start(self) -> None:
+        """Start to measure."""
+        path = os.environ.get(_VARIABLE)
         if path is not None:
             with contextlib.suppress(FileNotFoundError):
                 settings = json.loads(Path(path).read_text(encoding="utf-8"))

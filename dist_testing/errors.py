@@ -10,10 +10,6 @@ class DistTestingError(Exception):
     """Base of the errors that are printed without a traceback, because their text is written for the user."""
 
 
-class CallsDifferWarning(UserWarning):
-    """Ranks have passed a case, but have made different collective calls on a group."""
-
-
 class SpecError(DistTestingError):
     """The spec of a target (`DIST_TESTING_SPEC`) is missing, unreadable, of a newer schema, or impossible."""
 

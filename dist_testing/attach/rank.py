@@ -275,8 +275,7 @@ class AttachedRank:
                 f"{refusal(OSError(errno.EMFILE, os.strerror(errno.EMFILE)))}"
             )
         env = {name: value for name, value in self._env.items() if name not in order.removed}
-        # The process is not ours, so no add-on works in it.
-        request = dataclasses.replace(order.request, env={**order.defaults, **env, **order.request.env}, services=())
+        request = dataclasses.replace(order.request, env={**order.defaults, **env, **order.request.env})
         rank = order.rank
         channel_fd, stacks_fd, board_fd, *stores = fds
         start = RankStart(
@@ -313,7 +312,7 @@ class AttachedRank:
         except BaseException as error:
             reporter.never_started(error)
             return
-        run_world(start, reporter, channel, front_end, RankServices(ServedRank(start, reporter)), is_fresh=False)
+        run_world(start, reporter, channel, front_end, RankServices(ServedRank(start, reporter)))
         del front_end
         flush_streams()
         _end_groups(failed=reporter.failed)

@@ -7,8 +7,7 @@ import time
 from collections.abc import Iterable, Sequence
 
 from dist_testing.add_ons import blaming
-from dist_testing.case import Case, CaseResult, RankWarning
-from dist_testing.engine.call_compare import ADVICE, differences
+from dist_testing.case import CaseResult, RankWarning
 from dist_testing.engine.hang_story import blame_by_ledger, mark_stuck
 from dist_testing.engine.hooks import Explainer
 from dist_testing.engine.rank_record import RankRecord
@@ -16,7 +15,6 @@ from dist_testing.engine.running_case import RunningCase
 from dist_testing.engine.running_world import RunningWorld
 from dist_testing.engine.stack_dumps import operation_in
 from dist_testing.error_text import format_error, summarise
-from dist_testing.errors import CallsDifferWarning
 from dist_testing.outcomes import Cause, Kind, RankOutcome, Status, Verdict, verdict
 from dist_testing.process.rank_messages import Warned
 from dist_testing.spec import Spec
@@ -39,9 +37,6 @@ def judged(running: RunningCase, spec: Spec, outcomes: tuple[RankOutcome, ...], 
         gpu_memory=left,
     )
     found = blame_by_ledger(found, outcomes, story)
-    differing = _differing_calls(supervisor.records) if found.status is Status.PASSED else ""
-    if differing and case.body.strict_calls:
-        found = Verdict(Status.FAILED, Cause.CALLS, f"{Cause.CALLS.value}: {differing}")
     if supervisor.ended_by and found.cause in (Cause.NONE, Cause.INTERRUPTED):
         found = Verdict(Status.FAILED, Cause.FAILURE, supervisor.ended_by)
     result = CaseResult(
@@ -54,7 +49,7 @@ def judged(running: RunningCase, spec: Spec, outcomes: tuple[RankOutcome, ...], 
         stacks=supervisor.stacks,
         leaked=tuple(supervisor.leaked),
         gpu_memory=tuple(left),
-        warnings=(*_warnings_of(supervisor.records), *_warned(differing, case)),
+        warnings=_warnings_of(supervisor.records),
         end_session=next((record.end_session for record in supervisor.records if record.end_session), ""),
         notes=(
             *(story.lines if story is not None else ()),
@@ -137,17 +132,3 @@ def _warnings_of(records: Sequence[RankRecord]) -> tuple[RankWarning, ...]:
         RankWarning(warned.category, warned.text, warned.filename, warned.line_number, tuple(its_ranks))
         for warned, its_ranks in ranks.items()
     )
-
-
-def _differing_calls(records: Sequence[RankRecord]) -> str:
-    told = {record.rank: record.calls for record in records if record.calls is not None}
-    return "; ".join(differences(told))
-
-
-def _warned(differing: str, case: Case) -> tuple[RankWarning, ...]:
-    if not differing or case.body.strict_calls:
-        return ()
-    category = f"{CallsDifferWarning.__module__}.{CallsDifferWarning.__qualname__}"
-    text = f"{case.name} (world of {case.world_size}): the ranks made different calls: {differing}. {ADVICE}"
-    # The recorder knows no lines of calls that have ended.
-    return (RankWarning(category, text, case.name, 0, tuple(range(case.world_size))),)

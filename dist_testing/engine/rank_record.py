@@ -17,8 +17,6 @@ from dist_testing.process.board import PhaseBoard
 from dist_testing.process.rank_messages import (
     INSTRUCTIONS,
     RANK_MESSAGES,
-    CallsMade,
-    CallsRecorded,
     Done,
     EndSession,
     Extra,
@@ -30,7 +28,6 @@ from dist_testing.process.rank_messages import (
     Ready,
     Warned,
 )
-from dist_testing.process.recorded_calls import read_record
 from dist_testing.process.stacks import STACKS_SIGNAL
 from dist_testing.procfs import status_of
 
@@ -110,7 +107,6 @@ class RankRecord:
         self._stopped_as: Kind | None = None
         self._stopped_in = ""
         self.warnings: dict[Warned, None] = {}
-        self.calls: CallsMade | None = None
         self.end_session = ""
         self._is_finishing = False
         self._has_hung_up = False
@@ -128,7 +124,6 @@ class RankRecord:
         """
         self._report = None
         self.warnings = {}
-        self.calls = None
         self._expected_exit = expected_exit
         self._exit_0_passes = exit_0_passes
         self.is_patient = False
@@ -345,13 +340,6 @@ class RankRecord:
                 if len(self.warnings) < _MAX_WARNINGS:
                     # Equal warnings, such as from a loop, count once.
                     self.warnings[message] = None
-            case CallsMade():
-                self.calls = message
-            case CallsRecorded():
-                try:
-                    self.calls = read_record(message)
-                except ValueError as error:
-                    raise RANK_MESSAGES.refused(f"CallsRecorded: {error}") from error
             case Extra():
                 self.extras.append(message)
             case EndSession():

@@ -5,9 +5,9 @@
 
 A rank that imports the tests itself sends `Importing` before it does. A rank sends `Ready` once, a `RankReport` as soon
 as an outcome is known (peers must not wait for a teardown to learn of a failure), and `Done` as the last message before
-it leaves; in between, `Warned` for warnings of test code, `EndSession` if it wants no further test to run, and
-`CallsMade` or `CallsRecorded` before a report that it has passed. `Extra` brings a question to the watcher of an
-add-on, and its answer back. The runner does not trust these: a rank runs test code, and test code goes wrong.
+it leaves; in between, `Warned` for warnings of test code, `EndSession` if it wants no further test to run, and `Extra`
+with what a part of an add-on tells the watcher of the world or asks it. The runner does not trust these: a rank runs
+test code, and test code goes wrong.
 
 When every rank has sent a good report, the runner sends an instruction: `NextCase`, with another case for the same
 world, or `FinishWorld`, which every rank answers with `Done`. The rank that serves the store then waits for
@@ -20,13 +20,12 @@ Raise the schema number of a family with every change of one of its messages.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Annotated, Literal, TypeAlias
+from typing import Literal, TypeAlias
 
 from dist_testing.case import CaseBody
 from dist_testing.codec import Family
 from dist_testing.errors import FrameError
 from dist_testing.outcomes import Kind, ReportDetails
-from dist_testing.process.ledger import Group
 
 # A report with two texts of the largest size fits (`dist_testing.error_text.MAX_TEXT_CHARS`). A larger message must not
 # fill the runner's memory.
@@ -84,59 +83,6 @@ class EndSession:
 
 
 @dataclass(frozen=True, slots=True)
-class GroupCalls:
-    """The collective calls of a rank on one group, in one case.
-
-    Attributes:
-        group: torch's name of the group.
-        ranks: Its members, as ranks of the world.
-        count: How many calls the rank has made.
-        first: Number of the first of `calls`, from 1.
-        calls: Each as backend and operation, types and shapes of its inputs, such as "gloo:all_reduce Float [[3]]";
-            empty if they are not known.
-    """
-
-    group: str
-    ranks: tuple[Annotated[int, range(1 << 20)], ...]
-    count: Annotated[int, range(1 << 62)]
-    first: Annotated[int, range(1 << 62)]
-    calls: tuple[str, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class CallsMade:
-    """The collective calls of a rank in a case that it has passed. The rank sends it before its report.
-
-    Attributes:
-        groups: Of the groups that exist at the end of the case.
-        is_complete: Whether the calls are told, and not only counted, and none is missing.
-    """
-
-    groups: tuple[GroupCalls, ...]
-    is_complete: bool
-
-
-@dataclass(frozen=True, slots=True)
-class CallsRecorded:
-    """What `CallsMade` is made of, for the runner to make it.
-
-    A rank that lives for one case copies each page of memory that it touches first, and reading its record touches
-    many. The runner reads records all the time.
-
-    Attributes:
-        record: torch's flight record of the case, as JSON; "" if there is none.
-        capacity: How many calls the recorder holds.
-        groups: The groups that exist at the end of the case.
-        limit_s: The limit that this library gives to groups, in seconds.
-    """
-
-    record: str
-    capacity: Annotated[int, range(1 << 31)]
-    groups: tuple[Group, ...]
-    limit_s: float
-
-
-@dataclass(frozen=True, slots=True)
 class Extra:
     """A message between the parts of an add-on, from a rank to the watcher of its world, or back as an answer.
 
@@ -171,11 +117,11 @@ class LeaveWorld:
     """End: every rank has sent `Done`, so no rank needs the store."""
 
 
-RankMessage: TypeAlias = Importing | Ready | RankReport | Warned | EndSession | CallsMade | CallsRecorded | Extra | Done
+RankMessage: TypeAlias = Importing | Ready | RankReport | Warned | EndSession | Extra | Done
 RANK_MESSAGES: Family[RankMessage] = Family(
     "message of a rank",
-    6,
-    (Importing, Ready, RankReport, Warned, EndSession, CallsMade, CallsRecorded, Extra, Done),
+    7,
+    (Importing, Ready, RankReport, Warned, EndSession, Extra, Done),
     max_bytes=MAX_FRAME_BYTES,
     error=FrameError,
 )

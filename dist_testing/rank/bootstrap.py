@@ -23,7 +23,6 @@ from dist_testing.process.messages import RankStart, WorldRequest
 from dist_testing.process.native_stacks import print_native_stacks
 from dist_testing.process.rank_messages import INSTRUCTIONS, Instruction, NextCase
 from dist_testing.process.stacks import answer_with_stacks
-from dist_testing.rank.call_record import CallRecord
 from dist_testing.rank.capture import flush_streams, redirect_output
 from dist_testing.rank.comparison import spare_dtensor
 from dist_testing.rank.daemons import end_daemons
@@ -154,7 +153,7 @@ def _run(
     except BaseException as error:
         reporter.never_started(error)
         return
-    run_world(start, reporter, channel, front_end, services, is_fresh=not start.request.pool)
+    run_world(start, reporter, channel, front_end, services)
 
 
 def run_world(
@@ -163,8 +162,6 @@ def run_world(
     channel: socket.socket,
     front_end: RankFrontEnd,
     services: RankServices,
-    *,
-    is_fresh: bool,
 ) -> None:
     """Run the cases of a world in a process that already is its rank, and report every outcome to the runner.
 
@@ -174,7 +171,6 @@ def run_world(
         channel: Brings the instructions.
         front_end: Runs the cases.
         services: Those of add-ons, which have started.
-        is_fresh: Whether the process has run no case before and will run one only.
     """
     reporter.ready()
     with _reporting(reporter):
@@ -186,13 +182,7 @@ def run_world(
             channel,
             front_end,
             services,
-            _call_record(start, is_fresh=is_fresh),
         )
-
-
-def _call_record(start: RankStart, *, is_fresh: bool) -> CallRecord:
-    request = start.request
-    return CallRecord(is_fresh=is_fresh, is_strict=request.body.strict_calls, limit_s=request.settings.timeout_s)
 
 
 def _run_cases(
@@ -201,7 +191,6 @@ def _run_cases(
     channel: socket.socket,
     front_end: RankFrontEnd,
     services: RankServices,
-    calls: CallRecord,
 ) -> None:
     body = start.request.body
     while True:
@@ -212,8 +201,6 @@ def _run_cases(
             if not (reporter.is_forked or reporter.failed):
                 finish_device_work()
                 services.case_end(body)
-                if (made := calls.end_case(is_strict=body.strict_calls)) is not None:
-                    reporter.calls_made(made)
         if reporter.is_forked:
             os._exit(FAILED_EXIT_CODE if reporter.failed else 0)
         reporter.case_over()

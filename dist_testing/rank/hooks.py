@@ -28,7 +28,7 @@ class RankService:
     """Work on each rank of a world: the part `rank_service` of an add-on, with defaults that do nothing.
 
     Every rank of a world whose first case the add-on is wanted for makes one, in its own process. Ranks that are
-    threads share one; ranks that torchrun, srun or mpirun started have none.
+    threads share one. Those of ranks that torchrun, srun or mpirun started get no `start` and no `close`.
 
         class OneThread(RankService):
             def __init__(self, rank: ServedRank) -> None:

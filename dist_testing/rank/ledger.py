@@ -10,6 +10,7 @@ from __future__ import annotations
 import _signal  # type: ignore[import-not-found]
 import _thread
 import contextlib
+import json
 import os
 import select
 import signal
@@ -33,11 +34,12 @@ from dist_testing.process.ledger import (
     NoLedger,
     Place,
 )
-from dist_testing.process.recorded_calls import MAX_TEXT, entries_of
 from dist_testing.rank.children import LOOKING, child_processes
 from dist_testing.rank.groups import backends_in_use
 from dist_testing.rank.waits import C10D, wait_of
 
+# Of one text in an answer, such as the shapes of a call's inputs. Characters.
+MAX_TEXT = 200
 # Of the calls that have ended.
 _LAST_CALLS = 16
 _MAX_PLACES = 40
@@ -267,6 +269,15 @@ def recorded_text(name: str = _CPU_DUMP) -> bytes | None:
         return None
     dump = getattr(getattr(torch._C, "_distributed_c10d", None), name, None)
     return None if dump is None else dump(includeCollectives=True, onlyActive=False)
+
+
+def entries_of(dump: str | bytes) -> list[dict[str, Any]]:
+    """Return the calls in a dump of torch's flight recorder, in the order in which they began."""
+    entries: list[dict[str, Any]] | None = json.loads(dump).get("entries")
+    if entries is None:
+        # It has recorded nothing yet; or the size in the environment is not the one that it began with.
+        return []
+    return sorted(entries, key=lambda entry: int(entry["record_id"]))
 
 
 def _recorded(name: str = _CPU_DUMP) -> list[dict[str, Any]] | None:

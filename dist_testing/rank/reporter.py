@@ -16,10 +16,9 @@ from dist_testing.outcomes import Kind
 from dist_testing.process import wire
 from dist_testing.process.rank_messages import (
     RANK_MESSAGES,
-    CallsMade,
-    CallsRecorded,
     Done,
     EndSession,
+    Extra,
     Importing,
     RankMessage,
     RankReport,
@@ -213,10 +212,10 @@ class Reporter:
         if not self.is_forked:
             self._frames.send(EndSession(shorten(reason)))
 
-    def calls_made(self, calls: CallsMade | CallsRecorded) -> None:
-        """Tell which collective calls the rank has made in the case."""
+    def extra(self, add_on: str, payload: str) -> None:
+        """Tell the watcher of an add-on something. To ask it, use `runner`."""
         if not self.is_forked:
-            self._frames.send(calls)
+            self._frames.send(Extra(add_on, payload))
 
     def done(self) -> None:
         """Send the last message."""

@@ -17,7 +17,7 @@ AREAS: Mapping[str, Mapping[str, Sequence[str]]] = {
     "runner": {
         "budget": _unit("budget"),
         "engine.hang_blame": _unit("hang_blame"),
-        "engine.call_compare": _unit("call_compare"),
+        "hang.call_compare": _unit("call_compare"),
         "engine.call_rules": _unit("call_compare"),
         "engine.needs": _unit("needs"),
         "engine.rank_env": _unit("rank_env"),

@@ -6,8 +6,8 @@ from dataclasses import replace
 
 import pytest
 
-from dist_testing.engine.call_compare import differences
-from dist_testing.process.rank_messages import CallsMade, GroupCalls
+from dist_testing.hang.call_compare import differences
+from dist_testing.hang.call_messages import CallsMade, GroupCalls
 
 _ALL = (0, 1, 2)
 _REDUCE, _BARRIER = "gloo:all_reduce Float [[3]]", "gloo:barrier - []"

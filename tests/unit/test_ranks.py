@@ -216,8 +216,8 @@ def test_a_rank_that_could_not_start_reports_why(rank: Rank) -> None:
         b"Hello, world, this is a print",
         b"\x00\x00\x00\x02\x00\x00{]",
         b'\x00\x00\x00\x1d\x00\x00{"schema":5,"message":"What"}',
-        b'\x00\x00\x00\x1e\x00\x00{"schema":7,"message":"Ready"}',
-        b'\x00\x00\x00\x1e\x00\x01{"schema":6,"message":"Ready"}',
+        b'\x00\x00\x00\x1e\x00\x00{"schema":8,"message":"Ready"}',
+        b'\x00\x00\x00\x1e\x00\x01{"schema":7,"message":"Ready"}',
     ],
     ids=["text", "not JSON", "unknown", "newer", "descriptors"],
 )

@@ -105,6 +105,8 @@ class SubRunner:
             self._become()
             # Such as the measurement of its code.
             services = [add_on.load("process")() for add_on in add_ons() if "process" in add_on.more]
+            for service in services:
+                service.start()
             try:
                 self._serve(forks)
                 # The rest is the clean-up, which a signal would only break.

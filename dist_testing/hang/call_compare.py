@@ -7,13 +7,9 @@ from collections.abc import Iterator, Mapping
 from dist_testing.engine.call_rules import are_alike, described
 from dist_testing.engine.hang_story import group_text
 from dist_testing.error_text import ranks_text
+from dist_testing.hang.call_messages import CallsMade, GroupCalls
 from dist_testing.process.ledger import Call
-from dist_testing.process.rank_messages import CallsMade, GroupCalls
 
-ADVICE = (
-    "All ranks have passed, but a backend may as well wait for ever, or mix up the data, if the calls of a group "
-    "differ. Make the same calls on all members; --dist-strict-collectives makes a failure of this"
-)
 # Of one case. One difference shifts all calls after it.
 _MAX_DIFFERENCES = 3
 

@@ -1,0 +1,1 @@
+"""Why ranks wait for each other, and which of their calls differ."""
