@@ -3,7 +3,6 @@
 load("@bazel_skylib//lib:unittest.bzl", "analysistest", "asserts", "unittest")
 load("//backends:table.bzl", "BACKENDS")
 load("//dist_testing:defs.bzl", "dist_py_test")
-load(":targets_tests.bzl", "program_test")
 load(
     "//dist_testing/private:validate_program.bzl",  # buildifier: disable=bzl-visibility
     "expected_exits_problems",
@@ -11,6 +10,7 @@ load(
     "program_problems",
 )
 load(":problem_asserts.bzl", "assert_accepted", "assert_refused")
+load(":targets_tests.bzl", "program_test")
 
 _NOTHING = {"shard_count": None, "timings": None}
 

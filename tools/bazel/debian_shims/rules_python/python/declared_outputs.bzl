@@ -43,11 +43,12 @@ _declared_outputs = rule(
     },
 )
 
-def with_declared_outputs(attrs, *, is_program, is_test = False):
+def with_declared_outputs(*, name, attrs, is_program, is_test = False):
     """Declares the outputs of a target.
 
     Args:
-        attrs: A dict with the attributes of the target.
+        name: Name of the target.
+        attrs: A dict with its attributes.
         is_program: Whether it is a program or a test.
         is_test: Whether it is a test.
 
@@ -57,11 +58,11 @@ def with_declared_outputs(attrs, *, is_program, is_test = False):
     attrs = {key: value for key, value in attrs.items() if key not in _OF_BYTECODE}
     if not is_program and not attrs.get("srcs"):
         return attrs
-    outputs = attrs["name"] + ".outputs"
+    outputs = name + ".outputs"
     _declared_outputs(
         name = outputs,
         srcs = attrs.get("srcs"),
-        program = attrs["name"] if is_program else "",
+        program = name if is_program else "",
         # Those from which Bazel takes the execution requirements of actions.
         tags = (attrs.get("tags") or []) + ["manual"],
         testonly = is_test or attrs.get("testonly"),

@@ -95,7 +95,7 @@ def _declare(rule, chooser, attrs, *, is_test):
         fail("{}: Python 2 is not supported.\nNo toolchain has it.\nRemove the attribute.".format(attrs.get("name")))
     if python_version in _UNSPECIFIED:
         # buildifier: disable=native-python
-        rule(**add_migration_tag(with_declared_outputs(attrs, is_program = True, is_test = is_test)))
+        rule(**add_migration_tag(with_declared_outputs(name = attrs["name"], attrs = attrs, is_program = True, is_test = is_test)))
         return
     name = attrs.pop("name")
     args = attrs.pop("args", None)
@@ -114,7 +114,7 @@ def _declare(rule, chooser, attrs, *, is_test):
     })
 
     # buildifier: disable=native-python
-    rule(**add_migration_tag(with_declared_outputs(inner, is_program = True, is_test = is_test)))
+    rule(**add_migration_tag(with_declared_outputs(name = inner["name"], attrs = inner, is_program = True, is_test = is_test)))
     chooser(
         name = name,
         args = args,
