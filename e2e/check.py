@@ -106,14 +106,21 @@ def check_everyday(bazel: NestedBazel) -> list[str]:
     built = bazel.run("build", "//one:shapes_gloo")
     program = [str(bazel.workspace / "bazel-bin" / "one" / "shapes_gloo"), "-k", "matrix"]
     if built.status == 0:
-        ended = subprocess.run(program, capture_output=True, text=True, check=False, cwd="/")
-        built = Done(ended.returncode, ended.stdout, ended.stderr)
+        run = subprocess.run(program, capture_output=True, text=True, check=False, cwd="/")
+        built = Done(run.returncode, run.stdout, run.stderr)
     found += problems("everyday: a program without Bazel", built, status=0, parts=("1 passed",))
-    covered = bazel.run("coverage", "--instrumentation_filter=//shared", "//one:shapes_gloo")
-    found += problems("everyday: coverage", covered, status=0, parts=(r"^//one:shapes_gloo +(\(cached\) )?PASSED",))
-    report = bazel.workspace / "bazel-testlogs" / "one" / "shapes_gloo" / "coverage.dat"
-    files = re.findall(r"^SF:(.+)", report.read_text(encoding="utf-8"), re.MULTILINE) if report.exists() else []
-    return found + ([] if files == ["shared/base.py"] else [f"everyday: the coverage report has {files}"])
+    for flags, covered in (
+        (["--instrumentation_filter=//shared"], ["shared/base.py"]),
+        # Reports have the sources of tests only on request, as with py_test.
+        (["--instrumentation_filter=//shared,//one"], ["shared/base.py"]),
+        (["--instrumentation_filter=//one", "--instrument_test_targets"], ["shared/test_shapes.py"]),
+    ):
+        ended = bazel.run("coverage", *flags, "//one:shapes_gloo")
+        found += problems(f"everyday: coverage {flags}", ended, status=0, parts=(r"^//one:shapes_gloo +(\(cached\) )?PASSED",))
+        report = bazel.workspace / "bazel-testlogs" / "one" / "shapes_gloo" / "coverage.dat"
+        files = re.findall(r"^SF:(.+)", report.read_text(encoding="utf-8"), re.MULTILINE) if report.exists() else []
+        found += [] if files == covered else [f"everyday: with {flags} the coverage report has {files}"]
+    return found
 
 
 def check_bzlmod(bazel: NestedBazel) -> list[str]:
