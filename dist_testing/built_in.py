@@ -39,6 +39,14 @@ ADD_ONS = (
         },
     ),
     AddOn(
+        name="hang",
+        ext_version=1,
+        # It tells the cause; what other add-ons say of a failure comes after it.
+        order=-2,
+        rank_service="dist_testing.hang.ledger_thread:LedgerService",
+        watcher="dist_testing.hang.watch:watch",
+    ),
+    AddOn(
         name="calls",
         ext_version=1,
         # A case of a pool cannot bring a service that the first one did not have.

@@ -44,6 +44,7 @@ if TYPE_CHECKING:
     from dist_testing.case import Case, CaseBody, CaseResult
     from dist_testing.engine.hooks import (
         CaseStart,
+        EndCase,
         Explainer,
         HeldResource,
         ResourceWish,
@@ -72,6 +73,7 @@ _HOMES = {
     "CaseBody": "case",
     "CaseResult": "case",
     "CaseStart": "engine.hooks",
+    "EndCase": "engine.hooks",
     "Cause": "outcomes",
     "Event": "events.event",
     "EventStream": "events.stream",
@@ -113,6 +115,7 @@ __all__ = [
     "CaseResult",
     "CaseStart",
     "Cause",
+    "EndCase",
     "Event",
     "EventStream",
     "Explainer",

@@ -142,8 +142,8 @@ class AttachedEngine(Engine):
                 # The main thread is stuck in native code that waits for no connection. Only this thread can end the
                 # process with a report.
                 stacks = "\n".join(f"rank {rank}:\n{text}" for rank, text in running.world.supervisor.stacks.items())
-                hang = running.world.supervisor.hang
-                why = f"The case had to be ended: {hang.headline}.\n" if hang is not None and hang.headline else ""
+                headlines = [watcher.headline for watcher in running.world.supervisor.watchers.values()]
+                why = "".join(f"The case had to be ended: {headline}.\n" for headline in headlines if headline)
                 text = f"{running.case.name}: {error}\n{why}{stacks}\n"
                 os.write(self._stderr, text.encode(errors="replace"))
                 os._exit(1)

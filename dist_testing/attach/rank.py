@@ -26,6 +26,7 @@ from dist_testing.attach.rank_info import ATTACH_LIMIT_S, RankInfo
 from dist_testing.attach.relay_messages import GIVE_UP_SIGNAL, PLACES, Home, RelayPlace, RelayTask
 from dist_testing.backends import any_declared
 from dist_testing.errors import InterruptedRunError, LaunchError, MessageError
+from dist_testing.hang.ledger_thread import LedgerThread, answering
 from dist_testing.outcomes import exit_name
 from dist_testing.process import wire
 from dist_testing.process.board import PhaseBoard
@@ -59,7 +60,6 @@ from dist_testing.rank.debugging import set_breakpoint_hook
 from dist_testing.rank.environment import become
 from dist_testing.rank.groups import backends_in_use
 from dist_testing.rank.hooks import RankServices, ServedRank
-from dist_testing.rank.ledger import LedgerThread, answering
 from dist_testing.rank.long_texts import LongTexts
 from dist_testing.rank.reporter import FrameWriter, Reporter
 

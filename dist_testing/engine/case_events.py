@@ -7,7 +7,6 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 
 from dist_testing.case import Case, CaseResult
-from dist_testing.engine.hang_story import rank_ledgers
 from dist_testing.engine.live_output import LiveOutput
 from dist_testing.engine.running_world import RunningWorld
 from dist_testing.error_text import summarise
@@ -16,7 +15,6 @@ from dist_testing.events.cases import (
     CaseEnded,
     CaseJudged,
     CleanedUp,
-    RankLedgerRead,
     RankOutcomeKnown,
     RankOutput,
     RankPhases,
@@ -25,7 +23,7 @@ from dist_testing.events.cases import (
     RankWarned,
     WorldAsked,
 )
-from dist_testing.events.event import DIGITS, CallTimes, Event, LedgerCall, Phase
+from dist_testing.events.event import Event, Phase
 from dist_testing.events.stream import EventStream
 
 
@@ -131,7 +129,6 @@ class CaseEvents:
                         now_s, number, rank, warning.category, warning.text, warning.filename, warning.line_number
                     )
                 )
-        self._tell_ledgers(now_s)
         for outcome in result.outcomes:
             emit(
                 RankOutcomeKnown(
@@ -164,29 +161,6 @@ class CaseEvents:
         if self._world is None or self._world.supervisor.is_over:
             emit(CleanedUp(now_s, number, result.leaked))
         emit(CaseEnded(now_s, number))
-
-    def _tell_ledgers(self, now_s: float) -> None:
-        story = self._world.supervisor.hang if self._world is not None else None
-        # torch's times are those of the wall clock.
-        offset_ns = time.monotonic_ns() - time.time_ns()
-
-        def on_our_clock(wall_ns: int) -> float | None:
-            return round((wall_ns + offset_ns) / 1e9, DIGITS) if wall_ns else None
-
-        for rank, state, place, calls in rank_ledgers(story.analysis) if story is not None else ():
-            told = tuple(
-                LedgerCall(
-                    call.group,
-                    call.number,
-                    call.backend,
-                    call.operation,
-                    f"{call.sizes} {call.dtypes}".rstrip(),
-                    call.is_done,
-                )
-                for call in calls
-            )
-            times = tuple(CallTimes(on_our_clock(call.begun_ns), on_our_clock(call.ended_ns)) for call in calls)
-            self._stream.emit(RankLedgerRead(now_s, self.number, rank, state, place, told, times))
 
     @contextlib.contextmanager
     def ending_on_error(self) -> Iterator[None]:

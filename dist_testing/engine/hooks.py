@@ -7,13 +7,14 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
-from typing import Protocol
+from typing import Literal, Protocol
 
 from dist_testing.case import Case, CaseResult
 from dist_testing.engine.rank_record import RankRecord
 from dist_testing.errors import LaunchError
 from dist_testing.events.event import Event
 from dist_testing.launch.isolation import Isolation
+from dist_testing.outcomes import Kind
 from dist_testing.spec import Spec
 
 
@@ -36,6 +37,19 @@ class CaseStart:
     emit: Callable[[Event], None]
 
 
+@dataclass(frozen=True, slots=True)
+class EndCase:
+    """A watcher ends the case: its running ranks are killed.
+
+    Attributes:
+        reason: The reason of the verdict, a sentence without a full stop; "" if an explainer gives it.
+        kind: The outcome of the ranks that are killed: STOPPED, or HUNG.
+    """
+
+    reason: str = ""
+    kind: Literal[Kind.STOPPED, Kind.HUNG] = Kind.STOPPED
+
+
 class WatchedWorld(Protocol):
     """What a watcher sees of its world, and can do to it."""
 
@@ -46,6 +60,22 @@ class WatchedWorld(Protocol):
     @property
     def is_running(self) -> bool:
         """Whether the ranks run a case, and no rank has been stopped by the runner."""
+
+    @property
+    def is_undisturbed(self) -> bool:
+        """Whether only the ranks decide how the case goes on: all have begun, and nothing is broken on purpose."""
+
+    @property
+    def stacks_fds(self) -> Mapping[int, int]:
+        """Rank to the socket that its stacks come from, and other answers of its helper thread."""
+
+    @property
+    def group_limit_s(self) -> float:
+        """The limit that this library gives to groups and stores, in seconds."""
+
+    @property
+    def are_threads(self) -> bool:
+        """Whether the ranks are threads of one process."""
 
     def signal_ranks(self, ranks: Sequence[int], number: int) -> None:
         """Send a signal to those of the ranks that still run."""
@@ -60,7 +90,8 @@ class WatchedWorld(Protocol):
 class WorldWatcher:
     """Watches the cases of one world: the part `watcher` of an add-on, with defaults that do nothing.
 
-    It is made with the world, before the first case that the add-on is wanted for, or at the first message for it.
+    It is made with the world, before the first case that the add-on is wanted for, or at the first message for it. What
+    makes it can also return None: then this world has none.
 
         class MemoryLimit(WorldWatcher):
             def __init__(self, world: WatchedWorld) -> None:
@@ -69,18 +100,20 @@ class WorldWatcher:
             def begin_case(self, start: CaseStart) -> None:
                 self.next_s = start.began_s + 1
 
-            def poll(self, now_s: float) -> str:
+            def poll(self, now_s: float) -> EndCase | None:
                 if now_s < self.next_s:
-                    return ""
+                    return None
                 self.next_s = now_s + 1
                 pids = [record.pid for record in self._world.records if record.pid and not record.has_ended]
-                return "the ranks use more than 8 GiB" if resident_bytes(pids) > 8 << 30 else ""
+                return EndCase("the ranks use more than 8 GiB") if resident_bytes(pids) > 8 << 30 else None
 
     Attributes:
         next_s: When `poll` is due at the latest, on the monotonic clock; infinity for never.
+        headline: One sentence on the state of the case, for a run that ends without a result; "" for none.
     """
 
     next_s: float = math.inf
+    headline: str = ""
 
     def begin_case(self, start: CaseStart) -> None:
         """Forget the last case: this one begins."""
@@ -95,14 +128,16 @@ class WorldWatcher:
     def on_answer(self, payload: str) -> None:
         """Take a message of the world's place for this add-on. `poll` follows."""
 
-    def poll(self, now_s: float) -> str:
-        """Look at the world; called after each message, and when `next_s` has come.
-
-        Returns:
-            Why the case must end now: a sentence without a full stop, which is the reason of the verdict. "" to go on.
-        """
+    def poll(self, now_s: float) -> EndCase | None:
+        """Look at the world; called after each message, and when `next_s` has come. None to go on."""
         del now_s
-        return ""
+        return None
+
+    def at_deadline(self) -> None:
+        """The deadline of the case has come: the ranks that still run are about to be killed."""
+
+    def case_over(self) -> None:
+        """The case is over, and its ranks are gone unless a worker pool keeps them. `explain` follows."""
 
     def ranks_settled(self) -> None:
         """Every rank has reported, or ended as it should; the ranks are about to end."""

@@ -8,7 +8,6 @@ from collections.abc import Iterable, Sequence
 
 from dist_testing.add_ons import blaming
 from dist_testing.case import CaseResult, RankWarning
-from dist_testing.engine.hang_story import blame_by_ledger, mark_stuck
 from dist_testing.engine.hooks import Explainer
 from dist_testing.engine.rank_record import RankRecord
 from dist_testing.engine.running_case import RunningCase
@@ -27,8 +26,6 @@ def judged(running: RunningCase, spec: Spec, outcomes: tuple[RankOutcome, ...], 
     """
     case, world = running.case, running.world
     supervisor = world.supervisor
-    story = supervisor.hang
-    outcomes = mark_stuck(outcomes, story)
     found = verdict(
         outcomes,
         world_size=case.world_size,
@@ -36,7 +33,6 @@ def judged(running: RunningCase, spec: Spec, outcomes: tuple[RankOutcome, ...], 
         leaked=supervisor.leaked,
         gpu_memory=left,
     )
-    found = blame_by_ledger(found, outcomes, story)
     if supervisor.ended_by and found.cause in (Cause.NONE, Cause.INTERRUPTED):
         found = Verdict(Status.FAILED, Cause.FAILURE, supervisor.ended_by)
     result = CaseResult(
@@ -51,10 +47,7 @@ def judged(running: RunningCase, spec: Spec, outcomes: tuple[RankOutcome, ...], 
         gpu_memory=tuple(left),
         warnings=_warnings_of(supervisor.records),
         end_session=next((record.end_session for record in supervisor.records if record.end_session), ""),
-        notes=(
-            *(story.lines if story is not None else ()),
-            *world.log_limits.notes(),
-        ),
+        notes=tuple(world.log_limits.notes()),
     )
     return _with_evidence(explained(result, running.explainers()), world)
 

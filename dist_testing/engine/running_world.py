@@ -12,7 +12,6 @@ from pathlib import Path
 
 from dist_testing.add_ons import AddOn, blaming
 from dist_testing.case import Case
-from dist_testing.engine.hang_watch import HangWatch
 from dist_testing.engine.hooks import HeldResource
 from dist_testing.engine.rank_env import rank_env, threads_per_rank
 from dist_testing.engine.rank_logs import LogLimits, read_tail
@@ -217,10 +216,9 @@ def start_world(
             fds,
         )
         records = [RankRecord(rank, channel, board) for rank, channel in enumerate(channels)]
-        watch = None if together else HangWatch(records, stacks_fds, group_limit_s(limit_s))
         limits = LogLimits([directory / log_name(rank) for rank in range(size)])
         names = directory if together else None
-        supervisor = Supervisor(launcher, number, records, stacks_fds, names, watch, limits)
+        supervisor = Supervisor(launcher, number, records, stacks_fds, names, limits, group_limit_s(limit_s))
         if case.debug_rank is not None:
             supervisor.wait_for_debugger(case.debug_rank)
         undo.pop_all()

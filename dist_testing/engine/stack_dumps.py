@@ -12,8 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dist_testing.engine.native_stacks import thread_of_signal
 from dist_testing.errors import DeadlockError
 from dist_testing.outcomes import CRASHES, GOOD, Kind, RankOutcome
-from dist_testing.process.ledger import ANSWER_MARK
-from dist_testing.process.stacks import RankThreads
+from dist_testing.process.stacks import ANSWER_MARK, RankThreads
 
 # The public operation of torch.distributed that a stack by faulthandler goes through, the outermost last.
 _OPERATION = re.compile(r"torch/distributed/distributed_c10d\.py\", line \d+ in ([a-z]\w*)")

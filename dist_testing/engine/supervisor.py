@@ -17,8 +17,6 @@ from pathlib import Path
 from dist_testing.add_ons import AddOn, add_ons, blaming
 from dist_testing.case import CaseBody
 from dist_testing.engine.broken_worlds import no_such_rank, unkillable
-from dist_testing.engine.hang_story import HangStory
-from dist_testing.engine.hang_watch import HangWatch
 from dist_testing.engine.hooks import CaseStart, WorldWatcher
 from dist_testing.engine.live_output import LiveOutput
 from dist_testing.engine.rank_logs import LogLimits
@@ -42,8 +40,6 @@ PEER_GRACE_S = 0.5
 _SKIP_GRACE_S = 5.0
 # For the stacks of ranks that a failure elsewhere has left waiting: nice to have, so the verdict does not wait long.
 _VICTIM_STACKS_S = 0.3
-# For the ledgers of all ranks at the deadline: a rank that holds the GIL for long does not answer. Seconds.
-_LEDGERS_S = 0.5
 # For the stacks of ranks that are the problem. A rank that is stopped, or stuck in the kernel, never answers. Seconds.
 _HUNG_STACKS_S = 2.0
 # Limit of one wait: Python handles a signal only after the wait if it arrives just before it. Seconds.
@@ -68,7 +64,6 @@ class Supervisor:
         records: One per rank.
         stacks: Rank to its stacks, of ranks that were running when something went wrong.
         leaked: Command lines of what the ranks left behind.
-        hang: Why the ranks of the case that has just ended waited for each other, if it is known.
         watchers: Those of add-ons, by the add-on's name, in the order of the add-ons.
         ended_by: Why a watcher has ended the case, with the name of its add-on; "" if none has.
         on_look: Called after every look at the ranks, with its time on the monotonic clock; None for nothing.
@@ -81,8 +76,8 @@ class Supervisor:
         records: Sequence[RankRecord],
         stacks_fds: Mapping[int, int],
         threads_directory: Path | None = None,
-        hang_watch: HangWatch | None = None,
         log_limits: LogLimits | None = None,
+        group_limit_s: float = math.inf,
     ) -> None:
         """Watch a world that was just asked for.
 
@@ -93,8 +88,8 @@ class Supervisor:
             stacks_fds: Rank to the descriptor that its stacks come from.
             threads_directory: Where ranks that are threads of one process note which of them they are; None for ranks
                 that are processes.
-            hang_watch: Looks for hangs while a case runs; None to leave them to the deadline.
             log_limits: Keeps the logs of the ranks within a limit; None if they have no logs.
+            group_limit_s: The limit that this library gives to groups and stores, in seconds.
         """
         self.records = records
         self.stacks: dict[int, str] = {}
@@ -102,14 +97,16 @@ class Supervisor:
         self.on_look: Callable[[float], None] | None = None
         self._launcher = launcher
         self._world = world
-        self._stacks_fds = stacks_fds
+        self.stacks_fds = stacks_fds
+        self.group_limit_s = group_limit_s
         self._threads_directory = threads_directory
-        self._hang_watch = hang_watch
+        self._is_disturbed = False
+        # While the caller waits for a condition, the case is not left to the ranks.
+        self._is_waiting = False
         self.watchers: dict[str, WorldWatcher] = {}
         self.ended_by = ""
         self._start: CaseStart | None = None
         self._log_limits = log_limits
-        self.hang: HangStory | None = None
         self._stage = _Stage.BETWEEN
         self._keep = False
         self._limit_s = 0.0
@@ -170,7 +167,7 @@ class Supervisor:
             taking_part: The add-ons that take part.
         """
         self._stage = _Stage.RUNNING
-        self.hang = None
+        self._is_disturbed = False
         self._keep = keep
         self._limit_s = limit_s
         self._latest_s = latest_s
@@ -180,8 +177,6 @@ class Supervisor:
         self._is_timed = body is not None
         start_limit_s = min(_START_LIMIT_S, max(_LEAST_START_S, latest_s - now_s))
         self._deadline_s = now_s + (limit_s if self._is_timed else start_limit_s)
-        if self._hang_watch:
-            self._hang_watch.begin_case(expects_exits=bool(expected_exits))
         self.ended_by = ""
         self._start = start
         for name, watcher in self.watchers.items():
@@ -201,8 +196,9 @@ class Supervisor:
             LaunchError: If the launcher ends, cannot start a rank, or cannot kill one.
         """
         self._wait(_Stage.BETWEEN)
-        if self._hang_watch and any(record.waited_in_vain for record in self.records):
-            self.hang = self.hang or self._hang_watch.latest
+        for name, watcher in self.watchers.items():
+            with blaming(name, "its watcher"):
+                watcher.case_over()
 
     def finish(self, limit_s: float) -> None:
         """End the waiting ranks of a worker pool, and wait until they are gone. Their clean-up has `limit_s` seconds.
@@ -244,11 +240,15 @@ class Supervisor:
         """
         until_s = time.monotonic() + limit_s
         is_first = True
-        while not holds() and self._stage not in (_Stage.BETWEEN, _Stage.OVER):
-            if not is_first and time.monotonic() >= until_s:
-                return False
-            self._look(until_s)
-            is_first = False
+        self._is_waiting = True
+        try:
+            while not holds() and self._stage not in (_Stage.BETWEEN, _Stage.OVER):
+                if not is_first and time.monotonic() >= until_s:
+                    return False
+                self._look(until_s)
+                is_first = False
+        finally:
+            self._is_waiting = False
         return holds()
 
     def signal(self, rank: int, number: int) -> None:
@@ -260,6 +260,17 @@ class Supervisor:
     def is_running(self) -> bool:
         """Whether the ranks run a case, and no rank has been stopped by the runner."""
         return self._stage is _Stage.RUNNING
+
+    @property
+    def is_undisturbed(self) -> bool:
+        """Whether only the ranks decide how the case goes on: all have begun, and nothing is broken on purpose."""
+        is_left_to_ranks = self._is_timed and self._debugged is None and not self._is_waiting
+        return self.is_running and is_left_to_ranks and not self._is_disturbed
+
+    @property
+    def are_threads(self) -> bool:
+        """Whether the ranks are threads of one process."""
+        return self._threads_directory is not None
 
     def signal_ranks(self, ranks: Sequence[int], number: int) -> None:
         """Send a signal to those of the ranks that still run."""
@@ -274,8 +285,7 @@ class Supervisor:
 
     def disable_proof(self) -> None:
         """Prove no hang in this case any more: a wait of its ranks may end by itself."""
-        if self._hang_watch is not None:
-            self._hang_watch.trust_no_wait()
+        self._is_disturbed = True
 
     def stacks_now(self) -> dict[int, str]:
         """Return rank to stacks, for ranks that have not ended the case. The case goes on."""
@@ -283,20 +293,9 @@ class Supervisor:
 
     def _wait(self, until: _Stage) -> None:
         while self._stage not in (until, _Stage.OVER):
-            watch = self._watch_now()
-            self._look(math.inf if watch is None else watch.next_s)
-            if watch and watch is self._watch_now() and watch.look(time.monotonic()):
-                self.hang = watch.latest
-                # If ranks have skipped, the skip is the failure, and the other ranks are only stopped.
-                skips = any(record.reported is Kind.SKIPPED for record in self.records)
-                self._stop(Kind.STOPPED if skips else Kind.HUNG, time.monotonic(), _HUNG_STACKS_S)
+            self._look(math.inf)
         if self._live is not None:
             self._live.finish()
-
-    def _watch_now(self) -> HangWatch | None:
-        """Return the hang watch while only the ranks decide how the case goes on; else None."""
-        is_running = self._stage is _Stage.RUNNING and self._is_timed and self._debugged is None
-        return self._hang_watch if is_running and self._hang_watch and self._hang_watch.is_on else None
 
     def _look(self, until_s: float) -> None:
         """Wait for the next message or limit, at most until `until_s`, and act on it."""
@@ -319,10 +318,10 @@ class Supervisor:
         self._deliver(now_s)
         for name, watcher in self.watchers.items():
             with blaming(name, "its watcher"):
-                why = watcher.poll(now_s)
-            if why and self.is_running:
-                self.ended_by = f"{why} (add-on {name})"
-                self._stop(Kind.STOPPED, now_s, _HUNG_STACKS_S)
+                end = watcher.poll(now_s)
+            if end is not None and self.is_running:
+                self.ended_by = f"{end.reason} (add-on {name})" if end.reason else ""
+                self._stop(end.kind, time.monotonic(), _HUNG_STACKS_S)
         if self.on_look is not None:
             self.on_look(now_s)
         if self._log_limits is not None and now_s >= self._log_limits.next_look_s:
@@ -333,10 +332,12 @@ class Supervisor:
         if not self.is_over:
             self._decide(now_s)
 
-    def _watch(self, add_on: AddOn) -> WorldWatcher:
-        """Make the watcher of an add-on, in the middle of a case or at its begin."""
+    def _watch(self, add_on: AddOn) -> WorldWatcher | None:
+        """Make the watcher of an add-on, in the middle of a case or at its begin; None if it wants none here."""
         with blaming(add_on.name, "its watcher"):
-            watcher: WorldWatcher = add_on.load("watcher")(self)
+            watcher: WorldWatcher | None = add_on.load("watcher")(self)
+        if watcher is None:
+            return None
         self.watchers[add_on.name] = watcher
         self._begin_watching(add_on.name, watcher)
         return watcher
@@ -416,9 +417,9 @@ class Supervisor:
             in_vain = any(record.waited_in_vain for record in records)
             self._stop(Kind.STOPPED, now_s, _HUNG_STACKS_S if in_vain else _VICTIM_STACKS_S)
         elif now_s >= self._deadline_s:
-            if watch := self._watch_now():
-                watch.ask(_LEDGERS_S)
-                self.hang = watch.latest
+            for name, watcher in self.watchers.items():
+                with blaming(name, "its watcher"):
+                    watcher.at_deadline()
             self._stop(Kind.HUNG, now_s, _HUNG_STACKS_S)
 
     def _decide_running(self, now_s: float) -> None:
@@ -464,7 +465,7 @@ class Supervisor:
         # A stopped process answers only after SIGCONT, and one that another process traces when that one lets it.
         asked = [rank for rank, state in states.items() if not state.startswith(STOPPED)]
         # If ranks are threads, rank 0 answers for all.
-        fds = {rank: self._stacks_fds[rank] for rank in (asked if self._threads_directory is None else asked and [0])}
+        fds = {rank: self.stacks_fds[rank] for rank in (asked if self._threads_directory is None else asked and [0])}
         stacks = collect_stacks(fds, lambda: self._launcher.signal(list(fds), STACKS_SIGNAL), limit_s) if fds else {}
         if self._threads_directory is not None:
             stacks = stacks_by_rank(stacks.get(0, ""), read_ranks(self._threads_directory).idents)

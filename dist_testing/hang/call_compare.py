@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
-from dist_testing.engine.call_rules import are_alike, described
-from dist_testing.engine.hang_story import group_text
 from dist_testing.error_text import ranks_text
 from dist_testing.hang.call_messages import CallsMade, GroupCalls
-from dist_testing.process.ledger import Call
+from dist_testing.hang.call_rules import are_alike, described
+from dist_testing.hang.ledger import Call
+from dist_testing.hang.story import group_text
 
 # Of one case. One difference shifts all calls after it.
 _MAX_DIFFERENCES = 3

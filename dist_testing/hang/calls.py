@@ -16,11 +16,18 @@ from dist_testing.case import CaseBody, CaseResult
 from dist_testing.engine.hooks import CaseStart, WatchedWorld, WorldWatcher
 from dist_testing.hang.call_compare import differences
 from dist_testing.hang.call_messages import CALLS, CallsMade, GroupCalls
+from dist_testing.hang.ledger import TORCH_LIMITS_MS
+from dist_testing.hang.ledger_thread import (
+    MAX_TEXT,
+    entries_of,
+    known_groups,
+    last_record,
+    recorded_text,
+    recorder_size,
+)
+from dist_testing.hang.waits import C10D
 from dist_testing.outcomes import Cause, Status, Verdict
-from dist_testing.process.ledger import TORCH_LIMITS_MS
 from dist_testing.rank.hooks import RankService, ServedRank
-from dist_testing.rank.ledger import MAX_TEXT, entries_of, known_groups, last_record, recorded_text, recorder_size
-from dist_testing.rank.waits import C10D
 
 ADD_ON = "calls"
 

@@ -27,7 +27,7 @@ from dataclasses import dataclass, field
 from types import FrameType
 from typing import Any, NoReturn
 
-from dist_testing.add_ons import add_on_named, add_ons, blaming
+from dist_testing.add_ons import add_on_named, add_ons, always, blaming
 from dist_testing.errors import AddOnError, MessageError
 from dist_testing.launch.fresh import load_tests, order_for
 from dist_testing.launch.hooks import IdleWork, WorldPlace
@@ -161,6 +161,8 @@ class _ForkServer:
             take_over(request)
             if request.place:
                 world.place = _made_place(request)
+            for name in request.services:
+                add_on_named(name, f"world {request.world}").load("rank_service")
             if request.together:
                 # Imported before the fork, so once for all worlds.
                 _enter_together(request)
@@ -344,8 +346,11 @@ def serve(
         mark_descendants()
         own_streams()
         context.prepare()
-        # Each fork has the answer.
+        # Each fork has the answer, and the modules.
         has_sanitizer()
+        for add_on in add_ons():
+            if add_on.rank_service and add_on.wanted is always:
+                add_on.load("rank_service")
         # The garbage collector of a rank does not touch frozen objects, so their pages stay shared. A collection before
         # that would find little, touch every object that torch's import has made, and take 0.1 s.
         gc.freeze()

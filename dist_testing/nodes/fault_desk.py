@@ -115,7 +115,7 @@ class FaultDesk(WorldWatcher):
         further = self._count - len(self._notes)
         return [*self._notes, *([f"{further} further faults"] if further else [])]
 
-    def poll(self, now_s: float) -> str:
+    def poll(self, now_s: float) -> None:
         """Begin what the ranks have asked for, and answer requests whose faults have happened."""
         asked, self._asked = self._asked, []
         for record, request in asked:
@@ -140,7 +140,6 @@ class FaultDesk(WorldWatcher):
                 still.append(pending)
         self._pending = still
         self.next_s = self._next_look_s(now_s)
-        return ""
 
     def _next_look_s(self, now_s: float) -> float:
         if any(isinstance(pending.request, SignalFault) for pending in self._pending):

@@ -27,6 +27,8 @@ def real_time_signal(offset: int) -> int:
     return int(getattr(signal, "SIGRTMIN", signal.NSIG)) + offset
 
 
+# Begins a packet that is an answer of another kind. faulthandler writes text.
+ANSWER_MARK = b"\0"
 # faulthandler answers in the signal handler itself, so also while C code holds the GIL. This is a real-time signal,
 # because test code uses SIGUSR1 and SIGUSR2.
 STACKS_SIGNAL = real_time_signal(7)

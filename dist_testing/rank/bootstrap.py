@@ -30,7 +30,6 @@ from dist_testing.rank.debugging import set_breakpoint_hook, take_terminal
 from dist_testing.rank.device import finish_device_work
 from dist_testing.rank.environment import become, world_env
 from dist_testing.rank.hooks import RankServices, ServedRank
-from dist_testing.rank.ledger import answer_with_ledger
 from dist_testing.rank.long_texts import LongTexts
 from dist_testing.rank.reporter import FrameWriter, Reporter
 from dist_testing.rank.runner_client import RunnerClient
@@ -135,7 +134,6 @@ def next_instruction(channel: socket.socket, reporter: Reporter) -> Instruction 
 def _services(start: RankStart, reporter: Reporter) -> RankServices | None:
     try:
         services = RankServices(ServedRank(start, reporter))
-        services.start()
     except BaseException as error:
         reporter.never_started(error)
         return None
@@ -148,6 +146,7 @@ def _run(
     try:
         enter_place(start)
         become_rank_process(start)
+        services.start()
         os.environ.update(start.request.layout.rank_env(start.rank))
         front_end = context.front_end(start.request.body)
     except BaseException as error:
@@ -264,9 +263,6 @@ def become_rank_process(start: RankStart) -> None:
         take_terminal()
     answer_with_stacks(start.stacks_fd)
     print_native_stacks()
-    if not start.request.together:
-        # Threads find out themselves who waits for whom.
-        answer_with_ledger(start.stacks_fd)
     if (torch := sys.modules.get("torch")) is not None:
         # A pool of native threads does not survive the fork. torch replaces it at its first use, without a lock: a
         # first use by several threads at once would abort the process.

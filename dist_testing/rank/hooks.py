@@ -40,7 +40,7 @@ class RankService:
     """
 
     def start(self) -> None:
-        """The process is about to become the rank. The tests are known, but none has run in it."""
+        """The process is the rank: it has its place, its output and its signal handlers. No test has run in it."""
 
     def case_begin(self, body: CaseBody) -> None:
         """A case begins. The world and its group exist."""
@@ -67,7 +67,7 @@ class RankServices:
                 self._made.append((name, add_on_named(name, f"rank {rank.start.rank}").load("rank_service")(rank)))
 
     def start(self) -> None:
-        """Tell them that the process is about to become the rank."""
+        """Tell them that the process is the rank."""
         self._call(lambda service: service.start())
 
     def case_begin(self, body: CaseBody) -> None:

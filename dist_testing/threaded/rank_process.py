@@ -87,8 +87,8 @@ class _Ranks:
         """Run cases until one fails, or until the runner has no more."""
         try:
             services = RankServices(ServedRank(self._starts[0], self._reporters[0]))
-            services.start()
             self._become_ranks()
+            services.start()
         except BaseException as error:
             for reporter in self._reporters:
                 reporter.never_started(error)

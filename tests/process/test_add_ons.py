@@ -29,7 +29,7 @@ _PARTS = """
     import subprocess
     import sys
 
-    from dist_testing.ext import HeldResource, RankService, WorldResource, WorldWatcher
+    from dist_testing.ext import EndCase, HeldResource, RankService, WorldResource, WorldWatcher
 
     BREAKS = os.environ.get("BREAKS")
 
@@ -77,7 +77,7 @@ _PARTS = """
 
         def poll(self, now_s):
             breaks("poll")
-            return "more than 3 questions" if self.asked > 3 else ""
+            return EndCase("more than 3 questions") if self.asked > 3 else None
 
         def explain(self, result):
             return dataclasses.replace(result, notes=(*result.notes, f"Questions: {self.asked}."))

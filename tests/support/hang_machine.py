@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 from hypothesis import strategies as st
 
-from dist_testing.engine.hang import RankView
-from dist_testing.process.ledger import Call, Group, Ledger, Place, Wait, WaitKind
+from dist_testing.hang.analysis import RankView
+from dist_testing.hang.ledger import Call, Group, Ledger, Place, Wait, WaitKind
 
 LIMIT_MS = 12_345
 LIMITS = frozenset({LIMIT_MS})

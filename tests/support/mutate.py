@@ -314,7 +314,7 @@ def _path_of(name: str) -> Path:
         path = Path(folder or ".", *parts).with_suffix(".py").resolve()
         if path.is_file():
             return path
-    sys.exit(f"mutate: there is no module {name}.\nName it below {_PACKAGE}, with dots: engine.hang_blame.")
+    sys.exit(f"mutate: there is no module {name}.\nName it below {_PACKAGE}, with dots: hang.blame.")
 
 
 def main(words: Sequence[str]) -> int:

@@ -16,9 +16,9 @@ def _unit(*names: str) -> Sequence[str]:
 AREAS: Mapping[str, Mapping[str, Sequence[str]]] = {
     "runner": {
         "budget": _unit("budget"),
-        "engine.hang_blame": _unit("hang_blame"),
+        "hang.blame": _unit("hang_blame"),
         "hang.call_compare": _unit("call_compare"),
-        "engine.call_rules": _unit("call_compare"),
+        "hang.call_rules": _unit("call_compare"),
         "engine.needs": _unit("needs"),
         "engine.rank_env": _unit("rank_env"),
         "engine.report_text": _unit("report_text"),

@@ -10,11 +10,11 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from dist_testing.engine.hang import RankView, analyse
-from dist_testing.engine.hang_story import rank_ledgers, tell
-from dist_testing.engine.hang_watch import collect_ledgers
 from dist_testing.errors import MessageError
-from dist_testing.process.ledger import ANSWER_MARK, LEDGERS, Call, Group, Ledger, NoLedger, Place, Wait, WaitKind
+from dist_testing.hang.analysis import RankView, analyse
+from dist_testing.hang.ledger import ANSWER_MARK, LEDGERS, Call, Group, Ledger, NoLedger, Place, Wait, WaitKind
+from dist_testing.hang.story import rank_ledgers, tell
+from dist_testing.hang.watch import collect_ledgers
 
 SETTINGS = settings(derandomize=True, database=None, deadline=None, suppress_health_check=list(HealthCheck))
 _REQUEST = 7

@@ -19,10 +19,10 @@ import pytest
 import torch
 
 from dist_testing.errors import StateLeakError, UsageError
+from dist_testing.hang.ledger import ANSWER_MARK, NoLedger
+from dist_testing.hang.ledger_thread import LedgerThread, answering
 from dist_testing.keepable import KEEPABLE, check_keepable
 from dist_testing.pool_state import RankState
-from dist_testing.process.ledger import ANSWER_MARK, NoLedger
-from dist_testing.rank.ledger import LedgerThread, answering
 
 
 def test_every_case_gets_the_same_random_numbers_as_the_first(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -181,7 +181,7 @@ def test_a_file_that_the_ledger_reads_is_not_left_behind(tmp_path: Path, monkeyp
             time.sleep(0.1)
         return NoLedger("")
 
-    monkeypatch.setattr("dist_testing.rank.ledger.read_ledger", read_slowly)
+    monkeypatch.setattr("dist_testing.hang.ledger_thread.read_ledger", read_slowly)
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     ledger = LedgerThread()
     with ours, theirs, answering(ledger, theirs.fileno()):

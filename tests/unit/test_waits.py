@@ -17,12 +17,12 @@ import torch
 from torch._C._distributed_c10d import FileStore, HashStore, PrefixStore, Store, TCPStore
 from torch.utils._pytree import tree_map
 
-from dist_testing.process.ledger import Ledger, Wait, WaitKind
-from dist_testing.rank import native_waits
-from dist_testing.rank.call_sites import call_in
-from dist_testing.rank.ledger import read_ledger
-from dist_testing.rank.native_waits import native_wait
-from dist_testing.rank.waits import C10D, wait_of
+from dist_testing.hang import native_waits
+from dist_testing.hang.call_sites import call_in
+from dist_testing.hang.ledger import Ledger, Wait, WaitKind
+from dist_testing.hang.ledger_thread import read_ledger
+from dist_testing.hang.native_waits import native_wait
+from dist_testing.hang.waits import C10D, wait_of
 
 # Ends every wait of this file, should a test fail to end it. Seconds.
 _LIMIT = timedelta(seconds=30)
@@ -272,4 +272,4 @@ def test_a_users_folder_with_the_name_of_a_library_is_none() -> None:
     ledger = names["f"]()
     assert isinstance(ledger, Ledger)
     found = {(Path(place.file).name, place.is_library) for place in ledger.places}
-    assert {("ledger.py", True), ("_pytree.py", True), ("test_f.py", False)} <= found
+    assert {("ledger_thread.py", True), ("_pytree.py", True), ("test_f.py", False)} <= found

@@ -7,7 +7,7 @@ import math
 from collections.abc import Iterable
 
 from dist_testing.backends import all_declared
-from dist_testing.process.ledger import Call
+from dist_testing.hang.ledger import Call
 
 # Operations whose inputs must have one type and one count of elements on all ranks. A scatter has an input on its root
 # only, and all_to_all may split its input as the ranks agree.

@@ -20,7 +20,7 @@ one rank waits. No correct program is stopped: the ranks of a correct program th
 call, so one of them can move; or they are all in one call, and then it is in flight, and all of them can move. Members
 of a group that make different calls at one number are no correct program; such a call never ends.
 
-The ledgers are taken one after the other. `dist_testing.engine.hang_watch` sees to it that they describe one moment:
+The ledgers are taken one after the other. `dist_testing.hang.watch` sees to it that they describe one moment:
 nothing may have changed between two looks at all ranks, and no rank may have run in between.
 """
 
@@ -30,8 +30,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from dist_testing.backends import all_declared
-from dist_testing.engine.call_rules import are_alike
-from dist_testing.process.ledger import COLLECTIVE, TORCH_LIMITS_MS, Call, Ledger, Wait, WaitKind
+from dist_testing.hang.call_rules import are_alike
+from dist_testing.hang.ledger import COLLECTIVE, TORCH_LIMITS_MS, Call, Ledger, Wait, WaitKind
 
 # Why nothing is known of the collectives of a rank.
 NOT_RECORDED = "waits without a record of its collectives (TORCH_FR_BUFFER_SIZE=0, or torch before 2.12)"

@@ -9,6 +9,7 @@ to run: then also nothing is on the way between them.
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import math
 import os
 import select
@@ -16,12 +17,16 @@ import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
 
-from dist_testing.engine.hang import Analysis, RankView, analyse
-from dist_testing.engine.hang_story import HangStory, listed, tell
+from dist_testing.case import CaseResult
+from dist_testing.engine.hooks import CaseStart, EndCase, WatchedWorld, WorldWatcher
 from dist_testing.engine.rank_record import RankRecord
 from dist_testing.errors import MessageError
-from dist_testing.outcomes import Kind
-from dist_testing.process.ledger import ANSWER_MARK, LEDGERS, Ledger, NoLedger
+from dist_testing.events.cases import RankLedgerRead
+from dist_testing.events.event import DIGITS, CallTimes, LedgerCall
+from dist_testing.hang.analysis import Analysis, RankView, analyse
+from dist_testing.hang.ledger import ANSWER_MARK, LEDGERS, Ledger, NoLedger
+from dist_testing.hang.story import HangStory, blame_by_ledger, listed, mark_stuck, rank_ledgers, tell
+from dist_testing.outcomes import Kind, verdict
 from dist_testing.procfs import Activity, activity_of, stat_of, threads_of
 
 # Between two looks at the CPU time, and between the two looks at the ledgers. The kernel counts in steps of 10 ms.
@@ -38,69 +43,113 @@ _ANSWER_LIMIT_S = 0.2
 # Between two looks, the threads of gloo that look for work every 10 ms use next to nothing; a rank that works uses
 # more. Steps of the kernel's clock.
 _IDLE_TICKS = 1
+# For the ledgers of all ranks at the deadline: a rank that holds the GIL for long does not answer. Seconds.
+_LEDGERS_S = 0.5
 _ASLEEP = "S"
 _PACKET_BYTES = 1 << 16
 
 
-class HangWatch:
+def watch(world: WatchedWorld) -> HangWatch | None:
+    """Return the watch of a world; None for threads, which find out themselves who waits for whom."""
+    return None if world.are_threads else HangWatch(world)
+
+
+class HangWatch(WorldWatcher):
     """Watches one world for hangs.
 
     Attributes:
         next_s: When to look again, on the monotonic clock.
         latest: What the last look at the ledgers said, as long as the case runs; None before the first look.
+        story: Why the ranks of the case waited for each other, if it is known.
     """
 
-    def __init__(self, records: Sequence[RankRecord], fds: Mapping[int, int], group_limit_s: float) -> None:
-        """Watch a world, from `begin_case`.
-
-        Args:
-            records: One per rank.
-            fds: Rank to the socket that its ledger comes from; must not block.
-            group_limit_s: The limit that this library gives to groups and stores, in seconds.
-        """
+    def __init__(self, world: WatchedWorld) -> None:
         self.next_s = math.inf
         self.latest: HangStory | None = None
-        self._records = records
-        self._fds = fds
+        self.story: HangStory | None = None
+        self._world = world
+        self._records = world.records
+        self._fds = world.stacks_fds
         # torch cuts off what is less than a millisecond.
-        limit_ms = math.floor(group_limit_s * 1000)
+        limit_ms = math.floor(world.group_limit_s * 1000)
         self._limits_ms = frozenset({limit_ms, limit_ms + 1})
         self._before: dict[int, Activity] = {}
         self._first: list[RankView] | None = None
         self._awake: set[str] | None = None
-        self._expects_exits = False
-        self._trusts_no_wait = False
+        self._start: CaseStart | None = None
         self._requests = 0
         self._asked_s = -math.inf
 
     @property
     def is_on(self) -> bool:
         """Whether the ranks alone decide how the case goes on, and none of them has failed."""
-        return not (self._expects_exits or self._trusts_no_wait) and not any(
-            record.is_patient or record.first_trouble_s is not None for record in self._records
+        # A wait for a rank that must die can be meant.
+        expects_exits = self._start is not None and bool(self._start.case.expected_exits)
+        return (
+            self._world.is_undisturbed
+            and not expects_exits
+            and not any(record.is_patient or record.first_trouble_s is not None for record in self._records)
         )
 
-    def begin_case(self, *, expects_exits: bool) -> None:
-        """Forget the last case.
-
-        Args:
-            expects_exits: Whether ranks must die in the case that begins; then a wait for them can be meant.
-        """
-        self._expects_exits = expects_exits
-        self._trusts_no_wait = False
-        self.latest = None
+    def begin_case(self, start: CaseStart) -> None:
+        """Forget the last case."""
+        self._start = start
+        self.latest = self.story = None
+        self.headline = ""
         self._before = {}
         self._first = None
         self._awake = None
         self._asked_s = -math.inf
         self.next_s = time.monotonic() + _PAUSE_S
 
-    def trust_no_wait(self) -> None:
-        """Prove nothing more in this case: its network is broken on purpose, so a wait may end by itself."""
-        self._trusts_no_wait = True
+    def poll(self, now_s: float) -> EndCase | None:
+        """Look, if it is time. End the case if a hang is proven."""
+        if now_s < self.next_s:
+            return None
+        if not self.is_on or all(record.is_settled for record in self._records):
+            self.next_s = now_s + _PAUSE_S if self._world.is_running else math.inf
+            return None
+        if not self.look(now_s):
+            return None
+        self._tell(self.latest)
+        # If ranks have skipped, the skip is the failure, and the other ranks are only stopped.
+        skips = any(record.reported is Kind.SKIPPED for record in self._records)
+        return EndCase(kind=Kind.STOPPED if skips else Kind.HUNG)
+
+    def at_deadline(self) -> None:
+        """Ask the ranks what they wait for."""
+        if self.is_on:
+            self.ask(_LEDGERS_S)
+            self._tell(self.latest)
+
+    def case_over(self) -> None:
+        """Keep what the last look has found, if a rank has waited in vain since."""
+        if any(record.waited_in_vain for record in self._records):
+            self._tell(self.story or self.latest)
+
+    def _tell(self, story: HangStory | None) -> None:
+        self.story = story
+        self.headline = story.headline if story is not None else ""
+
+    def explain(self, result: CaseResult) -> CaseResult:
+        """Tell the story in the verdict, the notes and the events."""
+        story = self.story
+        if story is None:
+            return result
+        self._tell_ledgers(story)
+        found, outcomes = result.verdict, mark_stuck(result.outcomes, story)
+        if outcomes != result.outcomes:
+            size = result.case.world_size
+            found = verdict(outcomes, world_size=size, leaked=result.leaked, gpu_memory=result.gpu_memory)
+        return dataclasses.replace(
+            result,
+            outcomes=outcomes,
+            verdict=blame_by_ledger(found, outcomes, story),
+            notes=(*story.lines, *result.notes),
+        )
 
     def look(self, now_s: float) -> bool:
-        """Look, if it is time.
+        """Look at the ranks.
 
         Args:
             now_s: The runner's clock.
@@ -108,8 +157,6 @@ class HangWatch:
         Returns:
             Whether a hang is proven; then `latest` tells it.
         """
-        if now_s < self.next_s:
-            return False
         activity = _activity(self._records)
         idle = self._idle(activity)
         self._before = activity
@@ -178,6 +225,31 @@ class HangWatch:
             and seen.state == self._before[rank].state == _ASLEEP
             and seen.ticks - self._before[rank].ticks <= _IDLE_TICKS
         ]
+
+    def _tell_ledgers(self, story: HangStory) -> None:
+        start = self._start
+        assert start is not None
+        now_s = time.monotonic()
+        # torch's times are those of the wall clock.
+        offset_ns = time.monotonic_ns() - time.time_ns()
+
+        def on_our_clock(wall_ns: int) -> float | None:
+            return round((wall_ns + offset_ns) / 1e9, DIGITS) if wall_ns else None
+
+        for rank, state, place, calls in rank_ledgers(story.analysis):
+            told = tuple(
+                LedgerCall(
+                    call.group,
+                    call.number,
+                    call.backend,
+                    call.operation,
+                    f"{call.sizes} {call.dtypes}".rstrip(),
+                    call.is_done,
+                )
+                for call in calls
+            )
+            times = tuple(CallTimes(on_our_clock(call.begun_ns), on_our_clock(call.ended_ns)) for call in calls)
+            start.emit(RankLedgerRead(now_s, start.number, rank, state, place, told, times))
 
 
 def collect_ledgers(fds: Mapping[int, int], number: int, limit_s: float) -> dict[int, Ledger | NoLedger]:

@@ -19,10 +19,10 @@ from types import FrameType, MethodType, ModuleType
 from typing import Any
 
 import dist_testing.world
+from dist_testing.hang.call_sites import call_in
+from dist_testing.hang.ledger import Wait, WaitKind
+from dist_testing.hang.native_waits import native_wait
 from dist_testing.layout import LOOPBACK, node_address
-from dist_testing.process.ledger import Wait, WaitKind
-from dist_testing.rank.call_sites import call_in
-from dist_testing.rank.native_waits import native_wait
 
 # torch's module of collectives.
 C10D = "torch.distributed.distributed_c10d"

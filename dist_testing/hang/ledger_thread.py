@@ -24,7 +24,7 @@ from typing import Any, ClassVar
 
 from dist_testing.backends import all_declared
 from dist_testing.errors import MessageError
-from dist_testing.process.ledger import (
+from dist_testing.hang.ledger import (
     ANSWER_MARK,
     LEDGERS,
     Call,
@@ -34,9 +34,10 @@ from dist_testing.process.ledger import (
     NoLedger,
     Place,
 )
+from dist_testing.hang.waits import C10D, wait_of
 from dist_testing.rank.children import LOOKING, child_processes
 from dist_testing.rank.groups import backends_in_use
-from dist_testing.rank.waits import C10D, wait_of
+from dist_testing.rank.hooks import RankService, ServedRank
 
 # Of one text in an answer, such as the shapes of a call's inputs. Characters.
 MAX_TEXT = 200
@@ -62,14 +63,16 @@ _PAUSE_S = 0.0002
 _BLOCKED = tuple(map(int, signal.valid_signals() - {signal.SIGUSR2}))
 
 
-def answer_with_ledger(fd: int) -> None:
-    """Answer the runner's requests for the ledger of a new process from now on, if the kernel has what that takes.
+class LedgerService(RankService):
+    """Answers the runner's requests for the ledger of a new process, if the kernel has what that takes."""
 
-    Args:
-        fd: A Unix socket that requests come from and answers go to; it stays the caller's.
-    """
-    if sys.platform == "linux":
-        LedgerThread().start(fd, is_fresh=True)
+    def __init__(self, rank: ServedRank) -> None:
+        self._start = rank.start
+
+    def start(self) -> None:
+        """Start the helper thread. Threads find out themselves who waits for whom."""
+        if sys.platform == "linux" and not self._start.request.together:
+            LedgerThread().start(self._start.stacks_fd, is_fresh=True)
 
 
 @contextlib.contextmanager

@@ -12,9 +12,8 @@ from dataclasses import dataclass
 from typing import Annotated, TypeAlias
 
 from dist_testing.codec import Family
+from dist_testing.process.stacks import ANSWER_MARK as ANSWER_MARK
 
-# Begins an answer. faulthandler writes text.
-ANSWER_MARK = b"\0"
 # One packet of a Unix socket takes some 200 kB by default. Bytes.
 MAX_ANSWER_BYTES = 60_000
 # Limits that torch gives to groups and stores for which the user has named none: gloo's, NCCL's, a store's.

@@ -19,8 +19,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from dist_testing.engine.call_rules import are_alike
-from dist_testing.engine.hang import Analysis, Mismatch, Waiting
+from dist_testing.hang.analysis import Analysis, Mismatch, Waiting
+from dist_testing.hang.call_rules import are_alike
 
 
 @dataclass(frozen=True, slots=True)

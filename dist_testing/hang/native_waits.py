@@ -13,7 +13,7 @@ from collections.abc import Iterable
 from types import FrameType
 from typing import Any
 
-from dist_testing.process.ledger import Wait, WaitKind
+from dist_testing.hang.ledger import Wait, WaitKind
 
 _AUTOGRAD = "torch.autograd.graph"
 _DDP = "torch.nn.parallel.distributed"
