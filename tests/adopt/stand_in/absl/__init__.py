@@ -1,1 +1,0 @@
-"""What the adapter needs of absl."""

@@ -1,1 +1,0 @@
-"""The private part of JAX, where its test harness is."""
