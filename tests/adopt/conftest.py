@@ -8,6 +8,3 @@ __all__ = ["starter", "starters"]
 
 # The models of other projects; a suite imports them.
 collect_ignore = ["stand_in"]
-
-# Its file `test_multiprocess.py` is a model of JAX's, and has no tests.
-collect_ignore = ["stand_in"]
