@@ -116,7 +116,8 @@ def check_everyday(bazel: NestedBazel) -> list[str]:
         (["--instrumentation_filter=//one", "--instrument_test_targets"], ["shared/test_shapes.py"]),
     ):
         ended = bazel.run("coverage", *flags, "//one:shapes_gloo")
-        found += problems(f"everyday: coverage {flags}", ended, status=0, parts=(r"^//one:shapes_gloo +(\(cached\) )?PASSED",))
+        passed = (r"^//one:shapes_gloo +(\(cached\) )?PASSED",)
+        found += problems(f"everyday: coverage {flags}", ended, status=0, parts=passed)
         report = bazel.workspace / "bazel-testlogs" / "one" / "shapes_gloo" / "coverage.dat"
         files = re.findall(r"^SF:(.+)", report.read_text(encoding="utf-8"), re.MULTILINE) if report.exists() else []
         found += [] if files == covered else [f"everyday: with {flags} the coverage report has {files}"]
