@@ -156,6 +156,9 @@ class Engine:
             if add_on.check:
                 with blaming(add_on.name, "its check"):
                     add_on.load("check")(case, self.spec)
+            if add_on.watcher:
+                # Imported while no rank runs: a signal to the runner must find it waiting for its ranks.
+                add_on.load("watcher")
         _check_expected_exits(case, isolation)
         if self.debug_rank is not None:
             case = dataclasses.replace(case, debug_rank=self.debug_rank)
