@@ -57,8 +57,8 @@ def _runfiles(environ: MutableMapping[str, str]) -> Path:
     """Return the runfiles folder of the started target: its name is that of the target, with a suffix."""
     started = Path(os.path.abspath(sys.argv[0]))
     named = environ.get("RUNFILES_DIR") or environ.get("RUNFILES_MANIFEST_FILE", "")
-    for path in (Path(os.path.abspath(named)), started):
-        for folder in (path, *path.parents):
+    for path in (named, str(started)):
+        for folder in (Path(path), *Path(path).parents):
             if folder.name.endswith(_SUFFIX):
                 return folder.resolve()
     raise SpecError(
