@@ -1,16 +1,18 @@
 """A target that Bazel has built and that a person or another program starts: `bazel-bin/x/y_gloo --rank=1 -k case`.
 
-It has the terminal, and works in a container or on a machine without Bazel. What the build rules give a test in its
-environment and its arguments stands in a file in the runfiles, `<name>.spec.json`, too.
+It has the terminal, and works in a container or on a machine without Bazel. The environment and the arguments that the
+build rules give a test are also in a file in the runfiles, `<name>.spec.json`.
 """
 
 from __future__ import annotations
 
 import json
 import os
+import shlex
 import sys
 from collections.abc import MutableMapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from dist_testing.errors import SpecError
 
@@ -31,21 +33,23 @@ def start_directly(environ: MutableMapping[str, str], given: Sequence[str]) -> l
         SpecError: If the spec of the target is not in the runfiles.
     """
     runfiles = _runfiles(environ)
-    spec = _read_spec(_spec_file(runfiles))
-    environ["RUNFILES_DIR"] = str(runfiles)
+    spec: dict[str, Any] = json.loads(_spec_file(runfiles).read_text(encoding="utf-8"))
+    environ["RUNFILES_DIR"] = environ["TEST_SRCDIR"] = str(runfiles)
     # The manifest leads into the source tree. A test finds its files as under Bazel.
     environ.pop("RUNFILES_MANIFEST_FILE", None)
     for name, value in spec["environment"].items():
         environ.setdefault(name, value)
     os.chdir(runfiles / environ["TEST_WORKSPACE"])
+    # As Bazel splits them.
+    arguments = [word for text in spec["args"] for word in shlex.split(text)]
     if not spec["is_program"]:
         # Live output, because a person reads it.
-        return ["-s", *spec["args"], *map(_renamed, given)]
+        return ["-s", *arguments, *map(_renamed, given)]
     # All other arguments are the program's own.
     ranks = [text for text in given if text.startswith(_DEBUG_RANK)]
     for text in ranks:
         environ[PROGRAM_DEBUG_RANK] = text.removeprefix(_DEBUG_RANK)
-    return [*spec["args"], *(text for text in given if text not in ranks)]
+    return [*arguments, *(text for text in given if text not in ranks)]
 
 
 def _renamed(argument: str) -> str:
@@ -57,7 +61,8 @@ def _runfiles(environ: MutableMapping[str, str]) -> Path:
     """Return the runfiles folder of the started target: its name is that of the target, with a suffix."""
     started = Path(os.path.abspath(sys.argv[0]))
     named = environ.get("RUNFILES_DIR") or environ.get("RUNFILES_MANIFEST_FILE", "")
-    for path in (named, str(started)):
+    # A program that starts this one may have left the variables of its own runfiles.
+    for path in (str(started), named):
         for folder in (Path(path), *Path(path).parents):
             if folder.name.endswith(_SUFFIX):
                 return folder.resolve()
@@ -73,7 +78,9 @@ def _spec_file(runfiles: Path) -> Path:
     found = sorted(runfiles.glob(f"*/**/{name}"))
     # Another target of that name may be among the data. The folder of a package has the same path in both trees.
     packages = {file: file.relative_to(runfiles).parent.as_posix().partition("/")[2] for file in found}
-    own = [file for file, package in packages.items() if runfiles.parent.as_posix().endswith(f"/{package}")]
+    # The root package has the shortest path, and every folder could end with it.
+    matching = [file for file, package in packages.items() if f"{runfiles.parent.as_posix()}/".endswith(f"/{package}/")]
+    own = matching or [file for file, package in packages.items() if not package]
     if len(found) == 1 or len(own) == 1:
         return (own or found)[0]
     raise SpecError(
@@ -81,7 +88,3 @@ def _spec_file(runfiles: Path) -> Path:
         "The folder was renamed, or a rule other than dist_py_test made the target.\n"
         "Build the target again, and keep the names of its program and of its runfiles."
     )
-
-
-def _read_spec(file: Path) -> dict[str, dict[str, str]]:
-    return json.loads(file.read_text(encoding="utf-8"))  # type: ignore[no-any-return]

@@ -90,8 +90,10 @@ def dist_py_test(
     """Declares tests whose cases run on every rank of a small world, one target per backend.
 
     Creates `<name>_<backend>` for every backend, and the suite `<name>` of them all, which runs only when a command
-    names it. `bazel build` makes the program `bazel-bin/<package>/<name>_<backend>`; with `--rank=1` it runs the same
-    test with that rank on the terminal. A target fails if `srcs` have no case. Bazel skips a target that needs more GPUs than the machine has
+    names it. The built program `bazel-bin/<package>/<name>_<backend>` runs without Bazel; `--rank=1` gives that rank the
+    terminal. The tests share the libraries `<name>.library` and `<name>.sources`, and `<name>.spec`, which queries read.
+
+    A target fails if `srcs` have no case. Bazel skips a target that needs more GPUs than the machine has
     (//dist_testing/config:gpus).
 
     Refuses impossible values, and says why. None means the default of every argument.

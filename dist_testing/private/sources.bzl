@@ -24,6 +24,7 @@ def _test_sources_impl(ctx):
         DefaultInfo(files = library[DefaultInfo].files, runfiles = library[DefaultInfo].default_runfiles),
         coverage_common.instrumented_files_info(
             ctx,
+            dependency_attributes = ["libraries"],
             extensions = ["py"],
             source_attributes = instrumented,
         ),
@@ -36,6 +37,7 @@ _test_sources = rule(
     attrs = {
         "deps": attr.label_list(doc = "The py_library with the sources.", mandatory = True, providers = [PyInfo]),
         "instruments_tests": attr.bool(doc = "Whether coverage reports have the sources of tests.", mandatory = True),
+        "libraries": attr.label_list(doc = "What the sources import. A coverage report has their sources."),
         "srcs": attr.label_list(allow_files = True),
     },
 )
@@ -78,6 +80,7 @@ def test_sources(*, name, srcs, deps, attributes):
             Label("//dist_testing/config:instruments_tests"): True,
             "//conditions:default": False,
         }),
+        libraries = deps,
         tags = ["manual"],
         visibility = ["//visibility:private"],
         deps = [":{}.library".format(name)],

@@ -48,12 +48,16 @@ def _write_programs(ctx):
     targets = {target.label: target for target in attr.data + attr.deps}.values()
 
     def expanded(text):
-        """Expands `$(location x)` and `$(VARIABLE)` as Bazel does in the attributes of a test."""
+        """Expands `$(location x)` and `$(VARIABLE)` as the rules do in `env` of a test."""
         return ctx.expand_make_variables("args", ctx.expand_location(text, targets), {}) if "$" in text else text
 
     for file, own in zip(ctx.outputs.files, attr.envs):
         ctx.actions.write(file, json.encode({
-            "args": [expanded(text) for text in attr.arguments],
+            # In `args`, Bazel takes a location for a path in the runfiles.
+            "args": [
+                expanded(text.replace("$(location ", "$(rootpath ").replace("$(locations ", "$(rootpaths "))
+                for text in attr.arguments
+            ],
             "environment": {
                 name: expanded(text)
                 for name, text in (attr.env | json.decode(own)).items()

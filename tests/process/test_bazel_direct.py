@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import pytest
@@ -35,14 +35,18 @@ _CASES = """
     def test_other():
         raise AssertionError
 """
+# Those of the target, as Bazel splits them.
+_ARGUMENTS = ["-v", "-k", "a or b"]
 # What a person's shell does not have.
 _OF_BAZEL = ("BAZEL_", "DIST_TESTING_", "RUNFILES_", "TEST_", "XML_")
 
 
-def _program(folder: Path, *, is_program: bool = False, **environment: str) -> Path:
+def _program(
+    folder: Path, *, is_program: bool = False, arguments: Sequence[str] = ("-v", "-k 'a or b'"), **environment: str
+) -> Path:
     """Write the runfiles of //pkg:cases_gloo, and return them."""
     runfiles = folder / "bin" / "pkg" / "cases_gloo.runfiles"
-    spec = {"args": ["-v"], "environment": {"TEST_WORKSPACE": "_main", **environment}, "is_program": is_program}
+    spec = {"args": arguments, "environment": {"TEST_WORKSPACE": "_main", **environment}, "is_program": is_program}
     write_file(runfiles / "_main" / "pkg", "cases_gloo.spec.json", json.dumps(spec))
     return runfiles
 
@@ -52,7 +56,7 @@ def test_program_runs_without_bazel(starter: Starter, tmp_path: Path) -> None:
     target = Target(tmp_path, {"test_cases.py": _CASES})
     spec = target.env["DIST_TESTING_SPEC"]
     assert spec is not None
-    runfiles = _program(tmp_path, DIST_TESTING_SPEC=spec, MINE="yes")
+    runfiles = _program(tmp_path, DIST_TESTING_SPEC=spec, MINE="yes", arguments=[])
     (tmp_path / "runfiles" / "_main" / "pkg" / "test_cases.py").rename(runfiles / "_main" / "pkg" / "test_cases.py")
     bare: Mapping[str, str | None] = {name: None for name in target.env if name.startswith(_OF_BAZEL)}
     ended = target.run(starter, "-k", "selected", env={**bare, "RUNFILES_DIR": str(runfiles)})
@@ -71,8 +75,8 @@ def test_only_a_started_program_has_a_terminal(starter: Starter, tmp_path: Path)
 @pytest.mark.parametrize(
     ("is_program", "given", "arguments", "rank"),
     [
-        (False, ["--rank=1", "-k", "a"], ["-s", "-v", "--dist-debug-rank=1", "-k", "a"], None),
-        (True, ["--rank=1", "--dist-debug-rank=2"], ["-v", "--rank=1"], "2"),
+        (False, ["--rank=1", "-x"], ["-s", *_ARGUMENTS, "--dist-debug-rank=1", "-x"], None),
+        (True, ["--rank=1", "--dist-debug-rank=2"], [*_ARGUMENTS, "--rank=1"], "2"),
     ],
 )
 def test_arguments(
@@ -92,6 +96,7 @@ def test_arguments(
     assert start_directly(environ, given) == arguments
     assert (environ.get(PROGRAM_DEBUG_RANK), environ["MINE"]) == (rank, "own")
     assert "RUNFILES_MANIFEST_FILE" not in environ
+    assert environ["TEST_SRCDIR"] == environ["RUNFILES_DIR"]
     assert Path.cwd().name == "_main"
 
 
@@ -100,10 +105,20 @@ def test_another_target_of_that_name(tmp_path: Path, monkeypatch: pytest.MonkeyP
     runfiles = _program(tmp_path)
     write_file(runfiles / "_main" / "other", "cases_gloo.spec.json", "{}")
     monkeypatch.chdir(tmp_path)
-    assert start_directly({"RUNFILES_DIR": str(runfiles)}, []) == ["-s", "-v"]
+    assert start_directly({"RUNFILES_DIR": str(runfiles)}, []) == ["-s", *_ARGUMENTS]
     write_file(runfiles / "other_repository" / "pkg", "cases_gloo.spec.json", "{}")
     with pytest.raises(SpecError, match=r"3 files cases_gloo\.spec\.json"):
         start_directly({"RUNFILES_DIR": str(runfiles)}, [])
+
+
+def test_variables_of_the_program_that_starts_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """If this fails, a launcher that Bazel has built cannot start a target."""
+    runfiles = _program(tmp_path)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "argv", [str(runfiles / "_main" / "main.py")])
+    environ = {"RUNFILES_DIR": str(tmp_path / "launcher.runfiles")}
+    assert start_directly(environ, []) == ["-s", *_ARGUMENTS]
+    assert environ["RUNFILES_DIR"] == str(runfiles)
 
 
 def test_no_runfiles(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

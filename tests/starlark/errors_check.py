@@ -311,12 +311,12 @@ COMMAND_CASES = (
     Command(
         "no such interpreter",
         ("query", "--repo_env=DIST_TESTING_PYTHON=/nowhere/python3", "@local_python//:all"),
-        ("DIST_TESTING_PYTHON=/nowhere/python3: not a CPython 3.10 or newer", "Correct DIST_TESTING_PYTHON"),
+        ("DIST_TESTING_PYTHON=/nowhere/python3: not a CPython 3.11 or newer", "Correct DIST_TESTING_PYTHON"),
     ),
     Command(
         "no interpreter on PATH",
         ("query", "--repo_env=PATH=/nowhere", "@local_python//:all"),
-        ("No CPython 3.10 or newer on PATH (python3 is not there", "Install python3"),
+        ("No CPython 3.11 or newer on PATH (python3 is not there", "Install python3"),
     ),
     Command(
         "interpreter too old",
@@ -335,7 +335,7 @@ COMMAND_CASES = (
     Command(
         "wheels for an interpreter that is too old",
         ("build", "--nobuild", "@old//iniconfig"),
-        ("//:python_too_old: Python 3.9.2 is too old.", "3.10 is the oldest"),
+        ("//:python_too_old: Python 3.9.2 is too old.", "3.11 is the oldest"),
     ),
     Command(
         "unknown lock",

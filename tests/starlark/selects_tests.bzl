@@ -118,12 +118,14 @@ def selects_test_suite(*, name):
     # What only `deps` and `toolchains` bring.
     _variables(name = "variables", tags = ["manual"])
     py_library(name = "located", srcs = ["consumer.py"], tags = ["manual"])
+    native.genrule(name = "generated", outs = ["generated.txt"], cmd = "touch $@", tags = ["manual"])
     dist_py_test(
         name = "locations",
         size = "small",
         srcs = ["cases.py"],
-        args = ["$(location :located)", "$(location cases.py)", "$(MY_VARIABLE)"],
+        args = ["$(location :located)", "$(location cases.py)", "$(location :generated) $(MY_VARIABLE)"],
         backends = ["gloo"],
+        data = [":generated"],
         deps = [":located"],
         tags = ["manual"],
         toolchains = [":variables"],
@@ -132,7 +134,7 @@ def selects_test_suite(*, name):
     program_test(
         name = "located_test",
         size = "small",
-        arguments = ["tests/starlark/consumer.py", "tests/starlark/cases.py", "yes"],
+        arguments = ["tests/starlark/consumer.py", "tests/starlark/cases.py", "tests/starlark/generated.txt yes"],
         file = "locations_gloo.spec.json",
         target_under_test = ":locations.spec",
     )

@@ -1,6 +1,6 @@
 """Puts a Bazel into the user cache, or reports which Bazels are available. Only `bazelw` starts it.
 
-Needs only the standard library of Python 3.10 or later.
+Needs only the standard library of Python 3.11 or later.
 """
 
 from __future__ import annotations

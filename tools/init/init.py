@@ -6,9 +6,9 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-if sys.version_info < (3, 10):  # noqa: UP036 - users start it with the Python that they have
+if sys.version_info < (3, 11):  # noqa: UP036 - users start it with the Python that they have
     sys.exit(
-        "init: this is Python {}.{}.\n  The program needs 3.10 or newer.\n  Start it with a newer one.".format(
+        "init: this is Python {}.{}.\n  The program needs 3.11 or newer.\n  Start it with a newer one.".format(
             *sys.version_info
         )
     )

@@ -32,8 +32,7 @@ LOCKS = (
     "requirements_unit",
 )
 
-# The oldest Python that the test environment is locked for. The library itself runs on 3.10, but
-# current releases of numpy and networkx do not.
+# The oldest Python that the library runs on.
 OLDEST_PYTHON = "3.11"
 
 # Digests of torch's CPU wheels, in the format of sha256sum. A resolver lists only the wheels on its indexes, and

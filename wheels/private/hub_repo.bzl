@@ -60,6 +60,7 @@ def targets(locks, target):
 """
 
 _PACKAGE = """\
+load("@rules_python//python:py_library.bzl", "py_library")
 load("{rule}", "hub_target")
 load("//:locks.bzl", "targets")
 
@@ -72,16 +73,22 @@ alias(
     actual = ":pkg",
 )
 
+# A library provides what each kind of Python rule asks for, those that Bazel 7 brings included.
+py_library(
+    name = "pkg",
+    deps = [":pkg.chosen"],
+)
+
 [
     hub_target(
         name = name,
         hub = "{hub}",
-        named = ["//_named:{package}", "//_named:packages.txt"] if name == "pkg" else [],
+        named = ["//_named:{package}", "//_named:packages.txt"] if name == "pkg.chosen" else [],
         package = "{package}",
         targets = targets(_LOCKS, target),
     )
     for name, target in [
-        ("pkg", "//:site_packages"),
+        ("pkg.chosen", "//:site_packages"),
         ("data", "//:data"),
         ("dist_info", "//{package}:dist_info"),
     ]

@@ -20,7 +20,7 @@ print(json.dumps({
 """
 
 # The oldest Python that install.py runs on.
-_OLDEST = [3, 10]
+_OLDEST = [3, 11]
 
 # Seconds.
 _TIMEOUT_S = 60
@@ -52,7 +52,7 @@ def describe_interpreter(repository_ctx, label):
     facts = json.decode(result.stdout.strip())
     if facts["version"] < _OLDEST:
         fail(("{label}: Python {found} is too old.\n" +
-              "The wheels of a lock file are installed with the interpreter that imports them; 3.10 is the oldest.\n" +
+              "The wheels of a lock file are installed with the interpreter that imports them; 3.11 is the oldest.\n" +
               "Name another one: wheels.lock(interpreter = \"@python_3_11_host//:python\", ...) (docs/wheels.md).").format(
             found = ".".join([str(number) for number in facts["version"]]),
             label = user_label(label),

@@ -80,7 +80,7 @@ def test_an_old_python_is_named(workspace: Workspace) -> None:
     workspace.add_program("python3", f"#!/bin/sh\n{script}\n")
     result = workspace.run("info")
     assert result.returncode == MACHINE_FAULT
-    assert "python3 is 'Python 3.8.1', and 3.10 or later is needed" in result.stderr
+    assert "python3 is 'Python 3.8.1', and 3.11 or later is needed" in result.stderr
 
 
 def test_a_missing_python_is_named(workspace: Workspace) -> None:
@@ -88,8 +88,8 @@ def test_a_missing_python_is_named(workspace: Workspace) -> None:
     (workspace.bin / "python3").unlink()
     result = workspace.run("info")
     assert result.returncode == MACHINE_FAULT
-    assert "python3 is 'missing', and 3.10 or later is needed" in result.stderr
-    assert "Install Python 3.10 or later" in result.stderr
+    assert "python3 is 'missing', and 3.11 or later is needed" in result.stderr
+    assert "Install Python 3.11 or later" in result.stderr
 
 
 def test_a_cache_that_cannot_be_written_is_named(workspace: Workspace, server: ReleaseServer) -> None:

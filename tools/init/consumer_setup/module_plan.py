@@ -205,10 +205,10 @@ def _check_python(version: str, existing: ModuleFile) -> None:
     toolchains = existing.tags_of(*_PYTHON, "toolchain")
     versions = [tag.arguments.get("python_version") for tag in toolchains]
     found = _VERSION.fullmatch(version)
-    if found is None or int(found[1]) < 10:
+    if found is None or int(found[1]) < 11:
         raise SetupError(
             f"Python {version} does not fit.",
-            "The library needs 3.10 or newer.",
+            "The library needs 3.11 or newer.",
             "Name another version: --python=3.12",
         )
     if versions and None not in versions and version not in versions:

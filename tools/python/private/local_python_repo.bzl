@@ -12,10 +12,10 @@ _DIRECTORY = str(Label("//wheels:directory"))
 _ARCHIVE = str(Label("//wheels:archive"))
 
 # Searched on PATH in this order. Plain `python3` is first, because the user's own pip belongs to it.
-_CANDIDATES = ["python3", "python3.13", "python3.12", "python3.11", "python3.14", "python3.10"]
+_CANDIDATES = ["python3", "python3.13", "python3.12", "python3.11", "python3.14"]
 
 # The oldest Python the library runs on.
-_OLDEST = (3, 10)
+_OLDEST = (3, 11)
 
 # Folder of the virtual environment whose interpreter the tests run on.
 _ENVIRONMENT = "environment"

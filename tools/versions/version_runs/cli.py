@@ -18,7 +18,7 @@ from version_runs.errors import VersionsError
 TORCHES = ("2.10", "2.11", "2.12", "2.13", "newest")
 # For the list of the repository's files. Seconds.
 _LIST_LIMIT_S = 60.0
-PYTHONS = ("3.10", "3.11", "3.12", "3.13", "3.14", "3.14t")
+PYTHONS = ("3.11", "3.12", "3.13", "3.14", "3.14t")
 
 
 def main(root: Path, arguments: Sequence[str] | None = None) -> int:
