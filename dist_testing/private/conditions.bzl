@@ -4,6 +4,7 @@ visibility([
     "//backends/...",
     "//dist_testing/...",
     "//tests/...",
+    "//wheels/...",
 ])
 
 def declare_conditions(value_rule, conditions, **attributes):

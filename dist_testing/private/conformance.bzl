@@ -7,6 +7,7 @@ visibility([
     "//backends/...",
     "//dist_testing/...",
     "//tests/...",
+    "//wheels/...",
 ])
 
 _CELLS = Label("//dist_testing:conformance/cells_test.py")

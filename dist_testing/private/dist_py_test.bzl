@@ -37,6 +37,7 @@ visibility([
     "//backends/...",
     "//dist_testing/...",
     "//tests/...",
+    "//wheels/...",
 ])
 
 def _for_backend(value, backend, default):

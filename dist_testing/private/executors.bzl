@@ -9,6 +9,7 @@ visibility([
     "//backends/...",
     "//dist_testing/...",
     "//tests/...",
+    "//wheels/...",
 ])
 
 # Of each kind, the property that names the pool and the property that counts GPUs; "" if there is none.

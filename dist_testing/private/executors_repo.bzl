@@ -10,6 +10,7 @@ visibility([
     "//backends/...",
     "//dist_testing/...",
     "//tests/...",
+    "//wheels/...",
 ])
 
 # Chooses one of several executors, with --repo_env.

@@ -9,6 +9,7 @@ visibility([
     "//backends/...",
     "//dist_testing/...",
     "//tests/...",
+    "//wheels/...",
 ])
 
 # Architecture -> words of the models' names that have it. The kernel's files name only the model of an NVIDIA GPU

@@ -11,6 +11,7 @@ visibility([
     "//backends/...",
     "//dist_testing/...",
     "//tests/...",
+    "//wheels/...",
 ])
 
 # The most GPUs that one machine can have. Loading fails for a target that needs more.

@@ -9,6 +9,7 @@ visibility([
     "//backends/...",
     "//dist_testing/...",
     "//tests/...",
+    "//wheels/...",
 ])
 
 # Replaces `/` if it is set: gives the facts of another machine, for tests and for builds without a test run.

@@ -7,6 +7,7 @@ visibility([
     "//backends/...",
     "//dist_testing/...",
     "//tests/...",
+    "//wheels/...",
 ])
 
 _LOCK = str(Label("//wheels:lock"))

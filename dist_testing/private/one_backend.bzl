@@ -12,6 +12,7 @@ visibility([
     "//backends/...",
     "//dist_testing/...",
     "//tests/...",
+    "//wheels/...",
 ])
 
 # Main program of every test: starts pytest with the library's plugin on the files of the spec.

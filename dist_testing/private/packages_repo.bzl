@@ -6,6 +6,7 @@ visibility([
     "//backends/...",
     "//dist_testing/...",
     "//tests/...",
+    "//wheels/...",
 ])
 
 # Flag of //dist_testing/config -> name under which hubs offer the package.

@@ -7,6 +7,7 @@ visibility([
     "//backends/...",
     "//dist_testing/...",
     "//tests/...",
+    "//wheels/...",
 ])
 
 # How the rules compile sources to bytecode is said where the sources are.
@@ -46,7 +47,8 @@ def expands_labels(value):
     """Says whether Bazel may expand labels in an argument, such as `$(location data.txt)`: a list, a dict or a select()."""
     if type(value) == "select":
         return True
-    return bool([text for text in (value.values() if type(value) == "dict" else value) if "$(" in text])
+    values = value.values() if type(value) == "dict" else value
+    return bool([text for text in values if type(text) == "string" and "$(" in text])
 
 def test_sources(*, name, srcs, deps, attributes):
     """Declares the library with the sources of a dist_py_test.

@@ -6,6 +6,7 @@ visibility([
     "//backends/...",
     "//dist_testing/...",
     "//tests/...",
+    "//wheels/...",
 ])
 
 # Version of the format. A runner refuses a newer one than its own.

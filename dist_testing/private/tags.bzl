@@ -6,6 +6,7 @@ visibility([
     "//backends/...",
     "//dist_testing/...",
     "//tests/...",
+    "//wheels/...",
 ])
 
 # The macro computes these from other arguments. `cpu:<n>` is not among them: it is Bazel's own, and the

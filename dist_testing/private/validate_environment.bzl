@@ -9,6 +9,7 @@ visibility([
     "//backends/...",
     "//dist_testing/...",
     "//tests/...",
+    "//wheels/...",
 ])
 
 # Linux starts no program with a longer variable: its name, "=", its value and the zero at its end (MAX_ARG_STRLEN).

@@ -6,6 +6,7 @@ visibility([
     "//backends/...",
     "//dist_testing/...",
     "//tests/...",
+    "//wheels/...",
 ])
 
 # As in dist_testing/frontends/pytest/jobs/count.py.

@@ -9,6 +9,7 @@ visibility([
     "//backends/...",
     "//dist_testing/...",
     "//tests/...",
+    "//wheels/...",
 ])
 
 # A name that stands for many targets on a command line.

@@ -6,6 +6,7 @@ visibility([
     "//backends/...",
     "//dist_testing/...",
     "//tests/...",
+    "//wheels/...",
 ])
 
 # Isolations whose ranks have a process of their own for one case.

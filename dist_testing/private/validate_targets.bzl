@@ -12,6 +12,7 @@ visibility([
     "//backends/...",
     "//dist_testing/...",
     "//tests/...",
+    "//wheels/...",
 ])
 
 # The execution group of the action that runs a test. Without it a property applies to every action of the target.

@@ -10,6 +10,7 @@ visibility([
     "//backends/...",
     "//dist_testing/...",
     "//tests/...",
+    "//wheels/...",
 ])
 
 # All ranks are on one machine; a larger number is a typing error.
