@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import sys
 from pathlib import Path
 
 import pytest
@@ -140,7 +142,7 @@ def _run(starter: Starter, folder: Path, *options: str, **env: str) -> Ended:
     write_file(folder, "answers-1.0.dist-info/entry_points.txt", "[dist_testing]\nanswers = answers_declared:ADD_ON\n")
     write_file(folder, "test_cases.py", _CASES)
     # Entry points are looked for on the path of a new program.
-    env = {"PYTHONPATH": f"{folder}:{Path(__file__).parents[2]}", **env}
+    env = {"PYTHONPATH": os.pathsep.join([str(folder), *filter(None, sys.path)]), **env}
     return run_pytest(starter, folder, "-rA", "-s", *options, "test_cases.py", env=env, fresh=True)
 
 
