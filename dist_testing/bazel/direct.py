@@ -32,8 +32,8 @@ def start_directly(environ: MutableMapping[str, str], given: Sequence[str]) -> l
     Raises:
         SpecError: If the spec of the target is not in the runfiles.
     """
-    runfiles = _runfiles(environ)
-    spec: dict[str, Any] = json.loads(_spec_file(runfiles).read_text(encoding="utf-8"))
+    runfiles, file = _own_spec(environ)
+    spec: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
     environ["RUNFILES_DIR"] = environ["TEST_SRCDIR"] = str(runfiles)
     # The manifest leads into the source tree. A test finds its files as under Bazel.
     environ.pop("RUNFILES_MANIFEST_FILE", None)
@@ -57,34 +57,34 @@ def _renamed(argument: str) -> str:
     return _DEBUG_RANK + rank if (option, equals) == ("--rank", "=") else argument
 
 
-def _runfiles(environ: MutableMapping[str, str]) -> Path:
-    """Return the runfiles folder of the started target: its name is that of the target, with a suffix."""
-    started = Path(os.path.abspath(sys.argv[0]))
+def _own_spec(environ: MutableMapping[str, str]) -> tuple[Path, Path]:
+    """Return the runfiles of the started target, whose folder has its name with a suffix, and its spec."""
+    started = os.path.abspath(sys.argv[0])
     named = environ.get("RUNFILES_DIR") or environ.get("RUNFILES_MANIFEST_FILE", "")
     # A program that starts this one may have left the variables of its own runfiles.
-    for path in (str(started), named):
-        for folder in (Path(path), *Path(path).parents):
-            if folder.name.endswith(_SUFFIX):
-                return folder.resolve()
+    for path in (Path(started), Path(named)):
+        for folder in (path, *path.parents):
+            if folder.name.endswith(_SUFFIX) and (file := _spec_file(folder)):
+                return folder.resolve(), file.resolve()
     raise SpecError(
-        f"{started}: no folder above it is the runfiles of a target, and RUNFILES_DIR={named!r} is none.\n"
+        f"{started}: no folder above it has the runfiles of a target with its spec, nor has RUNFILES_DIR={named!r}.\n"
         "This is the main program of dist_py_test targets; it finds its target by that folder.\n"
         "Build the target, and start bazel-bin/<package>/<name>; without Bazel, run the test file with pytest."
     )
 
 
-def _spec_file(runfiles: Path) -> Path:
+def _spec_file(runfiles: Path) -> Path | None:
     name = runfiles.name.removesuffix(_SUFFIX) + ".spec.json"
     found = sorted(runfiles.glob(f"*/**/{name}"))
     # Another target of that name may be among the data. The folder of a package has the same path in both trees.
     packages = {file: file.relative_to(runfiles).parent.as_posix().partition("/")[2] for file in found}
     # The root package has the shortest path, and every folder could end with it.
     matching = [file for file, package in packages.items() if f"{runfiles.parent.as_posix()}/".endswith(f"/{package}/")]
-    own = matching or [file for file, package in packages.items() if not package]
-    if len(found) == 1 or len(own) == 1:
-        return (own or found)[0]
-    raise SpecError(
-        f"{runfiles}: {len(found)} files {name} are in the runfiles, expected one.\n"
-        "The folder was renamed, or a rule other than dist_py_test made the target.\n"
-        "Build the target again, and keep the names of its program and of its runfiles."
-    )
+    own = matching or [file for file, package in packages.items() if not package] or found
+    if len(own) > 1:
+        raise SpecError(
+            f"{runfiles}: {len(own)} files {name} are in the runfiles, expected one.\n"
+            "Targets of that name in several repositories are among the data.\n"
+            "Give the target another name."
+        )
+    return own[0] if own else None

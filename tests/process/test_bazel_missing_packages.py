@@ -16,7 +16,7 @@ _FLAG = "--@dist_testing//dist_testing/config:psutil="
 def _run(*folders: Path) -> subprocess.CompletedProcess[str]:
     """Start the main program on an interpreter without packages, besides those of the folders."""
     main = Path(dist_testing.__file__).parent / "main" / "dist_test_main.py"
-    path = ":".join(map(str, (main.parents[1], *folders)))
+    path = ":".join(map(str, (main.parents[2], *folders)))
     env = {"PYTHONPATH": path, "PYTHONSAFEPATH": "1", "TEST_TARGET": "//pkg:case_gloo"}
     # -S: without the site-packages of this interpreter.
     return subprocess.run([sys.executable, "-S", str(main)], env=env, capture_output=True, text=True, check=False)
