@@ -44,7 +44,14 @@ _test_sources = rule(
 )
 
 def expands_labels(value):
-    """Says whether Bazel may expand labels in an argument, such as `$(location data.txt)`: a list, a dict or a select()."""
+    """Says whether Bazel may expand labels in an argument, such as `$(location data.txt)`.
+
+    Args:
+        value: A list, a dict or a select().
+
+    Returns:
+        A boolean; True for a select(), which hides its texts.
+    """
     if type(value) == "select":
         return True
     values = value.values() if type(value) == "dict" else value

@@ -5,6 +5,3 @@ from __future__ import annotations
 from tests.process.conftest import starter, starters
 
 __all__ = ["starter", "starters"]
-
-# The models of other projects; a suite imports them.
-collect_ignore = ["stand_in"]
