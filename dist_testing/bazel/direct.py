@@ -1,7 +1,7 @@
 """A target that Bazel has built and that a person or another program starts: `bazel-bin/x/y_gloo --rank=1 -k case`.
 
 It has the terminal, and works in a container or on a machine without Bazel. The environment and the arguments that the
-build rules give a test are also in a file in the runfiles, `<name>.spec.json`.
+build rules give a test are also in a file in the runfiles, `<name>.spec.txt`.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from dist_testing.errors import SpecError
+from dist_testing.spec import SPEC_VARIABLE
 
 # The variable by which a program that is a test learns which rank gets the terminal: its arguments are its own.
 PROGRAM_DEBUG_RANK = "DIST_TESTING_PROGRAM_DEBUG_RANK"
@@ -33,11 +34,12 @@ def start_directly(environ: MutableMapping[str, str], given: Sequence[str]) -> l
         SpecError: If the spec of the target is not in the runfiles.
     """
     runfiles, file = _own_spec(environ)
-    spec: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
+    settings, text = file.read_text(encoding="utf-8").splitlines()
+    spec: dict[str, Any] = json.loads(settings)
     environ["RUNFILES_DIR"] = environ["TEST_SRCDIR"] = str(runfiles)
     # The manifest leads into the source tree. A test finds its files as under Bazel.
     environ.pop("RUNFILES_MANIFEST_FILE", None)
-    for name, value in spec["environment"].items():
+    for name, value in {**spec["environment"], SPEC_VARIABLE: text}.items():
         environ.setdefault(name, value)
     os.chdir(runfiles / environ["TEST_WORKSPACE"])
     # As Bazel splits them.
@@ -74,7 +76,7 @@ def _own_spec(environ: MutableMapping[str, str]) -> tuple[Path, Path]:
 
 
 def _spec_file(runfiles: Path) -> Path | None:
-    name = runfiles.name.removesuffix(_SUFFIX) + ".spec.json"
+    name = runfiles.name.removesuffix(_SUFFIX) + ".spec.txt"
     found = sorted(runfiles.glob(f"*/**/{name}"))
     # Another target of that name may be among the data. The folder of a package has the same path in both trees.
     packages = {file: file.relative_to(runfiles).parent.as_posix().partition("/")[2] for file in found}

@@ -271,7 +271,6 @@ def dist_py_test(
     data = add_labels(data, own_data)
     promise = [GPU_PROMISE] if [test for test in tests if test.gpus] else []
     sources = test_sources(name = name, attributes = kwargs, deps = deps, srcs = srcs)
-    envs = [{"DIST_TESTING_SPEC": spec_text} | promise_variables(test.gpus) for test, spec_text in zip(tests, spec_texts)]
     dist_test_spec(
         name = name + ".spec",
         testonly = True,
@@ -281,8 +280,7 @@ def dist_py_test(
         data = (data if names_labels else own_data) + promise,
         deps = deps if names_labels else [],
         env = env,
-        envs = [json.encode(own) for own in envs],
-        files = [test.name + ".spec.json" for test in tests],
+        files = [test.name + ".spec.txt" for test in tests],
         gpu_archs = [json.encode(test.gpu_archs) for test in tests],
         gpus = [test.gpus for test in tests],
         gpus_per_rank = [test.gpus_per_rank for test in tests],
@@ -290,20 +288,21 @@ def dist_py_test(
         isolations = [test.isolation for test in tests],
         nodes = nodes,
         ranks_per_gpu = [test.ranks_per_gpu for test in tests],
+        specs = spec_texts,
         tags = ["manual"],
         targets = [test.target for test in tests],
         toolchains = kwargs.get("toolchains"),
         visibility = visibility,
         world_sizes = [json.encode(test.world_sizes) for test in tests],
     )
-    for test, own in zip(tests, envs):
+    for test, spec_text in zip(tests, spec_texts):
         one_backend(
             test = test,
             sources = sources,
             args = args,
             data = data,
             deps = deps,
-            env = env | own,
+            env = env | promise_variables(test.gpus) | {"DIST_TESTING_SPEC": spec_text},
             env_inherit = env_inherit,
             exec_properties = exec_properties,
             size = size,

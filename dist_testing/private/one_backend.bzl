@@ -66,7 +66,7 @@ def one_backend(
         srcs = [_MAIN],
         # Only here: a program that a person starts runs one world (spec.bzl).
         args = (["--dist-jobs={}".format(test.jobs)] if test.jobs > 1 else []) + args,
-        data = data + [":{}.spec.json".format(test.name)],
+        data = data + [":{}.spec.txt".format(test.name)],
         env = env,
         env_inherit = env_inherit,
         exec_properties = test_exec_properties(EXECUTORS, vendor, test.gpus, test.gpu_archs) | exec_properties,

@@ -1,6 +1,7 @@
 """The spec of a target: an environment variable and a file for the runner, and a rule for queries."""
 
 load("//dist_testing:providers.bzl", "DistTestInfo", "DistTestsInfo")
+load("//dist_testing/private:gpus.bzl", "promise_variables")
 
 visibility([
     "//backends/...",
@@ -52,8 +53,11 @@ def _write_programs(ctx):
         """Expands `$(location x)` and `$(VARIABLE)` as the rules do in `env` of a test."""
         return ctx.expand_make_variables("args", ctx.expand_location(text, targets), {}) if "$" in text else text
 
-    for file, own in zip(ctx.outputs.files, attr.envs):
-        ctx.actions.write(file, json.encode({
+    for file, spec, gpus in zip(ctx.outputs.files, attr.specs, attr.gpus):
+        # Two lines, because the second one is a long text that the attribute of the test has already.
+        lines = ctx.actions.args()
+        lines.set_param_file_format("multiline")
+        lines.add(json.encode({
             # In `args`, Bazel takes a location for a path in the runfiles.
             "args": [
                 expanded(text.replace("$(location ", "$(rootpath ").replace("$(locations ", "$(rootpaths "))
@@ -61,10 +65,12 @@ def _write_programs(ctx):
             ],
             "environment": {
                 name: expanded(text)
-                for name, text in (attr.env | json.decode(own)).items()
+                for name, text in (attr.env | promise_variables(gpus)).items()
             } | {"TEST_WORKSPACE": ctx.workspace_name},
             "is_program": attr.is_program,
         }))
+        lines.add(spec.replace("$$", "$") if "$" in spec else spec)
+        ctx.actions.write(file, lines)
 
 def _dist_test_spec_impl(ctx):
     attr = ctx.attr
@@ -94,7 +100,6 @@ dist_test_spec = rule(
         "data": attr.label_list(allow_files = True, doc = "Targets that `arguments` and the variables may name."),
         "deps": attr.label_list(doc = "More such targets."),
         "env": attr.string_dict(doc = "Variables of all tests."),
-        "envs": attr.string_list(doc = "For each backend its own variables, a dict as JSON.", mandatory = True),
         "files": attr.output_list(doc = "For each backend the file.", mandatory = True),
         "gpu_archs": attr.string_list(doc = "For each backend a list of names, as JSON.", mandatory = True),
         "gpus": attr.int_list(doc = "GPUs of the largest world.", mandatory = True),
@@ -103,6 +108,7 @@ dist_test_spec = rule(
         "isolations": attr.string_list(mandatory = True),
         "nodes": attr.int(mandatory = True),
         "ranks_per_gpu": attr.int_list(mandatory = True),
+        "specs": attr.string_list(doc = "For each backend the variable of the spec.", mandatory = True),
         "targets": attr.string_list(doc = "Labels of the tests, as a user writes them.", mandatory = True),
         "world_sizes": attr.string_list(doc = "For each backend a list of numbers, as JSON.", mandatory = True),
     },

@@ -42,12 +42,17 @@ _OF_BAZEL = ("BAZEL_", "DIST_TESTING_", "RUNFILES_", "TEST_", "XML_")
 
 
 def _program(
-    folder: Path, *, is_program: bool = False, arguments: Sequence[str] = ("-v", "-k 'a or b'"), **environment: str
+    folder: Path,
+    *,
+    is_program: bool = False,
+    arguments: Sequence[str] = ("-v", "-k 'a or b'"),
+    text: str = "{}",
+    **environment: str,
 ) -> Path:
     """Write the runfiles of //pkg:cases_gloo, and return them."""
     runfiles = folder / "bin" / "pkg" / "cases_gloo.runfiles"
     spec = {"args": arguments, "environment": {"TEST_WORKSPACE": "_main", **environment}, "is_program": is_program}
-    write_file(runfiles / "_main" / "pkg", "cases_gloo.spec.json", json.dumps(spec))
+    write_file(runfiles / "_main" / "pkg", "cases_gloo.spec.txt", f"{json.dumps(spec)}\n{text}\n")
     return runfiles
 
 
@@ -56,7 +61,7 @@ def test_program_runs_without_bazel(starter: Starter, tmp_path: Path) -> None:
     target = Target(tmp_path, {"test_cases.py": _CASES})
     spec = target.env["DIST_TESTING_SPEC"]
     assert spec is not None
-    runfiles = _program(tmp_path, DIST_TESTING_SPEC=spec, MINE="yes", arguments=[])
+    runfiles = _program(tmp_path, text=spec, MINE="yes", arguments=[])
     (tmp_path / "runfiles" / "_main" / "pkg" / "test_cases.py").rename(runfiles / "_main" / "pkg" / "test_cases.py")
     bare: Mapping[str, str | None] = {name: None for name in target.env if name.startswith(_OF_BAZEL)}
     ended = target.run(starter, "-k", "selected", env={**bare, "RUNFILES_DIR": str(runfiles)})
@@ -103,11 +108,11 @@ def test_arguments(
 def test_another_target_of_that_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """If this fails, a target that has another one among its data runs that one."""
     runfiles = _program(tmp_path)
-    write_file(runfiles / "_main" / "other", "cases_gloo.spec.json", "{}")
+    write_file(runfiles / "_main" / "other", "cases_gloo.spec.txt", "{}")
     monkeypatch.chdir(tmp_path)
     assert start_directly({"RUNFILES_DIR": str(runfiles)}, []) == ["-s", *_ARGUMENTS]
-    write_file(runfiles / "other_repository" / "pkg", "cases_gloo.spec.json", "{}")
-    with pytest.raises(SpecError, match=r"2 files cases_gloo\.spec\.json"):
+    write_file(runfiles / "other_repository" / "pkg", "cases_gloo.spec.txt", "{}")
+    with pytest.raises(SpecError, match=r"2 files cases_gloo\.spec\.txt"):
         start_directly({"RUNFILES_DIR": str(runfiles)}, [])
 
 

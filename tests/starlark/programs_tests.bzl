@@ -85,7 +85,7 @@ def programs_test_suite(*, name):
     program_test(
         name = "program_run_test",
         size = "small",
-        file = "program_gloo.spec.json",
+        file = "program_gloo.spec.txt",
         is_program = True,
         target_under_test = ":program.spec",
     )

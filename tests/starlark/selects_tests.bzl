@@ -135,7 +135,7 @@ def selects_test_suite(*, name):
         name = "located_test",
         size = "small",
         arguments = ["tests/starlark/consumer.py", "tests/starlark/cases.py", "tests/starlark/generated.txt yes"],
-        file = "locations_gloo.spec.json",
+        file = "locations_gloo.spec.txt",
         target_under_test = ":locations.spec",
     )
 

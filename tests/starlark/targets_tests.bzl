@@ -113,7 +113,7 @@ def _environment_test_impl(ctx):
     asserts.equals(env, "yes", variables["MINE"])
     inherited = analysistest.target_under_test(env)[RunEnvironmentInfo].inherited_environment
     asserts.equals(env, ["MY_RANK"], [name for name in inherited if name not in _OF_RULES_PYTHON])
-    asserts.true(env, "tests/starlark/subject_gloo.spec.json" in _runfiles(env))
+    asserts.true(env, "tests/starlark/subject_gloo.spec.txt" in _runfiles(env))
     return analysistest.end(env)
 
 environment_test = analysistest.make(_environment_test_impl)
@@ -147,23 +147,20 @@ def _declared(target, attribute):
 
 # --- the program without Bazel ---------------------------------------------------------------------
 
-def written_programs(env):
-    """Returns what a dist_test_spec writes for the programs of its tests: name of the file -> decoded JSON."""
-    return {
-        action.outputs.to_list()[0].basename: json.decode(action.content)
-        for action in analysistest.target_actions(env)
-        if action.mnemonic == "FileWrite"
-    }
-
 def _program_test_impl(ctx):
     env = analysistest.begin(ctx)
-    program = written_programs(env)[ctx.attr.file]
+    [lines] = [
+        action.content.splitlines()
+        for action in analysistest.target_actions(env)
+        if action.outputs.to_list()[0].basename == ctx.attr.file
+    ]
+    program = json.decode(lines[0])
     asserts.equals(env, ctx.attr.arguments, program["args"])
     for name, value in ctx.attr.variables.items():
         asserts.equals(env, value, program["environment"][name])
     asserts.equals(env, ctx.workspace_name, program["environment"]["TEST_WORKSPACE"])
-    target = "//tests/starlark:" + ctx.attr.file.removesuffix(".spec.json")
-    asserts.equals(env, target, json.decode(program["environment"]["DIST_TESTING_SPEC"])["target"])
+    target = "//tests/starlark:" + ctx.attr.file.removesuffix(".spec.txt")
+    asserts.equals(env, target, json.decode(lines[1])["target"])
     asserts.equals(env, ctx.attr.is_program, program["is_program"])
     return analysistest.end(env)
 
@@ -269,13 +266,13 @@ def targets_test_suite(*, name):
     program_test(
         name = "quoted_program_test",
         size = "small",
-        file = "it's `$dollars`_gloo.spec.json",
+        file = "it's `$dollars`_gloo.spec.txt",
         target_under_test = ":it's `$dollars`.spec",
     )
     program_test(
         name = "program_without_bazel_test",
         size = "small",
-        file = "subject_gloo.spec.json",
+        file = "subject_gloo.spec.txt",
         target_under_test = ":subject.spec",
         variables = {"MINE": "yes"},
     )
