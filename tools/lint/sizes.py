@@ -7,10 +7,10 @@ included. Who wants more lines raises the number in the same commit, and says wh
 
 from __future__ import annotations
 
-import ast
 import json
-from collections.abc import Iterator, Mapping
 from pathlib import Path
+
+import grimp
 
 PACKAGE = "dist_testing"
 BUDGET = Path("tools", "lint", "sizes.json")
@@ -47,8 +47,9 @@ def sizes(root: Path) -> dict[str, int]:
     """Return the number of lines of each folder, of the package and of the closure."""
     modules = _modules(root)
     lines = {name: len(path.read_text(encoding="utf-8").splitlines()) for name, path in modules.items()}
+    graph = grimp.build_graph(PACKAGE, exclude_type_checking_imports=True, cache_dir=None)
     found = {
-        _CLOSURE: sum(lines[name] for name in closure(modules, _ENTRY)),
+        _CLOSURE: sum(lines[name] for name in (_ENTRY, *graph.find_upstream_modules(_ENTRY))),
         PACKAGE: sum(lines.values()),
     }
     for name, path in sorted(modules.items(), key=lambda item: item[1]):
@@ -58,38 +59,9 @@ def sizes(root: Path) -> dict[str, int]:
     return found
 
 
-def closure(modules: Mapping[str, Path], entry: str) -> set[str]:
-    """Return the modules that a module imports, directly or through others, with itself."""
-    seen: set[str] = set()
-    to_do = [entry]
-    while to_do:
-        name = to_do.pop()
-        if name not in seen:
-            seen.add(name)
-            to_do += [found for found in _imports(modules[name]) if found in modules]
-    return seen
-
-
 def _modules(root: Path) -> dict[str, Path]:
     found = {}
     for path in sorted((root / PACKAGE).rglob("*.py")):
         name = ".".join(path.relative_to(root).with_suffix("").parts)
         found[name.removesuffix(".__init__")] = path
     return found
-
-
-def _imports(path: Path) -> Iterator[str]:
-    """Yield the names that a file imports, except those for type checkers alone."""
-    to_do: list[ast.AST] = [ast.parse(path.read_text(encoding="utf-8"))]
-    while to_do:
-        node = to_do.pop()
-        match node:
-            case ast.If(test=ast.Name("TYPE_CHECKING")):
-                to_do += node.orelse
-            case ast.Import():
-                yield from (alias.name for alias in node.names)
-            case ast.ImportFrom(module=str(module)):
-                yield module
-                yield from (f"{module}.{alias.name}" for alias in node.names)
-            case _:
-                to_do += ast.iter_child_nodes(node)
