@@ -3,13 +3,9 @@
 load("//backends:declare.bzl", "BACKEND_KEYS")
 load("//dist_testing/private:problems.bzl", "problem", "shown")
 load("//dist_testing/private:suggest.bzl", "suggestion")
+load("//dist_testing/private:visibility.bzl", "LIBRARY")
 
-visibility([
-    "//backends/...",
-    "//dist_testing/...",
-    "//tests/...",
-    "//wheels/...",
-])
+visibility(LIBRARY)
 
 def resolve_backends(backends, known):
     """Looks up the backends of a target.

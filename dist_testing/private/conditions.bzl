@@ -1,11 +1,8 @@
 """Conditions for select() over a value that a rule computes."""
 
-visibility([
-    "//backends/...",
-    "//dist_testing/...",
-    "//tests/...",
-    "//wheels/...",
-])
+load("//dist_testing/private:visibility.bzl", "LIBRARY")
+
+visibility(LIBRARY)
 
 def declare_conditions(value_rule, conditions, **attributes):
     """Declares conditions over one value.

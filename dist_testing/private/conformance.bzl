@@ -2,13 +2,9 @@
 
 load("//dist_testing/private:dist_py_test.bzl", "dist_py_test")
 load("//dist_testing/private:problems.bzl", "fail_on", "problem", "shown")
+load("//dist_testing/private:visibility.bzl", "LIBRARY")
 
-visibility([
-    "//backends/...",
-    "//dist_testing/...",
-    "//tests/...",
-    "//wheels/...",
-])
+visibility(LIBRARY)
 
 _CELLS = Label("//dist_testing:conformance/cells_test.py")
 

@@ -32,13 +32,9 @@ load(
     "ranks_per_gpu_problems",
     "world_size_problems",
 )
+load("//dist_testing/private:visibility.bzl", "LIBRARY")
 
-visibility([
-    "//backends/...",
-    "//dist_testing/...",
-    "//tests/...",
-    "//wheels/...",
-])
+visibility(LIBRARY)
 
 def _for_backend(value, backend, default):
     """Selects the part of an argument that applies to one backend.

@@ -5,12 +5,9 @@ waits for ever, Buildbarn refuses it. So the library sets only properties that t
 runs the test.
 """
 
-visibility([
-    "//backends/...",
-    "//dist_testing/...",
-    "//tests/...",
-    "//wheels/...",
-])
+load("//dist_testing/private:visibility.bzl", "LIBRARY")
+
+visibility(LIBRARY)
 
 # Of each kind, the property that names the pool and the property that counts GPUs; "" if there is none.
 #

@@ -5,13 +5,9 @@ load("//dist_testing/private:executors.bzl", "KINDS")
 load("//dist_testing/private:gpu_archs.bzl", "GPU_ARCHS")
 load("//dist_testing/private:gpus.bzl", "MAX_GPUS")
 load("//dist_testing/private:problems.bzl", "choice_problems", "problem")
+load("//dist_testing/private:visibility.bzl", "LIBRARY")
 
-visibility([
-    "//backends/...",
-    "//dist_testing/...",
-    "//tests/...",
-    "//wheels/...",
-])
+visibility(LIBRARY)
 
 # Chooses one of several executors, with --repo_env.
 EXECUTOR_VARIABLE = "DIST_TESTING_EXECUTOR"

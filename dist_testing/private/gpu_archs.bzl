@@ -4,13 +4,9 @@ load("//dist_testing:providers.bzl", "GpuCountInfo")
 load("//dist_testing/private:conditions.bzl", "declare_conditions")
 load("//dist_testing/private:problems.bzl", "by_backend", "problem")
 load("//dist_testing/private:suggest.bzl", "suggestion")
+load("//dist_testing/private:visibility.bzl", "LIBRARY")
 
-visibility([
-    "//backends/...",
-    "//dist_testing/...",
-    "//tests/...",
-    "//wheels/...",
-])
+visibility(LIBRARY)
 
 # Architecture -> words of the models' names that have it. The kernel's files name only the model of an NVIDIA GPU
 # (developer.nvidia.com/cuda-gpus). A model without such a word has an unknown architecture; then the runner, which asks

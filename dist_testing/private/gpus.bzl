@@ -6,13 +6,9 @@ load("//dist_testing/private:conditions.bzl", "declare_conditions")
 load("//dist_testing/private:executors.bzl", "capacity_text", "largest_pools", "pool_for")
 load("//dist_testing/private:gpu_archs.bzl", "arch_compatibility", "declare_arch_conditions")
 load("//dist_testing/private:labels.bzl", "user_label")
+load("//dist_testing/private:visibility.bzl", "LIBRARY")
 
-visibility([
-    "//backends/...",
-    "//dist_testing/...",
-    "//tests/...",
-    "//wheels/...",
-])
+visibility(LIBRARY)
 
 # The most GPUs that one machine can have. Loading fails for a target that needs more.
 MAX_GPUS = 16

@@ -4,13 +4,9 @@ It reads device nodes and the kernel's files, so it runs no GPU program, and the
 """
 
 load("//dist_testing/private:gpu_archs.bzl", "UNKNOWN_ARCH", "nvidia_arch")
+load("//dist_testing/private:visibility.bzl", "LIBRARY")
 
-visibility([
-    "//backends/...",
-    "//dist_testing/...",
-    "//tests/...",
-    "//wheels/...",
-])
+visibility(LIBRARY)
 
 # Replaces `/` if it is set: gives the facts of another machine, for tests and for builds without a test run.
 ROOT_VARIABLE = "DIST_TESTING_HOST_ROOT"

@@ -1,11 +1,8 @@
-"""Labels as users write them, and files as runfiles name them."""
+"""Labels as users write them."""
 
-visibility([
-    "//backends/...",
-    "//dist_testing/...",
-    "//tests/...",
-    "//wheels/...",
-])
+load("//dist_testing/private:visibility.bzl", "LIBRARY")
+
+visibility(LIBRARY)
 
 def user_label(label):
     """Formats a label as a user types it.
@@ -27,9 +24,3 @@ def add_labels(labels, more):
     resolve = native.package_relative_label
     present = [resolve(label) for label in labels] if type(labels) == "list" else []
     return labels + [label for label in more if resolve(label) not in present]
-
-def rlocation_path(ctx, file):
-    """Computes the path of a file in the runfiles. It begins with the name of the file's repository."""
-    if file.short_path.startswith("../"):
-        return file.short_path[len("../"):]
-    return ctx.workspace_name + "/" + file.short_path

@@ -1,14 +1,10 @@
 """The libraries of a test, under the packages that the test chooses."""
 
 load("@rules_python//python:py_library.bzl", "py_library")
+load("//dist_testing/private:visibility.bzl", "LIBRARY")
 load("//wheels/private:transitioned.bzl", "transitioned_library")  # buildifier: disable=bzl-visibility
 
-visibility([
-    "//backends/...",
-    "//dist_testing/...",
-    "//tests/...",
-    "//wheels/...",
-])
+visibility(LIBRARY)
 
 _LOCK = str(Label("//wheels:lock"))
 _TORCH = str(Label("//dist_testing/config:torch"))

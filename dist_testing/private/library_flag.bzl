@@ -1,11 +1,8 @@
 """Flags that name the torch, pytest, ... of the repository whose tests run."""
 
-visibility([
-    "//backends/...",
-    "//dist_testing/...",
-    "//tests/...",
-    "//wheels/...",
-])
+load("//dist_testing/private:visibility.bzl", "LIBRARY")
+
+visibility(LIBRARY)
 
 def _unset_library_impl(ctx):
     # ctx.label is private to us; the user writes the flag's label as the user's repository sees it.

@@ -7,13 +7,9 @@ load("//dist_testing/private:gpus.bzl", "GPU_PROMISE", "gpu_compatibility", "inh
 load("//dist_testing/private:labels.bzl", "add_labels")
 load("//dist_testing/private:libraries.bzl", "chosen_libraries")
 load("//dist_testing/private:tags.bzl", "dist_tags")
+load("//dist_testing/private:visibility.bzl", "LIBRARY")
 
-visibility([
-    "//backends/...",
-    "//dist_testing/...",
-    "//tests/...",
-    "//wheels/...",
-])
+visibility(LIBRARY)
 
 # Main program of every test: starts pytest with the library's plugin on the files of the spec.
 _MAIN = Label("//dist_testing/main:dist_test_main.py")

@@ -1,13 +1,9 @@
 """The repository with the packages that MODULE.bazel gives to the library, and the checks of the declaration."""
 
 load("//dist_testing/private:problems.bzl", "problem")
+load("//dist_testing/private:visibility.bzl", "LIBRARY")
 
-visibility([
-    "//backends/...",
-    "//dist_testing/...",
-    "//tests/...",
-    "//wheels/...",
-])
+visibility(LIBRARY)
 
 # Flag of //dist_testing/config -> name under which hubs offer the package.
 PACKAGES = {

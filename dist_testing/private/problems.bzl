@@ -1,13 +1,9 @@
 """The form of an error text: three lines that say what was observed, the likely cause, and the way out."""
 
 load("//dist_testing/private:suggest.bzl", "suggestion")
+load("//dist_testing/private:visibility.bzl", "LIBRARY")
 
-visibility([
-    "//backends/...",
-    "//dist_testing/...",
-    "//tests/...",
-    "//wheels/...",
-])
+visibility(LIBRARY)
 
 def problem(observed, cause, way_out):
     """Builds an error text of three lines: the argument with its value, why it is wrong, and what the user can do."""

@@ -4,13 +4,9 @@ load("//dist_testing/private:problems.bzl", "fail_on")
 load("//dist_testing/private:validate_environment.bzl", "env_inherit_problems", "env_problems")
 load("//dist_testing/private:validate_names.bzl", "srcs_problems")
 load("//dist_testing/private:validate_targets.bzl", "exec_properties_problems")
+load("//dist_testing/private:visibility.bzl", "LIBRARY")
 
-visibility([
-    "//backends/...",
-    "//dist_testing/...",
-    "//tests/...",
-    "//wheels/...",
-])
+visibility(LIBRARY)
 
 def _select_check_impl(ctx):
     problems = env_problems(ctx.attr.env)

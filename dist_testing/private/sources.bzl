@@ -2,13 +2,9 @@
 
 load("@rules_python//python:py_info.bzl", "PyInfo")
 load("@rules_python//python:py_library.bzl", "py_library")
+load("//dist_testing/private:visibility.bzl", "LIBRARY")
 
-visibility([
-    "//backends/...",
-    "//dist_testing/...",
-    "//tests/...",
-    "//wheels/...",
-])
+visibility(LIBRARY)
 
 # How the rules compile sources to bytecode is said where the sources are.
 _OF_SOURCES = [

@@ -2,13 +2,9 @@
 
 load("//dist_testing:providers.bzl", "DistTestInfo", "DistTestsInfo")
 load("//dist_testing/private:gpus.bzl", "promise_variables")
+load("//dist_testing/private:visibility.bzl", "LIBRARY")
 
-visibility([
-    "//backends/...",
-    "//dist_testing/...",
-    "//tests/...",
-    "//wheels/...",
-])
+visibility(LIBRARY)
 
 # Version of the format. A runner refuses a newer one than its own.
 SPEC_SCHEMA = 5
@@ -53,20 +49,19 @@ def _write_programs(ctx):
         """Expands `$(location x)` and `$(VARIABLE)` as the rules do in `env` of a test."""
         return ctx.expand_make_variables("args", ctx.expand_location(text, targets), {}) if "$" in text else text
 
+    # In `args`, Bazel takes a location for a path in the runfiles.
+    arguments = [
+        expanded(text.replace("$(location ", "$(rootpath ").replace("$(locations ", "$(rootpaths "))
+        for text in attr.arguments
+    ]
+    shared = {name: expanded(text) for name, text in attr.env.items()} | {"TEST_WORKSPACE": ctx.workspace_name}
     for file, spec, gpus in zip(ctx.outputs.files, attr.specs, attr.gpus):
         # Two lines, because the second one is a long text that the attribute of the test has already.
         lines = ctx.actions.args()
         lines.set_param_file_format("multiline")
         lines.add(json.encode({
-            # In `args`, Bazel takes a location for a path in the runfiles.
-            "args": [
-                expanded(text.replace("$(location ", "$(rootpath ").replace("$(locations ", "$(rootpaths "))
-                for text in attr.arguments
-            ],
-            "environment": {
-                name: expanded(text)
-                for name, text in (attr.env | promise_variables(gpus)).items()
-            } | {"TEST_WORKSPACE": ctx.workspace_name},
+            "args": arguments,
+            "environment": shared | {name: expanded(text) for name, text in promise_variables(gpus).items()},
             "is_program": attr.is_program,
         }))
         lines.add(spec.replace("$$", "$") if "$" in spec else spec)

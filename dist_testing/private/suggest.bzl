@@ -1,11 +1,8 @@
 """Finds the nearest known word, for error texts."""
 
-visibility([
-    "//backends/...",
-    "//dist_testing/...",
-    "//tests/...",
-    "//wheels/...",
-])
+load("//dist_testing/private:visibility.bzl", "LIBRARY")
+
+visibility(LIBRARY)
 
 def edit_distance(a, b):
     """Counts the letters that must be inserted, removed or changed to turn one word into another.

@@ -5,13 +5,9 @@ load("//dist_testing/private:backends.bzl", "resolve_backends")
 load("//dist_testing/private:labels.bzl", "user_label")
 load("//dist_testing/private:problems.bzl", "fail_on", "problem")
 load("//dist_testing/private:validate_names.bzl", "name_problems")
+load("//dist_testing/private:visibility.bzl", "LIBRARY")
 
-visibility([
-    "//backends/...",
-    "//dist_testing/...",
-    "//tests/...",
-    "//wheels/...",
-])
+visibility(LIBRARY)
 
 _TAG = "backend:"
 

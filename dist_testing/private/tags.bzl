@@ -1,13 +1,9 @@
 """The tags of a distributed test, by which Bazel queries, filters and schedules targets."""
 
 load("//dist_testing/private:gpus.bzl", "CUMULATIVE_STEPS")
+load("//dist_testing/private:visibility.bzl", "LIBRARY")
 
-visibility([
-    "//backends/...",
-    "//dist_testing/...",
-    "//tests/...",
-    "//wheels/...",
-])
+visibility(LIBRARY)
 
 # The macro computes these from other arguments. `cpu:<n>` is not among them: it is Bazel's own, and the
 # author of a test knows better how busy its ranks are.

@@ -4,13 +4,9 @@ Bazel itself checks that names and values are strings.
 """
 
 load("//dist_testing/private:problems.bzl", "problem", "shown")
+load("//dist_testing/private:visibility.bzl", "LIBRARY")
 
-visibility([
-    "//backends/...",
-    "//dist_testing/...",
-    "//tests/...",
-    "//wheels/...",
-])
+visibility(LIBRARY)
 
 # Linux starts no program with a longer variable: its name, "=", its value and the zero at its end (MAX_ARG_STRLEN).
 MAX_VARIABLE_BYTES = 128 * 1024

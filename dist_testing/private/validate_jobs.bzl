@@ -1,13 +1,9 @@
 """Checks the argument `jobs`. Every function returns a list of error texts (see problems.bzl)."""
 
 load("//dist_testing/private:problems.bzl", "by_backend", "is_int", "problem", "shown")
+load("//dist_testing/private:visibility.bzl", "LIBRARY")
 
-visibility([
-    "//backends/...",
-    "//dist_testing/...",
-    "//tests/...",
-    "//wheels/...",
-])
+visibility(LIBRARY)
 
 # As in dist_testing/frontends/pytest/jobs/count.py.
 MAX_JOBS = 64

@@ -4,13 +4,9 @@ Bazel itself checks that names and labels are well formed.
 """
 
 load("//dist_testing/private:problems.bzl", "problem", "shown")
+load("//dist_testing/private:visibility.bzl", "LIBRARY")
 
-visibility([
-    "//backends/...",
-    "//dist_testing/...",
-    "//tests/...",
-    "//wheels/...",
-])
+visibility(LIBRARY)
 
 # A name that stands for many targets on a command line.
 _WILDCARDS = ["*", "all", "all-targets"]

@@ -1,13 +1,9 @@
 """Checks the arguments of a dist_py_test that runs a program. Every function returns a list of error texts (see problems.bzl)."""
 
 load("//dist_testing/private:problems.bzl", "by_backend", "is_int", "problem", "shown")
+load("//dist_testing/private:visibility.bzl", "LIBRARY")
 
-visibility([
-    "//backends/...",
-    "//dist_testing/...",
-    "//tests/...",
-    "//wheels/...",
-])
+visibility(LIBRARY)
 
 # Isolations whose ranks have a process of their own for one case.
 PROGRAM_ISOLATIONS = ["fork", "spawn"]

@@ -7,13 +7,9 @@ of CPUs, and the types of the elements of lists.
 load("@dist_testing_wheels//:locks.bzl", "LOCKS")
 load("//dist_testing/private:problems.bzl", "by_backend", "choice_problems", "problem", "shown")
 load("//dist_testing/private:tags.bzl", "is_reserved_tag")
+load("//dist_testing/private:visibility.bzl", "LIBRARY")
 
-visibility([
-    "//backends/...",
-    "//dist_testing/...",
-    "//tests/...",
-    "//wheels/...",
-])
+visibility(LIBRARY)
 
 # The execution group of the action that runs a test. Without it a property applies to every action of the target.
 _TEST_GROUP = "test."

@@ -5,13 +5,9 @@ Every function returns a list of error texts (see problems.bzl).
 
 load("//dist_testing/private:gpus.bzl", "MAX_GPUS", "gpus_of_world")
 load("//dist_testing/private:problems.bzl", "by_backend", "choice_problems", "is_int", "problem")
+load("//dist_testing/private:visibility.bzl", "LIBRARY")
 
-visibility([
-    "//backends/...",
-    "//dist_testing/...",
-    "//tests/...",
-    "//wheels/...",
-])
+visibility(LIBRARY)
 
 # All ranks are on one machine; a larger number is a typing error.
 MAX_WORLD_SIZE = 1024

@@ -5,12 +5,9 @@ the test itself.
 """
 
 load(":interpreter.bzl", "describe_interpreter")
+load(":visibility.bzl", "WHEELS")
 
-visibility([
-    "//dist_testing/...",
-    "//tests/...",
-    "//wheels/...",
-])
+visibility(WHEELS)
 
 _BUILD = """\
 load("@rules_python//python:py_library.bzl", "py_library")

@@ -2,12 +2,9 @@
 
 load(":lock_file.bzl", "read_lock")
 load(":texts.bzl", "user_label")
+load(":visibility.bzl", "WHEELS")
 
-visibility([
-    "//dist_testing/...",
-    "//tests/...",
-    "//wheels/...",
-])
+visibility(WHEELS)
 
 _REQUIREMENTS = """\
 \"\"\"Labels of this hub's packages, under the names that hubs of rules_python have.\"\"\"

@@ -1,12 +1,9 @@
 """The interpreter that wheels are installed for."""
 
 load(":texts.bzl", "user_label")
+load(":visibility.bzl", "WHEELS")
 
-visibility([
-    "//dist_testing/...",
-    "//tests/...",
-    "//wheels/...",
-])
+visibility(WHEELS)
 
 # Prints what tells interpreters apart whose wheels differ. sys.executable may be a link or a script of a version manager.
 _DESCRIBE = """

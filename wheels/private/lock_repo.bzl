@@ -7,12 +7,9 @@ compiled once, because a test cannot write bytecode into its inputs and would co
 load(":interpreter.bzl", "describe_interpreter")
 load(":lock_file.bzl", "read_lock")
 load(":texts.bzl", "user_label")
+load(":visibility.bzl", "WHEELS")
 
-visibility([
-    "//dist_testing/...",
-    "//tests/...",
-    "//wheels/...",
-])
+visibility(WHEELS)
 
 # Seconds. The CUDA lock is several gigabytes, and the network may be slow.
 _TIMEOUT_S = 3600

@@ -1,12 +1,9 @@
 """Checks the locks that MODULE.bazel files declare."""
 
 load(":texts.bzl", "problem")
+load(":visibility.bzl", "WHEELS")
 
-visibility([
-    "//dist_testing/...",
-    "//tests/...",
-    "//wheels/...",
-])
+visibility(WHEELS)
 
 _NAME_CHARACTERS = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_-"
 

@@ -3,12 +3,9 @@
 load("@rules_python//python:py_info.bzl", "PyInfo")
 load("@rules_python//python:py_library.bzl", "py_library")
 load(":texts.bzl", "user_label")
+load(":visibility.bzl", "WHEELS")
 
-visibility([
-    "//dist_testing/...",
-    "//tests/...",
-    "//wheels/...",
-])
+visibility(WHEELS)
 
 def _line_of_import(path):
     return "import\t" + path

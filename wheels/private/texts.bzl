@@ -3,11 +3,9 @@
 It is a copy of a few lines of //dist_testing/private: an edit of a file that the repository rules load installs all wheels again.
 """
 
-visibility([
-    "//dist_testing/...",
-    "//tests/...",
-    "//wheels/...",
-])
+load(":visibility.bzl", "WHEELS")
+
+visibility(WHEELS)
 
 def problem(observed, cause, way_out):
     """Builds an error text of three lines: what was observed, its cause, and what the user can do."""

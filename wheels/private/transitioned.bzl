@@ -1,12 +1,9 @@
 """Rules that build a Python library, with all that it depends on, in another configuration."""
 
 load("@rules_python//python:py_info.bzl", "PyInfo")
+load(":visibility.bzl", "WHEELS")
 
-visibility([
-    "//dist_testing/...",
-    "//tests/...",
-    "//wheels/...",
-])
+visibility(WHEELS)
 
 def _transitioned_impl(ctx):
     # A transition turns a label into a list.

@@ -1,12 +1,9 @@
 """The macro wheel_script."""
 
 load("@rules_python//python:py_binary.bzl", "py_binary")
+load(":visibility.bzl", "WHEELS")
 
-visibility([
-    "//dist_testing/...",
-    "//tests/...",
-    "//wheels/...",
-])
+visibility(WHEELS)
 
 _TEMPLATE = Label("//wheels:run_script.py")
 

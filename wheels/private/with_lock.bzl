@@ -3,12 +3,9 @@
 load("@dist_testing_wheels//:locks.bzl", "LOCKS")
 load("//dist_testing/private:problems.bzl", "choice_problems", "fail_on")  # buildifier: disable=bzl-visibility
 load(":transitioned.bzl", "transitioned_library")
+load(":visibility.bzl", "WHEELS")
 
-visibility([
-    "//dist_testing/...",
-    "//tests/...",
-    "//wheels/...",
-])
+visibility(WHEELS)
 
 _LOCK = str(Label("//wheels:lock"))
 
