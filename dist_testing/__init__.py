@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from dist_testing.run_tests import run_tests as run_tests
 
 if TYPE_CHECKING:
-    from dist_testing.frontends.names import *  # noqa: F403
+    from dist_testing.compat.names import *  # noqa: F403
     from dist_testing.public import *  # noqa: F403
     from dist_testing.public import __all__ as __all__
 

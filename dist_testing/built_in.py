@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import os
 
-from dist_testing.add_ons import AddOn
-from dist_testing.case import Case
-from dist_testing.launch.isolation import isolation_named
-from dist_testing.spec import Spec
+from dist_testing.core.ground.add_ons import AddOn
+from dist_testing.core.ground.case import Case
+from dist_testing.core.ground.spec import Spec
+from dist_testing.core.launch.isolation import isolation_named
 
 
 def _reuses_process(case: Case, spec: Spec) -> bool:

@@ -13,7 +13,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from dist_testing.rank.hooks import RankService, ServedRank
+from dist_testing.core.rank.hooks import RankService, ServedRank
 
 if TYPE_CHECKING:
     from coverage import Coverage

@@ -37,12 +37,10 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from dist_testing.add_ons import EXT_VERSION, GROUP, AddOn, always
+from dist_testing.core.ground.add_ons import EXT_VERSION, GROUP, AddOn, always
 
 if TYPE_CHECKING:
-    from dist_testing.backends import Backend
-    from dist_testing.case import Case, CaseBody, CaseResult
-    from dist_testing.engine.hooks import (
+    from dist_testing.core.engine.hooks import (
         CaseStart,
         EndCase,
         Explainer,
@@ -52,36 +50,39 @@ if TYPE_CHECKING:
         WorldResource,
         WorldWatcher,
     )
-    from dist_testing.engine.needs import Lack
-    from dist_testing.errors import AddOnError, LaunchError, StateLeakError, UsageError
-    from dist_testing.events.event import Event
-    from dist_testing.events.stream import EventStream
-    from dist_testing.launch.hooks import IdleWork, WorldPlace
-    from dist_testing.launch.isolation import Isolation, register_isolation
-    from dist_testing.launch.launcher import Launcher, RunContext
-    from dist_testing.outcomes import Cause, Status, Verdict
-    from dist_testing.process.messages import RankStart, WorldRequest
-    from dist_testing.rank.bootstrap import RankContext, RankFrontEnd
-    from dist_testing.rank.hooks import RankService, ServedRank
-    from dist_testing.spec import Spec
+    from dist_testing.core.engine.needs import Lack
+    from dist_testing.core.events.event import Event
+    from dist_testing.core.events.stream import EventStream
+    from dist_testing.core.ground.backends import Backend
+    from dist_testing.core.ground.case import Case, CaseBody, CaseResult
+    from dist_testing.core.ground.errors import AddOnError, LaunchError, StateLeakError, UsageError
+    from dist_testing.core.ground.outcomes import Cause, Status, Verdict
+    from dist_testing.core.ground.spec import Spec
+    from dist_testing.core.launch.hooks import IdleWork, WorldPlace
+    from dist_testing.core.launch.isolation import Isolation, register_isolation
+    from dist_testing.core.launch.launcher import Launcher, RunContext
+    from dist_testing.core.process.messages import RankStart, WorldRequest
+    from dist_testing.core.rank.bootstrap import RankContext, RankFrontEnd
+    from dist_testing.core.rank.hooks import RankService, ServedRank
 
 # Where the names are. A rank must not import the engine for a name that it does not use.
 _NAMES = {
-    "backends": "Backend",
-    "case": "Case CaseBody CaseResult",
-    "engine.hooks": "CaseStart EndCase Explainer HeldResource ResourceWish WatchedWorld WorldResource WorldWatcher",
-    "engine.needs": "Lack",
-    "errors": "AddOnError LaunchError StateLeakError UsageError",
-    "events.event": "Event",
-    "events.stream": "EventStream",
-    "launch.hooks": "IdleWork WorldPlace",
-    "launch.isolation": "Isolation register_isolation",
-    "launch.launcher": "Launcher RunContext",
-    "outcomes": "Cause Status Verdict",
-    "process.messages": "RankStart WorldRequest",
-    "rank.bootstrap": "RankContext RankFrontEnd",
-    "rank.hooks": "RankService ServedRank",
-    "spec": "Spec",
+    "core.ground.backends": "Backend",
+    "core.ground.case": "Case CaseBody CaseResult",
+    "core.engine.hooks": "CaseStart EndCase Explainer HeldResource ResourceWish WatchedWorld WorldResource "
+    "WorldWatcher",
+    "core.engine.needs": "Lack",
+    "core.ground.errors": "AddOnError LaunchError StateLeakError UsageError",
+    "core.events.event": "Event",
+    "core.events.stream": "EventStream",
+    "core.launch.hooks": "IdleWork WorldPlace",
+    "core.launch.isolation": "Isolation register_isolation",
+    "core.launch.launcher": "Launcher RunContext",
+    "core.ground.outcomes": "Cause Status Verdict",
+    "core.process.messages": "RankStart WorldRequest",
+    "core.rank.bootstrap": "RankContext RankFrontEnd",
+    "core.rank.hooks": "RankService ServedRank",
+    "core.ground.spec": "Spec",
 }
 _HOMES = {name: home for home, names in _NAMES.items() for name in names.split()}
 

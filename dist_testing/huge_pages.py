@@ -21,8 +21,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from dist_testing.events.runs import ForkServerMemory
-from dist_testing.procfs import free_bytes
+from dist_testing.core.events.runs import ForkServerMemory
+from dist_testing.core.ground.procfs import free_bytes
 
 # <asm-generic/mman-common.h>, since Linux 6.1.
 _MADV_COLLAPSE = 25

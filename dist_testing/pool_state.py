@@ -17,12 +17,12 @@ from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Any
 
-from dist_testing.case import CaseBody
-from dist_testing.errors import StateLeakError
-from dist_testing.keepable import ALL_ENV, ENV_PREFIX
-from dist_testing.process.lifetime import current_umask
-from dist_testing.rank.children import LOOKING, child_processes, children_but, helpers_of_multiprocessing
-from dist_testing.rank.hooks import RankService, ServedRank
+from dist_testing.core.ground.case import CaseBody
+from dist_testing.core.ground.errors import StateLeakError
+from dist_testing.core.ground.keepable import ALL_ENV, ENV_PREFIX
+from dist_testing.core.process.lifetime import current_umask
+from dist_testing.core.rank.children import LOOKING, child_processes, children_but, helpers_of_multiprocessing
+from dist_testing.core.rank.hooks import RankService, ServedRank
 
 # torch sets them at the first call of some functions that have nothing to do with them, above all in torch.compile.
 # pytest sets its own before each test and removes it after, also the value of a pytest that has started this one.
@@ -114,7 +114,7 @@ class RankState:
         Args:
             keeps_groups: Whether a case may leave process groups to the next one.
             are_threads: Whether the ranks are threads of this process.
-            may_change: What a case may leave changed, by the names of `dist_testing.keepable.KEEPABLE`; variables as
+            may_change: What a case may leave changed, by the names of `core.ground.keepable.KEEPABLE`; variables as
                 `env:NAME`, where `NAME` may be a pattern.
 
         Raises:

@@ -4,26 +4,26 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from dist_testing.case import RunFailedError
-from dist_testing.frontends import names as _names
-from dist_testing.frontends.call.run import run
-from dist_testing.frontends.names import *  # noqa: F403
-from dist_testing.frontends.requirements.worlds import skip_if_small_worldsize
-from dist_testing.frontends.unittest.classes import (
+from dist_testing.compat import names as _names
+from dist_testing.compat.names import *  # noqa: F403
+from dist_testing.compat.requirements.worlds import skip_if_small_worldsize
+from dist_testing.core.ground.case import RunFailedError
+from dist_testing.core.ground.world import World
+from dist_testing.core.unittest.exits import expected_exits
+from dist_testing.nodes.planned import planned_faults
+from dist_testing.run.call.run import run
+from dist_testing.run.start_processes import start_processes
+from dist_testing.run_tests import run_tests
+from dist_testing.test_classes import (
     DistributedTestBase,
     MultiProcContinousTest,
     MultiProcContinuousTest,
     MultiProcessTestCase,
     MultiThreadedTestCase,
 )
-from dist_testing.frontends.unittest.exits import expected_exits
-from dist_testing.frontends.unittest.planned import planned_faults
-from dist_testing.frontends.unittest.start_processes import start_processes
-from dist_testing.run_tests import run_tests
-from dist_testing.world import World
 
 if TYPE_CHECKING:
-    from dist_testing.frontends.helpers.models import SaveForwardInputsModel, SaveForwardInputsModule
+    from dist_testing.compat.helpers.models import SaveForwardInputsModel, SaveForwardInputsModule
 
 __all__ = [
     "DistributedTestBase",
@@ -52,6 +52,6 @@ def __getattr__(name: str) -> Any:
     """Load a name that needs the import of torch, at its first use."""
     if name not in _MODELS:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    from dist_testing.frontends.helpers import models
+    from dist_testing.compat.helpers import models
 
     return getattr(models, name)

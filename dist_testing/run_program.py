@@ -11,20 +11,20 @@ import os
 import sys
 from collections.abc import Sequence
 
-from dist_testing.backends import backend_named, default_backend
-from dist_testing.budget import MAX_TIMEOUT_S, timeout_in
-from dist_testing.errors import UsageError
-from dist_testing.fault_plan import PlannedFault, read_fault_plan
-from dist_testing.frontends.program.program import (
+from dist_testing.core.ground.backends import backend_named, default_backend
+from dist_testing.core.ground.budget import MAX_TIMEOUT_S, timeout_in
+from dist_testing.core.ground.errors import UsageError
+from dist_testing.core.ground.fault_plan import PlannedFault, read_fault_plan
+from dist_testing.core.ground.layout import check_node_count
+from dist_testing.core.ground.spec import DEFAULT_WORLD_SIZE, check_world_size
+from dist_testing.core.launch.isolation import FORK, SPAWN, isolation_named
+from dist_testing.core.rank.debugging import debug_by
+from dist_testing.run.program.program import (
     NO_LIMIT_S,
     Program,
     check_isolation_of_program,
     check_program,
 )
-from dist_testing.launch.isolation import FORK, SPAWN, isolation_named
-from dist_testing.layout import check_node_count
-from dist_testing.rank.debugging import debug_by
-from dist_testing.spec import DEFAULT_WORLD_SIZE, check_world_size
 
 _COMMAND = "python -m dist_testing.run_program"
 _EXIT = "RANK=CODE"
@@ -51,8 +51,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
     import pytest
 
-    from dist_testing.frontends.pytest import plugin as pytest_plugin
-    from dist_testing.frontends.pytest.program_items import ProgramPlugin, command_line
+    from dist_testing.core.pytest import plugin as pytest_plugin
+    from dist_testing.core.pytest.program_items import ProgramPlugin, command_line
 
     debug_by(_COMMAND)
     command = [*command_line(program.path), f"--rootdir={os.path.dirname(program.path)}", "-q", "-rs", *options]

@@ -29,7 +29,7 @@ def run_tests(arguments: Sequence[str] | None = None) -> NoReturn:
     """
     import pytest
 
-    from dist_testing.frontends.pytest import plugin as pytest_plugin
+    from dist_testing.core.pytest import plugin as pytest_plugin
 
     file = getattr(sys.modules["__main__"], "__file__", None)
     if file is None:

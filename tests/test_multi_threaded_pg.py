@@ -18,9 +18,9 @@ import torch
 import torch.distributed as dist
 
 from dist_testing import TEST_SKIPS
-from dist_testing.case import CaseFailedError
-from dist_testing.frontends.unittest.classes import MultiThreadedTestCase
-from dist_testing.frontends.unittest.spawn_threads import spawn_threads_and_init_comms
+from dist_testing.core.ground.case import CaseFailedError
+from dist_testing.test_classes import MultiThreadedTestCase
+from dist_testing.threaded.spawn_threads import spawn_threads_and_init_comms
 from tests.multi_threaded_pg_bodies import BODIES
 
 WORLD_SIZE = 4

@@ -16,16 +16,16 @@ from typing import Any
 
 import pytest
 
-from dist_testing.case import CaseFailedError
-from dist_testing.errors import UsageError
-from dist_testing.events.cases import RankOutput
-from dist_testing.frontends.call.run import call_spec
-from dist_testing.frontends.call.spawned import as_spawned_rank
-from dist_testing.frontends.call.world import CallWorld
-from dist_testing.frontends.session import current_session
-from dist_testing.launch.clean import spare_cuda, unshareable_reasons
-from dist_testing.launch.isolation import FORK
-from dist_testing.spec import check_world_size
+from dist_testing.core.events.cases import RankOutput
+from dist_testing.core.ground.case import CaseFailedError
+from dist_testing.core.ground.errors import UsageError
+from dist_testing.core.ground.spec import check_world_size
+from dist_testing.core.launch.clean import spare_cuda, unshareable_reasons
+from dist_testing.core.launch.isolation import FORK
+from dist_testing.core.session.session import current_session
+from dist_testing.run.call.run import call_spec
+from dist_testing.run.call.spawned import as_spawned_rank
+from dist_testing.run.call.world import CallWorld
 
 # unittest leaves frames of modules with this mark out of its tracebacks.
 __unittest = True

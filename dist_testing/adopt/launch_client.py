@@ -21,7 +21,7 @@ from collections.abc import Sequence
 from typing import Any, NoReturn
 
 from dist_testing.adopt.launch_commands import Launch, launch_in
-from dist_testing.process.lifetime import fork
+from dist_testing.core.process.lifetime import fork
 
 # Arguments of Popen that the proxy cannot follow; the command then starts as without the adapter.
 _UNFIT = ("preexec_fn", "pass_fds", "shell", "gids", "startupinfo")

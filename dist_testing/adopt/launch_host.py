@@ -16,9 +16,9 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from dist_testing.adopt.launch_run import launched_by
-from dist_testing.errors import InterruptedRunError
-from dist_testing.process.lifetime import fork
-from dist_testing.rank.capture import flush_streams, own_streams
+from dist_testing.core.ground.errors import InterruptedRunError
+from dist_testing.core.process.lifetime import fork
+from dist_testing.core.rank.capture import flush_streams, own_streams
 
 _PACKET_BYTES = 64
 # The request, three streams, and the connection to the proxy.

@@ -9,18 +9,18 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 from unittest import mock
 
-from dist_testing.backends import default_backend
-from dist_testing.budget import Budget
-from dist_testing.case import Case, CaseBody
-from dist_testing.engine.engine import Engine
-from dist_testing.engine.report import failure_report
-from dist_testing.frontends.program.on_rank import ProgramRankContext, ProgramRankFrontEnd, program_loader
-from dist_testing.frontends.program.program import NO_LIMIT_S, Program
-from dist_testing.launch.isolation import FORK
-from dist_testing.outcomes import Status
-from dist_testing.process.messages import RankStart
-from dist_testing.rank.reporter import Reporter
-from dist_testing.spec import Spec
+from dist_testing.core.engine.engine import Engine
+from dist_testing.core.engine.report import failure_report
+from dist_testing.core.ground.backends import default_backend
+from dist_testing.core.ground.budget import Budget
+from dist_testing.core.ground.case import Case, CaseBody
+from dist_testing.core.ground.outcomes import Status
+from dist_testing.core.ground.spec import Spec
+from dist_testing.core.launch.isolation import FORK
+from dist_testing.core.process.messages import RankStart
+from dist_testing.core.rank.reporter import Reporter
+from dist_testing.run.program.on_rank import ProgramRankContext, ProgramRankFrontEnd, program_loader
+from dist_testing.run.program.program import NO_LIMIT_S, Program
 
 # Options of torchrun that ask its agent for something that only it does.
 _OF_AGENT = ("--log-dir", "--log_dir", "--redirects", "-r", "--tee", "-t", "--local-ranks-filter", "--no-python")

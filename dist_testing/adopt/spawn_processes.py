@@ -9,9 +9,9 @@ from types import TracebackType
 from typing import Any
 
 from dist_testing.adopt.spawn_world import share_memory
-from dist_testing.launch.clean import unshareable_reasons
-from dist_testing.outcomes import exit_name
-from dist_testing.process.lifetime import in_new_thread
+from dist_testing.core.ground.outcomes import exit_name
+from dist_testing.core.launch.clean import unshareable_reasons
+from dist_testing.core.process.lifetime import in_new_thread
 
 # Whose processes are not the ranks of a test: data loaders, pools, managers.
 _LIBRARIES = ("concurrent", "multiprocessing", "torch")

@@ -13,19 +13,19 @@ import torch
 import torch.multiprocessing
 from torch.multiprocessing.spawn import ProcessExitedException, ProcessRaisedException
 
-from dist_testing.case import CaseFailedError, CaseResult
-from dist_testing.errors import UsageError
-from dist_testing.events.cases import RankOutput
-from dist_testing.frontends.call.run import call_spec
-from dist_testing.frontends.call.spawned import as_spawned_rank
-from dist_testing.frontends.call.world import CallWorld
-from dist_testing.frontends.session import current_session
-from dist_testing.frontends.unittest.exits import exit_code
-from dist_testing.frontends.unittest.handles import RankHandle
-from dist_testing.launch.clean import unshareable_reasons
-from dist_testing.launch.isolation import FORK
-from dist_testing.outcomes import Kind, Status, exit_name
-from dist_testing.spec import check_world_size
+from dist_testing.core.events.cases import RankOutput
+from dist_testing.core.ground.case import CaseFailedError, CaseResult
+from dist_testing.core.ground.errors import UsageError
+from dist_testing.core.ground.outcomes import Kind, Status, exit_name
+from dist_testing.core.ground.spec import check_world_size
+from dist_testing.core.launch.clean import unshareable_reasons
+from dist_testing.core.launch.isolation import FORK
+from dist_testing.core.session.session import current_session
+from dist_testing.core.unittest.exits import exit_code
+from dist_testing.core.unittest.handles import RankHandle
+from dist_testing.run.call.run import call_spec
+from dist_testing.run.call.spawned import as_spawned_rank
+from dist_testing.run.call.world import CallWorld
 
 # unittest leaves frames of modules with this mark out of its tracebacks.
 __unittest = True

@@ -13,10 +13,10 @@ import pytest
 
 from dist_testing.adopt.on_ranks import configure_limit, ranks_of
 from dist_testing.adopt.standalone_rank import FIRST_SIZE, ON_RANK, SETUP, Lines, run_item
-from dist_testing.case import CaseFailedError
-from dist_testing.errors import UsageError
-from dist_testing.frontends.pytest.internals import xfailed_key
-from dist_testing.launch.clean import spare_cuda, unshareable_reasons
+from dist_testing.core.ground.case import CaseFailedError
+from dist_testing.core.ground.errors import UsageError
+from dist_testing.core.launch.clean import spare_cuda, unshareable_reasons
+from dist_testing.core.pytest.internals import xfailed_key
 
 # unittest leaves frames of modules with this mark out of its tracebacks.
 __unittest = True

@@ -23,10 +23,10 @@ from typing import Any, NoReturn
 
 import pytest
 
-from dist_testing.errors import UsageError
-from dist_testing.frontends.pytest.internals import SetupState, runtestprotocol
-from dist_testing.frontends.pytest.on_rank import capture_nothing
-from dist_testing.frontends.pytest.reports import skip_reason
+from dist_testing.core.ground.errors import UsageError
+from dist_testing.core.pytest.internals import SetupState, runtestprotocol
+from dist_testing.core.pytest.on_rank import capture_nothing
+from dist_testing.core.pytest.reports import skip_reason
 
 # Most of these tests ask for two ranks. A larger world costs a second start of the test.
 FIRST_SIZE = 2

@@ -17,10 +17,10 @@ import pytest
 
 from dist_testing.adopt.on_import import ChangeOnImport
 from dist_testing.adopt.on_ranks import configure_limit, run_on_ranks
-from dist_testing.errors import UsageError
-from dist_testing.launch.clean import spare_cuda, unshareable_reasons
-from dist_testing.process.lifetime import become_subreaper
-from dist_testing.process.orphans import Orphans
+from dist_testing.core.ground.errors import UsageError
+from dist_testing.core.launch.clean import spare_cuda, unshareable_reasons
+from dist_testing.core.process.lifetime import become_subreaper
+from dist_testing.core.process.orphans import Orphans
 
 # unittest leaves frames of modules with this mark out of its tracebacks.
 __unittest = True

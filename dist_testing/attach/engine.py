@@ -14,18 +14,18 @@ from contextlib import AbstractContextManager
 from dist_testing.attach.launcher import AttachedLauncher
 from dist_testing.attach.rank import AttachedRank
 from dist_testing.attach.rank_info import RankInfo, reachable_host
-from dist_testing.budget import Budget
-from dist_testing.case import Case, CaseResult
-from dist_testing.engine.engine import Engine
-from dist_testing.engine.running_case import RunningCase
-from dist_testing.errors import InterruptedRunError, LaunchError
-from dist_testing.launch.isolation import Isolation, isolation_named
-from dist_testing.launch.launcher import Launcher, RunContext
-from dist_testing.layout import LOOPBACK
-from dist_testing.process.lifetime import check_platform
-from dist_testing.process.messages import Loader
-from dist_testing.rank.bootstrap import RankContext
-from dist_testing.spec import Spec
+from dist_testing.core.engine.engine import Engine
+from dist_testing.core.engine.running_case import RunningCase
+from dist_testing.core.ground.budget import Budget
+from dist_testing.core.ground.case import Case, CaseResult
+from dist_testing.core.ground.errors import InterruptedRunError, LaunchError
+from dist_testing.core.ground.layout import LOOPBACK
+from dist_testing.core.ground.spec import Spec
+from dist_testing.core.launch.isolation import Isolation, isolation_named
+from dist_testing.core.launch.launcher import Launcher, RunContext
+from dist_testing.core.process.lifetime import check_platform
+from dist_testing.core.process.messages import Loader
+from dist_testing.core.rank.bootstrap import RankContext
 
 # Limit for the main thread to return after the case is over on the other ranks. Seconds.
 _RETURN_LIMIT_S = 5.0

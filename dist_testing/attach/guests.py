@@ -6,9 +6,9 @@ import os
 import socket
 import struct
 
-from dist_testing.errors import LaunchError, MessageError
-from dist_testing.process import wire
-from dist_testing.process.messages import ATTACHED_MESSAGES, Hello
+from dist_testing.core.ground.errors import LaunchError, MessageError
+from dist_testing.core.process import wire
+from dist_testing.core.process.messages import ATTACHED_MESSAGES, Hello
 
 # struct ucred of SO_PEERCRED: pid, uid, gid.
 _CREDENTIALS = struct.Struct("iII")

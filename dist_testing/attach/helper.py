@@ -13,7 +13,7 @@ from pathlib import Path
 
 from dist_testing.attach import hub, relay
 from dist_testing.attach.relay_messages import PLACES, TASKS, HubTask, RelayPlace, RelayTask
-from dist_testing.errors import LaunchError, MessageError
+from dist_testing.core.ground.errors import LaunchError, MessageError
 
 # Importing the package itself would load the front ends.
 _CODE = """

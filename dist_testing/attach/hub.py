@@ -45,11 +45,11 @@ from dist_testing.attach.relay_messages import (
     to_text,
     why_refused,
 )
-from dist_testing.errors import MessageError
-from dist_testing.process import wire
-from dist_testing.process.board import PhaseBoard
-from dist_testing.process.files import log_name, text_name
-from dist_testing.process.messages import (
+from dist_testing.core.ground.errors import MessageError
+from dist_testing.core.process import wire
+from dist_testing.core.process.board import PhaseBoard
+from dist_testing.core.process.files import log_name, text_name
+from dist_testing.core.process.messages import (
     ATTACHED_MESSAGES,
     ATTACHED_ORDERS,
     EndRun,

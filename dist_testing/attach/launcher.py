@@ -28,12 +28,12 @@ from dist_testing.attach.helper import start_hub
 from dist_testing.attach.line import interface_of
 from dist_testing.attach.rank_info import ATTACH_LIMIT_S, RankInfo, own_listener
 from dist_testing.attach.relay_messages import GIVE_UP_SIGNAL, PLACES, Home, HubTask, why_refused
-from dist_testing.errors import LaunchError, MessageError
-from dist_testing.launch.launcher import RunContext
-from dist_testing.layout import INTERFACE_VARIABLES, LOOPBACK
-from dist_testing.outcomes import UNKNOWN_EXIT_CODE
-from dist_testing.process import wire
-from dist_testing.process.messages import (
+from dist_testing.core.ground.errors import LaunchError, MessageError
+from dist_testing.core.ground.layout import INTERFACE_VARIABLES, LOOPBACK
+from dist_testing.core.ground.outcomes import UNKNOWN_EXIT_CODE
+from dist_testing.core.launch.launcher import RunContext
+from dist_testing.core.process import wire
+from dist_testing.core.process.messages import (
     ATTACHED_ORDERS,
     EndRun,
     Hello,
@@ -49,8 +49,8 @@ from dist_testing.process.messages import (
     WorldRequest,
     WorldStarted,
 )
-from dist_testing.process.refusal import refusal
-from dist_testing.rank.bootstrap import FAILED_EXIT_CODE
+from dist_testing.core.process.refusal import refusal
+from dist_testing.core.rank.bootstrap import FAILED_EXIT_CODE
 
 # Key in the store of the `Home` of rank 0.
 HOME_KEY = "home"

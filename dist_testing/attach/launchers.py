@@ -19,9 +19,9 @@ from dataclasses import dataclass
 
 from dist_testing.attach.node_list import first_host
 from dist_testing.attach.rank_info import RankInfo
-from dist_testing.errors import UsageError
-from dist_testing.layout import LOOPBACK
-from dist_testing.spec import MAX_WORLD_SIZE
+from dist_testing.core.ground.errors import UsageError
+from dist_testing.core.ground.layout import LOOPBACK
+from dist_testing.core.ground.spec import MAX_WORLD_SIZE
 
 Env = Mapping[str, str]
 

@@ -10,8 +10,8 @@ from collections.abc import Callable
 
 from dist_testing.attach.loop import Loop
 from dist_testing.attach.relay_messages import LINES, LineMessage
-from dist_testing.errors import MessageError
-from dist_testing.process import wire
+from dist_testing.core.ground.errors import MessageError
+from dist_testing.core.process import wire
 
 # A node without power or network sends nothing. The kernel asks it after so many seconds of silence, again after each
 # further interval, and gives up after so many questions.

@@ -26,13 +26,13 @@ from dist_testing.attach.relay_messages import (
     Stream,
     to_text,
 )
-from dist_testing.engine.run_directory import RunDirectory
-from dist_testing.errors import MessageError
-from dist_testing.layout import INTERFACE_VARIABLES
-from dist_testing.process import wire
-from dist_testing.process.board import PhaseBoard
-from dist_testing.process.files import log_name, text_name
-from dist_testing.process.messages import (
+from dist_testing.core.engine.run_directory import RunDirectory
+from dist_testing.core.ground.errors import MessageError
+from dist_testing.core.ground.layout import INTERFACE_VARIABLES
+from dist_testing.core.process import wire
+from dist_testing.core.process.board import PhaseBoard
+from dist_testing.core.process.files import log_name, text_name
+from dist_testing.core.process.messages import (
     ATTACHED_MESSAGES,
     ATTACHED_ORDERS,
     EndRun,

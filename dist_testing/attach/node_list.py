@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from dist_testing.errors import UsageError
+from dist_testing.core.ground.errors import UsageError
 
 # The longest prefix without a comma outside brackets. Brackets do not nest.
 _FIRST = re.compile(r"(?:[^][,]|\[[^][]*\])+")

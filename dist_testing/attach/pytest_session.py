@@ -18,11 +18,11 @@ import pytest
 from dist_testing.attach.engine import AttachedEngine
 from dist_testing.attach.rank import AttachedRank, connect
 from dist_testing.attach.rank_info import RankInfo
-from dist_testing.budget import Budget
-from dist_testing.errors import InterruptedRunError, LaunchError, UsageError
-from dist_testing.frontends.pytest.on_rank import PytestRankContext
-from dist_testing.process.messages import Loader
-from dist_testing.spec import Spec
+from dist_testing.core.ground.budget import Budget
+from dist_testing.core.ground.errors import InterruptedRunError, LaunchError, UsageError
+from dist_testing.core.ground.spec import Spec
+from dist_testing.core.process.messages import Loader
+from dist_testing.core.pytest.on_rank import PytestRankContext
 
 
 def make_engine(

@@ -24,15 +24,15 @@ from dist_testing.attach.helper import start_relay
 from dist_testing.attach.launcher import HOME_KEY, TOKEN_VARIABLE
 from dist_testing.attach.rank_info import ATTACH_LIMIT_S, RankInfo
 from dist_testing.attach.relay_messages import GIVE_UP_SIGNAL, PLACES, Home, RelayPlace, RelayTask
-from dist_testing.backends import any_declared
-from dist_testing.errors import InterruptedRunError, LaunchError, MessageError
-from dist_testing.hang.ledger_thread import LedgerThread, answering
-from dist_testing.outcomes import exit_name
-from dist_testing.process import wire
-from dist_testing.process.board import PhaseBoard
-from dist_testing.process.files import log_name
-from dist_testing.process.lifetime import check_platform, current_umask
-from dist_testing.process.messages import (
+from dist_testing.core.ground.backends import any_declared
+from dist_testing.core.ground.errors import InterruptedRunError, LaunchError, MessageError
+from dist_testing.core.ground.outcomes import exit_name
+from dist_testing.core.ground.procfs import open_files
+from dist_testing.core.process import wire
+from dist_testing.core.process.board import PhaseBoard
+from dist_testing.core.process.files import log_name
+from dist_testing.core.process.lifetime import check_platform, current_umask
+from dist_testing.core.process.messages import (
     ATTACHED_MESSAGES,
     ATTACHED_ORDERS,
     AttachedOrder,
@@ -44,10 +44,9 @@ from dist_testing.process.messages import (
     TakePart,
     Welcome,
 )
-from dist_testing.process.refusal import refusal
-from dist_testing.process.stacks import answer_with_stacks
-from dist_testing.procfs import open_files
-from dist_testing.rank.bootstrap import (
+from dist_testing.core.process.refusal import refusal
+from dist_testing.core.process.stacks import answer_with_stacks
+from dist_testing.core.rank.bootstrap import (
     FAILED_EXIT_CODE,
     RankContext,
     next_instruction,
@@ -55,13 +54,14 @@ from dist_testing.rank.bootstrap import (
     run_world,
     take_over,
 )
-from dist_testing.rank.capture import flush_streams, own_streams, redirect_output
-from dist_testing.rank.debugging import set_breakpoint_hook
-from dist_testing.rank.environment import become
-from dist_testing.rank.groups import backends_in_use
-from dist_testing.rank.hooks import RankServices, ServedRank
-from dist_testing.rank.long_texts import LongTexts
-from dist_testing.rank.reporter import FrameWriter, Reporter
+from dist_testing.core.rank.capture import flush_streams, own_streams, redirect_output
+from dist_testing.core.rank.debugging import set_breakpoint_hook
+from dist_testing.core.rank.environment import become
+from dist_testing.core.rank.groups import backends_in_use
+from dist_testing.core.rank.hooks import RankServices, ServedRank
+from dist_testing.core.rank.long_texts import LongTexts
+from dist_testing.core.rank.reporter import FrameWriter, Reporter
+from dist_testing.hang.ledger_thread import LedgerThread, answering
 
 if TYPE_CHECKING:
     from torch._C._distributed_c10d import Store

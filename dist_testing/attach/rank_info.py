@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from datetime import timedelta
 from typing import TYPE_CHECKING
 
-from dist_testing.errors import LaunchError
+from dist_testing.core.ground.errors import LaunchError
 
 if TYPE_CHECKING:
     from torch._C._distributed_c10d import Store

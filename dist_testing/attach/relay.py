@@ -41,10 +41,10 @@ from dist_testing.attach.relay_messages import (
     to_bytes,
     why_refused,
 )
-from dist_testing.engine.run_directory import RunDirectory
-from dist_testing.errors import LaunchError, MessageError
-from dist_testing.process import wire
-from dist_testing.process.messages import (
+from dist_testing.core.engine.run_directory import RunDirectory
+from dist_testing.core.ground.errors import LaunchError, MessageError
+from dist_testing.core.process import wire
+from dist_testing.core.process.messages import (
     EndRun,
     Refused,
     TakePart,

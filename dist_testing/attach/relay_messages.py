@@ -14,10 +14,10 @@ import hmac
 from dataclasses import dataclass
 from typing import Annotated, Literal, TypeAlias
 
-from dist_testing.codec import Family
-from dist_testing.process.messages import TakePart
-from dist_testing.process.stacks import real_time_signal
-from dist_testing.spec import MAX_WORLD_SIZE
+from dist_testing.core.ground.codec import Family
+from dist_testing.core.ground.spec import MAX_WORLD_SIZE
+from dist_testing.core.process.messages import TakePart
+from dist_testing.core.process.stacks import real_time_signal
 
 _Rank = Annotated[int, range(1, MAX_WORLD_SIZE)]
 _ExitCode = Annotated[int, range(256)]

@@ -29,10 +29,10 @@ from dist_testing.audit.findings import Audit
 from dist_testing.audit.page import page
 from dist_testing.audit.session import NothingToAuditError, Settings, audit
 from dist_testing.audit.table import lines
-from dist_testing.budget import MAX_TIMEOUT_S, timeout_in
-from dist_testing.error_text import did_you_mean
-from dist_testing.errors import ReportError, UsageError
-from dist_testing.process.lifetime import become_subreaper, check_platform
+from dist_testing.core.ground.budget import MAX_TIMEOUT_S, timeout_in
+from dist_testing.core.ground.error_text import did_you_mean
+from dist_testing.core.ground.errors import ReportError, UsageError
+from dist_testing.core.process.lifetime import become_subreaper, check_platform
 from dist_testing.report.files import write_text
 
 _COMMAND = "python -m dist_testing.audit"

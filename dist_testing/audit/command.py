@@ -19,8 +19,8 @@ import psutil
 from dist_testing.audit.faults import Plan
 from dist_testing.audit.left import Left, SharedMemoryWatch, find_left, living, reap
 from dist_testing.audit.seen import Seen, read_records
-from dist_testing.errors import UsageError
-from dist_testing.process.lifetime import die_with_parent
+from dist_testing.core.ground.errors import UsageError
+from dist_testing.core.process.lifetime import die_with_parent
 
 _BOOTSTRAP = Path(__file__).parent / "bootstrap"
 _LOOK_S = 0.05

@@ -11,10 +11,10 @@ from pathlib import Path
 
 import psutil
 
-from dist_testing.error_text import shorten
-from dist_testing.process.lifetime import is_helper
-from dist_testing.process.orphans import is_dead
-from dist_testing.procfs import command_of
+from dist_testing.core.ground.error_text import shorten
+from dist_testing.core.ground.procfs import command_of
+from dist_testing.core.process.lifetime import is_helper
+from dist_testing.core.process.orphans import is_dead
 
 _SHM = "/dev/shm"
 # Seconds until a process counts as left behind: it may be about to end, and helpers wait for a moment of their own.

@@ -11,7 +11,7 @@ import dist_testing.report
 from dist_testing.audit.faults import FAULTS
 from dist_testing.audit.findings import HOLES, Audit, CaseResult, FaultResult
 from dist_testing.audit.table import story, word
-from dist_testing.error_text import ranks_text
+from dist_testing.core.ground.error_text import ranks_text
 from dist_testing.report.facts import utc
 from dist_testing.report.markup import Markup, join, table, tag
 from dist_testing.report.words import plural, seconds

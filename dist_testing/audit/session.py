@@ -12,7 +12,7 @@ from dist_testing.audit.faults import Plan
 from dist_testing.audit.findings import Audit, CaseResult, FaultResult
 from dist_testing.audit.judge import judge, judge_clean, moment_of, why_not_planted
 from dist_testing.audit.seen import WHOLE, CaseSeen
-from dist_testing.errors import UsageError
+from dist_testing.core.ground.errors import UsageError
 
 # Seconds beyond the limits for which a rank hangs: the audit ends it before.
 _HOLD_EXTRA_S = 60.0

@@ -14,19 +14,14 @@ or, with unchanged imports, before the test files are imported::
 from __future__ import annotations
 
 import importlib
-import os
 import sys
 import warnings
 from types import FunctionType
 
 from dist_testing.compat.versions import warn_if_untested
-from dist_testing.engine.rank_env import show_cpp_stacks
-from dist_testing.launch.fresh import import_first
+from dist_testing.core.launch.fresh import import_first
 
 __all__ = ["TORCH_MODULE", "install", "is_installed"]
-
-# As torch's own classes do; here before torch is imported, if the test file has not done so.
-show_cpp_stacks(os.environ)
 
 # torch's module, whose names this package provides.
 TORCH_MODULE = "torch.testing._internal.common_distributed"

@@ -13,8 +13,8 @@ import sys
 from pathlib import Path
 
 from dist_testing import compat
-from dist_testing.errors import DistTestingError, UsageError
-from dist_testing.frontends.session import started_by
+from dist_testing.core.ground.errors import DistTestingError, UsageError
+from dist_testing.core.session.session import started_by
 
 _USAGE = "usage: python -m dist_testing.compat FILE [ARGUMENTS]"
 

@@ -10,16 +10,17 @@ import unittest
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, ClassVar
 
-from dist_testing.errors import UsageError
-from dist_testing.frontends.helpers.environment import TIMEOUT_OVERRIDE, get_timeout
-from dist_testing.frontends.requirements.accelerators import accelerator_count
-from dist_testing.frontends.unittest.continuous import ContinuousCase
-from dist_testing.frontends.unittest.device import DeviceCase
-from dist_testing.frontends.unittest.process import ProcessCase
-from dist_testing.frontends.unittest.threads import ThreadCase
-from dist_testing.frontends.unittest.world_case import WorldCase
-from dist_testing.launch.clean import spare_cuda
-from dist_testing.spec import DEFAULT_WORLD_SIZE as _RANKS
+from dist_testing.compat.device import DeviceCase
+from dist_testing.compat.helpers.environment import TIMEOUT_OVERRIDE, get_timeout
+from dist_testing.compat.requirements.accelerators import accelerator_count
+from dist_testing.core.engine.rank_env import show_cpp_stacks
+from dist_testing.core.ground.errors import UsageError
+from dist_testing.core.ground.spec import DEFAULT_WORLD_SIZE as _RANKS
+from dist_testing.core.launch.clean import spare_cuda
+from dist_testing.core.unittest.continuous import ContinuousCase
+from dist_testing.core.unittest.process import ProcessCase
+from dist_testing.core.unittest.world_case import WorldCase
+from dist_testing.threaded.thread_case import ThreadCase
 
 __all__ = [
     "DEFAULT_WORLD_SIZE",
@@ -31,6 +32,8 @@ __all__ = [
     "common_utils",
 ]
 
+# As torch's own classes do; before torch is imported, if the test file has not done so.
+show_cpp_stacks(os.environ)
 # torch's module counts devices at its import.
 spare_cuda()
 

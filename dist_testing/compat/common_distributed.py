@@ -16,6 +16,7 @@ from typing import Any, Dict, List, Optional, Tuple, Union  # noqa: UP035
 # A name that torch's module imported until torch 2.14.
 from unittest.mock import patch
 
+from dist_testing.compat import names as _names
 from dist_testing.compat import torchcomms as _torchcomms
 from dist_testing.compat.classes import (
     DEFAULT_WORLD_SIZE,
@@ -26,18 +27,17 @@ from dist_testing.compat.classes import (
     TestCase,
     common_utils,
 )
+from dist_testing.compat.helpers.environment import TIMEOUT_OVERRIDE, current_temp_dir
+from dist_testing.compat.helpers.models import SaveForwardInputsModel, SaveForwardInputsModule
+from dist_testing.compat.helpers.running import dynamo_dist_per_rank_init as _dynamo_dist_per_rank_init
+from dist_testing.compat.helpers.running import retrieve_result_from_completion_queue
+from dist_testing.compat.names import *  # noqa: F403
+from dist_testing.compat.requirements.accelerators import DDP_RANK_DEVICES, evaluate_platform_supports_symm_mem
+from dist_testing.compat.requirements.platforms import ACCELERATOR_DIST_BACKENDS
+from dist_testing.compat.requirements.worlds import skip_below_world_size
 from dist_testing.compat.torchcomms import *  # noqa: F403
 from dist_testing.compat.unknown import imported_names, name_of_torch
-from dist_testing.frontends import names as _names
-from dist_testing.frontends.helpers.environment import TIMEOUT_OVERRIDE, current_temp_dir
-from dist_testing.frontends.helpers.models import SaveForwardInputsModel, SaveForwardInputsModule
-from dist_testing.frontends.helpers.running import dynamo_dist_per_rank_init as _dynamo_dist_per_rank_init
-from dist_testing.frontends.helpers.running import retrieve_result_from_completion_queue
-from dist_testing.frontends.names import *  # noqa: F403
-from dist_testing.frontends.requirements.accelerators import DDP_RANK_DEVICES, evaluate_platform_supports_symm_mem
-from dist_testing.frontends.requirements.decision import handle_test_skip as _maybe_handle_skip_if_lt_x_gpu
-from dist_testing.frontends.requirements.platforms import ACCELERATOR_DIST_BACKENDS
-from dist_testing.frontends.requirements.worlds import skip_below_world_size
+from dist_testing.core.ground.requirement import handle_test_skip as _maybe_handle_skip_if_lt_x_gpu
 
 # A name of torch's module until torch 2.5.
 run_tests = common_utils.run_tests
@@ -99,7 +99,7 @@ __all__ += _torchcomms.__all__
 _LAZY = {
     "DynamoDistributedMultiProcTestCase": "dist_testing.compat.dynamo",
     "DynamoDistributedSingleProcTestCase": "dist_testing.compat.dynamo",
-    "TIMEOUT_DEFAULT": "dist_testing.frontends.helpers.environment",
+    "TIMEOUT_DEFAULT": "dist_testing.compat.helpers.environment",
 }
 
 

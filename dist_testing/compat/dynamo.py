@@ -13,7 +13,7 @@ from torch._C._distributed_c10d import HashStore
 from torch._logging._internal import trace_log
 
 from dist_testing.compat.classes import DistributedTestBase
-from dist_testing.skips import TEST_SKIPS
+from dist_testing.core.ground.skips import TEST_SKIPS
 
 
 class DynamoDistributedSingleProcTestCase(torch._dynamo.test_case.TestCase):

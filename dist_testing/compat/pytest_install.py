@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dist_testing import compat
-from dist_testing.errors import UsageError
+from dist_testing.core.ground.errors import UsageError
 
 # At import: pytest imports the plugin before it collects tests.
 try:

@@ -8,10 +8,10 @@ from typing import Any
 import torch
 from torch.distributed import distributed_c10d
 
-from dist_testing.backends import any_declared
 from dist_testing.compat.classes import DEFAULT_WORLD_SIZE, MultiProcContinuousTest, common_utils
+from dist_testing.compat.device import torch_backend_for
 from dist_testing.compat.unknown import torchs_own
-from dist_testing.frontends.unittest.device import torch_backend_for
+from dist_testing.core.ground.backends import any_declared
 
 __all__ = [
     "TORCHCOMM_HAS_GLOO",

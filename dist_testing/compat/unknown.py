@@ -11,7 +11,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, NoReturn, TypeAlias
 
-from dist_testing.errors import UsageError
+from dist_testing.core.ground.errors import UsageError
 
 # The name under which torch's own module is loaded beside ours.
 _ALIAS = "dist_testing.compat._torchs_own"

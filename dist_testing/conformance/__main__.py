@@ -9,8 +9,6 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from dist_testing.backend_files import read_backend_file
-from dist_testing.backends import Backend, add_backends, backend_named, backends
 from dist_testing.conformance.catalogue import all_cells
 from dist_testing.conformance.cell import Status
 from dist_testing.conformance.choice import chosen_cells
@@ -21,7 +19,9 @@ from dist_testing.conformance.matrix import Matrix, read_matrix
 from dist_testing.conformance.output import write_matrix
 from dist_testing.conformance.plug_in import plug_in
 from dist_testing.conformance.session import CELL_LIMIT_S, CellSession, cell_limit
-from dist_testing.errors import DistTestingError, InterruptedRunError, UsageError
+from dist_testing.core.ground.backend_files import read_backend_file
+from dist_testing.core.ground.backends import Backend, add_backends, backend_named, backends
+from dist_testing.core.ground.errors import DistTestingError, InterruptedRunError, UsageError
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

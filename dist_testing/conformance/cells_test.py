@@ -22,9 +22,9 @@ from dist_testing.conformance.features import FEATURE_CELLS, feature_problems
 from dist_testing.conformance.matrix import Matrix
 from dist_testing.conformance.output import write_matrix
 from dist_testing.conformance.session import CellSession, cell_limit
-from dist_testing.errors import UsageError
-from dist_testing.frontends.pytest.in_runner import BUDGET_KEY
-from dist_testing.frontends.session import current_session
+from dist_testing.core.ground.errors import UsageError
+from dist_testing.core.pytest.in_runner import BUDGET_KEY
+from dist_testing.core.session.session import current_session
 
 _LIMIT = "CONFORMANCE_CELL_LIMIT"
 _CELLS = chosen_cells(

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from dist_testing.conformance.catalogue import WORLD_SIZES
 from dist_testing.conformance.cell import Cell, matches
-from dist_testing.errors import UsageError
+from dist_testing.core.ground.errors import UsageError
 
 
 def chosen_cells(cells: Sequence[Cell], patterns: Sequence[str], world_sizes: str | None) -> list[Cell]:

@@ -28,10 +28,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from dist_testing.codec import WrongValueError, shape_of
 from dist_testing.conformance.cell import Cell, Result, Status, matches
 from dist_testing.conformance.contract import ROWS
-from dist_testing.errors import UsageError
+from dist_testing.core.ground.codec import WrongValueError, shape_of
+from dist_testing.core.ground.errors import UsageError
 
 SCHEMA = 1
 # Key of a row to its type. The status "not run" leaves out cells that do not end alike every time.

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from dist_testing.backends import Backend
 from dist_testing.conformance.cell import Status, matches
 from dist_testing.conformance.matrix import Matrix
+from dist_testing.core.ground.backends import Backend
 
 # Feature to the cells that show it. Every feature of a declaration has an entry here or in `WITHOUT_CELLS`.
 FEATURE_CELLS = {

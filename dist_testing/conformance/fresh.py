@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import NoReturn
 
 from dist_testing.conformance.on_rank.front_end import CellContext
-from dist_testing.launch.fresh import ThenBe
+from dist_testing.core.launch.fresh import ThenBe
 
 
 def load(state: str, then: ThenBe, test: str | None) -> NoReturn:

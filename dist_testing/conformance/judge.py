@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from dist_testing.case import CaseResult
 from dist_testing.conformance.cell import Cell, Observation, Result, Seen, Status
 from dist_testing.conformance.groups import members
-from dist_testing.outcomes import CRASHES, Cause, Kind, RankOutcome, exit_name
+from dist_testing.core.ground.case import CaseResult
+from dist_testing.core.ground.outcomes import CRASHES, Cause, Kind, RankOutcome, exit_name
 
 # A call that fails after this share of its limit has waited for something that never came.
 _LATE_SHARE = 0.6

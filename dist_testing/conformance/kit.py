@@ -11,7 +11,7 @@ from typing import Any
 
 from dist_testing.conformance.cell import WHOLE, Cell
 from dist_testing.conformance.groups import members
-from dist_testing.rank.rank_world import RankWorld
+from dist_testing.core.rank.rank_world import RankWorld
 
 
 class WrongError(AssertionError):

@@ -11,7 +11,7 @@ from typing import Any
 
 from dist_testing.conformance.cell import Result, Status
 from dist_testing.conformance.expectations import Expectations
-from dist_testing.errors import ReportError
+from dist_testing.core.ground.errors import ReportError
 
 SCHEMA = 1
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from dist_testing.conformance.matrix import Matrix, markdown
 from dist_testing.conformance.page import page
-from dist_testing.errors import UsageError
+from dist_testing.core.ground.errors import UsageError
 
 
 def write_matrix(matrix: Matrix, folder: Path, before: Matrix | None = None) -> None:

@@ -6,8 +6,8 @@ import json
 import subprocess
 import sys
 
-from dist_testing.backends import Backend
-from dist_testing.errors import UsageError
+from dist_testing.core.ground.backends import Backend
+from dist_testing.core.ground.errors import UsageError
 
 # Limit of the process that imports torch and the module. Seconds.
 _LIMIT_S = 120.0

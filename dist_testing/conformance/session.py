@@ -12,20 +12,20 @@ from collections.abc import Callable
 from pathlib import Path
 from types import TracebackType
 
-from dist_testing.backends import Backend
-from dist_testing.budget import MAX_TIMEOUT_S, Budget
-from dist_testing.case import Case, CaseBody
-from dist_testing.codec import shape_of
 from dist_testing.conformance.cell import Cell, Observation, Result, Status
 from dist_testing.conformance.judge import judge
 from dist_testing.conformance.on_rank.front_end import CellContext
-from dist_testing.engine.engine import Engine
-from dist_testing.engine.interrupts import raise_on_termination
-from dist_testing.engine.needs import missing_need
-from dist_testing.errors import UsageError
-from dist_testing.launch.isolation import POOL, THREAD, Isolation
-from dist_testing.process.messages import Loader
-from dist_testing.spec import Spec
+from dist_testing.core.engine.engine import Engine
+from dist_testing.core.engine.interrupts import raise_on_termination
+from dist_testing.core.engine.needs import missing_need
+from dist_testing.core.ground.backends import Backend
+from dist_testing.core.ground.budget import MAX_TIMEOUT_S, Budget
+from dist_testing.core.ground.case import Case, CaseBody
+from dist_testing.core.ground.codec import shape_of
+from dist_testing.core.ground.errors import UsageError
+from dist_testing.core.ground.spec import Spec
+from dist_testing.core.launch.isolation import POOL, THREAD, Isolation
+from dist_testing.core.process.messages import Loader
 
 # Default limit of one cell. Seconds.
 CELL_LIMIT_S = 5.0

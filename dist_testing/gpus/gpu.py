@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from dist_testing.errors import GpuError
+from dist_testing.core.ground.errors import GpuError
 
 # The folder of the device nodes. If it is set, the GPUs are simulated: the nodes are files that are named like nodes.
 # For tests of this library and of schedulers, on machines without GPUs.

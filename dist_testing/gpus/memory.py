@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 import psutil
 
-from dist_testing.errors import GpuError
+from dist_testing.core.ground.errors import GpuError
 from dist_testing.gpus.gpu import Gpu
 from dist_testing.gpus.nvml import Nvml, NvmlGpu, NvmlMemory, NvmlProcess, lost_error
 

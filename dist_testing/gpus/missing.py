@@ -5,12 +5,12 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 
-from dist_testing.case import Case
-from dist_testing.engine.needs import Lack
-from dist_testing.errors import GpuError
+from dist_testing.core.engine.needs import Lack
+from dist_testing.core.ground.case import Case
+from dist_testing.core.ground.errors import GpuError
+from dist_testing.core.ground.skips import TEST_SKIPS, gpus_reason
+from dist_testing.core.ground.spec import Spec
 from dist_testing.gpus.devices import gpus_present, vendor_named, visible_gpus
-from dist_testing.skips import TEST_SKIPS, gpus_reason
-from dist_testing.spec import Spec
 
 
 def missing(case: Case, spec: Spec) -> str:

@@ -17,7 +17,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from dist_testing.errors import UsageError
+from dist_testing.core.ground.errors import UsageError
 
 # File names in a world's folder: this, then the rank.
 _PREFIX = "flight-record-"

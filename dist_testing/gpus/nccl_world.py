@@ -5,10 +5,10 @@ from __future__ import annotations
 import dataclasses
 from pathlib import Path
 
-from dist_testing.case import Case, CaseResult
-from dist_testing.engine.hooks import HeldResource, ResourceWish, WorldResource
+from dist_testing.core.engine.hooks import HeldResource, ResourceWish, WorldResource
+from dist_testing.core.ground.case import Case, CaseResult
+from dist_testing.core.ground.spec import Spec
 from dist_testing.gpus.nccl import check_devices, lack_of_memory, nccl_version, recorder_env, recordings
-from dist_testing.spec import Spec
 
 
 def check(case: Case, spec: Spec) -> None:

@@ -18,7 +18,7 @@ from ctypes import POINTER, byref, c_char_p, c_int, c_uint, c_ulonglong, c_void_
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from dist_testing.errors import GpuError
+from dist_testing.core.ground.errors import GpuError
 from dist_testing.gpus.gpu import NVML_VARIABLE, is_simulated
 
 _LIBRARY = "libnvidia-ml.so.1"

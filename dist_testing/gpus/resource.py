@@ -6,15 +6,15 @@ import dataclasses
 import time
 from collections.abc import Sequence
 
-from dist_testing.case import CaseResult
-from dist_testing.engine.hooks import HeldResource, ResourceWish, WorldResource
-from dist_testing.errors import GpuError
-from dist_testing.events.cases import LeaseWaitBegan, LeaseWaitEnded
+from dist_testing.core.engine.hooks import HeldResource, ResourceWish, WorldResource
+from dist_testing.core.events.cases import LeaseWaitBegan, LeaseWaitEnded
+from dist_testing.core.ground.case import CaseResult
+from dist_testing.core.ground.errors import GpuError
+from dist_testing.core.ground.outcomes import Cause, Kind, Status, Verdict
 from dist_testing.gpus.devices import vendor_named
 from dist_testing.gpus.faults import is_hardware_fault
 from dist_testing.gpus.gpu import Gpu
 from dist_testing.gpus.world import WorldGpus
-from dist_testing.outcomes import Cause, Kind, Status, Verdict
 
 # Largest share of a case's limit that it may wait for GPUs, so that the test has time left to run.
 _WAIT_SHARE = 0.5

@@ -29,7 +29,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from dist_testing.backends import all_declared
+from dist_testing.core.ground.backends import all_declared
 from dist_testing.hang.call_rules import are_alike
 from dist_testing.hang.ledger import COLLECTIVE, TORCH_LIMITS_MS, Call, Ledger, Wait, WaitKind
 

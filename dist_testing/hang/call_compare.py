@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
-from dist_testing.error_text import ranks_text
+from dist_testing.core.ground.error_text import ranks_text
 from dist_testing.hang.call_messages import CallsMade, GroupCalls
 from dist_testing.hang.call_rules import are_alike, described
 from dist_testing.hang.ledger import Call

@@ -6,7 +6,7 @@ import json
 import math
 from collections.abc import Iterable
 
-from dist_testing.backends import all_declared
+from dist_testing.core.ground.backends import all_declared
 from dist_testing.hang.ledger import Call
 
 # Operations whose inputs must have one type and one count of elements on all ranks. A scatter has an input on its root

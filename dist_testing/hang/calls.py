@@ -12,8 +12,10 @@ import sys
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-from dist_testing.case import CaseBody, CaseResult
-from dist_testing.engine.hooks import CaseStart, WatchedWorld, WorldWatcher
+from dist_testing.core.engine.hooks import CaseStart, WatchedWorld, WorldWatcher
+from dist_testing.core.ground.case import CaseBody, CaseResult
+from dist_testing.core.ground.outcomes import Cause, Status, Verdict
+from dist_testing.core.rank.hooks import RankService, ServedRank
 from dist_testing.hang.call_compare import differences
 from dist_testing.hang.call_messages import CALLS, CallsMade, GroupCalls
 from dist_testing.hang.ledger import TORCH_LIMITS_MS
@@ -26,8 +28,6 @@ from dist_testing.hang.ledger_thread import (
     recorder_size,
 )
 from dist_testing.hang.waits import C10D
-from dist_testing.outcomes import Cause, Status, Verdict
-from dist_testing.rank.hooks import RankService, ServedRank
 
 ADD_ON = "calls"
 

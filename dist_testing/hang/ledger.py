@@ -11,8 +11,8 @@ import enum
 from dataclasses import dataclass
 from typing import Annotated, TypeAlias
 
-from dist_testing.codec import Family
-from dist_testing.process.stacks import ANSWER_MARK as ANSWER_MARK
+from dist_testing.core.ground.codec import Family
+from dist_testing.core.process.stacks import ANSWER_MARK as ANSWER_MARK
 
 # One packet of a Unix socket takes some 200 kB by default. Bytes.
 MAX_ANSWER_BYTES = 60_000

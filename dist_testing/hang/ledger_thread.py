@@ -22,8 +22,11 @@ from collections.abc import Iterator
 from types import FrameType
 from typing import Any, ClassVar
 
-from dist_testing.backends import all_declared
-from dist_testing.errors import MessageError
+from dist_testing.core.ground.backends import all_declared
+from dist_testing.core.ground.errors import MessageError
+from dist_testing.core.rank.children import LOOKING, child_processes
+from dist_testing.core.rank.groups import backends_in_use
+from dist_testing.core.rank.hooks import RankService, ServedRank
 from dist_testing.hang.ledger import (
     ANSWER_MARK,
     LEDGERS,
@@ -35,9 +38,6 @@ from dist_testing.hang.ledger import (
     Place,
 )
 from dist_testing.hang.waits import C10D, wait_of
-from dist_testing.rank.children import LOOKING, child_processes
-from dist_testing.rank.groups import backends_in_use
-from dist_testing.rank.hooks import RankService, ServedRank
 
 # Of one text in an answer, such as the shapes of a call's inputs. Characters.
 MAX_TEXT = 200

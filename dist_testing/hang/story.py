@@ -7,12 +7,12 @@ import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from dist_testing.error_text import ranks_text
+from dist_testing.core.ground.error_text import ranks_text
+from dist_testing.core.ground.outcomes import GOOD, Cause, Kind, RankOutcome, Verdict
 from dist_testing.hang.analysis import Analysis, Mismatch, Waiting
 from dist_testing.hang.blame import blame
 from dist_testing.hang.call_rules import described
 from dist_testing.hang.ledger import Call, Ledger, WaitKind
-from dist_testing.outcomes import GOOD, Cause, Kind, RankOutcome, Verdict
 
 # Python's own modules, in whose lines a reader cannot see what their test does.
 _FROZEN = "<frozen "

@@ -18,11 +18,11 @@ from datetime import timedelta
 from types import FrameType, MethodType, ModuleType
 from typing import Any
 
-import dist_testing.world
+import dist_testing.core.ground.world
+from dist_testing.core.ground.layout import LOOPBACK, node_address
 from dist_testing.hang.call_sites import call_in
 from dist_testing.hang.ledger import Wait, WaitKind
 from dist_testing.hang.native_waits import native_wait
-from dist_testing.layout import LOOPBACK, node_address
 
 # torch's module of collectives.
 C10D = "torch.distributed.distributed_c10d"
@@ -34,7 +34,7 @@ _OPERATORS_OF_TORCH = ("torch._ops", "torch._library.")
 _POINT_TO_POINT = frozenset({12, 13, 14})
 _STORE_WAITS = frozenset({"wait", "get", "multi_get"})
 _MAX_KEYS_CHARS = 200
-_WORLD_FILE = dist_testing.world.__file__
+_WORLD_FILE = dist_testing.core.ground.world.__file__
 _OPERATORS: Mapping[type[ast.operator], Callable[[int, int], int]] = {
     ast.Add: operator.add,
     ast.Sub: operator.sub,

@@ -17,17 +17,17 @@ import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
 
-from dist_testing.case import CaseResult
-from dist_testing.engine.hooks import CaseStart, EndCase, WatchedWorld, WorldWatcher
-from dist_testing.engine.rank_record import RankRecord
-from dist_testing.errors import MessageError
-from dist_testing.events.cases import RankLedgerRead
-from dist_testing.events.event import DIGITS, CallTimes, LedgerCall
+from dist_testing.core.engine.hooks import CaseStart, EndCase, WatchedWorld, WorldWatcher
+from dist_testing.core.engine.rank_record import RankRecord
+from dist_testing.core.events.cases import RankLedgerRead
+from dist_testing.core.events.event import DIGITS, CallTimes, LedgerCall
+from dist_testing.core.ground.case import CaseResult
+from dist_testing.core.ground.errors import MessageError
+from dist_testing.core.ground.outcomes import Kind, verdict
+from dist_testing.core.ground.procfs import Activity, activity_of, stat_of, threads_of
 from dist_testing.hang.analysis import Analysis, RankView, analyse
 from dist_testing.hang.ledger import ANSWER_MARK, LEDGERS, Ledger, NoLedger
 from dist_testing.hang.story import HangStory, blame_by_ledger, listed, mark_stuck, rank_ledgers, tell
-from dist_testing.outcomes import Kind, verdict
-from dist_testing.procfs import Activity, activity_of, stat_of, threads_of
 
 # Between two looks at the CPU time, and between the two looks at the ledgers. The kernel counts in steps of 10 ms.
 # Seconds.

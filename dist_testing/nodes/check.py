@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from dist_testing.case import Case
-from dist_testing.engine.needs import Lack
-from dist_testing.errors import UsageError
-from dist_testing.launch.isolation import FORK, isolation_named
-from dist_testing.layout import check_node_count
+from dist_testing.core.engine.needs import Lack
+from dist_testing.core.ground.case import Case
+from dist_testing.core.ground.errors import UsageError
+from dist_testing.core.ground.layout import check_node_count
+from dist_testing.core.ground.skips import NODES_REASON
+from dist_testing.core.ground.spec import Spec
+from dist_testing.core.launch.isolation import FORK, isolation_named
 from dist_testing.nodes.namespaces import missing_permission
-from dist_testing.skips import NODES_REASON
-from dist_testing.spec import Spec
 
 _WAY_OUT = (
     "Run as root, or allow user namespaces: sysctl user.max_user_namespaces=1000; on Ubuntu also "

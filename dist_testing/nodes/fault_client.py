@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from dist_testing.errors import UsageError
-from dist_testing.layout import Layout
+from dist_testing.core.ground.errors import UsageError
+from dist_testing.core.ground.layout import Layout
+from dist_testing.core.ground.world import AsksRunner
 from dist_testing.nodes.fault_messages import FAULT_ANSWERS, FAULT_REQUESTS, LinkFault, Request, SignalFault
 from dist_testing.nodes.faults import Faults, SignalAction
 from dist_testing.nodes.links import Link, LinkRule
-from dist_testing.world import AsksRunner
 
 ADD_ON = "faults"
 

@@ -13,11 +13,12 @@ from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from dist_testing.case import CaseResult
-from dist_testing.engine.hooks import CaseStart, WatchedWorld, WorldWatcher
-from dist_testing.engine.rank_record import RankRecord
-from dist_testing.events.cases import FaultHappened
-from dist_testing.events.event import LinkEnds, fault_in_words
+from dist_testing.core.engine.hooks import CaseStart, WatchedWorld, WorldWatcher
+from dist_testing.core.engine.rank_record import RankRecord
+from dist_testing.core.events.cases import FaultHappened
+from dist_testing.core.events.event import LinkEnds, fault_in_words
+from dist_testing.core.ground.case import CaseResult
+from dist_testing.core.ground.outcomes import Cause, Status, Verdict
 from dist_testing.nodes.fault_client import ADD_ON
 from dist_testing.nodes.fault_messages import (
     FAULT_ANSWERS,
@@ -29,7 +30,6 @@ from dist_testing.nodes.fault_messages import (
 )
 from dist_testing.nodes.fault_plans import PlannedRequests, plan_of
 from dist_testing.nodes.link_messages import LINK_ANSWERS, LINK_ORDERS, UNASKED, ChangeLinks
-from dist_testing.outcomes import Cause, Status, Verdict
 
 _SIGNALS = {
     "kill": signal.SIGKILL,

@@ -11,10 +11,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Annotated, TypeAlias
 
-from dist_testing.codec import Family
+from dist_testing.core.ground.codec import Family
+from dist_testing.core.ground.spec import MAX_WORLD_SIZE
 from dist_testing.nodes.faults import SignalAction
 from dist_testing.nodes.links import Link, LinkRule
-from dist_testing.spec import MAX_WORLD_SIZE
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,15 +7,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NoReturn
 
-from dist_testing.case import Case
-from dist_testing.errors import UsageError
-from dist_testing.fault_plan import PlannedFault
-from dist_testing.launch.isolation import FORK, isolation_named
-from dist_testing.layout import Layout
+from dist_testing.core.ground.case import Case
+from dist_testing.core.ground.errors import UsageError
+from dist_testing.core.ground.fault_plan import PlannedFault
+from dist_testing.core.ground.layout import Layout
+from dist_testing.core.ground.spec import Spec
+from dist_testing.core.launch.isolation import FORK, isolation_named
 from dist_testing.nodes.fault_messages import LinkFault, Request, SignalFault
 from dist_testing.nodes.faults import Faults, SignalAction
 from dist_testing.nodes.links import Link, LinkRule
-from dist_testing.spec import Spec
 
 # The calls of `world.faults` that a plan can have. A delay belongs to a barrier of the test.
 _CALLS = ("kill", "stop", "cont", "node_down", "partition", "heal", "wire")

@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from typing import Literal, NoReturn, Protocol, TypeAlias
 
-from dist_testing.errors import UsageError
-from dist_testing.layout import Layout
+from dist_testing.core.ground.errors import UsageError
+from dist_testing.core.ground.layout import Layout
 from dist_testing.nodes.links import (
     CUT,
     MAX_DELAY_MS,

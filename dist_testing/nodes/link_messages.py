@@ -11,7 +11,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Annotated
 
-from dist_testing.codec import Family
+from dist_testing.core.ground.codec import Family
 from dist_testing.nodes.links import Link, LinkRule
 
 # Of messages that no order has caused.

@@ -14,13 +14,13 @@ import traceback
 from collections.abc import Sequence
 from typing import NoReturn
 
-from dist_testing.layout import INTERFACE
+from dist_testing.core.ground.layout import INTERFACE
+from dist_testing.core.process import wire
+from dist_testing.core.process.lifetime import die_with_parent, end_child, fork
 from dist_testing.nodes.link_messages import LINK_ANSWERS, LINK_ORDERS, UNASKED, ChangeLinks, LinksChanged
 from dist_testing.nodes.namespaces import Nodes, enter, enter_network, port_name
 from dist_testing.nodes.netlink import Netlink
 from dist_testing.nodes.switch import Switch, open_port
-from dist_testing.process import wire
-from dist_testing.process.lifetime import die_with_parent, end_child, fork
 
 _FIRST_FREE_FD = 3
 # How often the kernel repeats what a closed connection has sent, without an answer. By default it takes 100 s for that,

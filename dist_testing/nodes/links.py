@@ -13,7 +13,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Annotated, NamedTuple
 
-from dist_testing.layout import MAX_NODES
+from dist_testing.core.ground.layout import MAX_NODES
 
 MAX_DELAY_MS = 60_000
 MAX_RATE_KBIT = 100_000_000

@@ -31,7 +31,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn
 
-from dist_testing.layout import INTERFACE, NETWORK_BITS, node_address, node_name
+from dist_testing.core.ground.layout import INTERFACE, NETWORK_BITS, node_address, node_name
 from dist_testing.nodes.netlink import Netlink
 
 # <linux/sched.h>
@@ -95,7 +95,7 @@ def make_nodes(count: int, store_port: int, backlog: int) -> Nodes:
     A child process makes them, so this process stays in its own namespaces. It must be fit to be forked.
 
     Args:
-        count: Number of nodes, from 1 to `dist_testing.layout.MAX_NODES`.
+        count: Number of nodes, from 1 to `core.ground.layout.MAX_NODES`.
         store_port: Port of the listening socket on node 0; 0 for no socket.
         backlog: Connections that may wait at that socket.
 

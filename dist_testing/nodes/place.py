@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
+from dist_testing.core.process.messages import RankStart, WorldRequest
+from dist_testing.core.process.refusal import refusal
 from dist_testing.nodes.link_messages import LINK_ANSWERS, LINK_ORDERS, UNASKED, LinksChanged
 from dist_testing.nodes.link_process import LinkProcess
 from dist_testing.nodes.namespaces import enter, make_nodes, name_nodes, write_hosts
-from dist_testing.process.messages import RankStart, WorldRequest
-from dist_testing.process.refusal import refusal
 
 # Names and addresses of the nodes, in the world's folder.
 _HOSTS = "hosts"

@@ -22,7 +22,7 @@ import socket
 import time
 from collections.abc import Callable, Sequence
 
-from dist_testing.layout import node_address
+from dist_testing.core.ground.layout import node_address
 from dist_testing.nodes.link_queue import LinkQueue
 from dist_testing.nodes.links import Link, LinkRule
 

@@ -87,7 +87,7 @@ def _dist_test_spec_impl(ctx):
 
 dist_test_spec = rule(
     doc = "Provides what the targets of one dist_py_test need, as DistTestsInfo, for queries. Writes for each test the file by which " +
-          "its program runs without Bazel (dist_testing/bazel/direct.py).",
+          "its program runs without Bazel (dist_testing/core/bazel/direct.py).",
     implementation = _dist_test_spec_impl,
     attrs = {
         "arguments": attr.string_list(doc = "Arguments of the tests."),

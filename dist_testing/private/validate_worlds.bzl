@@ -12,7 +12,7 @@ visibility(LIBRARY)
 # All ranks are on one machine; a larger number is a typing error.
 MAX_WORLD_SIZE = 1024
 
-# As in dist_testing/layout.py.
+# As in dist_testing/core/ground/layout.py.
 _MAX_NODES = 64
 
 # Name -> whether the ranks are threads of one process. An isolation fits a backend that says the same of its groups. The

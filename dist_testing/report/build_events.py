@@ -13,7 +13,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from dist_testing.errors import ReportError
+from dist_testing.core.ground.errors import ReportError
 from dist_testing.report.outputs import Output, OutputFinder
 
 # Bazel's words for a target that has passed, the best first. A flaky target has passed after a failure.

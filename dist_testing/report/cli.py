@@ -17,7 +17,7 @@ import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from dist_testing.errors import ReportError
+from dist_testing.core.ground.errors import ReportError
 from dist_testing.report import files
 from dist_testing.report.compare import Comparison, compare, compare_lines
 from dist_testing.report.exports import ctrf, exported

@@ -8,7 +8,7 @@ from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
-from dist_testing.error_text import shorten
+from dist_testing.core.ground.error_text import shorten
 from dist_testing.report.facts import final_runs
 from dist_testing.report.markup import Markup, clean, table, tag
 from dist_testing.report.model import BAD, STATUSES, Report, Status

@@ -8,8 +8,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from dist_testing.bazel.junit import EXPECTED, Outcome, XmlCase, XmlSuite, write_suites
-from dist_testing.error_text import shorten
+from dist_testing.core.bazel.junit import EXPECTED, Outcome, XmlCase, XmlSuite, write_suites
+from dist_testing.core.ground.error_text import shorten
 from dist_testing.report import facts
 from dist_testing.report.model import CaseRecord, RankRecord, Report, RunRecord, Status
 

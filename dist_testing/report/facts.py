@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 
-from dist_testing.bazel.sharding import assign_units
+from dist_testing.core.bazel.sharding import assign_units
 from dist_testing.report.model import BAD, RAN, Action, CaseRecord, NotRun, Report, RunRecord, Status, is_label
 
 # pytest's message of a test without ranks is only the place; the first such line of its text says more.

@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from dist_testing.error_text import shorten
+from dist_testing.core.ground.error_text import shorten
 from dist_testing.report.facts import Failure, headline
 from dist_testing.report.markup import Markup, join, table, tag
 from dist_testing.report.model import CaseRecord, LogRecord, RankRecord, is_label

@@ -7,7 +7,7 @@ import os
 from collections.abc import Sequence
 from pathlib import Path
 
-from dist_testing.errors import ReportError
+from dist_testing.core.ground.errors import ReportError
 from dist_testing.report.exports import write_junit
 from dist_testing.report.model import Report, RunRecord
 from dist_testing.report.perfetto import trace

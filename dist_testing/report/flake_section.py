@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from dist_testing.error_text import shorten
+from dist_testing.core.ground.error_text import shorten
 from dist_testing.report.facts import utc
 from dist_testing.report.flake_history import history, history_picture
 from dist_testing.report.flakes import Change, Flake, Vote, changes, measured, votes

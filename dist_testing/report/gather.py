@@ -12,7 +12,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Literal
 
-from dist_testing.errors import ReportError
+from dist_testing.core.ground.errors import ReportError
 from dist_testing.report.invocations import read_bazel
 from dist_testing.report.model import InvocationRecord, Problem, Report, RunRecord, is_label
 from dist_testing.report.run_files import RunFiles, filled_run, is_stream_name

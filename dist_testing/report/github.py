@@ -6,7 +6,7 @@ import os
 import re
 from collections.abc import Iterator
 
-from dist_testing.error_text import shorten
+from dist_testing.core.ground.error_text import shorten
 from dist_testing.report import facts
 from dist_testing.report.markup import clean
 from dist_testing.report.model import STATUSES, CaseRecord, Report
@@ -23,9 +23,7 @@ _MAX_TEXT_CHARS = 4_000
 _PLACE = re.compile(r"^(?P<file>[^\s:\"]+\.py):(?P<line>\d+): \w+", re.MULTILINE)
 # Where Bazel, a sandbox or an executor has put a file of the workspace.
 _RUNFILES = re.compile(r"^/.*\.runfiles/[^/]+/")
-_OF_LIBRARIES = re.compile(
-    r"(?:^|/)(?:site-packages|dist-packages|lib/python3\.\d+|dist_testing/(?:engine|frontends|launch|rank))/"
-)
+_OF_LIBRARIES = re.compile(r"(?:^|/)(?:site-packages|dist-packages|lib/python3\.\d+|dist_testing/(?:core|run))/")
 _FRAME = re.compile(r'^\s*File "(?P<file>[^"\n]+\.py)", line (?P<line>\d+)', re.MULTILINE)
 
 

@@ -10,14 +10,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
-from dist_testing.events.event import Phase
+from dist_testing.core.events.event import Phase
 
 Status = Literal["failed", "error", "unfinished", "skipped", "xfailed", "xpassed", "passed"]
 
 # The worst first. "error": the infrastructure failed and not the test. "unfinished": the run ended within the case.
 STATUSES: tuple[Status, ...] = ("failed", "error", "unfinished", "xpassed", "xfailed", "skipped", "passed")
 BAD: frozenset[Status] = frozenset({"failed", "error", "unfinished"})
-# Values of `dist_testing.outcomes.Cause` for which the machine is to blame and not the test.
+# Values of `core.ground.outcomes.Cause` for which the machine is to blame and not the test.
 OF_THE_MACHINE = ("infrastructure", "promised hardware missing")
 # The test body has run.
 RAN: frozenset[Status] = frozenset({"failed", "error", "unfinished", "xpassed", "xfailed", "passed"})
@@ -96,7 +96,7 @@ class RankRecord:
 
     Attributes:
         rank: The rank, from 0.
-        outcome: A value of `dist_testing.outcomes.Kind`; "" if unknown.
+        outcome: A value of `core.ground.outcomes.Kind`; "" if unknown.
         description: The outcome in one line, for people.
         phase: Phase of the rank when it ended.
         operation: Operation of torch.distributed that it was in; "" if none.
@@ -150,7 +150,7 @@ class CaseRecord:
         duration_s: Seconds; 0 if unknown.
         world_size: Number of ranks; 0 if the case ran in the runner, or if it is unknown.
         isolation: Name of the isolation; "" if unknown.
-        cause: A value of `dist_testing.outcomes.Cause`; "" if it did not fail on ranks.
+        cause: A value of `core.ground.outcomes.Cause`; "" if it did not fail on ranks.
         culprit: The rank that failed first; None if no rank is to blame.
         failing: Other ranks that failed by themselves.
         victims: Ranks that failed only because another rank failed.

@@ -10,7 +10,7 @@ import json
 import zlib
 from collections.abc import Sequence
 
-from dist_testing.error_text import shorten
+from dist_testing.core.ground.error_text import shorten
 from dist_testing.report.facts import headline
 from dist_testing.report.markup import clean
 from dist_testing.report.model import CaseRecord, RankRecord, RunRecord

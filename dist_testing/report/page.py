@@ -12,7 +12,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from dist_testing.error_text import shorten
+from dist_testing.core.ground.error_text import shorten
 from dist_testing.report import facts
 from dist_testing.report.compare import Comparison, compare_section
 from dist_testing.report.failure_section import anchors, failure_section

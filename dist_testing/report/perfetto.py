@@ -13,7 +13,7 @@ import json
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
-from dist_testing.error_text import shorten
+from dist_testing.core.ground.error_text import shorten
 from dist_testing.report.markup import clean
 from dist_testing.report.model import BAD, MAX_S, CaseRecord, LedgerRecord, RankRecord, RunRecord
 

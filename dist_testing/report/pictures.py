@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
-from dist_testing.error_text import shorten
+from dist_testing.core.ground.error_text import shorten
 from dist_testing.report.facts import Share, shares
 from dist_testing.report.markup import Markup, join, tag, text
 from dist_testing.report.model import MAX_S, CaseRecord, LedgerRecord, RankRecord, RunRecord, Status

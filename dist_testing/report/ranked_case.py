@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 from dataclasses import dataclass, field
 
-from dist_testing.events.cases import (
+from dist_testing.core.events.cases import (
     CaseAsked,
     CaseEnded,
     CaseJudged,
@@ -15,7 +15,7 @@ from dist_testing.events.cases import (
     RankPhases,
     RankStarted,
 )
-from dist_testing.events.event import fault_in_words
+from dist_testing.core.events.event import fault_in_words
 from dist_testing.report.model import CollectiveRecord, FaultRecord, LedgerRecord, RankRecord
 
 

@@ -6,7 +6,7 @@ from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from dist_testing.error_text import shorten
+from dist_testing.core.ground.error_text import shorten
 from dist_testing.report.markup import Markup, join, table, tag
 from dist_testing.report.model import Report, RunRecord
 from dist_testing.report.words import plural, seconds

@@ -11,8 +11,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from dist_testing.error_text import shorten
-from dist_testing.errors import ReportError
+from dist_testing.core.ground.error_text import shorten
+from dist_testing.core.ground.errors import ReportError
 from dist_testing.report.model import CaseRecord, LogRecord, Problem, RunRecord, bounded, is_label
 from dist_testing.report.streams import StreamRecord, read_streams
 from dist_testing.report.xml_cases import merge_cases, read_cases

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Sequence
 
-from dist_testing.error_text import shorten
+from dist_testing.core.ground.error_text import shorten
 from dist_testing.report import facts
 from dist_testing.report.markup import Markup, join, table, tag
 from dist_testing.report.model import RAN, NotRun, Problem, Report, RunRecord, is_label

@@ -6,7 +6,7 @@ import re
 from dataclasses import dataclass
 from typing import Literal
 
-# `dist_testing.engine.report` separates parts with such a line.
+# `core.engine.report` separates parts with such a line.
 _RULE = re.compile(r"^-{80,}$", re.MULTILINE)
 _CULPRIT = re.compile(r"ranks? [\d, ]+ of \d+ (failed first|is what the others wait for):")
 _ALSO = re.compile(r"ranks? [\d, ]+ of \d+ also failed:")

@@ -9,9 +9,8 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from dist_testing.bazel.junit import xml_name
-from dist_testing.errors import ReportError
-from dist_testing.events.cases import (
+from dist_testing.core.bazel.junit import xml_name
+from dist_testing.core.events.cases import (
     CaseAsked,
     CaseEnded,
     CaseJudged,
@@ -27,9 +26,18 @@ from dist_testing.events.cases import (
     RankWarned,
     WorldAsked,
 )
-from dist_testing.events.event import Event
-from dist_testing.events.file import iterate_events
-from dist_testing.events.runs import RunEnded, RunStarted, StreamCut, TestBegan, TestEnded, TestReported, TestsCollected
+from dist_testing.core.events.event import Event
+from dist_testing.core.events.file import iterate_events
+from dist_testing.core.events.runs import (
+    RunEnded,
+    RunStarted,
+    StreamCut,
+    TestBegan,
+    TestEnded,
+    TestReported,
+    TestsCollected,
+)
+from dist_testing.core.ground.errors import ReportError
 from dist_testing.report.model import (
     BAD,
     OF_THE_MACHINE,

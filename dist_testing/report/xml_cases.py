@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from dist_testing.bazel.junit import EXPECTED, XmlCase, XmlSuite, read_xml
-from dist_testing.errors import ReportError
+from dist_testing.core.bazel.junit import EXPECTED, XmlCase, XmlSuite, read_xml
+from dist_testing.core.ground.errors import ReportError
 from dist_testing.report.model import BAD, OF_THE_MACHINE, STATUSES, CaseRecord, Problem, RankRecord, Status, bounded
 
 # About 100,000 cases. A larger file would take minutes and gigabytes.

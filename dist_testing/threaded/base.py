@@ -11,7 +11,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch._C._distributed_c10d import PrefixStore, Store
 
-from dist_testing.errors import UsageError
+from dist_testing.core.ground.errors import UsageError
 from dist_testing.threaded import BACKEND, data
 from dist_testing.threaded.arguments import Tensors, single, text_of
 from dist_testing.threaded.meeting import Move, SharedGroup

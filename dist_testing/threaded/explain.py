@@ -5,8 +5,8 @@ from __future__ import annotations
 import sys
 from collections.abc import Collection, Iterable
 
-from dist_testing.error_text import ranks_text, summarise
-from dist_testing.errors import CollectiveTimeoutError, DeadlockError, PeerFailedError
+from dist_testing.core.ground.error_text import ranks_text, summarise
+from dist_testing.core.ground.errors import CollectiveTimeoutError, DeadlockError, PeerFailedError
 from dist_testing.threaded.operation import Failure, RankState, Wait, call_site
 
 

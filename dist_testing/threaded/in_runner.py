@@ -12,16 +12,16 @@ from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from dist_testing.engine.engine import ThreadBody
-from dist_testing.engine.rank_record import WORST_LAST, worst_of
-from dist_testing.engine.stack_dumps import waiting_for_skipped
-from dist_testing.error_text import summarise
-from dist_testing.events.event import DIGITS, Phase
-from dist_testing.outcomes import GOOD, Kind, RankOutcome
-from dist_testing.process.board import ENTRIES
-from dist_testing.process.rank_messages import RankMessage, RankReport
-from dist_testing.rank.bootstrap import FAILED_EXIT_CODE
-from dist_testing.rank.reporter import Reporter
+from dist_testing.core.engine.engine import ThreadBody
+from dist_testing.core.engine.rank_record import WORST_LAST, worst_of
+from dist_testing.core.engine.stack_dumps import waiting_for_skipped
+from dist_testing.core.events.event import DIGITS, Phase
+from dist_testing.core.ground.error_text import summarise
+from dist_testing.core.ground.outcomes import GOOD, Kind, RankOutcome
+from dist_testing.core.process.board import ENTRIES
+from dist_testing.core.process.rank_messages import RankMessage, RankReport
+from dist_testing.core.rank.bootstrap import FAILED_EXIT_CODE
+from dist_testing.core.rank.reporter import Reporter
 from dist_testing.threaded.world import fail_world, run_on_threads
 
 # Describes a rank that was still running when another failed, in the style of `RankOutcome.describe`.

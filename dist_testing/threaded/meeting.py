@@ -6,8 +6,8 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
-from dist_testing.error_text import ranks_text
-from dist_testing.errors import CollectiveError, UsageError
+from dist_testing.core.ground.error_text import ranks_text
+from dist_testing.core.ground.errors import CollectiveError, UsageError
 from dist_testing.threaded.data import UnequalError, accelerators, copy, run_move
 from dist_testing.threaded.explain import sentence
 from dist_testing.threaded.members import Member, ThreadWorld

@@ -11,7 +11,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Protocol
 
-from dist_testing.errors import CollectiveError
+from dist_testing.core.ground.errors import CollectiveError
 
 
 def call_site(frame: FrameType | None = None) -> str:

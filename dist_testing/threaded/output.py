@@ -8,7 +8,7 @@ import sys
 from collections.abc import Sequence
 from typing import Any
 
-from dist_testing.rank.capture import stream_on
+from dist_testing.core.rank.capture import stream_on
 from dist_testing.threaded.members import current_member
 
 

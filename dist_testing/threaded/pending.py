@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from dist_testing.error_text import ranks_text
-from dist_testing.errors import CollectiveMismatchError, DeadlockError
+from dist_testing.core.ground.error_text import ranks_text
+from dist_testing.core.ground.errors import CollectiveMismatchError, DeadlockError
 from dist_testing.threaded.explain import sentence
 from dist_testing.threaded.operation import Call, Failure, Operation
 

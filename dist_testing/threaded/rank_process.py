@@ -13,26 +13,26 @@ import traceback
 from collections.abc import Sequence
 from typing import NoReturn
 
-from dist_testing.budget import MAX_TIMEOUT_S
-from dist_testing.case import CaseBody
-from dist_testing.errors import LaunchError
-from dist_testing.process.board import PhaseBoard
-from dist_testing.process.files import log_name
-from dist_testing.process.lifetime import die_with_parent
-from dist_testing.process.messages import RankStart
-from dist_testing.process.rank_messages import NextCase
-from dist_testing.process.stacks import note_rank, stack_of
-from dist_testing.rank.bootstrap import (
+from dist_testing.core.ground.budget import MAX_TIMEOUT_S
+from dist_testing.core.ground.case import CaseBody
+from dist_testing.core.ground.errors import LaunchError
+from dist_testing.core.process.board import PhaseBoard
+from dist_testing.core.process.files import log_name
+from dist_testing.core.process.lifetime import die_with_parent
+from dist_testing.core.process.messages import RankStart
+from dist_testing.core.process.rank_messages import NextCase
+from dist_testing.core.process.stacks import note_rank, stack_of
+from dist_testing.core.rank.bootstrap import (
     FAILED_EXIT_CODE,
     RankContext,
     become_rank_process,
     next_instruction,
     own_channel,
 )
-from dist_testing.rank.capture import flush_streams
-from dist_testing.rank.hooks import RankServices, ServedRank
-from dist_testing.rank.long_texts import LongTexts
-from dist_testing.rank.reporter import FrameWriter, Reporter
+from dist_testing.core.rank.capture import flush_streams
+from dist_testing.core.rank.hooks import RankServices, ServedRank
+from dist_testing.core.rank.long_texts import LongTexts
+from dist_testing.core.rank.reporter import FrameWriter, Reporter
 from dist_testing.threaded.members import current_member
 from dist_testing.threaded.output import split_output
 from dist_testing.threaded.world import fail_world, run_on_threads

@@ -12,7 +12,7 @@ import itertools
 import torch.distributed as dist
 from torch._C._distributed_c10d import _DistributedBackendOptions
 
-from dist_testing.errors import UsageError
+from dist_testing.core.ground.errors import UsageError
 from dist_testing.threaded import BACKEND
 from dist_testing.threaded.group import ThreadedGroup
 from dist_testing.threaded.meeting import SharedGroup

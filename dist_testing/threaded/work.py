@@ -12,7 +12,7 @@ from torch import Tensor
 from torch._C._distributed_c10d import Work
 from torch.futures import Future
 
-from dist_testing.errors import UsageError
+from dist_testing.core.ground.errors import UsageError
 from dist_testing.threaded.members import acting_as, current_member
 from dist_testing.threaded.pending import Transfer
 

@@ -11,10 +11,10 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from dist_testing.budget import MAX_TIMEOUT_S
-from dist_testing.errors import CollectiveTimeoutError, LaunchError, UsageError
-from dist_testing.process.stacks import stack_of
-from dist_testing.spec import check_world_size
+from dist_testing.core.ground.budget import MAX_TIMEOUT_S
+from dist_testing.core.ground.errors import CollectiveTimeoutError, LaunchError, UsageError
+from dist_testing.core.ground.spec import check_world_size
+from dist_testing.core.process.stacks import stack_of
 from dist_testing.threaded.members import Member, ThreadWorld, current_member
 from dist_testing.threaded.operation import Failure
 

@@ -8,10 +8,10 @@ import socket
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 
-from dist_testing.errors import LaunchError, MessageError
-from dist_testing.process import wire
-from dist_testing.process.lifetime import end_child, watch_child
-from dist_testing.process.orphans import Orphans
+from dist_testing.core.ground.errors import LaunchError, MessageError
+from dist_testing.core.process import wire
+from dist_testing.core.process.lifetime import end_child, watch_child
+from dist_testing.core.process.orphans import Orphans
 from dist_testing.watch.messages import (
     WATCH_EVENTS,
     WATCH_ORDERS,

@@ -9,8 +9,8 @@ import weakref
 from collections.abc import Callable
 from typing import Any
 
-from dist_testing.launch.clean import unclean_reasons
-from dist_testing.procfs import open_files
+from dist_testing.core.ground.procfs import open_files
+from dist_testing.core.launch.clean import unclean_reasons
 from dist_testing.watch.files import is_third_party
 
 # Files that are the same for all who open them, and files that are already deleted, such as those of pytest's capture.

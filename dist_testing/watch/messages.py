@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from dist_testing.codec import Family
+from dist_testing.core.ground.codec import Family
 
 
 @dataclass(frozen=True, slots=True)

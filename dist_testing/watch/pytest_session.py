@@ -17,14 +17,14 @@ from types import FrameType
 
 import pytest
 
-from dist_testing.errors import InterruptedRunError, UsageError
-from dist_testing.frontends.existing_world import existing_rank
-from dist_testing.frontends.pytest.fork_capture import restart_capture
-from dist_testing.frontends.pytest.internals import parse_expression
-from dist_testing.frontends.pytest.options import WATCH_OPTION
-from dist_testing.launch.clean import spare_cuda
-from dist_testing.outcomes import exit_name
-from dist_testing.process import wire
+from dist_testing.core.ground.errors import InterruptedRunError, UsageError
+from dist_testing.core.ground.outcomes import exit_name
+from dist_testing.core.launch.clean import spare_cuda
+from dist_testing.core.process import wire
+from dist_testing.core.pytest.fork_capture import restart_capture
+from dist_testing.core.pytest.internals import parse_expression
+from dist_testing.core.pytest.options import WATCH_OPTION
+from dist_testing.core.session.existing_world import existing_rank
 from dist_testing.watch.files import file_of, is_third_party
 from dist_testing.watch.inert import Inertness
 from dist_testing.watch.knowledge import Project
@@ -153,7 +153,7 @@ def check_taken_over(config: pytest.Config) -> None:
         raise UsageError(
             f"{WATCH_OPTION}: a conftest file loads the plugin of dist_testing.\n"
             "The watch mode begins before that: it imports the conftest files again after a change.\n"
-            "Load the plugin with -p dist_testing.frontends.pytest.plugin, on the command line or in addopts."
+            "Load the plugin with -p dist_testing.core.pytest.plugin, on the command line or in addopts."
         )
 
 

@@ -21,12 +21,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NoReturn
 
-from dist_testing.error_text import summarise
-from dist_testing.errors import MessageError
-from dist_testing.process import wire
-from dist_testing.process.lifetime import become_subreaper, die_with_parent, fork, watch_child
-from dist_testing.process.orphans import Orphans
-from dist_testing.process.refusal import refusal
+from dist_testing.core.ground.error_text import summarise
+from dist_testing.core.ground.errors import MessageError
+from dist_testing.core.process import wire
+from dist_testing.core.process.lifetime import become_subreaper, die_with_parent, fork, watch_child
+from dist_testing.core.process.orphans import Orphans
+from dist_testing.core.process.refusal import refusal
 from dist_testing.watch.files import file_of, own_files
 from dist_testing.watch.inert import Inertness
 from dist_testing.watch.messages import (

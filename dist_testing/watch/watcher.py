@@ -10,8 +10,8 @@ import time
 from collections.abc import Callable, Collection, Sequence
 from typing import NoReturn
 
-from dist_testing.errors import LaunchError
-from dist_testing.process.lifetime import become_subreaper, check_platform, die_with_parent, fork
+from dist_testing.core.ground.errors import LaunchError
+from dist_testing.core.process.lifetime import become_subreaper, check_platform, die_with_parent, fork
 from dist_testing.watch.chain import Chain
 from dist_testing.watch.files import Files, forget_compiled, own_files
 from dist_testing.watch.graph import syntax_error

@@ -18,7 +18,7 @@ _OWN = """
 def _run(starter: Starter, folder: Path) -> Ended:
     shutil.copy(_HERE / "vllm_utils.py", folder)
     write_file(folder, "pytest.ini", _OWN)
-    plugins = [f"-pdist_testing.{name}" for name in ("frontends.pytest.plugin", "adopt.vllm", "adopt.spawn")]
+    plugins = [f"-pdist_testing.{name}" for name in ("core.pytest.plugin", "adopt.vllm", "adopt.spawn")]
     child = starter.start(["-m", "pytest", *plugins, "-rA", "test_suite.py"], folder)
     return Ended(child.wait(), child.log)
 

@@ -15,7 +15,7 @@ pytestmark = pytest.mark.skipif(
     reason="starts some hundred interpreters that import torch; --config=stress runs it",
 )
 
-_OWN = ["-p", "dist_testing.frontends.pytest.plugin"]
+_OWN = ["-p", "dist_testing.core.pytest.plugin"]
 
 
 def test_no_isolation_has_a_hole(tmp_path: Path) -> None:

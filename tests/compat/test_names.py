@@ -16,7 +16,7 @@ import torch
 
 from dist_testing.compat import common_distributed, unknown, versions
 from dist_testing.compat.unknown import is_unknown, torchs_own
-from dist_testing.errors import UsageError
+from dist_testing.core.ground.errors import UsageError
 from tests.compat.names_page import DIFFERENCES, PAGE, REPAIR, page, public_names
 
 

@@ -26,7 +26,7 @@ _CASE_LIMIT_S = 60
 _LIMIT_S = 3600
 _OPTIONS = ("-q", "-p", "no:cacheprovider", "-o", "junit_family=xunit2")
 _FLAGS = {
-    "torch": ("-p", "no:dist_testing.frontends.pytest.plugin"),
+    "torch": ("-p", "no:dist_testing.core.pytest.plugin"),
     "ours": ("-p", "dist_testing.compat.pytest_install"),
 }
 _MISSING = "no result"

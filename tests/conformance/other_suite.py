@@ -72,7 +72,7 @@ def test_method(name: str) -> None:
 
 def _ended(number: int, path: Path) -> int:
     """Return pytest's exit code for a run with one bug; 0 for none."""
-    options = "-q --dist-backend=threaded -W default -p dist_testing.frontends.pytest.plugin -p no:cacheprovider"
+    options = "-q --dist-backend=threaded -W default -p dist_testing.core.pytest.plugin -p no:cacheprovider"
     return subprocess.run(
         [sys.executable, "-m", "pytest", "-q", *options.split(), __file__],
         env=os.environ | {"KIT_MUTANT": str(number), _VARIABLE: str(path)},

@@ -171,7 +171,7 @@ def test_a_single_cell_by_pytest(tmp_path: Path) -> None:
         f"{cells_test.__file__}::test_cell[{name}]"
         for name in ("barrier/waits_for_all/w2", "reduce_scatter_tensor/handle_completes/w2")
     ]
-    options = ["-p", "dist_testing.frontends.pytest.plugin", "-p", "no:cacheprovider", "--import-mode=importlib"]
+    options = ["-p", "dist_testing.core.pytest.plugin", "-p", "no:cacheprovider", "--import-mode=importlib"]
     options += ["--dist-backend=gloo", "-q", f"--rootdir={tmp_path}"]
     done = run("pytest", *options, *nodes, folder=tmp_path, env={"CONFORMANCE_CELL_LIMIT": "60"})
     assert "1 failed, 1 passed" in done.stdout, done.stdout + done.stderr

@@ -9,12 +9,12 @@ from typing import Any
 
 import pytest
 
-from dist_testing.backends import backend_named, backends
 from dist_testing.conformance.catalogue import all_cells, cell_named
 from dist_testing.conformance.cell import Result, Status
 from dist_testing.conformance.expectations import Expectations, read_expectations
 from dist_testing.conformance.session import CellSession
-from dist_testing.errors import UsageError
+from dist_testing.core.ground.backends import backend_named, backends
+from dist_testing.core.ground.errors import UsageError
 
 NAME = "broadcast/from_the_wrong/w2"
 CELL = next(cell for cell in all_cells() if cell.operation == "broadcast" and cell.layout == "strided")

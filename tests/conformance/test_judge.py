@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from dist_testing.case import Case, CaseBody, CaseResult
 from dist_testing.conformance.cell import Cell, Observation, Seen, Status
 from dist_testing.conformance.judge import judge
-from dist_testing.outcomes import Cause, Kind, RankOutcome, Verdict, verdict
-from dist_testing.outcomes import Status as OutcomeStatus
+from dist_testing.core.ground.case import Case, CaseBody, CaseResult
+from dist_testing.core.ground.outcomes import Cause, Kind, RankOutcome, Verdict, verdict
+from dist_testing.core.ground.outcomes import Status as OutcomeStatus
 
 CELL = Cell("6.1", "all_reduce", 2)
 LIMIT_S = 5.0

@@ -8,7 +8,6 @@ from pathlib import Path
 
 import pytest
 
-from dist_testing.backends import Backend
 from dist_testing.conformance.catalogue import all_cells
 from dist_testing.conformance.cell import Cell, Result, Status, matches
 from dist_testing.conformance.expectations import Expectations
@@ -16,7 +15,8 @@ from dist_testing.conformance.features import FEATURE_CELLS, WITHOUT_CELLS, feat
 from dist_testing.conformance.matrix import Matrix, difference, markdown, read_matrix
 from dist_testing.conformance.output import write_matrix
 from dist_testing.conformance.page import page
-from dist_testing.errors import ReportError, UsageError
+from dist_testing.core.ground.backends import Backend
+from dist_testing.core.ground.errors import ReportError, UsageError
 
 
 def matrix_of(*results: Result, torch: str = "2.13.0") -> Matrix:

@@ -6,10 +6,10 @@ from collections.abc import Iterator
 
 import pytest
 
-from dist_testing.backends import backend_named
 from dist_testing.conformance.catalogue import all_cells
 from dist_testing.conformance.cell import Cell, Result, Status
 from dist_testing.conformance.session import CellSession
+from dist_testing.core.ground.backends import backend_named
 
 CELL = next(cell for cell in all_cells() if cell.operation == "broadcast" and cell.contract is Status.WORKS)
 

@@ -76,7 +76,7 @@ def test_a_node_that_goes_down_is_named(cluster: Cluster, tmp_path: Path) -> Non
 def test_torchrun_on_two_nodes(cluster: Cluster, tmp_path: Path) -> None:
     """If this fails, `torchrun --nnodes=2` gives two reports, another verdict, or a success for a failure."""
     write_file(tmp_path, "test_cases.py", BAD)
-    write_file(tmp_path, "pytest.ini", "[pytest]\naddopts = -p dist_testing.frontends.pytest.plugin --color=no\n")
+    write_file(tmp_path, "pytest.ini", "[pytest]\naddopts = -p dist_testing.core.pytest.plugin --color=no\n")
     # As Kubeflow names torchrun's options for a pod.
     ended = wait_all(cluster.torchrun(2, "-m", "pytest", "-rA", "test_cases.py"))
     assert [agent.code for agent in ended] == [1, 1], ended[0].log
@@ -86,7 +86,7 @@ def test_torchrun_on_two_nodes(cluster: Cluster, tmp_path: Path) -> None:
 def test_torchrun_loses_a_node(cluster: Cluster, tmp_path: Path) -> None:
     """If this fails, a node without power costs torchrun's user the limit of the case, or stays unknown."""
     write_file(tmp_path, "test_cases.py", DOWN)
-    write_file(tmp_path, "pytest.ini", "[pytest]\naddopts = -p dist_testing.frontends.pytest.plugin --color=no\n")
+    write_file(tmp_path, "pytest.ini", "[pytest]\naddopts = -p dist_testing.core.pytest.plugin --color=no\n")
     with Bell(tmp_path) as bell:
         first, second = cluster.torchrun(2, "-m", "pytest", "-rA", "test_cases.py", env=bell.env)
         bell.wait(4, first)

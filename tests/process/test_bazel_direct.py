@@ -10,10 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from dist_testing.bazel.direct import PROGRAM_DEBUG_RANK, start_directly
-from dist_testing.bazel.search_path import export_search_path
-from dist_testing.errors import SpecError
-from dist_testing.spec import program_of
+from dist_testing.core.bazel.direct import PROGRAM_DEBUG_RANK, start_directly
+from dist_testing.core.bazel.search_path import export_search_path
+from dist_testing.core.ground.errors import SpecError
+from dist_testing.core.ground.spec import program_of
 from tests.support.children import Target, write_file
 from tests.support.starter import Starter
 

@@ -13,8 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from dist_testing.events.file import read_events
-from dist_testing.events.runs import TestBegan
+from dist_testing.core.events.file import read_events
+from dist_testing.core.events.runs import TestBegan
 from tests.support.bell import Bell
 from tests.support.children import Ended, Target, assert_no_folder_left
 from tests.support.starter import Starter
@@ -176,7 +176,7 @@ _DISTRIBUTED = """
 _THREADS = """
     import threading
 
-    from dist_testing.frontends.unittest.spawn_threads import spawn_threads_and_init_comms
+    from dist_testing.threaded.spawn_threads import spawn_threads_and_init_comms
 
 
     def test_ranks():

@@ -68,7 +68,7 @@ def test_only_plugins_that_somebody_names_are_loaded(
     target, env = _target(tmp_path, named, expected)
     if conftest:
         (target.package / "conftest.py").write_text(conftest, encoding="utf-8")
-    command = [sys.executable, "-m", "pytest", "-p", "dist_testing.bazel.named_plugins", *arguments]
+    command = [sys.executable, "-m", "pytest", "-p", "dist_testing.core.bazel.named_plugins", *arguments]
     done = subprocess.run(
         [*command, f"--rootdir={target.package}", str(target.package / "test_cases.py")],
         env={name: value for name, value in {**env, **more}.items() if value is not None},

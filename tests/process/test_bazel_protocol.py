@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from dist_testing.spec import SCHEMA
+from dist_testing.core.ground.spec import SCHEMA
 from tests.support.children import Target, write_file
 from tests.support.starter import Starter
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from dist_testing.events.cases import (
+from dist_testing.core.events.cases import (
     CaseAsked,
     CaseEnded,
     CaseJudged,
@@ -22,9 +22,9 @@ from dist_testing.events.cases import (
     RankWarned,
     WorldAsked,
 )
-from dist_testing.events.event import Event
-from dist_testing.events.file import read_events
-from dist_testing.events.runs import RunEnded, RunStarted, TestBegan, TestEnded, TestReported, TestsCollected
+from dist_testing.core.events.event import Event
+from dist_testing.core.events.file import read_events
+from dist_testing.core.events.runs import RunEnded, RunStarted, TestBegan, TestEnded, TestReported, TestsCollected
 from tests.support.bell import Bell
 from tests.support.children import Ended, Target, run_cases, run_pytest, start_pytest, write_file
 from tests.support.starter import Starter
@@ -372,8 +372,8 @@ def test_a_broken_sink_changes_no_verdict(starter: Starter, tmp_path: Path, opti
         """
         import pytest
 
-        from dist_testing.events.wire import KINDS
-        from dist_testing.frontends.session import current_session
+        from dist_testing.core.events.wire import KINDS
+        from dist_testing.core.session.session import current_session
 
 
         @pytest.hookimpl(trylast=True)

@@ -13,7 +13,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from dist_testing.errors import GpuError
+from dist_testing.core.ground.errors import GpuError
 from dist_testing.gpus import memory, nvidia
 from dist_testing.gpus.devices import gpus_present
 from dist_testing.gpus.gpu import NODES_VARIABLE, NVML_VARIABLE, Gpu

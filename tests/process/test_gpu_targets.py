@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from dist_testing.errors import LeaseTimeoutError
+from dist_testing.core.ground.errors import LeaseTimeoutError
 from dist_testing.gpus.devices import gpus_present
 from dist_testing.gpus.gpu import NODES_VARIABLE, NVML_VARIABLE
 from dist_testing.gpus.lease import lease_gpus

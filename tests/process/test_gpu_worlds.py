@@ -16,20 +16,20 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from dist_testing.backends import Backend
-from dist_testing.engine.engine import Engine
-from dist_testing.engine.report import failure_report
-from dist_testing.errors import GpuError, LaunchError, LeaseTimeoutError, UsageError
-from dist_testing.events.cases import CaseEnded, LeaseWaitBegan, LeaseWaitEnded
-from dist_testing.events.event import Event
-from dist_testing.frontends.pytest.reports import failed_teardown, properties
+from dist_testing.core.engine.engine import Engine
+from dist_testing.core.engine.report import failure_report
+from dist_testing.core.events.cases import CaseEnded, LeaseWaitBegan, LeaseWaitEnded
+from dist_testing.core.events.event import Event
+from dist_testing.core.ground.backends import Backend
+from dist_testing.core.ground.errors import GpuError, LaunchError, LeaseTimeoutError, UsageError
+from dist_testing.core.ground.outcomes import Cause, Status
+from dist_testing.core.ground.world import World
+from dist_testing.core.pytest.reports import failed_teardown, properties
 from dist_testing.gpus import memory
 from dist_testing.gpus.devices import gpus_present
 from dist_testing.gpus.gpu import NODES_VARIABLE, NVML_VARIABLE, Gpu
 from dist_testing.gpus.lease import lease_gpus
 from dist_testing.gpus.world import WorldGpus
-from dist_testing.outcomes import Cause, Status
-from dist_testing.world import World
 from tests.support.fake_nvml import STATE_VARIABLE, build_fake_nvml
 from tests.support.worlds import engine_for, run
 

@@ -11,9 +11,9 @@ from collections.abc import Iterator
 
 import pytest
 
-from dist_testing.engine.engine import Engine
-from dist_testing.engine.report import failure_report
-from dist_testing.outcomes import Cause, Status
+from dist_testing.core.engine.engine import Engine
+from dist_testing.core.engine.report import failure_report
+from dist_testing.core.ground.outcomes import Cause, Status
 from tests.support.program_ranks import run_correct, run_faulty
 from tests.support.random_programs import FAULTS, Program, program, with_fault
 from tests.support.worlds import engine_for, run

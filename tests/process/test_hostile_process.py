@@ -22,15 +22,15 @@ import pytest
 
 from dist_testing.attach.launcher import AttachedLauncher
 from dist_testing.attach.rank_info import RankInfo
-from dist_testing.case import CaseBody
-from dist_testing.engine.engine import Engine
-from dist_testing.engine.run_directory import RunDirectory
-from dist_testing.errors import LaunchError
-from dist_testing.launch import fork_server
-from dist_testing.launch.fork import ForkServerLauncher
-from dist_testing.outcomes import Cause, Status
-from dist_testing.process.messages import WorldRequest
-from dist_testing.world import World, WorldSettings
+from dist_testing.core.engine.engine import Engine
+from dist_testing.core.engine.run_directory import RunDirectory
+from dist_testing.core.ground.case import CaseBody
+from dist_testing.core.ground.errors import LaunchError
+from dist_testing.core.ground.outcomes import Cause, Status
+from dist_testing.core.ground.world import World, WorldSettings
+from dist_testing.core.launch import fork_server
+from dist_testing.core.launch.fork import ForkServerLauncher
+from dist_testing.core.process.messages import WorldRequest
 from tests.support.children import run_cases
 from tests.support.open_files import all_low_numbers_taken
 from tests.support.starter import Starter
@@ -183,7 +183,7 @@ def test_descriptors_that_cannot_be_sent_cost_one_case(
         raise OSError(errno.ETOOMANYREFS, os.strerror(errno.ETOOMANYREFS))
 
     with monkeypatch.context() as patch:
-        patch.setattr("dist_testing.process.wire._CROWD_LIMIT_S", 0.0)
+        patch.setattr("dist_testing.core.process.wire._CROWD_LIMIT_S", 0.0)
         patch.setattr(socket, "send_fds", refuse)
         with pytest.raises(LaunchError, match=r"Too many references.*\n.*sending each other more open files"):
             run(engine, "nothing", world_size=2, init=False)
@@ -216,7 +216,7 @@ def test_attached_rank_that_cannot_be_reached_ends_the_launcher(monkeypatch: pyt
     run: Any = SimpleNamespace(temp=str(run_directory.short), directories=run_directory.all_paths)
     launcher = AttachedLauncher(RankInfo(0, 1, "", 0, is_served=True, attempt=""), run)
     try:
-        monkeypatch.setattr("dist_testing.process.wire._CROWD_LIMIT_S", 0.0)
+        monkeypatch.setattr("dist_testing.core.process.wire._CROWD_LIMIT_S", 0.0)
         monkeypatch.setattr(socket, "send_fds", refuse)
         with pytest.raises(LaunchError, match=r"Rank 0 of 1 can receive no more messages: .*Too many references"):
             launcher.start(request, [0, 1, 2])
@@ -289,7 +289,7 @@ def test_rank_that_has_become_another_user_does_not_end_the_fork_server(monkeypa
             raise PermissionError(errno.EPERM, os.strerror(errno.EPERM))
         kill(pid, number)
 
-    monkeypatch.setattr("dist_testing.engine.supervisor._KILL_LIMIT_S", 0.5)
+    monkeypatch.setattr("dist_testing.core.engine.supervisor._KILL_LIMIT_S", 0.5)
     with engine_for({"nothing": _nothing, "wait": _wait}) as engine:
         with monkeypatch.context() as patch:
             patch.setattr(os, "kill", kill_no_rank)

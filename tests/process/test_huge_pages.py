@@ -16,11 +16,11 @@ from typing import Any
 import pytest
 
 from dist_testing import World, huge_pages
-from dist_testing.case import Case, CaseBody
-from dist_testing.engine.engine import Engine
-from dist_testing.events.runs import ForkServerMemory
-from dist_testing.launch.fork import ForkServerLauncher
-from dist_testing.outcomes import Status
+from dist_testing.core.engine.engine import Engine
+from dist_testing.core.events.runs import ForkServerMemory
+from dist_testing.core.ground.case import Case, CaseBody
+from dist_testing.core.ground.outcomes import Status
+from dist_testing.core.launch.fork import ForkServerLauncher
 from tests.support.worlds import engine_for, run
 
 _MODES = Path("/sys/kernel/mm/transparent_hugepage/enabled")

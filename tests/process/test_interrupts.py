@@ -291,8 +291,8 @@ def test_stop_of_the_fork_server_costs_one_case(starter: Starter, tmp_path: Path
         tmp_path,
         "conftest.py",
         """
-        from dist_testing.launch import fork
-        from dist_testing.engine import supervisor
+        from dist_testing.core.launch import fork
+        from dist_testing.core.engine import supervisor
 
         # In seconds.
         fork._CLOSE_LIMIT_S = supervisor._KILL_LIMIT_S = 0.5

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from dist_testing.events.cases import CaseAsked, RankLedgerRead
-from dist_testing.events.file import read_events
+from dist_testing.core.events.cases import CaseAsked, RankLedgerRead
+from dist_testing.core.events.file import read_events
 from dist_testing.report.gather import gather
 from dist_testing.report.pictures import lanes
 from tests.support.children import run_cases

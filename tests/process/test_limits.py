@@ -14,10 +14,10 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from dist_testing.case import CaseBody
-from dist_testing.errors import LaunchError
-from dist_testing.outcomes import Status
-from dist_testing.world import World
+from dist_testing.core.ground.case import CaseBody
+from dist_testing.core.ground.errors import LaunchError
+from dist_testing.core.ground.outcomes import Status
+from dist_testing.core.ground.world import World
 from tests.support.children import Ended, Target, run_pytest, write_file
 from tests.support.starter import Starter
 from tests.support.worlds import FunctionRankContext, Functions, engine_for, run
@@ -161,7 +161,7 @@ def _run_on_a_small_disk(starter: Starter, folder: Path, source: str, files: int
     (folder / "small").mkdir()
     write_file(folder, "fill.py", _ON_A_FULL_DISK)
     write_file(folder, "test_cases.py", source)
-    write_file(folder, "pytest.ini", "[pytest]\naddopts = -p dist_testing.frontends.pytest.plugin --color=no\n")
+    write_file(folder, "pytest.ini", "[pytest]\naddopts = -p dist_testing.core.pytest.plugin --color=no\n")
     write_file(
         folder,
         "namespace.py",
@@ -231,8 +231,8 @@ _FEW_PROCESSES = """
     import psutil
     import torch.distributed
 
-    from dist_testing.backends import backend_named
-    from dist_testing.errors import LaunchError
+    from dist_testing.core.ground.backends import backend_named
+    from dist_testing.core.ground.errors import LaunchError
     from tests.support.worlds import Functions, FunctionRankContext, engine_for, run
 
 
@@ -304,7 +304,7 @@ def test_refused_fork_ends_the_ranks_that_already_started(monkeypatch: pytest.Mo
 
     with engine_for({"meet": _meet}) as engine:
         # Patched for the fork server, which is forked from this process.
-        monkeypatch.setattr("dist_testing.launch.fork_server.fork", fork)
+        monkeypatch.setattr("dist_testing.core.launch.fork_server.fork", fork)
         forks.append(None)
         with pytest.raises(LaunchError, match=f"Rank {allowed} of 4 could not be started: .*Resource temporarily"):
             run(engine, "meet", world_size=4)

@@ -8,13 +8,13 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from dist_testing.engine.engine import Engine
-from dist_testing.engine.rank_record import RankRecord
-from dist_testing.errors import LaunchError
-from dist_testing.launch import fork_server
-from dist_testing.launch.fork import ForkServerLauncher
-from dist_testing.outcomes import Cause, Status
-from dist_testing.process.messages import FORK_SERVER_EVENTS, FORK_SERVER_ORDERS
+from dist_testing.core.engine.engine import Engine
+from dist_testing.core.engine.rank_record import RankRecord
+from dist_testing.core.ground.errors import LaunchError
+from dist_testing.core.ground.outcomes import Cause, Status
+from dist_testing.core.launch import fork_server
+from dist_testing.core.launch.fork import ForkServerLauncher
+from dist_testing.core.process.messages import FORK_SERVER_EVENTS, FORK_SERVER_ORDERS
 from tests.support.worlds import engine_for, run
 
 _ORDERS = FORK_SERVER_ORDERS.schema

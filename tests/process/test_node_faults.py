@@ -16,18 +16,18 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from dist_testing.case import CaseResult
-from dist_testing.engine.engine import Engine
-from dist_testing.errors import UsageError
-from dist_testing.events.cases import FaultHappened
-from dist_testing.events.event import LinkEnds
-from dist_testing.layout import node_address
+from dist_testing.core.engine.engine import Engine
+from dist_testing.core.events.cases import FaultHappened
+from dist_testing.core.events.event import LinkEnds
+from dist_testing.core.ground.case import CaseResult
+from dist_testing.core.ground.errors import UsageError
+from dist_testing.core.ground.layout import node_address
+from dist_testing.core.ground.outcomes import Status
+from dist_testing.core.ground.world import World
+from dist_testing.core.rank.runner_client import RunnerClient
 from dist_testing.nodes.fault_client import FaultClient
 from dist_testing.nodes.links import CUT, MAX_OVERTAKING, Link, LinkRule, fate
 from dist_testing.nodes.namespaces import missing_permission
-from dist_testing.outcomes import Status
-from dist_testing.rank.runner_client import RunnerClient
-from dist_testing.world import World
 from tests.support.worlds import engine_for, run
 
 pytestmark = pytest.mark.skipif(

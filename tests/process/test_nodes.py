@@ -215,7 +215,7 @@ _NO_PACKET_SOCKETS = _FORBIDDEN.replace('{"x86_64": 272, "aarch64": 97}', '{"x86
 _REFUSED = """
     import pytest
     import torch.distributed as dist
-    from dist_testing.errors import UsageError
+    from dist_testing.core.ground.errors import UsageError
 
 
     @pytest.mark.distributed(world_size=2, nodes=2)
@@ -269,7 +269,7 @@ _COUNTED = """
 
     import pytest
 
-    code = pytest.main(["-q", "-p", "dist_testing.frontends.pytest.plugin", "test_many.py"])
+    code = pytest.main(["-q", "-p", "dist_testing.core.pytest.plugin", "test_many.py"])
     with open("/proc/sys/user/max_net_namespaces", "w") as file:
         file.write("1")
     until_s = time.monotonic() + {limit_s}

@@ -66,7 +66,7 @@ def test_an_unknown_isolation_names_those_that_are_registered(starter: Starter, 
 def test_a_launcher_that_lacks_what_a_case_needs_is_refused(starter: Starter, tmp_path: Path) -> None:
     """If this fails, a case that expects an exit code waits for one that its ranks cannot have."""
     launcher = """
-    from dist_testing.launch.isolation import Isolation, register_isolation
+    from dist_testing.core.launch.isolation import Isolation, register_isolation
     from tests.support.direct_launcher import DirectLauncher
 
     register_isolation(Isolation("no codes", DirectLauncher, has_exit_codes=False, can_debug=False))

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from dist_testing.outcomes import Status
+from dist_testing.core.ground.outcomes import Status
 from tests.support.children import run_cases, write_file
 from tests.support.starter import Starter
 from tests.support.worlds import engine_for, run
@@ -327,7 +327,7 @@ def test_pool_that_does_not_end_is_reported_within_bounds(starter: Starter, tmp_
         tmp_path,
         "conftest.py",
         """
-        from dist_testing.engine import engine
+        from dist_testing.core.engine import engine
 
         # A user's groups may take half a minute; here one never ends.
         engine._POOL_END_LIMIT_S = 1.0

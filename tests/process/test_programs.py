@@ -11,15 +11,15 @@ from typing import Any
 
 import pytest
 
-from dist_testing.backends import backend_named
-from dist_testing.budget import Budget
-from dist_testing.case import Case
-from dist_testing.engine.engine import Engine
-from dist_testing.frontends.program.on_rank import ProgramRankContext, program_loader
-from dist_testing.frontends.program.program import Program
-from dist_testing.frontends.pytest.reports import failure_text
-from dist_testing.outcomes import Status
-from dist_testing.spec import Spec
+from dist_testing.core.engine.engine import Engine
+from dist_testing.core.ground.backends import backend_named
+from dist_testing.core.ground.budget import Budget
+from dist_testing.core.ground.case import Case
+from dist_testing.core.ground.outcomes import Status
+from dist_testing.core.ground.spec import Spec
+from dist_testing.core.pytest.reports import failure_text
+from dist_testing.run.program.on_rank import ProgramRankContext, program_loader
+from dist_testing.run.program.program import Program
 from tests.support.children import Ended, Target, assert_no_folder_left, write_file
 from tests.support.starter import LIMIT_S, Starter
 

@@ -9,7 +9,7 @@ import pytest
 from tests.support.children import Ended, run_pytest, write_file
 from tests.support.starter import Starter
 
-_ENGINE = "dist_testing.engine.engine"
+_ENGINE = "dist_testing.core.engine.engine"
 _PLAIN = f"""
     import sys
 

@@ -19,7 +19,7 @@ _SCRIPT = """
 
     import dist_testing
     from dist_testing import RunFailedError
-    from dist_testing.errors import UsageError
+    from dist_testing.core.ground.errors import UsageError
 
     BIG = 1 << 21
 
@@ -193,7 +193,7 @@ _CASES = """
     import torch.distributed as dist
 
     import dist_testing
-    from dist_testing.errors import UsageError
+    from dist_testing.core.ground.errors import UsageError
 
 
     def test_values(tmp_path, monkeypatch):

@@ -127,7 +127,7 @@ _WRONG = """
     import pytest
 
     from dist_testing import start_processes
-    from dist_testing.errors import UsageError
+    from dist_testing.core.ground.errors import UsageError
 
 
     def nothing(rank):

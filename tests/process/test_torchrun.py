@@ -8,9 +8,9 @@ from xml.etree import ElementTree
 
 import pytest
 
-from dist_testing.events.cases import RankOutcomeKnown, RankPhases
-from dist_testing.events.file import read_events
-from dist_testing.events.runs import RunEnded
+from dist_testing.core.events.cases import RankOutcomeKnown, RankPhases
+from dist_testing.core.events.file import read_events
+from dist_testing.core.events.runs import RunEnded
 from tests.support.children import Ended, start_pytest, write_file
 from tests.support.installed_torch import said_by_gloo
 from tests.support.starter import Starter

@@ -197,7 +197,7 @@ def test_rank_that_exits_with_0_in_a_conftest_ends_the_wait_for_it(
         "import pytest\n\n\n@pytest.mark.distributed\ndef test_nothing(world):\n    pass\n",
     )
     child = starter.start(
-        [*_TORCHRUN, "-m", "pytest", "-p", "dist_testing.frontends.pytest.plugin", "test_cases.py"], tmp_path
+        [*_TORCHRUN, "-m", "pytest", "-p", "dist_testing.core.pytest.plugin", "test_cases.py"], tmp_path
     )
     assert child.wait() != 0, child.log
     assert said in child.log

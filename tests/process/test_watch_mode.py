@@ -382,7 +382,7 @@ def test_what_cannot_be_watched_is_refused(starter: Starter, tmp_path: Path) -> 
     assert "--dist-watch with --pdb." in ended.log
     assert "Traceback" not in ended.log
     write_file(tmp_path, "pytest.ini", "[pytest]\n")
-    write_file(tmp_path, "conftest.py", "pytest_plugins = ['dist_testing.frontends.pytest.plugin']\n")
+    write_file(tmp_path, "conftest.py", "pytest_plugins = ['dist_testing.core.pytest.plugin']\n")
     late = starter.start(["-m", "pytest", "--dist-watch"], tmp_path)
     assert late.wait() == pytest.ExitCode.USAGE_ERROR
     assert "a conftest file loads the plugin of dist_testing" in late.log

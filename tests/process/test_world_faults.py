@@ -14,20 +14,20 @@ import torch
 import torch.distributed as dist
 from torch._C._distributed_c10d import TCPStore
 
-from dist_testing.case import CaseResult
-from dist_testing.engine.engine import Engine
-from dist_testing.errors import UsageError
-from dist_testing.events.cases import FaultHappened
-from dist_testing.fault_plan import PlannedFault
+from dist_testing.core.engine.engine import Engine
+from dist_testing.core.events.cases import FaultHappened
+from dist_testing.core.ground.case import CaseResult
+from dist_testing.core.ground.errors import UsageError
+from dist_testing.core.ground.fault_plan import PlannedFault
+from dist_testing.core.ground.outcomes import Cause, Kind, Status
+from dist_testing.core.ground.procfs import status_of
+from dist_testing.core.ground.world import World
+from dist_testing.core.process import wire
+from dist_testing.core.process.rank_messages import RANK_MESSAGES, Extra
+from dist_testing.core.rank.runner_client import RunnerClient
 from dist_testing.nodes.fault_client import FaultClient
 from dist_testing.nodes.fault_messages import FAULT_REQUESTS, LinkFault, SignalFault
 from dist_testing.nodes.links import CUT, Link
-from dist_testing.outcomes import Cause, Kind, Status
-from dist_testing.process import wire
-from dist_testing.process.rank_messages import RANK_MESSAGES, Extra
-from dist_testing.procfs import status_of
-from dist_testing.rank.runner_client import RunnerClient
-from dist_testing.world import World
 from tests.support.worlds import engine_for, run
 
 # Longer than two looks at the ledgers take. Seconds.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from dist_testing.events.event import Phase
+from dist_testing.core.events.event import Phase
 from dist_testing.report.model import CaseRecord, RankRecord, RunRecord, Status
 
 RANKS = 64

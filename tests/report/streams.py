@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from dist_testing.events.cases import (
+from dist_testing.core.events.cases import (
     CaseAsked,
     CaseEnded,
     CaseJudged,
@@ -25,9 +25,9 @@ from dist_testing.events.cases import (
     RankWarned,
     WorldAsked,
 )
-from dist_testing.events.event import DIGITS, CallTimes, Event, LedgerCall, LinkEnds, Phase
-from dist_testing.events.file import EventFile
-from dist_testing.events.runs import RunEnded, RunStarted, TestBegan, TestEnded, TestReported, TestsCollected
+from dist_testing.core.events.event import DIGITS, CallTimes, Event, LedgerCall, LinkEnds, Phase
+from dist_testing.core.events.file import EventFile
+from dist_testing.core.events.runs import RunEnded, RunStarted, TestBegan, TestEnded, TestReported, TestsCollected
 
 # Events of one case take this long here. Seconds.
 CASE_S = 0.25

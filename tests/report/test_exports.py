@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from dist_testing.bazel.junit import read_xml
+from dist_testing.core.bazel.junit import read_xml
 from dist_testing.report.cli import main
 from dist_testing.report.exports import SCHEMA_FILE, ctrf, exported
 from dist_testing.report.gather import gather

@@ -13,8 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from dist_testing.bazel.junit import XmlCase, write_xml
-from dist_testing.events.runs import RunEnded, TestReported, TestsCollected
+from dist_testing.core.bazel.junit import XmlCase, write_xml
+from dist_testing.core.events.runs import RunEnded, TestReported, TestsCollected
 from dist_testing.report.build_events import read_invocation
 from dist_testing.report.gather import gather
 from dist_testing.report.model import CaseRecord, Report

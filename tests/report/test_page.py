@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from dist_testing.bazel.junit import XmlCase, write_xml
+from dist_testing.core.bazel.junit import XmlCase, write_xml
 from dist_testing.report.cli import main
 from dist_testing.report.facts import failures, headline, ledger, slow_cases
 from dist_testing.report.gather import gather

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from dist_testing.bazel.junit import XmlCase, write_xml
-from dist_testing.events.runs import RunStarted
+from dist_testing.core.bazel.junit import XmlCase, write_xml
+from dist_testing.core.events.runs import RunStarted
 from dist_testing.report.cli import main
 from dist_testing.report.gather import gather
 from dist_testing.report.page import page

@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 from dataclasses import replace
 
-from dist_testing.events.event import Phase
+from dist_testing.core.events.event import Phase
 from dist_testing.report.model import CaseRecord, InvocationRecord, LogRecord, RankRecord, Report, RunRecord
 from dist_testing.report.page import page
 

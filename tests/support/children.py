@@ -12,14 +12,14 @@ from typing import Any
 from xml.etree import ElementTree
 
 import dist_testing
-from dist_testing.spec import SCHEMA
+from dist_testing.core.ground.spec import SCHEMA
 from tests.support.starter import LIMIT_S, Child, Starter
 
 Env = Mapping[str, str | None]
 
 _SETTINGS = """
     [pytest]
-    addopts = -p dist_testing.frontends.pytest.plugin --strict-markers --color=no
+    addopts = -p dist_testing.core.pytest.plugin --strict-markers --color=no
 """
 
 

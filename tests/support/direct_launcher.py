@@ -11,11 +11,11 @@ import signal
 from collections import deque
 from collections.abc import Iterator, Sequence
 
-from dist_testing.launch.isolation import Isolation, register_isolation
-from dist_testing.launch.launcher import RunContext
-from dist_testing.process.lifetime import fork, watch_child
-from dist_testing.process.messages import LauncherEvent, RankEnded, WorldOver, WorldRequest, WorldStarted
-from dist_testing.rank.bootstrap import enter, take_over
+from dist_testing.core.launch.isolation import Isolation, register_isolation
+from dist_testing.core.launch.launcher import RunContext
+from dist_testing.core.process.lifetime import fork, watch_child
+from dist_testing.core.process.messages import LauncherEvent, RankEnded, WorldOver, WorldRequest, WorldStarted
+from dist_testing.core.rank.bootstrap import enter, take_over
 
 
 class DirectLauncher:

@@ -19,8 +19,8 @@ import psutil
 import torch
 import torch.distributed as dist
 
-from dist_testing.rank.rank_world import RankWorld
-from dist_testing.world import World
+from dist_testing.core.ground.world import World
+from dist_testing.core.rank.rank_world import RankWorld
 
 
 class _Unprintable(Exception):

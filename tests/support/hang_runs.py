@@ -9,9 +9,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from dist_testing.events.cases import CaseAsked, CaseJudged, RankPhases
-from dist_testing.events.event import Event
-from dist_testing.events.file import read_events
+from dist_testing.core.events.cases import CaseAsked, CaseJudged, RankPhases
+from dist_testing.core.events.event import Event
+from dist_testing.core.events.file import read_events
 from tests.support.hang_kinds import KINDS, WORLD_SIZE, HangKind
 
 # "torchrun" is no isolation: the ranks exist already.
@@ -37,7 +37,7 @@ class TestKinds:
     def test_hang(self, world, name):
         KINDS[name].body(world)
 """
-_OPTIONS = ("-p", "dist_testing.frontends.pytest.plugin", "-q", "--tb=no", "--color=no", "-p", "no:cacheprovider")
+_OPTIONS = ("-p", "dist_testing.core.pytest.plugin", "-q", "--tb=no", "--color=no", "-p", "no:cacheprovider")
 
 
 @dataclass(frozen=True, slots=True)

@@ -30,8 +30,8 @@ from typing import Any
 
 import psutil
 
+from dist_testing.core.process.lifetime import become_subreaper
 from dist_testing.nodes.namespaces import enter
-from dist_testing.process.lifetime import become_subreaper
 
 # Limit in seconds for a child that works; far above what it needs on a busy machine.
 LIMIT_S = 120.0
@@ -45,8 +45,8 @@ _LOADED = (
     "pytest",
     "torch.distributed",
     "dist_testing.public",
-    "dist_testing.bazel.main",
-    "dist_testing.frontends.pytest.marking",
+    "dist_testing.core.bazel.main",
+    "dist_testing.core.pytest.marking",
 )
 # torch's CUDA builds set it when a test imports torch._dynamo; the children would take it for the user's value.
 _TORCHS = ("TORCHINDUCTOR_CACHE_DIR",)

@@ -28,7 +28,7 @@ _START = f"""
     sys.stderr = open(2, "w", buffering=1, closefd=False)
 
     if sys.argv[1:2] == ["--bazel"]:
-        from dist_testing.bazel.main import main
+        from dist_testing.core.bazel.main import main
 
         raise SystemExit(main(sys.argv[2:]))
     import pytest
@@ -58,7 +58,7 @@ class Watch:
                 "pytest.ini",
                 """
                 [pytest]
-                addopts = -p dist_testing.frontends.pytest.plugin --color=no -p no:cacheprovider
+                addopts = -p dist_testing.core.pytest.plugin --color=no -p no:cacheprovider
                 """,
             )
         (folder / "start").mkdir(exist_ok=True)

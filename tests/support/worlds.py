@@ -11,18 +11,18 @@ from typing import Any
 import psutil
 from torch._C._distributed_c10d import HashStore, Store
 
-from dist_testing.backends import Backend, backend_named
-from dist_testing.budget import Budget
-from dist_testing.case import Case, CaseBody, CaseResult
-from dist_testing.engine.engine import Engine
-from dist_testing.frontends.unittest.plain import unittest_loader
-from dist_testing.launch.isolation import default_isolation
-from dist_testing.process.messages import RankStart
-from dist_testing.rank.bootstrap import RankFrontEnd
-from dist_testing.rank.rank_world import RankWorld
-from dist_testing.rank.reporter import Reporter
-from dist_testing.spec import Spec
-from dist_testing.world import World
+from dist_testing.core.engine.engine import Engine
+from dist_testing.core.ground.backends import Backend, backend_named
+from dist_testing.core.ground.budget import Budget
+from dist_testing.core.ground.case import Case, CaseBody, CaseResult
+from dist_testing.core.ground.spec import Spec
+from dist_testing.core.ground.world import World
+from dist_testing.core.launch.isolation import default_isolation
+from dist_testing.core.process.messages import RankStart
+from dist_testing.core.rank.bootstrap import RankFrontEnd
+from dist_testing.core.rank.rank_world import RankWorld
+from dist_testing.core.rank.reporter import Reporter
+from dist_testing.core.unittest.plain import unittest_loader
 from tests.support.starter import is_alive, living_below
 
 Function = Callable[[World, dict[str, Any]], None]

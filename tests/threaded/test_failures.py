@@ -12,7 +12,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from dist_testing.errors import (
+from dist_testing.core.ground.errors import (
     CollectiveTimeoutError,
     DeadlockError,
     LaunchError,

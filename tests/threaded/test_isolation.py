@@ -15,7 +15,7 @@ import torch.distributed as dist
 from torch._C._distributed_c10d import HashStore, PrefixStore, _resolve_process_group
 from torch.distributed import distributed_c10d
 
-from dist_testing.errors import UsageError
+from dist_testing.core.ground.errors import UsageError
 from dist_testing.threaded.members import current_member
 from dist_testing.threaded.world import run_on_threads
 from tests.threaded.worlds_of_threads import LIMIT_S, default_group, pass_on_threads, with_group

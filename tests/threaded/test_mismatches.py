@@ -9,7 +9,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from dist_testing.errors import CollectiveError, CollectiveMismatchError, UsageError
+from dist_testing.core.ground.errors import CollectiveError, CollectiveMismatchError, UsageError
 from tests.threaded.worlds_of_threads import default_group, pass_on_threads
 
 HERE = Path(__file__).name

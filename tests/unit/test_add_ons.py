@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from dist_testing import built_in, ext
-from dist_testing.add_ons import EXT_VERSION, AddOn, add_on_named, add_ons, blaming
-from dist_testing.errors import AddOnError, UsageError
+from dist_testing.core.ground.add_ons import EXT_VERSION, AddOn, add_on_named, add_ons, blaming
+from dist_testing.core.ground.errors import AddOnError, UsageError
 
 _DECLARED = """
 from dist_testing.ext import AddOn

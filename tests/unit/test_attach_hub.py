@@ -27,9 +27,9 @@ from dist_testing.attach.relay_messages import (
     RelayTask,
     sign,
 )
-from dist_testing.errors import LaunchError
-from dist_testing.process import wire
-from dist_testing.process.messages import ATTACHED_MESSAGES, Hello
+from dist_testing.core.ground.errors import LaunchError
+from dist_testing.core.process import wire
+from dist_testing.core.process.messages import ATTACHED_MESSAGES, Hello
 
 # Far above what a hub needs on a busy machine. Seconds.
 _LIMIT_S = 60.0

@@ -17,7 +17,7 @@ import pytest
 from dist_testing.attach import launcher as module
 from dist_testing.attach.launcher import AttachedLauncher
 from dist_testing.attach.rank import AttachedRank
-from dist_testing.errors import LaunchError
+from dist_testing.core.ground.errors import LaunchError
 
 _Visit = Callable[[socket.socket], None]
 

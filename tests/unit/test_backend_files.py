@@ -11,10 +11,10 @@ from typing import Any
 
 import pytest
 
-from dist_testing.backend_files import read_backend_file
-from dist_testing.backends import Backend, add_backends, backends
-from dist_testing.errors import UsageError
-from dist_testing.frontends.pytest.backend_hook import declared_backends
+from dist_testing.core.ground.backend_files import read_backend_file
+from dist_testing.core.ground.backends import Backend, add_backends, backends
+from dist_testing.core.ground.errors import UsageError
+from dist_testing.core.pytest.backend_hook import declared_backends
 
 ROOT = Path(__file__).parents[2]
 LOAD = 'load("@dist_testing//dist_testing:backends.bzl", "declare_backend")\n'

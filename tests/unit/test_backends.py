@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from dist_testing.backends import (
+from dist_testing.core.ground.backends import (
     Backend,
     add_backends,
     all_declared,
@@ -21,7 +21,7 @@ from dist_testing.backends import (
     device_backend,
     parts_of,
 )
-from dist_testing.errors import SpecError, UsageError
+from dist_testing.core.ground.errors import SpecError, UsageError
 
 ENTRY: dict[str, Any] = {
     "name": "new",

@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from dist_testing.bazel.banner import Banner
+from dist_testing.core.bazel.banner import Banner
 
 
 def test_the_line_begins_at_once_and_other_output_waits() -> None:

@@ -8,8 +8,8 @@ from pathlib import Path
 import psutil
 import pytest
 
-from dist_testing.bazel.protocol import CoverageRequest, Protocol, read_protocol
-from dist_testing.errors import UsageError
+from dist_testing.core.bazel.protocol import CoverageRequest, Protocol, read_protocol
+from dist_testing.core.ground.errors import UsageError
 
 
 def test_the_protocol_is_empty_outside_bazel() -> None:

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dist_testing.process.board import ENTRIES, PhaseBoard
+from dist_testing.core.process.board import ENTRIES, PhaseBoard
 
 _SIZE = 3
 # A rank's part of the memory: a count, then time and name of each change.

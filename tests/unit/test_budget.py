@@ -6,8 +6,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from dist_testing import budget
-from dist_testing.budget import MAX_TIMEOUT_S, REPORT_RESERVE_S, Budget, TimeShares, is_timeout, timeout_in
+from dist_testing.core.ground import budget
+from dist_testing.core.ground.budget import MAX_TIMEOUT_S, REPORT_RESERVE_S, Budget, TimeShares, is_timeout, timeout_in
 
 SETTINGS = settings(
     derandomize=True, database=None, deadline=None, max_examples=100, suppress_health_check=[HealthCheck.too_slow]

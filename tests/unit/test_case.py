@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from dist_testing.case import Case, CaseBody, CaseResult
-from dist_testing.engine.report import failure_report
-from dist_testing.outcomes import Kind, RankOutcome, verdict
+from dist_testing.core.engine.report import failure_report
+from dist_testing.core.ground.case import Case, CaseBody, CaseResult
+from dist_testing.core.ground.outcomes import Kind, RankOutcome, verdict
 
 _RAISED = RankOutcome(0, Kind.RAISED, 1.0, types="builtins.ValueError")
 _PASSED = RankOutcome(1, Kind.PASSED)

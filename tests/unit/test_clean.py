@@ -14,7 +14,7 @@ from types import ModuleType
 
 import pytest
 
-from dist_testing.launch.clean import spare_cuda, unclean_reasons
+from dist_testing.core.launch.clean import spare_cuda, unclean_reasons
 
 
 @pytest.fixture
@@ -60,7 +60,7 @@ def test_cuda_in_use_after_counting_devices_is_named(tmp_path: Path, monkeypatch
     node = tmp_path / "nvidia-uvm"
     node.touch()
     fake_torch(monkeypatch)
-    monkeypatch.setattr("dist_testing.launch.clean._CUDA_NODE", str(node))
+    monkeypatch.setattr("dist_testing.core.launch.clean._CUDA_NODE", str(node))
     assert not [reason for reason in unclean_reasons() if "CUDA" in reason]
     with node.open():
         assert [reason for reason in unclean_reasons() if "CUDA's driver is in use" in reason]
@@ -95,7 +95,7 @@ def test_every_running_thread_is_named(release: threading.Event) -> None:
 # Prints the reasons before and while a thread exists that only the interpreter's lowest layer knows.
 _NATIVE_THREAD = """
 import _thread
-from dist_testing.launch.clean import unclean_reasons
+from dist_testing.core.launch.clean import unclean_reasons
 started, release = _thread.allocate_lock(), _thread.allocate_lock()
 started.acquire(), release.acquire()
 print(unclean_reasons())

@@ -8,8 +8,8 @@ from collections.abc import Callable
 
 import pytest
 
-from dist_testing.errors import CollectiveTimeoutError, PeerFailedError
-from dist_testing.rank.collateral import collateral
+from dist_testing.core.ground.errors import CollectiveTimeoutError, PeerFailedError
+from dist_testing.core.rank.collateral import collateral
 
 LOST = [
     "[../third_party/gloo/gloo/transport/tcp/pair.cc:547] Connection closed by peer [127.0.0.1]:41823",

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from dist_testing.process import collector
+from dist_testing.core.process import collector
 
 
 @pytest.fixture(autouse=True)

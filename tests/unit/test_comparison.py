@@ -9,8 +9,8 @@ import numpy
 import pytest
 import torch
 
-from dist_testing.errors import UsageError
-from dist_testing.frontends.unittest.comparison import TensorComparisons
+from dist_testing.core.ground.errors import UsageError
+from dist_testing.core.unittest.comparison import TensorComparisons
 
 _CASE = TensorComparisons()
 

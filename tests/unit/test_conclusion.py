@@ -8,13 +8,13 @@ from pathlib import Path
 
 import pytest
 
-from dist_testing.backends import backend_named
-from dist_testing.bazel.banner import Banner
-from dist_testing.bazel.conclusion import Conclusion
-from dist_testing.bazel.junit import Outcome, XmlCase
-from dist_testing.bazel.protocol import Protocol
-from dist_testing.events.runs import TestBegan, TestEnded, TestReported, TestsCollected
-from dist_testing.spec import Spec
+from dist_testing.core.bazel.banner import Banner
+from dist_testing.core.bazel.conclusion import Conclusion
+from dist_testing.core.bazel.junit import Outcome, XmlCase
+from dist_testing.core.bazel.protocol import Protocol
+from dist_testing.core.events.runs import TestBegan, TestEnded, TestReported, TestsCollected
+from dist_testing.core.ground.backends import backend_named
+from dist_testing.core.ground.spec import Spec
 
 _NOTHING_RAN = 5
 

@@ -6,12 +6,12 @@ import os
 import subprocess
 import sys
 
-from dist_testing.process.descent import descends_from
+from dist_testing.core.process.descent import descends_from
 
 # The child lives as long as the standard input of both.
 _MARKED = """
 import subprocess, sys
-from dist_testing.process.descent import mark_descendants
+from dist_testing.core.process.descent import mark_descendants
 
 mark_descendants()
 child = subprocess.Popen([sys.executable, "-c", "input()"], env={}, start_new_session=True)
@@ -46,9 +46,9 @@ def test_descendants_are_known_whatever_they_inherit() -> None:
 _KILLED = """
 import os, signal
 import psutil
-from dist_testing.process.descent import mark_descendants
-from dist_testing.process.lifetime import become_subreaper
-from dist_testing.process.orphans import kill_orphans
+from dist_testing.core.process.descent import mark_descendants
+from dist_testing.core.process.lifetime import become_subreaper
+from dist_testing.core.process.orphans import kill_orphans
 
 become_subreaper()
 own = os.fork()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from dist_testing.error_text import MAX_TEXT_CHARS, shorten
+from dist_testing.core.ground.error_text import MAX_TEXT_CHARS, shorten
 
 
 def test_a_short_text_is_left_alone() -> None:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from dist_testing import errors
-from dist_testing.case import CaseFailedError
-from dist_testing.errors import CollectiveError, DistTestingError, InterruptedRunError
+from dist_testing.core.ground import errors
+from dist_testing.core.ground.case import CaseFailedError
+from dist_testing.core.ground.errors import CollectiveError, DistTestingError, InterruptedRunError
 
 # Other code handles these: unittest and pytest a failure or an interruption, test code the errors of a group.
 _FOR_OTHERS = (CaseFailedError, CollectiveError, InterruptedRunError)

@@ -12,12 +12,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dist_testing.errors import ReportError
-from dist_testing.events import file as event_file
-from dist_testing.events.event import Event
-from dist_testing.events.file import EventFile, read_events
-from dist_testing.events.runs import RunEnded, RunStarted, StreamCut, TestBegan, TestReported
-from dist_testing.events.wire import SCHEMA
+from dist_testing.core.events import file as event_file
+from dist_testing.core.events.event import Event
+from dist_testing.core.events.file import EventFile, read_events
+from dist_testing.core.events.runs import RunEnded, RunStarted, StreamCut, TestBegan, TestReported
+from dist_testing.core.events.wire import SCHEMA
+from dist_testing.core.ground.errors import ReportError
 
 _START = RunStarted(0.5, SCHEMA, 1.5e9, "", "gloo", {"python": "3.12.1"})
 _NAMES = ["events.jsonl", "events.jsonl.gz"]

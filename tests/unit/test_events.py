@@ -13,8 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from dist_testing.errors import InterruptedRunError
-from dist_testing.events.cases import (
+from dist_testing.core.events.cases import (
     CaseAsked,
     CaseEnded,
     CaseJudged,
@@ -31,8 +30,8 @@ from dist_testing.events.cases import (
     RankWarned,
     WorldAsked,
 )
-from dist_testing.events.event import CallTimes, Event, LedgerCall, LinkEnds, Phase
-from dist_testing.events.runs import (
+from dist_testing.core.events.event import CallTimes, Event, LedgerCall, LinkEnds, Phase
+from dist_testing.core.events.runs import (
     ForkServerMemory,
     RunEnded,
     RunStarted,
@@ -42,8 +41,9 @@ from dist_testing.events.runs import (
     TestReported,
     TestsCollected,
 )
-from dist_testing.events.stream import EventStream
-from dist_testing.events.wire import KINDS, SCHEMA, event_of
+from dist_testing.core.events.stream import EventStream
+from dist_testing.core.events.wire import KINDS, SCHEMA, event_of
+from dist_testing.core.ground.errors import InterruptedRunError
 
 _RUN_STARTED = RunStarted(0.5, SCHEMA, 1.5e9, "//a:b", "gloo", {"python": "3.12.1"}, "worker-7")
 
@@ -190,7 +190,7 @@ def test_a_tool_needs_neither_torch_nor_pytest_to_read_events() -> None:
     """Reports run where only Python is."""
     program = (
         "import sys; sys.modules.update(dict.fromkeys(['torch', 'pytest']));"
-        "from dist_testing.events.file import read_events; print('read')"
+        "from dist_testing.core.events.file import read_events; print('read')"
     )
     root = str(Path(__file__).parents[2])
     ended = subprocess.run(

@@ -7,10 +7,10 @@ from dataclasses import replace
 
 import pytest
 
-from dist_testing.errors import UsageError
-from dist_testing.frontends.unittest.exits import declared_exits, exit_code, expected_exits, forgiven, names_of
-from dist_testing.outcomes import Kind, RankOutcome
-from dist_testing.skips import TEST_SKIPS
+from dist_testing.core.ground.errors import UsageError
+from dist_testing.core.ground.outcomes import Kind, RankOutcome
+from dist_testing.core.ground.skips import TEST_SKIPS
+from dist_testing.core.unittest.exits import declared_exits, exit_code, expected_exits, forgiven, names_of
 
 
 @pytest.mark.parametrize(

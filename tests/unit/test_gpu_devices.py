@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from dist_testing.errors import GpuError
+from dist_testing.core.ground.errors import GpuError
 from dist_testing.gpus import nvidia
 from dist_testing.gpus.devices import gpus_present, visible_gpus
 from dist_testing.gpus.gpu import NODES_VARIABLE, Gpu, node_directory

@@ -14,8 +14,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dist_testing.engine.running_world import group_limit_s
-from dist_testing.errors import UsageError
+from dist_testing.core.engine.running_world import group_limit_s
+from dist_testing.core.ground.errors import UsageError
 from dist_testing.gpus import nccl
 from dist_testing.gpus.nccl import check_devices, lack_of_memory, nccl_version, recorder_env, recordings
 

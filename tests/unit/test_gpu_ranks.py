@@ -13,14 +13,14 @@ import pytest
 import torch
 from torch._C._distributed_c10d import HashStore
 
-from dist_testing.case import Case, CaseBody, CaseResult
+from dist_testing.core.ground.case import Case, CaseBody, CaseResult
+from dist_testing.core.ground.layout import Layout
+from dist_testing.core.ground.outcomes import Cause, Kind, RankOutcome, Status, Verdict, verdict
+from dist_testing.core.ground.world import WorldSettings
+from dist_testing.core.rank.device import finish_device_work
+from dist_testing.core.rank.rank_world import RankWorld
 from dist_testing.gpus.faults import is_hardware_fault
 from dist_testing.gpus.resource import blame_by_error, blame_machine
-from dist_testing.layout import Layout
-from dist_testing.outcomes import Cause, Kind, RankOutcome, Status, Verdict, verdict
-from dist_testing.rank.device import finish_device_work
-from dist_testing.rank.rank_world import RankWorld
-from dist_testing.world import WorldSettings
 
 
 def world(rank: int, *, gpus_per_rank: int = 1, ranks_per_gpu: int = 1) -> RankWorld:

@@ -8,7 +8,7 @@ import pytest
 import torch.distributed as dist
 
 from dist_testing.attach import rank as attached
-from dist_testing.rank.groups import backends_in_use, end_groups
+from dist_testing.core.rank.groups import backends_in_use, end_groups
 
 
 @pytest.fixture

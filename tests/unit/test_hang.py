@@ -9,10 +9,10 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from dist_testing.core.ground.outcomes import Cause, Kind, RankOutcome, Status, Verdict, verdict
 from dist_testing.hang.analysis import RankView, analyse
 from dist_testing.hang.ledger import Call, Group, Wait, WaitKind
 from dist_testing.hang.story import HangStory, blame_by_ledger, mark_stuck, tell
-from dist_testing.outcomes import Cause, Kind, RankOutcome, Status, Verdict, verdict
 from tests.support.hang_machine import (
     LIMIT_MS,
     LIMITS,

@@ -9,11 +9,11 @@ import pytest
 from hypothesis import HealthCheck, assume, event, given, settings
 from hypothesis import strategies as st
 
+from dist_testing.core.ground.outcomes import Kind, RankOutcome, verdict
 from dist_testing.hang.analysis import RankView, analyse
 from dist_testing.hang.blame import suspects
 from dist_testing.hang.ledger import Wait, WaitKind
 from dist_testing.hang.story import HangStory, blame_by_ledger, tell
-from dist_testing.outcomes import Kind, RankOutcome, verdict
 from tests.support.hang_machine import (
     LIMIT_MS,
     LIMITS,

@@ -11,11 +11,11 @@ from typing import Any
 import pytest
 import torch
 
+from dist_testing.core.ground.outcomes import Cause, Kind, RankOutcome, verdict
 from dist_testing.hang.analysis import RankView, analyse
 from dist_testing.hang.ledger import Call, Group, Ledger, Place
 from dist_testing.hang.ledger_thread import read_ledger
 from dist_testing.hang.story import HangStory, blame_by_ledger, rank_ledgers, tell
-from dist_testing.outcomes import Cause, Kind, RankOutcome, verdict
 
 # A dump by torch's `_dump_nccl_trace_json`, of two calls of which one has not ended.
 _ENTRY: Mapping[str, Any] = {

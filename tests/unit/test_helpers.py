@@ -18,10 +18,10 @@ import torch
 import torch.distributed
 
 import dist_testing
-from dist_testing.errors import UsageError
-from dist_testing.frontends.helpers import environment
-from dist_testing.frontends.helpers.environment import current_temp_dir
-from dist_testing.frontends.helpers.running import retrieve_result_from_completion_queue
+from dist_testing.compat.helpers import environment
+from dist_testing.compat.helpers.environment import current_temp_dir
+from dist_testing.compat.helpers.running import retrieve_result_from_completion_queue
+from dist_testing.core.ground.errors import UsageError
 
 # Many public functions are missing in its `__all__`.
 dist: Any = torch.distributed

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from dist_testing import huge_pages
+from dist_testing.core.ground.procfs import free_bytes
 from dist_testing.huge_pages import (
     LEAST_FORKS,
     HugePages,
@@ -23,7 +24,6 @@ from dist_testing.huge_pages import (
     read_facts,
     refusal_of,
 )
-from dist_testing.procfs import free_bytes
 
 _HUGE = 2 << 20
 _GOOD = MemoryFacts("madvise", _HUGE, 8 << 30, LEAST_FORKS)

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from dist_testing.backends import backends
-from dist_testing.errors import UsageError
-from dist_testing.launch.fork import ForkServerLauncher
-from dist_testing.launch.isolation import (
+from dist_testing.core.ground.backends import backends
+from dist_testing.core.ground.errors import UsageError
+from dist_testing.core.launch.fork import ForkServerLauncher
+from dist_testing.core.launch.isolation import (
     FORK,
     POOL,
     SPAWN,

@@ -10,8 +10,8 @@ from xml.etree import ElementTree
 
 import pytest
 
-from dist_testing.bazel.junit import Outcome, XmlCase, XmlSuite, read_xml, write_xml
-from dist_testing.errors import ReportError
+from dist_testing.core.bazel.junit import Outcome, XmlCase, XmlSuite, read_xml, write_xml
+from dist_testing.core.ground.errors import ReportError
 
 # Characters that XML 1.0 cannot represent in any form.
 FORBIDDEN = [*(chr(code) for code in range(0x20) if chr(code) not in "\t\n\r"), "\ud800", "\udcff", "\ufffe", "\uffff"]

@@ -7,8 +7,8 @@ import pytest
 from dist_testing.attach.launchers import LAUNCHERS, rank_info_in
 from dist_testing.attach.node_list import first_host
 from dist_testing.attach.rank_info import RankInfo
-from dist_testing.errors import UsageError
-from dist_testing.frontends.pytest.plugin import LAUNCHER_VARIABLES
+from dist_testing.core.ground.errors import UsageError
+from dist_testing.core.pytest.plugin import LAUNCHER_VARIABLES
 
 # As read from runs on two nodes with two ranks each, on rank 2.
 _TORCHRUN = {

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from dist_testing.errors import MessageError
+from dist_testing.core.ground.errors import MessageError
 from dist_testing.hang.analysis import RankView, analyse
 from dist_testing.hang.ledger import ANSWER_MARK, LEDGERS, Call, Group, Ledger, NoLedger, Place, Wait, WaitKind
 from dist_testing.hang.story import rank_ledgers, tell

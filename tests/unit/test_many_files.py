@@ -12,12 +12,12 @@ from types import SimpleNamespace
 
 from dist_testing.attach.absent import Absent
 from dist_testing.attach.rank_info import RankInfo
-from dist_testing.bazel import watchdog
-from dist_testing.engine.rank_record import RankRecord
-from dist_testing.outcomes import Kind
-from dist_testing.process.board import PhaseBoard
-from dist_testing.process.rank_messages import RankReport, Ready
-from dist_testing.rank.reporter import FrameWriter
+from dist_testing.core.bazel import watchdog
+from dist_testing.core.engine.rank_record import RankRecord
+from dist_testing.core.ground.outcomes import Kind
+from dist_testing.core.process.board import PhaseBoard
+from dist_testing.core.process.rank_messages import RankReport, Ready
+from dist_testing.core.rank.reporter import FrameWriter
 from tests.support.open_files import all_low_numbers_taken
 
 

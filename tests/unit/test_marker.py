@@ -11,12 +11,12 @@ from typing import Any
 
 import pytest
 
-from dist_testing.backends import backend_named
-from dist_testing.errors import UsageError
-from dist_testing.frontends.pytest.marker import Distributed, read_marker
-from dist_testing.frontends.pytest.marker_name import ISOLATIONS, MARKER_HELP
-from dist_testing.launch.isolation import THREAD, isolation_names
-from dist_testing.spec import MAX_WORLD_SIZE
+from dist_testing.core.ground.backends import backend_named
+from dist_testing.core.ground.errors import UsageError
+from dist_testing.core.ground.spec import MAX_WORLD_SIZE
+from dist_testing.core.launch.isolation import THREAD, isolation_names
+from dist_testing.core.pytest.marker import Distributed, read_marker
+from dist_testing.core.pytest.marker_name import ISOLATIONS, MARKER_HELP
 
 NODEID = "tests/test_a.py::test_b"
 

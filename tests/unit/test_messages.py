@@ -15,14 +15,14 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from dist_testing.attach import relay_messages
-from dist_testing.case import CaseBody
-from dist_testing.codec import MAX_MESSAGE_BYTES, Family
-from dist_testing.error_text import MAX_TEXT_CHARS, shorten
-from dist_testing.errors import FrameError, MessageError
-from dist_testing.frontends.messages import MAIN_MODULES, PYTEST_CASES, PYTEST_SESSIONS, UNITTEST_CASES
-from dist_testing.outcomes import Kind, RankOutcome, ReportDetails
-from dist_testing.process import messages, rank_messages
-from dist_testing.process.rank_messages import MAX_FRAME_BYTES, RANK_MESSAGES, RankReport, Ready
+from dist_testing.core.ground.case import CaseBody
+from dist_testing.core.ground.codec import MAX_MESSAGE_BYTES, Family
+from dist_testing.core.ground.error_text import MAX_TEXT_CHARS, shorten
+from dist_testing.core.ground.errors import FrameError, MessageError
+from dist_testing.core.ground.outcomes import Kind, RankOutcome, ReportDetails
+from dist_testing.core.process import messages, rank_messages
+from dist_testing.core.process.rank_messages import MAX_FRAME_BYTES, RANK_MESSAGES, RankReport, Ready
+from dist_testing.core.session.messages import MAIN_MODULES, PYTEST_CASES, PYTEST_SESSIONS, UNITTEST_CASES
 
 SETTINGS = settings(
     derandomize=True, database=None, deadline=None, max_examples=25, suppress_health_check=list(HealthCheck)

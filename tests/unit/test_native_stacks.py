@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from dist_testing.case import Case, CaseBody, CaseResult
-from dist_testing.engine.native_stacks import native_reason, shorten_native_stacks
-from dist_testing.engine.report import failure_report
-from dist_testing.outcomes import Kind, RankOutcome, verdict
+from dist_testing.core.engine.native_stacks import native_reason, shorten_native_stacks
+from dist_testing.core.engine.report import failure_report
+from dist_testing.core.ground.case import Case, CaseBody, CaseResult
+from dist_testing.core.ground.outcomes import Kind, RankOutcome, verdict
 
 _THREADS = "".join(
     f"\nSIGABRT(6), PID: 7, Thread {thread}: \n"

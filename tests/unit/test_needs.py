@@ -9,13 +9,13 @@ from types import ModuleType, SimpleNamespace
 
 import pytest
 
-from dist_testing.backends import Backend
-from dist_testing.engine.needs import Lack, missing_need
-from dist_testing.engine.report import missing_hardware
-from dist_testing.errors import UsageError
+from dist_testing.core.engine.needs import Lack, missing_need
+from dist_testing.core.engine.report import missing_hardware
+from dist_testing.core.ground.backends import Backend
+from dist_testing.core.ground.errors import UsageError
+from dist_testing.core.ground.skips import TEST_SKIPS, is_about_hardware
+from dist_testing.core.ground.spec import Spec
 from dist_testing.gpus.gpu import NODES_VARIABLE
-from dist_testing.skips import TEST_SKIPS, is_about_hardware
-from dist_testing.spec import Spec
 from tests.support.gpu_nodes import make_render_node
 
 

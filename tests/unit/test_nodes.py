@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
-from dist_testing.backends import default_backend
-from dist_testing.case import Case, CaseBody
-from dist_testing.errors import UsageError
-from dist_testing.layout import (
+from dist_testing.core.ground.backends import default_backend
+from dist_testing.core.ground.case import Case, CaseBody
+from dist_testing.core.ground.errors import UsageError
+from dist_testing.core.ground.layout import (
     INTERFACE,
     LOOPBACK,
     MAX_NODES,
@@ -18,8 +18,8 @@ from dist_testing.layout import (
     node_address,
     node_name,
 )
+from dist_testing.core.ground.spec import Spec
 from dist_testing.nodes.check import check
-from dist_testing.spec import Spec
 
 
 def test_ranks_are_placed_as_torchrun_places_them() -> None:

@@ -89,7 +89,7 @@ def test_the_library_can_be_imported(tmp_path: Path) -> None:
         tmp_path,
         "import dist_testing\n"
         "import dist_testing.attach.engine\n"
-        "import dist_testing.frontends.pytest.plugin\n"
+        "import dist_testing.core.pytest.plugin\n"
         "print('imported')\n",
     )
     assert (ended.returncode, ended.stdout) == (0, "imported\n"), ended.stderr

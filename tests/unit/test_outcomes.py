@@ -14,7 +14,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from dist_testing.outcomes import (
+from dist_testing.core.ground.outcomes import (
     UNKNOWN_EXIT_CODE,
     Cause,
     Collateral,
@@ -25,7 +25,7 @@ from dist_testing.outcomes import (
     exit_name,
     verdict,
 )
-from dist_testing.skips import TEST_SKIPS
+from dist_testing.core.ground.skips import TEST_SKIPS
 
 HARDWARE = TEST_SKIPS["no_cuda"].message
 OTHER = "needs a power of two"

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from dist_testing.case import Case, CaseBody, CaseResult
-from dist_testing.engine import kept_logs as outputs
-from dist_testing.outcomes import Kind, RankOutcome, verdict
+from dist_testing.core.engine import kept_logs as outputs
+from dist_testing.core.ground.case import Case, CaseBody, CaseResult
+from dist_testing.core.ground.outcomes import Kind, RankOutcome, verdict
 
 
 @pytest.fixture

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from dist_testing.process.lifetime import current_umask
-from dist_testing.procfs import children_of, command_of, open_files, stat_of, status_of, threads_of
+from dist_testing.core.ground.procfs import children_of, command_of, open_files, stat_of, status_of, threads_of
+from dist_testing.core.process.lifetime import current_umask
 
 
 @pytest.fixture

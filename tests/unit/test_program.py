@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 
 from dist_testing import run_program
-from dist_testing.errors import UsageError
-from dist_testing.frontends.program.main_module import exit_status
-from dist_testing.frontends.program.program import check_program
+from dist_testing.core.ground.errors import UsageError
+from dist_testing.run.program.main_module import exit_status
+from dist_testing.run.program.program import check_program
 
 
 def _refusal(path: Path) -> str:

@@ -10,8 +10,8 @@ from collections.abc import Mapping
 
 import pytest
 
-from dist_testing.engine import rank_env as module
-from dist_testing.engine.rank_env import cpu_count, rank_env, threads_per_rank
+from dist_testing.core.engine import rank_env as module
+from dist_testing.core.engine.rank_env import cpu_count, rank_env, threads_per_rank
 
 INTERFACES = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME", "TP_SOCKET_IFNAME")
 # The variables of Bazel's test encyclopedia that make a program write, shard, filter or stop.

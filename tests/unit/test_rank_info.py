@@ -6,7 +6,7 @@ import pytest
 
 from dist_testing.attach.launchers import rank_info_in
 from dist_testing.attach.rank_info import RankInfo
-from dist_testing.errors import UsageError
+from dist_testing.core.ground.errors import UsageError
 
 _GIVEN = {
     "RANK": "1",

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from dist_testing.engine import rank_logs
-from dist_testing.engine.live_output import LiveOutput
-from dist_testing.engine.rank_logs import LogLimits, open_regular, read_tail
+from dist_testing.core.engine import rank_logs
+from dist_testing.core.engine.live_output import LiveOutput
+from dist_testing.core.engine.rank_logs import LogLimits, open_regular, read_tail
 
 _MIB = 1 << 20
 

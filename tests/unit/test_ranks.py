@@ -13,11 +13,11 @@ from typing import Any
 
 import pytest
 
-from dist_testing.engine.rank_record import RankRecord
-from dist_testing.outcomes import Kind, RankOutcome
-from dist_testing.process import wire
-from dist_testing.process.board import PhaseBoard
-from dist_testing.process.rank_messages import (
+from dist_testing.core.engine.rank_record import RankRecord
+from dist_testing.core.ground.outcomes import Kind, RankOutcome
+from dist_testing.core.process import wire
+from dist_testing.core.process.board import PhaseBoard
+from dist_testing.core.process.rank_messages import (
     INSTRUCTIONS,
     RANK_MESSAGES,
     Done,
@@ -27,8 +27,8 @@ from dist_testing.process.rank_messages import (
     ReportedKind,
     Warned,
 )
-from dist_testing.process.stacks import STACKS_SIGNAL
-from dist_testing.rank.reporter import FrameWriter
+from dist_testing.core.process.stacks import STACKS_SIGNAL
+from dist_testing.core.rank.reporter import FrameWriter
 
 # The best first.
 _BADNESS = (Kind.PASSED, Kind.SKIPPED, Kind.NEVER_STARTED, Kind.RAISED, Kind.EXITED)

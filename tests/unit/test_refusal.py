@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from dist_testing.process.refusal import refusal
+from dist_testing.core.process.refusal import refusal
 
 
 @pytest.mark.parametrize(

@@ -8,11 +8,11 @@ from dataclasses import replace
 
 import pytest
 
-from dist_testing.backends import backend_named
-from dist_testing.case import Case, CaseBody, CaseResult
-from dist_testing.engine.report import failure_headline, failure_report, missing_hardware, tidied
-from dist_testing.outcomes import UNKNOWN_EXIT_CODE, Cause, Kind, RankOutcome, Status, Verdict, verdict
-from dist_testing.spec import ALL_GPUS, Spec
+from dist_testing.core.engine.report import failure_headline, failure_report, missing_hardware, tidied
+from dist_testing.core.ground.backends import backend_named
+from dist_testing.core.ground.case import Case, CaseBody, CaseResult
+from dist_testing.core.ground.outcomes import UNKNOWN_EXIT_CODE, Cause, Kind, RankOutcome, Status, Verdict, verdict
+from dist_testing.core.ground.spec import ALL_GPUS, Spec
 
 TRACEBACK = 'Traceback (most recent call last):\n  File "test_a.py", line 7, in test_b\nValueError: boom\n'
 STACK = """\
@@ -376,20 +376,20 @@ def test_hardware_that_only_an_option_requires_is_not_called_promised() -> None:
     "module",
     [
         "attach.rank",
-        "engine.engine",
-        "frontends.pytest.on_rank",
-        "frontends.unittest.continuous",
-        "frontends.unittest.on_rank",
-        "frontends.pytest.rank_plugins",
-        "frontends.unittest.process",
-        "frontends.unittest.rank_threads",
-        "frontends.unittest.spawn_threads",
-        "frontends.unittest.threads",
-        "frontends.unittest.world_case",
-        "launch.fork_server",
-        "rank.bootstrap",
+        "core.engine.engine",
+        "core.pytest.on_rank",
+        "core.unittest.continuous",
+        "core.unittest.on_rank",
+        "core.pytest.rank_plugins",
+        "core.unittest.process",
+        "core.unittest.world_case",
+        "core.launch.fork_server",
+        "core.rank.bootstrap",
         "threaded.in_runner",
         "threaded.rank_process",
+        "threaded.rank_threads",
+        "threaded.spawn_threads",
+        "threaded.thread_case",
     ],
 )
 def test_frames_of_the_library_below_the_test_are_left_out(module: str) -> None:
@@ -406,7 +406,7 @@ def test_frames_of_the_library_below_the_test_are_left_out(module: str) -> None:
 
 def test_threads_with_library_frames_only_are_left_out() -> None:
     """If this fails, headings of threads without test code stand between the useful stacks."""
-    own = 'Thread 0x1 (most recent call first):\n  File "/x/dist_testing/rank/bootstrap.py", line 1 in f\n'
+    own = 'Thread 0x1 (most recent call first):\n  File "/x/dist_testing/core/rank/bootstrap.py", line 1 in f\n'
     others = 'Thread 0x2 (most recent call first):\n  File "/t/test_a.py", line 2 in test_a\n'
     expected = 'Thread (most recent call first):\n  File "/t/test_a.py", line 2 in test_a'
     assert tidied(f"{own}\n{others}") == tidied(f"{others}\n{own}") == expected

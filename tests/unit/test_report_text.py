@@ -10,13 +10,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dist_testing.case import Case, CaseBody, CaseResult
-from dist_testing.engine.kept_reports import ReportFolder, keep_report
-from dist_testing.engine.report import failure_headline, failure_report
-from dist_testing.engine.report_text import IN_LOG, cut_lines, printable
-from dist_testing.error_text import MAX_TEXT_CHARS, shorten
-from dist_testing.outcomes import Kind, RankOutcome, verdict
-from dist_testing.rank.long_texts import LongTexts
+from dist_testing.core.engine.kept_reports import ReportFolder, keep_report
+from dist_testing.core.engine.report import failure_headline, failure_report
+from dist_testing.core.engine.report_text import IN_LOG, cut_lines, printable
+from dist_testing.core.ground.case import Case, CaseBody, CaseResult
+from dist_testing.core.ground.error_text import MAX_TEXT_CHARS, shorten
+from dist_testing.core.ground.outcomes import Kind, RankOutcome, verdict
+from dist_testing.core.rank.long_texts import LongTexts
 
 # What a user sees of a log at first.
 _SCREEN = 40
@@ -147,7 +147,7 @@ def test_the_whole_text_of_a_rank_is_in_the_file_that_the_report_names(tmp_path:
 
 def test_texts_of_a_rank_do_not_fill_a_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """If this fails, a loop of failing sub-tests with long messages fills the disk."""
-    monkeypatch.setattr("dist_testing.rank.long_texts._MAX_BYTES", 1_000_000)
+    monkeypatch.setattr("dist_testing.core.rank.long_texts._MAX_BYTES", 1_000_000)
     texts = LongTexts(str(tmp_path), 0)
     for _ in range(5):
         texts.fit("x" * 400_000)
@@ -162,7 +162,7 @@ def test_kept_reports_do_not_fill_a_disk(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, limit: str, value: int
 ) -> None:
     """If this fails, the reports of a year of runs stay in the cache."""
-    monkeypatch.setattr(f"dist_testing.engine.kept_reports.{limit}", value)
+    monkeypatch.setattr(f"dist_testing.core.engine.kept_reports.{limit}", value)
     result = failed("")
     for number in range(5):
         case = replace(result.case, name=f"test_{number}")

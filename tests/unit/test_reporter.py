@@ -13,13 +13,13 @@ from typing import Any, cast
 
 import pytest
 
-from dist_testing.error_text import MAX_TEXT_CHARS, format_error, summarise
-from dist_testing.outcomes import Kind
-from dist_testing.process.board import PhaseBoard
-from dist_testing.process.rank_messages import RANK_MESSAGES, Done, RankMessage, RankReport, Ready, Warned
-from dist_testing.process.wire import MessageReader
-from dist_testing.rank.reporter import FrameWriter, Reporter
-from dist_testing.skips import TEST_SKIPS
+from dist_testing.core.ground.error_text import MAX_TEXT_CHARS, format_error, summarise
+from dist_testing.core.ground.outcomes import Kind
+from dist_testing.core.ground.skips import TEST_SKIPS
+from dist_testing.core.process.board import PhaseBoard
+from dist_testing.core.process.rank_messages import RANK_MESSAGES, Done, RankMessage, RankReport, Ready, Warned
+from dist_testing.core.process.wire import MessageReader
+from dist_testing.core.rank.reporter import FrameWriter, Reporter
 
 
 class Channel:

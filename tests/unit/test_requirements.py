@@ -14,11 +14,11 @@ import torch
 import torch.distributed as dist
 
 import dist_testing
-from dist_testing.errors import UsageError
-from dist_testing.frontends.requirements import accelerators
-from dist_testing.frontends.requirements.decision import check_count, requirement, unmet_requirement
-from dist_testing.frontends.requirements.worlds import skip_below_world_size
-from dist_testing.skips import TEST_SKIPS
+from dist_testing.compat.requirements import accelerators
+from dist_testing.compat.requirements.worlds import skip_below_world_size
+from dist_testing.core.ground.errors import UsageError
+from dist_testing.core.ground.requirement import check_count, requirement, unmet_requirement
+from dist_testing.core.ground.skips import TEST_SKIPS
 
 
 @pytest.fixture

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from dist_testing.engine.run_directory import RunDirectory
+from dist_testing.core.engine.run_directory import RunDirectory
 
 
 def test_an_incomplete_folder_is_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

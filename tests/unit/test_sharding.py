@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dist_testing.bazel.sharding import ShardCase, assign_shards
+from dist_testing.core.bazel.sharding import ShardCase, assign_shards
 
 _NAMES = st.text("abc[]:.", min_size=1, max_size=6)
 _CASES = st.dictionaries(_NAMES, st.sampled_from(["", "", "A", "B"]), max_size=20).map(

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from dist_testing.skips import TEST_SKIPS, TestSkip, gpus_reason, is_about_hardware, skip_for_exit_code
+from dist_testing.core.ground.skips import TEST_SKIPS, TestSkip, gpus_reason, is_about_hardware, skip_for_exit_code
 
 TABLE = {
     "backend_unavailable": (72, "Skipped because distributed backend is not available."),

@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from dist_testing.backends import backend_named
-from dist_testing.errors import SpecError
-from dist_testing.spec import MAX_WORLD_SIZE, SCHEMA, SPEC_VARIABLE, Spec, read_promise, read_spec
+from dist_testing.core.ground.backends import backend_named
+from dist_testing.core.ground.errors import SpecError
+from dist_testing.core.ground.spec import MAX_WORLD_SIZE, SCHEMA, SPEC_VARIABLE, Spec, read_promise, read_spec
 
 BACKEND: dict[str, Any] = {
     "device": "cpu",

@@ -18,10 +18,10 @@ from typing import Any
 import pytest
 import torch
 
-from dist_testing.errors import StateLeakError, UsageError
+from dist_testing.core.ground.errors import StateLeakError, UsageError
+from dist_testing.core.ground.keepable import KEEPABLE, check_keepable
 from dist_testing.hang.ledger import ANSWER_MARK, NoLedger
 from dist_testing.hang.ledger_thread import LedgerThread, answering
-from dist_testing.keepable import KEEPABLE, check_keepable
 from dist_testing.pool_state import RankState
 
 

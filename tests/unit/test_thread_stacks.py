@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from dist_testing.engine.stack_dumps import blame_thread, operation_in, stacks_by_rank, waiting_for_skipped
-from dist_testing.errors import DeadlockError
-from dist_testing.outcomes import Kind, RankOutcome, Status, verdict
-from dist_testing.process.stacks import RankThreads, note_rank, read_ranks, stack_of
+from dist_testing.core.engine.stack_dumps import blame_thread, operation_in, stacks_by_rank, waiting_for_skipped
+from dist_testing.core.ground.errors import DeadlockError
+from dist_testing.core.ground.outcomes import Kind, RankOutcome, Status, verdict
+from dist_testing.core.process.stacks import RankThreads, note_rank, read_ranks, stack_of
 
 # Output of faulthandler on request and at a crash, with Python 3.14's thread names.
 _DUMP = """Thread 0x00007f00000000a1 (most recent call first):

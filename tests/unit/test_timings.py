@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from dist_testing.bazel.timings import read_timings, write_timings
-from dist_testing.errors import ReportError
+from dist_testing.core.bazel.timings import read_timings, write_timings
+from dist_testing.core.ground.errors import ReportError
 
 
 @pytest.fixture

@@ -12,18 +12,18 @@ from pathlib import Path
 
 import pytest
 
-from dist_testing.engine.rank_record import RankRecord
-from dist_testing.engine.running_world import RunningWorld
-from dist_testing.engine.supervisor import Supervisor
-from dist_testing.errors import LaunchError, LeaseTimeoutError
+from dist_testing.core.engine.rank_record import RankRecord
+from dist_testing.core.engine.running_world import RunningWorld
+from dist_testing.core.engine.supervisor import Supervisor
+from dist_testing.core.ground.errors import LaunchError, LeaseTimeoutError
+from dist_testing.core.launch.isolation import FORK
+from dist_testing.core.process.board import PhaseBoard
+from dist_testing.core.process.messages import LauncherEvent, WorldRequest
 from dist_testing.gpus.devices import gpus_present
 from dist_testing.gpus.gpu import NODES_VARIABLE
 from dist_testing.gpus.lease import lease_gpus
 from dist_testing.gpus.resource import HeldGpus
 from dist_testing.gpus.world import WorldGpus
-from dist_testing.launch.isolation import FORK
-from dist_testing.process.board import PhaseBoard
-from dist_testing.process.messages import LauncherEvent, WorldRequest
 from tests.support.forks import forked
 
 _SIZE = 2
@@ -74,7 +74,7 @@ def world(launcher: UnkillableLauncher, tmp_path: Path, monkeypatch: pytest.Monk
         (tmp_path / name).touch()
     monkeypatch.setenv(NODES_VARIABLE, str(tmp_path))
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
-    monkeypatch.setattr("dist_testing.engine.supervisor._KILL_LIMIT_S", 0.0)
+    monkeypatch.setattr("dist_testing.core.engine.supervisor._KILL_LIMIT_S", 0.0)
     fd = PhaseBoard.create(_SIZE)
     board = PhaseBoard(fd, _SIZE)
     os.close(fd)

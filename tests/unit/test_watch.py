@@ -10,7 +10,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from dist_testing.bazel.watch import LIMIT_SIGNAL, Watch
+from dist_testing.core.bazel.watch import LIMIT_SIGNAL, Watch
 
 
 class TimeOverError(Exception):

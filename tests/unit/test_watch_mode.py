@@ -15,7 +15,7 @@ from typing import cast
 
 import pytest
 
-from dist_testing.errors import UsageError
+from dist_testing.core.ground.errors import UsageError
 from dist_testing.watch.files import Files, forget_compiled, is_third_party
 from dist_testing.watch.graph import Graph, syntax_error
 from dist_testing.watch.inert import Inertness

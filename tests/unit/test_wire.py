@@ -17,11 +17,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dist_testing.codec import Family
-from dist_testing.errors import MessageError
-from dist_testing.process.rank_messages import Ready
-from dist_testing.process.wire import MessageReader, receive, send
-from dist_testing.rank.reporter import FrameWriter
+from dist_testing.core.ground.codec import Family
+from dist_testing.core.ground.errors import MessageError
+from dist_testing.core.process.rank_messages import Ready
+from dist_testing.core.process.wire import MessageReader, receive, send
+from dist_testing.core.rank.reporter import FrameWriter
 
 SETTINGS = settings(derandomize=True, database=None, deadline=None, max_examples=50)
 Ends = tuple[socket.socket, socket.socket]
@@ -136,7 +136,7 @@ def test_sending_descriptors_does_not_wait_for_ever(ends: Ends, monkeypatch: pyt
         raise OSError(errno.ETOOMANYREFS, os.strerror(errno.ETOOMANYREFS))
 
     monkeypatch.setattr(socket, "send_fds", refuse)
-    monkeypatch.setattr("dist_testing.process.wire._CROWD_LIMIT_S", 0.0)
+    monkeypatch.setattr("dist_testing.core.process.wire._CROWD_LIMIT_S", 0.0)
     monkeypatch.setattr(time, "sleep", lambda _: pytest.fail("it still waits"))
     with pytest.raises(OSError, match=os.strerror(errno.ETOOMANYREFS)):
         send(ends[0], NOTES, Note(0), [ends[0].fileno()])

@@ -87,7 +87,7 @@ def pytest_command(file: str, *options: str) -> tuple[str, ...]:
     """Return the command of a pytest session with the library's plugin and no other, without any configuration."""
     folder = BENCH / "contestants"
     plain = ("-q", "-c", os.devnull, "--rootdir", str(folder), "-p", "no:cacheprovider")
-    return ("-m", "pytest", *plain, "-p", "dist_testing.frontends.pytest.plugin", *options, str(folder / file))
+    return ("-m", "pytest", *plain, "-p", "dist_testing.core.pytest.plugin", *options, str(folder / file))
 
 
 class _Process:

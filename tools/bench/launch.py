@@ -42,7 +42,7 @@ from contestants.turns import EMPTY_CASE, MEMORY_CASE, MEMORY_FILE
 from figures import BenchError, Summary, machine_facts, paired_ratio, ratio_lines, summarise, table
 from options import ROOT, bench_parser, count, counts, parse, run_bench
 
-from dist_testing.launch.isolation import FORK, POOL, isolation_names
+from dist_testing.core.launch.isolation import FORK, POOL, isolation_names
 
 RAW = (
     Contestant("raw fork, TCPStore", ("-m", "contestants.raw_fork", "tcp")),

@@ -26,10 +26,10 @@ import torch.distributed as dist
 from figures import BenchError, Summary, machine_facts, ratio, ratio_lines, summarise, table
 from options import bench_parser, count, counts, run_bench
 
-from dist_testing.engine.engine import Engine
-from dist_testing.outcomes import Status
-from dist_testing.procfs import children_of, stat_of
-from dist_testing.world import World
+from dist_testing.core.engine.engine import Engine
+from dist_testing.core.ground.outcomes import Status
+from dist_testing.core.ground.procfs import children_of, stat_of
+from dist_testing.core.ground.world import World
 from tests.support.worlds import engine_for, run
 
 WORLD_SIZE = 4
@@ -63,7 +63,7 @@ def _engines() -> Iterator[tuple[dict[str, Engine], dict[str, list[int]]]]:
             with contextlib.ExitStack() as changes:
                 if name == "without":
                     for function, other in (("answer_with_ledger", lambda _: None), ("_call_record", _no_record)):
-                        changes.enter_context(mock.patch(f"dist_testing.rank.bootstrap.{function}", other))
+                        changes.enter_context(mock.patch(f"dist_testing.core.rank.bootstrap.{function}", other))
                 engines[name] = stack.enter_context(engine_for({"reduces": _reduces}))
                 # The first case forks the fork server, which keeps the changes.
                 _run_case(engines[name], name, "fork", 1)

@@ -30,7 +30,7 @@ from typing import Any
 from figures import BenchError, Summary, machine_facts, summarise, table
 from options import ROOT, bench_parser, count, run_bench
 
-from dist_testing.bazel.junit import Outcome, XmlCase, write_xml, xml_name
+from dist_testing.core.bazel.junit import Outcome, XmlCase, write_xml, xml_name
 from tests.report.chromium import browser, chromium
 from tests.report.streams import Case, write_stream
 

@@ -32,7 +32,7 @@ _SOURCE = Path(__file__).resolve().parent / "loop" / "test_edited.py"
 _EDIT = re.compile(r"^EDIT = \d+$", re.MULTILINE)
 _VERDICT = "watch: 1 passed in "
 _WAITS = "watch: waiting for a save"
-_OPTIONS = ("-p", "dist_testing.frontends.pytest.plugin", "-p", "no:cacheprovider", "-q")
+_OPTIONS = ("-p", "dist_testing.core.pytest.plugin", "-p", "no:cacheprovider", "-q")
 _WATCH, _ORDINARY = "watch mode", "pytest file"
 _QUICK = ("--worlds=2", "--rounds=1")
 

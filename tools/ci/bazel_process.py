@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from types import FrameType
 
-from dist_testing.errors import ReportError
+from dist_testing.core.ground.errors import ReportError
 
 # Bazel's exit statuses (its ExitCode.java).
 INTERRUPTED = 8

@@ -25,8 +25,8 @@ from build_events import EventsError, Invocation, read_invocation
 from endpoint import ask_endpoint
 from summary import Summary, summarise, summary_lines
 
-from dist_testing.error_text import format_error
-from dist_testing.errors import ReportError
+from dist_testing.core.ground.error_text import format_error
+from dist_testing.core.ground.errors import ReportError
 from dist_testing.report.files import write_text
 from dist_testing.report.gather import gather
 from dist_testing.report.page import page

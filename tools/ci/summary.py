@@ -9,8 +9,8 @@ from dataclasses import dataclass
 
 from build_events import GOOD, Attempt, Invocation
 
-from dist_testing.bazel.junit import XmlCase, read_xml
-from dist_testing.errors import ReportError
+from dist_testing.core.bazel.junit import XmlCase, read_xml
+from dist_testing.core.ground.errors import ReportError
 
 # Lines shown for one failing target.
 _FAILURES_SHOWN = 5

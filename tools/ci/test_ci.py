@@ -18,7 +18,7 @@ import pytest
 from bazel_process import INTERRUPTED, run_bazel
 from ci import main
 
-from dist_testing.bazel.junit import XmlCase, write_xml
+from dist_testing.core.bazel.junit import XmlCase, write_xml
 
 PASSED = XmlCase("c", "ok", "passed", 1.0)
 FAILED = XmlCase("c", "bad", "failed", 1.0, message="rank 1 raised ValueError")

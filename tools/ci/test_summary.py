@@ -10,7 +10,7 @@ import pytest
 from build_events import Attempt, Invocation
 from summary import summarise, summary_lines
 
-from dist_testing.bazel.junit import XmlCase, write_xml
+from dist_testing.core.bazel.junit import XmlCase, write_xml
 
 PASSED = XmlCase("c", "ok", "passed", 1.0)
 FAILED = XmlCase("c", "bad", "failed", 1.0, message="rank 1 raised ValueError")

@@ -19,7 +19,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from dist_testing.errors import DistTestingError, GpuError
+from dist_testing.core.ground.errors import DistTestingError, GpuError
 from dist_testing.gpus.devices import gpus_present, visible_gpus
 from dist_testing.gpus.lease import lease_gpus
 

@@ -17,7 +17,7 @@ from pathlib import Path
 
 from bazel_process import run_bazel, usual_bazel
 
-from dist_testing.errors import ReportError
+from dist_testing.core.ground.errors import ReportError
 from dist_testing.report.flake_section import flake_lines
 from dist_testing.report.flakes import Flake, Vote, measured, votes
 from dist_testing.report.gather import gather

@@ -17,7 +17,7 @@ from pathlib import Path
 
 from testlogs import Results, go_where_the_user_is, read_results
 
-from dist_testing.errors import ReportError
+from dist_testing.core.ground.errors import ReportError
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,7 +8,7 @@ import pytest
 import ran_nothing
 from testlogs import Results, Run
 
-from dist_testing.bazel.junit import XmlCase, write_xml
+from dist_testing.core.bazel.junit import XmlCase, write_xml
 
 
 def _case(message: str = "", *, ran: bool) -> XmlCase:

@@ -10,8 +10,8 @@ import pytest
 from build_events import EventsError, read_invocation
 from testlogs import Results, read_results
 
-from dist_testing.bazel.junit import XmlCase, write_xml
-from dist_testing.errors import ReportError
+from dist_testing.core.bazel.junit import XmlCase, write_xml
+from dist_testing.core.ground.errors import ReportError
 
 
 def _write(path: Path, suite: str) -> Path:

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import timings
 
-from dist_testing.bazel.junit import Outcome, XmlCase, write_xml
+from dist_testing.core.bazel.junit import Outcome, XmlCase, write_xml
 
 
 def _run(folder: Path, number: int, seconds: dict[str, float], outcome: Outcome = "passed") -> None:

@@ -9,8 +9,8 @@ from pathlib import Path
 
 from build_events import read_invocation
 
-from dist_testing.bazel.junit import XmlCase, read_xml
-from dist_testing.errors import ReportError
+from dist_testing.core.bazel.junit import XmlCase, read_xml
+from dist_testing.core.ground.errors import ReportError
 from dist_testing.report.gather import label_of
 from dist_testing.report.model import is_label
 

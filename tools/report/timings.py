@@ -16,8 +16,8 @@ from pathlib import Path
 
 from testlogs import Results, go_where_the_user_is, read_results
 
-from dist_testing.bazel.timings import Timings, read_timings, write_timings
-from dist_testing.errors import ReportError
+from dist_testing.core.bazel.timings import Timings, read_timings, write_timings
+from dist_testing.core.ground.errors import ReportError
 
 
 def measured(results: Results) -> dict[str, dict[str, float]]:

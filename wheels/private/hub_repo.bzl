@@ -127,7 +127,7 @@ def _hub_repo_impl(repository_ctx):
             rule = Label(":hub_target.bzl"),
         ))
 
-    # Which packages the deps of a test name; dist_testing/bazel/named_plugins.py reads it.
+    # Which packages the deps of a test name; dist_testing/core/bazel/named_plugins.py reads it.
     repository_ctx.file("_named/BUILD.bazel", "exports_files(glob([\"*\"]))\n")
     repository_ctx.file("_named/packages.txt", "\n".join(sorted(packages)) + "\n")
     for package in packages:

@@ -12,17 +12,17 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from dist_testing.case import CaseBody
-from dist_testing.codec import shape_of
 from dist_testing.conformance.catalogue import cell_named
 from dist_testing.conformance.cell import WHOLE, Observation, Seen
 from dist_testing.conformance.groups import members
 from dist_testing.conformance.kit import AbsentError, Groups, Kit, WrongError, first_line
 from dist_testing.conformance.rows.registry import script_of
-from dist_testing.process.messages import RankStart
-from dist_testing.rank.bootstrap import RankFrontEnd
-from dist_testing.rank.rank_world import RankWorld
-from dist_testing.rank.reporter import Reporter
+from dist_testing.core.ground.case import CaseBody
+from dist_testing.core.ground.codec import shape_of
+from dist_testing.core.process.messages import RankStart
+from dist_testing.core.rank.bootstrap import RankFrontEnd
+from dist_testing.core.rank.rank_world import RankWorld
+from dist_testing.core.rank.reporter import Reporter
 
 if TYPE_CHECKING:
     from torch._C._distributed_c10d import Store

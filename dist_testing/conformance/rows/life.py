@@ -12,7 +12,7 @@ from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
 from dist_testing.conformance.rows.registry import script
-from dist_testing.frontends.helpers.environment import environment
+from dist_testing.core.ground.environment import environment
 
 if TYPE_CHECKING:
     from dist_testing.conformance.kit import Kit

@@ -8,7 +8,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from dist_testing.conformance.rows.registry import script
-from dist_testing.frontends.helpers.environment import environment
+from dist_testing.core.ground.environment import environment
 
 if TYPE_CHECKING:
     from dist_testing.conformance.kit import Kit

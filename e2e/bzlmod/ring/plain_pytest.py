@@ -16,7 +16,7 @@ def main() -> int:
     env = {name: value for name, value in os.environ.items() if not name.startswith(PREFIXES)}
     env["PYTHONPATH"] = os.pathsep.join([str(FOLDER.parent), *sys.path])
     options = ["--dist-backend=ring", "--dist-world-size=3", "--import-mode=importlib", "-p", "no:cacheprovider"]
-    plugin = ["-p", "dist_testing.frontends.pytest.plugin"]
+    plugin = ["-p", "dist_testing.core.pytest.plugin"]
     command = [sys.executable, "-m", "pytest", *plugin, *options, f"--rootdir={FOLDER}", str(FOLDER / "test_ring.py")]
     done = subprocess.run(command, env=env, stdout=subprocess.PIPE, text=True, check=False)
     print(done.stdout)

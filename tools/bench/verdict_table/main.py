@@ -13,7 +13,7 @@ from pathlib import Path
 from figures import BenchError, machine_facts, write_json
 from options import bench_parser, count, parse
 
-from dist_testing.process.lifetime import become_subreaper
+from dist_testing.core.process.lifetime import become_subreaper
 from verdict_table.bodies import order_env
 from verdict_table.cases import CASES, Case
 from verdict_table.judge import LIBRARY, TORCH, Dialect, Finding, NothingHappenedError, judge

@@ -14,7 +14,7 @@ import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from dist_testing.layout import INTERFACE, node_address, node_name
+from dist_testing.core.ground.layout import INTERFACE, node_address, node_name
 from dist_testing.nodes.namespaces import Nodes
 from tests.support.cluster import kill_all
 

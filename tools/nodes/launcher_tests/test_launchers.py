@@ -17,7 +17,7 @@ from xml.etree import ElementTree
 import pytest
 from launcher_prefix.prefix import existing_copy
 
-from dist_testing.layout import node_address
+from dist_testing.core.ground.layout import node_address
 from dist_testing.nodes.namespaces import Nodes, missing_permission
 from launcher_tests.real import Real
 from tests.support.bell import Bell
@@ -52,7 +52,7 @@ class _Launched:
     """The launcher and the ranks below it, with the output of both."""
 
     def __init__(self, real: Real, words: list[str], folder: Path, env: dict[str, str], *options: str) -> None:
-        write_file(folder, "pytest.ini", "[pytest]\naddopts = -p dist_testing.frontends.pytest.plugin --color=no\n")
+        write_file(folder, "pytest.ini", "[pytest]\naddopts = -p dist_testing.core.pytest.plugin --color=no\n")
         self._log = folder / "launcher.log"
         ranks = [sys.executable, "-m", "pytest", "-rA", *options, "test_cases.py"]
         self.process: subprocess.Popen[bytes] = real.start(0, ["env", *_set(env), *words, *ranks], self._log)

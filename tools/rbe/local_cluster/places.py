@@ -27,7 +27,7 @@ SCRATCH_PREFIX = "dist-rbe-"
 SCRATCH_PARENT = Path("/tmp")
 
 _NAME = re.compile(r"[A-Za-z0-9_-]{1,32}")
-# Short paths of tests, and the link in each (dist_testing/engine/run_directory.py). A test that is killed with all its
+# Short paths of tests, and the link in each (core/engine/run_directory.py). A test that is killed with all its
 # processes at once leaves one behind.
 _SHORT_WAYS = "dist-*"
 _SHORT_WAY_LINK = "t"

@@ -1,0 +1,178 @@
+"""A test's surroundings: environment variables, time limits, shared folders, and TensorPipe's transports."""
+
+from __future__ import annotations
+
+import functools
+import os
+import resource
+import subprocess
+import tempfile
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any, TypeVar, cast
+
+from dist_testing.core.ground.environment import environment
+from dist_testing.core.ground.errors import UsageError
+
+_Function = TypeVar("_Function", bound=Callable[..., Any])
+
+_DEBUG_LEVEL = "TORCH_DISTRIBUTED_DEBUG"
+_TIMEOUT_VARIABLE = "DISTRIBUTED_TESTS_DEFAULT_TIMEOUT"
+_SHARED_FOLDERS = ("barrier", "test_dir", "init_dir")
+
+_temp_dirs: list[tempfile.TemporaryDirectory[str]] = []
+
+
+def with_nccl_blocking_wait(func: _Function) -> _Function:
+    """Run a test with `TORCH_NCCL_BLOCKING_WAIT` set and `TORCH_NCCL_ASYNC_ERROR_HANDLING` not set.
+
+    Both variables are restored afterwards, also when the test fails.
+    """
+    return environment({"TORCH_NCCL_BLOCKING_WAIT": "1", "TORCH_NCCL_ASYNC_ERROR_HANDLING": None})(func)
+
+
+@contextmanager
+def core_dumps_disabled() -> Iterator[None]:
+    """Let a failed assertion on a device raise an error on ROCm, too, instead of ending the process.
+
+    HIP ends a process after a fault of its GPU if core files are allowed, so that it can write one. Wait for the device
+    inside of the block: the error comes only then. The limit of core files is restored afterwards.
+    """
+    soft, hard = resource.getrlimit(resource.RLIMIT_CORE)
+    resource.setrlimit(resource.RLIMIT_CORE, (0, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_CORE, (soft, hard))
+
+
+def with_dist_debug_levels(levels: Iterable[str]) -> Callable[[_Function], _Function]:
+    """Run a test once under each debug level of torch.distributed.
+
+    A barrier follows each run while there is a default group. The earlier level is restored afterwards, also when the
+    test fails.
+
+    Args:
+        levels: Values of `TORCH_DISTRIBUTED_DEBUG`: "OFF", "INFO", "DETAIL".
+    """
+    every = list(levels)
+
+    def decorator(func: _Function) -> _Function:
+        @functools.wraps(func)
+        def wrapper(*args: Any, **kwargs: Any) -> Any:
+            import torch.distributed as dist
+            from torch._C._distributed_c10d import set_debug_level_from_env
+
+            result = None
+            try:
+                for level in every:
+                    with environment({_DEBUG_LEVEL: level}):
+                        set_debug_level_from_env()
+                        result = func(*args, **kwargs)
+                        if dist.is_initialized():
+                            dist.barrier()
+            finally:
+                set_debug_level_from_env()
+            return result
+
+        return cast(_Function, wrapper)
+
+    return decorator
+
+
+def default_timeout(env: Mapping[str, str]) -> int:
+    """Return the limit, in seconds, of a test that sets none of its own.
+
+    Args:
+        env: Environment variables. `DISTRIBUTED_TESTS_DEFAULT_TIMEOUT` sets the limit; default: 300. Under
+            ThreadSanitizer (`PYTORCH_TEST_WITH_TSAN=1`) the limit is 500.
+
+    Raises:
+        UsageError: If `DISTRIBUTED_TESTS_DEFAULT_TIMEOUT` is not a number of seconds.
+    """
+    if env.get("PYTORCH_TEST_WITH_TSAN", "0") == "1":
+        return 500
+    given = env.get(_TIMEOUT_VARIABLE, "300")
+    if not (given.isascii() and given.isdecimal() and int(given)):
+        raise UsageError(
+            f"{_TIMEOUT_VARIABLE} = {given!r}; expected a number of seconds, at least 1.\n"
+            "It is the limit of each test that sets none of its own.\n"
+            f"Correct the variable, or unset it for 300."
+        )
+    return int(given)
+
+
+# `default_timeout` of this process's environment; see `__getattr__`.
+TIMEOUT_DEFAULT: int
+
+# Method name to seconds. Tests may add to it.
+TIMEOUT_OVERRIDE = {"test_ddp_uneven_inputs": 400, "test_DistributedDataParallel": 500}
+
+
+def get_timeout(test_id: str) -> int:
+    """Return the limit of a test in seconds: its entry in `TIMEOUT_OVERRIDE`, else the default.
+
+    Args:
+        test_id: `unittest.TestCase.id()`; its last part is the method's name.
+
+    Raises:
+        UsageError: If `DISTRIBUTED_TESTS_DEFAULT_TIMEOUT` is not a number of seconds.
+    """
+    limit = TIMEOUT_OVERRIDE.get(test_id.rpartition(".")[2])
+    return limit if limit is not None else default_timeout(os.environ)
+
+
+def __getattr__(name: str) -> int:
+    # Not at import: a wrong value is an error only in a run with torch-style tests, and gets a report there.
+    if name == "TIMEOUT_DEFAULT":
+        return default_timeout(os.environ)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def initialize_temp_directories(init_method: str | None = None) -> None:
+    """Make a temporary folder with `barrier`, `test_dir` and `init_dir`, for processes that a test starts itself.
+
+    The variable `TEMP_DIR` names the folder, and `INIT_METHOD` a rendezvous.
+
+    Args:
+        init_method: Value of `INIT_METHOD`; default: a file in `init_dir`.
+    """
+    folder = tempfile.TemporaryDirectory()
+    _temp_dirs.append(folder)
+    for name in _SHARED_FOLDERS:
+        os.mkdir(os.path.join(folder.name, name))
+    os.environ["TEMP_DIR"] = folder.name
+    os.environ["INIT_METHOD"] = init_method or f"file://{folder.name}/init_dir/shared_init_file"
+
+
+def cleanup_temp_dir() -> None:
+    """Remove the folders of all calls of `initialize_temp_directories`."""
+    while _temp_dirs:
+        _temp_dirs.pop().cleanup()
+
+
+def current_temp_dir() -> tempfile.TemporaryDirectory[str] | None:
+    """Return the newest folder of `initialize_temp_directories`; None if there is none."""
+    return _temp_dirs[-1] if _temp_dirs else None
+
+
+@functools.cache
+def has_efa() -> bool:
+    """Return whether libfabric finds an Elastic Fabric Adapter.
+
+    Runs `fi_info -p efa -t FI_EP_RDM` once per process; False if `fi_info` cannot be run.
+    """
+    command = ["fi_info", "-p", "efa", "-t", "FI_EP_RDM"]
+    try:
+        found = subprocess.run(command, check=False, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    except OSError:
+        return False
+    return found.returncode == 0
+
+
+def tp_transports() -> list[str] | None:
+    """Return the transports to pass as `_transports` of TensorPipe's options; None for TensorPipe's own choice.
+
+    With EFA the list leaves out InfiniBand, because TensorPipe mistakes EFA for it.
+    """
+    return ["shm", "uv"] if has_efa() else None

@@ -1,0 +1,165 @@
+"""Requirements on GPUs and other accelerators, and helpers that count them and assign them to ranks.
+
+The count does not create a CUDA context, because torch asks NVML, so the runner may count.
+"""
+
+from __future__ import annotations
+
+import unittest
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from dist_testing.compat.requirements.platforms import is_rocm
+from dist_testing.compat.requirements.worlds import world_size_in
+from dist_testing.core.ground.backends import any_declared
+from dist_testing.core.ground.requirement import check_count, requirement
+from dist_testing.core.ground.skips import TEST_SKIPS, gpus_reason
+
+if TYPE_CHECKING:
+    import torch
+
+_Function = TypeVar("_Function", bound=Callable[..., Any])
+# A function, a method or a class.
+_Test = TypeVar("_Test", bound=Callable[..., Any])
+
+# Kinds of device on which DistributedDataParallel uses the rank as the device index.
+DDP_RANK_DEVICES = ["cuda", "xpu"]
+# ROCm architectures that have symmetric memory.
+_ROCM_SYMM_MEM = ("gfx942", "gfx950")
+
+
+def _cuda_count() -> int:
+    import torch
+
+    return torch.cuda.device_count()
+
+
+def accelerator_count() -> int:
+    """Return the number of accelerators: CUDA or ROCm GPUs, XPUs or HPUs, the kind of which the machine has most."""
+    import torch
+
+    counts = [_cuda_count(), torch.xpu.device_count()]
+    # Only a plugin adds this module.
+    if (hpu := getattr(torch, "hpu", None)) is not None:
+        counts.append(hpu.device_count())
+    return max(counts)
+
+
+def at_least_x_gpu(x: int) -> bool:
+    """Return whether the machine has at least `x` accelerators of one kind."""
+    return accelerator_count() >= x
+
+
+def skip_if_no_gpu(func: _Function) -> _Function:
+    """Skip a test without an accelerator, or with fewer accelerators than ranks in the world."""
+
+    def decide(environment: Mapping[str, str]) -> str | None:
+        count = accelerator_count()
+        if not count:
+            return TEST_SKIPS["no_cuda"].message
+        size = world_size_in(environment)
+        return gpus_reason(size) if size is not None and count < size else None
+
+    return requirement(decide)(func)
+
+
+def skip_if_lt_x_gpu(x: int, *, allow_cpu: bool = False) -> Callable[[_Function], _Function]:
+    """Skip a test on a machine with fewer than `x` accelerators.
+
+    Args:
+        x: Number of accelerators that the test needs, from 0.
+        allow_cpu: Whether to run the test on a machine without any accelerator; default: False.
+
+    Raises:
+        UsageError: If `x` is not such a number.
+    """
+    check_count("skip_if_lt_x_gpu", x, "GPUs")
+
+    def decide(environment: Mapping[str, str]) -> str | None:
+        count = accelerator_count()
+        return None if count >= x or (allow_cpu and not count) else gpus_reason(x)
+
+    return requirement(decide)
+
+
+def nccl_skip_if_lt_x_gpu(backend: str, x: int) -> Callable[[_Function], _Function]:
+    """Skip a test with fewer than `x` CUDA devices if `backend` is "nccl"; run it with any other backend.
+
+    Args:
+        backend: Name of the test's backend.
+        x: Number of CUDA devices that the test needs, from 0.
+
+    Raises:
+        UsageError: If `x` is not such a number.
+    """
+    check_count(f"nccl_skip_if_lt_x_gpu({backend!r}, x)", x, "GPUs")
+
+    def decide(environment: Mapping[str, str]) -> str | None:
+        uses_nccl = any_declared(backend, lambda declared: declared.uses_nccl)
+        return gpus_reason(x) if uses_nccl and _cuda_count() < x else None
+
+    return requirement(decide)
+
+
+def require_n_gpus_for_nccl_backend(n: int, backend: str) -> Callable[[_Function], _Function]:
+    """Do the same as `nccl_skip_if_lt_x_gpu`, with the arguments in the other order."""
+    return nccl_skip_if_lt_x_gpu(backend, n)
+
+
+def requires_multicast_support() -> Callable[[_Test], _Test]:
+    """Skip a test or class if the first CUDA device has no multicast (NVLink SHARP)."""
+    text = "multicast support is not available"
+    if not _cuda_count():
+        return unittest.skip(text)
+
+    def decide(environment: Mapping[str, str]) -> str | None:
+        from torch._C._autograd import DeviceType
+        from torch._C._distributed_c10d import _SymmetricMemory
+
+        return None if _SymmetricMemory.has_multicast_support(DeviceType.CUDA, 0) else text
+
+    return requirement(decide, on_rank_only=True)
+
+
+def evaluate_platform_supports_symm_mem() -> bool:
+    """Return whether symmetric memory works here: with CUDA, and on some ROCm architectures."""
+    import torch
+
+    if not _cuda_count():
+        return False
+    return not is_rocm() or any(name in torch.cuda.get_device_properties(0).gcnArchName for name in _ROCM_SYMM_MEM)
+
+
+def sm_is_or_higher_than(device: torch.device, major: int, minor: int) -> bool:
+    """Return whether a CUDA device's compute capability is at least `major`.`minor`; always False on ROCm.
+
+    Args:
+        device: The device; True for another kind than CUDA.
+        major: First part of the capability.
+        minor: Second part of the capability.
+    """
+    import torch
+
+    if device.type != "cuda":
+        return True
+    return torch.version.hip is None and torch.cuda.get_device_capability(device) >= (major, minor)
+
+
+def requires_ddp_rank(device: str) -> bool:
+    """Return whether DistributedDataParallel uses the rank as the index on a kind of device, such as "cuda"."""
+    return device in DDP_RANK_DEVICES
+
+
+def init_multigpu_helper(world_size: int, backend: str) -> dict[int, list[int]]:
+    """Return which accelerator belongs to which rank: the one with the rank's index.
+
+    Args:
+        world_size: Ranks in the world.
+        backend: Has no effect; torch's function has it.
+
+    Returns:
+        Rank to the list of its accelerators' indices: one each, or none if there are fewer accelerators than ranks.
+    """
+    has_enough = accelerator_count() >= world_size
+    # As in torch, whose suites rely on the first index being the rank.
+    return {rank: [rank] if has_enough else [] for rank in range(world_size)}

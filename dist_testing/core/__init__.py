@@ -1,0 +1,1 @@
+"""What runs and judges worlds of ranks, without the add-ons."""

@@ -1,0 +1,270 @@
+"""Collects the results of a run, and writes the XML, the warnings and the result for Bazel."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from dist_testing.core.bazel.banner import Banner
+from dist_testing.core.bazel.junit import EXPECTED, Outcome, XmlCase, write_xml, xml_name
+from dist_testing.core.bazel.protocol import Protocol
+from dist_testing.core.events.event import Event
+from dist_testing.core.events.runs import TestBegan, TestEnded, TestReported, TestsCollected
+from dist_testing.core.ground.errors import ReportError
+from dist_testing.core.ground.outcomes import Cause
+from dist_testing.core.ground.spec import Spec
+
+# Values of `pytest.ExitCode`. Bazel takes every code but 0 for a failure.
+FAILED = 1
+_NO_TESTS_COLLECTED = 5
+# Limit of different skip reasons in one line.
+_MAX_REASONS = 3
+# Causes that the runner reports to the executor: the test may pass on another machine.
+_OF_THE_MACHINE = (Cause.INFRASTRUCTURE, Cause.PROMISE)
+
+
+def banner(spec: Spec, protocol: Protocol) -> str:
+    """Return the start of the log's first line, which describes the run."""
+    sizes = ", ".join(str(size) for size in spec.world_sizes)
+    gpus = f", {spec.gpus_per_rank} GPU(s) per rank" if spec.gpus_per_rank else ""
+    index, total = protocol.shard
+    shard = f", shard {index + 1} of {total}" if total > 1 else ""
+    run = f", run {protocol.run_number}" if protocol.run_number is not None else ""
+    return f"dist_testing: {spec.target}: {spec.backend.name}, world size {sizes}{gpus}, {spec.isolation}{shard}{run}"
+
+
+class Conclusion:
+    """Collects the results of a run, and judges the run at its end. It is a sink of events.
+
+    Attributes:
+        cases: The reported cases.
+        running: Class name and name of each running case.
+        to_come: Number of cases that have not ended.
+        interruption: Why the run has ended early; "" if it has not.
+        where: Stacks of the runner at that time; "" if they do not help.
+        is_promised: Whether the configuration promises the hardware.
+        has_ranks: Whether the target has a case that runs on ranks, in any shard and with any filter. True until all
+            cases are known.
+        is_filter_in_vain: Whether the filter matches no case of the target, in any shard.
+        decides_for_target: Whether all cases of other shards will certainly skip, so that this shard decides.
+        kinds: The kinds of events that it needs.
+    """
+
+    kinds = (TestsCollected, TestBegan, TestReported, TestEnded)
+
+    def __init__(self, spec: Spec, protocol: Protocol, head: Banner) -> None:
+        """Make a conclusion without results. It ends the first line of the log."""
+        self.cases: list[XmlCase] = []
+        self.running: list[tuple[str, str]] = []
+        self.to_come = 0
+        self.interruption = ""
+        self.where = ""
+        self.has_ranks = True
+        self.is_filter_in_vain = False
+        self.decides_for_target = False
+        self._spec = spec
+        self._protocol = protocol
+        self._head = head
+        self.is_promised = any(spec.promises(size) for size in spec.world_sizes)
+        self._warnings: list[str] = []
+        self._late_warnings: list[str] = []
+
+    def __call__(self, event: Event) -> None:
+        """Take an event of the front end."""
+        match event:
+            case TestsCollected():
+                self.to_come = event.count
+            case TestBegan():
+                self.running.append(xml_name(event.test))
+            case TestReported():
+                self._take(event)
+            case TestEnded():
+                self.finished(xml_name(event.test))
+
+    def _take(self, report: TestReported) -> None:
+        """Keep one case per test, for its call; and one more for each failure or skip outside the call."""
+        if report.when != "call" and report.outcome in ("passed", "xpassed"):
+            return
+        outcome: Outcome = "passed"
+        if report.outcome == "failed":
+            outcome = "failed" if report.when == "call" else "error"
+        elif report.outcome in ("skipped", "xfailed"):
+            outcome = "skipped"
+        if report.when == "collect":
+            if outcome == "error" or self._protocol.shard[0] == 0:
+                self.add(XmlCase("", report.test, outcome, 0.0, report.message, report.text))
+            return
+        message = f"{EXPECTED}{report.message}" if report.outcome in ("xfailed", "xpassed") else report.message
+        if report.outcome == "failed" and any(("cause", cause.value) in report.properties for cause in _OF_THE_MACHINE):
+            self.tell_infrastructure(message)
+        self.add(XmlCase(*xml_name(report.test), outcome, report.duration_s, message, report.text, report.properties))
+
+    def add(self, case: XmlCase) -> None:
+        """Add a case to the results. If it has run, end the first line of the log."""
+        self.cases.append(case)
+        if case.has_run:
+            self._head.end_line("" if self.has_ranks else ": NO CASE RAN ON RANKS")
+
+    def finished(self, name: tuple[str, str]) -> None:
+        """Note the end of a running case."""
+        if name in self.running:
+            self.running.remove(name)
+        self.to_come -= 1
+
+    def warn(self, text: str) -> None:
+        """Print a warning to the log, and pass it to Bazel."""
+        print(f"WARNING: {text}")
+        self._warnings.append(text)
+
+    def warn_at_end(self, text: str) -> None:
+        """Print a warning at the end of the run: output during a test would count as the test's."""
+        self._late_warnings.append(text)
+
+    def give_up(self, why: str) -> None:
+        """Report that the run ended before pytest returned."""
+        self.interruption = why
+        text = (
+            f"{self._spec.target}: the run ended before its cases did: {why}.\n"
+            "A case that has not run counts neither as passed nor as skipped.\n"
+            "Look in the log above for what ended the run."
+        )
+        self._head.end_line()
+        print(text)
+        self._blame_run(self._with_place(text))
+
+    def tell_infrastructure(self, message: str) -> None:
+        """Tell the executor, once, that the machine failed and not the test."""
+        path = self._protocol.infrastructure_file
+        if path is not None and not path.exists():
+            self._write(path, f"dist_testing\n{message}\n")
+
+    def conclude(self, code: int) -> int:
+        """Write all result files for Bazel. Takes the exit code of pytest, and returns that for Bazel: 0 for a pass.
+
+        Raises:
+            ReportError: If the XML cannot be written.
+        """
+        if not self.has_ranks and not self.interruption and any(case.has_run for case in self.cases):
+            self._warn_for_target(
+                f"{self._spec.target}: no case ran on ranks: "
+                f"none is distributed for backend {self._spec.backend.name}.\n"
+                "The cases lack @pytest.mark.distributed or a base class such as dist_testing.MultiProcessTestCase; a "
+                "test without both runs once, in the runner.\n"
+                "Mark the cases, or move tests that need no ranks to a py_test."
+            )
+        for name in list(self.running):
+            text = f"the case had not ended when the run did: {self.interruption or 'for a reason that is in the log'}"
+            self.cases.append(XmlCase(*name, "error", 0.0, text, self._with_place(text)))
+            self.finished(name)
+        if code in (0, _NO_TESTS_COLLECTED):
+            if self.interruption:
+                # `pytest.exit` can set any exit code, also 0.
+                self.give_up(self.interruption)
+                code = FAILED
+            elif not self.cases:
+                code = self._judge_empty_run()
+            elif not any(case.has_run for case in self.cases):
+                code = self._judge_skipped_run()
+            elif failed := [case for case in self.cases if case.outcome in ("failed", "error")]:
+                code = self._judge_forgiven_run(failed)
+        elif all(case.outcome in ("passed", "skipped") for case in self.cases):
+            # For example a wrong option, a broken conftest.py, or a signal between two cases.
+            why = self.interruption or f"pytest's exit code {code}"
+            self._blame_run(self._with_place(f"the run failed outside its cases ({why}); the log says why"))
+        self._head.end_line()
+        if self.where:
+            print(self._with_place(f"\n{self._spec.target}: {self.interruption}."))
+        for warning in self._late_warnings:
+            self.warn(warning)
+        if self._warnings and self._protocol.warnings_file is not None:
+            self._write(self._protocol.warnings_file, "".join(f"{warning}\n" for warning in self._warnings))
+        self._write_xml()
+        return code
+
+    def _judge_empty_run(self) -> int:
+        index, total = self._protocol.shard
+        if self._protocol.test_filter or (total > 1 and index > 0):
+            # A filter may match no case of this target, and a target may have fewer cases than shards.
+            if self.is_filter_in_vain:
+                why = f"no case matches --test_filter={self._protocol.test_filter!r}"
+                self._head.end_line(f": NOTHING RAN: {why}")
+                self._warn_for_target(f"nothing of {self._spec.target} ran: {why}")
+            return 0
+        text = (
+            f"{self._spec.target}: nothing ran: there was no case for backend {self._spec.backend.name}.\n"
+            "A target that runs nothing would always pass.\n"
+            f"Add tests to {', '.join(self._spec.srcs)}, or remove the target."
+        )
+        self._head.end_line()
+        print(text)
+        self._blame_run(text)
+        return _NO_TESTS_COLLECTED
+
+    def _warn_for_target(self, text: str) -> None:
+        # All shards know it; one of them warns.
+        if self._protocol.shard[0] == 0:
+            self.warn(text)
+
+    def _judge_skipped_run(self) -> int:
+        # A reason may have several lines; the log's first line is one.
+        reasons = sorted({" ".join(case.message.split()) or "without a reason" for case in self.cases})
+        shown = "; ".join(reasons[:_MAX_REASONS])
+        if len(reasons) > _MAX_REASONS:
+            shown += f"; and {len(reasons) - _MAX_REASONS} more"
+        self._head.end_line(f": EVERY CASE WAS SKIPPED: {shown}")
+        is_decisive = self._protocol.is_whole_target or (self.decides_for_target and not self._protocol.test_filter)
+        whose = "" if is_decisive else "the selected part of "
+        # All cases of a part may skip. Missing hardware is no reason here, because it has failed each case by name.
+        if not (self.is_promised and is_decisive):
+            self.warn(f"every case of {whose}{self._spec.target} was skipped: {shown}")
+            return 0
+        text = (
+            f"{self._spec.target}: promised hardware, and every case was skipped: {shown}.\n"
+            "A GPU target that runs nothing on promised hardware tests nothing; a skip mark may ask for something "
+            "else.\n"
+            "Repair what the reasons name, remove the target, or run it without the promise."
+        )
+        print(text)
+        self._blame_run(text)
+        return FAILED
+
+    def _judge_forgiven_run(self, failed: Sequence[XmlCase]) -> int:
+        # The XML has the failures, so the result must not be a pass.
+        print(
+            f"{self._spec.target}: {len(failed)} case(s) failed, the first is {failed[0].name}, and the session ended "
+            "with exit code 0.\n"
+            "A conftest.py or a plugin has set the exit code (session.exitstatus).\n"
+            "Mark cases that may fail with xfail, or leave them out; the target fails."
+        )
+        return FAILED
+
+    def _with_place(self, text: str) -> str:
+        return f"{text}\n{self.where}" if self.where else text
+
+    def _blame_run(self, text: str) -> None:
+        """Add a failure of the run to the XML, outside its cases."""
+        self.cases.append(XmlCase("", self._spec.target, "error", 0.0, text.partition("\n")[0], text))
+
+    def _write_xml(self) -> None:
+        path = self._protocol.xml_file
+        if path is None:
+            return
+        properties = self._protocol.properties
+        if self.interruption:
+            properties += [("interrupted", self.interruption), ("not_run", self.to_come)]
+        try:
+            write_xml(path, self._spec.target, self.cases, properties)
+        except OSError as error:
+            raise ReportError(
+                f"{path}: the results cannot be written: {error}.\n"
+                "The disk is full, or a test has removed the folder.\n"
+                "Make room, and run the target again. The results in the log are right."
+            ) from error
+
+    def _write(self, path: Path, text: str) -> None:
+        try:
+            # The text of a test may contain any character.
+            path.write_text(text, encoding="utf-8", errors="backslashreplace")
+        except OSError as error:
+            # Only for the log: the verdict does not depend on it.
+            print(f"WARNING: {path} cannot be written: {error}")

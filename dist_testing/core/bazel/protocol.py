@@ -1,0 +1,157 @@
+"""Reads and checks the variables of Bazel's test protocol. Only the runner uses them.
+
+Source: Bazel's test encyclopedia, "Initial conditions" and "Test sharding".
+"""
+
+from __future__ import annotations
+
+import contextlib
+import re
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import psutil
+
+from dist_testing.core.ground.errors import UsageError
+
+
+@dataclass(frozen=True, slots=True)
+class CoverageRequest:
+    """The request of `bazel coverage`.
+
+    Attributes:
+        directory: `COVERAGE_DIR`: every LCOV file in it goes into the target's report.
+        manifest: `COVERAGE_MANIFEST`: lists the sources to measure.
+    """
+
+    directory: Path
+    manifest: Path
+
+
+@dataclass(frozen=True, slots=True)
+class Protocol:
+    """Bazel's settings of this run. A field is empty if Bazel has not set its variable.
+
+    Attributes:
+        timeout_s: `TEST_TIMEOUT`: seconds until Bazel ends the test.
+        xml_file: `XML_OUTPUT_FILE`: path of the XML.
+        outputs: `TEST_UNDECLARED_OUTPUTS_DIR`: a folder that Bazel keeps and shows to the user.
+        premature_exit_file: `TEST_PREMATURE_EXIT_FILE`: exists while the test is not over.
+        infrastructure_file: `TEST_INFRASTRUCTURE_FAILURE_FILE`: tells executors that the infrastructure failed.
+        warnings_file: `TEST_WARNINGS_OUTPUT_FILE`: Bazel prints its content.
+        test_filter: `TESTBRIDGE_TEST_ONLY`: `--test_filter`.
+        fail_fast: `TESTBRIDGE_TEST_RUNNER_FAIL_FAST`: `--test_runner_fail_fast`.
+        shard: Index of this shard, and number of shards.
+        run_number: `TEST_RUN_NUMBER`: number of this run among `--runs_per_test`, from 1.
+        random_seed: `TEST_RANDOM_SEED`: unchanged, for the XML. Tests read it from their environment.
+        coverage: The request of `bazel coverage`.
+    """
+
+    timeout_s: float | None = None
+    xml_file: Path | None = None
+    outputs: Path | None = None
+    premature_exit_file: Path | None = None
+    infrastructure_file: Path | None = None
+    warnings_file: Path | None = None
+    test_filter: str = ""
+    fail_fast: bool = False
+    shard: tuple[int, int] = (0, 1)
+    run_number: int | None = None
+    random_seed: str = ""
+    coverage: CoverageRequest | None = None
+
+    @property
+    def is_whole_target(self) -> bool:
+        """Whether this run has all cases of the target, and not only a shard or a selection."""
+        return self.shard[1] == 1 and not self.test_filter
+
+    @property
+    def properties(self) -> list[tuple[str, object]]:
+        """Properties for the XML that tell this run of the target from others."""
+        values: list[tuple[str, object]] = []
+        if self.shard[1] > 1:
+            values += [("shard_index", self.shard[0]), ("total_shards", self.shard[1])]
+        if self.run_number is not None:
+            values.append(("run_number", self.run_number))
+        if self.random_seed:
+            values.append(("random_seed", self.random_seed))
+        return values
+
+    def time_left_s(self) -> float | None:
+        """Return the rest of `timeout_s`, which runs from the start of this process; None without a limit. Seconds."""
+        if self.timeout_s is None:
+            return None
+        age_s = time.time() - psutil.Process().create_time()
+        # The clock may have been changed, so the age takes at most half of the time.
+        return self.timeout_s - min(max(age_s, 0.0), self.timeout_s / 2)
+
+    @contextlib.contextmanager
+    def not_over_yet(self) -> Iterator[None]:
+        """Keep the premature-exit file while the body runs. If the process vanishes, Bazel sees the file."""
+        if self.premature_exit_file is None:
+            yield
+            return
+        _touch(self.premature_exit_file, "TEST_PREMATURE_EXIT_FILE")
+        # An exception is a visible end, so only a process that vanishes leaves the file.
+        try:
+            yield
+        finally:
+            self.premature_exit_file.unlink(missing_ok=True)
+
+
+def read_protocol(env: Mapping[str, str]) -> Protocol:
+    """Read the variables. Before an error can occur, tell Bazel that the runner supports sharding.
+
+    Raises:
+        UsageError: If a variable has a value that Bazel does not set.
+    """
+    shard = (0, 1)
+    if "TEST_TOTAL_SHARDS" in env:
+        if (status := _path(env, "TEST_SHARD_STATUS_FILE")) is not None:
+            _touch(status, "TEST_SHARD_STATUS_FILE")
+        shard = (_number(env, "TEST_SHARD_INDEX", 0), _number(env, "TEST_TOTAL_SHARDS", 1))
+        if shard[0] >= shard[1]:
+            raise _changed(f"TEST_SHARD_INDEX={shard[0]} with TEST_TOTAL_SHARDS={shard[1]}: there is no such shard.")
+    directory, manifest = _path(env, "COVERAGE_DIR"), _path(env, "COVERAGE_MANIFEST")
+    return Protocol(
+        timeout_s=float(_number(env, "TEST_TIMEOUT", 1)) if "TEST_TIMEOUT" in env else None,
+        xml_file=_path(env, "XML_OUTPUT_FILE"),
+        outputs=_path(env, "TEST_UNDECLARED_OUTPUTS_DIR"),
+        premature_exit_file=_path(env, "TEST_PREMATURE_EXIT_FILE"),
+        infrastructure_file=_path(env, "TEST_INFRASTRUCTURE_FAILURE_FILE"),
+        warnings_file=_path(env, "TEST_WARNINGS_OUTPUT_FILE"),
+        test_filter=env.get("TESTBRIDGE_TEST_ONLY", ""),
+        fail_fast=env.get("TESTBRIDGE_TEST_RUNNER_FAIL_FAST") == "1",
+        shard=shard,
+        run_number=_number(env, "TEST_RUN_NUMBER", 0) if "TEST_RUN_NUMBER" in env else None,
+        random_seed=env.get("TEST_RANDOM_SEED", ""),
+        coverage=CoverageRequest(directory, manifest) if directory and manifest else None,
+    )
+
+
+def _touch(path: Path, name: str) -> None:
+    try:
+        path.touch()
+    except OSError as error:
+        raise _changed(f"{name}={str(path)!r}: the file cannot be created: {error}.") from error
+
+
+def _changed(observed: str) -> UsageError:
+    return UsageError(
+        f"{observed}\n"
+        "Bazel sets this variable; a program between Bazel and the test has changed it.\n"
+        "Run the target with `bazel test`, without wrappers that touch TEST_ variables."
+    )
+
+
+def _path(env: Mapping[str, str], name: str) -> Path | None:
+    return Path(env[name]) if env.get(name) else None
+
+
+def _number(env: Mapping[str, str], name: str, smallest: int) -> int:
+    text = env.get(name, "")
+    if re.fullmatch(r"[0-9]{1,9}", text) is None or int(text) < smallest:
+        raise _changed(f"{name}={text!r}: expected a whole number from {smallest}.")
+    return int(text)

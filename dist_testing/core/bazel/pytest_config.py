@@ -1,0 +1,107 @@
+"""Configures pytest under Bazel by the files that a target declares, and by no other files.
+
+pytest looks for a configuration and for conftest.py files in all folders above the tests. Where Bazel runs a test
+outside a sandbox, these include the execution root, with links to files of the workspace that the target does not
+declare. Such files would change the result of the test, but not its cache key.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Collection, Sequence
+from pathlib import Path
+
+import pytest
+
+from dist_testing.core.bazel.direct import PROGRAM_DEBUG_RANK
+from dist_testing.core.ground.spec import Spec
+from dist_testing.core.pytest.internals import load_config_dict_from_file
+from dist_testing.core.pytest.program_items import ProgramPlugin, command_line
+from dist_testing.run.program.program import Program
+
+_NAMED_PLUGINS = ("-p", "dist_testing.core.bazel.named_plugins")
+# pytest takes the first of these that holds a configuration for it ("Configuration file formats" in its reference).
+_CONFIG_FILES = ("pytest.toml", ".pytest.toml", "pytest.ini", ".pytest.ini", "pyproject.toml", "tox.ini", "setup.cfg")
+
+
+def test_session(
+    files: Sequence[str], repositories: Collection[str], arguments: Sequence[str], *, fail_fast: bool
+) -> list[str]:
+    """Return pytest's command line for the tests of a target.
+
+    Args:
+        files: The test files.
+        repositories: Their repositories, as the runfiles name them; "" stands for an unknown one.
+        arguments: The target's `args`: more options.
+        fail_fast: Whether the first failure ends the run.
+    """
+    tests = _folder(files)
+    root = _root(tests, repositories)
+    return [
+        *files,
+        *_NAMED_PLUGINS,
+        # The sandbox is read-only, and Bazel deletes it.
+        *("-p", "no:cacheprovider"),
+        # Does not change sys.path: the folder of a test must not shadow the consumer's packages.
+        "--import-mode=importlib",
+        f"--rootdir={root}",
+        f"--confcutdir={root}",
+        f"--config-file={_config_file(tests, root)}",
+        "-rs",
+        *(("--exitfirst",) if fail_fast else ()),
+        *arguments,
+    ]
+
+
+def program_session(
+    spec: Spec, file: str, repositories: Collection[str], arguments: Sequence[str]
+) -> tuple[list[str], ProgramPlugin]:
+    """Return pytest's command line for a program, and the plugin that makes it the only test.
+
+    Args:
+        spec: The target's spec.
+        file: The program.
+        repositories: As for `test_session`.
+        arguments: The target's `args`: the program's own.
+    """
+    root = _root(_folder([file]), repositories)
+    # The folder as the runfiles show it: its links lead to the source tree, with files that are not declared.
+    search_path = (os.path.dirname(file), *sys.path)
+    program = Program(file, file, tuple(arguments), search_path, dict(spec.program_exits or ()))
+    rank = os.environ.pop(PROGRAM_DEBUG_RANK, None)
+    options = [] if rank is None else [f"--dist-debug-rank={rank}"]
+    return [*command_line(file), *_NAMED_PLUGINS, f"--rootdir={root}", "-rs", *options], ProgramPlugin(program)
+
+
+def _folder(files: Sequence[str]) -> Path:
+    return Path(os.path.commonpath([os.path.dirname(file) for file in files]))
+
+
+def _root(tests: Path, repositories: Collection[str]) -> Path:
+    """Return the repository's folder in the runfiles; of several repositories, the runfiles; else the tests' folder."""
+    source = os.environ.get("TEST_SRCDIR")
+    if source and "" not in repositories:
+        root = Path(source, *repositories) if len(repositories) == 1 else Path(source)
+        if tests.is_relative_to(root):
+            return root
+    return tests
+
+
+def _config_file(tests: Path, root: Path) -> str:
+    """Return the nearest configuration from the tests' folder up to the root; an empty one if there is none."""
+    for folder in (tests, *tests.parents):
+        for path in (folder / name for name in _CONFIG_FILES):
+            if path.is_file() and _is_configuration(path):
+                return str(path)
+        if folder == root:
+            break
+    return os.devnull
+
+
+def _is_configuration(path: Path) -> bool:
+    try:
+        return load_config_dict_from_file(path) is not None
+    except pytest.UsageError:
+        # pytest itself refuses the file with a better text.
+        return True

@@ -1,0 +1,70 @@
+"""Reads and writes the file with the durations of cases. `//tools/report:timings` makes it; sharding reads it."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+
+from dist_testing.core.ground.errors import ReportError
+
+_SCHEMA = 1
+
+# Seconds by the target's label and the case's key (`XmlCase.key`).
+Timings = Mapping[str, Mapping[str, float]]
+
+
+def read_timings(path: Path) -> Timings:
+    """Read a file of timings.
+
+    Raises:
+        ReportError: If the file is missing, cut off, of another schema, or holds anything but durations.
+    """
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError) as error:
+        raise _unusable(path, f"{error}") from error
+    if not isinstance(content, dict) or content.get("schema") != _SCHEMA:
+        found = content.get("schema") if isinstance(content, dict) else content
+        raise _unusable(path, f"schema = {found!r:.60}, and this version reads schema {_SCHEMA}")
+    targets = content.get("targets")
+    if not isinstance(targets, dict):
+        raise _unusable(path, f"targets = {targets!r:.60}, and not an object")
+    for target, cases in targets.items():
+        if not isinstance(cases, dict):
+            raise _unusable(path, f"{target} = {cases!r:.60}, and not an object")
+        for case, seconds in cases.items():
+            # To `isinstance`, a bool is an int. Python's JSON reader accepts NaN, infinity, and any number of digits.
+            if not (type(seconds) in (int, float) and 0 <= seconds <= sys.float_info.max):
+                raise _unusable(path, f"{target}, {case}: {seconds!r:.60}, and not a number of seconds")
+    return targets
+
+
+def write_timings(path: Path, timings: Timings) -> None:
+    """Write the file, sorted, so that its diff in a review shows what became slower.
+
+    Raises:
+        ReportError: If the file cannot be written.
+    """
+    rounded = {
+        target: {case: round(seconds, 3) for case, seconds in sorted(cases.items())}
+        for target, cases in sorted(timings.items())
+    }
+    text = json.dumps({"schema": _SCHEMA, "targets": rounded}, indent=2, ensure_ascii=False)
+    try:
+        path.write_text(f"{text}\n", encoding="utf-8")
+    except OSError as error:
+        raise ReportError(
+            f"{path}: the timings cannot be written: {error}.\n"
+            "The folder is missing or read-only, or the disk is full.\n"
+            "Choose another path."
+        ) from error
+
+
+def _unusable(path: Path, problem: str) -> ReportError:
+    return ReportError(
+        f"{path}: no usable timings: {problem}.\n"
+        "The file was edited by hand or cut off, or another version wrote it.\n"
+        "Write it again: bazel run @dist_testing//tools/report:timings"
+    )

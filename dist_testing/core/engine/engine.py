@@ -1,0 +1,416 @@
+"""The engine of a run: takes cases, makes worlds, returns results.
+
+    case -> start() -> ranks running -> finish() -> outcomes -> verdict -> CaseResult
+
+Two front ends use it: pytest runs a case in one call; a unittest class starts it in `setUp` and finishes it in the test
+method.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import itertools
+import math
+import shutil
+import sys
+import time
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+
+from dist_testing.core.engine.case_events import CaseEvents
+from dist_testing.core.engine.hooks import CaseStart, HeldResource, ResourceWish, WorldResource
+from dist_testing.core.engine.judging import interrupted, judged, with_operation
+from dist_testing.core.engine.launchers import Launchers
+from dist_testing.core.engine.report import failure_report
+from dist_testing.core.engine.run_directory import RunDirectory
+from dist_testing.core.engine.running_case import RunningCase
+from dist_testing.core.engine.running_world import RunningWorld, check_world_size, release, start_world
+from dist_testing.core.engine.stack_dumps import blame_thread, waiting_for_skipped
+from dist_testing.core.events.stream import EventStream
+from dist_testing.core.ground.add_ons import AddOn, add_on_named, add_ons, blaming
+from dist_testing.core.ground.budget import Budget
+from dist_testing.core.ground.case import Case, CaseResult
+from dist_testing.core.ground.errors import GpuError, LaunchError, UsageError
+from dist_testing.core.ground.outcomes import Cause, Kind, Status, verdict
+from dist_testing.core.ground.spec import Spec
+from dist_testing.core.launch.isolation import FORK, Isolation, check_isolation, isolation_named
+from dist_testing.core.launch.launcher import Launcher
+from dist_testing.core.process.messages import Loader
+from dist_testing.core.process.refusal import refusal
+from dist_testing.core.process.stacks import read_ranks
+from dist_testing.core.rank.bootstrap import RankContext
+from dist_testing.core.rank.reporter import Reporter
+
+# Limit for the ranks of a worker pool to destroy their groups and end. Seconds.
+_POOL_END_LIMIT_S = 30.0
+# Limit of a case in the debugger. Groups and stores need a finite limit. Seconds.
+_DEBUG_LIMIT_S = 7 * 24 * 3600.0
+# With less time no rank gets as far as its test, and a good test would look like one that hangs. Seconds.
+_LEAST_CASE_S = 0.1
+
+# Runs one rank that is a thread: its number, its reporter, and the case's limit in seconds. An exception is the rank's
+# outcome.
+ThreadBody = Callable[[int, Reporter, float], None]
+
+
+class Engine:
+    """Runs cases, one at a time, each on fresh ranks or on a worker pool.
+
+    Attributes:
+        spec: What the target asks for.
+        budget: The time that all cases share.
+        cases_after: Number of cases after the next one. They share the budget with it.
+        neighbours: Number of worlds that share the CPUs of this run, with that of the current case.
+        debug_rank: The rank that gets the terminal in every case; None for none.
+        events: Takes every event of the run. The engine reads live output only if a sink wants `RankOutput`.
+        tell: Takes a line for the log, such as why a case waits.
+    """
+
+    def __init__(
+        self,
+        spec: Spec,
+        budget: Budget,
+        context: RankContext,
+        loader: Loader,
+        *,
+        may_fork_runner: bool = True,
+        keeps_state: bool = False,
+    ) -> None:
+        """Make an engine. It starts no process yet.
+
+        `loader` finds the tests again in a fresh interpreter. Without `may_fork_runner` each rank comes from one. With
+        `keeps_state` no forked rank does: this process is forked although it has threads.
+        """
+        self.spec = spec
+        self.budget = budget
+        self.cases_after = 0
+        self.neighbours = 1
+        self.debug_rank: int | None = None
+        self.events = EventStream()
+        self.tell: Callable[[str], None] = lambda line: print(line, file=sys.stderr, flush=True)
+        self._launchers = Launchers(
+            context,
+            loader,
+            may_fork_runner=may_fork_runner,
+            keeps_state=keeps_state,
+            emit=lambda event: self.events.emit(event),
+        )
+        self._pool: RunningWorld | None = None
+        self._worlds = 0
+        self._numbers = itertools.count(1)
+        # Those of add-ons, by name.
+        self._resources: dict[str, WorldResource] = {}
+
+    def prepare(self, forks: int = 0) -> tuple[Launcher, RunDirectory]:
+        """Make the launcher of the target's isolation and the run's folder now, while this process may still be forked.
+
+        Args:
+            forks: Number of ranks that the run will fork, as far as the front end knows; 0 if it does not.
+
+        Raises:
+            LaunchError: If the machine lacks the resources.
+            UsageError: If the isolation does not exist.
+        """
+        isolation = self.isolation_named(self.spec.isolation)
+        self._launchers.forks = max(self._launchers.forks, forks)
+        try:
+            return self._launchers.of(isolation), self._launchers.directory
+        except OSError as error:
+            raise _no_room("the run", error) from error
+
+    def isolation_named(self, name: str) -> Isolation:
+        """Return the isolation of this name.
+
+        Raises:
+            UsageError: If no isolation has that name.
+        """
+        return isolation_named(name)
+
+    def run(self, case: Case) -> CaseResult:
+        """Start and finish a case. Try once more if no rank could start, because no test code has run then."""
+        result = self.finish(self.start(case))
+        never_began = all(outcome.kind is Kind.NEVER_STARTED for outcome in result.outcomes)
+        if result.verdict.cause is Cause.INFRASTRUCTURE and never_began:
+            first = result.verdict.reason
+            return dataclasses.replace(self.finish(self.start(case)), retried=first)
+        return result
+
+    def start(self, case: Case) -> RunningCase:
+        """Ask for the ranks of a case, and return without waiting for them.
+
+        Raises:
+            LaunchError: If the ranks cannot be started.
+            UsageError: If the world is too large.
+        """
+        events = CaseEvents(self.events, next(self._numbers), case)
+        with events.ending_on_error():
+            return self._start(case, events)
+
+    def _start(self, case: Case, events: CaseEvents) -> RunningCase:
+        check_world_size(case.name, case.world_size)
+        isolation = self.isolation_named(case.isolation)
+        check_isolation(case.name, self.spec.backend, isolation)
+        taking_part = [add_on for add_on in add_ons() if add_on.wanted(case, self.spec)]
+        for add_on in taking_part:
+            if add_on.check:
+                with blaming(add_on.name, "its check"):
+                    add_on.load("check")(case, self.spec)
+            if add_on.watcher:
+                # Imported while no rank runs: a signal to the runner must find it waiting for its ranks.
+                add_on.load("watcher")
+        _check_expected_exits(case, isolation)
+        if self.debug_rank is not None:
+            case = dataclasses.replace(case, debug_rank=self.debug_rank)
+        limit_s = self._limit_s(case)
+        _check_time_left(case, limit_s)
+        started_s = time.monotonic()
+        events.asked(limit_s)
+        world, self._pool = self._pool, None
+        if world is not None and (case.pool, case.world_size, case.nodes) != (world.pool, world.size, world.nodes):
+            if trouble := self._end(world):
+                warnings.warn(trouble, RuntimeWarning, stacklevel=2)
+            world = None
+        is_first = world is None
+        if world is None:
+            world, limit_s = self._new_world(case, isolation, limit_s, events, taking_part)
+        events.begun_on(world, is_new=is_first)
+        world.supervisor.begin_case(
+            limit_s,
+            latest_s=math.inf if case.debug_rank is not None else self.budget.end_s,
+            keep=bool(case.pool),
+            expected_exits=case.expected_exits,
+            exit_0_passes=case.exit_0_passes,
+            start=CaseStart(case, events.number, time.monotonic(), bool(case.pool), events.emit),
+            taking_part=taking_part,
+            body=None if is_first else case.body,
+        )
+        return RunningCase(case, world, started_s, limit_s, is_first, events, taking_part)
+
+    def finish(self, running: RunningCase) -> CaseResult:
+        """Wait for the end of a case, at most until its deadline, and judge it.
+
+        Raises:
+            LaunchError: If the ranks could not be started or killed.
+        """
+        with running.events.ending_on_error():
+            result = self._finish(running)
+        running.events.judged(result)
+        return result
+
+    def _finish(self, running: RunningCase) -> CaseResult:
+        world = running.world
+        supervisor = world.supervisor
+        with self._closing_if_over(world), running.events.watching():
+            try:
+                supervisor.wait_case()
+            except Exception:
+                raise
+            except BaseException:
+                # A signal raises it: Ctrl-C, or the time limit of a plugin. A second Ctrl-C ends this report, too.
+                with contextlib.suppress(LaunchError):
+                    self.tell(failure_report(interrupted(running), target=self.spec.target))
+                raise
+            outcomes = tuple(
+                with_operation(record.outcome(), supervisor.stacks.get(record.rank, ""))
+                for record in supervisor.records
+            )
+            if world.isolation.in_process:
+                log = world.log_tail(0)
+                outcomes = waiting_for_skipped(blame_thread(outcomes, read_ranks(world.directory), log))
+            left = world.check()
+        result = judged(running, self.spec, outcomes, left)
+        if result.verdict.status is not Status.FAILED:
+            for note in world.log_limits.notes():
+                self.tell(f"dist_testing: {running.case.name}: {note}")
+        if not supervisor.is_over:
+            # Its ranks have passed, whatever else is wrong with the case.
+            self._pool = world
+        elif result.verdict.status is not Status.FAILED:
+            shutil.rmtree(world.directory, ignore_errors=True)
+        return result
+
+    def run_here(self, case: Case, body: ThreadBody) -> CaseResult:
+        """Run a case on threads of this process, and judge it. `body` runs one rank.
+
+        Raises:
+            UsageError: If the world is too large, or no time is left.
+        """
+        check_world_size(case.name, case.world_size, needs_files=False)
+        limit_s = self.budget.limit_s(case.timeout_s, cases_after=self.cases_after)
+        _check_time_left(case, limit_s)
+        events = CaseEvents(self.events, next(self._numbers), case)
+        started_s = time.monotonic()
+        events.asked(limit_s)
+        with events.ending_on_error():
+            run_ranks = add_on_named("threads", case.name).load("in_runner")
+            ended = run_ranks(case.world_size, body, limit_s=limit_s)
+        events.over_on_threads(ended.phases)
+        outcomes = tuple(with_operation(outcome, ended.stacks.get(outcome.rank, "")) for outcome in ended.outcomes)
+        result = CaseResult(
+            case=case,
+            verdict=verdict(outcomes, world_size=case.world_size, promised=self.spec.promises(case.world_size)),
+            outcomes=outcomes,
+            started_s=started_s,
+            duration_s=time.monotonic() - started_s,
+            limit_s=limit_s,
+            stacks=ended.stacks,
+        )
+        events.judged(result)
+        return result
+
+    def abandon(self, running: RunningCase) -> None:
+        """Kill the ranks of a case whose result is no longer needed."""
+        with self._closing_if_over(running.world):
+            running.world.supervisor.abort()
+        running.events.ended_early("the test ended before it waited for its ranks")
+
+    def end_pool(self) -> str:
+        """End the current worker pool, if there is one.
+
+        Returns:
+            Why its ranks did not end well; "" if they did.
+
+        Raises:
+            LaunchError: If a rank could not be killed, or one of its resources is lost.
+        """
+        world, self._pool = self._pool, None
+        return self._end(world) if world is not None else ""
+
+    def close(self) -> None:
+        """End all processes of the run and remove its folder."""
+        world, self._pool = self._pool, None
+        try:
+            if world is not None:
+                with contextlib.suppress(LaunchError), self._closing_if_over(world):
+                    world.supervisor.abort()
+        finally:
+            self._launchers.end()
+
+    def _limit_s(self, case: Case) -> float:
+        if case.debug_rank is not None:
+            return _DEBUG_LIMIT_S
+        return self.budget.limit_s(case.timeout_s, cases_after=self.cases_after)
+
+    def _new_world(
+        self, case: Case, isolation: Isolation, limit_s: float, events: CaseEvents, taking_part: Sequence[AddOn]
+    ) -> tuple[RunningWorld, float]:
+        """Return a new world, and the limit of its first case after the wait for resources, in seconds."""
+        self._worlds += 1
+        try:
+            launcher, directory = self._launchers.of(isolation), self._launchers.directory
+            wish = ResourceWish(
+                case,
+                self.spec,
+                isolation,
+                limit_s,
+                directory.path / str(self._worlds),
+                events.number,
+                lambda line: self.tell(f"dist_testing: {case.name}: {line}"),
+                events.emit,
+            )
+            held = self._acquire(wish, taking_part)
+            if held:
+                # The wait has used the run's budget, but not the case's own limit.
+                limit_s = self._limit_s(case)
+            world = start_world(
+                launcher,
+                isolation,
+                self._worlds,
+                case,
+                self.spec,
+                directory,
+                limit_s,
+                held,
+                neighbours=self.neighbours,
+                taking_part=taking_part,
+            )
+            events.world_asked(self._worlds, world)
+            return world, limit_s
+        except (GpuError, UsageError):
+            raise
+        except OSError as error:
+            raise _no_room(case.name, error) from error
+        except BaseException:
+            # It can be a signal, as in `_finish`: the launcher may have begun a world that has no owner.
+            self._launchers.close()
+            raise
+
+    def _acquire(self, wish: ResourceWish, taking_part: Sequence[AddOn]) -> list[tuple[str, HeldResource]]:
+        """Acquire the resources of a world, in the order of the add-ons."""
+        acquired: list[tuple[str, HeldResource]] = []
+        try:
+            for add_on in taking_part:
+                if not add_on.resource:
+                    continue
+                with blaming(add_on.name, "its resource"):
+                    if add_on.name not in self._resources:
+                        self._resources[add_on.name] = add_on.load("resource")()
+                    held = self._resources[add_on.name].acquire(wish)
+                if held is not None:
+                    acquired.append((add_on.name, held))
+        except BaseException:
+            release(acquired, are_ranks_gone=True)
+            raise
+        return acquired
+
+    def _end(self, world: RunningWorld) -> str:
+        supervisor = world.supervisor
+        with self._closing_if_over(world):
+            supervisor.finish(_POOL_END_LIMIT_S)
+            outcomes = [record.outcome() for record in supervisor.records]
+            left = world.check()
+        for loss in (held.loss for _, held in world.held):
+            if loss is not None:
+                raise loss
+        result = verdict(outcomes, world_size=world.size, leaked=supervisor.leaked, gpu_memory=left)
+        if result.status is not Status.FAILED:
+            shutil.rmtree(world.directory, ignore_errors=True)
+            return ""
+        details = "\n".join(outcome.text for outcome in outcomes if outcome.text)
+        return f"the ranks of the pool {world.pool} did not end well: {result.reason}\n{details}".rstrip()
+
+    @contextlib.contextmanager
+    def _closing_if_over(self, world: RunningWorld) -> Iterator[None]:
+        """Close the world after the block if its ranks are gone; after an exception, kill them and close it."""
+        try:
+            yield
+        except LaunchError:
+            world.close()
+            self._launchers.close()
+            raise
+        except BaseException:
+            with contextlib.suppress(LaunchError):
+                world.supervisor.abort()
+            world.close()
+            raise
+        if world.supervisor.is_over:
+            world.close()
+
+
+def _no_room(subject: str, error: OSError) -> LaunchError:
+    return LaunchError(f"{subject}: no ranks could be started: {refusal(error)}")
+
+
+def _check_time_left(case: Case, limit_s: float) -> None:
+    if limit_s < min(_LEAST_CASE_S, case.timeout_s):
+        raise UsageError(
+            f"{case.name}: not run, because the target's time was over: {limit_s:.1f} s were left for it.\n"
+            "The cases before it have used the time; those that hang use the most.\n"
+            "Mend them, or give the target a larger timeout or size, or more shards. This test is not to blame."
+        )
+
+
+def _check_expected_exits(case: Case, isolation: Isolation) -> None:
+    if case.expected_exits and not isolation.has_exit_codes:
+        raise UsageError(
+            f'{case.name}: expected_exits = {case.expected_exits!r} with isolation "{isolation.name}".\n'
+            "The ranks are threads of one process, so a rank has no exit code of its own.\n"
+            f'Set isolation="{FORK.name}", with a backend that supports it.'
+        )
+    if any(rank >= case.world_size for rank in case.expected_exits):
+        raise UsageError(
+            f"{case.name}: expected_exits = {case.expected_exits!r} in a world of {case.world_size} ranks.\n"
+            "It names a rank that does not exist, so no exit could meet the expectation.\n"
+            "Name ranks of the world, from 0."
+        )

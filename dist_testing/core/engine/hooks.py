@@ -1,0 +1,248 @@
+"""The parts of add-ons that take place in the runner."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import MappingProxyType
+from typing import Literal, Protocol
+
+from dist_testing.core.engine.rank_record import RankRecord
+from dist_testing.core.events.event import Event
+from dist_testing.core.ground.case import Case, CaseResult
+from dist_testing.core.ground.errors import LaunchError
+from dist_testing.core.ground.outcomes import Kind
+from dist_testing.core.ground.spec import Spec
+from dist_testing.core.launch.isolation import Isolation
+
+
+@dataclass(frozen=True, slots=True)
+class CaseStart:
+    """A case that begins on a world.
+
+    Attributes:
+        case: The case.
+        number: Its number in the events of the run.
+        began_s: When it began, on the monotonic clock.
+        keeps_ranks: Whether the ranks are for further cases, too.
+        emit: Takes events of the case. After its end it drops them.
+    """
+
+    case: Case
+    number: int
+    began_s: float
+    keeps_ranks: bool
+    emit: Callable[[Event], None]
+
+
+@dataclass(frozen=True, slots=True)
+class EndCase:
+    """A watcher ends the case: its running ranks are killed.
+
+    Attributes:
+        reason: The reason of the verdict, a sentence without a full stop; "" if an explainer gives it.
+        kind: The outcome of the ranks that are killed: STOPPED, or HUNG.
+    """
+
+    reason: str = ""
+    kind: Literal[Kind.STOPPED, Kind.HUNG] = Kind.STOPPED
+
+
+class WatchedWorld(Protocol):
+    """What a watcher sees of its world, and can do to it."""
+
+    @property
+    def records(self) -> Sequence[RankRecord]:
+        """What the runner knows of each rank."""
+
+    @property
+    def is_running(self) -> bool:
+        """Whether the ranks run a case, and no rank has been stopped by the runner."""
+
+    @property
+    def is_undisturbed(self) -> bool:
+        """Whether only the ranks decide how the case goes on: all have begun, and nothing is broken on purpose."""
+
+    @property
+    def stacks_fds(self) -> Mapping[int, int]:
+        """Rank to the socket that its stacks come from, and other answers of its helper thread."""
+
+    @property
+    def group_limit_s(self) -> float:
+        """The limit that this library gives to groups and stores, in seconds."""
+
+    @property
+    def are_threads(self) -> bool:
+        """Whether the ranks are threads of one process."""
+
+    def signal_ranks(self, ranks: Sequence[int], number: int) -> None:
+        """Send a signal to those of the ranks that still run."""
+
+    def order(self, add_on: str, payload: str) -> bool:
+        """Give the place of the world an order of the add-on. Return False if the launcher makes no places."""
+
+    def disable_proof(self) -> None:
+        """Prove no hang in this case any more: a wait of its ranks may end by itself."""
+
+
+class WorldWatcher:
+    """Watches the cases of one world: the part `watcher` of an add-on, with defaults that do nothing.
+
+    It is made with the world, before the first case that the add-on is wanted for, or at the first message for it. What
+    makes it can also return None: then this world has none.
+
+        class MemoryLimit(WorldWatcher):
+            def __init__(self, world: WatchedWorld) -> None:
+                self._world = world
+
+            def begin_case(self, start: CaseStart) -> None:
+                self.next_s = start.began_s + 1
+
+            def poll(self, now_s: float) -> EndCase | None:
+                if now_s < self.next_s:
+                    return None
+                self.next_s = now_s + 1
+                pids = [record.pid for record in self._world.records if record.pid and not record.has_ended]
+                return EndCase("the ranks use more than 8 GiB") if resident_bytes(pids) > 8 << 30 else None
+
+    Attributes:
+        next_s: When `poll` is due at the latest, on the monotonic clock; infinity for never.
+        headline: One sentence on the state of the case, for a run that ends without a result; "" for none.
+    """
+
+    next_s: float = math.inf
+    headline: str = ""
+
+    def begin_case(self, start: CaseStart) -> None:
+        """Forget the last case: this one begins."""
+
+    def on_message(self, rank: int, payload: str) -> None:
+        """Take a message that a rank has sent to this add-on. `poll` follows.
+
+        Raises:
+            MessageError: If it cannot be read. The rank's report is then unreadable.
+        """
+
+    def on_answer(self, payload: str) -> None:
+        """Take a message of the world's place for this add-on. `poll` follows."""
+
+    def poll(self, now_s: float) -> EndCase | None:
+        """Look at the world; called after each message, and when `next_s` has come. None to go on."""
+        del now_s
+        return None
+
+    def at_deadline(self) -> None:
+        """The deadline of the case has come: the ranks that still run are about to be killed."""
+
+    def case_over(self) -> None:
+        """The case is over, and its ranks are gone unless a worker pool keeps them. `explain` follows."""
+
+    def ranks_settled(self) -> None:
+        """Every rank has reported, or ended as it should; the ranks are about to end."""
+
+    def explain(self, result: CaseResult) -> CaseResult:
+        """Return the result with what this watcher knows. See `Explainer`."""
+        return result
+
+
+@dataclass(frozen=True, slots=True)
+class ResourceWish:
+    """A world that is about to be asked for.
+
+    Attributes:
+        case: Its first case.
+        spec: What the target asks for.
+        isolation: How its ranks are made.
+        limit_s: Limit of the case, in seconds. It starts again when all resources are held.
+        directory: The world's folder. It is made later.
+        number: The case's number in the events of the run.
+        tell: Takes a line for the log, such as why the case waits.
+        emit: Takes events of the case.
+    """
+
+    case: Case
+    spec: Spec
+    isolation: Isolation
+    limit_s: float
+    directory: Path
+    number: int
+    tell: Callable[[str], None]
+    emit: Callable[[Event], None]
+
+
+class HeldResource:
+    """What one world holds, from `WorldResource.acquire` to `release`, with defaults for the least.
+
+    Attributes:
+        env: Variables of the ranks. They override the user's.
+        defaults: Variables of the ranks where the user has not set them.
+        fds: Descriptors that each rank inherits and only holds open: so the resource ends with the last of them.
+        loss: Set if the resource is gone for good, so that the world that held it has no result.
+    """
+
+    env: Mapping[str, str] = MappingProxyType({})
+    defaults: Mapping[str, str] = MappingProxyType({})
+    fds: Sequence[int] = ()
+    loss: LaunchError | None = None
+
+    def check(self, *, are_ranks_gone: bool) -> Sequence[str]:
+        """Look at the resource after a case; with `are_ranks_gone`, the last one of the world.
+
+        Returns:
+            What the ranks have left behind in it, a text for each thing. It fails a case that passed.
+        """
+        del are_ranks_gone
+        return ()
+
+    def explain(self, result: CaseResult) -> CaseResult:
+        """Return the result with what is known of the resource. See `Explainer`."""
+        return result
+
+    def release(self, *, are_ranks_gone: bool) -> None:
+        """Give the resource back. Without `are_ranks_gone` a rank could not be killed, and may still use it."""
+
+
+class WorldResource(Protocol):
+    """Something that each world needs for itself: the part `resource` of an add-on. It is made once per run.
+
+        class RedisServer(WorldResource):
+            def acquire(self, wish: ResourceWish) -> HeldResource:
+                return _Running(subprocess.Popen(["redis-server", "--port", "0", "--unixsocket", path_for(wish)]))
+
+        class _Running(HeldResource):
+            def __init__(self, process: subprocess.Popen[bytes]) -> None:
+                self._process = process
+                self.env = {"REDIS": ...}
+
+            def release(self, *, are_ranks_gone: bool) -> None:
+                self._process.terminate()
+                self._process.wait()
+
+    What was acquired is released with the world, also if a later resource is not to be had, or no rank starts.
+    """
+
+    def acquire(self, wish: ResourceWish) -> HeldResource | None:
+        """Take it, and wait for it if need be. Return None if the world needs none.
+
+        Raises:
+            LaunchError: If it cannot be had. The case then fails by its infrastructure.
+            UsageError: If the case asks for something impossible.
+        """
+
+
+class Explainer(Protocol):
+    """A pure function from result to result: the part `explainer` of an add-on.
+
+    Explainers of add-ons and watchers are called in the order of the add-ons, after the outcomes have given the
+    verdict. They add notes, or replace the verdict where they know more.
+
+        def blame_disk(result: CaseResult) -> CaseResult:
+            if result.verdict.status is Status.FAILED and shutil.disk_usage("/").free < 1 << 20:
+                return dataclasses.replace(result, notes=(*result.notes, "The disk is full."))
+            return result
+    """
+
+    def __call__(self, result: CaseResult) -> CaseResult:
+        """Return the result, changed or not."""

@@ -1,0 +1,110 @@
+"""Turns SIGTERM and `os._exit` in the runner into an interrupted run: ranks killed, results kept, failures printed."""
+
+from __future__ import annotations
+
+import atexit
+import faulthandler
+import os
+import signal
+import sys
+import threading
+from types import FrameType
+from typing import NoReturn
+
+from dist_testing.core.ground.errors import InterruptedRunError
+from dist_testing.core.ground.outcomes import exit_name
+
+# Limit for exit handlers and threads of test files after the run is over. Seconds.
+_EXIT_LIMIT_S = 10.0
+
+_exit = os._exit
+
+
+def raise_on_termination() -> None:
+    """Make SIGTERM raise InterruptedRunError in the main thread, unless the process already has a handler."""
+    if signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:
+        signal.signal(signal.SIGTERM, _interrupt)
+
+
+def ignore_termination() -> None:
+    """Ignore SIGTERM from now on: the run only has to write its results."""
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+
+
+def _interrupt(number: int, _: FrameType | None) -> NoReturn:
+    # Ignore a second signal, which would break the clean-up that the first began.
+    signal.signal(number, signal.SIG_IGN)
+    raise InterruptedRunError(f"the runner got {exit_name(-number)}")
+
+
+class ExitGuard:
+    """Makes the runner end soon after its run, with the verdict as its exit code, whatever test files do.
+
+    It replaces `os._exit`, because Bazel before 8 takes exit code 0 for a pass in spite of `TEST_PREMATURE_EXIT_FILE`.
+    Child processes keep the original behaviour.
+
+    Attributes:
+        cause: The call of `os._exit` that came before the end of the run; "" if there was none.
+    """
+
+    def __init__(self, failed: int) -> None:
+        """Replace `os._exit`. `failed` is the exit code if the runner does not end by itself."""
+        self.cause = ""
+        self._failed = failed
+        self._verdict: int | None = None
+        self._is_last = False
+        self._runner = os.getpid()
+        os._exit = self._exit_as_runner
+        # Called after all handlers that are registered later.
+        atexit.register(self._after_handlers)
+
+    def conclude(self, verdict: int) -> int:
+        """Set the exit code of the finished run, and limit the time of exit handlers. Returns the code."""
+        self._verdict = verdict
+        limit = threading.Timer(_EXIT_LIMIT_S, self._end)
+        limit.daemon = True
+        limit.start()
+        return verdict
+
+    def end_after_handlers(self) -> None:
+        """Let the process end right after its threads and exit handlers, and not take its modules apart.
+
+        After an import of torch that takes 0.2 s, and it touches all memory that is shared with a fork. Ranks do not do
+        it either. Call it last: the exit code is the verdict's, whatever goes wrong afterwards.
+        """
+        self._is_last = True
+
+    def _after_handlers(self) -> None:
+        if self._is_last and self._verdict is not None and os.getpid() == self._runner:
+            sys.stdout.flush()
+            sys.stderr.flush()
+            _exit(self._verdict)
+
+    def _end(self) -> NoReturn:
+        print(
+            f"The run is over and its results are written, but the process still ran {_EXIT_LIMIT_S:.0f} s later.\n"
+            "An exit handler, or a thread that a test file has started, does not end; the stacks show which.\n"
+            "End it in the test, or make the thread a daemon.",
+            file=sys.stderr,
+            flush=True,
+        )
+        faulthandler.dump_traceback(sys.stderr, all_threads=True)
+        _exit(self._verdict or self._failed)
+
+    def _exit_as_runner(self, status: int) -> NoReturn:
+        if os.getpid() != self._runner:
+            _exit(status)
+        if self._verdict is not None:
+            sys.stdout.flush()
+            sys.stderr.flush()
+            # An exit handler may turn a pass into a failure, but not a failure into a pass.
+            _exit(self._verdict or status)
+        caller = sys._getframe(1)
+        place = f"{caller.f_code.co_filename}:{caller.f_lineno}"
+        self.cause = f"{place} has called os._exit({status}) in the runner"
+        main = threading.main_thread()
+        if threading.current_thread() is main:
+            raise InterruptedRunError(self.cause)
+        # Interrupts the main thread; then only this thread ends.
+        signal.pthread_kill(main.ident or 0, signal.SIGTERM)
+        sys.exit(status)

@@ -1,0 +1,329 @@
+"""Writes the report of a failed case: which rank failed first, and why. The caller prints the text.
+
+The output of the culprit comes last, because people see the end of a log first.
+"""
+
+from __future__ import annotations
+
+import re
+import signal
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Mapping, Sequence
+
+from dist_testing.core.engine.native_stacks import fatal_block, native_reason, shorten_native_stacks
+from dist_testing.core.engine.needs import Lack
+from dist_testing.core.engine.report_text import IN_LOG, WHOLE, Limits, cut_lines, printable
+from dist_testing.core.ground.budget import LEAST_S
+from dist_testing.core.ground.case import CaseResult
+from dist_testing.core.ground.error_text import shorten
+from dist_testing.core.ground.outcomes import UNKNOWN_EXIT_CODE, Cause, Kind, RankOutcome
+from dist_testing.core.ground.spec import ALL_GPUS, Spec
+
+_LOG_TAIL_LINES = 40
+# If a native stack is longer: lines before it, and a limit.
+_BEFORE_NATIVE_LINES = 10
+_MOST_LOG_LINES = 120
+# Characters of the reason in a headline: it may contain a message of the test, such as the reason of a skip.
+_REASON_CHARS = 1000
+# If the culprit's section has more lines, its headline is repeated at the end.
+_END_LINES = 30
+_RULE = "-" * 100
+_FRAME = re.compile(r'  File ".*", line \d+ in ')
+# Python 3.14 adds the thread's name, which contains the rank if ranks are threads.
+_THREAD_ADDRESS = re.compile(r"hread 0x[0-9a-f]+(?: \[rank-\d+\])?")
+# Python 3.14 adds the C stack of a crashed thread. Its frames in the interpreter are long and say nothing.
+_INTERPRETER_FRAME = re.compile(r'  Binary file "[^"]*/(python[\d.]*|libpython[^/"]*)"')
+# Frames below the test: they called it. A helper that the test calls, such as an assertion, is above it.
+_BELOW_TEST = re.compile(
+    r"[/](_pytest/(python|fixtures)|unittest/case|dist_testing/("
+    r"core/(bazel|engine|launch|rank)/\w+|"
+    r"core/pytest/(on_rank|rank_\w+|in_runner)|"
+    r"core/unittest/(continuous|on_rank|process|world_case)|"
+    r"threaded/(in_runner|rank_process|rank_threads|spawn_threads|thread_case)|"
+    r"(adopt|attach|run)/[\w/]+))\.py\""
+)
+# Python 3.13 marks a part of nearly every line of a traceback.
+_POINTERS = re.compile(r"^ +[~^]+\n", re.MULTILINE)
+# A thread of this library only: no frames are left of it.
+_EMPTY_THREAD = re.compile(r"^Thread\b.*\n(?=\n|\Z)", re.MULTILINE)
+
+
+def missing_hardware(name: str, spec: Spec, missing: str, *, promised: bool) -> str:
+    """Return the error text of a case that fails before any rank starts because hardware is missing.
+
+    Either the configuration promises the hardware, or only `--dist-on-missing=fail` asks for a failure. `missing` is
+    the skip reason.
+    """
+    if promised:
+        count = "all the GPUs that tests ask for" if spec.promised_gpus == ALL_GPUS else f"{spec.promised_gpus} GPU(s)"
+        what = Cause.PROMISE.value
+        cause = f"The configuration of this run promises {count} (--config=gpu, or the flag //dist_testing/config:gpus)"
+        other_way = "without the promise"
+    else:
+        what = "hardware missing"
+        cause = "The option --dist-on-missing=fail asks for a failure where hardware is missing"
+        other_way = "without the option"
+    way_out = missing.way_out if isinstance(missing, Lack) else ""
+    return (
+        f"{name}: {what}: {missing}\n"
+        f"{cause}, so the case fails and is not skipped.\n"
+        f"{way_out or f'Run it on a machine that has the hardware, or {other_way}.'}"
+    )
+
+
+def failure_headline(result: CaseResult) -> str:
+    """Return one line: the case, its world, and the reason of the failure."""
+    seen_s = [outcome.at_s for outcome in result.outcomes if outcome.kind not in (Kind.PASSED, Kind.STOPPED)]
+    when = f"; first seen after {min(seen_s) - result.started_s:.1f} s" if seen_s else ""
+    return f"{_in_short(result)}{when}."
+
+
+def _in_short(result: CaseResult) -> str:
+    reason = " ".join(shorten(result.verdict.reason, _REASON_CHARS).splitlines())
+    return printable(f"{result.case.name} (world of {result.case.world_size}): {reason}")
+
+
+def failure_report(
+    result: CaseResult, *, target: str = "", reproduce: str = "", keep: Callable[[str], str] | None = None
+) -> str:
+    """Return the report of a failed case, with the culprit last.
+
+    The last lines name the case, the culprit and its error again where a long text stands between. A text of any length
+    has its head and tail in the report, and no character in it changes how a terminal shows the rest.
+
+    `target` is the label of the target, "" outside Bazel; `reproduce` a command that runs this case alone, "" for none.
+    `keep` keeps the whole report, if this one leaves something out, and returns a sentence that says where.
+    """
+    text = printable(_report(result, target, reproduce, IN_LOG))
+    where = ""
+    if keep is not None:
+        whole = printable(_report(result, target, reproduce, WHOLE))
+        where = keep(whole) if result.text_files or whole != text else ""
+    end = text.rpartition(f"\n{_RULE}\n")[2]
+    if where or end.count("\n") > _END_LINES:
+        text = "\n".join(filter(None, [text, _RULE, f"In short: {_in_short(result)}.", where]))
+    return text
+
+
+def _report(result: CaseResult, target: str, reproduce: str, limits: Limits) -> str:
+    verdict = result.verdict
+    waited = _waited_in_vain(result)
+    lines = [f"{target + ', case ' if target else ''}{failure_headline(result)}"]
+    if verdict.cause is Cause.CRASH:
+        lines.append(_crash_explanation(result))
+    elif verdict.is_proven:
+        lines.append(_PROVEN)
+    elif verdict.cause is Cause.HANG and result.limit_s < result.case.timeout_s:
+        lines.append(_cut_limit(result))
+    elif verdict.cause is Cause.HANG and waited:
+        lines.append(_NEVER_CAME)
+    elif explanation := _EXPLANATIONS.get(verdict.cause):
+        lines.append(explanation)
+    if verdict.victims:
+        lines.append(f"Victims: {_victims(result)} (consequence, not cause).")
+    passed = [str(outcome.rank) for outcome in result.outcomes if outcome.kind is Kind.PASSED]
+    if passed:
+        lines.append(f"Rank(s) {', '.join(passed)} ended the test without an error.")
+    told = {verdict.culprit, *verdict.failing, *verdict.victims}
+    lines += [
+        f"Rank {outcome.rank} {outcome.describe()}."
+        for outcome in result.outcomes
+        if outcome.rank not in told
+        and outcome.kind not in (Kind.PASSED, Kind.HUNG)
+        and verdict.cause is not Cause.DISAGREEMENT
+    ]
+    if result.leaked and verdict.cause is not Cause.LEAK:
+        lines.append(f"Processes left behind, now killed: {'; '.join(result.leaked)}.")
+    if result.gpu_memory and verdict.cause is not Cause.GPU_MEMORY:
+        lines.append(f"GPU memory left behind: {'; '.join(result.gpu_memory)}.")
+    if result.gpus:
+        lines.append(f"GPUs of the machine: {result.gpus}; gpu wait {result.gpu_wait_s:.1f} s.")
+    lines += result.notes
+    if reproduce:
+        lines.append(f"This case alone: {reproduce}")
+    if result.stacks:
+        lines += ["", _stacks(result.stacks)]
+    lines += _also_failed(result, limits)
+    if verdict.culprit is not None:
+        is_awaited = verdict.cause is Cause.HANG and verdict.victims
+        part = "is the rank that the others wait for" if is_awaited else "failed first"
+        if verdict.cause is Cause.HANG and verdict.is_proven and not verdict.victims:
+            part = "is the only rank that waits"
+        lines += _section(result, [verdict.culprit], part, limits, limits.lines)
+    else:
+        lines += _logs(result, result.logs, limits)
+        if waited:
+            lines += _only_error(result, waited[0], limits)
+    return "\n".join(lines)
+
+
+def _waited_in_vain(result: CaseResult) -> list[RankOutcome]:
+    """Return the ranks whose waits have ended by a limit, the first one first, if no rank failed or was running."""
+    if result.verdict.culprit is not None or result.stacks:
+        return []
+    waited = [result.outcomes[rank] for rank in result.verdict.victims]
+    return sorted((outcome for outcome in waited if outcome.text), key=lambda outcome: outcome.at_s)
+
+
+def _only_error(result: CaseResult, waited: RankOutcome, limits: Limits) -> list[str]:
+    text = cut_lines(tidied(waited.text), limits.other_lines, limits.chars, limits.line_chars, ends_only=True)
+    return [_RULE, f"rank {waited.rank} of {result.case.world_size} {waited.describe()}", "", *text]
+
+
+_PROVEN = (
+    "It is proven that no rank could ever go on: each has ended its test, or waits for another rank. So the runner did "
+    "not wait for the deadline. See docs/hangs.md."
+)
+_NEVER_CAME = (
+    "A limit of the test, of a group or of a store has ended the wait below, and no rank was running any more. Either "
+    "a rank ended its test before it did what the others wait for, or no rank would ever have done it."
+)
+# The likely cause and the way out, where there is no traceback that shows them.
+_EXPLANATIONS = {
+    Cause.HANG: (
+        "The stacks of the running ranks are below. For a longer limit, set the marker's timeout or --dist-timeout."
+    ),
+    Cause.INFRASTRUCTURE: (
+        "Test code did not cause this: a rank could not be started, its report was destroyed, or its GPU is broken."
+    ),
+    Cause.DISAGREEMENT: (
+        "A skip counts only if every rank skips for the same reason; the other ranks would wait forever for a rank "
+        "that skips. Base the decision on a fact that all ranks know."
+    ),
+    Cause.PROMISE: (
+        "The configuration of this run promises that hardware (--config=gpu, or the flag //dist_testing/config:gpus), "
+        "so running without it is a failure and not a skip."
+    ),
+    Cause.GPU_MEMORY: (
+        "All ranks have ended, so the driver or a process that outlived them holds the memory. The next test would "
+        "lack it."
+    ),
+    Cause.CALLS: (
+        "All ranks have passed, but a backend may as well wait for ever, or mix up the data, if the calls of a group "
+        "differ. Make the same calls on all members, or run the case without --dist-strict-collectives or "
+        "strict_collectives=True. See docs/hangs.md."
+    ),
+    Cause.LEAK: "A test must end the processes that it starts. They have been killed.",
+}
+
+
+def _cut_limit(result: CaseResult) -> str:
+    """Explain a hang of a case that had less time than its own limit, because the target's time is shared."""
+    return (
+        f"The target's time was {'over' if result.limit_s < LEAST_S else 'short'}: it left this case "
+        f"{result.limit_s:.1f} s of its limit of {result.case.timeout_s:g} s, so the test may be good. Mend the cases "
+        "before it that hang, or give the target a larger timeout or size, or more shards; a longer limit of the case "
+        "does not help. Stacks of the ranks that were running are below."
+    )
+
+
+def _crash_explanation(result: CaseResult) -> str:
+    assert result.verdict.culprit is not None
+    first = result.outcomes[result.verdict.culprit]
+    log = result.logs.get(first.rank, "")
+    if said := native_reason(log):
+        return f"Native code ended the process: {said}. Its last output is below."
+    if first.kind is Kind.EXITED and tidied(first.text):
+        return "The test, or code that it calls, ended the process instead of returning. The stack is below."
+    if first.exit_code == UNKNOWN_EXIT_CODE:
+        text = "A signal, the kernel (out of memory) or an exit call ended it."
+    elif first.kind is Kind.EXITED:
+        text = "An exit call in native or test code, such as os._exit, ends a process without an exception."
+    elif first.signal == signal.SIGKILL:
+        text = "The kernel sends SIGKILL when the machine or container lacks memory; else a process sent it."
+    else:
+        text = "Native code that faults or aborts ends its process by a signal; else a process sent it."
+    return f"{text} Its last output is below." if tidied(log) else text
+
+
+def _victims(result: CaseResult) -> str:
+    by_fate: dict[str, list[str]] = defaultdict(list)
+    for rank in result.verdict.victims:
+        by_fate[result.outcomes[rank].describe()].append(str(rank))
+    return "; ".join(
+        f"ranks {', '.join(ranks)}: each {fate}" if len(ranks) > 1 else f"rank {ranks[0]} {fate}"
+        for fate, ranks in by_fate.items()
+    )
+
+
+def _stacks(stacks: Mapping[int, str]) -> str:
+    by_stack: dict[str, list[str]] = defaultdict(list)
+    for rank, stack in stacks.items():
+        by_stack[tidied(stack)].append(str(rank))
+    parts = []
+    for stack, ranks in by_stack.items():
+        parts.append(f"{_RULE}\nstacks of rank(s) {', '.join(ranks)}:")
+        parts.append(stack)
+    return "\n".join(parts)
+
+
+def tidied(text: str) -> str:
+    """Make stacks by faulthandler readable.
+
+    Removes thread addresses, so that equal stacks of different ranks are equal texts; the frames below the test (pytest
+    or unittest, this library, the runner that the rank was forked from); and the interpreter's C functions.
+    """
+    lines = []
+    is_below_test = False
+    for line in text.splitlines():
+        is_frame = _FRAME.match(line) is not None
+        is_below_test = is_frame and (is_below_test or _BELOW_TEST.search(line) is not None)
+        if not is_below_test and not _INTERPRETER_FRAME.match(line):
+            lines.append(_THREAD_ADDRESS.sub("hread", line))
+    return _EMPTY_THREAD.sub("", "\n".join([*lines, ""])).strip()
+
+
+def _logs(result: CaseResult, ranks: Iterable[int], limits: Limits) -> list[str]:
+    lines = []
+    for rank in ranks:
+        if tail := shorten_native_stacks(tidied(result.logs.get(rank, ""))).splitlines():
+            # The words before a native stack say why, and the stack says where.
+            block = fatal_block(tail)
+            count = max(_LOG_TAIL_LINES, min(block + _BEFORE_NATIVE_LINES, _MOST_LOG_LINES) if block else 0)
+            first = f", last {count} lines" if len(tail) > count else ""
+            quoted = cut_lines("\n".join(tail[-count:]), None, line_chars=limits.line_chars)
+            lines += [_RULE, f"output of rank {rank}{first}:", *quoted]
+    return lines
+
+
+def _also_failed(result: CaseResult, limits: Limits) -> list[str]:
+    """Return one section for each group of ranks with the same failure, in the order of failing."""
+    alike: dict[tuple[str, ...], list[int]] = defaultdict(list)
+    for rank in result.verdict.failing:
+        outcome = result.outcomes[rank]
+        texts = (outcome.describe(), outcome.text, result.logs.get(rank, ""))
+        alike[texts + tuple(failure.describe() for failure in outcome.further)].append(rank)
+    return [
+        line
+        for ranks in alike.values()
+        for line in _section(result, ranks, "also failed", limits, limits.other_lines, is_culprit=False)
+    ]
+
+
+def _section(
+    result: CaseResult,
+    ranks: Sequence[int],
+    part: str,
+    limits: Limits,
+    text_lines: int | None,
+    *,
+    is_culprit: bool = True,
+) -> list[str]:
+    """Return the section about ranks with the same failure."""
+    outcome = result.outcomes[ranks[0]]
+    who = f"ranks {', '.join(map(str, ranks))}" if len(ranks) > 1 else f"rank {ranks[0]}"
+    each = "each" if len(ranks) > 1 else "it"
+    lines = _logs(result, ranks[:1], limits)
+    lines += [_RULE, f"{who} of {result.case.world_size} {part}: {each} {outcome.describe()}"]
+    if text := tidied(outcome.text):
+        if not is_culprit and text_lines is not None and text.count("\n") >= text_lines:
+            # A line of the test is worth more than they are.
+            text = _POINTERS.sub("", text)
+        lines += ["", *cut_lines(text, text_lines, limits.chars, limits.line_chars, ends_only=not is_culprit)]
+    for further in outcome.further:
+        lines += ["", f"then it {further.describe()}"]
+        if is_culprit and (text := tidied(further.text)):
+            lines += ["", *cut_lines(text, limits.further_lines, limits.chars, limits.line_chars)]
+    if outcome.more_count:
+        lines += ["", f"then it failed {outcome.more_count} more times like this"]
+    return lines

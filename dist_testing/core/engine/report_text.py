@@ -1,0 +1,99 @@
+"""Makes texts of tests fit for a log: of limited size, and without characters that a terminal obeys."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from dist_testing.core.ground.error_text import shorten
+
+# Colours and other attributes of text: they say nothing in a report.
+_ATTRIBUTES = re.compile(r"\x1b\[[0-9;:]*m")
+# Control characters but tab and line feed; marks that change the direction of the text after them, or hide in it; and
+# lone surrogates, which stand for bytes that are no text.
+_OBEYED = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u200b\u200e\u200f\u2028-\u202e\u2066-\u2069\ufeff\ud800-\udfff]")
+# Of the lines that a limit leaves, this share is from the beginning: the end of a traceback says most.
+_HEAD_SHARE = 1 / 3
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """How much of the texts of ranks a report quotes; None for no limit.
+
+    Attributes:
+        lines: Lines of the culprit's text.
+        chars: Characters of the culprit's text.
+        other_lines: Lines of the text of another rank, from its end.
+        further_lines: Lines of the text of a further failure of the culprit, such as that of another sub-test.
+        line_chars: Characters of one line.
+    """
+
+    lines: int | None = None
+    chars: int | None = None
+    other_lines: int | None = None
+    further_lines: int | None = None
+    line_chars: int | None = None
+
+
+# A longer text hides what stands before it, also in the XML file and on pages that show logs.
+IN_LOG = Limits(lines=600, chars=48_000, other_lines=20, further_lines=100, line_chars=2000)
+WHOLE = Limits()
+
+
+def printable(text: str) -> str:
+    r"""Return the text with each character that a terminal obeys, or cannot show, as an escape such as `\x1b`.
+
+    Tabs and line feeds stay, and attributes such as colours are left out.
+    """
+    return _OBEYED.sub(lambda match: _escape(match[0]), _ATTRIBUTES.sub("", text.replace("\r\n", "\n")))
+
+
+def _escape(character: str) -> str:
+    number = ord(character)
+    return f"\\x{number:02x}" if number < 0x100 else f"\\u{number:04x}"
+
+
+def cut_lines(
+    text: str,
+    lines: int | None,
+    chars: int | None = None,
+    line_chars: int | None = None,
+    *,
+    ends_only: bool = False,
+) -> list[str]:
+    """Return the lines of a text, without those in the middle if it is too long.
+
+    Args:
+        text: Any text.
+        lines: Limit of lines; None for none.
+        chars: Limit of characters of all lines, apart from one line on what is left out; None for none.
+        line_chars: Limit of each line; None for none.
+        ends_only: Whether to leave out the beginning, not the middle.
+    """
+    head_share = 0.0 if ends_only else _HEAD_SHARE
+    every = text.splitlines()
+    if line_chars is not None:
+        every = [shorten(line, line_chars).replace("\n", " ") if len(line) > line_chars else line for line in every]
+    head, tail = len(every), 0
+    if lines is not None and len(every) > lines:
+        head = int(lines * head_share)
+        tail = lines - head
+    if chars is not None and sum(map(len, every)) > chars:
+        head = min(head, _count_within(every, chars * head_share))
+        left = chars - sum(map(len, every[:head]))
+        tail = min(tail or len(every) - head, _count_within(every[::-1], left))
+    left_out = len(every) - head - tail
+    if left_out <= 0:
+        return every
+    return [*every[:head], f"... {left_out} lines left out ...", *every[len(every) - tail :]]
+
+
+def _count_within(lines: Sequence[str], chars: float) -> int:
+    """Return how many of the first lines have together at most this many characters."""
+    used = 0
+    for count, line in enumerate(lines):
+        used += len(line)
+        if used > chars:
+            return count
+    return len(lines)

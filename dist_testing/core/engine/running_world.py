@@ -1,0 +1,252 @@
+"""Starts a world, and holds the runner's resources for it."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import resource
+import socket
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from dist_testing.core.engine.hooks import HeldResource
+from dist_testing.core.engine.rank_env import rank_env, threads_per_rank
+from dist_testing.core.engine.rank_logs import LogLimits, read_tail
+from dist_testing.core.engine.rank_record import RankRecord
+from dist_testing.core.engine.run_directory import RunDirectory
+from dist_testing.core.engine.supervisor import Supervisor
+from dist_testing.core.ground.add_ons import AddOn, blaming
+from dist_testing.core.ground.case import Case
+from dist_testing.core.ground.errors import UsageError
+from dist_testing.core.ground.spec import Spec
+from dist_testing.core.ground.spec import check_world_size as check_range
+from dist_testing.core.ground.world import WorldSettings
+from dist_testing.core.launch.isolation import Isolation
+from dist_testing.core.launch.launcher import Launcher
+from dist_testing.core.process.board import PhaseBoard
+from dist_testing.core.process.files import log_name, text_name
+from dist_testing.core.process.lifetime import current_umask
+from dist_testing.core.process.messages import WorldRequest
+
+# Descriptors of the runner per rank: two for the channel and two for stacks, while the world starts.
+_FDS_PER_RANK = 4
+# Other descriptors: log files, those of pytest and Python.
+_FDS_SPARE = 64
+# Limit of a rank's output in a report.
+_LOG_TAIL_BYTES = 512 * 1024
+# Port of the store in a place of an add-on, which is a network of its own; torchrun's default.
+_PLACE_STORE_PORT = 29500
+# Share of the case's limit for operations of the group, so that torch gives up before the runner and reports its wait.
+_GROUP_SHARE = 0.9
+# A rank needs this long to tell the runner so, on a busy machine. Seconds; but at most this share of the limit.
+_TELLING_S = 0.75
+_LARGEST_TELLING_SHARE = 0.5
+
+
+@dataclass(slots=True)
+class RunningWorld:
+    """The ranks of a world, and the runner's resources for them.
+
+    Attributes:
+        pool: Name of the worker pool; "" if the ranks live for one case.
+        directory: The world's folder.
+        held: The resources of add-ons, each with the add-on's name, in the order in which they were acquired.
+        log_limits: Keeps the logs of the ranks within a limit.
+        resources: Closes the board, the channels and the other descriptors.
+        nodes: Number of nodes of the ranks.
+    """
+
+    pool: str
+    supervisor: Supervisor
+    directory: Path
+    board: PhaseBoard
+    held: Sequence[tuple[str, HeldResource]]
+    isolation: Isolation
+    resources: contextlib.ExitStack
+    log_limits: LogLimits = field(default_factory=lambda: LogLimits([]))
+    nodes: int = 1
+
+    @property
+    def size(self) -> int:
+        """Number of ranks."""
+        return len(self.supervisor.records)
+
+    def log_file(self, rank: int) -> Path:
+        """Return the file that takes the output of a rank."""
+        return self.directory / log_name(rank)
+
+    def text_file(self, rank: int) -> Path:
+        """Return the file that takes the texts of a rank that are too long for a message; most ranks make none."""
+        return self.directory / text_name(rank)
+
+    def log_tail(self, rank: int) -> str:
+        """Return the end of a rank's output; "" if the rank has not opened its file."""
+        return read_tail(self.log_file(rank), _LOG_TAIL_BYTES)
+
+    def close(self) -> None:
+        """Release the runner's resources. The ranks must be gone; one that could not be killed may keep what it has."""
+        self.supervisor.close()
+        self.resources.close()
+        release(self.held, are_ranks_gone=self.supervisor.is_over)
+
+    def check(self) -> list[str]:
+        """Look at the resources after a case. Return what the ranks have left behind in them."""
+        left: list[str] = []
+        for name, held in self.held:
+            with blaming(name, "the check of its resource"):
+                left += held.check(are_ranks_gone=self.supervisor.is_over)
+        return left
+
+
+def release(held: Sequence[tuple[str, HeldResource]], *, are_ranks_gone: bool) -> None:
+    """Give resources back, the last one first, whatever happens.
+
+    Raises:
+        AddOnError: If one cannot be given back.
+    """
+    with contextlib.ExitStack() as releasing:
+        for name, one in held:
+            releasing.enter_context(blaming(name, "the release of its resource"))
+            releasing.callback(one.release, are_ranks_gone=are_ranks_gone)
+
+
+def start_world(
+    launcher: Launcher,
+    isolation: Isolation,
+    number: int,
+    case: Case,
+    spec: Spec,
+    run: RunDirectory,
+    limit_s: float,
+    held: Sequence[tuple[str, HeldResource]] = (),
+    *,
+    neighbours: int = 1,
+    taking_part: Sequence[AddOn] = (),
+) -> RunningWorld:
+    """Ask the launcher for the ranks of a case with a limit of `limit_s` seconds, the first one of the world.
+
+    The held resources are released with the world, also if it cannot start. `neighbours` is the number of worlds that
+    share the CPUs, with this one. `taking_part` are the add-ons of the world.
+
+    Raises:
+        LaunchError: If the launcher is gone.
+    """
+    size = case.world_size
+    together = isolation.in_process
+    place = next((add_on.name for add_on in taking_part if add_on.place), "")
+    directory = run.path / str(number)
+    with contextlib.ExitStack() as undo, contextlib.ExitStack() as ours, contextlib.ExitStack() as theirs:
+        undo.callback(release, held, are_ranks_gone=True)
+        (directory / "temp").mkdir(parents=True)
+        fds = []
+        channels = []
+        for _ in range(size):
+            mine, other = socket.socketpair()
+            channels.append(ours.enter_context(mine))
+            fds.append(theirs.enter_context(other).fileno())
+        stacks_fds = {}
+        for rank in range(size):
+            # Stacks come from it, packet by packet, and so does the rank's ledger when the runner asks for it.
+            near, far = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+            near.setblocking(False)
+            stacks_fds[rank], write = near.detach(), far.detach()
+            ours.callback(os.close, stacks_fds[rank])
+            theirs.callback(os.close, write)
+            fds.append(write)
+        board_fd = PhaseBoard.create(size)
+        theirs.callback(os.close, board_fd)
+        fds.append(board_fd)
+        board = PhaseBoard(board_fd, size)
+        ours.callback(board.close)
+        store_port = 0
+        # Threads share a store in memory. The environment cannot tell them their ranks, which another store would need.
+        if case.with_store and place:
+            store_port = _PLACE_STORE_PORT
+        elif case.with_store and not together:
+            # The runner binds the port once and keeps it until the world is over, so no other process can take it.
+            store = ours.enter_context(socket.create_server((isolation.host, 0), backlog=2 * size))
+            store_port = store.getsockname()[1]
+            fds.append(store.fileno())
+        lease_fds = [fd for _, one in held for fd in one.fds]
+        fds += lease_fds
+        backend_env = dict(spec.backend.env)
+        device_env: dict[str, str] = {}
+        for _, one in held:
+            backend_env |= one.defaults
+            device_env |= one.env
+        launcher.start(
+            WorldRequest(
+                world=number,
+                size=size,
+                body=case.body,
+                directory=str(directory),
+                env=rank_env(
+                    os.environ,
+                    world_size=size * neighbours,
+                    backend_env=backend_env,
+                    device_env=device_env,
+                    scratch=os.environ.get("TEST_TMPDIR"),
+                    temp=str(run.short / str(number) / "temp"),
+                ),
+                cwd=os.getcwd(),
+                umask=current_umask(),
+                # Threads of one process share its thread pool.
+                threads=threads_per_rank(neighbours if together else size * neighbours),
+                pool=bool(case.pool),
+                fresh=isolation.fresh_interpreter,
+                together=together,
+                debug_rank=case.debug_rank,
+                store_port=store_port,
+                nodes=case.nodes,
+                place=place,
+                services=tuple(add_on.name for add_on in taking_part if add_on.rank_service),
+                lease_fds=len(lease_fds),
+                settings=WorldSettings(
+                    backend=spec.backend.torch_backend,
+                    device=spec.backend.device,
+                    binds_device=spec.backend.binds_device,
+                    gpus_per_rank=spec.gpus_per_rank,
+                    ranks_per_gpu=spec.ranks_per_gpu,
+                    register_module=spec.backend.register_module,
+                    timeout_s=group_limit_s(limit_s),
+                    init=case.init,
+                ),
+            ),
+            fds,
+        )
+        records = [RankRecord(rank, channel, board) for rank, channel in enumerate(channels)]
+        limits = LogLimits([directory / log_name(rank) for rank in range(size)])
+        names = directory if together else None
+        supervisor = Supervisor(launcher, number, records, stacks_fds, names, limits, group_limit_s(limit_s))
+        if case.debug_rank is not None:
+            supervisor.wait_for_debugger(case.debug_rank)
+        undo.pop_all()
+        return RunningWorld(
+            case.pool, supervisor, directory, board, held, isolation, ours.pop_all(), limits, nodes=case.nodes
+        )
+
+
+def group_limit_s(limit_s: float) -> float:
+    """Return the limit of a default group's operations, for a case with a limit of `limit_s`; both in seconds."""
+    before_s = min(max((1 - _GROUP_SHARE) * limit_s, _TELLING_S), _LARGEST_TELLING_SHARE * limit_s)
+    return limit_s - before_s
+
+
+def check_world_size(name: str, value: object, *, needs_files: bool = True) -> int:
+    """Check the size of a world that a user gave for a case, and return it.
+
+    Raises:
+        UsageError: If the size is not a number in range, or needs more files than this process may open. Without
+            `needs_files` this process keeps no open files for ranks.
+    """
+    world_size = check_range(name, value, "Set world_size in the marker, the class or the BUILD file.")
+    limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    needed = _FDS_PER_RANK * world_size + _FDS_SPARE
+    if needs_files and limit != resource.RLIM_INFINITY and needed > limit:
+        raise UsageError(
+            f"{name}: a world of {world_size} ranks needs about {needed} open files; the limit is {limit}.\n"
+            "Each rank has a channel to the runner and one for its stacks.\n"
+            "Raise the limit with `ulimit -n`, or ask for a smaller world."
+        )
+    return world_size

@@ -1,0 +1,475 @@
+"""Watches one world from its start to its end.
+
+It waits only on descriptors: the launcher's and the channel of each rank. It does not poll or sleep, and every wait has
+a limit.
+"""
+
+from __future__ import annotations
+
+import enum
+import math
+import select
+import signal
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+
+from dist_testing.core.engine.broken_worlds import no_such_rank, unkillable
+from dist_testing.core.engine.hooks import CaseStart, WorldWatcher
+from dist_testing.core.engine.live_output import LiveOutput
+from dist_testing.core.engine.rank_logs import LogLimits
+from dist_testing.core.engine.rank_record import RankRecord
+from dist_testing.core.engine.stack_dumps import collect_stacks, stacks_by_rank
+from dist_testing.core.ground.add_ons import AddOn, add_ons, blaming
+from dist_testing.core.ground.case import CaseBody
+from dist_testing.core.ground.errors import LaunchError, MessageError
+from dist_testing.core.ground.outcomes import Kind
+from dist_testing.core.ground.procfs import STOPPED
+from dist_testing.core.launch.launcher import Launcher, PlaceLauncher
+from dist_testing.core.process.messages import RankEnded, WorldExtra, WorldOver, WorldRefused, WorldStarted
+from dist_testing.core.process.rank_messages import RANK_MESSAGES, FinishWorld, Instruction, LeaveWorld, NextCase
+from dist_testing.core.process.stacks import STACKS_SIGNAL, read_ranks
+
+# From the request for ranks until all are ready: on a machine that swaps, or while interpreters import torch. Seconds.
+_START_LIMIT_S = 120.0
+# Applies also when the run is out of time: otherwise such a case looks like a machine that cannot start ranks.
+_LEAST_START_S = 1.0
+# Time for the reports of the other ranks after the first failure. Seconds.
+PEER_GRACE_S = 0.5
+# Time for the other ranks after the first skip: correct ranks decide to skip at different times. Seconds.
+_SKIP_GRACE_S = 5.0
+# For the stacks of ranks that a failure elsewhere has left waiting: nice to have, so the verdict does not wait long.
+_VICTIM_STACKS_S = 0.3
+# For the stacks of ranks that are the problem. A rank that is stopped, or stuck in the kernel, never answers. Seconds.
+_HUNG_STACKS_S = 2.0
+# Limit of one wait: Python handles a signal only after the wait if it arrives just before it. Seconds.
+_LONGEST_POLL_S = 1.0
+# Limit from SIGKILL until all ranks are gone. Longer than the fork server needs to clean up. Seconds.
+_KILL_LIMIT_S = 15.0
+
+
+class _Stage(enum.Enum):
+    RUNNING = enum.auto()  # a case
+    BETWEEN = enum.auto()  # the ranks wait for the next case
+    FINISHING = enum.auto()  # ranks destroy their groups
+    LEAVING = enum.auto()
+    KILLED = enum.auto()
+    OVER = enum.auto()  # nothing is left
+
+
+class Supervisor:
+    """Watches the cases of one world, until the world has ended.
+
+    Attributes:
+        records: One per rank.
+        stacks: Rank to its stacks, of ranks that were running when something went wrong.
+        leaked: Command lines of what the ranks left behind.
+        watchers: Those of add-ons, by the add-on's name, in the order of the add-ons.
+        ended_by: Why a watcher has ended the case, with the name of its add-on; "" if none has.
+        on_look: Called after every look at the ranks, with its time on the monotonic clock; None for nothing.
+    """
+
+    def __init__(
+        self,
+        launcher: Launcher,
+        world: int,
+        records: Sequence[RankRecord],
+        stacks_fds: Mapping[int, int],
+        threads_directory: Path | None = None,
+        log_limits: LogLimits | None = None,
+        group_limit_s: float = math.inf,
+    ) -> None:
+        """Watch a world that was just asked for.
+
+        Args:
+            launcher: The launcher that starts it.
+            world: Its number.
+            records: One per rank.
+            stacks_fds: Rank to the descriptor that its stacks come from.
+            threads_directory: Where ranks that are threads of one process note which of them they are; None for ranks
+                that are processes.
+            log_limits: Keeps the logs of the ranks within a limit; None if they have no logs.
+            group_limit_s: The limit that this library gives to groups and stores, in seconds.
+        """
+        self.records = records
+        self.stacks: dict[int, str] = {}
+        self.leaked: list[str] = []
+        self.on_look: Callable[[float], None] | None = None
+        self._launcher = launcher
+        self._world = world
+        self.stacks_fds = stacks_fds
+        self.group_limit_s = group_limit_s
+        self._threads_directory = threads_directory
+        self._is_disturbed = False
+        # While the caller waits for a condition, the case is not left to the ranks.
+        self._is_waiting = False
+        self.watchers: dict[str, WorldWatcher] = {}
+        self.ended_by = ""
+        self._start: CaseStart | None = None
+        self._log_limits = log_limits
+        self._stage = _Stage.BETWEEN
+        self._keep = False
+        self._limit_s = 0.0
+        self._latest_s = math.inf
+        self._is_timed = False
+        self._deadline_s = math.inf
+        self._grace_end_s = math.inf
+        self._live: LiveOutput | None = None
+        self._debugged: RankRecord | None = None
+        self._by_fd = {record.channel.fileno(): record for record in records}
+        self._poller = select.poll()
+        self._poller.register(launcher.fileno(), select.POLLIN)
+        for fd in self._by_fd:
+            self._poller.register(fd, select.POLLIN)
+
+    def show_output(self, live: LiveOutput) -> None:
+        """Read the output of the ranks while they write it."""
+        self._live = live
+        if live.fileno() >= 0:
+            self._poller.register(live.fileno(), select.POLLIN)
+
+    def wait_for_debugger(self, rank: int) -> None:
+        """Suspend all limits while this rank runs its test, and let no failure of another rank end it."""
+        self._debugged = self.records[rank]
+
+    def close(self) -> None:
+        """Stop reading live output."""
+        if self._live is not None:
+            self._live.close()
+
+    @property
+    def is_over(self) -> bool:
+        """Whether the world has ended and nothing of it is left."""
+        return self._stage is _Stage.OVER
+
+    def begin_case(
+        self,
+        limit_s: float,
+        *,
+        latest_s: float,
+        keep: bool,
+        expected_exits: Mapping[int, int],
+        body: CaseBody | None,
+        exit_0_passes: bool = False,
+        start: CaseStart | None = None,
+        taking_part: Sequence[AddOn] = (),
+    ) -> None:
+        """Begin a case.
+
+        Args:
+            limit_s: Limit from the moment when every rank is ready, in seconds.
+            latest_s: When the case must have ended, on the monotonic clock.
+            keep: Whether to keep the ranks for another case if this one passes.
+            expected_exits: Rank to how its process must end in this case.
+            body: What waiting ranks run; None if the ranks were started with it.
+            exit_0_passes: Whether a rank whose process ends with exit code 0 has passed, also without a report.
+            start: The case as watchers see it; None without watchers.
+            taking_part: The add-ons that take part.
+        """
+        self._stage = _Stage.RUNNING
+        self._is_disturbed = False
+        self._keep = keep
+        self._limit_s = limit_s
+        self._latest_s = latest_s
+        self._grace_end_s = math.inf
+        now_s = time.monotonic()
+        # The ranks of a worker pool are ready; new ranks must start first.
+        self._is_timed = body is not None
+        start_limit_s = min(_START_LIMIT_S, max(_LEAST_START_S, latest_s - now_s))
+        self._deadline_s = now_s + (limit_s if self._is_timed else start_limit_s)
+        self.ended_by = ""
+        self._start = start
+        for name, watcher in self.watchers.items():
+            self._begin_watching(name, watcher)
+        for add_on in taking_part:
+            if add_on.watcher and add_on.name not in self.watchers:
+                self._watch(add_on)
+        for record in self.records:
+            record.begin_case(expected_exits.get(record.rank), exit_0_passes=exit_0_passes)
+            if body is not None:
+                record.instruct(NextCase(body))
+
+    def wait_case(self) -> None:
+        """Wait until the case is over, and until the ranks are gone unless a worker pool keeps them.
+
+        Raises:
+            LaunchError: If the launcher ends, cannot start a rank, or cannot kill one.
+        """
+        self._wait(_Stage.BETWEEN)
+        for name, watcher in self.watchers.items():
+            with blaming(name, "its watcher"):
+                watcher.case_over()
+
+    def finish(self, limit_s: float) -> None:
+        """End the waiting ranks of a worker pool, and wait until they are gone. Their clean-up has `limit_s` seconds.
+
+        Raises:
+            LaunchError: As for `wait_case`.
+        """
+        self._deadline_s = time.monotonic() + limit_s
+        self._instruct(FinishWorld(), _Stage.FINISHING)
+        self._wait(_Stage.OVER)
+
+    def abort(self, *, ask_where: bool = False) -> None:
+        """Kill the ranks at once and wait until they are gone, because the run is interrupted.
+
+        With `ask_where`, first wait for the reports of ranks that got the same Ctrl-C, and ask the others for their
+        stacks.
+
+        Raises:
+            LaunchError: As for `wait_case`.
+        """
+        if ask_where:
+            self.wait_until(lambda: self._stage is _Stage.KILLED, PEER_GRACE_S)
+        if self._stage not in (_Stage.KILLED, _Stage.OVER):
+            self._stop(Kind.STOPPED, time.monotonic(), _HUNG_STACKS_S if ask_where else None)
+        self._wait(_Stage.OVER)
+
+    def be_patient(self) -> None:
+        """Do not stop the other ranks when a rank ends, until the case is over."""
+        for record in self.records:
+            record.is_patient = True
+
+    def wait_until(self, holds: Callable[[], bool], limit_s: float = math.inf) -> bool:
+        """Watch the case until a condition holds, or the case is over; return whether the condition holds.
+
+        It is checked after every look, for at most `limit_s` seconds; 0 looks once.
+
+        Raises:
+            LaunchError: As for `wait_case`.
+        """
+        until_s = time.monotonic() + limit_s
+        is_first = True
+        self._is_waiting = True
+        try:
+            while not holds() and self._stage not in (_Stage.BETWEEN, _Stage.OVER):
+                if not is_first and time.monotonic() >= until_s:
+                    return False
+                self._look(until_s)
+                is_first = False
+        finally:
+            self._is_waiting = False
+        return holds()
+
+    def signal(self, rank: int, number: int) -> None:
+        """Send a signal to a rank that is still running."""
+        if not self.is_over:
+            self._launcher.signal([rank], number)
+
+    @property
+    def is_running(self) -> bool:
+        """Whether the ranks run a case, and no rank has been stopped by the runner."""
+        return self._stage is _Stage.RUNNING
+
+    @property
+    def is_undisturbed(self) -> bool:
+        """Whether only the ranks decide how the case goes on: all have begun, and nothing is broken on purpose."""
+        is_left_to_ranks = self._is_timed and self._debugged is None and not self._is_waiting
+        return self.is_running and is_left_to_ranks and not self._is_disturbed
+
+    @property
+    def are_threads(self) -> bool:
+        """Whether the ranks are threads of one process."""
+        return self._threads_directory is not None
+
+    def signal_ranks(self, ranks: Sequence[int], number: int) -> None:
+        """Send a signal to those of the ranks that still run."""
+        self._launcher.signal(ranks, number)
+
+    def order(self, add_on: str, payload: str) -> bool:
+        """Give the place of the world an order of an add-on. Return False if the launcher makes no places."""
+        if not isinstance(self._launcher, PlaceLauncher):
+            return False
+        self._launcher.order(self._world, add_on, payload)
+        return True
+
+    def disable_proof(self) -> None:
+        """Prove no hang in this case any more: a wait of its ranks may end by itself."""
+        self._is_disturbed = True
+
+    def stacks_now(self) -> dict[int, str]:
+        """Return rank to stacks, for ranks that have not ended the case. The case goes on."""
+        return self._stacks_of([record for record in self.records if not record.is_settled], _HUNG_STACKS_S)
+
+    def _wait(self, until: _Stage) -> None:
+        while self._stage not in (until, _Stage.OVER):
+            self._look(math.inf)
+        if self._live is not None:
+            self._live.finish()
+
+    def _look(self, until_s: float) -> None:
+        """Wait for the next message or limit, at most until `until_s`, and act on it."""
+        limit_s = min(
+            self._deadline_s, self._grace_end_s, until_s, *(watcher.next_s for watcher in self.watchers.values())
+        )
+        if self._log_limits is not None:
+            limit_s = min(limit_s, self._log_limits.next_look_s)
+        left_s = min(max(0.0, limit_s - time.monotonic()), _LONGEST_POLL_S)
+        events = self._poller.poll(math.ceil(1000 * left_s))
+        # Messages that are seen together get the same time.
+        now_s = time.monotonic()
+        for fd, _ in events:
+            if fd == self._launcher.fileno():
+                self._hear_launcher(now_s)
+            elif self._live is not None and fd == self._live.fileno():
+                self._live.pump()
+            elif (record := self._by_fd.get(fd)) and (not record.read(now_s) or record.is_done):
+                self._forget(fd)
+        self._deliver(now_s)
+        for name, watcher in self.watchers.items():
+            with blaming(name, "its watcher"):
+                end = watcher.poll(now_s)
+            if end is not None and self.is_running:
+                self.ended_by = f"{end.reason} (add-on {name})" if end.reason else ""
+                self._stop(end.kind, time.monotonic(), _HUNG_STACKS_S)
+        if self.on_look is not None:
+            self.on_look(now_s)
+        if self._log_limits is not None and now_s >= self._log_limits.next_look_s:
+            if self._live is not None:
+                # What is not read now may be gone.
+                self._live.pump()
+            self._log_limits.look(now_s)
+        if not self.is_over:
+            self._decide(now_s)
+
+    def _watch(self, add_on: AddOn) -> WorldWatcher | None:
+        """Make the watcher of an add-on, in the middle of a case or at its begin; None if it wants none here."""
+        with blaming(add_on.name, "its watcher"):
+            watcher: WorldWatcher | None = add_on.load("watcher")(self)
+        if watcher is None:
+            return None
+        self.watchers[add_on.name] = watcher
+        self._begin_watching(add_on.name, watcher)
+        return watcher
+
+    def _begin_watching(self, name: str, watcher: WorldWatcher) -> None:
+        if self._start is not None:
+            with blaming(name, "its watcher"):
+                watcher.begin_case(self._start)
+
+    def _deliver(self, now_s: float) -> None:
+        """Bring messages of the ranks to the watchers of the add-ons that they name."""
+        for record in self.records:
+            extras, record.extras = record.extras, []
+            for extra in extras:
+                known = self.watchers.get(extra.add_on) or self._watcher_named(extra.add_on)
+                try:
+                    if known is None:
+                        raise RANK_MESSAGES.refused(f"a message for {extra.add_on!r}, an add-on without a watcher")
+                    with blaming(extra.add_on, "its watcher"):
+                        known.on_message(record.rank, extra.payload)
+                except MessageError as error:
+                    record.unreadable(now_s, str(error))
+
+    def _watcher_named(self, name: str) -> WorldWatcher | None:
+        """Make the watcher of an add-on at the first message for it. A rank can name any."""
+        found = next((add_on for add_on in add_ons() if add_on.name == name and add_on.watcher), None)
+        return None if found is None else self._watch(found)
+
+    def _forget(self, fd: int) -> None:
+        self._poller.unregister(fd)
+        del self._by_fd[fd]
+
+    def _hear_launcher(self, now_s: float) -> None:
+        for event in self._launcher.events():
+            if event.world != self._world:
+                continue
+            match event:
+                case WorldStarted():
+                    for record, pid in zip(self.records, event.pids, strict=False):
+                        record.pid = pid
+                case RankEnded() if event.rank >= len(self.records):
+                    raise LaunchError(no_such_rank(event, len(self.records)))
+                case RankEnded():
+                    record = self.records[event.rank]
+                    fd = record.channel.fileno()
+                    record.ended(event.exit_code, now_s, event.reason)
+                    if fd in self._by_fd:
+                        self._forget(fd)
+                case WorldRefused():
+                    raise LaunchError(f"Rank {event.rank} of {len(self.records)} could not be started: {event.text}")
+                case WorldExtra():
+                    with blaming(event.add_on, "its watcher"):
+                        self.watchers[event.add_on].on_answer(event.payload)
+                case WorldOver():
+                    self.leaked = list(event.leaked)
+                    self._stage = _Stage.OVER
+
+    def _decide(self, now_s: float) -> None:
+        records = self.records
+        if self._stage is _Stage.KILLED:
+            if now_s >= self._deadline_s:
+                raise LaunchError(unkillable(self.records, _KILL_LIMIT_S))
+            return
+        if self._stage is _Stage.RUNNING and not self._is_timed and all(record.is_ready for record in records):
+            self._is_timed = True
+            self._deadline_s = min(now_s + self._limit_s, self._latest_s)
+        if any(record.first_trouble_s is not None for record in records):
+            grace_s = 0.0 if all(record.has_told_all for record in records) else PEER_GRACE_S
+            self._grace_end_s = min(self._grace_end_s, now_s + grace_s)
+        elif self._stage is _Stage.RUNNING:
+            self._decide_running(now_s)
+        elif self._stage is _Stage.FINISHING and all(record.is_done or record.has_ended for record in records):
+            self._instruct(LeaveWorld(), _Stage.LEAVING)
+        if self._debugged is not None and not (self._debugged.is_done or self._debugged.has_told_all):
+            self._grace_end_s = self._deadline_s = math.inf
+        if now_s >= self._grace_end_s:
+            in_vain = any(record.waited_in_vain for record in records)
+            self._stop(Kind.STOPPED, now_s, _HUNG_STACKS_S if in_vain else _VICTIM_STACKS_S)
+        elif now_s >= self._deadline_s:
+            for name, watcher in self.watchers.items():
+                with blaming(name, "its watcher"):
+                    watcher.at_deadline()
+            self._stop(Kind.HUNG, now_s, _HUNG_STACKS_S)
+
+    def _decide_running(self, now_s: float) -> None:
+        reported = [record.reported for record in self.records]
+        if all(record.is_settled for record in self.records):
+            self._grace_end_s = math.inf
+            if self._keep and all(kind is Kind.PASSED for kind in reported):
+                self._stage = _Stage.BETWEEN
+                self._deadline_s = math.inf
+            else:
+                for name, watcher in self.watchers.items():
+                    with blaming(name, "its watcher"):
+                        watcher.ranks_settled()
+                self._instruct(FinishWorld(), _Stage.FINISHING)
+        elif Kind.SKIPPED in reported:
+            self._grace_end_s = min(self._grace_end_s, now_s + _SKIP_GRACE_S)
+
+    def _instruct(self, instruction: Instruction, stage: _Stage) -> None:
+        self._stage = stage
+        for record in self.records:
+            record.instruct(instruction)
+
+    def _stop(self, kind: Kind, now_s: float, stacks_limit_s: float | None) -> None:
+        """Kill all running ranks. First ask those that the others wait for to send their stacks."""
+        running = [record for record in self.records if not record.has_ended]
+        for record in running:
+            record.stop(kind, now_s)
+        if stacks_limit_s is not None:
+            wanted = [
+                record
+                for record in running
+                if not (record.is_settled if self._stage is _Stage.RUNNING else record.is_done)
+            ]
+            # What a rank has answered before stays: it may be unable to answer again.
+            self.stacks = self._stacks_of(wanted, stacks_limit_s) | self.stacks
+        self._stage = _Stage.KILLED
+        self._grace_end_s = math.inf
+        self._deadline_s = time.monotonic() + _KILL_LIMIT_S
+        self._launcher.signal([record.rank for record in running], signal.SIGKILL)
+
+    def _stacks_of(self, records: Sequence[RankRecord], limit_s: float) -> dict[int, str]:
+        states = {record.rank: record.kernel_state for record in records}
+        # A stopped process answers only after SIGCONT, and one that another process traces when that one lets it.
+        asked = [rank for rank, state in states.items() if not state.startswith(STOPPED)]
+        # If ranks are threads, rank 0 answers for all.
+        fds = {rank: self.stacks_fds[rank] for rank in (asked if self._threads_directory is None else asked and [0])}
+        stacks = collect_stacks(fds, lambda: self._launcher.signal(list(fds), STACKS_SIGNAL), limit_s) if fds else {}
+        if self._threads_directory is not None:
+            stacks = stacks_by_rank(stacks.get(0, ""), read_ranks(self._threads_directory).idents)
+        return {
+            rank: stacks.get(rank) or f"no answer; its state is {state or 'not known'}"
+            for rank, state in states.items()
+        }

@@ -1,0 +1,97 @@
+"""Passes every event to the sinks that have subscribed to its kind."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from dist_testing.core.events.cases import RankOutput
+from dist_testing.core.events.event import Event
+from dist_testing.core.events.runs import RunStarted
+from dist_testing.core.events.wire import KINDS
+from dist_testing.core.ground.error_text import summarise
+
+# mypy cannot express "the union of the types in `kinds`".
+_Sink = Callable[[Any], object]
+
+
+@dataclass(frozen=True, slots=True)
+class _Subscription:
+    sink: _Sink
+    name: str
+    is_essential: bool
+
+
+class EventStream:
+    """Passes the events of one run to sinks.
+
+    Only one thread at a time may emit. A forked child of this process emits nothing: a rank, or a child of a test, must
+    not write to the files of the runner.
+
+    Attributes:
+        warn: Takes a line for the log when a sink has failed.
+    """
+
+    def __init__(self) -> None:
+        self.warn: Callable[[str], None] = lambda line: print(line, file=sys.stderr, flush=True)
+        self._by_kind: dict[type[Event], tuple[_Subscription, ...]] = {}
+        self._pid = os.getpid()
+        self._first: RunStarted | None = None
+
+    def wants(self, *kinds: type[Event]) -> bool:
+        """Whether there is a sink for one of these kinds."""
+        return not self._by_kind.keys().isdisjoint(kinds)
+
+    def subscribe(self, sink: _Sink, *kinds: type[Event], name: str, is_essential: bool = False) -> None:
+        """Call `sink` with every event of some kinds from now on, in order.
+
+        A sink that subscribes to `RunStarted` later gets this event at once. The stream drops a sink that raises an
+        Exception, with one warning. Others, such as KeyboardInterrupt, are not the sink's fault: they propagate, and
+        the sink stays.
+
+        Args:
+            sink: Takes one event.
+            *kinds: Kinds of events; by default all except `RankOutput`, for which the runner must read all logs.
+            name: Name of the sink in a warning.
+            is_essential: Whether `emit` raises the exceptions of the sink: for a sink that decides the result of the
+                run, which could be wrong without it.
+        """
+        added = _Subscription(sink, name, is_essential)
+        for kind in kinds or [kind for kind in KINDS if kind is not RankOutput]:
+            self._by_kind[kind] = (*self._by_kind.get(kind, ()), added)
+        if self._first is not None and added in self._by_kind.get(RunStarted, ()):
+            self._hand(added, self._first)
+
+    def emit(self, event: Event) -> None:
+        """Pass an event to the sinks that want it."""
+        if isinstance(event, RunStarted):
+            self._first = event
+        subscriptions = self._by_kind.get(type(event))
+        if subscriptions is None or os.getpid() != self._pid:
+            return
+        for subscription in subscriptions:
+            self._hand(subscription, event)
+
+    def _hand(self, subscription: _Subscription, event: Event) -> None:
+        try:
+            subscription.sink(event)
+        except Exception as error:
+            if subscription.is_essential:
+                raise
+            self._drop(subscription, error)
+
+    def _drop(self, dropped: _Subscription, error: Exception) -> None:
+        kept = {
+            kind: tuple(subscription for subscription in subscriptions if subscription is not dropped)
+            for kind, subscriptions in self._by_kind.items()
+        }
+        self._by_kind = {kind: subscriptions for kind, subscriptions in kept.items() if subscriptions}
+        # If the log itself is broken, there is no place for the warning.
+        with contextlib.suppress(OSError, ValueError):
+            self.warn(
+                f"dist_testing: {dropped.name} gets no more events: {summarise(error)}. No verdict depends on it."
+            )

@@ -1,0 +1,171 @@
+"""Finds the add-ons of a run and loads their parts.
+
+An add-on is a value of `AddOn` that names its parts as text, "module:attribute". A part is imported when it is needed,
+and only in the process that needs it: the runner, the fork server or a rank. So an add-on costs nothing where no case
+uses it.
+
+Installed packages declare theirs by an entry point of the group `dist_testing`. The library's own are in
+`dist_testing.built_in`, because a checkout that runs without installation has no entry points.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import importlib
+import importlib.metadata
+import importlib.util
+import unittest
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from dist_testing.core.ground.error_text import summarise
+from dist_testing.core.ground.errors import AddOnError, DistTestingError
+
+if TYPE_CHECKING:
+    from dist_testing.core.ground.case import Case
+    from dist_testing.core.ground.spec import Spec
+
+# Of the extension interface. Raised when an add-on that was written for the number before could go wrong.
+EXT_VERSION = 1
+# Of the entry points.
+GROUP = "dist_testing"
+_BUILT_IN = "dist_testing.built_in"
+
+
+def always(case: Case, spec: Spec) -> bool:
+    """Return True: the add-on takes part in every case."""
+    del case, spec
+    return True
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AddOn:
+    """What one add-on adds to the worlds of a run. `dist_testing.ext` documents the parts.
+
+    Attributes:
+        name: Short and unique, such as "redis". Errors name it, and its messages carry it.
+        ext_version: The version of the extension interface that it was written for: the `EXT_VERSION` of that time.
+        order: Add-ons take part in ascending order, and end in the opposite one; by name if the numbers are equal.
+        wanted: Whether it takes part in a case. It must be cheap, and must not import the parts.
+        check: A function of `Case` and `Spec` that raises `UsageError` if the case is not possible with this add-on.
+        missing: A function of `Case` and `Spec` that returns what this machine lacks, as a skip reason; "" for nothing.
+            A `Lack` if there is a way out. The case is no real one: only its size and its nodes are known.
+        resource: A `WorldResource`, made without arguments.
+        watcher: A `WorldWatcher`, made with the `WatchedWorld`.
+        explainer: An `Explainer`.
+        on_world: What makes the attribute of `World` that belongs to this add-on.
+        rank_service: A `RankService`, made with a `ServedRank`.
+        place: The class of a `WorldPlace`; the add-on then has the place of each world that it is wanted for.
+        more: Further parts, by names that one caller asks for: for the front ends, which no stranger replaces yet.
+        idle_work: An `IdleWork`, made with the number of ranks that the run will fork (0: not known).
+    """
+
+    name: str
+    ext_version: int
+    order: int = 0
+    wanted: Callable[[Case, Spec], bool] = always
+    check: str = ""
+    missing: str = ""
+    resource: str = ""
+    watcher: str = ""
+    explainer: str = ""
+    on_world: str = ""
+    rank_service: str = ""
+    place: str = ""
+    idle_work: str = ""
+    more: Mapping[str, str] = field(default_factory=dict)
+
+    def load(self, part: str) -> Any:
+        """Return what the attribute `part` of this value names, or that part of `more`. Imports its module.
+
+        Raises:
+            AddOnError: If the module cannot be imported, or lacks the attribute.
+        """
+        where: str = self.more[part] if part in self.more else getattr(self, part)
+        module, _, attribute = where.partition(":")
+        with blaming(self.name, f"the import of {where!r}"):
+            return getattr(importlib.import_module(module), attribute)
+
+
+@contextlib.contextmanager
+def blaming(name: str, doing: str) -> Iterator[None]:
+    """Run code of an add-on: an error in it becomes one that names the add-on.
+
+    Errors whose text this library or the add-on has written for the user, skips, and errors of the system stay as they
+    are.
+
+    Args:
+        name: The add-on.
+        doing: What it does in the block, such as "its watcher".
+
+    Raises:
+        AddOnError: In place of any other exception.
+    """
+    try:
+        yield
+    except (DistTestingError, OSError, unittest.SkipTest):
+        raise
+    except Exception as error:
+        raise AddOnError(
+            f"Add-on {name!r}: {doing} raised {summarise(error)}.\n"
+            "The add-on has a bug, or was written for another version of dist_testing.\n"
+            "Update or uninstall it, and tell its authors the traceback above."
+        ) from error
+
+
+@functools.cache
+def add_ons() -> tuple[AddOn, ...]:
+    """Return the add-ons of this process in their order. The first call looks for installed packages.
+
+    Raises:
+        AddOnError: If one of them cannot be loaded, was written for another version, or has the name of another one.
+    """
+    found: dict[str, AddOn] = {}
+    for add_on in (*_built_in(), *_installed()):
+        if add_on.ext_version != EXT_VERSION:
+            raise AddOnError(
+                f"Add-on {add_on.name!r} has ext_version = {add_on.ext_version}; this dist_testing has {EXT_VERSION}.\n"
+                "The extension interface has changed in between.\n"
+                "Install versions of the two that fit, or uninstall the add-on."
+            )
+        if found.setdefault(add_on.name, add_on) is not add_on:
+            raise AddOnError(
+                f"Add-on {add_on.name!r} exists twice.\n"
+                "Two packages declare the same name, so messages could go to the wrong one.\n"
+                "Uninstall one of them."
+            )
+    return tuple(sorted(found.values(), key=lambda add_on: (add_on.order, add_on.name)))
+
+
+def add_on_named(name: str, needed_by: str) -> AddOn:
+    """Return the add-on with a name. `needed_by` begins the text of an error, such as "nodes = 2".
+
+    Raises:
+        AddOnError: If there is none.
+    """
+    for add_on in add_ons():
+        if add_on.name == name:
+            return add_on
+    raise AddOnError(
+        f"{needed_by}: the add-on {name!r} is missing.\n"
+        f"This dist_testing has {', '.join(add_on.name for add_on in add_ons()) or 'no add-ons'}.\n"
+        "Install the package that brings it, or do without."
+    )
+
+
+def _built_in() -> tuple[AddOn, ...]:
+    if importlib.util.find_spec(_BUILT_IN) is None:
+        return ()
+    declared: tuple[AddOn, ...] = importlib.import_module(_BUILT_IN).ADD_ONS
+    return declared
+
+
+def _installed() -> Iterator[AddOn]:
+    for point in importlib.metadata.entry_points(group=GROUP):
+        with blaming(point.name, f"its entry point {point.value!r}"):
+            add_on = point.load()
+            if not isinstance(add_on, AddOn):
+                raise TypeError(f"it is {add_on!r}, and no dist_testing.ext.AddOn")
+        yield add_on

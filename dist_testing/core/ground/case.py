@@ -1,0 +1,210 @@
+"""Defines a case and its result."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+from dist_testing.core.ground.fault_plan import PlannedFault
+from dist_testing.core.ground.outcomes import Cause, Kind, RankOutcome, Verdict, left_behind
+
+
+@dataclass(frozen=True, slots=True)
+class CaseBody:
+    """Tells the ranks what to run: fields for the engine and the ranks, and the content for the front end.
+
+    Attributes:
+        front_end: Name of the front end that finds the test on a rank: "pytest" or "unittest".
+        content: How the front end finds the test, as text that only the front end reads.
+        only_test: The only test that a fresh interpreter must load, by its name in the front end; None if the front end
+            decides.
+        keeps_state: On a worker pool: whether the case may leave state other than groups to the next case.
+        keeps_groups: On a worker pool: whether the case may leave its groups to the next case.
+        strict_calls: Whether the case fails if the ranks pass, but have made different collective calls.
+        may_change: On a worker pool: the state that the case may leave changed, by the names of
+            `core.ground.keepable.KEEPABLE`.
+    """
+
+    front_end: str
+    content: str = ""
+    only_test: str | None = None
+    keeps_state: bool = False
+    keeps_groups: bool = False
+    strict_calls: bool = False
+    may_change: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """One test that runs on one world.
+
+    Attributes:
+        name: Name that the user knows: a pytest node id, or `module.Class.method`.
+        world_size: Number of ranks.
+        body: What the ranks run.
+        timeout_s: The case's own limit, in seconds.
+        isolation: Name of the isolation (`core.launch.isolation`).
+        pool: Name of the worker pool, or of the process whose threads are the ranks. Cases with equal pool and size
+            share it. "" for ranks that live for one case.
+        init: Whether the library makes the default group.
+        with_store: Whether the library serves a store for the world, at MASTER_ADDR and MASTER_PORT. Threads always
+            have one, in memory.
+        expected_exits: Rank to how its process must end; a negative number is a signal, as in `subprocess`.
+        debug_rank: The rank that gets the terminal, while the other ranks wait without a limit. None for none.
+        nodes: Number of nodes that the ranks are spread over; above 1 they are simulated.
+        faults: Faults on purpose that the runner causes, by time.
+        exit_0_passes: Whether a rank whose process ends with exit code 0 has passed, also without a report. True for
+            programs, whose result is their exit code.
+    """
+
+    name: str
+    world_size: int
+    body: CaseBody
+    timeout_s: float
+    isolation: str
+    pool: str = ""
+    init: bool = True
+    with_store: bool = True
+    expected_exits: Mapping[int, int] = field(default_factory=dict)
+    debug_rank: int | None = None
+    nodes: int = 1
+    faults: tuple[PlannedFault, ...] = ()
+    exit_0_passes: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class RankWarning:
+    """A warning, with the place that it names, and the ranks that issued it, ascending."""
+
+    category: str
+    text: str
+    filename: str
+    line_number: int
+    ranks: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class CaseResult:
+    """The result of a case.
+
+    Attributes:
+        case: The case.
+        verdict: The verdict on all outcomes.
+        outcomes: One per rank, by rank.
+        started_s: When the ranks were asked for, on the runner's monotonic clock.
+        duration_s: From then until all ranks were gone, in seconds; on a worker pool, until all had passed.
+        limit_s: Limit of the case, in seconds.
+        logs: Rank to the end of its output, for ranks that a failure report quotes.
+        log_files: Rank to the file with all of its output, which exists until the engine is closed.
+        text_files: Rank to a file with its texts that were too long for a message; it exists as long as `log_files`.
+        stacks: Rank to its stacks, of ranks that were running when something went wrong.
+        leaked: Command lines of processes that were left behind.
+        gpu_memory: One text for each GPU whose memory the ranks have not given back.
+        retried: Why a first try did not count; "" if there was none.
+        warnings: The warnings of all ranks, each once.
+        end_session: Why a rank wants no further test to run; "" if none does.
+        gpus: The machine's numbers of the GPUs that the ranks had, such as "0, 1"; "" for none.
+        gpu_wait_s: How long the case waited for them, in seconds.
+        notes: More facts that may explain a failure, one line each.
+    """
+
+    case: Case
+    verdict: Verdict
+    outcomes: tuple[RankOutcome, ...]
+    started_s: float
+    duration_s: float
+    limit_s: float
+    logs: Mapping[int, str] = field(default_factory=dict)
+    log_files: Mapping[int, Path] = field(default_factory=dict)
+    text_files: Mapping[int, Path] = field(default_factory=dict)
+    stacks: Mapping[int, str] = field(default_factory=dict)
+    leaked: tuple[str, ...] = ()
+    gpu_memory: tuple[str, ...] = ()
+    retried: str = ""
+    warnings: tuple[RankWarning, ...] = ()
+    end_session: str = ""
+    gpus: str = ""
+    gpu_wait_s: float = 0.0
+    notes: tuple[str, ...] = ()
+
+    @property
+    def failures(self) -> list[RankOutcome]:
+        """All failures of the culprit, then of the other ranks that failed by themselves. Excludes victims."""
+        verdict = self.verdict
+        ranks = [] if verdict.culprit is None else [verdict.culprit, *verdict.failing]
+        return [
+            failure
+            for rank in ranks
+            for failure in (self.outcomes[rank], *self.outcomes[rank].further)
+            # After its failure, the teardown of a rank may fail because its peers are gone.
+            if failure is self.outcomes[rank] or not failure.collateral
+        ]
+
+    @property
+    def has_only_raised(self) -> bool:
+        """Whether it failed by exceptions and nothing else: the one way in which a failure can be expected.
+
+        Processes and GPU memory that it left behind are something else.
+        """
+        return self._has_raised and self._left is None
+
+    def with_exceptions_expected(self) -> CaseResult:
+        """Return the result with the verdict on what it left behind, if it also failed by exceptions; else itself."""
+        left = self._left if self._has_raised else None
+        return self if left is None else replace(self, verdict=left)
+
+    @property
+    def _has_raised(self) -> bool:
+        return self.verdict.cause is Cause.FAILURE and all(failure.kind is Kind.RAISED for failure in self.failures)
+
+    @property
+    def _left(self) -> Verdict | None:
+        return left_behind(self.leaked, self.gpu_memory)
+
+
+class CaseFailedError(AssertionError):
+    """A case of a unittest class failed on its ranks; the text is the whole report.
+
+    Attributes:
+        result: The result that the engine found.
+    """
+
+    def __init__(self, text: str, result: CaseResult) -> None:
+        super().__init__(text)
+        self.result = result
+
+
+class ThreadsFailedError(CaseFailedError, RuntimeError):
+    """A function that `spawn_threads_and_init_comms` ran failed on its ranks.
+
+    It is also a `RuntimeError`, because torch's users expect one.
+    """
+
+
+class RunFailedError(CaseFailedError, RuntimeError):
+    """A function that `dist_testing.run` called failed on its ranks; the text is the whole report.
+
+    Attributes:
+        result: The result that the engine found.
+    """
+
+    @property
+    def rank(self) -> int | None:
+        """The culprit: the rank that failed first; None if no single rank is to blame."""
+        return self.result.verdict.culprit
+
+    @property
+    def phase(self) -> str:
+        """What the culprit was doing: "start", "import", "init", "call" or "destroy"; "" without a culprit."""
+        return "" if self.rank is None else self.result.outcomes[self.rank].phase
+
+    @property
+    def traceback(self) -> str:
+        """The traceback or the stacks of the culprit; "" if it left none, such as after a signal."""
+        return "" if self.rank is None else self.result.outcomes[self.rank].text
+
+    @property
+    def victims(self) -> tuple[int, ...]:
+        """The ranks that failed only because the culprit did."""
+        return tuple(self.result.verdict.victims)

@@ -1,0 +1,400 @@
+"""Turns dataclasses into JSON and back, and checks what it reads against the annotations.
+
+A message between processes is a dataclass; messages that travel the same way form a `Family`, which has a schema
+number. The checks are made once, from the annotations: `str`, `bool`, `int`, `float`, `None`, `object`, `Literal`,
+enumerations, `tuple`, `NamedTuple`, `dict[str, X]`, other dataclasses, and unions of these.
+`Annotated[int, range(...)]` limits a number.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import enum
+import functools
+import itertools
+import json
+import math
+import reprlib
+import sys
+import types
+from collections.abc import Callable, Iterable, Sequence
+from typing import Annotated, Any, Generic, Literal, NamedTuple, TypeVar, Union, get_args, get_origin, get_type_hints
+
+from dist_testing.core.ground.errors import MessageError
+
+# The largest message, a request for a world, has an environment of a few MiB at most.
+MAX_MESSAGE_BYTES = 64 * 1024 * 1024
+# The limits of an `int` without a range.
+_ANY_INT = range(-(1 << 63), 1 << 63)
+# An error shows this much of an unreadable message.
+_SHOWN_BYTES = 80
+
+_encode_json = json.JSONEncoder(allow_nan=False, separators=(",", ":")).encode
+
+_Message = TypeVar("_Message")
+
+
+class WrongValueError(Exception):
+    """A value does not fit its annotation; the text says which value and what was expected."""
+
+
+_ReadMany = Callable[[Sequence[Any]], Sequence[Any] | None]
+
+
+class Shape(NamedTuple):
+    """The checks and conversions of one annotation.
+
+    Attributes:
+        expected: The annotation in words, for errors.
+        read: Returns the Python value of a JSON value, or raises `WrongValueError`: "3; expected str".
+        write: Returns the JSON value of a Python value; None if they are the same.
+        plain: Values of this class need neither a check nor a conversion; None if there is no such class.
+        read_many: Returns the Python values of many, at least one, in few steps; None if one of them needs `read`.
+    """
+
+    expected: str
+    read: Callable[[Any], Any]
+    write: Callable[[Any], Any] | None = None
+    plain: type | None = None
+    read_many: _ReadMany | None = None
+
+
+class Family(Generic[_Message]):
+    """Messages that travel the same way, such as all orders to the fork server.
+
+    Attributes:
+        name: Name of one message in errors, such as "order to the fork server".
+        schema: Number of this version of the family. Raise it with every change of a field.
+        messages: The dataclasses.
+        max_bytes: Size of the largest message that is sent or read.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        schema: int,
+        messages: Sequence[type[_Message]],
+        *,
+        max_bytes: int = MAX_MESSAGE_BYTES,
+        error: type[MessageError] = MessageError,
+    ) -> None:
+        """Make the checks of all messages of the family. The arguments are the attributes, and the class of the errors.
+
+        Raises:
+            TypeError: If messages do not support an annotation.
+        """
+        self.name = name
+        self.schema = schema
+        self.messages = tuple(messages)
+        self.max_bytes = max_bytes
+        self._error = error
+        # mypy does not know that they are dataclasses.
+        classes: Sequence[Any] = messages
+        self._shapes = {cls: _shape_of_dataclass(cls) for cls in classes}
+        for cls in classes:
+            if taken := {"schema", "message"} & {field.name for field in dataclasses.fields(cls)}:
+                raise TypeError(f"{cls.__name__}: fields {taken} belong to the envelope")
+        self._by_name = {cls.__name__: shape for cls, shape in self._shapes.items()}
+
+    def to_wire(self, message: _Message) -> bytes:
+        """Return the message as JSON.
+
+        Raises:
+            MessageError: If it is too large, or holds a number that JSON cannot express.
+        """
+        cls = type(message)
+        write = self._shapes[cls].write
+        assert write is not None
+        try:
+            payload = _encode_json({"schema": self.schema, "message": cls.__name__, **write(message)}).encode()
+        except ValueError as error:
+            raise self.refused(f"{cls.__name__} cannot be sent: {error}") from error
+        self.check_size(len(payload))
+        return payload
+
+    def from_wire(self, payload: bytes | bytearray | str) -> _Message:
+        """Return the message that the JSON encodes.
+
+        Raises:
+            MessageError: If it is not a message of this family and of this schema, with exactly its fields.
+        """
+        self.check_size(len(payload))
+        try:
+            content = json.loads(payload)
+        except (ValueError, RecursionError) as error:
+            raise self.refused(f"not JSON: {payload[:_SHOWN_BYTES]!r}") from error
+        schema = content.pop("schema", None) if type(content) is dict else None
+        if type(schema) is not int:
+            raise self.refused(f"no message: {payload[:_SHOWN_BYTES]!r}")
+        if schema != self.schema:
+            raise self.refused(
+                f"the other process uses schema {_shown(schema)} and this one schema {self.schema}",
+                is_other_schema=True,
+            )
+        name = content.pop("message", None)
+        shape = self._by_name.get(name) if type(name) is str else None
+        if shape is None:
+            raise self.refused(f"unknown message {_shown(name)}; expected one of {', '.join(self._by_name)}")
+        try:
+            message: _Message = shape.read(content)
+        except WrongValueError as error:
+            raise self.refused(f"{name}: {error}") from None
+        return message
+
+    def check_size(self, length: int) -> None:
+        """Check the size of a message.
+
+        Raises:
+            MessageError: If `length`, in bytes, is over the limit.
+        """
+        if length > self.max_bytes:
+            raise self.refused(f"a message of {length} bytes; the limit is {self.max_bytes}")
+
+    def refused(self, what: str, *, is_other_schema: bool = False) -> MessageError:
+        """Return the error for a message of this family, with the problem in one line."""
+        if is_other_schema:
+            cause = "The two processes have loaded different versions of dist_testing."
+            way_out = "Run every process of the run in the same environment, with one version of dist_testing."
+        else:
+            cause = "Test code has used a descriptor that it did not open, or the processes have different versions."
+            way_out = (
+                "Let tests use only descriptors that they have opened; use one version of dist_testing everywhere."
+            )
+        return self._error(f"{self.name}: {what}.\n{cause}\n{way_out}", is_other_schema=is_other_schema)
+
+
+@functools.cache
+def _shape_of_dataclass(cls: type[Any]) -> Shape:
+    hints = get_type_hints(cls, include_extras=True)
+    shapes = {field.name: shape_of(hints[field.name]) for field in dataclasses.fields(cls)}
+    names = shapes.keys()
+    readers = [(name, shape.read) for name, shape in shapes.items()]
+    writers = [(name, shape.write) for name, shape in shapes.items()]
+
+    def read(value: Any) -> Any:
+        if type(value) is not dict:
+            raise WrongValueError(f"{_shown(value)}; expected an object")
+        if value.keys() != names:
+            unknown, missing = sorted(value.keys() - names), sorted(names - value.keys())
+            raise WrongValueError(
+                "; ".join(
+                    f"{adjective} {'field' if len(fields) == 1 else 'fields'} {_shown(fields)}"
+                    for adjective, fields in (("unknown", unknown), ("missing", missing))
+                    if fields
+                )
+            )
+        values = {}
+        for name, read_field in readers:
+            try:
+                values[name] = read_field(value[name])
+            except WrongValueError as error:
+                raise WrongValueError(f"{name} = {error}") from None
+        try:
+            return cls(**values)
+        except ValueError as error:
+            # The class checks that its fields fit together.
+            raise WrongValueError(str(error)) from None
+
+    def write(value: Any) -> dict[str, Any]:
+        return {
+            name: getattr(value, name) if convert is None else convert(getattr(value, name))
+            for name, convert in writers
+        }
+
+    return Shape("an object", read, write)
+
+
+def shape_of(annotation: Any) -> Shape:
+    """Return the checks and conversions of an annotation.
+
+    Raises:
+        TypeError: If messages do not support it.
+    """
+    origin, arguments = get_origin(annotation), get_args(annotation)
+    if annotation in (str, bool):
+        return _shape_of_type(annotation)
+    if annotation in (None, types.NoneType):
+        return _simple("null", lambda value: value is None)
+    if annotation is int:
+        return _shape_of_int(_ANY_INT)
+    if annotation is float:
+        return _FLOAT
+    if origin is Annotated and arguments[0] is int and isinstance(arguments[1], range):
+        return _shape_of_int(arguments[1])
+    if origin is Literal:
+        return _shape_of_choice(arguments)
+    if origin in (Union, types.UnionType):
+        return _shape_of_union([shape_of(argument) for argument in arguments])
+    if annotation is object:
+        return _simple("any value", lambda value: True)
+    if origin is tuple and len(arguments) == 2 and arguments[1] is ...:
+        return _shape_of_items(shape_of(arguments[0]))
+    if origin is tuple:
+        return _shape_of_fixed([shape_of(argument) for argument in arguments], tuple)
+    if isinstance(annotation, type) and issubclass(annotation, tuple):
+        # A NamedTuple.
+        hints = get_type_hints(annotation)
+        # As its `_make`, without a second check of the number.
+        return _shape_of_fixed(
+            [shape_of(hint) for hint in hints.values()], functools.partial(tuple.__new__, annotation)
+        )
+    if origin is dict and arguments[0] is str:
+        return _shape_of_dict(shape_of(arguments[1]))
+    if isinstance(annotation, type) and issubclass(annotation, enum.Enum):
+        return _shape_of_choice(tuple(annotation))
+    if isinstance(annotation, type) and dataclasses.is_dataclass(annotation):
+        return _shape_of_dataclass(annotation)
+    raise TypeError(f"messages do not support the annotation {annotation!r}")
+
+
+def _simple(expected: str, fits: Callable[[Any], bool], convert: Callable[[Any], Any] | None = None) -> Shape:
+    def read(value: Any) -> Any:
+        if fits(value):
+            return value if convert is None else convert(value)
+        raise WrongValueError(f"{_shown(value)}; expected {expected}")
+
+    return Shape(expected, read)
+
+
+# An event stream has millions of the values below: each reader makes as few calls as it can.
+def _unchanged_if(fit: Callable[[Sequence[Any]], bool]) -> _ReadMany:
+    return lambda values: values if fit(values) else None
+
+
+def _shape_of_type(kind: type[str] | type[bool]) -> Shape:
+    def read(value: Any) -> Any:
+        if type(value) is kind:
+            return value
+        raise WrongValueError(f"{_shown(value)}; expected {kind.__name__}")
+
+    read_many = _unchanged_if(lambda values: set(map(type, values)) == {kind})
+    return Shape(kind.__name__, read, plain=kind, read_many=read_many)
+
+
+def _read_float(value: Any, largest: float = sys.float_info.max) -> float:
+    if type(value) is float and -largest <= value <= largest:
+        return value
+    if type(value) is int and -largest <= value <= largest:
+        return float(value)
+    raise WrongValueError(f"{_shown(value)}; expected {_FLOAT.expected}")
+
+
+# A sum is finite only if all its parts are.
+_are_finite = _unchanged_if(lambda values: set(map(type, values)) == {float} and math.isfinite(sum(values)))
+_FLOAT = Shape("a finite number", _read_float, read_many=_are_finite)
+
+
+def _shape_of_int(limits: range) -> Shape:
+    expected = "int" if limits is _ANY_INT else f"int from {limits.start} to {limits.stop - 1}"
+    first, stop = limits.start, limits.stop
+
+    def read(value: Any) -> Any:
+        if type(value) is int and first <= value < stop:
+            return value
+        raise WrongValueError(f"{_shown(value)}; expected {expected}")
+
+    def fit(values: Sequence[Any]) -> bool:
+        return set(map(type, values)) == {int} and first <= min(values) and max(values) < stop
+
+    return Shape(expected, read, read_many=_unchanged_if(fit))
+
+
+def _shape_of_choice(choices: Sequence[Any]) -> Shape:
+    by_value = {choice.value if isinstance(choice, enum.Enum) else choice: choice for choice in choices}
+    expected = f"one of {', '.join(map(repr, by_value))}"
+    fits: Callable[[Any], bool] = lambda value: type(value) is str and value in by_value  # noqa: E731
+    shape = _simple(expected, fits, by_value.__getitem__)
+    return shape._replace(write=lambda value: value.value if isinstance(value, enum.Enum) else value)
+
+
+def _shape_of_union(shapes: Sequence[Shape]) -> Shape:
+    if any(shape.write is not None for shape in shapes):
+        raise TypeError("a union in a message may hold only values that JSON takes unchanged")
+    expected = " or ".join(shape.expected for shape in shapes)
+
+    takes_null = any(shape.expected == "null" for shape in shapes)
+
+    def read(value: Any) -> Any:
+        if value is None and takes_null:
+            # The usual value of an optional field; an exception of each other shape costs much more.
+            return None
+        for shape in shapes:
+            try:
+                return shape.read(value)
+            except WrongValueError:
+                continue
+        raise WrongValueError(f"{_shown(value)}; expected {expected}")
+
+    are_null = _unchanged_if(lambda values: set(map(type, values)) == {types.NoneType})
+    return Shape(expected, read, read_many=are_null if takes_null else None)
+
+
+def _shape_of_items(item: Shape) -> Shape:
+    expected, read_item, read_items = f"a list, each {item.expected}", item.read, item.read_many
+
+    def read(value: Any) -> Any:
+        if type(value) is not list:
+            raise WrongValueError(f"{_shown(value)}; expected {expected}")
+        if read_items is not None and value and (items := read_items(value)) is not None:
+            return tuple(items)
+        return tuple([read_item(one) for one in value])
+
+    def read_many(values: Sequence[Any]) -> Sequence[Any] | None:
+        if set(map(type, values)) != {list}:
+            return None
+        together = [*itertools.chain.from_iterable(values)]
+        items = () if not together else None if read_items is None else read_items(together)
+        if items is None:
+            return None
+        rest = iter(items)
+        return [tuple(itertools.islice(rest, length)) for length in map(len, values)]
+
+    shape, write = Shape(expected, read, read_many=read_many), item.write
+    return shape if write is None else shape._replace(write=lambda value: [write(one) for one in value])
+
+
+def _shape_of_fixed(items: Sequence[Shape], convert: Callable[[Iterable[Any]], Any]) -> Shape:
+    if any(item.write is not None for item in items):
+        raise TypeError("a tuple of fixed size in a message may hold only values that JSON takes unchanged")
+    expected = f"a list of {', '.join(item.expected for item in items)}"
+    readers = [(item.read, item.plain) for item in items]
+    count = len(items)
+
+    def read(value: Any) -> Any:
+        if type(value) is list and len(value) == count:
+            # Not `strict`, which takes longer, and the lengths are equal.
+            parts = zip(value, readers)  # noqa: B905
+            return convert([part if type(part) is plain else read_part(part) for part, (read_part, plain) in parts])
+        raise WrongValueError(f"{_shown(value)}; expected {expected}")
+
+    are_simple = all(item is _FLOAT or item.plain for item in items)
+    checks = [item.read_many for item in items if item.read_many is not None]
+    return Shape(expected, read, read_many=_reader_of_rows(checks, convert) if are_simple else None)
+
+
+def _reader_of_rows(checks: Sequence[_ReadMany], convert: Callable[[Iterable[Any]], Any]) -> _ReadMany:
+    """Return a reader that checks rows by columns: then few steps run in Python. The checks change no value."""
+    count = len(checks)
+
+    def read_rows(rows: Sequence[Any]) -> Sequence[Any] | None:
+        if set(map(type, rows)) != {list} or set(map(len, rows)) != {count}:
+            return None
+        columns = zip(zip(*rows), checks)  # noqa: B905 - the lengths are equal
+        return None if any(check(column) is None for column, check in columns) else list(map(convert, rows))
+
+    return read_rows
+
+
+def _shape_of_dict(item: Shape) -> Shape:
+    if item.write is not None:
+        raise TypeError("a dict in a message may hold only values that JSON takes unchanged")
+    return _simple(
+        f"an object of {item.expected}",
+        lambda value: type(value) is dict,
+        lambda value: {name: item.read(one) for name, one in value.items()},
+    )
+
+
+def _shown(value: object) -> str:
+    """Return a short text of a value, for an error."""
+    return reprlib.repr(value)

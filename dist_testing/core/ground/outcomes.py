@@ -1,0 +1,342 @@
+"""The outcomes of the ranks of a case, and the verdict that follows from them.
+
+`verdict()` is a pure function of the outcomes, so that every combination can be tested.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import enum
+import signal
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Annotated, Literal
+
+from dist_testing.core.ground.skips import is_about_hardware
+
+
+class Kind(enum.Enum):
+    """The ways in which a rank's part in a case can end; the list is complete."""
+
+    PASSED = "passed"
+    SKIPPED = "skipped"
+    RAISED = "raised"
+    EXITED = "exited"  # the process exited before the test was finished, with any code, also 0
+    SIGNALLED = "signalled"
+    HUNG = "hung"  # still running at the deadline
+    STOPPED = "stopped"  # by the runner, because of another rank's outcome
+    NEVER_STARTED = "never started"
+    UNREADABLE = "report unreadable"
+
+
+class Cause(enum.Enum):
+    """Why a case did not pass."""
+
+    NONE = "none"
+    CRASH = "crash"
+    FAILURE = "failure"
+    HANG = "hang"
+    INFRASTRUCTURE = "infrastructure"
+    DISAGREEMENT = "ranks disagree about a skip"
+    LEAK = "children left behind"
+    CALLS = "the ranks made different calls"
+    GPU_MEMORY = "GPU memory left behind"
+    PROMISE = "promised hardware missing"
+    INTERRUPTED = "interrupted"
+
+
+class Status(enum.Enum):
+    """How a case counts in the results."""
+
+    PASSED = "passed"
+    SKIPPED = "skipped"
+    FAILED = "failed"
+
+
+# Exit code of a process that is not a child of this one, so that its code is not known. No process ends with this
+# number, because the kernel keeps eight bits.
+UNKNOWN_EXIT_CODE = 256
+
+# The outcomes without failure, and those in which the process ended by itself.
+GOOD = frozenset({Kind.PASSED, Kind.SKIPPED})
+CRASHES = frozenset({Kind.EXITED, Kind.SIGNALLED})
+_INFRASTRUCTURE = frozenset({Kind.NEVER_STARTED, Kind.UNREADABLE})
+
+
+# "lost": a peer has gone away. "late": a peer did not come in time. "": neither, the error is the rank's own.
+Collateral = Literal["", "lost", "late"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReportDetails:
+    """Details of how a rank ended. A rank report has them, and so has the outcome that the runner makes of it.
+
+    Attributes:
+        reason: For SKIPPED, the skip reason.
+        summary: One line, such as "ValueError: boom".
+        text: All details: a traceback, a stack, an explanation.
+        exit_code: For EXITED, the exit code, or `UNKNOWN_EXIT_CODE`; else None.
+        collateral: Set if the error is only the consequence of another rank: "lost" if a peer went away, "late" if a
+            peer did not come; else "".
+        operation: The operation of `torch.distributed` that raised the error, or in which the rank was waiting, such as
+            "all_reduce"; "" if none.
+        types: For RAISED, the names of the exception's class and its bases, separated by spaces.
+        expected_by: For RAISED, the numbers of the expectations of the case that the exception meets, such as its xfail
+            marks. Only the rank can tell: a class is more than its name, and it stays in its process.
+    """
+
+    reason: str = ""
+    summary: str = ""
+    text: str = ""
+    exit_code: Annotated[int, range(256)] | None = None
+    collateral: Collateral = ""
+    operation: str = ""
+    types: str = ""
+    expected_by: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class RankOutcome(ReportDetails):
+    """How one rank ended. `ReportDetails` declares the fields that a rank itself can report.
+
+    Attributes:
+        rank: The rank, from 0.
+        kind: How its part in the case ended.
+        at_s: When the runner saw the first sign of it, in seconds on the runner's monotonic clock.
+        phase: The phase in which it ended: "start", "import", "init", "setup", "call", "teardown" or "destroy".
+        signal: For SIGNALLED, the signal's number.
+        further: Later failures on the rank: of sub-tests, of the teardown. They have no `further` themselves.
+        more_count: Number of later failures that `further` leaves out.
+    """
+
+    rank: int
+    kind: Kind
+    at_s: float = 0.0
+    phase: str = "call"
+    signal: int | None = None
+    further: tuple[RankOutcome, ...] = ()
+    more_count: int = 0
+
+    @classmethod
+    def of(cls, rank: int, kind: Kind, at_s: float, phase: str, details: ReportDetails) -> RankOutcome:
+        """Return the outcome of a rank that has told these details."""
+        told = {field.name: getattr(details, field.name) for field in dataclasses.fields(ReportDetails)}
+        return cls(rank, kind, at_s, phase, **told)
+
+    def describe(self) -> str:
+        """Return one line that continues a sentence which begins with "rank 3"."""
+        match self.kind:
+            case Kind.PASSED:
+                return "passed"
+            case Kind.SKIPPED:
+                return f"skipped: {self.reason}"
+            case Kind.RAISED if self.collateral:
+                what = "lost a peer" if self.collateral == "lost" else "waited for a peer in vain"
+                return f"{what} in {self.operation or self.phase} ({self.summary.partition(':')[0]})"
+            case Kind.RAISED:
+                return f"raised {self.summary} in {self.phase}"
+            case Kind.EXITED | Kind.SIGNALLED if self.collateral:
+                return f"went down in {self.phase} with the process that all ranks share"
+            case Kind.EXITED if self.exit_code == UNKNOWN_EXIT_CODE and self.summary:
+                return f"was lost in {self.phase}: {self.summary}"
+            case Kind.EXITED if self.exit_code == UNKNOWN_EXIT_CODE:
+                return f"ended in {self.phase}; its exit status is known only to its parent"
+            case Kind.EXITED:
+                ended = "" if self.exit_code else ", without finishing the test"
+                return f"exited with code {self.exit_code} in {self.phase}{ended}"
+            case Kind.SIGNALLED:
+                others = f", {self.summary}" if self.summary else ""
+                return f"was killed by {exit_name(-(self.signal or 0))} in {self.phase}{others}"
+            case Kind.HUNG:
+                return f"was still in {self.operation or self.phase} {self.summary or 'at the deadline'}"
+            case Kind.STOPPED:
+                return f"was in {self.operation or self.phase} and {self.summary or 'was stopped by the runner'}"
+            case Kind.NEVER_STARTED:
+                return f"never started: {self.summary}" if self.summary else "never started"
+            case Kind.UNREADABLE:
+                return f"sent a report that cannot be read: {self.summary}"
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """The verdict on a case.
+
+    Attributes:
+        status: How the case counts in the results.
+        cause: Why it failed; `Cause.NONE` for a pass or a skip.
+        reason: The skip reason, or one sentence about the failure; "" for a pass.
+        culprit: The rank that failed first; None if no single rank is to blame.
+        failing: Other ranks that failed by themselves, from first to last.
+        victims: Ranks that failed, hung or were stopped only because of another rank's failure.
+        is_proven: For a hang, whether it is proven that no rank could ever have gone on.
+        suspects: For a hang without a culprit, ranks of which one is to blame; the ledgers do not show which.
+    """
+
+    status: Status
+    cause: Cause = Cause.NONE
+    reason: str = ""
+    culprit: int | None = None
+    failing: tuple[int, ...] = ()
+    victims: tuple[int, ...] = ()
+    is_proven: bool = False
+    suspects: tuple[int, ...] = ()
+
+
+def exit_name(exit_code: int) -> str:
+    """Return how a process ended, as text: `SIGSEGV (11)` for -11, `exit code 3` for 3."""
+    if exit_code >= 0:
+        return f"exit code {exit_code}"
+    try:
+        return f"{signal.Signals(-exit_code).name} ({-exit_code})"
+    except ValueError:
+        return f"signal {-exit_code}"
+
+
+def verdict(
+    outcomes: Sequence[RankOutcome],
+    *,
+    world_size: int,
+    promised: bool = False,
+    leaked: Sequence[str] = (),
+    gpu_memory: Sequence[str] = (),
+) -> Verdict:
+    """Return the verdict that follows from the outcomes of one case.
+
+    The first of these that is found decides:
+
+    1. Crashes and failures, together. The culprit is the rank that the runner saw fail first; at the same moment, a
+       crash comes before a failure, and then the lowest rank. The cause is that of the culprit, so a crash after a
+       failure does not change it. A collateral outcome is the culprit only if no rank failed by itself; if one of the
+       collateral outcomes is then "late", the cause is a hang of the ranks that did not come.
+    2. Infrastructure: ranks that never started, or whose report is unreadable. It comes before 1 if all crashes and
+       failures are collateral.
+    3. Ranks that hung.
+    4. Ranks that disagree about a skip.
+    5. Ranks that the runner stopped before the case ended.
+    6. Processes, then GPU memory, that the ranks left behind.
+    7. A skip, which is a failure if it is about promised hardware.
+    8. A pass.
+
+    Args:
+        outcomes: At most one per rank. A rank without an outcome counts as never started.
+        world_size: Number of ranks that the case asked for, at least 1.
+        promised: Whether the configuration promises the hardware, so that a skip because of missing hardware is a
+            failure.
+        leaked: Command lines of processes that the ranks left behind.
+        gpu_memory: One text for each GPU whose memory the ranks have not given back.
+
+    Raises:
+        ValueError: If `world_size` is below 1, or `outcomes` names a rank twice or a rank outside of the world. That is
+            an error in the caller.
+    """
+    if world_size < 1:
+        raise ValueError(f"world_size = {world_size}: a case without ranks has no verdict")
+    by_rank = {outcome.rank: outcome for outcome in outcomes}
+    if len(by_rank) != len(outcomes) or not by_rank.keys() <= set(range(world_size)):
+        ranks = sorted(outcome.rank for outcome in outcomes)
+        raise ValueError(f"outcomes of ranks {ranks} do not fit a world of {world_size}")
+    every = [by_rank.get(rank, RankOutcome(rank, Kind.NEVER_STARTED)) for rank in range(world_size)]
+
+    failed = [outcome for outcome in every if outcome.kind in CRASHES or outcome.kind is Kind.RAISED]
+    unfit = [outcome for outcome in every if outcome.kind in _INFRASTRUCTURE]
+    hung = [outcome for outcome in every if outcome.kind is Kind.HUNG]
+    # A rank that lost a peer is only a victim if that peer never started.
+    if failed and not (unfit and all(outcome.collateral for outcome in failed)):
+        return _failed(every, failed, Cause.FAILURE)
+    if unfit:
+        return _failed(every, unfit, Cause.INFRASTRUCTURE)
+    if hung:
+        waiting = [outcome for outcome in hung if outcome.operation]
+        elsewhere = [outcome for outcome in hung if not outcome.operation]
+        if waiting and elsewhere:
+            return _never_arrived(waiting, elsewhere)
+        return _failed(every, hung, Cause.HANG)
+
+    skipped = [outcome for outcome in every if outcome.kind is Kind.SKIPPED]
+    stopped = [outcome for outcome in every if outcome.kind is Kind.STOPPED]
+    if skipped:
+        return _skipped(every, skipped, promised=promised, left=left_behind(leaked, gpu_memory))
+    if stopped:
+        return Verdict(Status.FAILED, Cause.INTERRUPTED, "the run was stopped before the case ended")
+    return left_behind(leaked, gpu_memory) or Verdict(Status.PASSED)
+
+
+def _failed(every: Sequence[RankOutcome], broken: Sequence[RankOutcome], cause: Cause) -> Verdict:
+    # A rank that only reports a lost peer is not the cause, even if its report came first: the kernel closes a dying
+    # rank's sockets before other processes can see that it is dead.
+    roots = [outcome for outcome in broken if not outcome.collateral]
+    if not roots and any(outcome.collateral == "late" for outcome in broken):
+        # The cause is the ranks that were stuck elsewhere, or else those that had ended the test while others waited.
+        for kinds in ((Kind.STOPPED, Kind.HUNG), (Kind.PASSED, Kind.SKIPPED)):
+            if missing := [outcome for outcome in every if outcome.kind in kinds]:
+                return _never_arrived(broken, missing)
+    roots = roots or list(broken)
+    ordered = sorted(roots, key=lambda outcome: (outcome.at_s, outcome.kind not in CRASHES, outcome.rank))
+    if cause is Cause.HANG and len(ordered) > 1:
+        # The deadline falls on all of them at once, so none of them was first.
+        return Verdict(Status.FAILED, cause, _still_running(broken))
+    culprit = ordered[0]
+    if culprit.kind in CRASHES:
+        cause = Cause.CRASH
+    failing = tuple(outcome.rank for outcome in ordered[1:])
+    blamed = {culprit.rank, *failing}
+    return Verdict(
+        Status.FAILED,
+        cause,
+        f"rank {culprit.rank} {culprit.describe()}",
+        culprit.rank,
+        failing,
+        tuple(
+            outcome.rank
+            for outcome in every
+            if outcome.rank not in blamed and (outcome.collateral or outcome.kind in (Kind.STOPPED, Kind.HUNG))
+        ),
+    )
+
+
+def _still_running(hung: Sequence[RankOutcome]) -> str:
+    by_place: dict[str, list[str]] = {}
+    for outcome in hung:
+        by_place.setdefault(outcome.operation or outcome.phase, []).append(str(outcome.rank))
+    every = ", ".join(str(outcome.rank) for outcome in hung)
+    places = "; ".join(f"{', '.join(ranks)} in {place}" for place, ranks in by_place.items())
+    return f"ranks {every} were still running at the deadline ({places})"
+
+
+def _never_arrived(waited: Sequence[RankOutcome], missing: Sequence[RankOutcome]) -> Verdict:
+    """Return a hang of the ranks that did not come; the time limit of the group ended the waits of the others."""
+    names = ", ".join(str(outcome.rank) for outcome in missing)
+    return Verdict(
+        Status.FAILED,
+        Cause.HANG,
+        f"rank{'s' if len(missing) > 1 else ''} {names} did not come to where the others waited",
+        missing[0].rank if len(missing) == 1 and missing[0].kind is not Kind.PASSED else None,
+        victims=tuple(outcome.rank for outcome in waited),
+    )
+
+
+def _skipped(
+    every: Sequence[RankOutcome],
+    skipped: Sequence[RankOutcome],
+    *,
+    promised: bool,
+    left: Verdict | None,
+) -> Verdict:
+    reasons = {outcome.reason for outcome in skipped}
+    if len(skipped) < len(every) or len(reasons) > 1:
+        sides = "; ".join(f"rank {outcome.rank} {outcome.describe()}" for outcome in every)
+        return Verdict(Status.FAILED, Cause.DISAGREEMENT, f"ranks disagree about a skip: {sides}")
+    if left is not None:
+        return left
+    reason = skipped[0].reason
+    if promised and is_about_hardware(reason):
+        return Verdict(Status.FAILED, Cause.PROMISE, f"promised hardware missing: {reason}")
+    return Verdict(Status.SKIPPED, reason=reason)
+
+
+def left_behind(leaked: Sequence[str], gpu_memory: Sequence[str]) -> Verdict | None:
+    """Return the verdict on what a case left behind; None if it left nothing."""
+    for cause, things in ((Cause.LEAK, leaked), (Cause.GPU_MEMORY, gpu_memory)):
+        if things:
+            return Verdict(Status.FAILED, cause, f"{cause.value}: {'; '.join(things)}")
+    return None

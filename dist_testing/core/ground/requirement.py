@@ -1,0 +1,108 @@
+"""Decides requirements: in the runner before ranks start where possible, else on the rank.
+
+A decorated function carries its requirements, also through other decorators that use `functools.wraps`. The runner
+calls `unmet_requirement` before it starts ranks. The function decides again when it is called, in case that something
+else than the runner calls it.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+import unittest
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, TypeVar, cast
+
+from dist_testing.core.ground.errors import UsageError
+
+# unittest leaves frames of modules with this mark out of its tracebacks.
+__unittest = True
+
+_Function = TypeVar("_Function", bound=Callable[..., Any])
+
+# From the ranks' environment to the reason why the test cannot run; None if it can run, or if that is unknown.
+Decide = Callable[[Mapping[str, str]], str | None]
+
+# Part of a function's __dict__, which functools.wraps copies.
+_MARK = "__dist_requirements__"
+
+
+def requirement(decide: Decide, *, on_rank_only: bool = False) -> Callable[[_Function], _Function]:
+    """Return a decorator that skips a test for the reason that `decide` gives.
+
+    On a rank the skip is raised as `unittest.SkipTest` with the reason, unless the test's instance has a method
+    `_handle_test_skip(reason)`: then that is called in place of the test.
+
+    Args:
+        decide: Gives the reason, or None.
+        on_rank_only: Whether to decide only on ranks, because the decision imports packages or initialises CUDA, after
+            which the runner cannot be forked. For a class it is decided at once.
+    """
+
+    def decorator(function: _Function) -> _Function:
+        if isinstance(function, type):
+            if on_rank_only:
+                reason = decide(os.environ)
+                return unittest.skipIf(reason is not None, reason or "")(function)
+            raise UsageError(
+                f"{function.__qualname__} is a class; this decorator is for functions and test methods.\n"
+                "It decides for each test just before that test runs.\n"
+                "Decorate the methods, or use a decorator that decides once, such as requires_nccl()."
+            )
+
+        @functools.wraps(function)
+        def wrapper(*args: Any, **kwargs: Any) -> Any:
+            reason = decide(os.environ)
+            if reason is None:
+                return function(*args, **kwargs)
+            if not handle_test_skip(args, reason):
+                raise unittest.SkipTest(reason)
+            return None
+
+        if not on_rank_only:
+            # The outermost decorator decides first, as in a call of the function.
+            setattr(wrapper, _MARK, (decide, *getattr(function, _MARK, ())))
+        return cast(_Function, wrapper)
+
+    return decorator
+
+
+def handle_test_skip(args: Sequence[object], reason: str) -> bool:
+    """Let the instance of a test handle its own skip, by its method `_handle_test_skip(reason)`.
+
+    Args:
+        args: The arguments of the test method; the first is the instance.
+        reason: Why the test skips.
+
+    Returns:
+        Whether the instance has the method. torch's simulations of a world in one process have it.
+    """
+    handle = getattr(args[0], "_handle_test_skip", None) if args else None
+    if handle is None:
+        return False
+    handle(reason)
+    return True
+
+
+def unmet_requirement(function: Callable[..., Any], environment: Mapping[str, str]) -> str | None:
+    """Return why a test would skip on ranks with this environment; None if nothing is known to be missing."""
+    if getattr(function, "__unittest_skip__", False):
+        return str(getattr(function, "__unittest_skip_why__", ""))
+    decisions: tuple[Decide, ...] = getattr(function, _MARK, ())
+    return next((reason for decide in decisions if (reason := decide(environment)) is not None), None)
+
+
+def check_count(decorator: str, count: object, what: str) -> None:
+    """Check the argument of a decorator that takes a number of `what`, such as "GPUs".
+
+    Raises:
+        UsageError: If `count` is not a number from 0. Raised at the import of the test file.
+    """
+    if type(count) is not int or count < 0:
+        # A function shows that the decorator was used without arguments.
+        given = f"the function {count.__qualname__}" if hasattr(count, "__qualname__") else repr(count)
+        raise UsageError(
+            f"@{decorator}: {given} where the number of {what} belongs.\n"
+            "The decorator takes the number in parentheses.\n"
+            f"Write @{decorator}(2), for example."
+        )

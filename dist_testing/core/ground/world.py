@@ -1,0 +1,244 @@
+"""A rank's view of its world, and the settings that the ranks of a world share."""
+
+from __future__ import annotations
+
+import logging
+import time
+from dataclasses import dataclass
+from datetime import timedelta
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Protocol
+
+from dist_testing.core.ground.add_ons import add_on_named
+from dist_testing.core.ground.errors import UsageError
+from dist_testing.core.ground.layout import Layout
+
+if TYPE_CHECKING:
+    import torch
+    import torch.distributed as dist
+    from torch._C._distributed_c10d import Store
+
+    from dist_testing.nodes.faults import Faults
+
+
+@dataclass(frozen=True, slots=True)
+class WorldSettings:
+    """Settings that are the same for all ranks of a world. The runner sends them to the ranks as JSON.
+
+    Attributes:
+        backend: torch's backend string, such as "gloo" or "cpu:gloo,cuda:nccl".
+        device: Type of the ranks' device, as in `torch.device`: "cpu", "cuda" or "xpu".
+        gpus_per_rank: Number of GPUs of each rank; `World.device` is the first of them. 0 if the library leases none;
+            then the ranks take the devices of their type in turn.
+        ranks_per_gpu: Number of ranks that share a GPU; 1 if each has its own.
+        register_module: Module whose import registers the backend with torch; "" for torch's own backends.
+        timeout_s: Time limit of store and group operations, in seconds. It is below that of the case, so that torch
+            reports first.
+        init: Whether the library creates the default group before the test runs.
+        binds_device: Whether `init_process_group` gets the rank's device.
+    """
+
+    backend: str
+    device: str
+    gpus_per_rank: int
+    register_module: str
+    timeout_s: float
+    init: bool
+    ranks_per_gpu: int = 1
+    binds_device: bool = False
+
+
+class AsksRunner(Protocol):
+    """Brings questions to the runner, and waits for the answers."""
+
+    def ask(self, add_on: str, payload: str, subject: str) -> str:
+        """Ask the watcher of an add-on, and return its answer. `subject` begins the texts of errors."""
+
+
+@dataclass(frozen=True, slots=True)
+class NoRunner:
+    """A rank that cannot ask the runner, and why: the cause and the way out, a line each."""
+
+    cause: str
+    way_out: str
+
+
+# Of a world that a test of the library has made by itself.
+NO_RUNNER = NoRunner("No runner has started this rank.", "Use the world that the fixture `world` gives.")
+
+
+class World:
+    """One rank's view of the world of the running case; a test gets it from the fixture `world`.
+
+    The default group exists before the test, unless the test is marked with `init=False`. The library destroys it after
+    a pass.
+
+    Attributes:
+        rank: This rank, from 0.
+        size: Number of ranks in the world.
+        local_rank: This rank among the ranks of its node, from 0.
+        node: The node of this rank, from 0.
+        backend: torch's backend string, such as "nccl" or "cpu:gloo,cuda:nccl".
+    """
+
+    def __init__(
+        self,
+        rank: int,
+        layout: Layout,
+        settings: WorldSettings,
+        *,
+        directory: Path,
+        store_port: int,
+        store_fd: int | None,
+        store: Store | None = None,
+        cases: int = 0,
+        runner: AsksRunner | NoRunner = NO_RUNNER,
+    ) -> None:
+        self.rank = rank
+        self.size = layout.size
+        self.local_rank = layout.local_rank(rank)
+        self.node = layout.node_of(rank)
+        self.backend = settings.backend
+        self._directory = directory
+        self._cases = cases
+        self._settings = settings
+        self._store_host = layout.address
+        self._store_port = store_port
+        self._store_fd = store_fd
+        self._barriers = 0
+        self._layout = layout
+        self._runner = runner
+        if store is not None:
+            self.store = store
+
+    def __repr__(self) -> str:
+        return f"<World rank {self.rank} of {self.size}, {self.backend} on {self.device}>"
+
+    @property
+    def log(self) -> logging.Logger:
+        """A logger whose name contains the rank, such as "dist_testing.rank0"."""
+        return logging.getLogger(f"dist_testing.rank{self.rank}")
+
+    @property
+    def tmp_path(self) -> Path:
+        """A folder that all ranks of the case share; empty at the start of each case."""
+        path = self._directory / f"tmp-{self._cases}"
+        path.mkdir(exist_ok=True)
+        return path
+
+    @property
+    def rank_tmp_path(self) -> Path:
+        """A folder of this rank alone; empty at the start of each case."""
+        path = self._directory / f"tmp-{self._cases}-rank-{self.rank}"
+        path.mkdir(exist_ok=True)
+        return path
+
+    @property
+    def device(self) -> torch.device:
+        """The device for this rank's tensors: the CPU, or the first GPU of the rank."""
+        import torch
+
+        if self._settings.device == "cpu":
+            return torch.device("cpu")
+        if not self._settings.gpus_per_rank:
+            return torch.device(self._settings.device, self.local_rank % self._device_count)
+        index = self.local_rank // self._settings.ranks_per_gpu * self._settings.gpus_per_rank
+        return torch.device(self._settings.device, index)
+
+    @cached_property
+    def _device_count(self) -> int:
+        import torch
+
+        return int(torch.get_device_module(self._settings.device).device_count())
+
+    @cached_property
+    def store(self) -> Store:
+        """A key-value store that the ranks share, at `MASTER_ADDR`:`MASTER_PORT`; in memory if ranks are threads.
+
+        Rank 0 serves it on a socket that the runner has bound and keeps for the case: no other process gets the port.
+        """
+        from torch._C._distributed_c10d import TCPStore
+
+        return TCPStore(
+            self._store_host,
+            self._store_port,
+            self.size,
+            is_master=self._store_fd is not None,
+            timeout=self._timeout,
+            # Otherwise rank 0 waits here for all ranks, of which some may never use the store.
+            wait_for_workers=False,
+            master_listen_fd=self._store_fd,
+            # A store that rank 0 makes at this port, as env:// does, shares the server and does not bind the port.
+            multi_tenant=True,
+        )
+
+    @property
+    def group(self) -> dist.ProcessGroup:
+        """The default process group.
+
+        Raises:
+            ValueError: If there is none: with `init=False` the test makes it, or the test has destroyed it.
+        """
+        import torch.distributed as dist
+
+        group = dist.group.WORLD
+        if group is None:
+            raise ValueError(
+                f"Rank {self.rank} of {self.size} has no default group.\n"
+                "The test is marked with init=False, or it destroyed the group.\n"
+                "Make one first: init_process_group(store=world.store, rank=world.rank, world_size=world.size)."
+            )
+        return group
+
+    @cached_property
+    def faults(self) -> Faults:
+        """Faults on purpose: kill, stop or delay ranks of this world, and break the network between its nodes.
+
+        Raises:
+            UsageError: If the ranks are threads, or if another launcher has started them.
+        """
+        if isinstance(self._runner, NoRunner):
+            raise UsageError(
+                f"world.faults on rank {self.rank} of {self.size}: not possible here.\n"
+                f"{self._runner.cause}\n{self._runner.way_out}"
+            )
+        made: Faults = add_on_named("faults", "world.faults").load("on_world")(
+            self._runner, self._layout, self._note_delay
+        )
+        return made
+
+    def barrier(self, name: str = "") -> None:
+        """Wait until every rank of the world calls it. It needs only the store, so it works without a group.
+
+        Args:
+            name: By which `world.faults.delay` delays a rank here; "" for a barrier without delays.
+
+        Raises:
+            torch.distributed.DistStoreError: If a rank does not call it within the group's limit, 0.9 of the case's.
+        """
+        if name:
+            self._be_late(name)
+        self._barriers += 1
+        key = f"dist_testing/barrier/{self._barriers}"
+        if self.store.add(f"{key}/arrived", 1) == self.size:
+            self.store.set(f"{key}/open", "1")
+        self.store.wait([f"{key}/open"], self._timeout)
+
+    def _note_delay(self, rank: int, barrier: str, seconds: float) -> None:
+        self.store.set(_delay_key(rank, barrier), str(seconds))
+
+    def _be_late(self, barrier: str) -> None:
+        key = _delay_key(self.rank, barrier)
+        if self.store.check([key]):
+            seconds = float(self.store.get(key))
+            self.store.delete_key(key)
+            time.sleep(seconds)
+
+    @property
+    def _timeout(self) -> timedelta:
+        return timedelta(seconds=self._settings.timeout_s)
+
+
+def _delay_key(rank: int, barrier: str) -> str:
+    return f"dist_testing/delay/{rank}/{barrier}"

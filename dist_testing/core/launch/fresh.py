@@ -1,0 +1,86 @@
+"""Starts programs of this library in fresh interpreters, which have imported nothing.
+
+A program is a module with a function `main(order)`. The order is the text of a `FreshProgram`, in a file that the
+interpreter inherits. There are two programs: a rank (`core.launch.spawn`), and the fork server of a runner that
+is unfit to be forked (`core.launch.fork_server`). Both load the tests again, with the front end's `Loader`.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from typing import NoReturn, TypeVar
+
+from dist_testing.core.ground.errors import MessageError
+from dist_testing.core.process.messages import FRESH_PROGRAMS, FreshProgram, Loader
+from dist_testing.core.rank.bootstrap import RankContext
+
+# Takes the rank context, and runs the program. Never returns.
+ThenBe = Callable[[RankContext], NoReturn]
+
+# `sys.path` comes first, because it may be the only way to this package.
+_CODE = (
+    "import importlib, json, os, sys; "
+    "given = json.load(os.fdopen(int(sys.argv[1]))); "
+    "sys.path[:] = given['sys_path']; "
+    "importlib.import_module(given['program']).main(given['order'])"
+)
+
+_Program = TypeVar("_Program", bound=FreshProgram)
+
+_imported_first: list[str] = []
+
+
+def import_first(module: str) -> None:
+    """Make every fresh interpreter of this run import a module before the tests, as this process did."""
+    if module not in _imported_first:
+        _imported_first.append(module)
+
+
+def with_imports(loader: Loader) -> Loader:
+    """Return the loader with the modules of all `import_first` calls."""
+    return dataclasses.replace(loader, import_first=tuple(_imported_first))
+
+
+def command(program: str, order: FreshProgram) -> tuple[list[str], int]:
+    """Return the command line of a fresh interpreter, and the descriptor that it must inherit.
+
+    The interpreter calls `main` of the module `program` with the order.
+    """
+    descriptor = os.memfd_create("dist-testing-fresh", 0)
+    text = FRESH_PROGRAMS.to_wire(order).decode()
+    with open(descriptor, "w", encoding="utf-8", closefd=False) as file:
+        # No schema: the interpreter reads this part before it can import this library.
+        json.dump({"program": program, "order": text, "sys_path": sys.path}, file)
+    os.lseek(descriptor, 0, os.SEEK_SET)
+    # multiprocessing uses the same function to pass on the flags of the interpreter.
+    flags = subprocess._args_from_interpreter_flags()  # type: ignore[attr-defined]
+    return [sys.executable, *flags, "-c", _CODE, str(descriptor)], descriptor
+
+
+def order_for(program: type[_Program], text: str) -> _Program:
+    """Return the order for a program from the text that `command` wrote; exit with a message if it is unusable."""
+    try:
+        order = FRESH_PROGRAMS.from_wire(text)
+        if not isinstance(order, program):
+            raise FRESH_PROGRAMS.refused(f"{type(order).__name__} for another program; expected {program.__name__}")
+    except MessageError as error:
+        # The process has no connection to the runner yet. Its output goes to the log of the run.
+        raise SystemExit(str(error)) from None
+    return order
+
+
+def load_tests(loader: Loader, then: ThenBe, test: str | None = None) -> NoReturn:
+    """Load the tests in a fresh interpreter, and call `then` with the rank context.
+
+    `test` is the front end's name of the only test that this interpreter runs; None if it is not known yet.
+    """
+    for module in loader.import_first:
+        importlib.import_module(module)
+    importlib.import_module(loader.module).load(loader.state, then, test)
+    raise AssertionError(f"{loader.module}.load returned")

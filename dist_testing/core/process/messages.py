@@ -1,0 +1,399 @@
+"""The messages that make worlds and end them, between the runner, the fork server and attached ranks.
+
+    runner       --- ForkServerOrder --->    fork server     (descriptors travel beside a request for a world)
+    runner       <-- ForkServerEvent ----    fork server
+    rank 0       --- AttachedOrder ------>   attached rank   (descriptors travel beside a request to take part)
+    rank 0       <-- AttachedMessage -----   attached rank
+    any process  --- FreshProgram ------->   the fresh interpreter that it starts
+
+The messages about a case, between the runner and a rank, are in `core.process.rank_messages`.
+
+A field is declared here once; `core.ground.codec` derives its format and its checks from the annotation.
+Raise the schema number of a family with every change of one of its messages.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Annotated, TypeAlias
+
+from dist_testing.core.ground.case import CaseBody
+from dist_testing.core.ground.codec import Family
+from dist_testing.core.ground.layout import MAX_NODES, Layout
+from dist_testing.core.ground.spec import MAX_WORLD_SIZE
+from dist_testing.core.ground.world import WorldSettings
+
+_Rank = Annotated[int, range(MAX_WORLD_SIZE)]
+_WorldNumber = Annotated[int, range(1 << 31)]
+# The largest pid of Linux is 2 to the power of 22.
+_Pid = Annotated[int, range(1, 1 << 31)]
+_Fd = Annotated[int, range(1 << 31)]
+_Port = Annotated[int, range(1 << 16)]
+_SignalNumber = Annotated[int, range(1, 65)]
+# As in `subprocess`: a negative code is a signal. 256 is `core.ground.outcomes.UNKNOWN_EXIT_CODE`.
+_EndOfProcess = Annotated[int, range(-64, 257)]
+_ExitCode = Annotated[int, range(256)]
+_Natural = Annotated[int, range(1 << 62)]
+
+
+@dataclass(frozen=True, slots=True)
+class WorldRequest:
+    """Ask for a world. Holds all facts that its ranks cannot inherit from the fork server, which is older.
+
+    Attributes:
+        world: Number of the world in this run.
+        size: Number of ranks.
+        nodes: Number of nodes, which divides it.
+        body: The case; of a worker pool, its first case.
+        directory: The world's own folder, in which the ranks make `rank-<r>.log`.
+        env: The whole environment of a rank, except the variables that differ from rank to rank.
+        cwd: Working directory.
+        umask: File mode creation mask.
+        threads: Intra-op threads of a rank; 0 leaves the number to torch.
+        pool: Whether the ranks form a worker pool, so that a case must not leave changes behind in them.
+        fresh: Whether each rank is a fresh interpreter.
+        together: Whether the ranks are threads of one process.
+        store_port: Port of the store; 0 for no store. Its listening socket travels with the request, unless the
+            place makes it.
+        settings: Backend, device and limits of the world.
+        debug_rank: The rank that gets the terminal; None for none.
+        lease_fds: Number of lease descriptors, the last ones, which hold the world's GPUs.
+        places: The node of each rank, by rank, of an attached world; empty for other worlds.
+        host: Address at which the ranks of an attached world find the store; "" for this machine alone.
+        services: Names of the add-ons that have a service on the ranks.
+        place: Name of the add-on that makes the place of the ranks; "" for this machine as it is.
+    """
+
+    world: _WorldNumber
+    size: Annotated[int, range(MAX_WORLD_SIZE + 1)]
+    body: CaseBody
+    directory: str
+    env: dict[str, str]
+    cwd: str
+    umask: Annotated[int, range(0o10000)]
+    threads: Annotated[int, range(1 << 16)]
+    pool: bool
+    fresh: bool
+    together: bool
+    store_port: _Port
+    settings: WorldSettings
+    debug_rank: _Rank | None = None
+    lease_fds: Annotated[int, range(1 << 16)] = 0
+    nodes: Annotated[int, range(1, MAX_NODES + 1)] = 1
+    places: tuple[_Rank, ...] = ()
+    host: str = ""
+    place: str = ""
+    services: tuple[str, ...] = ()
+
+    @property
+    def layout(self) -> Layout:
+        """The places of the ranks."""
+        return Layout(self.size, self.nodes, self.places, self.host)
+
+    @property
+    def brings_store(self) -> bool:
+        """Whether the listening socket of the store travels with the request."""
+        return self.store_port > 0 and not self.place
+
+    @property
+    def fd_count(self) -> int:
+        """Number of descriptors with the request: two per rank, the board, the store if it brings it, the leases."""
+        return 2 * self.size + 1 + self.brings_store + self.lease_fds
+
+    def start_of(self, rank: int, fds: Sequence[int], fork_server_pid: int) -> RankStart:
+        """Return the start parameters of a rank. The descriptors are in the order of `Launcher.start`."""
+        board, *rest = fds[2 * self.size :]
+        store = rest.pop(0) if self.brings_store else None
+        return RankStart(
+            self,
+            rank,
+            fds[rank],
+            fds[self.size + rank],
+            board,
+            store if rank == 0 else None,
+            fork_server_pid,
+            tuple(rest),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class SignalRanks:
+    """Send a signal to those of the ranks of the running world that still run."""
+
+    ranks: tuple[_Rank, ...]
+    number: _SignalNumber
+
+
+@dataclass(frozen=True, slots=True)
+class WorldExtra:
+    """A message between the parts of an add-on: from its watcher to its place, or back.
+
+    Attributes:
+        add_on: Its name.
+        payload: Only the add-on reads it.
+    """
+
+    world: _WorldNumber
+    add_on: str
+    payload: str
+
+
+@dataclass(frozen=True, slots=True)
+class WorldStarted:
+    """The ranks of a world have processes.
+
+    Attributes:
+        pids: Pid of each rank, by rank; without the ranks that could not be started. None for a process that this
+            machine does not know, because it is on another node.
+    """
+
+    world: _WorldNumber
+    pids: tuple[_Pid | None, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class WorldRefused:
+    """A rank could not be started.
+
+    Attributes:
+        rank: The first rank without a process.
+        text: Why: the system's error, its cause and the way out.
+    """
+
+    world: _WorldNumber
+    rank: _Rank
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class RankEnded:
+    """The process of a rank has ended, or an attached rank has ended its part.
+
+    Attributes:
+        exit_code: Its exit code; a negative number is a signal, as in `subprocess`.
+        reason: Why the runner has lost the rank, if its exit code is not known; "" if only that it has ended is known.
+    """
+
+    world: _WorldNumber
+    rank: _Rank
+    exit_code: _EndOfProcess
+    reason: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class WorldOver:
+    """Nothing of a world is left.
+
+    Attributes:
+        leaked: Command lines of orphan processes that the ranks left behind.
+    """
+
+    world: _WorldNumber
+    leaked: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Unfit:
+    """The fork server cannot serve any world. The text says why, for the user."""
+
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class RunEvent:
+    """Idle work of the fork server has an event for the run.
+
+    Attributes:
+        event: The event as JSON; `core.events.wire` reads it.
+    """
+
+    event: str
+
+
+@dataclass(frozen=True, slots=True)
+class Hello:
+    """Tell rank 0 which rank, from 1, this attached process is.
+
+    Attributes:
+        node: Host name and address of the node of a rank for which the hub speaks; "" for one of rank 0's own node.
+    """
+
+    rank: _Rank
+    node: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class PartOver:
+    """An attached rank's part in a world is over; its process goes on.
+
+    Attributes:
+        exit_code: 0, or the code of a rank whose test has failed. The rank report gives the details.
+    """
+
+    exit_code: _ExitCode
+
+
+@dataclass(frozen=True, slots=True)
+class Lost:
+    """The hub has lost a rank of another node.
+
+    Attributes:
+        reason: Why, such as "node1 (10.0.0.2) does not answer".
+    """
+
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Welcome:
+    """Rank 0's answer to `Hello`.
+
+    Attributes:
+        directories: Folders of the run. Another rank removes them if rank 0 cannot.
+    """
+
+    directories: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Refused:
+    """Rank 0's answer to a `Hello` that it cannot accept, or the relay's to a rank that has lost rank 0.
+
+    Attributes:
+        text: What is wrong, the cause and the way out.
+    """
+
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class SignalPart:
+    """Send a signal to the process of the rank. For the hub, which passes it on to the rank's node."""
+
+    number: _SignalNumber
+
+
+@dataclass(frozen=True, slots=True)
+class TakePart:
+    """Be this rank of a world.
+
+    Attributes:
+        request: The world. Its environment holds only the variables that rank 0 has changed since its start.
+        removed: Variables that rank 0 has removed since its start.
+        defaults: Values for variables that the rank's own environment does not have.
+    """
+
+    rank: _Rank
+    request: WorldRequest
+    removed: tuple[str, ...] = ()
+    defaults: dict[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class EndRun:
+    """End this process with this exit code: rank 0 will ask for no more worlds."""
+
+    exit_code: _ExitCode
+
+
+@dataclass(frozen=True, slots=True)
+class Loader:
+    """How a fresh interpreter finds the tests again.
+
+    Attributes:
+        module: A module of a front end, with a function `load(state, then, test)`. It collects or imports the tests,
+            calls `then` with the rank context, and does not return.
+        state: First argument of that function; only the front end reads it.
+        import_first: Modules to import before `module`, as the runner did.
+    """
+
+    module: str
+    state: str
+    import_first: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class RankStart:
+    """The start parameters of one rank.
+
+    Attributes:
+        request: The part that all ranks of the world share.
+        rank: Number of the rank.
+        channel_fd: The rank's end of its channel to the runner.
+        stacks_fd: Receives the rank's stacks when the runner asks for them.
+        board_fd: The board to which the rank writes its phase.
+        store_fd: The listening socket of the world's store, on rank 0 only.
+        fork_server_pid: The parent, with which the rank dies.
+        lease_fds: Only held open: the world keeps its GPUs until its last rank has ended.
+        place_fds: Descriptors of the rank's place, as the add-on of the place takes them; empty if the rank is there.
+    """
+
+    request: WorldRequest
+    rank: _Rank
+    channel_fd: _Fd
+    stacks_fd: _Fd
+    board_fd: _Fd
+    store_fd: _Fd | None
+    fork_server_pid: _Pid
+    lease_fds: tuple[_Fd, ...] = ()
+    place_fds: tuple[_Fd, ...] = ()
+
+    @property
+    def fds(self) -> tuple[int, ...]:
+        """All descriptors of this rank."""
+        given = (self.channel_fd, self.stacks_fd, self.board_fd, self.store_fd, *self.lease_fds, *self.place_fds)
+        return tuple(fd for fd in given if fd is not None)
+
+
+@dataclass(frozen=True, slots=True)
+class FreshRank:
+    """Be a rank, in a fresh interpreter. The loader finds its test."""
+
+    start: RankStart
+    loader: Loader
+
+
+@dataclass(frozen=True, slots=True)
+class FreshForkServer:
+    """Be the fork server, in a fresh interpreter.
+
+    Attributes:
+        control_fd: Its end of the connection to the runner.
+        run_directories: Folders of the run, which it removes if the runner is killed.
+        runner_pid: The runner, which is the parent as long as it lives.
+        loader: How to find the tests.
+        forks: Number of ranks that the run will fork, as far as the runner knows.
+    """
+
+    control_fd: _Fd
+    run_directories: tuple[str, ...]
+    runner_pid: _Pid
+    loader: Loader
+    forks: _Natural = 0
+
+
+ForkServerOrder: TypeAlias = WorldRequest | SignalRanks | WorldExtra
+FORK_SERVER_ORDERS: Family[ForkServerOrder] = Family(
+    "order to the fork server", 6, (WorldRequest, SignalRanks, WorldExtra)
+)
+
+# The events of every launcher.
+LauncherEvent: TypeAlias = WorldStarted | WorldRefused | RankEnded | WorldExtra | WorldOver
+ForkServerEvent: TypeAlias = LauncherEvent | RunEvent | Unfit
+FORK_SERVER_EVENTS: Family[ForkServerEvent] = Family(
+    "event of the fork server",
+    5,
+    (WorldStarted, WorldRefused, RankEnded, WorldExtra, WorldOver, RunEvent, Unfit),
+)
+
+AttachedMessage: TypeAlias = Hello | PartOver | Lost
+ATTACHED_MESSAGES: Family[AttachedMessage] = Family("message of an attached rank", 2, (Hello, PartOver, Lost))
+
+AttachedOrder: TypeAlias = Welcome | Refused | TakePart | SignalPart | EndRun
+ATTACHED_ORDERS: Family[AttachedOrder] = Family(
+    "order to an attached rank", 5, (Welcome, Refused, TakePart, SignalPart, EndRun)
+)
+
+FreshProgram: TypeAlias = FreshRank | FreshForkServer
+FRESH_PROGRAMS: Family[FreshProgram] = Family("order to a fresh interpreter", 6, (FreshRank, FreshForkServer))

@@ -1,0 +1,106 @@
+"""Debugging one rank: `--dist-debug-rank`, and pytest's own debugger options beside it."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable
+from typing import Any
+
+import pytest
+
+from dist_testing.core.ground.case import CaseFailedError
+from dist_testing.core.ground.errors import UsageError
+from dist_testing.core.ground.spec import MAX_WORLD_SIZE
+from dist_testing.core.launch.isolation import FORK, Isolation
+from dist_testing.core.rank.debugging import TERMINAL
+from dist_testing.core.session.existing_world import ExistingRank
+
+# pytest's options that open a prompt.
+_PROMPTS = (("usepdb", "--pdb"), ("trace", "--trace"))
+
+
+def debug_rank(config: pytest.Config, rank_info: ExistingRank | None) -> int | None:
+    """Return the rank that `--dist-debug-rank` names; None without the option.
+
+    Raises:
+        UsageError: If it cannot be a rank, or no rank can have a terminal in this run.
+    """
+    text: str | None = config.getoption("--dist-debug-rank")
+    if text is None:
+        return None
+    option = f"--dist-debug-rank={text}"
+    if not (text.isascii() and text.isdecimal() and int(text) < MAX_WORLD_SIZE):
+        raise UsageError(
+            f"{option}: expected the number of a rank, from 0.\n"
+            "One rank gets the terminal, and the others wait for it.\n"
+            "Name a rank of the world that the test runs on."
+        )
+    if rank_info is not None or hasattr(config, "workerinput") or config.getoption("numprocesses", None):
+        who = "torchrun" if rank_info is not None else "pytest-xdist"
+        raise UsageError(
+            f"{option} under {who}.\n"
+            "It starts its processes without a terminal, so no rank can use one.\n"
+            f"Run the test without {who}; the library starts the ranks itself."
+        )
+    try:
+        os.close(os.open(TERMINAL, os.O_RDWR))
+    except OSError as error:
+        raise UsageError(
+            f"{option}: there is no terminal: {TERMINAL}: {error.strerror}.\n"
+            "A debugger needs one, but this run was started without it: by a service, or by `bazel test`.\n"
+            "Run it in a terminal: pytest, or the program that `bazel build` makes (docs/debugging.md)."
+        ) from error
+    return int(text)
+
+
+def check_world(config: pytest.Config, rank: int | None, worlds: Iterable[tuple[str, int, Isolation]]) -> None:
+    """Refuse a debugger prompt that would have no terminal.
+
+    `rank` gets the terminal. `worlds` are name, world size and isolation of the cases that will run on ranks.
+
+    Raises:
+        UsageError: If a case has no such rank, or an option opens a prompt and no rank is named.
+    """
+    every = list(worlds)
+    if rank is None:
+        prompts = [option for name, option in _PROMPTS if config.getoption(name)]
+        if every and prompts:
+            raise UsageError(
+                f"{prompts[0]}: {every[0][0]} runs on ranks, and a rank has no terminal.\n"
+                "The ranks of a world run at the same time, and only one of them can have the terminal.\n"
+                "Name the rank: --dist-debug-rank=0."
+            )
+        return
+    for name, size, isolation in every:
+        if rank >= size:
+            raise UsageError(
+                f"--dist-debug-rank={rank}: {name} runs on {size} rank{'s' if size > 1 else ''}.\n"
+                "Ranks are counted from 0.\n"
+                f"Name a rank from 0 to {size - 1}, or choose other tests with -k."
+            )
+        if not isolation.can_debug:
+            raise UsageError(
+                f'--dist-debug-rank={rank}: {name} has isolation "{isolation.name}".\n'
+                "Its ranks are threads of one process, and a debugger would stop them all.\n"
+                f'Choose other tests with -k, or give the test ranks that are processes: isolation="{FORK.name}".'
+            )
+
+
+def leave_ranks_to_ranks(config: pytest.Config) -> None:
+    """With --pdb, open no prompt in the runner for failures of ranks: the runner does not have their frames."""
+    if (invoke := config.pluginmanager.unregister(name="pdbinvoke")) is not None:
+        config.pluginmanager.register(_InvokeElsewhere(invoke), "pdbinvoke")
+
+
+class _InvokeElsewhere:
+    def __init__(self, invoke: Any) -> None:
+        self._invoke = invoke
+
+    def pytest_exception_interact(self, node: pytest.Item, call: pytest.CallInfo[Any], report: Any) -> None:
+        """Open the prompt for a failure of a plain test, or on the rank that has the terminal."""
+        if call.excinfo is not None and not isinstance(call.excinfo.value, CaseFailedError):
+            self._invoke.pytest_exception_interact(node, call, report)
+
+    def pytest_internalerror(self, excrepr: Any, excinfo: Any) -> None:
+        """Open the prompt, as pytest does."""
+        self._invoke.pytest_internalerror(excrepr, excinfo)

@@ -1,0 +1,105 @@
+"""Collects the tests of a pytest session again, in a fresh interpreter."""
+
+from __future__ import annotations
+
+import os
+from typing import NoReturn
+
+import pytest
+
+from dist_testing.core.ground.errors import LaunchError
+from dist_testing.core.ground.spec import read_spec
+from dist_testing.core.launch.fresh import ThenBe
+from dist_testing.core.pytest import plugin
+from dist_testing.core.pytest.in_runner import FRESH_KEY, SPEC_KEY
+from dist_testing.core.pytest.plugin import runner_plugin
+from dist_testing.core.session.messages import PYTEST_SESSIONS, PytestSession
+
+# Options of the runner's session that a second process must not follow, to the values that it has for them. Those of
+# pytest's cache select or order tests by earlier runs, and the runner has done that; they are unknown without the
+# plugin, so the plugin stays.
+_OF_RUNNER = {
+    "cacheclear": False,
+    "cacheshow": None,
+    "failedfirst": False,
+    "lf": False,
+    "log_file": os.devnull,
+    "newfirst": False,
+    # Of pytest-reportlog, which empties the file at the start.
+    "report_log": None,
+    "stepwise": False,
+    "stepwise_skip": False,
+    "stepwise_reset": False,
+}
+
+
+def load(state: str, then: ThenBe, test: str | None) -> NoReturn:
+    """Collect the tests as the runner did, then be a rank or a fork server.
+
+    Args:
+        state: The runner's `PytestSession`.
+        then: Called with the rank context at the end of the collection; does not return.
+        test: Node id of the only test that the interpreter needs; None if it is not known yet.
+
+    Raises:
+        LaunchError: If the collection fails.
+    """
+    session = PYTEST_SESSIONS.from_wire(state)
+    os.chdir(session.directory)
+    collecting = FreshSession(session, then, test)
+    code = pytest.main([*session.arguments, "--no-header", "-qq"], plugins=[collecting, plugin])
+    if collecting.errors:
+        raise LaunchError("\n".join(["The tests could not be imported in a fresh interpreter.", *collecting.errors]))
+    raise LaunchError(
+        f"Collecting the tests again in a fresh interpreter ended with pytest's exit code {int(code)}.\n"
+        "The test files, or modules that they import, behave differently in a second process.\n"
+        "The output of rank 0 has pytest's messages."
+    )
+
+
+class FreshSession:
+    """A pytest plugin for fresh interpreters: it collects as the runner did, and then runs no tests itself."""
+
+    def __init__(self, session: PytestSession, then: ThenBe, nodeid: str | None) -> None:
+        self._session = session
+        self._then = then
+        self._nodeid = nodeid
+        self.errors: list[str] = []
+
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_configure(self, config: pytest.Config) -> None:
+        """Leave the session's files to the runner, which has them open, and collect all tests that it has collected.
+
+        This comes before the same hook of the plugins that own the options.
+        """
+        for name, value in _OF_RUNNER.items():
+            if hasattr(config.option, name):
+                setattr(config.option, name, value)
+
+    def pytest_sessionstart(self, session: pytest.Session) -> None:
+        """Leave pytest's cache to the runner."""
+        if (cache := getattr(session.config, "cache", None)) is not None:
+            cache.set = lambda key, value: None
+
+    def pytest_collectreport(self, report: pytest.CollectReport) -> None:
+        """Keep errors: they are the whole report of this interpreter."""
+        if report.failed:
+            self.errors.append(str(report.longrepr))
+
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_runtestloop(self, session: pytest.Session) -> bool:
+        """Run no tests, also with `--continue-on-collection-errors`.
+
+        pytest calls this only if a file could not be collected. That fails the tests of the file, and no others.
+        """
+        context = runner_plugin(session.config).context
+        if context.has_tests and self._nodeid in (None, *(item.nodeid for item in session.items)):
+            context.collection_errors += self.errors
+            self._then(context)
+        return True
+
+    def pytest_load_initial_conftests(self, early_config: pytest.Config) -> None:
+        """Pass on the runner's spec and promise before any plugin is configured."""
+        early_config.stash[FRESH_KEY] = self._then
+        if self._session.spec is not None:
+            early_config.stash[SPEC_KEY] = read_spec(self._session.spec, self._session.promised_gpus)

@@ -1,0 +1,108 @@
+"""The option `--dist-jobs`: its values, its errors, and how many worlds the machine can run side by side."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import pytest
+
+from dist_testing.core.engine.rank_env import cpu_count
+from dist_testing.core.ground.add_ons import add_on_named
+from dist_testing.core.ground.errors import GpuError, UsageError
+from dist_testing.core.ground.procfs import free_bytes
+from dist_testing.core.ground.spec import Spec
+from dist_testing.core.pytest.options import JOBS_OPTION
+from dist_testing.core.session.existing_world import ExistingRank
+
+MAX_JOBS = 64
+# The number of jobs that stands for "as many as the machine has room for".
+AUTO = 0
+# Memory of a sub-runner with its fork server, and of a rank, beside what they share with the runner. Bytes.
+_JOB_BYTES = 60 << 20
+_RANK_BYTES = 20 << 20
+_FRESH_RANK_BYTES = 170 << 20
+_GPU_RANK_BYTES = 1000 << 20
+# Options that cannot be combined: name in the namespace, spelling, cause, way out.
+_REFUSED = (
+    (
+        "numprocesses",
+        "-n (pytest-xdist)",
+        "Both run tests side by side, in processes of their own.",
+        f"Leave -n out: {JOBS_OPTION} imports torch once, and reports in the order of the collection.",
+    ),
+    ("tx", "--tx (pytest-xdist)", "Both run tests side by side, in processes of their own.", "Leave --tx out."),
+    ("dist_debug_rank", "--dist-debug-rank", "One terminal serves one debugger.", f"Leave {JOBS_OPTION} out."),
+    ("usepdb", "--pdb", "One terminal serves one debugger.", f"Leave {JOBS_OPTION} out."),
+    ("trace", "--trace", "One terminal serves one debugger.", f"Leave {JOBS_OPTION} out."),
+)
+
+
+def read_jobs(config: pytest.Config, rank_info: ExistingRank | None) -> int:
+    """Return how many worlds the user wants side by side: from 1, or `AUTO`.
+
+    Raises:
+        UsageError: If the value is impossible, or another option or the environment rules it out.
+    """
+    text: str | None = config.getoption(JOBS_OPTION)
+    if text is None:
+        return 1
+    if text != "auto" and not (text.isascii() and text.isdecimal() and 1 <= int(text) <= MAX_JOBS):
+        raise UsageError(
+            f"{JOBS_OPTION}={text}: expected a number from 1 to {MAX_JOBS}, or auto.\n"
+            "It is the number of worlds that run side by side; 1 runs them one after the other.\n"
+            f"Write {JOBS_OPTION}=4, for example, or leave it out."
+        )
+    jobs = AUTO if text == "auto" else int(text)
+    if jobs == 1:
+        return jobs
+    if rank_info is not None:
+        raise UsageError(
+            f"{JOBS_OPTION}={text} in a process that is rank {rank_info.rank} of {rank_info.size} (RANK is set).\n"
+            "torchrun has started the ranks of one world, and no other world can run beside it.\n"
+            f"Leave {JOBS_OPTION} out, or run pytest without torchrun: the library starts the ranks."
+        )
+    for name, spelling, cause, way_out in _REFUSED:
+        # An option that is not given is None, False, 0 or an empty list. A worker of xdist has its controller's.
+        if getattr(config.option, name, None) and not hasattr(config, "workerinput"):
+            raise UsageError(f"{JOBS_OPTION}={text} with {spelling}.\n{cause}\n{way_out}")
+    return jobs
+
+
+def affordable_jobs(asked: int, units: int, spec: Spec, sizes: Sequence[int], *, fresh: bool) -> tuple[int, str]:
+    """Return how many worlds run side by side, and why they are fewer than the user asked for; "" if they are not.
+
+    Args:
+        asked: What the user wants: from 1, or `AUTO`.
+        units: Number of units that can run side by side.
+        spec: What the target asks for.
+        sizes: World sizes of the cases; not empty.
+        fresh: Whether ranks are fresh interpreters.
+    """
+    largest = max(sizes)
+    wanted = asked or min(MAX_JOBS, max(1, cpu_count() // largest))
+    limits = [(wanted, "")]
+    if gpus := spec.gpus(largest):
+        found = _usable_gpus(spec)
+        limits.append((max(1, found // gpus), f"a world of {largest} ranks needs {gpus} of {found} GPU(s)"))
+    each = _JOB_BYTES + largest * (_FRESH_RANK_BYTES if fresh else _RANK_BYTES) + gpus * _GPU_RANK_BYTES
+    free = free_bytes()
+    limits.append(
+        (
+            max(1, free // each),
+            f"{free >> 20} MiB of memory are free, and a world of {largest} ranks takes {each >> 20}",
+        )
+    )
+    jobs, why = min(limits, key=lambda limit: limit[0])
+    return min(jobs, units), why if asked else ""
+
+
+def _usable_gpus(spec: Spec) -> int:
+    """Return the number of GPUs that the worlds of this run can share."""
+    usable = add_on_named("gpus", "a world with GPUs").load("usable")
+    try:
+        found: int = usable(spec.backend.vendor, spec.gpu_archs) or 0
+    except GpuError:
+        # Each case reports it.
+        return 0
+    # Bazel has reserved no more than those of the largest world.
+    return min(found, spec.gpus(max(spec.world_sizes))) if spec.target else found

@@ -1,0 +1,177 @@
+"""Reads and checks the arguments of the library's marker, `@pytest.mark.distributed` if no ini option renames it."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+import pytest
+
+from dist_testing.core.ground.backends import Backend, check_backend_name, check_features
+from dist_testing.core.ground.budget import MAX_TIMEOUT_S, is_timeout
+from dist_testing.core.ground.errors import UsageError
+from dist_testing.core.ground.fault_plan import PlannedFault, read_fault_plan
+from dist_testing.core.ground.layout import MAX_NODES, is_node_count
+from dist_testing.core.ground.spec import MAX_WORLD_SIZE, is_world_size
+from dist_testing.core.launch.isolation import isolation_names
+from dist_testing.core.pytest.marker_name import MARKER_OPTION, marker_name
+
+# The way out where the marker is another one than the library's.
+_OTHER_PROJECT = (
+    "If the marker is the project's own, give the library's another name, in pytest's ini file: "
+    f"{MARKER_OPTION} = ranks"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Distributed:
+    """The marker's arguments.
+
+    Attributes:
+        world_size: Sizes, each of which makes a case; empty for the target's own.
+        init: Whether the library makes the default group.
+        timeout: Limit of the case in seconds; None for the backend's default.
+        isolation: Name of the isolation; "" for the target's or the command line's.
+        expected_exits: Rank to the exit code that its process must end with; a negative one is a signal.
+        backends: Backends that the test is for; empty for all.
+        features: Features that a backend must have for the test.
+        strict_collectives: Whether different collective calls fail the test; None for the command line's choice.
+        nodes: Nodes that the ranks are spread over; None for the target's or the command line's number.
+        faults: Faults on purpose that the runner causes.
+    """
+
+    world_size: tuple[int, ...] = ()
+    init: bool = True
+    timeout: float | None = None
+    isolation: str = ""
+    expected_exits: Mapping[int, int] = field(default_factory=dict)
+    backends: tuple[str, ...] = ()
+    features: tuple[str, ...] = ()
+    strict_collectives: bool | None = None
+    nodes: int | None = None
+    faults: tuple[PlannedFault, ...] = ()
+
+    def is_for(self, backend: Backend) -> bool:
+        """Whether the test is for a backend."""
+        return (not self.backends or backend.name in self.backends) and set(self.features) <= set(backend.features)
+
+
+def read_marker(definition: pytest.Function | Any) -> Distributed | None:
+    """Return the marker of a test function; None if it has none.
+
+    Arguments of the function's own marker override those of its class's marker, and those the module's. If the ini
+    option `dist_marker` names the marker, its one positional argument is `world_size`.
+
+    Raises:
+        UsageError: If an argument is unknown or its value is impossible.
+    """
+    arguments: dict[str, Any] = {}
+    marks = list(definition.iter_markers(marker_name(definition.config)))
+    if not marks:
+        return None
+    for mark in reversed(marks):
+        if len(mark.args) == 1 and "world_size" not in mark.kwargs and definition.config.getini(MARKER_OPTION):
+            # The project has said that its marker is the library's, and others write `@pytest.mark.world_size(2)`.
+            arguments["world_size"] = mark.args[0]
+        elif mark.args:
+            raise _wrong(
+                definition,
+                f"positional arguments {mark.args!r}",
+                "It takes keyword arguments only",
+                f"Write world_size=4, for example. {_OTHER_PROJECT}",
+            )
+        arguments |= mark.kwargs
+    if unknown := sorted(arguments.keys() - _READERS.keys()):
+        near = difflib.get_close_matches(unknown[0], _READERS, n=1)
+        raise _wrong(
+            definition,
+            f"{unknown[0]} = {arguments[unknown[0]]!r}",
+            f"It takes {', '.join(_READERS)}",
+            f"Did you mean {near[0]}?" if near else f"Leave it out. {_OTHER_PROJECT}",
+        )
+    given = {
+        name: _READERS[name](definition, f"{name} = {value!r}", value)
+        for name, value in arguments.items()
+        if value is not None
+    }
+    return Distributed(**given)
+
+
+def _world_sizes(definition: Any, given: str, value: object) -> tuple[int, ...]:
+    sizes: list[Any] = list(value) if isinstance(value, list | tuple) else [value]
+    if not sizes or not all(map(is_world_size, sizes)):
+        raise _wrong(definition, given, f"It is a number from 1 to {MAX_WORLD_SIZE}, or a list of such numbers")
+    if len(set(sizes)) < len(sizes):
+        raise _wrong(definition, given, "Each size makes one case", "Name each once.")
+    return tuple(sizes)
+
+
+def _true_or_false(definition: Any, given: str, value: object) -> bool:
+    if not isinstance(value, bool):
+        raise _wrong(definition, given, "It is True or False")
+    return value
+
+
+def _timeout(definition: Any, given: str, value: object) -> float:
+    if not is_timeout(value):
+        raise _wrong(definition, given, f"It is a number of seconds above 0, up to {MAX_TIMEOUT_S}")
+    assert isinstance(value, int | float)
+    return float(value)
+
+
+def _isolation(definition: Any, given: str, value: object) -> str:
+    if not isinstance(value, str) or value not in isolation_names():
+        raise _wrong(definition, given, f"It is one of {', '.join(isolation_names())}")
+    return value
+
+
+def _exits(definition: Any, given: str, value: object) -> dict[int, int]:
+    if not isinstance(value, dict) or not all(
+        type(rank) is int and type(code) is int and rank >= 0 for rank, code in value.items()
+    ):
+        raise _wrong(definition, given, "It maps ranks to exit codes; a negative code is a signal")
+    return value
+
+
+def _nodes(definition: Any, given: str, value: object) -> int:
+    if not is_node_count(value):
+        raise _wrong(definition, given, f"It is a number of nodes from 1 to {MAX_NODES}, which divides the world size")
+    assert isinstance(value, int)
+    return value
+
+
+def _names(definition: Any, given: str, value: object, check: Callable[[str], object]) -> tuple[str, ...]:
+    names = list(value) if isinstance(value, Sequence) and not isinstance(value, str) else []
+    if not names or not all(isinstance(name, str) for name in names):
+        raise _wrong(definition, given, "It is a list of names")
+    for name in names:
+        try:
+            check(name)
+        except UsageError as error:
+            raise UsageError(
+                f"{definition.nodeid}: @pytest.mark.{marker_name(definition.config)} with {given}.\n{error}"
+            ) from error
+    return tuple(names)
+
+
+def _wrong(definition: Any, given: str, rule: str, way_out: str = "Correct it, or leave it out.") -> UsageError:
+    name = marker_name(definition.config)
+    return UsageError(f"{definition.nodeid}: @pytest.mark.{name} with {given}.\n{rule}.\n{way_out}")
+
+
+# Argument to the function that checks its value, and returns it as `Distributed` has it.
+_READERS: dict[str, Callable[[Any, str, object], Any]] = {
+    "world_size": _world_sizes,
+    "init": _true_or_false,
+    "timeout": _timeout,
+    "isolation": _isolation,
+    "expected_exits": _exits,
+    "backends": partial(_names, check=check_backend_name),
+    "features": partial(_names, check=lambda name: check_features([name])),
+    "strict_collectives": _true_or_false,
+    "nodes": _nodes,
+    "faults": lambda definition, _, value: read_fault_plan(definition.nodeid, value),
+}

@@ -1,0 +1,207 @@
+"""The pytest plugin: declares the marker, the fixtures and the options. `in_runner` runs a marked test.
+
+pytest loads it in every session of an environment that has the library, so it imports little before the session has a
+distributed test: the library's other modules take ten times as long to import.
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+import sys
+from collections.abc import Generator, Sequence
+from typing import TYPE_CHECKING
+
+import pytest
+
+from dist_testing.core.ground.add_ons import add_on_named
+from dist_testing.core.ground.errors import DistTestingError, UsageError
+from dist_testing.core.pytest import backend_hook
+from dist_testing.core.pytest.marker_name import MARKER_HELP, has_mark, marker_name
+from dist_testing.core.pytest.options import KEEPS_OPTION, WATCH_OPTION, add_options, has_options
+from dist_testing.core.session.offered_session import offer_session, withdraw_session
+
+if TYPE_CHECKING:
+    from dist_testing.core.ground.world import World
+    from dist_testing.core.pytest.in_runner import RunnerPlugin
+
+_RUNNER = "dist_testing_runner"
+# Set when the markers have been read, also if there are none.
+_READ_KEY = pytest.StashKey[bool]()
+# Ends of the names of variables that launchers set in the processes that they start.
+LAUNCHER_VARIABLES = ("RANK", "PROCID")
+
+
+def pytest_addhooks(pluginmanager: pytest.PytestPluginManager) -> None:
+    """Declare the hook that a repository implements."""
+    pluginmanager.add_hookspecs(backend_hook)
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Declare the `--dist-*` options. Under Bazel the target's spec has these values, and an option overrides them."""
+    add_options(parser)
+
+
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_load_initial_conftests(early_config: pytest.Config) -> Generator[None, object, object]:
+    """With `--dist-watch`, be the watch mode; its forks go on from here."""
+    if not getattr(early_config.known_args_namespace, "dist_watch", False):
+        return (yield)
+    watch = add_on_named("watch", WATCH_OPTION)
+    return (yield from watch.load("around_conftests")(early_config))
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Register the marker, and the runner's half of the plugin if the session certainly uses the library."""
+    try:
+        config.addinivalue_line("markers", f"{marker_name(config)}{MARKER_HELP}")
+        if config.getoption("dist_watch"):
+            add_on_named("watch", WATCH_OPTION).load("at_configure")(config)
+    except DistTestingError as error:
+        raise pytest.UsageError(str(error)) from error
+    if _is_in_use() or _is_set_up(config):
+        runner_plugin(config)
+    else:
+        offer_session(lambda: runner_plugin(config))
+
+
+def pytest_unconfigure() -> None:
+    """Withdraw the offer of a session: the process may go on without pytest."""
+    withdraw_session()
+
+
+def runner_plugin(config: pytest.Config) -> RunnerPlugin:
+    """Return the runner's half of the plugin. The first call makes and registers it.
+
+    Raises:
+        pytest.UsageError: If an option, a variable or a backend is wrong.
+    """
+    runner: RunnerPlugin | None = config.pluginmanager.get_plugin(_RUNNER)
+    if runner is None:
+        from dist_testing.core.pytest.in_runner import SPEC_KEY, RunnerPlugin
+        from dist_testing.core.pytest.marked_items import USES_LIBRARY_KEY
+
+        # By name, because this package may not import it. Ranks are forks of this process, and each would import the
+        # public names again if its test used the first one of them.
+        importlib.import_module("dist_testing.public")
+        config.stash[USES_LIBRARY_KEY] = SPEC_KEY in config.stash
+        try:
+            runner = RunnerPlugin(config)
+        except DistTestingError as error:
+            raise pytest.UsageError(str(error)) from error
+        config.pluginmanager.register(runner, _RUNNER)
+        withdraw_session()
+    return runner
+
+
+def _is_in_use() -> bool:
+    """Return whether this process has imported the engine: a test, a conftest or Bazel's main uses the library."""
+    return "dist_testing.core.engine.engine" in sys.modules
+
+
+def _is_set_up(config: pytest.Config) -> bool:
+    """Return whether the command line, the ini file, a conftest or a launcher says something to the library.
+
+    What they say is then checked at once, also in a session without distributed tests.
+    """
+    return bool(
+        has_options(config)
+        or config.getini(KEEPS_OPTION)
+        or config.hook.pytest_dist_backends.get_hookimpls()
+        # The reports of pytest-xdist's workers come to this process.
+        or getattr(config.option, "dist", "no") != "no"
+        or any(name.endswith(LAUNCHER_VARIABLES) for name in os.environ)
+    )
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    """Make one case per world size."""
+    if not has_mark(metafunc.definition):
+        # The marker may come later: from a parameter, or from a conftest.
+        return
+    from dist_testing.core.pytest.marking import parametrize_world_size
+
+    try:
+        parametrize_world_size(metafunc, runner_plugin(metafunc.config).world_sizes)
+    except UsageError as error:
+        raise pytest.Collector.CollectError(str(error)) from error
+
+
+@pytest.hookimpl(wrapper=True, trylast=True)
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> Generator[None]:
+    """Find the tests that run on ranks; a conftest may have marked some just now."""
+    yield
+    config.stash[_READ_KEY] = True
+    if _is_in_use() or any(map(_concerns_library, items)):
+        runner_plugin(config).read_markers(items)
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_collection_finish(session: pytest.Session) -> None:
+    """Let the runner's half refuse a marker that came too late, if it does not exist yet."""
+    # pytest ends the collection also after an error, and then reports that error.
+    if session.config.stash.get(_READ_KEY, False) and not session.config.pluginmanager.has_plugin(_RUNNER):
+        _check_late_markers(session.config, session.items)
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_call(item: pytest.Item) -> None:
+    """Fail a test that has got the marker after the collection: it would run without ranks, and pass for no reason."""
+    try:
+        _check_late_markers(item.config, [item])
+    except pytest.UsageError as error:
+        pytest.fail(str(error), pytrace=False)
+
+
+def _check_late_markers(config: pytest.Config, items: Sequence[pytest.Item]) -> None:
+    if any(map(_concerns_library, items)):
+        from dist_testing.core.pytest.marking import check_all_marked
+
+        if not config.pluginmanager.has_plugin(_RUNNER):
+            runner_plugin(config).read_markers([])
+        check_all_marked(config, items)
+
+
+def _concerns_library(item: pytest.Item) -> bool:
+    """Return whether the item has the library's marker or uses one of its fixtures, as far as names tell."""
+    return isinstance(item, pytest.Function) and (
+        has_mark(item) or "world" in item.fixturenames or "world_size" in item.fixturenames
+    )
+
+
+def pytest_report_collectionfinish(config: pytest.Config, items: list[pytest.Item]) -> list[str]:
+    """Say so if a marker of the library's name is taken for another one, or if another plug-in needs a setting."""
+    if not config.pluginmanager.has_plugin(_RUNNER):
+        return []
+    from dist_testing.core.pytest.marked_items import describe_own_marks
+    from dist_testing.core.pytest.other_plugins import notes_on_plugins
+
+    own_marks = describe_own_marks(config)
+    return [*([own_marks] if own_marks else []), *notes_on_plugins(config, items)]
+
+
+@pytest.fixture
+def world_size(request: pytest.FixtureRequest) -> int:
+    """Return the number of ranks in this case's world."""
+    # A plain test may give a value. A marker that comes after the parametrization has set none.
+    size: int = request.param if hasattr(request, "param") else _world_of_rank(request).size
+    return size
+
+
+@pytest.fixture
+def world(request: pytest.FixtureRequest) -> World:
+    """Return this rank's view of its world, a `dist_testing.World`."""
+    return _world_of_rank(request)
+
+
+def _world_of_rank(request: pytest.FixtureRequest) -> World:
+    from dist_testing.core.pytest.on_rank import current_world
+
+    world = current_world()
+    if world is None:
+        raise UsageError(
+            f"A test that runs in the runner uses the fixture `{request.fixturename}`.\n"
+            "Only ranks have a world, and request.getfixturevalue does not start ranks.\n"
+            f"Mark the test with @pytest.mark.{marker_name(request.config)}."
+        )
+    return world

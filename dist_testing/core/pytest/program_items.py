@@ -1,0 +1,87 @@
+"""Makes a program a test of pytest, one item for each world size: then it is limited and reported as any test."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from dist_testing.core.ground.errors import UsageError
+from dist_testing.core.ground.spec import Spec
+from dist_testing.core.launch.isolation import isolation_named
+from dist_testing.core.pytest.marked_items import MARKER_KEY, SIZE_KEY
+from dist_testing.core.pytest.marker import Distributed
+from dist_testing.run.program.program import Program, check_isolation_of_program, check_program
+
+# The program of the session; not set if the session runs tests.
+PROGRAM_KEY = pytest.StashKey[Program]()
+# What the target or the command line asks for.
+PROGRAM_SPEC_KEY = pytest.StashKey[Spec]()
+# The last part of the name of each case.
+_NAME = "program"
+_ADDOPTS = "PYTEST_ADDOPTS"
+
+
+def command_line(path: str) -> list[str]:
+    """Return pytest's command line for a program: its output is shown, and no file of a project configures pytest."""
+    return [
+        path,
+        *("-p", "no:cacheprovider"),
+        "--capture=no",
+        "--no-header",
+        "--noconftest",
+        f"--config-file={os.devnull}",
+    ]
+
+
+class ProgramPlugin:
+    """A plugin of pytest that makes a program the only test of the session. Register it before the library's plugin."""
+
+    def __init__(self, program: Program) -> None:
+        """Make the plugin. Until pytest has read its command line, hide the options for the user's test sessions."""
+        self._program = program
+        self._options = os.environ.pop(_ADDOPTS, None)
+
+    def pytest_load_initial_conftests(self, early_config: pytest.Config) -> None:
+        """Pass on the program before any plugin is configured."""
+        early_config.stash[PROGRAM_KEY] = self._program
+        if self._options is not None:
+            # The program inherits the environment.
+            os.environ[_ADDOPTS] = self._options
+
+    @pytest.hookimpl(wrapper=True)
+    def pytest_collect_file(self, file_path: Path, parent: pytest.Collector) -> Iterator[None]:
+        """Collect the program instead of the tests that its file may contain."""
+        yield
+        return [_ProgramFile.from_parent(parent, path=file_path)]  # type: ignore[return-value]  # a wrapper's result
+
+
+class ProgramItem(pytest.Item):
+    """One run of the program, on a world of one size."""
+
+    def runtest(self) -> None:
+        """Never called: the program runs on ranks."""
+        raise NotImplementedError
+
+
+class _ProgramFile(pytest.File):
+    def collect(self) -> Iterator[ProgramItem]:
+        program, spec = self.config.stash[PROGRAM_KEY], self.config.stash[PROGRAM_SPEC_KEY]
+        try:
+            check_isolation_of_program(program.name, isolation_named(spec.isolation))
+            check_program(program.path)
+        except UsageError as error:
+            raise self.CollectError(str(error)) from None
+        marker = Distributed(
+            init=False,
+            timeout=program.timeout_s,
+            expected_exits=program.expected_exits,
+            faults=program.faults,
+        )
+        for size in spec.world_sizes:
+            name = f"{_NAME}[world_size={size}]" if len(spec.world_sizes) > 1 else _NAME
+            item = ProgramItem.from_parent(self, name=name)
+            item.stash[MARKER_KEY], item.stash[SIZE_KEY] = marker, size
+            yield item

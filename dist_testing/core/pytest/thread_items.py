@@ -1,0 +1,121 @@
+"""Makes pytest items for ranks that are threads of one process.
+
+pytest keeps the state of a running test in the item, its fixture definitions, the session's setup state, and the
+config. All of these exist once per process; this module gives each thread its own.
+"""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+import functools
+import threading
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+
+from dist_testing.core.ground.errors import CollectiveError
+from dist_testing.core.launch.isolation import FORK
+from dist_testing.core.pytest.internals import SetupState, runner_module
+
+_Definitions = Sequence[pytest.FixtureDef[Any]]
+
+_OUTPUT = "It captures the output of the whole process, and all ranks share one process."
+# Fixture to the reason why ranks that are threads cannot use it.
+_REASONS = {
+    **dict.fromkeys(("capsys", "capsysbinary", "capteesys", "capfd", "capfdbinary"), _OUTPUT),
+    "caplog": "It captures the log records of the whole process, and all ranks share one process.",
+    "recwarn": "It records the warnings of the whole process, and all ranks share one process.",
+    "monkeypatch": "It changes the process that all ranks share, and each rank would undo changes of another one.",
+}
+# Fixture to the text of the error.
+REFUSED_FIXTURES = {
+    name: f"A rank that is a thread uses the fixture `{name}`.\n"
+    f"{reason}\n"
+    f'Give the test ranks that are processes: isolation="{FORK.name}" and a backend for them.'
+    for name, reason in _REASONS.items()
+}
+
+
+class _Own(threading.local):
+    """The state of one thread. A rank's thread lives for one case, so each case starts with new state."""
+
+    def __init__(self) -> None:
+        self.setup_state = SetupState()
+        self.definitions: dict[int, pytest.FixtureDef[Any]] = {}
+
+
+class _SetupStateOfThread:
+    """Passes everything on to the setup state of the calling thread."""
+
+    def __init__(self, own: _Own) -> None:
+        self._own = own
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._own.setup_state, name)
+
+
+def _repr_failure(item: Any, excinfo: pytest.ExceptionInfo[BaseException]) -> Any:
+    if isinstance(excinfo.value, CollectiveError):
+        # pytest's own style shows the source around each frame. For that it parses the whole torch module, which takes
+        # seconds when all ranks of a world do it at once. The error's text names the call already. The native style
+        # does not filter the frames below the test, so they are filtered here.
+        excinfo.traceback = item._traceback_filter(excinfo)
+        return item._repr_failure_py(excinfo, style="native")
+    return type(item).repr_failure(item, excinfo)
+
+
+class ThreadItems:
+    """Makes items for threads. It changes the session for good: the process runs only threads from then on."""
+
+    def __init__(self, config: pytest.Config, session: pytest.Session) -> None:
+        """Make pytest use the calling thread's state."""
+        self._own = _Own()
+        internals: Any = session
+        internals._setupstate = _SetupStateOfThread(self._own)
+        # For `request.getfixturevalue`.
+        manager = internals._fixturemanager
+        find = manager.getfixturedefs
+        manager.getfixturedefs = lambda *args: self._own_definitions(find(*args))
+        # All threads would set the same environment variable, and the second one to remove it would fail.
+        runner_module._update_current_test_var = lambda item, when: None
+        for name in ("capturemanager", "logging-plugin"):
+            if config.pluginmanager.hasplugin(name):
+                config.pluginmanager.unregister(name=name)
+
+    def own(self, item: pytest.Item) -> pytest.Item:
+        """Return the calling thread's own copy of a collected item; call it once per thread."""
+        mine: Any = copy.copy(item)
+        mine.config = copy.copy(item.config)
+        if hasattr(item.config, "_tmp_path_factory"):
+            mine.config._tmp_path_factory = copy.copy(item.config._tmp_path_factory)
+        mine.stash = mine._store = pytest.Stash()
+        mine.stash._storage.update(item.stash._storage)
+        mine.own_markers = list(item.own_markers)
+        mine.user_properties = list(item.user_properties)
+        mine._report_sections = []
+        if isinstance(item.parent, pytest.Class):
+            # Each rank needs its own instance of the class; pytest makes it at first use.
+            mine.__dict__.pop("_obj", None)
+            mine.__dict__.pop("_instance", None)
+        info = mine._fixtureinfo
+        definitions = {name: self._own_definitions(found) for name, found in info.name2fixturedefs.items()}
+        mine._fixtureinfo = dataclasses.replace(info, name2fixturedefs=definitions)
+        mine._initrequest()
+        mine.repr_failure = functools.partial(_repr_failure, mine)
+        return mine  # type: ignore[no-any-return]
+
+    def _own_definitions(self, found: _Definitions | None) -> _Definitions | None:
+        return None if found is None else [self._own_definition(definition) for definition in found]
+
+    def _own_definition(self, definition: pytest.FixtureDef[Any]) -> pytest.FixtureDef[Any]:
+        mine: Any = self._own.definitions.get(id(definition))
+        if mine is None:
+            mine = copy.copy(definition)
+            mine.cached_result = None
+            mine._finalizers = []
+            self._own.definitions[id(definition)] = mine
+            # The copy maps to itself, so that it is not copied again.
+            self._own.definitions[id(mine)] = mine
+        return mine  # type: ignore[no-any-return]

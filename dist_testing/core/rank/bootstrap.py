@@ -1,0 +1,269 @@
+"""Runs a rank, from the fork to its exit."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import socket
+import sys
+import tempfile
+import traceback
+from collections.abc import Iterator, Sequence
+from typing import NoReturn, Protocol
+
+from dist_testing.core.ground.add_ons import add_on_named, blaming
+from dist_testing.core.ground.case import CaseBody
+from dist_testing.core.ground.errors import MessageError
+from dist_testing.core.process import wire
+from dist_testing.core.process.board import PhaseBoard
+from dist_testing.core.process.files import log_name
+from dist_testing.core.process.lifetime import die_with_parent
+from dist_testing.core.process.messages import RankStart, WorldRequest
+from dist_testing.core.process.native_stacks import print_native_stacks
+from dist_testing.core.process.rank_messages import INSTRUCTIONS, Instruction, NextCase
+from dist_testing.core.process.stacks import answer_with_stacks
+from dist_testing.core.rank.capture import flush_streams, redirect_output
+from dist_testing.core.rank.comparison import spare_dtensor
+from dist_testing.core.rank.daemons import end_daemons
+from dist_testing.core.rank.debugging import set_breakpoint_hook, take_terminal
+from dist_testing.core.rank.device import finish_device_work
+from dist_testing.core.rank.environment import become, world_env
+from dist_testing.core.rank.hooks import RankServices, ServedRank
+from dist_testing.core.rank.long_texts import LongTexts
+from dist_testing.core.rank.reporter import FrameWriter, Reporter
+from dist_testing.core.rank.runner_client import RunnerClient
+
+# torch's code for "this rank's test failed" (MultiProcessTestCase.TEST_ERROR_EXIT_CODE).
+FAILED_EXIT_CODE = 10
+
+
+class RankFrontEnd(Protocol):
+    """The part of a front end that runs on a rank. An exception from a method becomes the rank's outcome."""
+
+    def open(self, start: RankStart, reporter: Reporter) -> None:
+        """Set up what all cases of the world share. Called once per rank."""
+
+    def run(self, body: CaseBody, reporter: Reporter) -> None:
+        """Run one case and report its outcome."""
+
+    def finish(self) -> None:
+        """Tear down what all cases share. Called after the last case, but not on a failed rank."""
+
+
+class RankContext(Protocol):
+    """Finds the tests of a run for its ranks. The process that makes the ranks holds it."""
+
+    def prepare(self) -> None:
+        """Do the work that all ranks need. Called once, before the ranks are forked."""
+
+    def front_end(self, body: CaseBody) -> RankFrontEnd:
+        """Return the front end of the case. Called on a rank."""
+
+    def thread_front_ends(self, body: CaseBody, world_size: int) -> Sequence[RankFrontEnd]:
+        """Return one front end per rank for a case. Called in the process whose threads are the ranks."""
+
+
+def enter(start: RankStart, context: RankContext) -> NoReturn:
+    """Run the rank and end the process. Never returns, never raises.
+
+    The process ends by `os._exit`, because its finalisers and exit handlers belong to the runner.
+    """
+    code = FAILED_EXIT_CODE
+    try:
+        die_with_parent(start.fork_server_pid)
+        channel = own_channel(start)
+        reporter = rank_reporter(start, channel)
+        os.close(start.board_fd)
+        services = _services(start, reporter)
+        if services is not None:
+            _run(start, reporter, channel, context, services)
+        end_daemons()
+        if services is not None:
+            services.close()
+        flush_streams()
+        reporter.done()
+        if reporter.left_with:
+            code = reporter.left_with & 0xFF
+        if not reporter.failed:
+            if start.store_fd is not None:
+                # Other ranks may still need the store, which lives in this process.
+                next_instruction(channel, reporter)
+            code = 0
+    except BaseException:
+        # A bug of this library must not look like the test's error. The report quotes the rank's log.
+        traceback.print_exc()
+    finally:
+        os._exit(code)
+
+
+def rank_reporter(start: RankStart, channel: socket.socket) -> Reporter:
+    """Return the reporter of a rank that is a process."""
+    board = PhaseBoard(start.board_fd, start.request.size)
+    reporter = Reporter(FrameWriter(channel), board, start.rank, fit=LongTexts(start.request.directory, start.rank).fit)
+    reporter.runner = RunnerClient(channel)
+    return reporter
+
+
+def own_channel(start: RankStart) -> socket.socket:
+    """Return the rank's end of its channel, moved to the lowest free descriptor.
+
+    The kernel closes a dying process's descriptors in ascending order. So the runner sees that this end is closed
+    before any peer sees a closed gloo connection.
+    """
+    channel = socket.socket(fileno=os.dup(start.channel_fd))
+    os.close(start.channel_fd)
+    return channel
+
+
+def next_instruction(channel: socket.socket, reporter: Reporter) -> Instruction | None:
+    """Wait for the runner's next instruction.
+
+    Returns:
+        The instruction; None if the runner is gone or has sent unreadable bytes. The rank reports unreadable bytes.
+    """
+    try:
+        received = wire.receive(channel, INSTRUCTIONS)
+    except MessageError as error:
+        # The next case cannot begin on this rank. The test is not at fault.
+        reporter.never_started(error)
+        return None
+    return None if received is None else received[0]
+
+
+def _services(start: RankStart, reporter: Reporter) -> RankServices | None:
+    try:
+        services = RankServices(ServedRank(start, reporter))
+    except BaseException as error:
+        reporter.never_started(error)
+        return None
+    return services
+
+
+def _run(
+    start: RankStart, reporter: Reporter, channel: socket.socket, context: RankContext, services: RankServices
+) -> None:
+    try:
+        enter_place(start)
+        become_rank_process(start)
+        services.start()
+        os.environ.update(start.request.layout.rank_env(start.rank))
+        front_end = context.front_end(start.request.body)
+    except BaseException as error:
+        reporter.never_started(error)
+        return
+    run_world(start, reporter, channel, front_end, services)
+
+
+def run_world(
+    start: RankStart,
+    reporter: Reporter,
+    channel: socket.socket,
+    front_end: RankFrontEnd,
+    services: RankServices,
+) -> None:
+    """Run the cases of a world in a process that already is its rank, and report every outcome to the runner.
+
+    Args:
+        start: What the rank was started with.
+        reporter: Sends the outcomes.
+        channel: Brings the instructions.
+        front_end: Runs the cases.
+        services: Those of add-ons, which have started.
+    """
+    reporter.ready()
+    with _reporting(reporter):
+        front_end.open(start, reporter)
+        spare_dtensor()
+        _run_cases(
+            start,
+            reporter,
+            channel,
+            front_end,
+            services,
+        )
+
+
+def _run_cases(
+    start: RankStart,
+    reporter: Reporter,
+    channel: socket.socket,
+    front_end: RankFrontEnd,
+    services: RankServices,
+) -> None:
+    body = start.request.body
+    while True:
+        reporter.begin_case()
+        with _reporting(reporter):
+            services.case_begin(body)
+            front_end.run(body, reporter)
+            if not (reporter.is_forked or reporter.failed):
+                finish_device_work()
+                services.case_end(body)
+        if reporter.is_forked:
+            os._exit(FAILED_EXIT_CODE if reporter.failed else 0)
+        reporter.case_over()
+        if reporter.failed or (instruction := next_instruction(channel, reporter)) is None:
+            return
+        if not isinstance(instruction, NextCase):
+            break
+        body = instruction.body
+    reporter.phase("destroy")
+    front_end.finish()
+
+
+@contextlib.contextmanager
+def _reporting(reporter: Reporter) -> Iterator[None]:
+    try:
+        yield
+    except BaseException as error:
+        reporter.ended_by(error)
+
+
+def take_over(request: WorldRequest) -> None:
+    """Take over the directory, environment and limits that the runner had when it asked for the world.
+
+    The fork server does this before it forks the ranks, so that no rank has to do it and pay for copied pages.
+
+    Raises:
+        OSError: If the working directory is gone.
+    """
+    # Python caches the first answer, which was the runner's.
+    tempfile.tempdir = None
+    os.umask(request.umask)
+    os.chdir(request.cwd)
+    become(world_env(request.env, request.layout, request.store_port))
+    if request.threads and (torch := sys.modules.get("torch")) is not None:
+        # torch read the environment variable when it was loaded; now only a call changes the number.
+        torch.set_num_threads(request.threads)
+
+
+def enter_place(start: RankStart) -> None:
+    """Move this process into the place of its rank, if an add-on has made one. It must have one thread.
+
+    Raises:
+        OSError: If the kernel refuses.
+    """
+    if start.place_fds:
+        add_on = add_on_named(start.request.place, f"rank {start.rank}")
+        with blaming(add_on.name, "the entry into its place"):
+            add_on.load("place").enter(start)
+        # The kernel forgets the parent's death signal when a process joins a user namespace.
+        die_with_parent(start.fork_server_pid)
+
+
+def become_rank_process(start: RankStart) -> None:
+    """Give this process a rank's signal handlers, output, breakpoint hook and stack dumps."""
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    redirect_output(os.path.join(start.request.directory, log_name(start.rank)))
+    set_breakpoint_hook(start.rank, start.request.debug_rank)
+    if start.rank == start.request.debug_rank:
+        take_terminal()
+    answer_with_stacks(start.stacks_fd)
+    print_native_stacks()
+    if (torch := sys.modules.get("torch")) is not None:
+        # A pool of native threads does not survive the fork. torch replaces it at its first use, without a lock: a
+        # first use by several threads at once would abort the process.
+        torch.set_num_threads(torch.get_num_threads())

@@ -1,0 +1,68 @@
+"""Gives one rank the terminal for a debugger, and keeps the other ranks from asking for it."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable
+from typing import Any
+
+from dist_testing.core.ground.errors import UsageError
+
+# The terminal that the run was started from, even if its output goes elsewhere.
+TERMINAL = "/dev/tty"
+
+# The command that a user types before --dist-debug-rank.
+_command = ["pytest"]
+
+
+def debug_by(command: str) -> None:
+    """Set the command that error texts propose to run these tests in a terminal. Default: "pytest"."""
+    _command[:] = [command]
+
+
+def take_terminal() -> None:
+    """Make the terminal this rank's input and output.
+
+    Raises:
+        OSError: If the run has no terminal.
+    """
+    terminal = os.open(TERMINAL, os.O_RDWR)
+    for fd in range(3):
+        os.dup2(terminal, fd)
+    os.close(terminal)
+
+
+def set_breakpoint_hook(rank: int, debug_rank: int | None) -> Callable[[], None]:
+    """Set what `breakpoint()` and `pdb.set_trace()` do on a rank.
+
+    The debugged rank enters the debugger. The other ranks then ignore the call, and run on until they wait for the
+    debugged rank. If no rank is debugged, the call fails, because a prompt without a terminal waits forever.
+
+    Returns:
+        A function that restores the previous hooks.
+    """
+    if rank == debug_rank:
+        return lambda: None
+
+    def hook(*_: Any, **__: Any) -> None:
+        if debug_rank is None:
+            raise UsageError(
+                f"breakpoint() on rank {rank}, which has no terminal.\n"
+                "The ranks of a world run at the same time, and only one of them can have the terminal.\n"
+                f"Let the library start the ranks, and choose one: {_command[0]} --dist-debug-rank={rank}"
+            )
+
+    # pytest, which loads pdb, has replaced pdb.set_trace.
+    pdb: Any = sys.modules.get("pdb")
+    before = sys.breakpointhook, getattr(pdb, "set_trace", None)
+    sys.breakpointhook = hook
+    if pdb is not None:
+        pdb.set_trace = hook
+
+    def undo() -> None:
+        sys.breakpointhook = before[0]
+        if pdb is not None:
+            pdb.set_trace = before[1]
+
+    return undo

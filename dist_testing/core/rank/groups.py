@@ -1,0 +1,43 @@
+"""Ends a rank's process groups."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from dist_testing.core.ground.backends import all_declared
+
+# torch's name of the backend of a group that was made without one.
+_NOT_NAMED = "undefined"
+
+
+def destroy_groups() -> None:
+    """Destroy the groups of this rank, whose process goes on. Call it when all ranks have passed."""
+    import torch.distributed as dist
+
+    if dist.is_available() and dist.is_initialized():
+        dist.destroy_process_group()
+
+
+def end_groups() -> None:
+    """Destroy those groups of this rank that do not end with its process. Call it when no rank uses them."""
+    import torch.distributed as dist
+
+    if not dist.is_available() or not dist.is_initialized():
+        return
+    # Some backends, NCCL above all, hold things that have to be given back in order.
+    in_use = backends_in_use(dist.distributed_c10d)
+    if not all(all_declared(name, lambda backend: backend.ends_with_process) for name in in_use):
+        dist.destroy_process_group()
+
+
+def backends_in_use(c10d: Any) -> set[str]:
+    """Return torch's backend string of each group of this process, such as "nccl" or "cpu:gloo,cuda:nccl".
+
+    Args:
+        c10d: The module `torch.distributed.distributed_c10d`.
+    """
+    # There is no public list of groups. A group that was made without a name of a backend is "undefined" here, and its
+    # backends are in its configuration.
+    configured = c10d._world.pg_backend_config
+    groups = list(c10d._world.pg_map.items())
+    return {str(configured.get(group, backend) if backend == _NOT_NAMED else backend) for group, (backend, _) in groups}

@@ -1,0 +1,106 @@
+"""A rank's `World`, with the methods that only the library calls."""
+
+from __future__ import annotations
+
+import importlib
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from dist_testing.core.ground.world import NoRunner, World
+from dist_testing.core.rank.groups import end_groups
+
+if TYPE_CHECKING:
+    from torch._C._distributed_c10d import Store
+
+    from dist_testing.core.process.messages import RankStart, WorldRequest
+    from dist_testing.core.rank.runner_client import RunnerClient
+
+# Share of a GPU's memory that all ranks on it may allocate. Each rank's context takes some hundred MiB more.
+_SHARED_MEMORY = 0.8
+
+
+class RankWorld(World):
+    """The world that a rank's front end prepares once and gives to one case after the other."""
+
+    # Whether the ranks run several cases.
+    _is_reused = False
+
+    @classmethod
+    def of(
+        cls, start: RankStart, store: Store | None = None, cases: int = 0, runner: RunnerClient | None = None
+    ) -> RankWorld:
+        """Return the world that a rank was started for. `cases` counts the cases that this process has run before.
+
+        The ranks share the given store, or the one at the world's port. `runner` asks the runner; None if it
+        cannot be asked.
+        """
+        request = start.request
+        world = cls(
+            start.rank,
+            request.layout,
+            request.settings,
+            directory=Path(request.directory),
+            store_port=request.store_port,
+            store_fd=start.store_fd,
+            store=store,
+            cases=cases,
+            runner=runner or _refusal(request),
+        )
+        world._is_reused = request.pool and request.store_port > 0
+        return world
+
+    @property
+    def pytest_tmp_path(self) -> Path:
+        """The folder of pytest's `tmp_path` fixtures on this rank. Their first use makes it."""
+        return self._directory / f"tmp-{self._cases}-pytest-{self.rank}"
+
+    def prepare(self) -> None:
+        """Set the device, start the store, and make the default group if wanted. Call it before the first case."""
+        if self._settings.register_module:
+            importlib.import_module(self._settings.register_module)
+        if self._settings.device != "cpu":
+            import torch
+
+            module = torch.get_device_module(self._settings.device)
+            module.set_device(self.device)
+            if self._settings.ranks_per_gpu > 1:
+                # One rank must not take the memory of the others.
+                module.set_per_process_memory_fraction(_SHARED_MEMORY / self._settings.ranks_per_gpu, self.device)
+        if self._store_fd is not None:
+            # Serve at once, because another rank or env:// in test code may need the store first.
+            _ = self.store
+        if self._settings.init:
+            import torch.distributed as dist
+
+            dist.init_process_group(
+                self.backend,
+                store=self.store,
+                rank=self.rank,
+                world_size=self.size,
+                timeout=self._timeout,
+                device_id=self.device if self._settings.binds_device else None,
+            )
+
+        if self._is_reused:
+            # A connection that a rank makes to the store later would look as if the running test had left it open.
+            self.barrier()
+
+    def begin_case(self) -> None:
+        """Give the next case its own folders."""
+        self._cases += 1
+
+    def finish(self) -> None:
+        """End the remaining groups. Call it when every rank has passed."""
+        end_groups()
+
+
+def _refusal(request: WorldRequest) -> NoRunner:
+    if request.together:
+        return NoRunner(
+            "The ranks are threads of one process, so no rank can be killed, stopped or cut off alone.",
+            'Set isolation="fork", with a backend that supports it.',
+        )
+    return NoRunner(
+        "A launcher such as torchrun or srun has started these ranks, and it ends all of them when one ends.",
+        "Let the library start the ranks: run the test by plain pytest, or as a Bazel target.",
+    )

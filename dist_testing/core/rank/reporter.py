@@ -1,0 +1,228 @@
+"""Reports a rank's phases and outcomes to the runner as soon as they are known."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import socket
+import traceback
+import unittest
+import warnings
+from collections.abc import Callable, Sequence
+from typing import Protocol
+
+from dist_testing.core.ground.error_text import format_error, message_of, shorten, summarise
+from dist_testing.core.ground.outcomes import Kind
+from dist_testing.core.ground.skips import skip_for_exit_code
+from dist_testing.core.process import wire
+from dist_testing.core.process.rank_messages import (
+    RANK_MESSAGES,
+    Done,
+    EndSession,
+    Extra,
+    Importing,
+    RankMessage,
+    RankReport,
+    Ready,
+    Warned,
+)
+from dist_testing.core.rank.collateral import collateral
+from dist_testing.core.rank.runner_client import RunnerClient
+
+# The file of torch's collectives.
+_COLLECTIVES = os.path.join("torch", "distributed", "distributed_c10d.py")
+# Distinct warnings that a rank sends per case. The runner keeps no more.
+_MAX_WARNINGS = 100
+
+
+def _operation(error: BaseException) -> str:
+    """Return the public operation of torch.distributed, such as a collective, that raised the error; "" if none."""
+    for frame in traceback.extract_tb(error.__traceback__):
+        if frame.filename.endswith(_COLLECTIVES) and not frame.name.startswith("_"):
+            return frame.name
+    return ""
+
+
+class Frames(Protocol):
+    """Takes a rank's messages: a `FrameWriter`, or the runner itself if the rank is one of its threads."""
+
+    def send(self, message: RankMessage) -> None:
+        """Send one message."""
+
+
+class Board(Protocol):
+    """Takes a rank's phases: a `PhaseBoard`, or the runner itself."""
+
+    def write(self, rank: int, phase: str) -> None:
+        """Rank `rank` is now doing `phase`; "" if it is done with the last one."""
+
+
+class FrameWriter:
+    """The rank's end of its channel. `send` blocks until the runner has room, and the runner always reads."""
+
+    def __init__(self, channel: socket.socket) -> None:
+        self._channel = channel
+
+    def send(self, message: RankMessage) -> None:
+        """Send one message. If the runner is gone, do nothing, because no process needs the message."""
+        with contextlib.suppress(BrokenPipeError, ConnectionResetError):
+            wire.send(self._channel, RANK_MESSAGES, message)
+
+
+class Reporter:
+    """Sends a front end's reports to the runner. The worst outcome counts: a later report never hides a failure."""
+
+    def __init__(
+        self,
+        frames: Frames,
+        board: Board,
+        rank: int,
+        on_failure: Callable[[BaseException], None] | None = None,
+        *,
+        fit: Callable[[str], str] = shorten,
+    ) -> None:
+        """Make the reporter of one rank.
+
+        It calls `on_failure` once, with the first failure, after its report. `fit` makes a text short enough for a
+        message.
+        """
+        self._frames = frames
+        self._board = board
+        self._rank = rank
+        self._pid = os.getpid()
+        self._phase = "start"
+        self._warned: set[Warned] = set()
+        self._has_reported = False
+        self._on_failure = on_failure
+        self._fit = fit
+        self.failed = False
+        # Classes of exceptions that the current case expects: a tuple for each of its expectations, by number.
+        self.expectations: Sequence[tuple[type, ...]] = ()
+        # The exit code that the test gave to sys.exit; None without such a call.
+        self.left_with: int | None = None
+        # Asks the runner; None on a rank that cannot.
+        self.runner: RunnerClient | None = None
+
+    @property
+    def is_forked(self) -> bool:
+        """Whether this process is not the rank, but a fork of it that ran beyond the end of the test that made it."""
+        return os.getpid() != self._pid
+
+    def importing(self) -> None:
+        """Report that the rank is about to import the tests, which runs test code."""
+        self.phase("import")
+        self._frames.send(Importing())
+
+    def ready(self) -> None:
+        """Report that the rank exists. Its time counts from now on."""
+        self._frames.send(Ready())
+
+    def phase(self, name: str) -> None:
+        """Set the rank's phase."""
+        self._phase = name
+        self._board.write(self._rank, name)
+
+    def begin_case(self) -> None:
+        """Note the begin of a case."""
+        if self.runner is not None:
+            self.runner.begin_case()
+
+    def case_over(self) -> None:
+        """Note the end of the case on this rank. Report a pass if nothing else was reported."""
+        if self.runner is not None:
+            self.runner.end_case()
+        # First, because the runner may read the board as soon as all ranks have reported.
+        self._board.write(self._rank, "")
+        if not self._has_reported:
+            self._send(RankReport(Kind.PASSED, self._phase))
+        self._warned = set()
+        self._has_reported = False
+
+    def skipped(self, reason: str) -> None:
+        """Report a skip by the test."""
+        self._send(RankReport(Kind.SKIPPED, self._phase, reason=shorten(reason)))
+
+    def raised(self, error: BaseException, text: str | None = None) -> None:
+        """Report a failure of the test. `text` is the formatted traceback; by default that of `error`."""
+        self.failed = True
+        self._send(
+            RankReport(
+                Kind.RAISED,
+                self._phase,
+                summary=summarise(error),
+                text=self._fit(format_error(error) if text is None else text),
+                collateral=collateral(error),
+                operation=_operation(error),
+                types=" ".join(f"{cls.__module__}.{cls.__qualname__}" for cls in type(error).__mro__),
+                expected_by=tuple(
+                    number for number, classes in enumerate(self.expectations) if isinstance(error, classes)
+                ),
+            )
+        )
+        self._tell_peers(error)
+
+    def ended_by(self, error: BaseException, text: str | None = None) -> None:
+        """Report an exception as a skip, an exit, or a failure.
+
+        `sys.exit` with a code of the skip table is a skip, because test code called it on purpose. With any other
+        code, also 0, the rank left before the end of the test.
+        """
+        if isinstance(error, unittest.SkipTest):
+            self.skipped(message_of(error))
+            return
+        if not isinstance(error, SystemExit):
+            self.raised(error, text)
+            return
+        # `sys.exit("text")` and `sys.exit(True)` exit with code 1. The system keeps the lowest byte of a code.
+        code = int(error.code or 0) & 0xFF if error.code is None or isinstance(error.code, int) else 1
+        if skip := skip_for_exit_code(code):
+            self.skipped(skip.message)
+            return
+        self.left_with = code
+        self.exited(code, summarise(error), format_error(error) if text is None else text)
+        self._tell_peers(error)
+
+    def exited(self, code: int, summary: str, text: str) -> None:
+        """Report that the rank exits before the end of the test, with an exit code from 0 to 255."""
+        self.failed = True
+        self._send(RankReport(Kind.EXITED, self._phase, exit_code=code, summary=summary, text=self._fit(text)))
+
+    def _tell_peers(self, error: BaseException) -> None:
+        if self._on_failure is not None:
+            callback, self._on_failure = self._on_failure, None
+            callback(error)
+
+    def never_started(self, error: BaseException) -> None:
+        """Report that the set-up of the rank has failed, so that no code of this test has run on it."""
+        self.failed = True
+        text = self._fit(format_error(error))
+        self._send(RankReport(Kind.NEVER_STARTED, self._phase, summary=summarise(error), text=text))
+
+    def warned(self, warning: warnings.WarningMessage) -> None:
+        """Send a warning of test code. A warning is no outcome."""
+        category = f"{warning.category.__module__}.{warning.category.__qualname__}"
+        warned = Warned(category, shorten(message_of(warning.message)), warning.filename, warning.lineno)
+        # A loop may repeat a warning in every step. The runner gets it once.
+        if not self.is_forked and warned not in self._warned and len(self._warned) < _MAX_WARNINGS:
+            self._warned.add(warned)
+            self._frames.send(warned)
+
+    def end_session(self, reason: str) -> None:
+        """Report that test code wants no further test to run. This test still has a report of its own."""
+        if not self.is_forked:
+            self._frames.send(EndSession(shorten(reason)))
+
+    def extra(self, add_on: str, payload: str) -> None:
+        """Tell the watcher of an add-on something. To ask it, use `runner`."""
+        if not self.is_forked:
+            self._frames.send(Extra(add_on, payload))
+
+    def done(self) -> None:
+        """Send the last message."""
+        self._frames.send(Done())
+
+    def _send(self, report: RankReport) -> None:
+        self._has_reported = True
+        # A fork has the rank's channel, but only the rank itself reports.
+        if not self.is_forked:
+            self._frames.send(report)

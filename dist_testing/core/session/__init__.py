@@ -1,0 +1,1 @@
+"""The session that both front ends share."""

@@ -1,0 +1,121 @@
+"""What the runner's half of a front end sends to its half on the ranks and in fresh interpreters."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from dist_testing.core.ground.codec import Family
+
+
+@dataclass(frozen=True, slots=True)
+class PytestCase:
+    """A collected item to run; the content of a `CaseBody`.
+
+    Attributes:
+        nodeid: Node id of the item.
+        next: Node id of the next item, if the ranks outlive this case: so do the fixtures that both share. Else None.
+    """
+
+    nodeid: str
+    next: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class PytestSession:
+    """How to collect the tests of the runner's session again; the state of a `Loader`.
+
+    Attributes:
+        arguments: The command line of the runner's session.
+        directory: The directory in which that session was started.
+        spec: The text of the target's spec; None without a target.
+        promised_gpus: How many GPUs the configuration says the machine has; None if it says nothing.
+    """
+
+    arguments: tuple[str, ...]
+    directory: str
+    spec: str | None
+    promised_gpus: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class ClassName:
+    """The name of a test class, by which a rank finds the class.
+
+    Attributes:
+        module: Its module.
+        qualname: Its qualified name.
+        place: For a class that its module does not hold under that name (made with `type()`, or in a function): its
+            place among the classes of that name, in the order in which they were made. Else None.
+    """
+
+    module: str
+    qualname: str
+    place: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class UnittestCase:
+    """A test method to run; the content of a `CaseBody`.
+
+    Attributes:
+        cls: Its class.
+        method: Its name.
+        tb_locals: Whether tracebacks show local variables.
+        file_name: The file for a rendezvous that torch's classes hand to `_run`; "" for none.
+        fake_pg: Whether the class asks for torch's fake group; torch's classes hand it to `_run`.
+    """
+
+    cls: ClassName
+    method: str
+    tb_locals: bool
+    file_name: str = ""
+    fake_pg: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class ProgramCase:
+    """A program to run; the content of a `CaseBody`.
+
+    Attributes:
+        path: Its file; absolute.
+        arguments: Its `sys.argv`, which begins with the name of the file as the user wrote it.
+        search_path: Its `sys.path`.
+    """
+
+    path: str
+    arguments: tuple[str, ...]
+    search_path: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class FunctionCall:
+    """A call of `dist_testing.run`; the content of a `CaseBody`.
+
+    Attributes:
+        name: Name of the function, for error texts.
+        folder: The folder that takes the values of the ranks.
+    """
+
+    name: str
+    folder: str
+
+
+@dataclass(frozen=True, slots=True)
+class MainModule:
+    """How to import the main module of the runner again; the state of a `Loader`.
+
+    Attributes:
+        name: Its name, if Python was started with `-m`; else None.
+        path: Its file, if Python was started with one; else None.
+    """
+
+    name: str | None
+    path: str | None
+
+
+PYTEST_CASES: Family[PytestCase] = Family("case of the pytest front end", 1, (PytestCase,))
+PYTEST_SESSIONS: Family[PytestSession] = Family("session of the pytest front end", 1, (PytestSession,))
+PROGRAM_CASES: Family[ProgramCase] = Family("case of the program front end", 1, (ProgramCase,))
+FUNCTION_CALLS: Family[FunctionCall] = Family("call of a function", 1, (FunctionCall,))
+UNITTEST_CASES: Family[UnittestCase] = Family("case of the unittest front end", 1, (UnittestCase,))
+MAIN_MODULES: Family[MainModule] = Family("main module of the unittest front end", 1, (MainModule,))

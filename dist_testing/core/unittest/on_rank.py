@@ -1,0 +1,214 @@
+"""Runs a unittest method on a rank."""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import random
+import sys
+import unittest
+from collections.abc import Sequence
+from types import TracebackType
+from typing import Any
+
+from dist_testing.core.ground.case import CaseBody
+from dist_testing.core.process.messages import RankStart
+from dist_testing.core.rank.bootstrap import RankFrontEnd
+from dist_testing.core.rank.groups import destroy_groups, end_groups
+from dist_testing.core.rank.rank_world import RankWorld
+from dist_testing.core.rank.reporter import Reporter
+from dist_testing.core.session.messages import UNITTEST_CASES
+from dist_testing.core.unittest.lookup import find_class
+
+# unittest leaves frames of modules with this mark out of its tracebacks.
+__unittest = True
+
+# The seed with which torch's test classes start every test.
+_SEED = 1234
+
+_ExcInfo = tuple[type[BaseException], BaseException, TracebackType] | tuple[None, None, None]
+
+
+class UnittestRankContext:
+    """The rank context under plain unittest: a rank finds a class by its name."""
+
+    def prepare(self) -> None:
+        """Load numpy's random generators, which every test seeds; the test modules are imported already."""
+        if "numpy" in sys.modules:
+            # Otherwise each rank imports it at first use.
+            importlib.import_module("numpy.random")
+
+    def front_end(self, body: CaseBody) -> UnittestRankFrontEnd:
+        """Return the only front end there is."""
+        return UnittestRankFrontEnd()
+
+    def thread_front_ends(self, body: CaseBody, world_size: int) -> Sequence[RankFrontEnd]:
+        """Never called: the engine refuses classes of processes on threads."""
+        raise NotImplementedError
+
+
+class UnittestRankFrontEnd:
+    """Runs methods of a `WorldCase` on a rank, with unittest's own rules.
+
+    `setUp` and `tearDown` run in the runner; on a rank `setUpRank` and `tearDownRank` replace them. Cleanups, sub-tests
+    and skips work as in any unittest class.
+    """
+
+    def __init__(self, *, shows_locals: bool = False) -> None:
+        # Whether tracebacks show local variables, also if the runner's result does not ask for them.
+        self._shows_locals = shows_locals
+        self._rank = -1
+        self._destroys_groups = True
+        self._is_kept = False
+        # Only where the library serves a store for the ranks.
+        self._world: RankWorld | None = None
+
+    def open(self, start: RankStart, reporter: Reporter) -> None:
+        """Make the objects that the tests of the class share; most classes share nothing."""
+        self._rank = start.rank
+        self._is_kept = start.request.pool
+        reporter.phase("init")
+        if start.request.store_port:
+            self._world = RankWorld.of(start, runner=reporter.runner)
+            self._world.prepare()
+        cls = find_class(UNITTEST_CASES.from_wire(start.request.body.content).cls)
+        cls._open_rank(start.rank, start.request.size, start.request.directory)
+
+    def run(self, body: CaseBody, reporter: Reporter) -> None:
+        """Make the instance anew and run the method."""
+        reporter.phase("setup")
+        case = UNITTEST_CASES.from_wire(body.content)
+        cls = find_class(case.cls)
+        pipe = RankPipe(reporter, exit_0_passes=cls.exit_0_passes, tb_locals=case.tb_locals or self._shows_locals)
+        try:
+            cls._run_on_rank(self._rank, case, pipe)
+        except _TestEnded:
+            pass
+        except SystemExit as error:
+            # Once the test has passed, torch's suites may end the process themselves.
+            if error.code or not pipe.has_passed:
+                raise
+        self._destroys_groups = pipe.destroys_groups
+        if self._is_kept and pipe.destroys_groups and not body.keeps_groups:
+            # The next test would not have them, if its process were its own.
+            destroy_groups()
+
+    def finish(self) -> None:
+        """Destroy the groups that the tests left."""
+        if self._destroys_groups:
+            end_groups()
+
+
+class RankPipe:
+    """The way from a test to the runner: a class's `_run` receives it and passes it on to `run_test`."""
+
+    def __init__(self, reporter: Reporter, *, exit_0_passes: bool, tb_locals: bool, seeds: bool = True) -> None:
+        self._reporter = reporter
+        # Whether `sys.exit(0)` in the test is a pass.
+        self._exit_0_passes = exit_0_passes
+        # Whether tracebacks show local variables.
+        self._tb_locals = tb_locals
+        # Whether the rank has its own random generators, which the pipe seeds for the test.
+        self._seeds = seeds
+        self.has_run = False
+        self.has_passed = False
+        self.destroys_groups = True
+        # What the test has raised on this rank, skips included.
+        self.errors: list[BaseException] = []
+
+    def run(self, test: Any, method: str) -> None:
+        """Run one method of an instance, between its `setUpRank` and `tearDownRank`, and report how it went.
+
+        Raises:
+            SystemExit: If it did not pass. The outcome has been reported; this ends the test on this rank.
+        """
+        self.has_run = True
+        self.destroys_groups = bool(getattr(test, "destroy_pg_upon_exit", True))
+        if self._seeds:
+            seed_generators()
+        # The runner judges expected failures, over all ranks. A partial does not have the mark of the method.
+        test.__unittest_expecting_failure__ = False
+        setattr(test, method, functools.partial(self._in_phase, "call", getattr(test, method)))
+        test.tearDown = functools.partial(self._in_phase, "teardown", test.tearDownRank)
+        result = _RankResult(self._reporter, self._exit_0_passes, self.errors)
+        result.tb_locals = self._tb_locals
+        test.setUp = functools.partial(self._in_phase, "setup", test.setUpRank)
+        # Not `test.run`: base classes override it for the runner.
+        unittest.TestCase.run(test, result)
+        if not result.has_passed:
+            raise _TestEnded
+        self.has_passed = True
+
+    def _in_phase(self, phase: str, function: Any) -> Any:
+        self._reporter.phase(phase)
+        return function()
+
+
+class _TestEnded(SystemExit):
+    """Skips the code that a class runs after its test. The test's outcome has been reported."""
+
+
+def seed_generators(*, is_fresh: bool = True) -> None:
+    """Seed the random generators, so that every test gets the same numbers on all ranks.
+
+    A process that runs more than this test is not fresh. Then unused devices are left out: for each call torch keeps a
+    note, for ever, to seed them at their first use.
+    """
+    random.seed(_SEED)
+    if (numpy_random := sys.modules.get("numpy.random")) is not None:
+        numpy_random.seed(_SEED)
+    if (torch := sys.modules.get("torch")) is not None:
+        if is_fresh or torch.cuda.is_initialized():
+            torch.manual_seed(_SEED)
+        else:
+            torch.default_generator.manual_seed(_SEED)
+
+
+# The class of the argument of addSubTest; it has no public name.
+_SubTest: Any = unittest.case._SubTest  # type: ignore[attr-defined]
+
+
+class _RankResult(unittest.TestResult):
+    def __init__(self, reporter: Reporter, exit_0_passes: bool, raised: list[BaseException]) -> None:
+        super().__init__()
+        self._raised = raised
+        self._reporter = reporter
+        self._exit_0_passes = exit_0_passes
+        self.has_passed = True
+
+    def addError(self, test: unittest.TestCase, err: _ExcInfo) -> None:
+        self._report(test, err)
+
+    addFailure = addError
+
+    def addSubTest(self, test: unittest.TestCase, subtest: unittest.TestCase, err: _ExcInfo | None) -> None:
+        if err is not None:
+            self._report(subtest, err)
+
+    def addSkip(self, test: unittest.TestCase, reason: str) -> None:
+        self.has_passed = False
+        self._raised.append(unittest.SkipTest(reason))
+        self._reporter.skipped(reason)
+
+    def _report(self, test: unittest.TestCase, err: _ExcInfo) -> None:
+        error = err[1]
+        assert error is not None
+        self.has_passed = False
+        if isinstance(error, pytest_skip_class()):
+            self._raised.append(unittest.SkipTest(str(error)))
+            self._reporter.skipped(str(error))
+            return
+        if self._exit_0_passes and isinstance(error, SystemExit) and not error.code:
+            return
+        self._raised.append(error)
+        # unittest's own text has no frames of unittest.
+        text: str = self._exc_info_to_string(err, test)  # type: ignore[attr-defined]  # not in typeshed
+        if isinstance(test, _SubTest):
+            text = f"{test}\n{text}"
+        self._reporter.ended_by(error, text)
+
+
+def pytest_skip_class() -> type[BaseException] | tuple[()]:
+    """Return the class of what `pytest.skip` raises, if it can have been called in this process."""
+    found = getattr(sys.modules.get("_pytest.outcomes"), "Skipped", ())
+    return found if isinstance(found, type) else ()

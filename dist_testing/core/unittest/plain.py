@@ -1,0 +1,82 @@
+"""Plain unittest: the session that is made at first use, and the loader of its tests in a fresh interpreter."""
+
+from __future__ import annotations
+
+import atexit
+import runpy
+import sys
+import types
+from typing import NoReturn
+
+from dist_testing.core.engine.engine import Engine
+from dist_testing.core.ground.backends import default_backend
+from dist_testing.core.ground.budget import Budget
+from dist_testing.core.ground.errors import UsageError
+from dist_testing.core.ground.spec import DEFAULT_WORLD_SIZE, Spec
+from dist_testing.core.launch.fresh import ThenBe
+from dist_testing.core.launch.isolation import default_isolation
+from dist_testing.core.process.messages import Loader
+from dist_testing.core.session import session
+from dist_testing.core.session.existing_world import ExistingRank, existing_rank
+from dist_testing.core.session.messages import MAIN_MODULES, MainModule
+from dist_testing.core.session.session import Session, open_session
+from dist_testing.core.unittest.on_rank import UnittestRankContext
+
+
+def current_session() -> Session:
+    """Return the current session; under plain unittest, one with the defaults of the command line."""
+    if (current := session.current_session()) is None:
+        backend = default_backend()
+        spec = Spec("", backend, (DEFAULT_WORLD_SIZE,), backend.gpus_per_rank, default_isolation(backend).name)
+        engine = Engine(spec, Budget(), UnittestRankContext(), unittest_loader())
+        atexit.register(engine.close)
+        current = Session(engine, float(backend.timeout_s), ignored_rank_info=_rank_info())
+        open_session(current)
+    return current
+
+
+def _rank_info() -> ExistingRank | None:
+    try:
+        found = existing_rank()
+    except UsageError:
+        # RANK without the other variables, or an impossible one: there is no world.
+        return None
+    return None if found is None else found[1]
+
+
+def unittest_loader() -> Loader:
+    """Return the loader for this process's tests: they are imported by name, except those of the main module."""
+    return Loader(__name__, main_module())
+
+
+def main_module() -> str:
+    """Return how a fresh interpreter imports the main module of this process: a text for `import_main`."""
+    main = sys.modules["__main__"]
+    spec = getattr(main, "__spec__", None)
+    module = MainModule(
+        name=spec.name if spec is not None else None,
+        path=getattr(main, "__file__", None) if spec is None else None,
+    )
+    return MAIN_MODULES.to_wire(module).decode()
+
+
+def load(state: str, then: ThenBe, test: str | None) -> NoReturn:
+    """Import the main module; a rank imports the module of its class when it looks for it."""
+    del test
+    import_main(state)
+    then(UnittestRankContext())
+
+
+def import_main(state: str) -> None:
+    """Import the main module as multiprocessing does: not under the name that makes it run its tests."""
+    main = MAIN_MODULES.from_wire(state)
+    if main.name is not None and not main.name.endswith("__main__"):
+        content = runpy.run_module(main.name, run_name="__mp_main__", alter_sys=True)
+    elif main.path is not None:
+        content = runpy.run_path(main.path, run_name="__mp_main__")
+    else:
+        # `python -m unittest`: its main module has no tests, and its import would start a run.
+        return
+    module = types.ModuleType("__mp_main__")
+    module.__dict__.update(content)
+    sys.modules["__main__"] = sys.modules["__mp_main__"] = module

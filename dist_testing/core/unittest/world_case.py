@@ -1,0 +1,341 @@
+"""The common base of the test classes whose methods run on the ranks of a world.
+
+In the runner: setUp, start the ranks, wait for them (in place of the method), verdict, tearDown.
+On each rank: setUpRank, the method, tearDownRank, cleanups.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import os
+import types
+import unittest
+import warnings
+from collections.abc import Callable
+from typing import Any, ClassVar, NoReturn
+
+from dist_testing.core.engine.needs import missing_need
+from dist_testing.core.engine.running_case import RunningCase
+from dist_testing.core.engine.running_world import check_world_size
+from dist_testing.core.ground.budget import MAX_TIMEOUT_S, is_timeout
+from dist_testing.core.ground.case import Case, CaseBody, CaseFailedError, CaseResult
+from dist_testing.core.ground.errors import DistTestingError, UsageError
+from dist_testing.core.ground.fault_plan import PLANNED_FAULTS
+from dist_testing.core.ground.requirement import unmet_requirement
+from dist_testing.core.launch.isolation import Isolation, Reuse, isolation_named, isolation_names
+from dist_testing.core.rank.bootstrap import FAILED_EXIT_CODE
+from dist_testing.core.session.messages import UNITTEST_CASES, UnittestCase
+from dist_testing.core.session.session import warnings_of
+from dist_testing.core.unittest.exits import declared_exits
+from dist_testing.core.unittest.lookup import class_name
+from dist_testing.core.unittest.on_rank import RankPipe
+from dist_testing.core.unittest.plain import current_session
+
+# unittest leaves frames of modules with this mark out of its tracebacks.
+__unittest = True
+# Attributes of an instance that cannot be pickled. Two are unittest's, and three replace methods.
+_OF_THE_RUN = ("_check_return_codes", "_cleanups", "_outcome", "_result", "_running", "processes", "setUp", "tearDown")
+
+
+class WorldCase(unittest.TestCase):
+    """Base of the test classes whose methods run on the ranks of a world. Not for direct use."""
+
+    # Name of the isolation, such as "fork", "spawn" or "pool"; "" for the target's or the command line's choice.
+    isolation: ClassVar[str] = ""
+    # Limit of each test in seconds; None for the target's or the command line's.
+    case_timeout_s: ClassVar[float | None] = None
+    # Whether a test fails if its ranks pass but make different collective calls; None for the command line's choice.
+    strict_collectives: ClassVar[bool | None] = None
+    # Simulated nodes that the ranks are spread over; None for the target's or the command line's number.
+    nodes: ClassVar[int | None] = None
+
+    # Whether `sys.exit(0)` in a test is a pass of that rank, as with torch's classes. Otherwise it ended too early.
+    exit_0_passes: ClassVar[bool] = False
+
+    # Whether the library serves a store for the world; torch's classes leave that to the test.
+    _with_store: ClassVar[bool] = False
+    # Members of torch's class whose work the engine does. It would not call them in a class that has them.
+    _replaced: ClassVar[tuple[str, ...]] = ()
+
+    MAIN_PROCESS_RANK: ClassVar[int] = -1
+    TEST_ERROR_EXIT_CODE: ClassVar[int] = FAILED_EXIT_CODE
+
+    def __init__(self, methodName: str = "runTest", method_name: str | None = None) -> None:
+        # The second name is torch's. Classes pass both on, in torch's order or in unittest's; one then has the default
+        # value.
+        name = methodName if method_name in (None, "runTest") else method_name
+        super().__init__(name)
+        self.rank = self.MAIN_PROCESS_RANK
+        self._running: RunningCase | None = None
+        self._shows_locals = False
+        # As unittest allows for "runTest", an instance without that method serves as a namespace only.
+        if (method := getattr(self, name, None)) is not None:
+            setattr(self, name, self.join_or_run(method))
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Return the state for pickling, as when a test passes a method to another process: without its run."""
+        kept = {name: value for name, value in vars(self).items() if name not in (*_OF_THE_RUN, self._testMethodName)}
+        return {**kept, "_cleanups": [], "_outcome": None, "_running": None}
+
+    @property
+    def is_master(self) -> bool:
+        """Whether this is rank 0."""
+        return self.rank == 0
+
+    @classmethod
+    def tearDownClass(cls) -> None:
+        """End the ranks of the class's worker pool, in the runner.
+
+        Raises:
+            AssertionError: If they did not end without errors.
+        """
+        super().tearDownClass()
+        if trouble := cls._let_ranks_go():
+            raise AssertionError(trouble)
+
+    @classmethod
+    def _let_ranks_go(cls) -> str:
+        """End the worker pool of the class; return the error text, "" if there is none."""
+        return current_session().engine.end_pool()
+
+    def setUpRank(self) -> None:
+        """Runs on every rank before the method. Does nothing by default."""
+
+    def tearDownRank(self) -> None:
+        """Runs on every rank after the method, also if the method failed. Does nothing by default."""
+
+    def run(self, result: unittest.TestResult | None = None) -> unittest.TestResult | None:
+        """Run the test, in the runner. The ranks get the result's setting for local variables in tracebacks."""
+        self._shows_locals = bool(getattr(result, "tb_locals", False))
+        return super().run(result)
+
+    def join_or_run(self, fn: Callable[[], Any]) -> Callable[[], Any]:
+        """Return the replacement of a bound test method: it waits for the ranks, or, on a rank, calls the method."""
+
+        @functools.wraps(fn)
+        def wrapper(self: WorldCase) -> Any:
+            if self.rank != self.MAIN_PROCESS_RANK:
+                return fn()
+            self._join(fn)
+            return None
+
+        # Bound, as the method was: unittest's loader would treat a plain function as a static method and call it.
+        return types.MethodType(wrapper, self)
+
+    def _join(self, fn: Callable[[], Any]) -> None:
+        """Call `_join_processes`, which classes override, and check that it has given the test a verdict."""
+        self._join_processes(fn)
+        if self._running is not None:
+            raise self._without_verdict()
+
+    def _without_verdict(self) -> UsageError:
+        return UsageError(
+            f"{self.id()}: the test has no verdict: its ranks have not been judged.\n"
+            "The class overrides _join_processes.\n"
+            "End the override with super()._join_processes(fn), or with self._check_return_codes."
+        )
+
+    def _join_processes(self, fn: Callable[[], Any]) -> None:
+        raise NotImplementedError
+
+    def _current_test_name(self) -> str:
+        return self.id().rpartition(".")[2]
+
+    def _ask_for_ranks(
+        self,
+        size: object,
+        isolation: object,
+        *,
+        lacking: str | None = None,
+        file_name: str = "",
+        fake_pg: bool = False,
+        keeps_groups: bool = False,
+        keeps_state: bool = False,
+        may_change: tuple[str, ...] = (),
+    ) -> RunningCase:
+        """Check the test and start its ranks.
+
+        Args:
+            size: World size, as the class gives it.
+            isolation: Name of the isolation, as the class gives it; "" for the target's.
+            lacking: A need that the class knows to be missing; None if there is none.
+            file_name: The file that the ranks share for a rendezvous; "" for none.
+            fake_pg: Whether the class asks for torch's fake group.
+            keeps_groups: Whether the test may leave its groups to the next one on the same ranks.
+            keeps_state: Whether the test may leave other things than groups to the next one.
+            may_change: The state that it may leave changed, by the names of `core.ground.keepable.KEEPABLE`.
+
+        Raises:
+            UsageError: If an attribute of the class is impossible, or the world is larger than declared.
+            PromiseError: If hardware is missing that the run promises or requires.
+            unittest.SkipTest: If the machine lacks something else that the test needs.
+        """
+        session = current_session()
+        method = getattr(type(self), self._testMethodName, None)
+        spec = session.engine.spec
+        # Before the size is checked: a class may have as many ranks as there are GPUs, which can be 0.
+        environment = os.environ | {"WORLD_SIZE": str(size)}
+        if method and (unmet := unmet_requirement(method, environment)):
+            self._skip_or_fail(unmet, max(spec.world_sizes))
+        session.check_not_attached(self.id())
+        world_size, timeout_s, how = self._checked(method, size, isolation)
+        strict_calls = session.is_strict(self._checked_strict())
+        nodes = spec.nodes if self.nodes is None else self.nodes
+        if missing := missing_need(spec, world_size, nodes) or lacking:
+            self._skip_or_fail(missing, world_size)
+        cls = type(self)
+        content = UnittestCase(class_name(cls), self._testMethodName, self._shows_locals, file_name, fake_pg)
+        case = Case(
+            name=self.id(),
+            world_size=world_size,
+            body=CaseBody(
+                "unittest",
+                UNITTEST_CASES.to_wire(content).decode(),
+                keeps_state=keeps_state,
+                keeps_groups=keeps_groups,
+                strict_calls=strict_calls,
+                may_change=may_change,
+            ),
+            timeout_s=timeout_s,
+            isolation=how.name,
+            pool=f"{cls.__module__}.{cls.__qualname__}" if how.reuse is Reuse.RANKS else "",
+            init=False,
+            with_store=self._with_store,
+            expected_exits=declared_exits(method) if method else {},
+            faults=getattr(method, PLANNED_FAULTS, ()),
+            nodes=nodes,
+        )
+        self._running = running = session.engine.start(case)
+        # The ranks never outlive the test, even if setUp fails after this, or the method does not run.
+        self.addCleanup(self._stop_ranks)
+        return running
+
+    def _skip_or_fail(self, missing: str, world_size: int) -> NoReturn:
+        """Skip the test for something missing; fail if it is hardware that is promised, or that may not be missing."""
+        if (error := current_session().promise_error(self.id(), missing, world_size)) is not None:
+            self._expect_no_failure()
+            raise error
+        self.skipTest(missing)
+
+    def _wait_for_ranks(self) -> CaseResult:
+        running, self._running = self._running, None
+        assert running is not None
+        result = current_session().engine.finish(running)
+        with warnings.catch_warnings():
+            # The ranks have applied the filters. Here they could turn a warning into an error, in place of the verdict.
+            warnings.simplefilter("always")
+            for warning in warnings_of(result):
+                warnings.warn_explicit(str(warning.message), warning.category, warning.filename, warning.lineno)
+        return result
+
+    def _stop_ranks(self) -> None:
+        if self._running is not None:
+            running, self._running = self._running, None
+            current_session().engine.abandon(running)
+
+    def _judge(self, result: CaseResult) -> None:
+        """Report the ranks' verdict to unittest; see `Session.judge`."""
+        try:
+            current_session().judge(result)
+        except CaseFailedError:
+            self._expect_nothing_but_failures(result)
+            raise
+
+    def _expect_nothing_but_failures(self, result: CaseResult) -> None:
+        # `expectedFailure` means an exception in the method. A crash, a hang or a broken machine is never expected,
+        # nor, for unittest, a failure around the method.
+        if not (result.has_only_raised and all(failure.phase == "call" for failure in result.failures)):
+            self._expect_no_failure()
+
+    def _expect_no_failure(self) -> None:
+        if (outcome := self._outcome) is not None:  # type: ignore[attr-defined]  # unittest's own, not in typeshed
+            outcome.expecting_failure = False
+
+    def _checked(self, method: object, size: object, isolation: object) -> tuple[int, float, Isolation]:
+        """Return the world size, the limit in seconds and the isolation of a test.
+
+        Raises:
+            UsageError: If one of them is impossible, the world is larger than declared, or the method cannot run on
+                ranks.
+        """
+        try:
+            self._check_members()
+            self._check_method(method)
+            return self._checked_size(size), self._checked_timeout(), self._checked_isolation(isolation)
+        except DistTestingError as error:
+            # The text is for the user; a traceback through this library does not help.
+            raise error.with_traceback(None) from None
+
+    def _checked_size(self, size: object) -> int:
+        # torch's suites also give it as a text.
+        if isinstance(size, str) and size.isascii() and size.isdecimal():
+            size = int(size)
+        world_size = check_world_size(self.id(), size)
+        current_session().check_declared(self.id(), world_size)
+        return world_size
+
+    def _checked_timeout(self) -> float:
+        value: object = self.case_timeout_s if self.case_timeout_s is not None else current_session().timeout_s
+        if not is_timeout(value):
+            raise self._wrong("case_timeout_s", value, f"a number of seconds above 0, up to {MAX_TIMEOUT_S}")
+        assert isinstance(value, int | float)
+        return float(value)
+
+    def _checked_strict(self) -> bool | None:
+        value: object = self.strict_collectives
+        if value is not None and not isinstance(value, bool):
+            raise self._wrong("strict_collectives", value, "True, False or None")
+        return value
+
+    def _checked_isolation(self, name: object) -> Isolation:
+        name = name or current_session().engine.spec.isolation
+        if name not in isolation_names():
+            raise self._wrong("isolation", name, f"one of {', '.join(isolation_names())}")
+        isolation = isolation_named(str(name))
+        if isolation.in_process:
+            raise UsageError(
+                f'{self.id()}: isolation = "{isolation.name}" for a class whose ranks are processes.\n'
+                "The class, the target or the command line sets this isolation, whose ranks are threads.\n"
+                "Derive the class from MultiThreadedTestCase, or run it with another isolation."
+            )
+        return isolation
+
+    def _check_members(self) -> None:
+        if found := next((name for name in self._replaced if hasattr(self, name)), None):
+            raise UsageError(
+                f"{self.id()}: the class has a method {found}, which the library would never call.\n"
+                "torch's class starts its ranks and talks to them by this method; here the engine does that.\n"
+                "Put code for the ranks into setUpRank and tearDownRank; docs/torch_names.md has the members that work."
+            )
+
+    def _check_method(self, method: object) -> None:
+        is_coroutine = inspect.iscoroutinefunction(method) or inspect.isasyncgenfunction(method)
+        if is_coroutine or inspect.isgeneratorfunction(method):
+            kind = "an async def" if is_coroutine else "a generator"
+            raise UsageError(
+                f"{self.id()}: the test method is {kind}.\n"
+                "A rank only calls the method, and such a call does not run its body.\n"
+                "Make it a plain method; asyncio.run() in it runs a coroutine."
+            )
+
+    def _wrong(self, name: str, value: object, expected: str) -> UsageError:
+        return UsageError(
+            f"{self.id()}: {name} = {value!r}; expected {expected}.\n"
+            "It comes from an attribute or a property of the class.\n"
+            "Correct it in the class."
+        )
+
+    @classmethod
+    def _open_rank(cls, rank: int, world_size: int, directory: str) -> None:
+        """Make, once per rank, the objects that the tests of this class share. All ranks share the `directory`."""
+
+    @classmethod
+    def _run_on_rank(cls, rank: int, case: UnittestCase, pipe: RankPipe) -> None:
+        """On a rank: make an instance and have it run its method by the pipe."""
+        raise NotImplementedError
+
+
+def default_world_size() -> int:
+    """Return the world size of a class that sets none: the target's, the command line's or torchrun's; else 4."""
+    return max(current_session().engine.spec.world_sizes)

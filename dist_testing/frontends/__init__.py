@@ -1,1 +1,0 @@
-"""The front ends: pytest and unittest, and what a test file imports from them."""

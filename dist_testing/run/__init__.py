@@ -1,0 +1,1 @@
+"""Runs a function (`dist_testing.run`) or a script on ranks."""

@@ -1,0 +1,199 @@
+"""The function `dist_testing.run`: calls a function on every rank of a fresh world, from any program."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import os
+import unittest
+from collections.abc import Callable, Mapping
+from typing import Any, TypeVar
+
+from dist_testing.core.engine.needs import Lack, missing_need
+from dist_testing.core.events.cases import RankOutput
+from dist_testing.core.ground.backends import Backend, backend_named, default_backend
+from dist_testing.core.ground.budget import MAX_TIMEOUT_S, is_timeout
+from dist_testing.core.ground.case import RunFailedError
+from dist_testing.core.ground.errors import UsageError
+from dist_testing.core.ground.layout import check_node_count
+from dist_testing.core.ground.spec import DEFAULT_WORLD_SIZE, Spec, check_world_size
+from dist_testing.core.launch.clean import unshareable_reasons
+from dist_testing.core.launch.isolation import FORK, Reuse, default_isolation, isolation_named, isolation_names
+from dist_testing.core.session.session import Session, current_session
+from dist_testing.run.call.world import CallWorld
+from dist_testing.threaded.members import current_member
+
+# unittest leaves frames of modules with this mark out of its tracebacks.
+__unittest = True
+
+_Value = TypeVar("_Value")
+_EXAMPLE = "Write dist_testing.run(train, world_size=4, args=(0.1,)), for example."
+
+
+def run(
+    fn: Callable[..., _Value],
+    world_size: int = DEFAULT_WORLD_SIZE,
+    args: tuple[Any, ...] = (),
+    kwargs: Mapping[str, Any] | None = None,
+    backend: str | None = None,
+    *,
+    nodes: int = 1,
+    timeout: float | None = None,
+    isolation: str | None = None,
+) -> list[_Value]:
+    """Call `fn(*args, **kwargs)` on every rank of a fresh world, and return what each rank has returned.
+
+    It works in scripts, notebooks, tests and threads. Each rank has a default process group, and the variables that
+    torchrun sets. Ranks are forked from this process as it is at the call, so `fn` may be a lambda, a closure or a
+    function of a notebook's cell, and sees the values that this process has now. A lock that another thread holds at
+    that moment stays locked on the ranks. What the ranks print appears with the rank before each line.
+
+    Args:
+        fn: The function. It finds its rank with `torch.distributed.get_rank()`.
+        world_size: Number of ranks.
+        args: Its arguments, the same on all ranks. They are not copied before the fork.
+        kwargs: Its keyword arguments; None for none.
+        backend: Name of a declared backend; None for that of the target or the command line in a test, else "gloo".
+        nodes: Number of simulated nodes that the ranks are spread over.
+        timeout: Limit in seconds; None for that of the target or the command line in a test, else for that of the
+            backend, which is 300 for gloo.
+        isolation: "fork"; "spawn" for a fresh interpreter for each rank, which finds `fn` by its name and gets the
+            arguments by pickle; "thread" for ranks that are threads of one process, with backend "threaded". None for
+            the one that fits the backend.
+
+    Returns:
+        One value for each rank, by rank. Values come back as data, never by unpickling: tensors (on the CPU), numbers,
+        strings, bytes, None, and lists, tuples, dicts and sets of them.
+
+    Raises:
+        RunFailedError: If a rank fails; it names the culprit, its phase, its traceback and the victims.
+        unittest.SkipTest: If all ranks skip for the same reason, or in a test if the machine lacks GPUs.
+        UsageError: If an argument is impossible, this process is a rank, or it has state that ranks cannot share.
+    """
+    # pytest leaves out the frame.
+    __tracebackhide__ = True
+    name = f"{getattr(fn, '__module__', '')}.{getattr(fn, '__qualname__', repr(fn))}"
+    subject = f"run({name})"
+    _check(subject, fn, args, kwargs, timeout)
+    check_world_size(subject, world_size, _EXAMPLE)
+    check_node_count(subject, nodes)
+    _check_no_rank(subject)
+    session = current_session()
+    spec = call_spec(subject, session, world_size, backend, isolation)
+    way = isolation_named(spec.isolation)
+    if not way.fresh_interpreter and (reasons := unshareable_reasons()):
+        raise UsageError(
+            f"{subject}: ranks cannot be forked from this process: {'; '.join(reasons)}.\n"
+            "A forked process can use neither the GPU contexts nor the process groups of its parent.\n"
+            'Call run() before; in a notebook, restart the kernel. Or use isolation="spawn" and a function of a module.'
+        )
+    _check_hardware(subject, session, spec, world_size, nodes)
+    call = functools.partial(fn, *args, **(kwargs or {}))
+    timeout_s = None if timeout is None else float(timeout)
+    with CallWorld(call, name, world_size, spec, nodes=nodes, timeout_s=timeout_s, show=_show) as world:
+        result = world.run()
+        world.judge(result, RunFailedError)
+        return world.values(result)
+
+
+def _show(event: RankOutput) -> None:
+    print(f"[rank {event.rank}] {event.line}", flush=True)
+
+
+def _check(subject: str, fn: object, args: object, kwargs: object, timeout: object) -> None:
+    for name, value, expected, is_right in (
+        ("fn", fn, "a function", callable(fn)),
+        ("args", args, "a tuple", isinstance(args, tuple)),
+        (
+            "kwargs",
+            kwargs,
+            "a dict with names as keys",
+            kwargs is None or (isinstance(kwargs, Mapping) and all(isinstance(key, str) for key in kwargs)),
+        ),
+        (
+            "timeout",
+            timeout,
+            f"a number of seconds above 0, up to {MAX_TIMEOUT_S}",
+            timeout is None or is_timeout(timeout),
+        ),
+    ):
+        if not is_right:
+            raise UsageError(
+                f"{subject} with {name} = {value!r:.200}; expected {expected}.\n"
+                "Its arguments are fn, world_size, args, kwargs, backend, nodes, timeout and isolation.\n"
+                f"{_EXAMPLE}"
+            )
+
+
+def _check_no_rank(subject: str) -> None:
+    """Refuse a world inside a rank.
+
+    Raises:
+        UsageError: If this process is a rank, or this thread.
+    """
+    rank: object = os.environ.get("RANK")
+    if (member := current_member()) is not None:
+        rank = member.rank
+    if rank is not None:
+        raise UsageError(
+            f"{subject} was called on rank {rank} of a world.\n"
+            "Each rank would make a world of its own. A script whose isolation is spawn also comes here if its main "
+            "part is not below `if __name__ == '__main__':`.\n"
+            "Call run() where no world exists yet; if no launcher has started this process, unset RANK."
+        )
+
+
+def call_spec(subject: str, session: Session | None, size: int, backend: str | None, isolation: str | None) -> Spec:
+    """Return what the call asks for: what it says itself, then what the target or the command line says.
+
+    Raises:
+        UsageError: If a name does not exist, or the world is larger than the target declares.
+    """
+    for argument, value in (("backend", backend), ("isolation", isolation)):
+        if value is not None and not isinstance(value, str):
+            raise UsageError(
+                f"{subject} with {argument} = {value!r}; expected a name.\n"
+                f'Backends have names such as "gloo"; the isolations are {", ".join(isolation_names())}.\n'
+                f"{_EXAMPLE}"
+            )
+    if session is not None:
+        session.check_declared(subject, size)
+    chosen: Backend
+    if backend is not None:
+        chosen = backend_named(backend)
+    else:
+        chosen = session.engine.spec.backend if session is not None else default_backend()
+    way = default_isolation(chosen) if isolation is None else isolation_named(isolation)
+    if way.reuse is Reuse.RANKS:
+        raise UsageError(
+            f'{subject} with isolation = "{way.name}".\n'
+            "A worker pool keeps its ranks for the next test, and the ranks of a call end with it.\n"
+            f'Use isolation="{FORK.name}", which is the default.'
+        )
+    if session is None:
+        return Spec("", chosen, (size,), chosen.gpus_per_rank, way.name)
+    spec = session.engine.spec
+    gpus = spec.gpus_per_rank if chosen == spec.backend else chosen.gpus_per_rank
+    return dataclasses.replace(spec, backend=chosen, gpus_per_rank=gpus, isolation=way.name)
+
+
+def _check_hardware(subject: str, session: Session | None, spec: Spec, size: int, nodes: int) -> None:
+    """Refuse a world that the machine cannot make.
+
+    Raises:
+        PromiseError: If the configuration promises the hardware.
+        unittest.SkipTest: In a test.
+        UsageError: In any other program.
+    """
+    if not (missing := missing_need(spec, size, nodes)):
+        return
+    if session is None:
+        way_out = missing.way_out if isinstance(missing, Lack) else ""
+        raise UsageError(
+            f"{subject}: the world cannot run on this machine: {missing}\n"
+            f"It asks for {size} rank(s) of backend {spec.backend.name} on {nodes} node(s).\n"
+            f"{way_out or 'Use a machine that has what is missing, or another backend.'}"
+        )
+    if (refused := session.promise_error(subject, missing, size)) is not None:
+        raise refused
+    raise unittest.SkipTest(missing)

@@ -1,0 +1,189 @@
+"""The world of one call: an engine of its own, whose ranks are forked from this process as it is at the call."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import functools
+import os
+import sys
+import tempfile
+import threading
+from collections.abc import Callable
+from typing import Any
+
+from dist_testing.core.engine.engine import Engine
+from dist_testing.core.engine.running_case import RunningCase
+from dist_testing.core.events.cases import RankOutput
+from dist_testing.core.ground.budget import Budget
+from dist_testing.core.ground.case import Case, CaseBody, CaseFailedError, CaseResult, RunFailedError
+from dist_testing.core.ground.error_text import summarise
+from dist_testing.core.ground.errors import UsageError
+from dist_testing.core.ground.spec import Spec
+from dist_testing.core.launch.isolation import FORK, Reuse, isolation_named
+from dist_testing.core.session.messages import FUNCTION_CALLS, FunctionCall
+from dist_testing.core.session.session import Session, current_session
+from dist_testing.core.unittest.plain import main_module
+from dist_testing.run.call.on_rank import CallRankContext, call_loader, write_call
+from dist_testing.run.call.values import read_value
+
+# unittest leaves frames of modules with this mark out of its tracebacks.
+__unittest = True
+
+# A process starts one world at a time: a fork of one call must not inherit the files of another that is being made.
+_one_call = threading.Lock()
+# The thread that holds it does not exist on the ranks, where the function may make a world of its own.
+os.register_at_fork(after_in_child=_one_call._at_fork_reinit)  # type: ignore[attr-defined]  # not in typeshed
+
+
+class CallWorld:
+    """The ranks of one call. Use it as a context manager; its end removes everything that is left."""
+
+    def __init__(
+        self,
+        call: Callable[[], Any],
+        name: str,
+        size: int,
+        spec: Spec,
+        *,
+        nodes: int = 1,
+        timeout_s: float | None = None,
+        init: bool = True,
+        with_store: bool = True,
+        show: Callable[[RankOutput], object],
+    ) -> None:
+        """Describe the world. It starts no process yet.
+
+        Args:
+            call: What each rank calls, without arguments.
+            name: Name of the function, for reports.
+            size: Number of ranks.
+            spec: Backend and isolation.
+            nodes: Number of nodes.
+            timeout_s: Limit in seconds; None for that of the session, else of the backend.
+            init: Whether the library makes the default group.
+            with_store: Whether the library serves a store at MASTER_ADDR and MASTER_PORT.
+            show: Takes each line that a rank prints.
+        """
+        way = isolation_named(spec.isolation)
+        session = current_session()
+        self._pause = session.pause_limit if session is not None else contextlib.nullcontext
+        self._is_fresh = way.fresh_interpreter
+        self._call = call
+        self.engine = Engine(
+            spec,
+            session.engine.budget if session is not None else Budget(),
+            CallRankContext(None if self._is_fresh else call),
+            call_loader(main_module()),
+            keeps_state=not self._is_fresh,
+        )
+        self.engine.events.subscribe(show, RankOutput, name="the ranks' output")
+        limit_s = session.timeout_s if session is not None else float(spec.backend.timeout_s)
+        self._session = Session(self.engine, limit_s)
+        if session is not None:
+            self._session.reports = session.reports
+            self.engine.cases_after = session.engine.cases_after
+        self._folder = ""
+        self._case = Case(
+            name=name,
+            world_size=size,
+            body=CaseBody("call"),
+            timeout_s=limit_s if timeout_s is None else timeout_s,
+            isolation=way.name,
+            # Threads of one process: the engine asks for a name of what they share.
+            pool=name if way.reuse is Reuse.PROCESS else "",
+            init=init,
+            with_store=with_store,
+            nodes=nodes,
+        )
+
+    def __enter__(self) -> CallWorld:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """End all processes, and remove the files."""
+        self.engine.close()
+
+    def run(self) -> CaseResult:
+        """Run the call to its end on all ranks. A second thread that calls it waits.
+
+        Raises:
+            LaunchError: If the ranks cannot be started.
+            UsageError: If the call cannot be sent to the ranks.
+        """
+        with _one_call, self._pause():
+            return self.engine.run(self._sent_case())
+
+    def start(self) -> RunningCase:
+        """Start the ranks, and return without waiting for them.
+
+        Raises:
+            LaunchError: If the ranks cannot be started.
+            UsageError: If the call cannot be sent to the ranks.
+        """
+        with _one_call:
+            return self.engine.start(self._sent_case())
+
+    def finish(self, running: RunningCase) -> CaseResult:
+        """Wait for the end of what `start` has started."""
+        with self._pause():
+            return self.engine.finish(running)
+
+    def judge(self, result: CaseResult, error: type[CaseFailedError]) -> None:
+        """Raise the error, or `unittest.SkipTest`, unless all ranks have passed."""
+        __tracebackhide__ = True
+        self._session.judge(result, error)
+
+    def values(self, result: CaseResult) -> list[Any]:
+        """Return what the ranks have returned, by rank.
+
+        Raises:
+            RunFailedError: If a value cannot be read.
+        """
+        return [self._value(result, rank) for rank in range(result.case.world_size)]
+
+    def _value(self, result: CaseResult, rank: int) -> Any:
+        try:
+            return read_value(self._folder, rank)
+        except Exception as error:
+            raise RunFailedError(
+                f"run({result.case.name}): the value of rank {rank} cannot be read: {summarise(error)}\n"
+                "The rank could read it. Its type needs something that only ranks have, such as a process group; or "
+                "the function has changed the file.\n"
+                "Return tensors, numbers, strings and containers of them.",
+                result,
+            ) from None
+
+    def _sent_case(self) -> Case:
+        name = self._case.name
+        self._folder = tempfile.mkdtemp(prefix="call-", dir=self.engine.prepare()[1].path)
+        if self._is_fresh:
+            _send(self._call, name, self._folder)
+        body = CaseBody("call", FUNCTION_CALLS.to_wire(FunctionCall(name, self._folder)).decode())
+        return dataclasses.replace(self._case, body=body)
+
+
+def _send(call: Callable[[], Any], name: str, folder: str) -> None:
+    """Write the call for fresh interpreters.
+
+    Raises:
+        UsageError: If it cannot travel.
+    """
+    function = call.func if isinstance(call, functools.partial) else call
+    if getattr(function, "__module__", "") == "__main__" and not hasattr(sys.modules["__main__"], "__file__"):
+        why = "its module is this interactive session, which has no file"
+    else:
+        try:
+            write_call(call, folder)
+            return
+        except Exception as error:
+            why = summarise(error)
+    raise UsageError(
+        f'run({name}, isolation="spawn"): the call cannot be sent to the ranks: {why}\n'
+        "Each rank is a fresh interpreter. It finds the function by the name that it has in its module, and gets the "
+        "arguments by pickle.\n"
+        f'Define the function at the level of a module, or use isolation="{FORK.name}", which needs neither.'
+    )

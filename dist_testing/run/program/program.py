@@ -1,0 +1,115 @@
+"""Describes a program, and checks its file before a rank starts."""
+
+from __future__ import annotations
+
+import ast
+import os
+import warnings
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from dist_testing.core.ground.case import CaseBody
+from dist_testing.core.ground.errors import UsageError
+from dist_testing.core.ground.fault_plan import PlannedFault
+from dist_testing.core.launch.isolation import FORK, SPAWN, Isolation
+from dist_testing.core.session.messages import PROGRAM_CASES, ProgramCase
+
+# The name of the front end in a `CaseBody`.
+FRONT_END = "program"
+# Limit of a program that has none: only the target's time ends it, or the proof that it hangs. Seconds.
+NO_LIMIT_S = 7 * 24 * 3600.0
+# Statements that only define something. A file without any other statement runs nothing.
+_DEFINITIONS = (ast.Import, ast.ImportFrom, ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef, ast.Pass)
+
+
+@dataclass(frozen=True, slots=True)
+class Program:
+    """A program and its command line.
+
+    Attributes:
+        path: Its file; absolute.
+        name: The file as the user wrote it, which is the program's `sys.argv[0]`.
+        arguments: Its other arguments.
+        search_path: Its `sys.path`.
+        expected_exits: Rank to how its process must end; a negative number is a signal.
+        timeout_s: Limit of a run in seconds.
+        faults: Faults on purpose that the runner causes.
+    """
+
+    path: str
+    name: str
+    arguments: tuple[str, ...]
+    search_path: tuple[str, ...]
+    expected_exits: Mapping[int, int] = field(default_factory=dict)
+    timeout_s: float = NO_LIMIT_S
+    faults: tuple[PlannedFault, ...] = ()
+
+    def body(self, *, strict_calls: bool) -> CaseBody:
+        """Return what the ranks run."""
+        case = ProgramCase(self.path, (self.name, *self.arguments), self.search_path)
+        return CaseBody(FRONT_END, PROGRAM_CASES.to_wire(case).decode(), strict_calls=strict_calls)
+
+
+def check_program(path: str) -> None:
+    """Check that Python can run a file.
+
+    Raises:
+        UsageError: If the file cannot be read, is no Python, or has nothing but definitions.
+    """
+    try:
+        source = Path(path).read_bytes()
+    except (OSError, ValueError) as error:
+        # A null character in the path is a ValueError.
+        why = error.strerror if isinstance(error, OSError) else str(error)
+        folder = " It is a folder." if os.path.isdir(path) else ""
+        raise UsageError(
+            f"{path}: the program cannot be read: {why}.{folder}\n"
+            "Every rank runs this file as its main program.\n"
+            "Name a Python file that exists; options of the library come before it, and the program's after it."
+        ) from error
+    try:
+        with warnings.catch_warnings():
+            # The ranks print them.
+            warnings.simplefilter("ignore")
+            tree = ast.parse(source, path)
+            compile(tree, path, "exec", dont_inherit=True)
+    except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
+        where = f", line {error.lineno}" if isinstance(error, SyntaxError) and error.lineno else ""
+        what = error.msg if isinstance(error, SyntaxError) else str(error) or type(error).__name__
+        raise UsageError(
+            f"{path}{where}: the program is not Python: {what}.\n"
+            "Every rank would end with this error, so none was started.\n"
+            "Correct the file, or name another one: only Python files can be programs."
+        ) from error
+    if not any(map(_runs_something, tree.body)):
+        raise UsageError(
+            f"{path}: the program only imports and defines things, so it would pass without running anything.\n"
+            "A program is a script; tests are run by pytest or unittest, and not by a program.\n"
+            'Call its main function: `if __name__ == "__main__":`. Tests belong in `srcs`, or in a pytest command.'
+        )
+
+
+def check_isolation_of_program(name: str, isolation: Isolation) -> None:
+    """Refuse ranks that cannot run a program. `name` is the subject of the error text.
+
+    Raises:
+        UsageError: If each rank does not get a process of its own, for the program alone.
+    """
+    if isolation not in (FORK, SPAWN):
+        raise UsageError(
+            f'{name}: isolation "{isolation.name}" for a program.\n'
+            "A program needs a process of its own, which ends with it; these ranks share one, or outlive the case.\n"
+            f'Use isolation "{FORK.name}", which is the default, or "{SPAWN.name}".'
+        )
+
+
+def _runs_something(statement: ast.stmt) -> bool:
+    if isinstance(statement, _DEFINITIONS):
+        return False
+    if isinstance(statement, ast.Expr):
+        # A docstring.
+        return not isinstance(statement.value, ast.Constant)
+    if isinstance(statement, ast.Assign | ast.AnnAssign):
+        return any(isinstance(node, ast.Call) for node in ast.walk(statement))
+    return True

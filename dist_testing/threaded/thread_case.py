@@ -1,0 +1,215 @@
+"""The logic of `MultiThreadedTestCase`: each method runs on the threads of a world."""
+
+from __future__ import annotations
+
+import os
+import queue
+import threading
+from collections import ChainMap
+from collections.abc import Callable
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from dist_testing.core.ground.case import Case, CaseBody, CaseFailedError
+from dist_testing.core.ground.errors import UsageError
+from dist_testing.core.ground.requirement import unmet_requirement
+from dist_testing.core.launch.isolation import THREAD, Isolation
+from dist_testing.core.unittest.exits import declared_exits
+from dist_testing.core.unittest.plain import current_session
+from dist_testing.core.unittest.world_case import WorldCase, default_world_size
+from dist_testing.threaded import BACKEND
+from dist_testing.threaded.failed_ranks import ExcInfo, FailedRanks, check_entries
+from dist_testing.threaded.rank_threads import RankThreads, joined, this_rank
+
+if TYPE_CHECKING:
+    from torch._C._distributed_c10d import Store
+
+# unittest leaves frames of modules with this mark out of its tracebacks.
+__unittest = True
+
+
+class ThreadCase(WorldCase):
+    """Runs each test method on every rank of a fresh world; ranks are threads of the runner's own process.
+
+    The threads share module globals and class attributes with the runner. `setUp` and `tearDown` run in the runner,
+    once per test. `setUpRank` and `tearDownRank` run on every rank around the method, on the rank's own instance, and
+    call torch's names for them, `perThreadSetUp` and `perThreadTearDown`. The default group exists from before
+    `setUpRank` until after the rank's cleanups. The ranks start when the method begins, also without a call of
+    `_spawn_threads`.
+
+    A thread cannot be killed: a rank that hangs past the deadline fails its test, and its thread stays as a daemon. A
+    crash ends the runner. Where that is not acceptable, use `@pytest.mark.distributed(isolation="thread")`.
+
+    Attributes:
+        rank: This rank; `MAIN_THREAD_RANK` (-1) in the runner.
+        threads: In the runner, a handle of each rank; empty before `_spawn_threads`. A class may put threads into it
+            that it starts itself; the ranks of the library then do not run.
+        global_store: A store in memory that the ranks of the running test share.
+        exception_queue: For classes that run their tests themselves: pairs of a rank number and the `sys.exc_info()` of
+            an exception that the class has caught.
+    """
+
+    MAIN_THREAD_RANK: ClassVar[int] = WorldCase.MAIN_PROCESS_RANK
+    exception_queue: ClassVar[queue.Queue[tuple[int, ExcInfo]]] = queue.Queue()
+    global_store: ClassVar[Store]
+
+    def __init__(self, method_name: str = "runTest", methodName: str = "runTest") -> None:
+        super().__init__(method_name if methodName == "runTest" else methodName)
+        self.threads: list[Any] = []
+
+    @property
+    def world_size(self) -> int:
+        """Ranks of each test; a class sets an attribute or overrides this. Default: the target's size, else 4."""
+        return default_world_size()
+
+    @property
+    def _current_test_name(self) -> str:  # type: ignore[override]  # a property here and a method there, as in torch
+        return self.id().rpartition(".")[2]
+
+    def perThreadSetUp(self) -> None:
+        """Runs on every rank before the method; torch's name for `setUpRank`. Does nothing by default."""
+
+    def perThreadTearDown(self) -> None:
+        """Runs on every rank after the method; torch's name for `tearDownRank`. Does nothing by default."""
+
+    def setUpRank(self) -> None:
+        """Runs on every rank before the method: calls `perThreadSetUp`."""
+        self.perThreadSetUp()
+
+    def tearDownRank(self) -> None:
+        """Runs on every rank after the method, also if it failed: calls `perThreadTearDown`."""
+        self.perThreadTearDown()
+
+    def _spawn_threads(self) -> None:
+        """Prepare the ranks. They start when the test method begins, after the end of `setUp`.
+
+        Raises:
+            UsageError: If it was called already, the world is larger than declared, or an attribute of the class does
+                not fit threads.
+            unittest.SkipTest: If a requirement of the test is not met.
+        """
+        if self.threads:
+            raise UsageError(
+                f"{self.id()}: _spawn_threads was called twice.\n"
+                "Each test has one world.\n"
+                "Call it once, at the end of setUp, or not at all: then the ranks start when the method begins."
+            )
+        method = getattr(type(self), self._testMethodName, None)
+        world_size, timeout_s, isolation = self._checked(method, self.world_size, self.isolation)
+        environment = ChainMap({"WORLD_SIZE": str(world_size)}, os.environ)
+        if reason := method and unmet_requirement(method, environment):
+            self.skipTest(reason)
+        case = Case(self.id(), world_size, CaseBody("unittest"), timeout_s, isolation=isolation.name)
+        self.threads = RankThreads(
+            type(self),
+            self._testMethodName,
+            case,
+            tb_locals=self._shows_locals,
+            must_run=type(self).run_test_with_threaded_pg is ThreadCase.run_test_with_threaded_pg,
+        )
+
+    def _checked_isolation(self, name: object) -> Isolation:
+        if name not in ("", THREAD.name):
+            raise self._wrong("isolation", name, f'"{THREAD.name}": the ranks of this class are threads')
+        return THREAD
+
+    def _check_method(self, method: Any) -> None:
+        super()._check_method(method)
+        if method is not None and declared_exits(method):
+            raise UsageError(
+                f"{self.id()}: @expected_exits on a test whose ranks are threads.\n"
+                "A thread has no exit code, and a signal that kills it kills the runner.\n"
+                "Derive the class from MultiProcessTestCase."
+            )
+
+    def _join_processes(self, fn: Callable[[], Any]) -> None:
+        if not self.threads:
+            self._spawn_threads()
+        if not self.threads:
+            raise UsageError(
+                f"{self.id()}: no ranks were started, so the test has not run.\n"
+                "The class overrides _spawn_threads, and does not call the one of its base class.\n"
+                "Call it; or override join_or_run, if the test is to run without ranks."
+            )
+        try:
+            self._join_threads(self.threads, fn)
+        except CaseFailedError as error:
+            self._expect_nothing_but_failures(error.result)
+            raise
+
+    @classmethod
+    def _join_threads(cls, threads: Any, fn: Callable[[], Any]) -> None:
+        """Run the ranks, in the runner, and judge the test.
+
+        Args:
+            threads: `self.threads`: the ranks that `_spawn_threads` has prepared, or threads of the class itself.
+            fn: The test method.
+        """
+        failed: list[tuple[int, ExcInfo]]
+        if isinstance(threads, RankThreads):
+            failed, limit_s = threads.run(), threads.case.timeout_s
+        else:
+            limit_s = current_session().timeout_s
+            failed = joined(threads, cls.exception_queue, limit_s)
+        cls._check_return_codes(failed, limit_s, fn)
+
+    @classmethod
+    def _check_return_codes(cls, failed_ranks: Any, timeout: float, fn: Callable[[], Any]) -> None:
+        """Report the ranks' verdict to unittest, in the runner. A class may override it and judge otherwise.
+
+        Args:
+            failed_ranks: Pairs of a rank that did not pass and the `sys.exc_info()` of its exception. Its attribute
+                `result` is the `CaseResult`. If the class has changed the list, the list counts.
+            timeout: Limit of the test in seconds.
+            fn: The test method.
+
+        Raises:
+            unittest.SkipTest: If the ranks agree on a skip.
+            CaseFailedError: If the test failed; its text is the report.
+            RuntimeError: If the test failed by a list that the class has changed.
+        """
+        if isinstance(failed_ranks, FailedRanks) and not failed_ranks.is_changed:
+            current_session().judge(failed_ranks.result)
+        else:
+            check_entries(failed_ranks, timeout)
+
+    @classmethod
+    def _run(cls, test_name: str, rank: int, world_size: int, **kwargs: Any) -> None:
+        """Make the instance and run its test, on a rank."""
+        self = cls(test_name)
+        self.rank = rank
+        if hasattr(self, "_tls"):
+            # torch's classes keep tolerances per thread, and set them only for the thread that makes the class.
+            self._tls = tolerances = threading.local()
+            tolerances.precision, tolerances.rel_tol = getattr(cls, "_precision", 0), getattr(cls, "_rel_tol", 0)
+        self.run_test_with_threaded_pg(test_name, rank, world_size)
+
+    def run_test_with_threaded_pg(self, test_name: str, rank: int, world_size: int) -> None:
+        """Run the method between `setUpRank` and `tearDownRank`, on a rank, with a default group.
+
+        Raises:
+            SystemExit: If the test did not pass, so that the code after it does not run.
+        """
+        import torch.distributed as dist
+
+        dist.init_process_group(
+            BACKEND,
+            rank=rank,
+            world_size=world_size,
+            store=self.global_store,
+            timeout=timedelta(seconds=this_rank.timeout_s),
+        )
+        this_rank.pipe.run(self, test_name)
+
+    def assertEqualOnRank(self, x: Any, y: Any, msg: Any = None, *, rank: int = 0) -> None:
+        """Call `assertEqual` on one rank only.
+
+        The ranks share a random generator, so each rank draws other numbers.
+        """
+        if self.rank == rank:
+            self.assertEqual(x, y, msg)
+
+    def assertNotEqualOnRank(self, x: Any, y: Any, msg: Any = None, *, rank: int = 0) -> None:
+        """Call `assertNotEqual` on one rank only; the arguments are those of `assertEqualOnRank`."""
+        if self.rank == rank:
+            self.assertNotEqual(x, y, msg)
