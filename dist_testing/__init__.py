@@ -28,10 +28,7 @@ def _load(name: str) -> Any:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     # Not `from dist_testing import public`, which asks this function first.
     public = importlib.import_module(f"{__name__}.public")
-    try:
-        return getattr(public, name)
-    except AttributeError:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}") from None
+    return getattr(public, name)
 
 
 def __dir__() -> list[str]:

@@ -38,6 +38,7 @@ ADD_ONS = (
             "at_configure": "dist_testing.watch.pytest_session:check_taken_over",
         },
     ),
+    AddOn(name="programs", ext_version=1, more={"session": "dist_testing.programs.items:target_session"}),
     AddOn(
         name="hang",
         ext_version=1,
@@ -96,6 +97,7 @@ ADD_ONS = (
         check="dist_testing.nodes.fault_plans:check",
         watcher="dist_testing.nodes.fault_desk:FaultDesk",
         on_world="dist_testing.nodes.fault_client:faults_of",
+        more={"at_barrier": "dist_testing.nodes.fault_client:be_late"},
     ),
     # Before all others on a rank, to measure what they do.
     AddOn(
@@ -103,8 +105,11 @@ ADD_ONS = (
         ext_version=1,
         order=-1,
         wanted=lambda case, spec: "DIST_TESTING_COVERAGE" in os.environ,
-        rank_service="dist_testing.coverage:RankCoverage",
-        more={"process": "dist_testing.coverage:RankCoverage"},
+        rank_service="dist_testing.coverage.on_rank:RankCoverage",
+        more={
+            "bazel": "dist_testing.coverage.bazel:start_coverage",
+            "process": "dist_testing.coverage.on_rank:RankCoverage",
+        },
     ),
     AddOn(
         name="pool_state",

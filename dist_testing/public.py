@@ -1,29 +1,45 @@
-"""The public names of `dist_testing`. `dist_testing/__init__.py` imports this module when one of them is first used."""
+"""The public names of `dist_testing`. `dist_testing/__init__.py` imports this module when one of them is first used.
+
+Names of an add-on or a program whose folder has been deleted are left out; the others load.
+"""
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
-from dist_testing.compat import names as _names
-from dist_testing.compat.names import *  # noqa: F403
-from dist_testing.compat.requirements.worlds import skip_if_small_worldsize
 from dist_testing.core.ground.case import RunFailedError
-from dist_testing.core.ground.world import World
-from dist_testing.core.unittest.exits import expected_exits
-from dist_testing.nodes.planned import planned_faults
-from dist_testing.run.call.run import run
-from dist_testing.run.start_processes import start_processes
-from dist_testing.run_tests import run_tests
-from dist_testing.test_classes import (
-    DistributedTestBase,
+from dist_testing.core.unittest.classes import (
     MultiProcContinousTest,
     MultiProcContinuousTest,
     MultiProcessTestCase,
-    MultiThreadedTestCase,
 )
+from dist_testing.core.unittest.exits import expected_exits
+from dist_testing.run_tests import run_tests
 
 if TYPE_CHECKING:
     from dist_testing.compat.helpers.models import SaveForwardInputsModel, SaveForwardInputsModule
+    from dist_testing.nodes.world import World
+else:
+    from dist_testing.core.ground.world import World
+
+# They derive from torch's classes, and the import of torch takes a second.
+_MODELS = ("SaveForwardInputsModel", "SaveForwardInputsModule")
+# Modules that are missing.
+_missing: list[str] = []
+
+
+@contextlib.contextmanager
+def _if_present() -> Iterator[None]:
+    """Import names of one add-on in the block, if its folder is there."""
+    try:
+        yield
+    except ModuleNotFoundError as error:
+        if not (error.name or "").startswith("dist_testing."):
+            raise
+        _missing.append(str(error.name))
+
 
 __all__ = [
     "DistributedTestBase",
@@ -42,16 +58,40 @@ __all__ = [
     "skip_if_small_worldsize",
     "start_processes",
 ]
-__all__ += _names.__all__
 
-# They derive from torch's classes, and the import of torch takes a second.
-_MODELS = ("SaveForwardInputsModel", "SaveForwardInputsModule")
+with _if_present():
+    from dist_testing.functions.run import run
+    from dist_testing.functions.start_processes import start_processes
+with _if_present():
+    from dist_testing.nodes.planned import planned_faults
+with _if_present():
+    from dist_testing.threaded.thread_case import MultiThreadedTestCase
+with _if_present():
+    from dist_testing.compat import names as _names
+    from dist_testing.compat.device import DistributedTestBase
+    from dist_testing.compat.names import *  # noqa: F403
+    from dist_testing.compat.requirements.worlds import skip_if_small_worldsize
+
+    __all__ += _names.__all__
+
+if not TYPE_CHECKING and _missing:
+    __all__ = [name for name in __all__ if name in globals()]
 
 
 def __getattr__(name: str) -> Any:
-    """Load a name that needs the import of torch, at its first use."""
-    if name not in _MODELS:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    from dist_testing.compat.helpers import models
+    """Load a name that needs the import of torch, at its first use.
 
-    return getattr(models, name)
+    Raises:
+        AttributeError: If there is no such name.
+    """
+    if name in _MODELS and "_names" in globals():
+        from dist_testing.compat.helpers import models
+
+        return getattr(models, name)
+    if not _missing:
+        raise AttributeError(f"module 'dist_testing' has no attribute {name!r}")
+    raise AttributeError(
+        f"dist_testing.{name}: this installation has no such name.\n"
+        f"Add-ons are missing from it: {', '.join(_missing)}.\n"
+        "Correct the name, or install dist_testing with the add-on that has it."
+    )

@@ -19,7 +19,7 @@ from dist_testing.core.ground.layout import check_node_count
 from dist_testing.core.ground.spec import DEFAULT_WORLD_SIZE, check_world_size
 from dist_testing.core.launch.isolation import FORK, SPAWN, isolation_named
 from dist_testing.core.rank.debugging import debug_by
-from dist_testing.run.program.program import (
+from dist_testing.programs.program import (
     NO_LIMIT_S,
     Program,
     check_isolation_of_program,
@@ -52,7 +52,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     import pytest
 
     from dist_testing.core.pytest import plugin as pytest_plugin
-    from dist_testing.core.pytest.program_items import ProgramPlugin, command_line
+    from dist_testing.programs.items import ProgramPlugin, command_line
 
     debug_by(_COMMAND)
     command = [*command_line(program.path), f"--rootdir={os.path.dirname(program.path)}", "-q", "-rs", *options]

@@ -19,8 +19,8 @@ import torch.distributed as dist
 
 from dist_testing import TEST_SKIPS
 from dist_testing.core.ground.case import CaseFailedError
-from dist_testing.test_classes import MultiThreadedTestCase
 from dist_testing.threaded.spawn_threads import spawn_threads_and_init_comms
+from dist_testing.threaded.thread_case import MultiThreadedTestCase
 from tests.multi_threaded_pg_bodies import BODIES
 
 WORLD_SIZE = 4

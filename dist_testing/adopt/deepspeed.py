@@ -23,9 +23,9 @@ from dist_testing.core.ground.spec import check_world_size
 from dist_testing.core.launch.clean import spare_cuda, unshareable_reasons
 from dist_testing.core.launch.isolation import FORK
 from dist_testing.core.session.session import current_session
-from dist_testing.run.call.run import call_spec
-from dist_testing.run.call.spawned import as_spawned_rank
-from dist_testing.run.call.world import CallWorld
+from dist_testing.functions.run import call_spec
+from dist_testing.functions.spawned import as_spawned_rank
+from dist_testing.functions.world import CallWorld
 
 # unittest leaves frames of modules with this mark out of its tracebacks.
 __unittest = True

@@ -19,8 +19,8 @@ from dist_testing.core.ground.spec import Spec
 from dist_testing.core.launch.isolation import FORK
 from dist_testing.core.process.messages import RankStart
 from dist_testing.core.rank.reporter import Reporter
-from dist_testing.run.program.on_rank import ProgramRankContext, ProgramRankFrontEnd, program_loader
-from dist_testing.run.program.program import NO_LIMIT_S, Program
+from dist_testing.programs.on_rank import ProgramRankContext, ProgramRankFrontEnd, program_loader
+from dist_testing.programs.program import NO_LIMIT_S, Program
 
 # Options of torchrun that ask its agent for something that only it does.
 _OF_AGENT = ("--log-dir", "--log_dir", "--redirects", "-r", "--tee", "-t", "--local-ranks-filter", "--no-python")

@@ -13,10 +13,10 @@ from dist_testing.core.events.cases import RankOutput
 from dist_testing.core.ground.case import CaseFailedError
 from dist_testing.core.launch.isolation import FORK
 from dist_testing.core.session.session import current_session
-from dist_testing.run.call.run import call_spec
-from dist_testing.run.call.spawned import as_spawned_rank
-from dist_testing.run.call.world import CallWorld
-from dist_testing.run.program.program import NO_LIMIT_S
+from dist_testing.functions.run import call_spec
+from dist_testing.functions.spawned import as_spawned_rank
+from dist_testing.functions.world import CallWorld
+from dist_testing.programs.program import NO_LIMIT_S
 
 # unittest leaves frames of modules with this mark out of its tracebacks.
 __unittest = True

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from dist_testing.core.ground.backends import all_declared, default_backend, device_backend
 from dist_testing.core.ground.environment import environment
 from dist_testing.core.ground.errors import UsageError
+from dist_testing.core.unittest.classes import MultiProcessTestCase
 from dist_testing.core.unittest.process import ProcessCase
 
 if TYPE_CHECKING:
@@ -96,3 +97,7 @@ def _device_count(name: str, device: str | torch.device) -> int:
             "Skip the test where there is none, for example by @skip_if_lt_x_gpu(1)."
         )
     return count
+
+
+class DistributedTestBase(DeviceCase, MultiProcessTestCase):
+    """Runs each test on fresh rank processes, for any kind of device. See `DeviceCase` for the rules."""

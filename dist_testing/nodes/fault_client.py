@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import time
+from collections.abc import Sequence
 
 from dist_testing.core.ground.errors import UsageError
 from dist_testing.core.ground.layout import Layout
-from dist_testing.core.ground.world import AsksRunner
+from dist_testing.core.ground.world import AsksRunner, World
 from dist_testing.nodes.fault_messages import FAULT_ANSWERS, FAULT_REQUESTS, LinkFault, Request, SignalFault
 from dist_testing.nodes.faults import Faults, SignalAction
 from dist_testing.nodes.links import Link, LinkRule
@@ -42,6 +43,23 @@ class FaultClient:
             raise UsageError(refusal)
 
 
-def faults_of(runner: AsksRunner, layout: Layout, delay: Callable[[int, str, float], None]) -> Faults:
-    """Return `world.faults` of a rank. `delay` notes a delay of a rank at a barrier, in seconds."""
-    return Faults(layout, FaultClient(runner), delay)
+def faults_of(world: World, runner: AsksRunner, layout: Layout) -> Faults:
+    """Return `world.faults` of a rank."""
+
+    def note_delay(rank: int, barrier: str, seconds: float) -> None:
+        world.store.set(_delay_key(rank, barrier), str(seconds))
+
+    return Faults(layout, FaultClient(runner), note_delay)
+
+
+def be_late(world: World, barrier: str) -> None:
+    """Wait before a barrier, if a rank has asked for a delay of this one."""
+    key = _delay_key(world.rank, barrier)
+    if world.store.check([key]):
+        seconds = float(world.store.get(key))
+        world.store.delete_key(key)
+        time.sleep(seconds)
+
+
+def _delay_key(rank: int, barrier: str) -> str:
+    return f"dist_testing/delay/{rank}/{barrier}"

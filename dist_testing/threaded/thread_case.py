@@ -14,6 +14,7 @@ from dist_testing.core.ground.case import Case, CaseBody, CaseFailedError
 from dist_testing.core.ground.errors import UsageError
 from dist_testing.core.ground.requirement import unmet_requirement
 from dist_testing.core.launch.isolation import THREAD, Isolation
+from dist_testing.core.unittest.comparison import TensorComparisons
 from dist_testing.core.unittest.exits import declared_exits
 from dist_testing.core.unittest.plain import current_session
 from dist_testing.core.unittest.world_case import WorldCase, default_world_size
@@ -213,3 +214,7 @@ class ThreadCase(WorldCase):
         """Call `assertNotEqual` on one rank only; the arguments are those of `assertEqualOnRank`."""
         if self.rank == rank:
             self.assertNotEqual(x, y, msg)
+
+
+class MultiThreadedTestCase(ThreadCase, TensorComparisons):
+    """Runs each test on threads of the runner's process. See `ThreadCase`; `assertEqual` compares tensors."""

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from dist_testing.core.bazel.direct import PROGRAM_DEBUG_RANK, start_directly
+from dist_testing.core.bazel.direct import DEBUG_RANK_VARIABLE, start_directly
 from dist_testing.core.bazel.search_path import export_search_path
 from dist_testing.core.ground.errors import SpecError
 from dist_testing.core.ground.spec import program_of
@@ -99,7 +99,7 @@ def test_arguments(
     }
     monkeypatch.chdir(tmp_path)
     assert start_directly(environ, given) == arguments
-    assert (environ.get(PROGRAM_DEBUG_RANK), environ["MINE"]) == (rank, "own")
+    assert (environ.get(DEBUG_RANK_VARIABLE), environ["MINE"]) == (rank, "own")
     assert "RUNFILES_MANIFEST_FILE" not in environ
     assert environ["TEST_SRCDIR"] == environ["RUNFILES_DIR"]
     assert Path.cwd().name == "_main"

@@ -16,10 +16,10 @@ import pytest
 import torch
 import torch.distributed as dist
 
+from dist_testing import World
 from dist_testing.core.engine.engine import Engine
 from dist_testing.core.ground.case import CaseResult
 from dist_testing.core.ground.outcomes import Status
-from dist_testing.core.ground.world import World
 from tests.support.worlds import engine_for, run
 
 

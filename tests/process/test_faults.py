@@ -16,11 +16,11 @@ import pytest
 import torch
 import torch.distributed as dist
 
+from dist_testing import World
 from dist_testing.core.engine.engine import Engine
 from dist_testing.core.engine.report import failure_report
 from dist_testing.core.ground.case import Case, CaseBody, CaseResult
 from dist_testing.core.ground.outcomes import Cause, Kind, Status
-from dist_testing.core.ground.world import World
 from tests.support.faults import FAULTS
 from tests.support.worlds import alive, engine_for, run
 

@@ -16,6 +16,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
+from dist_testing import World
 from dist_testing.core.engine.engine import Engine
 from dist_testing.core.engine.report import failure_report
 from dist_testing.core.events.cases import CaseEnded, LeaseWaitBegan, LeaseWaitEnded
@@ -23,7 +24,6 @@ from dist_testing.core.events.event import Event
 from dist_testing.core.ground.backends import Backend
 from dist_testing.core.ground.errors import GpuError, LaunchError, LeaseTimeoutError, UsageError
 from dist_testing.core.ground.outcomes import Cause, Status
-from dist_testing.core.ground.world import World
 from dist_testing.core.pytest.reports import failed_teardown, properties
 from dist_testing.gpus import memory
 from dist_testing.gpus.devices import gpus_present

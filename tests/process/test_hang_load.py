@@ -14,10 +14,10 @@ import pytest
 import torch
 import torch.distributed as dist
 
+from dist_testing import World
 from dist_testing.core.engine.engine import Engine
 from dist_testing.core.engine.report import failure_report
 from dist_testing.core.ground.outcomes import Cause
-from dist_testing.core.ground.world import World
 from tests.support.worlds import engine_for, run
 
 # Small and without load, for every run; a stress run repeats each case, with more busy processes than CPUs.

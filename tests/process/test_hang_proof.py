@@ -22,11 +22,11 @@ import pytest
 import torch
 import torch.distributed as dist
 
+from dist_testing import World
 from dist_testing.core.engine.engine import Engine
 from dist_testing.core.engine.report import failure_report
 from dist_testing.core.ground.case import CaseResult
 from dist_testing.core.ground.outcomes import Cause, Kind, Status
-from dist_testing.core.ground.world import World
 from dist_testing.hang.ledger import ANSWER_MARK, MAX_ANSWER_BYTES
 from dist_testing.hang.ledger_thread import LedgerThread
 from tests.support.cluster import needs_nodes

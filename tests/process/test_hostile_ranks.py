@@ -14,10 +14,10 @@ from typing import Any
 
 import pytest
 
+from dist_testing import World
 from dist_testing.core.engine.engine import Engine
 from dist_testing.core.engine.report import failure_report
 from dist_testing.core.ground.outcomes import Cause, Kind
-from dist_testing.core.ground.world import World
 from tests.support.children import run_cases
 from tests.support.starter import Starter
 from tests.support.worlds import alive, engine_for, run

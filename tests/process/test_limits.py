@@ -14,10 +14,10 @@ import pytest
 import torch
 import torch.distributed as dist
 
+from dist_testing import World
 from dist_testing.core.ground.case import CaseBody
 from dist_testing.core.ground.errors import LaunchError
 from dist_testing.core.ground.outcomes import Status
-from dist_testing.core.ground.world import World
 from tests.support.children import Ended, Target, run_pytest, write_file
 from tests.support.starter import Starter
 from tests.support.worlds import FunctionRankContext, Functions, engine_for, run

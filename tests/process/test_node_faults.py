@@ -16,6 +16,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
+from dist_testing import World
 from dist_testing.core.engine.engine import Engine
 from dist_testing.core.events.cases import FaultHappened
 from dist_testing.core.events.event import LinkEnds
@@ -23,7 +24,6 @@ from dist_testing.core.ground.case import CaseResult
 from dist_testing.core.ground.errors import UsageError
 from dist_testing.core.ground.layout import node_address
 from dist_testing.core.ground.outcomes import Status
-from dist_testing.core.ground.world import World
 from dist_testing.core.rank.runner_client import RunnerClient
 from dist_testing.nodes.fault_client import FaultClient
 from dist_testing.nodes.links import CUT, MAX_OVERTAKING, Link, LinkRule, fate

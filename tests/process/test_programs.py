@@ -17,9 +17,8 @@ from dist_testing.core.ground.budget import Budget
 from dist_testing.core.ground.case import Case
 from dist_testing.core.ground.outcomes import Status
 from dist_testing.core.ground.spec import Spec
-from dist_testing.core.pytest.reports import failure_text
-from dist_testing.run.program.on_rank import ProgramRankContext, program_loader
-from dist_testing.run.program.program import Program
+from dist_testing.programs.on_rank import ProgramRankContext, program_loader
+from dist_testing.programs.program import Program
 from tests.support.children import Ended, Target, assert_no_folder_left, write_file
 from tests.support.starter import LIMIT_S, Starter
 
@@ -221,9 +220,8 @@ def test_the_exit_codes_are_the_verdict(
     result = engine.run(Case(how, 2, body, 300.0, "fork", init=False, expected_exits=exits, exit_0_passes=True))
     assert (result.verdict.status, said in result.verdict.reason) == (status, True), result
     if status is Status.FAILED:
-        report = failure_text("train.py::program", result, engine.spec)
         command = "python -m dist_testing.run_program --backend=gloo --world-size=2 scripts/train.py"
-        assert f"This case alone: {command} {shlex.quote(how)}" in report.splitlines()
+        assert program.command(result.case, engine.spec) == f"{command} {shlex.quote(how)}"
 
 
 def test_tracebacks_that_nothing_catches_have_the_rank(starter: Starter, tmp_path: Path) -> None:

@@ -9,11 +9,11 @@ import pytest
 import torch
 import torch.distributed as dist
 
+from dist_testing import World
 from dist_testing.core.engine.engine import Engine
 from dist_testing.core.engine.report import failure_report
 from dist_testing.core.ground.case import CaseResult
 from dist_testing.core.ground.outcomes import Cause, Kind, Status
-from dist_testing.core.ground.world import World
 from tests.support.faults import FAULTS
 from tests.support.worlds import engine_for, run
 

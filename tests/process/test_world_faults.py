@@ -14,6 +14,7 @@ import torch
 import torch.distributed as dist
 from torch._C._distributed_c10d import TCPStore
 
+from dist_testing import World
 from dist_testing.core.engine.engine import Engine
 from dist_testing.core.events.cases import FaultHappened
 from dist_testing.core.ground.case import CaseResult
@@ -21,7 +22,6 @@ from dist_testing.core.ground.errors import UsageError
 from dist_testing.core.ground.fault_plan import PlannedFault
 from dist_testing.core.ground.outcomes import Cause, Kind, Status
 from dist_testing.core.ground.procfs import status_of
-from dist_testing.core.ground.world import World
 from dist_testing.core.process import wire
 from dist_testing.core.process.rank_messages import RANK_MESSAGES, Extra
 from dist_testing.core.rank.runner_client import RunnerClient

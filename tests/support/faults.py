@@ -19,7 +19,7 @@ import psutil
 import torch
 import torch.distributed as dist
 
-from dist_testing.core.ground.world import World
+from dist_testing import World
 from dist_testing.core.rank.rank_world import RankWorld
 
 

@@ -16,7 +16,7 @@ import torch.distributed as dist
 from torch._C._distributed_c10d import PrefixStore
 from torch.distributed import _functional_collectives as functional
 
-from dist_testing.core.ground.world import World
+from dist_testing import World
 from tests.support import hang_models, hang_outside
 
 WORLD_SIZE = 4

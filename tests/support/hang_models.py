@@ -14,7 +14,7 @@ from torch.distributed.pipelining import PipelineStage, ScheduleGPipe
 from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
 from torch.nn.parallel import DistributedDataParallel
 
-from dist_testing.core.ground.world import World
+from dist_testing import World
 
 _WIDTH = 4
 # Buckets of this size hold one layer each. MB.

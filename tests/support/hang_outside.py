@@ -12,7 +12,7 @@ import time
 import torch
 import torch.distributed as dist
 
-from dist_testing.core.ground.world import World
+from dist_testing import World
 
 # Much longer than any limit of a case. Seconds.
 _FOREVER_S = 1e6

@@ -11,7 +11,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from dist_testing.core.ground.world import World
+from dist_testing import World
 from tests.support.random_programs import Program, Step, pause, program, with_fault
 
 # Elements of each tensor: equal ones, so that a call that meets a later one is no error of its own.

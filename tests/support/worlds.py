@@ -6,17 +6,17 @@ import json
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, cast
 
 import psutil
 from torch._C._distributed_c10d import HashStore, Store
 
+from dist_testing import World
 from dist_testing.core.engine.engine import Engine
 from dist_testing.core.ground.backends import Backend, backend_named
 from dist_testing.core.ground.budget import Budget
 from dist_testing.core.ground.case import Case, CaseBody, CaseResult
 from dist_testing.core.ground.spec import Spec
-from dist_testing.core.ground.world import World
 from dist_testing.core.launch.isolation import default_isolation
 from dist_testing.core.process.messages import RankStart
 from dist_testing.core.rank.bootstrap import RankFrontEnd
@@ -48,7 +48,7 @@ class Functions:
         self._world.begin_case()
         reporter.phase("call")
         arguments = json.loads(body.content)
-        self._functions[arguments["function"]](self._world, arguments)
+        self._functions[arguments["function"]](cast("World", self._world), arguments)
 
     def finish(self) -> None:
         """Destroy the groups."""

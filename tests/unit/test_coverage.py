@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from dist_testing.core.bazel.coverage import sources_wanted
+from dist_testing.coverage.bazel import sources_wanted
 
 
 def test_files_are_found_in_the_runfiles_and_keep_bazels_names(tmp_path: Path) -> None:

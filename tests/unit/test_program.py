@@ -8,8 +8,8 @@ import pytest
 
 from dist_testing import run_program
 from dist_testing.core.ground.errors import UsageError
-from dist_testing.run.program.main_module import exit_status
-from dist_testing.run.program.program import check_program
+from dist_testing.programs.main_module import exit_status
+from dist_testing.programs.program import check_program
 
 
 def _refusal(path: Path) -> str:

@@ -8,13 +8,14 @@ from typing import Any
 
 import pytest
 
+from dist_testing import World
 from dist_testing.core.ground.backends import default_backend
 from dist_testing.core.ground.case import Case, CaseBody
 from dist_testing.core.ground.errors import UsageError
 from dist_testing.core.ground.fault_plan import PlannedFault, read_fault_plan
 from dist_testing.core.ground.layout import Layout
 from dist_testing.core.ground.spec import Spec
-from dist_testing.core.ground.world import NO_RUNNER, NoRunner, World, WorldSettings
+from dist_testing.core.ground.world import NO_RUNNER, NoRunner, WorldSettings
 from dist_testing.nodes.fault_messages import LinkFault, SignalFault
 from dist_testing.nodes.fault_plans import check, plan_of
 from dist_testing.nodes.faults import Faults, SignalAction

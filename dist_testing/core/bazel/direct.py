@@ -18,7 +18,7 @@ from dist_testing.core.ground.errors import SpecError
 from dist_testing.core.ground.spec import SPEC_VARIABLE
 
 # The variable by which a program that is a test learns which rank gets the terminal: its arguments are its own.
-PROGRAM_DEBUG_RANK = "DIST_TESTING_PROGRAM_DEBUG_RANK"
+DEBUG_RANK_VARIABLE = "DIST_TESTING_PROGRAM_DEBUG_RANK"
 _DEBUG_RANK = "--dist-debug-rank="
 _SUFFIX = ".runfiles"
 
@@ -50,7 +50,7 @@ def start_directly(environ: MutableMapping[str, str], given: Sequence[str]) -> l
     # All other arguments are the program's own.
     ranks = [text for text in given if text.startswith(_DEBUG_RANK)]
     for text in ranks:
-        environ[PROGRAM_DEBUG_RANK] = text.removeprefix(_DEBUG_RANK)
+        environ[DEBUG_RANK_VARIABLE] = text.removeprefix(_DEBUG_RANK)
     return [*arguments, *(text for text in given if text not in ranks)]
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
 import io
@@ -10,13 +11,12 @@ import re
 import shlex
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from dist_testing.core.bazel.banner import Banner
 from dist_testing.core.bazel.conclusion import FAILED, Conclusion, banner
-from dist_testing.core.bazel.coverage import CoverageRun, start_coverage
 from dist_testing.core.bazel.direct import start_directly
 from dist_testing.core.bazel.protocol import Protocol, read_protocol
 from dist_testing.core.bazel.search_path import export_search_path
@@ -28,8 +28,9 @@ from dist_testing.core.engine.run_events import run_started
 from dist_testing.core.events.file import EventFile
 from dist_testing.core.events.runs import RunEnded
 from dist_testing.core.events.stream import EventStream
+from dist_testing.core.ground.add_ons import add_on_named
 from dist_testing.core.ground.budget import TimeShares
-from dist_testing.core.ground.errors import DistTestingError, InterruptedRunError, ReportError, SpecError, UsageError
+from dist_testing.core.ground.errors import DistTestingError, InterruptedRunError, SpecError, UsageError
 from dist_testing.core.ground.spec import SPEC_VARIABLE, Spec, program_of, read_promise, read_spec
 from dist_testing.core.process import collector
 from dist_testing.core.process.native_stacks import has_sanitizer
@@ -252,7 +253,7 @@ def _run(
             events.emit(run_started(spec))
         if watchdog is not None:
             watch.remind = watchdog.remind
-        coverage = _start_coverage(target, protocol, conclusion)
+        finish_coverage = _start_coverage(target, protocol, conclusion)
         session = BazelSession(
             spec, protocol, head, conclusion, events, shares=shares, watch=watch, timings=target.timings
         )
@@ -281,8 +282,8 @@ def _run(
             ignore_termination()
             conclusion.interruption = guard.cause or conclusion.interruption
             conclusion.where = watch.interrupted_at
-            if coverage is not None:
-                _finish_coverage(coverage, conclusion)
+            with _warning(conclusion):
+                finish_coverage()
             try:
                 code = conclusion.conclude(code)
             finally:
@@ -317,19 +318,20 @@ def _close_event_file(file: EventFile) -> None:
         print(f"WARNING: {_EVENTS_NAME} is not complete: {error}")
 
 
-def _start_coverage(target: _Target, protocol: Protocol, conclusion: Conclusion) -> CoverageRun | None:
-    if protocol.coverage is None:
-        return None
-    try:
-        return start_coverage(protocol.coverage, target.rlocation, os.environ.get("TEST_WORKSPACE", ""))
-    except ReportError as error:
-        # The tests can still pass.
-        conclusion.warn(str(error))
-        return None
+def _start_coverage(target: _Target, protocol: Protocol, conclusion: Conclusion) -> Callable[[], None]:
+    """Start to measure if Bazel wants it, and return what writes the result."""
+    finish: Callable[[], None] | None = None
+    if protocol.coverage is not None:
+        with _warning(conclusion):
+            start = add_on_named("coverage", "`bazel coverage`").load("bazel")
+            finish = start(protocol.coverage, target.rlocation, os.environ.get("TEST_WORKSPACE", ""))
+    return finish or (lambda: None)
 
 
-def _finish_coverage(coverage: CoverageRun, conclusion: Conclusion) -> None:
+@contextlib.contextmanager
+def _warning(conclusion: Conclusion) -> Iterator[None]:
+    """Turn an error of the library into a warning: the tests can still pass."""
     try:
-        coverage.finish()
-    except ReportError as error:
+        yield
+    except DistTestingError as error:
         conclusion.warn(str(error))

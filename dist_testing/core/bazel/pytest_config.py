@@ -8,17 +8,15 @@ declare. Such files would change the result of the test, but not its cache key.
 from __future__ import annotations
 
 import os
-import sys
 from collections.abc import Collection, Sequence
 from pathlib import Path
 
 import pytest
 
-from dist_testing.core.bazel.direct import PROGRAM_DEBUG_RANK
+from dist_testing.core.bazel.direct import DEBUG_RANK_VARIABLE
+from dist_testing.core.ground.add_ons import add_on_named
 from dist_testing.core.ground.spec import Spec
 from dist_testing.core.pytest.internals import load_config_dict_from_file
-from dist_testing.core.pytest.program_items import ProgramPlugin, command_line
-from dist_testing.run.program.program import Program
 
 _NAMED_PLUGINS = ("-p", "dist_testing.core.bazel.named_plugins")
 # pytest takes the first of these that holds a configuration for it ("Configuration file formats" in its reference).
@@ -56,7 +54,7 @@ def test_session(
 
 def program_session(
     spec: Spec, file: str, repositories: Collection[str], arguments: Sequence[str]
-) -> tuple[list[str], ProgramPlugin]:
+) -> tuple[list[str], object]:
     """Return pytest's command line for a program, and the plugin that makes it the only test.
 
     Args:
@@ -64,14 +62,15 @@ def program_session(
         file: The program.
         repositories: As for `test_session`.
         arguments: The target's `args`: the program's own.
+
+    Raises:
+        AddOnError: If the add-on that runs programs is missing.
     """
     root = _root(_folder([file]), repositories)
-    # The folder as the runfiles show it: its links lead to the source tree, with files that are not declared.
-    search_path = (os.path.dirname(file), *sys.path)
-    program = Program(file, file, tuple(arguments), search_path, dict(spec.program_exits or ()))
-    rank = os.environ.pop(PROGRAM_DEBUG_RANK, None)
+    command, plugin = add_on_named("programs", f"{spec.target}: `program`").load("session")(spec, file, arguments)
+    rank = os.environ.pop(DEBUG_RANK_VARIABLE, None)
     options = [] if rank is None else [f"--dist-debug-rank={rank}"]
-    return [*command_line(file), *_NAMED_PLUGINS, f"--rootdir={root}", "-rs", *options], ProgramPlugin(program)
+    return [*command, *_NAMED_PLUGINS, f"--rootdir={root}", "-rs", *options], plugin
 
 
 def _folder(files: Sequence[str]) -> Path:

@@ -22,6 +22,7 @@ from dist_testing.core.engine.case_events import CaseEvents
 from dist_testing.core.engine.hooks import CaseStart, HeldResource, ResourceWish, WorldResource
 from dist_testing.core.engine.judging import interrupted, judged, with_operation
 from dist_testing.core.engine.launchers import Launchers
+from dist_testing.core.engine.needs import check_add_ons
 from dist_testing.core.engine.report import failure_report
 from dist_testing.core.engine.run_directory import RunDirectory
 from dist_testing.core.engine.running_case import RunningCase
@@ -151,6 +152,7 @@ class Engine:
         check_world_size(case.name, case.world_size)
         isolation = self.isolation_named(case.isolation)
         check_isolation(case.name, self.spec.backend, isolation)
+        check_add_ons(case, self.spec)
         taking_part = [add_on for add_on in add_ons() if add_on.wanted(case, self.spec)]
         for add_on in taking_part:
             if add_on.check:

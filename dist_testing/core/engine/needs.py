@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import importlib
 
-from dist_testing.core.ground.add_ons import AddOn, add_ons, blaming
+from dist_testing.core.ground.add_ons import AddOn, add_on_named, add_ons, blaming
 from dist_testing.core.ground.backends import Backend, any_declared, parts_of
 from dist_testing.core.ground.case import Case, CaseBody
 from dist_testing.core.ground.errors import UsageError
 from dist_testing.core.ground.skips import TEST_SKIPS
 from dist_testing.core.ground.spec import Spec
+from dist_testing.core.launch.isolation import isolation_named
 
 
 class Lack(str):
@@ -28,6 +29,22 @@ class Lack(str):
         lack = super().__new__(cls, reason)
         lack.way_out = way_out
         return lack
+
+
+def check_add_ons(case: Case, spec: Spec) -> None:
+    """Refuse a case that only an add-on can run, if it is missing.
+
+    Raises:
+        AddOnError: If one is missing.
+    """
+    isolation = isolation_named(case.isolation)
+    for name, is_needed, wish in (
+        ("gpus", spec.gpus(case.world_size) > 0, f"{spec.gpus(case.world_size)} GPU(s)"),
+        ("nodes", case.nodes > 1, f"nodes = {case.nodes}"),
+        ("threads", isolation.in_process, f'isolation "{isolation.name}"'),
+    ):
+        if is_needed:
+            add_on_named(name, f"{case.name} with {wish}")
 
 
 def missing_need(spec: Spec, world_size: int, nodes: int = 1) -> str | None:

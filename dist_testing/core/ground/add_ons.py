@@ -55,7 +55,7 @@ class AddOn:
         resource: A `WorldResource`, made without arguments.
         watcher: A `WorldWatcher`, made with the `WatchedWorld`.
         explainer: An `Explainer`.
-        on_world: What makes the attribute of `World` that belongs to this add-on.
+        on_world: What makes the attribute of `World` with the add-on's name, from the world, its runner and layout.
         rank_service: A `RankService`, made with a `ServedRank`.
         place: The class of a `WorldPlace`; the add-on then has the place of each world that it is wanted for.
         more: Further parts, by names that one caller asks for: for the front ends, which no stranger replaces yet.

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import logging
-import time
 from dataclasses import dataclass
 from datetime import timedelta
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
-from dist_testing.core.ground.add_ons import add_on_named
+from dist_testing.core.ground.add_ons import add_ons
 from dist_testing.core.ground.errors import UsageError
 from dist_testing.core.ground.layout import Layout
 
@@ -18,8 +17,6 @@ if TYPE_CHECKING:
     import torch
     import torch.distributed as dist
     from torch._C._distributed_c10d import Store
-
-    from dist_testing.nodes.faults import Faults
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +69,7 @@ class World:
     """One rank's view of the world of the running case; a test gets it from the fixture `world`.
 
     The default group exists before the test, unless the test is marked with `init=False`. The library destroys it after
-    a pass.
+    a pass. Add-ons give a world further attributes, by their names.
 
     Attributes:
         rank: This rank, from 0.
@@ -191,54 +188,48 @@ class World:
             )
         return group
 
-    @cached_property
-    def faults(self) -> Faults:
-        """Faults on purpose: kill, stop or delay ranks of this world, and break the network between its nodes.
+    if not TYPE_CHECKING:
+        # A type checker would take every wrong name for one of an add-on.
 
-        Raises:
-            UsageError: If the ranks are threads, or if another launcher has started them.
-        """
-        if isinstance(self._runner, NoRunner):
-            raise UsageError(
-                f"world.faults on rank {self.rank} of {self.size}: not possible here.\n"
-                f"{self._runner.cause}\n{self._runner.way_out}"
-            )
-        made: Faults = add_on_named("faults", "world.faults").load("on_world")(
-            self._runner, self._layout, self._note_delay
-        )
-        return made
+        def __getattr__(self, name: str) -> Any:
+            """Make the attribute of an add-on, at its first use."""
+            if name.startswith("_"):
+                raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
+            names = {add_on.name: add_on for add_on in add_ons() if add_on.on_world}
+            if name not in names:
+                raise AttributeError(
+                    f"world.{name}: a world has no attribute of this name.\n"
+                    f"Add-ons give it these: {', '.join(names) or 'none'}.\n"
+                    "Correct the name, or install the add-on that brings it."
+                )
+            if isinstance(self._runner, NoRunner):
+                raise UsageError(
+                    f"world.{name} on rank {self.rank} of {self.size}: not possible here.\n"
+                    f"{self._runner.cause}\n{self._runner.way_out}"
+                )
+            made = names[name].load("on_world")(self, self._runner, self._layout)
+            setattr(self, name, made)
+            return made
 
     def barrier(self, name: str = "") -> None:
         """Wait until every rank of the world calls it. It needs only the store, so it works without a group.
 
         Args:
-            name: By which `world.faults.delay` delays a rank here; "" for a barrier without delays.
+            name: By which add-ons know the barrier, so that one can delay a rank here; "" for none.
 
         Raises:
             torch.distributed.DistStoreError: If a rank does not call it within the group's limit, 0.9 of the case's.
         """
         if name:
-            self._be_late(name)
+            for add_on in add_ons():
+                if "at_barrier" in add_on.more:
+                    add_on.load("at_barrier")(self, name)
         self._barriers += 1
         key = f"dist_testing/barrier/{self._barriers}"
         if self.store.add(f"{key}/arrived", 1) == self.size:
             self.store.set(f"{key}/open", "1")
         self.store.wait([f"{key}/open"], self._timeout)
 
-    def _note_delay(self, rank: int, barrier: str, seconds: float) -> None:
-        self.store.set(_delay_key(rank, barrier), str(seconds))
-
-    def _be_late(self, barrier: str) -> None:
-        key = _delay_key(self.rank, barrier)
-        if self.store.check([key]):
-            seconds = float(self.store.get(key))
-            self.store.delete_key(key)
-            time.sleep(seconds)
-
     @property
     def _timeout(self) -> timedelta:
         return timedelta(seconds=self._settings.timeout_s)
-
-
-def _delay_key(rank: int, barrier: str) -> str:
-    return f"dist_testing/delay/{rank}/{barrier}"

@@ -48,7 +48,7 @@ from dist_testing.core.pytest.marking import check_all_marked, mark_items
 from dist_testing.core.pytest.on_rank import EXPECTED, PytestRankContext
 from dist_testing.core.pytest.option_values import check_plugins, read_options
 from dist_testing.core.pytest.options import arguments_of_part
-from dist_testing.core.pytest.program_items import PROGRAM_KEY, PROGRAM_SPEC_KEY, ProgramItem
+from dist_testing.core.pytest.rank_items import RANK_SIDE_KEY, RUN_SPEC_KEY, RankItem
 from dist_testing.core.pytest.reruns import RERUN, not_repeated, until_passed
 from dist_testing.core.pytest.session_events import SessionEvents
 from dist_testing.core.pytest.starters import starts_ranks
@@ -56,7 +56,6 @@ from dist_testing.core.rank.bootstrap import RankContext
 from dist_testing.core.session.existing_world import ExistingRank, existing_rank
 from dist_testing.core.session.messages import PYTEST_CASES, PYTEST_SESSIONS, PytestCase, PytestSession
 from dist_testing.core.session.session import Session, open_session
-from dist_testing.run.program.on_rank import ProgramRankContext, program_loader
 
 if TYPE_CHECKING:
     from dist_testing.core.pytest.jobs.loop import SideBySide
@@ -97,7 +96,7 @@ class RunnerPlugin:
         else:
             add_backends([(target.backend, target.target)], target.backend_names)
         options = read_options(config, target, self._rank_info)
-        self._spec = config.stash[PROGRAM_SPEC_KEY] = options.spec
+        self._spec = config.stash[RUN_SPEC_KEY] = options.spec
         self._pool_keeps = options.pool_keeps
         # Why no case can run again after a failure.
         self._no_reruns = ""
@@ -139,9 +138,9 @@ class RunnerPlugin:
     def _make_engine(self) -> Engine:
         config = self._config
         budget = config.stash.get(BUDGET_KEY, Budget())
-        if PROGRAM_KEY in config.stash:
-            # A program expects an interpreter of its own, without pytest and what pytest changes.
-            return Engine(self._spec, budget, ProgramRankContext(), program_loader(), may_fork_runner=False)
+        if (rank_side := config.stash.get(RANK_SIDE_KEY, None)) is not None:
+            # Such ranks have an interpreter without pytest and what pytest changes.
+            return Engine(self._spec, budget, *rank_side, may_fork_runner=False)
         session = PytestSession(
             arguments=arguments_of_part(config),
             directory=str(config.invocation_params.dir),
@@ -261,7 +260,7 @@ class RunnerPlugin:
             expected_exits=marker.expected_exits,
             nodes=nodes,
             faults=marker.faults,
-            exit_0_passes=isinstance(item, ProgramItem),
+            exit_0_passes=isinstance(item, RankItem),
         )
         try:
             result = self._engine.run(case)
@@ -285,12 +284,12 @@ class RunnerPlugin:
             case Status.FAILED:
                 if self._outputs is not None:
                     keep_logs(result, self._outputs)
-                text = reports.failure_text(item.nodeid, result, self._spec)
+                text = reports.failure_text(item.nodeid, result, self._spec, item)
                 return reports.failed(item, text, result.duration_s, properties)
 
     def _body_of(self, item: pytest.Item, nextitem: pytest.Item | None, *, strict_calls: bool) -> CaseBody:
-        if isinstance(item, ProgramItem):
-            return self._config.stash[PROGRAM_KEY].body(strict_calls=strict_calls)
+        if isinstance(item, RankItem):
+            return item.body(strict_calls=strict_calls)
         content = PytestCase(item.nodeid, nextitem.nodeid if self._rank_info and nextitem else None)
         return CaseBody(
             "pytest",
@@ -302,7 +301,7 @@ class RunnerPlugin:
 
     def runs_on_ranks(self, item: pytest.Item) -> bool:
         """Return whether the item runs on ranks, processes or threads, if it runs at all."""
-        if isinstance(item, ProgramItem):
+        if isinstance(item, RankItem):
             return True
         if (marker := item_marker(item)) is not None:
             return marker.is_for(self._spec.backend)

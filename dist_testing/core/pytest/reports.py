@@ -27,9 +27,8 @@ from dist_testing.core.pytest.internals import (
     evaluate_skip_marks,
     evaluate_xfail_marks,
 )
-from dist_testing.core.session.messages import PROGRAM_CASES
+from dist_testing.core.pytest.rank_items import RankItem
 from dist_testing.core.session.session import current_session, warnings_of
-from dist_testing.run.program.program import FRONT_END as PROGRAM
 
 Properties = list[tuple[str, object]]
 
@@ -125,21 +124,13 @@ def properties(result: CaseResult) -> Properties:
     return values
 
 
-def failure_text(name: str, result: CaseResult, spec: Spec) -> str:
+def failure_text(name: str, result: CaseResult, spec: Spec, item: pytest.Item | None = None) -> str:
     """Return the report of a failed case, with the command that runs it alone; `name` is pytest's for the case."""
-    if result.case.body.front_end == PROGRAM and not spec.target:
-        program = PROGRAM_CASES.from_wire(result.case.body.content)
-        reproduce = shlex.join(
-            [
-                *("python", "-m", "dist_testing.run_program"),
-                *(f"--backend={spec.backend.name}", f"--world-size={result.case.world_size}"),
-                *([f"--nodes={result.case.nodes}"] if result.case.nodes > 1 else []),
-                *program.arguments,
-            ]
-        )
-    elif spec.target:
+    if spec.target:
         # Without the path, which differs between machines.
         reproduce = f"bazel test {spec.target} --test_filter={shlex.quote(name.partition('::')[2])}"
+    elif isinstance(item, RankItem):
+        reproduce = item.command(result, spec)
     else:
         # Without the plugin the test would run on torch's own class.
         plugin = f"-p {_COMPAT_PLUGIN} " if _COMPAT_PLUGIN in sys.modules else ""

@@ -73,34 +73,6 @@ class UnittestCase:
 
 
 @dataclass(frozen=True, slots=True)
-class ProgramCase:
-    """A program to run; the content of a `CaseBody`.
-
-    Attributes:
-        path: Its file; absolute.
-        arguments: Its `sys.argv`, which begins with the name of the file as the user wrote it.
-        search_path: Its `sys.path`.
-    """
-
-    path: str
-    arguments: tuple[str, ...]
-    search_path: tuple[str, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class FunctionCall:
-    """A call of `dist_testing.run`; the content of a `CaseBody`.
-
-    Attributes:
-        name: Name of the function, for error texts.
-        folder: The folder that takes the values of the ranks.
-    """
-
-    name: str
-    folder: str
-
-
-@dataclass(frozen=True, slots=True)
 class MainModule:
     """How to import the main module of the runner again; the state of a `Loader`.
 
@@ -115,7 +87,5 @@ class MainModule:
 
 PYTEST_CASES: Family[PytestCase] = Family("case of the pytest front end", 1, (PytestCase,))
 PYTEST_SESSIONS: Family[PytestSession] = Family("session of the pytest front end", 1, (PytestSession,))
-PROGRAM_CASES: Family[ProgramCase] = Family("case of the program front end", 1, (ProgramCase,))
-FUNCTION_CALLS: Family[FunctionCall] = Family("call of a function", 1, (FunctionCall,))
 UNITTEST_CASES: Family[UnittestCase] = Family("case of the unittest front end", 1, (UnittestCase,))
 MAIN_MODULES: Family[MainModule] = Family("main module of the unittest front end", 1, (MainModule,))

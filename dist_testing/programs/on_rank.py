@@ -14,8 +14,7 @@ from dist_testing.core.rank.bootstrap import RankFrontEnd
 from dist_testing.core.rank.capture import flush_streams
 from dist_testing.core.rank.rank_world import RankWorld
 from dist_testing.core.rank.reporter import Reporter
-from dist_testing.core.session.messages import PROGRAM_CASES
-from dist_testing.run.program.main_module import end_as_main, exit_status, print_end, run_as_main
+from dist_testing.programs.main_module import PROGRAM_CASES, end_as_main, exit_status, print_end, run_as_main
 
 # torch's name of the target's backend, such as "nccl", for `init_process_group`.
 BACKEND_VARIABLE = "DIST_TESTING_BACKEND"

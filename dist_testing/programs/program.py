@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import ast
 import os
+import shlex
 import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from dist_testing.core.ground.case import CaseBody
+from dist_testing.core.ground.case import Case, CaseBody
 from dist_testing.core.ground.errors import UsageError
 from dist_testing.core.ground.fault_plan import PlannedFault
+from dist_testing.core.ground.spec import Spec
 from dist_testing.core.launch.isolation import FORK, SPAWN, Isolation
-from dist_testing.core.session.messages import PROGRAM_CASES, ProgramCase
+from dist_testing.programs.main_module import PROGRAM_CASES, ProgramCase
 
 # The name of the front end in a `CaseBody`.
 FRONT_END = "program"
@@ -49,6 +51,17 @@ class Program:
         """Return what the ranks run."""
         case = ProgramCase(self.path, (self.name, *self.arguments), self.search_path)
         return CaseBody(FRONT_END, PROGRAM_CASES.to_wire(case).decode(), strict_calls=strict_calls)
+
+    def command(self, case: Case, spec: Spec) -> str:
+        """Return the command that runs the program as a case of it has run."""
+        return shlex.join(
+            [
+                *("python", "-m", "dist_testing.run_program"),
+                *(f"--backend={spec.backend.name}", f"--world-size={case.world_size}"),
+                *([f"--nodes={case.nodes}"] if case.nodes > 1 else []),
+                *(self.name, *self.arguments),
+            ]
+        )
 
 
 def check_program(path: str) -> None:

@@ -21,11 +21,10 @@ from dist_testing.core.ground.error_text import summarise
 from dist_testing.core.ground.errors import UsageError
 from dist_testing.core.ground.spec import Spec
 from dist_testing.core.launch.isolation import FORK, Reuse, isolation_named
-from dist_testing.core.session.messages import FUNCTION_CALLS, FunctionCall
 from dist_testing.core.session.session import Session, current_session
 from dist_testing.core.unittest.plain import main_module
-from dist_testing.run.call.on_rank import CallRankContext, call_loader, write_call
-from dist_testing.run.call.values import read_value
+from dist_testing.functions.on_rank import FUNCTION_CALLS, CallRankContext, FunctionCall, call_loader, write_call
+from dist_testing.functions.values import read_value
 
 # unittest leaves frames of modules with this mark out of its tracebacks.
 __unittest = True

@@ -16,12 +16,31 @@ import sys
 import threading
 import traceback
 import weakref
+from dataclasses import dataclass
 from importlib.machinery import SourceFileLoader
 from multiprocessing import util
 from types import ModuleType
 from typing import Any
 
-from dist_testing.core.session.messages import ProgramCase
+from dist_testing.core.ground.codec import Family
+
+
+@dataclass(frozen=True, slots=True)
+class ProgramCase:
+    """A program to run; the content of a `CaseBody`.
+
+    Attributes:
+        path: Its file; absolute.
+        arguments: Its `sys.argv`, which begins with the name of the file as the user wrote it.
+        search_path: Its `sys.path`.
+    """
+
+    path: str
+    arguments: tuple[str, ...]
+    search_path: tuple[str, ...]
+
+
+PROGRAM_CASES: Family[ProgramCase] = Family("case of the program front end", 1, (ProgramCase,))
 
 
 def run_as_main(case: ProgramCase) -> BaseException | None:

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from dist_testing.core.bazel.protocol import CoverageRequest
 from dist_testing.core.ground.errors import ReportError
-from dist_testing.coverage import CoverageSettings, quiet, start_measuring
+from dist_testing.coverage.on_rank import CoverageSettings, quiet, start_measuring
 
 # Bazel merges every .dat file in COVERAGE_DIR.
 _LCOV_NAME = "dist_testing.dat"
@@ -19,8 +19,11 @@ _LCOV_NAME = "dist_testing.dat"
 
 def start_coverage(
     request: CoverageRequest, rlocation: Callable[[str], str | None], workspace: str
-) -> CoverageRun | None:
-    """Start to measure this process and its ranks. Returns None if Bazel wants no file of this target.
+) -> Callable[[], None] | None:
+    """Start to measure this process and its ranks.
+
+    Returns:
+        What writes the LCOV file; None if Bazel wants no file of this target.
 
     `rlocation` finds a file by its path in the runfiles; `workspace` is the main repository's name there.
 
@@ -39,7 +42,7 @@ def start_coverage(
     del coverage
     try:
         names = sources_wanted(request.manifest.read_text(encoding="utf-8"), rlocation, workspace)
-        return CoverageRun(request.directory, names) if names else None
+        return _Run(request.directory, names).finish if names else None
     except (OSError, ValueError) as error:
         raise ReportError(
             f"coverage is not measured: {error}.\n"
@@ -48,7 +51,7 @@ def start_coverage(
         ) from error
 
 
-class CoverageRun:
+class _Run:
     """Measures a run from its construction to `finish`."""
 
     def __init__(self, directory: Path, names: Mapping[str, str]) -> None:

@@ -6,27 +6,44 @@ import importlib
 import os
 import pickle
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from dist_testing.core.ground.case import CaseBody
+from dist_testing.core.ground.codec import Family
 from dist_testing.core.ground.error_text import message_of
 from dist_testing.core.launch.fresh import ThenBe
 from dist_testing.core.process.messages import Loader, RankStart
 from dist_testing.core.rank.rank_world import RankWorld
 from dist_testing.core.rank.reporter import Reporter
-from dist_testing.core.session.messages import FUNCTION_CALLS
 from dist_testing.core.unittest.on_rank import pytest_skip_class
 from dist_testing.core.unittest.plain import import_main
-from dist_testing.run.call.values import write_value
+from dist_testing.functions.values import write_value
 
 if TYPE_CHECKING:
     from torch._C._distributed_c10d import Store
 
 Call = Callable[[], Any]
 # The folder of this library.
-_PACKAGE = f"{Path(__file__).parents[2]}{os.sep}"
+_PACKAGE = f"{Path(__file__).parents[1]}{os.sep}"
+
+
+@dataclass(frozen=True, slots=True)
+class FunctionCall:
+    """A call of `dist_testing.run`; the content of a `CaseBody`.
+
+    Attributes:
+        name: Name of the function, for error texts.
+        folder: The folder that takes the values of the ranks.
+    """
+
+    name: str
+    folder: str
+
+
+FUNCTION_CALLS: Family[FunctionCall] = Family("call of a function", 1, (FunctionCall,))
 
 
 class CallRankContext:

@@ -3,22 +3,23 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+import sys
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pytest
 
+from dist_testing.core.ground.case import CaseBody, CaseResult
 from dist_testing.core.ground.errors import UsageError
 from dist_testing.core.ground.spec import Spec
 from dist_testing.core.launch.isolation import isolation_named
 from dist_testing.core.pytest.marked_items import MARKER_KEY, SIZE_KEY
 from dist_testing.core.pytest.marker import Distributed
-from dist_testing.run.program.program import Program, check_isolation_of_program, check_program
+from dist_testing.core.pytest.rank_items import RANK_SIDE_KEY, RUN_SPEC_KEY, RankItem
+from dist_testing.programs.on_rank import ProgramRankContext, program_loader
+from dist_testing.programs.program import Program, check_isolation_of_program, check_program
 
-# The program of the session; not set if the session runs tests.
-PROGRAM_KEY = pytest.StashKey[Program]()
-# What the target or the command line asks for.
-PROGRAM_SPEC_KEY = pytest.StashKey[Spec]()
+_PROGRAM_KEY = pytest.StashKey[Program]()
 # The last part of the name of each case.
 _NAME = "program"
 _ADDOPTS = "PYTEST_ADDOPTS"
@@ -46,7 +47,8 @@ class ProgramPlugin:
 
     def pytest_load_initial_conftests(self, early_config: pytest.Config) -> None:
         """Pass on the program before any plugin is configured."""
-        early_config.stash[PROGRAM_KEY] = self._program
+        early_config.stash[_PROGRAM_KEY] = self._program
+        early_config.stash[RANK_SIDE_KEY] = ProgramRankContext(), program_loader()
         if self._options is not None:
             # The program inherits the environment.
             os.environ[_ADDOPTS] = self._options
@@ -58,17 +60,35 @@ class ProgramPlugin:
         return [_ProgramFile.from_parent(parent, path=file_path)]  # type: ignore[return-value]  # a wrapper's result
 
 
-class ProgramItem(pytest.Item):
+def target_session(spec: Spec, file: str, arguments: Sequence[str]) -> tuple[list[str], ProgramPlugin]:
+    """Return the command line and the plugin of a session of pytest for a target of Bazel.
+
+    Args:
+        spec: The target's spec.
+        file: The program.
+        arguments: The program's own.
+    """
+    # The folder as the runfiles show it: its links lead to the source tree, with files that are not declared.
+    search_path = (os.path.dirname(file), *sys.path)
+    program = Program(file, file, tuple(arguments), search_path, dict(spec.program_exits or ()))
+    return command_line(file), ProgramPlugin(program)
+
+
+class _ProgramItem(RankItem):
     """One run of the program, on a world of one size."""
 
-    def runtest(self) -> None:
-        """Never called: the program runs on ranks."""
-        raise NotImplementedError
+    def body(self, *, strict_calls: bool) -> CaseBody:
+        """Return what the ranks run."""
+        return self.config.stash[_PROGRAM_KEY].body(strict_calls=strict_calls)
+
+    def command(self, result: CaseResult, spec: Spec) -> str:
+        """Return the command that runs the program again."""
+        return self.config.stash[_PROGRAM_KEY].command(result.case, spec)
 
 
 class _ProgramFile(pytest.File):
-    def collect(self) -> Iterator[ProgramItem]:
-        program, spec = self.config.stash[PROGRAM_KEY], self.config.stash[PROGRAM_SPEC_KEY]
+    def collect(self) -> Iterator[_ProgramItem]:
+        program, spec = self.config.stash[_PROGRAM_KEY], self.config.stash[RUN_SPEC_KEY]
         try:
             check_isolation_of_program(program.name, isolation_named(spec.isolation))
             check_program(program.path)
@@ -82,6 +102,6 @@ class _ProgramFile(pytest.File):
         )
         for size in spec.world_sizes:
             name = f"{_NAME}[world_size={size}]" if len(spec.world_sizes) > 1 else _NAME
-            item = ProgramItem.from_parent(self, name=name)
+            item = _ProgramItem.from_parent(self, name=name)
             item.stash[MARKER_KEY], item.stash[SIZE_KEY] = marker, size
             yield item

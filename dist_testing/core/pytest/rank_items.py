@@ -1,0 +1,36 @@
+"""What a plug-in of a session may bring to run on ranks in place of tests, such as a script."""
+
+from __future__ import annotations
+
+import abc
+
+import pytest
+
+from dist_testing.core.ground.case import CaseBody, CaseResult
+from dist_testing.core.ground.spec import Spec
+from dist_testing.core.process.messages import Loader
+from dist_testing.core.rank.bootstrap import RankContext
+
+# What the target or the command line asks for.
+RUN_SPEC_KEY = pytest.StashKey[Spec]()
+# Set by a plug-in whose items need no pytest on the ranks: the rank context of the session, and its loader.
+RANK_SIDE_KEY = pytest.StashKey[tuple[RankContext, Loader]]()
+
+
+class RankItem(pytest.Item, abc.ABC):
+    """An item that is no test function. A front end of its own runs it on ranks, and exit code 0 passes.
+
+    Who makes one sets `MARKER_KEY` and `SIZE_KEY` in its stash, and `RANK_SIDE_KEY` in that of the session's config.
+    """
+
+    def runtest(self) -> None:
+        """Never called: it runs on ranks."""
+        raise NotImplementedError
+
+    @abc.abstractmethod
+    def body(self, *, strict_calls: bool) -> CaseBody:
+        """Return what the ranks run. `strict_calls` is a field of the result."""
+
+    @abc.abstractmethod
+    def command(self, result: CaseResult, spec: Spec) -> str:
+        """Return the command that repeats a result outside Bazel."""

@@ -1,1 +1,0 @@
-"""Runs a function (`dist_testing.run`) or a script on ranks."""
