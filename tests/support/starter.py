@@ -31,7 +31,6 @@ from typing import Any
 import psutil
 
 from dist_testing.core.process.lifetime import become_subreaper
-from dist_testing.nodes.namespaces import enter
 
 # Limit in seconds for a child that works; far above what it needs on a busy machine.
 LIMIT_S = 120.0
@@ -240,7 +239,10 @@ def _become(message: Mapping[str, Any]) -> None:
     os.chdir(message["folder"])
     for number, limit in message["limits"].items():
         resource.setrlimit(int(number), (limit, limit))
-    enter([os.open(path, os.O_RDONLY | os.O_CLOEXEC) for path in message["node"]])
+    if message["node"]:
+        from dist_testing.nodes.namespaces import enter
+
+        enter([os.open(path, os.O_RDONLY | os.O_CLOEXEC) for path in message["node"]])
     arguments = message["arguments"]
     if message["fresh"]:
         os.execve(sys.executable, [sys.executable, *arguments], message["env"])
