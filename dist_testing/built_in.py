@@ -35,6 +35,7 @@ ADD_ONS = (
         ext_version=1,
         more={
             "around_conftests": "dist_testing.watch.pytest_session:watched_session",
+            "target": "dist_testing.watch.target:watch_target",
             "at_configure": "dist_testing.watch.pytest_session:check_taken_over",
         },
     ),
@@ -93,7 +94,8 @@ ADD_ONS = (
     AddOn(
         name="faults",
         ext_version=1,
-        wanted=lambda case, spec: bool(case.faults),
+        wanted=lambda case, spec: "faults" in case.settings,
+        setting="dist_testing.nodes.planned:read_fault_plan",
         check="dist_testing.nodes.fault_plans:check",
         watcher="dist_testing.nodes.fault_desk:FaultDesk",
         on_world="dist_testing.nodes.fault_client:faults_of",

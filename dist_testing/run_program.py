@@ -10,11 +10,12 @@ import argparse
 import os
 import sys
 from collections.abc import Sequence
+from typing import Any
 
+from dist_testing.core.ground.add_ons import add_on_named
 from dist_testing.core.ground.backends import backend_named, default_backend
 from dist_testing.core.ground.budget import MAX_TIMEOUT_S, timeout_in
-from dist_testing.core.ground.errors import UsageError
-from dist_testing.core.ground.fault_plan import PlannedFault, read_fault_plan
+from dist_testing.core.ground.errors import AddOnError, UsageError
 from dist_testing.core.ground.layout import check_node_count
 from dist_testing.core.ground.spec import DEFAULT_WORLD_SIZE, check_world_size
 from dist_testing.core.launch.isolation import FORK, SPAWN, isolation_named
@@ -45,7 +46,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     given = _parser().parse_args(arguments)
     try:
         program, options = _read(given)
-    except UsageError as error:
+    except (AddOnError, UsageError) as error:
         print(error, file=sys.stderr)
         return _WRONG_COMMAND
 
@@ -128,6 +129,7 @@ def _read(given: argparse.Namespace) -> tuple[Program, list[str]]:
         options.append(f"--junitxml={given.junit}")
     if given.debug_rank is not None:
         options.append(f"--dist-debug-rank={given.debug_rank}")
+    planned = tuple(sorted(map(_fault, given.fault), key=lambda one: one.after_s))
     program = Program(
         path=path,
         name=given.script,
@@ -136,7 +138,7 @@ def _read(given: argparse.Namespace) -> tuple[Program, list[str]]:
         search_path=(os.path.dirname(os.path.realpath(path)), *sys.path[0 if _is_safe_path() else 1 :]),
         expected_exits=dict(map(_exit, given.expected_exit)),
         timeout_s=_timeout_s(given.timeout),
-        faults=tuple(sorted(map(_fault, given.fault), key=lambda planned: planned.after_s)),
+        settings={"faults": planned} if planned else {},
     )
     return program, options
 
@@ -176,13 +178,14 @@ def _exit(text: str) -> tuple[int, int]:
     return int(rank), int(code)
 
 
-def _fault(text: str) -> PlannedFault:
+def _fault(text: str) -> Any:
     after, _, call = text.partition("=")
     try:
         after_s: object = float(after)
     except ValueError:
         after_s = after
-    (planned,) = read_fault_plan(f"--fault={text}", {after_s: call}, "Write --fault='3=kill(2)', for example.")
+    read = add_on_named("faults", f"--fault={text}").load("setting")
+    (planned,) = read(f"--fault={text}", {after_s: call}, "Write --fault='3=kill(2)', for example.")
     return planned
 
 

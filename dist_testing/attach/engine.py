@@ -163,7 +163,7 @@ class AttachedEngine(Engine):
             return f"nodes = {case.nodes}; {name} has started the ranks where they are"
         if case.expected_exits:
             return f"expected_exits: if a rank ends, {name} ends the whole world"
-        if case.faults:
+        if "faults" in case.settings:
             return f"faults: {name} has started the ranks, and ends all of them when one ends"
         return ""
 

@@ -74,21 +74,22 @@ class HeldGpus(HeldResource):
         if not are_ranks_gone:
             return ()
         try:
-            return self._gpus.memory_left()
+            kept = self._gpus.memory_left()
         except GpuError as error:
             self.loss = error
             return ()
+        return [f"GPU memory left behind: {'; '.join(kept)}"] if kept else ()
 
     def explain(self, result: CaseResult) -> CaseResult:
         """Name the GPUs and the wait for them; blame the machine if one has failed."""
         wait_s, self._wait_s = self._wait_s, 0.0
+        names = f"GPUs of the machine: {self._gpus.names}; gpu wait {wait_s:.1f} s."
         lost = str(self.loss).partition("\n")[0].rstrip(".") if self.loss is not None else ""
         return dataclasses.replace(
             result,
             verdict=blame_machine(result.verdict, faults=self._faults, lost=lost),
-            gpus=self._gpus.names,
-            gpu_wait_s=wait_s,
-            notes=(*result.notes, *([_REPAIR] if self._faults or lost else [])),
+            facts={**result.facts, "gpus": self._gpus.names, "gpu_wait_s": f"{wait_s:.3f}"},
+            notes=(names, *result.notes, *([_REPAIR] if self._faults or lost else [])),
         )
 
     def release(self, *, are_ranks_gone: bool) -> None:

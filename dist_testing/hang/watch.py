@@ -140,7 +140,7 @@ class HangWatch(WorldWatcher):
         found, outcomes = result.verdict, mark_stuck(result.outcomes, story)
         if outcomes != result.outcomes:
             size = result.case.world_size
-            found = verdict(outcomes, world_size=size, leaked=result.leaked, gpu_memory=result.gpu_memory)
+            found = verdict(outcomes, world_size=size, leaked=result.leaked, left=result.left)
         return dataclasses.replace(
             result,
             outcomes=outcomes,

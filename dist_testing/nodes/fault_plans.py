@@ -9,13 +9,13 @@ from typing import NoReturn
 
 from dist_testing.core.ground.case import Case
 from dist_testing.core.ground.errors import UsageError
-from dist_testing.core.ground.fault_plan import PlannedFault
 from dist_testing.core.ground.layout import Layout
 from dist_testing.core.ground.spec import Spec
 from dist_testing.core.launch.isolation import FORK, isolation_named
 from dist_testing.nodes.fault_messages import LinkFault, Request, SignalFault
 from dist_testing.nodes.faults import Faults, SignalAction
 from dist_testing.nodes.links import Link, LinkRule
+from dist_testing.nodes.planned import PlannedFault
 
 # The calls of `world.faults` that a plan can have. A delay belongs to a barrier of the test.
 _CALLS = ("kill", "stop", "cont", "node_down", "partition", "heal", "wire")
@@ -59,9 +59,9 @@ def check(case: Case, spec: Spec) -> None:
     """
     del spec
     isolation = isolation_named(case.isolation)
-    if case.faults and (isolation.in_process or case.pool):
+    if _planned(case) and (isolation.in_process or case.pool):
         raise UsageError(
-            f'{case.name}: faults = {", ".join(map(str, case.faults))} with isolation "{isolation.name}".\n'
+            f'{case.name}: faults = {", ".join(map(str, _planned(case)))} with isolation "{isolation.name}".\n'
             "The ranks share one process, or run further tests; a fault needs ranks of its own.\n"
             f'Set isolation="{FORK.name}", with a backend that supports it.'
         )
@@ -75,7 +75,7 @@ def plan_of(case: Case) -> list[PlannedRequests]:
         UsageError: If one of them is not possible in its world.
     """
     plan = []
-    for planned in case.faults:
+    for planned in _planned(case):
         notes = _Notes()
         try:
             _ask(planned, Faults(Layout(case.world_size, case.nodes), notes, _no_delay))
@@ -83,6 +83,11 @@ def plan_of(case: Case) -> list[PlannedRequests]:
             raise UsageError(f"{case.name}: {error}") from None
         plan.append(PlannedRequests(planned.after_s, str(planned), tuple(notes.requests)))
     return plan
+
+
+def _planned(case: Case) -> tuple[PlannedFault, ...]:
+    planned: tuple[PlannedFault, ...] = case.settings.get("faults", ())
+    return planned
 
 
 def _no_delay(rank: int, barrier: str, seconds: float) -> None:

@@ -98,7 +98,7 @@ class _ProgramFile(pytest.File):
             init=False,
             timeout=program.timeout_s,
             expected_exits=program.expected_exits,
-            faults=program.faults,
+            settings=program.settings,
         )
         for size in spec.world_sizes:
             name = f"{_NAME}[world_size={size}]" if len(spec.world_sizes) > 1 else _NAME

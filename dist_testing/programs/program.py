@@ -9,10 +9,10 @@ import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from dist_testing.core.ground.case import Case, CaseBody
 from dist_testing.core.ground.errors import UsageError
-from dist_testing.core.ground.fault_plan import PlannedFault
 from dist_testing.core.ground.spec import Spec
 from dist_testing.core.launch.isolation import FORK, SPAWN, Isolation
 from dist_testing.programs.main_module import PROGRAM_CASES, ProgramCase
@@ -36,7 +36,7 @@ class Program:
         search_path: Its `sys.path`.
         expected_exits: Rank to how its process must end; a negative number is a signal.
         timeout_s: Limit of a run in seconds.
-        faults: Faults on purpose that the runner causes.
+        settings: Those of add-ons, by their names.
     """
 
     path: str
@@ -45,7 +45,7 @@ class Program:
     search_path: tuple[str, ...]
     expected_exits: Mapping[int, int] = field(default_factory=dict)
     timeout_s: float = NO_LIMIT_S
-    faults: tuple[PlannedFault, ...] = ()
+    settings: Mapping[str, Any] = field(default_factory=dict)
 
     def body(self, *, strict_calls: bool) -> CaseBody:
         """Return what the ranks run."""

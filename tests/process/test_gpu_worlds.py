@@ -171,7 +171,7 @@ def test_every_rank_sees_the_gpus_of_its_world_and_holds_their_lease(
     for rank in range(2):
         expected = f"GPU-simulated-1,GPU-simulated-3 PCI_BUS_ID {rank} nvidia1 nvidia3"
         assert (tmp_path / str(rank)).read_text() == expected
-    assert dict(properties(result)) == {"world_size": 2, "gpus": "1, 3", "gpu_wait_s": f"{result.gpu_wait_s:.1f}"}
+    assert dict(properties(result)) == {"world_size": 2, "gpus": "1, 3", "gpu_wait_s": result.facts["gpu_wait_s"]}
     assert is_free(pool)
 
 
@@ -179,7 +179,7 @@ def test_ranks_that_share_have_one_gpu_together(tmp_path: Path) -> None:
     """Otherwise a machine with one GPU could not test gloo on CUDA tensors."""
     with engine(ranks_per_gpu=4) as worlds:
         result = run(worlds, "report_devices", world_size=4, arguments={"notes": str(tmp_path)})
-    assert result.gpus == "0"
+    assert result.facts["gpus"] == "0"
     assert [(tmp_path / str(rank)).read_text().split()[0] for rank in range(4)] == ["GPU-simulated-0"] * 4
 
 
@@ -188,7 +188,10 @@ def test_the_gpus_are_free_after_a_failure(pool: tuple[Gpu, ...]) -> None:
     with engine() as worlds:
         result = run(worlds, "die", world_size=4)
         assert result.verdict.cause is Cause.CRASH
-        assert f"GPUs of the machine: 0, 1, 2, 3; gpu wait {result.gpu_wait_s:.1f} s." in failure_report(result)
+        assert (
+            f"GPUs of the machine: 0, 1, 2, 3; gpu wait {float(result.facts['gpu_wait_s']):.1f} s."
+            in failure_report(result)
+        )
         assert is_free(pool)
 
 
@@ -231,7 +234,7 @@ def test_a_worker_pool_keeps_its_gpus(pool: tuple[Gpu, ...]) -> None:
         for _ in range(2):
             result = run(worlds, "do_nothing", world_size=2, isolation="pool", pool="class")
             assert result.verdict.status is Status.PASSED
-            assert result.gpus == "0, 1"
+            assert result.facts["gpus"] == "0, 1"
             assert not is_free(pool[:1])
             assert not is_free(pool[1:2])
             assert is_free(pool[2:])
@@ -268,7 +271,7 @@ def test_a_case_that_waits_for_gpus_names_their_holder(pool: tuple[Gpu, ...], ho
         lines = _lines_of(worlds, holder.kill)
         result = run(worlds, "do_nothing", world_size=2)
     assert result.verdict.status is Status.PASSED
-    assert result.gpu_wait_s > 0
+    assert float(result.facts["gpu_wait_s"]) > 0
     whose = f"GPU 0, 1, 2, 3: process {holder.pid} (//other:training_nccl)"
     assert lines == [f"dist_testing: do_nothing: waiting for 2 of 2 GPU(s); {whose}"]
 
@@ -355,7 +358,7 @@ def test_memory_that_a_case_leaves_behind_fails_that_case(driver: Path) -> None:
     with engine() as worlds:
         assert run(worlds, "do_nothing", world_size=1).verdict.status is Status.PASSED
         result = run(worlds, "change_gpu", world_size=1, arguments={"state": _FILLED})
-        assert (result.verdict.status, result.verdict.cause) == (Status.FAILED, Cause.GPU_MEMORY)
+        assert (result.verdict.status, result.verdict.cause) == (Status.FAILED, Cause.RESOURCE)
         assert "GPU memory left behind: GPU 0: 5.0 GiB more than before" in failure_report(result)
 
 

@@ -19,7 +19,6 @@ from dist_testing.core.engine.engine import Engine
 from dist_testing.core.events.cases import FaultHappened
 from dist_testing.core.ground.case import CaseResult
 from dist_testing.core.ground.errors import UsageError
-from dist_testing.core.ground.fault_plan import PlannedFault
 from dist_testing.core.ground.outcomes import Cause, Kind, Status
 from dist_testing.core.ground.procfs import status_of
 from dist_testing.core.process import wire
@@ -28,6 +27,7 @@ from dist_testing.core.rank.runner_client import RunnerClient
 from dist_testing.nodes.fault_client import FaultClient
 from dist_testing.nodes.fault_messages import FAULT_REQUESTS, LinkFault, SignalFault
 from dist_testing.nodes.links import CUT, Link
+from dist_testing.nodes.planned import PlannedFault
 from tests.support.worlds import engine_for, run
 
 # Longer than two looks at the ledgers take. Seconds.
@@ -255,7 +255,7 @@ def test_faults_that_have_happened_are_events() -> None:
         # The second kill, of a rank that is dead, is refused.
         assert _passed(_case(engine, "kills", expected_exits={2: -9}))
         planned = _plan((0.1, "kill(2)"))
-        _case(engine, "waits", faults=planned, expected_exits={0: 0, 1: 0, 2: -9})
+        _case(engine, "waits", settings=planned, expected_exits={0: 0, 1: 0, 2: -9})
         assert _passed(_case(engine, "asks"))
     assert [(event.case, event.action, event.ranks, event.by) for event in told] == [
         (1, "stop", (1,), 0),
@@ -299,25 +299,25 @@ def test_a_pool_keeps_its_ranks_whole(engine: Engine) -> None:
     assert engine.end_pool() == ""
 
 
-def _plan(*faults: tuple[float, str]) -> tuple[PlannedFault, ...]:
-    return tuple(PlannedFault(*fault) for fault in faults)
+def _plan(*faults: tuple[float, str]) -> dict[str, object]:
+    return {"faults": tuple(PlannedFault(*fault) for fault in faults)}
 
 
 def test_planned_faults_happen_without_the_ranks(engine: Engine) -> None:
     """If this fails, a program, which has no `world`, cannot be tested under a fault."""
-    kill = _case(engine, "_waits_for_ever", faults=_plan((0.1, "kill(2)")), expected_exits={0: 0, 1: 0, 2: -9})
+    kill = _case(engine, "_waits_for_ever", settings=_plan((0.1, "kill(2)")), expected_exits={0: 0, 1: 0, 2: -9})
     assert {outcome.kind for outcome in kill.outcomes} == {Kind.RAISED, Kind.PASSED}
     assert any("by the plan" in note and "kill of rank 2" in note for note in kill.notes), kill.notes
     # It waits longer than a proof takes, for a fault that lets it go on.
-    assert _passed(_case(engine, "_meets_late", faults=_plan((0.1, "stop(1)"), (_LONG_S, "cont(1)"))))
+    assert _passed(_case(engine, "_meets_late", settings=_plan((0.1, "stop(1)"), (_LONG_S, "cont(1)"))))
 
 
 def test_a_planned_fault_that_never_happens_fails_the_case(engine: Engine) -> None:
     """If this fails, a test whose fault came too late, or for a rank that had ended, passes without it."""
-    late = _case(engine, "_does_not_stop", faults=_plan((600, "stop(1)")))
+    late = _case(engine, "_does_not_stop", settings=_plan((600, "stop(1)")))
     assert late.verdict.status is Status.FAILED
     assert late.verdict.reason == "planned faults did not happen: stop(1) after 600 s: the case ended before"
-    gone = _case(engine, "_ends_late", faults=_plan((0.1, "kill(2)"), (0.2, "stop(2)")), expected_exits={2: -9})
+    gone = _case(engine, "_ends_late", settings=_plan((0.1, "kill(2)"), (0.2, "stop(2)")), expected_exits={2: -9})
     assert "stop of rank 2, which has ended" in gone.verdict.reason, gone.verdict
 
 

@@ -47,7 +47,7 @@ def test_only_exceptions_can_be_expected(other: RankOutcome, is_expectable: bool
     assert _result(_RAISED, other).has_only_raised is is_expectable
 
 
-@pytest.mark.parametrize("left", [{"leaked": ("sleep 1000 (pid 3)",)}, {"gpu_memory": ("GPU 0: 3 GiB",)}])
+@pytest.mark.parametrize("left", [{"leaked": ("sleep 1000 (pid 3)",)}, {"left": ("GPU 0: 3 GiB",)}])
 def test_leftovers_are_not_expected(left: dict[str, Any]) -> None:
     """If this fails, an expected failure hides processes or memory that the test leaves behind."""
     result = dataclasses.replace(_result(_RAISED, _PASSED), **left)

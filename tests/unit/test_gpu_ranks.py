@@ -175,8 +175,8 @@ def test_only_errors_that_hardware_alone_can_cause_are_hardware_faults(summary: 
 @pytest.mark.parametrize(
     ("kind", "cause"),
     [
-        (Kind.PASSED, Cause.GPU_MEMORY),
-        (Kind.SKIPPED, Cause.GPU_MEMORY),
+        (Kind.PASSED, Cause.RESOURCE),
+        (Kind.SKIPPED, Cause.RESOURCE),
         (Kind.RAISED, Cause.FAILURE),
         (Kind.SIGNALLED, Cause.CRASH),
         (Kind.HUNG, Cause.HANG),
@@ -185,10 +185,10 @@ def test_only_errors_that_hardware_alone_can_cause_are_hardware_faults(summary: 
 def test_memory_left_behind_is_no_excuse_for_anything_worse(kind: Kind, cause: Cause) -> None:
     """The worse outcome came first and explains the memory."""
     outcome = RankOutcome(0, kind, reason="r", signal=9)
-    found = verdict([outcome], world_size=1, gpu_memory=["GPU 0: 3.0 GiB more"])
+    found = verdict([outcome], world_size=1, left=["GPU 0: 3.0 GiB more"])
     assert found.cause is cause
-    assert verdict([outcome], world_size=1, gpu_memory=["g"], leaked=["sleep"]).cause is (
-        Cause.LEAK if cause is Cause.GPU_MEMORY else cause
+    assert verdict([outcome], world_size=1, left=["g"], leaked=["sleep"]).cause is (
+        Cause.LEAK if cause is Cause.RESOURCE else cause
     )
 
 

@@ -12,7 +12,6 @@ from dist_testing import World
 from dist_testing.core.ground.backends import default_backend
 from dist_testing.core.ground.case import Case, CaseBody
 from dist_testing.core.ground.errors import UsageError
-from dist_testing.core.ground.fault_plan import PlannedFault, read_fault_plan
 from dist_testing.core.ground.layout import Layout
 from dist_testing.core.ground.spec import Spec
 from dist_testing.core.ground.world import NO_RUNNER, NoRunner, WorldSettings
@@ -20,6 +19,7 @@ from dist_testing.nodes.fault_messages import LinkFault, SignalFault
 from dist_testing.nodes.fault_plans import check, plan_of
 from dist_testing.nodes.faults import Faults, SignalAction
 from dist_testing.nodes.links import CUT, WHOLE, Link, LinkRule
+from dist_testing.nodes.planned import PlannedFault, read_fault_plan
 
 
 class _Carrier:
@@ -131,7 +131,7 @@ def test_a_world_that_cannot_have_faults_says_why() -> None:
 
 def _case(*calls: str, nodes: int = 2, isolation: str = "fork", pool: str = "") -> Case:
     plan = tuple(PlannedFault(1.0, call) for call in calls)
-    return Case("test_x", 4, CaseBody("none"), 60.0, isolation, nodes=nodes, faults=plan, pool=pool)
+    return Case("test_x", 4, CaseBody("none"), 60.0, isolation, nodes=nodes, settings={"faults": plan}, pool=pool)
 
 
 def test_a_plan_is_in_the_order_of_its_times() -> None:

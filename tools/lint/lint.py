@@ -1,7 +1,8 @@
 """Runs all static checks of this repository: `./bazelw run //tools/lint`; with `-- --fix` it repairs what it can.
 
 Python: ruff (rules and form), mypy (strict), import-linter (layers; the contracts are in pyproject.toml). Starlark:
-buildifier. Pages: links. Sizes: sizes.json, which `--fix` writes anew. CI runs the same command.
+buildifier. Pages: links. Sizes: sizes.json, which `--fix` writes anew. Names of add-ons in the core: mentions.py. CI
+runs the same command.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from links import broken_links
+from mentions import wrong_mentions
 from sizes import wrong_sizes
 
 # Each group is checked by itself, because a program's folder is on its path and its module names may repeat those of
@@ -71,7 +73,7 @@ def main() -> int:
             failed.append(step)
     for step in failed:
         print(f"lint: failed: {' '.join(step[:6])}{' ...' if len(step) > 6 else ''}")
-    complaints = [*broken_links(_files("*.md")), *wrong_sizes(Path(), fix=fix)]
+    complaints = [*broken_links(_files("*.md")), *wrong_mentions(Path()), *wrong_sizes(Path(), fix=fix)]
     for complaint in complaints:
         print(f"lint: {complaint}")
     return 1 if failed or complaints else 0

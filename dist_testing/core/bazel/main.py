@@ -67,9 +67,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
             target = _find_target()
             _refuse_rank(target.spec, given)
             if _WATCH_OPTION in given and target.spec.program_exits is None:
-                from dist_testing.core.bazel.watched import watch_target
-
-                return watch_target(target.spec, target.files, target.repositories, given)
+                run = add_on_named("watch", f"{target.spec.target}: {_WATCH_OPTION}").load("target")
+                return int(run(target.spec, target.files, target.repositories, given))
             let_threads_be = _limit_fork_server_threads()
             show_cpp_stacks(os.environ)
             code, has_run_tests = _run(target, protocol, given, guard, let_threads_be)

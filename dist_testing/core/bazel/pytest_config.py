@@ -67,7 +67,7 @@ def program_session(
         AddOnError: If the add-on that runs programs is missing.
     """
     root = _root(_folder([file]), repositories)
-    command, plugin = add_on_named("programs", f"{spec.target}: `program`").load("session")(spec, file, arguments)
+    command, plugin = add_on_named("programs", f"{spec.target} with a program").load("session")(spec, file, arguments)
     rank = os.environ.pop(DEBUG_RANK_VARIABLE, None)
     options = [] if rank is None else [f"--dist-debug-rank={rank}"]
     return [*command, *_NAMED_PLUGINS, f"--rootdir={root}", "-rs", *options], plugin

@@ -365,7 +365,7 @@ class Engine:
         for loss in (held.loss for _, held in world.held):
             if loss is not None:
                 raise loss
-        result = verdict(outcomes, world_size=world.size, leaked=supervisor.leaked, gpu_memory=left)
+        result = verdict(outcomes, world_size=world.size, leaked=supervisor.leaked, left=left)
         if result.status is not Status.FAILED:
             shutil.rmtree(world.directory, ignore_errors=True)
             return ""

@@ -31,7 +31,7 @@ def judged(running: RunningCase, spec: Spec, outcomes: tuple[RankOutcome, ...], 
         world_size=case.world_size,
         promised=spec.promises(case.world_size),
         leaked=supervisor.leaked,
-        gpu_memory=left,
+        left=left,
     )
     if supervisor.ended_by and found.cause in (Cause.NONE, Cause.INTERRUPTED):
         found = Verdict(Status.FAILED, Cause.FAILURE, supervisor.ended_by)
@@ -44,7 +44,7 @@ def judged(running: RunningCase, spec: Spec, outcomes: tuple[RankOutcome, ...], 
         limit_s=running.limit_s,
         stacks=supervisor.stacks,
         leaked=tuple(supervisor.leaked),
-        gpu_memory=tuple(left),
+        left=tuple(left),
         warnings=_warnings_of(supervisor.records),
         end_session=next((record.end_session for record in supervisor.records if record.end_session), ""),
         notes=tuple(world.log_limits.notes()),

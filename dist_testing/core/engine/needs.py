@@ -7,7 +7,7 @@ import importlib
 from dist_testing.core.ground.add_ons import AddOn, add_on_named, add_ons, blaming
 from dist_testing.core.ground.backends import Backend, any_declared, parts_of
 from dist_testing.core.ground.case import Case, CaseBody
-from dist_testing.core.ground.errors import UsageError
+from dist_testing.core.ground.errors import AddOnError, UsageError
 from dist_testing.core.ground.skips import TEST_SKIPS
 from dist_testing.core.ground.spec import Spec
 from dist_testing.core.launch.isolation import isolation_named
@@ -45,6 +45,8 @@ def check_add_ons(case: Case, spec: Spec) -> None:
     ):
         if is_needed:
             add_on_named(name, f"{case.name} with {wish}")
+    for name, setting in case.settings.items():
+        add_on_named(name, f"{case.name} with {name} = {setting}")
 
 
 def missing_need(spec: Spec, world_size: int, nodes: int = 1) -> str | None:
@@ -57,6 +59,11 @@ def missing_need(spec: Spec, world_size: int, nodes: int = 1) -> str | None:
     """
     backend = spec.backend
     case = Case("", world_size, CaseBody(""), 0.0, spec.isolation, nodes=nodes)
+    try:
+        check_add_ons(case, spec)
+    except AddOnError:
+        # The engine refuses the case by this error; a skip would hide it.
+        return None
     for add_on in add_ons():
         if add_on.missing and add_on.wanted(case, spec) and (lack := _missing(add_on, case, spec)):
             return lack

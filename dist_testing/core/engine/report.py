@@ -134,10 +134,8 @@ def _report(result: CaseResult, target: str, reproduce: str, limits: Limits) -> 
     ]
     if result.leaked and verdict.cause is not Cause.LEAK:
         lines.append(f"Processes left behind, now killed: {'; '.join(result.leaked)}.")
-    if result.gpu_memory and verdict.cause is not Cause.GPU_MEMORY:
-        lines.append(f"GPU memory left behind: {'; '.join(result.gpu_memory)}.")
-    if result.gpus:
-        lines.append(f"GPUs of the machine: {result.gpus}; gpu wait {result.gpu_wait_s:.1f} s.")
+    if verdict.cause is not Cause.RESOURCE:
+        lines += [f"{text}." for text in result.left]
     lines += result.notes
     if reproduce:
         lines.append(f"This case alone: {reproduce}")
@@ -194,9 +192,8 @@ _EXPLANATIONS = {
         "The configuration of this run promises that hardware (--config=gpu, or the flag //dist_testing/config:gpus), "
         "so running without it is a failure and not a skip."
     ),
-    Cause.GPU_MEMORY: (
-        "All ranks have ended, so the driver or a process that outlived them holds the memory. The next test would "
-        "lack it."
+    Cause.RESOURCE: (
+        "All ranks have ended, so the driver or a process that outlived them holds it. The next test would lack it."
     ),
     Cause.CALLS: (
         "All ranks have passed, but a backend may as well wait for ever, or mix up the data, if the calls of a group "

@@ -168,8 +168,8 @@ def start_world(
             store = ours.enter_context(socket.create_server((isolation.host, 0), backlog=2 * size))
             store_port = store.getsockname()[1]
             fds.append(store.fileno())
-        lease_fds = [fd for _, one in held for fd in one.fds]
-        fds += lease_fds
+        held_fds = [fd for _, one in held for fd in one.fds]
+        fds += held_fds
         backend_env = dict(spec.backend.env)
         device_env: dict[str, str] = {}
         for _, one in held:
@@ -201,7 +201,7 @@ def start_world(
                 nodes=case.nodes,
                 place=place,
                 services=tuple(add_on.name for add_on in taking_part if add_on.rank_service),
-                lease_fds=len(lease_fds),
+                held_fds=len(held_fds),
                 settings=WorldSettings(
                     backend=spec.backend.torch_backend,
                     device=spec.backend.device,

@@ -55,6 +55,9 @@ class AddOn:
         resource: A `WorldResource`, made without arguments.
         watcher: A `WorldWatcher`, made with the `WatchedWorld`.
         explainer: An `Explainer`.
+        setting: A function that reads the user's setting for the add-on, from the subject of an error text and the
+            value; it raises `UsageError` if the value is wrong. The marker then has an argument of the add-on's name,
+            and what the function returns is in `Case.settings`.
         on_world: What makes the attribute of `World` with the add-on's name, from the world, its runner and layout.
         rank_service: A `RankService`, made with a `ServedRank`.
         place: The class of a `WorldPlace`; the add-on then has the place of each world that it is wanted for.
@@ -71,6 +74,7 @@ class AddOn:
     resource: str = ""
     watcher: str = ""
     explainer: str = ""
+    setting: str = ""
     on_world: str = ""
     rank_service: str = ""
     place: str = ""

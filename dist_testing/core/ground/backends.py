@@ -92,14 +92,14 @@ class Backend:
             if type(value) is not wanted:
                 raise SpecError(f"backend {entry.get('name')!r}: {known.name} = {value!r}; expected {wanted.__name__}")
             values[known.name] = value
-        for name, fault in _faults(values).items():
-            raise SpecError(f"backend {entry.get('name')!r}: {name} = {values[name]!r} is out of range: {fault}")
+        for name, problem in _problems(values).items():
+            raise SpecError(f"backend {entry.get('name')!r}: {name} = {values[name]!r} is out of range: {problem}")
         values["env"] = MappingProxyType(dict(values["env"]))
         values["features"] = tuple(values["features"])
         return cls(**values)
 
 
-def _faults(values: Mapping[str, Any]) -> dict[str, str]:
+def _problems(values: Mapping[str, Any]) -> dict[str, str]:
     """Return the invalid fields, each with the rule that it breaks. `declare.bzl` has the same rules."""
     device, gpus, vendor = values["device"], values["gpus_per_rank"], values["vendor"]
     pairs = [part.split(":") for part in values["torch_backend"].split(",")]

@@ -5,9 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
-from dist_testing.core.ground.fault_plan import PlannedFault
 from dist_testing.core.ground.outcomes import Cause, Kind, RankOutcome, Verdict, left_behind
+
+# Attribute of a test method with its `Case.settings`. `functools.wraps` copies it.
+SETTINGS = "__dist_settings__"
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +56,7 @@ class Case:
         expected_exits: Rank to how its process must end; a negative number is a signal, as in `subprocess`.
         debug_rank: The rank that gets the terminal, while the other ranks wait without a limit. None for none.
         nodes: Number of nodes that the ranks are spread over; above 1 they are simulated.
-        faults: Faults on purpose that the runner causes, by time.
+        settings: What the test asks of add-ons, by their names.
         exit_0_passes: Whether a rank whose process ends with exit code 0 has passed, also without a report. True for
             programs, whose result is their exit code.
     """
@@ -69,7 +72,7 @@ class Case:
     expected_exits: Mapping[int, int] = field(default_factory=dict)
     debug_rank: int | None = None
     nodes: int = 1
-    faults: tuple[PlannedFault, ...] = ()
+    settings: Mapping[str, Any] = field(default_factory=dict)
     exit_0_passes: bool = False
 
 
@@ -100,12 +103,11 @@ class CaseResult:
         text_files: Rank to a file with its texts that were too long for a message; it exists as long as `log_files`.
         stacks: Rank to its stacks, of ranks that were running when something went wrong.
         leaked: Command lines of processes that were left behind.
-        gpu_memory: One text for each GPU whose memory the ranks have not given back.
+        left: What the ranks have left behind in resources of add-ons, a text each.
         retried: Why a first try did not count; "" if there was none.
         warnings: The warnings of all ranks, each once.
         end_session: Why a rank wants no further test to run; "" if none does.
-        gpus: The machine's numbers of the GPUs that the ranks had, such as "0, 1"; "" for none.
-        gpu_wait_s: How long the case waited for them, in seconds.
+        facts: Facts of add-ons about the case, by the names that they have as properties of the test.
         notes: More facts that may explain a failure, one line each.
     """
 
@@ -120,12 +122,11 @@ class CaseResult:
     text_files: Mapping[int, Path] = field(default_factory=dict)
     stacks: Mapping[int, str] = field(default_factory=dict)
     leaked: tuple[str, ...] = ()
-    gpu_memory: tuple[str, ...] = ()
+    left: tuple[str, ...] = ()
     retried: str = ""
     warnings: tuple[RankWarning, ...] = ()
     end_session: str = ""
-    gpus: str = ""
-    gpu_wait_s: float = 0.0
+    facts: Mapping[str, str] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
 
     @property
@@ -145,7 +146,7 @@ class CaseResult:
     def has_only_raised(self) -> bool:
         """Whether it failed by exceptions and nothing else: the one way in which a failure can be expected.
 
-        Processes and GPU memory that it left behind are something else.
+        What it left behind is something else.
         """
         return self._has_raised and self._left is None
 
@@ -160,7 +161,7 @@ class CaseResult:
 
     @property
     def _left(self) -> Verdict | None:
-        return left_behind(self.leaked, self.gpu_memory)
+        return left_behind(self.leaked, self.left)
 
 
 class CaseFailedError(AssertionError):

@@ -40,7 +40,7 @@ class Cause(enum.Enum):
     DISAGREEMENT = "ranks disagree about a skip"
     LEAK = "children left behind"
     CALLS = "the ranks made different calls"
-    GPU_MEMORY = "GPU memory left behind"
+    RESOURCE = "resource left in use"
     PROMISE = "promised hardware missing"
     INTERRUPTED = "interrupted"
 
@@ -198,7 +198,7 @@ def verdict(
     world_size: int,
     promised: bool = False,
     leaked: Sequence[str] = (),
-    gpu_memory: Sequence[str] = (),
+    left: Sequence[str] = (),
 ) -> Verdict:
     """Return the verdict that follows from the outcomes of one case.
 
@@ -213,7 +213,7 @@ def verdict(
     3. Ranks that hung.
     4. Ranks that disagree about a skip.
     5. Ranks that the runner stopped before the case ended.
-    6. Processes, then GPU memory, that the ranks left behind.
+    6. Processes that the ranks left behind, then what they left in resources of the world.
     7. A skip, which is a failure if it is about promised hardware.
     8. A pass.
 
@@ -223,7 +223,7 @@ def verdict(
         promised: Whether the configuration promises the hardware, so that a skip because of missing hardware is a
             failure.
         leaked: Command lines of processes that the ranks left behind.
-        gpu_memory: One text for each GPU whose memory the ranks have not given back.
+        left: What the ranks have left behind in resources of add-ons, a text each.
 
     Raises:
         ValueError: If `world_size` is below 1, or `outcomes` names a rank twice or a rank outside of the world. That is
@@ -255,10 +255,10 @@ def verdict(
     skipped = [outcome for outcome in every if outcome.kind is Kind.SKIPPED]
     stopped = [outcome for outcome in every if outcome.kind is Kind.STOPPED]
     if skipped:
-        return _skipped(every, skipped, promised=promised, left=left_behind(leaked, gpu_memory))
+        return _skipped(every, skipped, promised=promised, left=left_behind(leaked, left))
     if stopped:
         return Verdict(Status.FAILED, Cause.INTERRUPTED, "the run was stopped before the case ended")
-    return left_behind(leaked, gpu_memory) or Verdict(Status.PASSED)
+    return left_behind(leaked, left) or Verdict(Status.PASSED)
 
 
 def _failed(every: Sequence[RankOutcome], broken: Sequence[RankOutcome], cause: Cause) -> Verdict:
@@ -334,9 +334,8 @@ def _skipped(
     return Verdict(Status.SKIPPED, reason=reason)
 
 
-def left_behind(leaked: Sequence[str], gpu_memory: Sequence[str]) -> Verdict | None:
-    """Return the verdict on what a case left behind; None if it left nothing."""
-    for cause, things in ((Cause.LEAK, leaked), (Cause.GPU_MEMORY, gpu_memory)):
-        if things:
-            return Verdict(Status.FAILED, cause, f"{cause.value}: {'; '.join(things)}")
-    return None
+def left_behind(leaked: Sequence[str], left: Sequence[str]) -> Verdict | None:
+    """Return the verdict on what a case left behind, as processes and in resources; None if it left nothing."""
+    if leaked:
+        return Verdict(Status.FAILED, Cause.LEAK, f"{Cause.LEAK.value}: {'; '.join(leaked)}")
+    return Verdict(Status.FAILED, Cause.RESOURCE, "; ".join(left)) if left else None

@@ -58,7 +58,7 @@ class WorldRequest:
             place makes it.
         settings: Backend, device and limits of the world.
         debug_rank: The rank that gets the terminal; None for none.
-        lease_fds: Number of lease descriptors, the last ones, which hold the world's GPUs.
+        held_fds: Number of lease descriptors, the last ones, which hold the world's GPUs.
         places: The node of each rank, by rank, of an attached world; empty for other worlds.
         host: Address at which the ranks of an attached world find the store; "" for this machine alone.
         services: Names of the add-ons that have a service on the ranks.
@@ -79,7 +79,7 @@ class WorldRequest:
     store_port: _Port
     settings: WorldSettings
     debug_rank: _Rank | None = None
-    lease_fds: Annotated[int, range(1 << 16)] = 0
+    held_fds: Annotated[int, range(1 << 16)] = 0
     nodes: Annotated[int, range(1, MAX_NODES + 1)] = 1
     places: tuple[_Rank, ...] = ()
     host: str = ""
@@ -99,7 +99,7 @@ class WorldRequest:
     @property
     def fd_count(self) -> int:
         """Number of descriptors with the request: two per rank, the board, the store if it brings it, the leases."""
-        return 2 * self.size + 1 + self.brings_store + self.lease_fds
+        return 2 * self.size + 1 + self.brings_store + self.held_fds
 
     def start_of(self, rank: int, fds: Sequence[int], fork_server_pid: int) -> RankStart:
         """Return the start parameters of a rank. The descriptors are in the order of `Launcher.start`."""
@@ -325,7 +325,7 @@ class RankStart:
         board_fd: The board to which the rank writes its phase.
         store_fd: The listening socket of the world's store, on rank 0 only.
         fork_server_pid: The parent, with which the rank dies.
-        lease_fds: Only held open: the world keeps its GPUs until its last rank has ended.
+        held_fds: Only held open: the world keeps its GPUs until its last rank has ended.
         place_fds: Descriptors of the rank's place, as the add-on of the place takes them; empty if the rank is there.
     """
 
@@ -336,13 +336,13 @@ class RankStart:
     board_fd: _Fd
     store_fd: _Fd | None
     fork_server_pid: _Pid
-    lease_fds: tuple[_Fd, ...] = ()
+    held_fds: tuple[_Fd, ...] = ()
     place_fds: tuple[_Fd, ...] = ()
 
     @property
     def fds(self) -> tuple[int, ...]:
         """All descriptors of this rank."""
-        given = (self.channel_fd, self.stacks_fd, self.board_fd, self.store_fd, *self.lease_fds, *self.place_fds)
+        given = (self.channel_fd, self.stacks_fd, self.board_fd, self.store_fd, *self.held_fds, *self.place_fds)
         return tuple(fd for fd in given if fd is not None)
 
 

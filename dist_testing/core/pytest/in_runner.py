@@ -259,7 +259,7 @@ class RunnerPlugin:
             init=marker.init,
             expected_exits=marker.expected_exits,
             nodes=nodes,
-            faults=marker.faults,
+            settings=marker.settings,
             exit_0_passes=isinstance(item, RankItem),
         )
         try:

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import Any
 
 import pytest
 
 from dist_testing.core.ground.errors import UsageError
 from dist_testing.core.launch.isolation import FORK, Isolation
-from dist_testing.core.pytest.marker import Distributed, read_marker
+from dist_testing.core.pytest.marker import Distributed, argument_names, read_marker
 from dist_testing.core.pytest.marker_name import MARKER_OPTION, marker_name
 from dist_testing.core.pytest.options import has_options
 from dist_testing.core.unittest.world_case import WorldCase
@@ -22,8 +22,6 @@ MARKER_KEY = pytest.StashKey[Distributed]()
 SIZE_KEY = pytest.StashKey[int]()
 # Set by the plugin: whether the session uses the library whatever its tests are, as a Bazel target does.
 USES_LIBRARY_KEY = pytest.StashKey[bool]()
-
-_ARGUMENTS = frozenset(field.name for field in fields(Distributed))
 
 
 @dataclass(slots=True)
@@ -173,5 +171,7 @@ def _has_other_meaning(config: pytest.Config) -> bool:
 
 
 def _is_ours(definition: pytest.Function, marks: Sequence[pytest.Mark]) -> bool:
-    has_our_arguments = any(mark.kwargs and not mark.args and mark.kwargs.keys() <= _ARGUMENTS for mark in marks)
+    has_our_arguments = any(
+        mark.kwargs and not mark.args and mark.kwargs.keys() <= set(argument_names()) for mark in marks
+    )
     return has_our_arguments or fixture_module(definition, "world") == PLUGIN

@@ -10,10 +10,10 @@ from typing import Any
 
 import pytest
 
+from dist_testing.core.ground.add_ons import add_ons
 from dist_testing.core.ground.backends import Backend, check_backend_name, check_features
 from dist_testing.core.ground.budget import MAX_TIMEOUT_S, is_timeout
 from dist_testing.core.ground.errors import UsageError
-from dist_testing.core.ground.fault_plan import PlannedFault, read_fault_plan
 from dist_testing.core.ground.layout import MAX_NODES, is_node_count
 from dist_testing.core.ground.spec import MAX_WORLD_SIZE, is_world_size
 from dist_testing.core.launch.isolation import isolation_names
@@ -40,7 +40,7 @@ class Distributed:
         features: Features that a backend must have for the test.
         strict_collectives: Whether different collective calls fail the test; None for the command line's choice.
         nodes: Nodes that the ranks are spread over; None for the target's or the command line's number.
-        faults: Faults on purpose that the runner causes.
+        settings: Those of add-ons, by their names.
     """
 
     world_size: tuple[int, ...] = ()
@@ -52,7 +52,7 @@ class Distributed:
     features: tuple[str, ...] = ()
     strict_collectives: bool | None = None
     nodes: int | None = None
-    faults: tuple[PlannedFault, ...] = ()
+    settings: Mapping[str, Any] = field(default_factory=dict)
 
     def is_for(self, backend: Backend) -> bool:
         """Whether the test is for a backend."""
@@ -84,20 +84,31 @@ def read_marker(definition: pytest.Function | Any) -> Distributed | None:
                 f"Write world_size=4, for example. {_OTHER_PROJECT}",
             )
         arguments |= mark.kwargs
-    if unknown := sorted(arguments.keys() - _READERS.keys()):
-        near = difflib.get_close_matches(unknown[0], _READERS, n=1)
+    known = argument_names()
+    if unknown := sorted(arguments.keys() - known):
+        near = difflib.get_close_matches(unknown[0], known, n=1)
         raise _wrong(
             definition,
             f"{unknown[0]} = {arguments[unknown[0]]!r}",
-            f"It takes {', '.join(_READERS)}",
+            f"It takes {', '.join(known)}",
             f"Did you mean {near[0]}?" if near else f"Leave it out. {_OTHER_PROJECT}",
         )
     given = {
         name: _READERS[name](definition, f"{name} = {value!r}", value)
         for name, value in arguments.items()
-        if value is not None
+        if value is not None and name in _READERS
     }
-    return Distributed(**given)
+    settings = {
+        add_on.name: add_on.load("setting")(definition.nodeid, arguments[add_on.name])
+        for add_on in add_ons()
+        if add_on.setting and arguments.get(add_on.name) is not None
+    }
+    return Distributed(**given, settings=settings)
+
+
+def argument_names() -> list[str]:
+    """Return the arguments that the marker takes, those for add-ons at the end."""
+    return [*_READERS, *(add_on.name for add_on in add_ons() if add_on.setting)]
 
 
 def _world_sizes(definition: Any, given: str, value: object) -> tuple[int, ...]:
@@ -173,5 +184,4 @@ _READERS: dict[str, Callable[[Any, str, object], Any]] = {
     "features": partial(_names, check=lambda name: check_features([name])),
     "strict_collectives": _true_or_false,
     "nodes": _nodes,
-    "faults": lambda definition, _, value: read_fault_plan(definition.nodeid, value),
 }

@@ -20,7 +20,7 @@ ISOLATIONS = "fork, spawn, pool or thread"
 # Follows the marker's name.
 MARKER_HELP = (
     "(world_size=None, init=True, timeout=None, isolation=None, expected_exits=None, backends=None, "
-    "features=None, strict_collectives=None, nodes=None, faults=None): "
+    "features=None, strict_collectives=None, nodes=None): "
     "run the test on every rank of a world. "
     "world_size: a number, or a list of numbers of which each makes a case; default: the target's. "
     "init=False: the test makes its own groups. "
@@ -32,7 +32,7 @@ MARKER_HELP = (
     "features: features that a backend must have; with others the test is deselected. "
     "strict_collectives: whether the test fails if its ranks pass but make different collective calls. "
     "nodes: simulated nodes that the ranks are spread over, each with a network of its own. "
-    'faults: seconds to a fault that the runner causes then, as {3: "kill(2)"}.'
+    "Add-ons have further arguments, by their names, such as faults."
 )
 
 

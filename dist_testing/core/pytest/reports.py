@@ -109,12 +109,11 @@ def _unjudged(item: pytest.Item, error: BaseException) -> UsageError:
 
 
 def properties(result: CaseResult) -> Properties:
-    """Return the properties of a result for the report: world size, cause, GPUs, culprit, outcome of each rank."""
+    """Return the properties of a result: world size, cause, facts of add-ons, culprit, outcome of each rank."""
     values: Properties = [("world_size", result.case.world_size)]
     if result.verdict.cause is not Cause.NONE:
         values.append(("cause", result.verdict.cause.value))
-    if result.gpus:
-        values += [("gpus", result.gpus), ("gpu_wait_s", f"{result.gpu_wait_s:.1f}")]
+    values += result.facts.items()
     if result.retried:
         values.append(("retried", result.retried))
     if result.verdict.culprit is not None:

@@ -19,9 +19,8 @@ from dist_testing.core.engine.needs import missing_need
 from dist_testing.core.engine.running_case import RunningCase
 from dist_testing.core.engine.running_world import check_world_size
 from dist_testing.core.ground.budget import MAX_TIMEOUT_S, is_timeout
-from dist_testing.core.ground.case import Case, CaseBody, CaseFailedError, CaseResult
+from dist_testing.core.ground.case import SETTINGS, Case, CaseBody, CaseFailedError, CaseResult
 from dist_testing.core.ground.errors import DistTestingError, UsageError
-from dist_testing.core.ground.fault_plan import PLANNED_FAULTS
 from dist_testing.core.ground.requirement import unmet_requirement
 from dist_testing.core.launch.isolation import Isolation, Reuse, isolation_named, isolation_names
 from dist_testing.core.rank.bootstrap import FAILED_EXIT_CODE
@@ -203,7 +202,7 @@ class WorldCase(unittest.TestCase):
             init=False,
             with_store=self._with_store,
             expected_exits=declared_exits(method) if method else {},
-            faults=getattr(method, PLANNED_FAULTS, ()),
+            settings=getattr(method, SETTINGS, {}),
             nodes=nodes,
         )
         self._running = running = session.engine.start(case)

@@ -1,0 +1,75 @@
+"""Counts the files of the core whose code mentions an add-on, so that a new mention is a decision in a diff.
+
+The core asks for add-ons through `core/ground/add_ons.py` and the hooks. What is left are words of the spec, of the
+marker and of torchrun, and calls that ask for an add-on by its name. Comments, docstrings and texts do not count.
+"""
+
+from __future__ import annotations
+
+import io
+import re
+import tokenize
+from dataclasses import dataclass
+from pathlib import Path
+
+_CORE = Path("dist_testing", "core")
+
+
+@dataclass(frozen=True)
+class _Mentions:
+    """What names an add-on in the code of the core.
+
+    Attributes:
+        words: Pattern of an identifier, or of a string without blanks.
+        files: In how many files of the core it may be.
+        why: Why it is there.
+    """
+
+    words: str
+    files: int
+    why: str
+
+
+_ALLOWED = {
+    "attach": _Mentions("attach", 5, "whether this process is a rank of another launcher: `session.existing_world`"),
+    "coverage": _Mentions("coverage", 3, "Bazel's protocol asks for it; a hint for pytest-cov"),
+    "faults": _Mentions(r"(?<!de)fault(?!handler)", 1, "an event's words, until events belong to add-ons"),
+    "gpus": _Mentions(r"gpu|lease_wait", 19, "fields of the spec and of backends; the events of a wait"),
+    "hang": _Mentions("ledger|(^|_)hang($|_)(?!up)", 1, "a cause of a verdict"),
+    "huge_pages": _Mentions("huge_page", 0, ""),
+    "nccl": _Mentions("nccl", 3, "torch's own skip, by which people search; a fact of a backend"),
+    "nodes": _Mentions("(^|_)nodes?($|_)", 16, "the layout of ranks: `World.node`, torchrun's variables, spec, marker"),
+    "pool_state": _Mentions("pool_state", 0, ""),
+    "programs": _Mentions("program_(exits|session)|^programs$", 3, "a field of the spec, and its session of pytest"),
+    "threads": _Mentions(
+        "^THREAD$|are_threads|thread_(items|front)|ThreadItems", 7, "the isolation's name; pytest's items for threads"
+    ),
+    "watch": _Mentions("dist_watch|WATCH_OPTION|watch_target|^watched$", 3, "the option that asks for the add-on"),
+}
+
+
+def wrong_mentions(root: Path) -> list[str]:
+    """Return a complaint for each add-on that the core mentions in another number of files than allowed."""
+    found: dict[str, dict[str, set[str]]] = {name: {} for name in _ALLOWED}
+    for path in sorted((root / _CORE).rglob("*.py")):
+        words = _words(path)
+        for name, allowed in _ALLOWED.items():
+            if named := {word for word in words if re.search(allowed.words, word)}:
+                found[name][str(path.relative_to(root / _CORE))] = named
+    return [
+        f"the core mentions the add-on {name} in {len(places)} file(s); tools/lint/mentions.py allows {allowed.files} "
+        f"({allowed.why}).\n  " + "; ".join(f"{place}: {', '.join(sorted(named))}" for place, named in places.items())
+        for name, allowed in _ALLOWED.items()
+        if len(places := found[name]) != allowed.files
+    ]
+
+
+def _words(path: Path) -> set[str]:
+    """Return the identifiers of a file, and its strings that could be one."""
+    tokens = tokenize.generate_tokens(io.StringIO(path.read_text(encoding="utf-8")).readline)
+    words = {
+        token.string.strip("rbf\"'") if token.type == tokenize.STRING else token.string
+        for token in tokens
+        if token.type in (tokenize.NAME, tokenize.STRING)
+    }
+    return {word for word in words if re.fullmatch(r"[\w.-]+", word)}
