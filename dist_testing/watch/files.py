@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import hashlib
 import importlib.util
 import os
 import sys
 import sysconfig
+import traceback
 from collections.abc import Iterable
 from pathlib import Path
 from types import ModuleType
@@ -37,33 +37,38 @@ def is_third_party(path: str) -> bool:
     return path.startswith("<") or os.path.realpath(path).startswith(_python_folders())
 
 
-def file_of(module: ModuleType) -> str | None:
-    """Return the source or library file that a module was imported from; None if it has none."""
-    spec = getattr(module, "__spec__", None)
-    path = getattr(spec, "origin", None) if getattr(spec, "has_location", False) else None
-    return os.path.abspath(path) if isinstance(path, str) else None
+def own_files(more: Iterable[ModuleType] = ()) -> set[str]:
+    """Return the files of all modules that this process has imported, and of `more`, without third-party ones."""
+    found = set()
+    for module in [*sys.modules.values(), *more]:
+        spec = getattr(module, "__spec__", None)
+        path = getattr(spec, "origin", None) if getattr(spec, "has_location", False) else None
+        if isinstance(path, str) and not is_third_party(path):
+            found.add(os.path.abspath(path))
+    return found
 
 
-def own_files() -> list[str]:
-    """Return the files of all modules that this process has imported, without third-party ones."""
-    found = {path for module in list(sys.modules.values()) if (path := file_of(module)) and not is_third_party(path)}
-    return sorted(found)
+def sources_of(error: BaseException | None) -> set[str]:
+    """Return the files that an error of an import, and its causes, have come through, without third-party ones."""
+    found = set()
+    while error is not None:
+        found |= {frame.f_code.co_filename for frame, _ in traceback.walk_tb(error.__traceback__)}
+        if isinstance(error, SyntaxError) and error.filename:
+            found.add(error.filename)
+        error = error.__cause__
+    return {os.path.abspath(path) for path in found if not is_third_party(path)}
 
 
 class Files:
     """The watched files, with the content that each had when it was last looked at."""
 
     def __init__(self) -> None:
-        self._status: dict[str, _Status | None] = {}
-        self._content: dict[str, bytes | None] = {}
-        self._folders: dict[str, int] = {}
-        self._trees: set[str] = set()
-
-    def __contains__(self, path: str) -> bool:
-        return path in self._status
+        self._seen: dict[str, tuple[_Status | None, bytes | None]] = {}
+        # The time of the last change of each watched folder, and whether the folders below it are watched, too.
+        self._folders: dict[str, tuple[int, bool]] = {}
 
     def __len__(self) -> int:
-        return len(self._status)
+        return len(self._seen)
 
     def add(self, paths: Iterable[str], since_ns: int) -> set[str]:
         """Watch more files, and the folders that they are in.
@@ -77,70 +82,49 @@ class Files:
         """
         late = set()
         for path in paths:
-            if path not in self._status:
-                self._status[path], self._content[path] = _status_of(path), _content_of(path)
-                status = self._status[path]
+            if path not in self._seen:
+                self._seen[path] = status, _ = _status_of(path), _content_of(path)
                 if status is not None and status[1] > since_ns - _CLOCK_STEP_NS:
                     late.add(path)
-                self._add_folder(os.path.dirname(path))
+                if os.path.dirname(path) not in self._folders:
+                    self._scan(os.path.dirname(path), is_tree=False)
         return late
 
-    def add_tree(self, folder: str) -> list[str]:
-        """Watch a folder with all below it for new Python files; return those that are there now."""
-        found = []
-        self._trees.add(folder)
-        for path, names, files in os.walk(folder):
-            names[:] = [name for name in names if not (name.startswith(".") or name in _LEFT_OUT)]
-            if "pyvenv.cfg" in files:
-                names.clear()
-                continue
-            self._add_folder(path)
-            found += [os.path.join(path, name) for name in files if name.endswith(".py")]
-        return found
+    def add_tree(self, folder: str) -> None:
+        """Watch a folder with all below it for Python files."""
+        self._scan(folder, is_tree=True)
 
     def changed(self) -> set[str]:
         """Return the files that were changed, removed or created since the last call."""
         found = set()
-        for path, before in self._status.items():
+        for path, (before, content) in self._seen.items():
             if (status := _status_of(path)) != before:
-                self._status[path] = status
-                content = _content_of(path)
-                if content != self._content[path]:
-                    self._content[path] = content
+                self._seen[path] = status, _content_of(path)
+                if self._seen[path][1] != content:
                     found.add(path)
-        for folder, before_ns in list(self._folders.items()):
-            if (changed_ns := _changed_ns(folder)) != before_ns:
-                self._folders[folder] = changed_ns
-                found |= self._created_in(folder)
+        for folder, (before_ns, is_tree) in list(self._folders.items()):
+            if _changed_ns(folder) != before_ns:
+                found |= self._scan(folder, is_tree=is_tree)
         return found
 
-    def _add_folder(self, folder: str) -> None:
-        if folder not in self._folders:
-            self._folders[folder] = _changed_ns(folder)
-            self._remember(folder)
-
-    def _remember(self, folder: str) -> set[str]:
-        created = set()
-        with contextlib.suppress(OSError):
-            for entry in os.scandir(folder):
-                # Editors give hidden names to files of their own.
-                is_source = entry.name.endswith(".py") and not entry.name.startswith(".")
-                if is_source and entry.path not in self._status:
-                    self._status[entry.path], self._content[entry.path] = (
-                        _status_of(entry.path),
-                        _content_of(entry.path),
-                    )
-                    created.add(entry.path)
-        return created
-
-    def _created_in(self, folder: str) -> set[str]:
-        created = self._remember(folder)
-        if any(f"{folder}{os.sep}".startswith(f"{tree}{os.sep}") for tree in self._trees):
-            with contextlib.suppress(OSError):
-                for entry in os.scandir(folder):
-                    is_new = entry.path not in self._folders and not entry.name.startswith(".")
-                    if is_new and entry.name not in _LEFT_OUT and entry.is_dir():
-                        created.update(self.add_tree(entry.path))
+    def _scan(self, folder: str, *, is_tree: bool) -> set[str]:
+        """Watch a folder; return the Python files in it that were not watched yet."""
+        created: set[str] = set()
+        changed_ns = _changed_ns(folder)
+        try:
+            # Editors give hidden names to files of their own.
+            entries = [entry for entry in os.scandir(folder) if not entry.name.startswith(".")]
+        except OSError:
+            entries = []
+        if is_tree and any(entry.name == "pyvenv.cfg" for entry in entries):
+            return created
+        self._folders[folder] = changed_ns, is_tree
+        for entry in entries:
+            if entry.name.endswith(".py") and entry.path not in self._seen:
+                self._seen[entry.path] = _status_of(entry.path), _content_of(entry.path)
+                created.add(entry.path)
+            elif is_tree and entry.name not in _LEFT_OUT and not self._folders.get(entry.path, (0, False))[1]:
+                created |= self._scan(entry.path, is_tree=True) if entry.is_dir(follow_symlinks=False) else set()
         return created
 
 

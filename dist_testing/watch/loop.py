@@ -1,25 +1,24 @@
-"""Waits for what a watch reacts to: saves, keys, signals and messages of other processes."""
+"""Waits for what a watch reacts to: saves, commands, signals and the events of a run."""
 
 from __future__ import annotations
 
-import contextlib
+import os
 import select
 import signal
 import socket
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from types import FrameType, TracebackType
 
-from dist_testing.watch.chain import Peer
 from dist_testing.watch.files import Files
-from dist_testing.watch.keys import Keys
+from dist_testing.watch.run import Run
 
 # Seconds between two looks at the files, and until a second look at files that are being written.
 _LOOK_S = 0.05
 _SETTLE_S = 0.02
 # A look at many files may take at most this part of the time.
 _LOOK_SHARE = 0.05
-_ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+_STDIN = 0
 
 
 class EndWatchError(Exception):
@@ -35,49 +34,48 @@ class EndWatchError(Exception):
 
 
 class Loop:
-    """Serves all connections of the watcher. Use as a context manager.
+    """Serves the watcher. Use as a context manager; a run leaves it, too, and has the signal handlers of before.
 
     Attributes:
         files: The watched files.
         changed: Files whose change is complete, until the watcher takes them.
-        pressed: Keys, until the watcher takes them.
-        keys: The keyboard.
-        is_debugging: Whether a debugger has the terminal: keys and Ctrl-C are its own, and saves wait.
+        commands: Lines that the user has typed, until the watcher takes them.
+        has_terminal: Whether the standard input is a terminal.
+        run: The run to listen to; None for none.
+        is_debugging: Whether a debugger has the terminal: lines and Ctrl-C are its own, and saves wait.
     """
 
-    def __init__(self, files: Files, peers: Callable[[], Iterable[Peer]]) -> None:
-        """Make the loop. `peers` returns the processes to listen to."""
+    def __init__(self, files: Files) -> None:
         self.files = files
         self.changed: set[str] = set()
-        self.pressed: list[str] = []
-        self.keys = Keys()
+        self.commands: list[str] = []
+        self.has_terminal = os.isatty(_STDIN)
+        self.run: Run | None = None
         self.is_debugging = False
-        self._peers = peers
+        self._typed = b""
         self._changing: set[str] = set()
         self._look_at_s = time.monotonic()
         self._ended_by = 0
-        self._undo = contextlib.ExitStack()
 
     def __enter__(self) -> Loop:
-        ours, theirs = socket.socketpair()
-        for one in (ours, theirs):
-            self._undo.enter_context(one)
+        self._wake, self._woken_by = socket.socketpair()
+        for one in (self._wake, self._woken_by):
             one.setblocking(False)
-        self._wake = ours
-        self._undo.callback(signal.set_wakeup_fd, signal.set_wakeup_fd(theirs.fileno(), warn_on_full_buffer=False))
-        for number in _ENDING:
-            self._undo.callback(signal.signal, number, signal.signal(number, self._on_end))
-        self._undo.callback(signal.signal, signal.SIGCONT, signal.signal(signal.SIGCONT, self._on_continue))
-        self._undo.callback(self.keys.stop)
-        self.keys.start()
+        self._old_fd = signal.set_wakeup_fd(self._woken_by.fileno(), warn_on_full_buffer=False)
+        ending = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+        self._old_handlers = {number: signal.signal(number, self._on_end) for number in ending}
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._undo.close()
+        for number, handler in self._old_handlers.items():
+            signal.signal(number, handler)
+        signal.set_wakeup_fd(self._old_fd)
+        self._wake.close()
+        self._woken_by.close()
 
-    def wait(self, condition: Callable[[], bool]) -> None:
+    def wait(self, condition: Callable[[], object]) -> None:
         """Serve everything until the condition holds.
 
         Raises:
@@ -85,37 +83,42 @@ class Loop:
         """
         while not condition():
             self._once()
-
-    def give_terminal(self) -> None:
-        """Leave the terminal to a debugger."""
-        self.is_debugging = True
-        self.keys.stop()
-
-    def take_terminal(self) -> None:
-        """Read keys again."""
-        if self.is_debugging:
-            self.is_debugging = False
-            self.keys.start()
+            if self._ended_by:
+                raise EndWatchError(self._ended_by)
 
     def _once(self) -> None:
         poller = select.poll()
         poller.register(self._wake, select.POLLIN)
-        if self.keys.is_on and not self.is_debugging:
-            poller.register(0, select.POLLIN)
-        peers = {peer.channel.fileno(): peer for peer in self._peers() if not peer.is_gone}
-        for fd in peers:
-            poller.register(fd, select.POLLIN)
-        for fd, _ in poller.poll(1000 * max(0.0, self._look_at_s - time.monotonic())):
-            if fd in peers:
-                peers[fd].receive()
-            elif fd == 0:
-                self.pressed += self.keys.read()
-            else:
-                self._wake.recv(4096)
-        if self._ended_by:
-            raise EndWatchError(self._ended_by)
+        if self.has_terminal and not self.is_debugging and _is_foreground():
+            poller.register(_STDIN, select.POLLIN)
+        run = self.run if self.run is not None and self.run.code is None else None
+        channel = -1
+        if run is not None:
+            poller.register(run.pidfd, select.POLLIN)
+            if (channel := run.channel.fileno()) >= 0:
+                poller.register(channel, select.POLLIN)
+        ready = {fd for fd, _ in poller.poll(1000 * max(0.0, self._look_at_s - time.monotonic()))}
+        if _STDIN in ready:
+            self._read_commands()
+        if self._wake.fileno() in ready:
+            self._wake.recv(4096)
+        if run is not None:
+            if run.pidfd in ready:
+                run.reap()
+            elif channel in ready:
+                run.receive()
+            run.kill_late()
         if time.monotonic() >= self._look_at_s:
             self._look()
+
+    def _read_commands(self) -> None:
+        try:
+            data = os.read(_STDIN, 4096)
+        except OSError:
+            data = b""
+        # The end of the input is the end of the watch.
+        *lines, self._typed = (self._typed + (data or b"\nq\n")).split(b"\n")
+        self.commands += [line.decode(errors="replace").strip() for line in lines]
 
     def _look(self) -> None:
         began_s = time.monotonic()
@@ -134,7 +137,11 @@ class Loop:
         if not (self.is_debugging and number == signal.SIGINT):
             self._ended_by = number
 
-    def _on_continue(self, *_: object) -> None:
-        if not self.is_debugging:
-            with contextlib.suppress(OSError):
-                self.keys.start()
+
+def _is_foreground() -> bool:
+    """Return whether this job may read the terminal; the kernel stops a job in the background that reads it."""
+    try:
+        return os.tcgetpgrp(_STDIN) == os.getpgrp()
+    except OSError:
+        # The terminal is gone, and reading tells.
+        return True

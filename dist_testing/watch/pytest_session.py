@@ -11,9 +11,9 @@ import os
 import signal
 import socket
 import sys
-from collections.abc import Generator, Mapping
+from collections.abc import Generator
 from pathlib import Path
-from types import FrameType
+from types import FrameType, ModuleType
 
 import pytest
 
@@ -25,30 +25,19 @@ from dist_testing.core.pytest.fork_capture import restart_capture
 from dist_testing.core.pytest.internals import parse_expression
 from dist_testing.core.pytest.options import WATCH_OPTION
 from dist_testing.core.session.existing_world import existing_rank
-from dist_testing.watch.files import file_of, is_third_party
-from dist_testing.watch.inert import Inertness
-from dist_testing.watch.knowledge import Project
-from dist_testing.watch.messages import (
-    WATCH_EVENTS,
-    Collected,
-    Finished,
-    LoadConftests,
-    Module,
-    Preload,
-    Reported,
-    RunTests,
-    WatchEvent,
-)
-from dist_testing.watch.warm import Fork, grow, park
+from dist_testing.watch.files import own_files, sources_of
+from dist_testing.watch.messages import WATCH_EVENTS, Finished, Imported, Reported, WatchEvent
+from dist_testing.watch.project import Project
+from dist_testing.watch.run import Fork
 from dist_testing.watch.watcher import watch
 
 # Options that a run after each save cannot honour: name in the namespace, spelling, way out.
 _REFUSED = (
     ("numprocesses", "-n", "Leave -n out: the ranks of one test run side by side anyway."),
     ("dist_jobs", "--dist-jobs", "Leave it out: a save runs few tests, and the ranks of one run side by side anyway."),
-    ("dist_debug_rank", "--dist-debug-rank", "Leave it out, and press d while the watch waits."),
-    ("usepdb", "--pdb", "Leave it out, and press d while the watch waits: that opens the debugger on a rank."),
-    ("trace", "--trace", "Leave it out, and press d while the watch waits: that opens the debugger on a rank."),
+    ("dist_debug_rank", "--dist-debug-rank", "Leave it out, and type d while the watch waits."),
+    ("usepdb", "--pdb", "Leave it out, and type d while the watch waits: that opens the debugger on a rank."),
+    ("trace", "--trace", "Leave it out, and type d while the watch waits: that opens the debugger on a rank."),
     ("collectonly", "--collect-only", "Leave one of the two out."),
     ("lf", "--lf", "Leave it out: failed tests come first, and f runs them alone."),
     ("failedfirst", "--ff", "Leave it out: failed tests come first."),
@@ -65,8 +54,6 @@ _REFUSED = (
 )
 # The name of the plugin of a run.
 _RUN = "dist_testing_watch_run"
-# pytest sets these itself.
-_OWN_VARIABLES = "PYTEST_"
 
 
 def watched_session(config: pytest.Config) -> Generator[None, object, object]:
@@ -85,21 +72,12 @@ def watched_session(config: pytest.Config) -> Generator[None, object, object]:
     except UsageError as error:
         raise pytest.UsageError(str(error)) from error
     spare_cuda()
-    environment = _environment()
-    forked = watch(_project(config), lambda text: parse_expression(text, "the pattern"))
-    while isinstance(forked.order, Preload):
-        problems = grow(forked.order)
-        forked = park(forked.channel, [*problems, *_obstacles(forked.inertness)])
-    late = _LateImports(environment)
-    sys.meta_path.insert(0, late)
-    if isinstance(forked.order, LoadConftests):
-        result = yield
-        forked = park(forked.channel, _obstacles(forked.inertness))
-        _begin(config, forked, late)
-    else:
-        _begin(config, forked, late)
-        result = yield
-    return result
+    run = _begin(config, watch(_project(config), lambda text: parse_expression(text, "the pattern")))
+    try:
+        return (yield)
+    except BaseException as error:
+        run.tell_imports(error)
+        raise
 
 
 def check_watchable(config: pytest.Config) -> None:
@@ -169,32 +147,8 @@ def _project(config: pytest.Config) -> Project:
     )
 
 
-def _environment() -> Mapping[str, str]:
-    return {name: value for name, value in os.environ.items() if not name.startswith(_OWN_VARIABLES)}
-
-
-def _obstacles(inertness: Inertness | None) -> list[str]:
-    return inertness.obstacles() if inertness is not None else []
-
-
-class _LateImports:
-    """A finder that finds nothing, and notes the imports that began after a change of the environment variables."""
-
-    def __init__(self, environment: Mapping[str, str]) -> None:
-        self._environment = environment
-        self.names: set[str] = set()
-        # Modules that the warm process had before the conftest files.
-        self.known = frozenset(sys.modules)
-
-    def find_spec(self, name: str, *_: object) -> None:
-        """Note the name if a conftest or a test file has changed the environment."""
-        if _environment() != self._environment:
-            self.names.add(name)
-
-
-def _begin(config: pytest.Config, forked: Fork, late: _LateImports) -> None:
+def _begin(config: pytest.Config, forked: Fork) -> _Run:
     """Become a run: the session goes on with the tests of the order."""
-    assert isinstance(forked.order, RunTests)
     if forked.order.debug_rank is None:
         nothing = os.open(os.devnull, os.O_RDONLY)
         os.dup2(nothing, 0)
@@ -203,23 +157,25 @@ def _begin(config: pytest.Config, forked: Fork, late: _LateImports) -> None:
     if (numpy_random := sys.modules.get("numpy.random")) is not None:
         # Python's own generator does the same at a fork.
         numpy_random.seed()
-    run = _Run(config, forked.order, forked.channel, late)
+    run = _Run(config, forked)
     config.pluginmanager.register(run, _RUN)
     signal.signal(signal.SIGTERM, run.stop)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGTERM])
+    return run
 
 
 class _Run:
     """The plugin of a run: chooses its tests, and tells the watcher about them."""
 
-    def __init__(self, config: pytest.Config, order: RunTests, channel: socket.socket, late: _LateImports) -> None:
+    def __init__(self, config: pytest.Config, forked: Fork) -> None:
         self._config = config
-        self._order = order
-        self._channel: socket.socket | None = channel
-        self._late = late
+        self._order = forked.order
+        self._channel: socket.socket | None = forked.channel
         self._pid = os.getpid()
         self._code: int | None = None
         self._test_files: set[str] = set()
-        self._left_out = set(order.left_out)
+        # Sources that an import has run, also one that has failed.
+        self._files: set[str] = set()
 
     def stop(self, number: int, _: FrameType | None) -> None:
         """Handle the signal of the watcher: end the session without a word, because the next one follows at once."""
@@ -245,7 +201,7 @@ class _Run:
     @pytest.hookimpl(tryfirst=True)
     def pytest_ignore_collect(self, collection_path: Path) -> bool | None:
         """Leave out test files that the change does not concern."""
-        return True if str(collection_path) in self._left_out else None
+        return True if str(collection_path) in self._order.left_out else None
 
     @pytest.hookimpl(trylast=True)
     def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> None:
@@ -260,22 +216,24 @@ class _Run:
             others = []
         items[:] = [*chosen, *others]
 
+    def pytest_exception_interact(self, node: pytest.Item | pytest.Collector, call: pytest.CallInfo[object]) -> None:
+        """Note what a file that could not be collected has imported: nothing in `sys.modules` tells it."""
+        if isinstance(node, pytest.Collector) and call.excinfo is not None:
+            self._files |= sources_of(call.excinfo.value)
+
     def pytest_collectreport(self, report: pytest.CollectReport) -> None:
-        """Tell the watcher about a file that could not be collected."""
+        """Note the files with tests, and tell the watcher about one that could not be collected."""
         path = str(report.fspath) if report.fspath else ""
         if path.endswith(".py"):
             self._test_files.add(os.path.abspath(self._config.rootpath / path))
         if report.failed:
             self._send(Reported(report.nodeid, "failed"))
-            self._tell_imports([])
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_collection_finish(self, session: pytest.Session) -> None:
         """Tell the watcher what was collected and imported, before ranks are forked."""
         self._test_files.update(str(item.path) for item in session.items)
-        self._tell_imports([item.nodeid for item in session.items])
-        if self._late in sys.meta_path:
-            sys.meta_path.remove(self._late)
+        self.tell_imports()
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         """Tell the watcher how a test ended."""
@@ -284,8 +242,9 @@ class _Run:
 
     @pytest.hookimpl(trylast=True)
     def pytest_sessionfinish(self, exitstatus: int) -> None:
-        """Keep the exit code."""
+        """Keep the exit code, and tell what tests have imported."""
         self._code = int(exitstatus)
+        self.tell_imports()
 
     @pytest.hookimpl(wrapper=True, tryfirst=True)
     def pytest_unconfigure(self) -> Generator[None]:
@@ -298,17 +257,13 @@ class _Run:
         """Let the session end: the watcher was interrupted, too, and would send its signal into the clean-up."""
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
 
-    def _tell_imports(self, node_ids: list[str]) -> None:
-        modules = []
-        for name, module in list(sys.modules.items()):
-            spec = getattr(module, "__spec__", None)
-            file = file_of(module)
-            if file is not None and spec is not None and spec.name == name and name not in self._late.known:
-                # pytest's own imports rewrite assertions, and give test modules names of their own.
-                is_rewritten = type(spec.loader).__module__.startswith("_pytest.")
-                is_movable = not is_rewritten and name not in self._late.names
-                modules.append(Module(name, file, is_third_party(file), is_movable))
-        self._send(Collected(tuple(sorted(self._test_files)), tuple(node_ids), tuple(modules), tuple(sys.path)))
+    def tell_imports(self, error: BaseException | None = None) -> None:
+        """Tell the watcher what was imported until now; `error` has ended the import of the conftest files."""
+        if error is not None:
+            self._files |= sources_of(error)
+        plugins = [one for one in self._config.pluginmanager.get_plugins() if isinstance(one, ModuleType)]
+        files = {*own_files(plugins), *self._files, *self._test_files}
+        self._send(Imported(tuple(sorted(files)), tuple(sorted(self._test_files))))
 
     def _send(self, event: WatchEvent) -> None:
         # Ranks have inherited this object, and their hooks reach it.

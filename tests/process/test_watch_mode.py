@@ -1,4 +1,4 @@
-"""The watch mode, driven as a person does: by saves, keys and signals."""
+"""The watch mode, driven as a person does: by saves, commands and signals."""
 
 from __future__ import annotations
 
@@ -13,12 +13,6 @@ from tests.support.children import Target, run_pytest, write_file
 from tests.support.starter import Starter, wait_ended
 from tests.support.watching import WAITS, Watch, save
 
-_NOTING = """
-    from pathlib import Path
-
-    with Path(__file__).with_name("imports.txt").open("a") as imports:
-        imports.write(f"{__name__}\\n")
-"""
 _SUM = """
     import library
     import pytest
@@ -36,49 +30,35 @@ _SUM = """
 """
 
 
-def _imports(folder: Path) -> list[str]:
-    """Return the modules that were imported since the last call."""
-    file = folder / "imports.txt"
-    names = file.read_text(encoding="utf-8").split() if file.exists() else []
-    file.unlink(missing_ok=True)
-    return names
-
-
 def test_a_save_runs_what_it_concerns(starter: Starter, tmp_path: Path) -> None:
-    """If this fails, a save runs old code, too few tests, or imports what has not changed."""
-    write_file(tmp_path, "library.py", _NOTING + "\n    import deep\n    TWO = deep.TWO\n")
-    write_file(tmp_path, "deep.py", _NOTING + "\n    TWO = 2\n")
-    write_file(tmp_path, "unrelated.py", _NOTING)
-    write_file(tmp_path, "conftest.py", _NOTING)
+    """If this fails, a save runs old code, or too few tests, or a save of a test file runs all tests."""
+    write_file(tmp_path, "library.py", "import deep\nTWO = deep.TWO\n")
+    write_file(tmp_path, "deep.py", "TWO = 2\n")
+    write_file(tmp_path, "conftest.py", "VALUE = 1\n")
     write_file(tmp_path, "tests/test_sum.py", _SUM)
-    other = "\n    import unrelated\n    def test_other():\n        pass\n"
-    write_file(tmp_path, "tests/test_other.py", _NOTING.replace("(__file__)", "(__file__).parent") + other)
+    write_file(tmp_path, "tests/other/conftest.py", "VALUE = 1\n")
+    write_file(tmp_path, "tests/other/test_other.py", "def test_other():\n    pass\n")
     with Watch(starter, tmp_path, "tests") as watch:
         assert "3 passed" in watch.wait()
-        _imports(tmp_path)
         save(tmp_path / "tests/test_sum.py", "== library.TWO", "== library.TWO + 1")
         shown = watch.wait()
         assert "watch: 1 failed, 1 passed" in shown
         assert "rank 0 raised AssertionError" in shown or "rank 1 raised AssertionError" in shown
         assert "test_other" not in shown
-        assert _imports(tmp_path) == []
 
-        save(tmp_path / "deep.py", "TWO = 2", "TWO = 1")
-        assert "watch: 2 passed" in watch.wait()
-        found = _imports(tmp_path)
-        assert {"deep", "library"} <= set(found), found
-
-        # The same size in the same second, perhaps.
-        save(tmp_path / "deep.py", "TWO = 1", "TWO = 3")
-        assert "watch: 1 failed, 1 passed" in watch.wait()
-        assert _imports(tmp_path) == ["library", "deep"]
-
-        save(tmp_path / "unrelated.py", "from", "\nfrom")
+        save(tmp_path / "tests/other/conftest.py", "VALUE = 1", "VALUE = 2")
         shown = watch.wait()
         assert "watch: 1 passed" in shown
         assert "watch: 1 failed earlier: tests/test_sum.py::test_sum" in shown
 
-        save(tmp_path / "conftest.py", "from", "\nfrom")
+        save(tmp_path / "deep.py", "TWO = 2", "TWO = 1")
+        assert "watch: 3 passed" in watch.wait()
+
+        # The same size in the same second, perhaps.
+        save(tmp_path / "deep.py", "TWO = 1", "TWO = 3")
+        assert "watch: 1 failed, 2 passed" in watch.wait()
+
+        save(tmp_path / "conftest.py", "VALUE = 1", "VALUE = 2")
         shown = watch.wait()
         assert "watch: 1 failed, 2 passed" in shown
         assert shown.index("test_sum.py F") < shown.index("test_other.py"), "failures come first"
@@ -89,8 +69,8 @@ def test_a_save_runs_what_it_concerns(starter: Starter, tmp_path: Path) -> None:
         assert "watch: 1 passed" in watch.wait()
         (tmp_path / "tests/test_new.py").unlink()
         save(tmp_path / "deep.py", "TWO = 3", "TWO = 1")
-        assert "watch: 2 passed" in watch.wait("passed in") + watch.wait()
-        watch.type("q")
+        assert "watch: 3 passed" in watch.wait("passed in") + watch.wait()
+        watch.type("q\n")
         assert watch.end() == 0
 
 
@@ -105,6 +85,7 @@ _LEAKING = """
     import pytest
     import torch
 
+    import conftest
     import library
 
     STATE = []
@@ -154,6 +135,7 @@ _LEAKING = """
 
     def test_in_the_runner():
         assert seen() == CLEAN
+        assert os.path.isdir(conftest.FOLDER.name), "an earlier run has removed it"
         leak()
 
 
@@ -167,7 +149,7 @@ _LEAKING = """
 def test_no_state_of_a_run_is_in_the_next(starter: Starter, tmp_path: Path) -> None:
     """If this fails, a test passes or fails in watch mode only because of an earlier run."""
     write_file(tmp_path, "library.py", "")
-    write_file(tmp_path, "conftest.py", "import library\n")
+    write_file(tmp_path, "conftest.py", "import tempfile\nimport library\nFOLDER = tempfile.TemporaryDirectory()\n")
     write_file(tmp_path, "test_leaks.py", _LEAKING)
     # A run of its own: the test is right.
     ended = run_pytest(starter, tmp_path, "test_leaks.py", "-p", "no:cacheprovider")
@@ -176,11 +158,11 @@ def test_no_state_of_a_run_is_in_the_next(starter: Starter, tmp_path: Path) -> N
     with Watch(starter, tmp_path, "test_leaks.py", env={"LEAVES": "1"}) as watch:
         assert "watch: 2 passed" in watch.wait()
         assert (tmp_path / "left.txt").read_text(encoding="utf-8")
-        watch.type("a")
+        watch.type("a\n")
         assert "watch: 2 passed" in watch.wait()
         save(tmp_path / "test_leaks.py", "STATE = []", "STATE = list()")
         assert "watch: 2 passed" in watch.wait()
-        watch.type("q")
+        watch.type("q\n")
         assert watch.end() == 0
 
 
@@ -212,7 +194,7 @@ def test_bad_input_is_told_and_waited_out(starter: Starter, tmp_path: Path) -> N
         assert "No module named 'absent'" in watch.wait()
         write_file(tmp_path, "absent.py", "")
         assert "watch: 1 passed" in watch.wait("passed in") + watch.wait()
-        watch.type("q")
+        watch.type("q\n")
         assert watch.end() == 0
 
 
@@ -246,13 +228,13 @@ def test_a_save_during_a_run_starts_it_again(starter: Starter, tmp_path: Path) -
         assert "KeyboardInterrupt" not in shown
         assert "Traceback" not in shown
         assert wait_ended(pids, limit_s=0), "ranks or the fork server of the stopped run are left"
-        watch.type("q")
+        watch.type("q\n")
         assert watch.end() == 0
 
 
 @pytest.mark.parametrize("way", ["SIGINT", "SIGTERM", "SIGKILL", "terminal"])
 def test_nothing_is_left_at_the_end(starter: Starter, tmp_path: Path, way: str) -> None:
-    """If this fails, a closed terminal leaves ranks, or warm processes with torch, behind."""
+    """If this fails, a closed terminal leaves ranks or a run behind."""
     write_file(tmp_path, "test_held.py", _HELD)
     with Bell(tmp_path) as bell, Watch(starter, tmp_path, "test_held.py", env=dict(bell.env)) as watch:
         bell.wait(2, watch.child)
@@ -271,11 +253,11 @@ def test_nothing_is_left_at_the_end(starter: Starter, tmp_path: Path, way: str) 
         assert ("nothing is left" in watch.shown) == (way != "SIGKILL")
 
 
-def test_keys(starter: Starter, tmp_path: Path) -> None:
-    """If this fails, a key runs other tests than its text says."""
+def test_commands(starter: Starter, tmp_path: Path) -> None:
+    """If this fails, a command runs other tests than its text says."""
     write_file(
         tmp_path,
-        "test_keys.py",
+        "test_commands.py",
         """
         import pytest
 
@@ -288,85 +270,44 @@ def test_keys(starter: Starter, tmp_path: Path) -> None:
             assert world.rank == 0
         """,
     )
-    with Watch(starter, tmp_path, "test_keys.py") as watch:
+    with Watch(starter, tmp_path, "test_commands.py") as watch:
         assert "watch: 1 failed, 1 passed" in watch.wait()
-        watch.type("f")
+        watch.type("f\n")
         shown = watch.wait()
         assert "1 deselected" in shown
         assert "watch: 1 failed in" in shown
-        watch.type("p")
-        watch.wait("pattern, as for -k: ")
-        watch.type("gxx\x7f\x7food\n")
+        watch.type("p good\n")
         shown = watch.wait()
         assert "watch: 1 passed" in shown
-        assert "watch: 1 failed earlier: test_keys.py::test_bad" in shown
-        watch.type("p")
-        watch.wait("-k: ")
-        watch.type("and\n")
+        assert "watch: 1 failed earlier: test_commands.py::test_bad" in shown
+        watch.type("p and\n")
         watch.wait("the pattern")
-        watch.type("d")
-        watch.wait("failed test: ")
-        watch.type("one\n")
+        watch.type("d one\n")
         watch.wait("'one' is no rank")
-        watch.type("d")
-        watch.wait("failed test: ")
-        watch.type("1\n")
+        watch.type("d 1\n")
         watch.wait("(Pdb) ")
         watch.type("secret\n")
         assert "41" in watch.wait("(Pdb) ")
         watch.type("c\n")
         assert "watch: 1 failed in" in watch.wait()
-        watch.type("a")
+        watch.type("a\n")
         assert "watch: 1 failed, 1 passed" in watch.wait()
-        watch.type("h")
+        watch.type("h\n")
         watch.wait("q quit")
-        watch.type("q")
+        watch.type("q\n")
         assert watch.end() == 1
 
 
-def test_a_conftest_that_cannot_be_shared_is_imported_in_each_run(starter: Starter, tmp_path: Path) -> None:
-    """If this fails, two runs share a folder that the first removes at its end."""
-    write_file(
-        tmp_path,
-        "conftest.py",
-        """
-        import tempfile
-
-        FOLDER = tempfile.TemporaryDirectory()
-        """,
-    )
-    write_file(
-        tmp_path,
-        "test_folder.py",
-        """
-        import os
-
-        import conftest
-
-        def test_folder():
-            assert os.path.isdir(conftest.FOLDER.name)
-        """,
-    )
-    with Watch(starter, tmp_path, "test_folder.py") as watch:
-        shown = watch.wait()
-        assert "watch: each run imports the conftest files again: an object waits for the end of the process" in shown
-        assert "watch: 1 passed" in shown
-        watch.type("a")
-        assert "watch: 1 passed" in watch.wait()
-        watch.type("q")
-        assert watch.end() == 0
-
-
-def test_a_target_of_bazel_without_keys(starter: Starter, tmp_path: Path) -> None:
+def test_a_target_of_bazel_without_commands(starter: Starter, tmp_path: Path) -> None:
     """If this fails, `bazel-bin/x/y --dist-watch` ignores the spec, or a script cannot end it."""
     target = Target(
         tmp_path, {"test_cases.py": _SUM.replace("library.TWO", "3").replace("import library\n", "\n")}, world_size=3
     )
     save(target.package / "test_cases.py", "(world_size=2)", "")
     env = {name: value for name, value in target.env.items() if not name.startswith(("TEST_", "XML_"))}
-    with Watch(starter, tmp_path, "--bazel", keys=False, env=env | {"TEST_WORKSPACE": "_main"}) as watch:
+    with Watch(starter, tmp_path, "--bazel", has_terminal=False, env=env | {"TEST_WORKSPACE": "_main"}) as watch:
         shown = watch.wait()
-        assert "keys are off" in shown
+        assert "there are no commands" in shown
         assert "watch: 2 passed" in shown
         save(target.package / "test_cases.py", "== 3", "== 4")
         assert "watch: 1 failed, 1 passed" in watch.wait()

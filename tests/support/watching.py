@@ -21,7 +21,7 @@ _START = f"""
     import sys
 
     terminal = os.open(os.environ.pop({_VARIABLE!r}), os.O_RDWR)
-    for fd in range(0 if os.environ.pop("HAS_KEYS") else 1, 3):
+    for fd in range(0 if os.environ.pop("HAS_TERMINAL") else 1, 3):
         os.dup2(terminal, fd)
     os.close(terminal)
     sys.stdout = open(1, "w", buffering=1, closefd=False)
@@ -41,7 +41,12 @@ class Watch:
     """Starts the watch mode and reads what it shows. Use as a context manager; its end must leave no process."""
 
     def __init__(
-        self, starter: Starter, folder: Path, *options: str, keys: bool = True, env: dict[str, str | None] | None = None
+        self,
+        starter: Starter,
+        folder: Path,
+        *options: str,
+        has_terminal: bool = True,
+        env: dict[str, str | None] | None = None,
     ) -> None:
         """Start it.
 
@@ -49,7 +54,7 @@ class Watch:
             starter: The process that starts it.
             folder: The project; its files exist already.
             *options: Files and options; with `--bazel` first, those of the main program of the rules.
-            keys: Whether the standard input is the terminal.
+            has_terminal: Whether the standard input is the terminal.
             env: Additions to the environment.
         """
         if not (folder / "pytest.ini").exists():
@@ -66,7 +71,7 @@ class Watch:
         self._starter = starter
         self._ours, theirs = pty.openpty()
         terminal = os.ttyname(theirs)
-        given = {_VARIABLE: terminal, "HAS_KEYS": "1" if keys else "", **(env or {})}
+        given = {_VARIABLE: terminal, "HAS_TERMINAL": "1" if has_terminal else "", **(env or {})}
         options = (*options, "--dist-watch")
         self.child: Child = starter.start([str(folder / "start/start.py"), *options], folder, env=given)
         self._theirs = theirs
@@ -98,9 +103,9 @@ class Watch:
         before, _, self.shown = self.shown.partition(text)
         return before + text
 
-    def type(self, keys: str) -> None:
-        """Press keys."""
-        os.write(self._ours, keys.encode())
+    def type(self, text: str) -> None:
+        """Type text."""
+        os.write(self._ours, text.encode())
 
     def hang_up(self) -> None:
         """Close the terminal."""

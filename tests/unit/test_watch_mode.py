@@ -1,11 +1,10 @@
-"""The parts of the watch mode that need no process: changed files, imports, and what cannot be copied."""
+"""The parts of the watch mode that need no process: changed files, and what they concern."""
 
 from __future__ import annotations
 
-import atexit
 import os
 import py_compile
-import socket
+import runpy
 import tempfile
 import time
 from collections.abc import Mapping
@@ -16,12 +15,11 @@ from typing import cast
 import pytest
 
 from dist_testing.core.ground.errors import UsageError
-from dist_testing.watch.files import Files, forget_compiled, is_third_party
-from dist_testing.watch.graph import Graph, syntax_error
-from dist_testing.watch.inert import Inertness
-from dist_testing.watch.knowledge import Knowledge, Project
-from dist_testing.watch.messages import Collected, LoadConftests, Module, Preload, Reported, RunTests
+from dist_testing.watch.files import Files, forget_compiled, is_third_party, sources_of
+from dist_testing.watch.messages import Imported, Reported
+from dist_testing.watch.project import Project, Results, syntax_error
 from dist_testing.watch.pytest_session import check_watchable
+from dist_testing.watch.run import Order
 from tests.support.children import write_file
 
 
@@ -51,7 +49,8 @@ def test_a_tree_is_watched_for_new_folders(tmp_path: Path) -> None:
     files = Files()
     write_file(tmp_path, "venv/pyvenv.cfg", "")
     write_file(tmp_path, "venv/lib.py", "")
-    assert files.add_tree(str(tmp_path)) == []
+    files.add_tree(str(tmp_path))
+    assert not files.changed()
     new = write_file(tmp_path, "deep/er/test_new.py", "")
     assert files.changed() == {str(new)}
     write_file(tmp_path, "venv/more.py", "")
@@ -95,47 +94,47 @@ def test_syntax_errors_name_the_line(tmp_path: Path, source: str, said: str) -> 
     assert not syntax_error(str(tmp_path / "absent.py"))
 
 
-def _graph(folder: Path) -> Graph:
-    graph = Graph()
-    modules = {"package": "package/__init__.py", "package.one": "package/one.py", "package.two": "package/two.py"}
-    graph.learn({name: str(folder / file) for name, file in modules.items()}, [str(folder)])
-    return graph
+def _project(folder: Path, *arguments: str) -> Project:
+    return Project(str(folder), str(folder), arguments, "", has_package_names=False)
 
 
-def test_imports_are_followed(tmp_path: Path) -> None:
-    """If this fails, a change does not run the tests that it breaks."""
-    for name, source in (
-        ("package/__init__.py", ""),
-        ("package/one.py", "from . import two"),
-        ("package/two.py", "def f():\n    import late.part"),
-        ("late/__init__.py", ""),
-        ("late/part.py", "import torch, os"),
-        ("plugin.py", ""),
-        ("conftest.py", "pytest_plugins = ['plugin']"),
-        ("test_one.py", "from package.one import anything"),
-        ("test_two.py", "import package"),
-        ("sub/test_three.py", "import beside"),
-        ("sub/beside.py", ""),
-    ):
+def test_the_tests_of_a_change(tmp_path: Path) -> None:
+    """If this fails, a change does not run the tests that it breaks, or the save of a test file runs all tests."""
+    names = ("test_one.py", "test_two.py", "sub/test_three.py")
+    for name, source in zip(names, ("", "from test_one import *", ""), strict=True):
         write_file(tmp_path, name, source)
-    graph = _graph(tmp_path)
-    tests = {str(tmp_path / name) for name in ("test_one.py", "test_two.py", "sub/test_three.py")}
+    results = Results(_project(tmp_path))
+    paths = tuple(str(tmp_path / name) for name in names)
+    results.learn([Imported(paths, paths)], Order())
 
-    def affected(*names: str) -> set[str]:
-        found = graph.affected({str(tmp_path / name) for name in names}, tests)
-        return {str(Path(path).relative_to(tmp_path)) for path in found}
+    def affected(*changed: str) -> set[str]:
+        left_out = results.unaffected([str(tmp_path / name) for name in changed])
+        return {name for name in names if str(tmp_path / name) not in left_out}
 
-    assert affected("package/two.py") == {"test_one.py"}
-    assert affected("late/part.py") == affected("late/__init__.py") == {"test_one.py"}
-    assert affected("package/__init__.py") == {"test_one.py", "test_two.py"}
-    assert affected("plugin.py") == affected("conftest.py") == {"test_one.py", "test_two.py", "sub/test_three.py"}
-    assert affected("sub/beside.py") == affected("sub/conftest.py") == {"sub/test_three.py"}
-    assert affected("test_two.py", "sub/beside.py") == {"test_two.py", "sub/test_three.py"}
+    assert affected("test_one.py") == {"test_one.py", "test_two.py"}, "the second names the first"
+    assert affected("test_two.py") == {"test_two.py"}
+    assert affected("test_two.py", "sub/test_three.py") == {"test_two.py", "sub/test_three.py"}
+    assert affected("sub/conftest.py") == {"sub/test_three.py"}
+    assert affected("conftest.py") == set(names)
     assert affected("test_new.py") == set()
-    assert affected("read_in_another_way.py") == {"test_one.py", "test_two.py", "sub/test_three.py"}
-    write_file(tmp_path, "test_two.py", "import package.one")
-    graph.forget([str(tmp_path / "test_two.py")])
-    assert affected("package/two.py") == {"test_one.py", "test_two.py"}
+    assert affected("test_two.py", "library.py") == set(names)
+
+
+def test_the_files_of_an_error_are_known(tmp_path: Path) -> None:
+    """If this fails, a save that mends a module whose import fails does not run the tests."""
+    broken = write_file(tmp_path, "broken.py", "x = 1 / 0")
+    unparsed = write_file(tmp_path, "unparsed.py", "x = (")
+
+    def error_of(path: Path) -> BaseException:
+        with pytest.raises((ZeroDivisionError, SyntaxError)) as info:
+            runpy.run_path(str(path))
+        return info.value
+
+    outer = ValueError()
+    outer.__cause__ = error_of(broken)
+    assert sources_of(outer) == {str(broken), __file__}
+    assert sources_of(error_of(unparsed)) == {str(unparsed), __file__}
+    assert sources_of(None) == set()
 
 
 def _config(
@@ -172,62 +171,14 @@ def test_what_cannot_be_watched_is_refused(monkeypatch: pytest.MonkeyPatch) -> N
         check_watchable(_config({}))
 
 
-def test_what_a_copy_would_share_is_named(tmp_path: Path) -> None:
-    """If this fails, each run repeats the clean-up of the first, or writes into its files."""
-    # Other tests of this process may have left something.
-    present = Inertness(may_hold=False).obstacles()
-
-    def found_by(before: Inertness) -> list[str]:
-        return [text for text in before.obstacles() if text not in present]
-
-    assert found_by(Inertness(may_hold=False)) == []
-
-    before = Inertness(may_hold=False)
-    folder = tempfile.TemporaryDirectory(dir=tmp_path)
-    (found,) = found_by(before)
-    assert "TemporaryDirectory" in found
-    folder.cleanup()
-
-    before = Inertness(may_hold=False)
-    atexit.register(print)
-    atexit.unregister(print)
-    (found,) = found_by(before)
-    assert found.startswith(f"{__file__}:")
-
-    before = Inertness(may_hold=False)
-    with socket.socket(), (tmp_path / "log").open("w"):
-        found = "; ".join(found_by(before))
-    assert "socket:" in found
-    assert f"{tmp_path / 'log'} is open" in found
-
-
-def test_only_unchanged_modules_are_imported_ahead(tmp_path: Path) -> None:
-    """If this fails, a module that depends on a changed one is old, or third-party code is imported in each run."""
-    numpy = Module("numpy", "/x/site-packages/numpy/__init__.py", is_third_party=True, is_movable=True)
-    one, two, late = (
-        Module(name, str(write_file(tmp_path, f"{name}.py", source)), is_third_party=False, is_movable=is_movable)
-        for name, source, is_movable in (("one", "", True), ("two", "import one", True), ("late", "", False))
-    )
-    test = str(write_file(tmp_path, "test_a.py", "import two"))
-    project = Project(str(tmp_path), str(tmp_path), ("test_a.py",), "", has_package_names=False)
-    known = Knowledge(project, [])
-    events = [
-        Collected((test,), ("test_a.py::test_b", "test_a.py::test_c"), (numpy, one, two, late), (str(tmp_path),)),
-        Reported("test_a.py::test_b", "failed"),
-        Reported("test_a.py::test_c", "passed"),
-    ]
-    assert known.learn(events, RunTests()) == {test, one.file, two.file, late.file}
-    assert list(known.failed) == ["test_a.py::test_b"]
-    third_party, library, last = known.orders()
-    assert isinstance(third_party, Preload)
-    assert third_party.modules == ("numpy",)
-    assert isinstance(library, Preload)
-    assert library.modules == ("one", "two")
-    assert last == LoadConftests()
-    known.hot.add(one.file)
-    assert known.orders() == [third_party, LoadConftests()]
-
-    known.learn([Collected((test,), (), (), ()), Reported("test_a.py::test_c", "passed")], RunTests(pattern="c"))
-    assert list(known.failed) == ["test_a.py::test_b"], "it was not selected"
-    known.learn([Collected((test,), (), (), ()), Reported("test_a.py::test_c", "passed")], RunTests())
-    assert not known.failed, "it was renamed"
+def test_failed_tests_are_remembered(tmp_path: Path) -> None:
+    """If this fails, a failure is forgotten while it was not mended, or reported when its test is gone."""
+    test = str(write_file(tmp_path, "test_a.py", ""))
+    results = Results(_project(tmp_path, "test_a.py"))
+    imported = Imported((test,), (test,))
+    results.learn([imported, Reported("test_a.py::b", "failed"), Reported("test_a.py::c", "passed")], Order())
+    assert list(results.failed) == ["test_a.py::b"]
+    results.learn([imported, Reported("test_a.py::c", "failed")], Order(pattern="c"))
+    assert list(results.failed) == ["test_a.py::b", "test_a.py::c"], "b was not selected"
+    results.learn([imported, Reported("test_a.py::c", "passed")], Order())
+    assert not results.failed, "b was renamed"

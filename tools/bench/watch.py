@@ -6,6 +6,7 @@
 Each round saves a new number into a test file, as an editor would, and takes the time until the verdict of `pytest
 --dist-watch`, which was started before; then it saves one into a copy and takes the time of `python -m pytest` on it.
 The two take turns, so that the machine's noise is the same for both. The file has one case, an all_reduce over gloo.
+The last rows are those of the first number of ranks with a heavy conftest file: it imports torch._dynamo.
 
 The table has the median, the fastest and the slowest round in seconds. `ratio` is watch mode over the ordinary loop, of
 medians and of minima. `first run` is the time from the start of the watch to its first verdict.
@@ -33,6 +34,7 @@ _EDIT = re.compile(r"^EDIT = \d+$", re.MULTILINE)
 _VERDICT = "watch: 1 passed in "
 _WAITS = "watch: waiting for a save"
 _OPTIONS = ("-p", "dist_testing.core.pytest.plugin", "-p", "no:cacheprovider", "-q")
+_HEAVY = "import torch._dynamo\n"
 _WATCH, _ORDINARY = "watch mode", "pytest file"
 _QUICK = ("--worlds=2", "--rounds=1")
 
@@ -101,13 +103,14 @@ def _run_ordinary(folder: Path, world_size: int) -> None:
         raise BenchError(f"pytest ended with {done.returncode}:\n{done.stdout}")
 
 
-def _measure(world_size: int, rounds: int) -> tuple[dict[str, list[float]], float]:
+def _measure(world_size: int, rounds: int, conftest: str) -> tuple[dict[str, list[float]], float]:
     """Return the seconds of each round, and those of the first run of the watch."""
     seconds: dict[str, list[float]] = {_WATCH: [], _ORDINARY: []}
     with contextlib.ExitStack() as stack:
         watched, plain = (Path(stack.enter_context(tempfile.TemporaryDirectory())) for _ in range(2))
         for folder in (watched, plain):
             (folder / "pytest.ini").write_text("[pytest]\n", encoding="utf-8")
+            (folder / "conftest.py").write_text(conftest, encoding="utf-8")
             _save(folder, 0)
         output, first_s = stack.enter_context(_watching(watched, world_size))
         for number in range(1, rounds + 1):
@@ -125,14 +128,15 @@ def _measure(world_size: int, rounds: int) -> tuple[dict[str, list[float]], floa
 
 def _report(worlds: Sequence[int], rounds: int) -> tuple[str, dict[str, Any]]:
     rows, ratios, firsts, figures = [], {}, {}, {}
-    for size in worlds:
-        seconds, firsts[size] = _measure(size, rounds)
+    cases = [*((size, f"{size} ranks", "") for size in worlds), (worlds[0], f"{worlds[0]} ranks, heavy", _HEAVY)]
+    for size, case, conftest in cases:
+        seconds, firsts[case] = _measure(size, rounds, conftest)
         found = {name: summarise(values) for name, values in seconds.items()}
-        rows += [[f"{name}, {size} ranks", *(f"{value:.2f}" for value in one.figures)] for name, one in found.items()]
-        ratios[f"ratio, {size} ranks"] = ratio(found[_WATCH], found[_ORDINARY])
-        figures[str(size)] = seconds
+        rows += [[f"{name}, {case}", *(f"{value:.2f}" for value in one.figures)] for name, one in found.items()]
+        ratios[f"ratio, {case}"] = ratio(found[_WATCH], found[_ORDINARY])
+        figures[case] = seconds
     text = table(["save to verdict, s", "median", "min", "max"], rows) + ratio_lines(ratios)
-    text += "".join(f"first run, {size} ranks: {first_s:.2f} s\n" for size, first_s in firsts.items())
+    text += "".join(f"first run, {case}: {first_s:.2f} s\n" for case, first_s in firsts.items())
     return text, {"seconds": figures, "ratios": ratios, "first_s": firsts, "machine": machine_facts(), "rounds": rounds}
 
 
