@@ -7,7 +7,6 @@ replaced, on the classes that define them: the ranks are forked from the test's 
 from __future__ import annotations
 
 import functools
-import os
 import socket
 import sys
 import unittest
@@ -16,16 +15,10 @@ from typing import Any
 
 import pytest
 
-from dist_testing.core.events.cases import RankOutput
-from dist_testing.core.ground.case import CaseFailedError
+from dist_testing.adopt.on_ranks import keeps_own_way, run_on_ranks
 from dist_testing.core.ground.errors import UsageError
 from dist_testing.core.ground.spec import check_world_size
-from dist_testing.core.launch.clean import spare_cuda, unshareable_reasons
-from dist_testing.core.launch.isolation import FORK
-from dist_testing.core.session.session import current_session
-from dist_testing.functions.run import call_spec
-from dist_testing.functions.spawned import as_spawned_rank
-from dist_testing.functions.world import CallWorld
+from dist_testing.core.launch.clean import spare_cuda
 
 # unittest leaves frames of modules with this mark out of its tracebacks.
 __unittest = True
@@ -74,32 +67,15 @@ def _replacement(original: Callable[..., Any]) -> Callable[..., None]:
     @functools.wraps(original)
     def launch(self: Any, num_procs: int, init_method: str) -> None:
         __tracebackhide__ = True
-        if reasons := unshareable_reasons():
-            why = "; ".join(reasons)
-            print(f"dist_testing: {_name(self)}: its own processes run it, because {why}", file=sys.stderr)
+        name = _name(self)
+        if keeps_own_way(name, "its own processes run it"):
             original(self, num_procs, init_method)
             return
-        _launch(self, num_procs, init_method)
+        check_world_size(name, num_procs, "Set world_size of the class, or in the mark of the test.")
+        call = functools.partial(_call, self, num_procs, _port(self), init_method)
+        run_on_ranks(call, name, num_procs, float(self.exec_timeout) if getattr(self, "exec_timeout", None) else None)
 
     return launch
-
-
-def _launch(test: Any, num_procs: int, init_method: str) -> None:
-    __tracebackhide__ = True
-    name = _name(test)
-    check_world_size(name, num_procs, "Set world_size of the class, or in the mark of the test.")
-    world = CallWorld(
-        functools.partial(_call, test, num_procs, _port(test), init_method, dict(os.environ)),
-        name,
-        num_procs,
-        call_spec(name, current_session(), num_procs, None, FORK.name),
-        timeout_s=float(test.exec_timeout) if getattr(test, "exec_timeout", None) else None,
-        init=False,
-        with_store=False,
-        show=_show,
-    )
-    with world:
-        world.judge(world.run(), CaseFailedError)
 
 
 class _Skips(list[str]):
@@ -110,9 +86,8 @@ class _Skips(list[str]):
         self.append(reason)
 
 
-def _call(test: Any, num_procs: int, port: str, init_method: str, env: dict[str, str]) -> None:
+def _call(test: Any, num_procs: int, port: str, init_method: str, rank: int) -> None:
     """Run the test or the fixture on a rank, as a process of the suite does."""
-    rank = as_spawned_rank(env)
     skips = _Skips()
     uses_queue = bool(getattr(test, "non_daemonic_procs", False))
     reason = getattr(test, _ON_RANK)(rank, num_procs, port, init_method, skips if uses_queue else "")
@@ -138,7 +113,3 @@ def _port(test: Any) -> str:
 def _name(test: Any) -> str:
     function = getattr(getattr(test, "_current_test", None), "__name__", "")
     return ".".join(filter(None, (type(test).__module__, type(test).__qualname__, function)))
-
-
-def _show(event: RankOutput) -> None:
-    print(event.line, flush=True)

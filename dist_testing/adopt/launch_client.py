@@ -9,7 +9,6 @@ with the test's process, ends the runner. The host is a fresh interpreter that h
 
 from __future__ import annotations
 
-import array
 import inspect
 import json
 import os
@@ -124,8 +123,7 @@ def _be_proxy(
         cwd = os.getcwd() if given["cwd"] is None else os.fsdecode(given["cwd"])
         content = {"module": launch.module, "arguments": launch.arguments, "env": _env(given), "cwd": cwd}
         os.write(request, json.dumps(content).encode())
-        sent = [request, *streams, theirs.fileno()]
-        channel.sendmsg([b"launch"], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", sent))])
+        socket.send_fds(channel, [b"launch"], [request, *streams, theirs.fileno()])
         # The other ends of the command's pipes must not stay open here.
         kept = sorted((watch, life.fileno()))
         for low, high in zip([-1, *kept], [*kept, os.sysconf("SC_OPEN_MAX")], strict=True):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import array
 import fcntl
 import importlib
 import json
@@ -43,15 +42,12 @@ def main(channel_fd: int, preloaded: Sequence[str], own_path: Sequence[str]) -> 
     # Ctrl-C is for the test's process, whose end ends this one.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     while True:
-        fds = array.array("i")
-        packet, ancillary, _, _ = channel.recvmsg(_PACKET_BYTES, socket.CMSG_SPACE(_FD_COUNT * fds.itemsize))
+        packet, fds, _, _ = socket.recv_fds(channel, _PACKET_BYTES, _FD_COUNT)
         if not packet:
             os._exit(0)
-        for _, _, data in ancillary:
-            fds.frombytes(data)
         if fork() == 0:
             channel.close()
-            _be_runner(list(fds), search_path)
+            _be_runner(fds, search_path)
         for fd in fds:
             os.close(fd)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import os
+import sys
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -11,6 +12,7 @@ import pytest
 
 from dist_testing.core.events.cases import RankOutput
 from dist_testing.core.ground.case import CaseFailedError
+from dist_testing.core.launch.clean import unshareable_reasons
 from dist_testing.core.launch.isolation import FORK
 from dist_testing.core.session.session import current_session
 from dist_testing.functions.run import call_spec
@@ -21,7 +23,7 @@ from dist_testing.programs.program import NO_LIMIT_S
 # unittest leaves frames of modules with this mark out of its tracebacks.
 __unittest = True
 
-# Limit of a world in seconds; None for that of the session.
+_told: set[str] = set()
 _limit_s: list[float | None] = [NO_LIMIT_S]
 
 
@@ -33,35 +35,60 @@ def configure_limit(config: pytest.Config) -> None:
     _limit_s[0] = NO_LIMIT_S if config.getoption("--dist-timeout", default=None) is None else None
 
 
-def ranks_of(call: Callable[[int], Any], name: str, size: int) -> CallWorld:
+def suite_limit_s() -> float | None:
+    """Return the limit of a world in seconds; None for that of the session."""
+    return _limit_s[0]
+
+
+def ranks_of(
+    call: Callable[[int], Any], name: str, size: int, timeout_s: float | None, *, subject: str = ""
+) -> CallWorld:
     """Return a world in which each rank calls `call(rank)`, without a group and without variables of a launcher.
 
     Args:
         call: Needs no pickle.
         name: Name of the test, for reports.
         size: Number of ranks.
+        timeout_s: Limit in seconds; None for that of the session.
+        subject: What errors name; "" for the name.
     """
     return CallWorld(
         functools.partial(_on_rank, call, dict(os.environ)),
         name,
         size,
-        call_spec(name, current_session(), size, None, FORK.name),
-        timeout_s=_limit_s[0],
+        call_spec(subject or name, current_session(), size, None, FORK.name),
+        timeout_s=timeout_s,
         init=False,
         with_store=False,
         show=_show,
     )
 
 
-def run_on_ranks(call: Callable[[int], Any], name: str, size: int) -> None:
-    """Call `call(rank)` on each rank of a world.
+def keeps_own_way(subject: str, own_way: str, unknown: str = "") -> bool:
+    """Return whether the suite makes the ranks in its own way, and tell once why.
+
+    Args:
+        subject: Name of the test or function.
+        own_way: What runs the ranks then.
+        unknown: What the adapter does not know; "" if only the state of this process can stand against a fork.
+    """
+    reasons = [unknown] if unknown else unshareable_reasons()
+    line = f"dist_testing: {subject}: {own_way}, because {'; '.join(reasons)}"
+    if reasons and line not in _told:
+        _told.add(line)
+        print(line, file=sys.stderr, flush=True)
+    return bool(reasons)
+
+
+def run_on_ranks(call: Callable[[int], Any], name: str, size: int, timeout_s: float | None) -> None:
+    """Call `call(rank)` on each rank of a world; see `ranks_of` for the arguments.
 
     Raises:
         CaseFailedError: If a rank failed.
         unittest.SkipTest: If all ranks skip for the same reason.
     """
     __tracebackhide__ = True
-    with ranks_of(call, name, size) as world:
+    with ranks_of(call, name, size, timeout_s) as world:
         world.judge(world.run(), CaseFailedError)
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import os
 import sys
 import time
 from collections.abc import Callable, Mapping
@@ -13,18 +12,13 @@ import torch
 import torch.multiprocessing
 from torch.multiprocessing.spawn import ProcessExitedException, ProcessRaisedException
 
-from dist_testing.core.events.cases import RankOutput
+from dist_testing.adopt.on_ranks import keeps_own_way, ranks_of
 from dist_testing.core.ground.case import CaseFailedError, CaseResult
 from dist_testing.core.ground.errors import UsageError
 from dist_testing.core.ground.outcomes import Kind, Status, exit_name
 from dist_testing.core.ground.spec import check_world_size
-from dist_testing.core.launch.clean import unshareable_reasons
-from dist_testing.core.launch.isolation import FORK
-from dist_testing.core.session.session import current_session
 from dist_testing.core.unittest.exits import exit_code
 from dist_testing.core.unittest.handles import RankHandle
-from dist_testing.functions.run import call_spec
-from dist_testing.functions.spawned import as_spawned_rank
 from dist_testing.functions.world import CallWorld
 
 # unittest leaves frames of modules with this mark out of its tracebacks.
@@ -40,35 +34,29 @@ _original: Callable[..., Any] = _torch.start_processes
 _contexts: list[RanksContext] = []
 # Whether this process is a rank, where the functions are torch's own.
 _is_rank = [False]
-_told: set[str] = set()
 
 
 class RanksRaisedError(CaseFailedError, ProcessRaisedException):
     """A rank has raised; torch's own exception, with the report as its text."""
 
+    # The process is gone. torch's exceptions name it for logs only.
+    error_pid = -1
+
     def __init__(self, text: str, result: CaseResult) -> None:
         CaseFailedError.__init__(self, text, result)
-        self.msg, self.error_index, self.error_pid = text, _culprit(result), _pid(result)
+        self.msg, self.error_index = text, result.verdict.culprit or 0
 
 
 class RanksExitedError(CaseFailedError, ProcessExitedException):
     """The process of a rank has ended early; torch's own exception, with the report as its text."""
 
+    error_pid = -1
+
     def __init__(self, text: str, result: CaseResult) -> None:
         CaseFailedError.__init__(self, text, result)
-        self.msg, self.error_index, self.error_pid = text, _culprit(result), _pid(result)
+        self.msg, self.error_index = text, result.verdict.culprit or 0
         self.exit_code = exit_code(result.outcomes[self.error_index])
         self.signal_name = exit_name(self.exit_code).partition(" ")[0] if self.exit_code < 0 else None
-
-
-def _culprit(result: CaseResult) -> int:
-    return 0 if result.verdict.culprit is None else result.verdict.culprit
-
-
-def _pid(result: CaseResult) -> int:
-    # The process is gone. torch's exceptions name it for logs only.
-    del result
-    return -1
 
 
 class RanksContext:
@@ -76,12 +64,13 @@ class RanksContext:
 
     Attributes:
         processes: A handle for each rank.
+        is_daemon: Whether the ranks end with the test, without a verdict.
     """
 
     def __init__(self, world: CallWorld, *, daemon: bool) -> None:
         self._world = world
         self._running = world.start()
-        self._is_daemon = daemon
+        self.is_daemon = daemon
         self._error: BaseException | None = None
         self._is_over = False
         self.processes = [RankHandle(self._running, rank) for rank in range(self._running.case.world_size)]
@@ -143,11 +132,6 @@ class RanksContext:
             _contexts.remove(self)
         self._world.close()
 
-    @property
-    def is_daemon(self) -> bool:
-        """Whether the ranks end with the test, without a verdict."""
-        return self._is_daemon
-
 
 def open_contexts() -> list[RanksContext]:
     """Return the contexts of this process that have not been waited for; end those of daemons."""
@@ -196,14 +180,9 @@ def _start(
 ) -> RanksContext | None:
     __tracebackhide__ = True
     caller = str(frame.f_globals.get("__name__", ""))
-    reasons = unshareable_reasons()
     # torchrun's agent, inside a test, looks after its processes itself; and a rank makes processes, no world.
-    if _is_rank[0] or caller.startswith("torch.") or reasons:
-        if reasons and not _is_rank[0]:
-            _tell_once(
-                f"dist_testing: {getattr(fn, '__qualname__', fn)}: torch's own spawn runs it, because "
-                f"{'; '.join(reasons)}"
-            )
+    is_own = _is_rank[0] or caller.startswith("torch.")
+    if is_own or keeps_own_way(getattr(fn, "__qualname__", str(fn)), "torch's own spawn runs it"):
         context: RanksContext | None = _original(fn, args, nprocs, join, daemon, start_method, **more)
         return context
     name = f"{getattr(fn, '__module__', '')}.{getattr(fn, '__qualname__', repr(fn))}"
@@ -218,15 +197,7 @@ def _start(
     if start_method != "fork":
         # Pickle moves tensors into shared memory, so that caller and ranks see the changes of each other.
         share_memory(args)
-    world = CallWorld(
-        functools.partial(_call, fn, args, dict(os.environ)),
-        name,
-        nprocs,
-        call_spec(subject, current_session(), nprocs, None, FORK.name),
-        init=False,
-        with_store=False,
-        show=_show,
-    )
+    world = ranks_of(functools.partial(_call, fn, args), name, nprocs, None, subject=subject)
     if not join:
         return RanksContext(world, daemon=daemon)
     with world:
@@ -235,11 +206,9 @@ def _start(
     return None
 
 
-def _call(fn: Callable[..., Any], args: tuple[Any, ...], env: Mapping[str, str]) -> None:
+def _call(fn: Callable[..., Any], args: tuple[Any, ...], rank: int) -> None:
     """Call the function on a rank, in the environment that a spawned process has."""
     _is_rank[0] = True
-    # torch's function sets no variable.
-    rank = as_spawned_rank(env)
     try:
         fn(rank, *args)
     except SystemExit as error:
@@ -271,14 +240,3 @@ def share_memory(value: object) -> None:
     elif isinstance(value, dict):
         for inner in value.values():
             share_memory(inner)
-
-
-def _show(event: RankOutput) -> None:
-    # As the processes of torch's function print: without the rank.
-    print(event.line, flush=True)
-
-
-def _tell_once(line: str) -> None:
-    if line not in _told:
-        _told.add(line)
-        print(line, file=sys.stderr, flush=True)

@@ -11,7 +11,7 @@ import os
 
 import pytest
 
-from dist_testing.adopt.on_ranks import configure_limit, ranks_of
+from dist_testing.adopt.on_ranks import configure_limit, ranks_of, suite_limit_s
 from dist_testing.adopt.standalone_rank import FIRST_SIZE, ON_RANK, SETUP, Lines, run_item
 from dist_testing.core.ground.case import CaseFailedError
 from dist_testing.core.ground.errors import UsageError
@@ -73,7 +73,7 @@ def _run_on_ranks(item: pytest.Item) -> dict[str, str]:
     while True:
         lines = Lines(size)
         try:
-            with ranks_of(functools.partial(run_item, item, lines), item.nodeid, size) as world:
+            with ranks_of(functools.partial(run_item, item, lines), item.nodeid, size, suite_limit_s()) as world:
                 result = world.run()
                 if lines.needed > size:
                     size = lines.needed

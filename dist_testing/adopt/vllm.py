@@ -8,7 +8,6 @@ A test with one of the decorators `fork_new_process_for_each_test`, `spawn_new_p
 from __future__ import annotations
 
 import functools
-import sys
 from collections.abc import Callable
 from types import FunctionType, ModuleType
 from typing import Any
@@ -16,7 +15,7 @@ from typing import Any
 import pytest
 
 from dist_testing.adopt.on_import import ChangeOnImport
-from dist_testing.adopt.on_ranks import configure_limit, run_on_ranks
+from dist_testing.adopt.on_ranks import configure_limit, keeps_own_way, run_on_ranks, suite_limit_s
 from dist_testing.core.ground.errors import UsageError
 from dist_testing.core.launch.clean import spare_cuda, unshareable_reasons
 from dist_testing.core.process.lifetime import become_subreaper
@@ -67,7 +66,7 @@ def _decorator(original: Callable[..., Any]) -> Callable[..., Any]:
         def run(*args: Any, **kwargs: Any) -> None:
             __tracebackhide__ = True
             _refuse_unshareable(test)
-            run_on_ranks(lambda _: _call(test, args, kwargs), _name(test), 1)
+            run_on_ranks(lambda _: _call(test, args, kwargs), _name(test), 1, suite_limit_s())
 
         return run
 
@@ -102,16 +101,17 @@ def _parallel(original: Callable[..., None]) -> Callable[..., None]:
     def run(monkeypatch: Any, tp_size: int, pp_size: int, test_target: Any) -> None:
         __tracebackhide__ = True
         # ray keeps the function that it has decorated.
-        function = getattr(test_target, "_function", None)
-        reasons = unshareable_reasons()
-        if function is None or reasons:
-            why = "; ".join(reasons) or f"{test_target!r} is no function of ray"
-            print(f"dist_testing: {_PARALLEL}: ray runs the ranks, because {why}", file=sys.stderr)
+        function: Any = getattr(test_target, "_function", None)
+        unknown = f"{test_target!r} is no function of ray" if function is None else ""
+        if keeps_own_way(_PARALLEL, "ray runs the ranks", unknown):
             original(monkeypatch, tp_size, pp_size, test_target)
             return
         port = _open_port(original)
         run_on_ranks(
-            lambda rank: function(monkeypatch, tp_size, pp_size, rank, port), _name(function), tp_size * pp_size
+            lambda rank: function(monkeypatch, tp_size, pp_size, rank, port),
+            _name(function),
+            tp_size * pp_size,
+            suite_limit_s(),
         )
 
     return run
