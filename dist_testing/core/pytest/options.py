@@ -80,7 +80,7 @@ def add_options(parser: pytest.Parser) -> None:
     group.addoption(
         WATCH_OPTION,
         action="store_true",
-        help="run the tests again after each save, from processes that have the unchanged imports; keys choose tests",
+        help="run tests again after each save, in forks of a process that has torch imported; typed commands choose tests",
     )
     group.addoption(
         EVENTS_OPTION,
