@@ -80,7 +80,7 @@ def add_options(parser: pytest.Parser) -> None:
     group.addoption(
         WATCH_OPTION,
         action="store_true",
-        help="run tests again after each save, in forks of a process that has torch imported; typed commands choose tests",
+        help="run tests again after each save, in forks of a process with torch; typed commands choose tests",
     )
     group.addoption(
         EVENTS_OPTION,
