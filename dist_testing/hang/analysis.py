@@ -12,8 +12,6 @@ rank runs the user's code. Such a rank can move as soon as the ranks that it wai
 | a receive from any rank | so for one of the group's members |
 | a send to a rank | that rank is about to receive from it, or can move |
 | a monitored barrier, a group that is made, the world's barrier | each member that is not in it can move |
-| a key of a store | any other rank can move |
-| a send or a receive that is not known | any other rank can move, or waits for one that may be its other end |
 
 The least solution of these rules is the set of ranks that can move. The hang is proven if the set is empty and at least
 one rank waits. No correct program is stopped: the ranks of a correct program that has not ended are on the way to a
@@ -111,6 +109,11 @@ class Analysis:
     def is_proven(self) -> bool:
         """Whether no rank can ever go on, although at least one has not ended."""
         return bool(self.waiting) and not self.movable
+
+    @property
+    def is_presumed(self) -> bool:
+        """Whether one of the waits is presumed."""
+        return any(waiting.wait.is_presumed for waiting in self.waiting.values())
 
 
 def analyse(views: Sequence[RankView], limits_ms: frozenset[int] = frozenset()) -> Analysis:
@@ -228,14 +231,6 @@ def _calls_of_members(
 
 def _missing(rank: int, ledger: Ledger, wait: Wait, views: Mapping[int, RankView]) -> tuple[frozenset[int], ...] | None:
     """The sets of ranks that are enough for what is no collective; None if the group is not known."""
-    if wait.kind is WaitKind.STORE:
-        return tuple(frozenset({other}) for other in views if other != rank)
-    if wait.kind is WaitKind.HANDLE:
-        return tuple(
-            frozenset() if _may_meet(rank, view) else frozenset({other})
-            for other, view in views.items()
-            if other != rank
-        )
     members = wait.ranks or ledger.members(wait.group)
     if members is None or rank not in members or not set(members) <= views.keys():
         return None
@@ -259,20 +254,8 @@ def _is_in(view: RankView, wait: Wait) -> bool:
 def _meets(rank: int, wait: Wait, view: RankView) -> bool:
     """Whether a peer is in the send or receive that `wait` of `rank` is for."""
     theirs = view.ledger.wait if view.ledger is not None and not view.ended else None
-    if theirs is not None and theirs.kind is WaitKind.HANDLE:
-        return True
     if theirs is None or (theirs.group, theirs.tag) != (wait.group, wait.tag):
         return False
     if wait.kind is WaitKind.RECEIVE:
         return theirs.kind is WaitKind.SEND and theirs.peer == rank
     return theirs.kind is WaitKind.RECEIVE and theirs.peer in (rank, -1)
-
-
-def _may_meet(rank: int, view: RankView) -> bool:
-    """Whether a peer is in a send or receive that can be the other end of one of `rank`."""
-    theirs = view.ledger.wait if view.ledger is not None and not view.ended else None
-    if theirs is None:
-        return False
-    return theirs.kind is WaitKind.HANDLE or (
-        theirs.kind in (WaitKind.SEND, WaitKind.RECEIVE) and theirs.peer in (rank, -1)
-    )

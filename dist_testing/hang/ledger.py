@@ -32,9 +32,7 @@ class WaitKind(enum.Enum):
     SOME_COLLECTIVE = "some collective"  # one of the collectives that the rank has begun and not ended
     RECEIVE = "receive"
     SEND = "send"
-    HANDLE = "handle"  # the end of a send or a receive that the rank has begun; it is not known which
     MONITORED = "monitored barrier"  # the group's first member waits for all others, and they for it
-    STORE = "store"  # a key of a store
     MEETING = "meeting"  # other ranks, all of them: a group is being made, or it is the world's own barrier
 
 
@@ -114,9 +112,9 @@ class Wait:
         group: Name of the group, or of a meeting; "" if there is none or if it is not known.
         peer: For a send or a receive the other rank; -1 for a receive from any rank.
         tag: For a send or a receive.
-        keys: For a wait on a store, what is waited for; "" if it is not known.
         limit_ms: How long the wait may take, in milliseconds; 0 if that is not known.
         ranks: For a meeting, the ranks that meet.
+        is_presumed: Whether the frames leave a small doubt, so that the rank must be seen in this wait for longer.
     """
 
     kind: WaitKind
@@ -124,9 +122,9 @@ class Wait:
     group: str = ""
     peer: _Rank = -1
     tag: int = 0
-    keys: str = ""
     limit_ms: _Number = 0
     ranks: tuple[_Rank, ...] = ()
+    is_presumed: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -179,4 +177,4 @@ class NoLedger:
 
 
 LedgerAnswer: TypeAlias = Ledger | NoLedger
-LEDGERS: Family[LedgerAnswer] = Family("ledger of a rank", 4, (Ledger, NoLedger), max_bytes=MAX_ANSWER_BYTES)
+LEDGERS: Family[LedgerAnswer] = Family("ledger of a rank", 5, (Ledger, NoLedger), max_bytes=MAX_ANSWER_BYTES)

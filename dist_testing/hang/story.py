@@ -58,7 +58,7 @@ class HangStory:
 def tell(analysis: Analysis) -> HangStory | None:
     """Tell what an analysis has found; None if no rank is known to wait for another, itself or on a device."""
     if not analysis.waiting:
-        return _of_devices(analysis)
+        return _of_calls(analysis)
     mismatch = next((found for waiting in analysis.waiting.values() for found in waiting.mismatches), None)
     awaited = _awaited(analysis)
     ended = [rank for rank in awaited if analysis.views[rank].ended]
@@ -98,11 +98,14 @@ def listed(analysis: Analysis) -> HangStory:
     return HangStory(False, "", tuple(_lines(analysis)), (), (), analysis)
 
 
-def _of_devices(analysis: Analysis) -> HangStory | None:
-    """Tell which ranks have not begun what the devices of others wait for. It proves nothing: it names the culprit."""
+def _of_calls(analysis: Analysis) -> HangStory | None:
+    """Tell which ranks have not begun what others have, and what has not ended there.
+
+    The others wait for it on a device, or by a handle. It proves nothing: it names the culprit.
+    """
     ledgers = {rank: view.ledger for rank, view in analysis.views.items() if view.ledger is not None}
     for _, ledger in sorted(ledgers.items()):
-        for call in ledger.device_calls:
+        for call in (*ledger.device_calls, *ledger.calls):
             members = ledger.members(call.group)
             if call.is_done or members is None or not set(members) <= ledgers.keys():
                 continue
@@ -111,7 +114,9 @@ def _of_devices(analysis: Analysis) -> HangStory | None:
                 calls = {other: theirs for other, theirs in begun.items() if theirs is not None}
                 headline, culprits = _disagreement(analysis, Mismatch(call.group, call.number, calls))
             elif absent := sorted(other for other, theirs in begun.items() if theirs is None):
-                waiting = sorted(set(members) - set(absent))
+                waiting = [other for other in members if other not in absent and not analysis.views[other].ended]
+                if not waiting:
+                    continue
                 fates: dict[str, list[int]] = {}
                 for other in absent:
                     fate = analysis.views[other].ended or f"has not begun it{_at(_place(ledgers[other]))}"
@@ -129,7 +134,8 @@ def _of_devices(analysis: Analysis) -> HangStory | None:
 
 def _begun(ledger: Ledger, call: Call) -> Call | None:
     """A rank's own call of the same number; None if it has not begun it, as far as its record shows."""
-    own = [theirs for theirs in ledger.device_calls if (theirs.group, theirs.backend) == (call.group, call.backend)]
+    calls = (*ledger.device_calls, *ledger.calls)
+    own = [theirs for theirs in calls if (theirs.group, theirs.backend) == (call.group, call.backend)]
     same = [theirs for theirs in own if theirs.number == call.number]
     # What a rank has begun so long ago that its record has dropped it.
     return same[-1] if same else (call if own and own[0].number > call.number else None)
@@ -212,12 +218,19 @@ def _lines(analysis: Analysis) -> Iterable[str]:
             text = f"waits in {_what(waiting)}{inputs}{_at(_place(view.ledger))}"
         if last := _last_done(view.ledger):
             text += f"; the last collective that it ended: {last}"
-        if view.ledger is not None and (pending := [call for call in view.ledger.device_calls if not call.is_done]):
+        if pending := [call for call in _not_shown(view.ledger, waiting) if not call.is_done]:
             shown = ", ".join(f"{_call_text(call)} {_inputs(call)}" for call in pending[:_MAX_PENDING])
             text += f"; not ended on {pending[0].backend}: {shown}"
         texts.setdefault(text, []).append(rank)
     for text, ranks in texts.items():
         yield f"Ledger of {ranks_text(ranks)}: {text}."
+
+
+def _not_shown(ledger: Ledger | None, waiting: Waiting | None) -> Sequence[Call]:
+    """The calls of a rank beside those that its wait is told with."""
+    if ledger is None:
+        return ()
+    return ledger.device_calls if waiting is not None else (*ledger.device_calls, *ledger.calls)
 
 
 def _last_done(ledger: Ledger | None) -> str:
@@ -253,11 +266,9 @@ def _what(waiting: Waiting) -> str:
             return f"{wait.operation} from {f'rank {wait.peer}' if wait.peer >= 0 else 'any rank'}"
         case WaitKind.SEND:
             return f"{wait.operation} to rank {wait.peer}"
-        case WaitKind.STORE:
-            return f"{wait.operation} of a store{f' for {wait.keys}' if wait.keys else ''}"
         case WaitKind.MONITORED:
             return f"monitored_barrier of {group_text(wait.group)}"
-        case WaitKind.MEETING | WaitKind.HANDLE:
+        case WaitKind.MEETING:
             return wait.operation
     if call is None:
         return wait.operation

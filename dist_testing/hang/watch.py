@@ -36,6 +36,8 @@ _PAUSE_S = 0.25
 _SHORT_PAUSE_S = 0.03
 # After a look that proved nothing. Seconds.
 _LONG_PAUSE_S = 0.5
+# How long a wait that is presumed must last. Seconds.
+_PRESUMED_S = 5.0
 # Between two questions while some ranks work. Seconds.
 _RARE_PAUSE_S = 2.0
 # For the answers of all ranks. A rank whose main thread is blocked answers in milliseconds. Seconds.
@@ -75,6 +77,7 @@ class HangWatch(WorldWatcher):
         self._limits_ms = frozenset({limit_ms, limit_ms + 1})
         self._before: dict[int, Activity] = {}
         self._first: list[RankView] | None = None
+        self._first_s = 0.0
         self._awake: set[str] | None = None
         self._start: CaseStart | None = None
         self._requests = 0
@@ -176,8 +179,10 @@ class HangWatch(WorldWatcher):
             self._first = None
             self.next_s += _LONG_PAUSE_S - _PAUSE_S
         elif views != self._first:
-            self._first = views
+            self._first, self._first_s = views, now_s
             self._awake = None
+            self._is_asleep()
+        elif analysis.is_presumed and now_s < self._first_s + _PRESUMED_S:
             self._is_asleep()
         elif self._is_asleep():
             return True

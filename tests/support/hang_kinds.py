@@ -219,6 +219,7 @@ def _reduces_in_its_own_limit(world: World) -> None:
         dist.all_reduce(_ones(), group=group)
 
 
+_OWN_LINE = "only the line of the test shows what it waits for"
 _CYCLE = "wait for each other: rank 0 in"
 
 
@@ -227,6 +228,7 @@ def _left_out(rank: int, where: str) -> str:
     return f"rank {rank} ended the test; ranks {others} wait for it in {where}"
 
 
+_ASYNC = "rank 2 ended the test; ranks 0, 1, 3 wait in all_reduce #"
 _STOPPED = {"torchrun": "a stopped rank cannot be told to give up, and the run ends"}
 
 
@@ -312,13 +314,13 @@ KINDS: dict[str, HangKind] = {
     "ring of receives": HangKind(_all_receive_in_a_ring, f"ranks 0, 1, 2, 3 {_CYCLE} recv from rank 1"),
     "pairs of sends": HangKind(_all_send_in_pairs, f"ranks 0, 1 {_CYCLE} send to rank 1"),
     "other tag": HangKind(_sends_with_another_tag, f"ranks 0, 1 {_CYCLE} send to rank 1", suspects=(0, 1)),
-    "irecv in a variable": HangKind(_one(0, _receives_by_a_variable), "no rank can go on: rank 0 in wait"),
-    "batch without a peer": HangKind(_all_but(1, _exchanges), "no rank can go on: rank 0 in wait"),
-    "async call": HangKind(_all_but(2, _waits_for_an_async_call), _left_out(2, "all_reduce #1"), 2),
-    "several async calls": HangKind(_all_but(2, _waits_for_several), _left_out(2, "all_reduce #1"), 2),
+    "irecv in a variable": HangKind(_one(0, _receives_by_a_variable), "ranks 1, 2, 3 did not come", None, _OWN_LINE),
+    "batch without a peer": HangKind(_all_but(1, _exchanges), "ranks 1, 2, 3 did not come", None, _OWN_LINE),
+    "async call": HangKind(_all_but(2, _waits_for_an_async_call), _ASYNC, 2, _OWN_LINE),
+    "several async calls": HangKind(_all_but(2, _waits_for_several), _ASYNC, 2, _OWN_LINE),
     "functional collective": HangKind(_all_but(2, _reduces_functionally), _left_out(2, "all_reduce #1"), 2),
-    "store key never set": HangKind(_one(1, _waits_for_a_key), "no rank can go on: rank 1 in get of a store for 'neve"),
-    "store keys never set": HangKind(_one(1, _waits_for_keys), "no rank can go on: rank 1 in wait of a store for 'nev"),
+    "store key never set": HangKind(_one(1, _waits_for_a_key), "ranks 0, 2, 3 did not come", None, _OWN_LINE),
+    "store keys never set": HangKind(_one(1, _waits_for_keys), "ranks 0, 2, 3 did not come", None, _OWN_LINE),
     "DTensor redistributed": HangKind(_all_but(3, hang_models.redistributes), _left_out(3, "all_gather"), 3),
     "full_tensor on rank 0": HangKind(hang_models.prints_on_rank_0, "call #1 of the default group: rank 0 calls", 0),
     "DDP made on some ranks": HangKind(_all_but(3, hang_models.makes_ddp), _left_out(3, "DistributedDataParallel"), 3),

@@ -19,7 +19,7 @@ class Step:
     """One operation of one rank.
 
     Attributes:
-        operation: A collective's name, "send", "recv" or "get".
+        operation: A collective's name, "send" or "recv".
         group: Name of the group of a collective.
         peer: Of a send or receive; -1 for a receive from any rank.
         tag: Of a send or receive.
@@ -59,7 +59,7 @@ class Machine:
         found: list[tuple[int, ...]] = []
         for rank in range(len(self.programs)):
             step = self.step(rank)
-            if step is None or step.operation == "get":
+            if step is None:
                 continue
             if step.operation == "recv":
                 found += [
@@ -101,7 +101,7 @@ class Machine:
                 calls.append(call(name, number, operation, is_done=not (pending and number == len(begun))))
         wait = None
         if step is not None:
-            kinds = {"send": WaitKind.SEND, "recv": WaitKind.RECEIVE, "get": WaitKind.STORE}
+            kinds = {"send": WaitKind.SEND, "recv": WaitKind.RECEIVE}
             kind = kinds.get(step.operation, WaitKind.COLLECTIVE)
             wait = Wait(kind, step.operation, step.group, step.peer, step.tag, limit_ms=LIMIT_MS)
         return view(rank, calls, groups, wait)

@@ -69,28 +69,6 @@ def test_correct_program_is_never_stopped(
     assert all(machine.step(rank) is None for rank in range(len(machine.programs)))
 
 
-@SETTINGS
-@given(any_program(), st.lists(st.integers(0, 100), min_size=30, max_size=30), st.data())
-def test_unknown_handles_never_stop_a_world_that_can_go_on(
-    program: tuple[Program, Groups], choices: list[int], data: st.DataObject
-) -> None:
-    """A wait by a handle names no peer: it may prove less, and never more."""
-    machine = Machine(*program)
-    for _ in machine.run(iter(choices)):
-        unknown = data.draw(st.sets(st.integers(0, len(machine.programs) - 1)))
-        views = [
-            replace(view, ledger=replace(view.ledger, waits=(replace(view.ledger.waits[0], kind=WaitKind.HANDLE),)))
-            if view.rank in unknown
-            and (step := machine.step(view.rank))
-            and step.operation in ("send", "recv")
-            and view.ledger
-            else view
-            for view in machine.views()
-        ]
-        if machine.ready():
-            assert not analyse(views, LIMITS).is_proven
-
-
 def _two(wait: Wait | None = None, *, calls: Sequence[Call] = (call("0", 1),)) -> list[RankView]:
     """Rank 0 waits for rank 1, which has ended its test."""
     groups = {"0": (0, 1)}
@@ -107,15 +85,13 @@ def _changed(views: list[RankView], rank: int, **changes: object) -> list[RankVi
     ]
 
 
-STORE = Wait(WaitKind.STORE, "get", keys="'k'", limit_ms=300_000)
 RECEIVE = Wait(WaitKind.RECEIVE, "recv", "0", 1, limit_ms=LIMIT_MS)
 MEETING = Wait(WaitKind.MEETING, "new_group", "1", limit_ms=LIMIT_MS, ranks=(0, 1))
 MONITORED = Wait(WaitKind.MONITORED, "monitored_barrier", "0", limit_ms=1_800_000)
 SOME = Wait(WaitKind.SOME_COLLECTIVE, "wait")
-HANDLE = Wait(WaitKind.HANDLE, "wait of a send or a receive", limit_ms=LIMIT_MS)
 
 
-@pytest.mark.parametrize("wait", [None, STORE, RECEIVE, MEETING, MONITORED, SOME, HANDLE])
+@pytest.mark.parametrize("wait", [None, RECEIVE, MEETING, MONITORED, SOME])
 def test_wait_for_a_rank_that_has_ended_is_proven(wait: Wait | None) -> None:
     """The plain case of each kind; what follows takes one reason away at a time."""
     assert analyse(_two(wait), LIMITS).is_proven
@@ -136,8 +112,6 @@ def test_wait_for_a_rank_that_has_ended_is_proven(wait: Wait | None) -> None:
         (_changed(_two(), 0, waits=()), "has not come yet"),
         (_two(calls=[call("0", 1, is_done=True)]), "waits for a call that has just ended"),
         (_two(calls=[call("0", 1, limit_ms=2000)]), "waits with a limit of the test's own"),
-        (_two(replace(HANDLE, limit_ms=0)), "waits with a limit of the test's own"),
-        (_two(replace(STORE, limit_ms=2000)), "waits with a limit of the test's own"),
         (_two(replace(RECEIVE, limit_ms=0)), "waits with a limit of the test's own"),
         (_two(replace(RECEIVE, group="9")), "waits in a group that is not known"),
         (_two(calls=[replace(call("0", 1), backend="nccl")]), "waits in a group that is not known (0)"),
@@ -159,7 +133,7 @@ def test_not_proven(views: list[RankView], why: str) -> None:
         _changed(_two(), 1, groups=(Group("0", (1, 0)),)),
         _changed(_two(), 1, calls=(replace(call("0", 1), generation=1),)),
         _changed(_two(), 1, last={"0": 1}),
-        # One of two handles can still end.
+        # One of two calls can still end.
         [
             view(0, [call("0", 1), call("1", 1)], {"0": (0, 1), "1": (0, 1)}, SOME),
             view(1, [call("1", 1)], {"0": (0, 1), "1": (0, 1)}, None),
