@@ -98,8 +98,8 @@ def declare_backend(
         records_calls: torch's flight recorder has each collective of the backend until it has ended, and no other thread of
             the same rank can end it. Then the library can prove that a rank hangs in one (docs/hangs.md).
         shares_gpus: Several ranks may use one GPU if a target says so (`ranks_per_gpu`).
-        uses_nccl: NCCL or RCCL moves the data. The library then switches on torch's flight recorder, looks for
-            enough shared memory, and adds the record and the version to the report of a failure.
+        uses_nccl: NCCL or RCCL moves the data. The library then looks for enough shared memory, and adds the
+            version to the report of a failure.
         device_default: Tests that name only a device of this type use this backend. For "cpu" it is also the
             backend of tests that name none.
 

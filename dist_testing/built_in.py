@@ -87,8 +87,8 @@ ADD_ONS = (
         # Its check, and what it says of the machine, come before the wait for GPUs.
         order=-1,
         wanted=lambda case, spec: spec.backend.uses_nccl,
-        check="dist_testing.gpus.nccl_world:check",
-        resource="dist_testing.gpus.nccl_world:NcclSupport",
+        check="dist_testing.gpus.nccl:check",
+        resource="dist_testing.gpus.nccl:NcclSupport",
     ),
     # Wanted for planned faults; those of `world.faults` bring it with their first message.
     AddOn(

@@ -1,12 +1,11 @@
 """Leases GPUs to one process at a time: all that it asks for, or none.
 
-    take a place in the lanes of the pool's GPUs -> at the head of a lane, take its GPU -> with all of them, leave
+    take a place in the machine's queue -> at its head, take GPUs as they become free -> with all of them, leave
 
 A lease is an exclusive `flock` on the GPU's device node. It needs no writable folder, holds across sandboxes, users and
-the actions of a remote worker, and ends with the processes that have it, however they end. Only the head of a lane may
-take its GPU. So the first of two processes that may use the same GPU gets it first; processes that may use different
-GPUs do not wait for each other; and a process that asks for eight GPUs is not overtaken for ever by those that ask for
-one. The waits form no circle: places are in one order in all lanes, and the first of all waits for leases alone.
+the actions of a remote worker, and ends with the processes that have it, however they end. Only the head of the queue
+may take GPUs, so a process that asks for eight is not overtaken for ever by those that ask for one, and two processes
+never wait for each other's GPUs. Processes that may use different GPUs wait in the same queue.
 
 Programs without this library ignore leases. Bazel's own count (`resources:gpu:<n>`) separates the tests of one Bazel;
 leases separate users that Bazel does not know: another Bazel, another user, another worker.
@@ -89,7 +88,7 @@ def lease_gpus(
     deadline_s = time.monotonic() + limit_s
     control = pool[0].control
     try:
-        place = Place.take(control, [gpu.minor for gpu in pool])
+        place = Place.take(control)
     except OSError as error:
         cause_and_way_out = _cause_and_way_out({error.errno})
         raise GpuError(f"GPUs cannot be leased: {control}: {error.strerror}.\n{cause_and_way_out}") from error
@@ -122,7 +121,7 @@ class _Taking:
         # Open, but locked by another process. Opening a node may wake the GPU up, so each is opened once.
         self._busy: dict[Gpu, int] = {}
         self._broken: dict[Gpu, OSError] = {}
-        # Whether a process that came earlier may still take one of them.
+        # Whether a process that came earlier still waits.
         self.is_behind = False
 
     def close(self) -> None:
@@ -139,16 +138,12 @@ class _Taking:
         Raises:
             GpuError: If too few of the pool can ever be taken.
         """
-        self.is_behind = False
+        self.is_behind = not self._place.is_head()
         for gpu in self._pool:
-            if len(self._taken) == self._count:
-                return True
-            if gpu in self._taken or gpu in self._broken:
-                continue
-            if self._place.is_head(gpu.minor):
+            if self.is_behind or len(self._taken) == self._count:
+                break
+            if gpu not in self._taken and gpu not in self._broken:
                 self._try(gpu)
-            else:
-                self.is_behind = True
         usable_count = len(self._pool) - len(self._broken)
         if usable_count < self._count:
             raise GpuError(

@@ -1,9 +1,9 @@
-"""Lists the GPUs of a machine, their memory and connections, and the processes that lease them."""
+"""Lists the GPUs of a machine, their memory, and the processes that lease them."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 
 from dist_testing.core.ground.errors import GpuError
 from dist_testing.gpus.devices import AMD, NVIDIA, visible_gpus
@@ -41,8 +41,6 @@ def listing(env: Mapping[str, str] = os.environ) -> list[str]:
             lines.append(f"  {_lease(gpu, holders)}")
             if nvml is not None and gpu.minor in shown:
                 lines += _from_library(nvml, shown[gpu.minor])
-        if nvml is not None and len(shown) > 1:
-            lines += ["", "between GPUs:", *_connections(nvml, [gpu for gpu in present if gpu.minor in shown], shown)]
     lines += _amd(env)
     if not visible.gpus:
         return [*lines, "", "for Bazel: this machine has no GPU to promise; leave //dist_testing/config:gpus at auto"]
@@ -67,7 +65,7 @@ def bazelrc(env: Mapping[str, str] = os.environ) -> str:
 
 def _about_library(nvml: Nvml | None, env: Mapping[str, str]) -> list[str]:
     if nvml is None:
-        return [f"memory and connections are unknown: no management library ({why_missing(env)})"]
+        return [f"memory is unknown: no management library ({why_missing(env)})"]
     lines = [f"driver {nvml.driver_version()}"]
     if nvml.lost_count:
         lines.append(f"the driver has lost {nvml.lost_count} GPU(s); it does not report which")
@@ -86,14 +84,6 @@ def _from_library(nvml: Nvml, gpu: NvmlGpu) -> list[str]:
         size = "size unknown" if process.used is None else f"{process.used / _GIB:.1f} GiB"
         lines.append(f"  process {process.pid}: {size}")
     return lines
-
-
-def _connections(nvml: Nvml, gpus: Sequence[Gpu], shown: Mapping[int, NvmlGpu]) -> list[str]:
-    return [
-        f"  {one.index} - {other.index}: {nvml.connection(shown[one.minor], shown[other.minor]) or 'unknown'}"
-        for number, one in enumerate(gpus)
-        for other in gpus[number + 1 :]
-    ]
 
 
 def _amd(env: Mapping[str, str]) -> list[str]:

@@ -1,4 +1,4 @@
-"""What NVIDIA's management library (NVML) reports about the GPUs: names, memory, processes, errors, connections.
+"""What NVIDIA's management library (NVML) reports about the GPUs: names, memory, processes, errors.
 
 The library creates no CUDA context. The runner and the tools load it, and keep it open only while a world exists; the
 fork server and the ranks never do. Where it is missing, every caller goes on without it.
@@ -42,14 +42,6 @@ _XID_EVENT = 8
 # At most so many events are read at once, in case a driver always reports one more.
 _MAX_EVENTS = 1000
 
-# nvmlGpuP2PCapsIndex_t.
-_P2P_READ, _P2P_NVLINK = 0, 2
-# nvmlGpuP2PStatus_t. The values between these two are reasons why not.
-_P2P_OK, _P2P_UNKNOWN = 0, 6
-# NVML_NVLINK_MAX_LINKS. A driver that knows fewer links refuses the others.
-_MAX_LINKS = 36
-# nvmlGpuTopologyLevel_t, in the words of `nvidia-smi topo`.
-_TOPOLOGY = {0: "same board", 10: "PIX", 20: "PXB", 30: "PHB", 40: "NODE", 50: "SYS"}
 _PCI_ADDRESS_CHARS = len("0000:00:00.0")
 
 
@@ -106,10 +98,6 @@ _ARGUMENTS: Mapping[str, tuple[type, ...]] = {
     "nvmlEventSetFree": (c_void_p,),
     "nvmlDeviceRegisterEvents": (c_void_p, c_ulonglong, c_void_p),
     "nvmlEventSetWait_v2": (c_void_p, POINTER(_Event), c_uint),
-    "nvmlDeviceGetNvLinkState": (c_void_p, c_uint, POINTER(c_int)),
-    "nvmlDeviceGetNvLinkRemotePciInfo_v2": (c_void_p, c_uint, POINTER(_Pci)),
-    "nvmlDeviceGetP2PStatus": (c_void_p, c_void_p, c_int, POINTER(c_int)),
-    "nvmlDeviceGetTopologyCommonAncestor": (c_void_p, c_void_p, POINTER(c_int)),
 }
 
 
@@ -251,7 +239,7 @@ class Nvml:
             if self._call("nvmlDeviceGetMinorNumber", handle, byref(minor)) != _SUCCESS:
                 continue
             uuid, model = self._text("nvmlDeviceGetUUID", handle), self._text("nvmlDeviceGetName", handle)
-            found.append(NvmlGpu(handle, minor.value, self._address("nvmlDeviceGetPciInfo_v3", handle), uuid, model))
+            found.append(NvmlGpu(handle, minor.value, self._address(handle), uuid, model))
         return tuple(found)
 
     def memory(self, gpu: NvmlGpu) -> NvmlMemory | None:
@@ -332,42 +320,6 @@ class Nvml:
         """Stop watching."""
         self._call("nvmlEventSetFree", watch)
 
-    def connection(self, one: NvmlGpu, other: NvmlGpu) -> str:
-        """Return what lies between two GPUs, in the words of `nvidia-smi topo`; "" if the driver does not report it.
-
-        Returns:
-            Such as "NV4, PIX": four links of NVLink, and a PCIe switch; "NV" where the links cannot be counted. With
-            "no peer access" the two reach each other through the host's memory only.
-        """
-        words = [self._nvlink(one, other), self._ancestor(one, other)]
-        if self._peers(one, other, _P2P_READ) is False:
-            words.append("no peer access")
-        return ", ".join(word for word in words if word)
-
-    def _nvlink(self, one: NvmlGpu, other: NvmlGpu) -> str:
-        ends = []
-        for link in range(_MAX_LINKS):
-            is_active = c_int()
-            code = self._call("nvmlDeviceGetNvLinkState", one.handle, link, byref(is_active))
-            if code == _SUCCESS and is_active.value:
-                ends.append(self._address("nvmlDeviceGetNvLinkRemotePciInfo_v2", one.handle, link))
-        direct = ends.count(other.address) if other.address else 0
-        reachable = self._peers(one, other, _P2P_NVLINK)
-        if reachable is None:
-            return f"NV{direct}" if direct else ""
-        # Behind a switch every link leads to the switch, and through it to every GPU.
-        return f"NV{direct or len(ends) or ''}" if reachable else ""
-
-    def _peers(self, one: NvmlGpu, other: NvmlGpu, capability: int) -> bool | None:
-        status = c_int(_P2P_UNKNOWN)
-        code = self._call("nvmlDeviceGetP2PStatus", one.handle, other.handle, capability, byref(status))
-        return None if code != _SUCCESS or status.value >= _P2P_UNKNOWN else status.value == _P2P_OK
-
-    def _ancestor(self, one: NvmlGpu, other: NvmlGpu) -> str:
-        level = c_int()
-        code = self._call("nvmlDeviceGetTopologyCommonAncestor", one.handle, other.handle, byref(level))
-        return _TOPOLOGY.get(level.value, "") if code == _SUCCESS else ""
-
     def _call(self, name: str, *arguments: object) -> int:
         return _call(self._library, name, *arguments)
 
@@ -376,9 +328,9 @@ class Nvml:
         code = self._call(name, *handle, text, _TEXT_BYTES)
         return text.value.decode(errors="replace") if code == _SUCCESS else ""
 
-    def _address(self, name: str, *subject: int) -> str:
+    def _address(self, handle: int) -> str:
         pci = _Pci()
-        if self._call(name, *subject, byref(pci)) != _SUCCESS:
+        if self._call("nvmlDeviceGetPciInfo_v3", handle, byref(pci)) != _SUCCESS:
             return ""
         address: bytes = pci.address
         # The kernel writes four digits of the domain, the library eight.

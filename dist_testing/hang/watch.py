@@ -38,7 +38,7 @@ _SHORT_PAUSE_S = 0.03
 _LONG_PAUSE_S = 0.5
 # How long a wait that is presumed must last. Seconds.
 _PRESUMED_S = 5.0
-# Between two questions while some ranks work. Seconds.
+# Between two questions while ranks work. Seconds.
 _RARE_PAUSE_S = 2.0
 # For the answers of all ranks. A rank whose main thread is blocked answers in milliseconds. Seconds.
 _ANSWER_LIMIT_S = 0.2
@@ -126,8 +126,11 @@ class HangWatch(WorldWatcher):
             self._tell(self.latest)
 
     def case_over(self) -> None:
-        """Keep what the last look has found, if a rank has waited in vain since."""
-        if any(record.waited_in_vain for record in self._records):
+        """Keep what the last look has found, if a rank has waited in vain since, or if NCCL may have ended one."""
+        has_failed = any(record.first_trouble_s is not None for record in self._records)
+        views = self.latest.analysis.views.values() if self.latest is not None else ()
+        on_device = any(view.ledger is not None and view.ledger.device_calls for view in views)
+        if (has_failed and on_device) or any(record.waited_in_vain for record in self._records):
             self._tell(self.story or self.latest)
 
     def _tell(self, story: HangStory | None) -> None:
@@ -166,8 +169,8 @@ class HangWatch(WorldWatcher):
         self.next_s = now_s + _PAUSE_S
         if len(idle) < len(self._records):
             self._first = None
-            if idle and now_s >= self._asked_s + _RARE_PAUSE_S:
-                # Proves nothing, and tells later what the idle ranks waited for.
+            if now_s >= self._asked_s + _RARE_PAUSE_S:
+                # Proves nothing, and tells later what ranks waited for, also in a call on a device that uses the CPU.
                 self.ask(_ANSWER_LIMIT_S)
             return False
         analysis = self.ask(_ANSWER_LIMIT_S)

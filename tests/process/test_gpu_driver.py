@@ -1,24 +1,19 @@
-"""Errors and connections of GPUs, as a fake management library in C reports them."""
+"""Errors of GPUs, as a fake management library in C reports them."""
 
 from __future__ import annotations
 
 import ctypes
-import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from dist_testing.gpus.faults import XidWatch
-from dist_testing.gpus.gpu import NODES_VARIABLE, NVML_VARIABLE, Gpu
-from dist_testing.gpus.listing import listing
-from dist_testing.gpus.nvml import Nvml, open_nvml
+from dist_testing.gpus.gpu import NVML_VARIABLE, Gpu
+from dist_testing.gpus.nvml import open_nvml
 from tests.support.fake_nvml import STATE_VARIABLE, FakeMachine, build_fake_nvml
 
 _GPUS = (Gpu(0, Path("/dev/nvidia4"), "GPU-four"), Gpu(1, Path("/dev/nvidia5"), "GPU-five"))
-_TO_FIVE = "link 4 00000000:1A:00.0"
-_TO_SWITCH = "link 4 00000000:C0:00.0"
-_REACHED = "peers 0 0"
 
 
 @pytest.fixture(scope="module")
@@ -106,51 +101,3 @@ def test_without_a_library_there_are_no_faults(monkeypatch: pytest.MonkeyPatch) 
         watch = XidWatch(_GPUS, nvml)
         assert watch.hardware_faults() == []
         watch.close()
-
-
-def _connection(nvml: Nvml) -> str:
-    four, five = nvml.gpus()
-    return nvml.connection(four, five)
-
-
-@pytest.mark.parametrize(
-    ("lines", "lacking", "expected"),
-    [
-        ([], (), "PIX"),
-        ([_TO_FIVE, _TO_FIVE, _TO_SWITCH, _REACHED], (), "NV2, PIX"),
-        ([_TO_SWITCH] * 18 + [_REACHED], (), "NV18, PIX"),
-        ([_TO_SWITCH, "peers 0 5"], (), "PIX"),
-        (["peers 1 5"], (), "PIX, no peer access"),
-        ([_TO_FIVE, _REACHED], ("nvmlDeviceGetP2PStatus",), "NV1, PIX"),
-        ([_TO_SWITCH, _REACHED], ("nvmlDeviceGetP2PStatus",), "PIX"),
-        ([_TO_FIVE, _REACHED], ("nvmlDeviceGetNvLinkState",), "NV, PIX"),
-        ([_TO_FIVE, _TO_SWITCH, _REACHED], ("nvmlDeviceGetNvLinkRemotePciInfo_v2",), "NV2, PIX"),
-        ([_TO_FIVE, _REACHED], ("nvmlDeviceGetTopologyCommonAncestor",), "NV1"),
-        ([], ("nvmlDeviceGetTopologyCommonAncestor", "nvmlDeviceGetP2PStatus", "nvmlDeviceGetNvLinkState"), ""),
-    ],
-)
-def test_a_connection_shows_all_that_the_driver_reports(
-    tmp_path: Path,
-    machine: FakeMachine,
-    monkeypatch: pytest.MonkeyPatch,
-    lines: Sequence[str],
-    lacking: Sequence[str],
-    expected: str,
-) -> None:
-    """GPUs that reach each other only through the host make a test slow, or use up shared memory."""
-    if lacking:
-        monkeypatch.setenv(NVML_VARIABLE, str(build_fake_nvml(tmp_path, lacking=lacking)))
-    machine.set(lines=lines)
-    with open_nvml() as opened:
-        assert opened is not None
-        assert _connection(opened) == expected
-
-
-def test_the_listing_shows_nvlink(machine: FakeMachine, tmp_path: Path) -> None:
-    """Users choose two GPUs that are close by it."""
-    nodes = tmp_path / "dev"
-    nodes.mkdir()
-    for name in ("nvidia4", "nvidia5", "nvidiactl"):
-        (nodes / name).touch()
-    machine.set(lines=[_TO_FIVE, _TO_FIVE, _REACHED])
-    assert "  0 - 1: NV2, PIX" in listing({**os.environ, NODES_VARIABLE: str(nodes)})

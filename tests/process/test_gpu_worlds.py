@@ -127,20 +127,6 @@ def fail_on_device(world: World, body: dict[str, Any]) -> None:
     torch._C._cuda_hasPrimaryContext = lambda device: True  # type: ignore[attr-defined]  # torch's, with CUDA only
 
 
-def record(world: World, body: dict[str, Any]) -> None:
-    """Write a flight record as torch's watchdog does, and fail."""
-    # Private: the public way to write this file runs only with NCCL. The format is the same.
-    from torch._C._distributed_c10d import _dump_fr_trace  # type: ignore[attr-defined]
-
-    dist.init_process_group("gloo", store=world.store, rank=world.rank, world_size=world.size)
-    dist.all_reduce(torch.ones(3, 4))
-    Path(f"{os.environ['TORCH_FR_DUMP_TEMP_FILE']}{world.rank}").write_bytes(
-        _dump_fr_trace() if world.rank == 0 else body["hostile"].encode("latin-1")
-    )
-    dist.barrier()
-    raise ValueError("planted")
-
-
 def report_nccl(world: World, body: dict[str, Any]) -> None:
     """Write down the variables for NCCL."""
     lines = sorted(
@@ -151,7 +137,7 @@ def report_nccl(world: World, body: dict[str, Any]) -> None:
 
 _FUNCTIONS = {
     function.__name__: function
-    for function in (report_devices, die, do_nothing, change_gpu, fail_on_device, record, report_nccl)
+    for function in (report_devices, die, do_nothing, change_gpu, fail_on_device, report_nccl)
 }
 
 
@@ -443,16 +429,6 @@ def test_work_that_fails_on_the_device_fails_the_case_that_queued_it(isolation: 
         assert run(worlds, "do_nothing", world_size=2, isolation=isolation, pool=pool).verdict.status is Status.PASSED
 
 
-def test_flight_records_are_in_the_report_of_a_failure() -> None:
-    """They show which rank is behind, and in which collective."""
-    hostile = "cposix\nsystem\n(S'touch /tmp/x'\ntR."
-    with engine(backend=backend("nccl")) as worlds:
-        result = run(worlds, "record", world_size=2, init=False, arguments={"hostile": hostile})
-    text = failure_report(result)
-    assert "Rank 0's last collectives: #1 all_reduce [[3, 4]] " in text
-    assert "Rank 1's last collectives: its flight record is not one: posix.system is not plain data." in text
-
-
 def test_little_shared_memory_is_reported_before_nccl_needs_it(monkeypatch: pytest.MonkeyPatch) -> None:
     """NCCL itself reports only "unhandled system error", on some rank, in the middle of a test."""
     statvfs = os.statvfs
@@ -483,7 +459,7 @@ def test_two_ranks_of_nccl_on_a_gpu_are_refused(pool: tuple[Gpu, ...]) -> None:
         {},
         {"TORCH_NCCL_BLOCKING_WAIT": "1"},
         {"TORCH_NCCL_ASYNC_ERROR_HANDLING": "1"},
-        {"TORCH_NCCL_DUMP_ON_TIMEOUT": "0", "TORCH_FR_BUFFER_SIZE": "7"},
+        {"TORCH_NCCL_DUMP_ON_TIMEOUT": "1", "TORCH_FR_BUFFER_SIZE": "7"},
     ],
 )
 def test_how_ranks_of_nccl_wait_is_the_users_choice(
@@ -498,6 +474,6 @@ def test_how_ranks_of_nccl_wait_is_the_users_choice(
     assert result.verdict.status is Status.PASSED
     for rank in range(2):
         seen = dict(line.split("=", 1) for line in (tmp_path / str(rank)).read_text().splitlines())
-        assert seen.items() >= {"TORCH_NCCL_DUMP_ON_TIMEOUT": "1", "TORCH_FR_BUFFER_SIZE": "2000", **chosen}.items()
+        assert seen.items() >= {"TORCH_NCCL_DUMP_ON_TIMEOUT": "0", "TORCH_FR_BUFFER_SIZE": "256", **chosen}.items()
         for variable in ("TORCH_NCCL_BLOCKING_WAIT", "TORCH_NCCL_ASYNC_ERROR_HANDLING"):
             assert seen.get(variable) == chosen.get(variable)

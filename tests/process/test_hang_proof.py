@@ -5,6 +5,7 @@ The limit of each case that must be proven is 300 seconds, so that a proof that 
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import socket
@@ -219,6 +220,22 @@ def _forks_and_hangs(world: World, _: _Arguments) -> None:
         world.barrier()
 
 
+def _is_ended_by_nccl(world: World, _: _Arguments) -> None:
+    """torch's watchdog ends a rank whose collective takes longer than the group's limit, as here after a while."""
+    call = {"is_p2p": False, "pg_id": 0, "process_group": ["0", ""], "profiling_name": "nccl:all_reduce"}
+    call |= {"input_dtypes": ["Float"], "input_sizes": [[3]], "timeout_ms": 600_000, "collective_seq_id": 2}
+    entries = [] if world.rank == 1 else [{**call, "record_id": 0, "retired": False}]
+    dump = json.dumps({"entries": entries}).encode()
+    torch._C._distributed_c10d._dump_nccl_trace_json = lambda **_: dump  # type: ignore[attr-defined]  # as with NCCL
+    end_s = time.monotonic() + _LONG_S
+    while time.monotonic() < end_s:
+        # A call on a device can use the CPU while it waits.
+        torch.ones(100).sum()
+    if world.rank == 0:
+        os.abort()
+    threading.Event().wait()
+
+
 # Small, for every run: each kind of wait once, and the parallel models. A stress run takes all.
 _FEW = (
     "early return",
@@ -258,7 +275,15 @@ _NO_HANGS = (
     _has_a_child,
     _sends_before_it_waits,
 )
-_OTHERS = (_meets_no_helper, _forks_and_hangs, _one_skips, _is_stopped, _writes_garbage, _closes_everything)
+_OTHERS = (
+    _meets_no_helper,
+    _forks_and_hangs,
+    _one_skips,
+    _is_stopped,
+    _writes_garbage,
+    _closes_everything,
+    _is_ended_by_nccl,
+)
 
 
 def _kind(name: str) -> Callable[[World, _Arguments], None]:
@@ -383,3 +408,10 @@ def test_recorder_that_is_off_leaves_it_to_the_deadline(engine: Engine, monkeypa
     ended_by = {result.outcomes[rank].collateral for rank in range(3)}
     assert "late" in ended_by
     assert ended_by <= {"late", "lost"}
+
+
+def test_calls_of_nccl_are_told_when_its_watchdog_ends_a_rank(engine: Engine) -> None:
+    """If this fails, the report of the abort does not say which rank had not begun the collective."""
+    result = run(engine, "_is_ended_by_nccl", world_size=2, timeout_s=60)
+    assert result.verdict.cause is Cause.CRASH
+    assert "not ended on nccl: all_reduce #2 of the default group [[3]] Float." in failure_report(result)

@@ -5,8 +5,6 @@ It reads its answers from a file with these lines:
 gpu MINOR UUID ADDRESS TOTAL_BYTES USED_BYTES [lost|gone|hidden|mig]  gone: lost before the first call
 process MINOR PID USED_BYTES                                          -1: not reported
 xid MINOR NUMBER             an event, reported once to those that watched before the line was there
-link MINOR ADDRESS           an active NVLink to that address
-peers READ NVLINK            status of any two GPUs for each other; 0 is yes
 arch MINOR MAJOR MINOR       the compute capability of a GPU; 9 0 without the line, and unknown if MAJOR is 0
 mute                         the driver does not answer how many GPUs there are
 """
@@ -42,11 +40,9 @@ static struct { unsigned minor; Process process; } processes[64];
 static unsigned process_count;
 static struct { unsigned minor; unsigned long long number; } xids[64];
 static unsigned xid_count, reported_xids, event_sets, opened;
-static struct { unsigned minor; char address[32]; } links[64];
-static unsigned link_count;
 static struct { unsigned minor; int major, rest; } archs[16];
 static unsigned arch_count;
-static int peers[3], is_mute;
+static int is_mute;
 typedef struct { Gpu *gpu; unsigned long long kind, data; unsigned gpu_instance, compute_instance; } Event;
 typedef struct { unsigned watched; } Events;
 
@@ -55,8 +51,7 @@ static void look(void) {
   char line[256], lost[16];
   FILE *file = fopen(getenv("FAKE_NVML_STATE"), "r");
   if (!file) abort();
-  gpu_count = process_count = xid_count = link_count = arch_count = is_mute = 0;
-  peers[0] = peers[2] = 6;
+  gpu_count = process_count = xid_count = arch_count = is_mute = 0;
   while (fgets(line, sizeof line, file)) {
     Gpu *gpu = &gpus[gpu_count];
     unsigned minor, pid;
@@ -69,10 +64,8 @@ static void look(void) {
       processes[process_count++].process = (Process){pid, used, ~0u, ~0u};
     }
     else if (sscanf(line, "xid %u %llu", &xids[xid_count].minor, &xids[xid_count].number) == 2) xid_count++;
-    else if (sscanf(line, "link %u %31s", &links[link_count].minor, links[link_count].address) == 2) link_count++;
     else if (sscanf(line, "arch %u %d %d", &minor, &archs[arch_count].major, &archs[arch_count].rest) == 3)
       archs[arch_count++].minor = minor;
-    else if (!strncmp(line, "peers", 5)) sscanf(line, "peers %d %d", &peers[0], &peers[2]);
     else if (!strncmp(line, "mute", 4)) is_mute = 1;
   }
   fclose(file);
@@ -160,27 +153,6 @@ int nvmlEventSetWait_v2(Events *set, Event *event, unsigned timeout_ms) {
   }
   return TIMEOUT;
 }
-static char *link_of(Gpu *gpu, unsigned link) {
-  for (unsigned i = 0; i < link_count; i++)
-    if (links[i].minor == gpu->minor && !link--) return links[i].address;
-  return NULL;
-}
-int nvmlDeviceGetNvLinkState(Gpu *gpu, unsigned link, int *is_active) {
-  if (link >= 18) return INVALID;
-  *is_active = link_of(gpu, link) != NULL;
-  return SUCCESS;
-}
-int nvmlDeviceGetNvLinkRemotePciInfo_v2(Gpu *gpu, unsigned link, Pci *pci) {
-  memset(pci, 0, sizeof *pci);
-  snprintf(pci->id_text, sizeof pci->id_text, "%s", link_of(gpu, link));
-  return SUCCESS;
-}
-int nvmlDeviceGetP2PStatus(Gpu *one, Gpu *other, int capability, int *status) {
-  if (capability != 0 && capability != 2) return INVALID;
-  *status = peers[capability];
-  return SUCCESS;
-}
-int nvmlDeviceGetTopologyCommonAncestor(Gpu *one, Gpu *other, int *level) { *level = 10; return SUCCESS; }
 """
 
 

@@ -13,7 +13,6 @@ import random
 import signal
 import sys
 import time
-from collections.abc import Iterable
 from pathlib import Path
 from typing import NoReturn
 
@@ -51,8 +50,8 @@ def _take_part(number: int, chance: random.Random, log: int) -> NoReturn:
 
     class LoggedPlace(Place):
         @classmethod
-        def take(cls, file: Path, lanes: Iterable[int]) -> Place:
-            place = super().take(file, lanes)
+        def take(cls, file: Path) -> Place:
+            place = super().take(file)
             say("queued")
             return place
 

@@ -55,7 +55,7 @@ class Backend:
         records_calls: torch's flight recorder has each collective of the backend until it has ended, so the library can
             prove that a rank hangs in it.
         shares_gpus: Several ranks may use one GPU, if a target says so.
-        uses_nccl: NCCL or RCCL moves the data, so its flight recorder, checks and version apply.
+        uses_nccl: NCCL or RCCL moves the data, so its checks and version apply.
         device_default: Tests that name only a device of this type use this backend.
     """
 
