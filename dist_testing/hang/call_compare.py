@@ -2,55 +2,85 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 
+from dist_testing.core.ground.codec import Family
 from dist_testing.core.ground.error_text import ranks_text
-from dist_testing.hang.call_messages import CallsMade, GroupCalls
 from dist_testing.hang.call_rules import are_alike, described
-from dist_testing.hang.ledger import Call
+from dist_testing.hang.ledger import Call, Group
 from dist_testing.hang.story import group_text
 
 # Of one case. One difference shifts all calls after it.
 _MAX_DIFFERENCES = 3
 
 
-def differences(told: Mapping[int, CallsMade]) -> list[str]:
+@dataclass(frozen=True, slots=True)
+class CallsMade:
+    """The collective calls of a rank in a case that it has passed. The rank sends it before its report.
+
+    Attributes:
+        groups: The groups that exist at the end of the case.
+        calls: In the order in which they began.
+        is_complete: Whether the recorder is on, and has dropped no call.
+    """
+
+    groups: tuple[Group, ...]
+    calls: tuple[Call, ...]
+    is_complete: bool
+
+
+CALLS: Family[CallsMade] = Family("calls of a rank", 2, (CallsMade,))
+
+
+def differences(told: Mapping[int, CallsMade], limits_ms: frozenset[int]) -> list[str]:
     """Return where the ranks of a case have made different calls, in one line each, with the first of each group.
 
     Args:
         told: Rank to what it has told.
+        limits_ms: Limits of groups for which the user has named none, in milliseconds. A group with another one is left
+            out: a test of limits calls on some ranks only.
     """
+    # The calls of each rank by the name of the group, and by how many groups of this name the rank has made since.
+    groups: dict[tuple[str, int], dict[int, list[Call]]] = {}
+    members: dict[tuple[str, int], set[tuple[int, ...]]] = {}
+    for rank, made in sorted(told.items()):
+        known = {group.name: group.ranks for group in made.groups}
+        newest: dict[str, int] = {}
+        for call in made.calls:
+            newest[call.group] = max(call.generation, newest.get(call.group, 0))
+        own: dict[tuple[str, int], list[Call]] = {(name, 0): [] for name in known}
+        for call in made.calls:
+            own.setdefault((call.group, newest[call.group] - call.generation), []).append(call)
+        for (name, age), calls in own.items():
+            groups.setdefault((name, age), {})[rank] = calls
+            members.setdefault((name, age), set()).add(known.get(name, ()) if age == 0 else ())
+    complete = {rank for rank, made in told.items() if made.is_complete}
     found = []
-    groups: dict[tuple[str, int], dict[int, GroupCalls]] = {}
-    for rank, calls in sorted(told.items()):
-        seen: dict[str, int] = {}
-        for group in calls.groups:
-            seen[group.group] = seen.get(group.group, 0) + 1
-            groups.setdefault((group.group, seen[group.group]), {})[rank] = group
-    for (name, _), of_ranks in groups.items():
+    for key, of_ranks in groups.items():
+        has_own_limit = any(call.limit_ms not in limits_ms for calls in of_ranks.values() for call in calls)
         # Two groups can have one name, on ranks that know one of them each.
-        if len({group.ranks for group in of_ranks.values()}) == 1:
-            complete = {rank for rank in of_ranks if told[rank].is_complete}
-            found += [f"{text} of {group_text(name)}" for text in _differences(of_ranks, complete)]
+        if len(members[key]) == 1 and not has_own_limit:
+            found += [f"{text} of {group_text(key[0])}" for text in _differences(of_ranks, complete)]
     return found[:_MAX_DIFFERENCES]
 
 
-def _differences(of_ranks: Mapping[int, GroupCalls], complete: set[int]) -> Iterator[str]:
-    if len({(group.count, group.calls) for group in of_ranks.values()}) == 1:
-        return
-    calls: dict[int, dict[int, Call]] = {}
-    for rank, group in of_ranks.items():
-        for number, text in enumerate(group.calls, group.first):
-            calls.setdefault(number, {})[rank] = _call(group.group, number, text)
-    for number, by_rank in sorted(calls.items()):
+def _differences(of_ranks: Mapping[int, Sequence[Call]], complete: set[int]) -> Iterator[str]:
+    by_number: dict[int, dict[int, Call]] = {}
+    for rank, calls in of_ranks.items():
+        # torch's number counts the calls of earlier cases, too.
+        first = 1 if rank in complete or not calls else calls[0].number
+        for number, call in enumerate(calls, first):
+            by_number.setdefault(number, {})[rank] = call
+    for number, by_rank in sorted(by_number.items()):
         if not are_alike(by_rank.values()):
             yield f"{_sides(by_rank)} as call #{number}"
             return
     counts: dict[int, list[int]] = {}
-    for rank, group in of_ranks.items():
-        counts.setdefault(group.count, []).append(rank)
+    for rank, calls in of_ranks.items():
+        counts.setdefault(len(calls), []).append(rank)
     # A record that has dropped calls may have dropped all of a group.
-    if len(counts) > 1 and complete == set(of_ranks):
+    if len(counts) > 1 and complete >= of_ranks.keys():
         sides = [f"{ranks_text(ranks)} made {count} call{'s' if count != 1 else ''}" for count, ranks in counts.items()]
         yield ", ".join(sides)
 
@@ -61,11 +91,3 @@ def _sides(calls: Mapping[int, Call]) -> str:
     for rank, call in calls.items():
         sides.setdefault(described(call, with_inputs=with_inputs), []).append(rank)
     return ", ".join(f"{ranks_text(ranks)} made {text}" for text, ranks in sides.items())
-
-
-def _call(group: str, number: int, text: str) -> Call:
-    name, _, inputs = text.partition(" ")
-    backend, _, operation = name.partition(":")
-    dtypes, _, sizes = inputs.partition(" ")
-    dtypes = "" if dtypes == "-" else dtypes.replace(",", " ")
-    return Call(group, 0, number, backend, operation, sizes, dtypes, is_done=True, limit_ms=0)

@@ -8,6 +8,7 @@ text, come from the same socket.
 from __future__ import annotations
 
 import enum
+import math
 from dataclasses import dataclass
 from typing import Annotated, TypeAlias
 
@@ -19,6 +20,13 @@ MAX_ANSWER_BYTES = 60_000
 # Limits that torch gives to groups and stores for which the user has named none: gloo's, NCCL's, a store's.
 # Milliseconds.
 TORCH_LIMITS_MS = frozenset({1_800_000, 600_000, 300_000})
+
+
+def limits_of(limit_s: float) -> frozenset[int]:
+    """Return how torch can show a limit in seconds that this library has given: it cuts off what is less than 1 ms."""
+    limit_ms = math.floor(limit_s * 1000)
+    return frozenset({limit_ms, limit_ms + 1})
+
 
 _Count = Annotated[int, range(1 << 31)]
 _Rank = Annotated[int, range(-1, 1 << 20)]

@@ -40,7 +40,7 @@ from dist_testing.hang.ledger import (
 from dist_testing.hang.waits import C10D, wait_of
 
 # Of one text in an answer, such as the shapes of a call's inputs. Characters.
-MAX_TEXT = 200
+_MAX_TEXT = 200
 # Of the calls that have ended.
 _LAST_CALLS = 16
 _MAX_PLACES = 40
@@ -229,7 +229,7 @@ def read_ledger(main: int, ours: set[int], before: int = -1) -> LedgerAnswer:
         return _read(main, ours, before)
     except Exception as error:
         # The test may have put anything in the places that are read here, and torch may have changed them.
-        return NoLedger(f"{type(error).__name__}: {error}"[:MAX_TEXT])
+        return NoLedger(f"{type(error).__name__}: {error}"[:_MAX_TEXT])
 
 
 def _read(main: int, ours: set[int], before: int) -> Ledger:
@@ -237,17 +237,15 @@ def _read(main: int, ours: set[int], before: int) -> Ledger:
     frame = frames[main]
     wait = wait_of(frame)
     c10d = sys.modules.get(C10D)
-    recorded = _recorded()
-    entries: list[dict[str, Any]] = [] if recorded is None else recorded
-    has_dropped_none = len(entries) < recorder_size() or (bool(entries) and int(entries[0]["record_id"]) <= before + 1)
-    calls = list(_calls([entry for entry in entries if int(entry["record_id"]) > before]))
+    recorded, is_complete = calls_since(before)
+    calls = recorded or []
     newest: dict[str, int] = {}
     for call in calls:
         newest[call.group] = call.generation
     return Ledger(
         is_recording=recorded is not None,
-        is_complete=has_dropped_none,
-        groups=tuple(known_groups(c10d)) if c10d is not None else (),
+        is_complete=is_complete,
+        groups=known_groups(),
         calls=tuple(_kept(calls)),
         last={call.group: call.number for call in calls if call.generation == newest[call.group]},
         waits=() if wait is None else (wait,),
@@ -261,31 +259,33 @@ def _kept(calls: list[Call]) -> list[Call]:
     return [call for number, call in enumerate(calls) if not call.is_done or number >= len(calls) - _LAST_CALLS]
 
 
-def recorded_text(name: str = _CPU_DUMP) -> bytes | None:
-    """Return what a flight recorder of torch has, as JSON; None if it is off, or if this torch has none.
+def calls_since(before: int) -> tuple[list[Call] | None, bool]:
+    """Return the collectives that this process has begun, and whether the recorder has dropped none of them.
 
     Args:
-        name: torch's function that dumps it.
+        before: torch's number of the last call that does not count.
+
+    Returns:
+        None in place of the calls if torch's recorder is off, or if this torch has none.
     """
-    torch = sys.modules.get("torch")
-    if torch is None or recorder_size() == 0:
-        return None
-    dump = getattr(getattr(torch._C, "_distributed_c10d", None), name, None)
-    return None if dump is None else dump(includeCollectives=True, onlyActive=False)
-
-
-def entries_of(dump: str | bytes) -> list[dict[str, Any]]:
-    """Return the calls in a dump of torch's flight recorder, in the order in which they began."""
-    entries: list[dict[str, Any]] | None = json.loads(dump).get("entries")
+    entries = _recorded()
     if entries is None:
-        # It has recorded nothing yet; or the size in the environment is not the one that it began with.
-        return []
-    return sorted(entries, key=lambda entry: int(entry["record_id"]))
+        return None, False
+    is_complete = len(entries) < _recorder_size() or (bool(entries) and int(entries[0]["record_id"]) <= before + 1)
+    return list(_calls([entry for entry in entries if int(entry["record_id"]) > before])), is_complete
 
 
 def _recorded(name: str = _CPU_DUMP) -> list[dict[str, Any]] | None:
-    dump = recorded_text(name)
-    return None if dump is None else entries_of(dump)
+    """The calls that a flight recorder of torch has, in the order in which they began; None if there is none."""
+    torch = sys.modules.get("torch")
+    if torch is None or _recorder_size() == 0:
+        return None
+    dump = getattr(getattr(torch._C, "_distributed_c10d", None), name, None)
+    if dump is None:
+        return None
+    # Without entries it has recorded nothing yet; or the size in the environment is not the one that it began with.
+    entries: list[dict[str, Any]] = json.loads(dump(includeCollectives=True, onlyActive=False)).get("entries") or []
+    return sorted(entries, key=lambda entry: int(entry["record_id"]))
 
 
 def last_record() -> int:
@@ -298,8 +298,8 @@ def last_record() -> int:
     return int(entries[-1]["record_id"]) if entries else -1
 
 
-def recorder_size() -> int:
-    """Return how many calls torch's flight recorder holds; 0 if it is off."""
+def _recorder_size() -> int:
+    """How many calls torch's flight recorder holds; 0 if it is off."""
     size = os.environ.get("TORCH_FR_BUFFER_SIZE", "0")
     return int(size) if size.isascii() and size.isdigit() else 0
 
@@ -309,7 +309,7 @@ def _calls(entries: list[dict[str, Any]]) -> Iterator[Call]:
     for entry in entries:
         if entry["is_p2p"]:
             continue
-        group = str(entry["process_group"][0])[:MAX_TEXT]
+        group = str(entry["process_group"][0])[:_MAX_TEXT]
         seen = generations.setdefault(group, [])
         if entry["pg_id"] not in seen:
             seen.append(entry["pg_id"])
@@ -318,10 +318,10 @@ def _calls(entries: list[dict[str, Any]]) -> Iterator[Call]:
             group=group,
             generation=seen.index(entry["pg_id"]),
             number=int(entry["collective_seq_id"]),
-            backend=backend[:MAX_TEXT],
-            operation=operation[:MAX_TEXT],
-            sizes=str(entry["input_sizes"])[:MAX_TEXT],
-            dtypes=" ".join(dict.fromkeys(map(str, entry["input_dtypes"])))[:MAX_TEXT],
+            backend=backend[:_MAX_TEXT],
+            operation=operation[:_MAX_TEXT],
+            sizes=str(entry["input_sizes"])[:_MAX_TEXT],
+            dtypes=" ".join(dict.fromkeys(map(str, entry["input_dtypes"])))[:_MAX_TEXT],
             is_done=bool(entry["retired"]) or entry.get("state") == "completed",
             limit_ms=int(entry["timeout_ms"]),
             begun_ns=int(entry.get("time_created_ns") or 0),
@@ -329,19 +329,24 @@ def _calls(entries: list[dict[str, Any]]) -> Iterator[Call]:
         )
 
 
-def known_groups(c10d: Any) -> Iterator[Group]:
-    """Yield the groups that exist, and whose members this process knows."""
+def known_groups() -> tuple[Group, ...]:
+    """Return the groups that exist, and whose members this process knows."""
+    c10d: Any = sys.modules.get(C10D)
+    if c10d is None:
+        return ()
     names = c10d._world.pg_names
-    for group, ranks in list(c10d._world.pg_group_ranks.items()):
-        if (name := names.get(group)) is not None:
-            yield Group(str(name), tuple(sorted(ranks, key=ranks.__getitem__)))
+    return tuple(
+        Group(str(name), tuple(sorted(ranks, key=ranks.__getitem__)))
+        for group, ranks in list(c10d._world.pg_group_ranks.items())
+        if (name := names.get(group)) is not None
+    )
 
 
 def _other_backends(c10d: Any) -> Iterator[str]:
     """Groups whose calls the recorder does not show, or that end without a rank."""
     for backend in sorted(backends_in_use(c10d)) if c10d is not None else ():
         if not all_declared(backend, lambda declared: declared.records_calls):
-            yield f"a group of the backend {backend[:MAX_TEXT]}"
+            yield f"a group of the backend {backend[:_MAX_TEXT]}"
 
 
 def _places(frame: FrameType) -> Iterator[Place]:
@@ -354,8 +359,8 @@ def _places(frame: FrameType) -> Iterator[Place]:
             return
         code = inner.f_code
         yield Place(
-            function=code.co_name[:MAX_TEXT],
-            file=code.co_filename[-MAX_TEXT:],
+            function=code.co_name[:_MAX_TEXT],
+            file=code.co_filename[-_MAX_TEXT:],
             line=inner.f_lineno or 0,
             instruction=max(0, inner.f_lasti),
             is_library=code.co_filename.startswith(libraries),
@@ -369,9 +374,9 @@ def _others(frames: dict[int, FrameType], ours: set[int]) -> Iterator[str]:
         thread = threading._active.get(ident)  # type: ignore[attr-defined]
         name = "" if thread is None else str(thread.name)
         if not name.startswith(_OUR_THREADS):
-            yield f"another thread ({name[:MAX_TEXT] or ident})"
+            yield f"another thread ({name[:_MAX_TEXT] or ident})"
     if children := child_processes():
-        yield f"child processes ({', '.join(map(str, sorted(children)))})"[:MAX_TEXT]
+        yield f"child processes ({', '.join(map(str, sorted(children)))})"[:_MAX_TEXT]
     rpc = sys.modules.get("torch._C._distributed_rpc")
     if rpc is not None and rpc._is_current_rpc_agent_set():
         yield "an RPC agent"

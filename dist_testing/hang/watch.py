@@ -26,7 +26,7 @@ from dist_testing.core.ground.errors import MessageError
 from dist_testing.core.ground.outcomes import Kind, verdict
 from dist_testing.core.ground.procfs import Activity, activity_of, stat_of, threads_of
 from dist_testing.hang.analysis import Analysis, RankView, analyse
-from dist_testing.hang.ledger import ANSWER_MARK, LEDGERS, Ledger, NoLedger
+from dist_testing.hang.ledger import ANSWER_MARK, LEDGERS, Ledger, NoLedger, limits_of
 from dist_testing.hang.story import HangStory, blame_by_ledger, listed, mark_stuck, rank_ledgers, tell
 
 # Between two looks at the CPU time, and between the two looks at the ledgers. The kernel counts in steps of 10 ms.
@@ -72,9 +72,7 @@ class HangWatch(WorldWatcher):
         self._world = world
         self._records = world.records
         self._fds = world.stacks_fds
-        # torch cuts off what is less than a millisecond.
-        limit_ms = math.floor(world.group_limit_s * 1000)
-        self._limits_ms = frozenset({limit_ms, limit_ms + 1})
+        self._limits_ms = limits_of(world.group_limit_s)
         self._before: dict[int, Activity] = {}
         self._first: list[RankView] | None = None
         self._first_s = 0.0
