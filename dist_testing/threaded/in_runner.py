@@ -20,9 +20,8 @@ from dist_testing.core.ground.error_text import summarise
 from dist_testing.core.ground.outcomes import GOOD, Kind, RankOutcome
 from dist_testing.core.process.board import ENTRIES
 from dist_testing.core.process.rank_messages import RankMessage, RankReport
-from dist_testing.core.rank.bootstrap import FAILED_EXIT_CODE
 from dist_testing.core.rank.reporter import Reporter
-from dist_testing.threaded.world import fail_world, run_on_threads
+from dist_testing.threaded.world import fail_world, report_end, run_on_threads
 
 # Describes a rank that was still running when another failed, in the style of `RankOutcome.describe`.
 _LEFT_BEHIND = "was left behind: a thread cannot be stopped"
@@ -38,10 +37,6 @@ class ThreadsEnded:
     outcomes: tuple[RankOutcome, ...]
     stacks: Mapping[int, str]
     phases: Mapping[int, tuple[Phase, ...]]
-
-
-class _RankFailedError(Exception):
-    """Tells the world that a rank has failed. The rank has already reported the failure."""
 
 
 class _Account:
@@ -83,15 +78,7 @@ def run_ranks(world_size: int, body: ThreadBody, *, limit_s: float) -> ThreadsEn
         account = accounts[rank]
         # No message limits a text.
         reporter = Reporter(account, account, rank, fail_world, fit=str)
-        try:
-            body(rank, reporter, limit_s)
-        except BaseException as error:
-            reporter.ended_by(_without_our_frames(error))
-        if reporter.is_forked:
-            # A child that the test forked has reached the end of the test.
-            os._exit(FAILED_EXIT_CODE if reporter.failed else 0)
-        if reporter.failed:
-            raise _RankFailedError
+        report_end(lambda: body(rank, reporter, limit_s), reporter, os._exit)
         reporter.case_over()
 
     ended = run_on_threads(run, world_size, timeout_s=limit_s)
@@ -112,11 +99,3 @@ def run_ranks(world_size: int, body: ThreadBody, *, limit_s: float) -> ThreadsEn
         {rank.rank: rank.stack for rank in ended if rank.stack},
         {account.rank: account.phases(time.monotonic()) for account in accounts},
     )
-
-
-def _without_our_frames(error: BaseException) -> BaseException:
-    """Return the error with a traceback that begins in the test, if it reaches the test."""
-    traceback = error.__traceback__
-    while traceback is not None and "__unittest" in traceback.tb_frame.f_globals:
-        traceback = traceback.tb_next
-    return error if traceback is None else error.with_traceback(traceback)

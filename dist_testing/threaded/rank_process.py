@@ -35,14 +35,10 @@ from dist_testing.core.rank.long_texts import LongTexts
 from dist_testing.core.rank.reporter import FrameWriter, Reporter
 from dist_testing.threaded.members import current_member
 from dist_testing.threaded.output import split_output
-from dist_testing.threaded.world import fail_world, run_on_threads
+from dist_testing.threaded.world import fail_world, report_end, run_on_threads
 
 # Test code gets a replacement: see _Ranks._exit_as_rank.
 _exit = os._exit
-
-
-class _RankFailedError(Exception):
-    """Tells the world that a rank has failed. The rank has already reported its failure."""
 
 
 def enter_together(starts: Sequence[RankStart], context: RankContext) -> NoReturn:
@@ -133,16 +129,15 @@ class _Ranks:
         def run(rank: int) -> None:
             start, reporter = self._starts[rank], self._reporters[rank]
             note_rank(self._request.directory, rank)
-            try:
+
+            def run_test() -> None:
                 front_ends[rank].open(start, reporter)
                 front_ends[rank].run(body, reporter)
                 if not reporter.failed and not reporter.is_forked:
                     reporter.phase("destroy")
                     front_ends[rank].finish()
-            except BaseException as error:
-                reporter.ended_by(error)
-            if reporter.is_forked:
-                _exit(FAILED_EXIT_CODE if reporter.failed else 0)
+
+            report_end(run_test, reporter, _exit)
             self._has_ended(reporter)
 
         # The runner keeps the time; it kills this process at the case's deadline.
@@ -167,8 +162,6 @@ class _Ranks:
         self._last.case_over()
 
     def _has_ended(self, reporter: Reporter) -> None:
-        if reporter.failed:
-            raise _RankFailedError
         with self._ending:
             self._running -= 1
             is_last = self._running == 0

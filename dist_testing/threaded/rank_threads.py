@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
-import queue
 import threading
-import time
-from collections.abc import Iterable
+import traceback
+import unittest
+from collections.abc import Iterable, Sequence
+from types import TracebackType
 from typing import Any
 
 from dist_testing.core.engine.running_world import group_limit_s
 from dist_testing.core.ground.case import Case, CaseResult
 from dist_testing.core.ground.errors import UsageError
-from dist_testing.core.ground.outcomes import Kind
+from dist_testing.core.ground.outcomes import Kind, RankOutcome
+from dist_testing.core.ground.skips import skip_for_exit_code
 from dist_testing.core.rank.reporter import Reporter
 from dist_testing.core.unittest.on_rank import RankPipe, seed_generators
 from dist_testing.core.unittest.plain import current_session
-from dist_testing.threaded.failed_ranks import ExcInfo, FailedRanks
 
 # unittest leaves frames of modules with this mark out of its tracebacks.
 __unittest = True
@@ -33,26 +34,71 @@ this_rank = _Rank()
 _queue_lock = threading.Lock()
 
 
-def joined(
-    threads: Iterable[threading.Thread], errors: queue.Queue[tuple[int, ExcInfo]], limit_s: float
-) -> list[tuple[int, ExcInfo]]:
-    """Wait for threads that a class has started itself, and return the entries of its queue.
+ExcInfo = tuple[type[BaseException], BaseException, TracebackType | None]
+
+
+class FailedRanks(list[tuple[int, ExcInfo]]):
+    """The ranks that did not pass, each with the `sys.exc_info()` of its exception, as torch's classes get them.
+
+    Attributes:
+        result: The result of the case.
+    """
+
+    def __init__(self, result: CaseResult, errors: Iterable[tuple[int, BaseException]]) -> None:
+        """Make the list.
+
+        Args:
+            result: The result of the case.
+            errors: The exceptions of the ranks, in the order in which they were raised.
+        """
+        raised = list(errors)
+        known = {rank for rank, _ in raised}
+        # A rank that runs on, or that could not be started, has no exception.
+        raised += [
+            (outcome.rank, _stand_in(outcome))
+            for outcome in result.outcomes
+            if outcome.kind is not Kind.PASSED and outcome.rank not in known
+        ]
+        super().__init__((rank, (type(error), error, error.__traceback__)) for rank, error in raised)
+        self.result = result
+        self._first = list(self)
+
+    @property
+    def is_changed(self) -> bool:
+        """Whether the class has changed the list since it was made."""
+        return self._first != self
+
+
+def _stand_in(outcome: RankOutcome) -> BaseException:
+    if outcome.kind is Kind.SKIPPED:
+        return unittest.SkipTest(outcome.reason)
+    is_late = outcome.kind in (Kind.HUNG, Kind.STOPPED)
+    return (TimeoutError if is_late else RuntimeError)(f"rank {outcome.rank} {outcome.describe()}")
+
+
+def check_entries(failed_ranks: Sequence[tuple[int, Any]]) -> None:
+    """Judge a list that a class has made itself, or changed: a failure counts more than a skip.
 
     Args:
-        threads: The threads, by rank.
-        errors: The class's `exception_queue`.
-        limit_s: Limit of all of them, in seconds. A thread that runs on is an entry.
+        failed_ranks: Pairs of a rank and a `sys.exc_info()`.
+
+    Raises:
+        RuntimeError: If a rank failed, or did not end in time.
+        unittest.SkipTest: If ranks have skipped, and none failed.
     """
-    until_s = time.monotonic() + limit_s
-    entries: list[tuple[int, ExcInfo]] = []
-    for rank, thread in enumerate(threads):
-        thread.join(max(0.0, until_s - time.monotonic()))
-        if thread.is_alive():
-            error = TimeoutError(f"thread {thread.name} still runs")
-            entries.append((rank, (TimeoutError, error, None)))
-    while not errors.empty():
-        entries.append(errors.get_nowait())
-    return entries
+    texts, skips = [], []
+    for rank, (_, error, _) in failed_ranks:
+        if isinstance(error, unittest.SkipTest):
+            skips.append(str(error))
+        elif isinstance(error, SystemExit) and isinstance(error.code, int) and (skip := skip_for_exit_code(error.code)):
+            skips.append(skip.message)
+        elif not isinstance(error, SystemExit) or error.code:
+            text = "".join(traceback.format_exception(error))
+            texts.append(f"Rank {rank} ended by an exception:\n{text}")
+    if texts:
+        raise RuntimeError("\n".join(texts))
+    if skips:
+        raise unittest.SkipTest(skips[0])
 
 
 class RankThread:

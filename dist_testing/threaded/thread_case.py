@@ -19,8 +19,7 @@ from dist_testing.core.unittest.exits import declared_exits
 from dist_testing.core.unittest.plain import current_session
 from dist_testing.core.unittest.world_case import WorldCase, default_world_size
 from dist_testing.threaded import BACKEND
-from dist_testing.threaded.failed_ranks import ExcInfo, FailedRanks, check_entries
-from dist_testing.threaded.rank_threads import RankThreads, joined, this_rank
+from dist_testing.threaded.rank_threads import ExcInfo, FailedRanks, RankThreads, check_entries, this_rank
 
 if TYPE_CHECKING:
     from torch._C._distributed_c10d import Store
@@ -43,8 +42,7 @@ class ThreadCase(WorldCase):
 
     Attributes:
         rank: This rank; `MAIN_THREAD_RANK` (-1) in the runner.
-        threads: In the runner, a handle of each rank; empty before `_spawn_threads`. A class may put threads into it
-            that it starts itself; the ranks of the library then do not run.
+        threads: In the runner, a handle of each rank; empty before `_spawn_threads`.
         global_store: A store in memory that the ranks of the running test share.
         exception_queue: For classes that run their tests themselves: pairs of a rank number and the `sys.exc_info()` of
             an exception that the class has caught.
@@ -126,7 +124,7 @@ class ThreadCase(WorldCase):
     def _join_processes(self, fn: Callable[[], Any]) -> None:
         if not self.threads:
             self._spawn_threads()
-        if not self.threads:
+        if not isinstance(self.threads, RankThreads):
             raise UsageError(
                 f"{self.id()}: no ranks were started, so the test has not run.\n"
                 "The class overrides _spawn_threads, and does not call the one of its base class.\n"
@@ -143,16 +141,10 @@ class ThreadCase(WorldCase):
         """Run the ranks, in the runner, and judge the test.
 
         Args:
-            threads: `self.threads`: the ranks that `_spawn_threads` has prepared, or threads of the class itself.
+            threads: `self.threads`: the ranks that `_spawn_threads` has prepared.
             fn: The test method.
         """
-        failed: list[tuple[int, ExcInfo]]
-        if isinstance(threads, RankThreads):
-            failed, limit_s = threads.run(), threads.case.timeout_s
-        else:
-            limit_s = current_session().timeout_s
-            failed = joined(threads, cls.exception_queue, limit_s)
-        cls._check_return_codes(failed, limit_s, fn)
+        cls._check_return_codes(threads.run(), threads.case.timeout_s, fn)
 
     @classmethod
     def _check_return_codes(cls, failed_ranks: Any, timeout: float, fn: Callable[[], Any]) -> None:
@@ -172,7 +164,7 @@ class ThreadCase(WorldCase):
         if isinstance(failed_ranks, FailedRanks) and not failed_ranks.is_changed:
             current_session().judge(failed_ranks.result)
         else:
-            check_entries(failed_ranks, timeout)
+            check_entries(failed_ranks)
 
     @classmethod
     def _run(cls, test_name: str, rank: int, world_size: int, **kwargs: Any) -> None:

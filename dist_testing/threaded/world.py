@@ -10,11 +10,14 @@ import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import NoReturn
 
 from dist_testing.core.ground.budget import MAX_TIMEOUT_S
 from dist_testing.core.ground.errors import CollectiveTimeoutError, LaunchError, UsageError
 from dist_testing.core.ground.spec import check_world_size
 from dist_testing.core.process.stacks import stack_of
+from dist_testing.core.rank.bootstrap import FAILED_EXIT_CODE
+from dist_testing.core.rank.reporter import Reporter
 from dist_testing.threaded.members import Member, ThreadWorld, current_member
 from dist_testing.threaded.operation import Failure
 
@@ -27,6 +30,14 @@ _END_LIMIT_S = 1.0
 _LONGEST_WAIT_S = 1.0
 # Environment variable; with "ranks", one rank runs at a time, in the order of ranks (see `Turns`).
 ORDER_VARIABLE = "DIST_TESTING_THREAD_ORDER"
+
+
+# unittest omits the frames of modules with this mark from its tracebacks.
+__unittest = True
+
+
+class _RankFailedError(Exception):
+    """Tells the world that a rank has failed. The rank has already reported the failure."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +65,35 @@ def fail_world(error: BaseException) -> None:
     member = current_member()
     if member is not None:
         member.world.fail(member, error)
+
+
+def report_end(body: Callable[[], None], reporter: Reporter, end_process: Callable[[int], NoReturn]) -> None:
+    """Run the body of a rank on its thread, and report an error that it raises.
+
+    Args:
+        body: The test.
+        reporter: Of the rank.
+        end_process: Ends a child that the test has forked, and that has reached the end of the test.
+
+    Raises:
+        _RankFailedError: If the rank has failed.
+    """
+    try:
+        body()
+    except BaseException as error:
+        reporter.ended_by(_without_our_frames(error))
+    if reporter.is_forked:
+        end_process(FAILED_EXIT_CODE if reporter.failed else 0)
+    if reporter.failed:
+        raise _RankFailedError
+
+
+def _without_our_frames(error: BaseException) -> BaseException:
+    """Return the error with a traceback that begins in the test, if it reaches the test."""
+    traceback = error.__traceback__
+    while traceback is not None and "__unittest" in traceback.tb_frame.f_globals:
+        traceback = traceback.tb_next
+    return error if traceback is None else error.with_traceback(traceback)
 
 
 def run_on_threads(body: Callable[[int], None], world_size: int, *, timeout_s: float) -> list[ThreadOutcome]:

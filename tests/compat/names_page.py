@@ -101,7 +101,7 @@ _MEMBERS = {
     "`_maybe_handle_skip_if_lt_x_gpu`": "Without arguments it returns False, where torch's raises an IndexError.",
     "`MultiThreadedTestCase._spawn_threads`, `threads`": (
         "`self.threads` has one object per rank, with `join`, `is_alive` and `name`. The ranks run when the "
-        "method begins, or at the first `join`. A class may put threads of its own into the list."
+        "method begins, or at the first `join`. The class cannot replace them by threads of its own."
     ),
     "`MultiThreadedTestCase._join_threads`": (
         "An override gets `(threads, fn)`; a `super()` call runs the ranks and judges."
