@@ -11,10 +11,15 @@ one rank's device can reach another's. If each rank saw only its own GPUs, every
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
+from dist_testing.core.engine.hooks import HeldResource
+from dist_testing.core.ground.case import CaseResult
+from dist_testing.core.ground.errors import GpuError
+from dist_testing.core.ground.outcomes import Cause, Status, Verdict
 from dist_testing.gpus.devices import NVIDIA, Vendor, gpus_present, visible_gpus
 from dist_testing.gpus.faults import XidWatch
 from dist_testing.gpus.gpu import Gpu
@@ -22,25 +27,43 @@ from dist_testing.gpus.lease import Lease, lease_gpus
 from dist_testing.gpus.memory import MemoryUse, memory_left, wait_for_memory
 from dist_testing.gpus.nvml import Nvml
 
+_REPAIR = "See the kernel's log for an Xid, and restart the machine or take the GPU out of CUDA_VISIBLE_DEVICES."
 
-@dataclass(frozen=True, slots=True)
-class WorldGpus:
+
+@dataclass(slots=True)
+class _Driver:
+    """What the driver tells of leased GPUs. The library is open as long as the world: that takes up to a second."""
+
+    nvml: Nvml | None
+    memory: Mapping[Gpu, MemoryUse]
+    xids: XidWatch
+
+
+class WorldGpus(HeldResource):
     """GPUs that only one world uses, all of one vendor.
 
     Attributes:
         lease: The lease on them.
+        names: The machine's numbers for them, such as "0, 1".
         wait_s: How long the world has waited for them, in seconds.
     """
 
-    lease: Lease
-    wait_s: float
-    _memory: Mapping[Gpu, MemoryUse]
-    _xids: XidWatch
-    _started_s: float
-    _vendor: Vendor
-    # Open as long as the world: to open it takes up to a second for each GPU.
-    _nvml: Nvml | None
-    _library: contextlib.ExitStack
+    def __init__(
+        self, lease: Lease, vendor: Vendor, driver: _Driver, library: contextlib.ExitStack, *, wait_s: float
+    ) -> None:
+        self.lease = lease
+        self.fds = lease.fds
+        self.wait_s = wait_s
+        self.names = ", ".join(str(gpu.index) for gpu in lease.gpus)
+        # In a list that mixes UUIDs and numbers, CUDA ignores the entries that are not of the first one's kind.
+        has_uuids = all(gpu.uuid for gpu in lease.gpus)
+        seen = [gpu.uuid if has_uuids else str(gpu.index) for gpu in lease.gpus]
+        self.env = {vendor.visible_variable: ",".join(seen), **vendor.rank_env}
+        self._driver = driver
+        self._library = library
+        self._started_s = time.time()
+        # Hardware errors that the driver reported during the case.
+        self._faults: Sequence[str] = ()
 
     @classmethod
     def take(
@@ -78,41 +101,56 @@ class WorldGpus:
             if nvml is not None:
                 left_s = max(0.0, began_s + limit_s - time.monotonic())
                 memory = wait_for_memory(nvml, lease.gpus, limit_s=left_s, on_wait=on_wait, settled=settled)
-            xids = XidWatch(lease.gpus, nvml)
-            library.callback(xids.close)
-            world = cls(lease, time.monotonic() - began_s, memory, xids, time.time(), vendor, nvml, library.pop_all())
+            driver = _Driver(nvml, memory, XidWatch(lease.gpus, nvml))
+            library.callback(driver.xids.close)
+            world = cls(lease, vendor, driver, library.pop_all(), wait_s=time.monotonic() - began_s)
             undo.pop_all()
         return world
 
-    @property
-    def names(self) -> str:
-        """Return the machine's numbers for them, such as "0, 1"."""
-        return ", ".join(str(gpu.index) for gpu in self.lease.gpus)
+    def check(self, *, are_ranks_gone: bool) -> Sequence[str]:
+        """Return the memory that is still in use when the ranks are gone. Waits until it is free."""
+        # Read after every case, so that the next case on the same ranks sees only its own faults.
+        self._faults = self._driver.xids.hardware_faults()
+        if not are_ranks_gone or not self._driver.memory or self._driver.nvml is None:
+            return ()
+        try:
+            kept = memory_left(self._driver.nvml, self._driver.memory, started_s=self._started_s)
+        except GpuError as error:
+            self.loss = error
+            return ()
+        return [f"GPU memory left behind: {'; '.join(kept)}"] if kept else ()
 
-    def env(self) -> dict[str, str]:
-        """Return the variables with which ranks see only these GPUs. They replace the runner's own."""
-        gpus = self.lease.gpus
-        # In a list that mixes UUIDs and numbers, CUDA ignores the entries that are not of the first one's kind.
-        has_uuids = all(gpu.uuid for gpu in gpus)
-        names = [gpu.uuid if has_uuids else str(gpu.index) for gpu in gpus]
-        return {self._vendor.visible_variable: ",".join(names), **self._vendor.rank_env}
+    def explain(self, result: CaseResult) -> CaseResult:
+        """Name the GPUs and the wait for them; blame the machine if one has failed."""
+        wait_s, self.wait_s = self.wait_s, 0.0
+        names = f"GPUs of the machine: {self.names}; gpu wait {wait_s:.1f} s."
+        lost = str(self.loss).partition("\n")[0].rstrip(".") if self.loss is not None else ""
+        return dataclasses.replace(
+            result,
+            verdict=blame_machine(result.verdict, faults=self._faults, lost=lost),
+            facts={**result.facts, "gpus": self.names, "gpu_wait_s": f"{wait_s:.3f}"},
+            notes=(names, *result.notes, *([_REPAIR] if self._faults or lost else [])),
+        )
 
-    def release(self) -> None:
-        """Give the GPUs back, also for ranks that still hold the lease."""
+    def release(self, *, are_ranks_gone: bool) -> None:
+        """Give the GPUs back; ranks that could not be killed keep them as long as they live."""
         self._library.close()
-        self.lease.release()
+        if are_ranks_gone:
+            self.lease.release()
+        else:
+            self.lease.abandon()
 
-    def abandon(self) -> None:
-        """Close the lease here only: ranks that could not be killed keep the GPUs as long as they live."""
-        self._library.close()
-        self.lease.abandon()
 
-    def hardware_faults(self) -> list[str]:
-        """Return the errors of the hardware since the last call; empty where the driver does not report them."""
-        return self._xids.hardware_faults()
+def blame_machine(found: Verdict, *, faults: Sequence[str], lost: str) -> Verdict:
+    """Return the verdict on a case after the driver's report about its GPUs is taken into account.
 
-    def memory_left(self) -> list[str]:
-        """Return the memory that the world has not given back after its end; see `memory.memory_left`."""
-        if not self._memory or self._nvml is None:
-            return []
-        return memory_left(self._nvml, self._memory, started_s=self._started_s)
+    Args:
+        found: The verdict that follows from the outcomes.
+        faults: Hardware errors during the case. They change a failure into a failure of the infrastructure.
+        lost: Text about a GPU that is gone; "" if there is none. Such a case is a failure of the infrastructure, even
+            if it passed, because no result on that GPU can be trusted. An interrupted case stays interrupted.
+    """
+    texts = [text for text in (lost, *faults, found.reason) if text]
+    if found.cause is Cause.INTERRUPTED or not (lost or (faults and found.status is Status.FAILED)):
+        return found
+    return dataclasses.replace(found, status=Status.FAILED, cause=Cause.INFRASTRUCTURE, reason="; ".join(texts))

@@ -152,7 +152,7 @@ def test_a_world_leases_only_gpus_of_its_architectures(
     try:
         assert [gpu.minor for gpu in world.lease.gpus] == [1]
     finally:
-        world.release()
+        world.release(are_ranks_gone=True)
 
 
 def test_bazels_flags_for_a_machine_are_written(nodes: Path, tmp_path: Path) -> None:

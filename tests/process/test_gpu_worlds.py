@@ -322,20 +322,20 @@ def test_the_wait_for_memory_has_what_the_wait_for_gpus_has_left(driver: Path, m
 
     monkeypatch.setattr("dist_testing.gpus.world.wait_for_memory", wait_for_memory)
     for limit_s in (_LIMIT_S, 0.0):
-        WorldGpus.take(1, limit_s=limit_s, on_wait=lambda _: None).release()
+        WorldGpus.take(1, limit_s=limit_s, on_wait=lambda _: None).release(are_ranks_gone=True)
     first_s, second_s = limits_s
     assert 0.0 < first_s < _LIMIT_S
     assert second_s == 0.0
 
 
-@pytest.mark.parametrize("end", [WorldGpus.release, WorldGpus.abandon])
-def test_a_world_that_is_over_closes_the_library(driver: Path, end: Callable[[WorldGpus], None]) -> None:
+@pytest.mark.parametrize("are_ranks_gone", [True, False])
+def test_a_world_that_is_over_closes_the_library(driver: Path, are_ranks_gone: bool) -> None:
     """A run with a thousand cases would open it, and watch for errors, a thousand times."""
     library = ctypes.CDLL(os.environ[NVML_VARIABLE])
     before = (library.fakeOpened(), library.fakeEventSets())
     gpus = WorldGpus.take(1, limit_s=_LIMIT_S, on_wait=lambda _: None)
     assert (library.fakeOpened(), library.fakeEventSets()) == (before[0] + 1, before[1] + 1)
-    end(gpus)
+    gpus.release(are_ranks_gone=are_ranks_gone)
     assert (library.fakeOpened(), library.fakeEventSets()) == before
 
 

@@ -18,7 +18,7 @@ from dist_testing.gpus.devices import AMD, NVIDIA, Vendor, vendor_named
 from dist_testing.gpus.faults import XidWatch
 from dist_testing.gpus.gpu import NODES_VARIABLE, Gpu
 from dist_testing.gpus.lease import Lease
-from dist_testing.gpus.world import WorldGpus
+from dist_testing.gpus.world import WorldGpus, _Driver
 from tests.support.gpu_nodes import make_render_node
 
 # A file that does not exist.
@@ -179,11 +179,11 @@ def test_worlds_lease_amds_gpus_and_set_hips_variable(tmp_path: Path, monkeypatc
     monkeypatch.setenv("HIP_VISIBLE_DEVICES", "1")
     world = WorldGpus.take(1, AMD, limit_s=0, on_wait=lambda _: None)
     try:
-        assert world.env() == {"HIP_VISIBLE_DEVICES": "1"}
+        assert world.env == {"HIP_VISIBLE_DEVICES": "1"}
         assert [gpu.node.name for gpu in world.lease.gpus] == ["renderD129"]
-        assert world.memory_left() == []
+        assert world.check(are_ranks_gone=True) == ()
     finally:
-        world.release()
+        world.release(are_ranks_gone=True)
 
 
 @pytest.mark.parametrize(
@@ -192,5 +192,6 @@ def test_worlds_lease_amds_gpus_and_set_hips_variable(tmp_path: Path, monkeypatc
 def test_ranks_get_all_uuids_or_all_numbers(uuids: tuple[str, str], expected: str) -> None:
     """In a mixed list CUDA ignores one kind, so a rank would lack its GPU."""
     gpus = tuple(Gpu(index, Path(f"/dev/nvidia{index}"), uuid) for index, uuid in enumerate(uuids))
-    world = WorldGpus(Lease(gpus, ()), 0.0, {}, XidWatch(gpus, None), 0.0, NVIDIA, None, contextlib.ExitStack())
-    assert world.env() == {"CUDA_VISIBLE_DEVICES": expected, "CUDA_DEVICE_ORDER": "PCI_BUS_ID"}
+    driver = _Driver(None, {}, XidWatch(gpus, None))
+    world = WorldGpus(Lease(gpus, ()), NVIDIA, driver, contextlib.ExitStack(), wait_s=0.0)
+    assert world.env == {"CUDA_VISIBLE_DEVICES": expected, "CUDA_DEVICE_ORDER": "PCI_BUS_ID"}

@@ -22,7 +22,6 @@ from dist_testing.core.process.messages import LauncherEvent, WorldRequest
 from dist_testing.gpus.devices import gpus_present
 from dist_testing.gpus.gpu import NODES_VARIABLE
 from dist_testing.gpus.lease import lease_gpus
-from dist_testing.gpus.resource import HeldGpus
 from dist_testing.gpus.world import WorldGpus
 from tests.support.forks import forked
 
@@ -85,9 +84,7 @@ def world(launcher: UnkillableLauncher, tmp_path: Path, monkeypatch: pytest.Monk
     for ours, _ in pairs:
         resources.callback(ours.close)
     gpus = WorldGpus.take(1, limit_s=0.0, on_wait=lambda _: None)
-    world = RunningWorld(
-        "", Supervisor(launcher, 1, records, {}), tmp_path, board, [("gpus", HeldGpus(gpus))], FORK, resources
-    )
+    world = RunningWorld("", Supervisor(launcher, 1, records, {}), tmp_path, board, [("gpus", gpus)], FORK, resources)
     world.supervisor.begin_case(60.0, latest_s=math.inf, keep=False, expected_exits={}, body=None)
     yield world
     for _, theirs in pairs:
