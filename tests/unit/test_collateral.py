@@ -31,6 +31,7 @@ LATE = [
     "Timeout waiting for key: default_pg/0 after 3000 ms",
     "Wait timeout",
     "Timed out after 3 seconds waiting for clients. 1/2 clients joined.",
+    "Application timeout caused pair closure",
     "Operation timed out!",
     "[Rank 0]: Ranks 1, 2 failed to pass monitoredBarrier in 3000 ms",
     "[Rank 0] Watchdog caught collective operation timeout: WorkNCCL(SeqNum=2, OpType=ALLREDUCE)",

@@ -23,6 +23,8 @@ _TEXTS: tuple[tuple[Collateral, tuple[str, ...]], ...] = (
         (
             # gloo, transport/tcp: an operation of a group
             "Timed out waiting",
+            # gloo, after the limit of another operation of the rank
+            "Application timeout caused pair closure",
             # TCPStore and FileStore: a wait for a key that another rank sets
             "wait timeout after",
             "Timeout waiting for key",
