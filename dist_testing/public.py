@@ -9,7 +9,6 @@ import contextlib
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
-from dist_testing.core.ground.case import RunFailedError
 from dist_testing.core.unittest.classes import (
     MultiProcContinousTest,
     MultiProcContinuousTest,
@@ -62,6 +61,7 @@ __all__ = [
 with _if_present():
     from dist_testing.functions.run import run
     from dist_testing.functions.start_processes import start_processes
+    from dist_testing.functions.world import RunFailedError
 with _if_present():
     from dist_testing.nodes.planned import planned_faults
 with _if_present():

@@ -13,14 +13,13 @@ from dist_testing.core.engine.needs import Lack, missing_need
 from dist_testing.core.events.cases import RankOutput
 from dist_testing.core.ground.backends import Backend, backend_named, default_backend
 from dist_testing.core.ground.budget import MAX_TIMEOUT_S, is_timeout
-from dist_testing.core.ground.case import RunFailedError
 from dist_testing.core.ground.errors import UsageError
 from dist_testing.core.ground.layout import check_node_count
 from dist_testing.core.ground.spec import DEFAULT_WORLD_SIZE, Spec, check_world_size
 from dist_testing.core.launch.clean import unshareable_reasons
 from dist_testing.core.launch.isolation import FORK, Reuse, default_isolation, isolation_named, isolation_names
 from dist_testing.core.session.session import Session, current_session
-from dist_testing.functions.world import CallWorld
+from dist_testing.functions.world import CallWorld, RunFailedError
 from dist_testing.threaded.members import current_member
 
 # unittest leaves frames of modules with this mark out of its tracebacks.

@@ -16,7 +16,7 @@ from dist_testing.core.engine.engine import Engine
 from dist_testing.core.engine.running_case import RunningCase
 from dist_testing.core.events.cases import RankOutput
 from dist_testing.core.ground.budget import Budget
-from dist_testing.core.ground.case import Case, CaseBody, CaseFailedError, CaseResult, RunFailedError
+from dist_testing.core.ground.case import Case, CaseBody, CaseFailedError, CaseResult
 from dist_testing.core.ground.error_text import summarise
 from dist_testing.core.ground.errors import UsageError
 from dist_testing.core.ground.spec import Spec
@@ -33,6 +33,34 @@ __unittest = True
 _one_call = threading.Lock()
 # The thread that holds it does not exist on the ranks, where the function may make a world of its own.
 os.register_at_fork(after_in_child=_one_call._at_fork_reinit)  # type: ignore[attr-defined]  # not in typeshed
+
+
+class RunFailedError(CaseFailedError, RuntimeError):
+    """A function that `dist_testing.run` called failed on its ranks; the text is the whole report.
+
+    Attributes:
+        result: The result that the engine found.
+    """
+
+    @property
+    def rank(self) -> int | None:
+        """The culprit: the rank that failed first; None if no single rank is to blame."""
+        return self.result.verdict.culprit
+
+    @property
+    def phase(self) -> str:
+        """What the culprit was doing: "start", "import", "init", "call" or "destroy"; "" without a culprit."""
+        return "" if self.rank is None else self.result.outcomes[self.rank].phase
+
+    @property
+    def traceback(self) -> str:
+        """The traceback or the stacks of the culprit; "" if it left none, such as after a signal."""
+        return "" if self.rank is None else self.result.outcomes[self.rank].text
+
+    @property
+    def victims(self) -> tuple[int, ...]:
+        """The ranks that failed only because the culprit did."""
+        return tuple(self.result.verdict.victims)
 
 
 class CallWorld:

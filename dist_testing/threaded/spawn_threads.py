@@ -9,7 +9,7 @@ from typing import Any, TypeVar, overload
 
 from dist_testing.core.engine.running_world import group_limit_s
 from dist_testing.core.ground.budget import MAX_TIMEOUT_S, is_timeout
-from dist_testing.core.ground.case import Case, CaseBody, ThreadsFailedError
+from dist_testing.core.ground.case import Case, CaseBody, CaseFailedError
 from dist_testing.core.ground.errors import UsageError
 from dist_testing.core.ground.spec import DEFAULT_WORLD_SIZE, check_world_size
 from dist_testing.core.launch.isolation import THREAD
@@ -22,6 +22,13 @@ __unittest = True
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 _EXAMPLE = "Write @spawn_threads_and_init_comms, or @spawn_threads_and_init_comms(world_size=4)."
+
+
+class ThreadsFailedError(CaseFailedError, RuntimeError):
+    """A function that `spawn_threads_and_init_comms` ran failed on its ranks.
+
+    It is also a `RuntimeError`, because torch's users expect one.
+    """
 
 
 @overload

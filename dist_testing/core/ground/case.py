@@ -174,38 +174,3 @@ class CaseFailedError(AssertionError):
     def __init__(self, text: str, result: CaseResult) -> None:
         super().__init__(text)
         self.result = result
-
-
-class ThreadsFailedError(CaseFailedError, RuntimeError):
-    """A function that `spawn_threads_and_init_comms` ran failed on its ranks.
-
-    It is also a `RuntimeError`, because torch's users expect one.
-    """
-
-
-class RunFailedError(CaseFailedError, RuntimeError):
-    """A function that `dist_testing.run` called failed on its ranks; the text is the whole report.
-
-    Attributes:
-        result: The result that the engine found.
-    """
-
-    @property
-    def rank(self) -> int | None:
-        """The culprit: the rank that failed first; None if no single rank is to blame."""
-        return self.result.verdict.culprit
-
-    @property
-    def phase(self) -> str:
-        """What the culprit was doing: "start", "import", "init", "call" or "destroy"; "" without a culprit."""
-        return "" if self.rank is None else self.result.outcomes[self.rank].phase
-
-    @property
-    def traceback(self) -> str:
-        """The traceback or the stacks of the culprit; "" if it left none, such as after a signal."""
-        return "" if self.rank is None else self.result.outcomes[self.rank].text
-
-    @property
-    def victims(self) -> tuple[int, ...]:
-        """The ranks that failed only because the culprit did."""
-        return tuple(self.result.verdict.victims)
