@@ -21,7 +21,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from dist_testing.core.events.runs import ForkServerMemory
+from dist_testing.core.events.event import ForkServerMemory
 from dist_testing.core.ground.procfs import free_bytes
 
 # <asm-generic/mman-common.h>, since Linux 6.1.

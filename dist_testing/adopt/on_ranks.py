@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from dist_testing.core.events.cases import RankOutput
+from dist_testing.core.events.event import RankOutput
 from dist_testing.core.ground.case import CaseFailedError
 from dist_testing.core.launch.clean import unshareable_reasons
 from dist_testing.core.launch.isolation import FORK

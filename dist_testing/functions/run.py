@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
 from dist_testing.core.engine.needs import Lack, missing_need
-from dist_testing.core.events.cases import RankOutput
+from dist_testing.core.events.event import RankOutput
 from dist_testing.core.ground.backends import Backend, backend_named, default_backend
 from dist_testing.core.ground.budget import MAX_TIMEOUT_S, is_timeout
 from dist_testing.core.ground.errors import UsageError

@@ -14,7 +14,7 @@ from typing import Any
 
 from dist_testing.core.engine.engine import Engine
 from dist_testing.core.engine.running_case import RunningCase
-from dist_testing.core.events.cases import RankOutput
+from dist_testing.core.events.event import RankOutput
 from dist_testing.core.ground.budget import Budget
 from dist_testing.core.ground.case import Case, CaseBody, CaseFailedError, CaseResult
 from dist_testing.core.ground.error_text import summarise

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
-import time
 
 from dist_testing.core.engine.hooks import ResourceWish, WorldResource
-from dist_testing.core.events.cases import LeaseWaitBegan, LeaseWaitEnded
 from dist_testing.core.ground.case import CaseResult
 from dist_testing.core.ground.outcomes import Cause, Kind
 from dist_testing.gpus.devices import vendor_named
@@ -36,21 +34,14 @@ class GpuResource(WorldResource):
         # Ranks that another launcher has started have what it gave them.
         if not count or vendor is None or not wish.isolation.starts_ranks:
             return None
-        wish.emit(LeaseWaitBegan(time.monotonic(), wish.number, count))
-        names = ""
-        try:
-            gpus = WorldGpus.take(
-                count,
-                vendor,
-                archs=wish.spec.gpu_archs,
-                limit_s=_WAIT_SHARE * wish.limit_s,
-                on_wait=wish.tell,
-                settled=self._settled,
-            )
-            names = gpus.names
-        finally:
-            wish.emit(LeaseWaitEnded(time.monotonic(), wish.number, names))
-        return gpus
+        return WorldGpus.take(
+            count,
+            vendor,
+            archs=wish.spec.gpu_archs,
+            limit_s=_WAIT_SHARE * wish.limit_s,
+            on_wait=wish.tell,
+            settled=self._settled,
+        )
 
 
 def blame_by_error(result: CaseResult) -> CaseResult:

@@ -19,12 +19,12 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from dist_testing.core.engine.hooks import CaseStart, EndCase, WatchedWorld, WorldWatcher
 from dist_testing.core.engine.rank_record import RankRecord
-from dist_testing.core.events.cases import RankLedgerRead
-from dist_testing.core.events.event import DIGITS, CallTimes, LedgerCall
 from dist_testing.core.ground.case import CaseResult
 from dist_testing.core.ground.errors import MessageError
 from dist_testing.core.ground.outcomes import Kind, verdict
 from dist_testing.core.ground.procfs import Activity, activity_of, stat_of, threads_of
+from dist_testing.core.ground.record import Ledger as RankLedger
+from dist_testing.core.ground.record import LedgerCall
 from dist_testing.hang.analysis import Analysis, RankView, analyse
 from dist_testing.hang.ledger import ANSWER_MARK, LEDGERS, Ledger, NoLedger, limits_of
 from dist_testing.hang.story import HangStory, blame_by_ledger, listed, mark_stuck, rank_ledgers, tell
@@ -136,11 +136,10 @@ class HangWatch(WorldWatcher):
         self.headline = story.headline if story is not None else ""
 
     def explain(self, result: CaseResult) -> CaseResult:
-        """Tell the story in the verdict, the notes and the events."""
+        """Tell the story in the verdict, the notes and the ledgers."""
         story = self.story
         if story is None:
             return result
-        self._tell_ledgers(story)
         found, outcomes = result.verdict, mark_stuck(result.outcomes, story)
         if outcomes != result.outcomes:
             size = result.case.world_size
@@ -150,6 +149,7 @@ class HangWatch(WorldWatcher):
             outcomes=outcomes,
             verdict=blame_by_ledger(found, outcomes, story),
             notes=(*story.lines, *result.notes),
+            ledgers=_ledgers(story),
         )
 
     def look(self, now_s: float) -> bool:
@@ -232,18 +232,22 @@ class HangWatch(WorldWatcher):
             and seen.ticks - self._before[rank].ticks <= _IDLE_TICKS
         ]
 
-    def _tell_ledgers(self, story: HangStory) -> None:
-        start = self._start
-        assert start is not None
-        now_s = time.monotonic()
-        # torch's times are those of the wall clock.
-        offset_ns = time.monotonic_ns() - time.time_ns()
 
-        def on_our_clock(wall_ns: int) -> float | None:
-            return round((wall_ns + offset_ns) / 1e9, DIGITS) if wall_ns else None
+def _ledgers(story: HangStory) -> tuple[RankLedger, ...]:
+    now_s = time.monotonic()
+    # torch's times are those of the wall clock.
+    offset_ns = time.monotonic_ns() - time.time_ns()
 
-        for rank, state, place, calls in rank_ledgers(story.analysis):
-            told = tuple(
+    def on_our_clock(wall_ns: int) -> float | None:
+        return (wall_ns + offset_ns) / 1e9 if wall_ns else None
+
+    return tuple(
+        RankLedger(
+            rank,
+            now_s,
+            state,
+            place,
+            tuple(
                 LedgerCall(
                     call.group,
                     call.number,
@@ -251,11 +255,14 @@ class HangWatch(WorldWatcher):
                     call.operation,
                     f"{call.sizes} {call.dtypes}".rstrip(),
                     call.is_done,
+                    on_our_clock(call.begun_ns),
+                    on_our_clock(call.ended_ns),
                 )
                 for call in calls
-            )
-            times = tuple(CallTimes(on_our_clock(call.begun_ns), on_our_clock(call.ended_ns)) for call in calls)
-            start.emit(RankLedgerRead(now_s, start.number, rank, state, place, told, times))
+            ),
+        )
+        for rank, state, place, calls in rank_ledgers(story.analysis)
+    )
 
 
 def collect_ledgers(fds: Mapping[int, int], number: int, limit_s: float) -> dict[int, Ledger | NoLedger]:

@@ -15,10 +15,9 @@ from dataclasses import dataclass
 
 from dist_testing.core.engine.hooks import CaseStart, WatchedWorld, WorldWatcher
 from dist_testing.core.engine.rank_record import RankRecord
-from dist_testing.core.events.cases import FaultHappened
-from dist_testing.core.events.event import LinkEnds, fault_in_words
 from dist_testing.core.ground.case import CaseResult
 from dist_testing.core.ground.outcomes import Cause, Status, Verdict
+from dist_testing.core.ground.record import Fault, LinkEnds, fault_in_words
 from dist_testing.nodes.fault_client import ADD_ON
 from dist_testing.nodes.fault_messages import (
     FAULT_ANSWERS,
@@ -44,7 +43,7 @@ _SIGNAL_LIMIT_S = 10.0
 # The report of a failed case names at most this many faults.
 _MAX_NOTES = 20
 # A test that asks for faults without end must not fill the file of events.
-_MAX_EVENTS = 1000
+_MAX_FAULTS = 1000
 
 
 @dataclass(slots=True)
@@ -75,7 +74,7 @@ class FaultDesk(WorldWatcher):
         self._number = 0
         self._notes: list[str] = []
         self._count = 0
-        self._event_count = 0
+        self._faults: list[Fault] = []
         self._plan: deque[PlannedRequests] = deque()
         self._next_parts: deque[Request] = deque()
         self._refused: list[str] = []
@@ -89,7 +88,7 @@ class FaultDesk(WorldWatcher):
         if self._plan:
             # A rank may wait for a fault.
             self._world.disable_proof()
-        self._notes, self._count, self._event_count = [], 0, 0
+        self._notes, self._count, self._faults = [], 0, []
         self._pending = []
         self.next_s = start.began_s if self._plan else math.inf
 
@@ -102,7 +101,7 @@ class FaultDesk(WorldWatcher):
         if result.verdict.status is Status.PASSED and (missed := self.missed()):
             reason = f"planned faults did not happen: {'; '.join(missed)}"
             result = dataclasses.replace(result, verdict=Verdict(Status.FAILED, Cause.FAILURE, reason))
-        return dataclasses.replace(result, notes=(*result.notes, *self.notes()))
+        return dataclasses.replace(result, notes=(*result.notes, *self.notes()), faults=tuple(self._faults))
 
     def missed(self) -> list[str]:
         """Return the faults of the plan that have not happened, each with why."""
@@ -252,17 +251,17 @@ class FaultDesk(WorldWatcher):
         return self._start
 
     def _tell(self, pending: _Pending, now_s: float) -> None:
-        """Emit that a fault has happened."""
-        if self._event_count == _MAX_EVENTS:
+        """Keep that a fault has happened."""
+        if len(self._faults) == _MAX_FAULTS:
             return
-        self._event_count += 1
         by = None if pending.asker is None else pending.asker.rank
-        request, number, emit = pending.request, self._started.number, self._started.emit
+        request = pending.request
         if isinstance(request, SignalFault):
-            emit(FaultHappened(now_s, number, request.action, request.ranks, (), "", by, pending.begun_s))
+            fault = Fault(now_s, request.action, request.ranks, by=by, asked_s=pending.begun_s)
         else:
             links = tuple(LinkEnds(link.source, link.target) for link in request.links)
-            emit(FaultHappened(now_s, number, "links", (), links, request.rule.describe(), by, pending.begun_s))
+            fault = Fault(now_s, "links", (), links, request.rule.describe(), by, pending.begun_s)
+        self._faults.append(fault)
 
     def _answer(self, asker: RankRecord | None, refusal: str = "") -> None:
         if asker is None:

@@ -9,9 +9,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from dist_testing.core.ground.error_text import shorten
+from dist_testing.core.ground.record import BAD, STATUSES, Status
 from dist_testing.report.facts import final_runs
 from dist_testing.report.markup import Markup, clean, table, tag
-from dist_testing.report.model import BAD, STATUSES, Report, Status
+from dist_testing.report.model import Report
 from dist_testing.report.words import seconds
 
 # A case is slower if its ratio is so many robust standard deviations above the ratio of the middle case, ...

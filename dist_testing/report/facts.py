@@ -10,7 +10,8 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 
 from dist_testing.core.bazel.sharding import assign_units
-from dist_testing.report.model import BAD, RAN, Action, CaseRecord, NotRun, Report, RunRecord, Status, is_label
+from dist_testing.core.ground.record import BAD, CaseRecord, Status
+from dist_testing.report.model import Action, NotRun, Report, RunRecord, is_label
 
 # pytest's message of a test without ranks is only the place; the first such line of its text says more.
 _PLACE = re.compile(r"\S+:\d+: \w+")
@@ -143,7 +144,11 @@ def ledger(report: Report) -> list[NotRun]:
             lines.append(NotRun("cached", run.target, "", _cached(run), len(run.cases)))
     for (invocation, target), runs in idle.items():
         cases = [case for run in runs for case in run.cases]
-        if target not in broken and all(run.has_results for run in runs) and not any(c.status in RAN for c in cases):
+        if (
+            target not in broken
+            and all(run.has_results for run in runs)
+            and not any(c.status != "skipped" for c in cases)
+        ):
             chosen = report.invocations[invocation].test_filter if invocation < len(report.invocations) else ""
             why = f"all {len(cases)} cases were skipped" if cases else "it has no case"
             if not cases and chosen:
@@ -211,7 +216,7 @@ def slow_cases(report: Report, count: int) -> list[Slow]:
         for case in run.cases:
             key = (run.suite, case.name)
             if (
-                case.status in RAN
+                case.status != "skipped"
                 and case.duration_s
                 and (key not in slowest or slowest[key].case.duration_s < case.duration_s)
             ):

@@ -7,9 +7,10 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from dist_testing.core.ground.error_text import shorten
+from dist_testing.core.ground.record import CaseRecord, RankRecord
 from dist_testing.report.facts import Failure, headline
 from dist_testing.report.markup import Markup, join, table, tag
-from dist_testing.report.model import CaseRecord, LogRecord, RankRecord, is_label
+from dist_testing.report.model import LogRecord, is_label
 from dist_testing.report.packed import Packer
 from dist_testing.report.pictures import lanes
 from dist_testing.report.story import Part, story_of
@@ -154,9 +155,9 @@ def _case_body(case: CaseRecord, logs: Sequence[LogRecord], limit: int, packer: 
 def _ledger(case: CaseRecord, told: Sequence[str]) -> Markup | None:
     """Return what each rank waits for, and its last collective calls; ranks that do the same stand together."""
     alike: dict[tuple[str, str, tuple[str, ...]], list[int]] = {}
-    for rank in case.ranks:
-        if rank.ledger is not None:
-            alike.setdefault((rank.ledger.state, rank.ledger.place, rank.ledger.calls), []).append(rank.rank)
+    for ledger in case.ledgers:
+        calls = tuple(call.words for call in sorted(ledger.calls, key=lambda call: not call.is_done))
+        alike.setdefault((ledger.state, ledger.place, calls), []).append(ledger.rank)
     rows = [tag("li", shorten(line, _MAX_MESSAGE_CHARS)) for line in told] if not alike else []
     for (state, place, calls), ranks in list(alike.items())[:_MAX_RANK_ROWS]:
         where = f" ({shorten(place, 300)})" if place else ""
@@ -193,9 +194,7 @@ def _rank_table(case: CaseRecord) -> Markup:
 
 
 def _rank_row(case: CaseRecord, rank: RankRecord) -> Markup:
-    after = ""
-    if rank.seen_at_s is not None and case.began_at_s is not None:
-        after = seconds(max(0.0, rank.seen_at_s - case.began_at_s))
+    after = "" if rank.seen_s is None else seconds(max(0.0, rank.seen_s))
     role = "culprit" if rank.rank == case.culprit else "victim" if rank.rank in case.victims else ""
     described = rank.description or rank.outcome or "unknown"
     cells = (f"{rank.rank}", shorten(described, _MAX_MESSAGE_CHARS), rank.phase, rank.operation, after)

@@ -11,7 +11,8 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
-from dist_testing.report.model import BAD, RAN, CaseRecord, Report, RunRecord
+from dist_testing.core.ground.record import BAD, CaseRecord
+from dist_testing.report.model import Report, RunRecord
 from dist_testing.report.rates import jeffreys, runs_to_claim, wilson
 
 # Stands for the name of a case where a target failed and no case says why.
@@ -137,7 +138,7 @@ def votes(report: Report, *, same_inputs: bool = False) -> Iterator[Vote]:
         inputs = _inputs(report, run, same_inputs)
         place = order.get(run.invocation, 0)
         for case in run.cases:
-            if case.status in RAN:
+            if case.status != "skipped":
                 yield _vote(run, case, inputs, place)
         if (run.invocation, run.target) in whole:
             kind = run.status.lower() if _failed_as_a_whole(run) else ""

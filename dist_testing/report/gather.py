@@ -33,28 +33,26 @@ _SKIPPED_FOLDERS = frozenset({".git", "node_modules", "__pycache__", "site-packa
 _Kind = Literal["build events", "stream", "xml", "other"]
 
 
-def gather(paths: Sequence[Path], disk_cache: Path | None = None, *, with_processes: bool = False) -> Report:
+def gather(paths: Sequence[Path], disk_cache: Path | None = None) -> Report:
     """Read results.
 
     Args:
         paths: Files of build events, test.xml or other files in JUnit's format, event streams (`--dist-events`), and
             folders with any of these, such as bazel-testlogs or a history of many invocations.
         disk_cache: Folder of Bazel's `--disk_cache`; by default the one that an invocation has used.
-        with_processes: Whether to read when each process was started and ready, as the trace shows it.
 
     Returns:
         The report. Its invocations are empty if nothing could be read.
     """
-    gathering = _Gathering(disk_cache, with_processes)
+    gathering = _Gathering(disk_cache)
     for path in paths:
         gathering.add(path)
     return gathering.report()
 
 
 class _Gathering:
-    def __init__(self, disk_cache: Path | None, with_processes: bool) -> None:
+    def __init__(self, disk_cache: Path | None) -> None:
         self._disk_cache = disk_cache
-        self._with_processes = with_processes
         self._report = Report()
         # Files that belong to a run already: a folder and the build events of its files may both be named.
         self._known: set[Path] = set()
@@ -118,7 +116,7 @@ class _Gathering:
             raise _nothing(path, "it has neither build events, nor events of a run, nor JUnit's XML")
 
     def _add_build_events(self, path: Path) -> None:
-        report, used = read_bazel(path, self._disk_cache, with_processes=self._with_processes)
+        report, used = read_bazel(path, self._disk_cache)
         self._known |= used
         self._join(report)
 
@@ -137,7 +135,7 @@ class _Gathering:
                 runs[path.parent] = RunFiles(
                     path, (), _if_file(outputs / "outputs.zip"), outputs, _if_file(path.parent / "test.log")
                 )
-        self._join(_of_testlogs(folder, runs, self._with_processes))
+        self._join(_of_testlogs(folder, runs))
         streams: dict[str, list[Path]] = defaultdict(list)
         for path, kind in kinds.items():
             if path.name == "test.xml" or path.parent.name == "test.outputs":
@@ -153,15 +151,13 @@ class _Gathering:
 
     def _add_streams(self, paths: Sequence[Path], folder: Path | None = None) -> None:
         shown = _WORKER.sub("", str(paths[0].relative_to(folder) if folder else paths[0]))
-        run, problems = filled_run(
-            RunRecord(shown), RunFiles(streams=sorted(paths)), with_processes=self._with_processes
-        )
+        run, problems = filled_run(RunRecord(shown), RunFiles(streams=sorted(paths)))
         began_s = run.began_wall_s
         invocation = InvocationRecord(shown, "pytest", began_s, run.duration_s, is_complete=run.is_complete)
         self._join(Report((invocation,), (run,), problems=tuple(problems)))
 
 
-def _of_testlogs(folder: Path, runs: dict[Path, RunFiles], with_processes: bool) -> Report:
+def _of_testlogs(folder: Path, runs: dict[Path, RunFiles]) -> Report:
     """Return a report of the runs in a folder such as bazel-testlogs. They may be of several invocations."""
     if not runs:
         return Report()
@@ -173,7 +169,7 @@ def _of_testlogs(folder: Path, runs: dict[Path, RunFiles], with_processes: bool)
             shard=int((part and part["shard"]) or 1),
             run=int((part and part["run"]) or 1),
         )
-        record, found = filled_run(record, files, with_processes=with_processes)
+        record, found = filled_run(record, files)
         problems += found
         records.append(record)
     return Report((InvocationRecord(str(folder), "bazel test"),), tuple(records), problems=tuple(problems))
@@ -184,10 +180,10 @@ def _of_xml(path: Path, shown: str) -> Report:
     runs = [
         RunRecord(
             suite.name if is_label(suite.name) else shown,
-            duration_s=sum(case.duration_s for case in cases),
-            cases=cases,
+            duration_s=sum(case.duration_s for case in suite.cases),
+            cases=tuple(suite.cases),
         )
-        for suite, cases in read_cases(path)
+        for suite in read_cases(path)
     ]
     return Report((InvocationRecord(shown, "tests"),), tuple(runs))
 

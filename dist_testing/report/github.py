@@ -7,9 +7,10 @@ import re
 from collections.abc import Iterator
 
 from dist_testing.core.ground.error_text import shorten
+from dist_testing.core.ground.record import STATUSES, CaseRecord
 from dist_testing.report import facts
 from dist_testing.report.markup import clean
-from dist_testing.report.model import STATUSES, CaseRecord, Report
+from dist_testing.report.model import Report
 from dist_testing.report.story import story_of
 from dist_testing.report.words import WORDS, count_of, plural, seconds
 

@@ -14,13 +14,12 @@ _CLOCK_S = 10.0
 _NOT_REACHED = ("NO_STATUS", "INCOMPLETE")
 
 
-def read_bazel(path: Path, disk_cache: Path | None, *, with_processes: bool) -> tuple[Report, set[Path]]:
+def read_bazel(path: Path, disk_cache: Path | None) -> tuple[Report, set[Path]]:
     """Read build events.
 
     Args:
         path: The file.
         disk_cache: Folder of Bazel's `--disk_cache`; None for the one that the invocation has used.
-        with_processes: Whether to read when each process was started and ready.
 
     Returns:
         The report, and the test.xml files that it has read.
@@ -41,7 +40,7 @@ def read_bazel(path: Path, disk_cache: Path | None, *, with_processes: bool) -> 
         )
     runs = []
     for attempt in invocation.attempts:
-        run, found = _run(attempt, invocation, with_processes)
+        run, found = _run(attempt, invocation)
         runs.append(run)
         problems += found
     report = Report(
@@ -83,7 +82,7 @@ def _not_run(invocation: Invocation) -> Iterator[NotRun]:
             yield NotRun("not reached", label, "", "Bazel ended before the target ran", 0)
 
 
-def _run(attempt: Attempt, invocation: Invocation, with_processes: bool) -> tuple[RunRecord, list[Problem]]:
+def _run(attempt: Attempt, invocation: Invocation) -> tuple[RunRecord, list[Problem]]:
     run = RunRecord(
         attempt.target,
         shard=attempt.shard,
@@ -109,7 +108,7 @@ def _run(attempt: Attempt, invocation: Invocation, with_processes: bool) -> tupl
                 "Make the report right after the invocation, or keep a copy of bazel-testlogs.",
             )
         ]
-    run, problems = filled_run(run, _files(attempt), with_processes=with_processes)
+    run, problems = filled_run(run, _files(attempt))
     if attempt.xml is None and not run.has_results:
         problems.append(Problem(f"{run.target}{run.in_part}", _without_xml(attempt)))
     return run, problems

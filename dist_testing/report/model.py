@@ -1,4 +1,4 @@
-"""The one model of results, which every reader fills and every output reads.
+"""What was run, around the records of cases: invocations, runs of targets, and what did not run.
 
 Times are in seconds. A time that ends in `_wall_s` counts from 1970; one that ends in `_at_s` is on the monotonic clock
 of its run, to which `RunRecord.wall_zero_s` belongs.
@@ -6,25 +6,10 @@ of its run, to which `RunRecord.wall_zero_s` belongs.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Literal
 
-from dist_testing.core.events.event import Phase
+from dist_testing.core.ground.record import BAD, MAX_S, CaseRecord
 
-Status = Literal["failed", "error", "unfinished", "skipped", "xfailed", "xpassed", "passed"]
-
-# The worst first. "error": the infrastructure failed and not the test. "unfinished": the run ended within the case.
-STATUSES: tuple[Status, ...] = ("failed", "error", "unfinished", "xpassed", "xfailed", "skipped", "passed")
-BAD: frozenset[Status] = frozenset({"failed", "error", "unfinished"})
-# Values of `core.ground.outcomes.Cause` for which the machine is to blame and not the test.
-OF_THE_MACHINE = ("infrastructure", "promised hardware missing")
-# The test body has run.
-RAN: frozenset[Status] = frozenset({"failed", "error", "unfinished", "xpassed", "xfailed", "passed"})
-
-
-# Ten years: no run takes so long. A damaged file may have any number. Seconds.
-MAX_S = 3e8
 # Bazel's words for a test that has passed, or that says nothing.
 _FINE = ("", "PASSED", "FLAKY")
 # What the attempts at the same work share: invocation, target, configuration, shard and run.
@@ -52,139 +37,6 @@ class Problem:
 
     subject: str
     text: str
-
-
-@dataclass(frozen=True, slots=True)
-class CollectiveRecord:
-    """One collective call of a rank, with its times.
-
-    Attributes:
-        name: Such as "all_reduce #3 of group 0".
-        begin_s: When it began, on the clock of its run.
-        end_s: When it ended; None if it has not ended, or if torch does not know when.
-        is_done: Whether it has ended.
-    """
-
-    name: str
-    begin_s: float
-    end_s: float | None
-    is_done: bool
-
-
-@dataclass(frozen=True, slots=True)
-class LedgerRecord:
-    """What the runner has last read of a rank's collective ledger, in a case whose ranks wait for each other.
-
-    Attributes:
-        at_s: When.
-        state: What the rank does, in words: "waits in all_reduce #1 of the default group".
-        place: File and line of the test; "" if unknown.
-        calls: Its last collective calls in words, those that have not ended last.
-        collectives: Those of the calls of which torch knows the begin, in the order in which they began.
-    """
-
-    at_s: float
-    state: str
-    place: str
-    calls: tuple[str, ...]
-    collectives: tuple[CollectiveRecord, ...] = ()
-
-
-@dataclass(frozen=True, slots=True)
-class RankRecord:
-    """What is known of one rank of a case.
-
-    Attributes:
-        rank: The rank, from 0.
-        outcome: A value of `core.ground.outcomes.Kind`; "" if unknown.
-        description: The outcome in one line, for people.
-        phase: Phase of the rank when it ended.
-        operation: Operation of torch.distributed that it was in; "" if none.
-        pid: Its process; None if unknown.
-        started_at_s: When its process existed; None if unknown.
-        ready_at_s: When it was ready; None if unknown.
-        seen_at_s: When the runner saw the first sign of its outcome; None if unknown.
-        phases: Its phases in order.
-        warnings: Its warnings: category, text and place, in one line each.
-        ledger: Its collective ledger; None if it was not read.
-    """
-
-    rank: int
-    outcome: str = ""
-    description: str = ""
-    phase: str = ""
-    operation: str = ""
-    pid: int | None = None
-    started_at_s: float | None = None
-    ready_at_s: float | None = None
-    seen_at_s: float | None = None
-    phases: tuple[Phase, ...] = ()
-    warnings: tuple[str, ...] = ()
-    ledger: LedgerRecord | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class FaultRecord:
-    """A fault that the test or its plan has caused on purpose.
-
-    Attributes:
-        at_s: When it had happened, on the clock of its run.
-        text: In words, with who asked for it: "kill of rank 2, by rank 0".
-        ranks: The ranks that it has ended or stopped, or that went on; empty for the network.
-    """
-
-    at_s: float
-    text: str
-    ranks: tuple[int, ...] = ()
-
-
-@dataclass(frozen=True, slots=True)
-class CaseRecord:
-    """One case in one run.
-
-    Attributes:
-        name: Its name, the same in every run: "dir.test_file.Class.test_x[1]".
-        status: How it ended.
-        message: One line: the skip reason, or who failed and how.
-        text: The whole report of a failure.
-        duration_s: Seconds; 0 if unknown.
-        world_size: Number of ranks; 0 if the case ran in the runner, or if it is unknown.
-        isolation: Name of the isolation; "" if unknown.
-        cause: A value of `core.ground.outcomes.Cause`; "" if it did not fail on ranks.
-        culprit: The rank that failed first; None if no rank is to blame.
-        failing: Other ranks that failed by themselves.
-        victims: Ranks that failed only because another rank failed.
-        ranks: What is known of each rank.
-        faults: The faults that it has caused on purpose, in order.
-        began_at_s: When it began; None if unknown.
-        ended_at_s: When it ended; None if unknown.
-        gpu_wait_s: How long it waited for GPUs.
-        gpus: The machine's numbers of its GPUs, such as "0, 1".
-        leaked: Command lines of processes that it left behind.
-        tries: How often the engine was asked for it.
-        nodeid: pytest's name of it, which names its logs; "" if unknown.
-    """
-
-    name: str
-    status: Status
-    message: str = ""
-    text: str = ""
-    duration_s: float = 0.0
-    world_size: int = 0
-    isolation: str = ""
-    cause: str = ""
-    culprit: int | None = None
-    failing: tuple[int, ...] = ()
-    victims: tuple[int, ...] = ()
-    ranks: tuple[RankRecord, ...] = ()
-    faults: tuple[FaultRecord, ...] = ()
-    began_at_s: float | None = None
-    ended_at_s: float | None = None
-    gpu_wait_s: float = 0.0
-    gpus: str = ""
-    leaked: tuple[str, ...] = ()
-    tries: int = 1
-    nodeid: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -240,12 +92,12 @@ class RunRecord:
     cached: str = ""
     strategy: str = ""
     host: str = ""
-    remote_parts: Mapping[str, float] = field(default_factory=dict)
+    remote_parts: dict[str, float] = field(default_factory=dict)
     began_wall_s: float | None = None
     duration_s: float = 0.0
     wall_zero_s: float | None = None
     backend: str = ""
-    versions: Mapping[str, str] = field(default_factory=dict)
+    versions: dict[str, str] = field(default_factory=dict)
     cases: tuple[CaseRecord, ...] = ()
     to_come: int = 0
     is_complete: bool = True

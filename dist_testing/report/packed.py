@@ -11,9 +11,10 @@ import zlib
 from collections.abc import Sequence
 
 from dist_testing.core.ground.error_text import shorten
+from dist_testing.core.ground.record import CaseRecord, RankRecord
 from dist_testing.report.facts import headline
 from dist_testing.report.markup import clean
-from dist_testing.report.model import CaseRecord, RankRecord, RunRecord
+from dist_testing.report.model import RunRecord
 
 # Bytes of the end of the compressed data.
 _END_BYTES = 64
@@ -69,17 +70,14 @@ class Packer:
         )
 
     def _ranks(self, case: CaseRecord) -> list[object]:
-        begin = case.began_at_s
-        if begin is None:
-            return []
-        return [self._rank(rank, begin) for rank in case.ranks[:_MAX_RANKS]]
+        return [self._rank(rank) for rank in case.ranks[:_MAX_RANKS]]
 
-    def _rank(self, rank: RankRecord, begin_s: float) -> list[object]:
+    def _rank(self, rank: RankRecord) -> list[object]:
         # Outcome and phases as texts, because most ranks of most cases have the same; then the ends of the phases, each
         # relative to the one before. Milliseconds.
-        first_s = rank.phases[0].begin_s if rank.phases else begin_s
+        first_s = rank.phases[0].begin_s if rank.phases else 0.0
         names = ",".join([name for name, _, _ in rank.phases])
-        spans = [first_s - begin_s, *[end_s - phase_s for _, phase_s, end_s in rank.phases]]
+        spans = [first_s, *[end_s - phase_s for _, phase_s, end_s in rank.phases]]
         if -_MAX_MARK_S < min(spans) and max(spans) < _MAX_MARK_S:
             marks = [round(span * 1000) for span in spans]
         else:

@@ -13,12 +13,13 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from dist_testing.core.ground.error_text import shorten
+from dist_testing.core.ground.record import STATUSES, Status
 from dist_testing.report import facts
 from dist_testing.report.compare import Comparison, compare_section
 from dist_testing.report.failure_section import anchors, failure_section
 from dist_testing.report.flake_section import flake_section
 from dist_testing.report.markup import Markup, join, table, tag
-from dist_testing.report.model import STATUSES, InvocationRecord, Report, Status
+from dist_testing.report.model import InvocationRecord, Report
 from dist_testing.report.packed import Packer
 from dist_testing.report.pictures import status_bar
 from dist_testing.report.sections import (

@@ -14,8 +14,9 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 from dist_testing.core.ground.error_text import shorten
+from dist_testing.core.ground.record import BAD, CaseRecord, Ledger, RankRecord
 from dist_testing.report.markup import clean
-from dist_testing.report.model import BAD, MAX_S, CaseRecord, LedgerRecord, RankRecord, RunRecord
+from dist_testing.report.model import RunRecord
 
 # Lane of the cases, and of rank 0. After the lane of a rank come those of its collective calls.
 _CASES = 1
@@ -52,8 +53,6 @@ def _trace_events(runs: Sequence[RunRecord]) -> Iterator[_Event]:
     arrows = itertools.count(1)
     for process, run in enumerate(timed, 1):
         offset_s = (run.wall_zero_s or 0.0) - zero_s
-        if not abs(offset_s + min(_times(run))) < MAX_S:
-            continue
         yield from _run_events(run, process, offset_s, arrows)
 
 
@@ -93,11 +92,8 @@ def _text(value: str) -> str:
 def _case_events(case: CaseRecord, process: int, offset_s: float, arrows: Iterator[int]) -> Iterator[_Event]:
     if case.began_at_s is None:
         return
-    begin = case.began_at_s + offset_s
-    ends = [case.ended_at_s, *(phase.end_s for rank in case.ranks for phase in rank.phases)]
-    end = max((time + offset_s for time in ends if time is not None), default=begin)
-    if not 0 <= end - begin < MAX_S:
-        return
+    begin = offset_s = case.began_at_s + offset_s
+    end = begin + max([case.duration_s, *(phase.end_s for rank in case.ranks for phase in rank.phases)])
     args = {
         "status": case.status,
         "cause": _text(case.cause),
@@ -146,18 +142,20 @@ def _rank_events(
         args = {"pid": rank.pid} if rank.pid is not None and phase is rank.phases[0] else {}
         yield _bar(process, lane, _text(phase.name), start, stop, "phase", args)
         last = stop
-    for what, time in (("process started", rank.started_at_s), ("ready", rank.ready_at_s)):
+    for what, time in (("process started", rank.started_s), ("ready", rank.ready_s)):
         if time is not None and begin <= time + offset_s <= end:
             yield {"ph": "i", "s": "t", "pid": process, "tid": lane, "ts": _us(time + offset_s), "name": what}
-    if rank.ledger is not None and begin <= rank.ledger.at_s + offset_s <= end:
-        calls: _Event = {"place": _text(rank.ledger.place), "calls": _text("; ".join(rank.ledger.calls))}
-        mark = {"ph": "i", "s": "t", "pid": process, "tid": lane, "ts": _us(rank.ledger.at_s + offset_s)}
-        yield {**mark, "name": _text(rank.ledger.state), "cat": "ledger", "args": calls}
-        yield from _collective_events(rank.ledger, process, lane + 1, offset_s, begin)
-    if rank.seen_at_s is None or rank.outcome in ("", "passed", "skipped"):
+    for ledger in case.ledgers:
+        if ledger.rank == rank.rank and 0 <= ledger.read_s and ledger.read_s + offset_s <= end:
+            words = "; ".join(call.words for call in ledger.calls)
+            calls: _Event = {"place": _text(ledger.place), "calls": _text(words)}
+            mark = {"ph": "i", "s": "t", "pid": process, "tid": lane, "ts": _us(ledger.read_s + offset_s)}
+            yield {**mark, "name": _text(ledger.state), "cat": "ledger", "args": calls}
+            yield from _collective_events(ledger, process, lane + 1, offset_s)
+    if rank.seen_s is None or rank.outcome in ("", "passed", "skipped"):
         return
     role = "culprit" if rank.rank == case.culprit else "victim" if rank.rank in case.victims else rank.outcome
-    time = rank.seen_at_s + offset_s
+    time = rank.seen_s + offset_s
     # A bar that crosses the end of another would be dropped.
     gaps = [_us(phase.end_s + offset_s) - _us(time) for phase in rank.phases]
     length = min([gap for gap in gaps if gap > 0] + [_MARK_US])
@@ -165,17 +163,15 @@ def _rank_events(
     yield {**_bar(process, lane, role, time, time, "outcome", told), "dur": round(length, 1)}
 
 
-def _collective_events(
-    ledger: LedgerRecord, process: int, first: int, offset_s: float, begin: float
-) -> Iterator[_Event]:
+def _collective_events(ledger: Ledger, process: int, first: int, offset_s: float) -> Iterator[_Event]:
     """Yield a bar for each call whose end is known or that had not ended; a mark for one with only a begin."""
     # End of the last bar on each lane: Perfetto drops a bar that crosses another.
-    ends = [begin] * _COLLECTIVE_LANES
-    for call in ledger.collectives:
-        start = call.begin_s + offset_s
-        end_s = ledger.at_s if call.end_s is None and not call.is_done else call.end_s
-        if not begin <= start <= ledger.at_s + offset_s:
+    ends = [offset_s] * _COLLECTIVE_LANES
+    for call in sorted(ledger.calls, key=lambda call: call.begin_s or 0.0):
+        if call.begin_s is None or not 0 <= call.begin_s <= ledger.read_s:
             continue
+        start = call.begin_s + offset_s
+        end_s = ledger.read_s if call.end_s is None and not call.is_done else call.end_s
         args: _Event = {"ended": call.is_done}
         if end_s is None:
             mark = {"ph": "i", "s": "t", "pid": process, "tid": first, "ts": _us(start), "name": _text(call.name)}
@@ -183,12 +179,12 @@ def _collective_events(
             continue
         lane = next((number for number, end in enumerate(ends) if end <= start), None)
         if lane is not None:
-            ends[lane] = max(start, min(end_s, ledger.at_s) + offset_s)
+            ends[lane] = max(start, min(end_s, ledger.read_s) + offset_s)
             yield _bar(process, first + lane, _text(call.name), start, ends[lane], "collective", args)
 
 
 def _arrows(case: CaseRecord, process: int, offset_s: float, arrows: Iterator[int]) -> Iterator[_Event]:
-    seen = {rank.rank: rank.seen_at_s for rank in case.ranks if rank.seen_at_s is not None and rank.rank <= _MAX_RANK}
+    seen = {rank.rank: rank.seen_s for rank in case.ranks if rank.seen_s is not None and rank.rank <= _MAX_RANK}
     if case.culprit is None or case.culprit not in seen or case.status not in BAD:
         return
     source = seen[case.culprit]

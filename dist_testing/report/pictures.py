@@ -7,9 +7,10 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 from dist_testing.core.ground.error_text import shorten
+from dist_testing.core.ground.record import MAX_S, CaseRecord, Ledger, RankRecord, Status
 from dist_testing.report.facts import Share, shares
 from dist_testing.report.markup import Markup, join, tag, text
-from dist_testing.report.model import MAX_S, CaseRecord, LedgerRecord, RankRecord, RunRecord, Status
+from dist_testing.report.model import RunRecord
 from dist_testing.report.words import count_of, plural, ranks_text, seconds
 
 # Phases in the order of time, with the words of the legend. Others are drawn as "call".
@@ -90,14 +91,11 @@ def lanes(case: CaseRecord) -> Markup | None:
     Returns:
         None if no times are known.
     """
-    known = [rank for rank in case.ranks if rank.phases or rank.seen_at_s is not None]
-    times = [time for rank in known for time in _times(rank)]
-    times += [time for time in (case.began_at_s,) if time is not None and known]
+    known = [rank for rank in case.ranks if rank.phases or rank.seen_s is not None]
+    times = [time for rank in known for time in _times(rank)] + [0.0] * bool(known)
     if not times:
         return None
     begin, length_s = min(times), max(max(times) - min(times), 1e-6)
-    if length_s > MAX_S:
-        return None
     first = [case.culprit, *case.failing, *case.victims]
     shown = sorted(known, key=lambda rank: (rank.rank not in first, rank.rank))[:_MAX_LANES]
     shown.sort(key=lambda rank: rank.rank)
@@ -115,10 +113,11 @@ def lanes(case: CaseRecord) -> Markup | None:
         role = "culprit" if rank.rank == case.culprit else ""
         parts.append(tag("text", name, x="0", y=_n(top + _BAR - 2), class_=f"lane-name {role}".strip()))
         parts.append(_phases(rank, top, x))
-        if rank.ledger is not None:
-            parts += _collectives(rank.ledger, name, top, x)
-        if rank.seen_at_s is not None:
-            marks[rank.rank] = (x(rank.seen_at_s), top + _BAR / 2)
+        for ledger in case.ledgers:
+            if ledger.rank == rank.rank:
+                parts += _collectives(ledger, name, top, x)
+        if rank.seen_s is not None:
+            marks[rank.rank] = (x(rank.seen_s), top + _BAR / 2)
     faults = [fault for fault in case.faults if begin <= fault.at_s <= max(times)]
     for fault in faults:
         at = _n(x(fault.at_s))
@@ -136,7 +135,7 @@ def lanes(case: CaseRecord) -> Markup | None:
         tag("p", f"{plural(left_out, 'more rank')} not drawn; the trace has all.", class_="muted") if left_out else ""
     )
     used = dict.fromkeys(phase.name for rank in shown for phase in rank.phases if phase.name in _PHASES)
-    has_calls = any(rank.ledger is not None and rank.ledger.collectives for rank in shown)
+    has_calls = any(call.begin_s is not None for ledger in case.ledgers for call in ledger.calls)
     legend = tag(
         "p",
         join(tag("span", _PHASES[name], class_=f"key key-{name}") for name in sorted(used, key=list(_PHASES).index)),
@@ -162,10 +161,12 @@ def _phases(rank: RankRecord, top: float, x: Callable[[float], float]) -> Markup
     return Markup(f'<g transform="translate(0 {_n(top)})">{"".join(bars)}</g>')
 
 
-def _collectives(ledger: LedgerRecord, name: str, top: float, x: Callable[[float], float]) -> Iterator[Markup]:
+def _collectives(ledger: Ledger, name: str, top: float, x: Callable[[float], float]) -> Iterator[Markup]:
     """Draw the collective calls of a rank over its phases; of one whose end torch does not know, only the begin."""
-    for call in ledger.collectives:
-        end_s = ledger.at_s if call.end_s is None and not call.is_done else call.end_s
+    for call in ledger.calls:
+        if call.begin_s is None:
+            continue
+        end_s = ledger.read_s if call.end_s is None and not call.is_done else call.end_s
         begin, end = x(call.begin_s), x(max(call.begin_s, call.begin_s if end_s is None else end_s))
         told = "" if end_s is None else f", {seconds(end_s - call.begin_s)}"
         ended = "" if call.is_done else ", not ended"
@@ -182,7 +183,7 @@ def _collectives(ledger: LedgerRecord, name: str, top: float, x: Callable[[float
 
 def _times(rank: RankRecord) -> list[float]:
     times = [time for phase in rank.phases for time in (phase.begin_s, phase.end_s)]
-    return times + ([rank.seen_at_s] if rank.seen_at_s is not None else [])
+    return times + ([rank.seen_s] if rank.seen_s is not None else [])
 
 
 def _arrows(case: CaseRecord, marks: dict[int, tuple[float, float]]) -> list[Markup]:

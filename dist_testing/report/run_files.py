@@ -13,7 +13,8 @@ from pathlib import Path
 
 from dist_testing.core.ground.error_text import shorten
 from dist_testing.core.ground.errors import ReportError
-from dist_testing.report.model import CaseRecord, LogRecord, Problem, RunRecord, bounded, is_label
+from dist_testing.core.ground.record import CaseRecord
+from dist_testing.report.model import LogRecord, Problem, RunRecord, bounded, is_label
 from dist_testing.report.streams import StreamRecord, read_streams
 from dist_testing.report.xml_cases import merge_cases, read_cases
 
@@ -54,21 +55,15 @@ def is_stream_name(name: str) -> bool:
     return _STREAM.fullmatch(name) is not None
 
 
-def filled_run(run: RunRecord, files: RunFiles, *, with_processes: bool) -> tuple[RunRecord, list[Problem]]:
-    """Return a run with what its files say, and what is wrong with them.
-
-    Args:
-        run: What is known without the files.
-        files: The files.
-        with_processes: Whether to read when each process was started and ready.
-    """
+def filled_run(run: RunRecord, files: RunFiles) -> tuple[RunRecord, list[Problem]]:
+    """Return a run, of which `run` is known without its files, with what the files say; and what is wrong with them."""
     subject = f"{run.target}{run.in_part}"
     problems: list[Problem] = []
     from_xml = []
     has_results = False
     if files.xml is not None:
         try:
-            from_xml = [case for _, cases in read_cases(files.xml) for case in cases]
+            from_xml = [case for suite in read_cases(files.xml) for case in suite.cases]
             has_results = True
         except ReportError as error:
             problems.append(Problem(subject, str(error)))
@@ -81,19 +76,16 @@ def filled_run(run: RunRecord, files: RunFiles, *, with_processes: bool) -> tupl
         beside = sorted(files.folder.iterdir()) if files.folder is not None and files.folder.is_dir() else []
         outputs = [*unpacked, *beside]
         streams = [*files.streams, *[path for path in outputs if _PACKED_STREAM.fullmatch(path.name)]]
-        stream = (
-            read_streams([(path, _shown(subject, path)) for path in streams], with_processes=with_processes)
-            if streams
-            else None
-        )
+        stream = read_streams([(path, _shown(subject, path)) for path in streams]) if streams else None
         if stream is not None:
             problems += stream.problems
-            has_results = has_results or bool(stream.cases or stream.uncollected) or stream.exit_code is not None
+            has_results = has_results or bool(stream.cases) or stream.is_complete
+            target = stream.first.target if stream.first is not None else ""
             if not is_label(run.target):
                 # Outside Bazel's testlogs the stream itself knows the target, if there is one.
-                run = replace(run, target=stream.target or run.target)
-            elif stream.target and stream.target.lstrip("@") != run.target.lstrip("@"):
-                problems.append(_foreign(subject, stream.target, run.target))
+                run = replace(run, target=target or run.target)
+            elif target and target.lstrip("@") != run.target.lstrip("@"):
+                problems.append(_foreign(subject, target, run.target))
                 stream = None
         merged, contradictions = merge_cases(from_xml, _cases(stream, run.shard) if stream else (), subject)
         problems += contradictions
@@ -112,26 +104,26 @@ def _shown(subject: str, stream: Path) -> str:
 
 def _cases(stream: StreamRecord, shard: int) -> list[CaseRecord]:
     """Return the cases of a shard. What every shard skips as a whole is a case of the first one, as in the test.xml."""
-    own = [case for case in stream.uncollected if shard == 1 or case.status != "skipped"]
-    return [*own, *stream.cases]
+    cases = stream.cases.values()
+    return [case for case in cases if shard == 1 or case.when != "collect" or case.status != "skipped"]
 
 
 def _with_stream(run: RunRecord, stream: StreamRecord) -> RunRecord:
-    wall_s = None
-    if stream.wall_zero_s is not None and stream.began_at_s is not None:
-        wall_s = stream.wall_zero_s + stream.began_at_s
-    length_s = (stream.ended_at_s or 0.0) - (stream.began_at_s or 0.0)
+    first = stream.first
+    if first is None:
+        return replace(run, is_complete=False)
+    began_at_s = min(stream.times)
     return replace(
         run,
-        wall_zero_s=stream.wall_zero_s,
-        backend=stream.backend,
-        versions=stream.versions,
+        wall_zero_s=first.wall_zero_s,
+        backend=first.backend,
+        versions=first.versions or {},
         # Bazel does not know the name of a remote worker.
-        host=run.host or stream.host,
+        host=run.host or first.host,
         to_come=stream.to_come,
-        is_complete=run.is_complete and stream.exit_code is not None,
-        began_wall_s=wall_s if run.began_wall_s is None else run.began_wall_s,
-        duration_s=run.duration_s or bounded(length_s),
+        is_complete=run.is_complete and stream.is_complete,
+        began_wall_s=first.wall_zero_s + began_at_s if run.began_wall_s is None else run.began_wall_s,
+        duration_s=run.duration_s or bounded(max(stream.times) - began_at_s),
     )
 
 

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dist_testing.core.ground.error_text import shorten
 from dist_testing.report import facts
 from dist_testing.report.markup import Markup, join, table, tag
-from dist_testing.report.model import RAN, NotRun, Problem, Report, RunRecord, is_label
+from dist_testing.report.model import NotRun, Problem, Report, RunRecord, is_label
 from dist_testing.report.pictures import Bar, bars, histogram, share_bar, timeline
 from dist_testing.report.remote_times import remote_block
 from dist_testing.report.words import plural, seconds
@@ -156,7 +156,7 @@ def slow_section(report: Report) -> Markup:
             tag("h3", "Slowest targets, all runs and shards together"),
             table(("time", "target"), targets, "slowest targets"),
         ]
-    durations = [case.duration_s for run in final for case in run.cases if case.status in RAN]
+    durations = [case.duration_s for run in final for case in run.cases if case.status != "skipped"]
     picture = histogram(durations)
     if picture is not None:
         blocks += [tag("h3", "How long cases took"), tag("figure", picture)]

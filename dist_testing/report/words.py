@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from dist_testing.report.model import MAX_S, Status
+from dist_testing.core.ground.record import MAX_S, Status
 
 # A word for each status, after a number.
 WORDS: dict[Status, str] = {

@@ -2,27 +2,21 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from dist_testing.core.bazel.junit import EXPECTED, XmlCase, XmlSuite, read_xml
+from dist_testing.core.bazel.junit import XmlSuite, read_xml
 from dist_testing.core.ground.errors import ReportError
-from dist_testing.report.model import BAD, OF_THE_MACHINE, STATUSES, CaseRecord, Problem, RankRecord, Status, bounded
+from dist_testing.core.ground.record import BAD, STATUSES, CaseRecord
+from dist_testing.report.model import Problem
 
 # About 100,000 cases. A larger file would take minutes and gigabytes.
 _MAX_XML_BYTES = 128 << 20
-_RANK = re.compile(r"rank_(\d{1,7})")
-# Numbers in properties, which any program may have written.
-_NUMBER = re.compile(r"\d{1,7}")
 
 
-def read_cases(path: Path) -> list[tuple[XmlSuite, tuple[CaseRecord, ...]]]:
+def read_cases(path: Path) -> list[XmlSuite]:
     """Read a file in JUnit's format.
-
-    Returns:
-        Each suite with its cases.
 
     Raises:
         ReportError: If the file is too large, or is not such a file.
@@ -41,43 +35,7 @@ def read_cases(path: Path) -> list[tuple[XmlSuite, tuple[CaseRecord, ...]]]:
             "A test has put much output into its result.\n"
             "Leave the file out, or run the target with less output."
         )
-    return [(suite, tuple(map(_record, suite.cases))) for suite in read_xml(path)]
-
-
-def _record(case: XmlCase) -> CaseRecord:
-    properties = {name: str(value) for name, value in case.properties}
-    ranks = {int(match[1]): value for name, value in properties.items() if (match := _RANK.fullmatch(name))}
-    culprit = properties.get("culprit", "")
-    return CaseRecord(
-        name=case.key,
-        status=_status(case, properties.get("cause", "")),
-        message=case.message.removeprefix(EXPECTED),
-        text=case.text,
-        duration_s=bounded(case.duration_s),
-        world_size=_number(properties.get("world_size", "")),
-        cause=properties.get("cause", ""),
-        culprit=int(culprit) if _NUMBER.fullmatch(culprit) else None,
-        ranks=tuple(RankRecord(rank, description=value) for rank, value in sorted(ranks.items())),
-        gpus=properties.get("gpus", ""),
-        gpu_wait_s=_seconds(properties.get("gpu_wait_s", "")),
-    )
-
-
-def _status(case: XmlCase, cause: str) -> Status:
-    if case.outcome == "error":
-        # JUnit's word for a failure outside of the test's body, too: in a fixture, or while a file is imported.
-        return "error" if cause in OF_THE_MACHINE else "failed"
-    if case.outcome != "skipped":
-        return case.outcome
-    return "xfailed" if case.has_run else "skipped"
-
-
-def _number(text: str) -> int:
-    return int(text) if _NUMBER.fullmatch(text) else 0
-
-
-def _seconds(text: str) -> float:
-    return float(text) if re.fullmatch(r"\d{1,9}(\.\d{1,9})?", text) else 0.0
+    return read_xml(path)
 
 
 def merge_cases(

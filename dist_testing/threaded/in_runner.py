@@ -15,9 +15,9 @@ from dataclasses import dataclass
 from dist_testing.core.engine.engine import ThreadBody
 from dist_testing.core.engine.rank_record import WORST_LAST, worst_of
 from dist_testing.core.engine.stack_dumps import waiting_for_skipped
-from dist_testing.core.events.event import DIGITS, Phase
 from dist_testing.core.ground.error_text import summarise
 from dist_testing.core.ground.outcomes import GOOD, Kind, RankOutcome
+from dist_testing.core.ground.record import DIGITS, Phase
 from dist_testing.core.process.board import ENTRIES
 from dist_testing.core.process.rank_messages import RankMessage, RankReport
 from dist_testing.core.rank.reporter import Reporter

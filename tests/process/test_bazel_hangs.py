@@ -13,8 +13,8 @@ from pathlib import Path
 
 import pytest
 
+from dist_testing.core.events.event import CaseStarted
 from dist_testing.core.events.file import read_events
-from dist_testing.core.events.runs import TestBegan
 from tests.support.bell import Bell
 from tests.support.children import Ended, Target, assert_no_folder_left
 from tests.support.starter import Starter
@@ -298,7 +298,9 @@ def test_c_code_that_never_returns_ends_the_run_with_its_stacks(
     for text in (ended.log, results["test_locks_twice"].text):
         assert "in test_locks_twice" in text
     assert target.suite_properties()["not_run"] == "1"
-    began = [event.test for event in read_events(target.outputs / "events.jsonl.gz") if isinstance(event, TestBegan)]
+    began = [
+        event.nodeid for event in read_events(target.outputs / "events.jsonl.gz") if isinstance(event, CaseStarted)
+    ]
     assert began[-1].endswith("::test_locks_twice")
 
 

@@ -19,8 +19,7 @@ import torch.distributed as dist
 from dist_testing import World
 from dist_testing.core.engine.engine import Engine
 from dist_testing.core.engine.report import failure_report
-from dist_testing.core.events.cases import CaseEnded, LeaseWaitBegan, LeaseWaitEnded
-from dist_testing.core.events.event import Event
+from dist_testing.core.events.event import WorldEnded
 from dist_testing.core.ground.backends import Backend
 from dist_testing.core.ground.errors import GpuError, LaunchError, LeaseTimeoutError, UsageError
 from dist_testing.core.ground.outcomes import Cause, Status
@@ -200,18 +199,17 @@ def test_the_gpus_are_free_if_the_world_cannot_be_started(
 
 def test_the_wait_for_gpus_is_told(pool: tuple[Gpu, ...]) -> None:
     """A report says how long a target waited for others, also if it waited in vain."""
-    events: list[Event] = []
+    told: list[WorldEnded] = []
     with engine() as worlds:
-        worlds.events.subscribe(events.append, name="the test")
+        worlds.events.subscribe(told.append, WorldEnded, name="the test")
         run(worlds, "do_nothing", world_size=2)
         with lease_gpus(4, pool, limit_s=_LIMIT_S), pytest.raises(LeaseTimeoutError) as refused:
             run(worlds, "do_nothing", world_size=2, timeout_s=0.1)
-    leases = [event for event in events if isinstance(event, (LeaseWaitBegan, LeaseWaitEnded))]
-    assert [(event.case, event.gpus) for event in leases] == [(1, 2), (1, "0, 1"), (2, 2), (2, "")]
-    assert [type(event) for event in events][-3:] == [LeaseWaitBegan, LeaseWaitEnded, CaseEnded]
-    last = events[-1]
-    assert isinstance(last, CaseEnded)
-    assert last.error == f"LeaseTimeoutError: {str(refused.value).splitlines()[0]}"
+    first, last = [event.record for event in told]
+    assert (first.status, first.gpus) == ("passed", "0, 1")
+    assert (last.status, last.gpus) == ("error", "")
+    assert last.message == f"LeaseTimeoutError: {str(refused.value).splitlines()[0]}"
+    assert last.duration_s >= 1
 
 
 def test_a_worker_pool_keeps_its_gpus(pool: tuple[Gpu, ...]) -> None:

@@ -17,7 +17,7 @@ import pytest
 
 from dist_testing import World, huge_pages
 from dist_testing.core.engine.engine import Engine
-from dist_testing.core.events.runs import ForkServerMemory
+from dist_testing.core.events.event import ForkServerMemory
 from dist_testing.core.ground.case import Case, CaseBody
 from dist_testing.core.ground.outcomes import Status
 from dist_testing.core.launch.fork import ForkServerLauncher

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from dist_testing.core.events.cases import CaseAsked, RankLedgerRead
-from dist_testing.core.events.file import read_events
 from dist_testing.report.gather import gather
 from dist_testing.report.pictures import lanes
 from tests.support.children import run_cases
@@ -32,22 +30,18 @@ def test_the_calls_of_ranks_that_wait_have_times_on_the_clock_of_the_run(starter
     """If it fails, the trace of a hang shows the calls at another time than the phases around them."""
     file = tmp_path / "events.jsonl"
     run_cases(starter, tmp_path, _SOURCE, f"--dist-events={file}")
-    events = read_events(file)
-    (asked,) = [event for event in events if isinstance(event, CaseAsked)]
-    told = [event for event in events if isinstance(event, RankLedgerRead)]
-    assert [event.rank for event in told] == [0, 1]
-    for event in told:
-        assert [call.is_done for call in event.calls] == [True, True, False]
-        begins = [times.begin_s for times in event.times]
-        known = [begin_s for begin_s in begins if begin_s is not None]
-        assert len(known) == 3
-        assert known == sorted(known)
-        assert asked.at_s < known[0]
-        assert known[-1] < event.at_s
+    (case,) = gather([file]).runs[0].cases
+    assert [ledger.rank for ledger in case.ledgers] == [0, 1]
+    for ledger in case.ledgers:
+        assert [call.is_done for call in ledger.calls] == [True, True, False]
+        begins = [call.begin_s for call in ledger.calls if call.begin_s is not None]
+        assert len(begins) == 3
+        assert begins == sorted(begins)
+        assert 0 < begins[0]
+        assert begins[-1] < ledger.read_s < case.duration_s + 1
         # torch does not know when a call of gloo has ended.
-        assert [times.end_s for times in event.times] == [None] * 3
-    (run,) = gather([file]).runs
-    picture = lanes(run.cases[0])
+        assert [call.end_s for call in ledger.calls] == [None] * 3
+    picture = lanes(case)
     assert picture is not None
     assert "broadcast #3 of group 0" in picture
     assert picture.count('class="ph-collective"') == 6

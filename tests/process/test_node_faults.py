@@ -18,12 +18,12 @@ import torch.distributed as dist
 
 from dist_testing import World
 from dist_testing.core.engine.engine import Engine
-from dist_testing.core.events.cases import FaultHappened
-from dist_testing.core.events.event import LinkEnds
+from dist_testing.core.events.event import WorldEnded
 from dist_testing.core.ground.case import CaseResult
 from dist_testing.core.ground.errors import UsageError
 from dist_testing.core.ground.layout import node_address
 from dist_testing.core.ground.outcomes import Status
+from dist_testing.core.ground.record import LinkEnds
 from dist_testing.core.rank.runner_client import RunnerClient
 from dist_testing.nodes.fault_client import FaultClient
 from dist_testing.nodes.links import CUT, MAX_OVERTAKING, Link, LinkRule, fate
@@ -320,14 +320,14 @@ def test_a_world_sees_the_fault_and_nothing_else(
     _check_passed(_case(engine, function, nodes, expected_exits=exits))
 
 
-def test_faults_of_the_network_are_events() -> None:
+def test_faults_of_the_network_are_in_the_record() -> None:
     """If this fails, who reads the events of a run sees a world that waits, and not that a node was switched off."""
-    told: list[FaultHappened] = []
+    told: list[WorldEnded] = []
     with engine_for({"_half_open": _half_open}) as engine:
-        engine.events.subscribe(told.append, FaultHappened, name="the test")
+        engine.events.subscribe(told.append, WorldEnded, name="the test")
         _check_passed(_case(engine, "_half_open", 3, expected_exits={1: -9, 2: -9}))
     both = {LinkEnds(*ends) for ends in ((2, 0), (2, 1), (0, 2), (1, 2))}
-    assert [(event.action, event.ranks, set(event.links), event.rule, event.by) for event in told] == [
+    assert [(event.action, event.ranks, set(event.links), event.rule, event.by) for event in told[0].record.faults] == [
         ("kill", (1,), set(), "", 0),
         ("links", (), both, "cut", 0),
         ("power off", (2,), set(), "", 0),

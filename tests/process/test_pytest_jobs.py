@@ -134,17 +134,13 @@ def test_a_session_reports_as_one_world_at_a_time_does(starter: Starter, tmp_pat
     assert found["test_skipped"] == found["test_expected"] - {"properties"} == {"skipped"}
 
     events = [json.loads(line) for line in (tmp_path / "events.jsonl").read_text().splitlines()]
-    numbers = [event["case"] for event in events if event["event"] == "case_asked"]
-    assert numbers == list(range(1, len(numbers) + 1))
-    worlds = [event["world"] for event in events if event["event"] == "world_asked"]
-    assert worlds == list(range(1, len(worlds) + 1))
     times: dict[str, dict[str, float]] = {name: {} for name, _ in names}
     for event in events:
-        if event["event"] in ("test_began", "test_ended"):
-            times[event["test"].partition("::test_")[2]][event["event"]] = event["at_s"]
-    assert times["quick_fails"]["test_began"] < times["slow"]["test_ended"]
+        if event["event"] in ("case_started", "case_ended"):
+            times[event["nodeid"].partition("::test_")[2]][event["event"]] = event["at_s"]
+    assert times["quick_fails"]["case_started"] < times["slow"]["case_ended"]
     record = read_streams([(tmp_path / "events.jsonl", "events")])
-    assert [case.culprit for case in record.cases if case.status == "failed"] == [1, None]
+    assert [case.culprit for case in record.cases.values() if case.status == "failed"] == [1, None]
     assert not record.problems
 
 
@@ -215,13 +211,13 @@ def test_methods_of_a_class_run_together_if_the_class_has_a_set_up(starter: Star
     assert sorted(by_pid.values()) == sorted([together, *apart])
     # A unittest case has another name than its test; the reader still knows which test asked for which ranks.
     record = read_streams([(tmp_path / "events.jsonl", "events")])
-    assert {case.name.rpartition(".")[2]: case.culprit for case in record.cases} == {
+    assert {case.name.rpartition(".")[2]: case.culprit for case in record.cases.values()} == {
         "test_a": None,
         "test_b": 1,
         "test_one": None,
         "test_two": None,
     }
-    assert all(len(case.ranks) == 2 for case in record.cases)
+    assert all(len(case.ranks) == 2 for case in record.cases.values())
 
 
 _STOPS = """

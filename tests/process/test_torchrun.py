@@ -8,9 +8,8 @@ from xml.etree import ElementTree
 
 import pytest
 
-from dist_testing.core.events.cases import RankOutcomeKnown, RankPhases
+from dist_testing.core.events.event import CaseRecorded, RunEnded
 from dist_testing.core.events.file import read_events
-from dist_testing.core.events.runs import RunEnded
 from tests.support.children import Ended, start_pytest, write_file
 from tests.support.installed_torch import said_by_gloo
 from tests.support.starter import Starter
@@ -270,9 +269,7 @@ def test_rank_0_tells_the_events_of_all_ranks(agent: Agent, tmp_path: Path) -> N
     assert [rank.code for rank in ended] == [0, 0], ended
     events = read_events(tmp_path / "events.jsonl.gz")
     assert isinstance(events[-1], RunEnded)
-    outcomes = [(event.case, event.rank, event.outcome) for event in events if isinstance(event, RankOutcomeKnown)]
-    assert outcomes == [(case, rank, "passed") for case in (1, 2) for rank in (0, 1)]
-    phases = [event for event in events if isinstance(event, RankPhases)]
-    assert [(event.case, event.rank) for event in phases] == [(case, rank) for case in (1, 2) for rank in (0, 1)]
-    for event in phases:
-        assert [phase.name for phase in event.phases][:5] == ["start", "init", "setup", "call", "teardown"]
+    cases = [event.record for event in events if isinstance(event, CaseRecorded)]
+    assert [[rank.outcome for rank in case.ranks] for case in cases] == [["passed", "passed"]] * 2
+    for rank in (rank for case in cases for rank in case.ranks):
+        assert [phase.name for phase in rank.phases][:5] == ["start", "init", "setup", "call", "teardown"]

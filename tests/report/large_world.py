@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from dist_testing.core.events.event import Phase
-from dist_testing.report.model import CaseRecord, RankRecord, RunRecord, Status
+from dist_testing.core.ground.record import CaseRecord, Phase, RankRecord, Status
+from dist_testing.report.model import RunRecord
 
 RANKS = 64
 CASES = 167
@@ -23,9 +23,9 @@ def large_run() -> RunRecord:
             RankRecord(
                 rank,
                 ("raised" if rank == CULPRIT else "stopped") if is_bad else "passed",
-                seen_at_s=begin + 0.7 + rank * 0.001,
+                seen_s=0.7 + rank * 0.001,
                 phases=tuple(
-                    Phase(name, begin + index * 0.2 + rank * 0.001234, begin + index * 0.2 + 0.2 + rank * 0.001234)
+                    Phase(name, index * 0.2 + rank * 0.001234, index * 0.2 + 0.2 + rank * 0.001234)
                     for index, name in enumerate(PHASES)
                 ),
             )
@@ -34,7 +34,5 @@ def large_run() -> RunRecord:
         victims = tuple(rank for rank in range(RANKS) if rank != CULPRIT)
         blame: dict[str, Any] = {"culprit": CULPRIT, "victims": victims} if is_bad else {}
         status: Status = "failed" if is_bad else "passed"
-        cases.append(
-            CaseRecord(f"t.case_{number}", status, ranks=ranks, began_at_s=begin, ended_at_s=begin + 1.6, **blame)
-        )
+        cases.append(CaseRecord(f"t.case_{number}", status, ranks=ranks, began_at_s=begin, duration_s=1.6, **blame))
     return RunRecord("//a:a", wall_zero_s=1.7e9, cases=tuple(cases))

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
+
+from dist_testing.core.ground.record import SCHEMA_FILE
 
 _TYPES: dict[str, tuple[type, ...]] = {
     "object": (dict,),
@@ -16,10 +19,12 @@ _TYPES: dict[str, tuple[type, ...]] = {
 
 
 def check(value: Any, schema: dict[str, Any], place: str) -> None:
-    """Check a value against the part of JSON Schema that our schema uses. Unknown fields are errors here."""
+    """Check a value against the part of JSON Schema that our schemas use. Unknown fields are errors here."""
+    if schema == {"$ref": SCHEMA_FILE.name}:
+        schema = json.loads(SCHEMA_FILE.read_text(encoding="utf-8"))
     unknown = schema.keys() - {
         *("$schema", "title", "description", "type", "required", "properties", "additionalProperties", "items", "enum"),
-        "const",
+        *("const", "default", "prefixItems"),
     }
     assert not unknown, f"{place}: the test does not know {unknown}"
     kinds = schema["type"] if isinstance(schema["type"], list) else [schema["type"]]
@@ -34,5 +39,7 @@ def check(value: Any, schema: dict[str, Any], place: str) -> None:
             assert name in properties or "additionalProperties" in schema, f"{place}.{name} is not in the schema"
             check(item, properties.get(name) or schema["additionalProperties"], f"{place}.{name}")
     if isinstance(value, list):
+        parts = schema.get("prefixItems", [])
+        assert not parts or len(parts) == len(value), f"{place} has {len(value)} items"
         for number, item in enumerate(value):
-            check(item, schema["items"], f"{place}[{number}]")
+            check(item, parts[number] if parts else schema["items"], f"{place}[{number}]")

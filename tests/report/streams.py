@@ -9,25 +9,30 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from dist_testing.core.events.cases import (
-    CaseAsked,
+from dist_testing.core.events.event import (
+    SCHEMA,
     CaseEnded,
-    CaseJudged,
-    CleanedUp,
-    FaultHappened,
-    LeaseWaitBegan,
-    LeaseWaitEnded,
-    RankLedgerRead,
-    RankOutcomeKnown,
-    RankPhases,
-    RankReady,
-    RankStarted,
-    RankWarned,
-    WorldAsked,
+    CaseRecorded,
+    CaseStarted,
+    Event,
+    RunEnded,
+    RunStarted,
+    TestsCollected,
 )
-from dist_testing.core.events.event import DIGITS, CallTimes, Event, LedgerCall, LinkEnds, Phase
 from dist_testing.core.events.file import EventFile
-from dist_testing.core.events.runs import RunEnded, RunStarted, TestBegan, TestEnded, TestReported, TestsCollected
+from dist_testing.core.ground.record import (
+    DIGITS,
+    OF_THE_MACHINE,
+    CaseRecord,
+    Fault,
+    Ledger,
+    LedgerCall,
+    LinkEnds,
+    Phase,
+    RankRecord,
+    Status,
+    case_name,
+)
 
 # Events of one case take this long here. Seconds.
 CASE_S = 0.25
@@ -42,7 +47,7 @@ class Case:
 
     Attributes:
         test: pytest's node id.
-        outcome: Of the call: "passed", "failed", "skipped", "xfailed", "xpassed".
+        outcome: How it ended.
         message: One line.
         text: The report of a failure.
         world_size: Number of ranks; 0 for a test in the runner.
@@ -58,11 +63,11 @@ class Case:
     """
 
     test: str
-    outcome: str = "passed"
+    outcome: Status = "passed"
     message: str = ""
     text: str = ""
     world_size: int = 2
-    cause: str = "none"
+    cause: str = ""
     culprit: int | None = None
     victims: Sequence[int] = ()
     gpu_wait_s: float = 0.0
@@ -73,87 +78,85 @@ class Case:
     chance: random.Random | None = None
 
 
-def _case_events(number: int, case: Case, at_s: float) -> Iterable[Event]:
-    yield TestBegan(at_s, case.test)
-    if case.world_size:
-        yield CaseAsked(at_s + 0.001, number, case.test, case.world_size, "fork", "", 300.0)
-        if case.gpu_wait_s:
-            yield LeaseWaitBegan(at_s + 0.001, number, case.world_size)
-            at_s += case.gpu_wait_s
-            yield LeaseWaitEnded(at_s + 0.001, number, "0, 1")
-        yield WorldAsked(at_s + 0.002, number, number)
-        for rank in range(case.world_size):
-            yield RankStarted(at_s + 0.01, number, rank, 1000 + rank)
-            yield RankReady(at_s + 0.02, number, rank)
-        if case.is_cut:
-            return
-        if case.has_faults:
-            yield FaultHappened(at_s + 0.1, number, "links", (), (LinkEnds(0, 1),), "cut", None, at_s + 0.09)
-            yield FaultHappened(at_s + 0.11, number, "kill", (1,), (), "", 0, at_s + 0.1)
-        end = at_s + case.duration_s
-        for rank in range(case.world_size):
-            names = ("start", "init", "setup", "call", "teardown", "destroy")
-            marks = [at_s + 0.002, at_s + 0.02, at_s + 0.05, at_s + 0.06, end - 0.02, end - 0.01, end - 0.001]
-            if case.chance is not None:
-                marks = [mark + case.chance.uniform(0, 0.008) for mark in marks]
-            # As the engine writes them.
-            marks = [round(mark, DIGITS) for mark in marks]
-            phases = tuple(Phase(name, marks[i], marks[i + 1]) for i, name in enumerate(names))
-            yield RankPhases(end, number, rank, phases)
-        for rank in case.victims:
-            call = LedgerCall("0", 1, "gloo", "all_reduce", "[[3]] Float", False)
-            earlier = LedgerCall("0", 0, "gloo", "broadcast", "[[3]] Float", True)
-            times = (CallTimes(at_s + 0.07, None), CallTimes(at_s + 0.08, None))
-            state = "waits in all_reduce #1 of the default group"
-            yield RankLedgerRead(end, number, rank, state, "t.py:4", (earlier, call), times)
-        if case.warning:
-            yield RankWarned(end, number, 0, "builtins.UserWarning", case.warning, "a.py", 3)
-        for rank in range(case.world_size):
-            is_victim = rank in case.victims
-            outcome = "raised" if rank == case.culprit else "stopped" if is_victim else "passed"
-            what = case.message if rank == case.culprit else "was waiting in all_reduce" if is_victim else "passed"
-            operation = "all_reduce" if is_victim else ""
-            yield RankOutcomeKnown(
-                end, number, rank, outcome, end - 0.02 + 0.001 * rank, "call", operation, what, "", None, None
+def _ranks(case: Case) -> tuple[RankRecord, ...]:
+    names = ("start", "init", "setup", "call", "teardown", "destroy")
+    begin_s, end_s = case.gpu_wait_s, case.gpu_wait_s + case.duration_s
+    ranks = []
+    for rank in range(case.world_size):
+        marks = [0.002, 0.02, 0.05, 0.06, case.duration_s - 0.02, case.duration_s - 0.01, case.duration_s - 0.001]
+        if case.chance is not None:
+            marks = [mark + case.chance.uniform(0, 0.008) for mark in marks]
+        # As the engine writes them.
+        marks = [round(begin_s + mark, DIGITS) for mark in marks]
+        is_victim, is_culprit = rank in case.victims, rank == case.culprit
+        ranks.append(
+            RankRecord(
+                rank,
+                "raised" if is_culprit else "stopped" if is_victim else "passed",
+                case.message if is_culprit else "was waiting in all_reduce" if is_victim else "",
+                "call",
+                "all_reduce" if is_victim else "",
+                pid=1000 + rank,
+                started_s=begin_s + 0.01,
+                ready_s=begin_s + 0.02,
+                seen_s=round(end_s - 0.02 + 0.001 * rank, DIGITS),
+                phases=tuple(Phase(name, marks[i], marks[i + 1]) for i, name in enumerate(names)),
+                warnings=(f"builtins.UserWarning: {case.warning} (a.py:3)",) if case.warning and not rank else (),
             )
-        status = {"failed": "failed", "skipped": "skipped"}.get(case.outcome, "passed")
-        victims = tuple(case.victims)
-        yield CaseJudged(end, number, status, case.cause, case.message, case.culprit, (), victims)
-        yield CleanedUp(end, number, ())
-        yield CaseEnded(end, number)
-        at_s = end
+        )
+    return tuple(ranks)
+
+
+def record_of(case: Case, at_s: float) -> CaseRecord:
+    """Return the record of a case that begins at some time."""
+    earlier = LedgerCall("0", 0, "gloo", "broadcast", "[[3]] Float", True, 0.07, None)
+    call = LedgerCall("0", 1, "gloo", "all_reduce", "[[3]] Float", False, 0.08, None)
     properties: list[tuple[str, object]] = [("world_size", case.world_size)] if case.world_size else []
-    if case.cause != "none":
+    if case.cause:
         properties.append(("cause", case.cause))
     if case.culprit is not None:
         properties.append(("culprit", case.culprit))
-    yield TestReported(at_s, case.test, "setup", "passed", 0.0)
-    yield TestReported(
-        at_s,
-        case.test,
-        "call",
-        case.outcome,
-        case.duration_s,
-        case.message,
-        case.text,
-        bool(case.text),
-        tuple(properties),
+    faults = (
+        Fault(0.1, "links", (), (LinkEnds(0, 1),), "cut", None, 0.09),
+        Fault(0.11, "kill", (1,), by=0, asked_s=0.1),
     )
-    yield TestReported(at_s, case.test, "teardown", "passed", 0.0)
-    yield TestEnded(at_s, case.test)
+    waits = "waits in all_reduce #1 of the default group"
+    return CaseRecord(
+        case_name(case.test),
+        "error" if case.cause in OF_THE_MACHINE else case.outcome,
+        case.test,
+        message=case.message,
+        text=case.text,
+        duration_s=case.duration_s,
+        began_at_s=at_s,
+        world_size=case.world_size,
+        isolation="fork" if case.world_size else "",
+        cause=case.cause,
+        culprit=case.culprit,
+        victims=tuple(case.victims),
+        ranks=_ranks(case),
+        ledgers=tuple(Ledger(rank, case.duration_s, waits, "t.py:4", (earlier, call)) for rank in case.victims),
+        faults=faults if case.has_faults else (),
+        gpu_wait_s=case.gpu_wait_s,
+        gpus="0, 1" if case.gpu_wait_s else "",
+        properties=tuple(properties),
+    )
 
 
 def stream_events(cases: Sequence[Case], *, target: str = "", collected: int | None = None) -> list[Event]:
     """Return the events of a run of these cases, one after the other. It ends within the first cut case."""
     versions = {"python": "3.12.1", "torch": "2.13.0", "pytest": "8.4.0"}
-    events: list[Event] = [RunStarted(100.0, 1, WALL_ZERO_S, target, "gloo", versions)]
+    events: list[Event] = [RunStarted(100.0, SCHEMA, WALL_ZERO_S, target, "gloo", versions)]
     events.append(TestsCollected(100.0, len(cases) if collected is None else collected))
     at_s = 101.0
-    for number, case in enumerate(cases, 1):
-        events += _case_events(number, case, at_s)
+    for case in cases:
+        events.append(CaseStarted(at_s, case.test))
         if case.is_cut:
             return events
-        at_s = events[-1].at_s + 0.01
+        record = record_of(case, at_s)
+        at_s += case.gpu_wait_s + case.duration_s
+        events += [CaseRecorded(at_s, record), CaseEnded(at_s, case.test)]
+        at_s += 0.01
     bad = any(case.outcome == "failed" for case in cases)
     return [*events, RunEnded(at_s, int(bad))]
 

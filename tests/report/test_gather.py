@@ -13,11 +13,12 @@ from pathlib import Path
 
 import pytest
 
-from dist_testing.core.bazel.junit import XmlCase, write_xml
-from dist_testing.core.events.runs import RunEnded, TestReported, TestsCollected
+from dist_testing.core.bazel.junit import write_xml
+from dist_testing.core.events.event import CaseRecorded, RunEnded, TestsCollected
+from dist_testing.core.ground.record import CaseRecord
 from dist_testing.report.build_events import read_invocation
 from dist_testing.report.gather import gather
-from dist_testing.report.model import CaseRecord, Report
+from dist_testing.report.model import Report
 from tests.report.streams import (
     Action,
     Case,
@@ -87,7 +88,7 @@ def test_the_streams_of_xdist_are_one_run(tmp_path: Path) -> None:
     assert [case.world_size for case in run.cases] == [2, 2]
 
 
-def _target(folder: Path, cases: list[Case], xml: list[XmlCase], *, zipped: bool = False) -> Path:
+def _target(folder: Path, cases: list[Case], xml: list[CaseRecord], *, zipped: bool = False) -> Path:
     folder.mkdir(parents=True)
     write_xml(folder / "test.xml", "//a:a", xml)
     (folder / "test.log").write_text("the log", encoding="utf-8")
@@ -106,7 +107,10 @@ def _target(folder: Path, cases: list[Case], xml: list[XmlCase], *, zipped: bool
 @pytest.mark.parametrize("by_events", [False, True])
 def test_a_target_is_its_xml_its_events_and_its_logs(tmp_path: Path, zipped: bool, by_events: bool) -> None:
     """If it fails, the page lacks the ranks or the logs of a failure under Bazel."""
-    both = [XmlCase("t", "ok", "passed", 1.0), XmlCase("t", "bad", "failed", 1.0, "m", "xml text")]
+    both = [
+        CaseRecord("t.ok", "passed", duration_s=1.0),
+        CaseRecord("t.bad", "failed", duration_s=1.0, message="m", text="xml text"),
+    ]
     xml = _target(tmp_path / "testlogs" / "a" / "a", [Case("t.py::ok"), FAILED], both, zipped=zipped)
     named = tmp_path / "testlogs"
     if by_events:
@@ -127,13 +131,15 @@ def test_a_file_that_cannot_be_collected_is_one_case(tmp_path: Path, shard: int)
     """If it fails, the page shows each broken file twice, or a file that is skipped as a whole once for each shard."""
     folder = tmp_path / "testlogs" / "a" / "a" / f"shard_{shard}_of_2"
     folder.mkdir(parents=True)
-    broken = XmlCase("", "d/broken.py", "error", 0.0, "E   ImportError: x", "text")
-    skipped = [XmlCase("", "d/skipped.py", "skipped", 0.0, "no GPU")] if shard == 1 else []
+    broken = CaseRecord("d/broken.py", "failed", message="E   ImportError: x", text="text", when="setup")
+    skipped = [CaseRecord("d/skipped.py", "skipped", message="no GPU")] if shard == 1 else []
     write_xml(folder / "test.xml", "//a:a", [broken, *skipped])
     first, *_ = stream_events([], target="//a:a")
     reports = [
-        TestReported(101.0, "d/broken.py", "collect", "failed", 0.0, "E   ImportError: x", "text"),
-        TestReported(101.0, "d/skipped.py", "collect", "skipped", 0.0, "no GPU"),
+        CaseRecorded(
+            101.0, CaseRecord("d/broken.py", "failed", "d/broken.py", "collect", "E   ImportError: x", "text")
+        ),
+        CaseRecorded(101.0, CaseRecord("d/skipped.py", "skipped", "d/skipped.py", "collect", "no GPU")),
     ]
     events = [first, *reports, TestsCollected(102.0, 3), RunEnded(103.0, 2)]
     write_events(folder / "test.outputs" / "events.jsonl.gz", events)
@@ -148,8 +154,8 @@ def test_a_file_that_cannot_be_collected_is_one_case(tmp_path: Path, shard: int)
 def test_an_error_outside_of_the_test_is_not_the_machines(tmp_path: Path) -> None:
     """If it fails, the page says of a broken fixture that the infrastructure failed, and the run does not vote."""
     cases = [
-        XmlCase("t", "fixture", "error", 0.0, "m"),
-        XmlCase("t", "machine", "error", 0.0, "m", properties=[("cause", "infrastructure")]),
+        CaseRecord("t.fixture", "failed", message="m", when="setup"),
+        CaseRecord("t.machine", "failed", message="m", properties=(("cause", "infrastructure"),), when="setup"),
     ]
     write_xml(tmp_path / "x.xml", "//a:a", cases)
     assert _statuses(gather([tmp_path])) == {"t.fixture": "failed", "t.machine": "error"}
@@ -157,7 +163,11 @@ def test_an_error_outside_of_the_test_is_not_the_machines(tmp_path: Path) -> Non
 
 def test_contradicting_files_are_named_and_the_worse_result_counts(tmp_path: Path) -> None:
     """If it fails, a mixed folder shows a failure as green."""
-    _target(tmp_path / "testlogs" / "a" / "a", [Case("t.py::ok")], [XmlCase("t", "ok", "failed", 1.0, "boom")])
+    _target(
+        tmp_path / "testlogs" / "a" / "a",
+        [Case("t.py::ok")],
+        [CaseRecord("t.ok", "failed", message="boom")],
+    )
     report = gather([tmp_path])
     assert _statuses(report) == {"t.ok": "failed"}
     assert "contradict" in report.problems[0].text
@@ -167,7 +177,7 @@ def test_a_stream_of_another_target_is_left_out(tmp_path: Path) -> None:
     """If it fails, the page shows the ranks of another target."""
     folder = tmp_path / "testlogs" / "a" / "other"
     folder.mkdir(parents=True)
-    write_xml(folder / "test.xml", "x", [XmlCase("t", "ok", "passed", 1.0)])
+    write_xml(folder / "test.xml", "x", [CaseRecord("t.ok", "passed", duration_s=1.0)])
     write_stream(folder / "test.outputs" / "events.jsonl.gz", [FAILED], target="//a:a")
     report = gather([tmp_path])
     assert _statuses(report) == {"t.ok": "passed"}
@@ -177,7 +187,7 @@ def test_a_stream_of_another_target_is_left_out(tmp_path: Path) -> None:
 def test_a_file_of_a_later_run_does_not_count(tmp_path: Path) -> None:
     """If it fails, an old invocation's page shows the results of a new one."""
     xml = tmp_path / "test.xml"
-    write_xml(xml, "//a:a", [XmlCase("t", "ok", "passed", 1.0)])
+    write_xml(xml, "//a:a", [CaseRecord("t.ok", "passed", duration_s=1.0)])
     events = build_events([Action("//a:a", xml)])
     finished = events[-1]["finished"]
     assert isinstance(finished, dict)
@@ -203,7 +213,7 @@ def test_results_of_an_executor_with_blake3_are_found(tmp_path: Path, cached: bo
     """If it fails, a remote run with --digest_function=BLAKE3 has no cases. Python cannot compute its digests."""
     folder = tmp_path / "bazel-out" / "k8" / "testlogs" / "a" / "a"
     folder.mkdir(parents=True)
-    write_xml(folder / "test.xml", "//a:a", [XmlCase("t", "x" * 3000, "passed", 1.0)])
+    write_xml(folder / "test.xml", "//a:a", [CaseRecord(f"t.{'x' * 3000}", "passed", duration_s=1.0)])
     content = (folder / "test.xml").read_bytes()
     digest = "0" * 64
     more: list[dict[str, object]] = []
@@ -247,7 +257,7 @@ def _cut_gzip(folder: Path) -> Path:
 
 
 def _huge_number(folder: Path) -> Path:
-    return _write("e.jsonl", '{"event":"run_started","schema":1,"at_s":' + "9" * 4000 + "}\n")(folder)
+    return _write("e.jsonl", '{"event":"run_started","schema":2,"at_s":' + "9" * 4000 + "}\n")(folder)
 
 
 @pytest.mark.parametrize(
@@ -258,6 +268,7 @@ def _huge_number(folder: Path) -> Path:
         (_write("e.jsonl.gz", b"\x1f\x8bnot gzip"), "cannot be read"),
         (_cut_gzip, "did not come to its end"),
         (_newer, "A newer version has written it"),
+        (_write("e.jsonl", '{"event":"run_started","at_s":1.0,"schema":1}\n'), "An older version has written it"),
         (_huge_number, "is not an event"),
         (_write("e.jsonl", '{"event": 7}\n'), "is not an event"),
         (_write("e.jsonl", "[" * 100_000 + "\n"), "is not an event"),
@@ -326,7 +337,11 @@ def test_more_cases_and_files_than_a_page_can_show_are_left_out(
 
 def test_a_log_that_cannot_be_read_is_named(tmp_path: Path) -> None:
     """If it fails, a log that a clean-up has removed hides the failure, or is missing without a word."""
-    xml = _target(tmp_path / "testlogs" / "a" / "a", [FAILED], [XmlCase("t", "bad", "failed", 1.0, "m", "text")])
+    xml = _target(
+        tmp_path / "testlogs" / "a" / "a",
+        [FAILED],
+        [CaseRecord("t.bad", "failed", message="m", text="text")],
+    )
     (xml.parent / "test.outputs" / "t.bad.rank-0.log").symlink_to(tmp_path / "gone")
     report = gather([tmp_path])
     assert _statuses(report) == {"t.bad": "failed"}
@@ -355,7 +370,7 @@ def test_entities_that_multiply_are_refused(tmp_path: Path) -> None:
 def test_a_small_archive_with_an_enormous_file_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """If it fails, a hostile archive fills the disk."""
     monkeypatch.setattr("dist_testing.report.run_files._MAX_MEMBER_BYTES", 1 << 20)
-    xml = _target(tmp_path / "testlogs" / "a" / "a", [], [XmlCase("t", "ok", "passed", 1.0)])
+    xml = _target(tmp_path / "testlogs" / "a" / "a", [], [CaseRecord("t.ok", "passed", duration_s=1.0)])
     archive = xml.parent / "test.outputs" / "outputs.zip"
     with zipfile.ZipFile(archive, "w", zipfile.ZIP_DEFLATED) as packed:
         packed.writestr("events.jsonl.gz", bytes(3 << 20))

@@ -9,9 +9,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from dist_testing.core.ground.record import CaseRecord, Ledger, LedgerCall, RankRecord
 from dist_testing.report.cli import main
 from dist_testing.report.gather import gather
-from dist_testing.report.model import CaseRecord, CollectiveRecord, LedgerRecord, RankRecord, RunRecord
+from dist_testing.report.model import RunRecord
 from dist_testing.report.perfetto import trace
 from dist_testing.report.pictures import lanes as lanes_of
 from tests.report.large_world import CASES, CULPRIT, PHASES, RANKS, large_run
@@ -65,7 +66,7 @@ def _checked(content: bytes) -> list[dict[str, Any]]:
 
 def _events(folder: Path, *cases: Case, target: str = "//a:a") -> list[dict[str, Any]]:
     path = write_stream(folder / "e.jsonl", cases, target=target)
-    return _checked(trace(gather([path], with_processes=True).runs))
+    return _checked(trace(gather([path]).runs))
 
 
 def _lanes(events: list[dict[str, Any]]) -> dict[int, str]:
@@ -135,11 +136,11 @@ def test_faults_on_purpose_are_marked_where_and_when_they_happened(tmp_path: Pat
 
 def test_calls_at_one_time_have_lanes_of_their_own() -> None:
     """If it fails, Perfetto drops calls that overlap."""
-    calls = tuple(CollectiveRecord(f"all_reduce #{n} of group 0", 1.0 + n, None, False) for n in range(6))
-    done = CollectiveRecord("broadcast #9 of group 1", 1.5, 1.7, True)
-    ledger = LedgerRecord(9.0, "waits", "t.py:1", (), (calls[0], done, *calls[1:]))
-    ranks = (RankRecord(0, "stopped", ledger=ledger),)
-    case = CaseRecord("t", "failed", ranks=ranks, began_at_s=0.5, ended_at_s=10.0)
+    calls = tuple(LedgerCall("0", n, "gloo", "all_reduce", "", False, 1.0 + n, None) for n in range(6))
+    done = LedgerCall("1", 9, "gloo", "broadcast", "", True, 1.5, 1.7)
+    ledger = Ledger(0, 9.0, "waits", "t.py:1", (calls[0], done, *calls[1:]))
+    ranks = (RankRecord(0, "stopped"),)
+    case = CaseRecord("t", "failed", ranks=ranks, ledgers=(ledger,), began_at_s=0.5, duration_s=10.0)
     events = json.loads(trace([RunRecord("//a:a", wall_zero_s=1.7e9, cases=(case,))]))["traceEvents"]
     bars = [(one["tid"], one["name"], one["ts"], one["dur"]) for one in events if one.get("cat") == "collective"]
     assert len({tid for tid, *_ in bars}) == 4

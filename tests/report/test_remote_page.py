@@ -9,8 +9,9 @@ from typing import Any
 
 import pytest
 
-from dist_testing.core.bazel.junit import XmlCase, write_xml
-from dist_testing.core.events.runs import RunStarted
+from dist_testing.core.bazel.junit import write_xml
+from dist_testing.core.events.event import RunStarted
+from dist_testing.core.ground.record import CaseRecord
 from dist_testing.report.cli import main
 from dist_testing.report.gather import gather
 from dist_testing.report.page import page
@@ -36,7 +37,7 @@ def _execution(queue: str) -> dict[str, Any]:
 def _xml(folder: Path) -> Path:
     path = folder / "testlogs" / "a" / "a" / "test.xml"
     path.parent.mkdir(parents=True)
-    write_xml(path, "//a:a", [XmlCase("t", "ok", "passed", 1.0)])
+    write_xml(path, "//a:a", [CaseRecord("t.ok", "passed", duration_s=1.0)])
     return path
 
 

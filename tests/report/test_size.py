@@ -5,8 +5,8 @@ from __future__ import annotations
 import random
 from dataclasses import replace
 
-from dist_testing.core.events.event import Phase
-from dist_testing.report.model import CaseRecord, InvocationRecord, LogRecord, RankRecord, Report, RunRecord
+from dist_testing.core.ground.record import CaseRecord, Phase, RankRecord
+from dist_testing.report.model import InvocationRecord, LogRecord, Report, RunRecord
 from dist_testing.report.page import page
 
 _PHASES = ("start", "init", "setup", "call", "teardown", "destroy")
@@ -17,12 +17,12 @@ def _case(number: int, chance: random.Random, *, fails: bool) -> CaseRecord:
     begin = number * 2.0
     ranks = []
     for rank in range(8):
-        marks = [begin + 0.01 + chance.random() * 0.01]
+        marks = [0.01 + chance.random() * 0.01]
         for seconds in (0.1, 0.05, 0.01, 1.0, 0.01, 0.02):
             marks.append(marks[-1] + seconds * (0.5 + chance.random()))
         phases = tuple(Phase(name, marks[index], marks[index + 1]) for index, name in enumerate(_PHASES))
         outcome = ("raised" if rank == 3 else "stopped") if fails else "passed"
-        ranks.append(RankRecord(rank, outcome, outcome, "call", "", seen_at_s=marks[4], phases=phases))
+        ranks.append(RankRecord(rank, outcome, outcome, "call", "", seen_s=marks[4], phases=phases))
     name = f"pkg.test_{number % 20}.TestModel.test_case_number[{number}-{chance.random():.6f}]"
     plain = CaseRecord(
         name,

@@ -63,7 +63,7 @@ def test_nothing_of_a_failed_case_is_dropped(perfetto: None, tmp_path: Path) -> 
     bad = Case("t.py::bad", "failed", "rank 1 raised", "text", 4, "failure", 1, (0, 3), gpu_wait_s=0.5)
     path = write_stream(tmp_path / "e.jsonl", [Case("t.py::ok", world_size=2), bad], target="//a:a")
     dropped, lanes, bars, order, arrows = ask(
-        trace(gather([path], with_processes=True).runs),
+        trace(gather([path]).runs),
         _DROPPED,
         "select process.name, thread.name from thread join process using (upid) "
         "where thread.name is not null order by tid",

@@ -9,9 +9,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from dist_testing.core.events.cases import CaseAsked, CaseJudged, RankPhases
-from dist_testing.core.events.event import Event
+from dist_testing.core.events.event import CaseRecorded, Event
 from dist_testing.core.events.file import read_events
+from dist_testing.core.ground.record import BAD
 from tests.support.hang_kinds import KINDS, WORLD_SIZE, HangKind
 
 # "torchrun" is no isolation: the ranks exist already.
@@ -101,20 +101,14 @@ def run_kinds(
 
 
 def _told(events: Sequence[Event]) -> dict[str, Told]:
-    names: dict[int, str] = {}
-    begun_s: dict[int, float] = {}
     told = {}
     for event in events:
-        match event:
-            case CaseAsked():
-                names[event.case] = event.name.partition("[")[2].rstrip("]")
-            case RankPhases():
-                for phase in event.phases:
-                    if phase.name == "call":
-                        begun_s[event.case] = max(begun_s.get(event.case, 0.0), phase.begin_s)
-            case CaseJudged():
-                after_s = event.at_s - begun_s.get(event.case, event.at_s)
-                told[names[event.case]] = Told(event.status, event.cause, event.reason, event.culprit, after_s)
+        if isinstance(event, CaseRecorded):
+            case = event.record
+            begun_s = max(phase.begin_s for rank in case.ranks for phase in rank.phases if phase.name == "call")
+            status = "failed" if case.status in BAD else case.status
+            name = case.name.partition("[")[2].rstrip("]")
+            told[name] = Told(status, case.cause, case.message, case.culprit, case.duration_s - begun_s)
     return told
 
 

@@ -10,10 +10,10 @@ import pytest
 
 from dist_testing.core.bazel.banner import Banner
 from dist_testing.core.bazel.conclusion import Conclusion
-from dist_testing.core.bazel.junit import Outcome, XmlCase
 from dist_testing.core.bazel.protocol import Protocol
-from dist_testing.core.events.runs import TestBegan, TestEnded, TestReported, TestsCollected
+from dist_testing.core.events.event import CaseEnded, CaseRecorded, CaseStarted, TestsCollected
 from dist_testing.core.ground.backends import backend_named
+from dist_testing.core.ground.record import CaseRecord, Status
 from dist_testing.core.ground.spec import Spec
 
 _NOTHING_RAN = 5
@@ -52,7 +52,7 @@ def test_only_a_whole_target_that_skips_breaks_a_promise(protocol: Protocol, dec
     """If this fails, a developer's single skipped test breaks the promise, or a target that always skips is green."""
     conclusion = _conclusion(protocol, promised_gpus=2)
     conclusion.decides_for_target = decides
-    conclusion.add(XmlCase("a", "x", "skipped", 0.0, "not today"))
+    conclusion.add(CaseRecord("a.x", "skipped", message="not today"))
     assert conclusion.conclude(0) == code
 
 
@@ -101,57 +101,47 @@ def test_a_filter_that_matches_nothing_is_reported(
     ],
 )
 def test_a_target_without_ranks_is_reported(
-    tmp_path: Path, outcome: Outcome, interruption: str, shard: tuple[int, int], end: str, warns: bool
+    tmp_path: Path, outcome: Status, interruption: str, shard: tuple[int, int], end: str, warns: bool
 ) -> None:
     """If this fails, a test whose marker was forgotten passes without having run on any rank."""
     file, log = tmp_path / "warnings", io.StringIO()
     conclusion = _conclusion(Protocol(warnings_file=file, shard=shard), log=log)
     conclusion.has_ranks = False
-    conclusion.add(XmlCase("a", "x", outcome, 0.0))
+    conclusion.add(CaseRecord("a.x", outcome))
     conclusion.interruption = interruption
     conclusion.conclude(int(outcome == "failed"))
     assert log.getvalue() == f"head{end}\n"
     assert ("no case ran on ranks" in (file.read_text() if file.exists() else "")) == warns
 
 
-@pytest.mark.parametrize(
-    ("when", "outcome", "expected"),
-    [
-        ("setup", "passed", None),
-        ("call", "passed", ("passed", "")),
-        ("call", "failed", ("failed", "why")),
-        ("teardown", "failed", ("error", "why")),
-        ("setup", "skipped", ("skipped", "why")),
-        ("call", "xfailed", ("skipped", "xfail: why")),
-        ("call", "xpassed", ("passed", "xfail: why")),
-        ("setup", "xpassed", None),
-    ],
-)
-def test_a_test_is_one_case_of_the_xml(when: str, outcome: str, expected: tuple[str, str] | None) -> None:
-    """Its call, or whatever went wrong around it."""
+def test_a_running_case_is_one_case_of_the_results() -> None:
+    """If this fails, a case counts twice after its teardown has failed, or is lost if the run ends within it."""
     conclusion = _conclusion(Protocol())
     conclusion(TestsCollected(1.0, 2))
-    conclusion(TestBegan(1.0, "a/test_b.py::C::test_d[1]"))
-    began = list(conclusion.running)
-    assert began == [("a.test_b.C", "test_d[1]")]
-    message = "" if outcome == "passed" else "why"
-    conclusion(TestReported(1.0, "a/test_b.py::C::test_d[1]", when, outcome, 0.5, message))
-    conclusion(TestEnded(1.0, "a/test_b.py::C::test_d[1]"))
-    assert (conclusion.running, conclusion.to_come) == ([], 1)
-    assert [(case.outcome, case.message) for case in conclusion.cases] == ([expected] if expected else [])
-    assert all((case.classname, case.name) == ("a.test_b.C", "test_d[1]") for case in conclusion.cases)
+    first, second = "a/test_b.py::C::test_d[1]", "a/test_b.py::C::test_d[2]"
+    conclusion(CaseStarted(1.0, first))
+    conclusion(CaseRecorded(1.0, CaseRecord("a.test_b.C.test_d[1]", "passed", first)))
+    conclusion(CaseRecorded(1.0, CaseRecord("a.test_b.C.test_d[1]", "failed", first, "teardown")))
+    conclusion(CaseEnded(1.0, first))
+    conclusion(CaseStarted(1.0, second))
+    assert (conclusion.running, conclusion.to_come) == ([second], 1)
+    assert [(case.status, case.when) for case in conclusion.cases] == [("failed", "teardown")]
+    assert conclusion.conclude(1) == 1
+    assert [(case.name, case.status) for case in conclusion.cases] == [
+        ("a.test_b.C.test_d[1]", "failed"),
+        ("a.test_b.C.test_d[2]", "unfinished"),
+    ]
 
 
 @pytest.mark.parametrize(
-    ("outcome", "shard", "expected"),
-    [("failed", 0, ["error"]), ("failed", 1, ["error"]), ("skipped", 0, ["skipped"]), ("skipped", 1, [])],
+    ("status", "shard", "expected"),
+    [("failed", 0, ["failed"]), ("failed", 1, ["failed"]), ("skipped", 0, ["skipped"]), ("skipped", 1, [])],
 )
-def test_a_file_that_skips_is_told_by_one_shard(outcome: str, shard: int, expected: list[str]) -> None:
+def test_a_file_that_skips_is_told_by_one_shard(status: Status, shard: int, expected: list[str]) -> None:
     """All shards collect it; but one that fails has failed in each of them."""
     conclusion = _conclusion(Protocol(shard=(shard, 2)))
-    conclusion(TestReported(1.0, "a/test_b.py", "collect", outcome, 0.0, "why"))
-    assert [case.outcome for case in conclusion.cases] == expected
-    assert all((case.classname, case.name) == ("", "a/test_b.py") for case in conclusion.cases)
+    conclusion(CaseRecorded(1.0, CaseRecord("a/test_b.py", status, "a/test_b.py", "collect", "why")))
+    assert [case.status for case in conclusion.cases] == expected
 
 
 def test_a_warning_that_comes_while_a_test_runs_is_told_at_the_end(
@@ -168,18 +158,18 @@ def test_a_warning_that_comes_while_a_test_runs_is_told_at_the_end(
 
 
 @pytest.mark.parametrize("outcome", ["failed", "error"])
-def test_a_plugin_cannot_turn_failures_into_a_pass(outcome: Outcome, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_plugin_cannot_turn_failures_into_a_pass(outcome: Status, capsys: pytest.CaptureFixture[str]) -> None:
     """If this fails, a conftest that sets the session's exit code to 0 makes a target green that has failures."""
     conclusion = _conclusion(Protocol())
-    conclusion.add(XmlCase("a", "good", "passed", 0.1))
-    conclusion.add(XmlCase("a", "bad", outcome, 0.1, "boom"))
+    conclusion.add(CaseRecord("a.good", "passed", duration_s=0.1))
+    conclusion.add(CaseRecord("a.bad", outcome, duration_s=0.1, message="boom"))
     assert conclusion.conclude(0) == 1
-    assert "1 case(s) failed, the first is bad, and the session ended with exit code 0" in capsys.readouterr().out
+    assert "1 case(s) failed, the first is a.bad, and the session ended with exit code 0" in capsys.readouterr().out
 
 
 def test_cases_that_pass_or_skip_pass() -> None:
     """If this fails, a good target is red."""
     conclusion = _conclusion(Protocol())
-    conclusion.add(XmlCase("a", "good", "passed", 0.1))
-    conclusion.add(XmlCase("a", "other", "skipped", 0.1, "not here"))
+    conclusion.add(CaseRecord("a.good", "passed", duration_s=0.1))
+    conclusion.add(CaseRecord("a.other", "skipped", duration_s=0.1, message="not here"))
     assert conclusion.conclude(0) == 0

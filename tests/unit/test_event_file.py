@@ -13,11 +13,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dist_testing.core.events import file as event_file
-from dist_testing.core.events.event import Event
+from dist_testing.core.events.event import SCHEMA, CaseRecorded, CaseStarted, Event, RunEnded, RunStarted, StreamCut
 from dist_testing.core.events.file import EventFile, read_events
-from dist_testing.core.events.runs import RunEnded, RunStarted, StreamCut, TestBegan, TestReported
-from dist_testing.core.events.wire import SCHEMA
 from dist_testing.core.ground.errors import ReportError
+from dist_testing.core.ground.record import CaseRecord
 
 _START = RunStarted(0.5, SCHEMA, 1.5e9, "", "gloo", {"python": "3.12.1"})
 _NAMES = ["events.jsonl", "events.jsonl.gz"]
@@ -33,7 +32,7 @@ def _write(path: Path, *events: Event, limit_bytes: int = 1 << 20) -> None:
 @pytest.mark.parametrize("name", _NAMES)
 def test_what_is_written_is_read(tmp_path: Path, name: str) -> None:
     """Also what no terminal can show."""
-    events = [_START, TestBegan(1.0, "a.py::b[\udcff\n\u2028]"), RunEnded(2.0, 0)]
+    events = [_START, CaseStarted(1.0, "a.py::b[\udcff\n\u2028]"), RunEnded(2.0, 0)]
     _write(tmp_path / name, *events)
     assert read_events(tmp_path / name) == events
 
@@ -49,7 +48,7 @@ def test_a_compressed_file_is_one_for_other_tools(tmp_path: Path) -> None:
 def test_every_event_is_in_the_file_at_once(tmp_path: Path, name: str) -> None:
     """The runner can be killed at any time; the last lines before that are those that matter."""
     file = EventFile(tmp_path / name)
-    for event in (_START, TestBegan(1.0, "a")):
+    for event in (_START, CaseStarted(1.0, "a")):
         file(event)
         assert read_events(tmp_path / name)[-1] == event
     file.close()
@@ -58,7 +57,7 @@ def test_every_event_is_in_the_file_at_once(tmp_path: Path, name: str) -> None:
 @pytest.mark.parametrize("name", _NAMES)
 def test_an_old_file_is_replaced(tmp_path: Path, name: str) -> None:
     """Lines of two runs in one file are of neither."""
-    _write(tmp_path / name, _START, *(TestBegan(1.0, "a") for _ in range(100)))
+    _write(tmp_path / name, _START, *(CaseStarted(1.0, "a") for _ in range(100)))
     _write(tmp_path / name, _START)
     assert read_events(tmp_path / name) == [_START]
 
@@ -67,7 +66,7 @@ def test_an_old_file_is_replaced(tmp_path: Path, name: str) -> None:
 def test_a_full_file_says_so_in_its_last_line(tmp_path: Path, name: str) -> None:
     """A run that goes on for ever must not fill the disk, and its file must not pass for complete."""
     limit_bytes = 4096
-    _write(tmp_path / name, _START, *(TestBegan(float(n), "a") for n in range(1000)), limit_bytes=limit_bytes)
+    _write(tmp_path / name, _START, *(CaseStarted(float(n), "a") for n in range(1000)), limit_bytes=limit_bytes)
     events = read_events(tmp_path / name)
     assert isinstance(events[-1], StreamCut)
     assert events[-1].limit_bytes == limit_bytes
@@ -79,11 +78,11 @@ def test_a_full_file_says_so_in_its_last_line(tmp_path: Path, name: str) -> None
 def test_a_long_text_keeps_its_beginning_and_its_end(tmp_path: Path) -> None:
     """A failure's report can have any size; its first and last lines say most."""
     text = "first" + "x" * 10_000_000 + "last"
-    _write(tmp_path / "e", _START, TestReported(1.0, "a", "call", "failed", 0.5, text=text), limit_bytes=1 << 30)
+    _write(tmp_path / "e", _START, CaseRecorded(1.0, CaseRecord("a", "failed", text=text)), limit_bytes=1 << 30)
     _, event = read_events(tmp_path / "e")
-    assert isinstance(event, TestReported)
-    assert event.text.startswith("first")
-    assert event.text.endswith("last")
+    assert isinstance(event, CaseRecorded)
+    assert event.record.text.startswith("first")
+    assert event.record.text.endswith("last")
     assert (tmp_path / "e").stat().st_size < 100_000
 
 
@@ -121,13 +120,13 @@ def test_a_full_disk_is_an_error_of_the_sink(tmp_path: Path, name: str) -> None:
 def test_a_last_line_that_was_cut_off_is_left_out(tmp_path: Path, name: str, cut: int) -> None:
     """The runner was killed, or the disk is full."""
     file = EventFile(tmp_path / name)
-    for event in (_START, TestBegan(1.0, "a"), TestBegan(2.0, "b")):
+    for event in (_START, CaseStarted(1.0, "a"), CaseStarted(2.0, "b")):
         file(event)
     data = (tmp_path / name).read_bytes()
     file.close()
     (tmp_path / f"copy-{name}").write_bytes(data[: len(data) - cut])
     events = read_events(tmp_path / f"copy-{name}")
-    assert events in ([_START, TestBegan(1.0, "a")], [_START, TestBegan(1.0, "a"), TestBegan(2.0, "b")])
+    assert events in ([_START, CaseStarted(1.0, "a")], [_START, CaseStarted(1.0, "a"), CaseStarted(2.0, "b")])
 
 
 _LINE = json.dumps(_START.to_wire()).encode() + b"\n"
@@ -144,12 +143,13 @@ _LINE = json.dumps(_START.to_wire()).encode() + b"\n"
         ("e", b'{"event": "run_ended", "at_s": 1, "exit_code": 0}\n', 'line 1 is not an event: expected "run_started"'),
         ("e", b'{"event": "run_started", "schema": "1"}\n', 'line 1 is not an event: expected "run_started"'),
         ("e", b"[]\n", 'line 1 is not an event: expected "run_started"'),
-        ("e", b'{"event": "run_started", "schema": 1}\n', "line 1 is not an event: run_started: at_s is missing"),
+        ("e", b'{"event": "run_started", "schema": 2}\n', "line 1 is not an event: run_started: at_s is missing"),
+        ("e", b'{"event": "run_started", "schema": 1, "at_s": 1}\n', "An older version has written it"),
         ("e", _LINE + b"\n" + _LINE, "line 2 is not an event"),
         ("e", _LINE + b"\xff\xfe\n", "line 2 is not an event"),
         ("e", _LINE + b"[" * 100_000 + b"\n", "line 2 is not an event"),
         ("e", _LINE + b'{"event": "run_ended", "at_s": 1, "exit_code": null}\n', "exit_code = None; expected"),
-        ("e", b'{"event": "run_started", "schema": 99}\n', "its schema is 99; this version of dist_testing reads up"),
+        ("e", b'{"event": "run_started", "schema": 99}\n', "its schema is 99; this version of dist_testing reads 2"),
         ("e.gz", _LINE, "cannot be read: "),
         ("e", b"\x1f\x8b" + _LINE, "cannot be read: "),
         ("e.gz", gzip.compress(_LINE, mtime=0)[:-6] + b"??????", "cannot be read: "),

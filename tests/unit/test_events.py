@@ -13,110 +13,110 @@ from pathlib import Path
 
 import pytest
 
-from dist_testing.core.events.cases import (
-    CaseAsked,
+from dist_testing.core.events.event import (
+    KINDS,
+    ON_DEMAND,
+    SCHEMA,
     CaseEnded,
-    CaseJudged,
-    CleanedUp,
-    FaultHappened,
-    LeaseWaitBegan,
-    LeaseWaitEnded,
-    RankLedgerRead,
-    RankOutcomeKnown,
-    RankOutput,
-    RankPhases,
-    RankReady,
-    RankStarted,
-    RankWarned,
-    WorldAsked,
-)
-from dist_testing.core.events.event import CallTimes, Event, LedgerCall, LinkEnds, Phase
-from dist_testing.core.events.runs import (
+    CaseRecorded,
+    CaseStarted,
+    Event,
     ForkServerMemory,
+    RankOutput,
     RunEnded,
     RunStarted,
     StreamCut,
-    TestBegan,
-    TestEnded,
-    TestReported,
     TestsCollected,
+    WorldEnded,
+    event_of,
 )
 from dist_testing.core.events.stream import EventStream
-from dist_testing.core.events.wire import KINDS, SCHEMA, event_of
 from dist_testing.core.ground.errors import InterruptedRunError
+from dist_testing.core.ground.record import (
+    SCHEMA_FILE,
+    CaseRecord,
+    Fault,
+    Ledger,
+    LedgerCall,
+    LinkEnds,
+    Phase,
+    RankRecord,
+)
+from tests.report.schema_check import check
 
 _RUN_STARTED = RunStarted(0.5, SCHEMA, 1.5e9, "//a:b", "gloo", {"python": "3.12.1"}, "worker-7")
+
+_RECORD = CaseRecord(
+    "a.b",
+    "failed",
+    "a.py::b",
+    message="rank 0 was killed",
+    text="a text",
+    duration_s=0.25,
+    began_at_s=0.5,
+    world_size=2,
+    isolation="pool",
+    cause="crash",
+    culprit=0,
+    failing=(2,),
+    victims=(1, 3),
+    ranks=(
+        RankRecord(
+            0,
+            "signalled",
+            "was killed",
+            "call",
+            signal=9,
+            pid=4711,
+            started_s=0.125,
+            ready_s=0.25,
+            seen_s=0.75,
+            phases=(Phase("init", 0.25, 0.5), Phase("call", 0.5, 0.75)),
+            lost_phases=1,
+            warnings=("UserWarning: hm (a.py:12)",),
+        ),
+        RankRecord(1, "stopped", operation="all_reduce", collateral="lost", exit_code=3),
+    ),
+    ledgers=(
+        Ledger(1, 0.5, "waits in all_reduce", "f.py:6", (LedgerCall("0", 2, "gloo", "x", "[3]", False, 0.5, None),)),
+    ),
+    faults=(Fault(0.5, "links", (), (LinkEnds(0, 1), LinkEnds(1, 0)), "cut", None, 0.25),),
+    gpu_wait_s=0.5,
+    gpus="0, 1",
+    leaked=("sleep 9",),
+    tries=2,
+    properties=(("world_size", 2),),
+)
+_RECORD_FORM = (
+    '{"name":"a.b","status":"failed","nodeid":"a.py::b","message":"rank 0 was killed","text":"a text",'
+    '"duration_s":0.25,"began_at_s":0.5,"world_size":2,"isolation":"pool","cause":"crash","culprit":0,"failing":[2],'
+    '"victims":[1,3],"ranks":[{"rank":0,"outcome":"signalled","description":"was killed","phase":"call","signal":9,'
+    '"pid":4711,"started_s":0.125,"ready_s":0.25,"seen_s":0.75,"phases":[["init",0.25,0.5],["call",0.5,0.75]],'
+    '"lost_phases":1,"warnings":["UserWarning: hm (a.py:12)"]},{"rank":1,"outcome":"stopped",'
+    '"operation":"all_reduce","collateral":"lost","exit_code":3}],"ledgers":[{"rank":1,"read_s":0.5,'
+    '"state":"waits in all_reduce","place":"f.py:6","calls":[["0",2,"gloo","x","[3]",false,0.5,null]]}],'
+    '"faults":[{"at_s":0.5,"action":"links","links":[[0,1],[1,0]],"rule":"cut","asked_s":0.25}],"gpu_wait_s":0.5,'
+    '"gpus":"0, 1","leaked":["sleep 9"],"tries":2,"properties":[["world_size",2]]}'
+)
 
 # One of each kind, and its form: what other programs read.
 _FORMS: list[tuple[Event, str]] = [
     (
         _RUN_STARTED,
-        '{"event":"run_started","at_s":0.5,"schema":1,"wall_zero_s":1500000000.0,"target":"//a:b","backend":"gloo",'
+        '{"event":"run_started","at_s":0.5,"schema":2,"wall_zero_s":1500000000.0,"target":"//a:b","backend":"gloo",'
         '"versions":{"python":"3.12.1"},"host":"worker-7"}',
     ),
     (TestsCollected(1.0, 7), '{"event":"tests_collected","at_s":1.0,"count":7}'),
     (
-        ForkServerMemory(1.0, 1 << 26, 1 << 27, 0.25, ""),
+        ForkServerMemory(1.0, 1 << 26, 1 << 27, 0.25, "no room"),
         '{"event":"fork_server_memory","at_s":1.0,"huge_bytes":67108864,"pss_bytes":134217728,"work_s":0.25,'
-        '"refusal":""}',
+        '"refusal":"no room"}',
     ),
-    (TestBegan(1.0, "a.py::b"), '{"event":"test_began","at_s":1.0,"test":"a.py::b"}'),
-    (
-        TestReported(1.0, "a.py::b", "call", "failed", 0.25, "boom", "a text", True, (("world_size", 2),)),
-        '{"event":"test_reported","at_s":1.0,"test":"a.py::b","when":"call","outcome":"failed","duration_s":0.25,'
-        '"message":"boom","text":"a text","is_distributed":true,"properties":[["world_size",2]]}',
-    ),
-    (TestEnded(1.0, "a.py::b"), '{"event":"test_ended","at_s":1.0,"test":"a.py::b"}'),
-    (
-        CaseAsked(1.0, 3, "a.py::b", 4, "pool", "a.py", 300.0),
-        '{"event":"case_asked","at_s":1.0,"case":3,"name":"a.py::b","world_size":4,"isolation":"pool","pool":"a.py",'
-        '"limit_s":300.0}',
-    ),
-    (LeaseWaitBegan(1.0, 3, 2), '{"event":"lease_wait_began","at_s":1.0,"case":3,"gpus":2}'),
-    (LeaseWaitEnded(1.0, 3, "0, 1"), '{"event":"lease_wait_ended","at_s":1.0,"case":3,"gpus":"0, 1"}'),
-    (WorldAsked(1.0, 3, 2), '{"event":"world_asked","at_s":1.0,"case":3,"world":2}'),
-    (RankStarted(1.0, 3, 0, 4711), '{"event":"rank_started","at_s":1.0,"case":3,"rank":0,"pid":4711}'),
-    (RankReady(1.0, 3, 0), '{"event":"rank_ready","at_s":1.0,"case":3,"rank":0}'),
-    (
-        FaultHappened(1.0, 3, "links", (), (LinkEnds(0, 1), LinkEnds(1, 0)), "cut", None, 0.75),
-        '{"event":"fault","at_s":1.0,"case":3,"action":"links","ranks":[],"links":[[0,1],[1,0]],"rule":"cut","by":null,'
-        '"asked_s":0.75}',
-    ),
-    (
-        RankPhases(1.0, 3, 0, (Phase("init", 0.25, 0.5), Phase("call", 0.5, 0.75)), 1),
-        '{"event":"rank_phases","at_s":1.0,"case":3,"rank":0,"phases":[["init",0.25,0.5],["call",0.5,0.75]],"lost":1}',
-    ),
-    (RankOutput(1.0, 3, 0, "hello"), '{"event":"rank_output","at_s":1.0,"case":3,"rank":0,"line":"hello"}'),
-    (
-        RankWarned(1.0, 3, 0, "builtins.UserWarning", "hm", "a.py", 12),
-        '{"event":"rank_warned","at_s":1.0,"case":3,"rank":0,"category":"builtins.UserWarning","text":"hm",'
-        '"filename":"a.py","line_number":12}',
-    ),
-    (
-        RankLedgerRead(
-            1.0,
-            3,
-            0,
-            "waits in all_reduce #2 of the default group",
-            "test_f.py:6",
-            (LedgerCall("0", 2, "gloo", "all_reduce", "[[3]] Float", False),),
-            (CallTimes(0.5, None),),
-        ),
-        '{"event":"rank_ledger","at_s":1.0,"case":3,"rank":0,"state":"waits in all_reduce #2 of the default group",'
-        '"place":"test_f.py:6","calls":[["0",2,"gloo","all_reduce","[[3]] Float",false]],"times":[[0.5,null]]}',
-    ),
-    (
-        RankOutcomeKnown(1.0, 3, 0, "signalled", 0.75, "call", "", "was killed", "", None, 9),
-        '{"event":"rank_outcome","at_s":1.0,"case":3,"rank":0,"outcome":"signalled","seen_s":0.75,"phase":"call",'
-        '"operation":"","description":"was killed","collateral":"","exit_code":null,"signal":9}',
-    ),
-    (
-        CaseJudged(1.0, 3, "failed", "crash", "rank 0 was killed", 0, (2,), (1, 3)),
-        '{"event":"verdict","at_s":1.0,"case":3,"status":"failed","cause":"crash","reason":"rank 0 was killed",'
-        '"culprit":0,"failing":[2],"victims":[1,3]}',
-    ),
-    (CleanedUp(1.0, 3, ("sleep 9",)), '{"event":"clean_up","at_s":1.0,"case":3,"leaked":["sleep 9"]}'),
-    (CaseEnded(1.0, 3), '{"event":"case_ended","at_s":1.0,"case":3,"error":""}'),
+    (CaseStarted(1.0, "a.py::b"), '{"event":"case_started","at_s":1.0,"nodeid":"a.py::b"}'),
+    (RankOutput(1.0, 0, "hello"), '{"event":"rank_output","at_s":1.0,"rank":0,"line":"hello"}'),
+    (WorldEnded(1.0, _RECORD), f'{{"event":"world_ended","at_s":1.0,"record":{_RECORD_FORM}}}'),
+    (CaseRecorded(1.0, _RECORD), f'{{"event":"case","at_s":1.0,"record":{_RECORD_FORM}}}'),
+    (CaseEnded(1.0, "a.py::b"), '{"event":"case_ended","at_s":1.0,"nodeid":"a.py::b"}'),
     (RunEnded(1.0, 1), '{"event":"run_ended","at_s":1.0,"exit_code":1}'),
     (StreamCut(1.0, 4096), '{"event":"stream_cut","at_s":1.0,"limit_bytes":4096}'),
 ]
@@ -133,6 +133,23 @@ def test_form_of_an_event(event: Event, form: str) -> None:
     """Reports of another version read it, and get the same event back."""
     assert json.dumps(event.to_wire(), separators=(",", ":")) == form
     assert event_of(json.loads(form)) == event
+
+
+def test_the_record_fits_its_schema() -> None:
+    """Other programs are written by it. Each field of it occurs in the record above."""
+    schema = json.loads(SCHEMA_FILE.read_text(encoding="utf-8"))
+    check(json.loads(_RECORD_FORM), schema, "record")
+    for kind, part in (
+        (CaseRecord, schema),
+        (RankRecord, schema["properties"]["ranks"]["items"]),
+        (Ledger, schema["properties"]["ledgers"]["items"]),
+        (Fault, schema["properties"]["faults"]["items"]),
+    ):
+        fields = {field.name: field.default for field in dataclasses.fields(kind)}
+        assert list(part["properties"]) == list(fields)
+        defaults = {name: value for name, value in fields.items() if value is not dataclasses.MISSING}
+        told = {name: one["default"] for name, one in part["properties"].items() if "default" in one}
+        assert told == {name: list(value) if value == () else value for name, value in defaults.items()}
 
 
 def test_the_page_has_every_kind_and_field() -> None:
@@ -156,7 +173,7 @@ def test_what_a_newer_version_adds_is_left_out() -> None:
 
 def test_a_field_with_a_default_may_be_missing() -> None:
     """A version that did not have it yet has written the file."""
-    assert event_of({"event": "case_ended", "at_s": 1, "case": 3}) == CaseEnded(1.0, 3)
+    assert event_of({"event": "run_started", "at_s": 1, "schema": 2, "wall_zero_s": 1}) == RunStarted(1.0, 2, 1.0)
 
 
 @pytest.mark.parametrize(
@@ -168,15 +185,19 @@ def test_a_field_with_a_default_may_be_missing() -> None:
         ({"event": "run_ended", "at_s": 1.0}, "run_ended: exit_code is missing"),
         ({"event": "run_ended", "at_s": 1.0, "exit_code": "0"}, "exit_code = '0'; expected int"),
         ({"event": "run_ended", "at_s": 1.0, "exit_code": True}, "exit_code = True; expected int"),
-        ({"event": "run_ended", "at_s": float("nan"), "exit_code": 0}, "at_s = nan; expected a finite number"),
-        ({"event": "run_ended", "at_s": 10**400, "exit_code": 0}, "expected a finite number"),
-        ({"event": "test_began", "at_s": 1.0, "test": 3}, "test = 3; expected str"),
-        ({"event": "clean_up", "at_s": 1.0, "case": 1, "leaked": "x"}, "leaked = 'x'; expected a list, each str"),
         (
-            {"event": "rank_phases", "at_s": 1.0, "case": 1, "rank": 0, "phases": [["a", 1.0]]},
-            "phases = ['a', 1.0]; expected a list of str, a finite number, a finite number",
+            {"event": "run_ended", "at_s": float("nan"), "exit_code": 0},
+            "at_s = nan; expected a number of at most 3e+08",
         ),
-        ({**_RUN_STARTED.to_wire(), "versions": {"a": 1}}, "versions = 1; expected str"),
+        ({"event": "run_ended", "at_s": 1e9, "exit_code": 0}, "expected a number of at most 3e+08"),
+        ({"event": "run_started", "at_s": 1.0, "schema": 2, "wall_zero_s": 10**400}, "expected a finite number"),
+        ({"event": "case_started", "at_s": 1.0, "nodeid": 3}, "nodeid = 3; expected str"),
+        ({"event": "case", "at_s": 1.0, "record": {"name": "a"}}, "case: record = status is missing"),
+        (
+            {"event": "case", "at_s": 1.0, "record": {"name": "a", "status": "passed", "leaked": "x"}},
+            "record = leaked = 'x'; expected a list, each str",
+        ),
+        ({**_RUN_STARTED.to_wire(), "versions": {"a": 1}}, "versions = {'a': 1}; expected an object of str or null"),
     ],
 )
 def test_no_event_is_made_of_what_is_none(wire: object, message: str) -> None:
@@ -216,10 +237,10 @@ def test_a_sink_gets_the_kinds_that_it_names() -> None:
     stream, _ = _stream()
     got: list[Event] = []
     assert not stream.wants(*KINDS)
-    stream.subscribe(got.append, TestEnded, RunEnded, name="a sink")
+    stream.subscribe(got.append, CaseEnded, RunEnded, name="a sink")
     for event, _ in _FORMS:
         stream.emit(event)
-    assert [type(event) for event in got] == [TestEnded, RunEnded]
+    assert [type(event) for event in got] == [CaseEnded, RunEnded]
     assert stream.wants(*KINDS)
     assert stream.wants(RunEnded)
     assert not stream.wants(RankOutput)
@@ -232,7 +253,7 @@ def test_a_sink_that_names_no_kind_gets_all_but_output() -> None:
     stream.subscribe(got.append, name="a sink")
     for event, _ in _FORMS:
         stream.emit(event)
-    assert got == [event for event, _ in _FORMS if not isinstance(event, RankOutput)]
+    assert got == [event for event, _ in _FORMS if type(event) not in ON_DEMAND]
 
 
 def test_a_sink_that_comes_late_knows_which_run_it_is() -> None:
@@ -258,10 +279,10 @@ def test_a_sink_that_raises_is_dropped_with_one_warning() -> None:
 
     stream.subscribe(broken, name="the printer")
     stream.subscribe(got.append, name="a sink")
-    stream.emit(TestBegan(1.0, "a"))
-    stream.emit(TestEnded(2.0, "a"))
-    assert calls == [TestBegan(1.0, "a")]
-    assert got == [TestBegan(1.0, "a"), TestEnded(2.0, "a")]
+    stream.emit(CaseStarted(1.0, "a"))
+    stream.emit(CaseEnded(2.0, "a"))
+    assert calls == [CaseStarted(1.0, "a")]
+    assert got == [CaseStarted(1.0, "a"), CaseEnded(2.0, "a")]
     assert warned == [
         "dist_testing: the printer gets no more events: ZeroDivisionError: no more paper. No verdict depends on it."
     ]
@@ -275,7 +296,7 @@ def test_a_stream_whose_last_sink_was_dropped_is_not_heard() -> None:
         raise ZeroDivisionError
 
     stream.subscribe(broken, name="a sink")
-    stream.emit(TestBegan(1.0, "a"))
+    stream.emit(CaseStarted(1.0, "a"))
     assert not stream.wants(*KINDS)
 
 
@@ -291,8 +312,8 @@ def test_what_is_not_about_the_sink_passes(error: type[BaseException]) -> None:
 
     stream.subscribe(interrupted, name="a sink")
     with pytest.raises(error):
-        stream.emit(TestBegan(1.0, "a"))
-    stream.emit(TestEnded(1.0, "a"))
+        stream.emit(CaseStarted(1.0, "a"))
+    stream.emit(CaseEnded(1.0, "a"))
     assert warned == []
     assert stream.wants(*KINDS)
 
@@ -307,7 +328,7 @@ def test_an_essential_sink_is_not_dropped() -> None:
     stream.subscribe(broken, name="the results", is_essential=True)
     for _ in range(2):
         with pytest.raises(ZeroDivisionError):
-            stream.emit(TestBegan(1.0, "a"))
+            stream.emit(CaseStarted(1.0, "a"))
     assert warned == []
 
 
@@ -323,7 +344,7 @@ def test_a_log_that_cannot_be_written_does_not_matter_either() -> None:
 
     stream.warn = fail
     stream.subscribe(broken, name="a sink")
-    stream.emit(TestBegan(1.0, "a"))
+    stream.emit(CaseStarted(1.0, "a"))
     assert not stream.wants(*KINDS)
 
 
@@ -334,10 +355,10 @@ def test_a_child_of_the_runner_emits_nothing() -> None:
     stream.subscribe(lambda event: os.write(write, b"x"), name="a sink")
     pid = os.fork()
     if pid == 0:
-        stream.emit(TestBegan(1.0, "a"))
+        stream.emit(CaseStarted(1.0, "a"))
         os._exit(0)
     os.waitpid(pid, 0)
-    stream.emit(TestBegan(1.0, "a"))
+    stream.emit(CaseStarted(1.0, "a"))
     os.close(write)
     assert os.read(read, 9) == b"x"
     os.close(read)
@@ -347,25 +368,27 @@ def test_a_child_of_the_runner_emits_nothing() -> None:
     ("phases", "told"),
     [
         ([["call", 1.0, 2.0], ["teardown", 2, 3.5]], None),
-        ([["call", 1e308, 1.7e308], ["teardown", 1.7e308, 1.7e308]], None),
         ([], None),
-        ([["call", 1.0, math.inf], ["teardown", -math.inf, 3.0]], "expected a finite number"),
-        ([["call", 1.0, math.nan]], "expected a finite number"),
-        ([["call", True, 2.0]], "expected a finite number"),
-        ([["call", 1.0, 2.0], ["teardown", 2.0]], "expected a list of str, a finite number, a finite number"),
-        ([["call", 1.0, 2.0, 3.0]], "expected a list of str, a finite number, a finite number"),
-        ([["call", 1.0, 2.0], "abc"], "expected a list of str, a finite number, a finite number"),
+        ([["call", 1.0, math.inf]], "expected a number of at most 3e"),
+        ([["call", 1.0, 1e308]], "expected a number of at most 3e"),
+        ([["call", 1.0, math.nan]], "expected a number of at most 3e"),
+        ([["call", True, 2.0]], "expected a number of at most 3e"),
+        ([["call", 1.0, 2.0], ["teardown", 2.0]], "expected a list of str, a number"),
+        ([["call", 1.0, 2.0, 3.0]], "expected a list of str, a number"),
+        ([["call", 1.0, 2.0], "abc"], "expected a list of str, a number"),
         ([[None, 1.0, 2.0]], "expected str"),
     ],
 )
-def test_rows_that_are_read_together_are_checked_one_by_one(phases: list[object], told: str | None) -> None:
+def test_phases_are_checked_one_by_one(phases: list[object], told: str | None) -> None:
     """If this fails, a damaged stream gives a record with values of other types, which later code cannot take."""
-    wire = {"event": "rank_phases", "at_s": 1.0, "case": 1, "rank": 0, "phases": phases, "lost": 0}
+    rank = {"rank": 0, "phases": phases}
+    wire = {"event": "case", "at_s": 1.0, "record": {"name": "a", "status": "passed", "ranks": [rank]}}
     if told is not None:
         with pytest.raises(ValueError, match=told):
             event_of(wire)
         return
     event = event_of(wire)
-    assert isinstance(event, RankPhases)
-    assert [list(phase) for phase in event.phases] == phases
-    assert all(type(phase) is Phase and type(phase.begin_s) is float for phase in event.phases)
+    assert isinstance(event, CaseRecorded)
+    (made,) = event.record.ranks
+    assert [list(phase) for phase in made.phases] == phases
+    assert all(type(phase) is Phase and type(phase.begin_s) is float for phase in made.phases)

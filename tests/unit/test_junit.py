@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import os
 from pathlib import Path
 from typing import Literal
@@ -10,8 +9,9 @@ from xml.etree import ElementTree
 
 import pytest
 
-from dist_testing.core.bazel.junit import Outcome, XmlCase, XmlSuite, read_xml, write_xml
+from dist_testing.core.bazel.junit import XmlSuite, read_xml, write_xml
 from dist_testing.core.ground.errors import ReportError
+from dist_testing.core.ground.record import CaseRecord, RankRecord, Status
 
 # Characters that XML 1.0 cannot represent in any form.
 FORBIDDEN = [*(chr(code) for code in range(0x20) if chr(code) not in "\t\n\r"), "\ud800", "\udcff", "\ufffe", "\uffff"]
@@ -34,11 +34,11 @@ def suite(path: Path) -> ElementTree.Element:
 def test_every_case_is_there_once_with_its_outcome(path: Path) -> None:
     """If this fails, dashboards, which count these elements, show wrong numbers."""
     cases = [
-        XmlCase("tests.test_a", "test_ok", "passed", 0.25),
-        XmlCase("tests.test_a.Class", "test_skip[2]", "skipped", 0.0, "why"),
-        XmlCase("tests.test_a", "test_bad", "failed", 1.5, "rank 1 raised", "the report"),
-        XmlCase("tests.test_a", "test_broken", "error", 0.25, "machine", "text"),
-        XmlCase("tests.test_a", "test_worse", "failed", 0.0, "rank 0", "report"),
+        CaseRecord("tests.test_a.test_ok", "passed", duration_s=0.25),
+        CaseRecord("tests.test_a.Class.test_skip[2]", "skipped", message="why"),
+        CaseRecord("tests.test_a.test_bad", "failed", duration_s=1.5, message="rank 1 raised", text="the report"),
+        CaseRecord("tests.test_a.test_broken", "failed", duration_s=0.25, message="machine", text="text", when="setup"),
+        CaseRecord("tests.test_a.test_worse", "failed", message="rank 0", text="report"),
     ]
     write_xml(path, "//tests:a_gloo", cases)
     element = suite(path)
@@ -51,8 +51,13 @@ def test_every_case_is_there_once_with_its_outcome(path: Path) -> None:
         "skipped": "1",
         "time": "2.000",
     }
-    names = [(case.get("classname"), case.get("name"), case.get("time")) for case in element]
-    assert names == [(case.classname, case.name, f"{case.duration_s:.3f}") for case in cases]
+    assert [(case.get("classname"), case.get("name"), case.get("time")) for case in element] == [
+        ("tests.test_a", "test_ok", "0.250"),
+        ("tests.test_a.Class", "test_skip[2]", "0.000"),
+        ("tests.test_a", "test_bad", "1.500"),
+        ("tests.test_a", "test_broken", "0.250"),
+        ("tests.test_a", "test_worse", "0.000"),
+    ]
     assert [[child.tag for child in case] for case in element] == [[], ["skipped"], ["failure"], ["error"], ["failure"]]
     failure = element[2][0]
     assert (failure.get("message"), failure.text) == ("rank 1 raised", "the report")
@@ -67,7 +72,7 @@ def test_a_run_without_cases_is_a_suite_without_cases(path: Path) -> None:
 
 def test_properties_are_texts(path: Path) -> None:
     """If this fails, tools do not find what each rank did."""
-    write_xml(path, "s", [XmlCase("c", "n", "passed", 0.0, properties=[("world_size", 4), ("rank_0", "passed")])])
+    write_xml(path, "s", [CaseRecord("c.n", "passed", properties=(("world_size", 4), ("rank_0", "passed")))])
     (properties,) = suite(path)[0]
     assert [(item.get("name"), item.get("value")) for item in properties] == [("world_size", "4"), ("rank_0", "passed")]
 
@@ -79,7 +84,7 @@ def test_characters_that_xml_lacks_are_replaced(
 ) -> None:
     """If this fails, one such character hides all results from Bazel."""
     bad = f"a{character}b"
-    write_xml(path, bad, [XmlCase(bad, bad, outcome, 0.0, bad, bad, [(bad, bad)])])
+    write_xml(path, bad, [CaseRecord(f"{bad}.{bad}", outcome, message=bad, text=bad, properties=((bad, bad),))])
     element = suite(path)
     case = element[0]
     texts = [element.get("name"), case.get("classname"), case.get("name")]
@@ -90,7 +95,7 @@ def test_characters_that_xml_lacks_are_replaced(
 @pytest.mark.parametrize("text", ["<tag attr='1'>&amp; ]]> \"q\"", "tab\tline\nend", "\u00fc \u4e16 \U0001f4a9", ""])
 def test_all_other_text_is_unchanged(path: Path, text: str) -> None:
     """If this fails, the text of a traceback changes in the XML."""
-    write_xml(path, "s", [XmlCase("c", text, "failed", 0.0, text, text)])
+    write_xml(path, "s", [CaseRecord(f"c.{text}", "failed", message=text, text=text)])
     case = suite(path)[0]
     assert (case.get("name"), case[0].get("message"), case[0].text or "") == (text, text, text)
 
@@ -112,7 +117,7 @@ def test_a_reader_sees_the_whole_file_or_the_old_one(path: Path, monkeypatch: py
 
     monkeypatch.setattr(ElementTree.ElementTree, "write", fail)
     with pytest.raises(OSError, match="No space left"):
-        write_xml(path, "s", [XmlCase("c", "n", "passed", 0.0)])
+        write_xml(path, "s", [CaseRecord("c.n", "passed")])
     assert path.read_text(encoding="utf-8") == "old"
     assert [file.name for file in path.parent.iterdir()] == ["test.xml"]
 
@@ -130,13 +135,30 @@ def test_every_user_may_read_the_file(path: Path) -> None:
 def test_written_results_can_be_read(path: Path) -> None:
     """If this fails, reports and timings lose what the runner wrote."""
     cases = (
-        XmlCase("tests.test_a", "test_ok", "passed", 0.25, properties=(("world_size", "4"),)),
-        XmlCase("tests.test_a.Class", "test_skip[2]", "skipped", 0.0, "why"),
-        XmlCase("tests.test_a", "test_bad", "failed", 1.5, "rank 1 raised", "the report"),
-        XmlCase("", "test_broken.py", "error", 0.25, "machine", "text"),
+        CaseRecord("tests.test_a.test_ok", "passed", duration_s=0.25, properties=(("colour", "red"),)),
+        CaseRecord("tests.test_a.Class.test_skip[2.5]", "skipped", message="why"),
+        CaseRecord("tests.test_a.test_known", "xfailed", message="a bug"),
+        CaseRecord("tests.test_a.test_bad", "failed", duration_s=1.5, message="rank 1 raised", text="the report"),
+        CaseRecord("tests.test_a.test_broken", "failed", when="setup", message="machine", text="text"),
     )
     write_xml(path, "//tests:a_gloo", cases, [("run_number", 2)])
     assert read_xml(path) == [XmlSuite("//tests:a_gloo", cases, (("run_number", "2"),))]
+
+
+def test_the_ranks_are_known_again_from_the_properties(path: Path) -> None:
+    """If this fails, a run without events has no culprit, and the machine's failures count as the test's."""
+    properties = {"world_size": 2, "cause": "infrastructure", "culprit": 1, "rank_0": "was in call", "gpu_wait_s": 1.5}
+    write_xml(path, "s", [CaseRecord("a.b", "error", properties=tuple(properties.items()))])
+    (case,) = read_xml(path)[0].cases
+    assert (case.status, case.world_size, case.culprit, case.gpu_wait_s) == ("error", 2, 1, 1.5)
+    assert case.ranks == (RankRecord(0, description="was in call"),)
+
+
+def test_a_file_that_cannot_be_collected_keeps_its_path(path: Path) -> None:
+    """If this fails, the XML splits "a/test_b.py" at its dot."""
+    write_xml(path, "s", [CaseRecord("a/test_b.py", "failed", when="collect")])
+    element = suite(path)[0]
+    assert (element.get("classname"), element.get("name"), element[0].tag) == ("", "a/test_b.py", "error")
 
 
 def test_files_of_other_runners_are_read_too(path: Path) -> None:
@@ -148,8 +170,8 @@ def test_files_of_other_runners_are_read_too(path: Path) -> None:
     )
     (suite,) = read_xml(path)
     first, second = suite.cases
-    assert (first.key, first.outcome, math.isnan(first.duration_s)) == ("a", "passed", True)
-    assert (second.key, second.outcome, second.message) == ("c.b", "error", "worse")
+    assert (first.name, first.status, first.duration_s) == ("a", "passed", 0.0)
+    assert (second.name, second.status, second.when, second.message) == ("c.b", "failed", "setup", "worse")
 
 
 @pytest.mark.parametrize(
@@ -182,10 +204,10 @@ def test_an_unusable_file_is_refused(path: Path, content: bytes | None, said: st
         ("failed", "", True),
         ("error", "", True),
         ("skipped", "no GPU", False),
-        ("skipped", "xfail: known", True),
-        ("skipped", "xfail: [NOTRUN] known", False),
+        ("xfailed", "known", True),
+        ("xfailed", "[NOTRUN] known", False),
     ],
 )
-def test_an_expected_failure_has_run(outcome: Outcome, message: str, has_run: bool) -> None:
+def test_an_expected_failure_has_run(outcome: Status, message: str, has_run: bool) -> None:
     """If this fails, a target of expected failures counts as one that ran nothing. JUnit calls them skipped."""
-    assert XmlCase("c", "n", outcome, 0.0, message).has_run == has_run
+    assert CaseRecord("c.n", outcome, message=message).has_run == has_run

@@ -30,9 +30,9 @@ from typing import Any
 from figures import BenchError, Summary, machine_facts, summarise, table
 from options import ROOT, bench_parser, count, run_bench
 
-from dist_testing.core.bazel.junit import Outcome, XmlCase, write_xml, xml_name
+from dist_testing.core.bazel.junit import write_xml
 from tests.report.chromium import browser, chromium
-from tests.report.streams import Case, write_stream
+from tests.report.streams import Case, record_of, write_stream
 
 _TARGETS = 20
 _LOG_LINES = 300
@@ -96,17 +96,8 @@ def write_job(folder: Path, *, cases: int, ranks: int, failures: int) -> None:
                 slug = re.sub(r"[^A-Za-z0-9_.=-]+", "-", name).strip("-")
                 _log(place / "test.outputs" / f"{slug}.rank-{rank}.log", chance)
         write_stream(place / "test.outputs" / "events.jsonl.gz", made, target=f"//pkg:target_{target}_gloo")
-        write_xml(place / "test.xml", f"//pkg:target_{target}_gloo", [_xml_case(case) for case in made])
+        write_xml(place / "test.xml", f"//pkg:target_{target}_gloo", [record_of(case, 0.0) for case in made])
         _log(place / "test.log", chance)
-
-
-def _xml_case(case: Case) -> XmlCase:
-    properties: list[tuple[str, object]] = [("world_size", case.world_size)]
-    if case.culprit is not None:
-        properties += [("cause", case.cause), ("culprit", case.culprit)]
-        properties += [(f"rank_{rank}", "stopped") for rank in case.victims]
-    outcome: Outcome = "failed" if case.outcome == "failed" else "passed"
-    return XmlCase(*xml_name(case.test), outcome, case.duration_s, case.message, case.text, properties)
 
 
 def run_report(*arguments: str) -> Command:

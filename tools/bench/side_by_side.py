@@ -23,8 +23,8 @@ from typing import Any
 from figures import BenchError, machine_facts, ratio, ratio_lines, summarise, table
 from options import ROOT, bench_parser, count, parse, run_bench
 
+from dist_testing.core.events.event import RunEnded, TestsCollected
 from dist_testing.core.events.file import iterate_events
-from dist_testing.core.events.runs import RunEnded, TestsCollected
 
 _SOURCE = Path(__file__).resolve().parent / "waits" / "test_waits.py"
 _OPTIONS = ("-p", "dist_testing.core.pytest.plugin", "-p", "no:cacheprovider", "-q")

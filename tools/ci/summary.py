@@ -9,9 +9,12 @@ from dataclasses import dataclass
 
 from build_events import GOOD, Attempt, Invocation
 
-from dist_testing.core.bazel.junit import XmlCase, read_xml
+from dist_testing.core.bazel.junit import read_xml, tag_of
 from dist_testing.core.ground.errors import ReportError
+from dist_testing.core.ground.record import BAD, CaseRecord
 
+# JUnit's element of a failure -> the word of the summary.
+_WORDS = {"failure": "failed", "error": "error"}
 # Lines shown for one failing target.
 _FAILURES_SHOWN = 5
 
@@ -91,7 +94,7 @@ def summarise(invocation: Invocation) -> Summary:
     for attempt in invocation.attempts:
         target = attempt.target
         found, complaint = _cases(attempt)
-        lines = [f"{case.key}: {_first_line(case.message)}" for case in found if case.outcome in ("failed", "error")]
+        lines = [f"{case.name}: {_first_line(case.message)}" for case in found if case.status in BAD]
         if not lines and attempt.status not in GOOD:
             lines = [f"attempt {attempt.number}: {attempt.status}; {complaint or 'no case says why'}"]
         failures[target].update(dict.fromkeys(lines))
@@ -102,7 +105,7 @@ def summarise(invocation: Invocation) -> Summary:
         if not complaint:
             busy[target] = busy.get(target, False) or any(case.has_run for case in found)
         for case in found:
-            cases["passed" if case.has_run and case.outcome == "skipped" else case.outcome] += 1
+            cases[_WORDS.get(tag_of(case), "passed") if case.has_run else "skipped"] += 1
             if not case.has_run:
                 skips[case.message or "no reason given"] += 1
     for label, why in invocation.broken.items():
@@ -136,7 +139,7 @@ def _last_attempts(attempts: Iterable[Attempt]) -> set[Attempt]:
     return set(last.values())
 
 
-def _cases(attempt: Attempt) -> tuple[Sequence[XmlCase], str]:
+def _cases(attempt: Attempt) -> tuple[Sequence[CaseRecord], str]:
     """Return the cases of an attempt, or why they cannot be read."""
     if attempt.xml is None:
         return (), "its test.xml is not on this machine"

@@ -18,11 +18,12 @@ import pytest
 from bazel_process import INTERRUPTED, run_bazel
 from ci import main
 
-from dist_testing.core.bazel.junit import XmlCase, write_xml
+from dist_testing.core.bazel.junit import write_xml
+from dist_testing.core.ground.record import CaseRecord
 
-PASSED = XmlCase("c", "ok", "passed", 1.0)
-FAILED = XmlCase("c", "bad", "failed", 1.0, message="rank 1 raised ValueError")
-SKIPPED = XmlCase("c", "gpu", "skipped", 0.0, message="Need at least 2 CUDA devices")
+PASSED = CaseRecord("c.ok", "passed", duration_s=1.0)
+FAILED = CaseRecord("c.bad", "failed", duration_s=1.0, message="rank 1 raised ValueError")
+SKIPPED = CaseRecord("c.gpu", "skipped", message="Need at least 2 CUDA devices")
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,7 +31,7 @@ class Target:
     """The results that the stand-in for Bazel reports for a target."""
 
     label: str
-    cases: Sequence[XmlCase] = (PASSED,)
+    cases: Sequence[CaseRecord] = (PASSED,)
     status: str = "PASSED"
     has_xml: bool = True
     cached: str = ""

@@ -10,11 +10,12 @@ import pytest
 from build_events import Attempt, Invocation
 from summary import summarise, summary_lines
 
-from dist_testing.core.bazel.junit import XmlCase, write_xml
+from dist_testing.core.bazel.junit import write_xml
+from dist_testing.core.ground.record import CaseRecord
 
-PASSED = XmlCase("c", "ok", "passed", 1.0)
-FAILED = XmlCase("c", "bad", "failed", 1.0, message="rank 1 raised ValueError")
-SKIPPED = XmlCase("c", "gpu", "skipped", 0.0, message="Need at least 2 CUDA devices")
+PASSED = CaseRecord("c.ok", "passed", duration_s=1.0)
+FAILED = CaseRecord("c.bad", "failed", duration_s=1.0, message="rank 1 raised ValueError")
+SKIPPED = CaseRecord("c.gpu", "skipped", message="Need at least 2 CUDA devices")
 
 
 def _attempt(label: str, **values: Any) -> Attempt:
@@ -29,7 +30,7 @@ def _invocation(attempts: Sequence[Attempt], **values: Any) -> Invocation:
     return Invocation(attempts, **{**usual, **values})
 
 
-def _xml(file: Path, *cases: XmlCase) -> Path:
+def _xml(file: Path, *cases: CaseRecord) -> Path:
     write_xml(file, "//a:a", cases)
     return file
 
@@ -94,7 +95,7 @@ def test_only_passed_targets_need_readable_results(tmp_path: Path, status: str) 
     ],
 )
 def test_a_target_ran_nothing_if_no_shard_of_it_did(
-    tmp_path: Path, status: str, shards: Sequence[Sequence[XmlCase]], idle: Sequence[str]
+    tmp_path: Path, status: str, shards: Sequence[Sequence[CaseRecord]], idle: Sequence[str]
 ) -> None:
     """If it fails, a shard with nothing but skips makes a CI job red, or a failed target is reported twice."""
     attempts = [

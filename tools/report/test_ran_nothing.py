@@ -8,11 +8,12 @@ import pytest
 import ran_nothing
 from testlogs import Results, Run
 
-from dist_testing.core.bazel.junit import XmlCase, write_xml
+from dist_testing.core.bazel.junit import write_xml
+from dist_testing.core.ground.record import CaseRecord
 
 
-def _case(message: str = "", *, ran: bool) -> XmlCase:
-    return XmlCase("c", "n", "passed" if ran else "skipped", 0.0, message)
+def _case(message: str = "", *, ran: bool) -> CaseRecord:
+    return CaseRecord("c.n", "passed" if ran else "skipped", message=message)
 
 
 def test_a_target_is_idle_if_none_of_its_runs_ran_a_case() -> None:

@@ -10,13 +10,14 @@ import pytest
 from build_events import EventsError, read_invocation
 from testlogs import Results, read_results
 
-from dist_testing.core.bazel.junit import XmlCase, write_xml
+from dist_testing.core.bazel.junit import write_xml
 from dist_testing.core.ground.errors import ReportError
+from dist_testing.core.ground.record import CaseRecord
 
 
 def _write(path: Path, suite: str) -> Path:
     path.parent.mkdir(parents=True, exist_ok=True)
-    write_xml(path, suite, [XmlCase("c", "n", "passed", 1.0)])
+    write_xml(path, suite, [CaseRecord("c.n", "passed", duration_s=1.0)])
     return path
 
 

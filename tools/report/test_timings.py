@@ -8,13 +8,14 @@ from pathlib import Path
 import pytest
 import timings
 
-from dist_testing.core.bazel.junit import Outcome, XmlCase, write_xml
+from dist_testing.core.bazel.junit import write_xml
+from dist_testing.core.ground.record import CaseRecord, Status
 
 
-def _run(folder: Path, number: int, seconds: dict[str, float], outcome: Outcome = "passed") -> None:
+def _run(folder: Path, number: int, seconds: dict[str, float], outcome: Status = "passed") -> None:
     path = folder / "testlogs" / "a" / f"run_{number}_of_9" / "test.xml"
     path.parent.mkdir(parents=True)
-    write_xml(path, "//a:a", [XmlCase("a", name, outcome, value) for name, value in seconds.items()])
+    write_xml(path, "//a:a", [CaseRecord(f"a.{name}", outcome, duration_s=value) for name, value in seconds.items()])
 
 
 def _main(folder: Path, *options: str) -> dict[str, dict[str, float]]:

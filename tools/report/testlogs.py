@@ -9,8 +9,9 @@ from pathlib import Path
 
 from build_events import read_invocation
 
-from dist_testing.core.bazel.junit import XmlCase, read_xml
+from dist_testing.core.bazel.junit import read_xml
 from dist_testing.core.ground.errors import ReportError
+from dist_testing.core.ground.record import CaseRecord
 from dist_testing.report.gather import label_of
 from dist_testing.report.model import is_label
 
@@ -25,7 +26,7 @@ class Run:
     """
 
     target: str
-    cases: Sequence[XmlCase]
+    cases: Sequence[CaseRecord]
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,7 +7,6 @@ Timings in the file for other cases are kept; `--anew` drops them.
 from __future__ import annotations
 
 import argparse
-import math
 import statistics
 import sys
 from collections import defaultdict
@@ -26,8 +25,8 @@ def measured(results: Results) -> dict[str, dict[str, float]]:
     for run in results.runs:
         for case in run.cases:
             # A failure may have taken no time at all, or all the time until the timeout.
-            if case.outcome == "passed" and not math.isnan(case.duration_s):
-                seconds[run.target][case.key].append(case.duration_s)
+            if case.status == "passed" and case.duration_s:
+                seconds[run.target][case.name].append(case.duration_s)
     return {
         target: {case: statistics.median(values) for case, values in cases.items()} for target, cases in seconds.items()
     }

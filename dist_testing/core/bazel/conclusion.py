@@ -6,12 +6,11 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from dist_testing.core.bazel.banner import Banner
-from dist_testing.core.bazel.junit import EXPECTED, Outcome, XmlCase, write_xml, xml_name
+from dist_testing.core.bazel.junit import write_xml
 from dist_testing.core.bazel.protocol import Protocol
-from dist_testing.core.events.event import Event
-from dist_testing.core.events.runs import TestBegan, TestEnded, TestReported, TestsCollected
+from dist_testing.core.events.event import CaseEnded, CaseRecorded, CaseStarted, Event, TestsCollected
 from dist_testing.core.ground.errors import ReportError
-from dist_testing.core.ground.outcomes import Cause
+from dist_testing.core.ground.record import BAD, CaseRecord, case_name
 from dist_testing.core.ground.spec import Spec
 
 # Values of `pytest.ExitCode`. Bazel takes every code but 0 for a failure.
@@ -19,8 +18,6 @@ FAILED = 1
 _NO_TESTS_COLLECTED = 5
 # Limit of different skip reasons in one line.
 _MAX_REASONS = 3
-# Causes that the runner reports to the executor: the test may pass on another machine.
-_OF_THE_MACHINE = (Cause.INFRASTRUCTURE, Cause.PROMISE)
 
 
 def banner(spec: Spec, protocol: Protocol) -> str:
@@ -38,7 +35,7 @@ class Conclusion:
 
     Attributes:
         cases: The reported cases.
-        running: Class name and name of each running case.
+        running: The node id of each running case.
         to_come: Number of cases that have not ended.
         interruption: Why the run has ended early; "" if it has not.
         where: Stacks of the runner at that time; "" if they do not help.
@@ -50,12 +47,12 @@ class Conclusion:
         kinds: The kinds of events that it needs.
     """
 
-    kinds = (TestsCollected, TestBegan, TestReported, TestEnded)
+    kinds = (TestsCollected, CaseStarted, CaseRecorded, CaseEnded)
 
     def __init__(self, spec: Spec, protocol: Protocol, head: Banner) -> None:
         """Make a conclusion without results. It ends the first line of the log."""
-        self.cases: list[XmlCase] = []
-        self.running: list[tuple[str, str]] = []
+        self.cases: list[CaseRecord] = []
+        self.running: list[str] = []
         self.to_come = 0
         self.interruption = ""
         self.where = ""
@@ -66,6 +63,8 @@ class Conclusion:
         self._protocol = protocol
         self._head = head
         self.is_promised = any(spec.promises(size) for size in spec.world_sizes)
+        # Of running cases that have a record: its place in `cases`.
+        self._places: dict[str, int] = {}
         self._warnings: list[str] = []
         self._late_warnings: list[str] = []
 
@@ -74,41 +73,38 @@ class Conclusion:
         match event:
             case TestsCollected():
                 self.to_come = event.count
-            case TestBegan():
-                self.running.append(xml_name(event.test))
-            case TestReported():
-                self._take(event)
-            case TestEnded():
-                self.finished(xml_name(event.test))
+            case CaseStarted():
+                self.running.append(event.nodeid)
+            case CaseRecorded():
+                self._take(event.record)
+            case CaseEnded():
+                self.finished(event.nodeid)
 
-    def _take(self, report: TestReported) -> None:
-        """Keep one case per test, for its call; and one more for each failure or skip outside the call."""
-        if report.when != "call" and report.outcome in ("passed", "xpassed"):
+    def _take(self, case: CaseRecord) -> None:
+        if case.when == "collect" and case.status == "skipped" and self._protocol.shard[0] > 0:
+            # Every shard collects the file.
             return
-        outcome: Outcome = "passed"
-        if report.outcome == "failed":
-            outcome = "failed" if report.when == "call" else "error"
-        elif report.outcome in ("skipped", "xfailed"):
-            outcome = "skipped"
-        if report.when == "collect":
-            if outcome == "error" or self._protocol.shard[0] == 0:
-                self.add(XmlCase("", report.test, outcome, 0.0, report.message, report.text))
-            return
-        message = f"{EXPECTED}{report.message}" if report.outcome in ("xfailed", "xpassed") else report.message
-        if report.outcome == "failed" and any(("cause", cause.value) in report.properties for cause in _OF_THE_MACHINE):
-            self.tell_infrastructure(message)
-        self.add(XmlCase(*xml_name(report.test), outcome, report.duration_s, message, report.text, report.properties))
+        if case.status == "error":
+            self.tell_infrastructure(case.message)
+        self.add(case)
 
-    def add(self, case: XmlCase) -> None:
-        """Add a case to the results. If it has run, end the first line of the log."""
-        self.cases.append(case)
+    def add(self, case: CaseRecord) -> None:
+        """Add a case to the results, or replace its first record. If it has run, end the first line of the log."""
+        place = self._places.get(case.nodeid)
+        if place is not None:
+            self.cases[place] = case
+        else:
+            if case.nodeid in self.running:
+                self._places[case.nodeid] = len(self.cases)
+            self.cases.append(case)
         if case.has_run:
             self._head.end_line("" if self.has_ranks else ": NO CASE RAN ON RANKS")
 
-    def finished(self, name: tuple[str, str]) -> None:
+    def finished(self, nodeid: str) -> None:
         """Note the end of a running case."""
-        if name in self.running:
-            self.running.remove(name)
+        self._places.pop(nodeid, None)
+        if nodeid in self.running:
+            self.running.remove(nodeid)
         self.to_come -= 1
 
     def warn(self, text: str) -> None:
@@ -152,10 +148,12 @@ class Conclusion:
                 "test without both runs once, in the runner.\n"
                 "Mark the cases, or move tests that need no ranks to a py_test."
             )
-        for name in list(self.running):
-            text = f"the case had not ended when the run did: {self.interruption or 'for a reason that is in the log'}"
-            self.cases.append(XmlCase(*name, "error", 0.0, text, self._with_place(text)))
-            self.finished(name)
+        for nodeid in list(self.running):
+            why = f"the case had not ended when the run did: {self.interruption or 'for a reason that is in the log'}"
+            self.cases.append(
+                CaseRecord(case_name(nodeid), "unfinished", nodeid, message=why, text=self._with_place(why))
+            )
+            self.finished(nodeid)
         if code in (0, _NO_TESTS_COLLECTED):
             if self.interruption:
                 # `pytest.exit` can set any exit code, also 0.
@@ -165,9 +163,9 @@ class Conclusion:
                 code = self._judge_empty_run()
             elif not any(case.has_run for case in self.cases):
                 code = self._judge_skipped_run()
-            elif failed := [case for case in self.cases if case.outcome in ("failed", "error")]:
+            elif failed := [case for case in self.cases if case.status in BAD]:
                 code = self._judge_forgiven_run(failed)
-        elif all(case.outcome in ("passed", "skipped") for case in self.cases):
+        elif not any(case.status in BAD for case in self.cases):
             # For example a wrong option, a broken conftest.py, or a signal between two cases.
             why = self.interruption or f"pytest's exit code {code}"
             self._blame_run(self._with_place(f"the run failed outside its cases ({why}); the log says why"))
@@ -228,7 +226,7 @@ class Conclusion:
         self._blame_run(text)
         return FAILED
 
-    def _judge_forgiven_run(self, failed: Sequence[XmlCase]) -> int:
+    def _judge_forgiven_run(self, failed: Sequence[CaseRecord]) -> int:
         # The XML has the failures, so the result must not be a pass.
         print(
             f"{self._spec.target}: {len(failed)} case(s) failed, the first is {failed[0].name}, and the session ended "
@@ -243,7 +241,8 @@ class Conclusion:
 
     def _blame_run(self, text: str) -> None:
         """Add a failure of the run to the XML, outside its cases."""
-        self.cases.append(XmlCase("", self._spec.target, "error", 0.0, text.partition("\n")[0], text))
+        message = text.partition("\n")[0]
+        self.cases.append(CaseRecord(self._spec.target, "failed", when="collect", message=message, text=text))
 
     def _write_xml(self) -> None:
         path = self._protocol.xml_file

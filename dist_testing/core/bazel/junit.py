@@ -2,63 +2,30 @@
 
 from __future__ import annotations
 
-import math
 import os
 import re
 import tempfile
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal
 from xml.etree import ElementTree
 
 from dist_testing.core.ground.errors import ReportError
+from dist_testing.core.ground.record import BAD, MAX_S, OF_THE_MACHINE, CaseRecord, RankRecord, Status
 
 # Prefix of the message of an expected failure, for which JUnit's format has only <skipped>.
 EXPECTED = "xfail: "
 
-Outcome = Literal["passed", "skipped", "failed", "error"]
-
-# The elements of outcomes, the mildest first. A case without one has passed.
-_TAGS: dict[Outcome, str] = {"skipped": "skipped", "failed": "failure", "error": "error"}
+# The elements of JUnit's format that tell an outcome, the mildest first. A case without one has passed.
+_TAGS = ("skipped", "failure", "error")
+_RANK = re.compile(r"rank_(\d{1,7})")
+# Numbers in properties, which any program may have written.
+_NUMBER = re.compile(r"\d{1,7}")
+_SECONDS = re.compile(r"\d{1,9}(\.\d{1,9})?")
 
 # XML 1.0 cannot express these characters, not even escaped.
 _NOT_XML = re.compile("[^\t\n\r\u0020-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
-
-
-@dataclass(frozen=True, slots=True)
-class XmlCase:
-    """One case of a test.xml.
-
-    Attributes:
-        classname: File and class, dotted.
-        name: The rest of the name, with parameters.
-        outcome: How it ended; "error" if the infrastructure failed and not the test.
-        duration_s: Seconds; NaN if the file gives none.
-        message: One line: the skip reason, or who failed and how.
-        text: The whole report of a failure.
-        properties: Name and value, rank by rank.
-    """
-
-    classname: str
-    name: str
-    outcome: Outcome
-    duration_s: float
-    message: str = ""
-    text: str = ""
-    properties: Sequence[tuple[str, object]] = field(default_factory=tuple)
-
-    @property
-    def has_run(self) -> bool:
-        """Whether the test ran. A test that failed as expected ran, too."""
-        if self.outcome == "skipped":
-            return self.message.startswith(EXPECTED) and not self.message.startswith(f"{EXPECTED}[NOTRUN]")
-        return True
-
-    @property
-    def key(self) -> str:
-        """The name of the case, which is the same in each run."""
-        return f"{self.classname}.{self.name}" if self.classname else self.name
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,29 +39,22 @@ class XmlSuite:
     """
 
     name: str
-    cases: Sequence[XmlCase]
+    cases: Sequence[CaseRecord]
     properties: Sequence[tuple[str, object]] = field(default_factory=tuple)
 
 
-def name_parts(nodeid: str) -> tuple[list[str], str]:
-    """Split a node id into file, classes and function, and its parameters, which may contain any text."""
-    head, bracket, parameters = nodeid.partition("[")
-    return head.split("::"), bracket + parameters
+def tag_of(case: CaseRecord) -> str:
+    """Return the element that tells the outcome of a case; "" for a pass. A failure outside the call is an error."""
+    if case.status in ("skipped", "xfailed"):
+        return "skipped"
+    if case.status not in BAD:
+        return ""
+    return "failure" if case.when == "call" and case.status != "unfinished" else "error"
 
 
-def module_of(path: str) -> str:
-    """Return the dotted name of a file."""
-    return path.removesuffix(".py").replace("/", ".")
-
-
-def xml_name(nodeid: str) -> tuple[str, str]:
-    """Return the class name and the name of a case in the XML."""
-    (path, *classes), parameters = name_parts(nodeid)
-    name = classes.pop() if classes else ""
-    return ".".join([module_of(path), *classes]), name + parameters
-
-
-def write_xml(path: Path, suite: str, cases: Sequence[XmlCase], properties: Sequence[tuple[str, object]] = ()) -> None:
+def write_xml(
+    path: Path, suite: str, cases: Sequence[CaseRecord], properties: Sequence[tuple[str, object]] = ()
+) -> None:
     """Write the file in one step: a reader sees all of it or nothing. The name of the suite is the target's label."""
     write_suites(path, [XmlSuite(suite, cases, properties)])
 
@@ -118,11 +78,12 @@ def write_suites(path: Path, suites: Sequence[XmlSuite]) -> None:
 
 def _add_suite(root: ElementTree.Element, suite: XmlSuite) -> None:
     cases = suite.cases
+    tags = Counter(map(tag_of, cases))
     counts = {
         "tests": len(cases),
-        "failures": sum(case.outcome == "failed" for case in cases),
-        "errors": sum(case.outcome == "error" for case in cases),
-        "skipped": sum(case.outcome == "skipped" for case in cases),
+        "failures": tags["failure"],
+        "errors": tags["error"],
+        "skipped": tags["skipped"],
     }
     attributes = {
         "name": _clean(suite.name),
@@ -135,15 +96,16 @@ def _add_suite(root: ElementTree.Element, suite: XmlSuite) -> None:
         _add_case(element, case)
 
 
-def _add_case(suite: ElementTree.Element, case: XmlCase) -> None:
-    element = ElementTree.SubElement(
-        suite,
-        "testcase",
-        {"classname": _clean(case.classname), "name": _clean(case.name), "time": f"{case.duration_s:.3f}"},
-    )
+def _add_case(suite: ElementTree.Element, case: CaseRecord) -> None:
+    # A dot inside parameters belongs to the name; a file that could not be collected has no class.
+    classname = "" if case.when == "collect" else case.name.partition("[")[0].rpartition(".")[0]
+    name = case.name.removeprefix(f"{classname}.") if classname else case.name
+    attributes = {"classname": _clean(classname), "name": _clean(name), "time": f"{case.duration_s:.3f}"}
+    element = ElementTree.SubElement(suite, "testcase", attributes)
     _add_properties(element, case.properties)
-    if tag := _TAGS.get(case.outcome):
-        ElementTree.SubElement(element, tag, {"message": _clean(case.message)}).text = _clean(case.text)
+    if tag := tag_of(case):
+        message = f"{EXPECTED}{case.message}" if case.status == "xfailed" else case.message
+        ElementTree.SubElement(element, tag, {"message": _clean(message)}).text = _clean(case.text)
 
 
 def _add_properties(element: ElementTree.Element, values: Sequence[tuple[str, object]]) -> None:
@@ -188,32 +150,49 @@ def read_xml(path: Path) -> list[XmlSuite]:
     ]
 
 
-def _read_case(element: ElementTree.Element) -> XmlCase:
-    # Worst first: some runners give a case that failed twice two elements.
-    found: dict[Outcome, ElementTree.Element] = {}
-    for kind, tag in reversed(_TAGS.items()):
-        if (child := element.find(tag)) is not None:
-            found.setdefault(kind, child)
-    outcome: Outcome = next(iter(found), "passed")
-    result = found.get(outcome)
-    return XmlCase(
-        classname=element.get("classname", ""),
-        name=element.get("name", ""),
-        outcome=outcome,
+def _read_case(element: ElementTree.Element) -> CaseRecord:
+    # The worst: some runners give a case that failed twice two elements.
+    found = {tag: child for tag in _TAGS if (child := element.find(tag)) is not None}
+    tag = next(reversed(found), "")
+    message = found[tag].get("message", "") if tag else ""
+    classname, name = element.get("classname", ""), element.get("name", "")
+    values = _read_properties(element)
+    told = {key: str(value) for key, value in values}
+    cause, culprit, gpu_wait = told.get("cause", ""), told.get("culprit", ""), told.get("gpu_wait_s", "")
+    ranks = {int(match[1]): value for key, value in told.items() if (match := _RANK.fullmatch(key))}
+    return CaseRecord(
+        name=f"{classname}.{name}" if classname else name,
+        status=_status(tag, message, cause),
+        # JUnit's word for a failure outside of the test's body: in a fixture, or while a file is imported.
+        when="setup" if tag == "error" else "call",
+        message=message.removeprefix(EXPECTED),
+        text=(found[tag].text or "") if tag else "",
         duration_s=_seconds(element.get("time", "")),
-        message="" if result is None else result.get("message", ""),
-        text="" if result is None else result.text or "",
-        properties=_read_properties(element),
+        world_size=_number(told.get("world_size", "")),
+        cause=cause,
+        culprit=_number(culprit) if _NUMBER.fullmatch(culprit) else None,
+        ranks=tuple(RankRecord(rank, description=value) for rank, value in sorted(ranks.items())),
+        gpus=told.get("gpus", ""),
+        gpu_wait_s=_seconds(gpu_wait),
+        properties=values,
     )
+
+
+def _status(tag: str, message: str, cause: str) -> Status:
+    if tag == "skipped":
+        return "xfailed" if message.startswith(EXPECTED) else "skipped"
+    if not tag:
+        return "passed"
+    return "error" if cause in OF_THE_MACHINE else "failed"
+
+
+def _number(text: str) -> int:
+    return int(text) if _NUMBER.fullmatch(text) else 0
+
+
+def _seconds(text: str) -> float:
+    return min(float(text), MAX_S) if _SECONDS.fullmatch(text) else 0.0
 
 
 def _read_properties(element: ElementTree.Element) -> tuple[tuple[str, object], ...]:
     return tuple((item.get("name", ""), item.get("value", "")) for item in element.findall("properties/property"))
-
-
-def _seconds(text: str) -> float:
-    try:
-        value = float(text)
-    except ValueError:
-        return math.nan
-    return value if value >= 0 and math.isfinite(value) else math.nan

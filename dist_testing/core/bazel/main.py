@@ -25,8 +25,8 @@ from dist_testing.core.bazel.watchdog import watchdog_for
 from dist_testing.core.engine.interrupts import ExitGuard, ignore_termination, raise_on_termination
 from dist_testing.core.engine.rank_env import show_cpp_stacks
 from dist_testing.core.engine.run_events import run_started
+from dist_testing.core.events.event import RunEnded
 from dist_testing.core.events.file import EventFile
-from dist_testing.core.events.runs import RunEnded
 from dist_testing.core.events.stream import EventStream
 from dist_testing.core.ground.add_ons import add_on_named
 from dist_testing.core.ground.budget import TimeShares

@@ -11,7 +11,6 @@ import pytest
 
 from dist_testing.core.bazel.banner import Banner
 from dist_testing.core.bazel.conclusion import Conclusion
-from dist_testing.core.bazel.junit import XmlCase, module_of, name_parts, xml_name
 from dist_testing.core.bazel.protocol import Protocol
 from dist_testing.core.bazel.sharding import ShardCase, assign_shards
 from dist_testing.core.bazel.timings import read_timings
@@ -19,6 +18,7 @@ from dist_testing.core.bazel.watch import Watch
 from dist_testing.core.events.stream import EventStream
 from dist_testing.core.ground.budget import TimeShares
 from dist_testing.core.ground.errors import InterruptedRunError, ReportError
+from dist_testing.core.ground.record import case_name, module_of, name_parts
 from dist_testing.core.ground.spec import Spec
 from dist_testing.core.pytest import reports
 from dist_testing.core.pytest.in_runner import BUDGET_KEY, OUTPUTS_KEY, PAUSE_LIMIT_KEY, SPEC_KEY
@@ -235,8 +235,7 @@ class BazelSession:
         except ReportError as error:
             self._conclusion.warn(f"{error}\nThe shard assignment takes all cases for equally long.")
             return {}
-        keys = {item.nodeid: XmlCase(*xml_name(item.nodeid), "passed", 0.0).key for item in items}
-        return {nodeid: known[key] for nodeid, key in keys.items() if key in known}
+        return {item.nodeid: known[key] for item in items if (key := case_name(item.nodeid)) in known}
 
 
 def _keep(config: pytest.Config, items: list[pytest.Item], kept: Sequence[pytest.Item]) -> None:

@@ -1,170 +1,180 @@
-"""Emits the events of one case."""
+"""Makes the record of one case from its result, and from what the engine sees of its ranks."""
 
 from __future__ import annotations
 
 import contextlib
 import time
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 
 from dist_testing.core.engine.live_output import LiveOutput
 from dist_testing.core.engine.running_world import RunningWorld
-from dist_testing.core.events.cases import (
-    CaseAsked,
-    CaseEnded,
-    CaseJudged,
-    CleanedUp,
-    RankOutcomeKnown,
-    RankOutput,
-    RankPhases,
-    RankReady,
-    RankStarted,
-    RankWarned,
-    WorldAsked,
-)
-from dist_testing.core.events.event import Event, Phase
+from dist_testing.core.events.event import RankOutput, WorldEnded
 from dist_testing.core.events.stream import EventStream
 from dist_testing.core.ground.case import Case, CaseResult
 from dist_testing.core.ground.error_text import summarise
+from dist_testing.core.ground.outcomes import Kind, RankOutcome
+from dist_testing.core.ground.record import (
+    DIGITS,
+    OF_THE_MACHINE,
+    CaseRecord,
+    Ledger,
+    Phase,
+    RankRecord,
+    Status,
+    case_name,
+)
 
 
 class CaseEvents:
-    """Emits the events of one case. Does what costs time only for a sink that wants the event.
+    """Emits the output of the ranks of one case, and its record. Does what costs time only for a sink that wants it."""
 
-    Attributes:
-        number: The case's number in the run.
-    """
-
-    def __init__(self, stream: EventStream, number: int, case: Case) -> None:
-        """Make the emitter of a case, the run's case number `number`. It emits nothing yet."""
+    def __init__(self, stream: EventStream, case: Case) -> None:
+        """Make the emitter of a case. It emits nothing yet."""
         self._stream = stream
-        self.number = number
         self._case = case
-        self._is_open = False
-        self._asked_s = 0.0
+        self._has_ended = False
+        self._began_s = time.monotonic()
         self._world: RunningWorld | None = None
         # By rank: the changes of phase before the case began.
         self._changes_before: Sequence[int] = ()
-        self._started: set[int] = set()
-        self._ready: set[int] = set()
-
-    def asked(self, limit_s: float) -> None:
-        """Emit that the engine has accepted the case, with its limit in seconds."""
-        self._asked_s = time.monotonic()
-        self._is_open = True
-        case = self._case
-        self._stream.emit(
-            CaseAsked(self._asked_s, self.number, case.name, case.world_size, case.isolation, case.pool, limit_s)
-        )
-
-    def world_asked(self, number: int, world: RunningWorld) -> None:
-        """Emit that the launcher was asked for world `number` of the run; subscribe to the output of its ranks."""
-        self._stream.emit(WorldAsked(time.monotonic(), self.number, number))
-        if self._stream.wants(RankOutput):
-            world.supervisor.show_output(LiveOutput(world.directory, world.size, self._output))
-
-    def _output(self, rank: int, line: str) -> None:
-        self._stream.emit(RankOutput(time.monotonic(), self.number, rank, line))
+        # By rank: its process and when it was seen first, when the rank was ready, its phases and how many are missing.
+        self._started: dict[int, tuple[int, float]] = {}
+        self._ready: dict[int, float] = {}
+        self._phases: dict[int, tuple[Sequence[Phase], int]] = {}
 
     def begun_on(self, world: RunningWorld, *, is_new: bool) -> None:
         """Note the ranks that the case is about to begin on. Reused ranks (`is_new=False`) have run another case."""
         self._world = world
         self._changes_before = [0 if is_new else world.board.count(rank) for rank in range(world.size)]
-        if not is_new:
-            # The events of their first case include their start.
-            self._started = self._ready = set(range(world.size))
-        if self._stream.wants(RankStarted, RankReady):
+        # The record of their first case has the start of reused ranks.
+        if is_new and self._stream.wants(WorldEnded):
             world.supervisor.on_look = self._look
+        if is_new and self._stream.wants(RankOutput):
+            world.supervisor.show_output(LiveOutput(world.directory, world.size, self._output))
 
-    def emit(self, event: Event) -> None:
-        """Emit an event of an add-on. One after the verdict belongs to no case."""
-        if self._is_open:
-            self._stream.emit(event)
+    def _output(self, rank: int, line: str) -> None:
+        self._stream.emit(RankOutput(time.monotonic(), rank, line))
 
     def _look(self, now_s: float) -> None:
-        """Emit which ranks have started or become ready since the last look of the supervisor."""
+        """Note which ranks have started or become ready since the last look of the supervisor."""
         if self._world is None or len(self._ready) == self._world.size:
             return
         for record in self._world.supervisor.records:
-            if record.pid is not None and record.rank not in self._started:
-                self._started.add(record.rank)
-                self._stream.emit(RankStarted(now_s, self.number, record.rank, record.pid))
+            if record.pid is not None:
+                self._started.setdefault(record.rank, (record.pid, now_s))
             # The rank's message may arrive before the launcher's.
-            if record.is_ready and record.rank in self._started - self._ready:
-                self._ready.add(record.rank)
-                self._stream.emit(RankReady(now_s, self.number, record.rank))
+            if record.is_ready and record.rank in self._started:
+                self._ready.setdefault(record.rank, now_s)
 
     @contextlib.contextmanager
     def watching(self) -> Iterator[None]:
-        """Emit the phases of all ranks at the end of the block, also after an exception."""
+        """Keep the phases of all ranks at the end of the block, also after an exception."""
         try:
             yield
         finally:
-            self._tell_phases()
+            if self._world is not None and self._stream.wants(WorldEnded):
+                self._keep_phases(self._world)
 
-    def _tell_phases(self) -> None:
-        world = self._world
-        if world is None or not self._stream.wants(RankPhases):
-            return
+    def _keep_phases(self, world: RunningWorld) -> None:
         now_s = time.monotonic()
         for rank, before in enumerate(self._changes_before):
             end_s = world.supervisor.records[rank].ended_s or now_s
-            phases, lost = world.board.phases(rank, before, self._asked_s, end_s)
-            self._stream.emit(RankPhases(now_s, self.number, rank, phases, lost))
+            self._phases[rank] = world.board.phases(rank, before, self._began_s, end_s)
 
     def over_on_threads(self, phases: Mapping[int, tuple[Phase, ...]]) -> None:
-        """Emit the phases of ranks that are threads of the runner."""
-        now_s = time.monotonic()
-        for rank, done in phases.items():
-            self._stream.emit(RankPhases(now_s, self.number, rank, done))
+        """Keep the phases of ranks that are threads of the runner."""
+        self._phases = {rank: (done, 0) for rank, done in phases.items()}
 
     def judged(self, result: CaseResult) -> None:
-        """Emit the warnings, outcomes and verdict of the case."""
-        self._is_open = False
-        number, emit = self.number, self._stream.emit
-        now_s = time.monotonic()
-        for warning in result.warnings:
-            for rank in warning.ranks:
-                emit(
-                    RankWarned(
-                        now_s, number, rank, warning.category, warning.text, warning.filename, warning.line_number
-                    )
-                )
-        for outcome in result.outcomes:
-            emit(
-                RankOutcomeKnown(
-                    now_s,
-                    number,
-                    outcome.rank,
-                    outcome.kind.value,
-                    outcome.at_s,
-                    outcome.phase,
-                    outcome.operation,
-                    outcome.describe(),
-                    outcome.collateral,
-                    outcome.exit_code,
-                    outcome.signal,
-                )
-            )
+        """Emit the record of the case."""
+        self._has_ended = True
+        if self._stream.wants(WorldEnded):
+            self._stream.emit(WorldEnded(time.monotonic(), self._record(result)))
+
+    def _record(self, result: CaseResult) -> CaseRecord:
         found = result.verdict
-        emit(
-            CaseJudged(
-                now_s,
-                number,
-                found.status.value,
-                found.cause.value,
-                found.reason,
-                found.culprit,
-                found.failing,
-                found.victims,
-            )
+        status: Status = found.status.value
+        if status == "failed" and found.cause.value in OF_THE_MACHINE:
+            status = "error"
+        return replace(
+            self._known(status, found.reason),
+            duration_s=round(result.duration_s, DIGITS),
+            cause=found.cause.value if found.status.value == "failed" else "",
+            culprit=found.culprit,
+            failing=found.failing,
+            victims=found.victims,
+            ranks=tuple([self._rank(outcome, result) for outcome in result.outcomes]),
+            ledgers=tuple(map(self._ledger, result.ledgers)),
+            faults=tuple(
+                replace(fault, at_s=self._after(fault.at_s), asked_s=self._after(fault.asked_s))
+                for fault in result.faults
+            ),
+            gpu_wait_s=float(result.facts.get("gpu_wait_s", 0.0)),
+            gpus=result.facts.get("gpus", ""),
+            leaked=result.leaked,
         )
-        if self._world is None or self._world.supervisor.is_over:
-            emit(CleanedUp(now_s, number, result.leaked))
-        emit(CaseEnded(now_s, number))
+
+    def _known(self, status: Status, message: str) -> CaseRecord:
+        case = self._case
+        return CaseRecord(
+            case_name(case.name),
+            status,
+            case.name,
+            message=message,
+            duration_s=self._after(time.monotonic()),
+            began_at_s=round(self._began_s, DIGITS),
+            world_size=case.world_size,
+            isolation=case.isolation,
+        )
+
+    def _after(self, at_s: float) -> float:
+        return round(at_s - self._began_s, DIGITS)
+
+    def _rank(self, outcome: RankOutcome, result: CaseResult) -> RankRecord:
+        return replace(
+            self._seen(outcome.rank),
+            outcome=outcome.kind.value,
+            description="" if outcome.kind is Kind.PASSED else outcome.describe(),
+            phase=outcome.phase,
+            operation=outcome.operation,
+            collateral=outcome.collateral,
+            exit_code=outcome.exit_code,
+            signal=outcome.signal,
+            seen_s=self._after(outcome.at_s) if outcome.at_s else None,
+            warnings=tuple(
+                f"{warned.category}: {warned.text} ({warned.filename}:{warned.line_number})"
+                for warned in result.warnings
+                if outcome.rank in warned.ranks
+            ),
+        )
+
+    def _seen(self, rank: int) -> RankRecord:
+        """Return what the engine has seen of a rank, without its outcome."""
+        pid, started_s = self._started.get(rank, (None, None))
+        phases, lost = self._phases.get(rank, ((), 0))
+        return RankRecord(
+            rank,
+            pid=pid,
+            started_s=None if started_s is None else self._after(started_s),
+            ready_s=self._after(self._ready[rank]) if rank in self._ready else None,
+            phases=tuple([Phase(name, self._after(begin), self._after(end)) for name, begin, end in phases]),
+            lost_phases=lost,
+        )
+
+    def _ledger(self, ledger: Ledger) -> Ledger:
+        calls = [
+            call._replace(
+                begin_s=None if call.begin_s is None else self._after(call.begin_s),
+                end_s=None if call.end_s is None else self._after(call.end_s),
+            )
+            for call in ledger.calls
+        ]
+        return replace(ledger, read_s=self._after(ledger.read_s), calls=tuple(calls))
 
     @contextlib.contextmanager
     def ending_on_error(self) -> Iterator[None]:
-        """Emit that the case ended without a verdict if the block raises an exception."""
+        """Emit a record without a verdict if the block raises an exception."""
         try:
             yield
         except BaseException as error:
@@ -172,7 +182,8 @@ class CaseEvents:
             raise
 
     def ended_early(self, why: str) -> None:
-        """Emit that the case has ended without a verdict."""
-        if self._is_open:
-            self._is_open = False
-            self._stream.emit(CaseEnded(time.monotonic(), self.number, why))
+        """Emit a record that says why the case has ended without a verdict."""
+        if not self._has_ended and self._stream.wants(WorldEnded):
+            self._has_ended = True
+            ranks = tuple(map(self._seen, sorted({*self._started, *self._phases})))
+            self._stream.emit(WorldEnded(time.monotonic(), replace(self._known("error", why), ranks=ranks)))

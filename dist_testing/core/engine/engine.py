@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import itertools
 import math
 import shutil
 import sys
@@ -99,7 +98,6 @@ class Engine:
         )
         self._pool: RunningWorld | None = None
         self._worlds = 0
-        self._numbers = itertools.count(1)
         # Those of add-ons, by name.
         self._resources: dict[str, WorldResource] = {}
 
@@ -144,7 +142,7 @@ class Engine:
             LaunchError: If the ranks cannot be started.
             UsageError: If the world is too large.
         """
-        events = CaseEvents(self.events, next(self._numbers), case)
+        events = CaseEvents(self.events, case)
         with events.ending_on_error():
             return self._start(case, events)
 
@@ -167,7 +165,6 @@ class Engine:
         limit_s = self._limit_s(case)
         _check_time_left(case, limit_s)
         started_s = time.monotonic()
-        events.asked(limit_s)
         world, self._pool = self._pool, None
         if world is not None and (case.pool, case.world_size, case.nodes) != (world.pool, world.size, world.nodes):
             if trouble := self._end(world):
@@ -175,7 +172,7 @@ class Engine:
             world = None
         is_first = world is None
         if world is None:
-            world, limit_s = self._new_world(case, isolation, limit_s, events, taking_part)
+            world, limit_s = self._new_world(case, isolation, limit_s, taking_part)
         events.begun_on(world, is_new=is_first)
         world.supervisor.begin_case(
             limit_s,
@@ -183,7 +180,7 @@ class Engine:
             keep=bool(case.pool),
             expected_exits=case.expected_exits,
             exit_0_passes=case.exit_0_passes,
-            start=CaseStart(case, events.number, time.monotonic(), bool(case.pool), events.emit),
+            start=CaseStart(case, time.monotonic(), bool(case.pool)),
             taking_part=taking_part,
             body=None if is_first else case.body,
         )
@@ -241,9 +238,8 @@ class Engine:
         check_world_size(case.name, case.world_size, needs_files=False)
         limit_s = self.budget.limit_s(case.timeout_s, cases_after=self.cases_after)
         _check_time_left(case, limit_s)
-        events = CaseEvents(self.events, next(self._numbers), case)
+        events = CaseEvents(self.events, case)
         started_s = time.monotonic()
-        events.asked(limit_s)
         with events.ending_on_error():
             run_ranks = add_on_named("threads", case.name).load("in_runner")
             ended = run_ranks(case.world_size, body, limit_s=limit_s)
@@ -295,7 +291,7 @@ class Engine:
         return self.budget.limit_s(case.timeout_s, cases_after=self.cases_after)
 
     def _new_world(
-        self, case: Case, isolation: Isolation, limit_s: float, events: CaseEvents, taking_part: Sequence[AddOn]
+        self, case: Case, isolation: Isolation, limit_s: float, taking_part: Sequence[AddOn]
     ) -> tuple[RunningWorld, float]:
         """Return a new world, and the limit of its first case after the wait for resources, in seconds."""
         self._worlds += 1
@@ -307,9 +303,7 @@ class Engine:
                 isolation,
                 limit_s,
                 directory.path / str(self._worlds),
-                events.number,
                 lambda line: self.tell(f"dist_testing: {case.name}: {line}"),
-                events.emit,
             )
             held = self._acquire(wish, taking_part)
             if held:
@@ -327,7 +321,6 @@ class Engine:
                 neighbours=self.neighbours,
                 taking_part=taking_part,
             )
-            events.world_asked(self._worlds, world)
             return world, limit_s
         except (GpuError, UsageError):
             raise

@@ -10,7 +10,6 @@ from types import MappingProxyType
 from typing import Literal, Protocol
 
 from dist_testing.core.engine.rank_record import RankRecord
-from dist_testing.core.events.event import Event
 from dist_testing.core.ground.case import Case, CaseResult
 from dist_testing.core.ground.errors import LaunchError
 from dist_testing.core.ground.outcomes import Kind
@@ -24,17 +23,13 @@ class CaseStart:
 
     Attributes:
         case: The case.
-        number: Its number in the events of the run.
         began_s: When it began, on the monotonic clock.
         keeps_ranks: Whether the ranks are for further cases, too.
-        emit: Takes events of the case. After its end it drops them.
     """
 
     case: Case
-    number: int
     began_s: float
     keeps_ranks: bool
-    emit: Callable[[Event], None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,9 +152,7 @@ class ResourceWish:
         isolation: How its ranks are made.
         limit_s: Limit of the case, in seconds. It starts again when all resources are held.
         directory: The world's folder. It is made later.
-        number: The case's number in the events of the run.
         tell: Takes a line for the log, such as why the case waits.
-        emit: Takes events of the case.
     """
 
     case: Case
@@ -167,9 +160,7 @@ class ResourceWish:
     isolation: Isolation
     limit_s: float
     directory: Path
-    number: int
     tell: Callable[[str], None]
-    emit: Callable[[Event], None]
 
 
 class HeldResource:

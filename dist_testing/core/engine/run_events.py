@@ -7,8 +7,7 @@ import os
 import platform
 import time
 
-from dist_testing.core.events.runs import RunStarted
-from dist_testing.core.events.wire import SCHEMA
+from dist_testing.core.events.event import SCHEMA, RunStarted
 from dist_testing.core.ground.spec import Spec
 
 # Packages whose versions an event file names.

@@ -1,69 +1,23 @@
-"""The base class of all events."""
+"""The events of a run, with their form in JSON."""
 
 from __future__ import annotations
 
-import dataclasses
-from collections.abc import Iterable, Sequence
+import functools
 from dataclasses import dataclass
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar
 
-# Decimal places of times in an event: microseconds.
-DIGITS = 6
-# A text names at most so many links.
-_MAX_LINKS = 20
+from dist_testing.core.ground.codec import Shape, WrongValueError, shape_of
+from dist_testing.core.ground.record import DIGITS, CaseRecord, Seconds
 
-
-class Phase(NamedTuple):
-    """One phase of a rank.
-
-    Attributes:
-        name: Such as "init", "setup", "call", "teardown", "destroy".
-        begin_s: Its begin on the monotonic clock, in seconds.
-        end_s: Begin of the next phase, or end of the rank's work in the case.
-    """
-
-    name: str
-    begin_s: float
-    end_s: float
+# Increase it when a kind or a field disappears or changes its meaning. A new kind or field needs no increase, because
+# readers ignore unknown ones.
+SCHEMA = 2
 
 
-class LedgerCall(NamedTuple):
-    """One collective call of a rank, as torch's flight recorder knows it.
-
-    Attributes:
-        group: torch's name of the group, such as "0" for the default group.
-        number: Number of the call among those of its group, from 1.
-        backend: torch's backend that runs it, such as "gloo".
-        operation: Such as "all_reduce".
-        inputs: Shapes and types of its inputs, such as "[[3]] Float".
-        is_done: Whether it has ended.
-    """
-
-    group: str
-    number: int
-    backend: str
-    operation: str
-    inputs: str
-    is_done: bool
-
-
-class CallTimes(NamedTuple):
-    """When a collective call began and ended, on the monotonic clock, in seconds.
-
-    Attributes:
-        begin_s: When it began; None if torch does not say.
-        end_s: When torch saw its end; None if it has not ended, or if torch does not say.
-    """
-
-    begin_s: float | None
-    end_s: float | None
-
-
-class LinkEnds(NamedTuple):
-    """A link between simulated nodes: from which node, to which node."""
-
-    source: int
-    target: int
+# Made when it is needed: most processes write and read no event.
+@functools.cache
+def _shape(kind: str) -> Shape:
+    return shape_of(_CLASSES[kind])
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,32 +29,175 @@ class Event:
     """
 
     kind: ClassVar[str] = ""
+    is_open: ClassVar[bool] = True
+    __test__: ClassVar[bool] = False
 
-    at_s: float
+    at_s: Seconds
 
     def to_wire(self) -> dict[str, Any]:
-        """Return the event as JSON values, with its kind under "event". Rounds times to microseconds."""
-        wire: dict[str, Any] = {"event": self.kind}
-        for name in _field_names(type(self)):
-            value = getattr(self, name)
-            wire[name] = round(value, DIGITS) if type(value) is float else value
-        return wire
+        """Return the event as JSON values, with its kind under "event". Rounds its times to microseconds."""
+        write = _shape(self.kind).write
+        assert write is not None
+        wire = {"event": self.kind, **write(self)}
+        return {name: round(value, DIGITS) if type(value) is float else value for name, value in wire.items()}
 
 
-# Cached, because dataclasses.fields takes longer than the rest of `to_wire`.
-_names: dict[type[Event], tuple[str, ...]] = {}
+@dataclass(frozen=True, slots=True)
+class RunStarted(Event):
+    """The run begins. This is the first event.
+
+    Attributes:
+        schema: Version of the format: `SCHEMA`.
+        wall_zero_s: The wall clock, in seconds since 1970, when the monotonic clock was 0.
+        target: Label of the Bazel target; "" outside Bazel.
+        backend: Name of the backend.
+        versions: Name to version, of Python, torch and pytest.
+        host: Name of the machine; "" if unknown.
+    """
+
+    kind: ClassVar[str] = "run_started"
+
+    schema: int
+    wall_zero_s: float
+    target: str = ""
+    backend: str = ""
+    versions: dict[str, str] | None = None
+    host: str = ""
 
 
-def _field_names(kind: type[Event]) -> tuple[str, ...]:
-    if kind not in _names:
-        _names[kind] = tuple(item.name for item in dataclasses.fields(kind))
-    return _names[kind]
+@dataclass(frozen=True, slots=True)
+class TestsCollected(Event):
+    """The front end has collected its tests and will run `count` of them."""
+
+    kind: ClassVar[str] = "tests_collected"
+
+    count: int
 
 
-def fault_in_words(action: str, ranks: Sequence[int], links: Iterable[tuple[int, int]], rule: str) -> str:
-    """Return a fault in words: of ranks, or the new rule of links."""
-    if ranks:
-        return f"{action} of rank{'s' if len(ranks) > 1 else ''} {', '.join(map(str, ranks))}"
-    named = [f"{source}->{target}" for source, target in links]
-    shown = [*named[:_MAX_LINKS], "..."] if len(named) > _MAX_LINKS else named
-    return f"links between nodes {', '.join(shown)}: {rule}"
+@dataclass(frozen=True, slots=True)
+class ForkServerMemory(Event):
+    """The fork server has moved its memory to huge pages, or does not do it; told when the next world is asked for.
+
+    Attributes:
+        huge_bytes: Its memory in huge pages; 0 if it has moved nothing.
+        pss_bytes: Its share of all memory that it uses, pages of libraries included; 0 if it has moved nothing.
+        work_s: Time of the work, in seconds. The fork server does it while it waits for the runner.
+        refusal: Why it does not move more; "" if it has moved all.
+    """
+
+    kind: ClassVar[str] = "fork_server_memory"
+
+    huge_bytes: int
+    pss_bytes: int
+    work_s: float
+    refusal: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class CaseStarted(Event):
+    """The front end begins a case, on ranks or in the runner; `nodeid` is pytest's name of it."""
+
+    kind: ClassVar[str] = "case_started"
+
+    nodeid: str
+
+
+@dataclass(frozen=True, slots=True)
+class RankOutput(Event):
+    """A rank has printed a line. The engine reads lines during the case, and only if a sink asks for this kind."""
+
+    kind: ClassVar[str] = "rank_output"
+
+    rank: int
+    line: str
+
+
+@dataclass(frozen=True, slots=True)
+class WorldEnded(Event):
+    """The engine has ended one try of a case. The front end makes the case's record of it, so no file has this kind."""
+
+    kind: ClassVar[str] = "world_ended"
+
+    record: CaseRecord
+
+
+@dataclass(frozen=True, slots=True)
+class CaseRecorded(Event):
+    """The result of a case is known. A second one, after its teardown has failed, replaces the first."""
+
+    kind: ClassVar[str] = "case"
+
+    record: CaseRecord
+
+
+@dataclass(frozen=True, slots=True)
+class CaseEnded(Event):
+    """The case has ended, with all of its teardown."""
+
+    kind: ClassVar[str] = "case_ended"
+
+    nodeid: str
+
+
+@dataclass(frozen=True, slots=True)
+class RunEnded(Event):
+    """The run has ended by itself, with the `exit_code` of the front end. This is the last event."""
+
+    kind: ClassVar[str] = "run_ended"
+
+    exit_code: int
+
+
+@dataclass(frozen=True, slots=True)
+class StreamCut(Event):
+    """The file is full and lacks all later events. This is its last line.
+
+    Attributes:
+        limit_bytes: Limit of the file before compression.
+    """
+
+    kind: ClassVar[str] = "stream_cut"
+
+    limit_bytes: int
+
+
+KINDS: tuple[type[Event], ...] = (
+    RunStarted,
+    TestsCollected,
+    ForkServerMemory,
+    CaseStarted,
+    RankOutput,
+    WorldEnded,
+    CaseRecorded,
+    CaseEnded,
+    RunEnded,
+    StreamCut,
+)
+# A sink gets these only if it names them: the runner has to read logs, or to make a record twice.
+ON_DEMAND = (RankOutput, WorldEnded)
+
+_CLASSES = {kind.kind: kind for kind in KINDS}
+
+
+def event_of(wire: object) -> Event | None:
+    """Make an event from its wire form.
+
+    Args:
+        wire: Result of `Event.to_wire` after a round trip through JSON.
+
+    Returns:
+        The event, without unknown fields; None if its kind is unknown.
+
+    Raises:
+        ValueError: If `wire` has no kind, lacks a field, or has a field of a wrong type.
+    """
+    name = wire.get("event") if type(wire) is dict else None
+    if not isinstance(name, str):
+        raise ValueError('expected an object with the name of an event under "event"')
+    if name not in _CLASSES:
+        return None
+    try:
+        event: Event = _shape(name).read(wire)
+    except WrongValueError as error:
+        raise ValueError(f"{name}: {error}") from None
+    return event

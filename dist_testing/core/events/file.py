@@ -1,24 +1,19 @@
 """Writes and reads the file of a run's events: JSON, one event per line, compressed if its name ends in ".gz".
 
-Before the runner waits, it passes all events to the kernel, so that they survive a kill of the runner. Events that
-follow each other at once go there together: to compress and write one line takes as long as to make it.
+Each event goes to the kernel at once, so that it survives a kill of the runner.
 """
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import stat
 import zlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from dist_testing.core.events.cases import CaseJudged, CleanedUp, RankOutcomeKnown, RankPhases, RankWarned
-from dist_testing.core.events.event import Event
-from dist_testing.core.events.runs import StreamCut, TestReported
-from dist_testing.core.events.wire import NOT_MADE, SCHEMA, event_of, events_of
+from dist_testing.core.events.event import SCHEMA, Event, StreamCut, event_of
 from dist_testing.core.ground.error_text import shorten
 from dist_testing.core.ground.errors import ReportError
 
@@ -32,16 +27,11 @@ _SHORT_TEXT_CHARS = 32 * 1024
 # Limit for a reader: more than is ever written, but a small file cannot unpack to all memory.
 _MAX_READ_BYTES = 2 * MAX_FILE_BYTES
 _CHUNK_BYTES = 1 << 20
-# Lines that are parsed at once.
-_BATCH_LINES = 500
 _GZIP = b"\x1f\x8b"
 # Makes zlib use the gzip format.
 _GZIP_WINDOW = 31
 # This level makes files 4.7 times smaller. The best level reaches 5.2 in twice the time.
 _LEVEL = 1
-
-# Another event always follows these at once, at least the last one of the case.
-_FOLLOWED = (RankPhases, RankWarned, RankOutcomeKnown, CaseJudged, CleanedUp)
 
 _encode = json.JSONEncoder(separators=(",", ":"), default=str).encode
 
@@ -70,7 +60,6 @@ class EventFile:
         self._limit_bytes = limit_bytes
         self._left_bytes = limit_bytes - _ROOM_BYTES
         self._is_broken = False
-        self._waiting: list[bytes] = []
 
     def __call__(self, event: Event) -> None:
         """Write an event.
@@ -84,10 +73,7 @@ class EventFile:
         self._left_bytes -= len(line)
         if self._left_bytes < 0:
             line = _line(StreamCut(event.at_s, self._limit_bytes).to_wire())
-        self._waiting.append(line)
-        # The reports of fixtures wait for a later event.
-        if not (isinstance(event, _FOLLOWED) or (isinstance(event, TestReported) and event.when != "call")):
-            self._flush(zlib.Z_SYNC_FLUSH)
+        self._write(line, zlib.Z_SYNC_FLUSH)
 
     def close(self) -> None:
         """Write the rest and close the file.
@@ -99,14 +85,12 @@ class EventFile:
             return
         try:
             if not self._is_broken:
-                self._flush(zlib.Z_FINISH)
+                self._write(b"", zlib.Z_FINISH)
         finally:
             fd, self._fd = self._fd, -1
             os.close(fd)
 
-    def _flush(self, how: int) -> None:
-        data = b"".join(self._waiting)
-        self._waiting.clear()
+    def _write(self, data: bytes, how: int) -> None:
         if self._packer is not None:
             data = self._packer.compress(data) + self._packer.flush(how)
         rest = memoryview(data)
@@ -143,39 +127,30 @@ def read_events(path: Path) -> list[Event]:
     return list(iterate_events(path))
 
 
-def iterate_events(path: Path, skipped: Sequence[type[Event]] = ()) -> Iterator[Event]:
+def iterate_events(path: Path) -> Iterator[Event]:
     """Yield the events of a file one by one. What stands before a damaged line is good.
-
-    Args:
-        path: The file, compressed or not.
-        skipped: Kinds to leave out. Their lines are not parsed, so a reader of some kinds takes less time.
 
     Raises:
         ReportError: As `read_events`, when it comes to the damage.
     """
-    is_first = True
-    starts = tuple(f'{{"event":"{kind.kind}",'.encode() for kind in skipped)
-    for first, lines in _batches(path):
-        kept = [line for line in lines if not line.startswith(starts)]
-        values = _values(kept)
-        for place, event in enumerate(events_of(values) if values else [NOT_MADE] * len(kept)):
+    number = 0
+    for lines in _lines(path):
+        for line in lines:
+            number += 1
             try:
-                if is_first or event is NOT_MADE:
-                    wire = values[place] if values else json.loads(kept[place])
-                    if is_first:
-                        _check_schema(path, wire)
-                        is_first = False
-                    event = event_of(wire)
+                wire = json.loads(line)
+                if number == 1:
+                    _check_schema(path, wire)
+                event = event_of(wire)
             except (ValueError, RecursionError) as error:
-                numbers = [number for number, line in enumerate(lines, first) if not line.startswith(starts)]
                 raise ReportError(
-                    f"{path}: line {numbers[place]} is not an event: {error}.\n"
+                    f"{path}: line {number} is not an event: {error}.\n"
                     "The file was changed after it was written, or another program wrote it.\n"
                     "Name a file that dist_testing has written: events.jsonl.gz, or the file of pytest's --dist-events."
                 ) from None
             if event is not None:
                 yield event
-    if is_first:
+    if not number:
         raise ReportError(
             f"{path}: the file contains no event.\n"
             "The run was killed before it had written its first line.\n"
@@ -183,35 +158,16 @@ def iterate_events(path: Path, skipped: Sequence[type[Event]] = ()) -> Iterator[
         )
 
 
-def _batches(path: Path) -> Iterator[tuple[int, list[bytes]]]:
-    """Yield lines, with the number of the first of them. The lines before damage come before the error."""
-    number = 1
-    for lines in _lines(path):
-        for start in range(0, len(lines), _BATCH_LINES):
-            yield number + start, lines[start : start + _BATCH_LINES]
-        number += len(lines)
-
-
-def _values(lines: Sequence[bytes]) -> list[dict[str, Any]]:
-    """Return the object of each line, parsed at once in half the time; nothing if a line has another content."""
-    values: list[Any] = []
-    with contextlib.suppress(ValueError, RecursionError):
-        values = json.loads(b"[" + b",".join(lines) + b"]")
-    # A line with several values, or with a part of one, or with none: each is parsed alone, to name the bad one.
-    is_whole = len(values) == len(lines) and set(map(type, values)) == {dict}
-    return values if is_whole else []
-
-
 def _check_schema(path: Path, wire: object) -> None:
     """Check the schema in the first event."""
     schema = wire.get("schema") if isinstance(wire, dict) and wire.get("event") == "run_started" else None
     if type(schema) is not int:
         raise ValueError('expected "run_started", with a number under "schema"')
-    if schema > SCHEMA:
+    if schema != SCHEMA:
         raise ReportError(
-            f"{path}: its schema is {schema}; this version of dist_testing reads up to {SCHEMA}.\n"
-            "A newer version has written it.\n"
-            "Read it with that version."
+            f"{path}: its schema is {schema}; this version of dist_testing reads {SCHEMA}.\n"
+            f"{'A newer' if schema > SCHEMA else 'An older'} version has written it.\n"
+            "Read it with that version, or run the tests again."
         )
 
 

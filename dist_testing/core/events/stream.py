@@ -9,10 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from dist_testing.core.events.cases import RankOutput
-from dist_testing.core.events.event import Event
-from dist_testing.core.events.runs import RunStarted
-from dist_testing.core.events.wire import KINDS
+from dist_testing.core.events.event import KINDS, ON_DEMAND, Event, RunStarted
 from dist_testing.core.ground.error_text import summarise
 
 # mypy cannot express "the union of the types in `kinds`".
@@ -55,13 +52,13 @@ class EventStream:
 
         Args:
             sink: Takes one event.
-            *kinds: Kinds of events; by default all except `RankOutput`, for which the runner must read all logs.
+            *kinds: Kinds of events; by default all except those of `ON_DEMAND`.
             name: Name of the sink in a warning.
             is_essential: Whether `emit` raises the exceptions of the sink: for a sink that decides the result of the
                 run, which could be wrong without it.
         """
         added = _Subscription(sink, name, is_essential)
-        for kind in kinds or [kind for kind in KINDS if kind is not RankOutput]:
+        for kind in kinds or [kind for kind in KINDS if kind not in ON_DEMAND]:
             self._by_kind[kind] = (*self._by_kind.get(kind, ()), added)
         if self._first is not None and added in self._by_kind.get(RunStarted, ()):
             self._hand(added, self._first)

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from dist_testing.core.ground.outcomes import Cause, Kind, RankOutcome, Verdict, left_behind
+from dist_testing.core.ground.record import Fault, Ledger
 
 # Attribute of a test method with its `Case.settings`. `functools.wraps` copies it.
 SETTINGS = "__dist_settings__"
@@ -109,6 +110,8 @@ class CaseResult:
         end_session: Why a rank wants no further test to run; "" if none does.
         facts: Facts of add-ons about the case, by the names that they have as properties of the test.
         notes: More facts that may explain a failure, one line each.
+        ledgers: The collective ledgers that the runner has read. Their times are on its monotonic clock.
+        faults: The faults on purpose that have happened. Their times are on the runner's monotonic clock.
     """
 
     case: Case
@@ -128,6 +131,8 @@ class CaseResult:
     end_session: str = ""
     facts: Mapping[str, str] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
+    ledgers: tuple[Ledger, ...] = ()
+    faults: tuple[Fault, ...] = ()
 
     @property
     def failures(self) -> list[RankOutcome]:

@@ -3,7 +3,10 @@
 A message between processes is a dataclass; messages that travel the same way form a `Family`, which has a schema
 number. The checks are made once, from the annotations: `str`, `bool`, `int`, `float`, `None`, `object`, `Literal`,
 enumerations, `tuple`, `NamedTuple`, `dict[str, X]`, other dataclasses, and unions of these.
-`Annotated[int, range(...)]` limits a number.
+`Annotated[int, range(...)]` and `Annotated[float, LARGEST]` limit a number.
+
+A dataclass with `is_open = True` is one that files keep: versions may differ. A field with its default value is not
+written, a missing field gets its default, and an unknown one is ignored.
 """
 
 from __future__ import annotations
@@ -11,9 +14,7 @@ from __future__ import annotations
 import dataclasses
 import enum
 import functools
-import itertools
 import json
-import math
 import reprlib
 import sys
 import types
@@ -38,9 +39,6 @@ class WrongValueError(Exception):
     """A value does not fit its annotation; the text says which value and what was expected."""
 
 
-_ReadMany = Callable[[Sequence[Any]], Sequence[Any] | None]
-
-
 class Shape(NamedTuple):
     """The checks and conversions of one annotation.
 
@@ -49,14 +47,12 @@ class Shape(NamedTuple):
         read: Returns the Python value of a JSON value, or raises `WrongValueError`: "3; expected str".
         write: Returns the JSON value of a Python value; None if they are the same.
         plain: Values of this class need neither a check nor a conversion; None if there is no such class.
-        read_many: Returns the Python values of many, at least one, in few steps; None if one of them needs `read`.
     """
 
     expected: str
     read: Callable[[Any], Any]
     write: Callable[[Any], Any] | None = None
     plain: type | None = None
-    read_many: _ReadMany | None = None
 
 
 class Family(Generic[_Message]):
@@ -171,6 +167,9 @@ def _shape_of_dataclass(cls: type[Any]) -> Shape:
     readers = [(name, shape.read) for name, shape in shapes.items()]
     writers = [(name, shape.write) for name, shape in shapes.items()]
 
+    if getattr(cls, "is_open", False):
+        return _shape_of_open(cls, shapes)
+
     def read(value: Any) -> Any:
         if type(value) is not dict:
             raise WrongValueError(f"{_shown(value)}; expected an object")
@@ -204,6 +203,35 @@ def _shape_of_dataclass(cls: type[Any]) -> Shape:
     return Shape("an object", read, write)
 
 
+def _shape_of_open(cls: type[Any], shapes: dict[str, Shape]) -> Shape:
+    defaults = {field.name: field.default for field in dataclasses.fields(cls)}
+
+    def read(value: Any) -> Any:
+        if type(value) is not dict:
+            raise WrongValueError(f"{_shown(value)}; expected an object")
+        values = {}
+        for name, one in value.items():
+            if shape := shapes.get(name):
+                try:
+                    values[name] = one if type(one) is shape.plain else shape.read(one)
+                except WrongValueError as error:
+                    raise WrongValueError(f"{name} = {error}") from None
+        for name, default in defaults.items():
+            if default is dataclasses.MISSING and name not in values:
+                raise WrongValueError(f"{name} is missing")
+        return cls(**values)
+
+    def write(value: Any) -> dict[str, Any]:
+        found = {}
+        for name, shape in shapes.items():
+            one = getattr(value, name)
+            if one != defaults[name]:
+                found[name] = one if shape.write is None else shape.write(one)
+        return found
+
+    return Shape("an object", read, write)
+
+
 def shape_of(annotation: Any) -> Shape:
     """Return the checks and conversions of an annotation.
 
@@ -221,6 +249,8 @@ def shape_of(annotation: Any) -> Shape:
         return _FLOAT
     if origin is Annotated and arguments[0] is int and isinstance(arguments[1], range):
         return _shape_of_int(arguments[1])
+    if origin is Annotated and arguments[0] is float:
+        return Shape(f"a number of at most {arguments[1]:g}", functools.partial(_read_float, largest=arguments[1]))
     if origin is Literal:
         return _shape_of_choice(arguments)
     if origin in (Union, types.UnionType):
@@ -233,7 +263,7 @@ def shape_of(annotation: Any) -> Shape:
         return _shape_of_fixed([shape_of(argument) for argument in arguments], tuple)
     if isinstance(annotation, type) and issubclass(annotation, tuple):
         # A NamedTuple.
-        hints = get_type_hints(annotation)
+        hints = get_type_hints(annotation, include_extras=True)
         # As its `_make`, without a second check of the number.
         return _shape_of_fixed(
             [shape_of(hint) for hint in hints.values()], functools.partial(tuple.__new__, annotation)
@@ -256,19 +286,13 @@ def _simple(expected: str, fits: Callable[[Any], bool], convert: Callable[[Any],
     return Shape(expected, read)
 
 
-# An event stream has millions of the values below: each reader makes as few calls as it can.
-def _unchanged_if(fit: Callable[[Sequence[Any]], bool]) -> _ReadMany:
-    return lambda values: values if fit(values) else None
-
-
 def _shape_of_type(kind: type[str] | type[bool]) -> Shape:
     def read(value: Any) -> Any:
         if type(value) is kind:
             return value
         raise WrongValueError(f"{_shown(value)}; expected {kind.__name__}")
 
-    read_many = _unchanged_if(lambda values: set(map(type, values)) == {kind})
-    return Shape(kind.__name__, read, plain=kind, read_many=read_many)
+    return Shape(kind.__name__, read, plain=kind)
 
 
 def _read_float(value: Any, largest: float = sys.float_info.max) -> float:
@@ -276,12 +300,11 @@ def _read_float(value: Any, largest: float = sys.float_info.max) -> float:
         return value
     if type(value) is int and -largest <= value <= largest:
         return float(value)
-    raise WrongValueError(f"{_shown(value)}; expected {_FLOAT.expected}")
+    limit = "a finite number" if largest == sys.float_info.max else f"a number of at most {largest:g}"
+    raise WrongValueError(f"{_shown(value)}; expected {limit}")
 
 
-# A sum is finite only if all its parts are.
-_are_finite = _unchanged_if(lambda values: set(map(type, values)) == {float} and math.isfinite(sum(values)))
-_FLOAT = Shape("a finite number", _read_float, read_many=_are_finite)
+_FLOAT = Shape("a finite number", _read_float)
 
 
 def _shape_of_int(limits: range) -> Shape:
@@ -293,10 +316,7 @@ def _shape_of_int(limits: range) -> Shape:
             return value
         raise WrongValueError(f"{_shown(value)}; expected {expected}")
 
-    def fit(values: Sequence[Any]) -> bool:
-        return set(map(type, values)) == {int} and first <= min(values) and max(values) < stop
-
-    return Shape(expected, read, read_many=_unchanged_if(fit))
+    return Shape(expected, read)
 
 
 def _shape_of_choice(choices: Sequence[Any]) -> Shape:
@@ -325,32 +345,18 @@ def _shape_of_union(shapes: Sequence[Shape]) -> Shape:
                 continue
         raise WrongValueError(f"{_shown(value)}; expected {expected}")
 
-    are_null = _unchanged_if(lambda values: set(map(type, values)) == {types.NoneType})
-    return Shape(expected, read, read_many=are_null if takes_null else None)
+    return Shape(expected, read)
 
 
 def _shape_of_items(item: Shape) -> Shape:
-    expected, read_item, read_items = f"a list, each {item.expected}", item.read, item.read_many
+    expected, read_item, plain, write = f"a list, each {item.expected}", item.read, item.plain, item.write
 
     def read(value: Any) -> Any:
         if type(value) is not list:
             raise WrongValueError(f"{_shown(value)}; expected {expected}")
-        if read_items is not None and value and (items := read_items(value)) is not None:
-            return tuple(items)
-        return tuple([read_item(one) for one in value])
+        return tuple([one if type(one) is plain else read_item(one) for one in value])
 
-    def read_many(values: Sequence[Any]) -> Sequence[Any] | None:
-        if set(map(type, values)) != {list}:
-            return None
-        together = [*itertools.chain.from_iterable(values)]
-        items = () if not together else None if read_items is None else read_items(together)
-        if items is None:
-            return None
-        rest = iter(items)
-        return [tuple(itertools.islice(rest, length)) for length in map(len, values)]
-
-    shape, write = Shape(expected, read, read_many=read_many), item.write
-    return shape if write is None else shape._replace(write=lambda value: [write(one) for one in value])
+    return Shape(expected, read, None if write is None else lambda value: [write(one) for one in value])
 
 
 def _shape_of_fixed(items: Sequence[Shape], convert: Callable[[Iterable[Any]], Any]) -> Shape:
@@ -367,22 +373,7 @@ def _shape_of_fixed(items: Sequence[Shape], convert: Callable[[Iterable[Any]], A
             return convert([part if type(part) is plain else read_part(part) for part, (read_part, plain) in parts])
         raise WrongValueError(f"{_shown(value)}; expected {expected}")
 
-    are_simple = all(item is _FLOAT or item.plain for item in items)
-    checks = [item.read_many for item in items if item.read_many is not None]
-    return Shape(expected, read, read_many=_reader_of_rows(checks, convert) if are_simple else None)
-
-
-def _reader_of_rows(checks: Sequence[_ReadMany], convert: Callable[[Iterable[Any]], Any]) -> _ReadMany:
-    """Return a reader that checks rows by columns: then few steps run in Python. The checks change no value."""
-    count = len(checks)
-
-    def read_rows(rows: Sequence[Any]) -> Sequence[Any] | None:
-        if set(map(type, rows)) != {list} or set(map(len, rows)) != {count}:
-            return None
-        columns = zip(zip(*rows), checks)  # noqa: B905 - the lengths are equal
-        return None if any(check(column) is None for column, check in columns) else list(map(convert, rows))
-
-    return read_rows
+    return Shape(expected, read)
 
 
 def _shape_of_dict(item: Shape) -> Shape:

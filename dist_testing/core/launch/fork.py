@@ -16,8 +16,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import NoReturn
 
-from dist_testing.core.events.event import Event
-from dist_testing.core.events.wire import event_of
+from dist_testing.core.events.event import Event, event_of
 from dist_testing.core.ground.errors import LaunchError, MessageError
 from dist_testing.core.launch import fork_server
 from dist_testing.core.launch.clean import spare_cuda, unclean_reasons

@@ -15,7 +15,7 @@ import re
 import struct
 import time
 
-from dist_testing.core.events.event import DIGITS, Phase
+from dist_testing.core.ground.record import DIGITS, Phase
 
 # Phases of a rank that the board keeps.
 ENTRIES = 32

@@ -205,7 +205,7 @@ class RunEvent:
     """Idle work of the fork server has an event for the run.
 
     Attributes:
-        event: The event as JSON; `core.events.wire` reads it.
+        event: The event as JSON; `core.events.event` reads it.
     """
 
     event: str

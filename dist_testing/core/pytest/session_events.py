@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import time
 from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -12,12 +13,20 @@ import pytest
 
 from dist_testing.core.engine.report_text import printable
 from dist_testing.core.engine.run_events import run_started
-from dist_testing.core.events.cases import RankOutput
+from dist_testing.core.events.event import (
+    CaseEnded,
+    CaseRecorded,
+    CaseStarted,
+    RankOutput,
+    RunEnded,
+    TestsCollected,
+    WorldEnded,
+)
 from dist_testing.core.events.file import EventFile
-from dist_testing.core.events.runs import RunEnded, TestBegan, TestEnded, TestReported, TestsCollected
 from dist_testing.core.events.stream import EventStream
 from dist_testing.core.ground.error_text import shorten
 from dist_testing.core.ground.errors import UsageError
+from dist_testing.core.ground.record import BAD, DIGITS, OF_THE_MACHINE, STATUSES, CaseRecord, Status, case_name
 from dist_testing.core.ground.spec import Spec
 from dist_testing.core.pytest.options import EVENTS_OPTION
 from dist_testing.core.pytest.reports import skip_reason
@@ -30,16 +39,24 @@ _MAX_HEADLINES = 30
 _HEADLINE_CHARS = 500
 
 
+@dataclass(slots=True)
+class _Running:
+    """A case that runs: when it began, the records of its worlds, and pytest's reports."""
+
+    began_s: float
+    worlds: list[CaseRecord] = field(default_factory=list)
+    reports: list[pytest.TestReport] = field(default_factory=list)
+
+
 class FailureReport:
-    """Keeps the reports of distributed failures, and prints them at the end of the log. It is a sink."""
+    """Keeps the reports of distributed failures, and prints them at the end of the log."""
 
     def __init__(self) -> None:
         self._texts: list[str] = []
 
-    def __call__(self, event: TestReported) -> None:
-        """Keep the report if this library wrote it."""
-        if event.is_distributed:
-            self._texts.append(event.text)
+    def add(self, text: str) -> None:
+        """Keep a report."""
+        self._texts.append(text)
 
     def print(self, config: pytest.Config) -> None:
         """Print all reports."""
@@ -90,6 +107,7 @@ class SessionEvents:
         self._failures = FailureReport()
         self._exit_code = int(pytest.ExitCode.INTERNAL_ERROR)
         self._told_at_s: float | None = None
+        self._running: dict[str, _Running] = {}
         self.shows_output = False
         path: str | None = config.getoption(EVENTS_OPTION)
         self._file = _open(path, config) if path is not None and writes_file else None
@@ -97,7 +115,6 @@ class SessionEvents:
             self.stream.subscribe(self._file, name=f"the event file {path}")
             if self._is_own:
                 self.stream.emit(run_started(spec))
-        self.stream.subscribe(self._failures, TestReported, name="the report of failures")
         if not hasattr(config, "workerinput"):
             if self._is_own:
                 self.stream.warn = self.tell
@@ -139,6 +156,11 @@ class SessionEvents:
 
     def end(self) -> None:
         """Emit the last event, close the event file, and print the failures at the end of the log."""
+        for nodeid, running in self._running.items():
+            # The run ends within the case, and the world knows why.
+            for world in running.worlds[-1:] if not running.reports else []:
+                record = replace(world, name=case_name(nodeid), nodeid=nodeid, status="unfinished")
+                self.stream.emit(CaseRecorded(time.monotonic(), record))
         if self._is_own:
             self.stream.emit(RunEnded(time.monotonic(), self._exit_code))
         if self._file is not None:
@@ -152,25 +174,43 @@ class SessionEvents:
     @pytest.hookimpl(tryfirst=True)
     def pytest_collection_finish(self, session: pytest.Session) -> None:
         """Emit that the tests are collected."""
+        if self.stream.wants(CaseRecorded) and not self.stream.wants(WorldEnded):
+            self.stream.subscribe(self._take_world, WorldEnded, name="the records of cases")
         self.stream.emit(TestsCollected(time.monotonic(), len(session.items)))
 
     def pytest_collectreport(self, report: pytest.CollectReport) -> None:
-        """Emit a report for each file that fails or skips as a whole."""
+        """Emit the record of each file that fails or skips as a whole."""
         if not report.passed:
-            self.stream.emit(_reported(time.monotonic(), report, "collect", 0.0))
+            status, message, text = _told(report)
+            record = CaseRecord(case_name(report.nodeid), status, report.nodeid, "collect", message, text)
+            self.stream.emit(CaseRecorded(time.monotonic(), record))
 
     def pytest_runtest_logstart(self, nodeid: str) -> None:
-        """Emit that a test begins."""
-        self.stream.emit(TestBegan(self._now_s(), nodeid))
+        """Emit that a case begins."""
+        self._running[nodeid] = _Running(self._now_s())
+        self.stream.emit(CaseStarted(self._now_s(), nodeid))
+
+    def _take_world(self, event: WorldEnded) -> None:
+        """Keep the record of a world for the case that runs; in this process, and on the stream, it is the last one."""
+        if self._running:
+            next(reversed(self._running.values())).worlds.append(event.record)
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
-        """Emit the report of a part of a test."""
-        if self.stream.wants(TestReported):
-            self.stream.emit(_reported(self._now_s(), report, report.when, report.duration))
+        """Emit the record of the case once its result is known, and again if its teardown fails."""
+        own: str | None = getattr(report, "dist_failure", None)
+        if own is not None and report.failed:
+            self._failures.add(own)
+        if not self.stream.wants(CaseRecorded):
+            return
+        running = self._running.setdefault(report.nodeid, _Running(self._now_s()))
+        running.reports.append(report)
+        if report.outcome != RERUN and (report.when == "call" or not report.passed):
+            self.stream.emit(CaseRecorded(self._now_s(), _record(running)))
 
     def pytest_runtest_logfinish(self, nodeid: str) -> None:
-        """Emit that a test has ended."""
-        self.stream.emit(TestEnded(self._now_s(), nodeid))
+        """Emit that a case has ended."""
+        self._running.pop(nodeid, None)
+        self.stream.emit(CaseEnded(self._now_s(), nodeid))
 
     @pytest.hookimpl(trylast=True)
     def pytest_sessionfinish(self, exitstatus: int) -> None:
@@ -201,22 +241,48 @@ def _own_path(path: Path, config: pytest.Config) -> Path:
     return path.with_name(f"{stem}.{name}{dot}{suffixes}")
 
 
-def _reported(
-    at_s: float, report: pytest.TestReport | pytest.CollectReport, when: str, duration_s: float
-) -> TestReported:
-    outcome: str = report.outcome
-    text = message = ""
+def _record(running: _Running) -> CaseRecord:
+    """Return the record of a case: its worlds, and what pytest says, which counts."""
+    told = [(*_told(report), report) for report in running.reports if report.outcome != RERUN]
+    # A part of the test that is worse decides, such as a failed teardown after a passed call.
+    status, _, _, decisive = min(told, key=lambda one: (STATUSES.index(one[0]), one[3].when != "call"))
+    alike = [one for one in told if one[0] == status]
+    properties = tuple(pair for *_, report in told for pair in report.user_properties)
+    cause = str(dict(properties).get("cause", ""))
+    if status == "failed" and cause in OF_THE_MACHINE:
+        status = "error"
+    nodeid = decisive.nodeid
+    # A test may run worlds of its own, which it may expect to fail: then the last one is shown.
+    own = [world for world in running.worlds if world.nodeid == nodeid]
+    world = (own or running.worlds or [CaseRecord("", status, began_at_s=round(running.began_s, DIGITS))])[-1]
+    if status not in BAD:
+        # No rank is to blame for a failure that was expected.
+        world = replace(world, cause="", culprit=None, failing=(), victims=())
+    return replace(
+        world,
+        name=case_name(nodeid),
+        status=status,
+        nodeid=nodeid,
+        when=str(decisive.when),
+        message=next((message for _, message, _, _ in alike if message), ""),
+        # Reports of several parts: the failure of the call, and that of the teardown.
+        text="\n\n".join(dict.fromkeys(text for _, _, text, _ in alike if text)),
+        duration_s=round(sum(report.duration for *_, report in told), DIGITS),
+        cause=cause or world.cause,
+        tries=max(1, len(own)),
+        properties=properties,
+    )
+
+
+def _told(report: pytest.TestReport | pytest.CollectReport) -> tuple[Status, str, str]:
+    """Return status, message and text of a report."""
     # `reports` sets it. pytest-xdist sends it with the report from a worker.
     own: str | None = getattr(report, "dist_failure", None)
     expected: str | None = getattr(report, "wasxfail", None)
-    if report.failed or outcome == RERUN:
+    if report.failed:
         text = own or str(report.longrepr)
         # pytest writes the error in the last line, this library in the first.
-        message = text.rstrip().rpartition("\n")[2] if own is None else text.partition("\n")[0]
-    elif expected is not None:
-        outcome = "xfailed" if report.skipped else "xpassed"
-        message = expected
-    elif report.skipped:
-        message = skip_reason(report)
-    properties = tuple(getattr(report, "user_properties", ()))
-    return TestReported(at_s, report.nodeid, when, outcome, duration_s, message, text, own is not None, properties)
+        return "failed", text.rstrip().rpartition("\n")[2] if own is None else text.partition("\n")[0], text
+    if expected is not None:
+        return ("xfailed" if report.skipped else "xpassed"), expected, ""
+    return ("skipped", skip_reason(report), "") if report.skipped else ("passed", "", "")

@@ -12,7 +12,6 @@ order of the collection, so that no plugin sees a difference.
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import faulthandler
 import itertools
 import json
@@ -31,8 +30,7 @@ from dist_testing.core.engine.engine import Engine
 from dist_testing.core.engine.report import tidied
 from dist_testing.core.engine.run_directory import remove_dead_runs
 from dist_testing.core.engine.stack_dumps import collect_stacks
-from dist_testing.core.events.event import Event
-from dist_testing.core.events.wire import event_of
+from dist_testing.core.events.event import event_of
 from dist_testing.core.ground.errors import LaunchError
 from dist_testing.core.ground.outcomes import Cause
 from dist_testing.core.process.lifetime import become_subreaper, die_with_parent, fork, watch_child
@@ -91,10 +89,6 @@ class SideBySide:
         self._peers: list[Peer] = []
         self._claims: Claims | None = None
         self._items: list[pytest.Item] = []
-        # Numbers of cases and worlds in the events of each sub-runner, to those in the events of the run.
-        self._numbers: dict[str, dict[tuple[int, int], int]] = {"case": {}, "world": {}}
-        # The sub-runner that each item came from.
-        self._sources: dict[int, Peer] = {}
 
     def plan(self, items: Sequence[pytest.Item]) -> bool:
         """Divide the session, and return whether its worlds run side by side. Says why if fewer do than were asked."""
@@ -265,7 +259,6 @@ class SideBySide:
             case Finished():
                 peer.is_reported = True
             case _:
-                self._sources[message.item] = peer
                 peer.last_item = message.item
                 self._records[message.item].waiting.append(message)
 
@@ -290,7 +283,7 @@ class SideBySide:
                 item.ihook.pytest_warning_recorded.call_historic(kwargs=kwargs)
             case Happened():
                 if (event := event_of(json.loads(message.event))) is not None:
-                    self._events.stream.emit(self._renumbered(event, self._sources[message.item].number))
+                    self._events.stream.emit(event)
             case Said():
                 self._events.tell(message.line)
             case Ended():
@@ -307,14 +300,6 @@ class SideBySide:
                 raise KeyboardInterrupt(message.text)
             case Raised():
                 raise RuntimeError(f"a sub-runner has failed:\n{message.text}")
-
-    def _renumbered(self, event: Event, source: int) -> Event:
-        """Number the cases and worlds of all sub-runners in the order in which they are passed on."""
-        changed: dict[str, Any] = {}
-        for name, known in self._numbers.items():
-            if isinstance(number := getattr(event, name, None), int):
-                changed[name] = known.setdefault((source, number), len(known) + 1)
-        return dataclasses.replace(event, **changed) if changed else event
 
     def _give_up(self, place: int, record: Record, item: pytest.Item) -> None:
         """Report an item that no sub-runner will end."""

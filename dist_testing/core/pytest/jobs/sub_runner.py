@@ -18,8 +18,7 @@ from typing import Any, NoReturn
 import pytest
 
 from dist_testing.core.engine.engine import Engine
-from dist_testing.core.events.cases import RankOutput
-from dist_testing.core.events.event import Event
+from dist_testing.core.events.event import Event, ForkServerMemory, RankOutput, WorldEnded
 from dist_testing.core.events.stream import EventStream
 from dist_testing.core.ground.add_ons import add_ons
 from dist_testing.core.ground.errors import InterruptedRunError, LaunchError, UsageError
@@ -92,7 +91,7 @@ class SubRunner:
         self._late_signal = 0
         self._is_stopping = False
         events = EventStream()
-        events.subscribe(self._send_event, name="the runner", is_essential=True)
+        events.subscribe(self._send_event, WorldEnded, ForkServerMemory, name="the runner", is_essential=True)
         if shows_output:
             events.subscribe(self._send_output, RankOutput, name="the runner's live output", is_essential=True)
         engine.events = events
