@@ -8,8 +8,7 @@ from dist_testing.audit.faults import FAULTS
 from dist_testing.audit.findings import HOLES, Audit, CaseResult, FaultResult
 from dist_testing.audit.left import Left
 from dist_testing.core.ground.error_text import ranks_text
-from dist_testing.report.markup import clean
-from dist_testing.report.words import plural, seconds
+from dist_testing.report.words import clean, plural, seconds
 
 _NAMES_SHOWN = 20
 

@@ -8,11 +8,15 @@ visibility(LIBRARY)
 # Flag of //dist_testing/config -> name under which hubs offer the package.
 PACKAGES = {
     "coverage": "coverage",
+    "jinja2": "jinja2",
     "psutil": "psutil",
     "pytest": "pytest",
     "runfiles": "bazel_runfiles",
     "torch": "torch",
 }
+
+# Without it a coverage run warns, or a report says that it is missing.
+_OPTIONAL = ["coverage", "jinja2"]
 
 _BUILD = """\
 package(default_visibility = ["//visibility:public"])
@@ -34,10 +38,9 @@ def _packages_repo_impl(repository_ctx):
     hub = repository_ctx.attr.hub
     text = _BUILD
     for name, package in PACKAGES.items():
-        # Without its package, a coverage run only warns.
-        default = Label("//dist_testing/config:" + ("no_coverage" if name == "coverage" else name + ".unset"))
+        default = Label("//dist_testing/config:" + ("no_" + name if name in _OPTIONAL else name + ".unset"))
         actual = getattr(repository_ctx.attr, name)
-        if not actual and hub and (name != "coverage" or repository_ctx.path(hub).dirname.get_child(package).exists):
+        if not actual and hub and (name not in _OPTIONAL or repository_ctx.path(hub).dirname.get_child(package).exists):
             actual = "@@{}//{}".format(hub.repo_name, package)
         actual = repr(str(actual or default))
         if name == "coverage":

@@ -2,6 +2,6 @@
 
     build events, test.xml, event streams --- gather ---> model.Report ---> page, trace, exports, comparison
 
-It needs only Python: no torch, no pytest. `python -m dist_testing.report` and `bazel run @dist_testing//tools/report`
-are the same program.
+It needs Python, and jinja2 for the page: no torch, no pytest. `python -m dist_testing.report` and
+`bazel run @dist_testing//tools/report` are the same program.
 """

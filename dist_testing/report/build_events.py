@@ -30,8 +30,6 @@ _UNANALYSED = re.compile(
     r"errors encountered while analyzing target '(?P<label>[^'\n]+)', it will not be built\.\n(?P<why>[^\n]*)"
     r"(?:\nDependency chain:(?:\n +[^\n]*?)*(?:<-- (?P<constraint>[^\n]+)))?"
 )
-# Bazel's names of the parts of a remote action, and ours.
-_PARTS = {"uploadTime": "upload", "queueTime": "queue", "setupTime": "setup", "executionWallTime": "run"}
 _SECONDS = re.compile(r"(\d+(?:\.\d+)?)s")
 
 
@@ -57,8 +55,6 @@ class Attempt:
         outputs: All its outputs.
         began_s: When it began, in seconds since 1970; None if unknown.
         host: Machine that ran it; "" if unknown.
-        remote_parts: Seconds of each part of a remote action: "upload" of its inputs by Bazel, "queue" for the wait for
-            a worker, "setup" of its inputs on the worker, and "run"; empty if Bazel does not tell.
     """
 
     target: str
@@ -74,7 +70,6 @@ class Attempt:
     outputs: Sequence[Output] = ()
     began_s: float | None = None
     host: str = ""
-    remote_parts: Mapping[str, float] = field(default_factory=dict, hash=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -331,11 +326,4 @@ def _attempt(identity: Mapping[str, Any], result: Mapping[str, Any], testlogs: O
         outputs=tuple(outputs),
         began_s=_time(result, "testAttemptStart", "testAttemptStartMillisEpoch"),
         host=str(execution.get("hostname", "")),
-        remote_parts=_remote_parts(execution),
     )
-
-
-def _remote_parts(execution: Mapping[str, Any]) -> dict[str, float]:
-    children = execution.get("timingBreakdown", {}).get("child", [])
-    timed = [(_PARTS.get(child.get("name")), _SECONDS.fullmatch(child.get("time", ""))) for child in children]
-    return {part: float(time[1]) for part, time in timed if part is not None and time is not None}

@@ -79,7 +79,7 @@ def _problem_lines(problems: Sequence[Problem]) -> Iterator[str]:
 
 
 def _read(paths: Sequence[Path], options: argparse.Namespace) -> Report:
-    report = gather(paths, options.disk_cache)
+    report = gather(paths, options.disk_cache, is_brief=options.trace is None and options.json is None)
     # Of Bazel's invocation there is always something to say; of a stream without one readable event there is not.
     is_known = any(run.has_results or run.status or run.wall_zero_s is not None for run in report.runs)
     if not is_known and all(one.command == "pytest" for one in report.invocations):

@@ -8,12 +8,10 @@ from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
-from dist_testing.core.ground.error_text import shorten
 from dist_testing.core.ground.record import BAD, STATUSES, Status
 from dist_testing.report.facts import final_runs
-from dist_testing.report.markup import Markup, clean, table, tag
 from dist_testing.report.model import Report
-from dist_testing.report.words import seconds
+from dist_testing.report.words import clean, seconds
 
 # A case is slower if its ratio is so many robust standard deviations above the ratio of the middle case, ...
 _SIGMAS = 4.0
@@ -63,6 +61,21 @@ class Comparison:
     newly_cached: tuple[_Name, ...]
     slower: tuple[Slower, ...]
     shift: float
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether nothing differs."""
+        return not self.slower and not any(self.groups())
+
+    @property
+    def shift_words(self) -> str:
+        """How much slower everything is, in a sentence; "" if it is not much."""
+        if 1 / _MAX_SHIFT < self.shift < _MAX_SHIFT:
+            return ""
+        return (
+            f"The middle case takes {self.shift:.2f} times as long as before: another machine or load. "
+            "Slower is beyond that."
+        )
 
     def groups(self) -> Iterator[tuple[str, tuple[_Name, ...]]]:
         """Yield a title and the names of each kind of difference that there is, the most important first."""
@@ -169,50 +182,6 @@ def _durations(report: Report) -> dict[_Name, float]:
     return {name: statistics.median(values) for name, values in found.items()}
 
 
-def _shift_words(shift: float) -> str:
-    if 1 / _MAX_SHIFT < shift < _MAX_SHIFT:
-        return ""
-    return f"The middle case takes {shift:.2f} times as long as before: another machine or load. Slower is beyond that."
-
-
-def compare_section(comparison: Comparison, name: str) -> Markup:
-    """Return the part of the page about the differences.
-
-    Args:
-        comparison: The differences.
-        name: What it is compared with.
-    """
-    blocks: list[object] = []
-    for title, names in comparison.groups():
-        items = [tag("li", tag("bdi", shorten(" ".join(filter(None, one)), 400))) for one in names[:_MAX_NAMES]]
-        if len(names) > _MAX_NAMES:
-            items.append(tag("li", f"and {len(names) - _MAX_NAMES} more", class_="muted"))
-        is_open = title == "Newly failing"
-        summary = tag("summary", tag("span", f"{title} ({len(names)})", class_="reason"))
-        blocks.append(tag("details", summary, tag("ul", *items), class_="fold", open=is_open))
-    if comparison.slower:
-        rows = [
-            tag(
-                "tr",
-                tag("td", seconds(one.before_s), class_="number"),
-                tag("td", seconds(one.after_s), class_="number"),
-                tag(
-                    "td",
-                    tag("bdi", shorten(one.case, 300)),
-                    tag("span", shorten(one.target, 300), class_="muted under") if one.target else "",
-                ),
-            )
-            for one in comparison.slower[:_MAX_NAMES]
-        ]
-        blocks.append(tag("h3", f"Slower beyond the noise ({len(comparison.slower)})"))
-        blocks.append(table(("before", "now", "case"), rows, "slower cases"))
-    if not blocks:
-        blocks.append(tag("p", "No difference.", class_="calm"))
-    shift = _shift_words(comparison.shift)
-    note = tag("p", "Compared with ", tag("bdi", shorten(name, 300)), f". {shift}" if shift else ".", class_="muted")
-    return tag("section", tag("h2", "Changes"), note, *blocks, id="changes")
-
-
 def compare_lines(comparison: Comparison) -> Iterator[str]:
     """Yield the differences as lines for a terminal."""
     for title, names in comparison.groups():
@@ -223,7 +192,7 @@ def compare_lines(comparison: Comparison) -> Iterator[str]:
     for one in comparison.slower[:_MAX_NAMES]:
         name = clean(" ".join(filter(None, (one.target, one.case))))
         yield f"slower: {name}: {seconds(one.before_s)} -> {seconds(one.after_s)}"
-    if shift := _shift_words(comparison.shift):
-        yield shift
-    if not comparison.slower and not any(comparison.groups()):
+    if comparison.shift_words:
+        yield comparison.shift_words
+    if comparison.is_empty:
         yield "no difference"

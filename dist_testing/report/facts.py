@@ -1,15 +1,13 @@
-"""Derives what people ask from a report: what failed, what did not run, what is slow, how balanced the shards are."""
+"""Derives what people ask from a report: what failed, what did not run, and what is slow."""
 
 from __future__ import annotations
 
 import re
-import statistics
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 
-from dist_testing.core.bazel.sharding import assign_units
 from dist_testing.core.ground.record import BAD, CaseRecord, Status
 from dist_testing.report.model import Action, NotRun, Report, RunRecord, is_label
 
@@ -169,39 +167,6 @@ def _cached(run: RunRecord) -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class Share:
-    """How the time of a case was spent, by the slowest rank of each part. Seconds.
-
-    Attributes:
-        gpu_wait_s: Waiting for GPUs.
-        start_s: Until the processes of the ranks were ready: forks or starts.
-        init_s: Making the process group.
-        body_s: Setup, test and teardown.
-        rest_s: Everything else.
-    """
-
-    gpu_wait_s: float
-    start_s: float
-    init_s: float
-    body_s: float
-    rest_s: float
-
-
-def shares(case: CaseRecord) -> Share:
-    """Return how the time of a case was spent."""
-    longest: dict[str, float] = defaultdict(float)
-    for rank in case.ranks:
-        spent: dict[str, float] = defaultdict(float)
-        for phase in rank.phases:
-            part = phase.name if phase.name in ("start", "init") else "body"
-            spent[part] += max(0.0, phase.end_s - phase.begin_s)
-        for part, seconds in spent.items():
-            longest[part] = max(longest[part], seconds)
-    known = case.gpu_wait_s + sum(longest.values())
-    return Share(case.gpu_wait_s, longest["start"], longest["init"], longest["body"], max(0.0, case.duration_s - known))
-
-
-@dataclass(frozen=True, slots=True)
 class Slow:
     """A slow case, with its run."""
 
@@ -222,82 +187,3 @@ def slow_cases(report: Report, count: int) -> list[Slow]:
             ):
                 slowest[key] = Slow(run, case)
     return sorted(slowest.values(), key=lambda slow: -slow.case.duration_s)[:count]
-
-
-@dataclass(frozen=True, slots=True)
-class Balance:
-    """How balanced the shards of a target are.
-
-    Attributes:
-        target: Its label.
-        durations_s: Duration of each shard in seconds, in order.
-        ideal_s: The longest shard, if timings had assigned the cases: longest case first, to the shard with the least.
-    """
-
-    target: str
-    durations_s: Sequence[float]
-    ideal_s: float
-
-    @property
-    def ratio(self) -> float:
-        """The longest shard divided by the mean; 1 is balanced."""
-        mean = statistics.fmean(self.durations_s)
-        return max(self.durations_s) / mean if mean else 1.0
-
-
-def balances(report: Report) -> list[Balance]:
-    """Return the balance of the first run of each target with shards, the most uneven first."""
-    shards: dict[tuple[int, str, str], list[RunRecord]] = defaultdict(list)
-    for run in final_runs(report):
-        if run.run == 1:
-            shards[run.invocation, run.target, run.configuration].append(run)
-    found = []
-    for (_, target, _), runs in shards.items():
-        if len(runs) > 1:
-            runs.sort(key=lambda run: run.shard)
-            found.append(Balance(target, [run.duration_s for run in runs], _ideal_s(runs)))
-    return sorted(found, key=lambda balance: (-balance.ratio, balance.target))
-
-
-def _ideal_s(runs: Sequence[RunRecord]) -> float:
-    """Return the longest shard of an assignment by timings. What a shard needs beside its cases stays as it is."""
-    overhead_s = min(max(0.0, run.duration_s - sum(case.duration_s for case in run.cases)) for run in runs)
-    cases = [case.duration_s for run in runs for case in run.cases]
-    durations = {str(number): seconds for number, seconds in enumerate(cases)}
-    return overhead_s + assign_units([[key] for key in durations], durations, len(runs))[1]
-
-
-def cache_counts(report: Report) -> Counter[str]:
-    """Return the origin of the results of test actions -> number of actions."""
-    words = {"remote": "remote cache", "local": "unchanged here"}
-    return Counter(
-        words.get(run.cached, f"ran ({run.strategy})" if run.strategy else "ran") for run in report.runs if run.status
-    )
-
-
-@dataclass(frozen=True, slots=True)
-class GpuWait:
-    """How long the cases of a target waited for GPUs: in all, and the longest wait, in seconds."""
-
-    target: str
-    cases: int
-    total_s: float
-    longest_s: float
-
-
-def gpu_waits(report: Report) -> list[GpuWait]:
-    """Return the waits of each target that used GPUs, the longest total first."""
-    waits: dict[str, list[float]] = defaultdict(list)
-    for run in final_runs(report):
-        for case in run.cases:
-            if case.gpus or case.gpu_wait_s:
-                waits[run.target].append(case.gpu_wait_s)
-    found = [GpuWait(target, len(seconds), sum(seconds), max(seconds)) for target, seconds in waits.items()]
-    return sorted(found, key=lambda wait: (-wait.total_s, wait.target))
-
-
-def named(report: Report) -> Iterator[tuple[RunRecord, CaseRecord]]:
-    """Yield every case of the report with its run."""
-    for run in report.runs:
-        for case in run.cases:
-            yield run, case

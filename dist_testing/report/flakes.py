@@ -6,6 +6,7 @@ the same revision. A case that fails in every run of a revision is broken there,
 
 from __future__ import annotations
 
+import math
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -13,14 +14,31 @@ from typing import Literal
 
 from dist_testing.core.ground.record import BAD, CaseRecord
 from dist_testing.report.model import Report, RunRecord
-from dist_testing.report.rates import jeffreys, runs_to_claim, wilson
+from dist_testing.report.words import clean, percent, plural
 
 # Stands for the name of a case where a target failed and no case says why.
 WHOLE = "(the target as a whole)"
 
+# Quantile of the normal distribution for an interval of 95 %.
+_Z95 = 1.959963984540054
+# No target runs more often; the search for a number of runs ends here. A power of two.
+_MAX_RUNS = 1 << 23
+
 # A case on one backend with one world size: target, case, backend, world size.
 _Key = tuple[str, str, str, int]
 Label = Literal["flaky", "broken", "no failure"]
+
+
+def wilson(failures: int, runs: int) -> tuple[float, float]:
+    """Return Wilson's interval of 95 % for the rate of failure. Without runs it is 0 to 1."""
+    if runs == 0:
+        return 0.0, 1.0
+    rate = failures / runs
+    scale = 1 + _Z95 * _Z95 / runs
+    middle = (rate + _Z95 * _Z95 / (2 * runs)) / scale
+    half = _Z95 * math.sqrt(rate * (1 - rate) / runs + _Z95 * _Z95 / (4 * runs * runs)) / scale
+    low = 0.0 if failures == 0 else max(0.0, middle - half)
+    return low, 1.0 if failures == runs else min(1.0, middle + half)
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +51,6 @@ class Vote:
         backend: Name of the backend.
         world_size: Number of ranks.
         inputs: Votes with the same text have equal inputs.
-        order: Position of its invocation in time.
         kind: "" if it passed, else the kind of the failure.
         culprit: The rank that failed first.
         is_machine: Whether the machine is to blame; such a run says nothing about the case.
@@ -44,7 +61,6 @@ class Vote:
     backend: str
     world_size: int
     inputs: str
-    order: int
     kind: str
     culprit: int | None
     is_machine: bool
@@ -101,11 +117,6 @@ class Flake:
         return wilson(self.failures, self.runs)
 
     @property
-    def at_least(self) -> float:
-        """The rate that is exceeded with 95 %, by Jeffreys' posterior: what the list is ordered by."""
-        return jeffreys(self.failures, self.runs, 0.05)
-
-    @property
     def culprit_words(self) -> str:
         """Whether the failures always name the same rank, or wander."""
         if not self.culprits:
@@ -116,9 +127,23 @@ class Flake:
         found = ", ".join(f"{rank} ({count})" for rank, count in sorted(self.culprits.items()))
         return f"wanders: ranks {found}"
 
-    def more_runs(self, rate: float = 0.01) -> int:
-        """Return how many more clean runs allow the claim that the rate is below `rate`."""
-        return runs_to_claim(self.failures, self.runs, rate)
+    @property
+    def words(self) -> str:
+        """The kinds of its failures, and which ranks began them, in one line."""
+        kinds = ", ".join(f"{count} x {kind[:60]}" for kind, count in self.kinds.most_common(5))
+        machine = f"{plural(self.machine, 'run')} lost by the machine" if self.machine else ""
+        return "; ".join(filter(None, (kinds, self.culprit_words, machine)))
+
+    def more_runs(self, rate: float) -> int:
+        """Return how many more clean runs allow the claim that the rate is below `rate`: it is above the interval."""
+        more, step = 0, _MAX_RUNS
+        if wilson(self.failures, self.runs)[1] < rate:
+            return 0
+        while step:
+            if wilson(self.failures, self.runs + more + step)[1] >= rate:
+                more += step
+            step //= 2
+        return more + 1
 
 
 def votes(report: Report, *, same_inputs: bool = False) -> Iterator[Vote]:
@@ -128,21 +153,18 @@ def votes(report: Report, *, same_inputs: bool = False) -> Iterator[Vote]:
         report: The results of one or many invocations.
         same_inputs: Whether the user vouches that all invocations had equal inputs.
     """
-    times = [one.began_wall_s or 0.0 for one in report.invocations]
-    order = {index: place for place, index in enumerate(sorted(range(len(times)), key=lambda index: times[index]))}
     whole = {(run.invocation, run.target) for run in report.runs if _failed_as_a_whole(run)}
     for run in report.runs:
         if run.cached:
             # The result is that of an earlier run.
             continue
         inputs = _inputs(report, run, same_inputs)
-        place = order.get(run.invocation, 0)
         for case in run.cases:
             if case.status != "skipped":
-                yield _vote(run, case, inputs, place)
+                yield _vote(run, case, inputs)
         if (run.invocation, run.target) in whole:
             kind = run.status.lower() if _failed_as_a_whole(run) else ""
-            yield Vote(run.suite, WHOLE, run.backend, 0, inputs, place, kind, None, is_machine=False)
+            yield Vote(run.suite, WHOLE, run.backend, 0, inputs, kind, None, is_machine=False)
 
 
 def _failed_as_a_whole(run: RunRecord) -> bool:
@@ -161,7 +183,7 @@ def _inputs(report: Report, run: RunRecord, same_inputs: bool) -> str:
     return f"{revision or f'invocation {run.invocation}'}|{platform}"
 
 
-def _vote(run: RunRecord, case: CaseRecord, inputs: str, order: int) -> Vote:
+def _vote(run: RunRecord, case: CaseRecord, inputs: str) -> Vote:
     is_bad = case.status in ("failed", "error", "unfinished", "xpassed")
     kind = (case.cause if case.cause not in ("", "none") else case.status) if is_bad else ""
     return Vote(
@@ -170,7 +192,6 @@ def _vote(run: RunRecord, case: CaseRecord, inputs: str, order: int) -> Vote:
         run.backend,
         case.world_size,
         inputs,
-        order,
         kind,
         case.culprit if is_bad else None,
         case.status == "error",
@@ -190,7 +211,7 @@ def measured(given: Iterable[Vote]) -> list[Flake]:
         found.append(flake)
     rank = {"flaky": 0, "broken": 1, "no failure": 2}
     return sorted(
-        found, key=lambda one: (rank[one.label], -one.at_least if one.failures else 0.0, one.target, one.case)
+        found, key=lambda one: (rank[one.label], -one.interval[0] if one.failures else 0.0, one.target, one.case)
     )
 
 
@@ -208,42 +229,19 @@ def _count(flake: Flake, group: Sequence[Vote]) -> None:
     flake.culprits.update(vote.culprit for vote in failed if vote.culprit is not None)
 
 
-@dataclass(frozen=True, slots=True)
-class Change:
-    """A case whose rate has changed in a history.
-
-    Attributes:
-        what: "new", "gone" or "worse".
-        before: Its rate in the older half of the invocations.
-        after: Its rate in the newer half.
-    """
-
-    what: Literal["new", "gone", "worse"]
-    before: Flake
-    after: Flake
-
-
-def changes(given: Iterable[Vote]) -> list[Change]:
-    """Compare the newer half of the invocations with the older half.
-
-    "gone" needs so many clean runs that the old rate would have shown, and "worse" needs intervals that do not overlap.
-    """
-    every = list(given)
-    orders = sorted({vote.order for vote in every})
-    if len(orders) < 2:
-        return []
-    middle = orders[len(orders) // 2]
-    before = {one.key: one for one in measured(vote for vote in every if vote.order < middle)}
-    found = []
-    for after in measured(vote for vote in every if vote.order >= middle):
-        old = before.get(after.key)
-        if old is None or not (old.runs and after.runs):
+def flake_lines(rates: Sequence[Flake], rate: float) -> Iterator[str]:
+    """Yield the rates as lines for a terminal, the flakiest first. `rate` is the rate to claim."""
+    for flake in rates:
+        low, high = flake.interval
+        name = clean(" ".join(filter(None, (flake.target, flake.case))))
+        if flake.label == "broken":
+            yield f"BROKEN  {name}: failed in all of {flake.broken} runs"
             continue
-        if after.failures and not old.failures and after.interval[0] > old.interval[0]:
-            found.append(Change("new", old, after))
-        elif old.failures and not after.failures:
-            if (1 - old.failures / old.runs) ** after.runs < 0.05:
-                found.append(Change("gone", old, after))
-        elif old.failures and after.interval[0] > old.interval[1]:
-            found.append(Change("worse", old, after))
-    return found
+        if flake.label == "flaky":
+            yield f"FLAKY  {name}: {flake.failures} of {flake.runs} failed, {percent(low)} to {percent(high)} (95 %)"
+            yield f"    {clean(flake.words)}"
+        more = flake.more_runs(rate)
+        if more == 0:
+            yield f"below {percent(rate)}  {name}: {flake.failures} of {flake.runs} failed (95 % confidence)"
+        elif flake.label == "no failure":
+            yield f"unknown  {name}: 0 of {flake.runs} failed; {more} more clean runs to claim below {percent(rate)}"

@@ -33,25 +33,27 @@ _SKIPPED_FOLDERS = frozenset({".git", "node_modules", "__pycache__", "site-packa
 _Kind = Literal["build events", "stream", "xml", "other"]
 
 
-def gather(paths: Sequence[Path], disk_cache: Path | None = None) -> Report:
+def gather(paths: Sequence[Path], disk_cache: Path | None = None, *, is_brief: bool = False) -> Report:
     """Read results.
 
     Args:
         paths: Files of build events, test.xml or other files in JUnit's format, event streams (`--dist-events`), and
             folders with any of these, such as bazel-testlogs or a history of many invocations.
         disk_cache: Folder of Bazel's `--disk_cache`; by default the one that an invocation has used.
+        is_brief: Whether to leave out the ranks of cases that passed, which the page does not show.
 
     Returns:
         The report. Its invocations are empty if nothing could be read.
     """
-    gathering = _Gathering(disk_cache)
+    gathering = _Gathering(disk_cache, is_brief)
     for path in paths:
         gathering.add(path)
     return gathering.report()
 
 
 class _Gathering:
-    def __init__(self, disk_cache: Path | None) -> None:
+    def __init__(self, disk_cache: Path | None, is_brief: bool) -> None:
+        self._is_brief = is_brief
         self._disk_cache = disk_cache
         self._report = Report()
         # Files that belong to a run already: a folder and the build events of its files may both be named.
@@ -116,7 +118,7 @@ class _Gathering:
             raise _nothing(path, "it has neither build events, nor events of a run, nor JUnit's XML")
 
     def _add_build_events(self, path: Path) -> None:
-        report, used = read_bazel(path, self._disk_cache)
+        report, used = read_bazel(path, self._disk_cache, is_brief=self._is_brief)
         self._known |= used
         self._join(report)
 
@@ -135,7 +137,7 @@ class _Gathering:
                 runs[path.parent] = RunFiles(
                     path, (), _if_file(outputs / "outputs.zip"), outputs, _if_file(path.parent / "test.log")
                 )
-        self._join(_of_testlogs(folder, runs))
+        self._join(_of_testlogs(folder, runs, self._is_brief))
         streams: dict[str, list[Path]] = defaultdict(list)
         for path, kind in kinds.items():
             if path.name == "test.xml" or path.parent.name == "test.outputs":
@@ -151,13 +153,13 @@ class _Gathering:
 
     def _add_streams(self, paths: Sequence[Path], folder: Path | None = None) -> None:
         shown = _WORKER.sub("", str(paths[0].relative_to(folder) if folder else paths[0]))
-        run, problems = filled_run(RunRecord(shown), RunFiles(streams=sorted(paths)))
+        run, problems = filled_run(RunRecord(shown), RunFiles(streams=sorted(paths)), is_brief=self._is_brief)
         began_s = run.began_wall_s
         invocation = InvocationRecord(shown, "pytest", began_s, run.duration_s, is_complete=run.is_complete)
         self._join(Report((invocation,), (run,), problems=tuple(problems)))
 
 
-def _of_testlogs(folder: Path, runs: dict[Path, RunFiles]) -> Report:
+def _of_testlogs(folder: Path, runs: dict[Path, RunFiles], is_brief: bool) -> Report:
     """Return a report of the runs in a folder such as bazel-testlogs. They may be of several invocations."""
     if not runs:
         return Report()
@@ -169,7 +171,7 @@ def _of_testlogs(folder: Path, runs: dict[Path, RunFiles]) -> Report:
             shard=int((part and part["shard"]) or 1),
             run=int((part and part["run"]) or 1),
         )
-        record, found = filled_run(record, files)
+        record, found = filled_run(record, files, is_brief=is_brief)
         problems += found
         records.append(record)
     return Report((InvocationRecord(str(folder), "bazel test"),), tuple(records), problems=tuple(problems))

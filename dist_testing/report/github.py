@@ -9,10 +9,9 @@ from collections.abc import Iterator
 from dist_testing.core.ground.error_text import shorten
 from dist_testing.core.ground.record import STATUSES, CaseRecord
 from dist_testing.report import facts
-from dist_testing.report.markup import clean
 from dist_testing.report.model import Report
 from dist_testing.report.story import story_of
-from dist_testing.report.words import WORDS, count_of, plural, seconds
+from dist_testing.report.words import WORDS, clean, count_of, plural, seconds
 
 # GitHub shows this many annotations of one step, and a summary of this size (1 MiB; characters may need four bytes).
 _MAX_ANNOTATIONS = 10

@@ -14,12 +14,13 @@ _CLOCK_S = 10.0
 _NOT_REACHED = ("NO_STATUS", "INCOMPLETE")
 
 
-def read_bazel(path: Path, disk_cache: Path | None) -> tuple[Report, set[Path]]:
+def read_bazel(path: Path, disk_cache: Path | None, *, is_brief: bool) -> tuple[Report, set[Path]]:
     """Read build events.
 
     Args:
         path: The file.
         disk_cache: Folder of Bazel's `--disk_cache`; None for the one that the invocation has used.
+        is_brief: Whether to leave out the ranks of cases that passed.
 
     Returns:
         The report, and the test.xml files that it has read.
@@ -40,7 +41,7 @@ def read_bazel(path: Path, disk_cache: Path | None) -> tuple[Report, set[Path]]:
         )
     runs = []
     for attempt in invocation.attempts:
-        run, found = _run(attempt, invocation)
+        run, found = _run(attempt, invocation, is_brief)
         runs.append(run)
         problems += found
     report = Report(
@@ -82,7 +83,7 @@ def _not_run(invocation: Invocation) -> Iterator[NotRun]:
             yield NotRun("not reached", label, "", "Bazel ended before the target ran", 0)
 
 
-def _run(attempt: Attempt, invocation: Invocation) -> tuple[RunRecord, list[Problem]]:
+def _run(attempt: Attempt, invocation: Invocation, is_brief: bool) -> tuple[RunRecord, list[Problem]]:
     run = RunRecord(
         attempt.target,
         shard=attempt.shard,
@@ -93,7 +94,6 @@ def _run(attempt: Attempt, invocation: Invocation) -> tuple[RunRecord, list[Prob
         cached=attempt.cached,
         strategy=attempt.strategy,
         host=attempt.host,
-        remote_parts={part: bounded(spent_s) for part, spent_s in attempt.remote_parts.items()},
         began_wall_s=attempt.began_s,
         duration_s=bounded(attempt.duration_s),
         has_results=False,
@@ -108,7 +108,7 @@ def _run(attempt: Attempt, invocation: Invocation) -> tuple[RunRecord, list[Prob
                 "Make the report right after the invocation, or keep a copy of bazel-testlogs.",
             )
         ]
-    run, problems = filled_run(run, _files(attempt))
+    run, problems = filled_run(run, _files(attempt), is_brief=is_brief)
     if attempt.xml is None and not run.has_results:
         problems.append(Problem(f"{run.target}{run.in_part}", _without_xml(attempt)))
     return run, problems

@@ -69,7 +69,6 @@ class RunRecord:
         cached: Origin of the result: "local", "remote", or "" if the test ran.
         strategy: Where the test ran: "remote", "linux-sandbox", ...; "" if unknown.
         host: Machine that ran it; "" if unknown.
-        remote_parts: Part of a remote action -> its seconds (`build_events.Attempt`); empty if unknown.
         began_wall_s: Wall clock at its begin; None if unknown.
         duration_s: Its seconds.
         wall_zero_s: Wall clock when the monotonic clock of its events was 0; None without events.
@@ -92,7 +91,6 @@ class RunRecord:
     cached: str = ""
     strategy: str = ""
     host: str = ""
-    remote_parts: dict[str, float] = field(default_factory=dict)
     began_wall_s: float | None = None
     duration_s: float = 0.0
     wall_zero_s: float | None = None

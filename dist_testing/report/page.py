@@ -1,45 +1,55 @@
-"""Writes the page: one HTML file without external assets, readable without JavaScript.
-
-Its content security policy allows the page's own style and script by their digests and nothing else: no request leaves
-the page, whatever the results contain.
-"""
+"""Writes the page: one HTML file without external assets, readable without JavaScript."""
 
 from __future__ import annotations
 
-import base64
-import hashlib
-from collections import Counter
-from collections.abc import Mapping, Sequence
+import re
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from dist_testing.core.ground.error_text import shorten
-from dist_testing.core.ground.record import STATUSES, Status
+from dist_testing.core.ground.record import BAD, STATUSES, CaseRecord, Ledger, Status
 from dist_testing.report import facts
-from dist_testing.report.compare import Comparison, compare_section
-from dist_testing.report.failure_section import anchors, failure_section
-from dist_testing.report.flake_section import flake_section
-from dist_testing.report.markup import Markup, join, table, tag
-from dist_testing.report.model import InvocationRecord, Report
-from dist_testing.report.packed import Packer
-from dist_testing.report.pictures import status_bar
-from dist_testing.report.sections import (
-    ledger_section,
-    problem_section,
-    shard_section,
-    slow_section,
-    time_section,
-    waits_section,
-)
-from dist_testing.report.words import WORDS, count_of, plural, seconds
+from dist_testing.report.compare import Comparison
+from dist_testing.report.flakes import measured, votes
+from dist_testing.report.lanes import lanes
+from dist_testing.report.model import InvocationRecord, LogRecord, NotRun, Problem, Report, RunRecord, is_label
+from dist_testing.report.render import rendered
+from dist_testing.report.story import story_of
+from dist_testing.report.words import WORDS, count_of, plural, seconds, slug
 
-_ASSETS = Path(__file__).parent / "assets"
-# More invocations are folded, and still more are only counted: the failures are what people came for.
-_OPEN_INVOCATIONS = 2
-_MAX_INVOCATIONS = 100
-# Logs fill the page up to this size: more does not open at once on a phone, and CI servers do not keep it.
-_MAX_BYTES = 5_000_000
-# For the head of the page and what stands between its parts.
-_FRAME_BYTES = 4_000
+_TEMPLATE = Path(__file__).parent / "templates" / "page.html"
+# Failures with all details. More are in the table of all cases: no reader needs so many, and the page must open.
+_MAX_SHOWN = 200
+# Failures that are open when the page opens.
+_OPEN = 3
+# Characters of the texts of all failures together, and of one. The head and the tail of a longer text stay.
+_ALL_TEXTS_CHARS = 1_000_000
+_MOST_TEXT_CHARS = 40_000
+_LEAST_TEXT_CHARS = 4_000
+# The same of their logs. The first failures' come first; of those without room the page has only the place.
+_ALL_LOGS_CHARS = 400_000
+_LOG_CHARS = 8_000
+# Characters of the table of all cases, whose first rows are the worst, and of the HTML around each row.
+_ALL_ROWS_CHARS = 2_400_000
+_ROW_CHARS = 80
+_MAX_INVOCATIONS = 20
+_MAX_PROBLEMS = 50
+_MAX_MESSAGE_CHARS = 300
+# Where an executor or a sandbox has put packages and files. In stacks it pushes the rest of the line out of sight.
+_DEEP = re.compile(r'(?<=File ")/[^"\n]*(?:/(?=site-packages/)|\.runfiles/[^/"\n]+/)')
+
+_KINDS = {
+    "not reached": ("Not reached", "The run ended before these began."),
+    "not built": ("Not built", "These targets could not be analysed or built."),
+    "ran nothing": ("Ran nothing", "No case of these targets ran."),
+    "no results": ("Without results", "Nothing is known of the cases of these targets."),
+    "skipped": ("Skipped cases", ""),
+    "incompatible": ("Incompatible targets", ""),
+    "filtered": ("Filtered", ""),
+    "cached": ("From a cache", "These did not run again, because nothing has changed."),
+}
 
 
 def page(
@@ -54,68 +64,56 @@ def page(
 
     Args:
         report: The results.
-        title: Title of the page; by default the names of the invocations.
+        title: Title of the page.
         made_wall_s: Time of day, in seconds since 1970.
         same_inputs: Whether the user vouches that all invocations had equal inputs, so that they vote about flakes
             together.
         changed: What differs from other results, and their name.
+
+    Raises:
+        ReportError: If jinja2 is not installed.
     """
-    style = (_ASSETS / "page.css").read_text(encoding="utf-8")
-    script = (_ASSETS / "page.js").read_text(encoding="utf-8")
-    packer = Packer()
     found = facts.failures(report)
     groups = facts.alike(found)
     counts = facts.status_counts(report)
     words, kind = _verdict(report, found, counts)
-    lines = facts.ledger(report)
-    title = shorten(title, 200) or "Test report"
-    failed = failure_section(groups, packer)
-    places = anchors(groups)
-    for run, case in facts.named(report):
-        packer.case(run, case, places.get((id(run), id(case)), ""))
-    sections = [
-        ("Failures", failed),
-        ("Not run", ledger_section(lines)),
-        ("Changes", compare_section(*changed) if changed else Markup()),
-        ("Flakes", flake_section(report, same_inputs=same_inputs)),
-        ("Slowest", slow_section(report)),
-        ("Shards", shard_section(report)),
-        ("Caches and GPUs", waits_section(report)),
-        ("Timeline", time_section(report)),
-        ("All cases", _all_cases(packer.case_count)),
+    ledger = facts.ledger(report)
+    rates = [one for one in measured(votes(report, same_inputs=same_inputs)) if one.runs + one.broken > 1]
+    flaky = [one for one in rates if one.label == "flaky"]
+    cases = [(run, case) for run in report.runs for case in run.cases]
+    sections: list[tuple[str, str, object, int]] = [
+        ("Failures", "failures", True, len(found)),
+        ("Not run", "not-run", True, len(ledger)),
+        ("Changes", "changes", changed, 0),
+        ("Flakes", "flakes", rates, len(flaky)),
+        ("All cases", "all", True, 0),
     ]
-    body = [
-        tag("a", "Skip to the results", href="#main", class_="skip-link"),
-        _header(report, counts, tag("h1", words, class_=f"verdict {kind}"), title),
-        _navigation(sections, found, lines),
-        tag("main", problem_section(report.problems), *[section for _, section in sections], id="main"),
-        _footer(report, made_wall_s),
-    ]
-    head = [
-        Markup('<meta charset="utf-8"/>'),
-        tag("meta", http_equiv="Content-Security-Policy", content=_policy(style, script)),
-        tag("meta", name="viewport", content="width=device-width, initial-scale=1"),
-        tag("meta", name="referrer", content="no-referrer"),
-        tag("title", f"{words} \u00b7 {title}"),
-        Markup(f"<style>{style}</style>"),
-    ]
-    code = Markup(f"<script>{script}</script>")
-    shown = join(body)
-    packed = packer.packed(_MAX_BYTES - len(shown.encode()) - len(style) - len(script) - _FRAME_BYTES)
-    data = Markup(f'<script type="application/octet-stream" id="data">{packed}</script>')
-    document = tag("html", tag("head", *head), tag("body", shown, data, code), lang="en")
-    return f"<!doctype html>\n{document}\n"
-
-
-def _policy(style: str, script: str) -> str:
-    return (
-        f"default-src 'none'; style-src {_digest(style)}; script-src {_digest(script)}; "
-        "base-uri 'none'; form-action 'none'"
+    return rendered(
+        _TEMPLATE,
+        title=shorten(title, 200) or "Test report",
+        words=words,
+        kind=kind,
+        total=_total(report, sum(counts.values())),
+        counts=list(_counts(report, counts)),
+        invocations=[{"name": one.name, "facts": _told(one)} for one in report.invocations[:_MAX_INVOCATIONS]],
+        invocations_left=len(report.invocations) - _MAX_INVOCATIONS,
+        links=[(name, anchor, count) for name, anchor, is_there, count in sections if is_there],
+        problems=list(_problems(report.problems).items())[:_MAX_PROBLEMS],
+        problem_count=len(report.problems),
+        failures=list(_failures(groups[:_MAX_SHOWN])),
+        failure_count=len(found),
+        failures_left=sum(map(len, groups[_MAX_SHOWN:])),
+        ledger=list(_ledger(ledger)),
+        changed=changed and changed[0],
+        changed_since=changed and changed[1],
+        rates=rates,
+        flaky=flaky,
+        steady=[one for one in rates if one.label == "no failure"],
+        case_count=len(cases),
+        rows=list(_rows(cases, groups)),
+        made=facts.utc(made_wall_s),
+        versions=_versions(report),
     )
-
-
-def _digest(content: str) -> str:
-    return f"'sha256-{base64.b64encode(hashlib.sha256(content.encode()).digest()).decode()}'"
 
 
 def _verdict(report: Report, found: Sequence[facts.Failure], counts: Mapping[Status, int]) -> tuple[str, str]:
@@ -139,144 +137,187 @@ def _verdict(report: Report, found: Sequence[facts.Failure], counts: Mapping[Sta
     return ("Passed after retries", "doubtful") if found else ("Passed", "good")
 
 
-def _header(report: Report, counts: Counter[Status], verdict: Markup, title: str) -> Markup:
-    told = [
-        (status, counts[status], f"{count_of(counts[status])} {WORDS[status]}") for status in STATUSES if counts[status]
-    ]
-    chips = [tag("li", tag("span", "", class_=f"dot st-{status}"), text, class_="count") for status, _, text in told]
+def _total(report: Report, cases: int) -> str:
+    targets = len({run.target for run in report.runs} | set(report.targets))
+    return f"{plural(cases, 'case')} in {plural(targets, 'target')}" if report.runs else ""
+
+
+def _counts(report: Report, counts: Counter[Status]) -> Iterator[tuple[str, str]]:
+    yield from ((one, f"{count_of(counts[one])} {WORDS[one]}") for one in STATUSES if counts[one])
     for kind in ("not built", "not reached"):
         if absent := sum(not line.case and line.kind == kind for line in report.not_run):
-            dot = tag("span", "", class_="dot st-unfinished")
-            chips.append(tag("li", dot, f"{plural(absent, 'target')} {kind}", class_="count"))
-    invocations = [_invocation(one) for one in report.invocations[:_MAX_INVOCATIONS]]
-    left_out = len(report.invocations) - len(invocations)
-    if left_out > 0:
-        invocations.append(tag("p", f"and {left_out} more", class_="muted"))
-    if len(report.invocations) > _OPEN_INVOCATIONS:
-        title = tag("summary", plural(len(report.invocations), "invocation"))
-        invocations = [tag("details", title, *invocations, class_="fold")]
-    targets = len({run.target for run in report.runs} | set(report.targets))
-    cases = sum(counts.values())
-    total = f"{plural(cases, 'case')} in {plural(targets, 'target')}" if report.runs else ""
-    return tag(
-        "header",
-        tag("p", title, class_="title"),
-        verdict,
-        tag("p", total, class_="total"),
-        status_bar(told),
-        tag("ul", *chips, class_="counts"),
-        *invocations,
-    )
+            yield "unfinished", f"{plural(absent, 'target')} {kind}"
 
 
-def _invocation(one: InvocationRecord) -> Markup:
-    parts = [one.command]
-    if one.version:
-        parts.append(f"Bazel {one.version}")
-    if one.began_wall_s is not None:
-        parts.append(facts.utc(one.began_wall_s))
-    if one.duration_s:
-        parts.append(seconds(one.duration_s))
-    if one.exit_code is not None:
-        parts.append(f"exit status {one.exit_code}{f' ({one.exit_name})' if one.exit_name else ''}")
-    if not one.is_complete:
-        parts.append("did not come to its end")
-    if one.revision:
-        parts.append(f"revision {one.revision[:12]}")
-    facts_line = join((part for part in parts if part), " \u00b7 ")
-    return tag("p", facts_line, tag("span", shorten(one.name, 200), class_="under"), class_="invocation muted")
-
-
-def _navigation(
-    sections: Sequence[tuple[str, Markup]], found: Sequence[facts.Failure], lines: Sequence[object]
-) -> Markup:
-    counted = {"Failures": len(found), "Not run": len(lines)}
-    names = {
-        "Failures": "failures",
-        "Not run": "not-run",
-        "Changes": "changes",
-        "Flakes": "flakes",
-        "Slowest": "slowest",
-        "Shards": "shards",
-        "Caches and GPUs": "caches",
-        "Timeline": "timeline",
-        "All cases": "all",
-    }
-    links = [
-        tag(
-            "a",
-            name,
-            tag("span", str(counted[name]), class_="tally") if counted.get(name) else "",
-            href=f"#{names[name]}",
-        )
-        for name, section in sections
-        if section
+def _told(one: InvocationRecord) -> str:
+    parts = [
+        one.command,
+        f"Bazel {one.version}" if one.version else "",
+        "" if one.began_wall_s is None else facts.utc(one.began_wall_s),
+        seconds(one.duration_s) if one.duration_s else "",
+        "" if one.exit_code is None else f"exit status {one.exit_code}{f' ({one.exit_name})' if one.exit_name else ''}",
+        "" if one.is_complete else "did not come to its end",
+        f"revision {one.revision[:12]}" if one.revision else "",
     ]
-    return tag("nav", tag("div", *links), aria_label="parts of this page")
+    return " \u00b7 ".join(filter(None, parts))
 
 
-def _all_cases(count: int) -> Markup:
-    statuses = [tag("option", WORDS[status], value=status) for status in STATUSES]
-
-    def choice(name: str, label: str, *options: Markup) -> Markup:
-        return tag("label", label, tag("select", tag("option", "all", value=""), *options, id=name))
-
-    controls = tag(
-        "div",
-        tag(
-            "label",
-            "Search",
-            tag("input", type="search", id="search", placeholder="name, target or message", autocomplete="off"),
-            class_="search",
-        ),
-        choice("f-status", "Result", tag("option", "did not pass", value="bad"), *statuses),
-        choice("f-target", "Target"),
-        choice("f-backend", "Backend"),
-        choice("f-world", "World"),
-        choice("f-culprit", "Culprit"),
-        tag(
-            "label",
-            "Order",
-            tag(
-                "select",
-                tag("option", "worst first", value="status"),
-                tag("option", "slowest first", value="time"),
-                tag("option", "as they ran", value="ran"),
-                id="f-order",
-            ),
-        ),
-        class_="controls",
-    )
-    script_only = tag(
-        "div",
-        controls,
-        tag("p", id="found", class_="muted", role="status"),
-        table(("result", "case", "world", "culprit", "time"), [], "all cases", rows_id="rows"),
-        tag("button", "Show more", type="button", id="more", hidden=True),
-        id="browser",
-        hidden=True,
-    )
-    without = tag(
-        "p",
-        f"The table of {plural(count, 'case')} is compressed in this file, and needs JavaScript. The sections above do "
-        "not.",
-        id="without",
-    )
-    return tag("section", tag("h2", f"All cases ({count_of(count)})"), without, script_only, id="all")
+def _problems(problems: Sequence[Problem]) -> dict[str, list[str]]:
+    """Return text -> subjects: the same of many targets stands there once."""
+    alike: dict[str, list[str]] = defaultdict(list)
+    for problem in problems:
+        alike[problem.text].append(problem.subject)
+    return alike
 
 
-def _footer(report: Report, made_wall_s: float) -> Markup:
-    versions: dict[str, set[str]] = {}
+def _failures(groups: Sequence[Sequence[facts.Failure]]) -> Iterator[dict[str, Any]]:
+    limit = min(_MOST_TEXT_CHARS, max(_LEAST_TEXT_CHARS, _ALL_TEXTS_CHARS // max(1, len(groups))))
+    left_chars = _ALL_LOGS_CHARS
+    for number, (failure, *others) in enumerate(groups):
+        run, case = failure.run, failure.case
+        logs = []
+        for log in _own_logs(run.logs, case):
+            text = shorten(log.text.rstrip(), _LOG_CHARS) if left_chars > 0 else ""
+            left_chars -= len(text)
+            logs.append((log, text))
+        one: dict[str, Any] = {
+            "case": case,
+            "story": None,
+            "status": case.status if case is not None else "failed",
+            "word": _word(failure),
+            "name": shorten(failure.name, 600),
+            "headline": shorten(facts.headline(run, case), 600),
+            "chips": [shorten(chip, 300) for chip in _chips(failure, others) if chip],
+            "recovered": failure.recovered,
+            "is_open": number < _OPEN and not failure.recovered,
+            "logs": [_shown_log(log, text) for log, text in logs if text],
+            "left_out": [log for log, text in logs if not text],
+        }
+        if case is not None:
+            story = story_of(_DEEP.sub(".../", shorten(case.text, limit)))
+            one |= {
+                "story": story,
+                # The first line is the headline.
+                "told": story.head.partition("\n")[2].strip(),
+                "picture": lanes(case),
+                "ledger": _ledgers(case),
+                "warnings": [f"rank {rank.rank}: {line}" for rank in case.ranks for line in rank.warnings],
+            }
+        yield one
+
+
+def _word(failure: facts.Failure) -> str:
+    case = failure.case
+    if case is None:
+        return failure.run.status.lower() or "failed"
+    return shorten(case.cause, 100) if case.cause not in ("", "none", "failure") else WORDS[case.status]
+
+
+def _chips(failure: facts.Failure, others: Sequence[facts.Failure]) -> Iterator[str]:
+    """Yield what tells a failure from others: where it was, and which further runs failed in the same way."""
+    run, case = failure.run, failure.case
+    if case is not None and is_label(run.target):
+        yield run.target
+    yield run.part
+    yield f"on {run.host}" if run.host and run.strategy == "remote" else ""
+    yield run.backend
+    yield f"world of {case.world_size}" if case is not None and case.world_size else ""
+    if case is not None and case.gpus:
+        yield f"GPUs {case.gpus}, after a wait of {seconds(case.gpu_wait_s)}"
+    if others:
+        parts = [other.run.part for other in others if other.run.part]
+        named = f": {'; '.join(parts[:6])}{'; ...' if len(parts) > 6 else ''}" if parts else ""
+        yield f"and {plural(len(others), 'more run')} like this{named}"
+
+
+def _ledgers(case: CaseRecord) -> list[tuple[tuple[int, ...], Ledger]]:
+    """Return what each rank waits for, with its last collective calls; ranks that do the same stand together."""
+    alike: dict[object, list[Ledger]] = defaultdict(list)
+    for ledger in case.ledgers:
+        alike[ledger.state, ledger.place, tuple(call.words for call in ledger.calls)].append(ledger)
+    return [(tuple(ledger.rank for ledger in same), same[0]) for same in alike.values()]
+
+
+def _own_logs(logs: Sequence[LogRecord], case: CaseRecord | None) -> Iterator[LogRecord]:
+    """Yield the logs of a case: those of its ranks, and the log of the whole run."""
+    own = f"{slug(case.nodeid)}.rank-" if case is not None and case.nodeid else None
+    for log in logs:
+        if case is None or ".rank-" not in log.name or (own is not None and log.name.startswith(own)):
+            yield log
+
+
+def _shown_log(log: LogRecord, text: str) -> dict[str, Any]:
+    return {
+        "name": log.name,
+        "text": text,
+        "lines": log.text.count("\n") + 1,
+        "is_cut": len(log.text.rstrip()) > _LOG_CHARS,
+        "place": log.place,
+    }
+
+
+def _ledger(lines: Sequence[NotRun]) -> Iterator[tuple[str, str, int, list[tuple[str, str, list[str]]]]]:
+    """Yield each kind of the skip ledger: title, note, number, and its reasons, each with where and the names."""
+    by_kind: dict[str, dict[str, list[NotRun]]] = defaultdict(lambda: defaultdict(list))
+    for line in lines:
+        # The time of each cached result differs; the names have it.
+        reason = "unchanged" if line.kind == "cached" else shorten(line.reason, 400)
+        by_kind[line.kind][reason].append(line)
+    for kind, (title, note) in _KINDS.items():
+        if found := by_kind.get(kind):
+            sizes = {reason: sum(line.count or 1 for line in same) for reason, same in found.items()}
+            ordered = sorted(found.items(), key=lambda item: (-sizes[item[0]], item[0]))
+            reasons = [(reason, _where(same), list(map(_name, same))) for reason, same in ordered]
+            yield title, note, sum(sizes.values()), reasons
+
+
+def _where(lines: Sequence[NotRun]) -> str:
+    targets, cases = plural(len({line.target for line in lines}), "target"), sum(line.count for line in lines)
+    return f"{plural(cases, 'case')} in {targets}" if cases else targets
+
+
+def _name(line: NotRun) -> str:
+    name = f"{line.target}  {line.case}" if line.case else line.target
+    if line.kind == "cached":
+        return f"{name}: {line.reason}"
+    return f"{name} ({plural(line.count, 'case')})" if line.count > 1 else name
+
+
+def _rows(
+    cases: Sequence[tuple[RunRecord, CaseRecord]], groups: Sequence[Sequence[facts.Failure]]
+) -> Iterator[dict[str, Any]]:
+    """Yield the rows of the table of all cases, the worst and then the slowest first."""
+    anchors = {
+        (id(failure.run), id(failure.case)): f"failure-{number}"
+        for number, group in enumerate(groups[:_MAX_SHOWN], 1)
+        for failure in group
+    }
+    order = {status: place for place, status in enumerate(STATUSES)}
+    ordered = sorted(cases, key=lambda one: (order[one[1].status], -one[1].duration_s))
+    left_chars = _ALL_ROWS_CHARS
+    for run, case in ordered:
+        told = "" if case.status == "passed" else shorten(facts.headline(run, case), _MAX_MESSAGE_CHARS)
+        row: dict[str, Any] = {
+            "word": f"{WORDS[case.status]}{', cached' if run.cached else ''}",
+            "is_bad": case.status in BAD,
+            "name": shorten(case.name, _MAX_MESSAGE_CHARS),
+            "anchor": anchors.get((id(run), id(case)), ""),
+            "message": told,
+            "target": shorten(f"{run.target}{run.in_part}", _MAX_MESSAGE_CHARS),
+            "world": case.world_size,
+            "culprit": "" if case.culprit is None else f"rank {case.culprit}",
+            "time": seconds(case.duration_s),
+        }
+        left_chars -= _ROW_CHARS + len(row["name"]) + len(row["message"]) + len(row["target"])
+        if left_chars < 0:
+            return
+        yield row
+
+
+def _versions(report: Report) -> str:
+    versions: dict[str, set[str]] = defaultdict(set)
     for run in report.runs:
         for name, version in run.versions.items():
-            versions.setdefault(name, set()).add(version)
+            versions[name].add(version)
     told = ", ".join(f"{name} {' and '.join(sorted(found)[:3])}" for name, found in sorted(versions.items())[:8])
-    keys = tag(
-        "p",
-        "Keys: ",
-        join([tag("kbd", "/"), " search, ", tag("kbd", "j"), " and ", tag("kbd", "k"), " next and previous failure, "]),
-        join([tag("kbd", "Enter"), " opens what has the focus, ", tag("kbd", "Esc"), " leaves the search."]),
-        class_="keys",
-    )
-    made = f"Made {facts.utc(made_wall_s)} by dist_testing.report"
-    return tag("footer", keys, tag("p", f"{made}{f'; {shorten(told, 300)}' if told else ''}"))
+    return shorten(told, 300)

@@ -15,8 +15,8 @@ from typing import Any
 
 from dist_testing.core.ground.error_text import shorten
 from dist_testing.core.ground.record import BAD, CaseRecord, Ledger, RankRecord
-from dist_testing.report.markup import clean
 from dist_testing.report.model import RunRecord
+from dist_testing.report.words import clean
 
 # Lane of the cases, and of rank 0. After the lane of a rank come those of its collective calls.
 _CASES = 1

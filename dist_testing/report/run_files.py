@@ -55,7 +55,7 @@ def is_stream_name(name: str) -> bool:
     return _STREAM.fullmatch(name) is not None
 
 
-def filled_run(run: RunRecord, files: RunFiles) -> tuple[RunRecord, list[Problem]]:
+def filled_run(run: RunRecord, files: RunFiles, *, is_brief: bool) -> tuple[RunRecord, list[Problem]]:
     """Return a run, of which `run` is known without its files, with what the files say; and what is wrong with them."""
     subject = f"{run.target}{run.in_part}"
     problems: list[Problem] = []
@@ -76,7 +76,9 @@ def filled_run(run: RunRecord, files: RunFiles) -> tuple[RunRecord, list[Problem
         beside = sorted(files.folder.iterdir()) if files.folder is not None and files.folder.is_dir() else []
         outputs = [*unpacked, *beside]
         streams = [*files.streams, *[path for path in outputs if _PACKED_STREAM.fullmatch(path.name)]]
-        stream = read_streams([(path, _shown(subject, path)) for path in streams]) if streams else None
+        stream = (
+            read_streams([(path, _shown(subject, path)) for path in streams], is_brief=is_brief) if streams else None
+        )
         if stream is not None:
             problems += stream.problems
             has_results = has_results or bool(stream.cases) or stream.is_complete

@@ -55,6 +55,11 @@ class Story:
         return [part for part in self.parts if part.kind == "culprit"]
 
     @property
+    def others(self) -> list[Part]:
+        """The other parts that have a text."""
+        return [part for part in self.parts if part.kind != "culprit" and part.text]
+
+    @property
     def is_plain(self) -> bool:
         """Whether the head is a traceback or another text that this library has not written."""
         return not (self.parts or self.command or self.victims or self.ledger)

@@ -85,20 +85,23 @@ def _unfinished(nodeid: str, began_at_s: float | None) -> CaseRecord:
     return CaseRecord(case_name(nodeid), "unfinished", nodeid, message=message, began_at_s=began_at_s)
 
 
-def read_streams(paths: Sequence[tuple[Path, str]]) -> StreamRecord:
-    """Read the event streams of one run, each with its name for people. What stands before damage counts."""
+def read_streams(paths: Sequence[tuple[Path, str]], *, is_brief: bool = False) -> StreamRecord:
+    """Read the event streams of one run, each with its name for people. What stands before damage counts.
+
+    `is_brief` leaves out the ranks of cases that passed.
+    """
     read = StreamRecord()
     for path, shown in paths:
-        _read(read, path, shown)
+        _read(read, path, shown, is_brief)
     read.close()
     return read
 
 
-def _read(read: StreamRecord, path: Path, shown: str) -> None:
+def _read(read: StreamRecord, path: Path, shown: str, is_brief: bool) -> None:
     first: RunStarted | None = None
     last: Event | None = None
     try:
-        for event in iterate_events(path):
+        for event in iterate_events(path, is_brief=is_brief):
             if first is None and isinstance(event, RunStarted):
                 first = event
             last = event

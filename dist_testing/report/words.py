@@ -1,4 +1,4 @@
-"""Numbers and names as people read them."""
+"""Numbers, names and texts as people read them."""
 
 from __future__ import annotations
 
@@ -6,6 +6,12 @@ import re
 
 from dist_testing.core.ground.record import MAX_S, Status
 
+# A browser shows none of these, or lets them change the direction of the text around them.
+_INVISIBLE = re.compile(
+    "[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200b\u200e\u200f\u2028-\u202e\u2060-\u2069\ud800-\udfff\ufeff]"
+)
+# Colours and moves of a terminal.
+_TERMINAL = re.compile("\x1b\\[[0-9;:?]*[A-Za-z]|\x1b\\][^\x07\x1b]*(?:\x07|\x1b\\\\)")
 # A word for each status, after a number.
 WORDS: dict[Status, str] = {
     "failed": "failed",
@@ -80,3 +86,20 @@ def ranks_text(ranks: tuple[int, ...]) -> str:
 def slug(name: str) -> str:
     """Return a name as the files of its logs have it (`core.engine.kept_logs`)."""
     return re.sub(r"[^A-Za-z0-9_.=-]+", "-", name).strip("-")[-120:]
+
+
+def clean(value: str) -> str:
+    """Return a text with visible marks in place of characters that show nothing or turn the text around.
+
+    Colours of a terminal are left out. A line feed and a tab stay, and other line ends become a line feed.
+    """
+    plain = _TERMINAL.sub("", value).replace("\r\n", "\n")
+    return _INVISIBLE.sub(lambda match: _visible(match[0]), plain)
+
+
+def _visible(character: str) -> str:
+    code = ord(character)
+    if code < 0x20:
+        # Unicode has a picture for each.
+        return chr(0x2400 + code)
+    return "\N{SYMBOL FOR DELETE}" if code == 0x7F else f"\u2039U+{code:04X}\u203a"

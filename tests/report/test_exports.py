@@ -40,15 +40,15 @@ def test_the_json_fits_its_published_schema(tmp_path: Path) -> None:
     (run,) = content["runs"]
     assert [case["status"] for case in run["cases"]] == ["failed", "passed", "skipped", "xfailed", "xpassed", "error"]
     assert run["cases"][0]["ranks"][1]["outcome"] == "raised"
-    assert run["cases"][0]["ranks"][0]["phases"][0]["name"] == "start"
-    assert run["cases"][0]["faults"][1] == {"text": "kill of rank 1, by rank 0", "ranks": [1], "seen_s": 0.11}
+    assert run["cases"][0]["ranks"][0]["phases"][0][0] == "start"
+    assert run["cases"][0]["faults"][1] == {"at_s": 0.11, "action": "kill", "ranks": [1], "by": 0, "asked_s": 0.1}
     assert content["counts"]["passed"] == 1
 
 
 def test_the_schema_check_finds_errors(tmp_path: Path) -> None:
     """If it fails, the test above cannot fail."""
     schema = json.loads(SCHEMA_FILE.read_text(encoding="utf-8"))
-    for path, value in ((("schema",), 2), (("runs", 0, "shard"), "1"), (("runs", 0, "more"), 1), (("counts",), None)):
+    for path, value in ((("schema",), 3), (("runs", 0, "shard"), "1"), (("runs", 0, "more"), 1), (("counts",), None)):
         content = json.loads(exported(_report(tmp_path)))
         part = content
         for step in path[:-1]:

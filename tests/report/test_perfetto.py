@@ -12,9 +12,9 @@ from typing import Any
 from dist_testing.core.ground.record import CaseRecord, Ledger, LedgerCall, RankRecord
 from dist_testing.report.cli import main
 from dist_testing.report.gather import gather
+from dist_testing.report.lanes import lanes as lanes_of
 from dist_testing.report.model import RunRecord
 from dist_testing.report.perfetto import trace
-from dist_testing.report.pictures import lanes as lanes_of
 from tests.report.large_world import CASES, CULPRIT, PHASES, RANKS, large_run
 from tests.report.streams import Case, write_stream
 
@@ -115,8 +115,8 @@ def test_collective_calls_are_bars_below_their_rank(tmp_path: Path) -> None:
     assert {call["dur"] for call in waits} == {170_000.0}
     picture = lanes_of(gather([tmp_path / "e.jsonl"]).runs[0].cases[0])
     assert picture is not None
-    assert picture.count('class="ph-collective"') == 4
-    assert "all_reduce #1 of group 0, 0.17 s, not ended" in picture
+    titles = [call["title"] for lane in picture["lanes"] for call in lane["calls"]]
+    assert titles == ["broadcast #0 of group 0", "all_reduce #1 of group 0, 0.17 s, not ended"] * 2
 
 
 def test_faults_on_purpose_are_marked_where_and_when_they_happened(tmp_path: Path) -> None:
@@ -130,8 +130,10 @@ def test_faults_on_purpose_are_marked_where_and_when_they_happened(tmp_path: Pat
     ]
     picture = lanes_of(gather([tmp_path / "e.jsonl"]).runs[0].cases[0])
     assert picture is not None
-    assert picture.count('class="fault"') == 2
-    assert "kill of rank 1, by rank 0, after 0.11 s" in picture
+    assert [title for _, title in picture["faults"]] == [
+        "links between nodes 0->1: cut, by the plan, after 0.10 s",
+        "kill of rank 1, by rank 0, after 0.11 s",
+    ]
 
 
 def test_calls_at_one_time_have_lanes_of_their_own() -> None:

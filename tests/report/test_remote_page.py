@@ -1,11 +1,9 @@
-"""What the page says of remote invocations: waits for workers, results that stayed there, names of workers."""
+"""What the page says of remote invocations: results that stayed there, names of workers."""
 
 from __future__ import annotations
 
-import re
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -15,7 +13,6 @@ from dist_testing.core.ground.record import CaseRecord
 from dist_testing.report.cli import main
 from dist_testing.report.gather import gather
 from dist_testing.report.page import page
-from dist_testing.report.remote_times import remote_times
 from tests.report.streams import Action, Case, build_events, stream_events, write_build_events, write_events
 
 _RULE = "-" * 100
@@ -28,43 +25,11 @@ _TEXT = (
 )
 
 
-def _execution(queue: str) -> dict[str, Any]:
-    spent = {"queueTime": queue, "uploadTime": "2s", "setupTime": "1.5s", "executionWallTime": "4s", "fetchTime": "9s"}
-    children = [{"name": name, "time": time} for name, time in spent.items()]
-    return {"strategy": "remote", "timingBreakdown": {"name": "totalTime", "time": "30s", "child": children}}
-
-
 def _xml(folder: Path) -> Path:
     path = folder / "testlogs" / "a" / "a" / "test.xml"
     path.parent.mkdir(parents=True)
     write_xml(path, "//a:a", [CaseRecord("t.ok", "passed", duration_s=1.0)])
     return path
-
-
-def test_the_page_says_how_long_remote_actions_waited_for_a_worker(tmp_path: Path) -> None:
-    """If it fails, a slow test and a queue of a pool with too few workers look the same."""
-    xml = _xml(tmp_path)
-    actions = [
-        Action("//a:a", xml, more={"executionInfo": _execution("3s")}, identity={"shard": 1}),
-        Action("//a:a", xml, more={"executionInfo": _execution("20.25s")}, identity={"shard": 2}),
-        Action("//a:b", xml, more={"executionInfo": {"strategy": "linux-sandbox"}}),
-        Action("//a:c", xml, more={"executionInfo": {**_execution("70s"), "cachedRemotely": True}}),
-    ]
-    report = gather([write_build_events(tmp_path / "bep.json", build_events(actions))])
-    (found,) = remote_times(report)
-    assert (found.target, found.actions, found.queue_s, found.longest_queue_s) == ("//a:a", 2, 23.25, 20.25)
-    assert (found.upload_s, found.setup_s, found.run_s) == (4.0, 3.0, 8.0)
-    text = page(report, made_wall_s=0.0)
-    assert ">Remote actions</h3>" in text
-    assert re.search(r"23 s</td><td[^>]*>20 s</td><td[^>]*>4.00 s</td><td[^>]*>3.00 s</td><td[^>]*>8.00 s</td>", text)
-
-
-@pytest.mark.parametrize("spent", [{"child": 3}, [], {"child": [[]]}, {"child": [{"name": "queueTime", "time": 3}]}])
-def test_times_of_another_form_are_told(tmp_path: Path, spent: object) -> None:
-    """If it fails, build events of another program end in a traceback."""
-    action = Action("//a:a", _xml(tmp_path), more={"executionInfo": {"strategy": "remote", "timingBreakdown": spent}})
-    (problem,) = gather([write_build_events(tmp_path / "bep.json", build_events([action]))]).problems
-    assert "an event does not have Bazel's form" in problem.text
 
 
 def _at(label: str, uri: str) -> Action:
@@ -108,9 +73,9 @@ def test_a_failure_names_its_worker_and_its_stacks_have_short_paths(tmp_path: Pa
     assert report.runs[0].host == "worker-7"
     text = page(report, made_wall_s=0.0)
     assert '<span class="chip">on worker-7</span>' in text
-    assert "File &quot;.../site-packages/torch/nn/linear.py&quot;, line 3 in forward" in text
-    assert "File &quot;.../a/test_b.py&quot;, line 9 in test_b" in text
-    assert "File &quot;/usr/lib/x.py&quot;, line 1 in y" in text
+    assert "File &#34;.../site-packages/torch/nn/linear.py&#34;, line 3 in forward" in text
+    assert "File &#34;.../a/test_b.py&#34;, line 9 in test_b" in text
+    assert "File &#34;/usr/lib/x.py&#34;, line 1 in y" in text
 
 
 def test_a_target_that_could_not_be_analysed_has_its_reason_and_is_the_headline(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""The page of a large job: small enough to keep, and its first part is there without the data."""
+"""The page of a large job: small enough to keep, and its failures come first."""
 
 from __future__ import annotations
 
@@ -57,5 +57,6 @@ def test_ten_thousand_cases_on_eight_ranks_fit_into_five_megabytes() -> None:
         runs.append(RunRecord(f"//pkg:target_{target}_gloo", cases=cases, logs=tuple(logs), wall_zero_s=1.7e9))
     text = page(Report((InvocationRecord("big"),), tuple(runs)), made_wall_s=0.0)
     assert len(text.encode()) <= 5_000_000
-    # Failures stand before the data, so that a browser shows them at once.
-    assert text.index("200 failed") < text.index('id="failure-200"') < text.index('id="data"')
+    # Failures stand before the table, so that a browser shows them at once.
+    assert text.index("200 failed") < text.index('id="failure-200"') < text.index('id="rows"')
+    assert text.count("test_case_number[") > 10_000

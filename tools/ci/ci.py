@@ -96,7 +96,7 @@ def _run(options: argparse.Namespace, bazel: Sequence[str], given: Sequence[str]
 def _write_page(events: Path, place: Path) -> None:
     """Write the page of the job, and say where it is. The exit status does not depend on it."""
     try:
-        written = write_text(place, page(gather([events]), title="CI job", made_wall_s=time.time()))
+        written = write_text(place, page(gather([events], is_brief=True), title="CI job", made_wall_s=time.time()))
     except ReportError as error:
         _say(f"there is no page: {error}")
     except Exception as error:

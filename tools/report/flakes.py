@@ -1,7 +1,8 @@
 """Measure how often tests fail without a change: `bazel run @dist_testing//tools/report:flakes -- --runs=200 //x:y`.
 
 Runs the targets again and again, until for each case a claim can be made: that it is flaky, or that it fails less often
-than `--rate` (with 95 % confidence; 299 clean runs for 1 %). At most `--runs` runs are made. Other flags go to Bazel.
+than `--rate` (by Wilson's interval of 95 %; 381 clean runs for 1 %). At most `--runs` runs are made. Other flags go to
+Bazel.
 
 Exit status: 0 if no case failed, 1 if one did, 2 for wrong usage; else Bazel's own.
 """
@@ -18,8 +19,7 @@ from pathlib import Path
 from bazel_process import run_bazel, usual_bazel
 
 from dist_testing.core.ground.errors import ReportError
-from dist_testing.report.flake_section import flake_lines
-from dist_testing.report.flakes import Flake, Vote, measured, votes
+from dist_testing.report.flakes import Flake, Vote, flake_lines, measured, votes
 from dist_testing.report.gather import gather
 
 # Bazel's exit status if tests have failed.
@@ -117,7 +117,7 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="flakes", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
     )
-    parser.add_argument("--runs", type=_count, default=300, metavar="N", help="runs at most (default: 300)")
+    parser.add_argument("--runs", type=_count, default=400, metavar="N", help="runs at most (default: 400)")
     parser.add_argument("--rate", type=_rate, default=0.01, metavar="R", help="the rate to claim (default: 1%%)")
     parser.add_argument(
         "--batch", type=_count, default=100, metavar="N", help="runs of one invocation of Bazel (default: 100)"

@@ -25,7 +25,7 @@ def test_a_target_is_idle_if_none_of_its_runs_ran_a_case() -> None:
             Run("//a:sharded", [_case(ran=True)]),
             Run("//a:idle", [_case("no GPU", ran=False), _case("no GPU", ran=False), _case("other", ran=False)]),
             Run("//a:empty", []),
-            Run("//a:known", [_case("xfail: known", ran=False)]),
+            Run("//a:known", [CaseRecord("c.n", "xfailed", message="known")]),
         ]
     )
     idle = ran_nothing.idle_targets(results)

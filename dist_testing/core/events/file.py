@@ -127,8 +127,12 @@ def read_events(path: Path) -> list[Event]:
     return list(iterate_events(path))
 
 
-def iterate_events(path: Path) -> Iterator[Event]:
+def iterate_events(path: Path, *, is_brief: bool = False) -> Iterator[Event]:
     """Yield the events of a file one by one. What stands before a damaged line is good.
+
+    Args:
+        path: The file, compressed or not.
+        is_brief: Whether to leave out the ranks of cases that passed, which takes half of the time.
 
     Raises:
         ReportError: As `read_events`, when it comes to the damage.
@@ -141,8 +145,10 @@ def iterate_events(path: Path) -> Iterator[Event]:
                 wire = json.loads(line)
                 if number == 1:
                     _check_schema(path, wire)
+                if is_brief and wire["event"] == "case" and wire["record"]["status"] == "passed":
+                    wire["record"].pop("ranks", None)
                 event = event_of(wire)
-            except (ValueError, RecursionError) as error:
+            except (KeyError, TypeError, ValueError, RecursionError) as error:
                 raise ReportError(
                     f"{path}: line {number} is not an event: {error}.\n"
                     "The file was changed after it was written, or another program wrote it.\n"

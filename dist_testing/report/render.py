@@ -1,0 +1,88 @@
+"""Renders the templates of pages with jinja2: everything is escaped, and nothing leaves the page."""
+
+from __future__ import annotations
+
+import base64
+import functools
+import hashlib
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from dist_testing.core.ground.error_text import shorten
+from dist_testing.core.ground.errors import ReportError
+from dist_testing.report.words import clean, count_of, percent, plural, ranks_text, seconds
+
+if TYPE_CHECKING:
+    import jinja2
+
+_FOLDER = Path(__file__).parent / "templates"
+
+
+def rendered(template: Path, **values: object) -> str:
+    """Return a page.
+
+    It has the style of all pages, and the script beside the template that has its name. Its content security policy
+    allows these two by their digests and nothing else: no request leaves the page, whatever the results contain.
+
+    Args:
+        template: Its template.
+        **values: What the template shows.
+
+    Raises:
+        ReportError: If jinja2 is not installed.
+    """
+    environment = _environment(template.parent)
+    style = (_FOLDER / "page.css").read_text(encoding="utf-8")
+    script_file = template.with_suffix(".js")
+    script = script_file.read_text(encoding="utf-8") if script_file.exists() else ""
+    policy = f"default-src 'none'; style-src {_digest(style)}; "
+    policy += f"script-src {_digest(script)}; " if script else ""
+    page = environment.get_template(template.name).render(
+        **values,
+        policy=f"{policy}base-uri 'none'; form-action 'none'",
+        style=_markup(style),
+        script=_markup(script),
+    )
+    return page + "\n"
+
+
+@functools.cache
+def _environment(folder: Path) -> jinja2.Environment:
+    try:
+        import jinja2
+    except ModuleNotFoundError as error:
+        raise ReportError(
+            "jinja2 is not installed.\n"
+            "The page is made from a template of jinja2, and needs no other package.\n"
+            'Run `pip install "dist_testing[report]"`; under Bazel add jinja2 to the hub of dist_testing.packages().'
+        ) from error
+    environment = jinja2.Environment(
+        autoescape=True,
+        finalize=_cleaned,
+        loader=jinja2.FileSystemLoader(folder),
+        undefined=jinja2.StrictUndefined,
+    )
+    environment.filters |= {
+        "count": count_of,
+        "percent": percent,
+        "plural": plural,
+        "ranks": ranks_text,
+        "seconds": seconds,
+        "short": shorten,
+    }
+    return environment
+
+
+def _cleaned(value: Any) -> Any:
+    # Most texts have nothing to clean. HTML of a template is a subclass of str.
+    return clean(value) if type(value) is str and not (value.isascii() and value.isprintable()) else value
+
+
+def _markup(text: str) -> object:
+    import markupsafe
+
+    return markupsafe.Markup(text)
+
+
+def _digest(content: str) -> str:
+    return f"'sha256-{base64.b64encode(hashlib.sha256(content.encode()).digest()).decode()}'"
