@@ -9,13 +9,14 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 
 from dist_testing.core.ground.record import BAD, CaseRecord, Status
-from dist_testing.report.model import Action, NotRun, Report, RunRecord, is_label
+from dist_testing.report.model import Action, NotRun, Report, RunRecord, bounded, is_label
 
 # pytest's message of a test without ranks is only the place; the first such line of its text says more.
 _PLACE = re.compile(r"\S+:\d+: \w+")
 _ERROR = re.compile(r"^E +(\S.*)$", re.MULTILINE)
 _MARK = re.compile(r"^E +")
 _NUMBERS = re.compile(r"\d+\.\d+ s|0x[0-9a-f]+|pid \d+")
+_SECONDS = re.compile(r"\d{1,9}(\.\d{1,9})?")
 _WORLD = re.compile(r"^ \(world of \d+\)(?=: )")
 
 
@@ -115,6 +116,13 @@ def _without_name(message: str, nodeid: str) -> str:
             return message
         rest = message.removeprefix(nodeid)
     return _WORLD.sub("", rest, count=1).removeprefix(": ")
+
+
+def gpus_of(case: CaseRecord) -> tuple[str, float]:
+    """Return the machine's numbers of the GPUs of a case, and how long it waited for them, in seconds."""
+    told = dict(case.properties)
+    wait = str(told.get("gpu_wait_s", ""))
+    return str(told.get("gpus", "")), bounded(float(wait)) if _SECONDS.fullmatch(wait) else 0.0
 
 
 def status_counts(report: Report) -> Counter[Status]:

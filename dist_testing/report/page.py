@@ -222,8 +222,9 @@ def _chips(failure: facts.Failure, others: Sequence[facts.Failure]) -> Iterator[
     yield f"on {run.host}" if run.host and run.strategy == "remote" else ""
     yield run.backend
     yield f"world of {case.world_size}" if case is not None and case.world_size else ""
-    if case is not None and case.gpus:
-        yield f"GPUs {case.gpus}, after a wait of {seconds(case.gpu_wait_s)}"
+    gpus, wait_s = facts.gpus_of(case) if case is not None else ("", 0.0)
+    if gpus:
+        yield f"GPUs {gpus}, after a wait of {seconds(wait_s)}"
     if others:
         parts = [other.run.part for other in others if other.run.part]
         named = f": {'; '.join(parts[:6])}{'; ...' if len(parts) > 6 else ''}" if parts else ""

@@ -15,6 +15,7 @@ from typing import Any
 
 from dist_testing.core.ground.error_text import shorten
 from dist_testing.core.ground.record import BAD, CaseRecord, Ledger, RankRecord
+from dist_testing.report.facts import gpus_of
 from dist_testing.report.model import RunRecord
 from dist_testing.report.words import clean
 
@@ -102,11 +103,12 @@ def _case_events(case: CaseRecord, process: int, offset_s: float, arrows: Iterat
         "world_size": case.world_size,
         "isolation": _text(case.isolation),
     }
-    if case.gpus:
-        args["gpus"] = _text(case.gpus)
+    gpus, wait_s = gpus_of(case)
+    if gpus:
+        args["gpus"] = _text(gpus)
     yield _bar(process, _CASES, _text(case.name), begin, end, "case", args)
-    if case.gpu_wait_s and begin + case.gpu_wait_s <= end:
-        yield _bar(process, _CASES, "waiting for GPUs", begin, begin + case.gpu_wait_s, "lease", {})
+    if wait_s and begin + wait_s <= end:
+        yield _bar(process, _CASES, "waiting for GPUs", begin, begin + wait_s, "lease", {})
     drawn = {rank.rank for rank in case.ranks if rank.rank <= _MAX_RANK}
     for fault in case.faults:
         if begin <= fault.at_s + offset_s <= end:

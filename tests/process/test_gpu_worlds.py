@@ -206,8 +206,8 @@ def test_the_wait_for_gpus_is_told(pool: tuple[Gpu, ...]) -> None:
         with lease_gpus(4, pool, limit_s=_LIMIT_S), pytest.raises(LeaseTimeoutError) as refused:
             run(worlds, "do_nothing", world_size=2, timeout_s=0.1)
     first, last = [event.record for event in told]
-    assert (first.status, first.gpus) == ("passed", "0, 1")
-    assert (last.status, last.gpus) == ("error", "")
+    assert (first.status, dict(first.properties)["gpus"]) == ("passed", "0, 1")
+    assert (last.status, last.properties) == ("error", ())
     assert last.message == f"LeaseTimeoutError: {str(refused.value).splitlines()[0]}"
     assert 0 < last.duration_s < first.duration_s + 60
 

@@ -116,6 +116,8 @@ def record_of(case: Case, at_s: float) -> CaseRecord:
         properties.append(("cause", case.cause))
     if case.culprit is not None:
         properties.append(("culprit", case.culprit))
+    if case.gpu_wait_s:
+        properties += [("gpus", "0, 1"), ("gpu_wait_s", f"{case.gpu_wait_s:.3f}")]
     faults = (
         Fault(0.1, "links", (), (LinkEnds(0, 1),), "cut", None, 0.09),
         Fault(0.11, "kill", (1,), by=0, asked_s=0.1),
@@ -137,8 +139,6 @@ def record_of(case: Case, at_s: float) -> CaseRecord:
         ranks=_ranks(case),
         ledgers=tuple(Ledger(rank, case.duration_s, waits, "t.py:4", (earlier, call)) for rank in case.victims),
         faults=faults if case.has_faults else (),
-        gpu_wait_s=case.gpu_wait_s,
-        gpus="0, 1" if case.gpu_wait_s else "",
         properties=tuple(properties),
     )
 

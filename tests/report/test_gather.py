@@ -17,6 +17,7 @@ from dist_testing.core.bazel.junit import write_xml
 from dist_testing.core.events.event import CaseRecorded, RunEnded, TestsCollected
 from dist_testing.core.ground.record import CaseRecord
 from dist_testing.report.build_events import read_invocation
+from dist_testing.report.facts import gpus_of
 from dist_testing.report.gather import gather
 from dist_testing.report.model import Report
 from tests.report.streams import (
@@ -64,7 +65,7 @@ def test_a_stream_of_pytest_gives_every_status_and_the_ranks(tmp_path: Path) -> 
     assert (bad.culprit, bad.victims, bad.world_size, bad.cause) == (1, (0,), 2, "failure")
     assert [(rank.outcome, rank.operation) for rank in bad.ranks] == [("stopped", "all_reduce"), ("raised", "")]
     assert [phase.name for phase in bad.ranks[0].phases][:2] == ["start", "init"]
-    assert _cases(report)["d.t.C.ok[1]"].gpu_wait_s == pytest.approx(1.5)
+    assert gpus_of(_cases(report)["d.t.C.ok[1]"]) == ("0, 1", 1.5)
     assert report.runs[0].backend == "gloo"
 
 

@@ -81,8 +81,6 @@ _RECORD = CaseRecord(
         Ledger(1, 0.5, "waits in all_reduce", "f.py:6", (LedgerCall("0", 2, "gloo", "x", "[3]", False, 0.5, None),)),
     ),
     faults=(Fault(0.5, "links", (), (LinkEnds(0, 1), LinkEnds(1, 0)), "cut", None, 0.25),),
-    gpu_wait_s=0.5,
-    gpus="0, 1",
     leaked=("sleep 9",),
     tries=2,
     properties=(("world_size", 2),),
@@ -95,8 +93,8 @@ _RECORD_FORM = (
     '"lost_phases":1,"warnings":["UserWarning: hm (a.py:12)"]},{"rank":1,"outcome":"stopped",'
     '"operation":"all_reduce","collateral":"lost","exit_code":3}],"ledgers":[{"rank":1,"read_s":0.5,'
     '"state":"waits in all_reduce","place":"f.py:6","calls":[["0",2,"gloo","x","[3]",false,0.5,null]]}],'
-    '"faults":[{"at_s":0.5,"action":"links","links":[[0,1],[1,0]],"rule":"cut","asked_s":0.25}],"gpu_wait_s":0.5,'
-    '"gpus":"0, 1","leaked":["sleep 9"],"tries":2,"properties":[["world_size",2]]}'
+    '"faults":[{"at_s":0.5,"action":"links","links":[[0,1],[1,0]],"rule":"cut","asked_s":0.25}],'
+    '"leaked":["sleep 9"],"tries":2,"properties":[["world_size",2]]}'
 )
 
 # One of each kind, and its form: what other programs read.

@@ -158,7 +158,7 @@ def _read_case(element: ElementTree.Element) -> CaseRecord:
     classname, name = element.get("classname", ""), element.get("name", "")
     values = _read_properties(element)
     told = {key: str(value) for key, value in values}
-    cause, culprit, gpu_wait = told.get("cause", ""), told.get("culprit", ""), told.get("gpu_wait_s", "")
+    cause, culprit = told.get("cause", ""), told.get("culprit", "")
     ranks = {int(match[1]): value for key, value in told.items() if (match := _RANK.fullmatch(key))}
     return CaseRecord(
         name=f"{classname}.{name}" if classname else name,
@@ -172,8 +172,6 @@ def _read_case(element: ElementTree.Element) -> CaseRecord:
         cause=cause,
         culprit=_number(culprit) if _NUMBER.fullmatch(culprit) else None,
         ranks=tuple(RankRecord(rank, description=value) for rank, value in sorted(ranks.items())),
-        gpus=told.get("gpus", ""),
-        gpu_wait_s=_seconds(gpu_wait),
         properties=values,
     )
 

@@ -110,8 +110,7 @@ class CaseEvents:
                 replace(fault, at_s=self._after(fault.at_s), asked_s=self._after(fault.asked_s))
                 for fault in result.faults
             ),
-            gpu_wait_s=float(result.facts.get("gpu_wait_s", 0.0)),
-            gpus=result.facts.get("gpus", ""),
+            properties=tuple(result.facts.items()),
             leaked=result.leaked,
         )
 

@@ -195,11 +195,9 @@ class CaseRecord:
         ranks: What is known of each rank.
         ledgers: The collective ledgers that the runner has read.
         faults: The faults on purpose, in order.
-        gpu_wait_s: How long it waited for GPUs.
-        gpus: The machine's numbers of its GPUs, such as "0, 1".
         leaked: Command lines of processes that had to be killed after it.
         tries: How often the engine was asked for it.
-        properties: Names and values, as in JUnit's XML.
+        properties: Names and values, as in JUnit's XML; facts of add-ons, such as "gpus", are among them.
     """
 
     is_open: ClassVar[bool] = True
@@ -221,8 +219,6 @@ class CaseRecord:
     ranks: tuple[RankRecord, ...] = ()
     ledgers: tuple[Ledger, ...] = ()
     faults: tuple[Fault, ...] = ()
-    gpu_wait_s: Seconds = 0.0
-    gpus: str = ""
     leaked: tuple[str, ...] = ()
     tries: int = 1
     properties: tuple[tuple[str, object], ...] = ()
