@@ -23,7 +23,7 @@ from dist_testing.core.events.event import WorldEnded
 from dist_testing.core.ground.backends import Backend
 from dist_testing.core.ground.errors import GpuError, LaunchError, LeaseTimeoutError, UsageError
 from dist_testing.core.ground.outcomes import Cause, Status
-from dist_testing.core.pytest.reports import failed_teardown, properties
+from dist_testing.core.pytest.reports import cause_of, properties
 from dist_testing.gpus import memory
 from dist_testing.gpus.devices import gpus_present
 from dist_testing.gpus.gpu import NODES_VARIABLE, NVML_VARIABLE, Gpu
@@ -372,9 +372,7 @@ def test_a_gpu_that_is_lost_during_a_case_is_the_machines_fault(
         assert is_free(pool)
 
 
-def test_a_gpu_that_is_lost_under_a_worker_pool_is_the_machines_fault(
-    driver: Path, pool: tuple[Gpu, ...], request: pytest.FixtureRequest
-) -> None:
+def test_a_gpu_that_is_lost_under_a_worker_pool_is_the_machines_fault(driver: Path, pool: tuple[Gpu, ...]) -> None:
     """The class passed, but the machine is broken."""
     with engine() as worlds:
         arguments = {"state": _LOST}
@@ -382,8 +380,7 @@ def test_a_gpu_that_is_lost_under_a_worker_pool_is_the_machines_fault(
         with pytest.raises(GpuError, match="the driver says that the GPU is lost") as error:
             worlds.end_pool()
         assert is_free(pool)
-    report = failed_teardown(request.node, "text", error.value)
-    assert report.user_properties == [("cause", "infrastructure")]
+    assert cause_of(error.value) == [("cause", "infrastructure")]
 
 
 @pytest.mark.parametrize(

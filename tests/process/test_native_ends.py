@@ -88,9 +88,7 @@ def test_native_ends_are_explained_and_located(starter: Starter, tmp_path: Path)
     ended = run_cases(starter, tmp_path, _CASES)
     names = ("throws", "frees", "faults", "ends_in_a_thread", "error_of_torch")
     assert ended.outcomes() == {**{f"test_{name}": "FAILED" for name in names}, "test_passes": "PASSED"}, ended.log
-    reports = {
-        part.partition("::")[2].partition(" ")[0]: part for part in ended.log.split(" distributed failure =")[1:]
-    }
+    reports = ended.failures()
     thrown, freed, faulted, in_thread, of_torch = (reports[f"test_{name}"] for name in names)
     assert "rank 1 was killed by SIGABRT (6) in call" in thrown
     assert "terminate called after throwing an instance of 'std::runtime_error': planted in C++. Its last" in thrown

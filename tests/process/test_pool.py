@@ -207,8 +207,7 @@ def test_leaked_state_fails_the_case_that_leaked_it(starter: Starter, tmp_path: 
     assert outcomes.pop("test_undoes") == outcomes.pop("test_finds_nothing") == "PASSED", ended.log
     assert set(outcomes.values()) == {"FAILED"}
     reports = {
-        report.partition(" (world of")[0].rpartition("[")[2].rstrip("]"): report
-        for report in ended.log.split(" distributed failure ")[1:]
+        report.partition(" (world of")[0].rpartition("[")[2].rstrip("]"): report for report in ended.failures().values()
     }
     for change, said in {
         "leave_environment": "environment variable(s) LEFT_BEHIND",

@@ -54,7 +54,7 @@ def test_quitting_ends_the_session(starter: Starter, tmp_path: Path) -> None:
         terminal.type("q")
         assert child.wait() == pytest.ExitCode.INTERRUPTED, child.log
     assert "Quitting debugger" in child.log
-    assert "test_next" not in child.log.partition("short test summary")[2].partition("distributed failure")[0]
+    assert "test_next" not in child.log.partition("short test summary")[2]
     assert "rank 1 of 3 failed first" in child.log
     assert "Victims: " in child.log
     assert_no_folder_left(tmp_path)

@@ -121,7 +121,7 @@ def test_a_session_reports_as_one_world_at_a_time_does(starter: Starter, tmp_pat
     assert shown == [[f"test_cases.py::test_{name}", word] for name, word in names]
     assert "2 failed, 5 passed, 1 skipped, 1 xfailed, 1 warning" in ended.log
     assert "UserWarning: odd [ranks 0, 1]" in ended.log
-    assert "rank 1 raised RuntimeError: planted in call" in ended.log.partition("distributed failure ===")[2]
+    assert "rank 1 raised RuntimeError: planted in call" in ended.log.partition("= FAILURES =")[2]
 
     # One process sets the fixture up for both plain tests, and the tests of a worker pool share it.
     assert len((tmp_path / "pids").read_text().split()) == 1

@@ -300,17 +300,17 @@ def test_mark_that_cannot_be_evaluated_fails_its_test(starter: Starter, tmp_path
         """,
     )
     assert ended.outcomes() == {
-        **dict.fromkeys(["test_condition", "test_no_reason", "test_misspelt", "test_of_a_rank"], "FAILED"),
+        **dict.fromkeys(["test_condition", "test_no_reason", "test_misspelt", "test_of_a_rank"], "ERROR"),
         "test_next": "PASSED",
     }, ended.log
     # pytest names a skip by its reason.
-    assert "4 failed, 1 passed, 1 skipped" in ended.log
-    _assert_clear(
-        ended,
-        "test_condition: a skip or xfail mark of the test cannot be judged.",
+    assert "1 passed, 1 skipped, 4 errors" in ended.log
+    # pytest's own texts.
+    for text in (
         "NameError: name 'no_such_name' is not defined",
         "you need to specify reason=STRING when using booleans as conditions",
-    )
+    ):
+        assert text in ended.log, ended.log
 
 
 def test_names_of_the_fixtures_stay_free_elsewhere(starter: Starter, tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import textwrap
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -40,6 +41,14 @@ class Ended:
         words = ("PASSED", "FAILED", "SKIPPED", "XFAIL", "XPASS", "ERROR")
         lines = [line.split(" - ")[0] for line in self.log.splitlines() if line.startswith(words)]
         return {line.rpartition("::")[2]: line.partition(" ")[0] for line in lines if "::" in line}
+
+    def failures(self) -> dict[str, str]:
+        """Read pytest's section of failures: last part of each test's name, to its report."""
+        section = self.log.partition("= FAILURES =")[2].partition("\n")[2]
+        # The title of another section ends it.
+        section = re.split(r"^={3,} .+ =*$", section, flags=re.MULTILINE)[0]
+        parts = re.split(r"^_{2,} (.+?) _{2,}\n", section, flags=re.MULTILINE)
+        return {name.rpartition(".")[2]: report for name, report in zip(parts[1::2], parts[2::2], strict=True)}
 
 
 def write_file(folder: Path, name: str, source: str) -> Path:

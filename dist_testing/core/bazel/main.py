@@ -233,6 +233,7 @@ def _run(
     # Imported late, so that the error for a missing target comes at once.
     import pytest
 
+    from dist_testing.core.bazel.failures_last import FailuresLast
     from dist_testing.core.bazel.pytest_config import program_session, test_session
     from dist_testing.core.bazel.session import BazelSession
     from dist_testing.core.pytest import plugin as pytest_plugin
@@ -264,10 +265,10 @@ def _run(
         session.on_collected = on_collected
         if spec.program_exits is None:
             command = test_session(target.files, target.repositories, arguments, fail_fast=protocol.fail_fast)
-            plugins: list[object] = [session, pytest_plugin]
+            plugins: list[object] = [session, FailuresLast(), pytest_plugin]
         else:
             command, program = program_session(spec, target.files[0], target.repositories, arguments)
-            plugins = [session, program, pytest_plugin]
+            plugins = [session, FailuresLast(), program, pytest_plugin]
         code = FAILED
         try:
             code = int(pytest.main(command, plugins=plugins))

@@ -23,7 +23,7 @@ from dist_testing.core.ground.spec import Spec
 from dist_testing.core.pytest import reports
 from dist_testing.core.pytest.in_runner import BUDGET_KEY, OUTPUTS_KEY, PAUSE_LIMIT_KEY, SPEC_KEY
 from dist_testing.core.pytest.internals import Failed, parse_expression
-from dist_testing.core.pytest.marked_items import is_multi_process
+from dist_testing.core.pytest.marked_items import is_marked, is_multi_process
 from dist_testing.core.pytest.plugin import runner_plugin
 from dist_testing.core.pytest.session_events import EVENTS_KEY
 
@@ -163,7 +163,7 @@ class BazelSession:
         return (yield from self._limited(item, "teardown"))
 
     def _limited(self, item: pytest.Item, phase: str) -> Generator[None, object, object]:
-        if is_multi_process(item):
+        if is_marked(item) or is_multi_process(item):
             # The test waits for ranks, and the engine limits their time.
             return (yield)
         self.has_run_tests = True
@@ -184,12 +184,12 @@ class BazelSession:
             return (yield)
 
     @pytest.hookimpl(wrapper=True, tryfirst=True)
-    def pytest_runtest_makereport(self) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    def pytest_runtest_makereport(self, item: pytest.Item) -> Generator[None, pytest.TestReport, pytest.TestReport]:
         """Make the report a failure if the limit was reached, even if the test caught the error or expects to fail."""
         report = yield
         text, self._over = self._over, ""
         if text:
-            reports.fail(report, text)
+            reports.fail(item, report, text)
         return report
 
     @pytest.hookimpl(tryfirst=True)

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from dist_testing.core.ground.case import CaseFailedError
-from dist_testing.core.ground.errors import UsageError
+from dist_testing.core.ground.errors import DistTestingError, UsageError
 from dist_testing.core.ground.spec import MAX_WORLD_SIZE
 from dist_testing.core.launch.isolation import FORK, Isolation
 from dist_testing.core.rank.debugging import TERMINAL
@@ -98,7 +98,7 @@ class _InvokeElsewhere:
 
     def pytest_exception_interact(self, node: pytest.Item, call: pytest.CallInfo[Any], report: Any) -> None:
         """Open the prompt for a failure of a plain test, or on the rank that has the terminal."""
-        if call.excinfo is not None and not isinstance(call.excinfo.value, CaseFailedError):
+        if call.excinfo is not None and not isinstance(call.excinfo.value, CaseFailedError | DistTestingError):
             self._invoke.pytest_exception_interact(node, call, report)
 
     def pytest_internalerror(self, excrepr: Any, excinfo: Any) -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import os
 import unittest
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Generator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -22,7 +22,7 @@ from dist_testing.core.engine.needs import missing_need
 from dist_testing.core.ground.add_ons import AddOn
 from dist_testing.core.ground.backends import add_backends
 from dist_testing.core.ground.budget import Budget
-from dist_testing.core.ground.case import Case, CaseBody
+from dist_testing.core.ground.case import Case, CaseBody, CaseFailedError, CaseResult
 from dist_testing.core.ground.errors import DistTestingError, LaunchError, UsageError
 from dist_testing.core.ground.outcomes import Status
 from dist_testing.core.ground.requirement import unmet_requirement
@@ -33,6 +33,7 @@ from dist_testing.core.process.messages import Loader
 from dist_testing.core.pytest import reports
 from dist_testing.core.pytest.backend_hook import declared_backends
 from dist_testing.core.pytest.debugger import check_world, leave_ranks_to_ranks
+from dist_testing.core.pytest.internals import evaluate_skip_marks
 from dist_testing.core.pytest.marked_items import (
     MARKER_KEY,
     check_pools,
@@ -45,13 +46,20 @@ from dist_testing.core.pytest.marked_items import (
 )
 from dist_testing.core.pytest.marker import Distributed
 from dist_testing.core.pytest.marking import check_all_marked, mark_items
-from dist_testing.core.pytest.on_rank import EXPECTED, PytestRankContext
+from dist_testing.core.pytest.on_rank import EXPECTED, PytestRankContext, current_world
 from dist_testing.core.pytest.option_values import check_plugins, read_options
 from dist_testing.core.pytest.options import arguments_of_part
-from dist_testing.core.pytest.rank_items import RANK_SIDE_KEY, RUN_SPEC_KEY, RankItem
-from dist_testing.core.pytest.reruns import RERUN, not_repeated, until_passed
+from dist_testing.core.pytest.rank_items import RANK_SIDE_KEY, RUN_KEY, RUN_SPEC_KEY, RankItem
 from dist_testing.core.pytest.session_events import SessionEvents
 from dist_testing.core.pytest.starters import starts_ranks
+from dist_testing.core.pytest.world_items import (
+    RanksFailedError,
+    check_expectation,
+    decide_xfail,
+    ended_from_outside,
+    expects,
+    make_world_item,
+)
 from dist_testing.core.rank.bootstrap import RankContext
 from dist_testing.core.session.existing_world import ExistingRank, existing_rank
 from dist_testing.core.session.messages import PYTEST_CASES, PYTEST_SESSIONS, PytestCase, PytestSession
@@ -98,14 +106,12 @@ class RunnerPlugin:
         options = read_options(config, target, self._rank_info)
         self._spec = config.stash[RUN_SPEC_KEY] = options.spec
         self._pool_keeps = options.pool_keeps
-        # Why no case can run again after a failure.
-        self._no_reruns = ""
-        if target is not None:
-            self._no_reruns = "Bazel repeats a whole target, and shows each attempt"
-        elif self._rank_info is not None:
-            self._no_reruns = "the ranks under torchrun cannot be replaced"
         self._outputs = config.stash.get(OUTPUTS_KEY, None)
         self._items: dict[str, pytest.Item] = {}
+        # The item that pytest runs now, if it runs on ranks.
+        self._marked: pytest.Item | None = None
+        self._next: pytest.Item | None = None
+        config.stash[RUN_KEY] = self._run_world
         self.context = PytestRankContext(config, self._items)
         self._cases_after: dict[str, int] = {}
         # A fresh interpreter, and every rank but the first under torchrun, run a part of another session.
@@ -176,6 +182,9 @@ class RunnerPlugin:
         check_all_marked(self._config, session.items)
         ours = [item for item in session.items if is_marked(item) or is_multi_process(item)]
         self._items.update({item.nodeid: item for item in ours})
+        for item in ours:
+            if is_marked(item) and isinstance(item, pytest.Function):
+                make_world_item(item)
         if (then := self._config.stash.get(FRESH_KEY, None)) is not None:
             if not session.testsfailed:
                 then(self.context)
@@ -202,57 +211,57 @@ class RunnerPlugin:
                 reasons = self._engine.prepare(forks_of(ours, self._isolation_of))[0].unclean_reasons
         except (LaunchError, UsageError) as error:
             raise pytest.UsageError(str(error)) from error
-        if line := not_repeated(filter(is_marked, ours), self._no_reruns):
-            self._config.get_terminal_writer().line(line)
         if reasons:
             self._config.get_terminal_writer().line(
                 f"dist_testing: ranks are forked from a fresh interpreter and not from this one: {'; '.join(reasons)}"
             )
 
     @pytest.hookimpl(tryfirst=True)
-    def pytest_runtest_protocol(self, item: pytest.Item, nextitem: pytest.Item | None) -> bool | None:
-        """Run a marked test on the ranks instead of here."""
+    def pytest_runtest_protocol(self, item: pytest.Item, nextitem: pytest.Item | None) -> None:
+        """Note the item, and what follows it."""
+        self._marked, self._next = item if is_marked(item) else None, nextitem
         self._engine.cases_after = self._cases_after.get(item.nodeid, 0)
-        if not is_marked(item):
+
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_fixture_setup(self, fixturedef: pytest.FixtureDef[Any], request: pytest.FixtureRequest) -> bool | None:
+        """Set no fixture of a marked test up in the runner: hypothesis asks for each, to check its scope."""
+        if self._marked is None or current_world() is not None:
             return None
-        item.ihook.pytest_runtest_logstart(nodeid=item.nodeid, location=item.location)
-        try:
-            found = self._run_item(item, nextitem)
-        except pytest.fail.Exception as error:
-            found = reports.ended_from_outside(item, error)
-        for report in found:
-            item.ihook.pytest_runtest_logreport(report=report)
-        item.ihook.pytest_runtest_logfinish(nodeid=item.nodeid, location=item.location)
-        if nextitem is None or self._pool_of(nextitem) != self._pool_of(item):
-            self._end_pool(item)
-        # This item has no setup here, but the module of an earlier item may still need its teardown.
-        item.session._setupstate.teardown_exact(nextitem)
+        fixturedef.cached_result = None, fixturedef.cache_key(request), None  # type: ignore[arg-type]  # a subclass
+        self._marked.addfinalizer(lambda: fixturedef.finish(request))  # type: ignore[arg-type]
         return True
 
-    def _run_item(self, item: pytest.Item, nextitem: pytest.Item | None) -> list[pytest.TestReport]:
-        def run() -> list[pytest.TestReport]:
-            return self._reports(item, item.stash[MARKER_KEY], nextitem)
+    def _run_world(self, item: pytest.Item) -> None:
+        """Run a marked item on the ranks, and raise what pytest is to report.
 
-        return run() if self._no_reruns else until_passed(item, run, self._engine.tell)
-
-    def _reports(self, item: pytest.Item, marker: Distributed, nextitem: pytest.Item | None) -> list[pytest.TestReport]:
+        Raises:
+            RanksFailedError: If the case failed.
+            DistTestingError: If the ranks could not be started.
+            pytest.skip.Exception: If the ranks skip, or if the machine lacks something.
+        """
         try:
-            skip_reason, expected = reports.skip_mark(item), reports.xfail_mark(item)
-        except UsageError as error:
-            return reports.not_run(item, error)
-        if skip_reason is not None:
-            return reports.skipped(item, skip_reason)
-        if expected is not None and not expected.run:
-            return reports.expected_failure(item, f"[NOTRUN] {expected.reason}", 0.0)
-        size = world_size(item)
+            check_expectation(item)
+            case = self._case_of(item)
+            with ended_from_outside(item):
+                result = self._engine.run(case)
+            self._judge(item, result)
+        except unittest.SkipTest as skip:
+            raise pytest.skip.Exception(str(skip), _use_item_location=True) from None
+        except DistTestingError as error:
+            decide_xfail(item, is_expected=False)
+            if not str(error).startswith(item.nodeid):
+                error.args = (f"{item.nodeid}: {error}",)
+            raise
+
+    def _case_of(self, item: pytest.Item) -> Case:
+        marker, size = item.stash[MARKER_KEY], world_size(item)
         nodes = marker.nodes or self._spec.nodes
         if missing := self._missing(getattr(item, "obj", None), size, nodes):
-            refused = self._session.promise_error(item.nodeid, missing, size)
-            return reports.skipped(item, missing) if refused is None else reports.not_run(item, refused)
-        case = Case(
+            raise self._session.promise_error(item.nodeid, missing, size) or unittest.SkipTest(missing)
+        return Case(
             name=item.nodeid,
             world_size=size,
-            body=self._body_of(item, nextitem, strict_calls=self._session.is_strict(marker.strict_collectives)),
+            body=self._body_of(item, strict_calls=self._session.is_strict(marker.strict_collectives)),
             timeout_s=marker.timeout or self._session.timeout_s,
             isolation=self._isolation_of(item).name,
             pool=self._pool_of(item),
@@ -262,35 +271,31 @@ class RunnerPlugin:
             settings=marker.settings,
             exit_0_passes=isinstance(item, RankItem),
         )
-        try:
-            result = self._engine.run(case)
-        except unittest.SkipTest as skip:
-            return reports.skipped(item, str(skip))
-        except (LaunchError, UsageError) as error:
-            return reports.not_run(item, error)
+
+    def _judge(self, item: pytest.Item, result: CaseResult) -> None:
         reports.forward_warnings(item, result)
         if result.end_session:
             item.session.shouldstop = result.end_session
-        properties = reports.properties(result)
-        if expected is not None and result.verdict.status is not Status.SKIPPED:
-            return reports.judge_expected(item, expected, result, self._spec)
-        match result.verdict.status:
-            case Status.PASSED:
-                return reports.passed(item, result.duration_s, properties)
-            case Status.SKIPPED if result.verdict.reason.startswith(EXPECTED):
-                return reports.expected_failure(item, result.verdict.reason.removeprefix(EXPECTED), result.duration_s)
-            case Status.SKIPPED:
-                return reports.skipped(item, result.verdict.reason, result.duration_s, properties)
-            case Status.FAILED:
-                if self._outputs is not None:
-                    keep_logs(result, self._outputs)
-                text = reports.failure_text(item.nodeid, result, self._spec, item)
-                return reports.failed(item, text, result.duration_s, properties)
+        is_expected = expects(item, result)
+        if is_expected and not result.has_only_raised:
+            result, is_expected = result.with_exceptions_expected(), False
+        # Those of an earlier try of the same test are over.
+        item.user_properties[:] = reports.properties(result)
+        verdict = result.verdict
+        if verdict.status is Status.SKIPPED and verdict.reason.startswith(EXPECTED):
+            raise pytest.xfail.Exception(verdict.reason.removeprefix(EXPECTED), pytrace=False)
+        if verdict.status is Status.SKIPPED:
+            raise unittest.SkipTest(verdict.reason)
+        if verdict.status is Status.FAILED:
+            decide_xfail(item, is_expected=is_expected)
+            if self._outputs is not None:
+                keep_logs(result, self._outputs)
+            raise RanksFailedError(reports.failure_text(item, result, self._spec), result)
 
-    def _body_of(self, item: pytest.Item, nextitem: pytest.Item | None, *, strict_calls: bool) -> CaseBody:
+    def _body_of(self, item: pytest.Item, *, strict_calls: bool) -> CaseBody:
         if isinstance(item, RankItem):
             return item.body(strict_calls=strict_calls)
-        content = PytestCase(item.nodeid, nextitem.nodeid if self._rank_info and nextitem else None)
+        content = PytestCase(item.nodeid, self._next.nodeid if self._rank_info and self._next else None)
         return CaseBody(
             "pytest",
             PYTEST_CASES.to_wire(content).decode(),
@@ -312,7 +317,7 @@ class RunnerPlugin:
         cls = getattr(item, "cls", None)
         try:
             function = function_of(item)
-            if reports.skip_mark(item) is not None or any(
+            if evaluate_skip_marks(item) is not None or any(
                 getattr(marked, "__unittest_skip__", False) for marked in (function, cls)
             ):
                 return True
@@ -325,7 +330,7 @@ class RunnerPlugin:
             if not isinstance(size, int):
                 return False
             missing = self._missing(function, size)
-        except Exception:
+        except (Exception, pytest.fail.Exception):
             # The error is reported when the item runs.
             return False
         return bool(missing) and self._session.promise_error(item.nodeid, str(missing), size) is None
@@ -368,36 +373,31 @@ class RunnerPlugin:
         # Each case has new threads; cases of the same world size share the process.
         return pool if reuse is Reuse.RANKS else f"{pool}, {world_size(item)} threads"
 
-    def _end_pool(self, item: pytest.Item) -> None:
-        error = None
-        try:
-            trouble = self._engine.end_pool()
-        except LaunchError as launch_error:
-            trouble, error = str(launch_error), launch_error
-        if trouble:
-            report = reports.failed_teardown(item, f"{item.nodeid}: {trouble}", error)
-            item.ihook.pytest_runtest_logreport(report=report)
+    @pytest.hookimpl(trylast=True)
+    def pytest_runtest_teardown(self, item: pytest.Item, nextitem: pytest.Item | None) -> None:
+        """End the worker pool after its last test."""
+        is_last = nextitem is None or self._pool_of(nextitem) != self._pool_of(item)
+        if is_marked(item) and is_last and (trouble := self._engine.end_pool()):
+            raise DistTestingError(f"{item.nodeid}: {trouble}")
 
     @pytest.hookimpl(wrapper=True)
-    def pytest_runtest_makereport(self, item: pytest.Item, call: pytest.CallInfo[None]) -> Any:
-        """Put the result of the ranks into the report of a unittest case."""
+    def pytest_runtest_makereport(
+        self, item: pytest.Item, call: pytest.CallInfo[None]
+    ) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+        """Show an error of this library by its text, also one of a unittest case or of a plain test."""
         report = yield
-        if call.excinfo is not None and isinstance(call.excinfo.value, DistTestingError):
-            reports.add_error(report, call.excinfo.value)
-        if call.when == "call":
-            reports.add_result(report, call.excinfo, self._spec, self._outputs)
+        error = call.excinfo and call.excinfo.value
+        if isinstance(error, RanksFailedError):
+            reports.show(item, report, str(error))
+        elif isinstance(error, DistTestingError):
+            reports.show(item, report, str(error))
+            report.user_properties += reports.cause_of(error)
+        elif isinstance(error, CaseFailedError) and call.when == "call":
+            reports.show(item, report, reports.failure_text(item, error.result, self._spec))
+            report.user_properties += reports.properties(error.result)
+            if self._outputs is not None:
+                keep_logs(error.result, self._outputs)
         return report
-
-    @pytest.hookimpl(tryfirst=True)
-    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
-        """Replace the text of a report by a pointer to the end of the log, where the text is printed."""
-        if (text := getattr(report, "dist_failure", None)) is not None:
-            reports.point_to_end(report, text)
-
-    @pytest.hookimpl(tryfirst=True)
-    def pytest_report_teststatus(self, report: pytest.TestReport) -> tuple[str, str, object] | None:
-        """Show a try that failed, and was not the last, as pytest-rerunfailures does."""
-        return (RERUN, "R", ("RERUN", {"yellow": True})) if report.outcome == RERUN else None
 
     def pytest_unconfigure(self) -> None:
         """Close the engine, then print the failures at the end of the log."""

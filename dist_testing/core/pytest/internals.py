@@ -18,8 +18,7 @@ from __future__ import annotations
 
 from _pytest import assertion as assertion_module
 from _pytest import runner as runner_module
-from _pytest._code.code import ReprFileLocation, TerminalRepr
-from _pytest._io import TerminalWriter
+from _pytest._code.code import ReprEntry, ReprExceptionInfo, ReprFileLocation, ReprTraceback
 from _pytest.capture import CaptureIO, CaptureManager, EncodedFile
 from _pytest.config.findpaths import load_config_dict_from_file
 from _pytest.fixtures import FixtureLookupError
@@ -27,7 +26,7 @@ from _pytest.logging import DatetimeFormatter
 from _pytest.mark import _parse_expression as parse_expression
 from _pytest.outcomes import Failed
 from _pytest.runner import SetupState, runtestprotocol
-from _pytest.skipping import Xfail, evaluate_skip_marks, evaluate_xfail_marks, xfailed_key
+from _pytest.skipping import Xfail, evaluate_skip_marks, xfailed_key
 from _pytest.unittest import TestCaseFunction
 from _pytest.warnings import catch_warnings_for_item
 
@@ -38,16 +37,16 @@ __all__ = [
     "EncodedFile",
     "Failed",
     "FixtureLookupError",
+    "ReprEntry",
+    "ReprExceptionInfo",
     "ReprFileLocation",
+    "ReprTraceback",
     "SetupState",
-    "TerminalRepr",
-    "TerminalWriter",
     "TestCaseFunction",
     "Xfail",
     "assertion_module",
     "catch_warnings_for_item",
     "evaluate_skip_marks",
-    "evaluate_xfail_marks",
     "load_config_dict_from_file",
     "parse_expression",
     "runner_module",

@@ -6,6 +6,7 @@ The rank was forked from a process that had collected the tests, so nothing is i
 from __future__ import annotations
 
 import contextlib
+import copy
 import sys
 import threading
 from collections.abc import Generator, Iterator, Mapping, Sequence
@@ -26,8 +27,9 @@ from dist_testing.core.pytest.internals import (
     assertion_module,
     runtestprotocol,
 )
+from dist_testing.core.pytest.marked_items import MARKER_KEY
 from dist_testing.core.pytest.rank_output import log_to_output, print_warnings, recording_warnings
-from dist_testing.core.pytest.rank_plugins import leave_out_repeaters, run_item
+from dist_testing.core.pytest.rank_plugins import leave_out_plugins_of_runner, run_item
 from dist_testing.core.pytest.reports import skip_reason
 from dist_testing.core.pytest.thread_items import REFUSED_FIXTURES, ThreadItems
 from dist_testing.core.rank.bootstrap import RankFrontEnd
@@ -103,7 +105,7 @@ class PytestRankContext:
         config.get_terminal_writer()._file = sys.stdout
         # The runner judges skip marks and expected failures, once for all ranks.
         config.pluginmanager.unregister(name="skipping")
-        leave_out_repeaters(config)
+        leave_out_plugins_of_runner(config)
         if any(isinstance(item, TestCaseFunction) for item in self._items.values()):
             UnittestRankContext().prepare()
         config.pluginmanager.register(self._reporting, "dist_testing_rank_reporting")
@@ -126,6 +128,9 @@ class PytestRankContext:
             yield
         finally:
             log_as_before()
+            if (logging_plugin := manager.getplugin("logging-plugin")) is not None:
+                # The records are in the output of the rank.
+                logging_plugin.report_handler.reset()
             _this.world = None
             manager.unregister(self._reporting)
             config.option.runxfail = runxfail
@@ -215,10 +220,13 @@ class PytestRankFrontEnd:
             item = self._thread_items.own(item)
         reporter.expectations = expected_classes(item)
         if self._stays:
-            # The fixtures that are still set up may belong to a test that was then not run.
-            item.session._setupstate.teardown_exact(item)
+            item = _apart(item)
         else:
             _keep_temporary_files_in(item.config, self._world)
+        if self._thread_items is None:
+            # Where the runner was forked in the middle of a test, or stays, this item or another one is set up already.
+            setup_state: Any = item.session._setupstate
+            setup_state.teardown_exact(item.parent)
         # A rank's thread ends with the case, and so do all fixtures that it has.
         follows = None if self._thread_items is not None or case.next is None else self._items.get(case.next)
         with contextlib.ExitStack() as stack:
@@ -242,6 +250,16 @@ class PytestRankFrontEnd:
         """Destroy the groups."""
         assert self._world is not None
         self._world.finish()
+
+
+def _apart(item: Any) -> Any:
+    """Return a copy of an item: on rank 0 of an existing world, pytest runs the item itself in the runner's part."""
+    copied = copy.copy(item)
+    copied.stash = pytest.Stash()
+    copied.stash[MARKER_KEY] = item.stash[MARKER_KEY]
+    copied._report_sections = []
+    copied._initrequest()
+    return copied
 
 
 class _UnittestInPytest(UnittestRankFrontEnd):

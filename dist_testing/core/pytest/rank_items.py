@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import abc
+from collections.abc import Callable
 
 import pytest
 
@@ -15,6 +16,8 @@ from dist_testing.core.rank.bootstrap import RankContext
 RUN_SPEC_KEY = pytest.StashKey[Spec]()
 # Set by a plug-in whose items need no pytest on the ranks: the rank context of the session, and its loader.
 RANK_SIDE_KEY = pytest.StashKey[tuple[RankContext, Loader]]()
+# Runs an item on ranks, and raises what pytest is to report.
+RUN_KEY = pytest.StashKey[Callable[[pytest.Item], None]]()
 
 
 class RankItem(pytest.Item, abc.ABC):
@@ -24,8 +27,8 @@ class RankItem(pytest.Item, abc.ABC):
     """
 
     def runtest(self) -> None:
-        """Never called: it runs on ranks."""
-        raise NotImplementedError
+        """Run it on ranks."""
+        self.config.stash[RUN_KEY](self)
 
     @abc.abstractmethod
     def body(self, *, strict_calls: bool) -> CaseBody:

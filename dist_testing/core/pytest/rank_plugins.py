@@ -1,7 +1,7 @@
-"""Other plugins of pytest on ranks: those that wrap a test do so there, and those that repeat tests do not.
+"""Other plugins of pytest on ranks: those that wrap a test do so there, and those of the runner do not.
 
-In the runner the hook `pytest_runtest_protocol` belongs to this library, and its wrappers see a test that runs
-elsewhere. What a wrapper prepares for the other hooks of its plugin has to exist on the ranks, where these are called.
+What a wrapper of `pytest_runtest_protocol` prepares for the other hooks of its plugin has to exist on the ranks, where
+these are called.
 """
 
 from __future__ import annotations
@@ -15,16 +15,16 @@ from dist_testing.core.pytest.internals import runtestprotocol
 _HOOK = "pytest_runtest_protocol"
 # pytest's own wrappers have replacements on ranks, as has a limit of the time: the runner keeps it.
 _NOT_ON_RANKS = ("_pytest", "dist_testing", "pytest_timeout", "xdist")
-# They run a failed test again, in the process that failed: a rank would repeat it alone, while its peers wait. The
-# runner runs the whole case again (`reruns`).
-REPEATERS = ("flaky", "pytest_rerunfailures", "pytest_retry")
+# The first three run a failed test again, in the process that failed: a rank would repeat it alone, while its peers
+# wait. In the runner they run the whole case again. The others, of PyCharm and VS Code, report to the editor.
+_OF_RUNNER = ("flaky", "pytest_rerunfailures", "pytest_retry", "teamcity", "vscode_pytest")
 
 
-def leave_out_repeaters(config: pytest.Config) -> None:
-    """Switch off the plugins that run a failed test again; call it on a rank."""
+def leave_out_plugins_of_runner(config: pytest.Config) -> None:
+    """Switch off the plugins that repeat or report what pytest runs; call it on a rank."""
     manager = config.pluginmanager
     for plugin in manager.get_plugins():
-        if package_of(plugin) in REPEATERS:
+        if _package_of(plugin) in _OF_RUNNER:
             manager.unregister(plugin)
 
 
@@ -61,10 +61,10 @@ class _Body:
 
 
 def _wraps(impl: Any) -> bool:
-    return bool(impl.wrapper or impl.hookwrapper) and package_of(impl.plugin) not in (*_NOT_ON_RANKS, *REPEATERS)
+    return bool(impl.wrapper or impl.hookwrapper) and _package_of(impl.plugin) not in (*_NOT_ON_RANKS, *_OF_RUNNER)
 
 
-def package_of(plugin: object) -> str:
+def _package_of(plugin: object) -> str:
     """Return the name of the package of a plugin, which is a module or an object; "conftest" for a conftest."""
     name: str = getattr(plugin, "__name__", "") or type(plugin).__module__
     return name.partition(".")[0]

@@ -11,7 +11,6 @@ from typing import Any
 
 import pytest
 
-from dist_testing.core.engine.report_text import printable
 from dist_testing.core.engine.run_events import run_started
 from dist_testing.core.events.event import (
     CaseEnded,
@@ -24,19 +23,16 @@ from dist_testing.core.events.event import (
 )
 from dist_testing.core.events.file import EventFile
 from dist_testing.core.events.stream import EventStream
-from dist_testing.core.ground.error_text import shorten
 from dist_testing.core.ground.errors import UsageError
 from dist_testing.core.ground.record import BAD, DIGITS, OF_THE_MACHINE, STATUSES, CaseRecord, Status, case_name
 from dist_testing.core.ground.spec import Spec
 from dist_testing.core.pytest.options import EVENTS_OPTION
 from dist_testing.core.pytest.reports import skip_reason
-from dist_testing.core.pytest.reruns import RERUN
 
 # The Bazel main sets this, because its own sinks need the events of the session, too.
 EVENTS_KEY = pytest.StashKey[EventStream]()
-# Limits of the list of failures at the end of the log.
-_MAX_HEADLINES = 30
-_HEADLINE_CHARS = 500
+# The outcome that pytest-rerunfailures gives to the report of a test that runs again.
+_RERUN = "rerun"
 
 
 @dataclass(slots=True)
@@ -46,39 +42,6 @@ class _Running:
     began_s: float
     worlds: list[CaseRecord] = field(default_factory=list)
     reports: list[pytest.TestReport] = field(default_factory=list)
-
-
-class FailureReport:
-    """Keeps the reports of distributed failures, and prints them at the end of the log."""
-
-    def __init__(self) -> None:
-        self._texts: list[str] = []
-
-    def add(self, text: str) -> None:
-        """Keep a report."""
-        self._texts.append(text)
-
-    def print(self, config: pytest.Config) -> None:
-        """Print all reports."""
-        writer = config.get_terminal_writer()
-        for text in self._texts:
-            writer.line()
-            writer.sep("=", "distributed failure")
-            # pytest escapes a text as a whole, with its line ends, if the terminal cannot encode it.
-            for line in printable(text).split("\n"):
-                writer.line(line)
-        if len(self._texts) > 1:
-            writer.line()
-            writer.sep("=", f"{len(self._texts)} distributed failures")
-            for line in self._headlines():
-                writer.line(line)
-
-    def _headlines(self) -> list[str]:
-        """Return the first line of the first reports: with many, only these are near the end of the log."""
-        shown = [printable(shorten(text.partition("\n")[0], _HEADLINE_CHARS)) for text in self._texts[:_MAX_HEADLINES]]
-        lines = [" ".join(line.splitlines()) for line in shown]
-        left_out = len(self._texts) - len(lines)
-        return [*lines, f"... and {left_out} more; their reports are above"] if left_out else lines
 
 
 class SessionEvents:
@@ -104,7 +67,6 @@ class SessionEvents:
         self.stream = EventStream() if given is None else given
         self._is_own = given is None
         self._config = config
-        self._failures = FailureReport()
         self._exit_code = int(pytest.ExitCode.INTERNAL_ERROR)
         self._told_at_s: float | None = None
         self._running: dict[str, _Running] = {}
@@ -168,8 +130,6 @@ class SessionEvents:
                 self._file.close()
             except OSError as error:
                 self.stream.warn(f"dist_testing: the event file is not complete: {error}")
-        if not hasattr(self._config, "workerinput"):
-            self._failures.print(self._config)
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_collection_finish(self, session: pytest.Session) -> None:
@@ -197,14 +157,11 @@ class SessionEvents:
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         """Emit the record of the case once its result is known, and again if its teardown fails."""
-        own: str | None = getattr(report, "dist_failure", None)
-        if own is not None and report.failed:
-            self._failures.add(own)
         if not self.stream.wants(CaseRecorded):
             return
         running = self._running.setdefault(report.nodeid, _Running(self._now_s()))
         running.reports.append(report)
-        if report.outcome != RERUN and (report.when == "call" or not report.passed):
+        if report.outcome != _RERUN and (report.when == "call" or not report.passed):
             self.stream.emit(CaseRecorded(self._now_s(), _record(running)))
 
     def pytest_runtest_logfinish(self, nodeid: str) -> None:
@@ -243,7 +200,7 @@ def _own_path(path: Path, config: pytest.Config) -> Path:
 
 def _record(running: _Running) -> CaseRecord:
     """Return the record of a case: its worlds, and what pytest says, which counts."""
-    told = [(*_told(report), report) for report in running.reports if report.outcome != RERUN]
+    told = [(*_told(report), report) for report in running.reports if report.outcome != _RERUN]
     # A part of the test that is worse decides, such as a failed teardown after a passed call.
     status, _, _, decisive = min(told, key=lambda one: (STATUSES.index(one[0]), one[3].when != "call"))
     alike = [one for one in told if one[0] == status]
@@ -277,12 +234,12 @@ def _record(running: _Running) -> CaseRecord:
 def _told(report: pytest.TestReport | pytest.CollectReport) -> tuple[Status, str, str]:
     """Return status, message and text of a report."""
     # `reports` sets it. pytest-xdist sends it with the report from a worker.
-    own: str | None = getattr(report, "dist_failure", None)
+    is_distributed: bool = getattr(report, "is_distributed", False)
     expected: str | None = getattr(report, "wasxfail", None)
     if report.failed:
-        text = own or str(report.longrepr)
+        text = report.longreprtext
         # pytest writes the error in the last line, this library in the first.
-        return "failed", text.rstrip().rpartition("\n")[2] if own is None else text.partition("\n")[0], text
+        return "failed", text.partition("\n")[0] if is_distributed else text.rstrip().rpartition("\n")[2], text
     if expected is not None:
         return ("xfailed" if report.skipped else "xpassed"), expected, ""
     return ("skipped", skip_reason(report), "") if report.skipped else ("passed", "", "")

@@ -146,14 +146,19 @@ def warnings_of(result: CaseResult) -> Iterator[warnings.WarningMessage]:
         ranks = ", ".join(map(str, warning.ranks))
         yield warnings.WarningMessage(
             f"{warning.text} [rank{'s' if len(warning.ranks) > 1 else ''} {ranks}]",
-            _class_named(warning.category),
+            _warning_class(warning.category),
             warning.filename,
             warning.line_number,
         )
 
 
-def _class_named(name: str) -> type[Warning]:
-    """Return the class of that name if its module is loaded, else UserWarning. A rank must not trigger an import."""
+def loaded_class(name: str) -> type | None:
+    """Return the class of that name, with its module, if the module is loaded. A rank must not trigger an import."""
     module, _, qualified = name.rpartition(".")
     found = getattr(sys.modules.get(module), qualified, None)
-    return found if isinstance(found, type) and issubclass(found, Warning) else UserWarning
+    return found if isinstance(found, type) else None
+
+
+def _warning_class(name: str) -> type[Warning]:
+    found = loaded_class(name)
+    return found if found is not None and issubclass(found, Warning) else UserWarning

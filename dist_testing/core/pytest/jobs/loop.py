@@ -32,7 +32,6 @@ from dist_testing.core.engine.run_directory import remove_dead_runs
 from dist_testing.core.engine.stack_dumps import collect_stacks
 from dist_testing.core.events.event import event_of
 from dist_testing.core.ground.errors import LaunchError
-from dist_testing.core.ground.outcomes import Cause
 from dist_testing.core.process.lifetime import become_subreaper, die_with_parent, fork, watch_child
 from dist_testing.core.process.refusal import refusal
 from dist_testing.core.process.stacks import STACKS_SIGNAL
@@ -319,8 +318,7 @@ class SideBySide:
             peer.is_reported = True
         if not record.has_begun:
             item.ihook.pytest_runtest_logstart(nodeid=item.nodeid, location=item.location)
-        for report in reports.failed(item, text, 0.0, [("cause", Cause.INFRASTRUCTURE.value)]):
-            item.ihook.pytest_runtest_logreport(report=report)
+        item.ihook.pytest_runtest_logreport(report=reports.failed_outside(item, LaunchError(text), "call"))
         if not record.has_ended:
             item.ihook.pytest_runtest_logfinish(nodeid=item.nodeid, location=item.location)
         record.is_done = True
@@ -341,7 +339,7 @@ class SideBySide:
                     f"{_KILLED}\n"
                     f"Look for an out-of-memory message of the kernel; run the session without {JOBS_OPTION}."
                 )
-                report = reports.failed_teardown(item, text, LaunchError(text))
+                report = reports.failed_outside(item, LaunchError(text), "teardown")
                 item.ihook.pytest_runtest_logreport(report=report)
 
     def _stop(self, *, is_discarded: bool) -> None:

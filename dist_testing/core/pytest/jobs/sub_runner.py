@@ -21,7 +21,7 @@ from dist_testing.core.engine.engine import Engine
 from dist_testing.core.events.event import Event, ForkServerMemory, RankOutput, WorldEnded
 from dist_testing.core.events.stream import EventStream
 from dist_testing.core.ground.add_ons import add_ons
-from dist_testing.core.ground.errors import InterruptedRunError, LaunchError, UsageError
+from dist_testing.core.ground.errors import DistTestingError, InterruptedRunError, LaunchError, UsageError
 from dist_testing.core.ground.outcomes import exit_name
 from dist_testing.core.process import wire
 from dist_testing.core.pytest.fork_capture import restart_capture
@@ -41,7 +41,7 @@ from dist_testing.core.pytest.jobs.messages import (
     Unable,
 )
 from dist_testing.core.pytest.jobs.serial import report_text, warned
-from dist_testing.core.pytest.reports import failed_teardown
+from dist_testing.core.pytest.reports import failed_outside
 
 # The hooks by which plugins learn what has happened. In a session they belong to the runner, which calls them.
 _LOG_HOOKS = (
@@ -215,7 +215,7 @@ class SubRunner:
             item = self._session.items[self._item]
             shown = item.repr_failure(pytest.ExceptionInfo.from_current())
             text = f"{item.nodeid}: after the last test, the teardown of a fixture failed.\n{shown}"
-            self._report(failed_teardown(item, text))
+            self._report(failed_outside(item, DistTestingError(text), "teardown"))
 
     def _report(self, report: pytest.TestReport) -> None:
         self._send(Reported(self._item, time.monotonic(), report_text(self._session.config, report)))

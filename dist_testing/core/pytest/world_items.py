@@ -1,0 +1,137 @@
+"""Items whose call runs a world. pytest runs them in its own protocol, with its own skips, xfail marks and reports.
+
+In the runner, the setup of such an item sets no fixture up, and its call runs the world. On a rank the same item is an
+ordinary test function.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import functools
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from dist_testing.core.ground.case import CaseFailedError, CaseResult
+from dist_testing.core.ground.errors import DistTestingError, UsageError
+from dist_testing.core.ground.outcomes import Cause
+from dist_testing.core.pytest.expectations import is_expected
+from dist_testing.core.pytest.internals import xfailed_key
+from dist_testing.core.pytest.on_rank import current_world
+from dist_testing.core.pytest.rank_items import RUN_KEY
+from dist_testing.core.pytest.reports import text_at_test
+from dist_testing.core.session.session import loaded_class
+
+# pytest itself acts on them, or looks into them.
+_SPECIAL = (pytest.exit.Exception, ExceptionGroup)
+
+
+class RanksFailedError(CaseFailedError):
+    """A marked test failed on its ranks; the text is the whole report.
+
+    For `isinstance`, and so for other plug-ins, it also is what the culprit has raised.
+    """
+
+    def __init__(self, text: str, result: CaseResult) -> None:
+        super().__init__(text, result)
+        culprit = result.verdict.culprit
+        names = () if culprit is None else result.outcomes[culprit].types.split()
+        # The nearest class that this process has.
+        found = next((cls for name in names if (cls := loaded_class(name)) is not None), None)
+        is_known = found is not None and issubclass(found, Exception) and not issubclass(found, _SPECIAL)
+        self._raised = found if is_known else None
+
+    @property  # type: ignore[misc]  # as a mock does
+    def __class__(self) -> type:
+        return self._raised or type(self)
+
+
+class WorldItem(pytest.Function):
+    """A marked test function."""
+
+    def setup(self) -> None:
+        """On a rank, set the fixtures up."""
+        if current_world() is not None:
+            super().setup()
+        elif self.config.getoption("setuponly", False):
+            # With --setup-only and --setup-plan, pytest does not call the test.
+            self.config.stash[RUN_KEY](self)
+
+    def runtest(self) -> None:
+        """Run the world; on a rank, call the test function."""
+        if current_world() is not None:
+            super().runtest()
+        else:
+            self.config.stash[RUN_KEY](self)
+
+    def repr_failure(self, excinfo: pytest.ExceptionInfo[BaseException], style: Any = None) -> Any:
+        """Return the text of an error of this library alone: it is written for the user."""
+        del style
+        if is_ours(excinfo.value):
+            return text_at_test(self, str(excinfo.value))
+        return super().repr_failure(excinfo)
+
+
+def make_world_item(item: pytest.Function) -> None:
+    """Make the item of a marked function a `WorldItem`. It stays one of its own class, too."""
+    item.__class__ = _world_item(type(item))
+
+
+@functools.cache
+def _world_item(cls: type[pytest.Function]) -> type[pytest.Function]:
+    bases = (WorldItem,) if cls is pytest.Function else (WorldItem, cls)
+    return type(cls.__name__, bases, {})
+
+
+def is_ours(error: object) -> bool:
+    """Return whether the text of an error is all that the user has to see."""
+    return isinstance(error, CaseFailedError | DistTestingError)
+
+
+def check_expectation(item: pytest.Item) -> None:
+    """Refuse an xfail mark that needs the exception itself.
+
+    Raises:
+        UsageError: If the `raises` of the mark that pytest has chosen is not made of classes.
+    """
+    mark = item.stash.get(xfailed_key, None)
+    raises: Any = mark.raises if mark is not None else None
+    for cls in raises if isinstance(raises, tuple) else (raises,):
+        if cls is not None and not isinstance(cls, type):
+            raise UsageError(
+                f"{item.nodeid}: xfail(raises={cls!r}).\n"
+                "The exception stays on its rank, which can only tell the runner whether it is of a class.\n"
+                "Give a class, or a tuple of classes; or use the context manager in the test."
+            )
+
+
+def expects(item: pytest.Item, result: CaseResult) -> bool:
+    """Return whether the xfail mark that pytest has chosen for the item expects all that has failed on the ranks."""
+    mark = item.stash.get(xfailed_key, None)
+    return mark is not None and all(is_expected(item, mark, failure) for failure in result.failures)
+
+
+def decide_xfail(item: pytest.Item, *, is_expected: bool) -> None:
+    """Have pytest take the error of the call as the expected one, or not, in place of its own look at `raises`."""
+    if (mark := item.stash.get(xfailed_key, None)) is not None:
+        # No error is of one of no classes.
+        item.stash[xfailed_key] = dataclasses.replace(mark, raises=None if is_expected else ())
+
+
+@contextlib.contextmanager
+def ended_from_outside(item: pytest.Item) -> Iterator[None]:
+    """Explain a failure that another plug-in raises, by a signal, while the runner waits for the ranks."""
+    try:
+        yield
+    except pytest.fail.Exception as error:
+        decide_xfail(item, is_expected=False)
+        item.user_properties[:] = [("cause", Cause.INTERRUPTED.value)]
+        raise pytest.fail.Exception(
+            f"{item.nodeid}: {error}\n"
+            "Another plugin, such as pytest-timeout, has ended the wait for the ranks; they have been killed.\n"
+            "Set the limit of a distributed test by the marker's timeout or --dist-timeout: its report names the rank "
+            "that did not arrive.",
+            pytrace=False,
+        ) from None
