@@ -6,7 +6,7 @@ import os
 import subprocess
 import sys
 
-from dist_testing.core.process.descent import descends_from
+from dist_testing.core.process.descent import mark_of
 
 # The child lives as long as the standard input of both.
 _MARKED = """
@@ -34,12 +34,11 @@ def test_descendants_are_known_whatever_they_inherit() -> None:
         assert marked.stdin is not None
         assert marked.stdout is not None
         child = int(marked.stdout.readline())
-        assert descends_from(child, marked.pid)
-        assert descends_from(marked.pid, marked.pid)
-        assert not descends_from(os.getpid(), marked.pid)
-        assert not descends_from(child, os.getpid())
+        assert mark_of(child) == marked.pid
+        assert mark_of(marked.pid) == marked.pid
+        assert mark_of(os.getpid()) != marked.pid
         marked.stdin.close()
-    assert not descends_from(child, marked.pid)
+    assert mark_of(child) is None
 
 
 # A fork server that is killed while a rank of it has ended already; and another child of the runner, which has ended.
@@ -48,7 +47,7 @@ import os, signal
 import psutil
 from dist_testing.core.process.descent import mark_descendants
 from dist_testing.core.process.lifetime import become_subreaper
-from dist_testing.core.process.orphans import kill_orphans
+from dist_testing.core.process.orphans import Orphans
 
 become_subreaper()
 own = os.fork()
@@ -65,7 +64,7 @@ os.waitpid(server, 0)
 os.waitid(os.P_PID, own, os.WEXITED | os.WNOWAIT)
 before = {child.pid: child.status() for child in psutil.Process().children()}
 assert len(before) == 2 and set(before.values()) == {psutil.STATUS_ZOMBIE}, before
-kill_orphans("no such folder", server)
+Orphans(server).remove()
 left = [child.pid for child in psutil.Process().children()]
 assert left == [own], left
 """

@@ -36,7 +36,7 @@ from dist_testing.core.process.messages import (
     WorldExtra,
     WorldRequest,
 )
-from dist_testing.core.process.orphans import kill_orphans
+from dist_testing.core.process.orphans import Orphans
 from dist_testing.core.process.refusal import refusal
 
 # Seconds for the fork server to remove its descendants; it has limits of its own.
@@ -62,7 +62,6 @@ class ForkServerLauncher:
         """
         check_platform()
         self.unclean_reasons = unclean_reasons() if run.may_fork_runner and not run.keeps_state else []
-        self._temp = run.temp
         self.pending_events: list[Event] = []
         self._emit = run.emit
         become_subreaper()
@@ -159,7 +158,7 @@ class ForkServerLauncher:
             self._control.close()
         if not has_cleaned_up:
             # If it was killed, Linux has made this process the parent of all processes that the ranks had started.
-            kill_orphans(self._temp, self._pid)
+            Orphans(self._pid).remove()
 
     def _send(self, order: ForkServerOrder, fds: Sequence[int] = ()) -> None:
         try:

@@ -18,7 +18,7 @@ class RunContext:
     Attributes:
         loader: How a fresh interpreter finds the tests again.
         directories: Folders of the run. A process that outlives the runner removes them.
-        temp: Prefix of every rank's TMPDIR, by which the launcher recognises processes that ranks started.
+        temp: A path to the run's folder that is short enough for sockets.
         may_fork_runner: Whether ranks may inherit the modules and the state of the runner. If not, each rank comes from
             a fresh interpreter.
         keeps_state: Whether the ranks need the runner's memory, such as a function that has no name, so that the runner

@@ -24,14 +24,6 @@ def mark_descendants() -> None:
         resource.setrlimit(_LIMIT, (_BASE + os.getpid(), hard))
 
 
-def descends_from(pid: int, ancestor: int) -> bool:
-    """Return whether a process descends from one that has called `mark_descendants`, or is that process.
-
-    The ancestor may have ended. Returns False also if the process itself has ended, or has a mark of its own.
-    """
-    return mark_of(pid) == ancestor
-
-
 def mark_of(pid: int) -> int | None:
     """Return the pid of the nearest ancestor of a process that has called `mark_descendants`, or its own pid.
 
