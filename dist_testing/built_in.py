@@ -61,7 +61,8 @@ ADD_ONS = (
         ext_version=1,
         more={
             "rank_process": "dist_testing.threaded.rank_process:enter_together",
-            "in_runner": "dist_testing.threaded.in_runner:run_ranks",
+            "stacks_by_rank": "dist_testing.threaded.shared_process:stacks_by_rank",
+            "blame": "dist_testing.threaded.shared_process:blame",
         },
     ),
     AddOn(

@@ -9,18 +9,21 @@ import dataclasses
 import os
 import time
 from collections import deque
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
 
-from dist_testing.core.engine.engine import ThreadBody
+from dist_testing.core.engine.case_events import CaseEvents
+from dist_testing.core.engine.engine import Engine
+from dist_testing.core.engine.judging import with_operation
 from dist_testing.core.engine.rank_record import WORST_LAST, worst_of
-from dist_testing.core.engine.stack_dumps import waiting_for_skipped
+from dist_testing.core.engine.running_world import check_world_size
+from dist_testing.core.ground.case import Case, CaseResult
 from dist_testing.core.ground.error_text import summarise
-from dist_testing.core.ground.outcomes import GOOD, Kind, RankOutcome
+from dist_testing.core.ground.outcomes import GOOD, Kind, RankOutcome, verdict
 from dist_testing.core.ground.record import DIGITS, Phase
 from dist_testing.core.process.board import ENTRIES
 from dist_testing.core.process.rank_messages import RankMessage, RankReport
 from dist_testing.core.rank.reporter import Reporter
+from dist_testing.threaded.shared_process import waiting_for_skipped
 from dist_testing.threaded.world import fail_world, report_end, run_on_threads
 
 # Describes a rank that was still running when another failed, in the style of `RankOutcome.describe`.
@@ -30,13 +33,8 @@ _LEFT_BEHIND = "was left behind: a thread cannot be stopped"
 __unittest = True
 
 
-@dataclass(frozen=True, slots=True)
-class ThreadsEnded:
-    """How the ranks of a world of threads ended. Ranks that were still running have stacks."""
-
-    outcomes: tuple[RankOutcome, ...]
-    stacks: Mapping[int, str]
-    phases: Mapping[int, tuple[Phase, ...]]
+# Runs one rank: its number, its reporter, and the case's limit in seconds. An exception is the rank's outcome.
+ThreadBody = Callable[[int, Reporter, float], None]
 
 
 class _Account:
@@ -66,11 +64,39 @@ class _Account:
             self.outcome = worst_of(self.outcome, outcome, lambda outcome: WORST_LAST.index(outcome.kind))
 
 
-def run_ranks(world_size: int, body: ThreadBody, *, limit_s: float) -> ThreadsEnded:
-    """Run a world of threads to its end, or to its deadline in `limit_s` seconds. `body` makes its own process groups.
+def run_here(engine: Engine, case: Case, body: ThreadBody) -> CaseResult:
+    """Run a case on threads of this process to its end, or to its deadline, and judge it.
 
-    A thread cannot be killed. A thread that runs past the deadline goes on; it is a daemon, so the process can end.
+    `body` runs one rank, and makes its own process groups. A thread cannot be killed: one that runs past the deadline
+    goes on; it is a daemon, so the process can end.
+
+    Raises:
+        UsageError: If the world is too large, or no time is left.
     """
+    check_world_size(case.name, case.world_size, needs_files=False)
+    limit_s = engine.limit_s(case)
+    events = CaseEvents(engine.events, case)
+    started_s = time.monotonic()
+    with events.ending_on_error():
+        outcomes, stacks, phases = _run_ranks(case.world_size, body, limit_s)
+    events.over_on_threads(phases)
+    result = CaseResult(
+        case=case,
+        verdict=verdict(outcomes, world_size=case.world_size, promised=engine.spec.promises(case.world_size)),
+        outcomes=outcomes,
+        started_s=started_s,
+        duration_s=time.monotonic() - started_s,
+        limit_s=limit_s,
+        stacks=stacks,
+    )
+    events.judged(result)
+    return result
+
+
+def _run_ranks(
+    world_size: int, body: ThreadBody, limit_s: float
+) -> tuple[tuple[RankOutcome, ...], Mapping[int, str], Mapping[int, tuple[Phase, ...]]]:
+    """Return the outcomes, the stacks of ranks that still run, and the phases of all; the last two by rank."""
     deadline_s = time.monotonic() + limit_s
     accounts = [_Account(rank) for rank in range(world_size)]
 
@@ -94,8 +120,9 @@ def run_ranks(world_size: int, body: ThreadBody, *, limit_s: float) -> ThreadsEn
             if has_failed:
                 told = dataclasses.replace(told, kind=Kind.STOPPED, summary=_LEFT_BEHIND)
         outcomes.append(told)
-    return ThreadsEnded(
-        waiting_for_skipped(outcomes),
-        {rank.rank: rank.stack for rank in ended if rank.stack},
+    stacks = {rank.rank: rank.stack for rank in ended if rank.stack}
+    return (
+        tuple(with_operation(outcome, stacks.get(outcome.rank, "")) for outcome in waiting_for_skipped(outcomes)),
+        stacks,
         {account.rank: account.phases(time.monotonic()) for account in accounts},
     )

@@ -21,7 +21,7 @@ from dist_testing.core.process.files import log_name
 from dist_testing.core.process.lifetime import die_with_parent
 from dist_testing.core.process.messages import RankStart
 from dist_testing.core.process.rank_messages import NextCase
-from dist_testing.core.process.stacks import note_rank, stack_of
+from dist_testing.core.process.stacks import stack_of
 from dist_testing.core.rank.bootstrap import (
     FAILED_EXIT_CODE,
     RankContext,
@@ -35,6 +35,7 @@ from dist_testing.core.rank.long_texts import LongTexts
 from dist_testing.core.rank.reporter import FrameWriter, Reporter
 from dist_testing.threaded.members import current_member
 from dist_testing.threaded.output import split_output
+from dist_testing.threaded.shared_process import note_rank
 from dist_testing.threaded.world import fail_world, report_end, run_on_threads
 
 # Test code gets a replacement: see _Ranks._exit_as_rank.

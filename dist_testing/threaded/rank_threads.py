@@ -17,6 +17,7 @@ from dist_testing.core.ground.skips import skip_for_exit_code
 from dist_testing.core.rank.reporter import Reporter
 from dist_testing.core.unittest.on_rank import RankPipe, seed_generators
 from dist_testing.core.unittest.plain import current_session
+from dist_testing.threaded.in_runner import run_here
 
 # unittest leaves frames of modules with this mark out of its tracebacks.
 __unittest = True
@@ -171,7 +172,7 @@ class RankThreads(list[RankThread]):
         while not cls.exception_queue.empty():
             # Entries of ranks that an earlier test has left behind.
             cls.exception_queue.get_nowait()
-        return current_session().engine.run_here(self.case, self._run_rank)
+        return run_here(current_session().engine, self.case, self._run_rank)
 
     def _run_rank(self, rank: int, reporter: Reporter, limit_s: float) -> None:
         cls = self._cls

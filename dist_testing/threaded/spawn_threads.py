@@ -16,6 +16,7 @@ from dist_testing.core.launch.isolation import THREAD
 from dist_testing.core.rank.reporter import Reporter
 from dist_testing.core.unittest.plain import current_session
 from dist_testing.threaded import BACKEND
+from dist_testing.threaded.in_runner import run_here
 
 # unittest leaves frames of modules with this mark out of its tracebacks.
 __unittest = True
@@ -103,7 +104,7 @@ def _run(call: Callable[[], Any], name: str, timeout: float | None, world_size: 
     timeout_s = session.timeout_s if timeout is None else float(timeout)
     case = Case(name, world_size, CaseBody("unittest"), timeout_s, isolation=THREAD.name)
     with session.pause_limit():
-        result = session.engine.run_here(case, run_rank)
+        result = run_here(session.engine, case, run_rank)
     session.judge(result, ThreadsFailedError)
 
 

@@ -9,10 +9,18 @@ from pathlib import Path
 
 import pytest
 
-from dist_testing.core.engine.stack_dumps import blame_thread, operation_in, stacks_by_rank, waiting_for_skipped
+from dist_testing.core.engine.stack_dumps import operation_in
 from dist_testing.core.ground.errors import DeadlockError
 from dist_testing.core.ground.outcomes import Kind, RankOutcome, Status, verdict
-from dist_testing.core.process.stacks import RankThreads, note_rank, read_ranks, stack_of
+from dist_testing.core.process.stacks import stack_of
+from dist_testing.threaded.shared_process import (
+    RankThreads,
+    blame_thread,
+    note_rank,
+    read_ranks,
+    stacks_by_rank,
+    waiting_for_skipped,
+)
 
 # Output of faulthandler on request and at a crash, with Python 3.14's thread names.
 _DUMP = """Thread 0x00007f00000000a1 (most recent call first):
@@ -36,29 +44,37 @@ _RANKS = {0x7F00000000A1: 0, 0x7F00000000A2: 1}
 _DEADLOCK = f"{DeadlockError.__module__}.{DeadlockError.__qualname__} builtins.RuntimeError"
 
 
+@pytest.fixture
+def world(tmp_path: Path) -> Path:
+    """The folder of a world whose threads have noted their ranks."""
+    notes = "".join(f"{rank} {ident:x} {rank}\n" for ident, rank in _RANKS.items())
+    (tmp_path / "thread-idents").write_text(notes, encoding="ascii")
+    return tmp_path
+
+
 def _killed(rank: int) -> RankOutcome:
     return RankOutcome(rank, Kind.SIGNALLED, 1.0, signal=11)
 
 
-def test_stacks_are_assigned_to_ranks() -> None:
+def test_stacks_are_assigned_to_ranks(world: Path) -> None:
     """If this fails, a hang shows one rank's stack as another's."""
-    stacks = stacks_by_rank(_DUMP, _RANKS)
+    stacks = stacks_by_rank(_DUMP, world)
     assert list(stacks) == [0, 1]
     assert "line 3" in stacks[0]
     assert "line 4" in stacks[1]
     assert "main.py" not in "".join(stacks.values())
 
 
-def test_text_after_the_last_stack_is_not_part_of_it() -> None:
+def test_text_after_the_last_stack_is_not_part_of_it(world: Path) -> None:
     """If this fails, equal stacks look different, because a list of modules follows one of them."""
     text = f"{_DUMP.rpartition('Current thread')[0]}Extension modules: numpy (total: 1)\n"
-    assert stacks_by_rank(text, _RANKS)[1].splitlines()[1:] == ['  File "/a/test_a.py", line 4 in test_it']
+    assert stacks_by_rank(text, world)[1].splitlines()[1:] == ['  File "/a/test_a.py", line 4 in test_it']
 
 
 @pytest.mark.parametrize("text", ["", "no stacks", "Thread 0x", "Thread 0xzz (most recent call first):", _DUMP[:10]])
-def test_incomplete_stacks_belong_to_no_rank(text: str) -> None:
+def test_incomplete_stacks_belong_to_no_rank(world: Path, text: str) -> None:
     """If this fails, a process that dies while it writes its stacks ends the runner."""
-    assert stacks_by_rank(text, _RANKS) == {}
+    assert stacks_by_rank(text, world) == {}
 
 
 def test_crashed_thread_is_the_culprit_and_the_others_are_victims() -> None:

@@ -26,7 +26,6 @@ from dist_testing.core.engine.report import failure_report
 from dist_testing.core.engine.run_directory import RunDirectory
 from dist_testing.core.engine.running_case import RunningCase
 from dist_testing.core.engine.running_world import RunningWorld, check_world_size, release, start_world
-from dist_testing.core.engine.stack_dumps import blame_thread, waiting_for_skipped
 from dist_testing.core.events.stream import EventStream
 from dist_testing.core.ground.add_ons import AddOn, add_on_named, add_ons, blaming
 from dist_testing.core.ground.budget import Budget
@@ -38,9 +37,7 @@ from dist_testing.core.launch.isolation import FORK, Isolation, check_isolation,
 from dist_testing.core.launch.launcher import Launcher
 from dist_testing.core.process.messages import Loader
 from dist_testing.core.process.refusal import refusal
-from dist_testing.core.process.stacks import read_ranks
 from dist_testing.core.rank.bootstrap import RankContext
-from dist_testing.core.rank.reporter import Reporter
 
 # Limit for the ranks of a worker pool to destroy their groups and end. Seconds.
 _POOL_END_LIMIT_S = 30.0
@@ -48,10 +45,6 @@ _POOL_END_LIMIT_S = 30.0
 _DEBUG_LIMIT_S = 7 * 24 * 3600.0
 # With less time no rank gets as far as its test, and a good test would look like one that hangs. Seconds.
 _LEAST_CASE_S = 0.1
-
-# Runs one rank that is a thread: its number, its reporter, and the case's limit in seconds. An exception is the rank's
-# outcome.
-ThreadBody = Callable[[int, Reporter, float], None]
 
 
 class Engine:
@@ -162,8 +155,7 @@ class Engine:
         _check_expected_exits(case, isolation)
         if self.debug_rank is not None:
             case = dataclasses.replace(case, debug_rank=self.debug_rank)
-        limit_s = self._limit_s(case)
-        _check_time_left(case, limit_s)
+        limit_s = self.limit_s(case)
         started_s = time.monotonic()
         world, self._pool = self._pool, None
         if world is not None and (case.pool, case.world_size, case.nodes) != (world.pool, world.size, world.nodes):
@@ -215,8 +207,8 @@ class Engine:
                 for record in supervisor.records
             )
             if world.isolation.in_process:
-                log = world.log_tail(0)
-                outcomes = waiting_for_skipped(blame_thread(outcomes, read_ranks(world.directory), log))
+                blame = add_on_named("threads", running.case.name).load("blame")
+                outcomes = blame(outcomes, world.directory, world.log_tail(0))
             left = world.check()
         result = judged(running, self.spec, outcomes, left)
         if result.verdict.status is not Status.FAILED:
@@ -229,33 +221,20 @@ class Engine:
             shutil.rmtree(world.directory, ignore_errors=True)
         return result
 
-    def run_here(self, case: Case, body: ThreadBody) -> CaseResult:
-        """Run a case on threads of this process, and judge it. `body` runs one rank.
+    def limit_s(self, case: Case) -> float:
+        """Return the limit of a case that begins now, in seconds.
 
         Raises:
-            UsageError: If the world is too large, or no time is left.
+            UsageError: If no time is left.
         """
-        check_world_size(case.name, case.world_size, needs_files=False)
-        limit_s = self.budget.limit_s(case.timeout_s, cases_after=self.cases_after)
-        _check_time_left(case, limit_s)
-        events = CaseEvents(self.events, case)
-        started_s = time.monotonic()
-        with events.ending_on_error():
-            run_ranks = add_on_named("threads", case.name).load("in_runner")
-            ended = run_ranks(case.world_size, body, limit_s=limit_s)
-        events.over_on_threads(ended.phases)
-        outcomes = tuple(with_operation(outcome, ended.stacks.get(outcome.rank, "")) for outcome in ended.outcomes)
-        result = CaseResult(
-            case=case,
-            verdict=verdict(outcomes, world_size=case.world_size, promised=self.spec.promises(case.world_size)),
-            outcomes=outcomes,
-            started_s=started_s,
-            duration_s=time.monotonic() - started_s,
-            limit_s=limit_s,
-            stacks=ended.stacks,
-        )
-        events.judged(result)
-        return result
+        limit_s = self._limit_s(case)
+        if limit_s < min(_LEAST_CASE_S, case.timeout_s):
+            raise UsageError(
+                f"{case.name}: not run, because the target's time was over: {limit_s:.1f} s were left for it.\n"
+                "The cases before it have used the time; those that hang use the most.\n"
+                "Mend them, or give the target a larger timeout or size, or more shards. This test is not to blame."
+            )
+        return limit_s
 
     def abandon(self, running: RunningCase) -> None:
         """Kill the ranks of a case whose result is no longer needed."""
@@ -385,15 +364,6 @@ class Engine:
 
 def _no_room(subject: str, error: OSError) -> LaunchError:
     return LaunchError(f"{subject}: no ranks could be started: {refusal(error)}")
-
-
-def _check_time_left(case: Case, limit_s: float) -> None:
-    if limit_s < min(_LEAST_CASE_S, case.timeout_s):
-        raise UsageError(
-            f"{case.name}: not run, because the target's time was over: {limit_s:.1f} s were left for it.\n"
-            "The cases before it have used the time; those that hang use the most.\n"
-            "Mend them, or give the target a larger timeout or size, or more shards. This test is not to blame."
-        )
 
 
 def _check_expected_exits(case: Case, isolation: Isolation) -> None:

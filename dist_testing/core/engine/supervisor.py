@@ -19,8 +19,8 @@ from dist_testing.core.engine.hooks import CaseStart, WorldWatcher
 from dist_testing.core.engine.live_output import LiveOutput
 from dist_testing.core.engine.rank_logs import LogLimits
 from dist_testing.core.engine.rank_record import RankRecord
-from dist_testing.core.engine.stack_dumps import collect_stacks, stacks_by_rank
-from dist_testing.core.ground.add_ons import AddOn, add_ons, blaming
+from dist_testing.core.engine.stack_dumps import collect_stacks
+from dist_testing.core.ground.add_ons import AddOn, add_on_named, add_ons, blaming
 from dist_testing.core.ground.case import CaseBody
 from dist_testing.core.ground.errors import LaunchError, MessageError
 from dist_testing.core.ground.outcomes import Kind
@@ -28,7 +28,7 @@ from dist_testing.core.ground.procfs import STOPPED
 from dist_testing.core.launch.launcher import Launcher, PlaceLauncher
 from dist_testing.core.process.messages import RankEnded, WorldExtra, WorldOver, WorldRefused, WorldStarted
 from dist_testing.core.process.rank_messages import RANK_MESSAGES, FinishWorld, Instruction, LeaveWorld, NextCase
-from dist_testing.core.process.stacks import STACKS_SIGNAL, read_ranks
+from dist_testing.core.process.stacks import STACKS_SIGNAL
 
 # From the request for ranks until all are ready: on a machine that swaps, or while interpreters import torch. Seconds.
 _START_LIMIT_S = 120.0
@@ -468,7 +468,8 @@ class Supervisor:
         fds = {rank: self.stacks_fds[rank] for rank in (asked if self._threads_directory is None else asked and [0])}
         stacks = collect_stacks(fds, lambda: self._launcher.signal(list(fds), STACKS_SIGNAL), limit_s) if fds else {}
         if self._threads_directory is not None:
-            stacks = stacks_by_rank(stacks.get(0, ""), read_ranks(self._threads_directory).idents)
+            split = add_on_named("threads", f"world {self._world}").load("stacks_by_rank")
+            stacks = split(stacks.get(0, ""), self._threads_directory)
         return {
             rank: stacks.get(rank) or f"no answer; its state is {state or 'not known'}"
             for rank, state in states.items()
