@@ -241,9 +241,11 @@ def _ledgers(case: CaseRecord) -> list[tuple[tuple[int, ...], Ledger]]:
 
 def _own_logs(logs: Sequence[LogRecord], case: CaseRecord | None) -> Iterator[LogRecord]:
     """Yield the logs of a case: those of its ranks, and the log of the whole run."""
-    own = f"{slug(case.nodeid)}.rank-" if case is not None and case.nodeid else None
+    # The mark tells cases apart whose names differ only in special characters.
+    name = slug(case.nodeid) if case is not None else ""
+    own = re.compile(rf"{re.escape(name)}(\.[0-9a-f]{{8}})?\.rank-") if name else None
     for log in logs:
-        if case is None or ".rank-" not in log.name or (own is not None and log.name.startswith(own)):
+        if case is None or ".rank-" not in log.name or (own is not None and own.match(log.name)):
             yield log
 
 

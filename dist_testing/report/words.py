@@ -84,7 +84,7 @@ def ranks_text(ranks: tuple[int, ...]) -> str:
 
 
 def slug(name: str) -> str:
-    """Return a name as the files of its logs have it (`core.engine.kept_logs`)."""
+    """Return a name as the files of its logs have it (`core.engine.kept_files`)."""
     return re.sub(r"[^A-Za-z0-9_.=-]+", "-", name).strip("-")[-120:]
 
 

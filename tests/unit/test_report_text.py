@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dist_testing.core.engine.kept_reports import ReportFolder, keep_report
+from dist_testing.core.engine.kept_files import ReportFolder, keep_report
 from dist_testing.core.engine.report import failure_headline, failure_report
 from dist_testing.core.engine.report_text import IN_LOG, cut_lines, printable
 from dist_testing.core.ground.case import Case, CaseBody, CaseResult
@@ -156,13 +156,13 @@ def test_texts_of_a_rank_do_not_fill_a_disk(tmp_path: Path, monkeypatch: pytest.
 
 
 @pytest.mark.parametrize(
-    ("limit", "value"), [("_MAX_REPORTS", 3), ("_MAX_FOLDER_BYTES", 3 * 2048)], ids=["files", "bytes"]
+    ("limit", "value"), [("_MAX_FILES", 3), ("_MAX_FOLDER_BYTES", 3 * 2048)], ids=["files", "bytes"]
 )
 def test_kept_reports_do_not_fill_a_disk(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, limit: str, value: int
 ) -> None:
     """If this fails, the reports of a year of runs stay in the cache."""
-    monkeypatch.setattr(f"dist_testing.core.engine.kept_reports.{limit}", value)
+    monkeypatch.setattr(f"dist_testing.core.engine.kept_files.{limit}", value)
     result = failed("")
     for number in range(5):
         case = replace(result.case, name=f"test_{number}")

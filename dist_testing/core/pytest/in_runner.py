@@ -17,7 +17,7 @@ import pytest
 
 from dist_testing.core.engine.engine import Engine
 from dist_testing.core.engine.interrupts import raise_on_termination
-from dist_testing.core.engine.kept_logs import keep_logs
+from dist_testing.core.engine.kept_files import keep_logs
 from dist_testing.core.engine.needs import missing_need
 from dist_testing.core.ground.add_ons import AddOn
 from dist_testing.core.ground.backends import add_backends

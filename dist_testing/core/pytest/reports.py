@@ -10,7 +10,7 @@ from typing import Any, Literal
 
 import pytest
 
-from dist_testing.core.engine.kept_reports import ReportFolder
+from dist_testing.core.engine.kept_files import ReportFolder
 from dist_testing.core.engine.report import failure_report
 from dist_testing.core.engine.report_text import printable
 from dist_testing.core.ground.case import CaseResult

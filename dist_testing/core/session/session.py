@@ -11,7 +11,7 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 
 from dist_testing.core.engine.engine import Engine
-from dist_testing.core.engine.kept_reports import ReportFolder
+from dist_testing.core.engine.kept_files import ReportFolder
 from dist_testing.core.engine.report import failure_report, missing_hardware
 from dist_testing.core.ground.case import CaseFailedError, CaseResult
 from dist_testing.core.ground.errors import PromiseError, UsageError
