@@ -9,8 +9,11 @@ from pathlib import Path
 import pytest
 
 from dist_testing.core.engine import rank_logs
+from dist_testing.core.engine.hooks import CaseStart
 from dist_testing.core.engine.live_output import LiveOutput
 from dist_testing.core.engine.rank_logs import LogLimits, open_regular, read_tail
+from dist_testing.core.events.event import Event
+from dist_testing.core.ground.case import Case, CaseBody
 
 _MIB = 1 << 20
 
@@ -41,7 +44,7 @@ def test_a_log_keeps_its_beginning_and_its_end_while_it_grows(tmp_path: Path) ->
         log.write(b"first line\n")
         for number in range(40):
             log.write(b"%06d " % number * (_MIB // 7) + b"\n")
-            limits.look(1e9 + number)
+            limits.poll(1e9 + number)
             assert _on_disk(path) <= 4 * _MIB
         log.write(b"last line\n")
     assert path.stat().st_size > 39 * _MIB
@@ -66,7 +69,7 @@ def test_a_log_is_emptied_where_the_file_system_makes_no_holes(tmp_path: Path, m
     with open(path, "ab", buffering=0) as log:
         for number in range(10):
             log.write(b"x" * _MIB)
-            limits.look(1e9 + number)
+            limits.poll(1e9 + number)
             assert path.stat().st_size <= 4 * _MIB
         log.write(b"last line\n")
     assert read_tail(path, 10) == "last line\n"
@@ -77,9 +80,9 @@ def test_short_logs_stay_whole_and_without_a_note(tmp_path: Path) -> None:
     """If this fails, ordinary output is lost."""
     path = tmp_path / "rank-0.log"
     limits = LogLimits([path])
-    limits.look(1e9)
+    limits.poll(1e9)
     path.write_bytes(b"x" * _MIB)
-    limits.look(2e9)
+    limits.poll(2e9)
     assert path.read_bytes() == b"x" * _MIB
     assert limits.notes() == []
 
@@ -88,14 +91,14 @@ def test_a_log_that_grows_fast_is_looked_at_more_often(tmp_path: Path) -> None:
     """If this fails, a rank writes for a second at the speed of the memory before the runner looks again."""
     path = tmp_path / "rank-0.log"
     limits = LogLimits([path])
-    limits.look(1e9)
-    assert limits.next_look_s == 1e9 + 1.0
+    limits.poll(1e9)
+    assert limits.next_s == 1e9 + 1.0
     with open(path, "wb") as log:
         log.truncate(20 * _MIB)
-    limits.look(2e9)
-    assert limits.next_look_s < 2e9 + 0.1
-    limits.look(2e9 + 0.01)
-    assert limits.next_look_s < 2e9 + 0.1
+    limits.poll(2e9)
+    assert limits.next_s < 2e9 + 0.1
+    limits.poll(2e9 + 0.01)
+    assert limits.next_s < 2e9 + 0.1
 
 
 def _fifo(path: Path) -> None:
@@ -124,11 +127,11 @@ def test_what_a_test_puts_in_the_place_of_a_log_is_not_read(tmp_path: Path, repl
     with pytest.raises(OSError, match=r"rank-0\.log"):
         open_regular(path)
     limits = LogLimits([path])
-    limits.look(1e9)
+    limits.poll(1e9)
     assert limits.notes() == []
-    told: list[str] = []
-    live = LiveOutput(tmp_path, 1, lambda rank, line: told.append(line))
-    live.finish()
+    told: list[Event] = []
+    live = LiveOutput(tmp_path, 1)
+    live.begin_case(CaseStart(Case("", 1, CaseBody(""), 1.0, "fork"), 1, 0.0, keeps_ranks=False, emit=told.append))
     live.close()
     assert told == []
 

@@ -7,6 +7,7 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 
+from dist_testing.core.engine.hooks import WorldWatcher
 from dist_testing.core.engine.live_output import LiveOutput
 from dist_testing.core.engine.running_world import RunningWorld
 from dist_testing.core.events.event import RankOutput, WorldEnded
@@ -26,7 +27,7 @@ from dist_testing.core.ground.record import (
 )
 
 
-class CaseEvents:
+class CaseEvents(WorldWatcher):
     """Emits the output of the ranks of one case, and its record. Does what costs time only for a sink that wants it."""
 
     def __init__(self, stream: EventStream, case: Case) -> None:
@@ -49,14 +50,17 @@ class CaseEvents:
         self._changes_before = [0 if is_new else world.board.count(rank) for rank in range(world.size)]
         # The record of their first case has the start of reused ranks.
         if is_new and self._stream.wants(WorldEnded):
-            world.supervisor.on_look = self._look
+            world.supervisor.watchers["(starts)"] = self
         if is_new and self._stream.wants(RankOutput):
-            world.supervisor.show_output(LiveOutput(world.directory, world.size, self._output))
+            # Before the limits of logs: what is not read then may be gone.
+            live = LiveOutput(world.directory, world.size, self._output)
+            world.resources.callback(live.close)
+            world.supervisor.look_first("(output)", live)
 
     def _output(self, rank: int, line: str) -> None:
         self._stream.emit(RankOutput(time.monotonic(), rank, line))
 
-    def _look(self, now_s: float) -> None:
+    def poll(self, now_s: float) -> None:
         """Note which ranks have started or become ready since the last look of the supervisor."""
         if self._world is None or len(self._ready) == self._world.size:
             return

@@ -211,9 +211,6 @@ class Engine:
                 outcomes = blame(outcomes, world.directory, world.log_tail(0))
             left = world.check()
         result = judged(running, self.spec, outcomes, left)
-        if result.verdict.status is not Status.FAILED:
-            for note in world.log_limits.notes():
-                self.tell(f"dist_testing: {running.case.name}: {note}")
         if not supervisor.is_over:
             # Its ranks have passed, whatever else is wrong with the case.
             self._pool = world

@@ -104,10 +104,12 @@ class WorldWatcher:
 
     Attributes:
         next_s: When `poll` is due at the latest, on the monotonic clock; infinity for never.
+        fd: A descriptor of the watcher; `poll` is also due when it is readable. It must not change. -1 for none.
         headline: One sentence on the state of the case, for a run that ends without a result; "" for none.
     """
 
     next_s: float = math.inf
+    fd: int = -1
     headline: str = ""
 
     def begin_case(self, start: CaseStart) -> None:

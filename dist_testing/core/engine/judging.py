@@ -47,7 +47,6 @@ def judged(running: RunningCase, spec: Spec, outcomes: tuple[RankOutcome, ...], 
         left=tuple(left),
         warnings=_warnings_of(supervisor.records),
         end_session=next((record.end_session for record in supervisor.records if record.end_session), ""),
-        notes=tuple(world.log_limits.notes()),
     )
     return _with_evidence(explained(result, running.explainers()), world)
 

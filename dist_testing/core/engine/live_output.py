@@ -8,6 +8,7 @@ import os
 from collections.abc import Callable
 from pathlib import Path
 
+from dist_testing.core.engine.hooks import WorldWatcher
 from dist_testing.core.engine.rank_logs import open_regular
 from dist_testing.core.process.files import log_name
 
@@ -17,48 +18,51 @@ _IN_MODIFY = 0x2
 _MAX_LINE_BYTES = 1 << 16
 
 
-class LiveOutput:
+class LiveOutput(WorldWatcher):
     """Reads the logs of a world's ranks and passes on whole lines, those of each rank in order.
 
     The kernel reports when a log grows, so this does not poll, and no rank waits for the terminal. If it has no inotify
     watch left, the lines come when the case is over.
     """
 
-    def __init__(self, directory: Path, size: int, tell: Callable[[int, str], None]) -> None:
-        """Start to watch the logs in the folder of a world. `tell` takes the rank and the text of each line."""
+    def __init__(self, directory: Path, size: int, take_line: Callable[[int, str], None]) -> None:
+        """Start to watch the logs in the folder of a world. `take_line` gets the rank and the text of each line."""
         self._logs = [directory / log_name(rank) for rank in range(size)]
         self._read_bytes = [0] * size
         self._open_lines = [b""] * size
-        self._tell = tell
-        self._inotify = _watch(directory)
+        self._take_line = take_line
+        # Readable when a log has grown.
+        self.fd = _watch(directory)
 
-    def fileno(self) -> int:
-        """Return a descriptor that is readable when a log has grown; -1 if the kernel does not report it."""
-        return self._inotify
-
-    def pump(self) -> None:
+    def poll(self, now_s: float) -> None:
         """Pass on all new lines."""
-        if self._inotify >= 0:
-            # The content of the kernel's events is not needed.
-            with contextlib.suppress(BlockingIOError):
-                while os.read(self._inotify, 1 << 16):
-                    continue
+        del now_s
+        has_grown = self.fd < 0
+        # The content of the kernel's events is not needed.
+        with contextlib.suppress(BlockingIOError):
+            while self.fd >= 0 and os.read(self.fd, 1 << 16):
+                has_grown = True
+        if has_grown:
+            self._read_all()
+
+    def _read_all(self) -> None:
         for rank in range(len(self._logs)):
             self._read(rank)
 
-    def finish(self) -> None:
-        """Pass on the rest at the end of a case, also lines without an end."""
-        self.pump()
+    def case_over(self) -> None:
+        """Pass on the rest, also lines without an end."""
+        self._read_all()
         for rank, rest in enumerate(self._open_lines):
             if rest:
                 self._open_lines[rank] = b""
                 self._line(rank, rest)
 
     def close(self) -> None:
-        """Stop watching."""
-        if self._inotify >= 0:
-            os.close(self._inotify)
-            self._inotify = -1
+        """Pass on the rest and stop watching."""
+        self.case_over()
+        if self.fd >= 0:
+            os.close(self.fd)
+            self.fd = -1
 
     def _read(self, rank: int) -> None:
         try:
@@ -82,7 +86,7 @@ class LiveOutput:
                     self._line(rank, line)
 
     def _line(self, rank: int, line: bytes) -> None:
-        self._tell(rank, line.decode(errors="replace").rstrip("\r"))
+        self._take_line(rank, line.decode(errors="replace").rstrip("\r"))
 
 
 def _watch(directory: Path) -> int:

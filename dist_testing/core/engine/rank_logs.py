@@ -7,12 +7,16 @@ the runner frees the blocks between its beginning and its end: the file keeps it
 from __future__ import annotations
 
 import ctypes
+import dataclasses
 import errno
 import os
 import stat
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, BinaryIO
+
+from dist_testing.core.engine.hooks import WorldWatcher
+from dist_testing.core.ground.case import CaseResult
 
 # <linux/falloc.h>
 _KEEP_SIZE = 0x1
@@ -63,7 +67,7 @@ def read_tail(path: Path, limit_bytes: int) -> str:
         return f"(the output of this rank is lost: a test has replaced its log: {error})"
 
 
-class LogLimits:
+class LogLimits(WorldWatcher):
     """Keeps the logs of a world's ranks within a limit."""
 
     def __init__(self, logs: Sequence[Path]) -> None:
@@ -79,15 +83,11 @@ class LogLimits:
         self._hole_ends = [0] * len(logs)
         self._lost_bytes = [0] * len(logs)
         self._sizes = [0] * len(logs)
-        self.next_look_s = 0.0
+        self.next_s = 0.0
 
-    def look(self, now_s: float) -> None:
-        """Shorten the logs that are too long.
-
-        Args:
-            now_s: The monotonic clock, in seconds.
-        """
-        if now_s < self.next_look_s:
+    def poll(self, now_s: float) -> None:
+        """Shorten the logs that are too long."""
+        if now_s < self.next_s:
             return
         grown = 0
         for rank, path in enumerate(self._logs):
@@ -102,7 +102,11 @@ class LogLimits:
             self._sizes[rank] = status.st_size
             if status.st_size - self._hole_ends[rank] + self._kept_bytes > self.limit_bytes:
                 self._shorten(rank, path, status.st_size)
-        self.next_look_s = now_s + (_NEXT_LOOK_S if grown > self._kept_bytes else _LOOK_S)
+        self.next_s = now_s + (_NEXT_LOOK_S if grown > self._kept_bytes else _LOOK_S)
+
+    def explain(self, result: CaseResult) -> CaseResult:
+        """Return the result with the notes."""
+        return dataclasses.replace(result, notes=(*result.notes, *self.notes()))
 
     def notes(self) -> list[str]:
         """Return a sentence about each log that was shortened."""

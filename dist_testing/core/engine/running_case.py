@@ -32,9 +32,11 @@ class RunningCase:
     add_ons: Sequence[AddOn] = ()
 
     def explainers(self) -> Iterator[tuple[str, Explainer]]:
-        """Yield the explainers in the order of the add-ons, each with the add-on's name."""
+        """Yield the explainers, each with its name: those of the library, then the add-ons in their order."""
         watchers = self.world.supervisor.watchers
         held = dict(self.world.held)
+        named = {add_on.name for add_on in add_ons()}
+        yield from ((name, watcher.explain) for name, watcher in watchers.items() if name not in named)
         for add_on in add_ons():
             if add_on.name in held:
                 yield add_on.name, held[add_on.name].explain

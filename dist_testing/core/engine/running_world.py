@@ -7,7 +7,7 @@ import os
 import resource
 import socket
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 from dist_testing.core.engine.hooks import HeldResource
@@ -52,7 +52,6 @@ class RunningWorld:
         pool: Name of the worker pool; "" if the ranks live for one case.
         directory: The world's folder.
         held: The resources of add-ons, each with the add-on's name, in the order in which they were acquired.
-        log_limits: Keeps the logs of the ranks within a limit.
         resources: Closes the board, the channels and the other descriptors.
         nodes: Number of nodes of the ranks.
     """
@@ -64,7 +63,6 @@ class RunningWorld:
     held: Sequence[tuple[str, HeldResource]]
     isolation: Isolation
     resources: contextlib.ExitStack
-    log_limits: LogLimits = field(default_factory=lambda: LogLimits([]))
     nodes: int = 1
 
     @property
@@ -86,7 +84,6 @@ class RunningWorld:
 
     def close(self) -> None:
         """Release the runner's resources. The ranks must be gone; one that could not be killed may keep what it has."""
-        self.supervisor.close()
         self.resources.close()
         release(self.held, are_ranks_gone=self.supervisor.is_over)
 
@@ -216,15 +213,13 @@ def start_world(
             fds,
         )
         records = [RankRecord(rank, channel, board) for rank, channel in enumerate(channels)]
-        limits = LogLimits([directory / log_name(rank) for rank in range(size)])
         names = directory if together else None
-        supervisor = Supervisor(launcher, number, records, stacks_fds, names, limits, group_limit_s(limit_s))
+        supervisor = Supervisor(launcher, number, records, stacks_fds, names, group_limit_s(limit_s))
+        supervisor.look_first("(logs)", LogLimits([directory / log_name(rank) for rank in range(size)]))
         if case.debug_rank is not None:
             supervisor.wait_for_debugger(case.debug_rank)
         undo.pop_all()
-        return RunningWorld(
-            case.pool, supervisor, directory, board, held, isolation, ours.pop_all(), limits, nodes=case.nodes
-        )
+        return RunningWorld(case.pool, supervisor, directory, board, held, isolation, ours.pop_all(), nodes=case.nodes)
 
 
 def group_limit_s(limit_s: float) -> float:

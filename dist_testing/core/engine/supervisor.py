@@ -16,8 +16,6 @@ from pathlib import Path
 
 from dist_testing.core.engine.broken_worlds import no_such_rank, unkillable
 from dist_testing.core.engine.hooks import CaseStart, WorldWatcher
-from dist_testing.core.engine.live_output import LiveOutput
-from dist_testing.core.engine.rank_logs import LogLimits
 from dist_testing.core.engine.rank_record import RankRecord
 from dist_testing.core.engine.stack_dumps import collect_stacks
 from dist_testing.core.ground.add_ons import AddOn, add_on_named, add_ons, blaming
@@ -64,9 +62,8 @@ class Supervisor:
         records: One per rank.
         stacks: Rank to its stacks, of ranks that were running when something went wrong.
         leaked: Command lines of what the ranks left behind.
-        watchers: Those of add-ons, by the add-on's name, in the order of the add-ons.
+        watchers: By the name of the add-on, or by a name in brackets that no add-on has, in the order of their looks.
         ended_by: Why a watcher has ended the case, with the name of its add-on; "" if none has.
-        on_look: Called after every look at the ranks, with its time on the monotonic clock; None for nothing.
     """
 
     def __init__(
@@ -76,7 +73,6 @@ class Supervisor:
         records: Sequence[RankRecord],
         stacks_fds: Mapping[int, int],
         threads_directory: Path | None = None,
-        log_limits: LogLimits | None = None,
         group_limit_s: float = math.inf,
     ) -> None:
         """Watch a world that was just asked for.
@@ -88,13 +84,11 @@ class Supervisor:
             stacks_fds: Rank to the descriptor that its stacks come from.
             threads_directory: Where ranks that are threads of one process note which of them they are; None for ranks
                 that are processes.
-            log_limits: Keeps the logs of the ranks within a limit; None if they have no logs.
             group_limit_s: The limit that this library gives to groups and stores, in seconds.
         """
         self.records = records
         self.stacks: dict[int, str] = {}
         self.leaked: list[str] = []
-        self.on_look: Callable[[float], None] | None = None
         self._launcher = launcher
         self._world = world
         self.stacks_fds = stacks_fds
@@ -106,7 +100,6 @@ class Supervisor:
         self.watchers: dict[str, WorldWatcher] = {}
         self.ended_by = ""
         self._start: CaseStart | None = None
-        self._log_limits = log_limits
         self._stage = _Stage.BETWEEN
         self._keep = False
         self._limit_s = 0.0
@@ -114,7 +107,6 @@ class Supervisor:
         self._is_timed = False
         self._deadline_s = math.inf
         self._grace_end_s = math.inf
-        self._live: LiveOutput | None = None
         self._debugged: RankRecord | None = None
         self._by_fd = {record.channel.fileno(): record for record in records}
         self._poller = select.poll()
@@ -122,20 +114,15 @@ class Supervisor:
         for fd in self._by_fd:
             self._poller.register(fd, select.POLLIN)
 
-    def show_output(self, live: LiveOutput) -> None:
-        """Read the output of the ranks while they write it."""
-        self._live = live
-        if live.fileno() >= 0:
-            self._poller.register(live.fileno(), select.POLLIN)
+    def look_first(self, name: str, watcher: WorldWatcher) -> None:
+        """Add a watcher before all others, and before the first case."""
+        self.watchers = {name: watcher, **self.watchers}
+        if watcher.fd >= 0:
+            self._poller.register(watcher.fd, select.POLLIN)
 
     def wait_for_debugger(self, rank: int) -> None:
         """Suspend all limits while this rank runs its test, and let no failure of another rank end it."""
         self._debugged = self.records[rank]
-
-    def close(self) -> None:
-        """Stop reading live output."""
-        if self._live is not None:
-            self._live.close()
 
     @property
     def is_over(self) -> bool:
@@ -294,16 +281,12 @@ class Supervisor:
     def _wait(self, until: _Stage) -> None:
         while self._stage not in (until, _Stage.OVER):
             self._look(math.inf)
-        if self._live is not None:
-            self._live.finish()
 
     def _look(self, until_s: float) -> None:
         """Wait for the next message or limit, at most until `until_s`, and act on it."""
         limit_s = min(
             self._deadline_s, self._grace_end_s, until_s, *(watcher.next_s for watcher in self.watchers.values())
         )
-        if self._log_limits is not None:
-            limit_s = min(limit_s, self._log_limits.next_look_s)
         left_s = min(max(0.0, limit_s - time.monotonic()), _LONGEST_POLL_S)
         events = self._poller.poll(math.ceil(1000 * left_s))
         # Messages that are seen together get the same time.
@@ -311,8 +294,6 @@ class Supervisor:
         for fd, _ in events:
             if fd == self._launcher.fileno():
                 self._hear_launcher(now_s)
-            elif self._live is not None and fd == self._live.fileno():
-                self._live.pump()
             elif (record := self._by_fd.get(fd)) and (not record.read(now_s) or record.is_done):
                 self._forget(fd)
         self._deliver(now_s)
@@ -322,13 +303,6 @@ class Supervisor:
             if end is not None and self.is_running:
                 self.ended_by = f"{end.reason} (add-on {name})" if end.reason else ""
                 self._stop(end.kind, time.monotonic(), _HUNG_STACKS_S)
-        if self.on_look is not None:
-            self.on_look(now_s)
-        if self._log_limits is not None and now_s >= self._log_limits.next_look_s:
-            if self._live is not None:
-                # What is not read now may be gone.
-                self._live.pump()
-            self._log_limits.look(now_s)
         if not self.is_over:
             self._decide(now_s)
 
