@@ -10,9 +10,9 @@ import signal
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
-from dist_testing.core.engine.native_stacks import fatal_block, native_reason, shorten_native_stacks
+from dist_testing.core.engine.crash_text import fatal_block, native_reason, shorten_native_stacks
 from dist_testing.core.engine.needs import Lack
-from dist_testing.core.engine.report_text import IN_LOG, WHOLE, Limits, cut_lines, printable
+from dist_testing.core.engine.report_text import MAX_LINES, Quote, printable
 from dist_testing.core.ground.budget import LEAST_S
 from dist_testing.core.ground.case import CaseResult
 from dist_testing.core.ground.error_text import shorten
@@ -20,6 +20,9 @@ from dist_testing.core.ground.outcomes import UNKNOWN_EXIT_CODE, Cause, Kind, Ra
 from dist_testing.core.ground.spec import ALL_GPUS, Spec
 
 _LOG_TAIL_LINES = 40
+# Lines of the text of another rank than the culprit; and of a further failure of the culprit, such as of a sub-test.
+_OTHER_LINES = 20
+_FURTHER_LINES = 100
 # If a native stack is longer: lines before it, and a limit.
 _BEFORE_NATIVE_LINES = 10
 _MOST_LOG_LINES = 120
@@ -42,10 +45,11 @@ _BELOW_TEST = re.compile(
     r"threaded/(in_runner|rank_process|rank_threads|spawn_threads|thread_case)|"
     r"(adopt|attach|run)/[\w/]+))\.py\""
 )
-# Python 3.13 marks a part of nearly every line of a traceback.
-_POINTERS = re.compile(r"^ +[~^]+\n", re.MULTILINE)
 # A thread of this library only: no frames are left of it.
 _EMPTY_THREAD = re.compile(r"^Thread\b.*\n(?=\n|\Z)", re.MULTILINE)
+
+# A line, or what a rank has written.
+_Part = str | Quote
 
 
 def missing_hardware(name: str, spec: Spec, missing: str, *, promised: bool) -> str:
@@ -94,10 +98,11 @@ def failure_report(
     `target` is the label of the target, "" outside Bazel; `reproduce` a command that runs this case alone, "" for none.
     `keep` keeps the whole report, if this one leaves something out, and returns a sentence that says where.
     """
-    text = printable(_report(result, target, reproduce, IN_LOG))
+    parts = _report(result, target, reproduce)
+    text = printable("\n".join(part if isinstance(part, str) else part.in_log() for part in parts))
     where = ""
     if keep is not None:
-        whole = printable(_report(result, target, reproduce, WHOLE))
+        whole = printable("\n".join(part if isinstance(part, str) else part.whole() for part in parts))
         where = keep(whole) if result.text_files or whole != text else ""
     end = text.rpartition(f"\n{_RULE}\n")[2]
     if where or end.count("\n") > _END_LINES:
@@ -105,10 +110,10 @@ def failure_report(
     return text
 
 
-def _report(result: CaseResult, target: str, reproduce: str, limits: Limits) -> str:
+def _report(result: CaseResult, target: str, reproduce: str) -> list[_Part]:
     verdict = result.verdict
     waited = _waited_in_vain(result)
-    lines = [f"{target + ', case ' if target else ''}{failure_headline(result)}"]
+    lines: list[_Part] = [f"{target + ', case ' if target else ''}{failure_headline(result)}"]
     if verdict.cause is Cause.CRASH:
         lines.append(_crash_explanation(result))
     elif verdict.is_proven:
@@ -141,18 +146,18 @@ def _report(result: CaseResult, target: str, reproduce: str, limits: Limits) -> 
         lines.append(f"This case alone: {reproduce}")
     if result.stacks:
         lines += ["", _stacks(result.stacks)]
-    lines += _also_failed(result, limits)
+    lines += _also_failed(result)
     if verdict.culprit is not None:
         is_awaited = verdict.cause is Cause.HANG and verdict.victims
         part = "is the rank that the others wait for" if is_awaited else "failed first"
         if verdict.cause is Cause.HANG and verdict.is_proven and not verdict.victims:
             part = "is the only rank that waits"
-        lines += _section(result, [verdict.culprit], part, limits, limits.lines)
+        lines += _section(result, [verdict.culprit], part)
     else:
-        lines += _logs(result, result.logs, limits)
+        lines += _logs(result, result.logs)
         if waited:
-            lines += _only_error(result, waited[0], limits)
-    return "\n".join(lines)
+            lines += _only_error(result, waited[0])
+    return lines
 
 
 def _waited_in_vain(result: CaseResult) -> list[RankOutcome]:
@@ -163,9 +168,9 @@ def _waited_in_vain(result: CaseResult) -> list[RankOutcome]:
     return sorted((outcome for outcome in waited if outcome.text), key=lambda outcome: outcome.at_s)
 
 
-def _only_error(result: CaseResult, waited: RankOutcome, limits: Limits) -> list[str]:
-    text = cut_lines(tidied(waited.text), limits.other_lines, limits.chars, limits.line_chars, ends_only=True)
-    return [_RULE, f"rank {waited.rank} of {result.case.world_size} {waited.describe()}", "", *text]
+def _only_error(result: CaseResult, waited: RankOutcome) -> list[_Part]:
+    text = Quote(tidied(waited.text), _OTHER_LINES, ends_only=True)
+    return [_RULE, f"rank {waited.rank} of {result.case.world_size} {waited.describe()}", "", text]
 
 
 _PROVEN = (
@@ -270,57 +275,41 @@ def tidied(text: str) -> str:
     return _EMPTY_THREAD.sub("", "\n".join([*lines, ""])).strip()
 
 
-def _logs(result: CaseResult, ranks: Iterable[int], limits: Limits) -> list[str]:
-    lines = []
+def _logs(result: CaseResult, ranks: Iterable[int]) -> list[_Part]:
+    lines: list[_Part] = []
     for rank in ranks:
         if tail := shorten_native_stacks(tidied(result.logs.get(rank, ""))).splitlines():
             # The words before a native stack say why, and the stack says where.
             block = fatal_block(tail)
             count = max(_LOG_TAIL_LINES, min(block + _BEFORE_NATIVE_LINES, _MOST_LOG_LINES) if block else 0)
             first = f", last {count} lines" if len(tail) > count else ""
-            quoted = cut_lines("\n".join(tail[-count:]), None, line_chars=limits.line_chars)
-            lines += [_RULE, f"output of rank {rank}{first}:", *quoted]
+            lines += [_RULE, f"output of rank {rank}{first}:", Quote("\n".join(tail[-count:]), None)]
     return lines
 
 
-def _also_failed(result: CaseResult, limits: Limits) -> list[str]:
+def _also_failed(result: CaseResult) -> list[_Part]:
     """Return one section for each group of ranks with the same failure, in the order of failing."""
     alike: dict[tuple[str, ...], list[int]] = defaultdict(list)
     for rank in result.verdict.failing:
         outcome = result.outcomes[rank]
         texts = (outcome.describe(), outcome.text, result.logs.get(rank, ""))
         alike[texts + tuple(failure.describe() for failure in outcome.further)].append(rank)
-    return [
-        line
-        for ranks in alike.values()
-        for line in _section(result, ranks, "also failed", limits, limits.other_lines, is_culprit=False)
-    ]
+    return [line for ranks in alike.values() for line in _section(result, ranks, "also failed", is_culprit=False)]
 
 
-def _section(
-    result: CaseResult,
-    ranks: Sequence[int],
-    part: str,
-    limits: Limits,
-    text_lines: int | None,
-    *,
-    is_culprit: bool = True,
-) -> list[str]:
+def _section(result: CaseResult, ranks: Sequence[int], part: str, *, is_culprit: bool = True) -> list[_Part]:
     """Return the section about ranks with the same failure."""
     outcome = result.outcomes[ranks[0]]
     who = f"ranks {', '.join(map(str, ranks))}" if len(ranks) > 1 else f"rank {ranks[0]}"
     each = "each" if len(ranks) > 1 else "it"
-    lines = _logs(result, ranks[:1], limits)
+    lines = _logs(result, ranks[:1])
     lines += [_RULE, f"{who} of {result.case.world_size} {part}: {each} {outcome.describe()}"]
     if text := tidied(outcome.text):
-        if not is_culprit and text_lines is not None and text.count("\n") >= text_lines:
-            # A line of the test is worth more than they are.
-            text = _POINTERS.sub("", text)
-        lines += ["", *cut_lines(text, text_lines, limits.chars, limits.line_chars, ends_only=not is_culprit)]
+        lines += ["", Quote(text, MAX_LINES if is_culprit else _OTHER_LINES, ends_only=not is_culprit)]
     for further in outcome.further:
         lines += ["", f"then it {further.describe()}"]
         if is_culprit and (text := tidied(further.text)):
-            lines += ["", *cut_lines(text, limits.further_lines, limits.chars, limits.line_chars)]
+            lines += ["", Quote(text, _FURTHER_LINES)]
     if outcome.more_count:
         lines += ["", f"then it failed {outcome.more_count} more times like this"]
     return lines

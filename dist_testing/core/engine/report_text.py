@@ -17,28 +17,41 @@ _OBEYED = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u200b\u200e\u200f\u2028-\u20
 _HEAD_SHARE = 1 / 3
 
 
+# Limits of the culprit's text in the log, and of each line: a longer text hides what stands before it, also in the XML
+# file and on pages that show logs. Lines, characters, characters.
+MAX_LINES = 600
+MAX_CHARS = 48_000
+_MAX_LINE_CHARS = 2000
+# Python 3.13 marks a part of nearly every line of a traceback.
+_POINTERS = re.compile(r"^ +[~^]+\n", re.MULTILINE)
+
+
 @dataclass(frozen=True, slots=True)
-class Limits:
-    """How much of the texts of ranks a report quotes; None for no limit.
+class Quote:
+    """A text of a rank in a report.
 
     Attributes:
-        lines: Lines of the culprit's text.
-        chars: Characters of the culprit's text.
-        other_lines: Lines of the text of another rank, from its end.
-        further_lines: Lines of the text of a further failure of the culprit, such as that of another sub-test.
-        line_chars: Characters of one line.
+        text: The whole text.
+        lines: Number of lines for which the log has room; None for no limit.
+        ends_only: Whether the log gets its end only, and not its beginning too.
     """
 
-    lines: int | None = None
-    chars: int | None = None
-    other_lines: int | None = None
-    further_lines: int | None = None
-    line_chars: int | None = None
+    text: str
+    lines: int | None
+    ends_only: bool = False
 
+    def in_log(self) -> str:
+        """Return what the log has room for."""
+        text = self.text
+        if self.ends_only and self.lines is not None and text.count("\n") >= self.lines:
+            # A line of the test is worth more than they are.
+            text = _POINTERS.sub("", text)
+        chars = None if self.lines is None else MAX_CHARS
+        return "\n".join(cut_lines(text, self.lines, chars, _MAX_LINE_CHARS, ends_only=self.ends_only))
 
-# A longer text hides what stands before it, also in the XML file and on pages that show logs.
-IN_LOG = Limits(lines=600, chars=48_000, other_lines=20, further_lines=100, line_chars=2000)
-WHOLE = Limits()
+    def whole(self) -> str:
+        """Return the text with the line ends of a report."""
+        return "\n".join(self.text.splitlines())
 
 
 def printable(text: str) -> str:
