@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from dist_testing.core.bazel.timings import read_timings, write_timings
+from dist_testing.core.bazel.timings import read_timings
 from dist_testing.core.ground.errors import ReportError
 
 
@@ -16,21 +16,6 @@ from dist_testing.core.ground.errors import ReportError
 def path(tmp_path: Path) -> Path:
     """The file."""
     return tmp_path / "timings.json"
-
-
-def test_written_timings_can_be_read(path: Path) -> None:
-    """If this fails, the timings that one program writes are lost for the program that reads them."""
-    write_timings(path, {"//b:b": {"b.test_2": 0.5, "b.test_1[\u00fc]": 12}, "//a:a": {}})
-    assert read_timings(path) == {"//a:a": {}, "//b:b": {"b.test_1[\u00fc]": 12, "b.test_2": 0.5}}
-
-
-def test_the_file_is_the_same_for_the_same_timings(path: Path) -> None:
-    """If this fails, equal timings change the checked-in file, which costs a review and new cache keys."""
-    write_timings(path, {"//b:b": {"y": 1.0004, "x": 2.0}, "//a:a": {"z": 3.0}})
-    first = path.read_text(encoding="utf-8")
-    write_timings(path, {"//a:a": {"z": 3.0}, "//b:b": {"x": 2.0, "y": 1.0001}})
-    assert path.read_text(encoding="utf-8") == first
-    assert first.endswith("}\n")
 
 
 @pytest.mark.parametrize(
@@ -68,19 +53,6 @@ def test_an_unreadable_file_is_refused(path: Path, content: bytes | None) -> Non
         path.write_bytes(content)
     with pytest.raises(ReportError, match="no usable timings"):
         read_timings(path)
-
-
-def test_an_unwritable_file_is_refused(tmp_path: Path) -> None:
-    """If this fails, a folder that does not exist causes a traceback."""
-    with pytest.raises(ReportError, match="cannot be written"):
-        write_timings(tmp_path / "no" / "such" / "folder.json", {})
-
-
-def test_the_file_is_readable(path: Path) -> None:
-    """If this fails, a reviewer cannot see which case became slower."""
-    write_timings(path, {"//a:a": {"c[\u00fc]": 1.23456}})
-    assert json.loads(path.read_text(encoding="utf-8"))["targets"] == {"//a:a": {"c[\u00fc]": 1.235}}
-    assert '\n      "c[\u00fc]": 1.235\n' in path.read_text(encoding="utf-8")
 
 
 def test_every_finite_duration_is_a_duration(path: Path) -> None:

@@ -9,6 +9,8 @@ import pytest
 import timings
 
 from dist_testing.core.bazel.junit import write_xml
+from dist_testing.core.bazel.timings import read_timings
+from dist_testing.core.ground.errors import ReportError
 from dist_testing.core.ground.record import CaseRecord, Status
 
 
@@ -82,3 +84,34 @@ def test_a_broken_file_is_named_and_nothing_is_written(
     assert timings.main([f"--out={out}", str(tmp_path / "testlogs")]) == 1
     assert str(tmp_path / broken) in capsys.readouterr().err
     assert (out.read_text(encoding="utf-8") if out.exists() else None) == before
+
+
+def test_written_timings_can_be_read(tmp_path: Path) -> None:
+    """If this fails, the timings that one program writes are lost for the program that reads them."""
+    path = tmp_path / "timings.json"
+    timings.write_timings(path, {"//b:b": {"b.test_2": 0.5, "b.test_1[\u00fc]": 12}, "//a:a": {}})
+    assert read_timings(path) == {"//a:a": {}, "//b:b": {"b.test_1[\u00fc]": 12, "b.test_2": 0.5}}
+
+
+def test_the_file_is_the_same_for_the_same_timings(tmp_path: Path) -> None:
+    """If this fails, equal timings change the checked-in file, which costs a review and new cache keys."""
+    path = tmp_path / "timings.json"
+    timings.write_timings(path, {"//b:b": {"y": 1.0004, "x": 2.0}, "//a:a": {"z": 3.0}})
+    first = path.read_text(encoding="utf-8")
+    timings.write_timings(path, {"//a:a": {"z": 3.0}, "//b:b": {"x": 2.0, "y": 1.0001}})
+    assert path.read_text(encoding="utf-8") == first
+    assert first.endswith("}\n")
+
+
+def test_an_unwritable_file_is_refused(tmp_path: Path) -> None:
+    """If this fails, a folder that does not exist causes a traceback."""
+    with pytest.raises(ReportError, match="cannot be written"):
+        timings.write_timings(tmp_path / "no" / "such" / "folder.json", {})
+
+
+def test_the_file_is_readable(tmp_path: Path) -> None:
+    """If this fails, a reviewer cannot see which case became slower."""
+    path = tmp_path / "timings.json"
+    timings.write_timings(path, {"//a:a": {"c[\u00fc]": 1.23456}})
+    assert json.loads(path.read_text(encoding="utf-8"))["targets"] == {"//a:a": {"c[\u00fc]": 1.235}}
+    assert '\n      "c[\u00fc]": 1.235\n' in path.read_text(encoding="utf-8")

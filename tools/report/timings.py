@@ -7,6 +7,7 @@ Timings in the file for other cases are kept; `--anew` drops them.
 from __future__ import annotations
 
 import argparse
+import json
 import statistics
 import sys
 from collections import defaultdict
@@ -15,7 +16,7 @@ from pathlib import Path
 
 from testlogs import Results, go_where_the_user_is, read_results
 
-from dist_testing.core.bazel.timings import Timings, read_timings, write_timings
+from dist_testing.core.bazel.timings import SCHEMA, Timings, read_timings
 from dist_testing.core.ground.errors import ReportError
 
 
@@ -35,6 +36,27 @@ def measured(results: Results) -> dict[str, dict[str, float]]:
 def merged(old: Timings, new: Mapping[str, Mapping[str, float]]) -> Timings:
     """Return the new timings, and the old ones of cases that were not measured."""
     return {target: {**old.get(target, {}), **new.get(target, {})} for target in {*old, *new}}
+
+
+def write_timings(path: Path, timings: Timings) -> None:
+    """Write the file, sorted, so that its diff in a review shows what became slower.
+
+    Raises:
+        ReportError: If the file cannot be written.
+    """
+    rounded = {
+        target: {case: round(seconds, 3) for case, seconds in sorted(cases.items())}
+        for target, cases in sorted(timings.items())
+    }
+    text = json.dumps({"schema": SCHEMA, "targets": rounded}, indent=2, ensure_ascii=False)
+    try:
+        path.write_text(f"{text}\n", encoding="utf-8")
+    except OSError as error:
+        raise ReportError(
+            f"{path}: the timings cannot be written: {error}.\n"
+            "The folder is missing or read-only, or the disk is full.\n"
+            "Choose another path."
+        ) from error
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

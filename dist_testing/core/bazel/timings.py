@@ -1,4 +1,4 @@
-"""Reads and writes the file with the durations of cases. `//tools/report:timings` makes it; sharding reads it."""
+"""Reads the file with the durations of cases, for sharding. `//tools/report:timings` writes it."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 
 from dist_testing.core.ground.errors import ReportError
 
-_SCHEMA = 1
+SCHEMA = 1
 
 # Seconds by the target's label and the case's key (`XmlCase.key`).
 Timings = Mapping[str, Mapping[str, float]]
@@ -25,9 +25,9 @@ def read_timings(path: Path) -> Timings:
         content = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError) as error:
         raise _unusable(path, f"{error}") from error
-    if not isinstance(content, dict) or content.get("schema") != _SCHEMA:
+    if not isinstance(content, dict) or content.get("schema") != SCHEMA:
         found = content.get("schema") if isinstance(content, dict) else content
-        raise _unusable(path, f"schema = {found!r:.60}, and this version reads schema {_SCHEMA}")
+        raise _unusable(path, f"schema = {found!r:.60}, and this version reads schema {SCHEMA}")
     targets = content.get("targets")
     if not isinstance(targets, dict):
         raise _unusable(path, f"targets = {targets!r:.60}, and not an object")
@@ -39,27 +39,6 @@ def read_timings(path: Path) -> Timings:
             if not (type(seconds) in (int, float) and 0 <= seconds <= sys.float_info.max):
                 raise _unusable(path, f"{target}, {case}: {seconds!r:.60}, and not a number of seconds")
     return targets
-
-
-def write_timings(path: Path, timings: Timings) -> None:
-    """Write the file, sorted, so that its diff in a review shows what became slower.
-
-    Raises:
-        ReportError: If the file cannot be written.
-    """
-    rounded = {
-        target: {case: round(seconds, 3) for case, seconds in sorted(cases.items())}
-        for target, cases in sorted(timings.items())
-    }
-    text = json.dumps({"schema": _SCHEMA, "targets": rounded}, indent=2, ensure_ascii=False)
-    try:
-        path.write_text(f"{text}\n", encoding="utf-8")
-    except OSError as error:
-        raise ReportError(
-            f"{path}: the timings cannot be written: {error}.\n"
-            "The folder is missing or read-only, or the disk is full.\n"
-            "Choose another path."
-        ) from error
 
 
 def _unusable(path: Path, problem: str) -> ReportError:
