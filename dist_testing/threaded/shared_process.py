@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from dist_testing.core.engine.native_stacks import thread_of_signal
+from dist_testing.core.engine.crash_text import thread_of_signal
 from dist_testing.core.ground.errors import DeadlockError
 from dist_testing.core.ground.outcomes import CRASHES, GOOD, Kind, RankOutcome
 

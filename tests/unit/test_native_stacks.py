@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from dist_testing.core.engine.native_stacks import native_reason, shorten_native_stacks
+from dist_testing.core.engine.crash_text import native_reason, shorten_native_stacks
 from dist_testing.core.engine.report import failure_report
 from dist_testing.core.ground.case import Case, CaseBody, CaseResult
 from dist_testing.core.ground.outcomes import Kind, RankOutcome, verdict

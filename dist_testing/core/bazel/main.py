@@ -33,7 +33,7 @@ from dist_testing.core.ground.budget import TimeShares
 from dist_testing.core.ground.errors import DistTestingError, InterruptedRunError, SpecError, UsageError
 from dist_testing.core.ground.spec import SPEC_VARIABLE, Spec, program_of, read_promise, read_spec
 from dist_testing.core.process import collector
-from dist_testing.core.process.native_stacks import has_sanitizer
+from dist_testing.core.process.crash_stacks import has_sanitizer
 
 # The build rules set these if a target has the file: its runfiles path, as `$(rlocationpath)` writes it.
 _PROMISE_VARIABLE = "DIST_TESTING_GPU_PROMISE"
@@ -134,28 +134,13 @@ def _find_target() -> _Target:
 
 def _declared_file(variable: str, rlocation: Callable[[str], str | None]) -> Path | None:
     locations = _locations(variable)
-    if not locations:
-        return None
-    if len(locations) > 1:
-        raise _changed_variable(variable)
-    return Path(rlocation(locations[0]) or locations[0])
+    return Path(rlocation(locations[0]) or locations[0]) if locations else None
 
 
 def _locations(variable: str) -> list[str]:
     """Return the runfiles paths in a variable; an empty list if it is not set."""
-    try:
-        # Bazel quotes them for a shell.
-        return shlex.split(os.environ.get(variable, ""))
-    except ValueError:
-        raise _changed_variable(variable) from None
-
-
-def _changed_variable(variable: str) -> SpecError:
-    return SpecError(
-        f"{variable}={os.environ[variable]!r}: expected the runfiles path of one file, quoted as for a shell.\n"
-        "The build rules set it; a program between Bazel and the test has changed it.\n"
-        "Run the target with `bazel test`, and leave the variable alone."
-    )
+    # Bazel quotes them for a shell.
+    return shlex.split(os.environ.get(variable, ""))
 
 
 def _selected_sources(spec: Spec, rlocation: Callable[[str], str | None]) -> list[tuple[str, str]]:

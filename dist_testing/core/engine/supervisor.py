@@ -14,7 +14,6 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
-from dist_testing.core.engine.broken_worlds import no_such_rank, unkillable
 from dist_testing.core.engine.hooks import CaseStart, WorldWatcher
 from dist_testing.core.engine.rank_record import RankRecord
 from dist_testing.core.engine.stack_dumps import collect_stacks
@@ -166,8 +165,8 @@ class Supervisor:
         self._deadline_s = now_s + (limit_s if self._is_timed else start_limit_s)
         self.ended_by = ""
         self._start = start
-        for name, watcher in self.watchers.items():
-            self._begin_watching(name, watcher)
+        if start is not None:
+            self._tell_watchers(lambda watcher: watcher.begin_case(start))
         for add_on in taking_part:
             if add_on.watcher and add_on.name not in self.watchers:
                 self._watch(add_on)
@@ -183,9 +182,7 @@ class Supervisor:
             LaunchError: If the launcher ends, cannot start a rank, or cannot kill one.
         """
         self._wait(_Stage.BETWEEN)
-        for name, watcher in self.watchers.items():
-            with blaming(name, "its watcher"):
-                watcher.case_over()
+        self._tell_watchers(lambda watcher: watcher.case_over())
 
     def finish(self, limit_s: float) -> None:
         """End the waiting ranks of a worker pool, and wait until they are gone. Their clean-up has `limit_s` seconds.
@@ -313,13 +310,15 @@ class Supervisor:
         if watcher is None:
             return None
         self.watchers[add_on.name] = watcher
-        self._begin_watching(add_on.name, watcher)
+        if self._start is not None:
+            with blaming(add_on.name, "its watcher"):
+                watcher.begin_case(self._start)
         return watcher
 
-    def _begin_watching(self, name: str, watcher: WorldWatcher) -> None:
-        if self._start is not None:
+    def _tell_watchers(self, tell: Callable[[WorldWatcher], None]) -> None:
+        for name, watcher in self.watchers.items():
             with blaming(name, "its watcher"):
-                watcher.begin_case(self._start)
+                tell(watcher)
 
     def _deliver(self, now_s: float) -> None:
         """Bring messages of the ranks to the watchers of the add-ons that they name."""
@@ -352,8 +351,6 @@ class Supervisor:
                 case WorldStarted():
                     for record, pid in zip(self.records, event.pids, strict=False):
                         record.pid = pid
-                case RankEnded() if event.rank >= len(self.records):
-                    raise LaunchError(no_such_rank(event, len(self.records)))
                 case RankEnded():
                     record = self.records[event.rank]
                     fd = record.channel.fileno()
@@ -373,7 +370,7 @@ class Supervisor:
         records = self.records
         if self._stage is _Stage.KILLED:
             if now_s >= self._deadline_s:
-                raise LaunchError(unkillable(self.records, _KILL_LIMIT_S))
+                raise LaunchError(_unkillable(self.records))
             return
         if self._stage is _Stage.RUNNING and not self._is_timed and all(record.is_ready for record in records):
             self._is_timed = True
@@ -391,9 +388,7 @@ class Supervisor:
             in_vain = any(record.waited_in_vain for record in records)
             self._stop(Kind.STOPPED, now_s, _HUNG_STACKS_S if in_vain else _VICTIM_STACKS_S)
         elif now_s >= self._deadline_s:
-            for name, watcher in self.watchers.items():
-                with blaming(name, "its watcher"):
-                    watcher.at_deadline()
+            self._tell_watchers(lambda watcher: watcher.at_deadline())
             self._stop(Kind.HUNG, now_s, _HUNG_STACKS_S)
 
     def _decide_running(self, now_s: float) -> None:
@@ -404,9 +399,7 @@ class Supervisor:
                 self._stage = _Stage.BETWEEN
                 self._deadline_s = math.inf
             else:
-                for name, watcher in self.watchers.items():
-                    with blaming(name, "its watcher"):
-                        watcher.ranks_settled()
+                self._tell_watchers(lambda watcher: watcher.ranks_settled())
                 self._instruct(FinishWorld(), _Stage.FINISHING)
         elif Kind.SKIPPED in reported:
             self._grace_end_s = min(self._grace_end_s, now_s + _SKIP_GRACE_S)
@@ -448,3 +441,16 @@ class Supervisor:
             rank: stacks.get(rank) or f"no answer; its state is {state or 'not known'}"
             for rank, state in states.items()
         }
+
+
+def _unkillable(records: Sequence[RankRecord]) -> str:
+    ranks = ", ".join(
+        f"{record.rank} (pid {record.pid}, {record.kernel_state or 'state unknown'})"
+        for record in records
+        if not record.has_ended
+    )
+    return (
+        f"Rank(s) {ranks} could not be killed within {_KILL_LIMIT_S:.0f} s.\n"
+        "A process that survives SIGKILL is waiting inside the kernel, most often for a device or a network disk.\n"
+        "See what it waits for with `ps -o pid,stat,wchan -p PID`; the machine may have to be restarted."
+    )

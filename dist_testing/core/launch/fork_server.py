@@ -33,6 +33,7 @@ from dist_testing.core.launch.fresh import load_tests, order_for
 from dist_testing.core.launch.hooks import IdleWork, WorldPlace
 from dist_testing.core.launch.spawn import become_rank
 from dist_testing.core.process import collector, wire
+from dist_testing.core.process.crash_stacks import has_sanitizer
 from dist_testing.core.process.descent import mark_descendants
 from dist_testing.core.process.lifetime import become_subreaper, fork, watch_child
 from dist_testing.core.process.messages import (
@@ -52,7 +53,6 @@ from dist_testing.core.process.messages import (
     WorldRequest,
     WorldStarted,
 )
-from dist_testing.core.process.native_stacks import has_sanitizer
 from dist_testing.core.process.orphans import Orphans, kill_tracer
 from dist_testing.core.process.refusal import refusal
 from dist_testing.core.rank.bootstrap import RankContext, enter, take_over

@@ -17,10 +17,10 @@ from dist_testing.core.ground.case import CaseBody
 from dist_testing.core.ground.errors import MessageError
 from dist_testing.core.process import wire
 from dist_testing.core.process.board import PhaseBoard
+from dist_testing.core.process.crash_stacks import print_native_stacks
 from dist_testing.core.process.files import log_name
 from dist_testing.core.process.lifetime import die_with_parent
 from dist_testing.core.process.messages import RankStart, WorldRequest
-from dist_testing.core.process.native_stacks import print_native_stacks
 from dist_testing.core.process.rank_messages import INSTRUCTIONS, Instruction, NextCase
 from dist_testing.core.process.stacks import answer_with_stacks
 from dist_testing.core.rank.capture import flush_streams, redirect_output
@@ -75,9 +75,7 @@ def enter(start: RankStart, context: RankContext) -> NoReturn:
         channel = own_channel(start)
         reporter = rank_reporter(start, channel)
         os.close(start.board_fd)
-        services = _services(start, reporter)
-        if services is not None:
-            _run(start, reporter, channel, context, services)
+        services = _run(start, reporter, channel, context)
         end_daemons()
         if services is not None:
             services.close()
@@ -131,19 +129,10 @@ def next_instruction(channel: socket.socket, reporter: Reporter) -> Instruction 
     return None if received is None else received[0]
 
 
-def _services(start: RankStart, reporter: Reporter) -> RankServices | None:
+def _run(start: RankStart, reporter: Reporter, channel: socket.socket, context: RankContext) -> RankServices | None:
+    services = None
     try:
         services = RankServices(ServedRank(start, reporter))
-    except BaseException as error:
-        reporter.never_started(error)
-        return None
-    return services
-
-
-def _run(
-    start: RankStart, reporter: Reporter, channel: socket.socket, context: RankContext, services: RankServices
-) -> None:
-    try:
         enter_place(start)
         become_rank_process(start)
         services.start()
@@ -151,8 +140,9 @@ def _run(
         front_end = context.front_end(start.request.body)
     except BaseException as error:
         reporter.never_started(error)
-        return
-    run_world(start, reporter, channel, front_end, services)
+    else:
+        run_world(start, reporter, channel, front_end, services)
+    return services
 
 
 def run_world(
@@ -175,41 +165,25 @@ def run_world(
     with _reporting(reporter):
         front_end.open(start, reporter)
         spare_dtensor()
-        _run_cases(
-            start,
-            reporter,
-            channel,
-            front_end,
-            services,
-        )
-
-
-def _run_cases(
-    start: RankStart,
-    reporter: Reporter,
-    channel: socket.socket,
-    front_end: RankFrontEnd,
-    services: RankServices,
-) -> None:
-    body = start.request.body
-    while True:
-        reporter.begin_case()
-        with _reporting(reporter):
-            services.case_begin(body)
-            front_end.run(body, reporter)
-            if not (reporter.is_forked or reporter.failed):
-                finish_device_work()
-                services.case_end(body)
-        if reporter.is_forked:
-            os._exit(FAILED_EXIT_CODE if reporter.failed else 0)
-        reporter.case_over()
-        if reporter.failed or (instruction := next_instruction(channel, reporter)) is None:
-            return
-        if not isinstance(instruction, NextCase):
-            break
-        body = instruction.body
-    reporter.phase("destroy")
-    front_end.finish()
+        body = start.request.body
+        while True:
+            reporter.begin_case()
+            with _reporting(reporter):
+                services.case_begin(body)
+                front_end.run(body, reporter)
+                if not (reporter.is_forked or reporter.failed):
+                    finish_device_work()
+                    services.case_end(body)
+            if reporter.is_forked:
+                os._exit(FAILED_EXIT_CODE if reporter.failed else 0)
+            reporter.case_over()
+            if reporter.failed or (instruction := next_instruction(channel, reporter)) is None:
+                return
+            if not isinstance(instruction, NextCase):
+                break
+            body = instruction.body
+        reporter.phase("destroy")
+        front_end.finish()
 
 
 @contextlib.contextmanager
