@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import importlib
 import os
 from collections.abc import Callable
@@ -33,11 +34,10 @@ class Launchers:
         emit: Callable[[Event], None] = lambda event: None,
     ) -> None:
         self.forks = 0
-        self._ranks = ranks
-        self._keeps_state = keeps_state
-        self._emit = emit
         self._may_fork_runner = may_fork_runner
-        self._loader = loader
+        self._context = functools.partial(
+            RunContext, ranks, loader, may_fork_runner=may_fork_runner, keeps_state=keeps_state, emit=emit
+        )
         self._made: dict[Callable[[RunContext], Launcher], Launcher] = {}
         self._directory: RunDirectory | None = None
 
@@ -64,16 +64,7 @@ class Launchers:
                 # Every rank needs it, even if the test file does not import it. The fork server loads it once for all.
                 importlib.import_module("torch.distributed")
                 add_ons()
-            run = RunContext(
-                self._ranks,
-                self._loader,
-                self.directory.all_paths,
-                str(self.directory.short),
-                may_fork_runner=self._may_fork_runner,
-                keeps_state=self._keeps_state,
-                forks=self.forks,
-                emit=self._emit,
-            )
+            run = self._context(self.directory.all_paths, str(self.directory.short), forks=self.forks)
             launcher = self._made[isolation.make_launcher] = isolation.make_launcher(run)
         return launcher
 

@@ -235,11 +235,6 @@ class Supervisor:
             self._is_waiting = False
         return holds()
 
-    def signal(self, rank: int, number: int) -> None:
-        """Send a signal to a rank that is still running."""
-        if not self.is_over:
-            self._launcher.signal([rank], number)
-
     @property
     def is_running(self) -> bool:
         """Whether the ranks run a case, and no rank has been stopped by the runner."""
@@ -258,7 +253,8 @@ class Supervisor:
 
     def signal_ranks(self, ranks: Sequence[int], number: int) -> None:
         """Send a signal to those of the ranks that still run."""
-        self._launcher.signal(ranks, number)
+        if not self.is_over:
+            self._launcher.signal(ranks, number)
 
     def order(self, add_on: str, payload: str) -> bool:
         """Give the place of the world an order of an add-on. Return False if the launcher makes no places."""

@@ -15,7 +15,7 @@ from collections.abc import Callable
 from typing import Any, TypeVar
 
 from dist_testing.core.ground.errors import LaunchError
-from dist_testing.core.ground.procfs import stat_of
+from dist_testing.core.ground.procfs import stat_of, status_of
 
 _Result = TypeVar("_Result")
 
@@ -26,9 +26,6 @@ _PR_SET_CHILD_SUBREAPER = 36
 _PF_FORKNOEXEC = 0x40
 # What multiprocessing gives to `python -c`; and the program of torch, whose only word is its name.
 _HELPER = re.compile(r"from multiprocessing\.(resource_tracker|forkserver) import main|^([^ ]*/)?torch_shm_manager$")
-
-# In proc(5)'s `status`. A worker pool reads it after each case, and all fields would take four times as long.
-_UMASK = re.compile(rb"^Umask:\s*([0-7]+)$", re.MULTILINE)
 # Loaded at import, so that a rank need not search for a library after the fork. None on macOS, where `check_platform`
 # refuses to make processes.
 _prctl: Any = getattr(ctypes.CDLL(None, use_errno=True), "prctl", None)
@@ -96,10 +93,7 @@ def current_umask() -> int:
 
     `os.umask` has to set the mask to read it. Meanwhile all users could read the files of other threads.
     """
-    with open("/proc/self/status", "rb") as status:
-        found = _UMASK.search(status.read())
-    assert found is not None
-    return int(found[1], 8)
+    return int(status_of(os.getpid())["Umask"], 8)
 
 
 def watch_child(pid: int) -> int:

@@ -71,7 +71,7 @@ class RankHandle:
 
     def _signal(self, number: int) -> None:
         if self._running is not None:
-            self._running.world.supervisor.signal(self.rank, number)
+            self._running.world.supervisor.signal_ranks([self.rank], number)
 
     def _wait(self, holds: Callable[[RankRecord], bool], limit_s: float = math.inf) -> RankRecord | None:
         """Wait until a condition holds for the rank's record; return the record. None if the case is over."""
