@@ -9,11 +9,8 @@ from pathlib import Path
 import pytest
 
 from dist_testing.core.engine import rank_logs
-from dist_testing.core.engine.hooks import CaseStart
 from dist_testing.core.engine.live_output import LiveOutput
 from dist_testing.core.engine.rank_logs import LogLimits, open_regular, read_tail
-from dist_testing.core.events.event import Event
-from dist_testing.core.ground.case import Case, CaseBody
 
 _MIB = 1 << 20
 
@@ -129,9 +126,8 @@ def test_what_a_test_puts_in_the_place_of_a_log_is_not_read(tmp_path: Path, repl
     limits = LogLimits([path])
     limits.poll(1e9)
     assert limits.notes() == []
-    told: list[Event] = []
-    live = LiveOutput(tmp_path, 1)
-    live.begin_case(CaseStart(Case("", 1, CaseBody(""), 1.0, "fork"), 1, 0.0, keeps_ranks=False, emit=told.append))
+    told: list[tuple[int, str]] = []
+    live = LiveOutput(tmp_path, 1, lambda rank, line: told.append((rank, line)))
     live.close()
     assert told == []
 
