@@ -1,79 +1,31 @@
-"""Tells which processes of an attached world have ended before they connected, so that the others need not wait."""
+"""Tells which ranks of this node have ended before they connected, so that the others need not wait."""
 
 from __future__ import annotations
 
-import os
-import select
 from collections.abc import Sequence
-from typing import Any
 
 import psutil
 
-from dist_testing.attach.rank_info import RankInfo, pid_key
+from dist_testing.attach.rank_info import RankInfo
 
 # A rank that waits for others looks this often for news of their processes. Seconds.
 LOOK_S = 1.0
 
 
-class Absent:
-    """The ranks of this node that have not connected yet, as far as their processes are known.
+def ended_ranks(rank_info: RankInfo, ranks: Sequence[int]) -> list[int]:
+    """Return those of the ranks that torchrun's agent, the parent of this process, has started and no longer has.
 
-    Each tells its number in the store when its plugin is set up. A process that ends before that, in a conftest.py, is
-    missing among the children of torchrun's agent.
+    The agent starts all ranks of its node at once, with numbers in a row, before this one has collected the tests.
+    Nothing is returned if it cannot be told. torchrun itself reports no exit with code 0.
     """
-
-    def __init__(self, store: Any, rank_info: RankInfo) -> None:
-        self._store = store
-        self._rank_info = rank_info
-        self._pidfds: dict[int, int] = {}
-        self._gone: set[int] = set()
-
-    def ended(self, ranks: Sequence[int]) -> list[int]:
-        """Return those of the ranks whose processes have ended."""
-        unknown = []
-        for rank in ranks:
-            if rank in self._pidfds or rank in self._gone:
-                continue
-            if not self._store.check([pid_key(rank)]):
-                unknown.append(rank)
-                continue
-            pid, _, node_key = self._store.get(pid_key(rank)).decode().partition(" ")
-            if node_key != self._rank_info.node_key:
-                # The number means another process here.
-                continue
-            try:
-                self._pidfds[rank] = os.pidfd_open(int(pid))
-            except ProcessLookupError:
-                self._gone.add(rank)
-        if unknown and (started := started_by_agent(self._rank_info)):
-            self._gone.update({*unknown} - started)
-        poller = select.poll()
-        for rank, fd in self._pidfds.items():
-            if rank in ranks:
-                poller.register(fd, select.POLLIN)
-        # A pidfd is readable when its process has ended.
-        ready = {fd for fd, _ in poller.poll(0)}
-        return [rank for rank in ranks if rank in self._gone or self._pidfds.get(rank) in ready]
-
-    def close(self) -> None:
-        """Close the descriptors."""
-        for fd in self._pidfds.values():
-            os.close(fd)
-
-
-def started_by_agent(rank_info: RankInfo) -> set[int]:
-    """Return the ranks that torchrun's agent, the parent of this process, has as children; empty if it cannot be told.
-
-    The agent starts all ranks of its node at once, before this one has collected the tests.
-    """
-    if rank_info.has_other_nodes or not rank_info.is_served:
-        return set()
+    if not rank_info.is_served or rank_info.local_rank is None:
+        return []
     found = set()
     try:
         agent = psutil.Process().parent()
         # A wrapper of the rank has its variables; the other ranks then have wrappers of their own.
         if agent is None or "RANK" in agent.environ():
-            return set()
+            return []
         for child in agent.children():
             try:
                 # The variables of a process that has ended are empty until its parent has waited for it.
@@ -84,8 +36,11 @@ def started_by_agent(rank_info: RankInfo) -> set[int]:
                 continue
             if not rank.isdecimal():
                 # A rank before its exec has the variables of the agent.
-                return set()
+                return []
             found.add(int(rank))
     except psutil.Error:
-        return set()
-    return found if rank_info.rank in found else set()
+        return []
+    if rank_info.rank not in found:
+        return []
+    first = rank_info.rank - rank_info.local_rank
+    return [rank for rank in ranks if rank in range(first, first + rank_info.local_size) and rank not in found]

@@ -45,7 +45,8 @@ class Names:
         local_size: Number of ranks of the node.
         node: Number of the node. Open MPI's OMPI_COMM_WORLD_NODE_RANK is not: it counts processes of the node.
         nodes: Number of nodes.
-        way_out: How to start the ranks well.
+        starter: The command that starts the ranks.
+        unset: Without this variable, the library starts the ranks itself.
     """
 
     launcher: str
@@ -55,49 +56,32 @@ class Names:
     local_size: str
     node: str
     nodes: str
-    way_out: str
+    starter: str
+    unset: str
+
+    @property
+    def way_out(self) -> str:
+        """How to start the ranks well."""
+        return f"Start it with {self.starter}; or unset {self.unset}, and the library starts the ranks itself."
 
 
+# fmt: off
 TORCHRUN = Names(
-    "torchrun",
-    "RANK",
-    "WORLD_SIZE",
-    "LOCAL_RANK",
-    "LOCAL_WORLD_SIZE",
-    "GROUP_RANK",
-    "GROUP_WORLD_SIZE",
-    "Start it with torchrun; or unset RANK, and the library starts the ranks itself.",
+    "torchrun", "RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK", "GROUP_WORLD_SIZE",
+    "torchrun", "RANK",
 )
 OPEN_MPI = Names(
-    "Open MPI",
-    "OMPI_COMM_WORLD_RANK",
-    "OMPI_COMM_WORLD_SIZE",
-    "OMPI_COMM_WORLD_LOCAL_RANK",
-    "OMPI_COMM_WORLD_LOCAL_SIZE",
-    "",
-    "",
-    "Start it with mpirun; or unset OMPI_COMM_WORLD_RANK, and the library starts the ranks itself.",
+    "Open MPI", "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_RANK",
+    "OMPI_COMM_WORLD_LOCAL_SIZE", "", "", "mpirun", "OMPI_COMM_WORLD_RANK",
 )
 SLURM = Names(
-    "Slurm",
-    "SLURM_PROCID",
-    "SLURM_STEP_NUM_TASKS",
-    "SLURM_LOCALID",
-    "",
-    "SLURM_NODEID",
-    "SLURM_STEP_NUM_NODES",
-    "Start it with srun; or unset SLURM_STEP_NUM_TASKS, and the library starts the ranks itself.",
+    "Slurm", "SLURM_PROCID", "SLURM_STEP_NUM_TASKS", "SLURM_LOCALID", "", "SLURM_NODEID", "SLURM_STEP_NUM_NODES",
+    "srun", "SLURM_STEP_NUM_TASKS",
 )
 HYDRA = Names(
-    "hydra",
-    "PMI_RANK",
-    "PMI_SIZE",
-    "MPI_LOCALRANKID",
-    "MPI_LOCALNRANKS",
-    "",
-    "",
-    "Start it with mpiexec; or unset PMI_RANK, and the library starts the ranks itself.",
+    "hydra", "PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID", "MPI_LOCALNRANKS", "", "", "mpiexec", "PMI_RANK",
 )
+# fmt: on
 # The first that has set its variables counts. torchrun may run in a task of srun or mpirun, and mpirun's daemons are
 # tasks of srun. srun, too, sets PMI_RANK.
 LAUNCHERS = (TORCHRUN, OPEN_MPI, SLURM, HYDRA)
@@ -145,6 +129,8 @@ def rank_info_in(env: Env) -> RankInfo | None:
         has_other_nodes=has_other_nodes,
         node=node,
         local_rank=local_rank,
+        local_size=local_size or 0,
+        variable=names.rank,
     )
 
 

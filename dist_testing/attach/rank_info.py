@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import socket
 from dataclasses import dataclass
@@ -35,6 +34,8 @@ class RankInfo:
         has_other_nodes: Whether some ranks are on other nodes, as far as the launcher tells.
         node: The launcher's name of this node; "" if it does not tell.
         local_rank: Rank among those of the node; None if the launcher does not tell.
+        local_size: Number of ranks of the node, as far as the launcher tells.
+        variable: The launcher's variable that tells the rank.
     """
 
     rank: int
@@ -47,6 +48,8 @@ class RankInfo:
     has_other_nodes: bool = False
     node: str = ""
     local_rank: int | None = None
+    local_size: int = 0
+    variable: str = "RANK"
 
     @property
     def is_runner(self) -> bool:
@@ -78,16 +81,6 @@ class RankInfo:
             master_listen_fd=listener,
         )
         return PrefixStore(f"dist_testing/{self.attempt}", store)
-
-    def announce(self) -> None:
-        """Tell the number of this process, so that no rank need wait for one that ends during the collection.
-
-        Does nothing if rank 0 serves the store itself: it does so only after its own collection.
-        """
-        if self.is_served:
-            # Without a store rank 0 cannot be found either, which is reported then.
-            with contextlib.suppress(RuntimeError):
-                self.store().set(pid_key(self.rank), f"{os.getpid()} {self.node_key}")
 
     @property
     def node_key(self) -> str:
@@ -156,8 +149,3 @@ def reachable_host(rank_info: RankInfo) -> str:
             f"Set {ADDRESS_VARIABLE} to the address of rank 0's machine in the network of the nodes."
         )
     return found
-
-
-def pid_key(rank: int) -> str:
-    """Return the key in the store of the number of a rank's process."""
-    return f"pid/{rank}"

@@ -13,7 +13,6 @@ import dataclasses
 import math
 import os
 import select
-import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
 
@@ -322,15 +321,11 @@ def _activity(records: Sequence[RankRecord]) -> dict[int, Activity]:
 
 def _awake(pid: int | None) -> Iterator[str]:
     """The threads of a process that run, are about to, or wait for a device."""
-    # An attached rank can share its process with the runner.
-    ours = str(threading.get_native_id()) if pid == os.getpid() else ""
     threads = threads_of(pid)
     if not threads:
         # Unknown, so it counts as awake.
         yield str(pid)
     for thread in threads:
-        if thread == ours:
-            continue
         stat = stat_of(pid, thread)
         if not stat or stat[0] != _ASLEEP:
             yield f"{pid}/{thread}"

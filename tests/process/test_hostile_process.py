@@ -14,23 +14,17 @@ import tempfile
 import threading
 from collections.abc import Iterator
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any, NoReturn
 
 import psutil
 import pytest
 
-from dist_testing.attach.launcher import AttachedLauncher
-from dist_testing.attach.rank_info import RankInfo
 from dist_testing.core.engine.engine import Engine
-from dist_testing.core.engine.run_directory import RunDirectory
-from dist_testing.core.ground.case import CaseBody
 from dist_testing.core.ground.errors import LaunchError
 from dist_testing.core.ground.outcomes import Cause, Status
-from dist_testing.core.ground.world import World, WorldSettings
+from dist_testing.core.ground.world import World
 from dist_testing.core.launch import fork_server
 from dist_testing.core.launch.fork import ForkServerLauncher
-from dist_testing.core.process.messages import WorldRequest
 from tests.support.children import run_cases
 from tests.support.open_files import all_low_numbers_taken
 from tests.support.starter import Starter
@@ -189,41 +183,6 @@ def test_descriptors_that_cannot_be_sent_cost_one_case(
             run(engine, "nothing", world_size=2, init=False)
     assert _passes(engine)
     assert failed.log_files[0].exists(), "the run's folder is removed with the run, and not with its fork server"
-
-
-def test_attached_rank_that_cannot_be_reached_ends_the_launcher(monkeypatch: pytest.MonkeyPatch) -> None:
-    """If this fails, the other ranks under torchrun wait for the rank that got only half of a request."""
-
-    def refuse(*_: Any) -> NoReturn:
-        raise OSError(errno.ETOOMANYREFS, os.strerror(errno.ETOOMANYREFS))
-
-    request = WorldRequest(
-        world=1,
-        size=1,
-        body=CaseBody("functions"),
-        directory="",
-        env={},
-        cwd="/",
-        umask=0o22,
-        threads=1,
-        pool=False,
-        fresh=False,
-        together=False,
-        store_port=0,
-        settings=WorldSettings("gloo", "cpu", 0, "", 60.0, init=False),
-    )
-    run_directory = RunDirectory({})
-    run: Any = SimpleNamespace(temp=str(run_directory.short), directories=run_directory.all_paths)
-    launcher = AttachedLauncher(RankInfo(0, 1, "", 0, is_served=True, attempt=""), run)
-    try:
-        monkeypatch.setattr("dist_testing.core.process.wire._CROWD_LIMIT_S", 0.0)
-        monkeypatch.setattr(socket, "send_fds", refuse)
-        with pytest.raises(LaunchError, match=r"Rank 0 of 1 can receive no more messages: .*Too many references"):
-            launcher.start(request, [0, 1, 2])
-    finally:
-        launcher.close()
-        launcher.own_end.close()
-        run_directory.remove()
 
 
 def _descriptors_while_waiting(pid: int) -> set[int]:

@@ -31,12 +31,13 @@ _MIXED = """
     import dist_testing
 
     here = Path(__file__).parent
+    seen = []
 
 
     @pytest.fixture(scope="module")
     def of_module(tmp_path_factory):
         yield tmp_path_factory.mktemp("shared")
-        (here / f"torn-down-{os.getpid()}").touch()
+        (here / f"torn-down-{os.environ['RANK']}").touch()
 
 
     def test_plain():
@@ -59,7 +60,7 @@ _MIXED = """
 
     @pytest.mark.distributed(init=False)
     def test_env(world, of_module):
-        assert (of_module / "shared").exists(), "the fixture belongs to the module"
+        assert not (of_module / "shared").exists(), "each case has ranks of its own"
         dist.init_process_group("gloo", init_method="env://")
         dist.barrier()
 
@@ -85,7 +86,7 @@ _MIXED = """
         dist.barrier()
 
 
-    @pytest.mark.distributed(timeout=1)
+    @pytest.mark.distributed(timeout=4)
     def test_hangs(world):
         if world.rank == 1:
             import threading
@@ -118,7 +119,26 @@ _MIXED = """
 
     @pytest.mark.distributed(expected_exits={1: -9})
     def test_expects_an_end(world):
-        os.kill(os.getpid(), 9)
+        if world.rank == 1:
+            os.kill(os.getpid(), 9)
+
+
+    @pytest.mark.distributed(isolation="spawn")
+    def test_spawned(world):
+        dist.barrier()
+
+
+    @pytest.mark.distributed(isolation="pool")
+    @pytest.mark.parametrize("case", [1, 2])
+    def test_pooled(world, case):
+        dist.barrier()
+        seen.append(case)
+        assert seen == list(range(1, case + 1)), "the ranks stay"
+
+
+    @pytest.mark.distributed(isolation="thread")
+    def test_threads(world):
+        pass
 
 
     class UnittestTest(dist_testing.MultiProcessTestCase):
@@ -159,6 +179,10 @@ def test_one_session_over_all_ranks(agent: Agent, tmp_path: Path) -> None:
         "test_one_rank_skips": "FAILED",
         "test_xfails": "XFAIL",
         "test_marks_are_rank_0s": "PASSED",
+        "test_expects_an_end": "PASSED",
+        "test_spawned": "PASSED",
+        "test_pooled[1]": "PASSED",
+        "test_pooled[2]": "PASSED",
         "test_method": "PASSED",
         "test_of_class_fails": "FAILED",
         "test_still_a_world": "PASSED",
@@ -167,7 +191,7 @@ def test_one_session_over_all_ranks(agent: Agent, tmp_path: Path) -> None:
     _assert_quiet(second)
     for said in (
         "world_size = 3; torchrun has started a world of 2",
-        "expected_exits: if a rank ends, torchrun ends the whole world",
+        'isolation = "thread"; torchrun has started a process for each rank',
         "all of them",
         "assert [1, 1] == [1, 2]",
         f"output of rank 1:\n{said_by_gloo(1, 2)}printed by 1\n",
@@ -182,7 +206,7 @@ def test_one_session_over_all_ranks(agent: Agent, tmp_path: Path) -> None:
     assert (tmp_path / "set-up").read_text() == "ran\nran\n", "setUp runs in the runner, once per test"
     assert len(list(tmp_path.glob("torn-down-*"))) == 2
     cases = [case.get("name") for case in ElementTree.parse(tmp_path / "out.xml").iter("testcase")]
-    assert len(cases) == len(set(cases)) == 16
+    assert len(cases) == len(set(cases)) == 20
 
 
 def test_log_records_are_in_the_report(agent: Agent) -> None:

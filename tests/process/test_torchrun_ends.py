@@ -42,63 +42,36 @@ _TORCHRUN = ("-m", "torch.distributed.run", "--standalone", "--local-addr=127.0.
 
 
 @pytest.mark.parametrize(
-    ("death", "wait"),
+    ("death", "wait", "end"),
     [
-        ("os.kill(os.getpid(), 9)", "dist.barrier()"),
-        ("os._exit(0)", "world.barrier()"),
-        ("ctypes.string_at(0)", "time.sleep(1000)"),
+        ("os.kill(os.getpid(), 9)", "dist.barrier()", "was killed by SIGKILL (9) in call"),
+        ("os._exit(0)", "world.barrier()", "exited with code 0 in call, without finishing the test"),
+        ("os._exit(3)", "world.barrier()", "exited with code 3 in call"),
+        ("ctypes.string_at(0)", "time.sleep(1000)", "was killed by SIGSEGV (11) in call"),
     ],
-    ids=["killed, others in the group", "exit 0, others in the store", "segfault, others asleep"],
+    ids=["killed, others in the group", "exit 0, others in the store", "exit 3", "segfault, others asleep"],
 )
-def test_rank_that_dies_ends_the_run_with_a_report(agent: Agent, tmp_path: Path, death: str, wait: str) -> None:
-    """If this fails, a rank's death leaves the others waiting, or torchrun sees no failure."""
-    first, *_ = agent.run(_DIES.format(death=death, wait=wait), f"--junitxml={tmp_path / 'out.xml'}")
-    assert first.outcomes() == {"test_before": "PASSED", "test_dies": "FAILED"}, first.log
-    assert first.code == pytest.ExitCode.TESTS_FAILED
-    assert "rank 1 of 2 failed first: it ended in call; its exit status is known only to its parent" in first.log
-    assert "last words" in first.log
+def test_rank_that_dies_costs_one_case(agent: Agent, death: str, wait: str, end: str) -> None:
+    """If this fails, a rank's death leaves the others waiting, is told without its exit code, or ends the run."""
+    first, second = agent.run(_DIES.format(death=death, wait=wait))
+    assert first.outcomes() == {"test_before": "PASSED", "test_dies": "FAILED", "test_after": "PASSED"}, first.log
+    assert first.code == second.code == pytest.ExitCode.TESTS_FAILED
+    assert f"rank 1 of 2 failed first: it {end}" in first.log
     assert "Victims: rank 0" in first.log
-    assert "Rank(s) 1 of torchrun's world have ended." in first.log
-    assert len(list(ElementTree.parse(tmp_path / "out.xml").iter("testcase"))) == 2
+    assert ("Native stack of the thread that got SIGSEGV" in first.log) == ("SIGSEGV" in end)
+    assert "last words" in first.log or "_exit" in death
 
 
-_STOPPED_WHILE_IT_JUDGES = """
-    import os
-    import signal
-    import threading
-
-    join = threading.Thread.join
-
-
-    def join_and_be_stopped(self, timeout=None):
-        if self.name == "dist_testing-runner" and os.path.exists("died"):
-            os.kill(os.getpid(), signal.SIGTERM)
-        join(self, timeout)
-
-
-    threading.Thread.join = join_and_be_stopped
-"""
-_STOPPED_WHILE_IT_REPORTS = """
-    import os
-    import signal
-
-
-    def pytest_runtest_logreport(report):
-        if report.failed:
-            os.kill(os.getpid(), signal.SIGTERM)
-"""
-
-
-@pytest.mark.parametrize("conftest", [_STOPPED_WHILE_IT_JUDGES, _STOPPED_WHILE_IT_REPORTS], ids=["judges", "reports"])
-def test_launcher_that_stops_rank_0_after_a_death_costs_no_report(agent: Agent, tmp_path: Path, conftest: str) -> None:
-    """srun and torchrun stop all ranks when one has died. If this fails, the report of the dead rank is lost."""
-    write_file(tmp_path, "conftest.py", conftest)
-    death = "open('died', 'w').close(); os.kill(os.getpid(), 9)"
-    first, *_ = agent.run(_DIES.format(death=death, wait="dist.barrier()"))
+def test_launched_process_that_dies_ends_the_run_with_a_report(agent: Agent, tmp_path: Path) -> None:
+    """Its rank cannot be replaced. If this fails, the others wait, or its fork server and rank stay."""
+    death = "os.kill(psutil.Process().parents()[1].pid, 9); time.sleep(1000)"
+    source = _DIES.format(death=f"import psutil; {death}", wait="dist.barrier()")
+    first, second = agent.run(source, f"--junitxml={tmp_path / 'out.xml'}")
     assert first.outcomes() == {"test_before": "PASSED", "test_dies": "FAILED"}, first.log
-    assert "rank 1 of 2 failed first: it ended in call; its exit status is known only to its parent" in first.log
-    assert first.code == pytest.ExitCode.TESTS_FAILED, first.log
-    assert "SIGTERM" not in first.log
+    assert (first.code, second.code) == (pytest.ExitCode.TESTS_FAILED, -9)
+    assert "rank 1 of 2 failed first: it was lost in call: the process that torchrun started for it has" in first.log
+    assert "The process(es) of rank(s) 1 of torchrun's world are lost" in first.log
+    assert len(list(ElementTree.parse(tmp_path / "out.xml").iter("testcase"))) == 2
 
 
 def test_termination_ends_the_run_without_blaming_a_rank(agent: Agent, tmp_path: Path) -> None:
@@ -129,7 +102,7 @@ def test_termination_ends_the_run_without_blaming_a_rank(agent: Agent, tmp_path:
             child.send_signal(signal.SIGTERM)
         codes = [child.wait() for child in children]
     assert codes == [pytest.ExitCode.INTERRUPTED] * 2, children[0].log
-    assert "torchrun has stopped the run" in children[0].log
+    assert "the runner got SIGTERM" in children[0].log
     assert "FAILED" not in children[0].log
     assert (tmp_path / "out.xml").exists()
     assert_no_folder_left(tmp_path)
@@ -137,7 +110,8 @@ def test_termination_ends_the_run_without_blaming_a_rank(agent: Agent, tmp_path:
 
 def test_end_of_rank_0_ends_the_others(agent: Agent) -> None:
     """If this fails, the other ranks wait for ever for rank 0, which is the runner. They can report only its end."""
-    first, second = agent.run(_DIES.format(death="world.barrier()", wait="os.kill(os.getpid(), 9)"))
+    wait = "import psutil; os.kill(psutil.Process().parents()[1].pid, 9); time.sleep(1000)"
+    first, second = agent.run(_DIES.format(death="world.barrier()", wait=wait))
     assert first.code == -9
     assert second.code == pytest.ExitCode.INTERRUPTED, second.log
     assert "rank 1: Rank 0 has ended before the run was over." in second.log
@@ -150,6 +124,10 @@ def test_rank_with_other_tests_is_reported(agent: Agent, tmp_path: Path) -> None
     children = agent.start(2, "-k", "before", sources={1: "import nothing_of_this_name\n"})
     codes = [child.wait() for child in children]
     assert codes == [1, 1], children[0].log
+    assert (
+        "dist_testing: rank 1 has not collected the tests of rank 0: rank 0 has test_cases.py::test_before, "
+        "and rank 1 does not"
+    ) in children[0].log
     assert "This rank has not collected test_cases.py::test_before." in children[0].log
     assert "No module named 'nothing_of_this_name'" in children[0].log
 
@@ -164,38 +142,18 @@ _ONE_IS_GONE = pytest.mark.parametrize(
 
 
 @_ONE_IS_GONE
-def test_rank_that_exits_with_0_while_it_imports_ends_the_wait_for_it(agent: Agent, gone: int, said: str) -> None:
-    """If this fails, a rank waits five minutes for one that has ended, and torchrun sees no failure in it."""
-    source = f"""
-    import os
-
-    import pytest
-
-    if os.environ["RANK"] == "{gone}":
-        os._exit(0)
-
-
-    @pytest.mark.distributed
-    def test_nothing(world):
-        pass
-    """
-    ended = agent.run(source)
-    assert ended[gone].code == 0
-    assert ended[1 - gone].code != 0
-    assert said in ended[1 - gone].log
-
-
-@_ONE_IS_GONE
-def test_rank_that_exits_with_0_in_a_conftest_ends_the_wait_for_it(
-    starter: Starter, tmp_path: Path, gone: int, said: str
+@pytest.mark.parametrize("file", ["conftest.py", "test_cases.py"])
+def test_rank_that_exits_with_0_while_it_imports_ends_the_wait_for_it(
+    starter: Starter, tmp_path: Path, file: str, gone: int, said: str
 ) -> None:
-    """If this fails, a rank waits five minutes for one that has not told the number of its process."""
-    write_file(tmp_path, "conftest.py", f"import os\n\nif os.environ['RANK'] == '{gone}':\n    os._exit(0)\n")
-    write_file(
-        tmp_path,
-        "test_cases.py",
-        "import pytest\n\n\n@pytest.mark.distributed\ndef test_nothing(world):\n    pass\n",
-    )
+    """If this fails, a rank waits five minutes for one that has ended, and torchrun sees no failure in it."""
+    sources = {
+        "conftest.py": "",
+        "test_cases.py": "import pytest\n\n\n@pytest.mark.distributed\ndef test_nothing(world):\n    pass\n",
+    }
+    sources[file] = f"import os\n\nif os.environ['RANK'] == '{gone}':\n    os._exit(0)\n{sources[file]}"
+    for name, source in sources.items():
+        write_file(tmp_path, name, source)
     child = starter.start(
         [*_TORCHRUN, "-m", "pytest", "-p", "dist_testing.core.pytest.plugin", "test_cases.py"], tmp_path
     )

@@ -48,8 +48,27 @@ _KILLED = """
         dist.barrier()
 
 
-    def test_never_runs(world):
-        pass
+    def test_crashes(world):
+        if world.rank == 2:
+            import ctypes
+            ctypes.string_at(0)
+        world.barrier()
+
+
+    def test_exits(world):
+        if world.rank == 1:
+            os._exit(3)
+        world.barrier()
+
+
+    @pytest.mark.distributed(expected_exits={2: -9, 0: 4})
+    def test_expected(world):
+        if world.rank in (0, 2):
+            os._exit(4) if world.rank == 0 else os.kill(os.getpid(), 9)
+
+
+    def test_still_a_world(world):
+        dist.barrier()
 """
 KILLED = f"{GOOD}\n{_KILLED}"
 
@@ -72,16 +91,26 @@ BAD = f"""{GOOD}
         dist.barrier(group)
 
 {_KILLED}"""
-BAD_OUTCOMES = {
+KILLED_OUTCOMES = {
     "test_passes": "PASSED",
+    "test_is_killed": "FAILED",
+    "test_crashes": "FAILED",
+    "test_exits": "FAILED",
+    "test_expected": "PASSED",
+    "test_still_a_world": "PASSED",
+}
+BAD_OUTCOMES = KILLED_OUTCOMES | {
     "test_raises": "FAILED",
     "test_hangs": "FAILED",
-    "test_is_killed": "FAILED",
 }
 _KILLED_SAYS = (
     "not here",
-    "rank 3 of 4 failed first: it ended in call; its exit status is known only to its parent",
+    "rank 3 of 4 failed first: it was killed by SIGKILL (9) in call",
     "last words",
+    "rank 2 of 4 failed first: it was killed by SIGSEGV (11) in call",
+    "Native stack of the thread that got SIGSEGV",
+    "in test_crashes",
+    "rank 1 of 4 failed first: it exited with code 3 in call",
 )
 _BAD_SAYS = (
     *_KILLED_SAYS,
@@ -115,14 +144,13 @@ DOWN = """
 def assert_bad(log: str) -> None:
     """Check the one report of the cases of `BAD`."""
     _assert_says(log, *_BAD_SAYS)
-    assert len(Ended(1, log).failures()) == 3, log
+    assert len(Ended(1, log).failures()) == 5, log
 
 
 def assert_killed(log: str) -> None:
     """Check the one report of the cases of `KILLED`."""
     _assert_says(log, *_KILLED_SAYS)
-    assert len(Ended(1, log).failures()) == 1, log
-    assert "test_never_runs" not in log, log
+    assert len(Ended(1, log).failures()) == 3, log
 
 
 def _assert_says(log: str, *sayings: str) -> None:

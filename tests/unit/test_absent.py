@@ -12,12 +12,15 @@ import pytest
 _ASK = """
 import sys
 
-from dist_testing.attach.absent import started_by_agent
+from dist_testing.attach.absent import ended_ranks
 from dist_testing.attach.rank_info import RankInfo
 
 kind, rank = sys.argv[1:]
-info = RankInfo(int(rank), 4, "", 1, is_served=kind == "agent", attempt="", has_other_nodes=kind == "nodes")
-print(sorted(started_by_agent(info)))
+first = 2 if kind == "second node" else 0
+info = RankInfo(
+    int(rank), 4, "", 1, is_served=kind != "by hand", attempt="", local_rank=int(rank) - first, local_size=4 - first
+)
+print(ended_ranks(info, range(4)))
 """
 # Plays the agent: starts a process for each rank, and the last one asks.
 _AGENT = """
@@ -41,26 +44,27 @@ for other in others:
 
 
 @pytest.mark.parametrize(
-    ("kind", "ranks", "variables", "found"),
+    ("kind", "ranks", "variables", "ended"),
     [
-        ("agent", ["0", "3", "1"], {}, [0, 1, 3]),
-        ("agent", ["1"], {}, [1]),
-        ("agent", ["ended", "0", "1"], {}, [0, 1]),
+        ("agent", ["0", "3", "1"], {}, [2]),
+        ("agent", ["1"], {}, [0, 2, 3]),
+        ("agent", ["ended", "0", "1"], {}, [2, 3]),
         # A rank before its exec has the agent's variables, so that it is not known who is missing.
         ("agent", ["0", "-", "1"], {}, []),
         # The parent is a wrapper of this rank.
         ("agent", ["0", "1"], {"RANK": "1"}, []),
-        # Ranks that were started by hand, and ranks of other nodes, have no common parent.
+        # Ranks that were started by hand have no common parent.
         ("by hand", ["0", "1"], {}, []),
-        ("nodes", ["0", "1"], {}, []),
+        # Those of other nodes cannot be seen.
+        ("second node", ["3"], {}, [2]),
     ],
 )
-def test_ranks_are_children_of_the_agent(
-    kind: str, ranks: list[str], variables: dict[str, str], found: list[int], tmp_path: Path
+def test_ranks_that_the_agent_no_longer_has_have_ended(
+    kind: str, ranks: list[str], variables: dict[str, str], ended: list[int], tmp_path: Path
 ) -> None:
     """If this fails, ranks wait five minutes for one that has ended, or call one ended that still runs."""
     env = {name: value for name, value in os.environ.items() if name != "RANK"}
-    ended = subprocess.run(
+    asked = subprocess.run(
         [sys.executable, "-c", _AGENT, _ASK, kind, *ranks],
         env={**env, **variables, "PYTHONPATH": ":".join(sys.path)},
         cwd=tmp_path,
@@ -68,4 +72,4 @@ def test_ranks_are_children_of_the_agent(
         text=True,
         check=True,
     )
-    assert ended.stdout.strip() == str(found), ended.stderr
+    assert asked.stdout.strip() == str(ended), asked.stderr

@@ -1,9 +1,10 @@
-"""Rank 0 of a world that torchrun started, and the processes that connect to its socket."""
+"""The process of rank 0 under torchrun, and the processes that connect to its socket."""
 
 from __future__ import annotations
 
 import contextlib
 import json
+import queue
 import socket
 import struct
 import tempfile
@@ -15,15 +16,24 @@ from typing import Any
 import pytest
 
 from dist_testing.attach import launcher as module
+from dist_testing.attach import waiting
+from dist_testing.attach.collected import first_difference, to_text
 from dist_testing.attach.launcher import AttachedLauncher
-from dist_testing.attach.rank import AttachedRank
+from dist_testing.attach.rank_info import RankInfo
 from dist_testing.core.ground.errors import LaunchError
 
 _Visit = Callable[[socket.socket], None]
 
 
-def _send(data: bytes) -> _Visit:
-    return lambda connection: connection.sendall(data)
+def _send(data: bytes, *, brings_server: bool = False) -> _Visit:
+    def send(connection: socket.socket) -> None:
+        connection.sendall(data)
+        if brings_server:
+            one, other = socket.socketpair()
+            with one, other:
+                socket.send_fds(connection, [b"\0"], [one.fileno()])
+
+    return send
 
 
 def _connect_and_leave(connection: socket.socket) -> None:
@@ -35,8 +45,29 @@ def _message(payload: bytes, fds: int = 0) -> bytes:
     return struct.pack(">IH", len(payload), fds) + payload
 
 
+class _OwnServer:
+    """Stands for the fork server of rank 0."""
+
+    unclean_reasons = ()
+
+    def __init__(self, run: object) -> None:
+        self._end, self._other = socket.socketpair()
+        self.fileno = self._end.fileno
+
+    def close(self) -> None:
+        """End."""
+        self._end.close()
+        self._other.close()
+
+
 @pytest.fixture
-def admit(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[..., AttachedLauncher]]:
+def told() -> list[str]:
+    """What the launcher has told."""
+    return []
+
+
+@pytest.fixture
+def admit(monkeypatch: pytest.MonkeyPatch, told: list[str]) -> Iterator[Callable[..., AttachedLauncher]]:
     """Create rank 0's launcher; these clients connect in this order before it accepts the first."""
     with contextlib.ExitStack() as stack:
 
@@ -50,7 +81,7 @@ def admit(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[..., At
                     connection.connect(path)
                     visit(connection)
 
-            store = SimpleNamespace(set=connect, check=lambda keys: False)
+            store = SimpleNamespace(set=lambda key, value: connect(key, value) if key == module.HOME_KEY else None)
             rank_info: Any = SimpleNamespace(
                 size=size,
                 store=lambda: store,
@@ -58,13 +89,19 @@ def admit(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[..., At
                 is_served=False,
                 node_key="here",
                 launcher="torchrun",
+                rank=0,
+                address="127.0.0.1",
+                port=1,
+                variable="RANK",
             )
             run: Any = SimpleNamespace(temp=str(folder), directories=[str(folder)])
-            launcher = AttachedLauncher(rank_info, run)
-            stack.callback(launcher.own_end.close)
+            launcher = AttachedLauncher(rank_info, run, "127.0.0.1", ["test_a"], told.append)
             stack.callback(launcher.close)
             return launcher
 
+        monkeypatch.setattr("dist_testing.attach.messages._JOINING_LIMIT_S", 0.2)
+        # No tests are forked here.
+        monkeypatch.setattr(module, "ForkServerLauncher", _OwnServer)
         yield admit
 
 
@@ -75,8 +112,13 @@ def _short_folder() -> Iterator[str]:
         yield folder
 
 
+def _hello(rank: object = 1, fds: int = 1, **changed: object) -> bytes:
+    fields = {"schema": 3, "message": "Joining", "rank": rank, "difference": "", "node": "", **changed}
+    return _message(json.dumps(fields).encode(), fds)
+
+
 def _connect_as(rank: object) -> _Visit:
-    return _send(_message(json.dumps({"schema": 2, "message": "Hello", "rank": rank, "node": ""}).encode()))
+    return _send(_hello(rank), brings_server=True)
 
 
 @pytest.mark.parametrize(
@@ -88,10 +130,10 @@ def _connect_as(rank: object) -> _Visit:
         _send(_message(b"[]")),
         _send(_message(b'"rank"')),
         _send(_message(b'{"rank": 1}')),
-        _send(_message(b'{"schema": 2, "message": "Hello"}')),
-        _send(_message(b'{"schema": 2, "message": "Hello", "rank": 1, "node": "", "more": 1}')),
-        _send(_message(b'{"schema": 2, "message": "PartOver", "exit_code": 0}')),
-        _send(_message(b'{"schema": 2, "message": "Hello", "rank": 1, "node": ""}', fds=1)),
+        _send(_message(b'{"schema": 3, "message": "Joining"}')),
+        _send(_hello(more=1)),
+        _send(_message(b'{"schema": 3, "message": "Lost", "reason": ""}')),
+        _send(_hello(fds=0)),
         _send(struct.pack(">IH", 0xFFFFFFFF, 0)),
         _connect_as(None),
         _connect_as([1]),
@@ -109,7 +151,7 @@ def _connect_as(rank: object) -> _Visit:
         "no rank",
         "more",
         "another message",
-        "descriptors",
+        "no fork server",
         "too long",
         "null",
         "in a list",
@@ -122,25 +164,28 @@ def test_invalid_clients_do_not_keep_the_ranks_out(admit: Callable[..., Attached
     """If this fails, a rank that was killed while it connected ends the run of all others, or delays it long."""
     launcher = admit(visit, _connect_as(1))
     assert launcher.gone == []
-    assert set(launcher._peers) == {0, 1}
+    assert set(launcher._peers) == {1}
 
 
-def test_a_message_may_arrive_in_pieces(admit: Callable[..., AttachedLauncher]) -> None:
+def test_a_message_may_arrive_in_pieces(admit: Callable[..., AttachedLauncher], told: list[str]) -> None:
     """If this fails, a message that the kernel delivers in pieces is lost."""
-    whole = _message(b'{"schema": 2, "message": "Hello", "rank": 1, "node": ""}')
 
     def in_parts(connection: socket.socket) -> None:
+        *whole, last = _hello(difference="rank 0 has test_a, and rank 1 does not")
         for byte in whole:
             connection.sendall(bytes([byte]))
+        _send(bytes([last]), brings_server=True)(connection)
 
-    assert set(admit(in_parts)._peers) == {0, 1}
+    assert set(admit(in_parts)._peers) == {1}
+    assert told == [
+        "dist_testing: rank 1 has not collected the tests of rank 0: rank 0 has test_a, and rank 1 does not"
+    ]
 
 
 def test_rank_of_another_version_ends_the_wait(admit: Callable[..., AttachedLauncher]) -> None:
     """It would be missed only after a long wait, and the error would not name the reason."""
-    newer = _send(_message(b'{"schema": 3, "message": "Hello", "rank": 1, "name": "r"}'))
-    with pytest.raises(LaunchError, match=r"schema 3 .*schema 2\.\n.*\n.*one version of dist_testing"):
-        admit(newer, _connect_as(1))
+    with pytest.raises(LaunchError, match=r"schema 4 .*schema 3\.\n.*\n.*one version of dist_testing"):
+        admit(_send(_hello(schema=4)), _connect_as(1))
 
 
 def test_ranks_that_do_not_connect_are_named(
@@ -148,18 +193,31 @@ def test_ranks_that_do_not_connect_are_named(
 ) -> None:
     """If this fails, the user does not learn which rank to look at."""
     monkeypatch.setattr(module, "ATTACH_LIMIT_S", 0.01)
+    monkeypatch.setattr(module, "ended_ranks", lambda *_: [])
     with pytest.raises(LaunchError, match=r"Rank\(s\) 1, 2 of 3 did not connect"):
         admit(_send(b"\0"), size=3)
 
 
-def test_rank_0_can_finish_after_the_launcher_was_closed() -> None:
-    """If this fails, rank 0 raises when it ends after the watching thread closed the launcher.
+@pytest.mark.parametrize(
+    ("own", "expected"),
+    [
+        (["b", "a"], ""),
+        (["a"], "rank 0 has b, and rank 3 does not"),
+        (["a", "b", "c", "d"], "rank 3 has c, and rank 0 does not (1 more differ)"),
+    ],
+)
+def test_the_first_difference_of_two_collections(own: list[str], expected: str) -> None:
+    """If this fails, a rank with other tests is found only when a case hangs, or the order of tests is a difference."""
+    assert first_difference(3, own, to_text(["a", "b"])) == expected
 
-    That thread closes it when a rank cannot be stopped.
-    """
-    rank_info: Any = SimpleNamespace(size=1, has_other_nodes=False)
-    launcher = AttachedLauncher(rank_info, SimpleNamespace())  # type: ignore[arg-type]  # no other rank connects
-    rank: Any = SimpleNamespace(_connection=launcher.own_end)
-    with launcher.own_end:
-        launcher.close()
-        AttachedRank._say_over(rank, 1)
+
+def test_no_wait_is_silent(monkeypatch: pytest.MonkeyPatch) -> None:
+    """If this fails, a user who has set RANK for another reason sees nothing for five minutes."""
+    monkeypatch.setenv("RANK", "0")
+    monkeypatch.setattr(waiting, "_NEXT_S", 0.01)
+    rank_info = RankInfo(0, 2, "127.0.0.1", 29511, is_served=True, attempt="")
+    lines: queue.SimpleQueue[str] = queue.SimpleQueue()
+    with waiting.saying_who_is_missing(rank_info, lambda: [1], lines.put, first_s=0.01):
+        said = [lines.get(timeout=60) for _ in range(2)]
+    line = "waiting for rank 1 of 2 at 127.0.0.1:29511 (RANK=0 is set; not under torchrun? unset RANK)"
+    assert said == [line, line]

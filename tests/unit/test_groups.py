@@ -7,7 +7,6 @@ from types import SimpleNamespace
 import pytest
 import torch.distributed as dist
 
-from dist_testing.attach import rank as attached
 from dist_testing.core.rank.groups import backends_in_use, end_groups
 
 
@@ -54,23 +53,4 @@ def test_a_process_that_ends_destroys_the_groups_that_need_it(
     have(monkeypatch, *backends)
     assert backends_in_use(dist.distributed_c10d) == set(backends)
     end_groups()
-    assert ended == expected
-
-
-@pytest.mark.parametrize(
-    ("backend", "failed", "expected"),
-    [
-        ("gloo", True, ["destroyed"]),
-        ("nccl", False, ["destroyed"]),
-        ("nccl", True, ["aborted"]),
-        ("cpu:gloo,cuda:nccl", True, ["aborted"]),
-        ("somebodys", True, ["destroyed"]),
-    ],
-)
-def test_after_a_failure_under_torchrun_groups_that_would_wait_are_aborted(
-    monkeypatch: pytest.MonkeyPatch, ended: list[str], backend: str, failed: bool, expected: list[str]
-) -> None:
-    """The other ranks may never come."""
-    have(monkeypatch, backend)
-    attached._end_groups(failed=failed)
     assert ended == expected

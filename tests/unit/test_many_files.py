@@ -6,12 +6,9 @@ import math
 import os
 import socket
 import struct
-import subprocess
 import time
-from types import SimpleNamespace
 
-from dist_testing.attach.absent import Absent
-from dist_testing.attach.rank_info import RankInfo
+from dist_testing.attach.waiting import readable
 from dist_testing.core.bazel import watchdog
 from dist_testing.core.engine.rank_record import RankRecord
 from dist_testing.core.ground.outcomes import Kind
@@ -64,18 +61,11 @@ def _has_to_end_run_that_is_over(limit_s: float) -> bool:
         os.close(write)
 
 
-def test_a_rank_that_ended_before_it_connected_is_seen() -> None:
-    """If this fails, rank 0 of a large world under torchrun ends with an error of its own."""
-    child = subprocess.Popen(["true"])
-    rank_info = RankInfo(0, 2, "localhost", 1, is_served=True, attempt="")
-    said = f"{child.pid} {rank_info.node_key}".encode()
-    store = SimpleNamespace(check=lambda keys: True, get=lambda key: said)
+def test_a_launched_process_learns_that_the_run_is_over() -> None:
+    """If this fails, the processes of a large world under torchrun end with an error of their own."""
     with all_low_numbers_taken():
-        absent = Absent(store, rank_info)
-        try:
-            # The process exists until it is waited for.
-            os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT)
-            assert absent.ended([1]) == [1]
-        finally:
-            absent.close()
-            child.wait()
+        ours, theirs = socket.socketpair()
+        with ours, theirs:
+            assert readable([ours.fileno()], 0) == []
+            theirs.close()
+            assert readable([ours.fileno()], math.inf) == [ours.fileno()]

@@ -14,7 +14,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from dist_testing.attach import relay_messages
+from dist_testing.attach import line as attach_line
+from dist_testing.attach import messages as attach_messages
 from dist_testing.core.ground.case import CaseBody
 from dist_testing.core.ground.codec import MAX_MESSAGE_BYTES, Family
 from dist_testing.core.ground.error_text import MAX_TEXT_CHARS, shorten
@@ -30,7 +31,7 @@ SETTINGS = settings(
 FAMILIES: tuple[Family[Any], ...] = (
     *(
         value
-        for module in (messages, rank_messages, relay_messages)
+        for module in (messages, rank_messages, attach_messages, attach_line)
         for value in vars(module).values()
         if isinstance(value, Family)
     ),

@@ -27,7 +27,7 @@ def test_without_rank_there_is_no_world() -> None:
 
 def test_torchruns_variables_are_read() -> None:
     """If this fails, a restarted world finds keys in the store that an earlier attempt left there."""
-    assert rank_info_in(_GIVEN) == RankInfo(1, 4, "localhost", 29500, is_served=True, attempt="run/2")
+    assert rank_info_in(_GIVEN) == RankInfo(1, 4, "localhost", 29500, is_served=True, attempt="run/2", local_size=4)
 
 
 def test_variables_set_by_hand_are_enough() -> None:

@@ -375,7 +375,7 @@ def test_hardware_that_only_an_option_requires_is_not_called_promised() -> None:
 @pytest.mark.parametrize(
     "module",
     [
-        "attach.rank",
+        "attach.launcher",
         "core.engine.engine",
         "core.pytest.on_rank",
         "core.unittest.continuous",

@@ -31,7 +31,7 @@ class _Mentions:
 
 
 _ALLOWED = {
-    "attach": _Mentions("attach", 5, "whether this process is a rank of another launcher: `session.existing_world`"),
+    "attach": _Mentions("attach", 4, "whether this process is a rank of another launcher: `session.existing_world`"),
     "coverage": _Mentions("coverage", 3, "Bazel's protocol asks for it; a hint for pytest-cov"),
     "faults": _Mentions(r"(?<!de)fault(?!handler)", 1, "an event's words, until events belong to add-ons"),
     "gpus": _Mentions(r"gpu|lease_wait", 19, "fields of the spec and of backends; the events of a wait"),

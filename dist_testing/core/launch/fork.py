@@ -43,48 +43,19 @@ from dist_testing.core.process.refusal import refusal
 _CLOSE_LIMIT_S = 15.0
 
 
-class ForkServerLauncher:
-    """Forks the fork server from this process, and asks it for one world at a time.
-
-    Make this object before any test code runs.
+class ForkServerClient:
+    """The runner's end of the connection to a fork server.
 
     Attributes:
-        unclean_reasons: Why this process was unfit to be forked; empty if it was fit, or if the run forbids it.
         pending_events: Events of the fork server since the last world. The next world emits them.
     """
 
-    def __init__(self, run: RunContext) -> None:
-        """Fork the fork server. If this process is unfit for that, or must not be forked, start a fresh interpreter.
-
-        Raises:
-            LaunchError: If the platform is not Linux.
-            OSError: If the machine has no room for another process.
-        """
-        check_platform()
-        self.unclean_reasons = unclean_reasons() if run.may_fork_runner and not run.keeps_state else []
+    def __init__(self, control: socket.socket, exit_message: str, emit: Callable[[Event], None]) -> None:
+        """Use a connection. `exit_message` is the text of the error when the fork server has ended."""
         self.pending_events: list[Event] = []
-        self._emit = run.emit
-        become_subreaper()
-        spare_cuda()
-        if not run.keeps_state:
-            # Else this process is a user's own program, whose garbage must stay visible.
-            _freeze_imports()
-        ours, theirs = socket.socketpair()
-        with theirs, contextlib.ExitStack() as undo:
-            undo.enter_context(ours)
-            if self.unclean_reasons or not run.may_fork_runner:
-                self._pid = _start_fresh(theirs, run)
-            else:
-
-                def serve() -> NoReturn:
-                    ours.close()
-                    fork_server.serve(theirs, run.ranks, run.loader, run.directories, run.forks)
-
-                self._pid = in_new_thread(lambda: _fork(serve)) if run.keeps_state else _fork(serve)
-            # A test may wait for all children. Then the pid could belong to another process.
-            self._pidfd = watch_child(self._pid)
-            undo.pop_all()
-        self._control = ours
+        self._control = control
+        self._exit_message = exit_message
+        self._emit = emit
         self._reader = wire.MessageReader(FORK_SERVER_EVENTS)
 
     def fileno(self) -> int:
@@ -120,7 +91,7 @@ class ForkServerLauncher:
         except ConnectionResetError:
             data = b""
         if not data:
-            raise LaunchError(self._exit_message())
+            raise LaunchError(self._exit_message)
         try:
             for event in self._reader.feed(data):
                 if isinstance(event, Unfit):
@@ -133,6 +104,67 @@ class ForkServerLauncher:
                     yield event
         except MessageError as error:
             raise LaunchError(str(error)) from error
+
+    def _send(self, order: ForkServerOrder, fds: Sequence[int] = ()) -> None:
+        try:
+            wire.send(self._control, FORK_SERVER_ORDERS, order, fds)
+        except MessageError as error:
+            raise LaunchError(str(error)) from error
+        except (BrokenPipeError, ConnectionResetError) as error:
+            # If its last event gives the reason, `events` raises it.
+            for _ in self.events():
+                continue
+            raise LaunchError(self._exit_message) from error
+        except OSError as error:
+            # The fork server may have got a part of the order, and would not understand the next one.
+            raise LaunchError(f"The fork server can receive no more orders: {refusal(error)}") from error
+
+
+class ForkServerLauncher(ForkServerClient):
+    """Forks the fork server from this process, and asks it for one world at a time.
+
+    Make this object before any test code runs.
+
+    Attributes:
+        unclean_reasons: Why this process was unfit to be forked; empty if it was fit, or if the run forbids it.
+    """
+
+    def __init__(self, run: RunContext) -> None:
+        """Fork the fork server. If this process is unfit for that, or must not be forked, start a fresh interpreter.
+
+        Raises:
+            LaunchError: If the platform is not Linux.
+            OSError: If the machine has no room for another process.
+        """
+        check_platform()
+        self.unclean_reasons = unclean_reasons() if run.may_fork_runner and not run.keeps_state else []
+        become_subreaper()
+        spare_cuda()
+        if not run.keeps_state:
+            # Else this process is a user's own program, whose garbage must stay visible.
+            _freeze_imports()
+        ours, theirs = socket.socketpair()
+        with theirs, contextlib.ExitStack() as undo:
+            undo.enter_context(ours)
+            if self.unclean_reasons or not run.may_fork_runner:
+                self._pid = _start_fresh(theirs, run)
+            else:
+
+                def serve() -> NoReturn:
+                    ours.close()
+                    fork_server.serve(theirs, run.ranks, run.loader, run.directories, run.forks)
+
+                self._pid = in_new_thread(lambda: _fork(serve)) if run.keeps_state else _fork(serve)
+            # A test may wait for all children. Then the pid could belong to another process.
+            self._pidfd = watch_child(self._pid)
+            undo.pop_all()
+        super().__init__(
+            ours,
+            f"The fork server (pid {self._pid}), the parent of all ranks, ended before the runner was done with it.\n"
+            "It runs no test code. Most likely the kernel killed it for lack of memory, or a test killed it.\n"
+            "Look for an out-of-memory message of the kernel, and for a test that kills its parent process.",
+            run.emit,
+        )
 
     def close(self) -> None:
         """Let the fork server end, and wait until it has removed all its descendants."""
@@ -159,29 +191,6 @@ class ForkServerLauncher:
         if not has_cleaned_up:
             # If it was killed, Linux has made this process the parent of all processes that the ranks had started.
             Orphans(self._pid).remove()
-
-    def _send(self, order: ForkServerOrder, fds: Sequence[int] = ()) -> None:
-        try:
-            wire.send(self._control, FORK_SERVER_ORDERS, order, fds)
-        except MessageError as error:
-            raise LaunchError(str(error)) from error
-        except (BrokenPipeError, ConnectionResetError) as error:
-            # If its last event gives the reason, `events` raises it.
-            for _ in self.events():
-                continue
-            raise LaunchError(self._exit_message()) from error
-        except OSError as error:
-            # The fork server may have got a part of the order, and would not understand the next one.
-            raise LaunchError(
-                f"The fork server (pid {self._pid}) can receive no more orders: {refusal(error)}"
-            ) from error
-
-    def _exit_message(self) -> str:
-        return (
-            f"The fork server (pid {self._pid}), the parent of all ranks, ended before the runner was done with it.\n"
-            "It runs no test code. Most likely the kernel killed it for lack of memory, or a test killed it.\n"
-            "Look for an out-of-memory message of the kernel, and for a test that kills its parent process."
-        )
 
 
 def _fork(program: Callable[[], NoReturn]) -> int:

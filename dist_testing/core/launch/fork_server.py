@@ -90,6 +90,8 @@ class _ForkServer:
         self.orphans = Orphans()
         self._world: _World | None = None
         self._idle_work = _idle_work(forks)
+        # Before `take_over` changes it.
+        self._env = dict(os.environ)
         self._poller = select.poll()
         self._poller.register(control, select.POLLIN)
 
@@ -157,6 +159,8 @@ class _ForkServer:
             )
         self._world = world = _World(request.world, {}, place_name=request.place)
         fork_server_pid = os.getpid()
+        every = list(request.made_ranks)
+        request = request.in_env(self._env)
         try:
             take_over(request)
             if request.place:
@@ -168,8 +172,7 @@ class _ForkServer:
                 _enter_together(request)
         except OSError as error:
             self._refuse(request.world, 0, error)
-            request = dataclasses.replace(request, size=0)
-        every = list(range(request.size))
+            every = []
         for ranks in [every] if request.together and every else [[rank] for rank in every]:
             try:
                 pid = fork()

@@ -1,9 +1,7 @@
-"""The messages that make worlds and end them, between the runner, the fork server and attached ranks.
+"""The messages that make worlds and end them, between the runner and fork servers.
 
     runner       --- ForkServerOrder --->    fork server     (descriptors travel beside a request for a world)
     runner       <-- ForkServerEvent ----    fork server
-    rank 0       --- AttachedOrder ------>   attached rank   (descriptors travel beside a request to take part)
-    rank 0       <-- AttachedMessage -----   attached rank
     any process  --- FreshProgram ------->   the fresh interpreter that it starts
 
 The messages about a case, between the runner and a rank, are in `core.process.rank_messages`.
@@ -14,7 +12,8 @@ Raise the schema number of a family with every change of one of its messages.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import dataclasses
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Annotated, TypeAlias
 
@@ -63,6 +62,10 @@ class WorldRequest:
         host: Address at which the ranks of an attached world find the store; "" for this machine alone.
         services: Names of the add-ons that have a service on the ranks.
         place: Name of the add-on that makes the place of the ranks; "" for this machine as it is.
+        own_ranks: The ranks that this fork server makes; empty for all. Descriptors travel for these ranks only.
+        keeps_env: Whether the ranks keep the environment of the fork server, and `env` holds only what is set on top.
+        removed_env: Variables that they do not keep.
+        default_env: Values for variables that the fork server does not have.
     """
 
     world: _WorldNumber
@@ -85,6 +88,15 @@ class WorldRequest:
     host: str = ""
     place: str = ""
     services: tuple[str, ...] = ()
+    own_ranks: tuple[_Rank, ...] = ()
+    keeps_env: bool = False
+    removed_env: tuple[str, ...] = ()
+    default_env: dict[str, str] = field(default_factory=dict)
+
+    @property
+    def made_ranks(self) -> Sequence[int]:
+        """The ranks that the fork server makes."""
+        return self.own_ranks or range(self.size)
 
     @property
     def layout(self) -> Layout:
@@ -94,22 +106,39 @@ class WorldRequest:
     @property
     def brings_store(self) -> bool:
         """Whether the listening socket of the store travels with the request."""
-        return self.store_port > 0 and not self.place
+        return self.store_port > 0 and not self.place and 0 in self.made_ranks
 
     @property
     def fd_count(self) -> int:
         """Number of descriptors with the request: two per rank, the board, the store if it brings it, the leases."""
-        return 2 * self.size + 1 + self.brings_store + self.held_fds
+        return 2 * len(self.made_ranks) + 1 + self.brings_store + self.held_fds
+
+    def part(self, rank: int, fds: Sequence[int]) -> tuple[WorldRequest, list[int]]:
+        """Return the request, and the descriptors, for a fork server that makes only one rank of the world."""
+        shared = fds[2 * self.size :]
+        part = dataclasses.replace(self, own_ranks=(rank,))
+        if self.brings_store and not part.brings_store:
+            shared = [shared[0], *shared[2:]]
+        return part, [fds[rank], fds[self.size + rank], *shared]
+
+    def in_env(self, own: Mapping[str, str]) -> WorldRequest:
+        """Return the request with the whole environment, for a fork server whose own environment is `own`."""
+        if not self.keeps_env:
+            return self
+        kept = {name: value for name, value in own.items() if name not in self.removed_env}
+        return dataclasses.replace(self, env={**self.default_env, **kept, **self.env}, keeps_env=False)
 
     def start_of(self, rank: int, fds: Sequence[int], fork_server_pid: int) -> RankStart:
         """Return the start parameters of a rank. The descriptors are in the order of `Launcher.start`."""
-        board, *rest = fds[2 * self.size :]
+        count = len(self.made_ranks)
+        at = self.made_ranks.index(rank)
+        board, *rest = fds[2 * count :]
         store = rest.pop(0) if self.brings_store else None
         return RankStart(
             self,
             rank,
-            fds[rank],
-            fds[self.size + rank],
+            fds[at],
+            fds[count + at],
             board,
             store if rank == 0 else None,
             fork_server_pid,
@@ -168,7 +197,7 @@ class WorldRefused:
 
 @dataclass(frozen=True, slots=True)
 class RankEnded:
-    """The process of a rank has ended, or an attached rank has ended its part.
+    """The process of a rank has ended.
 
     Attributes:
         exit_code: Its exit code; a negative number is a signal, as in `subprocess`.
@@ -209,92 +238,6 @@ class RunEvent:
     """
 
     event: str
-
-
-@dataclass(frozen=True, slots=True)
-class Hello:
-    """Tell rank 0 which rank, from 1, this attached process is.
-
-    Attributes:
-        node: Host name and address of the node of a rank for which the hub speaks; "" for one of rank 0's own node.
-    """
-
-    rank: _Rank
-    node: str = ""
-
-
-@dataclass(frozen=True, slots=True)
-class PartOver:
-    """An attached rank's part in a world is over; its process goes on.
-
-    Attributes:
-        exit_code: 0, or the code of a rank whose test has failed. The rank report gives the details.
-    """
-
-    exit_code: _ExitCode
-
-
-@dataclass(frozen=True, slots=True)
-class Lost:
-    """The hub has lost a rank of another node.
-
-    Attributes:
-        reason: Why, such as "node1 (10.0.0.2) does not answer".
-    """
-
-    reason: str
-
-
-@dataclass(frozen=True, slots=True)
-class Welcome:
-    """Rank 0's answer to `Hello`.
-
-    Attributes:
-        directories: Folders of the run. Another rank removes them if rank 0 cannot.
-    """
-
-    directories: tuple[str, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class Refused:
-    """Rank 0's answer to a `Hello` that it cannot accept, or the relay's to a rank that has lost rank 0.
-
-    Attributes:
-        text: What is wrong, the cause and the way out.
-    """
-
-    text: str
-
-
-@dataclass(frozen=True, slots=True)
-class SignalPart:
-    """Send a signal to the process of the rank. For the hub, which passes it on to the rank's node."""
-
-    number: _SignalNumber
-
-
-@dataclass(frozen=True, slots=True)
-class TakePart:
-    """Be this rank of a world.
-
-    Attributes:
-        request: The world. Its environment holds only the variables that rank 0 has changed since its start.
-        removed: Variables that rank 0 has removed since its start.
-        defaults: Values for variables that the rank's own environment does not have.
-    """
-
-    rank: _Rank
-    request: WorldRequest
-    removed: tuple[str, ...] = ()
-    defaults: dict[str, str] = field(default_factory=dict)
-
-
-@dataclass(frozen=True, slots=True)
-class EndRun:
-    """End this process with this exit code: rank 0 will ask for no more worlds."""
-
-    exit_code: _ExitCode
 
 
 @dataclass(frozen=True, slots=True)
@@ -375,7 +318,7 @@ class FreshForkServer:
 
 ForkServerOrder: TypeAlias = WorldRequest | SignalRanks | WorldExtra
 FORK_SERVER_ORDERS: Family[ForkServerOrder] = Family(
-    "order to the fork server", 6, (WorldRequest, SignalRanks, WorldExtra)
+    "order to the fork server", 7, (WorldRequest, SignalRanks, WorldExtra)
 )
 
 # The events of every launcher.
@@ -387,13 +330,5 @@ FORK_SERVER_EVENTS: Family[ForkServerEvent] = Family(
     (WorldStarted, WorldRefused, RankEnded, WorldExtra, WorldOver, RunEvent, Unfit),
 )
 
-AttachedMessage: TypeAlias = Hello | PartOver | Lost
-ATTACHED_MESSAGES: Family[AttachedMessage] = Family("message of an attached rank", 2, (Hello, PartOver, Lost))
-
-AttachedOrder: TypeAlias = Welcome | Refused | TakePart | SignalPart | EndRun
-ATTACHED_ORDERS: Family[AttachedOrder] = Family(
-    "order to an attached rank", 5, (Welcome, Refused, TakePart, SignalPart, EndRun)
-)
-
 FreshProgram: TypeAlias = FreshRank | FreshForkServer
-FRESH_PROGRAMS: Family[FreshProgram] = Family("order to a fresh interpreter", 6, (FreshRank, FreshForkServer))
+FRESH_PROGRAMS: Family[FreshProgram] = Family("order to a fresh interpreter", 7, (FreshRank, FreshForkServer))

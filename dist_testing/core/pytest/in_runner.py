@@ -110,7 +110,6 @@ class RunnerPlugin:
         self._items: dict[str, pytest.Item] = {}
         # The item that pytest runs now, if it runs on ranks.
         self._marked: pytest.Item | None = None
-        self._next: pytest.Item | None = None
         config.stash[RUN_KEY] = self._run_world
         self.context = PytestRankContext(config, self._items)
         self._cases_after: dict[str, int] = {}
@@ -217,9 +216,9 @@ class RunnerPlugin:
             )
 
     @pytest.hookimpl(tryfirst=True)
-    def pytest_runtest_protocol(self, item: pytest.Item, nextitem: pytest.Item | None) -> None:
-        """Note the item, and what follows it."""
-        self._marked, self._next = item if is_marked(item) else None, nextitem
+    def pytest_runtest_protocol(self, item: pytest.Item) -> None:
+        """Note the item."""
+        self._marked = item if is_marked(item) else None
         self._engine.cases_after = self._cases_after.get(item.nodeid, 0)
 
     @pytest.hookimpl(tryfirst=True)
@@ -295,7 +294,7 @@ class RunnerPlugin:
     def _body_of(self, item: pytest.Item, *, strict_calls: bool) -> CaseBody:
         if isinstance(item, RankItem):
             return item.body(strict_calls=strict_calls)
-        content = PytestCase(item.nodeid, self._next.nodeid if self._rank_info and self._next else None)
+        content = PytestCase(item.nodeid)
         return CaseBody(
             "pytest",
             PYTEST_CASES.to_wire(content).decode(),

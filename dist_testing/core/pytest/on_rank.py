@@ -6,10 +6,9 @@ The rank was forked from a process that had collected the tests, so nothing is i
 from __future__ import annotations
 
 import contextlib
-import copy
 import sys
 import threading
-from collections.abc import Generator, Iterator, Mapping, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -27,7 +26,6 @@ from dist_testing.core.pytest.internals import (
     assertion_module,
     runtestprotocol,
 )
-from dist_testing.core.pytest.marked_items import MARKER_KEY
 from dist_testing.core.pytest.rank_output import log_to_output, print_warnings, recording_warnings
 from dist_testing.core.pytest.rank_plugins import leave_out_plugins_of_runner, run_item
 from dist_testing.core.pytest.reports import skip_reason
@@ -84,7 +82,6 @@ class PytestRankContext:
         self._reporting = _RankReporting()
         self._thread_items: ThreadItems | None = None
         self._thread_cases = 0
-        self._is_attached = False
         self._explaining: contextlib.AbstractContextManager[object] | None = None
         self.collection_errors: list[str] = []
 
@@ -92,6 +89,11 @@ class PytestRankContext:
     def has_tests(self) -> bool:
         """Return whether a test that runs on ranks has been collected."""
         return bool(self._items)
+
+    @property
+    def names(self) -> Sequence[str]:
+        """Return the names of the tests that run on ranks."""
+        return tuple(self._items)
 
     def prepare(self) -> None:
         """Switch off the plugins of pytest that belong to the runner."""
@@ -114,29 +116,6 @@ class PytestRankContext:
             config.pluginmanager.unregister(name="logging-plugin")
             self._reporting.refused = {"caplog": _NO_LOG_CAPTURE}
 
-    @contextlib.contextmanager
-    def as_rank(self) -> Iterator[None]:
-        """Do the same as `prepare` for a block, and undo it: on an attached rank the process outlives the case."""
-        config, manager = self._config, self._config.pluginmanager
-        capture = manager.getplugin("capturemanager")
-        runxfail, config.option.runxfail = config.option.runxfail, True
-        capture_nothing(config)
-        manager.register(self._reporting, "dist_testing_rank_reporting")
-        self._is_attached = True
-        log_as_before = log_to_output(config)
-        try:
-            yield
-        finally:
-            log_as_before()
-            if (logging_plugin := manager.getplugin("logging-plugin")) is not None:
-                # The records are in the output of the rank.
-                logging_plugin.report_handler.reset()
-            _this.world = None
-            manager.unregister(self._reporting)
-            config.option.runxfail = runxfail
-            manager.unregister(name="capturemanager")
-            manager.register(capture, "capturemanager")
-
     def front_end(self, body: CaseBody) -> RankFrontEnd:
         """Return pytest's, or unittest's for a method of a unittest class, which brings its own rules."""
         if body.front_end == "unittest":
@@ -148,7 +127,7 @@ class PytestRankContext:
                 "Give all ranks the same files, and collect the same tests in every process."
             )
             raise UsageError("\n".join([text, *self.collection_errors]))
-        return PytestRankFrontEnd(self._config, self._items, stays=self._is_attached)
+        return PytestRankFrontEnd(self._config, self._items)
 
     def thread_front_ends(self, body: CaseBody, world_size: int) -> Sequence[RankFrontEnd]:
         """Return one for each rank, with its own copy of what pytest keeps while a test runs; they share the store."""
@@ -184,8 +163,6 @@ class PytestRankFrontEnd:
         thread_items: ThreadItems | None = None,
         store: Store | None = None,
         cases: int = 0,
-        *,
-        stays: bool = False,
     ) -> None:
         self._config = config
         self._items = items
@@ -195,8 +172,6 @@ class PytestRankFrontEnd:
         self._store = store
         # How many cases the process has run before.
         self._cases = cases
-        # Whether the process exists before and after the world, as an attached rank does.
-        self._stays = stays
         self._world: RankWorld | None = None
 
     def open(self, start: RankStart, reporter: Reporter) -> None:
@@ -219,16 +194,11 @@ class PytestRankFrontEnd:
         if self._thread_items is not None:
             item = self._thread_items.own(item)
         reporter.expectations = expected_classes(item)
-        if self._stays:
-            item = _apart(item)
-        else:
-            _keep_temporary_files_in(item.config, self._world)
+        _keep_temporary_files_in(item.config, self._world)
         if self._thread_items is None:
-            # Where the runner was forked in the middle of a test, or stays, this item or another one is set up already.
+            # Where the runner was forked in the middle of a test, this item or another one is set up already.
             setup_state: Any = item.session._setupstate
             setup_state.teardown_exact(item.parent)
-        # A rank's thread ends with the case, and so do all fixtures that it has.
-        follows = None if self._thread_items is not None or case.next is None else self._items.get(case.next)
         with contextlib.ExitStack() as stack:
             if self._thread_items is None:
                 # Both change the whole process, not one thread.
@@ -236,10 +206,10 @@ class PytestRankFrontEnd:
                 stack.enter_context(explain_assertions(item))
             try:
                 if self._thread_items is None:
-                    run_item(item, follows)
+                    run_item(item)
                 else:
                     # Wrappers of other plugins do not expect several threads.
-                    runtestprotocol(item, log=False, nextitem=follows)
+                    runtestprotocol(item, log=False, nextitem=None)
             except pytest.exit.Exception as error:
                 # Raised by `pytest.exit`, and when the user quits the debugger.
                 reporter.end_session(str(error))
@@ -250,16 +220,6 @@ class PytestRankFrontEnd:
         """Destroy the groups."""
         assert self._world is not None
         self._world.finish()
-
-
-def _apart(item: Any) -> Any:
-    """Return a copy of an item: on rank 0 of an existing world, pytest runs the item itself in the runner's part."""
-    copied = copy.copy(item)
-    copied.stash = pytest.Stash()
-    copied.stash[MARKER_KEY] = item.stash[MARKER_KEY]
-    copied._report_sections = []
-    copied._initrequest()
-    return copied
 
 
 class _UnittestInPytest(UnittestRankFrontEnd):

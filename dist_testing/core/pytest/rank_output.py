@@ -8,7 +8,7 @@ import logging
 import os
 import sys
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any, TextIO
 
 import pytest
@@ -17,18 +17,13 @@ from dist_testing.core.pytest.internals import CaptureIO, DatetimeFormatter, Enc
 from dist_testing.core.rank.reporter import Reporter
 
 
-def log_to_output(config: pytest.Config) -> Callable[[], None]:
+def log_to_output(config: pytest.Config) -> None:
     """Write each log record once into the output of its rank, with the session's level and format.
 
     Without this, pytest keeps the records for a report that ranks do not make, and handlers that were made at import,
     such as torch's, write into the runner's captured output.
-
-    Returns:
-        A function that undoes it.
     """
     root = logging.getLogger()
-    undo = contextlib.ExitStack()
-    undo.callback(root.setLevel, root.level)
     plugin: Any = config.pluginmanager.getplugin("logging-plugin")
     handler: _OutputHandler | None = None
     # pytest's handlers for the whole session, and those that a rank must not have.
@@ -50,16 +45,12 @@ def log_to_output(config: pytest.Config) -> Callable[[], None]:
             # Only an attribute of the handler itself: one of its class may be read-only.
             stream = vars(other).get("stream")
             if isinstance(other, logging.StreamHandler) and _is_runners_output(stream):
-                undo.callback(setattr, other, "stream", stream)
                 # Not by `setStream`: it flushes output that the runner still had in its buffer at the fork.
                 other.stream = _OUTPUT
         for one in {*foreign} & {*logger.handlers}:
             logger.removeHandler(one)
-            undo.callback(logger.addHandler, one)
         if handler is not None and (logger is root or not (logger.propagate or others)):
             logger.addHandler(handler)
-            undo.callback(logger.removeHandler, handler)
-    return undo.pop_all().close
 
 
 def _writes_nothing(handler: logging.Handler) -> bool:

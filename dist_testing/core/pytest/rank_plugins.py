@@ -28,25 +28,20 @@ def leave_out_plugins_of_runner(config: pytest.Config) -> None:
             manager.unregister(plugin)
 
 
-def run_item(item: pytest.Item, next_item: pytest.Item | None) -> None:
-    """Run setup, call and teardown of an item, inside the wrappers of other plugins.
-
-    Args:
-        item: The item.
-        next_item: Fixtures that this item shares stay set up; None for none.
-    """
+def run_item(item: pytest.Item) -> None:
+    """Run setup, call and teardown of an item, and of all its fixtures, inside the wrappers of other plugins."""
     manager = item.config.pluginmanager
     wrappers = {
         id(impl.plugin): impl.plugin for impl in item.ihook.pytest_runtest_protocol.get_hookimpls() if _wraps(impl)
     }
     if not wrappers:
-        runtestprotocol(item, log=False, nextitem=next_item)
+        runtestprotocol(item, log=False, nextitem=None)
         return
     body = _Body()
     manager.register(body)
     try:
         others = [plugin for plugin in manager.get_plugins() if id(plugin) not in wrappers and plugin is not body]
-        manager.subset_hook_caller(_HOOK, others)(item=item, nextitem=next_item)
+        manager.subset_hook_caller(_HOOK, others)(item=item, nextitem=None)
     finally:
         manager.unregister(body)
 

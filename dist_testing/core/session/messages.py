@@ -13,11 +13,9 @@ class PytestCase:
 
     Attributes:
         nodeid: Node id of the item.
-        next: Node id of the next item, if the ranks outlive this case: so do the fixtures that both share. Else None.
     """
 
     nodeid: str
-    next: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,7 +83,7 @@ class MainModule:
     path: str | None
 
 
-PYTEST_CASES: Family[PytestCase] = Family("case of the pytest front end", 1, (PytestCase,))
+PYTEST_CASES: Family[PytestCase] = Family("case of the pytest front end", 2, (PytestCase,))
 PYTEST_SESSIONS: Family[PytestSession] = Family("session of the pytest front end", 1, (PytestSession,))
 UNITTEST_CASES: Family[UnittestCase] = Family("case of the unittest front end", 1, (UnittestCase,))
 MAIN_MODULES: Family[MainModule] = Family("main module of the unittest front end", 1, (MainModule,))
