@@ -61,7 +61,7 @@ _KILLED = """
         world.barrier()
 
 
-    @pytest.mark.distributed(expected_exits={2: -9, 0: 4})
+    @pytest.mark.distributed(init=False, expected_exits={2: -9, 0: 4})
     def test_expected(world):
         if world.rank in (0, 2):
             os._exit(4) if world.rank == 0 else os.kill(os.getpid(), 9)
