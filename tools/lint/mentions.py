@@ -33,9 +33,9 @@ class _Mentions:
 _ALLOWED = {
     "attach": _Mentions("attach", 4, "whether this process is a rank of another launcher: `session.existing_world`"),
     "coverage": _Mentions("coverage", 3, "Bazel's protocol asks for it; a hint for pytest-cov"),
-    "faults": _Mentions(r"(?<!de)fault(?!handler)", 1, "an event's words, until events belong to add-ons"),
-    "gpus": _Mentions(r"gpu|lease_wait", 19, "fields of the spec and of backends; the events of a wait"),
-    "hang": _Mentions("ledger|(^|_)hang($|_)(?!up)", 1, "a cause of a verdict"),
+    "faults": _Mentions(r"(?<!de)fault(?!handler)", 3, "the record of a case, and its result, have them"),
+    "gpus": _Mentions(r"gpu", 18, "fields of the spec and of backends"),
+    "hang": _Mentions("ledger|(^|_)hang($|_)(?!up)", 4, "a cause of a verdict; the ledgers in the record of a case"),
     "huge_pages": _Mentions("huge_page", 0, ""),
     "nccl": _Mentions("nccl", 3, "torch's own skip, by which people search; a fact of a backend"),
     "nodes": _Mentions("(^|_)nodes?($|_)", 16, "the layout of ranks: `World.node`, torchrun's variables, spec, marker"),
