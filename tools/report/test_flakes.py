@@ -60,7 +60,7 @@ def test_clean_runs_end_with_the_claim(run: Run, tmp_path: Path, capsys: pytest.
     out = capsys.readouterr().out
     assert "below 1.0\N{NO-BREAK SPACE}%  //x:y t.x: 0 of 450 failed (95 % confidence)" in out
     calls = (tmp_path / "calls").read_text(encoding="utf-8").splitlines()
-    assert len(calls) == 2
+    assert len(calls) == 3
     assert calls[0].startswith("test //x:y --keep_going --flaky_test_attempts=1 --cache_test_results=no")
 
 
