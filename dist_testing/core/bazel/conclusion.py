@@ -90,6 +90,11 @@ class Conclusion:
 
     def add(self, case: CaseRecord) -> None:
         """Add a case to the results, or replace its first record. If it has run, end the first line of the log."""
+        self._put(case)
+        if case.has_run:
+            self._head.end_line("" if self.has_ranks else ": NO CASE RAN ON RANKS")
+
+    def _put(self, case: CaseRecord) -> None:
         place = self._places.get(case.nodeid)
         if place is not None:
             self.cases[place] = case
@@ -97,8 +102,6 @@ class Conclusion:
             if case.nodeid in self.running:
                 self._places[case.nodeid] = len(self.cases)
             self.cases.append(case)
-        if case.has_run:
-            self._head.end_line("" if self.has_ranks else ": NO CASE RAN ON RANKS")
 
     def finished(self, nodeid: str) -> None:
         """Note the end of a running case."""
@@ -150,9 +153,7 @@ class Conclusion:
             )
         for nodeid in list(self.running):
             why = f"the case had not ended when the run did: {self.interruption or 'for a reason that is in the log'}"
-            self.cases.append(
-                CaseRecord(case_name(nodeid), "unfinished", nodeid, message=why, text=self._with_place(why))
-            )
+            self._put(CaseRecord(case_name(nodeid), "unfinished", nodeid, message=why, text=self._with_place(why)))
             self.finished(nodeid)
         if code in (0, _NO_TESTS_COLLECTED):
             if self.interruption:

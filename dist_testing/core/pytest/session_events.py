@@ -120,7 +120,7 @@ class SessionEvents:
         """Emit the last event, close the event file, and print the failures at the end of the log."""
         for nodeid, running in self._running.items():
             # The run ends within the case, and the world knows why.
-            for world in running.worlds[-1:] if not running.reports else []:
+            for world in running.worlds[-1:] if all(map(_says_little, running.reports)) else []:
                 record = replace(world, name=case_name(nodeid), nodeid=nodeid, status="unfinished")
                 self.stream.emit(CaseRecorded(time.monotonic(), record))
         if self._is_own:
@@ -161,7 +161,7 @@ class SessionEvents:
             return
         running = self._running.setdefault(report.nodeid, _Running(self._now_s()))
         running.reports.append(report)
-        if report.outcome != _RERUN and (report.when == "call" or not report.passed):
+        if not _says_little(report):
             self.stream.emit(CaseRecorded(self._now_s(), _record(running)))
 
     def pytest_runtest_logfinish(self, nodeid: str) -> None:
@@ -196,6 +196,11 @@ def _own_path(path: Path, config: pytest.Config) -> Path:
         return path
     stem, dot, suffixes = path.name.partition(".")
     return path.with_name(f"{stem}.{name}{dot}{suffixes}")
+
+
+def _says_little(report: pytest.TestReport) -> bool:
+    """Whether the result of the case is not known by this report: a passed setup or teardown, or a try that is over."""
+    return report.outcome == _RERUN or (report.when != "call" and report.passed)
 
 
 def _record(running: _Running) -> CaseRecord:
