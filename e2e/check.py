@@ -9,6 +9,7 @@ workspace   Without modules; Bazel 7 is the last release that allows this.
 wheels      Hubs of locked wheels: two locks in one invocation, the archive for workers, programs of packages.
 pythons     Two Pythons in one invocation, with the wheels of each.
 queries     Only for queries: every command of docs/queries.md runs here. Its tests are never run.
+add_on      A project with an add-on of its own (docs/add_ons.md), by Bazel and installed by pip.
 mine        Has no folder: `tools/init` makes it, as docs/consumers.md says and shows.
 
 A test cannot start Bazel, so this is a program. Exit status 0 when everything is as expected.
@@ -24,50 +25,28 @@ import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
 
 from e2e.first_week import command_problems
+from e2e.problems import SHOWN, TESTS_FAILED, problems
 from e2e.questions import answers_problems
+from e2e.stranger import WRONG, installed_problems
 from tests.support.nested_bazel import ROOT, Done, NestedBazel, nested_bazel, scratch_folder
 
 # The versions in the lock file of these workspaces.
 TORCH = "torch==2.13.0+cpu"
 
 CONSUMERS = ROOT / "docs" / "consumers.md"
+ADD_ONS = ROOT / "docs" / "add_ons.md"
 BACKENDS = ROOT / "docs" / "backends.md"
 WHEELS = ROOT / "docs" / "wheels.md"
-
-# Bazel's output that a complaint shows. Characters.
-SHOWN = 6000
-
-# Bazel's exit status when tests failed.
-TESTS_FAILED = 3
 
 REPORT = (
     r"wrong_gloo, case {file}::test_wrong \(world of 2\): rank 1 raised AssertionError: rank 1 is wrong on purpose",
     r"This case alone: bazel test {label} --test_filter=test_wrong$",
 )
-
-
-def problems(what: str, done: Done, *, status: int, parts: Sequence[str]) -> list[str]:
-    """Return the differences between a command's end and the expected end.
-
-    Args:
-        what: Name of the command.
-        done: The ended command.
-        status: Expected exit status.
-        parts: Regular expressions; each must match somewhere in the output.
-
-    Returns:
-        An empty list, or one text with the end of the output.
-    """
-    missing = [part for part in parts if re.search(part, done.output, re.MULTILINE) is None]
-    if done.status == status and not missing:
-        return []
-    said = f"exit status {done.status}, expected {status}; not in the output: {missing}"
-    return [f"{what}: {said}\n{done.output[-SHOWN:]}"]
 
 
 def check_everyday(bazel: NestedBazel) -> list[str]:
@@ -264,6 +243,17 @@ def check_pythons(bazel: NestedBazel) -> list[str]:
     return found
 
 
+def check_add_on(bazel: NestedBazel) -> list[str]:
+    """Check an add-on of another project."""
+    verdicts = [
+        rf"^//:{name} +(\(cached\) )?PASSED"
+        for name in ("key_value_test_gloo", "key_value_test_threaded", "without_gloo")
+    ]
+    everything = bazel.run("test", "--test_output=errors", "--keep_going", "//...", "//:wrong_gloo")
+    found = problems("add_on: everything", everything, status=TESTS_FAILED, parts=(*verdicts, *WRONG))
+    return found + installed_problems(bazel.workspace)
+
+
 def check_queries(bazel: NestedBazel) -> list[str]:
     """Check the commands of docs/queries.md."""
     return answers_problems(bazel, ROOT / "docs" / "queries.md")
@@ -355,6 +345,7 @@ CHECKS: dict[str, Callable[[NestedBazel], list[str]]] = {
     "workspace": check_workspace,
     "wheels": check_wheels,
     "pythons": check_pythons,
+    "add_on": check_add_on,
     "queries": check_queries,
     "mine": check_mine,
 }
@@ -395,7 +386,7 @@ def main() -> int:
     options = parser.parse_args()
     if unknown := sorted(set(options.names) - set(CHECKS)):
         parser.error(f"no consumer is named {', '.join(unknown)}; there are {', '.join(CHECKS)}")
-    found = [text for page in (CONSUMERS, BACKENDS, WHEELS) for text in page_problems(page)]
+    found = [text for page in (CONSUMERS, ADD_ONS, BACKENDS, WHEELS) for text in page_problems(page)]
     found += drift_problems() + lock_problems()
     with ExitStack() as stack:
         output = options.output.absolute() if options.output else stack.enter_context(scratch_folder("e2e"))

@@ -184,7 +184,8 @@ class HeldResource:
         """Look at the resource after a case; with `are_ranks_gone`, the last one of the world.
 
         Returns:
-            What the ranks have left behind in it, a text for each thing. It fails a case that passed.
+            What the ranks have left behind in it, a text for each thing, such as "2 keys are left in the server". It
+            fails a case that passed.
         """
         del are_ranks_gone
         return ()
