@@ -27,6 +27,7 @@ from dist_testing.gpus.lease import Lease, lease_gpus
 from dist_testing.gpus.memory import MemoryUse, memory_left, wait_for_memory
 from dist_testing.gpus.nvml import Nvml
 
+_HELD = "All ranks have ended, so the driver or a process that outlived them holds it. The next test would lack it."
 _REPAIR = "See the kernel's log for an Xid, and restart the machine or take the GPU out of CUDA_VISIBLE_DEVICES."
 
 
@@ -64,6 +65,8 @@ class WorldGpus(HeldResource):
         self._started_s = time.time()
         # Hardware errors that the driver reported during the case.
         self._faults: Sequence[str] = ()
+        # Whether the last case has left memory in use.
+        self._keeps_memory = False
 
     @classmethod
     def take(
@@ -118,6 +121,7 @@ class WorldGpus(HeldResource):
         except GpuError as error:
             self.loss = error
             return ()
+        self._keeps_memory = bool(kept)
         return [f"GPU memory left behind: {'; '.join(kept)}"] if kept else ()
 
     def explain(self, result: CaseResult) -> CaseResult:
@@ -129,7 +133,12 @@ class WorldGpus(HeldResource):
             result,
             verdict=blame_machine(result.verdict, faults=self._faults, lost=lost),
             facts={**result.facts, "gpus": self.names, "gpu_wait_s": f"{wait_s:.3f}"},
-            notes=(names, *result.notes, *([_REPAIR] if self._faults or lost else [])),
+            notes=(
+                names,
+                *([_HELD] if self._keeps_memory else []),
+                *result.notes,
+                *([_REPAIR] if self._faults or lost else []),
+            ),
         )
 
     def release(self, *, are_ranks_gone: bool) -> None:

@@ -197,9 +197,6 @@ _EXPLANATIONS = {
         "The configuration of this run promises that hardware (--config=gpu, or the flag //dist_testing/config:gpus), "
         "so running without it is a failure and not a skip."
     ),
-    Cause.RESOURCE: (
-        "All ranks have ended, so the driver or a process that outlived them holds it. The next test would lack it."
-    ),
     Cause.CALLS: (
         "All ranks have passed, but a backend may as well wait for ever, or mix up the data, if the calls of a group "
         "differ. Make the same calls on all members, or run the case without --dist-strict-collectives or "
