@@ -31,6 +31,15 @@ ADD_ONS = (
         },
     ),
     AddOn(
+        name="jobs",
+        ext_version=1,
+        more={
+            "read": "dist_testing.jobs.count:read_jobs",
+            "facts": "dist_testing.jobs.plan:Facts",
+            "side_by_side": "dist_testing.jobs.loop:SideBySide",
+        },
+    ),
+    AddOn(
         name="watch",
         ext_version=1,
         more={
@@ -60,7 +69,9 @@ ADD_ONS = (
         name="threads",
         ext_version=1,
         more={
+            "pytest_items": "dist_testing.threaded.pytest_items:ThreadItems",
             "rank_process": "dist_testing.threaded.rank_process:enter_together",
+            "refused_fixtures": "dist_testing.threaded.pytest_items:REFUSED_FIXTURES",
             "stacks_by_rank": "dist_testing.threaded.shared_process:stacks_by_rank",
             "blame": "dist_testing.threaded.shared_process:blame",
         },

@@ -71,8 +71,9 @@ def starter(starters: Starter) -> Iterator[Starter]:
             "threads",
         ),
         (_CASE.format(arguments=""), ["--dist-watch"], "--dist-watch", "watch"),
+        (_CASE.format(arguments=""), ["--dist-jobs=2"], "--dist-jobs=2", "jobs"),
     ],
-    ids=["nodes", "option nodes", "unittest nodes", "gpus", "threads", "marked threads", "watch"],
+    ids=["nodes", "option nodes", "unittest nodes", "gpus", "threads", "marked threads", "watch", "jobs"],
 )
 def test_who_asks_for_it_learns_its_name(
     starter: Starter, tmp_path: Path, source: str, options: list[str], subject: str, add_on: str

@@ -22,9 +22,9 @@ _CORE = (
 _UNIT = (
     *("backends", "banner", "bazel", "board", "budget", "case", "clean", "collateral", "collector", "comparison"),
     *("conclusion", "descent", "environment", "error_text", "errors", "event_file", "exits", "fatal_signals"),
-    *("isolation", "jobs", "junit", "marker", "native_stacks", "outcomes", "outputs", "process", "rank_env"),
+    *("isolation", "junit", "marker", "native_stacks", "outcomes", "outputs", "process", "rank_env"),
     *("rank_logs", "ranks", "refusal", "report_text", "reporter", "run_directory", "sharding", "skips", "spec"),
-    *("thread_stacks", "timings", "watch", "wire"),
+    *("timings", "watch", "wire"),
 )
 _PROCESS = ("faults", "pytest_front_end", "pytest_reruns", "spawn", "unittest_front_end")
 # Without the add-on that proves hangs, these wait for a deadline of minutes.

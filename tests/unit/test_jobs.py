@@ -10,10 +10,10 @@ import pytest
 from dist_testing.core.ground.backends import default_backend
 from dist_testing.core.ground.spec import Spec
 from dist_testing.core.process.lifetime import fork
-from dist_testing.core.pytest.jobs import count
-from dist_testing.core.pytest.jobs.claims import Claims
-from dist_testing.core.pytest.jobs.count import AUTO, affordable_jobs
-from dist_testing.core.pytest.jobs.units import units_of
+from dist_testing.jobs import count
+from dist_testing.jobs.claims import Claims
+from dist_testing.jobs.count import AUTO, affordable_jobs
+from dist_testing.jobs.units import units_of
 
 _SPEC = Spec("", default_backend(), (2,), 0, "fork")
 

@@ -34,15 +34,16 @@ _ALLOWED = {
     "attach": _Mentions("attach", 4, "whether this process is a rank of another launcher: `session.existing_world`"),
     "coverage": _Mentions("coverage", 3, "Bazel's protocol asks for it; a hint for pytest-cov"),
     "faults": _Mentions(r"(?<!de)fault(?!handler)", 3, "the record of a case, and its result, have them"),
-    "gpus": _Mentions(r"gpu", 18, "fields of the spec and of backends"),
+    "gpus": _Mentions(r"gpu", 17, "fields of the spec and of backends"),
     "hang": _Mentions("ledger|(^|_)hang($|_)(?!up)", 4, "a cause of a verdict; the ledgers in the record of a case"),
     "huge_pages": _Mentions("huge_page", 0, ""),
+    "jobs": _Mentions("jobs|side_by_side", 3, "the option that asks for the add-on"),
     "nccl": _Mentions("nccl", 3, "torch's own skip, by which people search; a fact of a backend"),
     "nodes": _Mentions("(^|_)nodes?($|_)", 16, "the layout of ranks: `World.node`, torchrun's variables, spec, marker"),
     "pool_state": _Mentions("pool_state", 0, ""),
     "programs": _Mentions("program_(exits|session)|^programs$", 3, "a field of the spec, and its session of pytest"),
     "threads": _Mentions(
-        "^THREAD$|are_threads|thread_(items|front)|ThreadItems", 7, "the isolation's name; pytest's items for threads"
+        "^THREAD$|are_threads|thread_(items|front)", 6, "the isolation's name; pytest's items for threads"
     ),
     "watch": _Mentions("dist_watch|WATCH_OPTION|watch_target|^watched$", 3, "the option that asks for the add-on"),
 }

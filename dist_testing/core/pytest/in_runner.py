@@ -11,7 +11,7 @@ import os
 import unittest
 from collections.abc import Callable, Generator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import Any, NoReturn
 
 import pytest
 
@@ -19,7 +19,7 @@ from dist_testing.core.engine.engine import Engine
 from dist_testing.core.engine.interrupts import raise_on_termination
 from dist_testing.core.engine.kept_files import keep_logs
 from dist_testing.core.engine.needs import missing_need
-from dist_testing.core.ground.add_ons import AddOn
+from dist_testing.core.ground.add_ons import AddOn, add_on_named
 from dist_testing.core.ground.backends import add_backends
 from dist_testing.core.ground.budget import Budget
 from dist_testing.core.ground.case import Case, CaseBody, CaseFailedError, CaseResult
@@ -48,7 +48,7 @@ from dist_testing.core.pytest.marker import Distributed
 from dist_testing.core.pytest.marking import check_all_marked, mark_items
 from dist_testing.core.pytest.on_rank import EXPECTED, PytestRankContext, current_world
 from dist_testing.core.pytest.option_values import check_plugins, read_options
-from dist_testing.core.pytest.options import arguments_of_part
+from dist_testing.core.pytest.options import JOBS_OPTION, arguments_of_part
 from dist_testing.core.pytest.rank_items import RANK_SIDE_KEY, RUN_KEY, RUN_SPEC_KEY, RankItem
 from dist_testing.core.pytest.session_events import SessionEvents
 from dist_testing.core.pytest.starters import starts_ranks
@@ -64,9 +64,6 @@ from dist_testing.core.rank.bootstrap import RankContext
 from dist_testing.core.session.existing_world import ExistingRank, existing_rank
 from dist_testing.core.session.messages import PYTEST_CASES, PYTEST_SESSIONS, PytestCase, PytestSession
 from dist_testing.core.session.session import Session, open_session
-
-if TYPE_CHECKING:
-    from dist_testing.core.pytest.jobs.loop import SideBySide
 
 # The Bazel main sets these before pytest starts; outside Bazel the options replace them.
 SPEC_KEY = pytest.StashKey[Spec]()
@@ -130,14 +127,12 @@ class RunnerPlugin:
             reports=reports.report_folder(config, self._outputs),
         )
         open_session(self._session)
-        self._side_by_side: SideBySide | None = None
+        self._side_by_side: Any = None
         if options.jobs != 1:
-            # Few sessions need it, and its import takes as long as a case.
-            from dist_testing.core.pytest.jobs.loop import SideBySide
-            from dist_testing.core.pytest.jobs.plan import Facts
-
-            facts = Facts(self.shared_ranks, self._size_of, self._isolation_of)
-            self._side_by_side = SideBySide(config, options.jobs, self._engine, self._events, facts)
+            add_on = add_on_named("jobs", JOBS_OPTION)
+            facts = add_on.load("facts")(self.shared_ranks, self._size_of, self._isolation_of)
+            side_by_side = add_on.load("side_by_side")
+            self._side_by_side = side_by_side(config, options.jobs, self._engine, self._events, facts)
             config.pluginmanager.register(self._side_by_side)
 
     def _make_engine(self) -> Engine:

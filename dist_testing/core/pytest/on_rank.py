@@ -9,10 +9,11 @@ import contextlib
 import sys
 import threading
 from collections.abc import Generator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import pytest
 
+from dist_testing.core.ground.add_ons import add_on_named
 from dist_testing.core.ground.case import CaseBody
 from dist_testing.core.ground.errors import UsageError
 from dist_testing.core.ground.spec import program_of
@@ -29,7 +30,6 @@ from dist_testing.core.pytest.internals import (
 from dist_testing.core.pytest.rank_output import log_to_output, print_warnings, recording_warnings
 from dist_testing.core.pytest.rank_plugins import leave_out_plugins_of_runner, run_item
 from dist_testing.core.pytest.reports import skip_reason
-from dist_testing.core.pytest.thread_items import REFUSED_FIXTURES, ThreadItems
 from dist_testing.core.rank.bootstrap import RankFrontEnd
 from dist_testing.core.rank.debugging import debug_by
 from dist_testing.core.rank.rank_world import RankWorld
@@ -49,6 +49,13 @@ _NO_LOG_CAPTURE = (
     "It is on only if a collected test, or a fixture of one, names `caplog` as an argument.\n"
     "Name it as an argument."
 )
+
+
+class OwnItems(Protocol):
+    """Gives each rank that is a thread its own items."""
+
+    def own(self, item: pytest.Item) -> pytest.Item:
+        """Return the calling thread's own copy of a collected item; call it once per thread."""
 
 
 class _ThisRank(threading.local):
@@ -80,7 +87,7 @@ class PytestRankContext:
         # By node id; filled when the tests have been collected.
         self._items = items
         self._reporting = _RankReporting()
-        self._thread_items: ThreadItems | None = None
+        self._thread_items: OwnItems | None = None
         self._thread_cases = 0
         self._explaining: contextlib.AbstractContextManager[object] | None = None
         self.collection_errors: list[str] = []
@@ -135,8 +142,9 @@ class PytestRankContext:
 
         if self._thread_items is None:
             any_item = next(iter(self._items.values()))
-            self._reporting.refused = REFUSED_FIXTURES
-            self._thread_items = ThreadItems(self._config, any_item.session)
+            add_on = add_on_named("threads", "ranks that are threads")
+            self._reporting.refused = add_on.load("refused_fixtures")
+            self._thread_items = add_on.load("pytest_items")(self._config, any_item.session)
             # For all threads, until the process ends.
             self._explaining = explain_assertions(any_item)
             self._explaining.__enter__()
@@ -160,7 +168,7 @@ class PytestRankFrontEnd:
         self,
         config: pytest.Config,
         items: Mapping[str, pytest.Item],
-        thread_items: ThreadItems | None = None,
+        thread_items: OwnItems | None = None,
         store: Store | None = None,
         cases: int = 0,
     ) -> None:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 import pytest
 
+from dist_testing.core.ground.add_ons import add_on_named
 from dist_testing.core.ground.backends import Backend, backend_named, backends, default_backend
 from dist_testing.core.ground.budget import MAX_TIMEOUT_S, timeout_in
 from dist_testing.core.ground.errors import UsageError
@@ -15,8 +16,7 @@ from dist_testing.core.ground.layout import check_node_count
 from dist_testing.core.ground.spec import DEFAULT_WORLD_SIZE, MAX_WORLD_SIZE, Spec, is_world_size
 from dist_testing.core.launch.isolation import check_isolation, default_isolation, isolation_named, isolation_names
 from dist_testing.core.pytest.debugger import debug_rank
-from dist_testing.core.pytest.jobs.count import read_jobs
-from dist_testing.core.pytest.options import KEEPS_OPTION
+from dist_testing.core.pytest.options import JOBS_OPTION, KEEPS_OPTION
 from dist_testing.core.session.existing_world import ExistingRank
 
 # Name of a plugin of pytest in `-p no:...`, to the name that it is registered under.
@@ -58,7 +58,8 @@ def read_options(config: pytest.Config, target: Spec | None, rank_info: Existing
         UsageError: If a value is impossible.
     """
     spec = _spec(config, target, rank_info)
-    jobs = read_jobs(config, rank_info)
+    text: str | None = config.getoption(JOBS_OPTION)
+    jobs = 1 if text is None else add_on_named("jobs", f"{JOBS_OPTION}={text}").load("read")(text, config, rank_info)
     on_missing = _choice(config, "--dist-on-missing", ("skip", "fail"))
     keeps = check_keepable(f"The ini option {KEEPS_OPTION}", config.getini(KEEPS_OPTION))
     return Options(

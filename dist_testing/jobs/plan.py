@@ -11,8 +11,8 @@ import pytest
 from dist_testing.core.ground.spec import Spec
 from dist_testing.core.launch.clean import spare_cuda, unclean_reasons
 from dist_testing.core.launch.isolation import Isolation
-from dist_testing.core.pytest.jobs.count import affordable_jobs
-from dist_testing.core.pytest.jobs.units import units_of
+from dist_testing.jobs.count import affordable_jobs
+from dist_testing.jobs.units import units_of
 
 
 @dataclass(frozen=True, slots=True)

@@ -36,8 +36,11 @@ from dist_testing.core.process.lifetime import become_subreaper, die_with_parent
 from dist_testing.core.process.refusal import refusal
 from dist_testing.core.process.stacks import STACKS_SIGNAL
 from dist_testing.core.pytest import reports
-from dist_testing.core.pytest.jobs.claims import Claims
-from dist_testing.core.pytest.jobs.messages import (
+from dist_testing.core.pytest.marked_items import forks_of
+from dist_testing.core.pytest.options import JOBS_OPTION
+from dist_testing.core.pytest.session_events import SessionEvents
+from dist_testing.jobs.claims import Claims
+from dist_testing.jobs.messages import (
     AboutItem,
     Began,
     Done,
@@ -52,14 +55,11 @@ from dist_testing.core.pytest.jobs.messages import (
     Unable,
     Warned,
 )
-from dist_testing.core.pytest.jobs.peer import Peer, wait_for_orphaned
-from dist_testing.core.pytest.jobs.plan import Facts, Plan, plan_of
-from dist_testing.core.pytest.jobs.records import Record
-from dist_testing.core.pytest.jobs.serial import report_of, warning_of
-from dist_testing.core.pytest.jobs.sub_runner import SubRunner
-from dist_testing.core.pytest.marked_items import forks_of
-from dist_testing.core.pytest.options import JOBS_OPTION
-from dist_testing.core.pytest.session_events import SessionEvents
+from dist_testing.jobs.peer import Peer, wait_for_orphaned
+from dist_testing.jobs.plan import Facts, Plan, plan_of
+from dist_testing.jobs.records import Record
+from dist_testing.jobs.serial import report_of, warning_of
+from dist_testing.jobs.sub_runner import SubRunner
 
 # Seconds for the sub-runners to end after a signal: their fork servers have limits of their own.
 _STOP_LIMIT_S = 25.0

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import deque
 from dataclasses import dataclass, field
 
-from dist_testing.core.pytest.jobs.messages import AboutItem
+from dist_testing.jobs.messages import AboutItem
 
 
 @dataclass(slots=True)

@@ -37,15 +37,12 @@ _REFUSED = (
 )
 
 
-def read_jobs(config: pytest.Config, rank_info: ExistingRank | None) -> int:
-    """Return how many worlds the user wants side by side: from 1, or `AUTO`.
+def read_jobs(text: str, config: pytest.Config, rank_info: ExistingRank | None) -> int:
+    """Return how many worlds the user wants side by side, from the option's text: from 1, or `AUTO`.
 
     Raises:
         UsageError: If the value is impossible, or another option or the environment rules it out.
     """
-    text: str | None = config.getoption(JOBS_OPTION)
-    if text is None:
-        return 1
     if text != "auto" and not (text.isascii() and text.isdecimal() and 1 <= int(text) <= MAX_JOBS):
         raise UsageError(
             f"{JOBS_OPTION}={text}: expected a number from 1 to {MAX_JOBS}, or auto.\n"

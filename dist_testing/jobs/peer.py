@@ -17,7 +17,7 @@ from dist_testing.core.ground.outcomes import exit_name
 from dist_testing.core.process import wire
 from dist_testing.core.process.descent import mark_of
 from dist_testing.core.process.orphans import is_dead
-from dist_testing.core.pytest.jobs.messages import MESSAGES, Message
+from dist_testing.jobs.messages import MESSAGES, Message
 
 # Seconds for the fork server of a dead sub-runner to kill its ranks and to end; and between two looks.
 _ORPHANED_LIMIT_S = 15.0

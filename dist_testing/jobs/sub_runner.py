@@ -25,8 +25,9 @@ from dist_testing.core.ground.errors import DistTestingError, InterruptedRunErro
 from dist_testing.core.ground.outcomes import exit_name
 from dist_testing.core.process import wire
 from dist_testing.core.pytest.fork_capture import restart_capture
-from dist_testing.core.pytest.jobs.claims import Claims
-from dist_testing.core.pytest.jobs.messages import (
+from dist_testing.core.pytest.reports import failed_outside
+from dist_testing.jobs.claims import Claims
+from dist_testing.jobs.messages import (
     MESSAGES,
     Began,
     Done,
@@ -40,8 +41,7 @@ from dist_testing.core.pytest.jobs.messages import (
     Said,
     Unable,
 )
-from dist_testing.core.pytest.jobs.serial import report_text, warned
-from dist_testing.core.pytest.reports import failed_outside
+from dist_testing.jobs.serial import report_text, warned
 
 # The hooks by which plugins learn what has happened. In a session they belong to the runner, which calls them.
 _LOG_HOOKS = (

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from dist_testing.core.pytest.jobs.messages import Warned
+from dist_testing.jobs.messages import Warned
 
 
 def report_text(config: pytest.Config, report: pytest.TestReport) -> str:
