@@ -14,6 +14,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
+from dist_testing.core.engine.broken_worlds import no_such_rank, unkillable
 from dist_testing.core.engine.hooks import CaseStart, WorldWatcher
 from dist_testing.core.engine.rank_record import RankRecord
 from dist_testing.core.engine.stack_dumps import collect_stacks
@@ -347,6 +348,8 @@ class Supervisor:
                 case WorldStarted():
                     for record, pid in zip(self.records, event.pids, strict=False):
                         record.pid = pid
+                case RankEnded() if event.rank >= len(self.records):
+                    raise LaunchError(no_such_rank(event, len(self.records)))
                 case RankEnded():
                     record = self.records[event.rank]
                     fd = record.channel.fileno()
@@ -366,7 +369,7 @@ class Supervisor:
         records = self.records
         if self._stage is _Stage.KILLED:
             if now_s >= self._deadline_s:
-                raise LaunchError(_unkillable(self.records))
+                raise LaunchError(unkillable(self.records, _KILL_LIMIT_S))
             return
         if self._stage is _Stage.RUNNING and not self._is_timed and all(record.is_ready for record in records):
             self._is_timed = True
@@ -437,16 +440,3 @@ class Supervisor:
             rank: stacks.get(rank) or f"no answer; its state is {state or 'not known'}"
             for rank, state in states.items()
         }
-
-
-def _unkillable(records: Sequence[RankRecord]) -> str:
-    ranks = ", ".join(
-        f"{record.rank} (pid {record.pid}, {record.kernel_state or 'state unknown'})"
-        for record in records
-        if not record.has_ended
-    )
-    return (
-        f"Rank(s) {ranks} could not be killed within {_KILL_LIMIT_S:.0f} s.\n"
-        "A process that survives SIGKILL is waiting inside the kernel, most often for a device or a network disk.\n"
-        "See what it waits for with `ps -o pid,stat,wchan -p PID`; the machine may have to be restarted."
-    )
