@@ -347,6 +347,13 @@ def test_files_with_unusual_names_are_found(starter: Starter, tmp_path: Path) ->
     assert "it's $5.json: no usable timings: Expecting" in ended.log, "the file is found and read"
 
 
+@pytest.mark.parametrize("value", ["'_main/pkg/cut off", "two words"])
+def test_location_that_is_not_one_file_is_a_clear_error(starter: Starter, tmp_path: Path, value: str) -> None:
+    """If this fails, a location that Bazel did not write causes a traceback."""
+    target = Target(tmp_path, {"test_many.py": _MANY})
+    assert f"DIST_TESTING_TIMINGS={value!r}" in _refused(starter, target, DIST_TESTING_TIMINGS=value)
+
+
 @pytest.mark.parametrize(
     ("name", "value"),
     [("TEST_TIMEOUT", "soon"), ("TEST_TIMEOUT", "0"), ("TEST_SHARD_INDEX", "2")],

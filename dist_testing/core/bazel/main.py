@@ -134,13 +134,28 @@ def _find_target() -> _Target:
 
 def _declared_file(variable: str, rlocation: Callable[[str], str | None]) -> Path | None:
     locations = _locations(variable)
-    return Path(rlocation(locations[0]) or locations[0]) if locations else None
+    if not locations:
+        return None
+    if len(locations) > 1:
+        raise _changed_variable(variable)
+    return Path(rlocation(locations[0]) or locations[0])
 
 
 def _locations(variable: str) -> list[str]:
     """Return the runfiles paths in a variable; an empty list if it is not set."""
-    # Bazel quotes them for a shell.
-    return shlex.split(os.environ.get(variable, ""))
+    try:
+        # Bazel quotes them for a shell.
+        return shlex.split(os.environ.get(variable, ""))
+    except ValueError:
+        raise _changed_variable(variable) from None
+
+
+def _changed_variable(variable: str) -> SpecError:
+    return SpecError(
+        f"{variable}={os.environ[variable]!r}: expected the runfiles path of one file, quoted as for a shell.\n"
+        "The build rules set it; a program between Bazel and the test has changed it.\n"
+        "Run the target with `bazel test`, and leave the variable alone."
+    )
 
 
 def _selected_sources(spec: Spec, rlocation: Callable[[str], str | None]) -> list[tuple[str, str]]:
