@@ -11,6 +11,9 @@ machine's noise is the same for all; every second round has the reverse order. T
 compare the ratios within one run. A ratio has its spread: the middle half of the ratios of single rounds. The last line
 says how much CPU time other work has taken, and whether the figures count.
 
+With `--files 5,20,60`, files of so many cases in place of single cases: what a case of the whole file costs after the
+imports, with both front ends (file_costs.py).
+
 With `--before`, another checkout of the library takes part, so that a change is measured against the commit before it.
 With `--history`, the run is one more line of a file, and the ratios stand beside the latest ones that count.
 
@@ -35,19 +38,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import file_costs
 import history
 import quiet
 from contest import BENCH, Contestant, Run, contest, pytest_command
 from contestants.turns import EMPTY_CASE, MEMORY_CASE, MEMORY_FILE
 from figures import BenchError, Summary, machine_facts, paired_ratio, ratio_lines, summarise, table
+from file_costs import RAW
 from options import ROOT, bench_parser, count, counts, parse, run_bench
 
 from dist_testing.core.launch.isolation import FORK, POOL, isolation_names
 
-RAW = (
-    Contestant("raw fork, TCPStore", ("-m", "contestants.raw_fork", "tcp")),
-    Contestant("raw fork, FileStore", ("-m", "contestants.raw_fork", "file")),
-)
 RAW_KEPT = Contestant("raw worker pool", ("-m", "contestants.raw_fork", "pool"))
 TORCH_PROCESS = Contestant("torch MultiProcessTestCase", ("-m", "contestants.torch_process"))
 TORCH_CONTINUOUS = Contestant("torch MultiProcContinuousTest", ("-m", "contestants.torch_continuous"))
@@ -243,6 +244,10 @@ def world_table(world_size: int, rows: Mapping[str, Row]) -> str:
 def main() -> int:
     """Measure and print."""
     options = _options()
+    if options.files:
+        return run_bench(
+            "launch", options.json, lambda: file_costs.report(options.files, options.worlds, options.repeats)
+        )
     found: dict[str, Any] = {}
 
     def report() -> tuple[str, dict[str, Any]]:
@@ -274,6 +279,8 @@ def main() -> int:
 def _options() -> argparse.Namespace:
     parser = bench_parser(__doc__, quick=("--worlds=2", "--cases=3", "--fresh-cases=1", "--no-torch"), has_torch=True)
     parser.add_argument("--worlds", type=counts, default=(2, 4, 8), help="world sizes, default 2,4,8")
+    parser.add_argument("--files", type=counts, default=(), help="numbers of cases in a file, such as 5,20,60")
+    parser.add_argument("--repeats", type=count, default=3, help="how often each file runs, default 3")
     parser.add_argument("--cases", type=count, default=20, help="timed cases of each contestant, default 20")
     parser.add_argument(
         "--fresh-cases",

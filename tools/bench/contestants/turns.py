@@ -90,7 +90,8 @@ class Turns:
 
     def tell(self, event: str, **fields: object) -> None:
         """Report that something has just happened."""
-        line = json.dumps({"event": event, "at_s": time.monotonic(), **fields}) + "\n"
+        times = {"at_s": time.monotonic(), "cpu_s": time.process_time()}
+        line = json.dumps({"event": event, **times, **fields}) + "\n"
         os.write(self._tell_fd, line.encode())
 
     @contextlib.contextmanager
