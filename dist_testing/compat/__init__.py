@@ -47,6 +47,7 @@ def install() -> None:
     """
     if is_installed():
         return
+    importlib.import_module("dist_testing.compat.before_torch")
     warn_if_untested()
     ours = importlib.import_module(_OURS)
     theirs = sys.modules.get(TORCH_MODULE)

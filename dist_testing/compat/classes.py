@@ -13,10 +13,8 @@ from typing import TYPE_CHECKING, ClassVar
 from dist_testing.compat.device import DeviceCase
 from dist_testing.compat.helpers.environment import TIMEOUT_OVERRIDE, get_timeout
 from dist_testing.compat.requirements.accelerators import accelerator_count
-from dist_testing.core.engine.rank_env import show_cpp_stacks
 from dist_testing.core.ground.errors import UsageError
 from dist_testing.core.ground.spec import DEFAULT_WORLD_SIZE as _RANKS
-from dist_testing.core.launch.clean import spare_cuda
 from dist_testing.core.unittest.continuous import ContinuousCase
 from dist_testing.core.unittest.process import ProcessCase
 from dist_testing.core.unittest.world_case import WorldCase
@@ -31,11 +29,6 @@ __all__ = [
     "TestCase",
     "common_utils",
 ]
-
-# As torch's own classes do; before torch is imported, if the test file has not done so.
-show_cpp_stacks(os.environ)
-# torch's module counts devices at its import.
-spare_cuda()
 
 try:
     from torch.testing._internal import common_utils

@@ -16,6 +16,7 @@ from typing import Any, Dict, List, Optional, Tuple, Union  # noqa: UP035
 # A name that torch's module imported until torch 2.14.
 from unittest.mock import patch
 
+from dist_testing.compat import before_torch as _before_torch  # noqa: F401
 from dist_testing.compat import names as _names
 from dist_testing.compat import torchcomms as _torchcomms
 from dist_testing.compat.classes import (
