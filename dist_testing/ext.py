@@ -28,8 +28,9 @@ Add-ons take part in the order of `AddOn.order`, then of their names. An excepti
 silently: it becomes an `AddOnError` that names the add-on, and the case or the run fails with it. Errors whose text is
 written for the user (`UsageError`, `LaunchError` and so on) and skips pass as they are.
 
-Launchers, backends and sinks of events are registered by calls: `register_isolation` (at the end of the launcher's
-module, or in a conftest.py), a declaration of the backend (`docs/backends.md`), and `EventStream.subscribe`.
+Launchers, rank front ends, backends and sinks of events are registered by calls: `register_isolation` and
+`register_front_end` (at the end of their module, or in a conftest.py), a declaration of the backend
+(`docs/backends.md`), and `EventStream.subscribe`.
 """
 
 from __future__ import annotations
@@ -64,6 +65,7 @@ if TYPE_CHECKING:
     from dist_testing.core.process.messages import RankStart, WorldRequest
     from dist_testing.core.rank.bootstrap import RankContext, RankFrontEnd
     from dist_testing.core.rank.hooks import RankService, ServedRank
+    from dist_testing.core.session.front_ends import register_front_end
 
 # Where the names are. A rank must not import the engine for a name that it does not use.
 _NAMES = {
@@ -82,6 +84,7 @@ _NAMES = {
     "core.process.messages": "RankStart WorldRequest",
     "core.rank.bootstrap": "RankContext RankFrontEnd",
     "core.rank.hooks": "RankService ServedRank",
+    "core.session.front_ends": "register_front_end",
     "core.ground.spec": "Spec",
 }
 _HOMES = {name: home for home, names in _NAMES.items() for name in names.split()}
@@ -125,6 +128,7 @@ __all__ = [
     "WorldResource",
     "WorldWatcher",
     "always",
+    "register_front_end",
     "register_isolation",
 ]
 

@@ -12,6 +12,7 @@ _HERE = Path(__file__).parent
 _OWN = """
     [pytest]
     markers = distributed: run this test only in distributed GPU tests
+    dist_marker = ranks
 """
 
 

@@ -147,40 +147,6 @@ def test_a_marker_that_comes_too_late_is_refused(
     assert ended.outcomes().get("test_it") == ("FAILED" if code == 1 else None)
 
 
-def test_a_projects_own_marker_stays_its_own(starter: Starter, tmp_path: Path) -> None:
-    """If this fails, a project that has a marker of this name cannot install the library."""
-    write_file(tmp_path, "conftest.py", _DECLARED)
-    ended = run_cases(
-        starter,
-        tmp_path,
-        """
-        import os
-        import pytest
-
-        @pytest.fixture
-        def world():
-            return "the project's"
-
-        @pytest.mark.distributed(num_gpus=2)
-        def test_with_its_arguments(request):
-            assert request.node.get_closest_marker("distributed").kwargs == {"num_gpus": 2}
-            assert "RANK" not in os.environ
-
-        @pytest.mark.distributed
-        def test_without(world):
-            assert world == "the project's"
-            assert "RANK" not in os.environ
-
-        @pytest.mark.distributed(4, "nccl")
-        def test_by_position():
-            assert "RANK" not in os.environ
-        """,
-    )
-    assert ended.code == 0, ended.log
-    assert set(ended.outcomes().values()) == {"PASSED"}
-    assert "the ini option dist_marker = distributed runs them on ranks" in ended.log
-
-
 def test_an_ini_option_names_the_marker(starter: Starter, tmp_path: Path) -> None:
     """If this fails, a project cannot use the library beside its own marker."""
     write_file(tmp_path, "conftest.py", _DECLARED)
@@ -211,14 +177,13 @@ def test_an_ini_option_names_the_marker(starter: Starter, tmp_path: Path) -> Non
 
 
 def test_a_marker_with_two_meanings_is_refused(starter: Starter, tmp_path: Path) -> None:
-    """If this fails, a test without arguments runs in the runner, in a project whose other tests run on ranks."""
+    """If this fails, a test with the project's marker runs on ranks, or one with the library's runs without."""
     write_file(tmp_path, "conftest.py", _DECLARED)
     source = """
         import os
         import pytest
 
-        @pytest.mark.distributed(world_size=2)
-        def test_ours(world):
+        def test_plain():
             pass
 
         @pytest.mark.distributed
@@ -229,5 +194,9 @@ def test_a_marker_with_two_meanings_is_refused(starter: Starter, tmp_path: Path)
     assert ended.code == 4, ended.log
     assert "test_whose: @pytest.mark.distributed has two possible meanings." in ended.log
     assert "Traceback" not in ended.log
+    ended = run_cases(starter, tmp_path, source, "-k", "plain")
+    assert ended.outcomes() == {"test_plain": "PASSED"}, ended.log
     ended = run_cases(starter, tmp_path, source, "-o", "dist_marker=distributed")
-    assert ended.outcomes() == {"test_ours": "PASSED", "test_whose": "PASSED"}, ended.log
+    assert ended.outcomes() == {"test_plain": "PASSED", "test_whose": "PASSED"}, ended.log
+    ended = run_cases(starter, tmp_path, source, "--dist-world-size=2")
+    assert ended.outcomes() == {"test_plain": "PASSED", "test_whose": "PASSED"}, ended.log

@@ -23,7 +23,8 @@ from dist_testing.core.ground.errors import FrameError, MessageError
 from dist_testing.core.ground.outcomes import Kind, RankOutcome, ReportDetails
 from dist_testing.core.process import messages, rank_messages
 from dist_testing.core.process.rank_messages import MAX_FRAME_BYTES, RANK_MESSAGES, RankReport, Ready
-from dist_testing.core.session.messages import MAIN_MODULES, PYTEST_CASES, PYTEST_SESSIONS, UNITTEST_CASES
+from dist_testing.core.pytest.messages import PYTEST_CASES, PYTEST_SESSIONS
+from dist_testing.core.unittest.messages import MAIN_MODULES, UNITTEST_CASES
 
 SETTINGS = settings(
     derandomize=True, database=None, deadline=None, max_examples=25, suppress_health_check=list(HealthCheck)

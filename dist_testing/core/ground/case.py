@@ -12,6 +12,8 @@ from dist_testing.core.ground.record import Fault, Ledger
 
 # Attribute of a test method with its `Case.settings`. `functools.wraps` copies it.
 SETTINGS = "__dist_settings__"
+# Attribute of a unittest class whose methods run on ranks.
+RUNS_ON_RANKS = "__dist_runs_on_ranks__"
 
 
 @dataclass(frozen=True, slots=True)

@@ -46,6 +46,7 @@ from dist_testing.core.pytest.marked_items import (
 )
 from dist_testing.core.pytest.marker import Distributed
 from dist_testing.core.pytest.marking import check_all_marked, mark_items
+from dist_testing.core.pytest.messages import FRONT_END, PYTEST_CASES, PYTEST_SESSIONS, PytestCase, PytestSession
 from dist_testing.core.pytest.on_rank import EXPECTED, PytestRankContext, current_world
 from dist_testing.core.pytest.option_values import check_plugins, read_options
 from dist_testing.core.pytest.options import JOBS_OPTION, arguments_of_part
@@ -62,7 +63,6 @@ from dist_testing.core.pytest.world_items import (
 )
 from dist_testing.core.rank.bootstrap import RankContext
 from dist_testing.core.session.existing_world import ExistingRank, existing_rank
-from dist_testing.core.session.messages import PYTEST_CASES, PYTEST_SESSIONS, PytestCase, PytestSession
 from dist_testing.core.session.session import Session, open_session
 
 # The Bazel main sets these before pytest starts; outside Bazel the options replace them.
@@ -291,7 +291,7 @@ class RunnerPlugin:
             return item.body(strict_calls=strict_calls)
         content = PytestCase(item.nodeid)
         return CaseBody(
-            "pytest",
+            FRONT_END,
             PYTEST_CASES.to_wire(content).decode(),
             only_test=item.nodeid,
             strict_calls=strict_calls,

@@ -1,19 +1,18 @@
-"""Finds out which tests run on ranks, and why: a project may have another marker of the library's name."""
+"""Finds out which tests run on ranks, and why."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import pytest
 
+from dist_testing.core.ground.case import RUNS_ON_RANKS
 from dist_testing.core.ground.errors import UsageError
 from dist_testing.core.launch.isolation import FORK, Isolation
-from dist_testing.core.pytest.marker import Distributed, argument_names, read_marker
-from dist_testing.core.pytest.marker_name import MARKER_OPTION, marker_name
+from dist_testing.core.pytest.marker import Distributed, read_marker
+from dist_testing.core.pytest.marker_name import MARKER_OPTION, has_mark, marker_name
 from dist_testing.core.pytest.options import has_options
-from dist_testing.core.unittest.world_case import WorldCase
 
 # Module of the fixtures `world` and `world_size`.
 PLUGIN = f"{__package__}.plugin"
@@ -24,80 +23,29 @@ SIZE_KEY = pytest.StashKey[int]()
 USES_LIBRARY_KEY = pytest.StashKey[bool]()
 
 
-@dataclass(slots=True)
-class _OwnMarks:
-    """The tests whose marker has no arguments, in a session whose project declares a marker of this name.
-
-    Attributes:
-        theirs: Node id of the first test that is taken for the project's own; "" if there is none.
-        ours: Node id of a test that certainly uses the library; "" if there is none.
-    """
-
-    theirs: str = ""
-    ours: str = ""
-
-
-_OWN_MARKS_KEY = pytest.StashKey[_OwnMarks]()
-
-
-def library_marker(definition: pytest.Function) -> Distributed | None:
-    """Return the library's marker of a test function or an item; None if it has none.
-
-    If the project declares a marker of the same name, and nothing says that the session uses the library, a test has
-    the library's marker only if it has arguments of the library, or if the test uses the fixture `world`.
-
-    Raises:
-        UsageError: If an argument is unknown or its value is impossible.
-    """
-    config = definition.config
-    marks = list(definition.iter_markers(marker_name(config)))
-    if not marks:
-        return None
-    if _has_other_meaning(config):
-        own_marks = config.stash.setdefault(_OWN_MARKS_KEY, _OwnMarks())
-        if _is_ours(definition, marks):
-            own_marks.ours = definition.nodeid
-        else:
-            if not any(mark.args or mark.kwargs for mark in marks):
-                own_marks.theirs = own_marks.theirs or definition.nodeid
-            return None
-    return read_marker(definition)
-
-
 def item_marker(item: pytest.Item) -> Distributed | None:
-    """Return the library's marker of an item as a usage error of pytest would have it; None if it has none."""
+    """Return the library's marker of an item, with its errors as usage errors of pytest; None if it has none."""
     try:
-        return library_marker(item) if isinstance(item, pytest.Function) else None
+        return read_marker(item) if isinstance(item, pytest.Function) else None
     except UsageError as error:
         raise pytest.UsageError(str(error)) from error
 
 
-def check_one_meaning(config: pytest.Config) -> None:
-    """Refuse a session in which a marker without arguments can be the library's or the project's.
+def check_meaning(item: pytest.Item) -> None:
+    """Refuse a marker of the library's name that the project has declared for itself, too.
 
     Raises:
-        pytest.UsageError: If it is such a session.
+        pytest.UsageError: If the item has it, and nothing says whose it is: no ini option, no Bazel target and no
+            option of the library.
     """
-    own_marks = config.stash.get(_OWN_MARKS_KEY, _OwnMarks())
-    if own_marks.ours and own_marks.theirs:
-        name = marker_name(config)
+    if has_mark(item) and has_other_meaning(item.config):
+        name = marker_name(item.config)
         raise pytest.UsageError(
-            f"{own_marks.theirs}: @pytest.mark.{name} has two possible meanings.\n"
-            f"The project declares a marker `{name}`, but {own_marks.ours} uses the library's.\n"
+            f"{item.nodeid}: @pytest.mark.{name} has two possible meanings.\n"
+            f"The project declares a marker `{name}`, and the library's has the same name.\n"
             f"Set the library's marker in pytest's ini file: {MARKER_OPTION} = {name} if the two are the same, or "
             f"another name, as {MARKER_OPTION} = ranks."
         )
-
-
-def describe_own_marks(config: pytest.Config) -> str:
-    """Return a line about tests that are taken for the project's own; "" if there are none."""
-    if not config.stash.get(_OWN_MARKS_KEY, _OwnMarks()).theirs:
-        return ""
-    name = marker_name(config)
-    return (
-        f"dist_testing: the project declares the marker `{name}`, so tests with it do not run on ranks; "
-        f"the ini option {MARKER_OPTION} = {name} runs them on ranks"
-    )
 
 
 def is_marked(item: pytest.Item) -> bool:
@@ -137,7 +85,7 @@ def check_pools(items: Iterable[pytest.Item], pool_of: Callable[[pytest.Item], s
 def is_multi_process(item: pytest.Item) -> bool:
     """Return whether the item is a method of a unittest class that runs on ranks."""
     cls = getattr(item, "cls", None)
-    return isinstance(cls, type) and issubclass(cls, WorldCase)
+    return isinstance(cls, type) and getattr(cls, RUNS_ON_RANKS, False)
 
 
 def function_of(item: pytest.Item) -> Any:
@@ -160,7 +108,7 @@ def fixture_module(definition: pytest.Function, name: str) -> str | None:
     return known[-1].func.__module__ if known else None
 
 
-def _has_other_meaning(config: pytest.Config) -> bool:
+def has_other_meaning(config: pytest.Config) -> bool:
     """Return whether the marker's name may be the project's: it declares it, and nothing says that it is ours."""
     if config.getini(MARKER_OPTION) or config.stash.get(USES_LIBRARY_KEY, False) or has_options(config):
         return False
@@ -168,10 +116,3 @@ def _has_other_meaning(config: pytest.Config) -> bool:
     declared = [line for line in config.getini("markers") if line.partition(":")[0].partition("(")[0].strip() == name]
     # One of them is the library's.
     return len(declared) > 1
-
-
-def _is_ours(definition: pytest.Function, marks: Sequence[pytest.Mark]) -> bool:
-    has_our_arguments = any(
-        mark.kwargs and not mark.args and mark.kwargs.keys() <= set(argument_names()) for mark in marks
-    )
-    return has_our_arguments or fixture_module(definition, "world") == PLUGIN

@@ -18,15 +18,15 @@ from dist_testing.core.pytest.marked_items import (
     MARKER_KEY,
     PLUGIN,
     SIZE_KEY,
-    check_one_meaning,
+    check_meaning,
     fixture_module,
+    has_other_meaning,
     is_marked,
+    is_multi_process,
     item_marker,
-    library_marker,
 )
-from dist_testing.core.pytest.marker import Distributed
+from dist_testing.core.pytest.marker import Distributed, read_marker
 from dist_testing.core.pytest.marker_name import marker_name
-from dist_testing.core.unittest.world_case import WorldCase
 
 # Set when `mark_items` has read all markers.
 _IS_COMPLETE_KEY = pytest.StashKey[bool]()
@@ -41,9 +41,9 @@ def parametrize_world_size(metafunc: pytest.Metafunc, sizes_of: Callable[[str, D
         UsageError: If the test cannot run on ranks.
     """
     name = metafunc.definition.nodeid
-    marker = library_marker(metafunc.definition)
+    marker = None if has_other_meaning(metafunc.config) else read_marker(metafunc.definition)
     if marker is None:
-        # The marker may come later: from a parameter, or from a conftest.
+        # The marker may come later: from a parameter, or from a conftest. `mark_items` refuses one of two meanings.
         return
     _check_function(metafunc.definition)
     sizes = sizes_of(name, marker)
@@ -67,6 +67,7 @@ def mark_items(
     for item in items:
         if not isinstance(item, pytest.Function):
             continue
+        check_meaning(item)
         marker = item_marker(item)
         if marker is None:
             if name := _world_fixture(item):
@@ -84,7 +85,6 @@ def mark_items(
             wrong[item] = error
         else:
             item.stash[MARKER_KEY], item.stash[SIZE_KEY] = marker, size
-    check_one_meaning(config)
     config.stash[_IS_COMPLETE_KEY] = True
     items[:] = [item for item in items if item not in wrong]
     for item, reason in wrong.items():
@@ -116,7 +116,7 @@ def _check_owner(item: pytest.Function) -> None:
     if cls is not None and issubclass(cls, unittest.TestCase):
         way_out = (
             "Take the marker off, also from the module: attributes of the class, such as world_size, say the same."
-            if issubclass(cls, WorldCase)
+            if is_multi_process(item)
             else "Derive the class from dist_testing.MultiProcessTestCase, or make it a class without a base."
         )
         raise pytest.UsageError(

@@ -6,6 +6,7 @@ The rank was forked from a process that had collected the tests, so nothing is i
 from __future__ import annotations
 
 import contextlib
+import importlib
 import sys
 import threading
 from collections.abc import Generator, Mapping, Sequence
@@ -27,6 +28,7 @@ from dist_testing.core.pytest.internals import (
     assertion_module,
     runtestprotocol,
 )
+from dist_testing.core.pytest.messages import FRONT_END, PYTEST_CASES
 from dist_testing.core.pytest.rank_output import log_to_output, print_warnings, recording_warnings
 from dist_testing.core.pytest.rank_plugins import leave_out_plugins_of_runner, run_item
 from dist_testing.core.pytest.reports import skip_reason
@@ -34,10 +36,8 @@ from dist_testing.core.rank.bootstrap import RankFrontEnd
 from dist_testing.core.rank.debugging import debug_by
 from dist_testing.core.rank.rank_world import RankWorld
 from dist_testing.core.rank.reporter import Reporter
-from dist_testing.core.session.messages import PYTEST_CASES, UNITTEST_CASES
+from dist_testing.core.session.front_ends import make_front_end
 from dist_testing.core.session.session import current_session
-from dist_testing.core.unittest.lookup import find_class
-from dist_testing.core.unittest.on_rank import UnittestRankContext, UnittestRankFrontEnd
 
 if TYPE_CHECKING:
     from torch._C._distributed_c10d import Store
@@ -115,8 +115,9 @@ class PytestRankContext:
         # The runner judges skip marks and expected failures, once for all ranks.
         config.pluginmanager.unregister(name="skipping")
         leave_out_plugins_of_runner(config)
-        if any(isinstance(item, TestCaseFunction) for item in self._items.values()):
-            UnittestRankContext().prepare()
+        if "numpy" in sys.modules and any(isinstance(item, TestCaseFunction) for item in self._items.values()):
+            # Such a test seeds its generators. Otherwise each rank imports it at first use.
+            importlib.import_module("numpy.random")
         config.pluginmanager.register(self._reporting, "dist_testing_rank_reporting")
         if not any("caplog" in getattr(item, "fixturenames", ()) for item in self._items.values()):
             # The plugin adds handlers to each of torch's 42 loggers, three times per test.
@@ -124,9 +125,9 @@ class PytestRankContext:
             self._reporting.refused = {"caplog": _NO_LOG_CAPTURE}
 
     def front_end(self, body: CaseBody) -> RankFrontEnd:
-        """Return pytest's, or unittest's for a method of a unittest class, which brings its own rules."""
-        if body.front_end == "unittest":
-            return _UnittestInPytest(self._config, self._items)
+        """Return pytest's, or the one that the case names: a method of a unittest class brings its own rules."""
+        if body.front_end != FRONT_END:
+            return make_front_end(body.front_end, self._config, self._items)
         if (nodeid := PYTEST_CASES.from_wire(body.content).nodeid) not in self._items:
             text = (
                 f"This rank has not collected {nodeid}.\n"
@@ -228,28 +229,6 @@ class PytestRankFrontEnd:
         """Destroy the groups."""
         assert self._world is not None
         self._world.finish()
-
-
-class _UnittestInPytest(UnittestRankFrontEnd):
-    """The unittest front end on a rank of a pytest session."""
-
-    def __init__(self, config: pytest.Config, items: Mapping[str, pytest.Item]) -> None:
-        super().__init__(shows_locals=bool(config.option.showlocals))
-        self._config = config
-        self._items = items
-
-    def run(self, body: CaseBody, reporter: Reporter) -> None:
-        """Run a method, with pytest's warnings."""
-        case = UNITTEST_CASES.from_wire(body.content)
-        cls = find_class(case.cls)
-        methods = [item for item in self._items.values() if isinstance(item, TestCaseFunction) and item.cls is cls]
-        # A test may also run, by unittest, a class that pytest has not collected.
-        item = next((item for item in methods if item.name == case.method), None)
-        with (
-            recording_warnings(self._config, reporter, item),
-            explain_assertions(item) if item is not None else contextlib.nullcontext(),
-        ):
-            super().run(body, reporter)
 
 
 class _RankReporting:

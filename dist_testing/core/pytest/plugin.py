@@ -170,14 +170,12 @@ def _concerns_library(item: pytest.Item) -> bool:
 
 
 def pytest_report_collectionfinish(config: pytest.Config, items: list[pytest.Item]) -> list[str]:
-    """Say so if a marker of the library's name is taken for another one, or if another plug-in needs a setting."""
+    """Say so if another plug-in needs a setting."""
     if not config.pluginmanager.has_plugin(_RUNNER):
         return []
-    from dist_testing.core.pytest.marked_items import describe_own_marks
     from dist_testing.core.pytest.other_plugins import notes_on_plugins
 
-    own_marks = describe_own_marks(config)
-    return [*([own_marks] if own_marks else []), *notes_on_plugins(config, items)]
+    return notes_on_plugins(config, items)
 
 
 @pytest.fixture

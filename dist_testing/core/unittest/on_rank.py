@@ -17,8 +17,8 @@ from dist_testing.core.rank.bootstrap import RankFrontEnd
 from dist_testing.core.rank.groups import destroy_groups, end_groups
 from dist_testing.core.rank.rank_world import RankWorld
 from dist_testing.core.rank.reporter import Reporter
-from dist_testing.core.session.messages import UNITTEST_CASES
 from dist_testing.core.unittest.lookup import find_class
+from dist_testing.core.unittest.messages import UNITTEST_CASES
 
 # unittest leaves frames of modules with this mark out of its tracebacks.
 __unittest = True

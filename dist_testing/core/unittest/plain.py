@@ -18,8 +18,8 @@ from dist_testing.core.launch.isolation import default_isolation
 from dist_testing.core.process.messages import Loader
 from dist_testing.core.session import session
 from dist_testing.core.session.existing_world import ExistingRank, existing_rank
-from dist_testing.core.session.messages import MAIN_MODULES, MainModule
 from dist_testing.core.session.session import Session, open_session
+from dist_testing.core.unittest.messages import MAIN_MODULES, MainModule
 from dist_testing.core.unittest.on_rank import UnittestRankContext
 
 

@@ -19,9 +19,9 @@ from dist_testing.core.ground.case import CaseResult
 from dist_testing.core.ground.errors import UsageError
 from dist_testing.core.ground.outcomes import Kind, exit_name, verdict
 from dist_testing.core.launch.isolation import FORK, SPAWN
-from dist_testing.core.session.messages import UnittestCase
 from dist_testing.core.unittest.exits import exit_code, forgiven, names_of
 from dist_testing.core.unittest.handles import RankHandle, StackPipe
+from dist_testing.core.unittest.messages import UnittestCase
 from dist_testing.core.unittest.on_rank import RankPipe
 from dist_testing.core.unittest.plain import current_session
 from dist_testing.core.unittest.world_case import WorldCase, default_world_size

@@ -19,15 +19,16 @@ from dist_testing.core.engine.needs import missing_need
 from dist_testing.core.engine.running_case import RunningCase
 from dist_testing.core.engine.running_world import check_world_size
 from dist_testing.core.ground.budget import MAX_TIMEOUT_S, is_timeout
-from dist_testing.core.ground.case import SETTINGS, Case, CaseBody, CaseFailedError, CaseResult
+from dist_testing.core.ground.case import RUNS_ON_RANKS, SETTINGS, Case, CaseBody, CaseFailedError, CaseResult
 from dist_testing.core.ground.errors import DistTestingError, UsageError
 from dist_testing.core.ground.requirement import unmet_requirement
 from dist_testing.core.launch.isolation import Isolation, Reuse, isolation_named, isolation_names
 from dist_testing.core.rank.bootstrap import FAILED_EXIT_CODE
-from dist_testing.core.session.messages import UNITTEST_CASES, UnittestCase
+from dist_testing.core.session.front_ends import register_front_end
 from dist_testing.core.session.session import warnings_of
 from dist_testing.core.unittest.exits import declared_exits
 from dist_testing.core.unittest.lookup import class_name
+from dist_testing.core.unittest.messages import FRONT_END, UNITTEST_CASES, UnittestCase
 from dist_testing.core.unittest.on_rank import RankPipe
 from dist_testing.core.unittest.plain import current_session
 
@@ -35,6 +36,8 @@ from dist_testing.core.unittest.plain import current_session
 __unittest = True
 # Attributes of an instance that cannot be pickled. Two are unittest's, and three replace methods.
 _OF_THE_RUN = ("_check_return_codes", "_cleanups", "_outcome", "_result", "_running", "processes", "setUp", "tearDown")
+
+register_front_end(FRONT_END, "dist_testing.core.unittest.in_pytest:UnittestInPytest")
 
 
 class WorldCase(unittest.TestCase):
@@ -189,7 +192,7 @@ class WorldCase(unittest.TestCase):
             name=self.id(),
             world_size=world_size,
             body=CaseBody(
-                "unittest",
+                FRONT_END,
                 UNITTEST_CASES.to_wire(content).decode(),
                 keeps_state=keeps_state,
                 keeps_groups=keeps_groups,
@@ -338,3 +341,6 @@ class WorldCase(unittest.TestCase):
 def default_world_size() -> int:
     """Return the world size of a class that sets none: the target's, the command line's or torchrun's; else 4."""
     return max(current_session().engine.spec.world_sizes)
+
+
+setattr(WorldCase, RUNS_ON_RANKS, True)

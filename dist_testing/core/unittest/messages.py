@@ -1,4 +1,4 @@
-"""What the runner's half of a front end sends to its half on the ranks and in fresh interpreters."""
+"""What the unittest front end sends from the runner to the ranks and to fresh interpreters."""
 
 from __future__ import annotations
 
@@ -6,33 +6,8 @@ from dataclasses import dataclass
 
 from dist_testing.core.ground.codec import Family
 
-
-@dataclass(frozen=True, slots=True)
-class PytestCase:
-    """A collected item to run; the content of a `CaseBody`.
-
-    Attributes:
-        nodeid: Node id of the item.
-    """
-
-    nodeid: str
-
-
-@dataclass(frozen=True, slots=True)
-class PytestSession:
-    """How to collect the tests of the runner's session again; the state of a `Loader`.
-
-    Attributes:
-        arguments: The command line of the runner's session.
-        directory: The directory in which that session was started.
-        spec: The text of the target's spec; None without a target.
-        promised_gpus: How many GPUs the configuration says the machine has; None if it says nothing.
-    """
-
-    arguments: tuple[str, ...]
-    directory: str
-    spec: str | None
-    promised_gpus: int | None
+# `CaseBody.front_end` of methods of unittest classes.
+FRONT_END = "unittest"
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,7 +58,5 @@ class MainModule:
     path: str | None
 
 
-PYTEST_CASES: Family[PytestCase] = Family("case of the pytest front end", 2, (PytestCase,))
-PYTEST_SESSIONS: Family[PytestSession] = Family("session of the pytest front end", 1, (PytestSession,))
 UNITTEST_CASES: Family[UnittestCase] = Family("case of the unittest front end", 1, (UnittestCase,))
 MAIN_MODULES: Family[MainModule] = Family("main module of the unittest front end", 1, (MainModule,))

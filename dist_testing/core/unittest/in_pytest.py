@@ -1,0 +1,39 @@
+"""The unittest front end on a rank of a pytest session."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Mapping
+
+import pytest
+
+from dist_testing.core.ground.case import CaseBody
+from dist_testing.core.pytest.internals import TestCaseFunction
+from dist_testing.core.pytest.on_rank import explain_assertions
+from dist_testing.core.pytest.rank_output import recording_warnings
+from dist_testing.core.rank.reporter import Reporter
+from dist_testing.core.unittest.lookup import find_class
+from dist_testing.core.unittest.messages import UNITTEST_CASES
+from dist_testing.core.unittest.on_rank import UnittestRankFrontEnd
+
+
+class UnittestInPytest(UnittestRankFrontEnd):
+    """Runs methods of a `WorldCase` with the settings of the session: its warnings and its assertion texts."""
+
+    def __init__(self, config: pytest.Config, items: Mapping[str, pytest.Item]) -> None:
+        super().__init__(shows_locals=bool(config.option.showlocals))
+        self._config = config
+        self._items = items
+
+    def run(self, body: CaseBody, reporter: Reporter) -> None:
+        """Run a method, with pytest's warnings."""
+        case = UNITTEST_CASES.from_wire(body.content)
+        cls = find_class(case.cls)
+        methods = [item for item in self._items.values() if isinstance(item, TestCaseFunction) and item.cls is cls]
+        # A test may also run, by unittest, a class that pytest has not collected.
+        item = next((item for item in methods if item.name == case.method), None)
+        with (
+            recording_warnings(self._config, reporter, item),
+            explain_assertions(item) if item is not None else contextlib.nullcontext(),
+        ):
+            super().run(body, reporter)
