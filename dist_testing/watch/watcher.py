@@ -24,7 +24,7 @@ from dist_testing.watch.project import Project, Results, syntax_error
 from dist_testing.watch.run import Fork, Order, fork_run
 
 # What each session with marked tests, or with classes of the library, imports.
-_WARM = ("torch.distributed", "dist_testing.core.pytest.in_runner", "dist_testing.public")
+_WARM = ("torch.distributed", "dist_testing.core.pytest.in_runner", "dist_testing.core.unittest.classes")
 _BLAS_THREADS = "OPENBLAS_NUM_THREADS"
 # Seconds for a run to end when the watch does.
 _CLOSE_LIMIT_S = 30.0

@@ -119,7 +119,8 @@ def test_a_public_name_of_an_add_on(name: str) -> None:
         getattr(dist_testing, name)
     first, cause, way_out = str(caught.value).splitlines()
     assert first == f"dist_testing.{name}: this installation has no such name."
-    assert "dist_testing.functions, dist_testing.nodes, dist_testing.threaded, dist_testing.compat" in cause
+    home = {"run": "functions.run", "MultiThreadedTestCase": "threaded.thread_case", "requires_nccl": "compat.names"}
+    assert f"It would be in dist_testing.{home.get(name, 'compat.helpers.models')};" in cause
     assert way_out.startswith("Correct the name, or install")
     assert name not in dist_testing.__all__
     assert "MultiProcessTestCase" in dist_testing.__all__

@@ -16,7 +16,7 @@ _LIBRARY = Path(dist_testing.__file__).parent
 _TESTS = Path(__file__).parents[1]
 # What is no add-on and no program. Each other file or folder of the library is left out of the copy.
 _CORE = (
-    *("__init__.py", "public.py", "ext.py", "run_tests.py", "core", "main"),
+    *("__init__.py", "ext.py", "run_tests.py", "core", "main"),
     *("backends.json", "py.typed", "versions.json"),
 )
 _UNIT = (

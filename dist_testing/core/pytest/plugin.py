@@ -6,7 +6,6 @@ distributed test: the library's other modules take ten times as long to import.
 
 from __future__ import annotations
 
-import importlib
 import os
 import sys
 from collections.abc import Generator, Sequence
@@ -81,9 +80,6 @@ def runner_plugin(config: pytest.Config) -> RunnerPlugin:
         from dist_testing.core.pytest.in_runner import SPEC_KEY, RunnerPlugin
         from dist_testing.core.pytest.marked_items import USES_LIBRARY_KEY
 
-        # By name, because this package may not import it. Ranks are forks of this process, and each would import the
-        # public names again if its test used the first one of them.
-        importlib.import_module("dist_testing.public")
         config.stash[USES_LIBRARY_KEY] = SPEC_KEY in config.stash
         try:
             runner = RunnerPlugin(config)
