@@ -22,7 +22,7 @@ from dist_testing.core.ground.record import case_name, module_of, name_parts
 from dist_testing.core.ground.spec import Spec
 from dist_testing.core.pytest import reports
 from dist_testing.core.pytest.in_runner import BUDGET_KEY, OUTPUTS_KEY, PAUSE_LIMIT_KEY, SPEC_KEY
-from dist_testing.core.pytest.internals import Failed, parse_expression
+from dist_testing.core.pytest.internals import parse_expression
 from dist_testing.core.pytest.marked_items import is_marked, is_multi_process
 from dist_testing.core.pytest.plugin import runner_plugin
 from dist_testing.core.pytest.session_events import EVENTS_KEY
@@ -31,8 +31,8 @@ from dist_testing.core.pytest.session_events import EVENTS_KEY
 _NAME = re.compile(r"[\w./:+~@=-]*\w(?:\[.*\])?", re.DOTALL)
 
 
-class _TimeOverError(Failed):
-    """Ends a part of a test in the runner. A subclass of pytest's `Failed`, so that pytest tears fixtures down."""
+class _TimeOverError(pytest.fail.Exception):  # type: ignore[misc,name-defined]  # a class in an attribute
+    """Ends a part of a test in the runner, as `pytest.fail` does, so that pytest tears fixtures down."""
 
 
 class BazelSession:

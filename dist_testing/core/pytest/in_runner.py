@@ -33,12 +33,12 @@ from dist_testing.core.process.messages import Loader
 from dist_testing.core.pytest import reports
 from dist_testing.core.pytest.backend_hook import declared_backends
 from dist_testing.core.pytest.debugger import check_world, leave_ranks_to_ranks
-from dist_testing.core.pytest.internals import evaluate_skip_marks
 from dist_testing.core.pytest.marked_items import (
     MARKER_KEY,
     check_pools,
     forks_of,
     function_of,
+    has_skip_mark,
     is_marked,
     is_multi_process,
     item_marker,
@@ -311,9 +311,7 @@ class RunnerPlugin:
         cls = getattr(item, "cls", None)
         try:
             function = function_of(item)
-            if evaluate_skip_marks(item) is not None or any(
-                getattr(marked, "__unittest_skip__", False) for marked in (function, cls)
-            ):
+            if has_skip_mark(item) or any(getattr(marked, "__unittest_skip__", False) for marked in (function, cls)):
                 return True
             size: object = None
             if is_marked(item):

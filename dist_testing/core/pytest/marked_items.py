@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import unittest
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -86,6 +87,21 @@ def is_multi_process(item: pytest.Item) -> bool:
     """Return whether the item is a method of a unittest class that runs on ranks."""
     cls = getattr(item, "cls", None)
     return isinstance(cls, type) and getattr(cls, RUNS_ON_RANKS, False)
+
+
+def has_skip_mark(item: pytest.Item) -> bool:
+    """Return whether a mark certainly skips the item; False for a condition that is a text, which pytest evaluates."""
+    conditions = [
+        (mark.kwargs["condition"],) if "condition" in mark.kwargs else mark.args for mark in item.iter_markers("skipif")
+    ]
+    is_met = any(condition and not isinstance(condition, str) for given in conditions for condition in given)
+    return is_met or item.get_closest_marker("skip") is not None
+
+
+def is_method_of_unittest(item: pytest.Item) -> bool:
+    """Return whether the item is a method of a unittest class."""
+    cls = getattr(item, "cls", None)
+    return isinstance(cls, type) and issubclass(cls, unittest.TestCase)
 
 
 def function_of(item: pytest.Item) -> Any:

@@ -7,7 +7,6 @@ one world size, because its parameters exist already.
 from __future__ import annotations
 
 import inspect
-import unittest
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
@@ -22,6 +21,7 @@ from dist_testing.core.pytest.marked_items import (
     fixture_module,
     has_other_meaning,
     is_marked,
+    is_method_of_unittest,
     is_multi_process,
     item_marker,
 )
@@ -112,8 +112,7 @@ def check_all_marked(config: pytest.Config, items: Iterable[pytest.Item]) -> Non
 
 
 def _check_owner(item: pytest.Function) -> None:
-    cls = item.cls
-    if cls is not None and issubclass(cls, unittest.TestCase):
+    if is_method_of_unittest(item):
         way_out = (
             "Take the marker off, also from the module: attributes of the class, such as world_size, say the same."
             if is_multi_process(item)

@@ -9,6 +9,7 @@ import contextlib
 import importlib
 import sys
 import threading
+import warnings
 from collections.abc import Generator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -23,13 +24,11 @@ from dist_testing.core.process.messages import RankStart
 from dist_testing.core.pytest.expectations import expected_classes
 from dist_testing.core.pytest.internals import (
     CaptureManager,
-    FixtureLookupError,
-    TestCaseFunction,
-    assertion_module,
     runtestprotocol,
 )
+from dist_testing.core.pytest.marked_items import is_method_of_unittest
 from dist_testing.core.pytest.messages import FRONT_END, PYTEST_CASES
-from dist_testing.core.pytest.rank_output import log_to_output, print_warnings, recording_warnings
+from dist_testing.core.pytest.rank_output import log_to_output, print_warnings
 from dist_testing.core.pytest.rank_plugins import leave_out_plugins_of_runner, run_item
 from dist_testing.core.pytest.reports import skip_reason
 from dist_testing.core.rank.bootstrap import RankFrontEnd
@@ -115,7 +114,7 @@ class PytestRankContext:
         # The runner judges skip marks and expected failures, once for all ranks.
         config.pluginmanager.unregister(name="skipping")
         leave_out_plugins_of_runner(config)
-        if "numpy" in sys.modules and any(isinstance(item, TestCaseFunction) for item in self._items.values()):
+        if "numpy" in sys.modules and any(map(is_method_of_unittest, self._items.values())):
             # Such a test seeds its generators. Otherwise each rank imports it at first use.
             importlib.import_module("numpy.random")
         config.pluginmanager.register(self._reporting, "dist_testing_rank_reporting")
@@ -158,8 +157,22 @@ class PytestRankContext:
         return front_ends
 
 
-# Replaces the hook `pytest_runtest_protocol`, which is not called on ranks: it adds details such as a diff to `assert`.
-explain_assertions = contextlib.contextmanager(assertion_module.pytest_runtest_protocol)
+def explain_assertions(item: pytest.Item) -> contextlib.AbstractContextManager[object]:
+    """Let pytest add details, such as a diff, to the assertions of an item in a block."""
+    return _around(item, "assertion")
+
+
+def record_warnings(item: pytest.Item, reporter: Reporter) -> contextlib.AbstractContextManager[object]:
+    """Apply the filters of the session and the marks of the item in a block; send each warning to the runner."""
+    _this.reporter = reporter
+    return _around(item, "warnings")
+
+
+def _around(item: pytest.Item, name: str) -> contextlib.AbstractContextManager[object]:
+    """Do what a plugin of pytest does around a test: on ranks its hook `pytest_runtest_protocol` is not called."""
+    plugin: Any = item.config.pluginmanager.getplugin(name)
+    hook = getattr(plugin, "pytest_runtest_protocol", None)
+    return contextlib.nullcontext() if hook is None else contextlib.contextmanager(hook)(item)
 
 
 class PytestRankFrontEnd:
@@ -211,7 +224,7 @@ class PytestRankFrontEnd:
         with contextlib.ExitStack() as stack:
             if self._thread_items is None:
                 # Both change the whole process, not one thread.
-                stack.enter_context(recording_warnings(item.config, reporter, item))
+                stack.enter_context(record_warnings(item, reporter))
                 stack.enter_context(explain_assertions(item))
             try:
                 if self._thread_items is None:
@@ -271,7 +284,7 @@ class _RankReporting:
         elif call.excinfo is None:
             _report_without_exception(report)
         elif not report.passed:
-            if isinstance(call.excinfo.value, FixtureLookupError):
+            if isinstance(call.excinfo.value, pytest.FixtureLookupError):
                 # Its text would be the representation of the fixture request.
                 call.excinfo.value.args = (call.excinfo.value.msg or f"no fixture {call.excinfo.value.argname!r}",)
             if isinstance(call.excinfo.value, pytest.xfail.Exception):
@@ -281,6 +294,9 @@ class _RankReporting:
             else:
                 _this.reporter.ended_by(call.excinfo.value, str(report.longrepr))
         return report
+
+    def pytest_warning_recorded(self, warning_message: warnings.WarningMessage) -> None:
+        _this.reporter.warned(warning_message)
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:

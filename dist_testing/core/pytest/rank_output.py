@@ -1,4 +1,4 @@
-"""Log records and warnings of a rank, as pytest treats them: records go into its output, warnings to the runner."""
+"""Log records and warnings of a rank, as pytest treats them: into its output."""
 
 from __future__ import annotations
 
@@ -8,13 +8,12 @@ import logging
 import os
 import sys
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from typing import Any, TextIO
 
 import pytest
 
-from dist_testing.core.pytest.internals import CaptureIO, DatetimeFormatter, EncodedFile, catch_warnings_for_item
-from dist_testing.core.rank.reporter import Reporter
+from dist_testing.core.pytest.internals import CaptureIO, DatetimeFormatter, EncodedFile
 
 
 def log_to_output(config: pytest.Config) -> None:
@@ -96,28 +95,6 @@ class _OutputHandler(logging.StreamHandler):  # type: ignore[type-arg]  # takes 
         # Ranks that are threads have no capture manager.
         with capture.global_and_fixture_disabled() if capture is not None else contextlib.nullcontext():
             super().emit(record)
-
-
-@contextlib.contextmanager
-def recording_warnings(config: pytest.Config, reporter: Reporter, item: pytest.Item | None) -> Iterator[None]:
-    """Apply the filters of the session and the `filterwarnings` marks of the item; send each warning to the runner."""
-    if not config.pluginmanager.hasplugin("warnings"):
-        yield
-        return
-    with catch_warnings_for_item(config, _WarningsToRunner(reporter), "runtest", item, record=True):
-        yield
-
-
-class _WarningsToRunner:
-    """Stands for pytest's hooks in its own function, which calls one hook for each warning."""
-
-    def __init__(self, reporter: Reporter) -> None:
-        self._reporter = reporter
-        self.pytest_warning_recorded = self
-
-    def call_historic(self, kwargs: Mapping[str, Any]) -> None:
-        """Send the warning to the runner."""
-        self._reporter.warned(kwargs["warning_message"])
 
 
 def print_warnings() -> None:

@@ -18,7 +18,6 @@ from dist_testing.core.ground.errors import LaunchError, PromiseError
 from dist_testing.core.ground.outcomes import Cause, Status
 from dist_testing.core.ground.spec import Spec
 from dist_testing.core.launch.isolation import isolation_named
-from dist_testing.core.pytest.internals import ReprEntry, ReprExceptionInfo, ReprFileLocation, ReprTraceback
 from dist_testing.core.pytest.rank_items import RankItem
 from dist_testing.core.session.session import current_session, warnings_of
 
@@ -90,14 +89,18 @@ def cause_of(error: BaseException) -> Properties:
     return [("cause", Cause.INFRASTRUCTURE.value)] if isinstance(error, LaunchError) else []
 
 
-def text_at_test(item: pytest.Item, text: str) -> ReprExceptionInfo:
+def text_at_test(item: pytest.Item, text: str) -> Any:
     """Return a failure as pytest shows it, and sends it to other processes: a text, at the first line of the test."""
-    path, line, _ = item.location
-    headline = text.partition("\n")[0]
+    try:
+        raise AssertionError(printable(text))
+    except AssertionError as error:
+        shown: Any = pytest.ExceptionInfo.from_exception(error).getrepr(style="value")
+    crash = shown.reprcrash
+    crash.path, line, _ = item.location
+    crash.lineno = (line or 0) + 1
     # For the short summary and the message in XML. Both have the name of the test already.
-    crash = ReprFileLocation(path, (line or 0) + 1, _NAME.sub("", headline))
-    lines = ReprEntry(printable(text).split("\n"), None, None, None, "value")
-    return ReprExceptionInfo(ReprTraceback([lines], None, "value"), crash)
+    crash.message = _NAME.sub("", text.partition("\n")[0])
+    return shown
 
 
 def fail(item: pytest.Item, report: pytest.TestReport, text: str) -> None:

@@ -110,11 +110,12 @@ class SessionEvents:
         """Print a line below the unfinished line of pytest."""
         reporter: Any = self._config.pluginmanager.getplugin("terminalreporter")
         reporter.ensure_newline()
-        if reporter._tw.width_of_current_line:
+        writer = self._config.get_terminal_writer()
+        if writer.width_of_current_line:
             # pytest does not count the letter of a test that runs again.
-            reporter._tw.line()
-        reporter._tw.line(line)
-        reporter._tw.flush()
+            writer.line()
+        writer.line(line)
+        writer.flush()
 
     def end(self) -> None:
         """Emit the last event, close the event file, and print the failures at the end of the log."""

@@ -8,9 +8,7 @@ from collections.abc import Mapping
 import pytest
 
 from dist_testing.core.ground.case import CaseBody
-from dist_testing.core.pytest.internals import TestCaseFunction
-from dist_testing.core.pytest.on_rank import explain_assertions
-from dist_testing.core.pytest.rank_output import recording_warnings
+from dist_testing.core.pytest.on_rank import explain_assertions, record_warnings
 from dist_testing.core.rank.reporter import Reporter
 from dist_testing.core.unittest.lookup import find_class
 from dist_testing.core.unittest.messages import UNITTEST_CASES
@@ -22,18 +20,17 @@ class UnittestInPytest(UnittestRankFrontEnd):
 
     def __init__(self, config: pytest.Config, items: Mapping[str, pytest.Item]) -> None:
         super().__init__(shows_locals=bool(config.option.showlocals))
-        self._config = config
         self._items = items
 
     def run(self, body: CaseBody, reporter: Reporter) -> None:
         """Run a method, with pytest's warnings."""
         case = UNITTEST_CASES.from_wire(body.content)
         cls = find_class(case.cls)
-        methods = [item for item in self._items.values() if isinstance(item, TestCaseFunction) and item.cls is cls]
-        # A test may also run, by unittest, a class that pytest has not collected.
+        methods = [item for item in self._items.values() if getattr(item, "cls", None) is cls]
         item = next((item for item in methods if item.name == case.method), None)
-        with (
-            recording_warnings(self._config, reporter, item),
-            explain_assertions(item) if item is not None else contextlib.nullcontext(),
-        ):
+        with contextlib.ExitStack() as stack:
+            # A test may also run, by unittest, a class that pytest has not collected.
+            if item is not None:
+                stack.enter_context(record_warnings(item, reporter))
+                stack.enter_context(explain_assertions(item))
             super().run(body, reporter)
