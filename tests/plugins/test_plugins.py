@@ -24,7 +24,15 @@ _PLUGINS = {
     "pytest-rerunfailures": "pytest_rerunfailures",
     "pytest-timeout": "pytest_timeout",
 }
-_OTHERS = {"pytest-xdist": "xdist.plugin"}
+# Each alone: pytest-xdist here, the others in test_same_as_pytest.py.
+_OTHERS = {
+    "flaky": "flaky.flaky_pytest_plugin",
+    "pytest-html": "pytest_html.plugin",
+    "pytest-json-report": "pytest_jsonreport.plugin",
+    "pytest-retry": "pytest_retry.retry_plugin",
+    "pytest-xdist": "xdist.plugin",
+    "teamcity-messages": "teamcity.pytest_plugin",
+}
 
 for _name in (*_PLUGINS, *_OTHERS):
     try:
@@ -249,7 +257,7 @@ def test_workers_of_xdist(starter: Starter, tmp_path: Path) -> None:
             assert world.rank != 0
         """,
     )
-    ended = _run(starter, tmp_path, _OTHERS, "-n2")
+    ended = _run(starter, tmp_path, {"pytest-xdist": _OTHERS["pytest-xdist"]}, "-n2")
     passed = {f"test_passes[{number}]": "PASSED" for number in range(4)}
     assert ended.outcomes() == {**passed, "test_fails": "FAILED", "test_fresh": "FAILED"}, ended.log
     assert "rank 0 raised AssertionError: assert 0 != 0" in ended.log, ended.log

@@ -1,0 +1,163 @@
+"""docs/plugins.md: a suite on ranks has the results of plain pytest, with pytest's options and with other plug-ins."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Sequence
+from importlib import metadata
+from pathlib import Path
+
+import pytest
+
+from tests.plugins.same_suite import as_on_ranks, outcomes, write_suite
+from tests.support.children import Ended, run_pytest, write_file
+from tests.support.starter import Starter
+
+_OPTIONS = (
+    "",
+    "-x",
+    "--maxfail=2",
+    "-k parameter",
+    "-m slow",
+    "--durations=3 --durations-min=0",
+    "--setup-show",
+    "--setup-only",
+    "--setup-plan",
+    "--collect-only",
+    "-v",
+    "--tb=short",
+    "-s",
+    "-l",
+    "-W error",
+    "--runxfail",
+    "--deselect=test_suite.py::test_fails",
+    "--import-mode=importlib",
+    "--strict-markers",
+    "--junitxml=results.xml",
+)
+# Options of pytest that act on the run before.
+_SECOND_RUNS = ("--lf", "--ff", "--sw")
+# Distribution, what `-p` needs, and options with which the plug-in does something.
+_PLUGINS = (
+    ("flaky", ["flaky.flaky_pytest_plugin"], "--force-flaky --max-runs=2"),
+    ("pytest-html", ["pytest_html.plugin", "pytest_metadata.plugin"], "--html=report.html"),
+    ("pytest-json-report", ["pytest_jsonreport.plugin"], "--json-report"),
+    ("pytest-randomly", ["pytest_randomly"], "--randomly-seed=1"),
+    ("pytest-rerunfailures", ["pytest_rerunfailures"], "--reruns=1"),
+    ("pytest-rerunfailures", ["pytest_rerunfailures"], "--reruns=1 --only-rerun=AssertionError"),
+    ("pytest-retry", ["pytest_retry.retry_plugin"], "--retries=1"),
+    ("pytest-timeout", ["pytest_timeout"], "--timeout=300"),
+    ("pytest-xdist", ["xdist.plugin"], "-n2"),
+)
+# Where an editor shows something else: fixtures are a part of the call, and plain pytest reports each sub-test. VS Code
+# takes the first of these reports for the test's.
+_DIFFERING = {"test_broken_setup", "test_broken_teardown", "test_broken_teardown_teardown", "test_subtests"}
+
+
+def _run(starter: Starter, folder: Path, plugins: Sequence[str], options: str) -> Ended:
+    named = [option for plugin in plugins for option in ("-p", plugin)]
+    return run_pytest(starter, folder, "-rA", *named, *options.split(), env={"PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"})
+
+
+def _both(starter: Starter, tmp_path: Path, plugins: Sequence[str], *runs: str) -> tuple[Ended, Ended]:
+    """Run the suite without and with the library's marker, and return the ends of the last run of each."""
+    ends = []
+    for is_ours in (False, True):
+        folder = tmp_path / ("ours" if is_ours else "plain")
+        write_suite(folder, is_ours=is_ours)
+        ends.append([_run(starter, folder, plugins, options) for options in runs][-1])
+    return ends[0], ends[1]
+
+
+def _check(plain: Ended, ours: Ended, options: str) -> None:
+    # Without a call there is nothing that runs on ranks.
+    has_calls = "--setup-" not in options or options == "--setup-show"
+    found = outcomes(plain.log)
+    assert outcomes(ours.log) == (as_on_ranks(found) if has_calls else found), f"{plain.log}\n{ours.log}"
+    assert ours.code == plain.code
+
+
+@pytest.mark.parametrize("options", _OPTIONS)
+def test_an_option_means_the_same(starter: Starter, tmp_path: Path, options: str) -> None:
+    """If this fails, an option of pytest does something else on tests that run on ranks."""
+    plain, ours = _both(starter, tmp_path, (), options)
+    assert outcomes(plain.log) or options == "--collect-only", plain.log
+    _check(plain, ours, options)
+
+
+@pytest.mark.parametrize("options", _SECOND_RUNS)
+def test_an_option_finds_the_run_before(starter: Starter, tmp_path: Path, options: str) -> None:
+    """If this fails, pytest's cache has other tests than those that failed."""
+    plain, ours = _both(starter, tmp_path, (), options, options)
+    _check(plain, ours, options)
+
+
+@pytest.mark.parametrize(("name", "plugins", "options"), _PLUGINS)
+def test_a_plugin_does_the_same(starter: Starter, tmp_path: Path, name: str, plugins: list[str], options: str) -> None:
+    """If this fails, a plug-in does something else with tests that run on ranks."""
+    metadata.version(name)
+    plain, ours = _both(starter, tmp_path, plugins, options)
+    assert outcomes(plain.log), plain.log
+    _check(plain, ours, options)
+    if name == "pytest-json-report":
+        written = [json.loads((tmp_path / kind / ".report.json").read_text()) for kind in ("plain", "ours")]
+        (text,) = [test["call"]["longrepr"] for test in written[1]["tests"] if test["nodeid"].endswith("::test_fails")]
+        assert "rank 0 of 2" in text
+        assert [len(one["tests"]) for one in written] == [20, 20]
+    if name == "pytest-html":
+        assert "rank 0 of 2" in (tmp_path / "ours" / "report.html").read_text()
+
+
+def test_pycharm_sees_the_report(starter: Starter, tmp_path: Path) -> None:
+    """If this fails, PyCharm's pane of tests lacks a test, or the text of its failure."""
+    plain, ours = _both(starter, tmp_path, ["teamcity.pytest_plugin"], "--teamcity")
+    said = [re.findall(r"##teamcity\[(test\w+) .*?name='(.*?)'", ended.log) for ended in (plain, ours)]
+    alike = [[one for one in every if one[1].partition(".")[2] not in _DIFFERING] for every in said]
+    assert alike[1] == alike[0], ours.log
+    (failure,) = re.findall(r"##teamcity\[testFailed .*name='test_suite\.test_fails'.*", ours.log)
+    assert "rank 0 raised AssertionError" in failure
+    assert "rank 0 of 2" in failure
+
+
+# What the plug-in of VS Code's Python extension reads of a test: python_files/vscode_pytest of microsoft/vscode-python.
+_VSCODE = """
+    import json
+
+    import pytest
+
+    _seen = {}
+
+
+    def pytest_exception_interact(node, call, report):
+        kind = "failure" if call.excinfo.typename == "AssertionError" else "error"
+        _seen.setdefault(report.nodeid, [kind, report.longreprtext])
+
+
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_report_teststatus(report, config):
+        if report.when == "call":
+            kind = "success" if report.passed else "failure" if report.failed else "skipped"
+            _seen.setdefault(report.nodeid, [kind, report.longreprtext if report.failed else ""])
+
+
+    def pytest_sessionfinish(session):
+        (session.config.rootpath / "seen.json").write_text(json.dumps(_seen))
+"""
+
+
+def test_vscode_sees_the_report(starter: Starter, tmp_path: Path) -> None:
+    """If this fails, VS Code's pane of tests shows another icon, or not the report, or a rank writes into the pane."""
+    for is_ours in (False, True):
+        folder = tmp_path / ("ours" if is_ours else "plain")
+        write_suite(folder, is_ours=is_ours)
+        write_file(folder, "vscode_pytest.py", _VSCODE)
+        _run(starter, folder, ["vscode_pytest"], "")
+    plain, ours = (json.loads((tmp_path / kind / "seen.json").read_text()) for kind in ("plain", "ours"))
+    assert ours.keys() == plain.keys()
+    differing = {nodeid.partition("::")[2] for nodeid in plain if ours[nodeid][0] != plain[nodeid][0]}
+    assert differing <= _DIFFERING, (plain, ours)
+    kind, text = ours["test_suite.py::test_fails"]
+    assert kind == "failure"
+    assert "rank 0 raised AssertionError" in text
+    assert "rank 0 of 2" in text
