@@ -21,7 +21,6 @@ import argparse
 import json
 import re
 import shlex
-import shutil
 import subprocess
 import sys
 import time
@@ -30,6 +29,7 @@ from contextlib import ExitStack
 from pathlib import Path
 
 from e2e.first_week import command_problems
+from e2e.pages import CONSUMERS, make_mine, page_problems
 from e2e.problems import SHOWN, TESTS_FAILED, problems
 from e2e.questions import answers_problems
 from e2e.stranger import WRONG, installed_problems
@@ -38,7 +38,6 @@ from tests.support.nested_bazel import ROOT, Done, NestedBazel, nested_bazel, sc
 # The versions in the lock file of these workspaces.
 TORCH = "torch==2.13.0+cpu"
 
-CONSUMERS = ROOT / "docs" / "consumers.md"
 ADD_ONS = ROOT / "docs" / "add_ons.md"
 BACKENDS = ROOT / "docs" / "backends.md"
 WHEELS = ROOT / "docs" / "wheels.md"
@@ -284,59 +283,6 @@ def lock_problems() -> list[str]:
         for pin in pins
         if not re.search(rf"^{re.escape(pin)}(\.0)* ", lock, re.MULTILINE)
     ]
-
-
-def page_blocks(page: Path) -> list[tuple[str, str]]:
-    """Return the page's blocks of code with the names of their files: name and text."""
-    return re.findall(
-        r"^<!-- (\S+) -->\n```\w*\n(.*?)^```$", page.read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL
-    )
-
-
-def page_problems(page: Path) -> list[str]:
-    """Say which lines of a page's blocks no consumer here has. `mine` is made as docs/consumers.md says."""
-    blocks = page_blocks(page)
-    found = [] if blocks else [f"{page.name}: no block of code names its file"]
-    for name, block in blocks:
-        # Its lock file is the one in this folder.
-        name = {"mine/requirements.in": "e2e/requirements.in"}.get(name, name)
-        if not name.startswith(("mine/", "mine:", "more/")):
-            lines = set((ROOT / name).read_text(encoding="utf-8").splitlines())
-            found += [f"{page.name}: {name} has no line {line!r}" for line in block.splitlines() if line not in lines]
-    return found
-
-
-def make_mine(page: Path, folder: Path) -> Path:
-    """Follow docs/consumers.md: make the repository that it shows, beside the library.
-
-    Args:
-        page: The page.
-        folder: An empty folder for both.
-
-    Returns:
-        The repository's folder.
-
-    Raises:
-        SystemExit: If the repository is not the one that the page shows.
-    """
-    workspace = folder / "mine"
-    workspace.mkdir()
-    (folder / "dist_testing").symlink_to(ROOT)
-    subprocess.run([sys.executable, "../dist_testing/tools/init/init.py"], cwd=workspace, check=True)
-    for name, block in page_blocks(page):
-        if name.startswith("mine/") and (folder / name).read_text(encoding="utf-8") != block:
-            raise SystemExit(f"e2e.check: tools/init writes another {name} than {page.name} shows")
-        if name.startswith("more/"):
-            # What later parts of the page add.
-            path = workspace / name.removeprefix("more/")
-            path.parent.mkdir(exist_ok=True)
-            with path.open("a", encoding="utf-8") as file:
-                file.write(block)
-    slow = (workspace / "fast" / "BUILD.bazel").read_text(encoding="utf-8").replace("test_fast.py", "test_slow.py")
-    (workspace / "slow" / "BUILD.bazel").write_text(slow, encoding="utf-8")
-    # In place of the page's command, which would ask the network.
-    shutil.copy(ROOT / "e2e" / "requirements.txt", workspace)
-    return workspace
 
 
 CHECKS: dict[str, Callable[[NestedBazel], list[str]]] = {

@@ -13,7 +13,7 @@ import sys
 from contextlib import ExitStack
 from pathlib import Path
 
-from e2e.check import CONSUMERS, make_mine
+from e2e.pages import CONSUMERS, make_mine
 from tests.starlark.consumer import write_workspace
 from tests.support.nested_bazel import ROOT, nested_bazel, scratch_folder
 

@@ -121,7 +121,7 @@ def consumer_subject(bazel: Bazel) -> Iterator[Subject]:
     """Make a consumer's repository from docs/consumers.md, with a server of its own; both go after the block."""
     # The programs of the other folders are modules of the repository's root.
     sys.path.insert(0, str(ROOT))
-    from e2e.check import CONSUMERS, make_mine
+    from e2e.pages import CONSUMERS, make_mine
     from tests.support.nested_bazel import scratch_folder
 
     with scratch_folder("loop.consumer") as folder:

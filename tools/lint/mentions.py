@@ -40,7 +40,9 @@ _ALLOWED = {
     "jobs": _Mentions("jobs|side_by_side", 3, "the option that asks for the add-on"),
     "nccl": _Mentions("nccl", 3, "torch's own skip, by which people search; a fact of a backend"),
     # A `node` alone is pytest's, or one of a syntax tree.
-    "nodes": _Mentions("(^|_)nodes($|_)|node_|_node$", 13, "the layout of ranks: `World.node`, torchrun's variables, spec, marker"),
+    "nodes": _Mentions(
+        "(^|_)nodes($|_)|node_|_node$", 13, "the layout of ranks: `World.node`, torchrun's variables, spec, marker"
+    ),
     "pool_state": _Mentions("pool_state", 0, ""),
     "programs": _Mentions("program_(exits|session)|^programs$", 3, "a field of the spec, and its session of pytest"),
     "threads": _Mentions(
