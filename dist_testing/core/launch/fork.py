@@ -213,9 +213,13 @@ def _freeze_imports() -> None:
 
 
 def _start_fresh(control: socket.socket, run: RunContext) -> int:
+    loader = with_imports(run.loader)
+    if run.may_fork_runner:
+        # As in the runner: a test file need not import it, and then each rank would, which takes seconds.
+        loader = dataclasses.replace(loader, import_first=(*loader.import_first, "torch.distributed"))
     arguments, descriptor = command(
         fork_server.__name__,
-        FreshForkServer(control.fileno(), tuple(run.directories), os.getpid(), with_imports(run.loader), run.forks),
+        FreshForkServer(control.fileno(), tuple(run.directories), os.getpid(), loader, run.forks),
     )
     try:
         # It stays in this process group, because Bazel kills the group.
