@@ -28,24 +28,14 @@ _FLAGS = ("-u",)
 
 @dataclass(frozen=True, slots=True)
 class Launch:
-    """A command that launches ranks.
+    """A command that launches ranks."""
 
-    Attributes:
-        module: The module of the launcher.
-        arguments: Its `sys.argv`.
-    """
-
-    module: str
-    arguments: tuple[str, ...]
+    module: str  # the module of the launcher
+    arguments: tuple[str, ...]  # its `sys.argv`
 
 
 def launch_in(command: Sequence[str], env: Mapping[str, str]) -> Launch | None:
-    """Return the launch that a command line means; None for any other command.
-
-    Args:
-        command: The program and its arguments.
-        env: The environment of the command, in whose PATH the program is looked for.
-    """
+    """Return the launch that a command line means; None for any other command. The PATH of `env` finds programs."""
     if not command:
         return None
     program, *rest = command

@@ -26,13 +26,7 @@ _FAILED = 1
 
 
 def main(channel_fd: int, preloaded: Sequence[str], own_path: Sequence[str]) -> NoReturn:
-    """Serve until the test's process is gone.
-
-    Args:
-        channel_fd: The connection to it.
-        preloaded: Modules that all launched scripts import.
-        own_path: The search path with which this interpreter began.
-    """
+    """Serve until the test's process is gone."""
     search_path = _search_path(own_path)
     for module in ("torch.distributed.run", *preloaded):
         importlib.import_module(module)
@@ -93,11 +87,7 @@ def _be_runner(fds: Sequence[int], search_path: Sequence[str]) -> NoReturn:
 
 
 def end_with(life: socket.socket) -> None:
-    """Interrupt this process when the proxy ends: the command has been killed, or its time is over.
-
-    Raises:
-        InterruptedRunError: Now, if it has ended already; otherwise in the main thread, when it ends.
-    """
+    """Raise InterruptedRunError in the main thread when the proxy ends: the command was killed, or its time is over."""
 
     def interrupt(*_: Any) -> NoReturn:
         signal.signal(signal.SIGIO, signal.SIG_IGN)

@@ -81,9 +81,7 @@ class _Launch:
 def launched_by(command: Sequence[str], search_path: Sequence[str]) -> Iterator[None]:
     """Have torchrun's main program, which runs in the block, start its ranks on the engine.
 
-    Args:
-        command: The launcher's command line.
-        search_path: `sys.path` of the ranks, after the folder of their script.
+    `search_path`: `sys.path` of the ranks, after the folder of their script.
     """
     import torch.distributed.run
 
@@ -114,11 +112,7 @@ def _script(entrypoint: object, arguments: Sequence[object]) -> list[str] | None
 
 
 def _run(program: Program, world_size: int) -> None:
-    """Run the program on the engine.
-
-    Raises:
-        SystemExit: If a rank failed; the report is on standard error.
-    """
+    """Run the program on the engine. If a rank failed, raise SystemExit; the report is on standard error."""
     backend = default_backend()
     streams = [os.dup(1), os.dup(2)]
     # The process is a fork of one that only has torch loaded. What the launcher has added does no harm.

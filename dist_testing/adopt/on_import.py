@@ -15,12 +15,6 @@ class ChangeOnImport(MetaPathFinder):
     """Finds modules as the other finders do, and calls a function with each one when its code has run."""
 
     def __init__(self, last_name: str, change: Callable[[ModuleType], object]) -> None:
-        """Make the finder.
-
-        Args:
-            last_name: Only modules whose name ends with this are changed, and only those of no installed package.
-            change: Takes the module.
-        """
         self._last_name = last_name
         self._change = change
 

@@ -45,12 +45,7 @@ def ranks_of(
 ) -> CallWorld:
     """Return a world in which each rank calls `call(rank)`, without a group and without variables of a launcher.
 
-    Args:
-        call: Needs no pickle.
-        name: Name of the test, for reports.
-        size: Number of ranks.
-        timeout_s: Limit in seconds; None for that of the session.
-        subject: What errors name; "" for the name.
+    `timeout_s`: None for the limit of the session. `subject`: what errors name; "" for the name.
     """
     return CallWorld(
         functools.partial(_on_rank, call, dict(os.environ)),
@@ -67,10 +62,7 @@ def ranks_of(
 def keeps_own_way(subject: str, own_way: str, unknown: str = "") -> bool:
     """Return whether the suite makes the ranks in its own way, and tell once why.
 
-    Args:
-        subject: Name of the test or function.
-        own_way: What runs the ranks then.
-        unknown: What the adapter does not know; "" if only the state of this process can stand against a fork.
+    `unknown`: what the adapter does not know; "" if only the state of this process can stand against a fork.
     """
     reasons = [unknown] if unknown else unshareable_reasons()
     line = f"dist_testing: {subject}: {own_way}, because {'; '.join(reasons)}"
@@ -81,12 +73,7 @@ def keeps_own_way(subject: str, own_way: str, unknown: str = "") -> bool:
 
 
 def run_on_ranks(call: Callable[[int], Any], name: str, size: int, timeout_s: float | None) -> None:
-    """Call `call(rank)` on each rank of a world; see `ranks_of` for the arguments.
-
-    Raises:
-        CaseFailedError: If a rank failed.
-        unittest.SkipTest: If all ranks skip for the same reason.
-    """
+    """Call `call(rank)` on each rank of a world; see `ranks_of` for the arguments."""
     __tracebackhide__ = True
     with ranks_of(call, name, size, timeout_s) as world:
         world.judge(world.run(), CaseFailedError)

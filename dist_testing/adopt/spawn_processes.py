@@ -68,11 +68,7 @@ class Watch:
         self._seen.add(id(seen))
 
     def judge(self, nodeid: str) -> None:
-        """Wait for the processes that the test has not judged, except daemons, and fail if one has failed.
-
-        Raises:
-            TestProcessError: If one has failed.
-        """
+        """Wait for the processes that the test has not judged, except daemons, and fail if one has failed."""
         __tracebackhide__ = True
         failed = []
         for one, target in self._started:

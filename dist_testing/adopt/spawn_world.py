@@ -60,19 +60,15 @@ class RanksExitedError(CaseFailedError, ProcessExitedException):
 
 
 class RanksContext:
-    """What `start_processes(join=False)` returns, with the names of torch's `ProcessContext`.
-
-    Attributes:
-        processes: A handle for each rank.
-        is_daemon: Whether the ranks end with the test, without a verdict.
-    """
+    """What `start_processes(join=False)` returns, with the names of torch's `ProcessContext`."""
 
     def __init__(self, world: CallWorld, *, daemon: bool) -> None:
         self._world = world
         self._running = world.start()
-        self.is_daemon = daemon
+        self.is_daemon = daemon  # whether the ranks end with the test, without a verdict
         self._error: BaseException | None = None
         self._is_over = False
+        # A handle for each rank.
         self.processes = [RankHandle(self._running, rank) for rank in range(self._running.case.world_size)]
         _contexts.append(self)
 

@@ -39,14 +39,10 @@ _NOT_NEEDED = b"{}"
 
 
 class Lines:
-    """What the ranks of one world use to talk; made before they are forked.
-
-    Attributes:
-        size: Number of ranks.
-    """
+    """What the ranks of one world use to talk; made before they are forked."""
 
     def __init__(self, size: int) -> None:
-        self.size = size
+        self.size = size  # number of ranks
         # Both ends of each further rank's line: of rank 0, and of the rank itself.
         self._lines = [multiprocessing.Pipe() for _ in range(1, size)]
         self._needed = mmap.mmap(-1, mmap.PAGESIZE)
@@ -78,14 +74,7 @@ class Lines:
 
 
 def run_item(item: pytest.Item, lines: Lines, rank: int) -> dict[str, str] | None:
-    """Run the test on a rank.
-
-    Returns:
-        On rank 0 "outcome" ("passed", "skipped" or "xfailed") and "reason"; on other ranks None.
-
-    Raises:
-        BaseException: What the test has raised.
-    """
+    """Run the test on a rank. On rank 0, return "outcome" ("passed", "skipped" or "xfailed") and "reason"."""
     capture_nothing(item.config)
     item.stash[ON_RANK] = True
     for name in (*SETUP, "runtest"):
@@ -177,22 +166,17 @@ def _check_started(
 
 
 class _RankHandle:
-    """A rank in the place of the process that a launcher starts, with the names of `Popen` that launchers use.
-
-    Attributes:
-        args: The command.
-        pid: The rank's process.
-        returncode: 0 or 1 when the rank has ended the test; None before, and if its process was killed.
-    """
+    """A rank in the place of the process that a launcher starts, with the names of `Popen` that launchers use."""
 
     stdin = stdout = stderr = None
 
     def __init__(self, args: Any, line: Connection, env: Mapping[str, str]) -> None:
-        self.args = args
+        self.args = args  # the command
+        # 0 or 1 when the rank has ended the test; None before, and if its process was killed.
         self.returncode: int | None = None
         self._line = line
         line.send_bytes(json.dumps(dict(env)).encode())
-        self.pid: int = line.recv()
+        self.pid: int = line.recv()  # the rank's process
 
     def poll(self) -> int | None:
         """Return the exit code, if the rank has ended."""
@@ -201,11 +185,7 @@ class _RankHandle:
         return self.returncode
 
     def wait(self, timeout: float | None = None) -> int:
-        """Wait for the end of the rank.
-
-        Raises:
-            subprocess.TimeoutExpired: If it takes longer.
-        """
+        """Wait for the end of the rank."""
         if self.returncode is None and not self._line.poll(timeout):
             raise subprocess.TimeoutExpired(self.args, timeout or 0.0)
         code = self.poll()

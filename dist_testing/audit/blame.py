@@ -15,12 +15,7 @@ _TERMINAL = re.compile("\x1b\\[[0-9;:?]*[A-Za-z]")
 
 
 def ranks_named(text: str, world_size: int) -> tuple[int, ...]:
-    """Return the ranks of a world that a text names, in order.
-
-    Args:
-        text: The report of a harness.
-        world_size: Ranks of the world. Larger numbers are pids, ports and the like.
-    """
+    """Return the ranks of a world that a report names, in order. Larger numbers are pids, ports and the like."""
     plain = _TERMINAL.sub("", text)
     found = {int(match[1]) for match in _RANK.finditer(plain)}
     for match in _RANKS.finditer(plain):

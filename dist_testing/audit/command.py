@@ -31,25 +31,16 @@ _OUTPUT_BYTES = 400_000
 
 @dataclass(frozen=True)
 class Ran:
-    """One run of the command.
+    """One run of the command."""
 
-    Attributes:
-        exit_status: Its exit status; minus the signal's number if a signal ended it; None if it had to be stopped.
-        began_s: Start, on the clock of `time.monotonic`.
-        ended_s: End on the same clock.
-        output: The end of what it wrote.
-        log: File with all that it wrote.
-        left: What it left behind; nothing if it had to be stopped.
-        seen: What the hook saw.
-    """
-
+    # Its exit status; minus the signal's number if a signal ended it; None if it had to be stopped.
     exit_status: int | None
-    began_s: float
-    ended_s: float
-    output: str
-    log: Path
-    left: Left
-    seen: Seen
+    began_s: float  # Start, on the clock of `time.monotonic`
+    ended_s: float  # End on the same clock
+    output: str  # the end of what it wrote
+    log: Path  # file with all that it wrote
+    left: Left  # what it left behind; nothing if it had to be stopped
+    seen: Seen  # what the hook saw
 
     @property
     def seconds(self) -> float:
@@ -61,31 +52,15 @@ class Runner:
     """Runs a command again and again, each time in an empty folder for its temporary files."""
 
     def __init__(self, command: Sequence[str], folder: Path, logs: Path) -> None:
-        """Keep the arguments.
-
-        Args:
-            command: The test command.
-            folder: An empty folder for the runs; what a run needs is removed after it.
-            logs: Folder for what the command writes.
-        """
         self._command = list(command)
         self._folder = folder
         self._logs = logs
         self._count = 0
 
     def run(self, plan: Plan, *, limit_s: float, after_fault_s: float) -> Ran:
-        """Run the command.
+        """Run the command, and return what happened; no process of it is alive then.
 
-        Args:
-            plan: What the hook does.
-            limit_s: Limit of the run, in seconds.
-            after_fault_s: Limit from the moment when the fault came, in seconds.
-
-        Returns:
-            What happened. No process of the run is alive.
-
-        Raises:
-            UsageError: If the command cannot be started.
+        `after_fault_s`: limit from the moment when the fault came.
         """
         self._count += 1
         folder = self._folder / str(self._count)

@@ -29,20 +29,11 @@ MOMENTS: Final[dict[str, str]] = {
 
 @dataclass(frozen=True)
 class Plan:
-    """What one run of the command does (`hook.record.Plan` is the other side).
+    """What one run of the command does (`hook.record.Plan` is the other side)."""
 
-    Attributes:
-        case: Id of the one case to run; None for all.
-        fault: Name of the fault; None for none.
-        rank: The rank that gets it.
-        moment: A key of MOMENTS.
-        hold_s: How long a rank hangs at most, in seconds.
-        collectives: Whether to look at collective calls.
-    """
-
-    case: str | None = None
-    fault: str | None = None
-    rank: int = 0
-    moment: str = "init"
-    hold_s: float = 0.0
-    collectives: bool = True
+    case: str | None = None  # Id of the one case to run; None for all
+    fault: str | None = None  # name of the fault; None for none
+    rank: int = 0  # the rank that gets it
+    moment: str = "init"  # a key of MOMENTS
+    hold_s: float = 0.0  # how long a rank hangs at most, in seconds
+    collectives: bool = True  # whether to look at collective calls

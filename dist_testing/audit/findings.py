@@ -22,83 +22,47 @@ HOLES: Final[dict[str, str]] = {
 
 @dataclass(frozen=True)
 class FaultResult:
-    """One fault in one case.
+    """One fault in one case."""
 
-    Attributes:
-        fault: Its name; "none" for the run of the case without a fault.
-        planted: Whether it came.
-        note: Why it was not planted, or other things worth knowing.
-        rank: The rank that got it.
-        call: The call in which it came.
-        outcome: What the harness says about the case: "passed", "failed", "skipped", "" (no result).
-        exit_status: Exit status of the command; None if the audit had to stop it.
-        noticed_s: Seconds from the fault until the harness reported a failure; None if it did not.
-        named: The ranks that the report names.
-        left: What the run left behind, beyond what it leaves without a fault.
-        holes: Keys of HOLES.
-        log: File with the output of the run.
-    """
-
-    fault: str
-    planted: bool
-    note: str = ""
-    rank: int = 0
-    call: str = ""
-    outcome: str = ""
-    exit_status: int | None = None
-    noticed_s: float | None = None
-    named: tuple[int, ...] = ()
-    left: Left = field(default_factory=Left)
-    holes: tuple[str, ...] = ()
-    log: str = ""
+    fault: str  # its name; "none" for the run of the case without a fault
+    planted: bool  # whether it came
+    note: str = ""  # why it was not planted, or other things worth knowing
+    rank: int = 0  # the rank that got it
+    call: str = ""  # the call in which it came
+    outcome: str = ""  # what the harness says about the case: "passed", "failed", "skipped", "" (no result)
+    exit_status: int | None = None  # exit status of the command; None if the audit had to stop it
+    noticed_s: float | None = None  # seconds from the fault until the harness reported a failure; None if it did not
+    named: tuple[int, ...] = ()  # the ranks that the report names
+    left: Left = field(default_factory=Left)  # what the run left behind, beyond what it leaves without a fault
+    holes: tuple[str, ...] = ()  # keys of HOLES
+    log: str = ""  # file with the output of the run
 
 
 @dataclass
 class CaseResult:
-    """One case of the suite.
-
-    Attributes:
-        id: Its id.
-        outcome: Its outcome in the run of the suite as it is.
-        world_size: Ranks that it started; 0 without ranks.
-        why_not: Why it was not audited; "" if it was.
-        holes: Holes that need no fault, such as "ran_nothing".
-        seconds: How long the audit of the case took.
-        faults: Its faults.
-    """
+    """One case of the suite."""
 
     id: str
-    outcome: str
-    world_size: int
-    why_not: str = ""
-    holes: tuple[str, ...] = ()
-    seconds: float = 0.0
+    outcome: str  # its outcome in the run of the suite as it is
+    world_size: int  # ranks that it started; 0 without ranks
+    why_not: str = ""  # why it was not audited; "" if it was
+    holes: tuple[str, ...] = ()  # Holes that need no fault, such as "ran_nothing"
+    seconds: float = 0.0  # how long the audit of the case took
     faults: list[FaultResult] = field(default_factory=list)
 
 
 @dataclass
 class Audit:
-    """All that an audit has found.
-
-    Attributes:
-        command: The test command.
-        exit_status: Its exit status as it is; None if it had to be stopped.
-        suite_s: Seconds of the suite as it is.
-        total_s: Seconds of the whole audit.
-        slow_s: From how many seconds on a fault is noticed too late.
-        limit_s: How long the audit waited after a fault.
-        cases: The cases, in their order.
-        unseen: What the audit could not see, in sentences.
-    """
+    """All that an audit has found."""
 
     command: list[str]
-    exit_status: int | None
-    suite_s: float
-    slow_s: float
-    limit_s: float
-    total_s: float = 0.0
-    cases: list[CaseResult] = field(default_factory=list)
-    unseen: list[str] = field(default_factory=list)
+    exit_status: int | None  # its exit status as it is; None if it had to be stopped
+    suite_s: float  # seconds of the suite as it is
+    slow_s: float  # from how many seconds on a fault is noticed too late
+    limit_s: float  # how long the audit waited after a fault
+    total_s: float = 0.0  # seconds of the whole audit
+    cases: list[CaseResult] = field(default_factory=list)  # the cases, in their order
+    unseen: list[str] = field(default_factory=list)  # what the audit could not see, in sentences
 
     @property
     def audited(self) -> list[CaseResult]:

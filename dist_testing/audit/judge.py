@@ -10,12 +10,7 @@ from dist_testing.audit.seen import CaseSeen
 
 
 def why_not_planted(fault: str, case: CaseSeen) -> str:
-    """Return why a fault tells nothing about a case, or "" if it does.
-
-    Args:
-        fault: Name of the fault.
-        case: The case without a fault.
-    """
+    """Return why a fault tells nothing about a case, which is seen here without a fault; "" if it does."""
     if fault == "return" and case.world_size < 2:
         return "in a world of one, an early return is a pass"
     if fault == "return" and not any(moments - {"init"} for moments in case.ranks.values()):
@@ -29,16 +24,7 @@ def moment_of(case: CaseSeen, rank: int) -> str:
 
 
 def judge(plan: Plan, ran: Ran, clean: Ran, case_id: str, *, slow_s: float, limit_s: float) -> FaultResult:
-    """Return what a run with a fault shows.
-
-    Args:
-        plan: The plan of the run.
-        ran: The run.
-        clean: The run of the same case without a fault.
-        case_id: Id of the case.
-        slow_s: From how many seconds on the fault is noticed too late.
-        limit_s: How long the audit waited after the fault.
-    """
+    """Return what a run with a fault shows; `clean` is the run of the same case without one."""
     fault = plan.fault or "none"
     came = ran.seen.fault
     world_size = clean.seen.cases[case_id].world_size

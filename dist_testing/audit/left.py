@@ -28,17 +28,11 @@ _KEPT_ON_PURPOSE = "pytest-of-"
 
 @dataclass(frozen=True)
 class Left:
-    """What a run has left behind.
+    """What a run has left behind."""
 
-    Attributes:
-        processes: Command lines of processes that still ran.
-        ports: Addresses on which these processes listened, such as "127.0.0.1:29500".
-        files: Names of files and folders, such as "/dev/shm/psm_1a2b".
-    """
-
-    processes: tuple[str, ...] = ()
-    ports: tuple[str, ...] = ()
-    files: tuple[str, ...] = ()
+    processes: tuple[str, ...] = ()  # command lines of processes that still ran
+    ports: tuple[str, ...] = ()  # addresses on which these processes listened, such as "127.0.0.1:29500"
+    files: tuple[str, ...] = ()  # names of files and folders, such as "/dev/shm/psm_1a2b"
 
     def beyond(self, usual: Left) -> Left:
         """Return the things of which `usual`, from a run without a fault, has none of the same shape."""
@@ -110,12 +104,7 @@ def living() -> list[psutil.Process]:
 
 
 def find_left(temp: Path, shm: SharedMemoryWatch) -> Left:
-    """Return what a command has left behind that has ended. Its processes must be descendants of this one.
-
-    Args:
-        temp: The temporary folder of the run.
-        shm: Watched /dev/shm during the run.
-    """
+    """Return what a command has left behind that has ended. Its processes must be descendants of this one."""
     shm.look()
     until_s = time.monotonic() + _LEAVING_S
     reap()

@@ -18,11 +18,7 @@ _TEMPLATE = Path(__file__).parent / "templates" / "audit.html"
 
 
 def page(found: Audit, *, made_wall_s: float) -> str:
-    """Return the page of the findings. `made_wall_s` is the time of day, in seconds since 1970.
-
-    Raises:
-        ReportError: If jinja2 is not installed.
-    """
+    """Return the page of the findings. `made_wall_s` is the time of day, in seconds since 1970."""
     words, kind = _verdict(found)
     planted = sum(fault.planted for case in found.cases for fault in case.faults)
     status = "stopped" if found.exit_status is None else f"exit status {found.exit_status}"

@@ -14,69 +14,41 @@ WHOLE = "(the whole command)"
 
 @dataclass
 class CaseSeen:
-    """One case of a run.
+    """One case of a run."""
 
-    Attributes:
-        id: Its id, as pytest or unittest names it.
-        outcome: "passed", "failed" or "skipped"; "" if it has no result.
-        text: What the harness reports about it.
-        seconds: How long it took.
-        ended_s: When its result was known, on the clock of `time.monotonic`.
-        ranks: For each rank the moments that it reached: "init", "collective", "own".
-        world_size: The largest world; 0 without ranks.
-        processes: How many processes began during the case.
-        tellers: How many processes tell its result: more than one if each rank is a pytest.
-    """
-
-    id: str
-    outcome: str = ""
-    text: str = ""
-    seconds: float = 0.0
-    ended_s: float | None = None
+    id: str  # its id, as pytest or unittest names it
+    outcome: str = ""  # "passed", "failed" or "skipped"; "" if it has no result
+    text: str = ""  # what the harness reports about it
+    seconds: float = 0.0  # how long it took
+    ended_s: float | None = None  # when its result was known, on the clock of `time.monotonic`
+    # For each rank the moments that it reached: "init", "collective", "own".
     ranks: dict[int, set[str]] = field(default_factory=lambda: defaultdict(set))
-    world_size: int = 0
-    processes: int = 0
-    tellers: int = 0
+    world_size: int = 0  # the largest world; 0 without ranks
+    processes: int = 0  # how many processes began during the case
+    tellers: int = 0  # how many processes tell its result: more than one if each rank is a pytest
 
 
 @dataclass(frozen=True)
 class FaultSeen:
-    """The fault that came.
+    """The fault that came."""
 
-    Attributes:
-        at_s: When, on the clock of `time.monotonic`.
-        pid: The process of the rank.
-        call: The call in which it came, such as "all_reduce".
-        how: For an early return, the function that was left.
-        hit_harness: Whether the rank was a thread of the process that runs the cases.
-        hit_all: Whether other ranks were threads of the same process.
-    """
-
-    at_s: float
-    pid: int
-    call: str
-    how: str
-    hit_harness: bool
-    hit_all: bool = False
+    at_s: float  # when, on the clock of `time.monotonic`
+    pid: int  # the process of the rank
+    call: str  # the call in which it came, such as "all_reduce"
+    how: str  # for an early return, the function that was left
+    hit_harness: bool  # whether the rank was a thread of the process that runs the cases
+    hit_all: bool = False  # whether other ranks were threads of the same process
 
 
 @dataclass
 class Seen:
-    """What the hook saw in one run.
+    """What the hook saw in one run."""
 
-    Attributes:
-        cases: The cases by id, in the order in which they ran.
-        has_pytest: Whether pytest ran in any process.
-        session_ended: Whether each outermost pytest came to its end.
-        processes: How many Python processes had the hook.
-        fault: The fault, if it came.
-    """
-
-    cases: dict[str, CaseSeen] = field(default_factory=dict)
-    has_pytest: bool = False
-    session_ended: bool = True
-    processes: int = 0
-    fault: FaultSeen | None = None
+    cases: dict[str, CaseSeen] = field(default_factory=dict)  # the cases by id, in the order in which they ran
+    has_pytest: bool = False  # whether pytest ran in any process
+    session_ended: bool = True  # whether each outermost pytest came to its end
+    processes: int = 0  # how many Python processes had the hook
+    fault: FaultSeen | None = None  # the fault, if it came
 
     @property
     def has_ranks(self) -> bool:

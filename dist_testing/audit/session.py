@@ -25,43 +25,19 @@ class NothingToAuditError(UsageError):
 
 @dataclass(frozen=True)
 class Settings:
-    """What the command line asks for.
+    """What the command line asks for."""
 
-    Attributes:
-        faults: Names of the faults.
-        cases: Parts of the ids of the cases to audit, with * and ?; none for all.
-        rank: The rank that gets faults; in a smaller world, the last rank.
-        slow_s: From how many seconds on a fault is noticed too late.
-        limit_s: How long the audit waits after a fault, in seconds.
-        suite_limit_s: Limit of a run before a fault, in seconds.
-        collectives: Whether to look at collective calls; without, faults come after `init_process_group`.
-    """
-
-    faults: tuple[str, ...]
-    cases: tuple[str, ...] = ()
-    rank: int = 1
-    slow_s: float = 30.0
-    limit_s: float = 120.0
-    suite_limit_s: float = 3600.0
-    collectives: bool = True
+    faults: tuple[str, ...]  # names of the faults
+    cases: tuple[str, ...] = ()  # Parts of the ids of the cases to audit, with * and ?; none for all
+    rank: int = 1  # the rank that gets faults; in a smaller world, the last rank
+    slow_s: float = 30.0  # from how many seconds on a fault is noticed too late
+    limit_s: float = 120.0  # how long the audit waits after a fault, in seconds
+    suite_limit_s: float = 3600.0  # Limit of a run before a fault, in seconds
+    collectives: bool = True  # whether to look at collective calls; without, faults come after `init_process_group`
 
 
 def audit(command: Sequence[str], runner: Runner, settings: Settings, tell: Callable[[str], None]) -> Audit:
-    """Audit a suite.
-
-    Args:
-        command: The test command.
-        runner: Runs it.
-        settings: What to do.
-        tell: Called with a line about each step.
-
-    Returns:
-        What was found.
-
-    Raises:
-        NothingToAuditError: If there is nothing to audit.
-        UsageError: If the command cannot be started.
-    """
+    """Audit a suite. Raises NothingToAuditError if there is nothing to audit."""
     began_s = time.monotonic()
     tell(f"the suite as it is: {' '.join(command)}")
     whole = runner.run(

@@ -39,77 +39,43 @@ class EventsError(ReportError):
 
 @dataclass(frozen=True, slots=True)
 class Attempt:
-    """One test action: an attempt of one shard of one run of a target.
-
-    Attributes:
-        target: Its label.
-        configuration: Bazel's name of the configuration. One invocation may test a label in several.
-        shard: From 1.
-        run: From 1.
-        number: From 1; greater than 1 if a failed test was repeated.
-        status: Bazel's word: PASSED, FAILED, TIMEOUT, INCOMPLETE, REMOTE_FAILURE, ...
-        cached: Origin of the result: "local", "remote", or "" if the test ran.
-        strategy: Where the test ran: "remote", "linux-sandbox", ...; "" if it did not run.
-        duration_s: Duration of the test in seconds, also if the result is from a cache.
-        xml: Its test.xml; None if it is not on this machine.
-        outputs: All its outputs.
-        began_s: When it began, in seconds since 1970; None if unknown.
-        host: Machine that ran it; "" if unknown.
-    """
+    """One test action: an attempt of one shard of one run of a target."""
 
     target: str
-    configuration: str
-    shard: int
-    run: int
-    number: int
-    status: str
-    cached: str
-    strategy: str
-    duration_s: float
-    xml: Path | None
-    outputs: Sequence[Output] = ()
-    began_s: float | None = None
-    host: str = ""
+    configuration: str  # Bazel's name of the configuration. One invocation may test a label in several.
+    shard: int  # from 1
+    run: int  # from 1
+    number: int  # from 1; greater than 1 if a failed test was repeated
+    status: str  # Bazel's word: PASSED, FAILED, TIMEOUT, INCOMPLETE, REMOTE_FAILURE, ..
+    cached: str  # origin of the result: "local", "remote", or "" if the test ran
+    strategy: str  # where the test ran: "remote", "linux-sandbox", ...; "" if it did not run
+    duration_s: float  # Duration of the test in seconds, also if the result is from a cache
+    xml: Path | None  # its test.xml; None if it is not on this machine
+    outputs: Sequence[Output] = ()  # all its outputs
+    began_s: float | None = None  # when it began, in seconds since 1970; None if unknown
+    host: str = ""  # machine that ran it; "" if unknown
 
 
 @dataclass(frozen=True, slots=True)
 class Invocation:
-    """The content of the build events.
+    """The content of the build events."""
 
-    Attributes:
-        attempts: In the order in which they ended.
-        summaries: Selected target -> Bazel's last word on it; of several configurations, the worst.
-        incompatible: Targets that Bazel itself has skipped.
-        broken: Targets that could not be analysed or built -> Bazel's message.
-        faulty: The broken targets that would be broken on any executor.
-        unknown: Target patterns that Bazel could not expand -> Bazel's message.
-        exit_code: Bazel's exit status; None if Bazel ended before it wrote it.
-        exit_name: Bazel's name of the status.
-        is_complete: Whether the file has the last event.
-        identifier: Bazel's identifier of the invocation.
-        command: Such as "test".
-        version: Version of Bazel.
-        began_s: When it began, in seconds since 1970; None if unknown.
-        ended_s: When it ended; None if unknown.
-        revision: Revision of the sources; "" if it is unknown, or the sources had changes.
-        test_filter: Value of `--test_filter`.
-    """
-
-    attempts: Sequence[Attempt]
-    summaries: Mapping[str, str]
-    incompatible: Sequence[str]
-    broken: Mapping[str, str]
-    faulty: Sequence[str]
-    exit_code: int | None
-    exit_name: str
-    is_complete: bool
-    identifier: str = ""
-    command: str = ""
-    version: str = ""
-    began_s: float | None = None
-    ended_s: float | None = None
-    revision: str = ""
-    test_filter: str = ""
+    attempts: Sequence[Attempt]  # in the order in which they ended
+    summaries: Mapping[str, str]  # Selected target -> Bazel's last word on it; of several configurations, the worst
+    incompatible: Sequence[str]  # Targets that Bazel itself has skipped
+    broken: Mapping[str, str]  # Targets that could not be analysed or built -> Bazel's message
+    faulty: Sequence[str]  # the broken targets that would be broken on any executor
+    exit_code: int | None  # Bazel's exit status; None if Bazel ended before it wrote it
+    exit_name: str  # Bazel's name of the status
+    is_complete: bool  # whether the file has the last event
+    identifier: str = ""  # Bazel's identifier of the invocation
+    command: str = ""  # such as "test"
+    version: str = ""  # version of Bazel
+    began_s: float | None = None  # when it began, in seconds since 1970; None if unknown
+    ended_s: float | None = None  # when it ended; None if unknown
+    revision: str = ""  # revision of the sources; "" if it is unknown, or the sources had changes
+    test_filter: str = ""  # value of `--test_filter`
+    # Target patterns that Bazel could not expand -> Bazel's message.
     unknown: Mapping[str, str] = field(default_factory=dict)
 
 
@@ -117,9 +83,6 @@ def read_events(path: Path) -> list[Mapping[str, Any]]:
     """Return the events of a file, at least one.
 
     An incomplete last line is left out: Bazel was killed, the disk is full, or Bazel still runs.
-
-    Raises:
-        EventsError: If the file cannot be read or has other content.
     """
     try:
         size = path.stat().st_size
@@ -161,15 +124,9 @@ def is_whole(events: Iterable[Mapping[str, Any]]) -> bool:
 
 
 def read_invocation(path: Path, disk_cache: Path | None = None) -> Invocation:
-    """Read a file of build events, also an incomplete one.
+    """Read a file of build events, also an incomplete one; raises EventsError if it has other content.
 
-    Args:
-        path: The file.
-        disk_cache: Folder of Bazel's `--disk_cache`, for outputs that are not at their places. By default the one that
-            the invocation has used.
-
-    Raises:
-        EventsError: If the file cannot be read or has other content.
+    `disk_cache` may have the outputs that are not at their places; by default it is the one that Bazel has used.
     """
     events = read_events(path)
     try:

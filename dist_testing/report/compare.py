@@ -40,27 +40,16 @@ class Slower:
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """What differs between two reports. Names are a target and a case; the case is "" for a whole target.
+    """What differs between two reports. Names are a target and a case; the case is "" for a whole target."""
 
-    Attributes:
-        newly_failing: Cases that did not fail before.
-        mended: Cases that failed before and pass now.
-        newly_skipped: Cases that ran before and are skipped now.
-        removed: Cases and targets that are no longer there.
-        added: Cases and targets that were not there before.
-        newly_cached: Targets that ran before and come from a cache now.
-        slower: Cases that are slower beyond the noise, the most first.
-        shift: Ratio of the durations of the middle case: 1.2 if everything is 20 % slower.
-    """
-
-    newly_failing: tuple[_Name, ...]
-    mended: tuple[_Name, ...]
-    newly_skipped: tuple[_Name, ...]
-    removed: tuple[_Name, ...]
-    added: tuple[_Name, ...]
-    newly_cached: tuple[_Name, ...]
-    slower: tuple[Slower, ...]
-    shift: float
+    newly_failing: tuple[_Name, ...]  # Cases that did not fail before
+    mended: tuple[_Name, ...]  # Cases that failed before and pass now
+    newly_skipped: tuple[_Name, ...]  # Cases that ran before and are skipped now
+    removed: tuple[_Name, ...]  # Cases and targets that are no longer there
+    added: tuple[_Name, ...]  # Cases and targets that were not there before
+    newly_cached: tuple[_Name, ...]  # Targets that ran before and come from a cache now
+    slower: tuple[Slower, ...]  # Cases that are slower beyond the noise, the most first
+    shift: float  # Ratio of the durations of the middle case: 1.2 if everything is 20 % slower
 
     @property
     def is_empty(self) -> bool:

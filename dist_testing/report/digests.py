@@ -11,15 +11,7 @@ _PART_BYTES = 1 << 20
 
 
 def digest_of(path: Path, function: str) -> str | None:
-    """Return the digest of a file in hexadecimal.
-
-    Args:
-        path: The file.
-        function: Name of the digest function, such as "sha256".
-
-    Returns:
-        None if Python lacks the function, as it lacks BLAKE3. The file counts if its size and its place are right.
-    """
+    """Return the digest of a file in hexadecimal; None if Python lacks the function, as it lacks BLAKE3."""
     if function not in FUNCTIONS.values():
         return None
     # MD5 and SHA-1 only find files here.

@@ -83,11 +83,7 @@ def ctrf(report: Report) -> str:
 
 
 def write_junit(report: Report, path: Path) -> None:
-    """Write all runs into one file in JUnit's format, one suite for each run.
-
-    Raises:
-        OSError: If it cannot be written.
-    """
+    """Write all runs into one file in JUnit's format, one suite for each run."""
     write_suites(path, [_suite(run) for run in facts.final_runs(report)])
 
 

@@ -30,17 +30,11 @@ def utc(wall_s: float) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """A case that did not pass, or a run that did not pass although no case says why.
-
-    Attributes:
-        run: The run.
-        case: The case; None if it is about the run as a whole.
-        recovered: Whether a later attempt has passed.
-    """
+    """A case that did not pass, or a run that did not pass although no case says why."""
 
     run: RunRecord
-    case: CaseRecord | None
-    recovered: bool
+    case: CaseRecord | None  # the case; None if it is about the run as a whole
+    recovered: bool  # whether a later attempt has passed
 
     @property
     def name(self) -> str:

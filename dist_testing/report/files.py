@@ -15,23 +15,12 @@ from dist_testing.report.words import slug
 
 
 def write_text(path: Path, text: str) -> int:
-    """Write a text.
-
-    Returns:
-        Its size in bytes.
-
-    Raises:
-        ReportError: If it cannot be written.
-    """
+    """Write a text, and return its size in bytes."""
     return write_bytes(path, text.encode("utf-8", errors="replace"))
 
 
 def write_bytes(path: Path, content: bytes) -> int:
-    """Write a file, and return its size in bytes.
-
-    Raises:
-        ReportError: If it cannot be written.
-    """
+    """Write a file, and return its size in bytes."""
     temporary = path.with_name(f".{path.name}.{os.getpid()}")
     try:
         try:
@@ -46,11 +35,7 @@ def write_bytes(path: Path, content: bytes) -> int:
 
 
 def append_text(path: Path, text: str) -> None:
-    """Append a text to a file.
-
-    Raises:
-        ReportError: If it cannot be written.
-    """
+    """Append a text to a file."""
     try:
         with path.open("a", encoding="utf-8", errors="replace") as file:
             file.write(text)
@@ -59,11 +44,7 @@ def append_text(path: Path, text: str) -> None:
 
 
 def write_merged_junit(report: Report, path: Path) -> int:
-    """Write all results into one JUnit file, and return its size in bytes.
-
-    Raises:
-        ReportError: If it cannot be written.
-    """
+    """Write all results into one JUnit file, and return its size in bytes."""
     try:
         write_junit(report, path)
         return path.stat().st_size
@@ -72,14 +53,7 @@ def write_merged_junit(report: Report, path: Path) -> int:
 
 
 def write_traces(report: Report, path: Path) -> list[tuple[Path, int]]:
-    """Write the trace of all runs into one file, or into a folder one for each target and one for each invocation.
-
-    Returns:
-        The files and their sizes in bytes.
-
-    Raises:
-        ReportError: If one cannot be written.
-    """
+    """Write the trace of all runs into one file, or into a folder one for each target and one for each invocation."""
     if path.name.endswith((".json", ".json.gz")):
         return [(path, _write_trace(path, report.runs))]
     try:

@@ -43,27 +43,16 @@ def wilson(failures: int, runs: int) -> tuple[float, float]:
 
 @dataclass(frozen=True, slots=True)
 class Vote:
-    """One run of one case.
+    """One run of one case."""
 
-    Attributes:
-        target: Label of its target; "" outside Bazel.
-        case: Its name.
-        backend: Name of the backend.
-        world_size: Number of ranks.
-        inputs: Votes with the same text have equal inputs.
-        kind: "" if it passed, else the kind of the failure.
-        culprit: The rank that failed first.
-        is_machine: Whether the machine is to blame; such a run says nothing about the case.
-    """
-
-    target: str
+    target: str  # label of its target; "" outside Bazel
     case: str
-    backend: str
-    world_size: int
-    inputs: str
-    kind: str
-    culprit: int | None
-    is_machine: bool
+    backend: str  # name of the backend
+    world_size: int  # number of ranks
+    inputs: str  # Votes with the same text have equal inputs
+    kind: str  # "" if it passed, else the kind of the failure
+    culprit: int | None  # the rank that failed first
+    is_machine: bool  # whether the machine is to blame; such a run says nothing about the case
 
     @property
     def key(self) -> _Key:
@@ -73,31 +62,18 @@ class Vote:
 
 @dataclass(slots=True)
 class Flake:
-    """What is known of the rate of one case, on one backend with one world size.
+    """What is known of the rate of one case, on one backend with one world size."""
 
-    Attributes:
-        target: Label of its target; "" outside Bazel.
-        case: Its name.
-        backend: Name of the backend.
-        world_size: Number of ranks.
-        runs: Number of runs that vote.
-        failures: Number of failures among them.
-        broken: Number of runs whose inputs never passed; they do not vote.
-        machine: Number of runs for which the machine is to blame; they do not vote.
-        kinds: Kind of failure -> number.
-        culprits: Culprit -> number of failures.
-    """
-
-    target: str
+    target: str  # label of its target; "" outside Bazel
     case: str
-    backend: str
-    world_size: int
-    runs: int = 0
-    failures: int = 0
-    broken: int = 0
-    machine: int = 0
-    kinds: Counter[str] = field(default_factory=Counter)
-    culprits: Counter[int] = field(default_factory=Counter)
+    backend: str  # name of the backend
+    world_size: int  # number of ranks
+    runs: int = 0  # number of runs that vote
+    failures: int = 0  # number of failures among them
+    broken: int = 0  # number of runs whose inputs never passed; they do not vote
+    machine: int = 0  # number of runs for which the machine is to blame; they do not vote
+    kinds: Counter[str] = field(default_factory=Counter)  # kind of failure -> number
+    culprits: Counter[int] = field(default_factory=Counter)  # Culprit -> number of failures
 
     @property
     def key(self) -> _Key:
@@ -147,12 +123,7 @@ class Flake:
 
 
 def votes(report: Report, *, same_inputs: bool = False) -> Iterator[Vote]:
-    """Yield the votes of all runs that really ran.
-
-    Args:
-        report: The results of one or many invocations.
-        same_inputs: Whether the user vouches that all invocations had equal inputs.
-    """
+    """Yield the votes of all runs that really ran. `same_inputs`: the user vouches that all had equal inputs."""
     whole = {(run.invocation, run.target) for run in report.runs if _failed_as_a_whole(run)}
     for run in report.runs:
         if run.cached:

@@ -34,16 +34,9 @@ _Kind = Literal["build events", "stream", "xml", "other"]
 
 
 def gather(paths: Sequence[Path], disk_cache: Path | None = None, *, is_brief: bool = False) -> Report:
-    """Read results.
+    """Read results: files of build events, of JUnit's format and of events, and folders with any of these.
 
-    Args:
-        paths: Files of build events, test.xml or other files in JUnit's format, event streams (`--dist-events`), and
-            folders with any of these, such as bazel-testlogs or a history of many invocations.
-        disk_cache: Folder of Bazel's `--disk_cache`; by default the one that an invocation has used.
-        is_brief: Whether to leave out the ranks of cases that passed, which the page does not show.
-
-    Returns:
-        The report. Its invocations are empty if nothing could be read.
+    The report has no invocation if nothing could be read. `is_brief` leaves out the ranks of cases that passed.
     """
     gathering = _Gathering(disk_cache, is_brief)
     for path in paths:

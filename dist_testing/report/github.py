@@ -59,12 +59,7 @@ def _place(case: CaseRecord) -> str:
 
 
 def _source(path: str, own: str) -> str:
-    """Return a path as GitHub knows it, from the root of the checkout; "" if it is no source of the user.
-
-    Args:
-        path: The path in a traceback.
-        own: The file of the case, from the root of the checkout.
-    """
+    """Return a path of a traceback from the root of the checkout, as `own` is; "" if it is no source of the user."""
     path = _RUNFILES.sub("", path, count=1)
     if _OF_LIBRARIES.search(path):
         return ""

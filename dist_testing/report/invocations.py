@@ -15,19 +15,7 @@ _NOT_REACHED = ("NO_STATUS", "INCOMPLETE")
 
 
 def read_bazel(path: Path, disk_cache: Path | None, *, is_brief: bool) -> tuple[Report, set[Path]]:
-    """Read build events.
-
-    Args:
-        path: The file.
-        disk_cache: Folder of Bazel's `--disk_cache`; None for the one that the invocation has used.
-        is_brief: Whether to leave out the ranks of cases that passed.
-
-    Returns:
-        The report, and the test.xml files that it has read.
-
-    Raises:
-        EventsError: If the file cannot be read or has other content.
-    """
+    """Read build events. Returns the report, and the test.xml files that it has read."""
     invocation = read_invocation(path, disk_cache)
     problems: list[Problem] = []
     if not invocation.is_complete:

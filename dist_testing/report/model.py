@@ -28,79 +28,45 @@ def is_label(name: str) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """Something that could not be read or does not fit together. The rest of the report is still good.
+    """Something that could not be read or does not fit together. The rest of the report is still good."""
 
-    Attributes:
-        subject: File or target.
-        text: What was observed, the likely cause, and the way out.
-    """
-
-    subject: str
-    text: str
+    subject: str  # file or target
+    text: str  # what was observed, the likely cause, and the way out
 
 
 @dataclass(frozen=True, slots=True)
 class LogRecord:
-    """A log that a run has left.
+    """A log that a run has left."""
 
-    Attributes:
-        name: File name, such as "test.log" or "tests.test_a.py-test_x.rank-0.log".
-        text: Its text, shortened in the middle if it is long; "" if it is not on this machine.
-        place: Path or address.
-    """
-
-    name: str
-    text: str
-    place: str
+    name: str  # file name, such as "test.log" or "tests.test_a.py-test_x.rank-0.log"
+    text: str  # its text, shortened in the middle if it is long; "" if it is not on this machine
+    place: str  # path or address
 
 
 @dataclass(frozen=True, slots=True)
 class RunRecord:
-    """One run of a target or of one of its shards; or one run of pytest.
+    """One run of a target or of one of its shards; or one run of pytest."""
 
-    Attributes:
-        target: Label of the target; the name of the file outside Bazel.
-        shard: From 1.
-        run: From 1, of `--runs_per_test`.
-        attempt: From 1; greater if a failed test was repeated.
-        invocation: Index of its invocation in the report.
-        configuration: Bazel's name of the configuration; "" outside Bazel.
-        status: Bazel's word, such as PASSED; "" outside Bazel.
-        cached: Origin of the result: "local", "remote", or "" if the test ran.
-        strategy: Where the test ran: "remote", "linux-sandbox", ...; "" if unknown.
-        host: Machine that ran it; "" if unknown.
-        began_wall_s: Wall clock at its begin; None if unknown.
-        duration_s: Its seconds.
-        wall_zero_s: Wall clock when the monotonic clock of its events was 0; None without events.
-        backend: Name of the backend; "" if unknown.
-        versions: Name to version of Python, torch and pytest.
-        cases: Its cases in order.
-        to_come: Number of collected tests that did not begin.
-        is_complete: Whether it came to its end, as far as is known.
-        logs: Its logs.
-        has_results: Whether the cases are known: they were read from a test.xml or an event stream.
-    """
-
-    target: str
-    shard: int = 1
-    run: int = 1
-    attempt: int = 1
-    invocation: int = 0
-    configuration: str = ""
-    status: str = ""
-    cached: str = ""
-    strategy: str = ""
-    host: str = ""
-    began_wall_s: float | None = None
+    target: str  # label of the target; the name of the file outside Bazel
+    shard: int = 1  # from 1
+    run: int = 1  # from 1, of `--runs_per_test`
+    attempt: int = 1  # from 1; greater if a failed test was repeated
+    invocation: int = 0  # index of its invocation in the report
+    configuration: str = ""  # Bazel's name of the configuration; "" outside Bazel
+    status: str = ""  # Bazel's word, such as PASSED; "" outside Bazel
+    cached: str = ""  # origin of the result: "local", "remote", or "" if the test ran
+    strategy: str = ""  # where the test ran: "remote", "linux-sandbox", ...; "" if unknown
+    host: str = ""  # machine that ran it; "" if unknown
+    began_wall_s: float | None = None  # wall clock at its begin; None if unknown
     duration_s: float = 0.0
-    wall_zero_s: float | None = None
-    backend: str = ""
-    versions: dict[str, str] = field(default_factory=dict)
+    wall_zero_s: float | None = None  # wall clock when the monotonic clock of its events was 0; None without events
+    backend: str = ""  # name of the backend; "" if unknown
+    versions: dict[str, str] = field(default_factory=dict)  # name to version of Python, torch and pytest
     cases: tuple[CaseRecord, ...] = ()
-    to_come: int = 0
-    is_complete: bool = True
+    to_come: int = 0  # number of collected tests that did not begin
+    is_complete: bool = True  # whether it came to its end, as far as is known
     logs: tuple[LogRecord, ...] = ()
-    has_results: bool = True
+    has_results: bool = True  # whether the cases are known: they were read from a test.xml or an event stream
 
     @property
     def part(self) -> str:
@@ -136,69 +102,40 @@ class RunRecord:
 
 @dataclass(frozen=True, slots=True)
 class NotRun:
-    """One line of the skip ledger: something that did not run, and why.
+    """One line of the skip ledger: something that did not run, and why."""
 
-    Attributes:
-        kind: "skipped", "incompatible", "not built", "not reached", "ran nothing", "no results", "filtered" or
-            "cached".
-        target: The target.
-        case: The case; "" if it is about the whole target.
-        reason: Why.
-        count: Number of cases that the line is about.
-    """
-
+    # "skipped", "incompatible", "not built", "not reached", "ran nothing", "no results", "filtered" or "cached".
     kind: str
     target: str
-    case: str
+    case: str  # the case; "" if it is about the whole target
     reason: str
-    count: int = 1
+    count: int = 1  # number of cases that the line is about
 
 
 @dataclass(frozen=True, slots=True)
 class InvocationRecord:
-    """One invocation of Bazel, or one run of pytest.
+    """One invocation of Bazel, or one run of pytest."""
 
-    Attributes:
-        name: The file that describes it.
-        command: Such as "bazel test".
-        began_wall_s: Wall clock at its begin; None if unknown.
-        duration_s: Seconds; 0 if unknown.
-        exit_code: Its exit status; None if unknown.
-        exit_name: Bazel's name of it.
-        is_complete: Whether it came to its end.
-        version: Version of Bazel; "" outside Bazel.
-        identifier: Bazel's identifier of it.
-        revision: Revision of the sources, if they were clean; "" if unknown.
-        test_filter: Value of `--test_filter`.
-    """
-
-    name: str
-    command: str = ""
-    began_wall_s: float | None = None
-    duration_s: float = 0.0
-    exit_code: int | None = None
-    exit_name: str = ""
-    is_complete: bool = True
-    version: str = ""
-    identifier: str = ""
-    revision: str = ""
-    test_filter: str = ""
+    name: str  # the file that describes it
+    command: str = ""  # such as "bazel test"
+    began_wall_s: float | None = None  # wall clock at its begin; None if unknown
+    duration_s: float = 0.0  # seconds; 0 if unknown
+    exit_code: int | None = None  # its exit status; None if unknown
+    exit_name: str = ""  # Bazel's name of it
+    is_complete: bool = True  # whether it came to its end
+    version: str = ""  # version of Bazel; "" outside Bazel
+    identifier: str = ""  # Bazel's identifier of it
+    revision: str = ""  # revision of the sources, if they were clean; "" if unknown
+    test_filter: str = ""  # value of `--test_filter`
 
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """All that was read.
+    """All that was read."""
 
-    Attributes:
-        invocations: What was run, at least one unless nothing could be read.
-        runs: All runs of targets.
-        targets: Labels of the targets that Bazel speaks of, also of those without a run; empty outside Bazel.
-        not_run: The skip ledger, except for skipped cases (`facts.ledger` adds these).
-        problems: What could not be read.
-    """
-
-    invocations: tuple[InvocationRecord, ...] = ()
-    runs: tuple[RunRecord, ...] = ()
+    invocations: tuple[InvocationRecord, ...] = ()  # what was run, at least one unless nothing could be read
+    runs: tuple[RunRecord, ...] = ()  # all runs of targets
+    # Labels of the targets that Bazel speaks of, also of those without a run; empty outside Bazel.
     targets: tuple[str, ...] = ()
-    not_run: tuple[NotRun, ...] = ()
-    problems: tuple[Problem, ...] = ()
+    not_run: tuple[NotRun, ...] = ()  # the skip ledger, except for skipped cases (`facts.ledger` adds these)
+    problems: tuple[Problem, ...] = ()  # what could not be read

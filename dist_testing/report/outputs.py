@@ -18,17 +18,11 @@ _REMOTE = re.compile(r"(?:^|/)blobs/(?:(?P<function>[a-z0-9]+)/)?(?P<digest>[0-9
 
 @dataclass(frozen=True, slots=True)
 class Output:
-    """A file that a test action has left.
+    """A file that a test action has left."""
 
-    Attributes:
-        name: Bazel's name of it, such as "test.log" or "test.outputs__outputs.zip".
-        path: The file; None if it is not on this machine.
-        uri: Its address in the build events: "file:///..." or "bytestream://...".
-    """
-
-    name: str
-    path: Path | None
-    uri: str = ""
+    name: str  # Bazel's name of it, such as "test.log" or "test.outputs__outputs.zip"
+    path: Path | None  # the file; None if it is not on this machine
+    uri: str = ""  # its address in the build events: "file:///..." or "bytestream://..."
 
 
 class OutputFinder:

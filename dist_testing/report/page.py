@@ -62,16 +62,8 @@ def page(
 ) -> str:
     """Return the page as HTML.
 
-    Args:
-        report: The results.
-        title: Title of the page.
-        made_wall_s: Time of day, in seconds since 1970.
-        same_inputs: Whether the user vouches that all invocations had equal inputs, so that they vote about flakes
-            together.
-        changed: What differs from other results, and their name.
-
-    Raises:
-        ReportError: If jinja2 is not installed.
+    `same_inputs`: the user vouches that all invocations had equal inputs, so that they vote about flakes together.
+    `changed`: what differs from other results, and their name.
     """
     found = facts.failures(report)
     groups = facts.alike(found)

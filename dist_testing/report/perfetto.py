@@ -34,11 +34,7 @@ _Event = dict[str, Any]
 
 
 def trace(runs: Sequence[RunRecord]) -> bytes:
-    """Return the trace of some runs, as JSON.
-
-    Args:
-        runs: The runs; those without times are left out.
-    """
+    """Return the trace of some runs, as JSON. Runs without times are left out."""
     events = list(_trace_events(runs))
     return json.dumps({"traceEvents": events, "displayTimeUnit": "ms"}, separators=(",", ":")).encode()
 

@@ -23,13 +23,6 @@ def rendered(template: Path, **values: object) -> str:
 
     It has the style of all pages, and the script beside the template that has its name. Its content security policy
     allows these two by their digests and nothing else: no request leaves the page, whatever the results contain.
-
-    Args:
-        template: Its template.
-        **values: What the template shows.
-
-    Raises:
-        ReportError: If jinja2 is not installed.
     """
     environment = _environment(template.parent)
     style = (_FOLDER / "page.css").read_text(encoding="utf-8")

@@ -33,21 +33,13 @@ _PART_BYTES = 1 << 20
 
 @dataclass(frozen=True, slots=True)
 class RunFiles:
-    """The files of one run.
+    """The files of one run."""
 
-    Attributes:
-        xml: Its test.xml; None if there is none.
-        streams: Its event streams.
-        archive: The archive of its undeclared outputs; None if there is none.
-        folder: The folder of its undeclared outputs; None if there is none.
-        log: Its test.log; None if there is none.
-    """
-
-    xml: Path | None = None
-    streams: Sequence[Path] = ()
-    archive: Path | None = None
-    folder: Path | None = None
-    log: Path | None = None
+    xml: Path | None = None  # its test.xml; None if there is none
+    streams: Sequence[Path] = ()  # its event streams
+    archive: Path | None = None  # the archive of its undeclared outputs; None if there is none
+    folder: Path | None = None  # the folder of its undeclared outputs; None if there is none
+    log: Path | None = None  # its test.log; None if there is none
 
 
 def is_stream_name(name: str) -> bool:
@@ -175,11 +167,7 @@ def _log_text(path: Path) -> str:
 
 @contextlib.contextmanager
 def _packed_files(archive: Path) -> Iterator[list[Path]]:
-    """Unpack event streams and the logs of ranks from the archive of a run into a folder that is removed afterwards.
-
-    Raises:
-        ReportError: If the archive is damaged, or contains an enormous file.
-    """
+    """Unpack event streams and the logs of ranks from the archive of a run into a folder that is removed afterwards."""
     with tempfile.TemporaryDirectory(prefix="dist-report-") as folder:
         try:
             unpacked = list(_unpacked(archive, Path(folder)))

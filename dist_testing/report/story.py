@@ -18,36 +18,22 @@ Kind = Literal["culprit", "also failed", "output", "stacks", "other"]
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """One part of a failure's text.
+    """One part of a failure's text."""
 
-    Attributes:
-        kind: What it is about.
-        title: Its first line.
-        text: The rest.
-    """
-
-    kind: Kind
-    title: str
-    text: str
+    kind: Kind  # what it is about
+    title: str  # its first line
+    text: str  # the rest
 
 
 @dataclass(frozen=True, slots=True)
 class Story:
-    """The text of a failure.
+    """The text of a failure."""
 
-    Attributes:
-        head: What happened, in sentences.
-        victims: What became of the victims, in a sentence; "" if there are none.
-        ledger: Lines about collective calls: which rank waits where.
-        command: The command that runs this case alone; "" if the text gives none.
-        parts: The parts, the culprit's first.
-    """
-
-    head: str
-    victims: str
-    ledger: tuple[str, ...]
-    command: str
-    parts: tuple[Part, ...]
+    head: str  # what happened, in sentences
+    victims: str  # what became of the victims, in a sentence; "" if there are none
+    ledger: tuple[str, ...]  # Lines about collective calls: which rank waits where
+    command: str  # the command that runs this case alone; "" if the text gives none
+    parts: tuple[Part, ...]  # the parts, the culprit's first
 
     @property
     def culprits(self) -> list[Part]:

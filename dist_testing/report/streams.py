@@ -24,28 +24,19 @@ from dist_testing.report.model import Problem
 
 @dataclass(slots=True)
 class StreamRecord:
-    """What the event streams of one run say.
+    """What the event streams of one run say."""
 
-    Attributes:
-        first: The first event; None if there is none.
-        cases: Node id to record, in the order in which the cases began. Those of files are of what pytest could not
-            collect, or skipped as a whole.
-        began_at_s: When each case began.
-        ended: The cases that came to their end.
-        collected: Number of tests that were to run.
-        exit_codes: Exit code of the front end in each file; None if the run did not come to its end.
-        times: Time of the first and of the last event of each file.
-        problems: What could not be read, and what does not fit together.
-    """
-
-    first: RunStarted | None = None
+    first: RunStarted | None = None  # the first event; None if there is none
+    # Node id to record, in the order in which the cases began. Those of files are of what pytest could not collect, or
+    # skipped as a whole.
     cases: dict[str, CaseRecord] = field(default_factory=dict)
-    began_at_s: dict[str, float] = field(default_factory=dict)
-    ended: set[str] = field(default_factory=set)
-    collected: int = 0
+    began_at_s: dict[str, float] = field(default_factory=dict)  # when each case began
+    ended: set[str] = field(default_factory=set)  # the cases that came to their end
+    collected: int = 0  # number of tests that were to run
+    # Exit code of the front end in each file; None if the run did not come to its end.
     exit_codes: list[int | None] = field(default_factory=list)
-    times: list[float] = field(default_factory=list)
-    problems: list[Problem] = field(default_factory=list)
+    times: list[float] = field(default_factory=list)  # time of the first and of the last event of each file
+    problems: list[Problem] = field(default_factory=list)  # what could not be read, and what does not fit together
 
     @property
     def is_complete(self) -> bool:
@@ -86,10 +77,7 @@ def _unfinished(nodeid: str, began_at_s: float | None) -> CaseRecord:
 
 
 def read_streams(paths: Sequence[tuple[Path, str]], *, is_brief: bool = False) -> StreamRecord:
-    """Read the event streams of one run, each with its name for people. What stands before damage counts.
-
-    `is_brief` leaves out the ranks of cases that passed.
-    """
+    """Read the event streams of one run, each with its name for people. What stands before damage counts."""
     read = StreamRecord()
     for path, shown in paths:
         _read(read, path, shown, is_brief)

@@ -16,11 +16,7 @@ _MAX_XML_BYTES = 128 << 20
 
 
 def read_cases(path: Path) -> list[XmlSuite]:
-    """Read a file in JUnit's format.
-
-    Raises:
-        ReportError: If the file is too large, or is not such a file.
-    """
+    """Read a file in JUnit's format."""
     try:
         size = path.stat().st_size
     except OSError as error:
@@ -41,15 +37,7 @@ def read_cases(path: Path) -> list[XmlSuite]:
 def merge_cases(
     from_xml: Sequence[CaseRecord], from_stream: Sequence[CaseRecord], subject: str
 ) -> tuple[tuple[CaseRecord, ...], list[Problem]]:
-    """Put the cases of a run together, which its test.xml and its event stream both tell.
-
-    The stream knows more, so it counts. If they contradict each other, the worse status counts.
-
-    Args:
-        from_xml: Cases of the test.xml.
-        from_stream: Cases of the event stream; empty if there is none.
-        subject: The run, for problems.
-    """
+    """Put the cases of a run together. The stream counts; at a contradiction the worse status does."""
     if not from_stream:
         return tuple(from_xml), []
     by_name: dict[str, list[CaseRecord]] = {}

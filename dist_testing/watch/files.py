@@ -71,15 +71,7 @@ class Files:
         return len(self._seen)
 
     def add(self, paths: Iterable[str], since_ns: int) -> set[str]:
-        """Watch more files, and the folders that they are in.
-
-        Args:
-            paths: The files; absolute.
-            since_ns: When a process began to read them, by `time.time_ns`.
-
-        Returns:
-            Those that may have changed since then.
-        """
+        """Watch files and their folders. Returns those that may have changed since a process began to read them."""
         late = set()
         for path in paths:
             if path not in self._seen:

@@ -22,36 +22,23 @@ _STDIN = 0
 
 
 class EndWatchError(Exception):
-    """The watch is over.
-
-    Attributes:
-        signal: The signal that ended it; 0 if the user did.
-    """
+    """The watch is over."""
 
     def __init__(self, number: int = 0) -> None:
         super().__init__(number)
-        self.signal = number
+        self.signal = number  # the signal that ended it; 0 if the user did
 
 
 class Loop:
-    """Serves the watcher. Use as a context manager; a run leaves it, too, and has the signal handlers of before.
-
-    Attributes:
-        files: The watched files.
-        changed: Files whose change is complete, until the watcher takes them.
-        commands: Lines that the user has typed, until the watcher takes them.
-        has_terminal: Whether the standard input is a terminal.
-        run: The run to listen to; None for none.
-        is_debugging: Whether a debugger has the terminal: lines and Ctrl-C are its own, and saves wait.
-    """
+    """Serves the watcher. Use as a context manager; a run leaves it, too, and has the signal handlers of before."""
 
     def __init__(self, files: Files) -> None:
-        self.files = files
-        self.changed: set[str] = set()
-        self.commands: list[str] = []
-        self.has_terminal = os.isatty(_STDIN)
-        self.run: Run | None = None
-        self.is_debugging = False
+        self.files = files  # the watched files
+        self.changed: set[str] = set()  # files whose change is complete, until the watcher takes them
+        self.commands: list[str] = []  # Lines that the user has typed, until the watcher takes them
+        self.has_terminal = os.isatty(_STDIN)  # whether the standard input is a terminal
+        self.run: Run | None = None  # the run to listen to; None for none
+        self.is_debugging = False  # whether a debugger has the terminal: lines and Ctrl-C are its own, and saves wait
         self._typed = b""
         self._changing: set[str] = set()
         self._look_at_s = time.monotonic()
@@ -76,11 +63,7 @@ class Loop:
         self._woken_by.close()
 
     def wait(self, condition: Callable[[], object]) -> None:
-        """Serve everything until the condition holds.
-
-        Raises:
-            EndWatchError: If a signal ends the watch, or the terminal is gone.
-        """
+        """Serve everything until the condition holds."""
         while not condition():
             self._once()
             if self._ended_by:

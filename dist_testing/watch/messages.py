@@ -9,28 +9,18 @@ from dist_testing.core.ground.codec import Family
 
 @dataclass(frozen=True, slots=True)
 class Imported:
-    """A run has imported files, or has tried to.
+    """A run has imported files, or has tried to."""
 
-    Attributes:
-        files: All files whose change concerns the tests, without third-party ones.
-        test_files: Files with tests or with errors.
-    """
-
-    files: tuple[str, ...]
-    test_files: tuple[str, ...]
+    files: tuple[str, ...]  # all files whose change concerns the tests, without third-party ones
+    test_files: tuple[str, ...]  # files with tests or with errors
 
 
 @dataclass(frozen=True, slots=True)
 class Reported:
-    """A test of a run has ended, or a file could not be collected.
+    """A test of a run has ended, or a file could not be collected."""
 
-    Attributes:
-        node_id: Its node id.
-        outcome: "passed", "failed" or "skipped".
-    """
-
-    node_id: str
-    outcome: str
+    node_id: str  # its node id
+    outcome: str  # "passed", "failed" or "skipped"
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,21 +17,13 @@ _CONFTEST = "conftest.py"
 
 @dataclass(frozen=True, slots=True)
 class Project:
-    """What the command line asks to watch.
+    """What the command line asks to watch."""
 
-    Attributes:
-        directory: Where pytest was started.
-        root: pytest's root folder, which node ids begin at.
-        arguments: Files, folders and node ids.
-        configuration: pytest's configuration file; "" for none.
-        has_package_names: Whether arguments may be names of packages.
-    """
-
-    directory: str
-    root: str
-    arguments: tuple[str, ...]
-    configuration: str
-    has_package_names: bool
+    directory: str  # where pytest was started
+    root: str  # pytest's root folder, which node ids begin at
+    arguments: tuple[str, ...]  # files, folders and node ids
+    configuration: str  # pytest's configuration file; "" for none
+    has_package_names: bool  # whether arguments may be names of packages
 
     def path_of(self, argument: str) -> str:
         """Return the file or folder that an argument names."""
@@ -52,15 +44,11 @@ class Project:
 
 
 class Results:
-    """What the runs have told.
-
-    Attributes:
-        tests: Files with tests.
-        failed: Node ids of the tests that failed when they ran last; the first failure first.
-    """
+    """What the runs have told."""
 
     def __init__(self, project: Project) -> None:
-        self.tests: set[str] = set()
+        self.tests: set[str] = set()  # files with tests
+        # Node ids of the tests that failed when they ran last; the first failure first.
         self.failed: dict[str, None] = {}
         self._project = project
 

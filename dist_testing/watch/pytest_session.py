@@ -60,9 +60,6 @@ def watched_session(config: pytest.Config) -> Generator[None, object, object]:
     """Be the watch mode around the import of the first conftest files; the whole of `pytest_load_initial_conftests`.
 
     Without the option it only lets pytest import them.
-
-    Raises:
-        pytest.UsageError: If another option, or the environment, rules the watch mode out.
     """
     given = config.known_args_namespace
     if not getattr(given, "dist_watch", False) or given.help or given.version:
@@ -81,11 +78,7 @@ def watched_session(config: pytest.Config) -> Generator[None, object, object]:
 
 
 def check_watchable(config: pytest.Config) -> None:
-    """Refuse the watch mode where it cannot keep its promises.
-
-    Raises:
-        UsageError: If another option, the place of the option, or the environment rules it out.
-    """
+    """Refuse the watch mode where it cannot keep its promises."""
     given = config.known_args_namespace
     if WATCH_OPTION not in map(str, config.invocation_params.args):
         raise UsageError(
@@ -122,11 +115,7 @@ def check_watchable(config: pytest.Config) -> None:
 
 
 def check_taken_over(config: pytest.Config) -> None:
-    """Refuse a session with the option that is no run of a watch: the watch mode could not begin.
-
-    Raises:
-        UsageError: If this plugin was loaded too late.
-    """
+    """Refuse a session with the option that is no run of a watch: the watch mode could not begin."""
     if config.getoption("dist_watch") and not config.pluginmanager.has_plugin(_RUN) and not config.option.help:
         raise UsageError(
             f"{WATCH_OPTION}: a conftest file loads the plugin of dist_testing.\n"

@@ -22,23 +22,15 @@ _STOP_LIMIT_S = 10.0
 
 @dataclass(frozen=True, slots=True)
 class Order:
-    """Which tests a run runs.
+    """Which tests a run runs."""
 
-    Attributes:
-        arguments: Files, folders and node ids that replace those of the command line; empty for the command line's.
-        left_out: Test files that are not collected.
-        failed: Node ids of the tests that failed last. They come first.
-        only_failed: Whether the run leaves out all other tests.
-        pattern: Expression for `-k`; "" for none.
-        debug_rank: The rank that gets the terminal; None for none.
-    """
-
+    # Files, folders and node ids that replace those of the command line; empty for the command line's.
     arguments: tuple[str, ...] = ()
-    left_out: frozenset[str] = frozenset()
-    failed: tuple[str, ...] = ()
-    only_failed: bool = False
-    pattern: str = ""
-    debug_rank: int | None = None
+    left_out: frozenset[str] = frozenset()  # Test files that are not collected
+    failed: tuple[str, ...] = ()  # Node ids of the tests that failed last. They come first.
+    only_failed: bool = False  # whether the run leaves out all other tests
+    pattern: str = ""  # Expression for `-k`; "" for none
+    debug_rank: int | None = None  # the rank that gets the terminal; None for none
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,19 +43,13 @@ class Fork:
 
 @dataclass(slots=True)
 class Run:
-    """The run, in the watcher.
-
-    Attributes:
-        channel: The connection to it.
-        pidfd: Of its process.
-        events: What it has told.
-        code: Its exit code, or the negative number of a signal; None while it or a process that it has left lives.
-    """
+    """The run, in the watcher."""
 
     pid: int
-    pidfd: int
-    channel: socket.socket
-    events: list[WatchEvent] = field(default_factory=list)
+    pidfd: int  # of its process
+    channel: socket.socket  # the connection to it
+    events: list[WatchEvent] = field(default_factory=list)  # what it has told
+    # Its exit code, or the negative number of a signal; None while it or a process that it has left lives.
     code: int | None = None
     _reader: wire.MessageReader[WatchEvent] = field(default_factory=lambda: wire.MessageReader(WATCH_EVENTS))
     _kill_at_s: float = 0.0
@@ -107,11 +93,7 @@ class Run:
 
 
 def fork_run(order: Order) -> Run | Fork:
-    """Fork a run. Returns a `Fork` in the new process, with SIGTERM blocked, and a `Run` in this one.
-
-    Raises:
-        OSError: If this machine has no room for another process.
-    """
+    """Fork a run. Returns a `Fork` in the new process, with SIGTERM blocked, and a `Run` in this one."""
     ours, theirs = socket.socketpair()
     sys.stdout.flush()
     sys.stderr.flush()

@@ -26,10 +26,6 @@ class _Target:
 
 
 def watch_target(spec: Spec, files: Sequence[str], repositories: Collection[str], arguments: Sequence[str]) -> int:
-    """Watch the files of a target; see `test_session` for the arguments. Returns pytest's exit code in each run.
-
-    Raises:
-        SystemExit: At the end, in the watcher.
-    """
+    """Watch the files of a target; see `test_session` for the arguments. Returns pytest's exit code in each run."""
     command = test_session(files, repositories, arguments, fail_fast=False)
     return int(pytest.main(command, plugins=[_Target(spec), pytest_plugin]))

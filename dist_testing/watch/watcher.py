@@ -42,16 +42,7 @@ _NAMED = 3
 
 
 def watch(project: Project, check_pattern: Callable[[str], object]) -> Fork:
-    """Watch the project until the user ends it. Returns only in a run.
-
-    Args:
-        project: What to watch.
-        check_pattern: Raises an exception with a text if it is given a wrong expression for `-k`.
-
-    Raises:
-        SystemExit: At the end, in the watcher.
-        LaunchError: If the platform is not Linux.
-    """
+    """Watch the project until the user ends it, by SystemExit. Returns only in a run."""
     check_platform()
     watcher = _Watcher(project, check_pattern)
     code = 0
@@ -74,16 +65,11 @@ def watch(project: Project, check_pattern: Callable[[str], object]) -> Fork:
 
 
 class _Watcher:
-    """Decides what runs.
-
-    Attributes:
-        loop: What it waits with.
-        code: 1 if the last run failed.
-    """
+    """Decides what runs."""
 
     def __init__(self, project: Project, check_pattern: Callable[[str], object]) -> None:
-        self.loop = Loop(Files())
-        self.code = 0
+        self.loop = Loop(Files())  # what it waits with
+        self.code = 0  # 1 if the last run failed
         self._project = project
         self._check_pattern = check_pattern
         self._results = Results(project)

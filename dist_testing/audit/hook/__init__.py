@@ -13,11 +13,7 @@ from . import cases, children, imports, leaving, ranks, record
 
 
 def start(folder: str) -> None:
-    """Start the hook in this process.
-
-    Args:
-        folder: Folder of the run, with the plan of the audit. Without a plan the hook stays away: the audit has ended.
-    """
+    """Start the hook in this process, unless the folder of the run has no plan: then the audit has ended."""
     if not record.open_run(folder):
         return
     record.note("process", how="start", command=_command())

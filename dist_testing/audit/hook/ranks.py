@@ -50,11 +50,7 @@ _noted: set[tuple[int, str, int, str]] = set()
 
 
 def watch(c10d: ModuleType) -> None:
-    """Stand around `init_process_group` and the collective calls of torch's module.
-
-    Args:
-        c10d: `torch.distributed.distributed_c10d`, right after its import, before other modules take its functions.
-    """
+    """Stand around `init_process_group` and the collective calls of torch's module."""
     init = c10d.init_process_group
 
     @functools.wraps(init)

@@ -13,23 +13,14 @@ _MAX_TEXT_CHARS = 100_000
 
 
 class Plan(NamedTuple):
-    """What a run does: the case that it selects (None: all), and its fault (None: no fault).
+    """What a run does: the case that it selects (None: all), and its fault (None: no fault)."""
 
-    Attributes:
-        case: Id of the case, as pytest or unittest name it.
-        fault: Name of the fault.
-        rank: The rank that gets the fault.
-        moment: When: "init", "collective" or "own".
-        hold_s: How long a rank hangs at most, in seconds.
-        collectives: Whether the run may put wrappers around the collective calls of torch.distributed.
-    """
-
-    case: str | None
-    fault: str | None
-    rank: int
-    moment: str
-    hold_s: float
-    collectives: bool
+    case: str | None  # Id of the case, as pytest or unittest name it
+    fault: str | None  # name of the fault
+    rank: int  # the rank that gets the fault
+    moment: str  # when: "init", "collective" or "own"
+    hold_s: float  # how long a rank hangs at most, in seconds
+    collectives: bool  # whether the run may put wrappers around the collective calls of torch.distributed
 
 
 class Case(NamedTuple):
@@ -85,14 +76,7 @@ def note(kind: str, **fields: Any) -> None:
 
 
 def note_result(case: str, outcome: str, text: str, seconds: float) -> None:
-    """Note the result of a case, or of one part of it.
-
-    Args:
-        case: Its id.
-        outcome: "passed", "failed" or "skipped".
-        text: What the harness reports about it.
-        seconds: How long it took.
-    """
+    """Note the result of a case, or of one part of it."""
     if len(text) > _MAX_TEXT_CHARS:
         text = text[: _MAX_TEXT_CHARS // 2] + "\n...\n" + text[-_MAX_TEXT_CHARS // 2 :]
     note("result", id=case, outcome=outcome, text=text, seconds=seconds)

@@ -40,15 +40,7 @@ class EventFile:
     """Writes events to a file. It is a sink."""
 
     def __init__(self, path: Path, limit_bytes: int = MAX_FILE_BYTES) -> None:
-        """Make the file, or empty an existing one.
-
-        Args:
-            path: The file. It is compressed if the name ends in ".gz".
-            limit_bytes: Limit before compression. The last line of a full file is `StreamCut`.
-
-        Raises:
-            OSError: If the file cannot be made, or is neither a regular file nor a device.
-        """
+        """Make the file, or empty an existing one."""
         # Opening a pipe without a reader would block this process.
         flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC | os.O_NONBLOCK
         self._fd = os.open(path, flags, 0o644)
@@ -62,11 +54,7 @@ class EventFile:
         self._is_broken = False
 
     def __call__(self, event: Event) -> None:
-        """Write an event.
-
-        Raises:
-            OSError: If the disk is full. The file then ends after the line before, or inside this line.
-        """
+        """Write an event."""
         if self._left_bytes < 0:
             return
         line = _line(event.to_wire())
@@ -76,11 +64,7 @@ class EventFile:
         self._write(line, zlib.Z_SYNC_FLUSH)
 
     def close(self) -> None:
-        """Write the rest and close the file.
-
-        Raises:
-            OSError: If the disk is full.
-        """
+        """Write the rest and close the file."""
         if self._fd < 0:
             return
         try:
@@ -128,14 +112,9 @@ def read_events(path: Path) -> list[Event]:
 
 
 def iterate_events(path: Path, *, is_brief: bool = False) -> Iterator[Event]:
-    """Yield the events of a file one by one. What stands before a damaged line is good.
+    """Yield the events of a file one by one, until a damaged line raises ReportError.
 
-    Args:
-        path: The file, compressed or not.
-        is_brief: Whether to leave out the ranks of cases that passed, which takes half of the time.
-
-    Raises:
-        ReportError: As `read_events`, when it comes to the damage.
+    `is_brief` leaves out the ranks of cases that passed, which takes half of the time.
     """
     number = 0
     for lines in _lines(path):
