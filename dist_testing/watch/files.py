@@ -18,15 +18,11 @@ _Status = tuple[int, int, int]
 # The kernel's clock for files is this much coarser than Python's. Nanoseconds.
 _CLOCK_STEP_NS = 20_000_000
 _PACKAGE_FOLDERS = ("site-packages", "dist-packages")
+_PYTHON_FOLDERS = tuple(
+    f"{os.path.realpath(sysconfig.get_path(name))}{os.sep}" for name in ("stdlib", "platstdlib", "purelib", "platlib")
+)
 # Folders that hold no tests.
 _LEFT_OUT = ("__pycache__", "node_modules")
-
-
-@functools.cache
-def _python_folders() -> tuple[str, ...]:
-    names = ("stdlib", "platstdlib", "purelib", "platlib")
-    found = {os.path.realpath(path) for name in names if (path := sysconfig.get_paths().get(name))}
-    return tuple(f"{path}{os.sep}" for path in found)
 
 
 @functools.lru_cache(maxsize=1 << 14)
@@ -34,7 +30,7 @@ def is_third_party(path: str) -> bool:
     """Return whether a file belongs to Python or to an installed package."""
     if any(f"{os.sep}{folder}{os.sep}" in path for folder in _PACKAGE_FOLDERS):
         return True
-    return path.startswith("<") or os.path.realpath(path).startswith(_python_folders())
+    return path.startswith("<") or os.path.realpath(path).startswith(_PYTHON_FOLDERS)
 
 
 def own_files(more: Iterable[ModuleType] = ()) -> set[str]:

@@ -1,4 +1,4 @@
-"""Waits for what a watch reacts to: saves, commands, signals and the events of a run."""
+"""Waits for what a watch reacts to: saves, commands, signals and the end of a run."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import signal
 import socket
 import time
 from collections.abc import Callable
-from types import FrameType, TracebackType
+from types import FrameType
 
 from dist_testing.watch.files import Files
 from dist_testing.watch.run import Run
@@ -22,22 +22,22 @@ _STDIN = 0
 
 
 class EndWatchError(Exception):
-    """The watch is over."""
+    """The watch is over, by a signal; by the user if it is 0."""
 
     def __init__(self, number: int = 0) -> None:
         super().__init__(number)
-        self.signal = number  # the signal that ended it; 0 if the user did
+        self.signal = number
 
 
 class Loop:
     """Serves the watcher. Use as a context manager; a run leaves it, too, and has the signal handlers of before."""
 
-    def __init__(self, files: Files) -> None:
-        self.files = files  # the watched files
+    def __init__(self) -> None:
+        self.files = Files()
         self.changed: set[str] = set()  # files whose change is complete, until the watcher takes them
-        self.commands: list[str] = []  # Lines that the user has typed, until the watcher takes them
-        self.has_terminal = os.isatty(_STDIN)  # whether the standard input is a terminal
-        self.run: Run | None = None  # the run to listen to; None for none
+        self.commands: list[str] = []  # lines that the user has typed, until the watcher takes them
+        self.has_terminal = os.isatty(_STDIN)
+        self.run: Run | None = None  # the run to listen to
         self.is_debugging = False  # whether a debugger has the terminal: lines and Ctrl-C are its own, and saves wait
         self._typed = b""
         self._changing: set[str] = set()
@@ -53,17 +53,23 @@ class Loop:
         self._old_handlers = {number: signal.signal(number, self._on_end) for number in ending}
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         for number, handler in self._old_handlers.items():
             signal.signal(number, handler)
         signal.set_wakeup_fd(self._old_fd)
         self._wake.close()
         self._woken_by.close()
 
+    def is_disturbed(self) -> bool:
+        """Whether there is a save or a command. Those of a debugger's user are not for the watch."""
+        return bool(self.changed or self.commands) and not self.is_debugging
+
     def wait(self, condition: Callable[[], object]) -> None:
-        """Serve everything until the condition holds."""
+        """Serve everything until the condition holds.
+
+        Raises:
+            EndWatchError: If a signal ends the watch, or the terminal is gone.
+        """
         while not condition():
             self._once()
             if self._ended_by:
@@ -75,21 +81,17 @@ class Loop:
         if self.has_terminal and not self.is_debugging and _is_foreground():
             poller.register(_STDIN, select.POLLIN)
         run = self.run if self.run is not None and self.run.code is None else None
-        channel = -1
         if run is not None:
             poller.register(run.pidfd, select.POLLIN)
-            if (channel := run.channel.fileno()) >= 0:
-                poller.register(channel, select.POLLIN)
         ready = {fd for fd, _ in poller.poll(1000 * max(0.0, self._look_at_s - time.monotonic()))}
         if _STDIN in ready:
             self._read_commands()
         if self._wake.fileno() in ready:
             self._wake.recv(4096)
-        if run is not None:
-            if run.pidfd in ready:
-                run.reap()
-            elif channel in ready:
-                run.receive()
+        if run is not None and run.pidfd in ready:
+            run.reap()
+        elif run is not None:
+            run.read()
             run.kill_late()
         if time.monotonic() >= self._look_at_s:
             self._look()

@@ -5,67 +5,52 @@ from __future__ import annotations
 import ast
 import os
 import re
-from collections.abc import Collection, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection
+from dataclasses import dataclass, field
 from pathlib import Path
 
-from dist_testing.watch.messages import Imported, Reported, WatchEvent
-from dist_testing.watch.run import Order
+from dist_testing.watch.run import Order, Told
 
 _CONFTEST = "conftest.py"
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Project:
-    """What the command line asks to watch."""
+    """What the command line asks to watch, and what the runs have told."""
 
     directory: str  # where pytest was started
     root: str  # pytest's root folder, which node ids begin at
     arguments: tuple[str, ...]  # files, folders and node ids
     configuration: str  # pytest's configuration file; "" for none
     has_package_names: bool  # whether arguments may be names of packages
+    tests: set[str] = field(default_factory=set)  # files with tests
+    # Node ids of the tests that failed when they ran last; the first failure first.
+    failed: dict[str, None] = field(default_factory=dict)
 
     def path_of(self, argument: str) -> str:
         """Return the file or folder that an argument names."""
         return os.path.normpath(os.path.join(self.directory, argument.partition("::")[0]))
 
-    def exists(self, argument: str) -> bool:
-        """Return whether pytest may find what an argument names."""
-        return self.has_package_names or os.path.exists(self.path_of(argument))
+    def present(self) -> tuple[str, ...]:
+        """Return the arguments that pytest may find."""
+        return tuple(one for one in self.arguments if self.has_package_names or os.path.exists(self.path_of(one)))
 
     def conftests_above(self, path: str) -> list[str]:
         """Return the names that conftest files for a file or folder have, up to the root, whether they exist or not."""
-        folders = [folder for folder in Path(path).parents if folder.is_relative_to(self.root)]
-        return [str(folder / _CONFTEST) for folder in folders]
+        return [str(folder / _CONFTEST) for folder in Path(path).parents if folder.is_relative_to(self.root)]
 
-    def file_of(self, node_id: str) -> str:
-        """Return the file of a test."""
-        return os.path.normpath(os.path.join(self.root, node_id.partition("::")[0]))
-
-
-class Results:
-    """What the runs have told."""
-
-    def __init__(self, project: Project) -> None:
-        self.tests: set[str] = set()  # files with tests
-        # Node ids of the tests that failed when they ran last; the first failure first.
-        self.failed: dict[str, None] = {}
-        self._project = project
-
-    def learn(self, events: Sequence[WatchEvent], order: Order) -> None:
+    def learn(self, told: Told, order: Order) -> None:
         """Take over the results of a run."""
-        collected = {file for event in events if isinstance(event, Imported) for file in event.test_files}
-        seen = {event.node_id for event in events if isinstance(event, Reported)}
-        failed = {event.node_id for event in events if isinstance(event, Reported) and event.outcome == "failed"}
-        self.failed.update(dict.fromkeys(sorted(failed - self.failed.keys())))
+        self.failed.update(dict.fromkeys(sorted(told.failed - self.failed.keys())))
         is_selected = bool(order.pattern or order.only_failed)
         for node_id in list(self.failed):
-            file = self._project.file_of(node_id)
+            file = os.path.normpath(os.path.join(self.root, node_id.partition("::")[0]))
+            is_seen = node_id in told.outcomes
             # A test that is not there any more cannot fail.
-            is_gone = not os.path.exists(file) or (file in collected and node_id not in seen and not is_selected)
-            if is_gone or (node_id in seen and node_id not in failed):
+            is_gone = not os.path.exists(file) or (file in told.tests and not is_seen and not is_selected)
+            if is_gone or (is_seen and node_id not in told.failed):
                 del self.failed[node_id]
-        self.tests = {path for path in self.tests | collected if os.path.exists(path)}
+        self.tests = {path for path in self.tests | told.tests if os.path.exists(path)}
 
     def unaffected(self, changed: Collection[str]) -> frozenset[str]:
         """Return the test files that a change does not concern: none, if other files than tests have changed."""

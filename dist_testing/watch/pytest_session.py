@@ -6,10 +6,8 @@ session from there, so each run is the session that the user has started, with o
 
 from __future__ import annotations
 
-import contextlib
 import os
 import signal
-import socket
 import sys
 from collections.abc import Generator
 from pathlib import Path
@@ -17,40 +15,31 @@ from types import FrameType, ModuleType
 
 import pytest
 
-from dist_testing.core.ground.errors import InterruptedRunError, UsageError
+from dist_testing.core.ground.errors import InterruptedRunError, LaunchError, UsageError
 from dist_testing.core.ground.outcomes import exit_name
 from dist_testing.core.launch.clean import spare_cuda
-from dist_testing.core.process import wire
 from dist_testing.core.pytest.fork_capture import restart_capture
-from dist_testing.core.pytest.internals import parse_expression
 from dist_testing.core.pytest.options import WATCH_OPTION
 from dist_testing.core.session.existing_world import existing_rank
 from dist_testing.watch.files import own_files, sources_of
-from dist_testing.watch.messages import WATCH_EVENTS, Finished, Imported, Reported, WatchEvent
 from dist_testing.watch.project import Project
 from dist_testing.watch.run import Fork
 from dist_testing.watch.watcher import watch
 
+_DEBUG = "Leave it out, and type d while the watch waits: that opens the debugger on a rank."
 # Options that a run after each save cannot honour: name in the namespace, spelling, way out.
 _REFUSED = (
     ("numprocesses", "-n", "Leave -n out: the ranks of one test run side by side anyway."),
     ("dist_jobs", "--dist-jobs", "Leave it out: a save runs few tests, and the ranks of one run side by side anyway."),
-    ("dist_debug_rank", "--dist-debug-rank", "Leave it out, and type d while the watch waits."),
-    ("usepdb", "--pdb", "Leave it out, and type d while the watch waits: that opens the debugger on a rank."),
-    ("trace", "--trace", "Leave it out, and type d while the watch waits: that opens the debugger on a rank."),
-    ("collectonly", "--collect-only", "Leave one of the two out."),
+    ("dist_debug_rank", "--dist-debug-rank", _DEBUG),
+    ("usepdb", "--pdb", _DEBUG),
+    ("trace", "--trace", _DEBUG),
     ("lf", "--lf", "Leave it out: failed tests come first, and f runs them alone."),
     ("failedfirst", "--ff", "Leave it out: failed tests come first."),
     ("newfirst", "--nf", "Leave it out: a save runs the tests that it concerns."),
     ("stepwise", "--sw", "Leave it out: failed tests come first, and -x stops at the first failure."),
-    ("showfixtures", "--fixtures", "Leave one of the two out."),
-    ("show_fixtures_per_test", "--fixtures-per-test", "Leave one of the two out."),
-    ("markers", "--markers", "Leave one of the two out."),
-    ("cacheshow", "--cache-show", "Leave one of the two out."),
-    ("setuponly", "--setup-only", "Leave one of the two out."),
-    ("setupplan", "--setup-plan", "Leave one of the two out."),
-    ("looponfail", "-f", "Leave one of the two out."),
     ("cov_source", "--cov", "Measure coverage in a run of its own."),
+    ("collectonly", "--collect-only", "Leave one of the two out."),
 )
 # The name of the plugin of a run.
 _RUN = "dist_testing_watch_run"
@@ -66,10 +55,19 @@ def watched_session(config: pytest.Config) -> Generator[None, object, object]:
         return (yield)
     try:
         check_watchable(config)
-    except UsageError as error:
+        spare_cuda()
+        named = given.file_or_dir or config.getini("testpaths") or ["."]
+        project = Project(
+            directory=str(config.invocation_params.dir),
+            root=str(config.rootpath),
+            arguments=tuple(map(str, named)),
+            configuration=str(config.inipath or ""),
+            has_package_names=bool(given.pyargs),
+        )
+        fork = watch(project)
+    except (LaunchError, UsageError) as error:
         raise pytest.UsageError(str(error)) from error
-    spare_cuda()
-    run = _begin(config, watch(_project(config), lambda text: parse_expression(text, "the pattern")))
+    run = _begin(config, fork)
     try:
         return (yield)
     except BaseException as error:
@@ -78,8 +76,8 @@ def watched_session(config: pytest.Config) -> Generator[None, object, object]:
 
 
 def check_watchable(config: pytest.Config) -> None:
-    """Refuse the watch mode where it cannot keep its promises."""
-    given = config.known_args_namespace
+    """Refuse the watch mode where another option, the place of the option, or the environment rules it out."""
+    given, plugins = config.known_args_namespace, config.pluginmanager
     if WATCH_OPTION not in map(str, config.invocation_params.args):
         raise UsageError(
             f"{WATCH_OPTION} comes from a configuration file or from PYTEST_ADDOPTS.\n"
@@ -93,7 +91,7 @@ def check_watchable(config: pytest.Config) -> None:
                 "The watch mode runs parts of the session in forks of one process, and chooses the tests.\n"
                 f"{way_out}"
             )
-    if config.pluginmanager.is_blocked("capturemanager") or config.pluginmanager.is_blocked("terminalreporter"):
+    if plugins.is_blocked("capturemanager") or plugins.is_blocked("terminalreporter"):
         raise UsageError(
             f"{WATCH_OPTION} without pytest's capture or terminal plugin.\n"
             "Each run needs files of its own for captured output, and reports to the terminal.\n"
@@ -106,34 +104,16 @@ def check_watchable(config: pytest.Config) -> None:
             "torchrun has started the ranks, and a save cannot start them again.\n"
             f"Run pytest {WATCH_OPTION} without torchrun: the library starts the ranks."
         )
-    if sys.platform != "linux":
-        raise UsageError(
-            f"{WATCH_OPTION} on {sys.platform}.\n"
-            "It forks processes and removes them by system calls that only Linux has.\n"
-            "Run pytest without the option."
-        )
 
 
 def check_taken_over(config: pytest.Config) -> None:
-    """Refuse a session with the option that is no run of a watch: the watch mode could not begin."""
+    """Refuse a session with the option that is no run of a watch: this plugin was loaded too late."""
     if config.getoption("dist_watch") and not config.pluginmanager.has_plugin(_RUN) and not config.option.help:
         raise UsageError(
             f"{WATCH_OPTION}: a conftest file loads the plugin of dist_testing.\n"
             "The watch mode begins before that: it imports the conftest files again after a change.\n"
             "Load the plugin with -p dist_testing.core.pytest.plugin, on the command line or in addopts."
         )
-
-
-def _project(config: pytest.Config) -> Project:
-    given = config.known_args_namespace
-    named = [str(argument) for argument in given.file_or_dir or config.getini("testpaths") or ["."]]
-    return Project(
-        directory=str(config.invocation_params.dir),
-        root=str(config.rootpath),
-        arguments=tuple(named),
-        configuration=str(config.inipath) if config.inipath is not None else "",
-        has_package_names=bool(given.pyargs),
-    )
 
 
 def _begin(config: pytest.Config, forked: Fork) -> _Run:
@@ -159,8 +139,7 @@ class _Run:
     def __init__(self, config: pytest.Config, forked: Fork) -> None:
         self._config = config
         self._order = forked.order
-        self._channel: socket.socket | None = forked.channel
-        self._pid = os.getpid()
+        self._watcher = forked
         self._code: int | None = None
         self._test_files: set[str] = set()
         # Sources that an import has run, also one that has failed.
@@ -168,7 +147,7 @@ class _Run:
 
     def stop(self, number: int, _: FrameType | None) -> None:
         """Handle the signal of the watcher: end the session without a word, because the next one follows at once."""
-        if os.getpid() != self._pid:
+        if os.getpid() != self._watcher.pid:
             # A process that a test has forked.
             signal.signal(number, signal.SIG_DFL)
             os.kill(os.getpid(), number)
@@ -216,7 +195,7 @@ class _Run:
         if path.endswith(".py"):
             self._test_files.add(os.path.abspath(self._config.rootpath / path))
         if report.failed:
-            self._send(Reported(report.nodeid, "failed"))
+            self._watcher.tell(test=report.nodeid, outcome="failed")
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_collection_finish(self, session: pytest.Session) -> None:
@@ -227,7 +206,7 @@ class _Run:
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         """Tell the watcher how a test ended."""
         if report.failed or report.when == "call" or report.skipped:
-            self._send(Reported(report.nodeid, report.outcome))
+            self._watcher.tell(test=report.nodeid, outcome=report.outcome)
 
     @pytest.hookimpl(trylast=True)
     def pytest_sessionfinish(self, exitstatus: int) -> None:
@@ -240,7 +219,7 @@ class _Run:
         """Tell the watcher the exit code when all reports are printed. The process itself ends a little later."""
         yield
         if self._code is not None:
-            self._send(Finished(self._code))
+            self._watcher.tell(code=self._code)
 
     def pytest_keyboard_interrupt(self) -> None:
         """Let the session end: the watcher was interrupted, too, and would send its signal into the clean-up."""
@@ -252,15 +231,4 @@ class _Run:
             self._files |= sources_of(error)
         plugins = [one for one in self._config.pluginmanager.get_plugins() if isinstance(one, ModuleType)]
         files = {*own_files(plugins), *self._files, *self._test_files}
-        self._send(Imported(tuple(sorted(files)), tuple(sorted(self._test_files))))
-
-    def _send(self, event: WatchEvent) -> None:
-        # Ranks have inherited this object, and their hooks reach it.
-        if self._channel is not None and os.getpid() == self._pid:
-            try:
-                wire.send(self._channel, WATCH_EVENTS, event)
-            except OSError:
-                # A test has closed the descriptor, or the watcher is gone. The run reports to the terminal in any case.
-                with contextlib.suppress(OSError):
-                    self._channel.close()
-                self._channel = None
+        self._watcher.tell(files=sorted(files), tests=sorted(self._test_files))

@@ -1,44 +1,78 @@
-"""A run: a fork of the watcher that runs tests, and the watcher's connection to it."""
+"""A run: a fork of the watcher that runs tests, and what it tells the watcher."""
 
 from __future__ import annotations
 
+import contextlib
 import importlib
+import json
 import os
 import signal
-import socket
 import sys
 import time
 from dataclasses import dataclass, field
 
-from dist_testing.core.ground.errors import MessageError
-from dist_testing.core.process import wire
 from dist_testing.core.process.lifetime import die_with_parent, fork, watch_child
 from dist_testing.core.process.orphans import Orphans
-from dist_testing.watch.messages import WATCH_EVENTS, WatchEvent
 
 # Seconds until a run that was told to stop is killed. Its fork server then removes the ranks.
 _STOP_LIMIT_S = 10.0
+_READ_BYTES = 1 << 26
 
 
 @dataclass(frozen=True, slots=True)
 class Order:
     """Which tests a run runs."""
 
-    # Files, folders and node ids that replace those of the command line; empty for the command line's.
-    arguments: tuple[str, ...] = ()
-    left_out: frozenset[str] = frozenset()  # Test files that are not collected
-    failed: tuple[str, ...] = ()  # Node ids of the tests that failed last. They come first.
+    arguments: tuple[str, ...] = ()  # files, folders and node ids; empty for those of the command line
+    left_out: frozenset[str] = frozenset()  # test files that are not collected
+    failed: tuple[str, ...] = ()  # node ids of the tests that failed last, which come first
     only_failed: bool = False  # whether the run leaves out all other tests
-    pattern: str = ""  # Expression for `-k`; "" for none
+    pattern: str = ""  # expression for `-k`; "" for none
     debug_rank: int | None = None  # the rank that gets the terminal; None for none
+
+
+@dataclass(slots=True)
+class Told:
+    """What a run has told."""
+
+    files: set[str] = field(default_factory=set)  # all files whose change concerns the tests, without third-party ones
+    tests: set[str] = field(default_factory=set)  # files with tests or with errors
+    outcomes: dict[str, str] = field(default_factory=dict)  # node id -> "passed", "failed" or "skipped"
+    code: int | None = None  # exit code of its session, once that is over
+
+    @property
+    def failed(self) -> set[str]:
+        """Node ids of the tests, and of the files, that have failed."""
+        return {node_id for node_id, outcome in self.outcomes.items() if outcome == "failed"}
+
+    def take(self, line: bytes) -> None:
+        """Take a line of the run."""
+        match json.loads(line):
+            case {"files": files, "tests": tests}:
+                self.files.update(files)
+                self.tests.update(tests)
+            case {"test": node_id, "outcome": outcome}:
+                if self.outcomes.get(node_id) != "failed":
+                    self.outcomes[node_id] = outcome
+            case {"code": code}:
+                self.code = code
 
 
 @dataclass(frozen=True, slots=True)
 class Fork:
-    """The run, in its own process: its order, and its connection to the watcher."""
+    """The run, in its own process: its order, and the file in memory through which it tells the watcher."""
 
     order: Order
-    channel: socket.socket
+    fd: int
+    pid: int
+
+    def tell(self, **fields: object) -> None:
+        """Write a line for `Told.take`."""
+        # Ranks have inherited this object, and their hooks reach it.
+        if os.getpid() == self.pid:
+            # A test may have closed the descriptor. The run reports to the terminal in any case.
+            with contextlib.suppress(OSError):
+                os.write(self.fd, json.dumps(fields).encode() + b"\n")
 
 
 @dataclass(slots=True)
@@ -46,24 +80,20 @@ class Run:
     """The run, in the watcher."""
 
     pid: int
-    pidfd: int  # of its process
-    channel: socket.socket  # the connection to it
-    events: list[WatchEvent] = field(default_factory=list)  # what it has told
+    pidfd: int
+    fd: int
+    told: Told = field(default_factory=Told)
     # Its exit code, or the negative number of a signal; None while it or a process that it has left lives.
     code: int | None = None
-    _reader: wire.MessageReader[WatchEvent] = field(default_factory=lambda: wire.MessageReader(WATCH_EVENTS))
+    _position: int = 0
     _kill_at_s: float = 0.0
 
-    def receive(self) -> bool:
-        """Take what has come; call it when the channel is readable. Return whether more may come."""
-        try:
-            data = self.channel.recv(1 << 16)
-            self.events += self._reader.feed(data)
-        except (ConnectionResetError, MessageError):
-            data = b""
-        if not data:
-            self.channel.close()
-        return bool(data)
+    def read(self) -> None:
+        """Take what the run has told since the last call."""
+        *lines, _ = os.pread(self.fd, _READ_BYTES, self._position).split(b"\n")
+        for line in lines:
+            self._position += len(line) + 1
+            self.told.take(line)
 
     def stop(self) -> None:
         """Tell it to end."""
@@ -80,39 +110,35 @@ class Run:
         """Take its exit code, and kill what it has left; call it when the process has ended."""
         os.close(self.pidfd)
         _, status = os.waitpid(self.pid, 0)
-        if self.channel.fileno() >= 0:
-            # A process that the run has left may hold the other end.
-            self.channel.setblocking(False)
-            try:
-                while self.receive():
-                    pass
-            except BlockingIOError:
-                self.channel.close()
+        self.read()
+        os.close(self.fd)
         Orphans().remove()
         self.code = os.waitstatus_to_exitcode(status)
 
 
 def fork_run(order: Order) -> Run | Fork:
-    """Fork a run. Returns a `Fork` in the new process, with SIGTERM blocked, and a `Run` in this one."""
-    ours, theirs = socket.socketpair()
+    """Fork a run. Returns a `Fork` in the new process, with SIGTERM blocked, and a `Run` in this one.
+
+    Raises:
+        OSError: If this machine has no room for another process.
+    """
     sys.stdout.flush()
     sys.stderr.flush()
     parent = os.getpid()
+    fd = os.memfd_create("dist-testing-watch")
     # The signal that stops the run must wait until the run can handle it.
     signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTERM])
+    pid = -1
     try:
         pid = fork()
         if pid == 0:
             die_with_parent(parent, signal.SIGTERM)
-            ours.close()
             importlib.invalidate_caches()
-            return Fork(order, theirs)
-        theirs.close()
-        pidfd = watch_child(pid)
+            return Fork(order, fd, os.getpid())
+        return Run(pid, watch_child(pid), fd)
     except OSError:
-        ours.close()
-        theirs.close()
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGTERM])
+        os.close(fd)
         raise
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGTERM])
-    return Run(pid, pidfd, ours)
+    finally:
+        if pid != 0:
+            signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGTERM])

@@ -281,7 +281,7 @@ def test_commands(starter: Starter, tmp_path: Path) -> None:
         assert "watch: 1 passed" in shown
         assert "watch: 1 failed earlier: test_commands.py::test_bad" in shown
         watch.type("p and\n")
-        watch.wait("the pattern")
+        assert "Wrong expression" in watch.wait()
         watch.type("d one\n")
         watch.wait("'one' is no rank")
         watch.type("d 1\n")

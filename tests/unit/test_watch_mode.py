@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import py_compile
 import runpy
@@ -16,10 +17,9 @@ import pytest
 
 from dist_testing.core.ground.errors import UsageError
 from dist_testing.watch.files import Files, forget_compiled, is_third_party, sources_of
-from dist_testing.watch.messages import Imported, Reported
-from dist_testing.watch.project import Project, Results, syntax_error
+from dist_testing.watch.project import Project, syntax_error
 from dist_testing.watch.pytest_session import check_watchable
-from dist_testing.watch.run import Order
+from dist_testing.watch.run import Order, Told
 from tests.support.children import write_file
 
 
@@ -103,9 +103,8 @@ def test_the_tests_of_a_change(tmp_path: Path) -> None:
     names = ("test_one.py", "test_two.py", "sub/test_three.py")
     for name, source in zip(names, ("", "from test_one import *", ""), strict=True):
         write_file(tmp_path, name, source)
-    results = Results(_project(tmp_path))
-    paths = tuple(str(tmp_path / name) for name in names)
-    results.learn([Imported(paths, paths)], Order())
+    results = _project(tmp_path)
+    results.learn(Told(tests={str(tmp_path / name) for name in names}), Order())
 
     def affected(*changed: str) -> set[str]:
         left_out = results.unaffected([str(tmp_path / name) for name in changed])
@@ -174,11 +173,15 @@ def test_what_cannot_be_watched_is_refused(monkeypatch: pytest.MonkeyPatch) -> N
 def test_failed_tests_are_remembered(tmp_path: Path) -> None:
     """If this fails, a failure is forgotten while it was not mended, or reported when its test is gone."""
     test = str(write_file(tmp_path, "test_a.py", ""))
-    results = Results(_project(tmp_path, "test_a.py"))
-    imported = Imported((test,), (test,))
-    results.learn([imported, Reported("test_a.py::b", "failed"), Reported("test_a.py::c", "passed")], Order())
-    assert list(results.failed) == ["test_a.py::b"]
-    results.learn([imported, Reported("test_a.py::c", "failed")], Order(pattern="c"))
-    assert list(results.failed) == ["test_a.py::b", "test_a.py::c"], "b was not selected"
-    results.learn([imported, Reported("test_a.py::c", "passed")], Order())
-    assert not results.failed, "b was renamed"
+    results = _project(tmp_path, "test_a.py")
+
+    def learn(order: Order, **outcomes: str) -> list[str]:
+        told = Told(tests={test})
+        for name, outcome in outcomes.items():
+            told.take(json.dumps({"test": f"test_a.py::{name}", "outcome": outcome}).encode())
+        results.learn(told, order)
+        return [node_id.removeprefix("test_a.py::") for node_id in results.failed]
+
+    assert learn(Order(), b="failed", c="passed") == ["b"]
+    assert learn(Order(pattern="c"), c="failed") == ["b", "c"], "b was not selected"
+    assert learn(Order(), c="passed") == [], "b was renamed"
