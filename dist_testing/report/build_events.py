@@ -14,7 +14,10 @@ from pathlib import Path
 from typing import Any
 
 from dist_testing.core.ground.errors import ReportError
+from dist_testing.report.model import Action, InvocationRecord, RunRecord, bounded
 from dist_testing.report.outputs import Output, OutputFinder
+
+__all__ = ["GOOD", "Action", "Attempt", "EventsError", "Invocation", "is_whole", "read_events", "read_invocation"]
 
 # Bazel's words for a target that has passed, the best first. A flaky target has passed after a failure.
 GOOD = ("PASSED", "FLAKY")
@@ -38,45 +41,27 @@ class EventsError(ReportError):
 
 
 @dataclass(frozen=True, slots=True)
-class Attempt:
-    """One test action: an attempt of one shard of one run of a target."""
+class Attempt(RunRecord):
+    """A test action, which is an attempt of one shard of one run of a target. Its cases are not read yet."""
 
-    target: str
-    configuration: str  # Bazel's name of the configuration. One invocation may test a label in several.
-    shard: int  # from 1
-    run: int  # from 1
-    number: int  # from 1; greater than 1 if a failed test was repeated
-    status: str  # Bazel's word: PASSED, FAILED, TIMEOUT, INCOMPLETE, REMOTE_FAILURE, ..
-    cached: str  # origin of the result: "local", "remote", or "" if the test ran
-    strategy: str  # where the test ran: "remote", "linux-sandbox", ...; "" if it did not run
-    duration_s: float  # Duration of the test in seconds, also if the result is from a cache
-    xml: Path | None  # its test.xml; None if it is not on this machine
-    outputs: Sequence[Output] = ()  # all its outputs
-    began_s: float | None = None  # when it began, in seconds since 1970; None if unknown
-    host: str = ""  # machine that ran it; "" if unknown
+    outputs: tuple[Output, ...] = ()
+
+    @property
+    def xml(self) -> Path | None:
+        """Its test.xml; None if it is not on this machine."""
+        return next((output.path for output in self.outputs if output.name == "test.xml"), None)
 
 
 @dataclass(frozen=True, slots=True)
-class Invocation:
+class Invocation(InvocationRecord):
     """The content of the build events."""
 
-    attempts: Sequence[Attempt]  # in the order in which they ended
-    summaries: Mapping[str, str]  # Selected target -> Bazel's last word on it; of several configurations, the worst
-    incompatible: Sequence[str]  # Targets that Bazel itself has skipped
-    broken: Mapping[str, str]  # Targets that could not be analysed or built -> Bazel's message
-    faulty: Sequence[str]  # the broken targets that would be broken on any executor
-    exit_code: int | None  # Bazel's exit status; None if Bazel ended before it wrote it
-    exit_name: str  # Bazel's name of the status
-    is_complete: bool  # whether the file has the last event
-    identifier: str = ""  # Bazel's identifier of the invocation
-    command: str = ""  # such as "test"
-    version: str = ""  # version of Bazel
-    began_s: float | None = None  # when it began, in seconds since 1970; None if unknown
-    ended_s: float | None = None  # when it ended; None if unknown
-    revision: str = ""  # revision of the sources; "" if it is unknown, or the sources had changes
-    test_filter: str = ""  # value of `--test_filter`
-    # Target patterns that Bazel could not expand -> Bazel's message.
-    unknown: Mapping[str, str] = field(default_factory=dict)
+    attempts: Sequence[Attempt] = ()  # in the order in which they ended
+    summaries: Mapping[str, str] = field(default_factory=dict)  # target -> Bazel's last, or worst, word on it
+    incompatible: Sequence[str] = ()  # targets that Bazel itself has skipped
+    broken: Mapping[str, str] = field(default_factory=dict)  # targets that could not be built -> Bazel's message
+    faulty: Sequence[str] = ()  # the broken targets that would be broken on any executor
+    unknown: Mapping[str, str] = field(default_factory=dict)  # patterns that Bazel could not expand -> its message
 
 
 def read_events(path: Path) -> list[Mapping[str, Any]]:
@@ -130,7 +115,7 @@ def read_invocation(path: Path, disk_cache: Path | None = None) -> Invocation:
     """
     events = read_events(path)
     try:
-        return _summed_up(events, disk_cache)
+        return _summed_up(path, events, disk_cache)
     except (AttributeError, KeyError, OverflowError, TypeError, ValueError) as error:
         raise EventsError(
             f"{path}: no results: an event does not have Bazel's form ({type(error).__name__}: {error}).\n"
@@ -139,8 +124,7 @@ def read_invocation(path: Path, disk_cache: Path | None = None) -> Invocation:
         ) from error
 
 
-def _summed_up(events: Sequence[Mapping[str, Any]], disk_cache: Path | None) -> Invocation:
-    facts = _facts(events)
+def _summed_up(path: Path, events: Sequence[Mapping[str, Any]], disk_cache: Path | None) -> Invocation:
     testlogs = OutputFinder(disk_cache or _disk_cache(events))
     attempts: list[Attempt] = []
     summaries: dict[str, str] = {}
@@ -181,16 +165,17 @@ def _summed_up(events: Sequence[Mapping[str, Any]], disk_cache: Path | None) -> 
             exit_code = event["finished"].get("exitCode", {}).get("code", 0)
             exit_name = event["finished"].get("exitCode", {}).get("name", "")
     return Invocation(
-        attempts,
-        summaries,
-        sorted(incompatible),
-        broken,
-        sorted(faulty),
-        exit_code,
-        exit_name,
-        is_whole(events),
+        str(path),
+        exit_code=exit_code,
+        exit_name=exit_name,
+        is_complete=is_whole(events),
+        attempts=attempts,
+        summaries=summaries,
+        incompatible=sorted(incompatible),
+        broken=broken,
+        faulty=sorted(faulty),
         unknown=unknown,
-        **facts,
+        **_facts(events),
     )
 
 
@@ -204,22 +189,25 @@ def _unanalysed(events: Iterable[Mapping[str, Any]]) -> dict[str, str]:
 
 
 def _facts(events: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
-    """Return the fields of `Invocation` about the invocation as a whole."""
-    facts: dict[str, Any] = {}
+    """Return the other fields of `InvocationRecord`."""
+    facts: dict[str, Any] = {"command": "bazel test"}
     status: dict[str, str] = {}
+    ended_s: float | None = None
     for event in events:
         if started := event.get("started"):
             facts["identifier"] = str(started.get("uuid", ""))
-            facts["command"] = str(started.get("command", ""))
+            facts["command"] = f"bazel {started.get('command') or 'test'}"
             facts["version"] = str(started.get("buildToolVersion", ""))
-            facts["began_s"] = _time(started, "startTime", "startTimeMillis")
+            facts["began_wall_s"] = _time(started, "startTime", "startTimeMillis")
         elif finished := event.get("finished"):
-            facts["ended_s"] = _time(finished, "finishTime", "finishTimeMillis")
+            ended_s = _time(finished, "finishTime", "finishTimeMillis")
         elif "workspaceStatus" in event:
             items = event["workspaceStatus"].get("item", [])
             status |= {str(item.get("key", "")): str(item.get("value", "")) for item in items}
         elif "optionsParsed" in event:
             facts["test_filter"] = _option(event, "--test_filter=")
+    if ended_s is not None and (began_s := facts.get("began_wall_s")) is not None:
+        facts["duration_s"] = bounded(ended_s - began_s)
     # Bazel's own names have no prefix; many workspaces print stable ones.
     revision = (
         status.get("STABLE_GIT_COMMIT") or status.get("BUILD_SCM_REVISION") or status.get("STABLE_SCM_REVISION", "")
@@ -274,13 +262,13 @@ def _attempt(identity: Mapping[str, Any], result: Mapping[str, Any], testlogs: O
         configuration=identity.get("configuration", {}).get("id", ""),
         shard=int(identity.get("shard", 1)),
         run=int(identity.get("run", 1)),
-        number=int(identity.get("attempt", 1)),
+        attempt=int(identity.get("attempt", 1)),
         status=result.get("status", "NO_STATUS"),
         cached=cached,
         strategy="" if cached else execution.get("strategy", ""),
-        duration_s=float(duration[1]) if duration else milliseconds / 1000,
-        xml=next((output.path for output in outputs if output.name == "test.xml"), None),
-        outputs=tuple(outputs),
-        began_s=_time(result, "testAttemptStart", "testAttemptStartMillisEpoch"),
         host=str(execution.get("hostname", "")),
+        began_wall_s=_time(result, "testAttemptStart", "testAttemptStartMillisEpoch"),
+        duration_s=bounded(float(duration[1]) if duration else milliseconds / 1000),
+        has_results=False,
+        outputs=tuple(outputs),
     )

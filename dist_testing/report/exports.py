@@ -1,4 +1,4 @@
-"""Writes results for other programs: JSON with a published schema, CTRF, and one JUnit file."""
+"""Writes results for other programs: JSON with a published schema, and CTRF."""
 
 from __future__ import annotations
 
@@ -9,12 +9,11 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from dist_testing.core.bazel.junit import XmlSuite, write_suites
 from dist_testing.core.ground.codec import shape_of
 from dist_testing.core.ground.error_text import shorten
 from dist_testing.core.ground.record import Status
 from dist_testing.report import facts
-from dist_testing.report.model import Report, RunRecord
+from dist_testing.report.model import Report
 
 # Increase it when a field is removed or changes its meaning. Readers leave out fields that they do not know.
 _SCHEMA = 2
@@ -80,12 +79,3 @@ def ctrf(report: Report) -> str:
     }
     content = {"reportFormat": "CTRF", "specVersion": "0.0.0", "results": results}
     return json.dumps(content, indent=1, allow_nan=False) + "\n"
-
-
-def write_junit(report: Report, path: Path) -> None:
-    """Write all runs into one file in JUnit's format, one suite for each run."""
-    write_suites(path, [_suite(run) for run in facts.final_runs(report)])
-
-
-def _suite(run: RunRecord) -> XmlSuite:
-    return XmlSuite(f"{run.target}{run.in_part}", run.cases)

@@ -168,24 +168,12 @@ def _cached(run: RunRecord) -> str:
     return f"nothing has changed: the result is from {place}{since}{run.in_part}"
 
 
-@dataclass(frozen=True, slots=True)
-class Slow:
-    """A slow case, with its run."""
-
-    run: RunRecord
-    case: CaseRecord
-
-
-def slow_cases(report: Report, count: int) -> list[Slow]:
+def slow_cases(report: Report, count: int) -> list[CaseRecord]:
     """Return the slowest cases that ran and took a known time, the slowest first; of several runs, the slowest."""
-    slowest: dict[tuple[str, str], Slow] = {}
+    slowest: dict[tuple[str, str], CaseRecord] = {}
     for run in final_runs(report):
         for case in run.cases:
-            key = (run.suite, case.name)
-            if (
-                case.status != "skipped"
-                and case.duration_s
-                and (key not in slowest or slowest[key].case.duration_s < case.duration_s)
-            ):
-                slowest[key] = Slow(run, case)
-    return sorted(slowest.values(), key=lambda slow: -slow.case.duration_s)[:count]
+            known = slowest.get((run.suite, case.name))
+            if case.status != "skipped" and case.duration_s > (known.duration_s if known else 0):
+                slowest[run.suite, case.name] = case
+    return sorted(slowest.values(), key=lambda case: -case.duration_s)[:count]

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import gzip
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+from dist_testing.core.bazel.junit import XmlSuite, write_suites
 from dist_testing.core.ground.errors import ReportError
-from dist_testing.report.exports import write_junit
+from dist_testing.report.facts import final_runs
 from dist_testing.report.model import Report, RunRecord
 from dist_testing.report.perfetto import trace
 from dist_testing.report.words import slug
@@ -22,44 +24,35 @@ def write_text(path: Path, text: str) -> int:
 def write_bytes(path: Path, content: bytes) -> int:
     """Write a file, and return its size in bytes."""
     temporary = path.with_name(f".{path.name}.{os.getpid()}")
-    try:
+    with _writing(path):
         try:
             temporary.write_bytes(content)
             temporary.replace(path)
         except OSError:
             temporary.unlink(missing_ok=True)
             raise
-    except OSError as error:
-        raise _unwritable(path, error) from error
     return len(content)
 
 
 def append_text(path: Path, text: str) -> None:
     """Append a text to a file."""
-    try:
-        with path.open("a", encoding="utf-8", errors="replace") as file:
-            file.write(text)
-    except OSError as error:
-        raise _unwritable(path, error) from error
+    with _writing(path), path.open("a", encoding="utf-8", errors="replace") as file:
+        file.write(text)
 
 
 def write_merged_junit(report: Report, path: Path) -> int:
-    """Write all results into one JUnit file, and return its size in bytes."""
-    try:
-        write_junit(report, path)
+    """Write all results into one JUnit file, a suite for each run, and return its size in bytes."""
+    with _writing(path):
+        write_suites(path, [XmlSuite(f"{run.target}{run.in_part}", run.cases) for run in final_runs(report)])
         return path.stat().st_size
-    except OSError as error:
-        raise _unwritable(path, error) from error
 
 
 def write_traces(report: Report, path: Path) -> list[tuple[Path, int]]:
     """Write the trace of all runs into one file, or into a folder one for each target and one for each invocation."""
     if path.name.endswith((".json", ".json.gz")):
         return [(path, _write_trace(path, report.runs))]
-    try:
+    with _writing(path):
         path.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise _unwritable(path, error) from error
     groups: dict[str, list[RunRecord]] = {}
     for run in report.runs:
         if run.wall_zero_s is not None:
@@ -76,9 +69,14 @@ def _write_trace(path: Path, runs: Sequence[RunRecord]) -> int:
     return write_bytes(path, packed)
 
 
-def _unwritable(path: Path, error: OSError) -> ReportError:
-    return ReportError(
-        f"{path}: cannot be written: {error.strerror or error}.\n"
-        "The folder is missing or read-only, a file is in its place, or the disk is full.\n"
-        "Choose another place."
-    )
+@contextlib.contextmanager
+def _writing(path: Path) -> Iterator[None]:
+    """Have an OSError become a ReportError."""
+    try:
+        yield
+    except OSError as error:
+        raise ReportError(
+            f"{path}: cannot be written: {error.strerror or error}.\n"
+            "The folder is missing or read-only, a file is in its place, or the disk is full.\n"
+            "Choose another place."
+        ) from error

@@ -24,8 +24,6 @@ _Z95 = 1.959963984540054
 # No target runs more often; the search for a number of runs ends here. A power of two.
 _MAX_RUNS = 1 << 23
 
-# A case on one backend with one world size: target, case, backend, world size.
-_Key = tuple[str, str, str, int]
 Label = Literal["flaky", "broken", "no failure"]
 
 
@@ -41,44 +39,34 @@ def wilson(failures: int, runs: int) -> tuple[float, float]:
     return low, 1.0 if failures == runs else min(1.0, middle + half)
 
 
-@dataclass(frozen=True, slots=True)
-class Vote:
-    """One run of one case."""
-
+@dataclass(frozen=True)
+class _Subject:
     target: str  # label of its target; "" outside Bazel
     case: str
-    backend: str  # name of the backend
-    world_size: int  # number of ranks
-    inputs: str  # Votes with the same text have equal inputs
+    backend: str
+    world_size: int
+
+
+@dataclass(frozen=True)
+class Vote(_Subject):
+    """One run of one case."""
+
+    inputs: str  # votes with the same text have equal inputs
     kind: str  # "" if it passed, else the kind of the failure
     culprit: int | None  # the rank that failed first
     is_machine: bool  # whether the machine is to blame; such a run says nothing about the case
 
-    @property
-    def key(self) -> _Key:
-        """What its rate is about."""
-        return self.target, self.case, self.backend, self.world_size
 
-
-@dataclass(slots=True)
-class Flake:
+@dataclass(frozen=True)
+class Flake(_Subject):
     """What is known of the rate of one case, on one backend with one world size."""
 
-    target: str  # label of its target; "" outside Bazel
-    case: str
-    backend: str  # name of the backend
-    world_size: int  # number of ranks
     runs: int = 0  # number of runs that vote
     failures: int = 0  # number of failures among them
     broken: int = 0  # number of runs whose inputs never passed; they do not vote
     machine: int = 0  # number of runs for which the machine is to blame; they do not vote
     kinds: Counter[str] = field(default_factory=Counter)  # kind of failure -> number
-    culprits: Counter[int] = field(default_factory=Counter)  # Culprit -> number of failures
-
-    @property
-    def key(self) -> _Key:
-        """What the rate is about, as in its votes."""
-        return self.target, self.case, self.backend, self.world_size
+    culprits: Counter[int] = field(default_factory=Counter)  # culprit -> number of failures
 
     @property
     def label(self) -> Label:
@@ -155,49 +143,41 @@ def _inputs(report: Report, run: RunRecord, same_inputs: bool) -> str:
 
 
 def _vote(run: RunRecord, case: CaseRecord, inputs: str) -> Vote:
-    is_bad = case.status in ("failed", "error", "unfinished", "xpassed")
+    is_bad = case.status in (*BAD, "xpassed")
     kind = (case.cause if case.cause not in ("", "none") else case.status) if is_bad else ""
-    return Vote(
-        run.suite,
-        case.name,
-        run.backend,
-        case.world_size,
-        inputs,
-        kind,
-        case.culprit if is_bad else None,
-        case.status == "error",
-    )
+    culprit = case.culprit if is_bad else None
+    return Vote(run.suite, case.name, run.backend, case.world_size, inputs, kind, culprit, case.status == "error")
 
 
 def measured(given: Iterable[Vote]) -> list[Flake]:
     """Count votes. The flakiest cases come first, then the broken ones, then the others with the fewest runs."""
-    groups: dict[_Key, dict[str, list[Vote]]] = defaultdict(lambda: defaultdict(list))
+    groups: dict[tuple[str, str, str, int], list[Vote]] = defaultdict(list)
     for vote in given:
-        groups[vote.key][vote.inputs].append(vote)
-    found = []
-    for (target, case, backend, world_size), by_inputs in groups.items():
-        flake = Flake(target, case, backend, world_size)
-        for group in by_inputs.values():
-            _count(flake, group)
-        found.append(flake)
+        groups[vote.target, vote.case, vote.backend, vote.world_size].append(vote)
+    found = [_flake(*subject, votes) for subject, votes in groups.items()]
     rank = {"flaky": 0, "broken": 1, "no failure": 2}
     return sorted(
         found, key=lambda one: (rank[one.label], -one.interval[0] if one.failures else 0.0, one.target, one.case)
     )
 
 
-def _count(flake: Flake, group: Sequence[Vote]) -> None:
-    """Add the votes with equal inputs."""
-    own = [vote for vote in group if not vote.is_machine]
-    flake.machine += len(group) - len(own)
-    failed = [vote for vote in own if vote.kind]
-    if failed and len(failed) == len(own):
-        flake.broken += len(own)
-        return
-    flake.runs += len(own)
-    flake.failures += len(failed)
-    flake.kinds.update(vote.kind for vote in failed)
-    flake.culprits.update(vote.culprit for vote in failed if vote.culprit is not None)
+def _flake(target: str, case: str, backend: str, world_size: int, found: Sequence[Vote]) -> Flake:
+    by_inputs: dict[str, list[Vote]] = defaultdict(list)
+    for vote in found:
+        if not vote.is_machine:
+            by_inputs[vote.inputs].append(vote)
+    voting = [vote for group in by_inputs.values() if not all(vote.kind for vote in group) for vote in group]
+    failed = [vote for vote in voting if vote.kind]
+    own = sum(map(len, by_inputs.values()))
+    return Flake(
+        *(target, case, backend, world_size),
+        runs=len(voting),
+        failures=len(failed),
+        broken=own - len(voting),
+        machine=len(found) - own,
+        kinds=Counter(vote.kind for vote in failed),
+        culprits=Counter(vote.culprit for vote in failed if vote.culprit is not None),
+    )
 
 
 def flake_lines(rates: Sequence[Flake], rate: float) -> Iterator[str]:

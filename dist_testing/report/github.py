@@ -87,10 +87,10 @@ def markdown(report: Report, title: str = "") -> str:
     lines = [f"### {_inline(title or 'Test report')}", "", told or "No case ran.", ""]
     lines += _failure_lines(report)
     lines += _ledger_lines(report)
-    slow = [one for one in facts.slow_cases(report, 5) if one.case.duration_s >= 1]
+    slow = [one for one in facts.slow_cases(report, 5) if one.duration_s >= 1]
     if slow:
         lines += ["**Slowest**", "", "| time | case |", "| --- | --- |"]
-        lines += [f"| {seconds(one.case.duration_s)} | {_code(one.case.name)} |" for one in slow]
+        lines += [f"| {seconds(one.duration_s)} | {_code(one.name)} |" for one in slow]
         lines.append("")
     if report.problems:
         lines += ["**Could not be read**", ""]

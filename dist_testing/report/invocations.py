@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from dist_testing.report.build_events import Attempt, Invocation, read_invocation
-from dist_testing.report.model import InvocationRecord, NotRun, Problem, Report, RunRecord, bounded
+from dist_testing.report.model import NotRun, Problem, Report, RunRecord
 from dist_testing.report.run_files import RunFiles, filled_run
 
 # A file that is younger than the end of the invocation is of a later run. Clocks of file systems differ. Seconds.
@@ -33,32 +33,13 @@ def read_bazel(path: Path, disk_cache: Path | None, *, is_brief: bool) -> tuple[
         runs.append(run)
         problems += found
     report = Report(
-        (_record(path, invocation),),
+        (invocation,),
         tuple(runs),
         tuple(sorted({*invocation.summaries, *invocation.broken})),
         tuple(_not_run(invocation)),
         tuple(problems),
     )
     return report, {attempt.xml.resolve() for attempt in invocation.attempts if attempt.xml is not None}
-
-
-def _record(path: Path, invocation: Invocation) -> InvocationRecord:
-    duration_s = 0.0
-    if invocation.began_s is not None and invocation.ended_s is not None:
-        duration_s = bounded(invocation.ended_s - invocation.began_s)
-    return InvocationRecord(
-        name=str(path),
-        command=f"bazel {invocation.command or 'test'}",
-        began_wall_s=invocation.began_s,
-        duration_s=duration_s,
-        exit_code=invocation.exit_code,
-        exit_name=invocation.exit_name,
-        is_complete=invocation.is_complete,
-        version=invocation.version,
-        identifier=invocation.identifier,
-        revision=invocation.revision,
-        test_filter=invocation.test_filter,
-    )
 
 
 def _not_run(invocation: Invocation) -> Iterator[NotRun]:
@@ -72,23 +53,8 @@ def _not_run(invocation: Invocation) -> Iterator[NotRun]:
 
 
 def _run(attempt: Attempt, invocation: Invocation, is_brief: bool) -> tuple[RunRecord, list[Problem]]:
-    run = RunRecord(
-        attempt.target,
-        shard=attempt.shard,
-        run=attempt.run,
-        attempt=attempt.number,
-        configuration=attempt.configuration,
-        status=attempt.status,
-        cached=attempt.cached,
-        strategy=attempt.strategy,
-        host=attempt.host,
-        began_wall_s=attempt.began_s,
-        duration_s=bounded(attempt.duration_s),
-        has_results=False,
-    )
-    stale = _is_stale(attempt, invocation)
-    if stale:
-        return run, [
+    if _is_stale(attempt, invocation):
+        return attempt, [
             Problem(
                 attempt.target,
                 "a later run has replaced its test.xml, so its cases are unknown.\n"
@@ -96,7 +62,7 @@ def _run(attempt: Attempt, invocation: Invocation, is_brief: bool) -> tuple[RunR
                 "Make the report right after the invocation, or keep a copy of bazel-testlogs.",
             )
         ]
-    run, problems = filled_run(run, _files(attempt), is_brief=is_brief)
+    run, problems = filled_run(attempt, _files(attempt), is_brief=is_brief)
     if attempt.xml is None and not run.has_results:
         problems.append(Problem(f"{run.target}{run.in_part}", _without_xml(attempt)))
     return run, problems
@@ -127,9 +93,9 @@ def _without_xml(attempt: Attempt) -> str:
 
 
 def _is_stale(attempt: Attempt, invocation: Invocation) -> bool:
-    if attempt.xml is None or invocation.ended_s is None:
+    if attempt.xml is None or invocation.began_wall_s is None or not invocation.duration_s:
         return False
-    return attempt.xml.stat().st_mtime > invocation.ended_s + _CLOCK_S
+    return attempt.xml.stat().st_mtime > invocation.began_wall_s + invocation.duration_s + _CLOCK_S
 
 
 def _files(attempt: Attempt) -> RunFiles:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -9,8 +10,8 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import unquote, urlsplit
 
-from dist_testing.report.digests import FUNCTIONS, digest_of
-
+# Length of a digest in hexadecimal -> the function that Bazel means if it gives no name.
+_FUNCTIONS = {32: "md5", 40: "sha1", 64: "sha256", 96: "sha384", 128: "sha512"}
 # The end of the address of an output on a remote executor: digest and size. BLAKE3 has its name before the digest;
 # Bazel leaves out the names of the functions that the length tells.
 _REMOTE = re.compile(r"(?:^|/)blobs/(?:(?P<function>[a-z0-9]+)/)?(?P<digest>[0-9a-f]{32,128})/(?P<size>\d+)$")
@@ -57,9 +58,9 @@ class OutputFinder:
 
     def _find_remote(self, identity: Mapping[str, Any], remote: re.Match[str]) -> Path | None:
         digest, size = remote["digest"], int(remote["size"])
-        function = remote["function"] or FUNCTIONS.get(len(digest), "")
+        function = remote["function"] or _FUNCTIONS.get(len(digest), "")
         for path in [*self._places(identity, size), *self._cached(function, digest)]:
-            if path.is_file() and path.stat().st_size == size and digest_of(path, function) in (digest, None):
+            if path.is_file() and path.stat().st_size == size and _digest_of(path, function) in (digest, None):
                 return path
         return None
 
@@ -87,3 +88,12 @@ class OutputFinder:
         if folder not in self._listed:
             self._listed[folder] = [(path, path.stat().st_size) for path in folder.rglob("*") if path.is_file()]
         return [path for path, length in self._listed[folder] if length == size]
+
+
+def _digest_of(path: Path, function: str) -> str | None:
+    """Return the digest of a file in hexadecimal; None if Python lacks the function, as it lacks BLAKE3."""
+    if function not in _FUNCTIONS.values():
+        return None
+    with path.open("rb") as file:
+        # MD5 and SHA-1 only find files here.
+        return hashlib.file_digest(file, lambda: hashlib.new(function, usedforsecurity=False)).hexdigest()

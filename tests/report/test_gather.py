@@ -234,8 +234,8 @@ def test_times_filter_and_revision_of_an_invocation_are_known(tmp_path: Path) ->
     timed: dict[str, object] = {"testAttemptStart": "2026-11-22T10:00:00.123456789Z"}
     events = build_events([Action("//a:a", more=timed)], options, revision="abc")
     invocation = read_invocation(write_build_events(tmp_path / "bep.json", events))
-    assert (invocation.revision, invocation.test_filter, invocation.began_s) == ("abc", "x y", 1.7e9)
-    assert invocation.attempts[0].began_s == pytest.approx(1795341600.123456)
+    assert (invocation.revision, invocation.test_filter, invocation.began_wall_s) == ("abc", "x y", 1.7e9)
+    assert invocation.attempts[0].began_wall_s == pytest.approx(1795341600.123456)
 
 
 def _write(name: str, content: bytes | str) -> Callable[[Path], Path]:

@@ -248,7 +248,7 @@ def test_a_case_that_took_no_time_is_not_among_the_slowest(tmp_path: Path) -> No
     (tmp_path / "a.xml").write_text(xml.format("broken", 0, '<error message="E   ImportError: x"/>'), encoding="utf-8")
     (tmp_path / "b.xml").write_text(xml.format("slow", 2, ""), encoding="utf-8")
     report = gather([tmp_path])
-    assert [slow.case.name for slow in slow_cases(report, 5)] == ["t.slow"]
+    assert [slow.name for slow in slow_cases(report, 5)] == ["t.slow"]
     # pytest's mark of the lines of an error says nothing here.
     assert "ImportError: x" in _page(report).words
     assert "E   ImportError" not in _page(report).words

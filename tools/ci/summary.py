@@ -7,7 +7,7 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from build_events import GOOD, Attempt, Invocation
+from build_events import GOOD, Action, Attempt, Invocation
 
 from dist_testing.core.bazel.junit import read_xml, tag_of
 from dist_testing.core.ground.errors import ReportError
@@ -91,14 +91,15 @@ def summarise(invocation: Invocation) -> Summary:
     # Target with results on this machine -> whether one of its cases ran.
     busy: dict[str, bool] = {}
     last = _last_attempts(invocation.attempts)
+    counting = set(map(id, last))
     for attempt in invocation.attempts:
         target = attempt.target
         found, complaint = _cases(attempt)
         lines = [f"{case.name}: {_first_line(case.message)}" for case in found if case.status in BAD]
         if not lines and attempt.status not in GOOD:
-            lines = [f"attempt {attempt.number}: {attempt.status}; {complaint or 'no case says why'}"]
+            lines = [f"attempt {attempt.attempt}: {attempt.status}; {complaint or 'no case says why'}"]
         failures[target].update(dict.fromkeys(lines))
-        if attempt not in last:
+        if id(attempt) not in counting:
             continue
         if complaint and target not in bad:
             unread[target] = complaint
@@ -129,14 +130,13 @@ def summarise(invocation: Invocation) -> Summary:
     )
 
 
-def _last_attempts(attempts: Iterable[Attempt]) -> set[Attempt]:
+def _last_attempts(attempts: Iterable[Attempt]) -> list[Attempt]:
     """Return, for every test action, the attempt whose result counts."""
-    last: dict[tuple[str, str, int, int], Attempt] = {}
+    last: dict[Action, Attempt] = {}
     for attempt in attempts:
-        action = (attempt.target, attempt.configuration, attempt.shard, attempt.run)
-        if action not in last or last[action].number < attempt.number:
-            last[action] = attempt
-    return set(last.values())
+        if attempt.action not in last or last[attempt.action].attempt < attempt.attempt:
+            last[attempt.action] = attempt
+    return list(last.values())
 
 
 def _cases(attempt: Attempt) -> tuple[Sequence[CaseRecord], str]:

@@ -12,22 +12,21 @@ from summary import summarise, summary_lines
 
 from dist_testing.core.bazel.junit import write_xml
 from dist_testing.core.ground.record import CaseRecord
+from dist_testing.report.outputs import Output
 
 PASSED = CaseRecord("c.ok", "passed", duration_s=1.0)
 FAILED = CaseRecord("c.bad", "failed", duration_s=1.0, message="rank 1 raised ValueError")
 SKIPPED = CaseRecord("c.gpu", "skipped", message="Need at least 2 CUDA devices")
 
 
-def _attempt(label: str, **values: Any) -> Attempt:
-    usual: dict[str, Any] = {"configuration": "k8", "shard": 1, "run": 1, "number": 1, "status": "PASSED"}
-    usual |= {"cached": "", "strategy": "", "duration_s": 1.0, "xml": None}
-    return Attempt(label, **{**usual, **values})
+def _attempt(label: str, xml: Path | None = None, **values: Any) -> Attempt:
+    usual: dict[str, Any] = {"configuration": "k8", "status": "PASSED", "duration_s": 1.0}
+    return Attempt(label, outputs=(Output("test.xml", xml),), **{**usual, **values})
 
 
 def _invocation(attempts: Sequence[Attempt], **values: Any) -> Invocation:
-    usual: dict[str, Any] = {"summaries": {}, "incompatible": [], "broken": {}, "faulty": []}
-    usual |= {"exit_code": 0, "exit_name": "SUCCESS", "is_complete": True}
-    return Invocation(attempts, **{**usual, **values})
+    usual: dict[str, Any] = {"exit_code": 0, "exit_name": "SUCCESS"}
+    return Invocation("events", attempts=attempts, **{**usual, **values})
 
 
 def _xml(file: Path, *cases: CaseRecord) -> Path:
@@ -62,8 +61,8 @@ def test_the_last_attempt_of_a_repeated_test_counts(tmp_path: Path) -> None:
     """If it fails, two cases count as four, and the summary hides why the first attempt failed."""
     first, second = _xml(tmp_path / "1.xml", PASSED, FAILED), _xml(tmp_path / "2.xml", PASSED, PASSED)
     attempts = [
-        _attempt("//a:a", number=1, status="FAILED", xml=first),
-        _attempt("//a:a", number=2, xml=second),
+        _attempt("//a:a", attempt=1, status="FAILED", xml=first),
+        _attempt("//a:a", attempt=2, xml=second),
         # Of another configuration, so not an attempt of the same action.
         _attempt("//a:a", configuration="arm", xml=second),
     ]
@@ -77,7 +76,7 @@ def test_only_passed_targets_need_readable_results(tmp_path: Path, status: str) 
     """If it fails, a killed first attempt makes a CI job red, or a timeout is reported as a lost file."""
     attempts = [_attempt("//a:a", status="TIMEOUT")]
     if status == "FLAKY":
-        attempts.append(_attempt("//a:a", number=2, xml=_xml(tmp_path / "2.xml", PASSED)))
+        attempts.append(_attempt("//a:a", attempt=2, xml=_xml(tmp_path / "2.xml", PASSED)))
     invocation = _invocation(attempts, summaries={"//a:a": status})
     assert summarise(invocation).unread == {}
     page = _page(invocation)

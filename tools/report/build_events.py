@@ -21,6 +21,7 @@ else:
 
 from dist_testing.report.build_events import (
     GOOD,
+    Action,
     Attempt,
     EventsError,
     Invocation,
@@ -29,4 +30,4 @@ from dist_testing.report.build_events import (
     read_invocation,
 )
 
-__all__ = ["GOOD", "Attempt", "EventsError", "Invocation", "is_whole", "read_events", "read_invocation"]
+__all__ = ["GOOD", "Action", "Attempt", "EventsError", "Invocation", "is_whole", "read_events", "read_invocation"]
