@@ -40,21 +40,17 @@ class Slower:
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """What differs between two reports. Names are a target and a case; the case is "" for a whole target."""
+    """What differs between two reports."""
 
-    newly_failing: tuple[_Name, ...]  # Cases that did not fail before
-    mended: tuple[_Name, ...]  # Cases that failed before and pass now
-    newly_skipped: tuple[_Name, ...]  # Cases that ran before and are skipped now
-    removed: tuple[_Name, ...]  # Cases and targets that are no longer there
-    added: tuple[_Name, ...]  # Cases and targets that were not there before
-    newly_cached: tuple[_Name, ...]  # Targets that ran before and come from a cache now
-    slower: tuple[Slower, ...]  # Cases that are slower beyond the noise, the most first
-    shift: float  # Ratio of the durations of the middle case: 1.2 if everything is 20 % slower
+    # Kind of difference, the most important first -> the target and the case, which is "" for a whole target.
+    groups: dict[str, tuple[_Name, ...]]
+    slower: tuple[Slower, ...]  # cases that are slower beyond the noise, the most first
+    shift: float  # ratio of the durations of the middle case: 1.2 if everything is 20 % slower
 
     @property
     def is_empty(self) -> bool:
         """Whether nothing differs."""
-        return not self.slower and not any(self.groups())
+        return not (self.slower or self.groups)
 
     @property
     def shift_words(self) -> str:
@@ -66,18 +62,6 @@ class Comparison:
             "Slower is beyond that."
         )
 
-    def groups(self) -> Iterator[tuple[str, tuple[_Name, ...]]]:
-        """Yield a title and the names of each kind of difference that there is, the most important first."""
-        named = {
-            "Newly failing": self.newly_failing,
-            "Newly skipped": self.newly_skipped,
-            "Removed": self.removed,
-            "Mended": self.mended,
-            "Added": self.added,
-            "Newly from a cache": self.newly_cached,
-        }
-        yield from ((title, names) for title, names in named.items() if names)
-
 
 def compare(before: Report, after: Report) -> Comparison:
     """Compare two reports, each of one invocation or of several."""
@@ -87,32 +71,27 @@ def compare(before: Report, after: Report) -> Comparison:
         before, after = _without_files(before), _without_files(after)
     old, new = _statuses(before), _statuses(after)
     old_targets, new_targets = _targets(before), _targets(after)
-    old_cached, new_cached = _cached(before), _cached(after)
     both = old.keys() & new.keys()
     # The cases of a target that was not built, or whose results cannot be read, are unknown and not removed.
     unknown = {run.target for run in after.runs if not run.has_results} | {line.target for line in after.not_run}
     gone = {target for target in old_targets - new_targets if target not in unknown}
     removed = [name for name in old.keys() - new.keys() if name[0] in new_targets and name[0] not in unknown]
     added = [name for name in new.keys() - old.keys() if name[0] in old_targets]
-    slower, shift = _slower(before, after)
+    groups = {
+        "Newly failing": [name for name in new if new[name] in BAD and old.get(name) not in BAD],
+        "Newly skipped": [name for name in both if new[name] == "skipped" and old[name] != "skipped"],
+        "Removed": [*removed, *((target, "") for target in gone)],
+        "Mended": [name for name in both if old[name] in BAD and new[name] == "passed"],
+        "Added": [*added, *((target, "") for target in new_targets - old_targets)],
+        "Newly from a cache": [(target, "") for target in _cached(after) & (old_targets - _cached(before))],
+    }
     return Comparison(
-        newly_failing=_sorted(name for name in new if new[name] in BAD and old.get(name) not in BAD),
-        mended=_sorted(name for name in both if old[name] in BAD and new[name] == "passed"),
-        newly_skipped=_sorted(name for name in both if new[name] == "skipped" and old[name] != "skipped"),
-        removed=_sorted([*removed, *((target, "") for target in gone)]),
-        added=_sorted([*added, *((target, "") for target in new_targets - old_targets)]),
-        newly_cached=_sorted((target, "") for target in new_cached & (old_targets - old_cached)),
-        slower=slower,
-        shift=shift,
+        {title: tuple(sorted(names)) for title, names in groups.items() if names}, *_slower(before, after)
     )
 
 
 def _without_files(report: Report) -> Report:
     return replace(report, runs=tuple(replace(run, target=run.suite) for run in report.runs))
-
-
-def _sorted(names: Iterator[_Name] | list[_Name]) -> tuple[_Name, ...]:
-    return tuple(sorted(names))
 
 
 def _statuses(report: Report) -> dict[_Name, Status]:
@@ -173,7 +152,7 @@ def _durations(report: Report) -> dict[_Name, float]:
 
 def compare_lines(comparison: Comparison) -> Iterator[str]:
     """Yield the differences as lines for a terminal."""
-    for title, names in comparison.groups():
+    for title, names in comparison.groups.items():
         yield f"{title}: {len(names)}"
         yield from (f"    {clean(' '.join(filter(None, one)))}" for one in names[:_MAX_NAMES])
         if len(names) > _MAX_NAMES:

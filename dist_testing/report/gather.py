@@ -15,8 +15,7 @@ from typing import Literal
 from dist_testing.core.ground.errors import ReportError
 from dist_testing.report.invocations import read_bazel
 from dist_testing.report.model import InvocationRecord, Problem, Report, RunRecord, is_label
-from dist_testing.report.run_files import RunFiles, filled_run, is_stream_name
-from dist_testing.report.xml_cases import read_cases
+from dist_testing.report.run_files import RunFiles, filled_run, is_stream_name, read_cases
 
 # Bazel's folders of the shards and the repeated runs of a target.
 _PART = re.compile(r"(?:shard_(?P<shard>\d{1,5})_of_\d+)?_?(?:run_(?P<run>\d{1,5})_of_\d+)?")
@@ -24,8 +23,6 @@ _PART = re.compile(r"(?:shard_(?P<shard>\d{1,5})_of_\d+)?_?(?:run_(?P<run>\d{1,5
 _WORKER = re.compile(r"\.gw\d+(?=\.)")
 # More files than any CI job has; a folder such as / must not keep the command busy for ever.
 _MAX_FILES = 100_000
-# More cases than a page can show. The rest is a problem in the report.
-_MAX_CASES = 200_000
 _SNIFFED_BYTES = 64 * 1024
 # Folders of a checkout that have no results.
 _SKIPPED_FOLDERS = frozenset({".git", "node_modules", "__pycache__", "site-packages"})
@@ -41,36 +38,16 @@ def gather(paths: Sequence[Path], disk_cache: Path | None = None, *, is_brief: b
     gathering = _Gathering(disk_cache, is_brief)
     for path in paths:
         gathering.add(path)
-    return gathering.report()
+    return gathering.report
 
 
 class _Gathering:
     def __init__(self, disk_cache: Path | None, is_brief: bool) -> None:
         self._is_brief = is_brief
         self._disk_cache = disk_cache
-        self._report = Report()
+        self.report = Report()
         # Files that belong to a run already: a folder and the build events of its files may both be named.
         self._known: set[Path] = set()
-        self._problems: list[Problem] = []
-
-    def report(self) -> Report:
-        """Return everything that was read."""
-        runs, left, dropped = [], _MAX_CASES, 0
-        for run in self._report.runs:
-            kept = run.cases[:left]
-            dropped += len(run.cases) - len(kept)
-            left -= len(kept)
-            runs.append(run if len(kept) == len(run.cases) else replace(run, cases=kept))
-        if dropped:
-            self._problems.append(
-                Problem(
-                    "all results",
-                    f"{dropped} cases are left out: the report has the first {_MAX_CASES}.\n"
-                    "A page with more would not open in a browser.\n"
-                    "Make several reports, each of some of the files.",
-                )
-            )
-        return replace(self._report, runs=tuple(runs), problems=(*self._report.problems, *self._problems))
 
     def add(self, path: Path) -> None:
         """Add what a path names."""
@@ -81,22 +58,20 @@ class _Gathering:
                 self._add_file(path)
             else:
                 raise _nothing(path, "there is no such file or folder")
-        except ReportError as error:
-            self._problems.append(Problem(str(path), _without_path(error, path)))
-        except (OSError, ValueError) as error:
-            # A folder that this user may not read, or a name that no file can have.
-            self._problems.append(
-                Problem(str(path), _without_path(_nothing(path, f"it cannot be read: {error}"), path))
-            )
+        except (OSError, ReportError, ValueError) as error:
+            if not isinstance(error, ReportError):
+                # A folder that this user may not read, or a name that no file can have.
+                error = _nothing(path, f"it cannot be read: {error}")
+            self._join(Report(problems=(Problem(str(path), str(error).removeprefix(f"{path}: ")),)))
 
     def _join(self, other: Report) -> None:
-        first = len(self._report.invocations)
-        self._report = Report(
-            (*self._report.invocations, *other.invocations),
-            (*self._report.runs, *(replace(run, invocation=run.invocation + first) for run in other.runs)),
-            (*self._report.targets, *other.targets),
-            (*self._report.not_run, *other.not_run),
-            (*self._report.problems, *other.problems),
+        first = len(self.report.invocations)
+        self.report = Report(
+            (*self.report.invocations, *other.invocations),
+            (*self.report.runs, *(replace(run, invocation=run.invocation + first) for run in other.runs)),
+            (*self.report.targets, *other.targets),
+            (*self.report.not_run, *other.not_run),
+            (*self.report.problems, *other.problems),
         )
 
     def _add_file(self, path: Path) -> None:
@@ -248,7 +223,3 @@ def _nothing(path: Path, why: str) -> ReportError:
         "format, and folders with them, such as bazel-testlogs.\n"
         "Run the tests first, and name one of these."
     )
-
-
-def _without_path(error: ReportError, path: Path) -> str:
-    return str(error).removeprefix(f"{path}: ")

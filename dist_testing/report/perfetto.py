@@ -109,8 +109,7 @@ def _case_events(case: CaseRecord, process: int, offset_s: float, arrows: Iterat
     for fault in case.faults:
         if begin <= fault.at_s + offset_s <= end:
             for lane in [_lane(rank) for rank in fault.ranks if rank in drawn] or [_CASES]:
-                mark = {"ph": "i", "s": "t", "pid": process, "tid": lane, "ts": _us(fault.at_s + offset_s)}
-                yield {**mark, "name": _text(fault.text), "cat": "fault"}
+                yield _mark(process, lane, fault.text, fault.at_s + offset_s, cat="fault")
     for rank in case.ranks:
         if rank.rank in drawn:
             yield from _rank_events(case, rank, process, offset_s, begin, end)
@@ -121,6 +120,10 @@ def _bar(process: int, lane: int, name: str, begin: float, end: float, kind: str
     start, length = _us(begin), max(0.0, _us(end) - _us(begin))
     bar = {"ph": "X", "pid": process, "tid": lane, "ts": start, "dur": round(length, 1), "name": name, "cat": kind}
     return {**bar, "args": args} if args else bar
+
+
+def _mark(process: int, lane: int, name: str, time_s: float, **more: object) -> _Event:
+    return {"ph": "i", "s": "t", "pid": process, "tid": lane, "ts": _us(time_s), "name": _text(name), **more}
 
 
 def _us(seconds: float) -> float:
@@ -142,13 +145,12 @@ def _rank_events(
         last = stop
     for what, time in (("process started", rank.started_s), ("ready", rank.ready_s)):
         if time is not None and begin <= time + offset_s <= end:
-            yield {"ph": "i", "s": "t", "pid": process, "tid": lane, "ts": _us(time + offset_s), "name": what}
+            yield _mark(process, lane, what, time + offset_s)
     for ledger in case.ledgers:
         if ledger.rank == rank.rank and 0 <= ledger.read_s and ledger.read_s + offset_s <= end:
             words = "; ".join(call.words for call in ledger.calls)
             calls: _Event = {"place": _text(ledger.place), "calls": _text(words)}
-            mark = {"ph": "i", "s": "t", "pid": process, "tid": lane, "ts": _us(ledger.read_s + offset_s)}
-            yield {**mark, "name": _text(ledger.state), "cat": "ledger", "args": calls}
+            yield _mark(process, lane, ledger.state, ledger.read_s + offset_s, cat="ledger", args=calls)
             yield from _collective_events(ledger, process, lane + 1, offset_s)
     if rank.seen_s is None or rank.outcome in ("", "passed", "skipped"):
         return
@@ -172,8 +174,7 @@ def _collective_events(ledger: Ledger, process: int, first: int, offset_s: float
         end_s = ledger.read_s if call.end_s is None and not call.is_done else call.end_s
         args: _Event = {"ended": call.is_done}
         if end_s is None:
-            mark = {"ph": "i", "s": "t", "pid": process, "tid": first, "ts": _us(start), "name": _text(call.name)}
-            yield {**mark, "cat": "collective", "args": args}
+            yield _mark(process, first, call.name, start, cat="collective", args=args)
             continue
         lane = next((number for number, end in enumerate(ends) if end <= start), None)
         if lane is not None:

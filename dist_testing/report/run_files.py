@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import re
+import shutil
 import tempfile
 import zipfile
 import zlib
@@ -11,24 +12,25 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from dist_testing.core.bazel.junit import XmlSuite, read_xml
 from dist_testing.core.ground.error_text import shorten
 from dist_testing.core.ground.errors import ReportError
-from dist_testing.core.ground.record import CaseRecord
+from dist_testing.core.ground.record import BAD, STATUSES, CaseRecord
 from dist_testing.report.model import LogRecord, Problem, RunRecord, bounded, is_label
 from dist_testing.report.streams import StreamRecord, read_streams
-from dist_testing.report.xml_cases import merge_cases, read_cases
 
 # Name of an event stream, and the part of a process of pytest-xdist in it: "events.gw0.jsonl.gz".
 _STREAM = re.compile(r".+\.jsonl(\.gz)?")
 _PACKED_STREAM = re.compile(r"events(\.gw\d+)?\.jsonl(\.gz)?")
 _RANK_LOG = re.compile(r".+\.rank-\d+\.log")
+# About 100,000 cases. A larger file would take minutes and gigabytes.
+_MAX_XML_BYTES = 128 << 20
 # Of a log, the head and the tail are kept. Characters.
 _MAX_LOG_CHARS = 64 * 1024
 # Logs of one run in the report: those of the first few failures. The others are listed with their places.
 _MAX_LOGS = 24
 # A file of an archive is unpacked up to this size, because a small archive can be enormous. Bytes.
 _MAX_MEMBER_BYTES = 192 << 20
-_PART_BYTES = 1 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,7 +83,7 @@ def filled_run(run: RunRecord, files: RunFiles, *, is_brief: bool) -> tuple[RunR
             elif target and target.lstrip("@") != run.target.lstrip("@"):
                 problems.append(_foreign(subject, target, run.target))
                 stream = None
-        merged, contradictions = merge_cases(from_xml, _cases(stream, run.shard) if stream else (), subject)
+        merged, contradictions = _merged(from_xml, _cases(stream, run.shard) if stream else (), subject)
         problems += contradictions
         run = replace(run, cases=merged, has_results=has_results)
         if stream is not None:
@@ -89,6 +91,54 @@ def filled_run(run: RunRecord, files: RunFiles, *, is_brief: bool) -> tuple[RunR
         if run.is_bad:
             run = replace(run, logs=tuple(_logs(files, outputs, problems, subject)))
     return run, problems
+
+
+def read_cases(path: Path) -> list[XmlSuite]:
+    """Read a file in JUnit's format."""
+    with contextlib.suppress(OSError):
+        if (size := path.stat().st_size) > _MAX_XML_BYTES:
+            raise ReportError(
+                f"{path}: {size >> 20} MiB; at most {_MAX_XML_BYTES >> 20} MiB are read.\n"
+                "A test has put much output into its result.\n"
+                "Leave the file out, or run the target with less output."
+            )
+    return read_xml(path)
+
+
+def _merged(
+    from_xml: Sequence[CaseRecord], from_stream: Sequence[CaseRecord], subject: str
+) -> tuple[tuple[CaseRecord, ...], list[Problem]]:
+    """Put the cases of a run together. The stream counts; at a contradiction the worse status does."""
+    if not from_stream:
+        return tuple(from_xml), []
+    by_name: dict[str, list[CaseRecord]] = {}
+    for case in from_xml:
+        by_name.setdefault(case.name, []).append(case)
+    merged: list[CaseRecord] = []
+    contradicting: list[str] = []
+    for case in from_stream:
+        told = by_name.pop(case.name, [])
+        worst = min(told, key=lambda one: STATUSES.index(one.status), default=None)
+        if worst is None:
+            merged.append(case)
+            continue
+        if (worst.status in BAD) != (case.status in BAD):
+            contradicting.append(f"{case.name}: {case.status} by the event stream, {worst.status} by the test.xml")
+            if worst.status in BAD:
+                case = replace(case, status=worst.status, message=worst.message, text=worst.text, cause=worst.cause)
+        elif not case.text and worst.text:
+            case = replace(case, text=worst.text)
+        merged.append(case)
+    merged += [case for cases in by_name.values() for case in cases]
+    if not contradicting:
+        return tuple(merged), []
+    more = f"; and {len(contradicting) - 3} more" if len(contradicting) > 3 else ""
+    text = (
+        f"the event stream and the test.xml contradict each other: {'; '.join(contradicting[:3])}{more}.\n"
+        "They are of different runs, or a program has changed one of them.\n"
+        "The worse result counts here. Run the target again to know."
+    )
+    return tuple(merged), [Problem(subject, text)]
 
 
 def _shown(subject: str, stream: Path) -> str:
@@ -135,22 +185,18 @@ def _logs(files: RunFiles, outputs: Sequence[Path], problems: list[Problem], sub
     if files.log is not None:
         paths.insert(0, files.log)
     for number, path in enumerate(paths):
-        is_packed = files.archive is not None and path.parent not in (files.folder, getattr(files.log, "parent", None))
-        place = str(files.archive if is_packed else path)
-        if number >= _MAX_LOGS:
-            yield LogRecord(path.name, "", place)
-            continue
+        is_packed = path != files.log and path.parent != files.folder
         try:
-            yield LogRecord(path.name, _log_text(path), place)
+            text = _log_text(path) if number < _MAX_LOGS else ""
         except OSError as error:
-            problems.append(
-                Problem(
-                    subject,
-                    f"the log {path.name} cannot be read: {error.strerror}.\n"
-                    "A later run or a clean-up has removed it.\n"
-                    "Run the target again; the results themselves are complete.",
-                )
+            told = (
+                f"the log {path.name} cannot be read: {error.strerror}.\n"
+                "A later run or a clean-up has removed it.\n"
+                "Run the target again; the results themselves are complete."
             )
+            problems.append(Problem(subject, told))
+        else:
+            yield LogRecord(path.name, text, str(files.archive if is_packed else path))
 
 
 def _log_text(path: Path) -> str:
@@ -193,9 +239,7 @@ def _unpacked(archive: Path, folder: Path) -> Iterator[Path]:
                     "Leave the archive out."
                 )
             path = folder / name
+            # Python reads no more of a member than the size that the archive tells.
             with packed.open(member) as source, path.open("wb") as target:
-                left = _MAX_MEMBER_BYTES
-                while left > 0 and (data := source.read(_PART_BYTES)):
-                    target.write(data)
-                    left -= len(data)
+                shutil.copyfileobj(source, target)
             yield path

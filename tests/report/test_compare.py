@@ -35,18 +35,18 @@ def test_files_of_pytest_may_have_any_name(tmp_path: Path) -> None:
     cases = [Case("t.py::stays"), Case("t.py::comes"), Case("t.py::breaks", "failed", "m", "", 2, "failure", 1)]
     after = gather([write_stream(tmp_path / "tuesday.jsonl.gz", cases)])
     found = compare(before, after)
-    assert (found.removed, found.added, found.newly_failing) == (
-        (("", "t.goes"),),
-        (("", "t.comes"),),
-        (("", "t.breaks"),),
-    )
+    assert found.groups == {
+        "Newly failing": (("", "t.breaks"),),
+        "Removed": (("", "t.goes"),),
+        "Added": (("", "t.comes"),),
+    }
     assert "    t.goes" in list(compare_lines(found))
     # In folders with files of the same names, the names tell suites apart.
     for folder, names in (("old", ["gloo.jsonl"]), ("new", ["gloo.jsonl", "nccl.jsonl"])):
         for name in names:
             write_stream(tmp_path / folder / name, cases[:1])
     found = compare(gather([tmp_path / "old"]), gather([tmp_path / "new"]))
-    assert found.added == (("nccl.jsonl", ""),)
+    assert found.groups == {"Added": (("nccl.jsonl", ""),)}
 
 
 def test_each_kind_of_difference_is_found() -> None:
@@ -70,12 +70,14 @@ def test_each_kind_of_difference_is_found() -> None:
         not_run=(NotRun("not built", "//d:d", "", "why"),),
     )
     found = compare(before, after)
-    assert found.newly_failing == (("//a:a", "comes_red"), ("//a:a", "fails"))
-    assert found.mended == (("//a:a", "mends"),)
-    assert found.newly_skipped == (("//a:a", "skips"),)
-    assert found.removed == (("//a:a", "goes"), ("//b:gone", ""))
-    assert found.added == (("//a:a", "comes"), ("//a:a", "comes_red"), ("//new:new", ""))
-    assert found.newly_cached == (("//c:c", ""),)
+    assert found.groups == {
+        "Newly failing": (("//a:a", "comes_red"), ("//a:a", "fails")),
+        "Newly skipped": (("//a:a", "skips"),),
+        "Removed": (("//a:a", "goes"), ("//b:gone", "")),
+        "Mended": (("//a:a", "mends"),),
+        "Added": (("//a:a", "comes"), ("//a:a", "comes_red"), ("//new:new", "")),
+        "Newly from a cache": (("//c:c", ""),),
+    }
     lines = list(compare_lines(found))
     assert lines[:3] == ["Newly failing: 2", "    //a:a comes_red", "    //a:a fails"]
 
