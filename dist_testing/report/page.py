@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import re
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from dist_testing.core.ground.error_text import shorten
 from dist_testing.core.ground.record import BAD, STATUSES, CaseRecord, Ledger, Status
@@ -15,30 +15,30 @@ from dist_testing.report.compare import Comparison
 from dist_testing.report.flakes import measured, votes
 from dist_testing.report.lanes import lanes
 from dist_testing.report.model import InvocationRecord, LogRecord, NotRun, Problem, Report, RunRecord, is_label
-from dist_testing.report.render import rendered
+from dist_testing.report.render import fragment, html_bytes, rendered
 from dist_testing.report.story import story_of
 from dist_testing.report.words import WORDS, count_of, plural, seconds, slug
 
 _TEMPLATE = Path(__file__).parent / "templates" / "page.html"
-# Failures with all details. More are in the table of all cases: no reader needs so many, and the page must open.
+_FAILURE = _TEMPLATE.with_name("failure.html")
+# Failures with details. More are in the table of all cases: no reader needs so many, and the page must open.
 _MAX_SHOWN = 200
-# Failures that are open when the page opens.
-_OPEN = 3
+# Failures that are open when the page opens, and failures that have their logs.
+_OPEN, _WITH_LOGS = 3, 6
 # Characters of the texts of all failures together, and of one. The head and the tail of a longer text stay.
-_ALL_TEXTS_CHARS = 1_000_000
+_ALL_TEXTS_CHARS = 800_000
 _MOST_TEXT_CHARS = 40_000
-_LEAST_TEXT_CHARS = 4_000
-# The same of their logs. The first failures' come first; of those without room the page has only the place.
-_ALL_LOGS_CHARS = 400_000
 _LOG_CHARS = 8_000
-# Characters of the table of all cases, whose first rows are the worst, and of the HTML around each row.
-_ALL_ROWS_CHARS = 2_400_000
-_ROW_CHARS = 80
+# Bytes of the parts that can be long, and of the HTML around each text: the whole page has at most 5,000,000.
+_FAILURES_BYTES, _LEDGER_BYTES, _ROWS_BYTES = 2_500_000, 200_000, 2_100_000
+_BRIEF_BYTES, _TEXT_BYTES, _ROW_BYTES = 4_000, 30, 100
 _MAX_INVOCATIONS = 20
 _MAX_PROBLEMS = 50
 _MAX_MESSAGE_CHARS = 300
 # Where an executor or a sandbox has put packages and files. In stacks it pushes the rest of the line out of sight.
 _DEEP = re.compile(r'(?<=File ")/[^"\n]*(?:/(?=site-packages/)|\.runfiles/[^/"\n]+/)')
+
+_Part = TypeVar("_Part")
 
 _KINDS = {
     "not reached": ("Not reached", "The run ended before these began."),
@@ -80,6 +80,7 @@ def page(
         ("Flakes", "flakes", rates, len(flaky)),
         ("All cases", "all", True, 0),
     ]
+    shown = list(_failures(groups[:_MAX_SHOWN]))
     return rendered(
         _TEMPLATE,
         title=shorten(title, 200) or "Test report",
@@ -92,9 +93,9 @@ def page(
         links=[(name, anchor, count) for name, anchor, is_there, count in sections if is_there],
         problems=list(_problems(report.problems).items())[:_MAX_PROBLEMS],
         problem_count=len(report.problems),
-        failures=list(_failures(groups[:_MAX_SHOWN])),
+        failures=shown,
         failure_count=len(found),
-        failures_left=sum(map(len, groups[_MAX_SHOWN:])),
+        failures_left=sum(map(len, groups[len(shown) :])),
         ledger=list(_ledger(ledger)),
         changed=changed and changed[0],
         changed_since=changed and changed[1],
@@ -102,7 +103,7 @@ def page(
         flaky=flaky,
         steady=[one for one in rates if one.label == "no failure"],
         case_count=len(cases),
-        rows=list(_rows(cases, groups)),
+        rows=list(_fitting(_rows(cases, groups[: len(shown)]), _ROWS_BYTES, _row_bytes)),
         made=facts.utc(made_wall_s),
         versions=_versions(report),
     )
@@ -162,40 +163,63 @@ def _problems(problems: Sequence[Problem]) -> dict[str, list[str]]:
     return alike
 
 
-def _failures(groups: Sequence[Sequence[facts.Failure]]) -> Iterator[dict[str, Any]]:
-    limit = min(_MOST_TEXT_CHARS, max(_LEAST_TEXT_CHARS, _ALL_TEXTS_CHARS // max(1, len(groups))))
-    left_chars = _ALL_LOGS_CHARS
-    for number, (failure, *others) in enumerate(groups):
-        run, case = failure.run, failure.case
-        logs = []
+def _fitting(parts: Iterable[_Part], limit_bytes: int, size_of: Callable[[_Part], int]) -> Iterator[_Part]:
+    """Yield the first parts that together have at most so many bytes."""
+    for part in parts:
+        limit_bytes -= size_of(part)
+        if limit_bytes < 0:
+            return
+        yield part
+
+
+def _failures(groups: Sequence[Sequence[facts.Failure]]) -> Iterator[str]:
+    """Yield the HTML of each failure. Those for which there is no room any more have only the headline."""
+    limit = min(_MOST_TEXT_CHARS, _ALL_TEXTS_CHARS // max(1, len(groups)))
+    left_bytes = _FAILURES_BYTES
+    for number, group in enumerate(groups):
+        html = _failure(number, group, limit)
+        if html_bytes(html) > left_bytes - _BRIEF_BYTES * (len(groups) - number):
+            html = _failure(number, group, 0)
+        left_bytes -= html_bytes(html)
+        if left_bytes < 0:
+            return
+        yield html
+
+
+def _failure(number: int, group: Sequence[facts.Failure], limit: int) -> str:
+    """Return the HTML of a failure, with at most `limit` characters of its text; with 0 only the headline."""
+    failure, *others = group
+    run, case = failure.run, failure.case
+    values: dict[str, Any] = {
+        "number": number + 1,
+        "is_brief": not limit,
+        "case": case,
+        "story": None,
+        "status": case.status if case is not None else "failed",
+        "word": _word(failure),
+        "name": shorten(failure.name, 600),
+        "headline": shorten(facts.headline(run, case), 600),
+        "chips": [shorten(chip, 300) for chip in _chips(failure, others) if chip],
+        "recovered": failure.recovered,
+        "is_open": number < _OPEN and not failure.recovered,
+        "logs": [],
+        "log_chars": _LOG_CHARS,
+        "left_out": [],
+    }
+    if limit:
         for log in _own_logs(run.logs, case):
-            text = shorten(log.text.rstrip(), _LOG_CHARS) if left_chars > 0 else ""
-            left_chars -= len(text)
-            logs.append((log, text))
-        one: dict[str, Any] = {
-            "case": case,
-            "story": None,
-            "status": case.status if case is not None else "failed",
-            "word": _word(failure),
-            "name": shorten(failure.name, 600),
-            "headline": shorten(facts.headline(run, case), 600),
-            "chips": [shorten(chip, 300) for chip in _chips(failure, others) if chip],
-            "recovered": failure.recovered,
-            "is_open": number < _OPEN and not failure.recovered,
-            "logs": [_shown_log(log, text) for log, text in logs if text],
-            "left_out": [log for log, text in logs if not text],
+            values["logs" if log.text and number < _WITH_LOGS else "left_out"].append(log)
+    if limit and case is not None:
+        story = story_of(_DEEP.sub(".../", shorten(case.text, limit)))
+        values |= {
+            "story": story,
+            # The first line is the headline.
+            "told": story.head.partition("\n")[2].strip(),
+            "picture": lanes(case),
+            "ledger": _ledgers(case),
+            "warnings": [f"rank {rank.rank}: {line}" for rank in case.ranks for line in rank.warnings],
         }
-        if case is not None:
-            story = story_of(_DEEP.sub(".../", shorten(case.text, limit)))
-            one |= {
-                "story": story,
-                # The first line is the headline.
-                "told": story.head.partition("\n")[2].strip(),
-                "picture": lanes(case),
-                "ledger": _ledgers(case),
-                "warnings": [f"rank {rank.rank}: {line}" for rank in case.ranks for line in rank.warnings],
-            }
-        yield one
+    return fragment(_FAILURE, **values)
 
 
 def _word(failure: facts.Failure) -> str:
@@ -241,18 +265,12 @@ def _own_logs(logs: Sequence[LogRecord], case: CaseRecord | None) -> Iterator[Lo
             yield log
 
 
-def _shown_log(log: LogRecord, text: str) -> dict[str, Any]:
-    return {
-        "name": log.name,
-        "text": text,
-        "lines": log.text.count("\n") + 1,
-        "is_cut": len(log.text.rstrip()) > _LOG_CHARS,
-        "place": log.place,
-    }
+def _ledger(lines: Sequence[NotRun]) -> Iterator[tuple[str, str, int, list[tuple[str, str, list[str], int]]]]:
+    """Yield each kind of the skip ledger: title, note, number, and its reasons.
 
-
-def _ledger(lines: Sequence[NotRun]) -> Iterator[tuple[str, str, int, list[tuple[str, str, list[str]]]]]:
-    """Yield each kind of the skip ledger: title, note, number, and its reasons, each with where and the names."""
+    Each reason has where, names, and how many more names there are.
+    """
+    left_bytes = _LEDGER_BYTES
     by_kind: dict[str, dict[str, list[NotRun]]] = defaultdict(lambda: defaultdict(list))
     for line in lines:
         # The time of each cached result differs; the names have it.
@@ -262,7 +280,11 @@ def _ledger(lines: Sequence[NotRun]) -> Iterator[tuple[str, str, int, list[tuple
         if found := by_kind.get(kind):
             sizes = {reason: sum(line.count or 1 for line in same) for reason, same in found.items()}
             ordered = sorted(found.items(), key=lambda item: (-sizes[item[0]], item[0]))
-            reasons = [(reason, _where(same), list(map(_name, same))) for reason, same in ordered]
+            reasons = []
+            for reason, same in ordered:
+                names = list(_fitting((shorten(_name(line), 400) for line in same[:60]), left_bytes, _text_bytes))
+                left_bytes -= sum(map(_text_bytes, names))
+                reasons.append((reason, _where(same), names, len(same) - len(names)))
             yield title, note, sum(sizes.values()), reasons
 
 
@@ -284,15 +306,14 @@ def _rows(
     """Yield the rows of the table of all cases, the worst and then the slowest first."""
     anchors = {
         (id(failure.run), id(failure.case)): f"failure-{number}"
-        for number, group in enumerate(groups[:_MAX_SHOWN], 1)
+        for number, group in enumerate(groups, 1)
         for failure in group
     }
     order = {status: place for place, status in enumerate(STATUSES)}
     ordered = sorted(cases, key=lambda one: (order[one[1].status], -one[1].duration_s))
-    left_chars = _ALL_ROWS_CHARS
     for run, case in ordered:
         told = "" if case.status == "passed" else shorten(facts.headline(run, case), _MAX_MESSAGE_CHARS)
-        row: dict[str, Any] = {
+        yield {
             "word": f"{WORDS[case.status]}{', cached' if run.cached else ''}",
             "is_bad": case.status in BAD,
             "name": shorten(case.name, _MAX_MESSAGE_CHARS),
@@ -303,10 +324,15 @@ def _rows(
             "culprit": "" if case.culprit is None else f"rank {case.culprit}",
             "time": seconds(case.duration_s),
         }
-        left_chars -= _ROW_CHARS + len(row["name"]) + len(row["message"]) + len(row["target"])
-        if left_chars < 0:
-            return
-        yield row
+
+
+def _text_bytes(text: str) -> int:
+    return _TEXT_BYTES + html_bytes(text)
+
+
+def _row_bytes(row: Mapping[str, Any]) -> int:
+    twice = 2 if row["message"] else 1
+    return twice * _ROW_BYTES + sum(html_bytes(row[name]) for name in ("name", "message", "target"))
 
 
 def _versions(report: Report) -> str:

@@ -14,6 +14,7 @@ from dist_testing.report.words import clean, count_of, percent, plural, ranks_te
 
 if TYPE_CHECKING:
     import jinja2
+    import markupsafe
 
 _FOLDER = Path(__file__).parent / "templates"
 
@@ -24,19 +25,32 @@ def rendered(template: Path, **values: object) -> str:
     It has the style of all pages, and the script beside the template that has its name. Its content security policy
     allows these two by their digests and nothing else: no request leaves the page, whatever the results contain.
     """
-    environment = _environment(template.parent)
     style = (_FOLDER / "page.css").read_text(encoding="utf-8")
     script_file = template.with_suffix(".js")
     script = script_file.read_text(encoding="utf-8") if script_file.exists() else ""
     policy = f"default-src 'none'; style-src {_digest(style)}; "
     policy += f"script-src {_digest(script)}; " if script else ""
-    page = environment.get_template(template.name).render(
+    page = fragment(
+        template,
         **values,
         policy=f"{policy}base-uri 'none'; form-action 'none'",
         style=_markup(style),
         script=_markup(script),
     )
-    return page + "\n"
+    return f"{page}\n"
+
+
+def fragment(template: Path, **values: object) -> markupsafe.Markup:
+    """Return a part of a page."""
+    environment = _environment(template.parent)
+    return _markup(environment.get_template(template.name).render(**values))
+
+
+def html_bytes(text: str) -> int:
+    """Return how many bytes a text, or a part of a page, takes in a page."""
+    import markupsafe
+
+    return len(markupsafe.escape(text).encode(errors="replace"))
 
 
 @functools.cache
@@ -71,7 +85,7 @@ def _cleaned(value: Any) -> Any:
     return clean(value) if type(value) is str and not (value.isascii() and value.isprintable()) else value
 
 
-def _markup(text: str) -> object:
+def _markup(text: str) -> markupsafe.Markup:
     import markupsafe
 
     return markupsafe.Markup(text)

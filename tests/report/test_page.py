@@ -165,14 +165,18 @@ def test_the_table_of_all_cases_has_every_case_the_worst_and_slowest_first(tmp_p
     assert 'href="#failure-1"' in rows[0]
 
 
-def test_the_first_logs_fill_their_room(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_first_failures_have_their_logs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """If it fails, the page of a large job is too large, or no log is in it although there is room."""
-    monkeypatch.setattr("dist_testing.report.page._ALL_LOGS_CHARS", 10)
-    logs = tuple(LogRecord(f"{number}.log", f"output {number}\n", f"/there/{number}.log") for number in range(4))
-    run = RunRecord("//a:a", cases=(CaseRecord("t.x", "failed"),), logs=logs)
-    words = _page(Report((InvocationRecord("i"),), (run,))).words
-    assert [f"output {number}" in words for number in range(4)] == [True, True, False, False]
-    assert "2 logs not in this page: /there/2.log" in words
+    monkeypatch.setattr("dist_testing.report.page._WITH_LOGS", 1)
+    runs = []
+    for name in ("a", "b"):
+        logs = tuple(
+            LogRecord(f"{number}.log", f"output {name}{number}\n", f"/{name}/{number}.log") for number in (0, 1)
+        )
+        runs.append(RunRecord(f"//{name}:{name}", cases=(CaseRecord(f"t.{name}", "failed"),), logs=logs))
+    words = _page(Report((InvocationRecord("i"),), tuple(runs))).words
+    assert [f"output {name}" in words for name in ("a0", "a1", "b0", "b1")] == [True, True, False, False]
+    assert "2 logs not in this page: /b/0.log" in words
 
 
 def test_a_page_needs_jinja2_and_says_so(tmp_path: Path) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 from dataclasses import replace
 
-from dist_testing.core.ground.record import CaseRecord, Phase, RankRecord
+from dist_testing.core.ground.record import CaseRecord, Ledger, Phase, RankRecord
 from dist_testing.report.model import InvocationRecord, LogRecord, Report, RunRecord
 from dist_testing.report.page import page
 
@@ -13,10 +13,10 @@ _PHASES = ("start", "init", "setup", "call", "teardown", "destroy")
 _RULE = "-" * 100
 
 
-def _case(number: int, chance: random.Random, *, fails: bool) -> CaseRecord:
+def _case(number: int, chance: random.Random, *, fails: bool, world_size: int = 8) -> CaseRecord:
     begin = number * 2.0
     ranks = []
-    for rank in range(8):
+    for rank in range(world_size):
         marks = [0.01 + chance.random() * 0.01]
         for seconds in (0.1, 0.05, 0.01, 1.0, 0.01, 0.02):
             marks.append(marks[-1] + seconds * (0.5 + chance.random()))
@@ -28,7 +28,7 @@ def _case(number: int, chance: random.Random, *, fails: bool) -> CaseRecord:
         name,
         "passed",
         duration_s=1.3,
-        world_size=8,
+        world_size=world_size,
         isolation="fork",
         ranks=tuple(ranks),
         began_at_s=begin,
@@ -39,7 +39,7 @@ def _case(number: int, chance: random.Random, *, fails: bool) -> CaseRecord:
     frames = "\n".join(f'  File "m_{chance.randrange(999)}.py", line {chance.randrange(999)}, in f' for _ in range(60))
     text = f"head\n{_RULE}\noutput of rank 3:\n{frames}\n{_RULE}\nrank 3 of 8 failed first: it raised\n\n{frames}"
     message = f"rank 3 raised ValueError: the sum is {chance.random()}"
-    victims = (0, 1, 2, 4, 5, 6, 7)
+    victims = tuple(rank for rank in range(world_size) if rank != 3)
     return replace(plain, status="failed", message=message, text=text, cause="failure", culprit=3, victims=victims)
 
 
@@ -60,3 +60,26 @@ def test_ten_thousand_cases_on_eight_ranks_fit_into_five_megabytes() -> None:
     # Failures stand before the table, so that a browser shows them at once.
     assert text.index("200 failed") < text.index('id="failure-200"') < text.index('id="rows"')
     assert text.count("test_case_number[") > 10_000
+
+
+def test_two_hundred_failures_on_sixty_four_ranks_fit_too() -> None:
+    """If it fails, a job in which all is broken has a page that does not open. Marks of HTML take five bytes each."""
+    chance = random.Random(1)
+    cases = []
+    for number in range(400):
+        case = _case(number, chance, fails=number % 2 == 0, world_size=64)
+        ranks = tuple(replace(rank, description='"<&>"' * 120) for rank in case.ranks)
+        ledgers = tuple(Ledger(rank, 0.5, f"waits <{rank}>" * 40, "<f.py>" * 40) for rank in range(64))
+        if case.status == "failed":
+            name = f"{case.name}[{'<>' * 100}]"
+            case = replace(
+                case, name=name, nodeid=name, ranks=ranks, ledgers=ledgers, text=case.text.replace("line", "<&>")
+            )
+        cases.append(case)
+    skipped = [CaseRecord(f"t.{'&' * 400}{n}", "skipped", message=f"{'>' * 300}{n % 200}") for n in range(2000)]
+    report = Report((InvocationRecord("big"),), (RunRecord("//pkg:a", cases=(*cases, *skipped)),))
+    text = page(report, made_wall_s=0.0)
+    assert len(text.encode()) <= 5_000_000
+    # Each of the first two hundred is there, the first ones with all details.
+    assert 'id="failure-200"' in text
+    assert text.index("Collective ledger") < text.index('id="failure-2"') < text.index("The page has no room")
