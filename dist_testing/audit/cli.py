@@ -24,8 +24,7 @@ from pathlib import Path
 from types import FrameType
 
 from dist_testing.audit.command import Runner
-from dist_testing.audit.faults import FAULTS
-from dist_testing.audit.findings import Audit
+from dist_testing.audit.findings import FAULTS, Audit
 from dist_testing.audit.page import page
 from dist_testing.audit.session import NothingToAuditError, Settings, audit
 from dist_testing.audit.table import lines
@@ -44,19 +43,21 @@ _DEFAULTS = Settings(tuple(FAULTS))
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Audit the suite that the command line names, and return the exit status."""
-    own, command = _split(sys.argv[1:] if arguments is None else arguments)
-    given = _parser().parse_args(own)
+    words = list(sys.argv[1:] if arguments is None else arguments)
+    end = words.index("--") if "--" in words else len(words)
+    given, command = _parser().parse_args(words[:end]), words[end + 1 :]
     logs: Path | None = None
     try:
         settings = _settings(given, command)
         # An audit takes minutes; a path that cannot be written must not cost them.
         for path in (given.json, given.page):
-            if path is not None:
-                _check_writable(path)
+            if path is not None and (path.is_dir() or not os.access(path.absolute().parent, os.W_OK)):
+                raise OSError(0, "its folder does not exist or is read-only, or it is a folder", str(path))
         logs = Path(tempfile.mkdtemp(prefix="dist-audit-") if given.logs is None else given.logs)
         logs.mkdir(parents=True, exist_ok=True)
         found = _audited(command, logs, settings)
         _write(found, given)
+        _check_audited(found)
     except NothingToAuditError as error:
         print(f"audit: {error}", file=sys.stderr)
         return _NOTHING
@@ -68,15 +69,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return _WRONG_COMMAND
     except OSError as error:
         print(
-            f"audit: {error.filename or 'a file of the audit'}: {error.strerror or error}.\n"
-            "The audit could not write its files.\n"
+            f"audit: {error.filename or 'a file of the audit'}: cannot be written: {error.strerror or error}.\n"
+            "The audit writes logs and its findings.\n"
             "Give other places by --logs, --json and --page, or another TMPDIR.",
             file=sys.stderr,
         )
         return _WRONG_COMMAND
-    if not found.audited:
-        _tell_idle(found)
-        return _NOTHING
     print(f"audit: output of the runs: {logs}")
     return _HOLES if found.hole_count else 0
 
@@ -103,25 +101,23 @@ def _tell(line: str) -> None:
     print(f"audit: {line}", file=sys.stderr, flush=True)
 
 
-def _tell_idle(found: Audit) -> None:
-    """Say why no case could be audited."""
-    idle = len(found.without_ranks)
-    if idle == len(found.cases):
-        print(
-            f"audit: no case started ranks: {idle} cases ran, and no process of them called "
+def _check_audited(found: Audit) -> None:
+    """Refuse a suite of which no case could be audited."""
+    if found.audited:
+        return
+    if (idle := len(found.without_ranks)) == len(found.cases):
+        raise NothingToAuditError(
+            f"no case started ranks: {idle} cases ran, and no process of them called "
             "torch.distributed.init_process_group.\n"
             "The suite needs no ranks, or its ranks have no hook: programs other than Python, Python with -I, -E or "
             "-S, containers, other machines.\n"
-            "Select tests that start ranks.",
-            file=sys.stderr,
+            "Select tests that start ranks."
         )
-        return
     reasons = {case.why_not for case in found.cases if case.world_size}
-    print(
-        f"audit: no case could be audited: {'; '.join(sorted(reasons)[:3])}.\n"
+    raise NothingToAuditError(
+        f"no case could be audited: {'; '.join(sorted(reasons)[:3])}.\n"
         "A fault tells something only about a case that passes without it.\n"
-        "Select cases that pass, alone too; or change --cases.",
-        file=sys.stderr,
+        "Select cases that pass, alone too; or change --cases."
     )
 
 
@@ -136,15 +132,6 @@ def _write(found: Audit, given: argparse.Namespace) -> None:
     if given.page is not None:
         write_text(given.page, page(found, made_wall_s=time.time()))
         print(f"audit: {given.page.absolute()}: page")
-
-
-def _split(arguments: Sequence[str]) -> tuple[list[str], list[str]]:
-    """Return the audit's own arguments, and the test command after `--`."""
-    words = list(arguments)
-    if "--" not in words:
-        return words, []
-    index = words.index("--")
-    return words[:index], words[index + 1 :]
 
 
 def _settings(given: argparse.Namespace, command: Sequence[str]) -> Settings:
@@ -193,15 +180,6 @@ def _seconds(option: str, text: str) -> float:
             f"Write {option}=60, for example."
         )
     return value
-
-
-def _check_writable(path: Path) -> None:
-    if not path.absolute().parent.is_dir() or not os.access(path.absolute().parent, os.W_OK) or path.is_dir():
-        raise UsageError(
-            f"{path}: cannot be written.\n"
-            "Its folder does not exist or is read-only, or the path is a folder itself.\n"
-            "Give the path of a file in a folder that exists."
-        )
 
 
 def _parser() -> argparse.ArgumentParser:

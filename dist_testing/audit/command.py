@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import json
 import os
 import shutil
@@ -16,7 +15,7 @@ from pathlib import Path
 
 import psutil
 
-from dist_testing.audit.faults import Plan
+from dist_testing.audit.hook.record import Plan
 from dist_testing.audit.left import Left, SharedMemoryWatch, find_left, living, reap
 from dist_testing.audit.seen import Seen, read_records
 from dist_testing.core.ground.errors import UsageError
@@ -66,7 +65,7 @@ class Runner:
         folder = self._folder / str(self._count)
         temp = folder / "t"
         temp.mkdir(parents=True)
-        (folder / "plan.json").write_text(json.dumps(dataclasses.asdict(plan)), encoding="utf-8")
+        (folder / "plan.json").write_text(json.dumps(plan._asdict()), encoding="utf-8")
         (folder / "records.jsonl").touch()
         log = self._logs / f"{self._count}.log"
         shm = SharedMemoryWatch()

@@ -1,4 +1,4 @@
-"""What an audit has found, as it stands in the table, the JSON (`audit.schema.json`) and the page."""
+"""What an audit plants and finds, as it stands in the table, the JSON (`audit.schema.json`) and the page."""
 
 from __future__ import annotations
 
@@ -9,6 +9,26 @@ from dist_testing.audit.left import Left
 
 SCHEMA: Final = 1
 
+# What each fault does to one rank.
+FAULTS: Final[dict[str, str]] = {
+    "raise": "raises AssertionError",
+    "kill": "is killed by SIGKILL",
+    "exit0": "calls os._exit(0)",
+    "exit3": "calls os._exit(3)",
+    "skip": "skips the test (unittest.SkipTest)",
+    "return": "returns early",
+    "hang": "hangs",
+}
+
+# Faults after which the whole process of the rank is gone.
+ENDS_PROCESS: Final = frozenset({"kill", "exit0", "exit3"})
+
+# When a fault comes, from the latest moment to the earliest.
+MOMENTS: Final[dict[str, str]] = {
+    "own": "at the first collective call of the test itself",
+    "collective": "at the first collective call",
+    "init": "after init_process_group",
+}
 # Each kind of hole, and what it means.
 HOLES: Final[dict[str, str]] = {
     "green": "the fault did not fail the run",

@@ -19,7 +19,6 @@ class CaseSeen:
     id: str  # its id, as pytest or unittest names it
     outcome: str = ""  # "passed", "failed" or "skipped"; "" if it has no result
     text: str = ""  # what the harness reports about it
-    seconds: float = 0.0  # how long it took
     ended_s: float | None = None  # when its result was known, on the clock of `time.monotonic`
     # For each rank the moments that it reached: "init", "collective", "own".
     ranks: dict[int, set[str]] = field(default_factory=lambda: defaultdict(set))
@@ -46,7 +45,6 @@ class Seen:
 
     cases: dict[str, CaseSeen] = field(default_factory=dict)  # the cases by id, in the order in which they ran
     has_pytest: bool = False  # whether pytest ran in any process
-    session_ended: bool = True  # whether each outermost pytest came to its end
     processes: int = 0  # how many Python processes had the hook
     fault: FaultSeen | None = None  # the fault, if it came
 
@@ -78,7 +76,6 @@ def seen_in(records: list[dict[str, Any]]) -> Seen:
     seen = Seen()
     # Without results of a harness that the hook knows, the command is the only case.
     is_whole = not told
-    sessions: dict[int, bool] = {}
     begun: set[int] = set()
     hosted: dict[int, set[int]] = defaultdict(set)
     for record in records:
@@ -87,7 +84,7 @@ def seen_in(records: list[dict[str, Any]]) -> Seen:
             seen.processes += 1
         if kind == "session":
             seen.has_pytest = True
-            sessions[record["pid"]] = record["what"] == "end"
+            begun.add(record["pid"])
         if kind == "begin":
             begun.add(record["pid"])
         if kind == "result" and record["pid"] in told.get(record["id"], ()):
@@ -103,11 +100,8 @@ def seen_in(records: list[dict[str, Any]]) -> Seen:
             elif kind == "process":
                 case.processes += 1
         elif kind == "fault":
-            hit = record["pid"] in begun or record["pid"] in sessions
-            shared = len(hosted[record["pid"]]) > 1
-            seen.fault = FaultSeen(record["t"], record["pid"], record["call"], record["how"], hit, shared)
-    outer = [pid for pid in sessions if not _above(pid, parents) & sessions.keys()]
-    seen.session_ended = all(sessions[pid] for pid in outer)
+            pid = record["pid"]
+            seen.fault = FaultSeen(record["t"], pid, record["call"], record["how"], pid in begun, len(hosted[pid]) > 1)
     return seen
 
 
@@ -143,4 +137,3 @@ def _add_result(case: CaseSeen, record: dict[str, Any]) -> None:
     if case.outcome != "failed":
         case.ended_s = record["t"]
     case.text = "\n".join(filter(None, [case.text, record["text"]]))
-    case.seconds += record["seconds"]

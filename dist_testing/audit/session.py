@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from fnmatch import fnmatchcase
 
 from dist_testing.audit.command import Ran, Runner
-from dist_testing.audit.faults import Plan
 from dist_testing.audit.findings import Audit, CaseResult, FaultResult
+from dist_testing.audit.hook.record import Plan
 from dist_testing.audit.judge import judge, judge_clean, moment_of, why_not_planted
 from dist_testing.audit.seen import WHOLE, CaseSeen
 from dist_testing.core.ground.errors import UsageError
@@ -46,12 +46,13 @@ def audit(command: Sequence[str], runner: Runner, settings: Settings, tell: Call
     _check(command, whole, settings)
     found = Audit(list(command), whole.exit_status, whole.seconds, settings.slow_s, settings.limit_s)
     found.unseen = _unseen(whole)
-    tell(f"{len(whole.seen.cases)} cases in {whole.seconds:.1f} s, {_with_ranks(whole)} of them started ranks")
+    with_ranks = sum(bool(case.ranks) for case in whole.seen.cases.values())
+    tell(f"{len(whole.seen.cases)} cases in {whole.seconds:.1f} s, {with_ranks} of them started ranks")
     for case in whole.seen.cases.values():
         result = CaseResult(case.id, case.outcome, case.world_size)
         found.cases.append(result)
         result.why_not = _why_not(case, whole, settings)
-        if _ran_nothing(case):
+        if case.outcome == "passed" and not case.ranks and case.processes > 0:
             result.holes = ("ran_nothing",)
         if not result.why_not:
             case_began_s = time.monotonic()
@@ -126,14 +127,6 @@ def _why_not(case: CaseSeen, whole: Ran, settings: Settings) -> str:
     if patterns and not any(fnmatchcase(case.id, pattern) for pattern in patterns):
         return "--cases leaves it out"
     return ""
-
-
-def _ran_nothing(case: CaseSeen) -> bool:
-    return case.outcome == "passed" and not case.ranks and case.processes > 0
-
-
-def _with_ranks(ran: Ran) -> int:
-    return sum(bool(case.ranks) for case in ran.seen.cases.values())
 
 
 def _unseen(ran: Ran) -> list[str]:

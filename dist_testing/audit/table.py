@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from dist_testing.audit.faults import FAULTS
-from dist_testing.audit.findings import HOLES, Audit, CaseResult, FaultResult
+from dist_testing.audit.findings import FAULTS, HOLES, Audit, CaseResult, FaultResult
 from dist_testing.audit.left import Left
 from dist_testing.core.ground.error_text import ranks_text
 from dist_testing.report.words import clean, plural, seconds
@@ -57,6 +56,11 @@ def word(fault: FaultResult) -> str:
     return "skipped" if fault.noticed_s is None else seconds(fault.noticed_s)
 
 
+def names(fault: FaultResult) -> str:
+    """Return the ranks that the report of the harness names."""
+    return ranks_text(fault.named) if fault.planted and fault.named else ""
+
+
 def story(fault: FaultResult) -> str:
     """Return what a fault did, in a sentence."""
     if fault.fault == "none":
@@ -86,16 +90,8 @@ def _matrix(audited: list[CaseResult]) -> Iterator[str]:
     rows = [("case", "ranks", "fault", "result", "names")]
     for case in audited:
         for index, fault in enumerate(case.faults):
-            names = ranks_text(fault.named) if fault.planted and fault.named else ""
-            rows.append(
-                (
-                    case.id if not index else "",
-                    str(case.world_size) if not index else "",
-                    fault.fault,
-                    word(fault),
-                    names,
-                )
-            )
+            first = ("", "") if index else (case.id, str(case.world_size))
+            rows.append((*first, fault.fault, word(fault), names(fault)))
     widths = [max(len(row[column]) for row in rows) for column in range(5)]
     for row in rows:
         yield "  ".join(text.ljust(width) for text, width in zip(row, widths, strict=True)).rstrip()

@@ -11,13 +11,12 @@ import pytest
 
 import dist_testing.audit
 from dist_testing.audit import suite_arguments
-from dist_testing.audit.blame import ranks_named
 from dist_testing.audit.cli import main
 from dist_testing.audit.command import Ran
-from dist_testing.audit.faults import FAULTS, Plan
-from dist_testing.audit.findings import HOLES, Audit, CaseResult, FaultResult
+from dist_testing.audit.findings import FAULTS, HOLES, Audit, CaseResult, FaultResult
 from dist_testing.audit.hook.children import with_hook
-from dist_testing.audit.judge import judge
+from dist_testing.audit.hook.record import Plan
+from dist_testing.audit.judge import judge, ranks_named
 from dist_testing.audit.left import Left, shape
 from dist_testing.audit.page import page
 from dist_testing.audit.seen import WHOLE, CaseSeen, FaultSeen, Seen, seen_in
@@ -84,18 +83,17 @@ def test_the_result_of_a_rank_does_not_count_beside_that_of_its_harness() -> Non
     """A rank that passes the case as a pytest of its own says nothing about the verdict."""
     seen = seen_in(
         [
-            _record("session", 10, 1, 0.0, case="", what="begin"),
+            _record("session", 10, 1, 0.0, case=""),
             _record("process", 11, 10, 1.0, how="fork"),
             _record("rank", 12, 11, 2.0, rank=0, world=1, moment="init", call="init_process_group"),
-            _record("result", 12, 11, 3.0, id="t::a", outcome="passed", text="", seconds=1.0),
-            _record("result", 10, 1, 4.0, id="t::a", outcome="failed", text="bad", seconds=2.0),
+            _record("result", 12, 11, 3.0, id="t::a", outcome="passed", text=""),
+            _record("result", 10, 1, 4.0, id="t::a", outcome="failed", text="bad"),
             # An orphan of the audit later.
             _record("process", 11, 99, 5.0, how="fork"),
         ]
     )
     case = seen.cases["t::a"]
     assert (case.outcome, case.text, case.world_size, case.tellers, case.ended_s) == ("failed", "bad", 1, 1, 4.0)
-    assert not seen.session_ended
 
 
 def test_ranks_that_are_pytests_all_count() -> None:
@@ -103,8 +101,7 @@ def test_ranks_that_are_pytests_all_count() -> None:
 
     def outcome(*outcomes: str) -> str:
         results = [
-            _record("result", 10 + rank, 1, rank, id="t::a", outcome=one, text="", seconds=0.0)
-            for rank, one in enumerate(outcomes)
+            _record("result", 10 + rank, 1, rank, id="t::a", outcome=one, text="") for rank, one in enumerate(outcomes)
         ]
         return seen_in(results).cases["t::a"].outcome
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from dist_testing.audit.faults import FAULTS
+from dist_testing.audit.findings import FAULTS
 from tests.audit.audits import HARNESSES, audit, suite
 
 pytestmark = pytest.mark.skipif(

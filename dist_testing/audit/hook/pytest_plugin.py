@@ -13,7 +13,7 @@ from . import cases, leaving, record
 def pytest_configure() -> None:
     """Note that pytest runs here."""
     cases.leave_to_pytest()
-    record.note("session", what="begin")
+    record.note("session")
 
 
 @pytest.hookimpl(trylast=True)
@@ -55,10 +55,4 @@ def pytest_runtest_logreport(report: pytest.TestReport) -> None:
     if report.outcome not in ("passed", "failed", "skipped") or (report.when != "call" and report.passed):
         return
     parts = [report.longreprtext, *(content for _, content in report.sections)] if not report.passed else []
-    record.note_result(report.nodeid, report.outcome, "\n".join(parts), report.duration)
-
-
-@pytest.hookimpl(trylast=True)
-def pytest_sessionfinish() -> None:
-    """Note that the session has come to its end."""
-    record.note("session", what="end")
+    record.note_result(report.nodeid, report.outcome, "\n".join(parts))

@@ -13,14 +13,14 @@ _MAX_TEXT_CHARS = 100_000
 
 
 class Plan(NamedTuple):
-    """What a run does: the case that it selects (None: all), and its fault (None: no fault)."""
+    """What one run of the command does."""
 
-    case: str | None  # Id of the case, as pytest or unittest name it
-    fault: str | None  # name of the fault
-    rank: int  # the rank that gets the fault
-    moment: str  # when: "init", "collective" or "own"
-    hold_s: float  # how long a rank hangs at most, in seconds
-    collectives: bool  # whether the run may put wrappers around the collective calls of torch.distributed
+    case: str | None = None  # id of the one case to run, as pytest or unittest name it; None for all
+    fault: str | None = None  # name of the fault; None for none
+    rank: int = 0  # the rank that gets it
+    moment: str = "init"  # when: "init", "collective" or "own"
+    hold_s: float = 0.0  # how long a rank hangs at most, in seconds
+    collectives: bool = True  # whether to put wrappers around the collective calls of torch.distributed
 
 
 class Case(NamedTuple):
@@ -33,7 +33,7 @@ class Case(NamedTuple):
 NO_CASE = Case("", "")
 
 _folder = ""
-_plan = Plan(None, None, 0, "init", 0.0, False)
+_plan = Plan()
 # The process that has told the current case itself, and that case. A forked child has to look at the file again,
 # because ranks may be reused for other cases.
 _told_by = 0
@@ -75,11 +75,11 @@ def note(kind: str, **fields: Any) -> None:
         os.close(fd)
 
 
-def note_result(case: str, outcome: str, text: str, seconds: float) -> None:
+def note_result(case: str, outcome: str, text: str) -> None:
     """Note the result of a case, or of one part of it."""
     if len(text) > _MAX_TEXT_CHARS:
         text = text[: _MAX_TEXT_CHARS // 2] + "\n...\n" + text[-_MAX_TEXT_CHARS // 2 :]
-    note("result", id=case, outcome=outcome, text=text, seconds=seconds)
+    note("result", id=case, outcome=outcome, text=text)
 
 
 def begin_case(case: str, file: str) -> None:
