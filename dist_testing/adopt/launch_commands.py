@@ -8,20 +8,14 @@ import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-# A command's name, or a module that Python runs, to the module whose main program it is.
-_TORCHRUN = "torch.distributed.run"
 _ACCELERATE = "accelerate.commands.accelerate_cli"
-_MODULES = {
-    _TORCHRUN: _TORCHRUN,
-    "torch.distributed.launch": "torch.distributed.launch",
-    "accelerate.commands.launch": "accelerate.commands.launch",
-    _ACCELERATE: _ACCELERATE,
-}
-_NAMES = {
-    "torchrun": _TORCHRUN,
+# A command's name -> the module whose main program it is.
+_COMMANDS = {
+    "torchrun": "torch.distributed.run",
     "accelerate": _ACCELERATE,
     "accelerate-launch": "accelerate.commands.launch",
 }
+_MODULES = (*_COMMANDS.values(), "torch.distributed.launch")
 # Flags of the interpreter that change nothing for ranks: their output has no buffer in any case.
 _FLAGS = ("-u",)
 
@@ -40,20 +34,18 @@ def launch_in(command: Sequence[str], env: Mapping[str, str]) -> Launch | None:
         return None
     program, *rest = command
     name = os.path.basename(program)
-    if name in _NAMES:
-        # The launcher of another installation would run another Python.
-        if not _is_beside_this_python(program, env) or (name == "accelerate" and rest[:1] != ["launch"]):
-            return None
-        return Launch(_NAMES[name], (program, *rest))
-    if not name.startswith("python") or not _is_beside_this_python(program, env):
+    module, arguments = _COMMANDS.get(name, ""), (program, *rest)
+    if name.startswith("python"):
+        while rest and rest[0] in _FLAGS:
+            rest = rest[1:]
+        if len(rest) > 1 and rest[0] == "-m":
+            module, arguments = rest[1], tuple(rest[1:])
+    # The launcher of another installation would run another Python.
+    if module not in _MODULES or not _is_beside_this_python(program, env):
         return None
-    while rest and rest[0] in _FLAGS:
-        rest = rest[1:]
-    if len(rest) < 2 or rest[0] != "-m" or rest[1] not in _MODULES:
+    if module == _ACCELERATE and arguments[1:2] != ("launch",):
         return None
-    if rest[1] == _ACCELERATE and rest[2:3] != ["launch"]:
-        return None
-    return Launch(_MODULES[rest[1]], (rest[1], *rest[2:]))
+    return Launch(module, arguments)
 
 
 def _is_beside_this_python(program: str, env: Mapping[str, str]) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import multiprocessing.context
 import os
 from multiprocessing import popen_fork, process
@@ -91,7 +92,6 @@ def install_processes() -> None:
     if getattr(_BaseProcess, "_dist_testing_start", None) is not None:
         return
     start, exitcode = _BaseProcess.start, _BaseProcess.exitcode
-    terminate, kill = _BaseProcess.terminate, _BaseProcess.kill
 
     def started(self: Any) -> None:
         watch = Watch.active()
@@ -99,22 +99,9 @@ def install_processes() -> None:
             watch.started(self)
         start(self)
 
-    def read(self: Any) -> int | None:
-        _look_at(self)
-        code: int | None = exitcode.fget(self)
-        return code
-
-    def terminated(self: Any) -> None:
-        _look_at(self)
-        terminate(self)
-
-    def killed(self: Any) -> None:
-        _look_at(self)
-        kill(self)
-
     _BaseProcess._dist_testing_start = start
-    _BaseProcess.start, _BaseProcess.exitcode = started, property(read)
-    _BaseProcess.terminate, _BaseProcess.kill = terminated, killed
+    _BaseProcess.start, _BaseProcess.exitcode = started, property(_looking(exitcode.fget))
+    _BaseProcess.terminate, _BaseProcess.kill = _looking(_BaseProcess.terminate), _looking(_BaseProcess.kill)
     for cls in (multiprocessing.context.SpawnProcess, multiprocessing.context.ForkServerProcess):
         _fork_tests_of(cls)
 
@@ -132,9 +119,16 @@ def _fork_tests_of(cls: Any) -> None:
     cls._Popen = staticmethod(popen)
 
 
-def _look_at(seen: object) -> None:
-    if (watch := Watch.active()) is not None:
-        watch.looked_at(seen)
+def _looking(method: Any) -> Any:
+    """Return a method of a process whose call means that the test judges the process itself."""
+
+    @functools.wraps(method)
+    def call(self: Any) -> Any:
+        if (watch := Watch.active()) is not None:
+            watch.looked_at(self)
+        return method(self)
+
+    return call
 
 
 def _is_of_library(one: Any) -> bool:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -36,9 +36,7 @@ _contexts: list[RanksContext] = []
 _is_rank = [False]
 
 
-class RanksRaisedError(CaseFailedError, ProcessRaisedException):
-    """A rank has raised; torch's own exception, with the report as its text."""
-
+class _RanksError(CaseFailedError):
     # The process is gone. torch's exceptions name it for logs only.
     error_pid = -1
 
@@ -47,14 +45,15 @@ class RanksRaisedError(CaseFailedError, ProcessRaisedException):
         self.msg, self.error_index = text, result.verdict.culprit or 0
 
 
-class RanksExitedError(CaseFailedError, ProcessExitedException):
+class RanksRaisedError(_RanksError, ProcessRaisedException):
+    """A rank has raised; torch's own exception, with the report as its text."""
+
+
+class RanksExitedError(_RanksError, ProcessExitedException):
     """The process of a rank has ended early; torch's own exception, with the report as its text."""
 
-    error_pid = -1
-
     def __init__(self, text: str, result: CaseResult) -> None:
-        CaseFailedError.__init__(self, text, result)
-        self.msg, self.error_index = text, result.verdict.culprit or 0
+        _RanksError.__init__(self, text, result)
         self.exit_code = exit_code(result.outcomes[self.error_index])
         self.signal_name = exit_name(self.exit_code).partition(" ")[0] if self.exit_code < 0 else None
 
@@ -159,47 +158,33 @@ def _on_engine(original: Callable[..., Any]) -> Callable[..., RanksContext | Non
         **more: Any,
     ) -> RanksContext | None:
         __tracebackhide__ = True
-        return _start(sys._getframe(1), fn, args, nprocs, join, daemon, start_method, more)
+        caller = str(sys._getframe(1).f_globals.get("__name__", ""))
+        # torchrun's agent, inside a test, looks after its processes itself; and a rank makes processes, no world.
+        is_own = _is_rank[0] or caller.startswith("torch.")
+        if is_own or keeps_own_way(getattr(fn, "__qualname__", str(fn)), "torch's own spawn runs it"):
+            context: RanksContext | None = _original(fn, args, nprocs, join, daemon, start_method, **more)
+            return context
+        name = f"{getattr(fn, '__module__', '')}.{getattr(fn, '__qualname__', repr(fn))}"
+        subject = f"torch.multiprocessing.spawn({name})"
+        check_world_size(subject, nprocs, _EXAMPLE)
+        if start_method not in _METHODS:
+            raise UsageError(
+                f"{subject} with start_method = {start_method!r}; expected one of {', '.join(_METHODS)}.\n"
+                "The adapter dist_testing.adopt.spawn makes the processes, by fork, whatever the method.\n"
+                "Correct the name."
+            )
+        if start_method != "fork":
+            # Pickle moves tensors into shared memory, so that caller and ranks see the changes of each other.
+            share_memory(args)
+        world = ranks_of(functools.partial(_call, fn, args), name, nprocs, None, subject=subject)
+        if not join:
+            return RanksContext(world, daemon=daemon)
+        with world:
+            result = world.run()
+            world.judge(result, _error_class(result))
+        return None
 
     return start
-
-
-def _start(
-    frame: Any,
-    fn: Callable[..., Any],
-    args: tuple[Any, ...],
-    nprocs: int,
-    join: bool,
-    daemon: bool,
-    start_method: str,
-    more: Mapping[str, Any],
-) -> RanksContext | None:
-    __tracebackhide__ = True
-    caller = str(frame.f_globals.get("__name__", ""))
-    # torchrun's agent, inside a test, looks after its processes itself; and a rank makes processes, no world.
-    is_own = _is_rank[0] or caller.startswith("torch.")
-    if is_own or keeps_own_way(getattr(fn, "__qualname__", str(fn)), "torch's own spawn runs it"):
-        context: RanksContext | None = _original(fn, args, nprocs, join, daemon, start_method, **more)
-        return context
-    name = f"{getattr(fn, '__module__', '')}.{getattr(fn, '__qualname__', repr(fn))}"
-    subject = f"torch.multiprocessing.spawn({name})"
-    check_world_size(subject, nprocs, _EXAMPLE)
-    if start_method not in _METHODS:
-        raise UsageError(
-            f"{subject} with start_method = {start_method!r}; expected one of {', '.join(_METHODS)}.\n"
-            "The adapter dist_testing.adopt.spawn makes the processes, by fork, whatever the method.\n"
-            "Correct the name."
-        )
-    if start_method != "fork":
-        # Pickle moves tensors into shared memory, so that caller and ranks see the changes of each other.
-        share_memory(args)
-    world = ranks_of(functools.partial(_call, fn, args), name, nprocs, None, subject=subject)
-    if not join:
-        return RanksContext(world, daemon=daemon)
-    with world:
-        result = world.run()
-        world.judge(result, _error_class(result))
-    return None
 
 
 def _call(fn: Callable[..., Any], args: tuple[Any, ...], rank: int) -> None:

@@ -11,11 +11,10 @@ import os
 
 import pytest
 
-from dist_testing.adopt.on_ranks import configure_limit, ranks_of, suite_limit_s
+from dist_testing.adopt.on_ranks import configure_limit, ranks_of, refuse_unshareable, suite_limit_s
 from dist_testing.adopt.standalone_rank import FIRST_SIZE, ON_RANK, SETUP, Lines, run_item
 from dist_testing.core.ground.case import CaseFailedError
-from dist_testing.core.ground.errors import UsageError
-from dist_testing.core.launch.clean import spare_cuda, unshareable_reasons
+from dist_testing.core.launch.clean import spare_cuda
 from dist_testing.core.pytest.internals import xfailed_key
 
 # unittest leaves frames of modules with this mark out of its tracebacks.
@@ -48,12 +47,7 @@ def _nothing() -> None:
 def _run(item: pytest.Item) -> None:
     """Run the whole test on ranks, and end as it has ended there."""
     __tracebackhide__ = True
-    if reasons := unshareable_reasons():
-        raise UsageError(
-            f"{item.nodeid}: its ranks cannot be forked from pytest's process: {'; '.join(reasons)}.\n"
-            "An import, or a test that is not standalone, has used the GPU or a process group in this process.\n"
-            "Run the standalone tests alone, or this test without -p dist_testing.adopt.standalone."
-        )
+    refuse_unshareable(item.nodeid, "standalone")
     try:
         ended = _run_on_ranks(item)
     except CaseFailedError:

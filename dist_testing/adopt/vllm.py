@@ -15,9 +15,9 @@ from typing import Any
 import pytest
 
 from dist_testing.adopt.on_import import ChangeOnImport
-from dist_testing.adopt.on_ranks import configure_limit, keeps_own_way, run_on_ranks, suite_limit_s
+from dist_testing.adopt.on_ranks import configure_limit, keeps_own_way, refuse_unshareable, run_on_ranks, suite_limit_s
 from dist_testing.core.ground.errors import UsageError
-from dist_testing.core.launch.clean import spare_cuda, unshareable_reasons
+from dist_testing.core.launch.clean import spare_cuda
 from dist_testing.core.process.lifetime import become_subreaper
 from dist_testing.core.process.orphans import Orphans
 
@@ -65,23 +65,12 @@ def _decorator(original: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(test)
         def run(*args: Any, **kwargs: Any) -> None:
             __tracebackhide__ = True
-            _refuse_unshareable(test)
+            refuse_unshareable(_name(test), "vllm")
             run_on_ranks(lambda _: _call(test, args, kwargs), _name(test), 1, suite_limit_s())
 
         return run
 
     return decorate
-
-
-def _refuse_unshareable(test: Callable[..., None]) -> None:
-    __tracebackhide__ = True
-    if reasons := unshareable_reasons():
-        raise UsageError(
-            f"{_name(test)}: its process cannot be forked from that of pytest: {'; '.join(reasons)}.\n"
-            "An earlier test, a fixture or an import has used the GPU or a process group in pytest's own process. The "
-            "spawn variant of the decorator would hide that, because it does not always run the test.\n"
-            "Move that use into tests with the decorator, or run this file alone."
-        )
 
 
 def _call(test: Callable[..., None], args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:

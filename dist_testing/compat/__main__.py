@@ -20,12 +20,7 @@ _USAGE = "usage: python -m dist_testing.compat FILE [ARGUMENTS]"
 
 
 def main() -> None:
-    """Run the test file that the command line names.
-
-    Raises:
-        SystemExit: With code 2 and a text on stderr if no existing file is named, or torch's `TestCase` cannot be
-            imported; else with the exit code of the file.
-    """
+    """Run the test file that the command line names; exit with 2 if there is none, or torch's `TestCase` is missing."""
     try:
         if len(sys.argv) < 2 or sys.argv[1].startswith("-"):
             given = f"got {sys.argv[1]!r} in its place" if sys.argv[1:] else "got none"

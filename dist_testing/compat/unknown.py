@@ -21,13 +21,7 @@ _Source: TypeAlias = "tuple[str, str] | None"
 
 
 def name_of_torch(name: str) -> Any:
-    """Return the object of a name that torch's module imports; for another name of it, a stand-in.
-
-    Every use of a stand-in raises a UsageError.
-
-    Raises:
-        AttributeError: If torch's module does not have the name either.
-    """
+    """Return the object of a name that torch's module imports; for another name of it, a stand-in for a UsageError."""
     if name.startswith("__") or name not in _torchs_names():
         raise AttributeError(f"module 'dist_testing.compat.common_distributed' has no attribute {name!r}")
     source = _torchs_names()[name]

@@ -14,7 +14,7 @@ import gc
 import os
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 from dist_testing.core.ground.errors import ReportError
@@ -99,15 +99,16 @@ def _written(
     if options.trace is not None:
         for path, count in files.write_traces(report, options.trace):
             yield f"report: {path.absolute()}: trace, {size(count)}; open it at ui.perfetto.dev"
-    if options.json is not None:
-        yield _line(options.json, files.write_text(options.json, exported(report)), "JSON")
-    if options.ctrf is not None:
-        yield _line(options.ctrf, files.write_text(options.ctrf, ctrf(report)), "CTRF")
+    texts: tuple[tuple[Path | None, str, Callable[[], str]], ...] = (
+        (options.json, "JSON", lambda: exported(report)),
+        (options.ctrf, "CTRF", lambda: ctrf(report)),
+        (options.markdown, "Markdown", lambda: markdown(report, options.title)),
+    )
+    for file, what, make in texts:
+        if file is not None:
+            yield _line(file, files.write_text(file, make()), what)
     if options.junit is not None:
         yield _line(options.junit, files.write_merged_junit(report, options.junit), "JUnit")
-    if options.markdown is not None:
-        content = markdown(report, options.title)
-        yield _line(options.markdown, files.write_text(options.markdown, content), "Markdown")
     if options.github:
         yield from annotation_lines(report)
         if place := os.environ.get("GITHUB_STEP_SUMMARY"):

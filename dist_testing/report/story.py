@@ -4,23 +4,23 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
-from typing import Literal
 
 # `core.engine.report` separates parts with such a line.
 _RULE = re.compile(r"^-{80,}$", re.MULTILINE)
-_CULPRIT = re.compile(r"ranks? [\d, ]+ of \d+ (failed first|is what the others wait for):")
-_ALSO = re.compile(r"ranks? [\d, ]+ of \d+ also failed:")
-_OUTPUT = re.compile(r"output of rank \d+")
-_STACKS = re.compile(r"stacks of rank\(s\) [\d, ]+:")
-
-Kind = Literal["culprit", "also failed", "output", "stacks", "other"]
+# Titles of parts, in the order in which they matter: the culprit, its output, others that failed, stacks.
+_TITLES = (
+    re.compile(r"ranks? [\d, ]+ of \d+ (failed first|is what the others wait for):"),
+    re.compile(r"output of rank \d+"),
+    re.compile(r"ranks? [\d, ]+ of \d+ also failed:"),
+    re.compile(r"stacks of rank\(s\) [\d, ]+:"),
+)
 
 
 @dataclass(frozen=True, slots=True)
 class Part:
     """One part of a failure's text."""
 
-    kind: Kind  # what it is about
+    place: int  # index of its title in `_TITLES`; 0 is the culprit
     title: str  # its first line
     text: str  # the rest
 
@@ -38,12 +38,12 @@ class Story:
     @property
     def culprits(self) -> list[Part]:
         """The parts about the culprit."""
-        return [part for part in self.parts if part.kind == "culprit"]
+        return [part for part in self.parts if part.place == 0]
 
     @property
     def others(self) -> list[Part]:
         """The other parts that have a text."""
-        return [part for part in self.parts if part.kind != "culprit" and part.text]
+        return [part for part in self.parts if part.place and part.text]
 
     @property
     def is_plain(self) -> bool:
@@ -51,7 +51,6 @@ class Story:
         return not (self.parts or self.command or self.victims or self.ledger)
 
 
-_ORDER: dict[Kind, int] = {"culprit": 0, "output": 1, "also failed": 2, "stacks": 3, "other": 4}
 _COMMAND = "This case alone: "
 _VICTIMS = "Victims: "
 _LEDGER = re.compile(r"Ledger of ranks? [\d, ]+: ")
@@ -73,19 +72,11 @@ def story_of(text: str) -> Story:
         else:
             lines.append(line)
     parts = [_part(piece.strip("\n")) for piece in rest if piece.strip()]
-    parts.sort(key=lambda part: _ORDER[part.kind])
+    parts.sort(key=lambda part: part.place)
     return Story("\n".join(lines).strip(), victims, tuple(ledger), command, tuple(parts))
 
 
 def _part(piece: str) -> Part:
     title, _, text = piece.partition("\n")
-    kind: Kind = "other"
-    if _CULPRIT.match(title):
-        kind = "culprit"
-    elif _ALSO.match(title):
-        kind = "also failed"
-    elif _OUTPUT.match(title):
-        kind = "output"
-    elif _STACKS.match(title):
-        kind = "stacks"
-    return Part(kind, title.removesuffix(":"), text.strip("\n"))
+    places = [place for place, pattern in enumerate(_TITLES) if pattern.match(title)]
+    return Part(places[0] if places else len(_TITLES), title.removesuffix(":"), text.strip("\n"))

@@ -87,6 +87,6 @@ def test_what_cannot_be_adopted_says_why(starter: Starter, tmp_path: Path) -> No
     write_file(tmp_path, "other_utils.py", "def create_new_process_for_each_test(method=None): ...\n")
     ended = _run(starter, tmp_path)
     assert ended.outcomes() == {"test_with_a_group": "FAILED", "test_other_version": "FAILED"}, ended.log
-    assert "cannot be forked from that of pytest: a process group is initialised" in ended.log
-    assert "Move that use into tests with the decorator" in ended.log
+    assert "cannot be forked from pytest's process: a process group is initialised" in ended.log
+    assert "Move that use into tests that run on ranks" in ended.log
     assert "other_utils defines create_new_process_for_each_test, but neither" in ended.log

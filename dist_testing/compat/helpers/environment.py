@@ -81,15 +81,7 @@ def with_dist_debug_levels(levels: Iterable[str]) -> Callable[[_Function], _Func
 
 
 def default_timeout(env: Mapping[str, str]) -> int:
-    """Return the limit, in seconds, of a test that sets none of its own.
-
-    Args:
-        env: Environment variables. `DISTRIBUTED_TESTS_DEFAULT_TIMEOUT` sets the limit; default: 300. Under
-            ThreadSanitizer (`PYTORCH_TEST_WITH_TSAN=1`) the limit is 500.
-
-    Raises:
-        UsageError: If `DISTRIBUTED_TESTS_DEFAULT_TIMEOUT` is not a number of seconds.
-    """
+    """Return `DISTRIBUTED_TESTS_DEFAULT_TIMEOUT`, by default 300 s; under ThreadSanitizer 500 s."""
     if env.get("PYTORCH_TEST_WITH_TSAN", "0") == "1":
         return 500
     given = env.get(_TIMEOUT_VARIABLE, "300")

@@ -16,12 +16,7 @@ _MARK = "_required_world_size"
 
 
 def world_size_in(environment: Mapping[str, str]) -> int | None:
-    """Return the world size of ranks with this environment; None if it is unknown.
-
-    Args:
-        environment: Its `WORLD_SIZE` counts; without it, the size of the default group, which ranks that are threads
-            have.
-    """
+    """Return `WORLD_SIZE`; without it the size of the default group, which ranks that are threads have; else None."""
     given = environment.get("WORLD_SIZE", "")
     if given.isascii() and given.isdecimal():
         return int(given)
@@ -42,14 +37,7 @@ def _skip_unless(fits: Callable[[int], bool], reason: str) -> Callable[[_Functio
 
 
 def skip_below_world_size(minimum: int) -> Callable[[_Function], _Function]:
-    """Skip a test in a world of fewer than `minimum` ranks, unless `BACKEND` is mpi: mpirun chooses the size then.
-
-    Args:
-        minimum: Smallest world size in which the test runs, from 0.
-
-    Raises:
-        UsageError: If `minimum` is not such a number.
-    """
+    """Skip a test in a world of fewer than `minimum` ranks, unless `BACKEND` is mpi: mpirun chooses the size then."""
     check_count("skip_below_world_size", minimum, "ranks")
     return _skip_unless(lambda size: size >= minimum, "small_worldsize")
 

@@ -22,17 +22,13 @@ def _shape(kind: str) -> Shape:
 
 @dataclass(frozen=True, slots=True)
 class Event:
-    """One fact of a run.
-
-    Attributes:
-        at_s: When the runner learned it, on the monotonic clock, in seconds.
-    """
+    """One fact of a run."""
 
     kind: ClassVar[str] = ""
     is_open: ClassVar[bool] = True
     __test__: ClassVar[bool] = False
 
-    at_s: Seconds
+    at_s: Seconds  # when the runner learned it, on the monotonic clock, in seconds
 
     def to_wire(self) -> dict[str, Any]:
         """Return the event as JSON values, with its kind under "event". Rounds its times to microseconds."""
@@ -44,25 +40,16 @@ class Event:
 
 @dataclass(frozen=True, slots=True)
 class RunStarted(Event):
-    """The run begins. This is the first event.
-
-    Attributes:
-        schema: Version of the format: `SCHEMA`.
-        wall_zero_s: The wall clock, in seconds since 1970, when the monotonic clock was 0.
-        target: Label of the Bazel target; "" outside Bazel.
-        backend: Name of the backend.
-        versions: Name to version, of Python, torch and pytest.
-        host: Name of the machine; "" if unknown.
-    """
+    """The run begins. This is the first event."""
 
     kind: ClassVar[str] = "run_started"
 
-    schema: int
-    wall_zero_s: float
-    target: str = ""
-    backend: str = ""
-    versions: dict[str, str] | None = None
-    host: str = ""
+    schema: int  # version of the format: `SCHEMA`
+    wall_zero_s: float  # the wall clock, in seconds since 1970, when the monotonic clock was 0
+    target: str = ""  # label of the Bazel target; "" outside Bazel
+    backend: str = ""  # name of the backend
+    versions: dict[str, str] | None = None  # name to version, of Python, torch and pytest
+    host: str = ""  # name of the machine; "" if unknown
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,21 +63,14 @@ class TestsCollected(Event):
 
 @dataclass(frozen=True, slots=True)
 class ForkServerMemory(Event):
-    """The fork server has moved its memory to huge pages, or does not do it; told when the next world is asked for.
-
-    Attributes:
-        huge_bytes: Its memory in huge pages; 0 if it has moved nothing.
-        pss_bytes: Its share of all memory that it uses, pages of libraries included; 0 if it has moved nothing.
-        work_s: Time of the work, in seconds. The fork server does it while it waits for the runner.
-        refusal: Why it does not move more; "" if it has moved all.
-    """
+    """The fork server has moved its memory to huge pages, or does not do it; told when the next world is asked for."""
 
     kind: ClassVar[str] = "fork_server_memory"
 
-    huge_bytes: int
-    pss_bytes: int
-    work_s: float
-    refusal: str = ""
+    huge_bytes: int  # its memory in huge pages; 0 if it has moved nothing
+    pss_bytes: int  # its share of all memory that it uses, pages of libraries included; 0 if it has moved nothing
+    work_s: float  # time of the work, in seconds. The fork server does it while it waits for the runner.
+    refusal: str = ""  # why it does not move more; "" if it has moved all
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,15 +130,11 @@ class RunEnded(Event):
 
 @dataclass(frozen=True, slots=True)
 class StreamCut(Event):
-    """The file is full and lacks all later events. This is its last line.
-
-    Attributes:
-        limit_bytes: Limit of the file before compression.
-    """
+    """The file is full and lacks all later events. This is its last line."""
 
     kind: ClassVar[str] = "stream_cut"
 
-    limit_bytes: int
+    limit_bytes: int  # Limit of the file before compression
 
 
 KINDS: tuple[type[Event], ...] = (

@@ -28,12 +28,10 @@ class EventStream:
 
     Only one thread at a time may emit. A forked child of this process emits nothing: a rank, or a child of a test, must
     not write to the files of the runner.
-
-    Attributes:
-        warn: Takes a line for the log when a sink has failed.
     """
 
     def __init__(self) -> None:
+        # Takes a line for the log when a sink has failed.
         self.warn: Callable[[str], None] = lambda line: print(line, file=sys.stderr, flush=True)
         self._by_kind: dict[type[Event], tuple[_Subscription, ...]] = {}
         self._pid = os.getpid()
