@@ -80,7 +80,8 @@ def refuse_unshareable(subject: str, adapter: str) -> None:
         raise UsageError(
             f"{subject}: its ranks cannot be forked from pytest's process: {'; '.join(reasons)}.\n"
             "An earlier test, a fixture or an import has used the GPU or a process group in that process.\n"
-            f"Move that use into tests that run on ranks; or run this one alone, or without -p dist_testing.adopt.{adapter}."
+            "Move that use into tests that run on ranks; or run this test alone, or without "
+            f"-p dist_testing.adopt.{adapter}."
         )
 
 
