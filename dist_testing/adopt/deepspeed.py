@@ -7,6 +7,7 @@ replaced, on the classes that define them: the ranks are forked from the test's 
 from __future__ import annotations
 
 import functools
+import queue
 import socket
 import sys
 import unittest
@@ -78,23 +79,15 @@ def _replacement(original: Callable[..., Any]) -> Callable[..., None]:
     return launch
 
 
-class _Skips(list[str]):
-    """Takes the place of the queue for the reasons of skips."""
-
-    def put(self, reason: str) -> None:
-        """Take a reason."""
-        self.append(reason)
-
-
 def _call(test: Any, num_procs: int, port: str, init_method: str, rank: int) -> None:
     """Run the test or the fixture on a rank, as a process of the suite does."""
-    skips = _Skips()
+    skips: queue.SimpleQueue[str] = queue.SimpleQueue()
     uses_queue = bool(getattr(test, "non_daemonic_procs", False))
     reason = getattr(test, _ON_RANK)(rank, num_procs, port, init_method, skips if uses_queue else "")
     if isinstance(reason, str) and reason:
         skips.put(reason)
-    if skips:
-        raise unittest.SkipTest(skips[0])
+    if not skips.empty():
+        raise unittest.SkipTest(skips.get())
     if not uses_queue and (after := getattr(test, _AFTER, None)) is not None:
         after()
 

@@ -69,8 +69,8 @@ def _run_on_ranks(item: pytest.Item) -> dict[str, str]:
         try:
             with ranks_of(functools.partial(run_item, item, lines), item.nodeid, size, suite_limit_s()) as world:
                 result = world.run()
-                if lines.needed > size:
-                    size = lines.needed
+                if lines.needed.value > size:
+                    size = lines.needed.value
                     continue
                 world.judge(result, CaseFailedError)
                 ended: dict[str, str] = world.values(result)[0]

@@ -10,10 +10,8 @@ The launcher of rank 0 decides about the number of ranks, their environment and 
 from __future__ import annotations
 
 import json
-import mmap
 import multiprocessing
 import os
-import struct
 import subprocess
 import sys
 from collections.abc import Generator, Mapping, Sequence
@@ -45,7 +43,8 @@ class Lines:
         self.size = size  # number of ranks
         # Both ends of each further rank's line: of rank 0, and of the rank itself.
         self._lines = [multiprocessing.Pipe() for _ in range(1, size)]
-        self._needed = mmap.mmap(-1, mmap.PAGESIZE)
+        # Number of ranks that the test has asked for, if that is more than there are; else 0.
+        self.needed = multiprocessing.RawValue("i", 0)
 
     def of_first(self, rank: int) -> Connection:
         """Return rank 0's end of the line to a rank."""
@@ -55,22 +54,11 @@ class Lines:
         """Return a rank's own end."""
         return self._lines[rank - 1][1]
 
-    @property
-    def needed(self) -> int:
-        """Number of ranks that the test has asked for, if that is more than there are; else 0."""
-        value: int = struct.unpack_from("i", self._needed)[0]
-        return value
-
-    def ask_for(self, size: int) -> None:
-        """Note that the test needs this number of ranks."""
-        struct.pack_into("i", self._needed, 0, size)
-
     def close(self) -> None:
         """Close this process's ends."""
         for pair in self._lines:
             for end in pair:
                 end.close()
-        self._needed.close()
 
 
 def run_item(item: pytest.Item, lines: Lines, rank: int) -> dict[str, str] | None:
@@ -127,7 +115,7 @@ def _run_first(item: pytest.Item, lines: Lines) -> dict[str, str]:
 
 def _leave_for(lines: Lines, size: int) -> NoReturn:
     # Not by an exception: the test's own handlers would run, and some of them would hide it.
-    lines.ask_for(size)
+    lines.needed.value = size
     os._exit(0)
 
 

@@ -8,12 +8,11 @@ The package itself needs no torch and no pytest. `hook` runs inside the suite's 
 from __future__ import annotations
 
 import os
+import shlex
 import subprocess
 import sys
-from collections.abc import Sequence
 from typing import Any
 
-_PLUGIN = "dist_testing.audit"
 _OPTION = "--audit"
 
 
@@ -30,27 +29,10 @@ def pytest_addoption(parser: Any) -> None:
 def pytest_cmdline_main(config: Any) -> int | None:
     """Audit the command line of this pytest instead of running it. Return the exit status of the audit."""
     if "DIST_TESTING_AUDIT" in os.environ:
-        # A pytest of the audit, which names the plugin in a file of its configuration.
         return None
-    import shlex
-
     given = config.invocation_params
-    own = shlex.split(config.getoption(_OPTION))
-    # In a process of its own: the conftests of the suite may have imported torch here, or started threads.
-    command = [sys.executable, "-m", "dist_testing.audit", *own, "--", sys.executable, "-m", "pytest"]
-    return subprocess.run([*command, *suite_arguments([str(word) for word in given.args])], cwd=given.dir).returncode
-
-
-def suite_arguments(arguments: Sequence[str]) -> list[str]:
-    """Return the arguments of pytest without those of the audit."""
-    left: list[str] = []
-    words = iter(arguments)
-    for word in words:
-        if word == _OPTION:
-            next(words, None)
-        elif word == "-p":
-            plugin = next(words, "")
-            left += [] if plugin == _PLUGIN else [word, plugin]
-        elif word != f"-p{_PLUGIN}" and not word.startswith(f"{_OPTION}="):
-            left.append(word)
-    return left
+    # In a process of its own: the conftests of the suite may have imported torch here, or started threads. This plugin
+    # does nothing in the pytest of the audit, so the command line stays as it is.
+    command = [sys.executable, "-m", "dist_testing.audit", *shlex.split(config.getoption(_OPTION)), "--"]
+    command += [sys.executable, "-m", "pytest", *map(str, given.args)]
+    return subprocess.run(command, cwd=given.dir).returncode

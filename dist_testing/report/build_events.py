@@ -125,7 +125,8 @@ def read_invocation(path: Path, disk_cache: Path | None = None) -> Invocation:
 
 
 def _summed_up(path: Path, events: Sequence[Mapping[str, Any]], disk_cache: Path | None) -> Invocation:
-    testlogs = OutputFinder(disk_cache or _disk_cache(events))
+    used = [_option(event, "--disk_cache=") for event in events if "optionsParsed" in event]
+    testlogs = OutputFinder(disk_cache or (Path(used[-1]).expanduser() if used and used[-1] else None))
     attempts: list[Attempt] = []
     summaries: dict[str, str] = {}
     incompatible: set[str] = set()
@@ -133,6 +134,10 @@ def _summed_up(path: Path, events: Sequence[Mapping[str, Any]], disk_cache: Path
     faulty: set[str] = set()
     unknown: dict[str, str] = {}
     unanalysed = _unanalysed(events)
+
+    def badness(word: str) -> int:
+        return GOOD.index(word) if word in GOOD else len(GOOD)
+
     exit_code: int | None = None
     exit_name = ""
     for event in events:
@@ -143,7 +148,9 @@ def _summed_up(path: Path, events: Sequence[Mapping[str, Any]], disk_cache: Path
         elif "testSummary" in event and "testSummary" in identity:
             label = identity["testSummary"]["label"]
             status = event["testSummary"].get("overallStatus", "NO_STATUS")
-            summaries[label] = max(summaries.get(label, status), status, key=_badness)
+            summaries[label] = max(
+                summaries.get(label, status), status, key=lambda word: GOOD.index(word) if word in GOOD else len(GOOD)
+            )
         elif "targetCompleted" in identity:
             label = identity["targetCompleted"]["label"]
             if event.get("aborted", {}).get("reason") == "SKIPPED":
@@ -225,11 +232,6 @@ def _option(event: Mapping[str, Any], start: str) -> str:
     return ""
 
 
-def _disk_cache(events: Iterable[Mapping[str, Any]]) -> Path | None:
-    found = [_option(event, "--disk_cache=") for event in events if "optionsParsed" in event]
-    return Path(found[-1]).expanduser() if found and found[-1] else None
-
-
 def _time(event: Mapping[str, Any], name: str, millis: str) -> float | None:
     """Return a time in seconds since 1970; Bazel writes it as text and, for older readers, in milliseconds."""
     if event.get(millis):
@@ -241,10 +243,6 @@ def _time(event: Mapping[str, Any], name: str, millis: str) -> float | None:
         return datetime.fromisoformat(plain).timestamp() if text else None
     except (OverflowError, ValueError):
         return None
-
-
-def _badness(status: str) -> int:
-    return GOOD.index(status) if status in GOOD else len(GOOD)
 
 
 def _attempt(identity: Mapping[str, Any], result: Mapping[str, Any], testlogs: OutputFinder) -> Attempt:

@@ -52,7 +52,8 @@ def _run(options: argparse.Namespace) -> int:
     workspace = os.environ.get("BUILD_WORKSPACE_DIRECTORY")
     if directory := os.environ.get("BUILD_WORKING_DIRECTORY"):
         os.chdir(directory)
-    paths = options.results or [_usual(Path(workspace or "."))]
+    usual = Path(workspace or ".", "bazel-events.json")
+    paths = options.results or [usual if usual.exists() else usual.with_name("bazel-testlogs")]
     report = _read(paths, options)
     changed = None
     if options.compare is not None:
@@ -119,12 +120,6 @@ def _written(
 
 def _line(path: Path, written: int, what: str) -> str:
     return f"report: {path.absolute()}: {what}, {size(written)}"
-
-
-def _usual(workspace: Path) -> Path:
-    """Return the last results of a workspace."""
-    events = workspace / "bazel-events.json"
-    return events if events.exists() else workspace / "bazel-testlogs"
 
 
 def _parser() -> argparse.ArgumentParser:

@@ -22,7 +22,8 @@ def lanes(case: CaseRecord) -> dict[str, Any] | None:
     known = [rank for rank in case.ranks if rank.phases or rank.seen_s is not None]
     if not known:
         return None
-    length_s = max(1e-6, *(time for rank in known for time in _times(rank)))
+    ends = [phase.end_s for rank in known for phase in rank.phases]
+    length_s = max([1e-6, *ends, *(rank.seen_s or 0.0 for rank in known)])
 
     def x(time_s: float) -> int:
         return round(_LEFT + _WIDTH * min(1.0, max(0.0, time_s / length_s)))
@@ -65,11 +66,6 @@ def role_of(case: CaseRecord, rank: int) -> str:
     if rank == case.culprit:
         return "culprit"
     return "failing" if rank in case.failing else "victim" if rank in case.victims else ""
-
-
-def _times(rank: RankRecord) -> Iterator[float]:
-    yield from (phase.end_s for phase in rank.phases)
-    yield rank.seen_s or 0.0
 
 
 def _ticks(length_s: float, x: Callable[[float], int]) -> Iterator[tuple[int, str, str]]:

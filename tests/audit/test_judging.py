@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 
 import dist_testing.audit
-from dist_testing.audit import suite_arguments
 from dist_testing.audit.cli import main
 from dist_testing.audit.command import Ran
 from dist_testing.audit.findings import FAULTS, HOLES, Audit, CaseResult, FaultResult
@@ -212,23 +211,6 @@ def test_the_schema_knows_every_name() -> None:
     fault = case["faults"]["items"]["properties"]
     assert set(fault["fault"]["enum"]) == {"none", *FAULTS}
     assert {*fault["holes"]["items"]["enum"], *case["holes"]["items"]["enum"]} == set(HOLES)
-
-
-def test_arguments_of_pytest_without_those_of_the_audit() -> None:
-    """Other plugins and options stay, in their order."""
-    given = [
-        "-p",
-        "dist_testing.audit",
-        "-q",
-        "-p",
-        "x",
-        "--audit=--rank=0",
-        "t.py",
-        "-pdist_testing.audit",
-        "--audit",
-        "-",
-    ]
-    assert suite_arguments(given) == ["-q", "-p", "x", "t.py"]
 
 
 def test_an_environment_that_a_harness_makes_keeps_the_hook(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -97,14 +97,10 @@ def _is_own(frame: FrameType | None) -> bool:
         name = frame.f_code.co_filename
         if file and name == file:
             return True
-        if frame.f_globals.get("__name__") == "__main__" and _is_of_suite(name):
+        if frame.f_globals.get("__name__") == "__main__" and not name.startswith(("<", *_LIBRARIES)):
             return True
         frame = frame.f_back
     return False
-
-
-def _is_of_suite(file: str) -> bool:
-    return not file.startswith(("<", *_LIBRARIES))
 
 
 def _plant(plan: record.Plan, rank: int, call: str) -> None:
