@@ -27,21 +27,16 @@ _OF_AGENT = ("--log-dir", "--log_dir", "--redirects", "-r", "--tee", "-t", "--lo
 _FAILED = 1
 
 
-class _StreamingContext(ProgramRankContext):
-    """The rank context of a launched script: its output goes where the launcher's goes, both streams apart."""
+class _Streaming(ProgramRankContext, ProgramRankFrontEnd):
+    """A launched script on a rank: its output goes where the launcher's goes, both streams apart."""
 
-    def __init__(self, streams: Sequence[int]) -> None:
-        self._streams = streams
-
-    def front_end(self, body: CaseBody) -> ProgramRankFrontEnd:
-        """Return the only front end there is."""
-        return _StreamingFrontEnd(self._streams)
-
-
-class _StreamingFrontEnd(ProgramRankFrontEnd):
     def __init__(self, streams: Sequence[int]) -> None:
         super().__init__()
         self._streams = streams
+
+    def front_end(self, body: CaseBody) -> ProgramRankFrontEnd:
+        """Return itself, because the world has one case."""
+        return self
 
     def open(self, start: RankStart, reporter: Reporter) -> None:
         """Give the rank the streams of the command."""
@@ -119,7 +114,7 @@ def _run(program: Program, world_size: int) -> None:
     engine = Engine(
         Spec("", backend, (world_size,), backend.gpus_per_rank, FORK.name),
         Budget(),
-        _StreamingContext(streams),
+        _Streaming(streams),
         program_loader(),
         keeps_state=True,
     )
