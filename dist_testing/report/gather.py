@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import zlib
@@ -19,6 +18,8 @@ from dist_testing.report.run_files import RunFiles, filled_run, is_stream_name, 
 
 # Bazel's folders of the shards and the repeated runs of a target.
 _PART = re.compile(r"(?:shard_(?P<shard>\d{1,5})_of_\d+)?_?(?:run_(?P<run>\d{1,5})_of_\d+)?")
+# Bazel writes the identity of an event first.
+_BUILD_EVENT = re.compile(rb'\{\s*"id"\s*:\s*\{')
 # The part of a process of pytest-xdist in the name of a stream.
 _WORKER = re.compile(r"\.gw\d+(?=\.)")
 # More files than any CI job has; a folder such as / must not keep the command busy for ever.
@@ -199,21 +200,13 @@ def _kind(path: Path) -> _Kind:
         try:
             start = zlib.decompressobj(31).decompress(start, _SNIFFED_BYTES)
         except zlib.error:
-            return "stream" if is_stream_name(path.name) else "other"
+            start = b""
     text = start.lstrip(b"\xef\xbb\xbf \t\r\n")
     if text.startswith(b"<"):
         return "xml"
-    first = text.partition(b"\n")[0]
-    if first.startswith(b'{"event"') or (is_stream_name(path.name) and first.startswith(b"{")):
+    if is_stream_name(path.name) or text.startswith(b'{"event"'):
         return "stream"
-    if path.name.endswith((".jsonl", ".jsonl.gz")):
-        return "stream"
-    try:
-        event = json.loads(first)
-    except (ValueError, RecursionError):
-        # The first build event may be longer than what was read of it.
-        return "build events" if first.startswith(b'{"id":{') else "other"
-    return "build events" if isinstance(event, dict) and isinstance(event.get("id"), dict) else "other"
+    return "build events" if _BUILD_EVENT.match(text) else "other"
 
 
 def _nothing(path: Path, why: str) -> ReportError:
