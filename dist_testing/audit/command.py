@@ -13,13 +13,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-import psutil
-
 from dist_testing.audit.hook.record import Plan
-from dist_testing.audit.left import Left, SharedMemoryWatch, find_left, living, reap
+from dist_testing.audit.left import Left, SharedMemoryWatch, find_left
 from dist_testing.audit.seen import Seen, read_records
 from dist_testing.core.ground.errors import UsageError
 from dist_testing.core.process.lifetime import die_with_parent
+from dist_testing.core.process.orphans import Orphans
 
 _BOOTSTRAP = Path(__file__).parent / "bootstrap"
 _LOOK_S = 0.05
@@ -145,17 +144,10 @@ def _end_all(process: subprocess.Popen[bytes]) -> None:
     """Kill the command and all its descendants, which this process adopts as their subreaper."""
     with contextlib.suppress(OSError):
         os.killpg(process.pid, signal.SIGKILL)
-    until_s = time.monotonic() + _KILLED_S
     # First the command by its own handle, because reaping all children would take its exit status.
     with contextlib.suppress(subprocess.TimeoutExpired):
         process.wait(_KILLED_S)
-    # Several rounds, because a process may start another one between the look and the kill.
-    while (below := living()) and time.monotonic() < until_s:
-        for one in below:
-            with contextlib.suppress(psutil.Error):
-                one.kill()
-        psutil.wait_procs(below, timeout=0.5)
-        reap()
+    Orphans().remove()
 
 
 def _tail(log: Path) -> str:
