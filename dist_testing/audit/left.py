@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import os
 import re
-import time
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -91,13 +90,6 @@ def _files_used_by(pid: int) -> set[str]:
     return used
 
 
-def reap() -> None:
-    """Reap all children that have ended. The command's own exit status must be known by now."""
-    with contextlib.suppress(ChildProcessError):
-        while os.waitpid(-1, os.WNOHANG)[0]:
-            pass
-
-
 def living() -> list[psutil.Process]:
     """Return the descendants of this process that still run."""
     return [process for process in psutil.Process().children(recursive=True) if not is_dead(process)]
@@ -106,13 +98,10 @@ def living() -> list[psutil.Process]:
 def find_left(temp: Path, shm: SharedMemoryWatch) -> Left:
     """Return what a command has left behind that has ended. Its processes must be descendants of this one."""
     shm.look()
-    until_s = time.monotonic() + _LEAVING_S
-    reap()
-    while (processes := living()) and time.monotonic() < until_s:
-        time.sleep(0.05)
-        reap()
+    # It reaps those that end. The command's own exit status is known by now.
+    psutil.wait_procs(living(), timeout=_LEAVING_S)
     named, ports = [], set()
-    for process in processes:
+    for process in living():
         with contextlib.suppress(psutil.Error):
             command = command_of(process.pid) or process.name()
             if is_helper(process.pid, command):
