@@ -8,6 +8,7 @@ from dist_testing.audit.command import Ran
 from dist_testing.audit.findings import ENDS_PROCESS, MOMENTS, FaultResult
 from dist_testing.audit.hook.record import Plan
 from dist_testing.audit.seen import CaseSeen
+from dist_testing.report.words import clean
 
 # "rank 1", "[rank1]", "rank: 1", "local_rank: 1", "Rank=1"; "Process 1" and "Thread 1", as torch writes.
 # `rank == 1` and `rank = 1` are source code and arguments, which pytest shows around a failure; they blame no rank.
@@ -16,7 +17,6 @@ _RANK = re.compile(
     re.IGNORECASE,
 )
 _RANKS = re.compile(r"ranks\s(\d{1,5}(?:(?:,\s?|\sand\s)\d{1,5})+)", re.IGNORECASE)
-_TERMINAL = re.compile("\x1b\\[[0-9;:?]*[A-Za-z]")
 
 
 def why_not_planted(fault: str, case: CaseSeen) -> str:
@@ -108,7 +108,7 @@ def _green_note(case: CaseSeen) -> str:
 
 def ranks_named(text: str, world_size: int) -> tuple[int, ...]:
     """Return the ranks of a world that a report names, in order. Larger numbers are pids, ports and the like."""
-    plain = _TERMINAL.sub("", text)
+    plain = clean(text)
     found = {int(match[1]) for match in _RANK.finditer(plain)}
     for match in _RANKS.finditer(plain):
         found.update(map(int, re.findall(r"\d+", match[1])))
