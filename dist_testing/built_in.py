@@ -35,8 +35,7 @@ ADD_ONS = (
         ext_version=1,
         more={
             "read": "dist_testing.jobs.count:read_jobs",
-            "facts": "dist_testing.jobs.plan:Facts",
-            "side_by_side": "dist_testing.jobs.loop:SideBySide",
+            "look_ahead": "dist_testing.jobs.look_ahead:LookAhead",
         },
     ),
     AddOn(
@@ -120,10 +119,7 @@ ADD_ONS = (
         order=-1,
         wanted=lambda case, spec: "DIST_TESTING_COVERAGE" in os.environ,
         rank_service="dist_testing.coverage.on_rank:RankCoverage",
-        more={
-            "bazel": "dist_testing.coverage.bazel:start_coverage",
-            "process": "dist_testing.coverage.on_rank:RankCoverage",
-        },
+        more={"bazel": "dist_testing.coverage.bazel:start_coverage"},
     ),
     AddOn(
         name="pool_state",

@@ -17,7 +17,7 @@ from dist_testing.core.session.existing_world import ExistingRank
 MAX_JOBS = 64
 # The number of jobs that stands for "as many as the machine has room for".
 AUTO = 0
-# Memory of a sub-runner with its fork server, and of a rank, beside what they share with the runner. Bytes.
+# Memory of a fork server and of a rank, beside what they share with the runner. Bytes.
 _JOB_BYTES = 60 << 20
 _RANK_BYTES = 20 << 20
 _FRESH_RANK_BYTES = 170 << 20

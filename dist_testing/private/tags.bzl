@@ -35,7 +35,7 @@ _RANK_MB = {
 }
 _GPU_RANK_MB = 1000
 
-# Memory of the fork of the runner, and of its fork server, for each of several worlds that run side by side.
+# Memory of the fork server for each of several worlds that run side by side.
 _JOB_MB = 60
 
 def is_reserved_tag(tag):

@@ -206,24 +206,20 @@ def test_coverage_that_cannot_be_measured_is_a_warning(starter: Starter, tmp_pat
     assert "Traceback" not in ended.log
 
 
-def test_worlds_side_by_side_are_counted_in_all_their_processes(starter: Starter, tmp_path: Path) -> None:
-    """If this fails, what runs in forks of the runner, such as setUp of a unittest class, is uncovered."""
+def test_worlds_side_by_side_are_counted(starter: Starter, tmp_path: Path) -> None:
+    """If this fails, the ranks of a world that was started ahead are uncovered."""
     source = """
-        import dist_testing
+        import pytest
 
 
-        class OneTest(dist_testing.MultiProcessTestCase):
-            world_size = 1
+        @pytest.mark.distributed(world_size=1)
+        def test_one(world):
+            assert "one"
 
-            def setUp(self):
-                super().setUp()
-                assert "set up"
 
-            def test_one(self):
-                assert "one"
-
-            def test_two(self):
-                assert "two"
+        @pytest.mark.distributed(world_size=1)
+        def test_two(world):
+            assert "two"
 
 
         def test_in_runner():
@@ -233,6 +229,6 @@ def test_worlds_side_by_side_are_counted_in_all_their_processes(starter: Starter
     ended = target.run(starter, "--dist-jobs=2", env=_coverage_env(target, "pkg/test_cases.py"))
     assert ended.code == 0, ended.log
     hits = _hits(tmp_path / "coverage" / "dist_testing.dat")["pkg/test_cases.py"]
-    counts = {code: _count(hits, source, f'"{code}"') for code in ("set up", "one", "two", "in runner")}
+    counts = {code: _count(hits, source, f'"{code}"') for code in ("one", "two", "in runner")}
     assert all(counts.values()), counts
     assert "WARNING" not in ended.log

@@ -1,8 +1,7 @@
-"""Worlds side by side: `--dist-jobs` runs several cases at once, and nothing else changes."""
+"""Worlds side by side: with `--dist-jobs` the worlds of the next tests run beside the one that is awaited."""
 
 from __future__ import annotations
 
-import json
 import signal
 import textwrap
 import time
@@ -31,10 +30,12 @@ _MEET = """
 """
 _MIXED = """
     import os
+    import time
     import warnings
 
     import pytest
 
+    import dist_testing
     from meeting import meet
 
     PIDS = os.environ["PIDS"]
@@ -53,15 +54,27 @@ _MIXED = """
     @pytest.mark.distributed(world_size=2)
     def test_slow(world):
         meet("slow", "quick")
-        meet("slow", "quick_ended")
+        meet("slow", "quick_is_over")
 
 
     @pytest.mark.distributed(world_size=2)
     def test_quick_fails(world):
+        begin = time.monotonic()
         meet("quick", "slow")
         if world.rank == 1:
-            meet("quick_ended", "slow")
+            time.sleep(0.3)
+            with open(f"{PIDS}.seconds", "w") as file:
+                file.write(str(time.monotonic() - begin))
             raise RuntimeError("planted")
+
+
+    @pytest.mark.distributed(world_size=1)
+    def test_is_third(world):
+        while not os.path.exists(f"{PIDS}.seconds"):
+            time.sleep(0.02)
+        # By then the second world has ended.
+        time.sleep(1)
+        meet("quick_is_over", "slow")
 
 
     def test_plain_between(of_the_module):
@@ -91,6 +104,13 @@ _MIXED = """
     def test_pool(world, n):
         with open(f"{PIDS}.pool", "a") as file:
             file.write(f"{os.getpid()}\\n")
+
+
+    class OfUnittest(dist_testing.MultiProcessTestCase):
+        world_size = 2
+
+        def test_method(self):
+            assert self.rank < 2
 """
 
 
@@ -103,14 +123,15 @@ def _run(starter: Starter, folder: Path, source: str, *options: str, **env: str)
 
 
 def test_a_session_reports_as_one_world_at_a_time_does(starter: Starter, tmp_path: Path) -> None:
-    """Same order, outcomes, XML, warnings and events; two worlds run at once, plain tests run in the runner."""
-    ended = _run(starter, tmp_path, _MIXED, "-v", "--dist-jobs=2", "--junitxml=out.xml", "--dist-events=events.jsonl")
+    """Same order, outcomes, XML, times, warnings and events; three worlds run at once, plain tests run alone."""
+    ended = _run(starter, tmp_path, _MIXED, "-v", "--dist-jobs=3", "--junitxml=out.xml", "--dist-events=events.jsonl")
     assert ended.code == 1, ended.log
     shown = [line.split()[:2] for line in ended.log.splitlines() if line.endswith("%]")]
     names = [
         ("plain_before", "PASSED"),
         ("slow", "PASSED"),
         ("quick_fails", "FAILED"),
+        ("is_third", "PASSED"),
         ("plain_between", "FAILED"),
         ("skipped", "SKIPPED"),
         ("expected", "XFAIL"),
@@ -118,8 +139,9 @@ def test_a_session_reports_as_one_world_at_a_time_does(starter: Starter, tmp_pat
         ("pool[0]", "PASSED"),
         ("pool[1]", "PASSED"),
     ]
-    assert shown == [[f"test_cases.py::test_{name}", word] for name, word in names]
-    assert "2 failed, 5 passed, 1 skipped, 1 xfailed, 1 warning" in ended.log
+    expected = [[f"test_cases.py::test_{name}", word] for name, word in names]
+    assert shown == [*expected, ["test_cases.py::OfUnittest::test_method", "PASSED"]], ended.log
+    assert "2 failed, 7 passed, 1 skipped, 1 xfailed, 1 warning" in ended.log
     assert "UserWarning: odd [ranks 0, 1]" in ended.log
     assert "rank 1 raised RuntimeError: planted in call" in ended.log.partition("= FAILURES =")[2]
 
@@ -127,97 +149,20 @@ def test_a_session_reports_as_one_world_at_a_time_does(starter: Starter, tmp_pat
     assert len((tmp_path / "pids").read_text().split()) == 1
     assert len(set((tmp_path / "pids.pool").read_text().split())) == 1
 
-    cases = ElementTree.parse(tmp_path / "out.xml").getroot().iter("testcase")
+    cases = list(ElementTree.parse(tmp_path / "out.xml").getroot().iter("testcase"))
     found = {case.attrib["name"]: {element.tag for element in case if element.tag != "system-out"} for case in cases}
-    assert list(found) == [f"test_{name}" for name, _ in names]
+    assert list(found) == [*(f"test_{name}" for name, _ in names), "test_method"]
     assert found["test_quick_fails"] == {"failure", "properties"}
     assert found["test_skipped"] == found["test_expected"] - {"properties"} == {"skipped"}
 
-    events = [json.loads(line) for line in (tmp_path / "events.jsonl").read_text().splitlines()]
-    times: dict[str, dict[str, float]] = {name: {} for name, _ in names}
-    for event in events:
-        if event["event"] in ("case_started", "case_ended"):
-            times[event["nodeid"].partition("::test_")[2]][event["event"]] = event["at_s"]
-    assert times["quick_fails"]["case_started"] < times["slow"]["case_ended"]
+    # The runner has not waited for the second world, which ended during the first; its time is that of its ranks.
+    times = {case.attrib["name"]: float(case.attrib["time"]) for case in cases}
+    assert times["test_quick_fails"] >= float((tmp_path / "pids.seconds").read_text())
     record = read_streams([(tmp_path / "events.jsonl", "events")])
     assert [case.culprit for case in record.cases.values() if case.status == "failed"] == [1, None]
     assert not record.problems
-
-
-_CLASSES = """
-    import os
-
-    import dist_testing
-    from meeting import meet
-
-
-    def note(text):
-        with open(os.environ["PIDS"], "a") as file:
-            file.write(f"{text} {os.getpid()}\\n")
-
-
-    class Base(dist_testing.MultiProcessTestCase):
-        world_size = 2
-
-        def setUp(self):
-            super().setUp()
-            note(f"{self.id().rpartition('.')[2]} setUp")
-
-        def tearDown(self):
-            super().tearDown()
-            note(f"{self.id().rpartition('.')[2]} tearDown")
-
-
-    class TogetherTest(Base):
-        @classmethod
-        def setUpClass(cls):
-            super().setUpClass()
-            note("setUpClass")
-
-        @classmethod
-        def tearDownClass(cls):
-            super().tearDownClass()
-            note("tearDownClass")
-
-        def test_a(self):
-            meet("a", "one")
-
-        def test_b(self):
-            if self.rank == 1:
-                raise RuntimeError("planted")
-
-
-    class ApartTest(Base):
-        def test_one(self):
-            meet("one", "two")
-
-        def test_two(self):
-            meet("two", "one")
-"""
-
-
-def test_methods_of_a_class_run_together_if_the_class_has_a_set_up(starter: Starter, tmp_path: Path) -> None:
-    """One process then runs its setUpClass, methods and tearDownClass in order. Methods of other classes are spread."""
-    ended = _run(starter, tmp_path, _CLASSES, "--dist-jobs=3", "--dist-events=events.jsonl")
-    outcomes = {"test_a": "PASSED", "test_b": "FAILED", "test_one": "PASSED", "test_two": "PASSED"}
-    assert ended.outcomes() == outcomes, ended.log
-    assert "rank 1 raised RuntimeError: planted" in ended.log
-    by_pid: dict[str, list[str]] = {}
-    for line in (tmp_path / "pids").read_text().splitlines():
-        text, _, pid = line.rpartition(" ")
-        by_pid.setdefault(pid, []).append(text)
-    together = ["setUpClass", "test_a setUp", "test_a tearDown", "test_b setUp", "test_b tearDown", "tearDownClass"]
-    apart = [[f"test_{name} setUp", f"test_{name} tearDown"] for name in ("one", "two")]
-    assert sorted(by_pid.values()) == sorted([together, *apart])
-    # A unittest case has another name than its test; the reader still knows which test asked for which ranks.
-    record = read_streams([(tmp_path / "events.jsonl", "events")])
-    assert {case.name.rpartition(".")[2]: case.culprit for case in record.cases.values()} == {
-        "test_a": None,
-        "test_b": 1,
-        "test_one": None,
-        "test_two": None,
-    }
-    assert all(len(case.ranks) == 2 for case in record.cases.values())
+    slow, quick = (record.cases[f"test_cases.py::test_{name}"] for name in ("slow", "quick_fails"))
+    assert (quick.began_at_s or 0) < (slow.began_at_s or 0) + (slow.duration_s or 0)
 
 
 _STOPS = """
@@ -229,12 +174,14 @@ _STOPS = """
     @pytest.mark.distributed(world_size=2)
     def test_fails(world):
         meet("fails", "hangs")
+        meet("fails", "hangs_too")
         assert world.rank
 
 
     @pytest.mark.distributed(world_size=2)
-    def test_hangs(world):
-        meet("hangs", "fails")
+    @pytest.mark.parametrize("name", ["hangs", "hangs_too"])
+    def test_hangs(world, name):
+        meet(name, "fails")
         meet("hangs_on", "never")
 
 
@@ -245,8 +192,8 @@ _STOPS = """
 
 
 def test_the_first_failure_stops_the_other_worlds(starter: Starter, tmp_path: Path) -> None:
-    """With -x a world that runs is killed, and no later case is reported."""
-    ended = _run(starter, tmp_path, _STOPS, "-x", "-v", "--dist-jobs=2")
+    """With -x the worlds that were started ahead are killed, and no later case is reported."""
+    ended = _run(starter, tmp_path, _STOPS, "-x", "-v", "--dist-jobs=3")
     assert ended.code == 1, ended.log
     assert ended.outcomes() == {"test_fails": "FAILED"}
     assert "stopping after 1 failures" in ended.log
@@ -308,39 +255,169 @@ def test_an_interrupted_run_leaves_nothing(starter: Starter, tmp_path: Path, vic
     assert "never started" not in child.log
 
 
-_KILLS = """
+_FAILURES = """
     import os
     import signal
     import subprocess
+    import time
+
     import pytest
+
+    from meeting import meet
+
+    MET = os.environ["MEETING"]
+
+
+    def wait_gone(name):
+        meet("first", name)
+        pid = ""
+        while not pid:
+            pid = open(os.path.join(MET, name)).read()
+        while os.path.exists(f"/proc/{pid}"):
+            time.sleep(0.02)
+
+
+    def note_pid(name):
+        with open(os.path.join(MET, name), "w") as file:
+            file.write(str(os.getpid()))
 
 
     @pytest.mark.distributed(world_size=1)
-    def test_kills(world):
-        subprocess.Popen(["sleep", "600"], start_new_session=True, env={{}})
-        fork_server = os.getppid()
-        runner = int(open(f"/proc/{{fork_server}}/stat").read().rpartition(")")[2].split()[1])
-        os.kill(runner, signal.SIGKILL)
-        if {both}:
-            os.kill(fork_server, signal.SIGKILL)
+    def test_first(world):
+        # While the runner waits for this one, the others end, each at its moment.
+        wait_gone("killed")
+        wait_gone("hung")
+        meet("first", "orphaned")
+        meet("first", "passed")
+
+
+    @pytest.mark.distributed(world_size=2)
+    def test_is_killed(world):
+        if world.rank == 1:
+            note_pid("killed")
+            os.kill(os.getpid(), signal.SIGKILL)
+        world.barrier()
+
+
+    @pytest.mark.distributed(world_size=2, timeout=3)
+    def test_hangs(world):
+        if world.rank == 1:
+            note_pid("hung")
+            while True:
+                time.sleep(0.01)
+
+
+    @pytest.mark.distributed(world_size=1)
+    def test_kills_its_fork_server(world):
+        subprocess.Popen(["sleep", "600"], start_new_session=True, env={})
+        note_pid("orphaned")
+        os.kill(os.getppid(), signal.SIGKILL)
         signal.pause()
 
 
-    @pytest.mark.distributed(world_size=1)
+    @pytest.mark.distributed(world_size=2)
     @pytest.mark.parametrize("n", range(3))
     def test_passes(world, n):
+        meet("passed", "first")
+
+
+    @pytest.mark.distributed(world_size=1, expected_exits={5: 0})
+    def test_cannot_start(world):
+        pass
+
+
+    @pytest.mark.distributed(world_size=1)
+    def test_last(world):
         pass
 """
 
 
-@pytest.mark.parametrize("both", [False, True], ids=["sub_runner", "fork_server_too"])
-def test_a_sub_runner_that_dies_fails_its_case(starter: Starter, tmp_path: Path, both: bool) -> None:
-    """The report says so, the other sub-runner runs all other cases, and no process of the dead one is left."""
-    ended = _run(starter, tmp_path, _KILLS.format(both=both), "--dist-jobs=2")
-    passed = {f"test_passes[{n}]": "PASSED" for n in range(3)}
-    assert ended.outcomes() == {"test_kills": "FAILED", **passed}, ended.log
-    assert "test_kills: it had begun, and its sub-runner (pid " in ended.log
-    assert "ended before it: SIGKILL (9)" in ended.log
+def test_each_world_fails_alone(starter: Starter, tmp_path: Path) -> None:
+    """A crash, a hang, a dead fork server and a world that cannot start cost no other world, at their moment."""
+    ended = _run(starter, tmp_path, _FAILURES, "--dist-jobs=4")
+    bad = ["test_is_killed", "test_hangs", "test_kills_its_fork_server", "test_cannot_start"]
+    good = ["test_first", *(f"test_passes[{n}]" for n in range(3)), "test_last"]
+    assert ended.outcomes() == dict.fromkeys(bad, "FAILED") | dict.fromkeys(good, "PASSED"), ended.log
+    texts = ended.failures()
+    assert "rank 1 was killed by SIGKILL (9)" in texts["test_is_killed"]
+    assert "rank 1 " in texts["test_hangs"]
+    assert "The fork server (pid " in texts["test_kills_its_fork_server"]
+    assert "It names a rank that does not exist" in texts["test_cannot_start"]
+
+
+_NO_ROOM = """
+    import resource
+
+    import pytest
+
+    # Room for one world that starts, beside one or two that run.
+    resource.setrlimit(resource.RLIMIT_NOFILE, (100, 100))
+
+
+    @pytest.mark.distributed(world_size=8, init=False)
+    @pytest.mark.parametrize("n", range(4))
+    def test_passes(n):
+        pass
+"""
+
+
+def test_a_world_without_room_starts_in_its_turn(starter: Starter, tmp_path: Path) -> None:
+    """Too few open files for all worlds at once: no test fails for it."""
+    ended = _run(starter, tmp_path, _NO_ROOM, "--dist-jobs=4")
+    assert ended.outcomes() == {f"test_passes[{n}]": "PASSED" for n in range(4)}, ended.log
+
+
+_LATE = """
+    import os
+    import pytest
+    from meeting import meet
+
+
+    @pytest.mark.distributed(world_size=1)
+    def test_first(world):
+        meet("first", "unwanted")
+
+
+    @pytest.mark.distributed(world_size=1)
+    def test_unwanted(world):
+        meet("unwanted", "never")
+
+
+    @pytest.mark.distributed(world_size=1)
+    def test_last(world):
+        with open(os.environ["PIDS"], "a") as file:
+            file.write("ran ")
+"""
+_LATE_CONFTEST = """
+    import os
+    import pytest
+
+
+    def pytest_runtest_setup(item):
+        if {way!r} == "skipped" and item.name == "test_unwanted" and "RANK" not in os.environ:
+            pytest.skip("late")
+
+
+    @pytest.hookimpl(wrapper=True)
+    def pytest_runtest_protocol(item, nextitem):
+        result = yield
+        if item.name == "test_first":
+            if {way!r} == "removed":
+                del item.session.items[1]
+        return result
+"""
+
+
+@pytest.mark.parametrize("way", ["skipped", "removed"])
+def test_a_world_that_is_not_wanted_any_more_is_cancelled(starter: Starter, tmp_path: Path, way: str) -> None:
+    """Another plugin has skipped or removed the test after its world had started. The next test runs once."""
+    write_file(tmp_path, "conftest.py", _LATE_CONFTEST.format(way=way))
+    ended = _run(starter, tmp_path, _LATE, "--dist-jobs=2")
+    expected = {"test_first": "PASSED", "test_last": "PASSED"}
+    assert ended.outcomes() == expected, ended.log
+    assert (" 1 skipped" in ended.log) == (way == "skipped")
+    assert "late" in ended.log or way == "removed"
+    assert (tmp_path / "pids").read_text() == "ran "
 
 
 @pytest.mark.parametrize(
@@ -372,23 +449,27 @@ def test_what_cannot_be_done_is_refused(
 
 _ON_GPUS = """
     import os
-    import dist_testing
+    import pytest
+    import torch
     from meeting import meet
 
+    # The GPUs are files, and torch may be a build without CUDA.
+    torch.cuda.set_device = lambda device: None
+    pytestmark = pytest.mark.distributed(world_size=2, init=False)
 
-    class GpuTest(dist_testing.MultiProcessTestCase):
-        world_size = 2
 
-        def test_one(self):
-            meet("one", {one!r})
-            print("one on", os.environ["CUDA_VISIBLE_DEVICES"])
+    def test_one():
+        meet("one", {one!r})
+        print("one on", os.environ["CUDA_VISIBLE_DEVICES"])
 
-        def test_two(self):
-            meet("two", {two!r})
-            print("two on", os.environ["CUDA_VISIBLE_DEVICES"])
 
-        def test_three(self):
-            pass
+    def test_two():
+        meet("two", {two!r})
+        print("two on", os.environ["CUDA_VISIBLE_DEVICES"])
+
+
+    def test_three():
+        pass
 """
 
 
@@ -396,7 +477,7 @@ _ON_GPUS = """
 def test_no_more_worlds_run_at_once_than_there_are_gpus_for(
     starter: Starter, tmp_path: Path, gpus: int, jobs: int
 ) -> None:
-    """The others run afterwards, and the log says why. With -s each line names its case, if several run."""
+    """The others run afterwards, and the log says why. With -s, lines of ranks come in the turn of their test."""
     nodes = tmp_path / "nodes"
     nodes.mkdir()
     for name in ("nvidiactl", *(f"nvidia{minor}" for minor in range(gpus))):
@@ -409,7 +490,7 @@ def test_no_more_worlds_run_at_once_than_there_are_gpus_for(
     assert f"dist_testing: --dist-jobs=4: {jobs} world(s) at a time, {why}" in ended.log
     found = {}
     for name in ("one", "two"):
-        prefix = f"[{f'GpuTest::test_{name}, ' if jobs > 1 else ''}rank 1] {name} on "
+        prefix = f"[rank 1] {name} on "
         (line,) = [line for line in ended.log.splitlines() if line.startswith(prefix)]
         found[name] = set(line.removeprefix(prefix).split(","))
     assert len(found["one"] | found["two"]) == 2 * jobs
@@ -418,22 +499,11 @@ def test_no_more_worlds_run_at_once_than_there_are_gpus_for(
 _UNDER_BAZEL = """
     import time
     import pytest
-    import dist_testing
-    from threading import Event
 
 
     @pytest.mark.distributed(world_size=2)
     def test_before(world):
         pass
-
-
-    class StuckTest(dist_testing.MultiProcessTestCase):
-        def setUp(self):
-            super().setUp()
-            Event().wait()
-
-        def test_stuck(self):
-            pass
 
 
     @pytest.mark.distributed(world_size=2)
@@ -451,22 +521,19 @@ _UNDER_BAZEL = """
 
 
 def test_bazels_time_limit_ends_what_hangs(starter: Starter, tmp_path: Path) -> None:
-    """On ranks and in a sub-runner: each case has its own failure in the XML, before Bazel's timeout."""
+    """Each case has its own failure in the XML, before Bazel's timeout."""
     target = Target(tmp_path, {"test_cases.py": _UNDER_BAZEL})
     ended = target.run(starter, "--dist-jobs=3", "--dist-timeout=4", env={"TEST_TIMEOUT": "20"}, limit_s=40)
     assert ended.code == 1, ended.log
     cases = target.xml()
     assert {name: case.outcome for name, case in cases.items()} == {
         "test_before": "passed",
-        "test_stuck": "failure",
         "test_hangs[0]": "failure",
         "test_hangs[1]": "failure",
         "test_after": "passed",
     }, ended.log
     for n in (0, 1):
         assert f"rank {n} " in cases[f"test_hangs[{n}]"].message
-    assert "it had begun, and its sub-runner was killed: the target's time was over." in cases["test_stuck"].text
-    assert "Event().wait()" in cases["test_stuck"].text or "in setUp" in cases["test_stuck"].text
 
 
 def test_a_signal_of_bazel_names_all_running_cases(starter: Starter, tmp_path: Path) -> None:
@@ -483,37 +550,3 @@ def test_a_signal_of_bazel_names_all_running_cases(starter: Starter, tmp_path: P
     assert outcomes.pop("test_waits[first]") == outcomes.pop("test_waits[second]") == "error", child.log
     assert set(outcomes) <= {"test_ends", "//pkg:cases_gloo"}
     assert "SIGTERM" in child.log
-
-
-_LATE = """
-    import pytest
-    import dist_testing
-
-
-    @pytest.fixture(scope="session")
-    def late():
-        yield
-        raise ValueError("late trouble")
-
-
-    @pytest.mark.usefixtures("late")
-    class LateTest(dist_testing.MultiProcessTestCase):
-        world_size = 1
-
-        def test_one(self):
-            pass
-
-
-    @pytest.mark.distributed(world_size=1)
-    def test_two(world):
-        pass
-"""
-
-
-def test_the_clean_up_of_a_sub_runner_can_fail_the_session(starter: Starter, tmp_path: Path) -> None:
-    """A fixture of the session is torn down at the end of the process that has set it up."""
-    ended = _run(starter, tmp_path, _LATE, "--dist-jobs=2")
-    assert ended.code == 1, ended.log
-    assert "2 passed, 1 error" in ended.log
-    assert "after the last test, the teardown of a fixture failed.\n" in ended.log
-    assert "E       ValueError: late trouble" in ended.log

@@ -9,6 +9,7 @@ method.
 from __future__ import annotations
 
 import contextlib
+import copy
 import dataclasses
 import math
 import shutil
@@ -48,13 +49,15 @@ _LEAST_CASE_S = 0.1
 
 
 class Engine:
-    """Runs cases, one at a time, each on fresh ranks or on a worker pool.
+    """Runs cases, each on fresh ranks or on a worker pool. Its worlds run one after the other.
 
     Attributes:
         spec: What the target asks for.
         budget: The time that all cases share.
         cases_after: Number of cases after the next one. They share the budget with it.
         neighbours: Number of worlds that share the CPUs of this run, with that of the current case.
+        waits_for_resources: Whether a world waits for resources that others have, such as GPUs; if not, it does not
+            start.
         debug_rank: The rank that gets the terminal in every case; None for none.
         events: Takes every event of the run. The engine reads live output only if a sink wants `RankOutput`.
         tell: Takes a line for the log, such as why a case waits.
@@ -79,6 +82,7 @@ class Engine:
         self.budget = budget
         self.cases_after = 0
         self.neighbours = 1
+        self.waits_for_resources = True
         self.debug_rank: int | None = None
         self.events = EventStream()
         self.tell: Callable[[str], None] = lambda line: print(line, file=sys.stderr, flush=True)
@@ -119,9 +123,18 @@ class Engine:
         """
         return isolation_named(name)
 
-    def run(self, case: Case) -> CaseResult:
-        """Start and finish a case. Try once more if no rank could start, because no test code has run then."""
-        result = self.finish(self.start(case))
+    def another(self) -> Engine:
+        """Return another engine of the same run, whose worlds can run beside those of this one."""
+        other = copy.copy(self)
+        other._launchers = self._launchers.others(lambda event: other.events.emit(event))
+        return other
+
+    def run(self, case: Case, running: RunningCase | None = None) -> CaseResult:
+        """Start a case, unless it is running, and finish it.
+
+        Try once more if no rank could start, because no test code has run then.
+        """
+        result = self.finish(running or self.start(case))
         never_began = all(outcome.kind is Kind.NEVER_STARTED for outcome in result.outcomes)
         if result.verdict.cause is Cause.INFRASTRUCTURE and never_began:
             first = result.verdict.reason
@@ -199,8 +212,7 @@ class Engine:
                 raise
             except BaseException:
                 # A signal raises it: Ctrl-C, or the time limit of a plugin. A second Ctrl-C ends this report, too.
-                with contextlib.suppress(LaunchError):
-                    self.tell(failure_report(interrupted(running), target=self.spec.target))
+                self._interrupt(running)
                 raise
             outcomes = tuple(
                 with_operation(record.outcome(), supervisor.stacks.get(record.rank, ""))
@@ -217,6 +229,16 @@ class Engine:
         elif result.verdict.status is not Status.FAILED:
             shutil.rmtree(world.directory, ignore_errors=True)
         return result
+
+    def interrupt(self, running: RunningCase) -> None:
+        """Kill the ranks of a case that the user stops, and tell where each one was."""
+        with self._closing_if_over(running.world), running.events.watching():
+            self._interrupt(running)
+        running.events.ended_early("the run was stopped")
+
+    def _interrupt(self, running: RunningCase) -> None:
+        with contextlib.suppress(LaunchError):
+            self.tell(failure_report(interrupted(running), target=self.spec.target))
 
     def limit_s(self, case: Case) -> float:
         """Return the limit of a case that begins now, in seconds.
@@ -277,7 +299,7 @@ class Engine:
                 case,
                 self.spec,
                 isolation,
-                limit_s,
+                limit_s if self.waits_for_resources else 0.0,
                 directory.path / str(self._worlds),
                 lambda line: self.tell(f"dist_testing: {case.name}: {line}"),
             )

@@ -35,11 +35,18 @@ class Launchers:
     ) -> None:
         self.forks = 0
         self._may_fork_runner = may_fork_runner
+        self._make = functools.partial(
+            Launchers, ranks, loader, may_fork_runner=may_fork_runner, keeps_state=keeps_state
+        )
         self._context = functools.partial(
             RunContext, ranks, loader, may_fork_runner=may_fork_runner, keeps_state=keeps_state, emit=emit
         )
         self._made: dict[Callable[[RunContext], Launcher], Launcher] = {}
         self._directory: RunDirectory | None = None
+
+    def others(self, emit: Callable[[Event], None]) -> Launchers:
+        """Return launchers like these, with a folder of their own, whose worlds can run beside those of these."""
+        return self._make(emit=emit)
 
     @property
     def directory(self) -> RunDirectory:

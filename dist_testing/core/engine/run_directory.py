@@ -76,12 +76,6 @@ class RunDirectory:
         self._lives = []
 
 
-def remove_dead_runs(env: Mapping[str, str]) -> None:
-    """Remove the folders of runs that have died where a run with this environment makes its own."""
-    for parent in {env.get("TEST_TMPDIR") or tempfile.gettempdir(), "/tmp"}:
-        _remove_dead(Path(parent))
-
-
 def _remove_dead(parent: Path) -> None:
     """Remove the folders of dead runs.
 

@@ -1,7 +1,7 @@
 """Watches one world from its start to its end.
 
 It waits only on descriptors: the launcher's and the channel of each rank. It does not poll or sleep, and every wait has
-a limit.
+a limit. Worlds that run side by side are watched together: who waits for one of them handles all.
 """
 
 from __future__ import annotations
@@ -42,6 +42,8 @@ _VICTIM_STACKS_S = 0.3
 _HUNG_STACKS_S = 2.0
 # Limit of one wait: Python handles a signal only after the wait if it arrives just before it. Seconds.
 _LONGEST_POLL_S = 1.0
+# A world whose messages nobody has read for longer gets the time back: another world or a plugin has used it. Seconds.
+_AWAY_S = 0.1
 # Limit from SIGKILL until all ranks are gone. Longer than the fork server needs to clean up. Seconds.
 _KILL_LIMIT_S = 15.0
 
@@ -64,6 +66,9 @@ class Supervisor:
         leaked: Command lines of what the ranks left behind.
         watchers: By the name of the add-on, or by a name in brackets that no add-on has, in the order of their looks.
         ended_by: Why a watcher has ended the case, with the name of its add-on; "" if none has.
+        beside: All worlds that run side by side, with this one; empty if this one runs alone.
+        before_look: Called before each look of `wait_case`.
+        over_s: When the world was over, on the monotonic clock; None before.
     """
 
     def __init__(
@@ -108,17 +113,20 @@ class Supervisor:
         self._deadline_s = math.inf
         self._grace_end_s = math.inf
         self._debugged: RankRecord | None = None
+        self.beside: Sequence[Supervisor] = ()
+        self.before_look: Callable[[], None] = lambda: None
+        self.over_s: float | None = None
+        self._looked_s = time.monotonic()
+        # Raised by the next wait for this world; it happened while another one was awaited.
+        self._error: Exception | None = None
         self._by_fd = {record.channel.fileno(): record for record in records}
-        self._poller = select.poll()
-        self._poller.register(launcher.fileno(), select.POLLIN)
-        for fd in self._by_fd:
-            self._poller.register(fd, select.POLLIN)
+        self._fds = [launcher.fileno(), *self._by_fd]
 
     def look_first(self, name: str, watcher: WorldWatcher) -> None:
         """Add a watcher before all others, and before the first case."""
         self.watchers = {name: watcher, **self.watchers}
         if watcher.fd >= 0:
-            self._poller.register(watcher.fd, select.POLLIN)
+            self._fds.append(watcher.fd)
 
     def wait_for_debugger(self, rank: int) -> None:
         """Suspend all limits while this rank runs its test, and let no failure of another rank end it."""
@@ -159,7 +167,7 @@ class Supervisor:
         self._limit_s = limit_s
         self._latest_s = latest_s
         self._grace_end_s = math.inf
-        now_s = time.monotonic()
+        now_s = self._looked_s = time.monotonic()
         # The ranks of a worker pool are ready; new ranks must start first.
         self._is_timed = body is not None
         start_limit_s = min(_START_LIMIT_S, max(_LEAST_START_S, latest_s - now_s))
@@ -182,7 +190,7 @@ class Supervisor:
         Raises:
             LaunchError: If the launcher ends, cannot start a rank, or cannot kill one.
         """
-        self._wait(_Stage.BETWEEN)
+        self._wait(_Stage.BETWEEN, self.before_look)
         self._tell_watchers(lambda watcher: watcher.case_over())
 
     def finish(self, limit_s: float) -> None:
@@ -272,20 +280,57 @@ class Supervisor:
         """Return rank to stacks, for ranks that have not ended the case. The case goes on."""
         return self._stacks_of([record for record in self.records if not record.is_settled], _HUNG_STACKS_S)
 
-    def _wait(self, until: _Stage) -> None:
+    def _wait(self, until: _Stage, before_look: Callable[[], None] = lambda: None) -> None:
         while self._stage not in (until, _Stage.OVER):
+            before_look()
             self._look(math.inf)
 
+    @property
+    def has_work(self) -> bool:
+        """Whether the ranks run a case, or end, and nothing prevents the runner from watching them."""
+        return self._stage not in (_Stage.BETWEEN, _Stage.OVER) and self._error is None
+
     def _look(self, until_s: float) -> None:
-        """Wait for the next message or limit, at most until `until_s`, and act on it."""
-        limit_s = min(
-            self._deadline_s, self._grace_end_s, until_s, *(watcher.next_s for watcher in self.watchers.values())
-        )
-        left_s = min(max(0.0, limit_s - time.monotonic()), _LONGEST_POLL_S)
-        events = self._poller.poll(math.ceil(1000 * left_s))
+        """Wait for the next message or limit of this world or one beside it, at most until `until_s`; act on it."""
+        error, self._error = self._error, None
+        if error is not None:
+            raise error
+        others = [world for world in self.beside if world is not self and world.has_work]
+        begin_s = time.monotonic()
+        poller = select.poll()
+        limit_s = until_s
+        for world in (self, *others):
+            if self.beside:
+                world._extend(begin_s)
+            limit_s = min(
+                world._deadline_s,
+                world._grace_end_s,
+                limit_s,
+                *(watcher.next_s for watcher in world.watchers.values()),
+            )
+            for fd in world._fds:
+                poller.register(fd, select.POLLIN)
+        left_s = min(max(0.0, limit_s - begin_s), _LONGEST_POLL_S)
+        ready = [fd for fd, _ in poller.poll(math.ceil(1000 * left_s))]
         # Messages that are seen together get the same time.
         now_s = time.monotonic()
-        for fd, _ in events:
+        for world in others:
+            try:
+                world._act(ready, now_s)
+            except Exception as error:
+                world._error = error
+        self._act(ready, now_s)
+
+    def _extend(self, now_s: float) -> None:
+        """Add the time to the limits for which nobody has looked: in it, no message of the ranks could be read."""
+        if (away_s := now_s - self._looked_s) > _AWAY_S:
+            self._deadline_s = min(self._deadline_s + away_s, max(self._deadline_s, self._latest_s))
+            self._grace_end_s += away_s
+
+    def _act(self, ready: Sequence[int], now_s: float) -> None:
+        """Act on messages, on descriptors that are ready, and on limits. It is `now_s`."""
+        self._looked_s = now_s
+        for fd in [fd for fd in ready if fd in self._fds]:
             if fd == self._launcher.fileno():
                 self._hear_launcher(now_s)
             elif (record := self._by_fd.get(fd)) and (not record.read(now_s) or record.is_done):
@@ -337,7 +382,7 @@ class Supervisor:
         return None if found is None else self._watch(found)
 
     def _forget(self, fd: int) -> None:
-        self._poller.unregister(fd)
+        self._fds.remove(fd)
         del self._by_fd[fd]
 
     def _hear_launcher(self, now_s: float) -> None:
@@ -364,6 +409,7 @@ class Supervisor:
                 case WorldOver():
                     self.leaked = list(event.leaked)
                     self._stage = _Stage.OVER
+                    self.over_s = now_s
 
     def _decide(self, now_s: float) -> None:
         records = self.records

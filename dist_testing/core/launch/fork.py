@@ -13,6 +13,7 @@ import signal
 import socket
 import subprocess
 import time
+import weakref
 from collections.abc import Callable, Iterator, Sequence
 from typing import NoReturn
 
@@ -41,6 +42,8 @@ from dist_testing.core.process.refusal import refusal
 
 # Seconds for the fork server to remove its descendants; it has limits of its own.
 _CLOSE_LIMIT_S = 15.0
+# This process's ends of the connections to its fork servers.
+_connections: weakref.WeakSet[socket.socket] = weakref.WeakSet()
 
 
 class ForkServerClient:
@@ -151,13 +154,16 @@ class ForkServerLauncher(ForkServerClient):
             else:
 
                 def serve() -> NoReturn:
-                    ours.close()
+                    # Another fork server would not notice the end of the runner while this one has its connection.
+                    for connection in (ours, *_connections):
+                        connection.close()
                     fork_server.serve(theirs, run.ranks, run.loader, run.directories, run.forks)
 
                 self._pid = in_new_thread(lambda: _fork(serve)) if run.keeps_state else _fork(serve)
             # A test may wait for all children. Then the pid could belong to another process.
             self._pidfd = watch_child(self._pid)
             undo.pop_all()
+        _connections.add(ours)
         super().__init__(
             ours,
             f"The fork server (pid {self._pid}), the parent of all ranks, ended before the runner was done with it.\n"

@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import os
 import unittest
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -127,13 +127,11 @@ class RunnerPlugin:
             reports=reports.report_folder(config, self._outputs),
         )
         open_session(self._session)
-        self._side_by_side: Any = None
+        self._look_ahead: Any = None
         if options.jobs != 1:
-            add_on = add_on_named("jobs", JOBS_OPTION)
-            facts = add_on.load("facts")(self.shared_ranks, self._size_of, self._isolation_of)
-            side_by_side = add_on.load("side_by_side")
-            self._side_by_side = side_by_side(config, options.jobs, self._engine, self._events, facts)
-            config.pluginmanager.register(self._side_by_side)
+            look_ahead = add_on_named("jobs", JOBS_OPTION).load("look_ahead")
+            self._look_ahead = look_ahead(config, options.jobs, self, self._engine, self._events)
+            config.pluginmanager.register(self._look_ahead)
 
     def _make_engine(self) -> Engine:
         config = self._config
@@ -200,9 +198,10 @@ class RunnerPlugin:
             raise_on_termination()
             # The reports of this process need it, and a fork then has it: a rank takes 0.4 ms to find it.
             _ = [item.location for item in ours]
-            reasons: Sequence[str] = ()
-            if self._side_by_side is None or not self._side_by_side.plan(session.items):
-                reasons = self._engine.prepare(forks_of(ours, self._isolation_of))[0].unclean_reasons
+            engines = [self._engine] if self._look_ahead is None else self._look_ahead.engines(session.items)
+            forks = forks_of(ours, self._isolation_of) // len(engines)
+            launchers = [engine.prepare(forks)[0] for engine in engines]
+            reasons = launchers[0].unclean_reasons
         except (LaunchError, UsageError) as error:
             raise pytest.UsageError(str(error)) from error
         if reasons:
@@ -214,7 +213,11 @@ class RunnerPlugin:
     def pytest_runtest_protocol(self, item: pytest.Item) -> None:
         """Note the item."""
         self._marked = item if is_marked(item) else None
-        self._engine.cases_after = self._cases_after.get(item.nodeid, 0)
+        self._engine.cases_after = self.cases_after(item)
+
+    def cases_after(self, item: pytest.Item) -> int:
+        """Return the number of tests after this one. They share the time of the run with it."""
+        return self._cases_after.get(item.nodeid, 0)
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_fixture_setup(self, fixturedef: pytest.FixtureDef[Any], request: pytest.FixtureRequest) -> bool | None:
@@ -235,9 +238,9 @@ class RunnerPlugin:
         """
         try:
             check_expectation(item)
-            case = self._case_of(item)
+            case = self.case_of(item)
             with ended_from_outside(item):
-                result = self._engine.run(case)
+                result = self._engine.run(case) if self._look_ahead is None else self._look_ahead.run(item, case)
             self._judge(item, result)
         except unittest.SkipTest as skip:
             raise pytest.skip.Exception(str(skip), _use_item_location=True) from None
@@ -247,7 +250,13 @@ class RunnerPlugin:
                 error.args = (f"{item.nodeid}: {error}",)
             raise
 
-    def _case_of(self, item: pytest.Item) -> Case:
+    def case_of(self, item: pytest.Item) -> Case:
+        """Return the case of a marked item.
+
+        Raises:
+            DistTestingError: If the item cannot run as it is marked.
+            unittest.SkipTest: If the machine lacks something.
+        """
         marker, size = item.stash[MARKER_KEY], world_size(item)
         nodes = marker.nodes or self._spec.nodes
         if missing := self._missing(getattr(item, "obj", None), size, nodes):
@@ -338,11 +347,6 @@ class RunnerPlugin:
         own: object = marker.isolation if marker is not None else getattr(getattr(item, "cls", None), "isolation", "")
         # A class with a wrong attribute reports it when its test runs.
         return isolation_named(str(own) if own in isolation_names() else self._spec.isolation)
-
-    def _size_of(self, item: pytest.Item) -> int:
-        """Return the number of ranks of an item, if its marker or class states it; else the largest of the target."""
-        size: object = world_size(item) if is_marked(item) else getattr(getattr(item, "cls", None), "world_size", None)
-        return size if type(size) is int and size > 0 else max(self._spec.world_sizes)
 
     def _world_of(self, item: pytest.Item) -> tuple[str, int, Isolation]:
         """Return name, world size and isolation of a case. A unittest class states its size only when it starts."""

@@ -6,7 +6,7 @@ import re
 import shlex
 import sys
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import pytest
 
@@ -116,17 +116,6 @@ def show(item: pytest.Item, report: pytest.TestReport, text: str) -> None:
     report.longrepr = text_at_test(item, text)
     # It travels with the report, also under xdist.
     report.is_distributed = True  # type: ignore[attr-defined]
-
-
-def failed_outside(item: pytest.Item, error: BaseException, when: Literal["call", "teardown"]) -> pytest.TestReport:
-    """Return the report of an error of this library that is not raised where pytest runs the item."""
-
-    def fails() -> None:
-        raise error
-
-    call = pytest.CallInfo.from_call(fails, when)
-    report: pytest.TestReport = item.ihook.pytest_runtest_makereport(item=item, call=call)
-    return report
 
 
 def report_folder(config: pytest.Config, outputs: Path | None) -> ReportFolder:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -49,7 +48,6 @@ class SessionEvents:
 
     Attributes:
         stream: The stream of the session.
-        shows_output: Whether the output of ranks is shown at once.
     """
 
     def __init__(self, config: pytest.Config, spec: Spec, *, writes_file: bool) -> None:
@@ -68,9 +66,7 @@ class SessionEvents:
         self._is_own = given is None
         self._config = config
         self._exit_code = int(pytest.ExitCode.INTERNAL_ERROR)
-        self._told_at_s: float | None = None
         self._running: dict[str, _Running] = {}
-        self.shows_output = False
         path: str | None = config.getoption(EVENTS_OPTION)
         self._file = _open(path, config) if path is not None and writes_file else None
         if self._file is not None:
@@ -80,8 +76,7 @@ class SessionEvents:
         if not hasattr(config, "workerinput"):
             if self._is_own:
                 self.stream.warn = self.tell
-            self.shows_output = config.getoption("capture", "no") == "no"
-            if self.shows_output:
+            if config.getoption("capture", "no") == "no":
                 self.stream.subscribe(self._show_output, RankOutput, name="the ranks' output")
         config.pluginmanager.register(self)
 
@@ -90,18 +85,6 @@ class SessionEvents:
         capture: Any = self._config.pluginmanager.getplugin("capturemanager")
         with capture.global_and_fixture_disabled() if capture is not None else contextlib.nullcontext():
             self._show_line(line)
-
-    @contextlib.contextmanager
-    def at(self, at_s: float) -> Iterator[None]:
-        """Give events of tests inside the block this time on the monotonic clock: another process has seen them."""
-        self._told_at_s = at_s
-        try:
-            yield
-        finally:
-            self._told_at_s = None
-
-    def _now_s(self) -> float:
-        return time.monotonic() if self._told_at_s is None else self._told_at_s
 
     def _show_output(self, event: RankOutput) -> None:
         self._show_line(f"[rank {event.rank}] {event.line}")
@@ -148,8 +131,8 @@ class SessionEvents:
 
     def pytest_runtest_logstart(self, nodeid: str) -> None:
         """Emit that a case begins."""
-        self._running[nodeid] = _Running(self._now_s())
-        self.stream.emit(CaseStarted(self._now_s(), nodeid))
+        self._running[nodeid] = _Running(time.monotonic())
+        self.stream.emit(CaseStarted(time.monotonic(), nodeid))
 
     def _take_world(self, event: WorldEnded) -> None:
         """Keep the record of a world for the case that runs; in this process, and on the stream, it is the last one."""
@@ -160,15 +143,15 @@ class SessionEvents:
         """Emit the record of the case once its result is known, and again if its teardown fails."""
         if not self.stream.wants(CaseRecorded):
             return
-        running = self._running.setdefault(report.nodeid, _Running(self._now_s()))
+        running = self._running.setdefault(report.nodeid, _Running(time.monotonic()))
         running.reports.append(report)
         if not _says_little(report):
-            self.stream.emit(CaseRecorded(self._now_s(), _record(running)))
+            self.stream.emit(CaseRecorded(time.monotonic(), _record(running)))
 
     def pytest_runtest_logfinish(self, nodeid: str) -> None:
         """Emit that a case has ended."""
         self._running.pop(nodeid, None)
-        self.stream.emit(CaseEnded(self._now_s(), nodeid))
+        self.stream.emit(CaseEnded(time.monotonic(), nodeid))
 
     @pytest.hookimpl(trylast=True)
     def pytest_sessionfinish(self, exitstatus: int) -> None:

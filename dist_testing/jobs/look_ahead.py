@@ -1,0 +1,276 @@
+"""The look-ahead: while pytest waits for the world of one test, the worlds of the next tests run beside it.
+
+    items of the session:   reported | awaited | started ahead ... | not started
+    worlds:                             ^^^^^^^^^^^^^^^^^^^^^^^^^^^ at most `jobs` run, each on an engine of its own
+
+pytest takes the items in their order, as always. A test whose world has been started ahead only waits for the rest of
+it. Worlds are started, and watched, only while the runner waits for the ranks of a test.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import time
+import unittest
+from collections.abc import Callable, Generator, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import pytest
+
+from dist_testing.core.engine.engine import Engine
+from dist_testing.core.engine.report import failure_report
+from dist_testing.core.engine.running_case import RunningCase
+from dist_testing.core.engine.supervisor import Supervisor
+from dist_testing.core.events.event import Event
+from dist_testing.core.events.stream import EventStream
+from dist_testing.core.ground.case import Case, CaseResult
+from dist_testing.core.ground.errors import DistTestingError
+from dist_testing.core.ground.outcomes import Status
+from dist_testing.core.launch.isolation import isolation_named
+from dist_testing.core.pytest.options import JOBS_OPTION
+from dist_testing.core.pytest.session_events import SessionEvents
+from dist_testing.core.pytest.world_items import WorldItem
+from dist_testing.jobs.count import affordable_jobs
+
+if TYPE_CHECKING:
+    from dist_testing.core.pytest.in_runner import RunnerPlugin
+
+# Worlds per job that are over or run, and wait for their turn. Each keeps open files, and its output.
+_MOST_AHEAD = 4
+# After Ctrl-C, worlds are asked for this long where they are; later ones are only killed. Seconds.
+_ASK_LIMIT_S = 5.0
+
+
+class _HeldEvents(EventStream):
+    """Keeps the events of a world that was started ahead, until its turn."""
+
+    def __init__(self, stream: EventStream) -> None:
+        super().__init__()
+        self._stream = stream
+        self._held: list[Event] | None = []
+
+    def wants(self, *kinds: type[Event]) -> bool:
+        """Whether the stream of the session wants one of these kinds."""
+        return self._stream.wants(*kinds)
+
+    def emit(self, event: Event) -> None:
+        """Keep an event; pass it on if the turn of the world has come."""
+        if self._held is None:
+            self._stream.emit(event)
+        else:
+            self._held.append(event)
+
+    def release(self) -> None:
+        """Pass on the events: the turn of the world has come."""
+        held, self._held = self._held or (), None
+        for event in held:
+            self._stream.emit(event)
+
+
+@dataclass(frozen=True, slots=True)
+class _Ahead:
+    """A test whose world was started before its turn."""
+
+    engine: Engine
+    running: RunningCase
+    events: _HeldEvents
+
+    @property
+    def supervisor(self) -> Supervisor:
+        return self.running.world.supervisor
+
+
+class LookAhead:
+    """The plugin of `--dist-jobs`."""
+
+    def __init__(
+        self, config: pytest.Config, asked: int, runner: RunnerPlugin, engine: Engine, events: SessionEvents
+    ) -> None:
+        self._config = config
+        self._asked = asked
+        self._runner = runner
+        self._events = events
+        # The first is the engine of the session, which also runs what is not started ahead.
+        self._engines = [engine]
+        self._items: Sequence[pytest.Item] = ()
+        self._places: dict[pytest.Item, int] = {}
+        # In the order of the items.
+        self._ahead: dict[pytest.Item, _Ahead] = {}
+        # All worlds that run, or are over and not reported.
+        self._worlds: list[Supervisor] = []
+        self._own_s: dict[pytest.Item, float] = {}
+        self._awaited: Engine | None = None
+
+    def engines(self, items: Sequence[pytest.Item]) -> Sequence[Engine]:
+        """Return the engines of the session, one for each world that can run at once; say why if they are few."""
+        self._items = items
+        self._places = {item: place for place, item in enumerate(items)}
+        cases = [case for item in items if (case := self._case_ahead(item)) is not None]
+        first = self._engines[0]
+        if self._config.option.setuponly or not cases:
+            return self._engines
+        sizes = [case.world_size for case in cases]
+        fresh = any(isolation_named(case.isolation).fresh_interpreter for case in cases)
+        jobs, why = affordable_jobs(self._asked, len(cases), first.spec, sizes, fresh=fresh)
+        if why:
+            self._config.get_terminal_writer().line(
+                f"dist_testing: {JOBS_OPTION}={self._asked}: {jobs} world(s) at a time, because {why}"
+            )
+        first.neighbours = jobs
+        self._engines += [first.another() for _ in range(jobs - 1)]
+        return self._engines
+
+    def run(self, item: pytest.Item, case: Case) -> CaseResult:
+        """Run a case whose turn has come, or wait for the rest of it. Keep other worlds running meanwhile."""
+        ahead = self._ahead.pop(item, None)
+        if ahead is not None:
+            engine, running = ahead.engine, ahead.running
+            ahead.events.release()
+        else:
+            # A world for several cases is one of the session's engine. Nothing is started ahead before such a case.
+            engine = self._engines[0] if case.pool else self._free_engine() or self._engines[0]
+            engine.cases_after = self._runner.cases_after(item)
+            engine.events = self._events.stream
+            running = engine.start(case)
+        supervisor = running.world.supervisor
+        if len(self._engines) > 1:
+            supervisor.before_look = self._starter(item, supervisor)
+        if ahead is None:
+            self._watch(supervisor)
+        self._awaited = engine
+        try:
+            result = engine.run(case, running)
+        finally:
+            self._awaited = None
+            self._worlds.remove(supervisor)
+        if ahead is not None:
+            self._own_s[item] = result.duration_s
+        return result
+
+    def _starter(self, item: pytest.Item, awaited: Supervisor) -> Callable[[], None]:
+        """Return what starts the worlds of the tests after an item while the runner waits for its world."""
+        place = self._places.get(item, len(self._items))
+        goes_on = True
+
+        def start() -> None:
+            nonlocal goes_on
+            while goes_on and awaited.is_running and not self._must_stop() and (engine := self._free_engine()):
+                following = self._next_after(place)
+                goes_on = following is not None and self._start(*following, engine)
+
+        return start
+
+    def _must_stop(self) -> bool:
+        """Whether a failure that will end the session is already known, or too much waits for its turn."""
+        has_failed = any(record.first_trouble_s is not None for world in self._worlds for record in world.records)
+        return (has_failed and self._config.getoption("maxfail") == 1) or (
+            len(self._ahead) >= _MOST_AHEAD * len(self._engines)
+        )
+
+    def _free_engine(self) -> Engine | None:
+        """Return an engine without a world that runs; None if there is none. One that failed is not free."""
+        busy = [self._awaited, *(ahead.engine for ahead in self._ahead.values() if not ahead.supervisor.is_over)]
+        return next((engine for engine in self._engines if engine not in busy), None)
+
+    def _next_after(self, place: int) -> tuple[pytest.Item, Case] | None:
+        """Return the next test that can be started ahead; None if another one comes first, which must wait."""
+        last = max((self._places[item] for item in self._ahead), default=place)
+        for following in range(last + 1, len(self._items)):
+            item = self._items[following]
+            if self._places.get(item) != following or not self._can_be_ahead(item):
+                # Another plugin has changed the session, or the runner has to run something first.
+                return None
+            if (case := self._case_ahead(item)) is not None:
+                return item, case
+        return None
+
+    def _can_be_ahead(self, item: pytest.Item) -> bool:
+        return isinstance(item, WorldItem) and not self._runner.shared_ranks(item)
+
+    def _case_ahead(self, item: pytest.Item) -> Case | None:
+        """Return the case of a test that can be started ahead; None also if it skips, or fails without a world."""
+        never_runs = any(mark.kwargs.get("run") is False for mark in item.iter_markers("xfail"))
+        if not self._can_be_ahead(item) or never_runs or self._runner.skips_by_mark(item):
+            return None
+        with contextlib.suppress(DistTestingError, unittest.SkipTest):
+            return self._runner.case_of(item)
+        return None
+
+    def _start(self, item: pytest.Item, case: Case, engine: Engine) -> bool:
+        """Start the world of a test ahead. If it cannot start now, return False: it starts in its turn, or fails."""
+        events = _HeldEvents(self._events.stream)
+        lines: list[str] = []
+        engine.cases_after = self._runner.cases_after(item)
+        engine.events = events
+        engine.tell, tell = lines.append, engine.tell
+        engine.waits_for_resources = False
+        try:
+            running = engine.start(case)
+        except DistTestingError:
+            return False
+        finally:
+            engine.tell, engine.waits_for_resources = tell, True
+        for line in lines:
+            tell(line)
+        self._ahead[item] = _Ahead(engine, running, events)
+        self._watch(running.world.supervisor)
+        return True
+
+    def _watch(self, world: Supervisor) -> None:
+        self._worlds.append(world)
+        world.beside = self._worlds
+
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_runtest_protocol(self, item: pytest.Item) -> None:
+        """Cancel the worlds of tests whose turn is over: they were skipped or removed after their world had started."""
+        place = self._places.get(item, len(self._items))
+        self._cancel([one for one in self._ahead if self._places[one] < place])
+
+    @pytest.hookimpl(wrapper=True)
+    def pytest_runtest_makereport(
+        self, item: pytest.Item, call: pytest.CallInfo[None]
+    ) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+        """Report the own time of a test that was started ahead, not how long the runner has waited for it."""
+        report = yield
+        if call.when == "call" and item in self._own_s:
+            report.duration = self._own_s.pop(item)
+        return report
+
+    def pytest_keyboard_interrupt(self, excinfo: pytest.ExceptionInfo[BaseException]) -> None:
+        """After Ctrl-C or a signal, tell where each world was."""
+        if not isinstance(excinfo.value, KeyboardInterrupt) or isinstance(excinfo.value, pytest.Session.Interrupted):
+            return
+        ask_until_s = time.monotonic() + _ASK_LIMIT_S
+        while self._ahead and time.monotonic() < ask_until_s:
+            item = next(iter(self._ahead))
+            ahead = self._ahead.pop(item)
+            self._events.pytest_runtest_logstart(item.nodeid)
+            ahead.events.release()
+            if ahead.supervisor.is_over:
+                result = ahead.engine.finish(ahead.running)
+                if result.verdict.status is Status.FAILED:
+                    ahead.engine.tell(failure_report(result, target=ahead.engine.spec.target))
+            else:
+                ahead.engine.interrupt(ahead.running)
+            self._worlds.remove(ahead.supervisor)
+
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_sessionfinish(self) -> None:
+        """Cancel the worlds whose turn does not come any more, such as after -x."""
+        self._cancel(list(self._ahead))
+
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_unconfigure(self) -> None:
+        """Close the engines, except the session's own."""
+        with contextlib.ExitStack() as whatever_happens:
+            for engine in self._engines[1:]:
+                whatever_happens.callback(engine.close)
+
+    def _cancel(self, items: Sequence[pytest.Item]) -> None:
+        for item in items:
+            ahead = self._ahead.pop(item)
+            self._worlds.remove(ahead.supervisor)
+            # The next case of the engine tells what is wrong with it.
+            with contextlib.suppress(DistTestingError):
+                ahead.engine.abandon(ahead.running)
