@@ -65,14 +65,13 @@ def read_jobs(text: str, config: pytest.Config, rank_info: ExistingRank | None) 
     return jobs
 
 
-def affordable_jobs(asked: int, units: int, spec: Spec, sizes: Sequence[int], *, fresh: bool) -> tuple[int, str]:
+def affordable_jobs(asked: int, spec: Spec, sizes: Sequence[int], *, fresh: bool) -> tuple[int, str]:
     """Return how many worlds run side by side, and why they are fewer than the user asked for; "" if they are not.
 
     Args:
         asked: What the user wants: from 1, or `AUTO`.
-        units: Number of units that can run side by side.
         spec: What the target asks for.
-        sizes: World sizes of the cases; not empty.
+        sizes: World sizes of the cases that can run side by side; not empty.
         fresh: Whether ranks are fresh interpreters.
     """
     largest = max(sizes)
@@ -90,7 +89,7 @@ def affordable_jobs(asked: int, units: int, spec: Spec, sizes: Sequence[int], *,
         )
     )
     jobs, why = min(limits, key=lambda limit: limit[0])
-    return min(jobs, units), why if asked else ""
+    return min(jobs, len(sizes)), why if asked else ""
 
 
 def _usable_gpus(spec: Spec) -> int:

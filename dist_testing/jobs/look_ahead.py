@@ -27,7 +27,7 @@ from dist_testing.core.events.stream import EventStream
 from dist_testing.core.ground.case import Case, CaseResult
 from dist_testing.core.ground.errors import DistTestingError
 from dist_testing.core.ground.outcomes import Status
-from dist_testing.core.launch.isolation import isolation_named
+from dist_testing.core.pytest.marked_items import world_size
 from dist_testing.core.pytest.options import JOBS_OPTION
 from dist_testing.core.pytest.session_events import SessionEvents
 from dist_testing.core.pytest.world_items import WorldItem
@@ -106,13 +106,12 @@ class LookAhead:
         """Return the engines of the session, one for each world that can run at once; say why if they are few."""
         self._items = items
         self._places = {item: place for place, item in enumerate(items)}
-        cases = [case for item in items if (case := self._case_ahead(item)) is not None]
         first = self._engines[0]
-        if self._config.option.setuponly or not cases:
+        able = [item for item in items if self._can_be_ahead(item)]
+        if self._config.option.setuponly or not able:
             return self._engines
-        sizes = [case.world_size for case in cases]
-        fresh = any(isolation_named(case.isolation).fresh_interpreter for case in cases)
-        jobs, why = affordable_jobs(self._asked, len(cases), first.spec, sizes, fresh=fresh)
+        fresh = any(self._runner.isolation_of(item).fresh_interpreter for item in able)
+        jobs, why = affordable_jobs(self._asked, first.spec, [world_size(item) for item in able], fresh=fresh)
         if why:
             self._config.get_terminal_writer().line(
                 f"dist_testing: {JOBS_OPTION}={self._asked}: {jobs} world(s) at a time, because {why}"
@@ -124,20 +123,19 @@ class LookAhead:
     def run(self, item: pytest.Item, case: Case) -> CaseResult:
         """Run a case whose turn has come, or wait for the rest of it. Keep other worlds running meanwhile."""
         ahead = self._ahead.pop(item, None)
+        # All engines are free before a case whose ranks are for several cases: the session's engine keeps them.
+        engine = ahead.engine if ahead is not None else self._free_engine() or self._engines[0]
+        engine.cases_after = self._runner.cases_after(item)
+        engine.events = self._events.stream
         if ahead is not None:
-            engine, running = ahead.engine, ahead.running
+            running = ahead.running
             ahead.events.release()
         else:
-            # A world for several cases is one of the session's engine. Nothing is started ahead before such a case.
-            engine = self._engines[0] if case.pool else self._free_engine() or self._engines[0]
-            engine.cases_after = self._runner.cases_after(item)
-            engine.events = self._events.stream
             running = engine.start(case)
+            self._watch(running)
         supervisor = running.world.supervisor
         if len(self._engines) > 1:
             supervisor.before_look = self._starter(item, supervisor)
-        if ahead is None:
-            self._watch(supervisor)
         self._awaited = engine
         try:
             result = engine.run(case, running)
@@ -189,9 +187,10 @@ class LookAhead:
         return isinstance(item, WorldItem) and not self._runner.shared_ranks(item)
 
     def _case_ahead(self, item: pytest.Item) -> Case | None:
-        """Return the case of a test that can be started ahead; None also if it skips, or fails without a world."""
-        never_runs = any(mark.kwargs.get("run") is False for mark in item.iter_markers("xfail"))
-        if not self._can_be_ahead(item) or never_runs or self._runner.skips_by_mark(item):
+        """Return the case of a test; None if it skips, or fails without a world."""
+        if any(mark.kwargs.get("run") is False for mark in item.iter_markers("xfail")) or self._runner.skips_by_mark(
+            item
+        ):
             return None
         with contextlib.suppress(DistTestingError, unittest.SkipTest):
             return self._runner.case_of(item)
@@ -214,12 +213,12 @@ class LookAhead:
         for line in lines:
             tell(line)
         self._ahead[item] = _Ahead(engine, running, events)
-        self._watch(running.world.supervisor)
+        self._watch(running)
         return True
 
-    def _watch(self, world: Supervisor) -> None:
-        self._worlds.append(world)
-        world.beside = self._worlds
+    def _watch(self, running: RunningCase) -> None:
+        self._worlds.append(running.world.supervisor)
+        running.world.supervisor.beside = self._worlds
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_runtest_protocol(self, item: pytest.Item) -> None:

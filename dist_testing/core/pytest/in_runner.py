@@ -199,7 +199,7 @@ class RunnerPlugin:
             # The reports of this process need it, and a fork then has it: a rank takes 0.4 ms to find it.
             _ = [item.location for item in ours]
             engines = [self._engine] if self._look_ahead is None else self._look_ahead.engines(session.items)
-            forks = forks_of(ours, self._isolation_of) // len(engines)
+            forks = forks_of(ours, self.isolation_of) // len(engines)
             launchers = [engine.prepare(forks)[0] for engine in engines]
             reasons = launchers[0].unclean_reasons
         except (LaunchError, UsageError) as error:
@@ -266,7 +266,7 @@ class RunnerPlugin:
             world_size=size,
             body=self._body_of(item, strict_calls=self._session.is_strict(marker.strict_collectives)),
             timeout_s=marker.timeout or self._session.timeout_s,
-            isolation=self._isolation_of(item).name,
+            isolation=self.isolation_of(item).name,
             pool=self._pool_of(item),
             init=marker.init,
             expected_exits=marker.expected_exits,
@@ -341,7 +341,7 @@ class RunnerPlugin:
         unmet = function and unmet_requirement(function, os.environ | {"WORLD_SIZE": str(size)})
         return missing_need(self._spec, size, nodes) or unmet
 
-    def _isolation_of(self, item: pytest.Item) -> Isolation:
+    def isolation_of(self, item: pytest.Item) -> Isolation:
         """Return how the ranks of the item are made: by its marker or its class, else by the target."""
         marker = item.stash.get(MARKER_KEY, None)
         own: object = marker.isolation if marker is not None else getattr(getattr(item, "cls", None), "isolation", "")
@@ -350,19 +350,19 @@ class RunnerPlugin:
 
     def _world_of(self, item: pytest.Item) -> tuple[str, int, Isolation]:
         """Return name, world size and isolation of a case. A unittest class states its size only when it starts."""
-        return item.nodeid, world_size(item) if is_marked(item) else MAX_WORLD_SIZE, self._isolation_of(item)
+        return item.nodeid, world_size(item) if is_marked(item) else MAX_WORLD_SIZE, self.isolation_of(item)
 
     def shared_ranks(self, item: pytest.Item) -> str:
         """Return what the item shares with other cases: a name for the worker pool or process; "" for nothing."""
         is_ours = MARKER_KEY in item.stash or is_multi_process(item)
-        if not is_ours or self._isolation_of(item).reuse is Reuse.NOTHING:
+        if not is_ours or self.isolation_of(item).reuse is Reuse.NOTHING:
             return ""
         return self._pool_of(item) or (item.parent.nodeid if item.parent is not None else "")
 
     def _pool_of(self, item: pytest.Item) -> str:
         """Return the name of the worker pool or process that runs a marked item; "" for ranks of its own."""
         marker = item.stash.get(MARKER_KEY, None)
-        if marker is None or (reuse := self._isolation_of(item).reuse) is Reuse.NOTHING:
+        if marker is None or (reuse := self.isolation_of(item).reuse) is Reuse.NOTHING:
             return ""
         assert item.parent is not None
         pool = item.parent.nodeid if marker.init else f"{item.parent.nodeid} without a group"
