@@ -43,7 +43,7 @@ _OURS = ("BAZEL_", "COVERAGE", "DIST_", "PYTEST_", "PYTHONSAFEPATH", "RUNFILES_"
 _LOADED = (
     "pytest",
     "torch.distributed",
-    "dist_testing.compat.names",
+    "dist_testing.core.unittest.classes",
     "dist_testing.core.bazel.main",
     "dist_testing.core.pytest.marking",
 )
