@@ -12,7 +12,7 @@ from pathlib import Path
 from dist_testing.conformance.catalogue import all_cells
 from dist_testing.conformance.cell import Status
 from dist_testing.conformance.choice import chosen_cells
-from dist_testing.conformance.contract import contract_page
+from dist_testing.conformance.contract import CONTRACT
 from dist_testing.conformance.expectations import Expectations, read_expectations, torch_version
 from dist_testing.conformance.features import feature_problems
 from dist_testing.conformance.matrix import Matrix, read_matrix
@@ -73,7 +73,7 @@ def _parser() -> argparse.ArgumentParser:
 
 def _run(options: argparse.Namespace) -> int:
     if options.contract:
-        print(contract_page(), end="")
+        print(CONTRACT, end="")
         return 0
     before = read_matrix(options.compare) if options.compare else None
     if options.merge:

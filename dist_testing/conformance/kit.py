@@ -116,6 +116,21 @@ class Kit:
         """Return a tensor of these values, one-dimensional."""
         return self.torch.tensor(list(values), dtype=getattr(self.torch, dtype), device=self.device)
 
+    def full(self, value: float, count: int = 1) -> Any:
+        """Return a one-dimensional tensor of `count` elements that have this value."""
+        return self.torch.full((count,), float(value), device=self.device)
+
+    def arange(self, count: int) -> Any:
+        """Return a tensor of the numbers from 0."""
+        return self.torch.arange(float(count), device=self.device)
+
+    def check_sum(self, group: Any = None, ranks: Sequence[int] | None = None) -> None:
+        """Check a sum over a group: `ranks` are the global ranks of its members, all by default."""
+        ranks = range(self.size) if ranks is None else ranks
+        tensor = self.tensor(self.rank + 1)
+        self.dist.all_reduce(tensor, group=group)
+        self.equal(tensor, [float(sum(rank + 1 for rank in ranks))], f"the sum over {list(ranks)}")
+
     def key(self, name: str) -> str:
         """Return a key of the world's store that no other cell uses."""
         return f"cell/{self._number}/{name}"

@@ -3,79 +3,63 @@
 from __future__ import annotations
 
 import time
-from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from dist_testing.conformance.kit import Kit
 from dist_testing.conformance.rows.registry import script
 
-if TYPE_CHECKING:
-    from dist_testing.conformance.kit import Kit
-
 _N = 513
+_NAMES = (
+    "all_reduce",
+    "broadcast",
+    "reduce",
+    "all_gather",
+    "all_gather_into_tensor",
+    "gather",
+    "scatter",
+    "reduce_scatter",
+    "reduce_scatter_tensor",
+    "all_to_all",
+    "all_to_all_single",
+    "barrier",
+)
 
 
-def _full(k: Kit, value: float, count: int = _N) -> Any:
-    return k.torch.full((count,), float(value), device=k.device)
-
-
-def _start(name: str, k: Kit) -> tuple[Any, Any, float]:
+def _start(k: Kit, name: str) -> tuple[Any, Any, float]:
     """Start a call; return its handle, an output tensor, and the value that fills the output."""
-    mine, total = _full(k, k.rank + 1), float(k.size * (k.size + 1) // 2)
-    output = _full(k, -1)
-    dist = k.dist
+    dist, last, root = k.dist, float(k.size), k.rank == 0
+    mine, total = k.full(k.rank + 1, _N), k.size * (k.size + 1) / 2
+    output, outputs, wide = k.full(-1, _N), [k.full(-1, _N) for _ in range(k.size)], k.full(-1, _N * k.size)
+    parts = [k.full(10 * k.rank + rank, _N) for rank in range(k.size)]
+    part = float(10 * (k.size - 1) + k.rank)
+    terms = [k.full(rank + 1, _N) for rank in range(k.size)]
     match name:
         case "all_reduce":
             return dist.all_reduce(mine, async_op=True), mine, total
         case "broadcast":
             return dist.broadcast(mine, src=0, async_op=True), mine, 1.0
         case "reduce":
-            return dist.reduce(mine, dst=0, async_op=True), mine if k.rank == 0 else _full(k, total), total
+            return dist.reduce(mine, dst=0, async_op=True), mine if root else k.full(total, _N), total
         case "all_gather":
-            outputs = [_full(k, -1) for _ in range(k.size)]
-            return dist.all_gather(outputs, mine, async_op=True), outputs[-1], float(k.size)
+            return dist.all_gather(outputs, mine, async_op=True), outputs[-1], last
         case "all_gather_into_tensor":
-            whole = _full(k, -1, _N * k.size)
-            return dist.all_gather_into_tensor(whole, mine, async_op=True), whole[-_N:], float(k.size)
+            return dist.all_gather_into_tensor(wide, mine, async_op=True), wide[-_N:], last
         case "gather":
-            outputs = [_full(k, -1) for _ in range(k.size)]
-            work = dist.gather(mine, outputs if k.rank == 0 else None, dst=0, async_op=True)
-            return work, outputs[-1] if k.rank == 0 else _full(k, k.size), float(k.size)
+            work = dist.gather(mine, outputs if root else None, dst=0, async_op=True)
+            return work, outputs[-1] if root else k.full(last, _N), last
         case "scatter":
-            inputs = [_full(k, 7 + rank) for rank in range(k.size)] if k.rank == 0 else None
-            return dist.scatter(output, inputs, src=0, async_op=True), output, 7.0 + k.rank
+            return dist.scatter(output, terms if root else None, src=0, async_op=True), output, k.rank + 1.0
         case "reduce_scatter":
-            inputs = [_full(k, rank + 1) for rank in range(k.size)]
-            return dist.reduce_scatter(output, inputs, async_op=True), output, float(k.size * (k.rank + 1))
+            return dist.reduce_scatter(output, terms, async_op=True), output, last * (k.rank + 1)
         case "reduce_scatter_tensor":
-            whole = k.torch.cat([_full(k, rank + 1) for rank in range(k.size)])
-            return dist.reduce_scatter_tensor(output, whole, async_op=True), output, float(k.size * (k.rank + 1))
+            work = dist.reduce_scatter_tensor(output, k.torch.cat(terms), async_op=True)
+            return work, output, last * (k.rank + 1)
         case "all_to_all_single":
-            whole = k.torch.cat([_full(k, 10 * k.rank + rank) for rank in range(k.size)])
-            outputs = _full(k, -1, _N * k.size)
-            work = dist.all_to_all_single(outputs, whole, async_op=True)
-            return work, outputs[-_N:], float(10 * (k.size - 1) + k.rank)
+            return dist.all_to_all_single(wide, k.torch.cat(parts), async_op=True), wide[-_N:], part
         case "all_to_all":
-            inputs = [_full(k, 10 * k.rank + rank) for rank in range(k.size)]
-            outputs = [_full(k, -1) for _ in range(k.size)]
-            return dist.all_to_all(outputs, inputs, async_op=True), outputs[-1], float(10 * (k.size - 1) + k.rank)
+            return dist.all_to_all(outputs, parts, async_op=True), outputs[-1], part
         case _:
-            return dist.barrier(async_op=True), _full(k, 0), 0.0
-
-
-_CALLS = (
-    "all_gather",
-    "all_gather_into_tensor",
-    "all_reduce",
-    "all_to_all",
-    "all_to_all_single",
-    "barrier",
-    "broadcast",
-    "gather",
-    "reduce",
-    "reduce_scatter",
-    "reduce_scatter_tensor",
-    "scatter",
-)
+            return dist.barrier(async_op=True), k.full(0, _N), 0.0
 
 
 def _check_filled(k: Kit, output: Any, value: float) -> None:
@@ -84,40 +68,43 @@ def _check_filled(k: Kit, output: Any, value: float) -> None:
     k.check(bool((output == value).all()), f"the output is {output[:4].tolist()}; expected {value}")
 
 
-def _completes(name: str, k: Kit) -> None:
+@script("0", "{}/handle_completes", (1, 2, 3), each=_NAMES)
+def _completes(k: Kit, what: str) -> None:
     """wait() twice is harmless, and the handle is completed after it."""
-    work, output, value = _start(name, k)
+    work, output, value = _start(k, what)
     work.wait()
     work.wait()
     _check_filled(k, output, value)
     k.check(work.is_completed(), "the handle is not completed after wait()")
 
 
-def _does_not_wait(name: str, k: Kit) -> None:
+@script("0", "{}/call_does_not_wait", (2,), each=_NAMES)
+def _does_not_wait(k: Kit, what: str) -> None:
     """The call returns before the last rank calls, and wait() waits for it."""
     last = k.size - 1
     if k.rank == last:
         k.meet()
         time.sleep(0.05)
-    work, output, value = _start(name, k)
+    work, output, value = _start(k, what)
     if k.rank != last:
         k.meet()
     work.wait()
     _check_filled(k, output, value)
 
 
-def _other_order(name: str, k: Kit) -> None:
-    """Many handles, waited for in another order than issued."""
-    started = [_start(name, k) for _ in range(6)]
+@script("0", "{}/waits_in_other_order", (3,), each=_NAMES)
+def _other_order(k: Kit, what: str) -> None:
+    started = [_start(k, what) for _ in range(6)]
     for index in (3, 0, 5, 1, 4, 2):
         work, output, value = started[index]
         work.wait()
         _check_filled(k, output, value)
 
 
-def _future(name: str, k: Kit) -> None:
+@script("0", "{}/future_then", (2,), each=("all_reduce", "broadcast", "all_gather", "barrier"))
+def _future(k: Kit, what: str) -> None:
     """The future of a handle is done, and calls what is added to it."""
-    work, output, value = _start(name, k)
+    work, output, value = _start(k, what)
     called: list[bool] = []
     then = work.get_future().then(lambda _: called.append(True))
     work.wait()
@@ -126,24 +113,16 @@ def _future(name: str, k: Kit) -> None:
     _check_filled(k, output, value)
 
 
-for _name in _CALLS:
-    script("0", f"{_name}/handle_completes", (1, 2, 3))(partial(_completes, _name))
-    script("0", f"{_name}/call_does_not_wait", (2,))(partial(_does_not_wait, _name))
-    script("0", f"{_name}/waits_in_other_order", (3,))(partial(_other_order, _name))
-for _name in ("all_reduce", "broadcast", "all_gather", "barrier"):
-    script("0", f"{_name}/future_then", (2,))(partial(_future, _name))
-
-
 @script("0", "all_reduce/input_released_in_flight", (2, 3))
 def _released(k: Kit) -> None:
     """The handle keeps tensors alive whose last reference is gone, while their memory would be used again."""
     sums = []
     for number in range(20):
-        tensor = _full(k, k.rank + number, 4099)
+        tensor = k.full(k.rank + number, 4099)
         view = tensor[1:]
         sums.append((k.dist.all_reduce(tensor, async_op=True), view))
         del tensor
-        k.torch.full((4099,), -1.0, device=k.device)
+        k.full(-1, 4099)
     for number, (work, view) in enumerate(sums):
         work.wait()
         _check_filled(k, view, sum(rank + number for rank in range(k.size)))
@@ -153,16 +132,16 @@ def _released(k: Kit) -> None:
 def _released_send(k: Kit) -> None:
     """isend keeps the memory of a tensor that the caller has dropped."""
     if k.rank == 0:
-        works = [k.dist.isend(_full(k, number, 60_001), dst=1) for number in range(6)]
+        works = [k.dist.isend(k.full(number, 60_001), dst=1) for number in range(6)]
         for _ in range(6):
-            _full(k, -1, 60_001)
+            k.full(-1, 60_001)
         k.meet()
         for work in works:
             work.wait()
     else:
         k.meet()
         for number in range(6):
-            tensor = _full(k, -2, 60_001)
+            tensor = k.full(-2, 60_001)
             k.dist.recv(tensor, src=0)
             _check_filled(k, tensor, number)
 
@@ -171,7 +150,7 @@ def _released_send(k: Kit) -> None:
 def _wait_is_the_end(k: Kit) -> None:
     """A large result is complete when wait() returns, again and again."""
     for number in range(5):
-        tensor = _full(k, k.rank + number, 200_003)
+        tensor = k.full(k.rank + number, 200_003)
         k.dist.all_reduce(tensor, async_op=True).wait()
         _check_filled(k, tensor, sum(rank + number for rank in range(k.size)))
 

@@ -5,12 +5,10 @@ from __future__ import annotations
 import time
 import warnings
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from dist_testing.conformance.kit import Kit
 from dist_testing.conformance.rows.registry import script
-
-if TYPE_CHECKING:
-    from dist_testing.conformance.kit import Kit
 
 
 def _witnessed(k: Kit, members: int, barrier: Any) -> None:
@@ -36,7 +34,6 @@ def _async(k: Kit) -> None:
 
 @script("10.1", "barrier/of_a_part", (4, 5), group="part")
 def _part(k: Kit) -> None:
-    """On a part only its members are waited for."""
     if k.rank % 2:
         _witnessed(k, k.size // 2, lambda: k.dist.barrier(group=k.group("part")))
 
@@ -53,19 +50,17 @@ def _names(k: Kit) -> None:
     k.dist.monitored_barrier()
     for waits in (False, True):
         group = k.new_group()
-        limit = timedelta(seconds=0.4)
         if k.rank == 0:
-            pattern = f"{', '.join(map(str, range(1, k.size)))}" if waits else "[Rr]ank 1"
+            pattern = ", ".join(map(str, range(1, k.size))) if waits else "[Rr]ank 1"
             with k.raises(RuntimeError, pattern):
-                k.dist.monitored_barrier(group, timeout=limit, wait_all_ranks=waits)
+                k.dist.monitored_barrier(group, timeout=timedelta(seconds=0.4), wait_all_ranks=waits)
         k.meet()
 
 
 @script("10.2", "monitored_barrier/timeouts", (2,))
 def _timeouts(k: Kit) -> None:
     barrier = k.dist.monitored_barrier
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
+    with warnings.catch_warnings(record=True, action="always") as caught:
         barrier(timeout=5.0)
     k.check(bool(caught), "no warning for a limit that is a number")
     with k.raises(TypeError):

@@ -3,10 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-if TYPE_CHECKING:
-    from dist_testing.conformance.kit import Kit
+from dist_testing.conformance.kit import Kit
+
+SOURCES = ("broadcast", "broadcast_object_list", "irecv", "recv", "recv_object_list", "scatter", "scatter_object_list")
+DESTINATIONS = ("gather", "gather_object", "isend", "reduce", "send", "send_object_list")
+
+
+def call(k: Kit, name: str, *given: Any, **more: Any) -> Any:
+    """Call a function with these arguments; a root or peer that `more` does not name is rank 0."""
+    root = {"src": 0} if name in SOURCES else {"dst": 0} if name in DESTINATIONS else {}
+    return getattr(k.dist, name)(*given, **{**root, **more})
+
+
+def right_call(k: Kit, name: str, **more: Any) -> Any:
+    """Call a function with arguments that are right in a world of one, apart from the group and other keywords."""
+    return call(k, name, *ARGUMENTS[name](k), **more)
 
 
 def small(k: Kit) -> Any:
@@ -14,64 +27,64 @@ def small(k: Kit) -> Any:
     return k.tensor(1, 2)
 
 
-# Function to a call of it that is right in a world of one, apart from the group and other keyword arguments.
-CALLS: dict[str, Callable[..., Any]] = {
-    "all_gather": lambda k, **more: k.dist.all_gather([small(k) for _ in range(k.size)], small(k), **more),
-    "all_gather_into_tensor": lambda k, **more: k.dist.all_gather_into_tensor(
-        k.torch.zeros(2 * k.size, device=k.device), small(k), **more
-    ),
-    "all_gather_object": lambda k, **more: k.dist.all_gather_object([None] * k.size, 1, **more),
-    "all_reduce": lambda k, **more: k.dist.all_reduce(small(k), **more),
-    "all_to_all": lambda k, **more: k.dist.all_to_all(
-        [small(k) for _ in range(k.size)], [small(k) for _ in range(k.size)], **more
-    ),
-    "all_to_all_single": lambda k, **more: k.dist.all_to_all_single(
-        k.torch.zeros(2 * k.size, device=k.device), k.torch.ones(2 * k.size, device=k.device), **more
-    ),
-    "barrier": lambda k, **more: k.dist.barrier(**more),
-    "broadcast": lambda k, **more: k.dist.broadcast(small(k), **{"src": 0, **more}),
-    "broadcast_object_list": lambda k, **more: k.dist.broadcast_object_list([1], **{"src": 0, **more}),
-    "gather": lambda k, **more: k.dist.gather(
-        small(k), [small(k) for _ in range(k.size)] if k.rank == 0 else None, **{"dst": 0, **more}
-    ),
-    "gather_object": lambda k, **more: k.dist.gather_object(
-        1, [None] * k.size if k.rank == 0 else None, **{"dst": 0, **more}
-    ),
-    "irecv": lambda k, **more: k.dist.irecv(small(k), **{"src": 0, **more}),
-    "isend": lambda k, **more: k.dist.isend(small(k), **{"dst": 0, **more}),
-    "recv": lambda k, **more: k.dist.recv(small(k), **{"src": 0, **more}),
-    "recv_object_list": lambda k, **more: k.dist.recv_object_list([None], **{"src": 0, **more}),
-    "reduce": lambda k, **more: k.dist.reduce(small(k), **{"dst": 0, **more}),
-    "reduce_scatter": lambda k, **more: k.dist.reduce_scatter(small(k), [small(k) for _ in range(k.size)], **more),
-    "reduce_scatter_tensor": lambda k, **more: k.dist.reduce_scatter_tensor(
-        small(k), k.torch.ones(2 * k.size, device=k.device), **more
-    ),
-    "scatter": lambda k, **more: k.dist.scatter(
-        small(k), [small(k) for _ in range(k.size)] if k.rank == 0 else None, **{"src": 0, **more}
-    ),
-    "scatter_object_list": lambda k, **more: k.dist.scatter_object_list(
-        [None], [1] * k.size if k.rank == 0 else None, **{"src": 0, **more}
-    ),
-    "send": lambda k, **more: k.dist.send(small(k), **{"dst": 0, **more}),
-    "send_object_list": lambda k, **more: k.dist.send_object_list([1], **{"dst": 0, **more}),
-}
-SOURCES = ("broadcast", "broadcast_object_list", "irecv", "recv", "recv_object_list", "scatter", "scatter_object_list")
-DESTINATIONS = ("gather", "gather_object", "isend", "reduce", "send", "send_object_list")
+def _list(k: Kit) -> Any:
+    return [small(k) for _ in range(k.size)]
 
-# Function to a call with something else in the place of its tensors.
-TENSOR_CALLS: dict[str, Callable[..., Any]] = {
-    "all_gather": lambda k, x: k.dist.all_gather([small(k)], x),
-    "all_gather_into_tensor": lambda k, x: k.dist.all_gather_into_tensor(small(k), x),
-    "all_reduce": lambda k, x: k.dist.all_reduce(x),
-    "all_to_all_single": lambda k, x: k.dist.all_to_all_single(small(k), x),
-    "broadcast": lambda k, x: k.dist.broadcast(x, src=0),
-    "gather": lambda k, x: k.dist.gather(x, [small(k)], dst=0),
-    "irecv": lambda k, x: k.dist.irecv(x, src=0),
-    "isend": lambda k, x: k.dist.isend(x, dst=0),
-    "recv": lambda k, x: k.dist.recv(x, src=0),
-    "reduce": lambda k, x: k.dist.reduce(x, dst=0),
-    "reduce_scatter": lambda k, x: k.dist.reduce_scatter(x, [small(k)]),
-    "reduce_scatter_tensor": lambda k, x: k.dist.reduce_scatter_tensor(x, small(k)),
-    "scatter": lambda k, x: k.dist.scatter(x, [small(k)], src=0),
-    "send": lambda k, x: k.dist.send(x, dst=0),
+
+def _whole(k: Kit) -> Any:
+    return k.full(1, 2 * k.size)
+
+
+def _on_root(k: Kit, value: Any) -> Any:
+    return value if k.rank == 0 else None
+
+
+# Function to its arguments, without root or peer.
+ARGUMENTS: dict[str, Callable[[Kit], tuple[Any, ...]]] = {
+    "all_gather": lambda k: (_list(k), small(k)),
+    "all_gather_into_tensor": lambda k: (_whole(k), small(k)),
+    "all_gather_object": lambda k: ([None] * k.size, 1),
+    "all_reduce": lambda k: (small(k),),
+    "all_to_all": lambda k: (_list(k), _list(k)),
+    "all_to_all_single": lambda k: (_whole(k), _whole(k)),
+    "barrier": lambda k: (),
+    "broadcast": lambda k: (small(k),),
+    "broadcast_object_list": lambda k: ([1],),
+    "gather": lambda k: (small(k), _on_root(k, _list(k))),
+    "gather_object": lambda k: (1, _on_root(k, [None] * k.size)),
+    "irecv": lambda k: (small(k),),
+    "isend": lambda k: (small(k),),
+    "recv": lambda k: (small(k),),
+    "recv_object_list": lambda k: ([None],),
+    "reduce": lambda k: (small(k),),
+    "reduce_scatter": lambda k: (small(k), _list(k)),
+    "reduce_scatter_tensor": lambda k: (small(k), _whole(k)),
+    "scatter": lambda k: (small(k), _on_root(k, _list(k))),
+    "scatter_object_list": lambda k: ([None], _on_root(k, [1] * k.size)),
+    "send": lambda k: (small(k),),
+    "send_object_list": lambda k: ([1],),
+}
+# The same with `x` in the place of a tensor; right ones are of a world of one.
+WITH_TENSOR: dict[str, Callable[[Kit, Any], tuple[Any, ...]]] = {
+    "all_gather": lambda k, x: ([small(k)], x),
+    "all_gather_into_tensor": lambda k, x: (small(k), x),
+    "all_reduce": lambda k, x: (x,),
+    "all_to_all_single": lambda k, x: (small(k), x),
+    "broadcast": lambda k, x: (x,),
+    "gather": lambda k, x: (x, [small(k)]),
+    "irecv": lambda k, x: (x,),
+    "isend": lambda k, x: (x,),
+    "recv": lambda k, x: (x,),
+    "reduce": lambda k, x: (x,),
+    "reduce_scatter": lambda k, x: (x, [small(k)]),
+    "reduce_scatter_tensor": lambda k, x: (x, small(k)),
+    "scatter": lambda k, x: (x, [small(k)]),
+}
+# The same with `x` in the place of a list of tensors.
+WITH_LIST: dict[str, Callable[[Kit, Any], tuple[Any, ...]]] = {
+    "all_gather": lambda k, x: (x, small(k)),
+    "all_to_all": lambda k, x: (x, [small(k)]),
+    "gather": lambda k, x: (small(k), x),
+    "reduce_scatter": lambda k, x: (small(k), x),
+    "scatter": lambda k, x: (small(k), x),
 }

@@ -5,13 +5,10 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from dist_testing.conformance.kit import Kit
 from dist_testing.conformance.rows.registry import script
-
-if TYPE_CHECKING:
-    from dist_testing.conformance.kit import Kit
 
 
 @contextmanager
@@ -20,36 +17,35 @@ def _wrapped(k: Kit, limit_s: float = 3.0) -> Iterator[None]:
     k.dist.set_debug_level(k.dist.DebugLevel.DETAIL)
     try:
         k.init(limit_s)
-        _sum(k)
+        k.check_sum()
         yield
     finally:
         k.dist.set_debug_level(k.dist.DebugLevel.OFF)
 
 
-def _sum(k: Kit) -> None:
-    tensor = k.tensor(k.rank + 1)
-    k.dist.all_reduce(tensor)
-    k.equal(tensor, [float(k.size * (k.size + 1) // 2)], "the sum")
-
-
-def _differs(what: str, k: Kit) -> None:
-    """A call that differs on the last rank is an error on every rank, at the call and not at wait()."""
-    is_last = k.rank == k.size - 1
-    calls: dict[str, Any] = {
-        "operation": lambda: k.dist.broadcast(k.tensor(1), src=0, async_op=True),
-        "shape": lambda: k.dist.all_reduce(k.tensor(1, 2), async_op=True),
-        "dimensions": lambda: k.dist.all_reduce(k.tensor(1).reshape(1, 1), async_op=True),
-        "dtype": lambda: k.dist.all_reduce(k.tensor(1, dtype="int64"), async_op=True),
-    }
-    with _wrapped(k), k.raises(RuntimeError):
-        if is_last:
-            calls[what]()
+@script("3.8", "new_group/debug_wrapper", (2,), fresh=True)
+def _debug(k: Kit) -> None:
+    with _wrapped(k, 2.0), k.raises(RuntimeError):
+        if k.rank == 0:
+            k.dist.all_reduce(k.tensor(1))
         else:
-            k.dist.all_reduce(k.tensor(1), async_op=True)
+            k.dist.broadcast(k.tensor(1), src=0)
 
 
-for _what in ("operation", "shape", "dimensions", "dtype"):
-    script("11.6", f"debug_wrapper/other_{_what}", (2, 3), fresh=True)(partial(_differs, _what))
+@script("11.6", "debug_wrapper/other_{}", (2, 3), each=("operation", "shape", "dimensions", "dtype"), fresh=True)
+def _differs(k: Kit, what: str) -> None:
+    """A call that differs on the last rank is an error on every rank, at the call and not at wait()."""
+    tensors: dict[str, Any] = {
+        "shape": k.tensor(1, 2),
+        "dimensions": k.tensor(1).reshape(1, 1),
+        "dtype": k.tensor(1, dtype="int64"),
+    }
+    is_last = k.rank == k.size - 1
+    with _wrapped(k), k.raises(RuntimeError):
+        if is_last and what == "operation":
+            k.dist.broadcast(k.tensor(1), src=0, async_op=True)
+        else:
+            k.dist.all_reduce(tensors[what] if is_last else k.tensor(1), async_op=True)
 
 
 @script("11.6", "debug_wrapper/after_many_calls", (2,), fresh=True)
@@ -65,10 +61,9 @@ def _after_many(k: Kit) -> None:
 
 @script("11.6", "debug_wrapper/right_program", (1, 2, 3), fresh=True)
 def _right(k: Kit) -> None:
-    """A program without a difference gets the same results."""
     with _wrapped(k):
-        _sum(k)
-        whole = k.torch.zeros(k.size, device=k.device)
+        k.check_sum()
+        whole = k.full(0, k.size)
         k.dist.all_gather_into_tensor(whole, k.tensor(k.rank))
         k.equal(whole, [float(rank) for rank in range(k.size)], "the gathered tensor")
         k.dist.barrier()

@@ -8,25 +8,16 @@ import os
 import sys
 import time
 import warnings
-from datetime import timedelta
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from dist_testing.conformance.kit import Kit
 from dist_testing.conformance.rows.registry import script
 from dist_testing.core.ground.environment import environment
-
-if TYPE_CHECKING:
-    from dist_testing.conformance.kit import Kit
 
 
 def _init(k: Kit, name: str = "", **more: Any) -> None:
     """Make the default group with a part of the world's store that no other call uses."""
     k.init(**{"store": k.dist.PrefixStore(k.key(name), k.world.store), **more})
-
-
-def _sum(k: Kit, group: Any = None) -> None:
-    tensor = k.tensor(k.rank + 1)
-    k.dist.all_reduce(tensor, group=group)
-    k.equal(tensor, [float(k.size * (k.size + 1) // 2)], "the sum")
 
 
 @script("3.1", "init_process_group/twice", fresh=True)
@@ -38,7 +29,6 @@ def _twice(k: Kit) -> None:
 
 @script("3.1", "init_process_group/bad_arguments", fresh=True)
 def _bad(k: Kit) -> None:
-    """Contradicting arguments are refused, and a good call works afterwards."""
     with k.raises(AssertionError):
         _init(k, init_method="env://")
     with k.raises((AssertionError, ValueError), "world_size"):
@@ -49,39 +39,31 @@ def _bad(k: Kit) -> None:
         with k.raises(TypeError, "timeout"):
             _init(k, timeout=limit)
     _init(k)
-    _sum(k)
+    k.check_sum()
 
 
-def _by_store(k: Kit, store: Any) -> None:
-    k.init(store=store)
-    _sum(k)
+@script("3.2", "init_process_group/{}_store", (1, 3), each=("prefix", "file"), fresh=True)
+def _store(k: Kit, what: str) -> None:
+    path = str(k.world.tmp_path / "store")
+    k.init(store=k.dist.PrefixStore("kit", k.world.store) if what == "prefix" else k.dist.FileStore(path, k.size))
+    k.check_sum()
 
 
-@script("3.2", "init_process_group/prefix_store", (1, 3), fresh=True)
-def _prefix(k: Kit) -> None:
-    _by_store(k, k.dist.PrefixStore("kit", k.world.store))
-
-
-@script("3.2", "init_process_group/file_store", (1, 3), fresh=True)
-def _file(k: Kit) -> None:
-    _by_store(k, k.dist.FileStore(str(k.world.tmp_path / "store"), k.size))
+@script("3.2", "init_process_group/hash_store", fresh=True)
+def _hash(k: Kit) -> None:
+    k.init(store=k.dist.HashStore())
+    k.check_sum()
 
 
 @script("3.2", "init_process_group/file_method", (2,), fresh=True)
 def _file_method(k: Kit) -> None:
     url = f"file://{k.world.tmp_path / 'method'}"
     k.dist.init_process_group(k.backend, init_method=url, rank=k.rank, world_size=k.size)
-    _sum(k)
-
-
-@script("3.2", "init_process_group/hash_store", fresh=True)
-def _hash(k: Kit) -> None:
-    _by_store(k, k.dist.HashStore())
+    k.check_sum()
 
 
 @script("3.2", "init_process_group/env_names_missing_variable", fresh=True)
 def _env(k: Kit) -> None:
-    """A missing variable of env:// is an error that names it."""
     for name in ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"):
         values: dict[str, str | None] = {"RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "1"}
         with environment({**values, name: None}), k.raises(ValueError, name):
@@ -100,15 +82,13 @@ def _device_id(k: Kit) -> None:
 
 @script("3.4", "init_process_group/unknown_backend", fresh=True)
 def _unknown(k: Kit) -> None:
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        with k.raises((AssertionError, ValueError, RuntimeError), "[Uu]nknown|unheard_of"):
-            k.dist.init_process_group("unheard_of", store=k.world.store, rank=0, world_size=1)
+    refused = k.raises((AssertionError, ValueError, RuntimeError), "[Uu]nknown|unheard_of")
+    with warnings.catch_warnings(action="ignore"), refused:
+        k.dist.init_process_group("unheard_of", store=k.world.store, rank=0, world_size=1)
 
 
 @script("3.4", "init_process_group/not_built_in", fresh=True)
 def _not_built(k: Kit) -> None:
-    """A backend that torch was built without says so."""
     for name, ask in (("mpi", k.dist.is_mpi_available), ("nccl", k.dist.is_nccl_available)):
         if not ask():
             with k.raises(RuntimeError, "MPI|NCCL|built|available"):
@@ -125,10 +105,7 @@ def _fake(k: Kit) -> None:
 
 @script("3.6", "init_process_group/excepthook", (1, 2), fresh=True)
 def _hook(k: Kit) -> None:
-    """The exception hook calls the former hook, and prefixes each line that this one writes with the rank.
-
-    The end of the group is not asked about: torch leaves its hook in place then.
-    """
+    """The end of the group is not asked about: torch leaves its hook in place then."""
     seen: list[Any] = []
 
     def former(*error: Any) -> None:
@@ -152,7 +129,6 @@ def _hook(k: Kit) -> None:
 
 @script("3.7", "init_process_group/barrier_at_the_end", (2,), fresh=True)
 def _init_barrier(k: Kit) -> None:
-    """With TORCH_DIST_INIT_BARRIER, init returns on no rank before all have called it."""
     if k.rank == 1:
         time.sleep(0.3)
         k.world.store.set(k.key("called"), "1")
@@ -182,45 +158,39 @@ def _nothing(k: Kit) -> None:
 
 @script("3.10", "destroy_process_group/a_part", (2, 3), fresh=True)
 def _part(k: Kit) -> None:
-    """Only the part is gone; the second time is an error."""
     _init(k)
     part = k.dist.new_group(list(range(k.size)))
     other = k.dist.new_group(list(range(k.size)))
-    _sum(k, part)
+    k.check_sum(part)
     k.dist.destroy_process_group(part)
     with k.raises(ValueError, "Invalid process group"):
         k.dist.destroy_process_group(part)
-    _sum(k, other)
-    _sum(k)
+    k.check_sum(other)
+    k.check_sum()
 
 
 @script("3.10", "destroy_process_group/init_again_three_times", (1, 2, 3), fresh=True)
 def _again(k: Kit) -> None:
-    """Init works again in the same process, with a part of the store that is new."""
     for number in range(3):
         _init(k, str(number))
-        _sum(k)
+        k.check_sum()
         k.dist.destroy_process_group()
         k.equal(k.dist.get_pg_count(), 0, "get_pg_count()")
 
 
 @script("3.10", "destroy_process_group/pending_work", (2,), fresh=True)
 def _pending(k: Kit) -> None:
-    """Work that is pending is finished or failed, and destroy does not wait forever."""
     _init(k)
     tensors = [k.tensor(k.rank + 1) for _ in range(8)]
     works = [k.dist.all_reduce(tensor, async_op=True) for tensor in tensors]
     k.dist.destroy_process_group()
     for work in works:
-        try:
+        with contextlib.suppress(Exception):
             work.wait()
-        except Exception:
-            continue
 
 
 @script("3.10", "destroy_process_group/kept_handle", (2,), fresh=True)
 def _kept(k: Kit) -> None:
-    """A handle that was kept is an error, not a crash."""
     _init(k)
     group = k.dist.new_group()
     k.dist.destroy_process_group(group)
@@ -228,25 +198,8 @@ def _kept(k: Kit) -> None:
         k.dist.get_backend(group)
 
 
-@script("3.8", "new_group/debug_wrapper", (2,), fresh=True)
-def _debug(k: Kit) -> None:
-    """Under TORCH_DISTRIBUTED_DEBUG=DETAIL calls that differ are an error on every rank, at the call."""
-    k.dist.set_debug_level(k.dist.DebugLevel.DETAIL)
-    try:
-        _init(k, timeout=timedelta(seconds=2))
-        _sum(k)
-        with k.raises(RuntimeError):
-            if k.rank == 0:
-                k.dist.all_reduce(k.tensor(1))
-            else:
-                k.dist.broadcast(k.tensor(1), src=0)
-    finally:
-        k.dist.set_debug_level(k.dist.DebugLevel.OFF)
-
-
 @script("3.11", "_abort_process_group/bookkeeping", fresh=True)
 def _abort(k: Kit) -> None:
-    """An aborted group is gone: the second time is an error."""
     abort = k.need("_abort_process_group")
     _init(k)
     group = k.dist.new_group()

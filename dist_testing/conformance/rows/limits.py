@@ -5,14 +5,11 @@ from __future__ import annotations
 import time
 import warnings
 from datetime import timedelta
-from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from dist_testing.conformance.rows.calls import CALLS
+from dist_testing.conformance.kit import Kit
+from dist_testing.conformance.rows.calls import right_call
 from dist_testing.conformance.rows.registry import script
-
-if TYPE_CHECKING:
-    from dist_testing.conformance.kit import Kit
 
 # Limit of the calls, and the latest end of one. Seconds.
 _LIMIT_S = 0.5
@@ -33,38 +30,39 @@ def _init(k: Kit, seconds: float) -> None:
     k.dist.barrier()
 
 
-def _group_limit(name: str, k: Kit) -> None:
-    """A rank that stays away ends the call of the others by the limit of the group."""
+@script(
+    "1.15",
+    "{}/limit_of_the_group",
+    (2,),
+    each=(
+        "all_reduce",
+        "barrier",
+        "all_gather",
+        "broadcast",
+        "gather",
+        "scatter",
+        "reduce",
+        "recv",
+        "all_to_all_single",
+    ),
+    fresh=True,
+)
+def _group_limit(k: Kit, what: str) -> None:
     _init(k, _LIMIT_S)
     if k.rank == 0:
-        more = {"src": 1} if name in ("recv", "irecv", "broadcast", "scatter") else {}
-        if name == "scatter":
-            _late(k, lambda: k.dist.scatter(k.tensor(0), src=1), name)
+        more = {"src": 1} if what in ("recv", "broadcast") else {}
+        if what == "scatter":
+            _late(k, lambda: k.dist.scatter(k.tensor(0), src=1), what)
         else:
-            _late(k, lambda: CALLS[name](k, **more), name)
+            _late(k, lambda: right_call(k, what, **more), what)
     k.meet()
-
-
-for _name in (
-    "all_reduce",
-    "barrier",
-    "all_gather",
-    "broadcast",
-    "gather",
-    "scatter",
-    "reduce",
-    "recv",
-    "all_to_all_single",
-):
-    script("1.15", f"{_name}/limit_of_the_group", (2,), fresh=True)(partial(_group_limit, _name))
 
 
 @script("2.16", "_set_pg_timeout/holds_for_the_next_call", (2,), fresh=True)
 def _set_limit(k: Kit) -> None:
     _init(k, 60)
     limit = timedelta(seconds=_LIMIT_S)
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
+    with warnings.catch_warnings(record=True, action="always") as caught:
         k.c10d._set_pg_timeout(limit)
     if caught:
         # c10d passes the limit on to some backends only, and warns for others, whose groups have a method for it.
@@ -84,52 +82,44 @@ def _wait_limit(k: Kit) -> None:
     k.meet()
 
 
-def _own_limit(name: str, k: Kit) -> None:
+@script(
+    "11.2", "{}/limit_of_the_call", (2,), each=("allreduce", "broadcast", "gather", "scatter", "reduce"), fresh=True
+)
+def _own_limit(k: Kit, what: str) -> None:
     """The limit in the options of one call holds, although the group's is longer."""
     _init(k, 60)
-    group = k.dist.group.WORLD
     if k.rank == 0:
-        tensor, others = k.tensor(1), [k.tensor(0) for _ in range(k.size)]
-        kinds = {
-            "allreduce": "AllreduceOptions",
-            "broadcast": "BroadcastOptions",
-            "gather": "GatherOptions",
-            "scatter": "ScatterOptions",
-            "reduce": "ReduceOptions",
-        }
-        options = getattr(k.c10d, kinds[name])()
+        tensors, others = [k.tensor(1)], [k.tensor(0) for _ in range(k.size)]
+        options = getattr(k.c10d, f"{what.title()}Options")()
         options.timeout = timedelta(seconds=_LIMIT_S)
-        if name in ("broadcast", "scatter"):
+        if what in ("broadcast", "scatter"):
             options.rootRank = 1
-        if name == "gather":
-            options.rootRank = 0
-        given: dict[str, Any] = {
-            "allreduce": lambda: group.allreduce([tensor], options),
-            "broadcast": lambda: group.broadcast([tensor], options),
-            "gather": lambda: group.gather([others], [tensor], options),
-            "scatter": lambda: group.scatter([tensor], [], options),
-            "reduce": lambda: group.reduce([tensor], options),
-        }
-        _late(k, given[name], name)
+        given = {"gather": ([others], tensors), "scatter": (tensors, [])}.get(what, (tensors,))
+        _late(k, lambda: getattr(k.dist.group.WORLD, what)(*given, options), what)
     k.meet()
 
 
-for _name in ("allreduce", "broadcast", "gather", "scatter", "reduce"):
-    script("11.2", f"{_name}/limit_of_the_call", (2,), fresh=True)(partial(_own_limit, _name))
+def _leave(k: Kit) -> None:
+    """Close this rank's side of the group, and wait for the others."""
+    k.dist.destroy_process_group()
+    k.meet()
+
+
+def _ends(k: Kit, call: Any) -> None:
+    """Check that a call to a rank that has left is refused by its limit at the latest."""
+    started_s = time.monotonic()
+    k.refused(call)
+    k.check(time.monotonic() - started_s <= _LATEST_S, "the call ended long after its limit")
+    k.meet()
 
 
 @script("1.16", "all_reduce/a_rank_dies", (2, 3), fresh=True)
 def _dies(k: Kit) -> None:
-    """The last rank closes its side of the group; the others' call ends by the limit at the latest."""
     _init(k, 1.0)
     if k.rank == k.size - 1:
-        k.dist.destroy_process_group()
-        k.meet()
-        return
-    started_s = time.monotonic()
-    k.refused(lambda: k.dist.all_reduce(k.tensor(1)))
-    k.check(time.monotonic() - started_s <= _LATEST_S, "the call ended long after its limit")
-    k.meet()
+        _leave(k)
+    else:
+        _ends(k, lambda: k.dist.all_reduce(k.tensor(1)))
 
 
 @script("1.16", "send/peer_never_connects", (2,), fresh=True)
@@ -137,10 +127,6 @@ def _lazy(k: Kit) -> None:
     """The first message to a rank that is gone ends by the limit of the group."""
     _init(k, _LIMIT_S)
     if k.rank == 1:
-        k.dist.destroy_process_group()
-        k.meet()
-        return
-    started_s = time.monotonic()
-    k.refused(lambda: k.dist.recv(k.tensor(1), src=1))
-    k.check(time.monotonic() - started_s <= _LATEST_S, "the call ended long after its limit")
-    k.meet()
+        _leave(k)
+    else:
+        _ends(k, lambda: k.dist.recv(k.tensor(1), src=1))

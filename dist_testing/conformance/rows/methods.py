@@ -2,27 +2,22 @@
 
 from __future__ import annotations
 
+import importlib
 import warnings
 from datetime import timedelta
-from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from dist_testing.conformance.kit import Kit
 from dist_testing.conformance.rows.registry import script
 from dist_testing.core.ground.environment import environment
 
-if TYPE_CHECKING:
-    from dist_testing.conformance.kit import Kit
-
 
 def _dist2(k: Kit) -> Any:
-    import importlib
-
     return importlib.import_module("torch.distributed._dist2")
 
 
 @script("11.1", "dist2/current_process_group", (2,))
 def _current(k: Kit) -> None:
-    """None before and after, the same object inside."""
     dist2 = _dist2(k)
     group = k.dist.group.WORLD
     k.equal(dist2.current_process_group(), None, "the group before")
@@ -41,61 +36,60 @@ def _unknown(k: Kit) -> None:
         dist2.new_group("unheard_of", timedelta(seconds=5), "cpu")
 
 
-def _method(name: str, k: Kit) -> None:
+@script(
+    "11.2",
+    "method/{}",
+    (2, 3),
+    each=(
+        "allreduce",
+        "allreduce_op",
+        "barrier",
+        "broadcast",
+        "allgather",
+        "gather",
+        "scatter",
+        "reduce",
+        "reduce_scatter",
+        "alltoall_base",
+    ),
+)
+def _method(k: Kit, what: str) -> None:
     """A method with plain tensors and a limit."""
-    group, limit = k.dist.group.WORLD, timedelta(seconds=4)
-    mine, total = k.tensor(k.rank + 1), float(k.size * (k.size + 1) // 2)
-    others = [k.tensor(0) for _ in range(k.size)]
-    output = k.tensor(0)
-    match name:
+    group, limit, op = k.dist.group.WORLD, timedelta(seconds=4), k.dist.ReduceOp
+    is_root = k.rank == 0
+    mine, output, others = k.tensor(k.rank + 1), k.tensor(0), [k.tensor(0) for _ in range(k.size)]
+    total = k.size * (k.size + 1) / 2
+    every = [(other, [rank + 1.0]) for rank, other in enumerate(others)]
+    match what:
         case "allreduce":
-            group.allreduce(mine, timeout=limit).wait()
-            k.equal(mine, [total], "the sum")
+            work, expected = group.allreduce(mine, timeout=limit), [(mine, [total])]
         case "allreduce_op":
-            group.allreduce(mine, op=k.dist.ReduceOp.MAX).wait()
-            k.equal(mine, [float(k.size)], "the largest")
+            work, expected = group.allreduce(mine, op=op.MAX), [(mine, [float(k.size)])]
         case "barrier":
-            group.barrier(timeout=limit).wait()
+            work, expected = group.barrier(timeout=limit), []
         case "broadcast":
-            group.broadcast(mine, root=k.size - 1, timeout=limit).wait()
-            k.equal(mine, [float(k.size)], "the root's tensor")
+            work, expected = group.broadcast(mine, root=k.size - 1, timeout=limit), [(mine, [float(k.size)])]
         case "allgather":
-            group.allgather(others, mine, timeout=limit).wait()
-            k.equal(k.torch.cat(others), [rank + 1.0 for rank in range(k.size)], "the tensors")
+            work, expected = group.allgather(others, mine, timeout=limit), every
         case "gather":
-            group.gather(others if k.rank == 0 else [], mine, root=0, timeout=limit).wait()
-            if k.rank == 0:
-                k.equal(k.torch.cat(others), [rank + 1.0 for rank in range(k.size)], "the tensors")
+            work = group.gather(others if is_root else [], mine, root=0, timeout=limit)
+            expected = every if is_root else []
         case "scatter":
-            group.scatter(output, [k.tensor(r + 5) for r in range(k.size)] if k.rank == 0 else [], root=0).wait()
-            k.equal(output, [k.rank + 5.0], "the part")
+            work = group.scatter(output, [k.tensor(r + 5) for r in range(k.size)] if is_root else [], root=0)
+            expected = [(output, [k.rank + 5.0])]
         case "reduce":
-            group.reduce(mine, root=0, op=k.dist.ReduceOp.SUM, timeout=limit).wait()
-            if k.rank == 0:
-                k.equal(mine, [total], "the sum")
+            work = group.reduce(mine, root=0, op=op.SUM, timeout=limit)
+            expected = [(mine, [total])] if is_root else []
         case "reduce_scatter":
-            group.reduce_scatter(output, [k.tensor(r) for r in range(k.size)], timeout=limit).wait()
-            k.equal(output, [float(k.size * k.rank)], "the part")
+            work = group.reduce_scatter(output, [k.tensor(r) for r in range(k.size)], timeout=limit)
+            expected = [(output, [float(k.size * k.rank)])]
         case _:
-            whole = k.torch.arange(float(k.size), device=k.device) + 10 * k.rank
-            got = k.torch.zeros(k.size, device=k.device)
-            group.alltoall_base(got, whole, [], [], timeout=limit).wait()
-            k.equal(got, [10.0 * rank + k.rank for rank in range(k.size)], "the parts")
-
-
-for _name in (
-    "allreduce",
-    "allreduce_op",
-    "barrier",
-    "broadcast",
-    "allgather",
-    "gather",
-    "scatter",
-    "reduce",
-    "reduce_scatter",
-    "alltoall_base",
-):
-    script("11.2", f"method/{_name}", (2, 3))(partial(_method, _name))
+            got = k.full(0, k.size)
+            work = group.alltoall_base(got, k.arange(k.size) + 10 * k.rank, [], [], timeout=limit)
+            expected = [(got, [10.0 * rank + k.rank for rank in range(k.size)])]
+    work.wait()
+    for tensor, values in expected:
+        k.equal(tensor, values, "the result")
 
 
 @script("11.3", "method/split_group", (4,))
@@ -151,14 +145,19 @@ def _shutdown(k: Kit) -> None:
     group.shutdown()
 
 
-def _functional(name: str, k: Kit) -> None:
-    """The functional collectives give the values of c10d's functions, by group and by name."""
-    import importlib
-
+@script(
+    "11.7",
+    "functional/{}",
+    (2, 3),
+    each=("all_reduce", "all_gather_tensor", "reduce_scatter_tensor", "broadcast"),
+    functional=True,
+)
+def _functional(k: Kit, what: str) -> None:
+    """By group and by its name."""
     functional: Any = importlib.import_module("torch.distributed._functional_collectives")
     for group in (k.dist.group.WORLD, k.dist.group.WORLD.group_name):
         mine = k.tensor(k.rank + 1, 2)
-        match name:
+        match what:
             case "all_reduce":
                 found = functional.wait_tensor(functional.all_reduce(mine, "sum", group))
                 k.equal(found, [float(k.size * (k.size + 1) // 2), 2.0 * k.size], "the sum")
@@ -167,7 +166,7 @@ def _functional(name: str, k: Kit) -> None:
                 found = functional.wait_tensor(functional.all_gather_tensor(mine, 0, group))
                 k.equal(found, [v for rank in range(k.size) for v in (rank + 1.0, 2.0)], "the tensors")
             case "reduce_scatter_tensor":
-                whole = k.torch.arange(float(k.size), device=k.device)
+                whole = k.arange(k.size)
                 found = functional.wait_tensor(functional.reduce_scatter_tensor(whole, "sum", 0, group))
                 k.equal(found, [float(k.size * k.rank)], "the part")
             case _:
@@ -175,15 +174,8 @@ def _functional(name: str, k: Kit) -> None:
                 k.equal(found, [float(k.size), 2.0], "the root's tensor")
 
 
-for _name in ("all_reduce", "all_gather_tensor", "reduce_scatter_tensor", "broadcast"):
-    script("11.7", f"functional/{_name}", (2, 3), functional=True)(partial(_functional, _name))
-
-
 @script("11.7", "functional/backward", (2, 3), functional=True)
 def _backward(k: Kit) -> None:
-    """The backward passes of all_gather_tensor and reduce_scatter_tensor."""
-    import importlib
-
     functional: Any = importlib.import_module("torch.distributed._functional_collectives")
     group = k.dist.group.WORLD
     mine = k.tensor(k.rank + 1).requires_grad_()
@@ -197,13 +189,10 @@ def _backward(k: Kit) -> None:
 @script("11.7", "nn.functional/gradient_in_a_part", (4,), group="part", functional=True)
 def _gradient(k: Kit) -> None:
     """The gradient of the source of a broadcast in a part is the sum of the members'."""
-    import importlib
-
     functional: Any = importlib.import_module("torch.distributed.nn.functional")
     if k.rank % 2 == 0:
         return
     source = k.tensor(k.rank).requires_grad_()
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
+    with warnings.catch_warnings(action="ignore"):
         functional.broadcast(source, src=1, group=k.group("part")).sum().backward()
     k.equal(source.grad, [2.0 if k.rank == 1 else 0.0], "the gradient")

@@ -2,24 +2,27 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterable
+from typing import Any
 
+from dist_testing.conformance.kit import Kit
 from dist_testing.conformance.rows.registry import script
-
-if TYPE_CHECKING:
-    from dist_testing.conformance.kit import Kit
 
 
 def _thing(rank: int) -> Any:
-    """An object whose pickled size depends on the rank."""
+    """Return an object whose pickled size depends on the rank."""
     return {"rank": rank, "text": "x" * (rank * 37), "nested": [(rank, None), b""]}
+
+
+def _things(ranks: Iterable[int]) -> list[Any]:
+    return [_thing(rank) for rank in ranks]
 
 
 @script("9.1", "all_gather_object/values", (1, 2, 3, 5))
 def _all_gather(k: Kit) -> None:
     found: list[Any] = [None] * k.size
     k.dist.all_gather_object(found, _thing(k.rank))
-    k.equal(found, [_thing(rank) for rank in range(k.size)], "the objects")
+    k.equal(found, _things(range(k.size)), "the objects")
 
 
 @script("9.1", "all_gather_object/part", (4, 5), group="part")
@@ -28,7 +31,7 @@ def _part(k: Kit) -> None:
         ranks = list(range(1, k.size, 2))
         found: list[Any] = [None] * len(ranks)
         k.dist.all_gather_object(found, _thing(k.rank), group=k.group("part"))
-        k.equal(found, [_thing(rank) for rank in ranks], "the objects")
+        k.equal(found, _things(ranks), "the objects")
 
 
 @script("9.1", "all_gather_object/large_and_longer_list", (2,))
@@ -50,8 +53,7 @@ def _tensors(k: Kit) -> None:
 
 @script("9.1", "all_gather_object/unpicklable")
 def _unpicklable(k: Kit) -> None:
-    """An object that cannot be pickled is an error before anything is sent."""
-    with k.raises((AttributeError, TypeError, Exception)):
+    with k.raises(Exception):
         k.dist.all_gather_object([None], lambda: None)
 
 
@@ -61,7 +63,7 @@ def _gather(k: Kit) -> None:
         found: Any = [None] * k.size if k.rank == root else None
         k.dist.gather_object(_thing(k.rank), found, dst=root)
         if k.rank == root:
-            k.equal(found, [_thing(rank) for rank in range(k.size)], f"the objects at {root}")
+            k.equal(found, _things(range(k.size)), f"the objects at {root}")
 
 
 @script("9.3", "broadcast_object_list/values", (1, 2, 3))
@@ -87,7 +89,7 @@ def _scatter(k: Kit) -> None:
     """Only the first entry is written."""
     for root in range(k.size):
         output = [None, "rest"]
-        k.dist.scatter_object_list(output, [_thing(r) for r in range(k.size)] if k.rank == root else None, src=root)
+        k.dist.scatter_object_list(output, _things(range(k.size)) if k.rank == root else None, src=root)
         k.equal(output, [_thing(k.rank), "rest"], f"the object of {root}")
 
 

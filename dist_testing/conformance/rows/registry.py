@@ -2,46 +2,55 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
-from typing import TYPE_CHECKING, TypeAlias
+from collections.abc import Callable, Collection, Iterable, Mapping
+from functools import partial
+from typing import Any
 
 from dist_testing.conformance.cell import Cell
+from dist_testing.conformance.kit import Kit
 
-if TYPE_CHECKING:
-    from dist_testing.conformance.kit import Kit
-
-Script: TypeAlias = "Callable[[Kit], None]"
+Script = Callable[[Kit], None]
 
 _scripts: dict[tuple[str, str], Script] = {}
 _cells: list[Cell] = []
 
 
 def script(
-    row: str, name: str, worlds: Iterable[int] = (1,), *, group: str = "", fresh: bool = False, functional: bool = False
-) -> Callable[[Script], Script]:
+    row: str | Mapping[str, str],
+    name: str,
+    worlds: Iterable[int] = (1,),
+    *,
+    each: Collection[str] = (),
+    group: str = "",
+    fresh: bool = False,
+    functional: bool = False,
+) -> Callable[[Callable[..., None]], Any]:
     """Return a decorator that registers a script as cells, one per world size.
 
     A script that returns has seen the right thing. It raises `WrongError` for a wrong result; any other exception is a
     refusal by the backend.
 
     Args:
-        row: Number of the row in the contract.
+        row: Number of the row in the contract; a mapping names it for each entry of `each`, which its keys are then.
         name: "operation/what it shows".
         worlds: Sizes of its worlds.
+        each: What takes the place of "{}" in the name, one script for each; the function gets it as `what`.
         group: Name of the group on which a good call must work afterwards; "" for the default group.
         fresh: Whether it needs ranks of its own, without a default group.
         functional: Whether it uses functional collectives.
     """
-    operation, _, variant = name.partition("/")
+    rows = row if isinstance(row, Mapping) else dict.fromkeys(each or [""], row)
 
-    def register(function: Script) -> Script:
-        if (operation, variant) in _scripts:
-            raise ValueError(f"two scripts are called {name}")
-        _scripts[operation, variant] = function
-        _cells.extend(
-            Cell(row, operation, size, group=group, variant=variant, fresh=fresh, functional=functional)
-            for size in worlds
-        )
+    def register(function: Callable[..., None]) -> Any:
+        for what, number in rows.items():
+            operation, _, variant = name.format(what).partition("/")
+            if (operation, variant) in _scripts:
+                raise ValueError(f"two scripts are called {name.format(what)}")
+            _scripts[operation, variant] = partial(function, what=what) if "{}" in name else function
+            _cells.extend(
+                Cell(number, operation, size, group=group, variant=variant, fresh=fresh, functional=functional)
+                for size in worlds
+            )
         return function
 
     return register

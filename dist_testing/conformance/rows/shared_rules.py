@@ -4,45 +4,38 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable
-from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from dist_testing.conformance.rows.calls import CALLS, DESTINATIONS, SOURCES, TENSOR_CALLS, small
+from dist_testing.conformance.kit import Kit
+from dist_testing.conformance.rows.calls import (
+    ARGUMENTS,
+    DESTINATIONS,
+    SOURCES,
+    WITH_LIST,
+    WITH_TENSOR,
+    call,
+    right_call,
+    small,
+)
 from dist_testing.conformance.rows.registry import script
-
-if TYPE_CHECKING:
-    from dist_testing.conformance.kit import Kit
 
 # They ask the handle for its rank first, which a non-member's does not have.
 _ASK_FIRST = ("recv_object_list", "send", "send_object_list")
-# They look at the rank argument before the membership.
-_RANK_FIRST = (
-    "broadcast",
-    "broadcast_object_list",
-    "gather_object",
-    "isend",
-    "recv_object_list",
-    "reduce",
-    "scatter",
-    "scatter_object_list",
-    "send",
-    "send_object_list",
-)
+# They look at the membership before the rank argument.
+_MEMBERSHIP_FIRST = ("gather", "irecv", "recv")
+_WITH_RANK = (*SOURCES, *DESTINATIONS)
 
 
-def _warns_non_member(name: str, k: Kit) -> None:
-    """A handle of a non-member: a warning, no result, nothing sent."""
-    group = k.dist.GroupMember.NON_GROUP_MEMBER
-    more: dict[str, Any] = {"group_src": 0} if name in SOURCES else {"group_dst": 0} if name in DESTINATIONS else {}
-    more |= {key.removeprefix("group_"): None for key in more}
-    _check_warns(name, k, lambda: CALLS[name](k, group=group, **more))
+def _ranks(name: str, rank: int | None, in_group: int) -> dict[str, int | None]:
+    """Return both arguments that name the root or the peer of a function."""
+    side = "src" if name in SOURCES else "dst"
+    return {side: rank, f"group_{side}": in_group}
 
 
-def _check_warns(name: str, k: Kit, call: Callable[[], Any]) -> None:
+def _check_warns(name: str, k: Kit, run: Callable[[], Any]) -> None:
     """Check that a call by a rank that is no member warns and does nothing else."""
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
-        found = call()
+    with warnings.catch_warnings(record=True, action="always") as caught:
+        found = run()
     k.equal(found, -1 if name == "recv" else None, "the result")
     texts = [str(one.message) for one in caught]
     k.check(
@@ -51,41 +44,34 @@ def _check_warns(name: str, k: Kit, call: Callable[[], Any]) -> None:
     )
 
 
-def _refuses_non_member(name: str, k: Kit) -> None:
-    """The functions that ask the handle for its rank refuse the handle of a non-member."""
+@script("1.1", "{}/warns_non_member", each=[name for name in ARGUMENTS if name not in _ASK_FIRST])
+def _warns_non_member(k: Kit, what: str) -> None:
+    more: dict[str, Any] = _ranks(what, None, 0) if what in _WITH_RANK else {}
+    _check_warns(what, k, lambda: right_call(k, what, group=k.dist.GroupMember.NON_GROUP_MEMBER, **more))
+
+
+@script("1.1", "{}/refuses_non_member", each=_ASK_FIRST)
+def _refuses_non_member(k: Kit, what: str) -> None:
     with k.raises((ValueError, AttributeError), "Invalid process group|rank"):
-        CALLS[name](k, group=k.dist.GroupMember.NON_GROUP_MEMBER)
-
-
-for _name in CALLS:
-    if _name in _ASK_FIRST:
-        script("1.1", f"{_name}/refuses_non_member")(partial(_refuses_non_member, _name))
-    else:
-        script("1.1", f"{_name}/warns_non_member")(partial(_warns_non_member, _name))
+        right_call(k, what, group=k.dist.GroupMember.NON_GROUP_MEMBER)
 
 
 @script("1.2", "new_group/none_handle_is_default_group", (2,))
 def _none_is_default(k: Kit) -> None:
-    """A group that synchronises only its members gives None to others, and None is the default group."""
     group = k.new_group([0], use_local_synchronization=True)
     k.equal(group is None, k.rank == 1, "whether the handle is None")
 
 
-def _order_of_checks(name: str, k: Kit) -> None:
+@script("1.3", "{}/order_of_checks", each=_WITH_RANK)
+def _order_of_checks(k: Kit, what: str) -> None:
     """Some functions look at the rank argument first, and others at the group, which has no such rank."""
-    side = "src" if name in SOURCES else "dst"
-    wrong = {side: 0, f"group_{side}": 0}
-    group = k.dist.GroupMember.NON_GROUP_MEMBER
-    if name in _RANK_FIRST:
+    more = {**_ranks(what, 0, 0), "group": k.dist.GroupMember.NON_GROUP_MEMBER}
+    if what in _MEMBERSHIP_FIRST:
+        _check_warns(what, k, lambda: right_call(k, what, **more))
+    else:
         # The decorator that logs the exception may replace it by its own; row 1.13 shows that.
         with k.raises(ValueError, "both|Invalid process group"):
-            CALLS[name](k, group=group, **wrong)
-    else:
-        _check_warns(name, k, lambda: CALLS[name](k, group=group, **wrong))
-
-
-for _name in (*SOURCES, *DESTINATIONS):
-    script("1.3", f"{_name}/order_of_checks")(partial(_order_of_checks, _name))
+            right_call(k, what, **more)
 
 
 @script("1.4", "broadcast/source_of_an_earlier_group", (3,))
@@ -99,108 +85,75 @@ def _earlier_group(k: Kit) -> None:
             k.dist.broadcast(small(k), src=0, group=last)
 
 
-def _both_ranks(name: str, k: Kit) -> None:
-    side = "src" if name in SOURCES else "dst"
-    with k.raises(ValueError, "[Cc]an't specify both|both"):
-        CALLS[name](k, **{side: 0, f"group_{side}": 0})
+@script("1.5", "{}/refuses_both_ranks", each=_WITH_RANK)
+def _both_ranks(k: Kit, what: str) -> None:
+    with k.raises(ValueError, "both"):
+        right_call(k, what, **_ranks(what, 0, 0))
 
 
-def _outside(name: str, k: Kit) -> None:
-    side = "src" if name in SOURCES else "dst"
+@script("1.5", "{}/refuses_rank_outside_group", each=_WITH_RANK)
+def _outside(k: Kit, what: str) -> None:
     group = k.new_group([k.rank])
     with k.raises(ValueError, "not part of group"):
-        CALLS[name](k, **{side: 77}, group=group)
+        right_call(k, what, **{"src" if what in SOURCES else "dst": 77}, group=group)
 
 
-for _name in (*SOURCES, *DESTINATIONS):
-    script("1.5", f"{_name}/refuses_both_ranks")(partial(_both_ranks, _name))
-    script("1.5", f"{_name}/refuses_rank_outside_group")(partial(_outside, _name))
-
-
-def _no_root(name: str, k: Kit) -> None:
-    call: Any = {
-        "broadcast": lambda: k.dist.broadcast(small(k)),
-        "reduce": lambda: k.dist.reduce(small(k)),
-        "send": lambda: k.dist.send(small(k)),
-        "isend": lambda: k.dist.isend(small(k)),
-    }[name]
+@script("1.5", "{}/needs_rank", each=("broadcast", "reduce", "send", "isend"))
+def _no_root(k: Kit, what: str) -> None:
     with k.raises(ValueError, "[Mm]ust specify"):
-        call()
+        getattr(k.dist, what)(small(k))
 
 
-for _name in ("broadcast", "reduce", "send", "isend"):
-    script("1.5", f"{_name}/needs_rank")(partial(_no_root, _name))
+@script("1.5", "{}/refuses_large_group_rank", (1, 2), each=("broadcast", "gather", "reduce", "scatter"))
+def _large_group_rank(k: Kit, what: str) -> None:
+    k.refused(lambda: right_call(k, what, **_ranks(what, None, k.size + 7)))
 
 
-def _large_group_rank(name: str, k: Kit) -> None:
-    """A rank in the group that the group does not have is the backend's to refuse."""
-    side = "src" if name in SOURCES else "dst"
-    k.refused(lambda: CALLS[name](k, **{side: None, f"group_{side}": k.size + 7}))
-
-
-for _name in ("broadcast", "gather", "reduce", "scatter"):
-    script("1.5", f"{_name}/refuses_large_group_rank", (1, 2))(partial(_large_group_rank, _name))
-
-
-def _not_a_tensor(name: str, k: Kit) -> None:
+# `send` refuses its own rank as the destination first.
+@script("1.6", "{}/refuses_other_than_tensor", each=WITH_TENSOR)
+def _not_a_tensor(k: Kit, what: str) -> None:
     with k.raises(TypeError, "Tensor"):
-        TENSOR_CALLS[name](k, [1.0])
+        call(k, what, *WITH_TENSOR[what](k, [1.0]))
 
 
-for _name in TENSOR_CALLS:
-    if _name == "send":
-        # It refuses its own rank as the destination first.
-        continue
-    script("1.6", f"{_name}/refuses_other_than_tensor")(partial(_not_a_tensor, _name))
-
-
-_LIST_CALLS: dict[str, Any] = {
-    "all_gather": lambda k, x: k.dist.all_gather(x, small(k)),
-    "all_to_all": lambda k, x: k.dist.all_to_all(x, [small(k)]),
-    "gather": lambda k, x: k.dist.gather(small(k), x, dst=0),
-    "reduce_scatter": lambda k, x: k.dist.reduce_scatter(small(k), x),
-    "scatter": lambda k, x: k.dist.scatter(small(k), x, src=0),
-}
-
-
-def _not_a_list(name: str, k: Kit) -> None:
+@script("1.7", "{}/refuses_other_than_list", each=WITH_LIST)
+def _not_a_list(k: Kit, what: str) -> None:
     with k.raises(TypeError, "[Ll]ist"):
-        _LIST_CALLS[name](k, (small(k),))
+        call(k, what, *WITH_LIST[what](k, (small(k),)))
     with k.raises(TypeError, "Tensor"):
-        _LIST_CALLS[name](k, [1])
+        call(k, what, *WITH_LIST[what](k, [1]))
 
 
-def _mixed_dtypes(name: str, k: Kit) -> None:
+@script("1.8", "{}/refuses_mixed_dtypes", each=WITH_LIST)
+def _mixed_dtypes(k: Kit, what: str) -> None:
     with k.raises(ValueError, "different dtypes"):
-        _LIST_CALLS[name](k, [k.tensor(1, 2, dtype="int64")])
-
-
-for _name in _LIST_CALLS:
-    script("1.7", f"{_name}/refuses_other_than_list")(partial(_not_a_list, _name))
-    script("1.8", f"{_name}/refuses_mixed_dtypes")(partial(_mixed_dtypes, _name))
+        call(k, what, *WITH_LIST[what](k, [k.tensor(1, 2, dtype="int64")]))
 
 
 @script("1.8", "all_gather/complex_and_its_float_are_one_dtype")
 def _complex_pairs(k: Kit) -> None:
-    """complex64 and float32 count as the same dtype, complex64 and float64 do not."""
-    k.c10d._ensure_all_tensors_same_dtype([k.tensor(1, dtype="complex64")], [k.tensor(1, dtype="float32")])
-    k.c10d._ensure_all_tensors_same_dtype([k.tensor(1, dtype="complex128")], [k.tensor(1, dtype="float64")])
+    def check(one: str, other: str) -> None:
+        k.c10d._ensure_all_tensors_same_dtype([k.tensor(1, dtype=one)], [k.tensor(1, dtype=other)])
+
+    check("complex64", "float32")
+    check("complex128", "float64")
     with k.raises(ValueError, "different dtypes"):
-        k.c10d._ensure_all_tensors_same_dtype([k.tensor(1, dtype="complex64")], [k.tensor(1, dtype="float64")])
+        check("complex64", "float64")
 
 
 @script("1.10", "supports_complex/names_the_reductions")
 def _supports_complex(k: Kit) -> None:
-    """SUM, AVG and PREMUL_SUM take complex numbers, the others do not."""
-    op = k.dist.ReduceOp
-    for name in ("SUM", "AVG"):
-        k.check(k.c10d.supports_complex(getattr(op, name)), f"{name} is said not to take complex numbers")
-    for name in ("MAX", "MIN", "PRODUCT", "BAND", "BOR", "BXOR"):
-        k.check(not k.c10d.supports_complex(getattr(op, name)), f"{name} is said to take complex numbers")
+    for name in ("SUM", "AVG", "MAX", "MIN", "PRODUCT", "BAND", "BOR", "BXOR"):
+        found = k.c10d.supports_complex(getattr(k.dist.ReduceOp, name))
+        k.equal(found, name in ("SUM", "AVG"), f"whether {name} is said to take complex numbers")
 
 
-def _torch_function(name: str, k: Kit) -> None:
-    """A tensor subclass sees the call before any check."""
+@script(
+    "1.11",
+    "{}/goes_to_torch_function",
+    each=("all_gather", "all_gather_into_tensor", "all_reduce", "all_to_all_single", "reduce_scatter_tensor"),
+)
+def _torch_function(k: Kit, what: str) -> None:
     seen = []
 
     class Recorder:
@@ -210,52 +163,27 @@ def _torch_function(name: str, k: Kit) -> None:
             return "recorded"
 
     mine: Any = Recorder()
-    calls: dict[str, Any] = {
-        "all_gather": lambda: k.dist.all_gather([mine], mine),
-        "all_gather_into_tensor": lambda: k.dist.all_gather_into_tensor(mine, mine),
-        "all_reduce": lambda: k.dist.all_reduce(mine),
-        "all_to_all_single": lambda: k.dist.all_to_all_single(mine, mine),
-        "reduce_scatter_tensor": lambda: k.dist.reduce_scatter_tensor(mine, mine),
-    }
-    k.equal(calls[name](), "recorded", "the result")
+    given = {"all_gather": ([mine], mine), "all_reduce": (mine,)}.get(what, (mine, mine))
+    k.equal(getattr(k.dist, what)(*given), "recorded", "the result")
     k.equal(len(seen), 1, "the number of calls that the subclass sees")
-
-
-for _name in ("all_gather", "all_gather_into_tensor", "all_reduce", "all_to_all_single", "reduce_scatter_tensor"):
-    script("1.11", f"{_name}/goes_to_torch_function")(partial(_torch_function, _name))
 
 
 @script("1.12", "init_process_group/every_call_needs_it", fresh=True)
 def _needs_init(k: Kit) -> None:
-    """Without a default group every function with group=None says so."""
-    for name, call in CALLS.items():
-        try:
-            call(k)
-        except ValueError as error:
-            k.check("has not been initialized" in str(error), f"{name}: {error}")
-        else:
-            k.check(False, f"{name} returned without a default group")
+    for name in ARGUMENTS:
+        with k.raises(ValueError, "has not been initialized"):
+            right_call(k, name)
 
 
-@script("1.13", "logging/keeps_the_exception")
-def _logged(k: Kit) -> None:
-    """The decorators that log an exception change neither its type nor its text."""
-    with k.raises(TypeError, "Expecting|Invalid function argument"):
-        k.dist.all_reduce("no tensor")
-
-
-@script("1.13", "logging/keeps_the_exception_of_a_non_member")
-def _logged_outside(k: Kit) -> None:
+@script("1.13", "logging/keeps_the_exception{}", each=("", "_of_a_non_member"))
+def _logged(k: Kit, what: str) -> None:
     """Also where the handle says that the rank is no member, which has neither rank nor backend to log."""
     with k.raises(TypeError, "Expecting|Invalid function argument"):
-        k.dist.all_reduce("no tensor", group=k.dist.GroupMember.NON_GROUP_MEMBER)
+        k.dist.all_reduce("no tensor", group=k.dist.GroupMember.NON_GROUP_MEMBER if what else None)
 
 
 @script("1.14", "group/three_names_of_the_default", (1, 2))
 def _default_names(k: Kit) -> None:
-    """None, `group.WORLD` and `GroupMember.WORLD` are one group."""
     k.check(k.dist.group.WORLD is k.dist.GroupMember.WORLD, "group.WORLD is not GroupMember.WORLD")
     for group in (None, k.dist.group.WORLD, k.dist.GroupMember.WORLD):
-        tensor = k.tensor(k.rank + 1)
-        k.dist.all_reduce(tensor, group=group)
-        k.equal(tensor, [float(k.size * (k.size + 1) // 2)], "the sum")
+        k.check_sum(group)

@@ -4,33 +4,27 @@ from __future__ import annotations
 
 import math
 import warnings
-from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from dist_testing.conformance.kit import Kit
+from dist_testing.conformance.rows.calls import call
 from dist_testing.conformance.rows.registry import script
 
-if TYPE_CHECKING:
-    from dist_testing.conformance.kit import Kit
 
-
-def _nan(op: str, k: Kit) -> None:
+@script("6", "all_reduce/nan_through_{}", (2, 3), each=("sum", "min", "max"))
+def _nan(k: Kit, what: str) -> None:
     """A NaN of one rank arrives on all, and so does an infinity."""
     first = [math.nan, math.inf, -math.inf] if k.rank == k.size - 1 else [1.0, 2.0, 3.0]
     tensor = k.tensor(*first)
-    k.dist.all_reduce(tensor, op=getattr(k.dist.ReduceOp, op))
+    k.dist.all_reduce(tensor, op=getattr(k.dist.ReduceOp, what.upper()))
     values = tensor.tolist()
     k.check(math.isnan(values[0]), f"a NaN became {values[0]}")
-    if op == "SUM":
+    if what == "sum":
         k.equal(values[1:], [math.inf, -math.inf], "the infinities")
-
-
-for _op in ("SUM", "MIN", "MAX"):
-    script("6", f"all_reduce/nan_through_{_op.lower()}", (2, 3))(partial(_nan, _op))
 
 
 @script("6", "all_reduce/integers_wrap", (2, 3))
 def _wraps(k: Kit) -> None:
-    """Integer overflow wraps, alike on all ranks."""
     tensor = k.tensor(100, -100, dtype="int8")
     k.dist.all_reduce(tensor)
     wrapped = [((sign * 100 * k.size + 128) % 256) - 128 for sign in (1, -1)]
@@ -44,8 +38,7 @@ def _same_bits(k: Kit) -> None:
     tensor = (k.torch.rand(1001, generator=generator) * 1e3).to(k.device)
     k.dist.all_reduce(tensor)
     bits = tensor.cpu().view(k.torch.int32).tolist()
-    digest = str(hash(tuple(bits)))
-    k.world.store.set(k.key(f"bits/{k.rank}"), digest)
+    k.world.store.set(k.key(f"bits/{k.rank}"), str(hash(tuple(bits))))
     k.meet()
     digests = {k.world.store.get(k.key(f"bits/{rank}")).decode() for rank in range(k.size)}
     k.equal(len(digests), 1, "the number of different results")
@@ -61,8 +54,7 @@ def _truncated(k: Kit) -> None:
 
 @script("6", "all_reduce/average_is_divided_by_ranks", (1, 3))
 def _average(k: Kit) -> None:
-    """By the number of ranks, not of elements."""
-    tensor = k.torch.full((5,), float(3 * (k.rank + 1)), device=k.device)
+    tensor = k.full(3 * (k.rank + 1), 5)
     k.dist.all_reduce(tensor, op=k.dist.ReduceOp.AVG)
     k.equal(tensor, [3.0 * (k.size + 1) / 2] * 5, "the average")
 
@@ -71,7 +63,7 @@ def _average(k: Kit) -> None:
 def _alone(k: Kit) -> None:
     """In a world of one the result is the input, for lengths around the sizes of blocks."""
     for length in (1, 3, 5, 7, 31, 33, 127):
-        tensor = k.torch.arange(1.0, length + 1, device=k.device)
+        tensor = k.arange(length) + 1
         k.dist.all_reduce(tensor)
         k.equal(tensor, [float(value) for value in range(1, length + 1)], f"the result of {length} elements")
 
@@ -79,7 +71,7 @@ def _alone(k: Kit) -> None:
 @script("6", "all_reduce/average_of_many", (2, 3))
 def _large_average(k: Kit) -> None:
     """Above any threshold of a fast path."""
-    tensor = k.torch.full((300_001,), float(2 * k.rank), device=k.device)
+    tensor = k.full(2 * k.rank, 300_001)
     k.dist.all_reduce(tensor, op=k.dist.ReduceOp.AVG)
     k.check(bool((tensor == float(k.size - 1)).all()), f"the average is {tensor[0].item()}")
 
@@ -101,75 +93,56 @@ def _factor(k: Kit) -> None:
         k.equal(tensor, [3.0 * k.size * (k.size + 1) / 2], "the sum")
 
 
-def _other_sizes(name: str, k: Kit) -> None:
+@script(
+    {"all_reduce": "6.1", "broadcast": "7.1", "all_gather_into_tensor": "7.1"},
+    "{}/other_lengths_are_refused",
+    (2,),
+    fresh=True,
+)
+def _other_sizes(k: Kit, what: str) -> None:
     """Tensors of other lengths on another rank: an error on every rank, no crash, no hang."""
     k.init(2)
-    tensor = k.torch.ones(4 + 3 * k.rank, device=k.device)
-    call: Any = {
-        "all_reduce": lambda: k.dist.all_reduce(tensor),
-        "broadcast": lambda: k.dist.broadcast(tensor, src=0),
-        "all_gather_into_tensor": lambda: k.dist.all_gather_into_tensor(
-            k.torch.zeros(k.size * len(tensor), device=k.device), tensor
-        ),
-    }[name]
-    k.refused(call)
+    tensor = k.full(1, 4 + 3 * k.rank)
+    outputs = [k.full(0, k.size * len(tensor))] if what == "all_gather_into_tensor" else []
+    k.refused(lambda: call(k, what, *outputs, tensor))
 
 
-for _name in ("all_reduce", "broadcast", "all_gather_into_tensor"):
-    script("6.1" if _name == "all_reduce" else "7.1", f"{_name}/other_lengths_are_refused", (2,), fresh=True)(
-        partial(_other_sizes, _name)
-    )
-
-
-def _wrong_lists(name: str, k: Kit) -> None:
+# Only the root of gather and scatter has a list, so a world of one is enough.
+@script({"gather": "7.5", "scatter": "7.6"}, "{}/wrong_sizes_are_refused")
+@script(
+    {
+        "all_gather": "7.2",
+        "all_gather_into_tensor": "7.3",
+        "all_to_all": "7.8",
+        "reduce_scatter": "6.4",
+        "reduce_scatter_tensor": "6.5",
+    },
+    "{}/wrong_sizes_are_refused",
+    (1, 2, 3),
+)
+@script("7.7", "{}/indivisible_length_is_refused", (2, 3), each=("all_to_all_single",))
+def _wrong_lists(k: Kit, what: str) -> None:
     """A list of another length than the group, or a tensor of another size than the parts: an error."""
-    one = k.tensor(1, 2)
+    one, wide = k.tensor(1, 2), k.full(0, 2 * k.size + 1)
     more = [k.tensor(1, 2) for _ in range(k.size + 1)]
-    wide = k.torch.zeros(2 * k.size + 1, device=k.device)
-    call: Any = {
-        "all_gather": lambda: k.dist.all_gather(more, one),
-        "all_gather_into_tensor": lambda: k.dist.all_gather_into_tensor(wide, one),
-        "all_to_all": lambda: k.dist.all_to_all(more, more),
-        "all_to_all_single": lambda: k.dist.all_to_all_single(wide, wide.clone()),
-        "gather": lambda: k.dist.gather(one, more if k.rank == 0 else None, dst=0),
-        "reduce_scatter": lambda: k.dist.reduce_scatter(one, more),
-        "reduce_scatter_tensor": lambda: k.dist.reduce_scatter_tensor(one, wide),
-        "scatter": lambda: k.dist.scatter(one, more if k.rank == 0 else None, src=0),
-    }[name]
-    if name in ("gather", "scatter") and k.rank:
-        return
-    k.refused(call)
+    given: dict[str, Any] = {
+        "all_gather": (more, one),
+        "all_gather_into_tensor": (wide, one),
+        "all_to_all": (more, more),
+        "all_to_all_single": (wide, wide.clone()),
+        "reduce_scatter_tensor": (one, wide),
+    }
+    k.refused(lambda: call(k, what, *given.get(what, (one, more))))
 
 
-for _name, _row in {
-    "all_gather": "7.2",
-    "all_gather_into_tensor": "7.3",
-    "all_to_all": "7.8",
-    "reduce_scatter": "6.4",
-    "reduce_scatter_tensor": "6.5",
-    "gather": "7.5",
-    "scatter": "7.6",
-}.items():
-    # Only the root of gather and scatter has a list, so a world of one is enough.
-    _worlds = (1,) if _name in ("gather", "scatter") else (1, 2, 3)
-    script(_row, f"{_name}/wrong_sizes_are_refused", _worlds)(partial(_wrong_lists, _name))
-script("7.7", "all_to_all_single/indivisible_length_is_refused", (2, 3))(partial(_wrong_lists, "all_to_all_single"))
-
-
-def _list_elsewhere(name: str, k: Kit) -> None:
+@script({"gather": "7.5", "scatter": "7.6"}, "{}/list_on_the_root_only", (2, 3))
+def _list_elsewhere(k: Kit, what: str) -> None:
     """A list is needed on the root, and refused elsewhere; an empty list passes."""
-    tensor = k.tensor(k.rank + 1)
-    lists = [k.tensor(0) for _ in range(k.size)]
-    call = partial(k.dist.gather, tensor) if name == "gather" else partial(k.dist.scatter, tensor)
-    root: dict[str, int] = {"dst": 0} if name == "gather" else {"src": 0}
+    tensor, lists = k.tensor(k.rank + 1), [k.tensor(0) for _ in range(k.size)]
     k.meet()
     with k.raises(ValueError, "must be specified" if k.rank == 0 else "must NOT be specified"):
-        call(None if k.rank == 0 else lists, **root)
-    call(lists if k.rank == 0 else [], **root)
-
-
-for _name, _row in {"gather": "7.5", "scatter": "7.6"}.items():
-    script(_row, f"{_name}/list_on_the_root_only", (2, 3))(partial(_list_elsewhere, _name))
+        call(k, what, tensor, None if k.rank == 0 else lists)
+    call(k, what, tensor, lists if k.rank == 0 else [])
 
 
 @script("7.5", "gather/default_root_is_global_rank_0", (4,), group="part")
@@ -183,8 +156,8 @@ def _gather_default(k: Kit) -> None:
 
 @script("7.2", "all_gather/outputs_are_views_of_one_tensor", (2, 3, 5))
 def _views(k: Kit) -> None:
-    whole = k.torch.zeros(3 * k.size, device=k.device)
-    k.dist.all_gather(list(whole.chunk(k.size)), k.torch.full((3,), float(k.rank + 1), device=k.device))
+    whole = k.full(0, 3 * k.size)
+    k.dist.all_gather(list(whole.chunk(k.size)), k.full(k.rank + 1, 3))
     k.equal(whole, [float(rank + 1) for rank in range(k.size) for _ in range(3)], "the whole")
 
 
@@ -194,7 +167,7 @@ def _uneven(k: Kit) -> None:
 
     torch promises it for all_gather alone: its gather needs one size.
     """
-    parts = [k.torch.full((rank + 2,), float(rank + 1), device=k.device) for rank in range(k.size)]
+    parts = [k.full(rank + 1, rank + 2) for rank in range(k.size)]
     outputs = [k.torch.zeros_like(part) for part in parts]
     k.dist.all_gather(outputs, parts[k.rank])
     for rank, part in enumerate(parts):
@@ -203,8 +176,7 @@ def _uneven(k: Kit) -> None:
 
 @script("7.6", "scatter/inputs_are_views_of_one_tensor", (2, 3, 5))
 def _scatter_views(k: Kit) -> None:
-    whole = k.torch.arange(3.0 * k.size, device=k.device)
-    output = k.torch.zeros(3, device=k.device)
+    whole, output = k.arange(3 * k.size), k.full(0, 3)
     k.dist.scatter(output, list(whole.chunk(k.size)) if k.rank == 0 else None, src=0)
     k.equal(output, [3.0 * k.rank + n for n in range(3)], "the part")
 
@@ -212,38 +184,33 @@ def _scatter_views(k: Kit) -> None:
 @script("7.3", "all_gather_into_tensor/in_place", (2, 3))
 def _in_place(k: Kit) -> None:
     """The input is a view of the output at its place."""
-    whole = k.torch.zeros(2 * k.size, device=k.device)
+    whole = k.full(0, 2 * k.size)
     mine = whole[2 * k.rank : 2 * k.rank + 2]
     mine.fill_(k.rank + 1)
     k.dist.all_gather_into_tensor(whole, mine)
     k.equal(whole, [float(rank + 1) for rank in range(k.size) for _ in range(2)], "the whole")
 
 
-def _old_names(name: str, k: Kit) -> None:
-    """A deprecated name warns, and gives the same result."""
-    part, whole = k.tensor(0, 0), k.torch.arange(2.0 * k.size, device=k.device)
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
-        if name == "_reduce_scatter_base":
-            k.c10d._reduce_scatter_base(part, whole)
-            k.equal(part, [k.size * 2.0 * k.rank, k.size * (2.0 * k.rank + 1)], "the part")
-        elif name == "_all_gather_base":
-            k.c10d._all_gather_base(whole, k.tensor(k.rank, k.rank))
-            k.equal(whole, [float(rank) for rank in range(k.size) for _ in range(2)], "the whole")
-        elif name == "all_reduce_coalesced":
-            k.dist.all_reduce_coalesced([part])
-        else:
-            k.dist.all_gather_coalesced([[k.tensor(0, 0)] for _ in range(k.size)], [part])
+@script(
+    {
+        "_reduce_scatter_base": "6.6",
+        "_all_gather_base": "7.3",
+        "all_reduce_coalesced": "6.2",
+        "all_gather_coalesced": "7.4",
+    },
+    "{}/warns",
+)
+def _old_names(k: Kit, what: str) -> None:
+    """A deprecated name warns, and gives the same result, here on a world of one."""
+    output, value = k.tensor(0, 0), k.tensor(4, 5)
+    given: dict[str, Any] = {
+        "all_reduce_coalesced": ([value],),
+        "all_gather_coalesced": ([[output]], [value]),
+    }
+    with warnings.catch_warnings(record=True, action="always") as caught:
+        getattr(k.c10d, what)(*given.get(what, (output, value)))
+    k.equal(value if what == "all_reduce_coalesced" else output, [4.0, 5.0], "the result")
     k.check(any(one.category is FutureWarning for one in caught), "no FutureWarning")
-
-
-for _name, _row in {
-    "_reduce_scatter_base": "6.6",
-    "_all_gather_base": "7.3",
-    "all_reduce_coalesced": "6.2",
-    "all_gather_coalesced": "7.4",
-}.items():
-    script(_row, f"{_name}/warns")(partial(_old_names, _name))
 
 
 @script("6.7", "all_reduce/sparse", (1, 2, 3))
@@ -258,23 +225,23 @@ def _sparse(k: Kit) -> None:
 def _kinds(k: Kit) -> None:
     """Sizes on one side, an empty list for none, zeros."""
     ones = [1] * k.size
-    source = k.torch.arange(float(k.size), device=k.device) + 10 * k.rank
+    source = k.arange(k.size) + 10 * k.rank
     for sizes in ((None, ones), (ones, None), ([], []), (ones, ones)):
-        output = k.torch.zeros(k.size, device=k.device)
+        output = k.full(0, k.size)
         k.dist.all_to_all_single(output, source, *sizes)
         k.equal(output, [10.0 * rank + k.rank for rank in range(k.size)], f"the output with sizes {sizes}")
     # Only the first rank sends, and to all.
     sends = [2] * k.size if k.rank == 0 else [0] * k.size
     gets = [2] + [0] * (k.size - 1)
-    output = k.torch.zeros(2, device=k.device)
-    k.dist.all_to_all_single(output, k.torch.arange(float(sum(sends)), device=k.device), gets, sends)
+    output = k.full(0, 2)
+    k.dist.all_to_all_single(output, k.arange(sum(sends)), gets, sends)
     k.equal(output, [2.0 * k.rank, 2.0 * k.rank + 1], "what the only sender sent")
 
 
 @script("7.7", "all_to_all_single/sizes_that_do_not_fit", (1, 2))
 def _sums(k: Kit) -> None:
     wrong = [3] * k.size
-    output = k.torch.zeros(k.size, device=k.device)
+    output = k.full(0, k.size)
     k.refused(lambda: k.dist.all_to_all_single(output, output.clone(), wrong, wrong))
 
 
@@ -328,8 +295,7 @@ def _golden_coalesced(k: Kit) -> None:
     """Three shapes, the outer list by rank."""
     sources = [k.torch.full(shape, float(10 * k.rank + n)) for n, shape in enumerate([(2, 2), (1,), (2,)])]
     outputs = [[k.torch.full_like(source, -1) for source in sources] for _ in range(2)]
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
+    with warnings.catch_warnings(action="ignore"):
         k.dist.all_gather_coalesced(outputs, sources)
     for rank in range(2):
         for number, output in enumerate(outputs[rank]):
