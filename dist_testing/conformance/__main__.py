@@ -9,14 +9,13 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from dist_testing.conformance.catalogue import all_cells
+from dist_testing.conformance.catalogue import all_cells, chosen_cells
 from dist_testing.conformance.cell import Status
-from dist_testing.conformance.choice import chosen_cells
 from dist_testing.conformance.contract import CONTRACT
 from dist_testing.conformance.expectations import Expectations, read_expectations, torch_version
 from dist_testing.conformance.features import feature_problems
 from dist_testing.conformance.matrix import Matrix, read_matrix
-from dist_testing.conformance.output import write_matrix
+from dist_testing.conformance.page import write_matrix
 from dist_testing.conformance.plug_in import plug_in
 from dist_testing.conformance.session import CELL_LIMIT_S, CellSession, cell_limit
 from dist_testing.core.ground.backend_files import read_backend_file

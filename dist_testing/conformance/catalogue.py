@@ -7,13 +7,22 @@ import itertools
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from dist_testing.conformance.cell import WHOLE, Cell, Status
-from dist_testing.conformance.groups import GROUPS
-from dist_testing.conformance.layouts import LAYOUTS, SHAPES, fits
+from dist_testing.conformance.axes import (
+    DTYPES,
+    GROUPS,
+    LAYOUTS,
+    OPS,
+    SHAPES,
+    fits,
+    is_complex,
+    is_defined,
+    is_floating,
+)
+from dist_testing.conformance.cell import WHOLE, Cell, Status, matches
 from dist_testing.conformance.pairwise import pairwise
-from dist_testing.conformance.reductions import DTYPES, OPS, is_complex, is_defined, is_floating
 from dist_testing.conformance.rows import load_scripts
 from dist_testing.conformance.rows.registry import scripted_cells
+from dist_testing.core.ground.errors import UsageError
 
 WORLD_SIZES = (1, 2, 3, 4, 5, 7)
 _ROOTS = ("first", "middle", "last", "first_in_group", "middle_in_group", "last_in_group")
@@ -83,6 +92,44 @@ def cell_named(name: str) -> Cell:
         KeyError: If there is none.
     """
     return _by_name()[name]
+
+
+def chosen_cells(cells: Sequence[Cell], patterns: Sequence[str], world_sizes: str | None) -> list[Cell]:
+    """Return the cells that a command line asks for.
+
+    Args:
+        cells: All cells.
+        patterns: Patterns of names; empty for all.
+        world_sizes: The sizes, such as "2,4"; None for all.
+
+    Raises:
+        UsageError: If a pattern matches nothing, or a size is none of the kit's.
+    """
+    sizes = set(WORLD_SIZES)
+    if world_sizes is not None:
+        parts = world_sizes.split(",")
+        if not all(part.isdecimal() and int(part) in sizes for part in parts):
+            raise UsageError(
+                f"--world-sizes={world_sizes}: expected some of {', '.join(map(str, WORLD_SIZES))}.\n"
+                "The kit has cells for these sizes only.\n"
+                "Write --world-sizes=2,3, for example."
+            )
+        sizes = {int(part) for part in parts}
+    for pattern in patterns:
+        if not any(matches(cell.name, [pattern]) for cell in cells):
+            raise UsageError(
+                f"--cells={pattern}: no cell has such a name.\n"
+                'A pattern covers the whole name, and "*" stands for any text.\n'
+                "--list shows the names of all cells."
+            )
+    chosen = [cell for cell in cells if cell.world_size in sizes and (not patterns or matches(cell.name, patterns))]
+    if not chosen:
+        raise UsageError(
+            f"--cells={','.join(patterns)} --world-sizes={world_sizes}: no cell fits both.\n"
+            "The cells of these names need other world sizes.\n"
+            "Leave one of the options out."
+        )
+    return chosen
 
 
 def _contract(operation: str, op: str, dtype: str) -> Status:

@@ -14,13 +14,12 @@ from pathlib import Path
 
 import pytest
 
-from dist_testing.conformance.catalogue import all_cells
+from dist_testing.conformance.catalogue import all_cells, chosen_cells
 from dist_testing.conformance.cell import Cell, Result, Status, matches
-from dist_testing.conformance.choice import chosen_cells
 from dist_testing.conformance.expectations import Expectations, read_expectations, torch_version
 from dist_testing.conformance.features import FEATURE_CELLS, feature_problems
 from dist_testing.conformance.matrix import Matrix
-from dist_testing.conformance.output import write_matrix
+from dist_testing.conformance.page import write_matrix
 from dist_testing.conformance.session import CellSession, cell_limit
 from dist_testing.core.ground.errors import UsageError
 from dist_testing.core.pytest.in_runner import BUDGET_KEY

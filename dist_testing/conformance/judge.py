@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+from dist_testing.conformance.axes import members
 from dist_testing.conformance.cell import Cell, Observation, Result, Seen, Status
-from dist_testing.conformance.groups import members
 from dist_testing.core.ground.case import CaseResult
 from dist_testing.core.ground.outcomes import CRASHES, Cause, Kind, RankOutcome, exit_name
 

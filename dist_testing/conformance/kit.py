@@ -9,8 +9,8 @@ from datetime import timedelta
 from types import ModuleType
 from typing import Any
 
+from dist_testing.conformance.axes import members
 from dist_testing.conformance.cell import WHOLE, Cell
-from dist_testing.conformance.groups import members
 from dist_testing.core.rank.rank_world import RankWorld
 
 

@@ -1,12 +1,14 @@
-"""Makes one HTML page of a matrix, or of the difference between two. It needs no other file and no script."""
+"""Writes the files of a run: matrix.json, matrix.md and matrix.html, a page that needs no other file and no script."""
 
 from __future__ import annotations
 
 from html import escape
+from pathlib import Path
 from string import Template
 
 from dist_testing.conformance.cell import Status
-from dist_testing.conformance.matrix import Matrix, difference, operations
+from dist_testing.conformance.matrix import Matrix, difference, markdown, operations
+from dist_testing.core.ground.errors import UsageError
 
 _PAGE = Template("""<!DOCTYPE html>
 <html lang="en"><head><meta charset="utf-8"><title>$title</title><style>
@@ -18,6 +20,30 @@ td.n{text-align:right}.works{background:#e3f6e3}.refuses{background:#fff3cd}.wro
 </style></head><body><h1>$title</h1><p>$counts</p>$remark$difference
 <h2>Deviations</h2>$deviations<h2>By operation</h2>$operations<h2>All cells</h2>$cells</body></html>
 """)
+
+
+def write_matrix(matrix: Matrix, folder: Path, before: Matrix | None = None) -> None:
+    """Write a matrix in its three forms.
+
+    Args:
+        matrix: The matrix.
+        folder: Where the files go; made if it is missing.
+        before: Another matrix, with which matrix.html compares. Default: none.
+
+    Raises:
+        UsageError: If the files cannot be written.
+    """
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / "matrix.json").write_text(matrix.to_json(), encoding="utf-8")
+        (folder / "matrix.md").write_text(markdown(matrix), encoding="utf-8")
+        (folder / "matrix.html").write_text(page(matrix, before), encoding="utf-8")
+    except OSError as error:
+        raise UsageError(
+            f"{folder}: the matrix cannot be written: {error.strerror}.\n"
+            "The folder is made if it is missing, and its files are replaced.\n"
+            "Name a folder that you may write to."
+        ) from error
 
 
 def page(matrix: Matrix, before: Matrix | None = None) -> str:

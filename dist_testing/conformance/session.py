@@ -85,7 +85,7 @@ class CellSession:
         self._limit_s = limit_s
         isolation = self._isolation
         self._spec = Spec("", self.backend, (1,), backend.gpus_per_rank, isolation.name)
-        loader = Loader(f"{__package__}.fresh", "preload" if preloads else "")
+        loader = Loader(CellContext.__module__, "preload" if preloads else "")
         self._engine = Engine(self._spec, budget or Budget(), CellContext(preloads), loader)
         if tell is not None:
             self._engine.tell = tell

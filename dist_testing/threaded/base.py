@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from datetime import timedelta
 from typing import Any, Self
 
@@ -22,7 +22,7 @@ from dist_testing.threaded.work import JoinedWork, ThreadWork
 
 
 class GroupBase(dist.ProcessGroup):
-    """One rank's process group object, without the collectives, which `Reductions` and `ThreadedGroup` add.
+    """One rank's process group object, without the collectives, which `ThreadedGroup` adds.
 
     Methods have the names and arguments of `torch.distributed.ProcessGroup`. Ranks in arguments are ranks of the group,
     from 0; error texts name ranks of the default group, as users do.
@@ -112,41 +112,26 @@ class GroupBase(dist.ProcessGroup):
         """Start to send a tensor; see `torch.distributed.isend`.
 
         There is no buffer, as with gloo: the work is done when the receiver has the tensor. Sends and receives of two
-        ranks that have the same tag are paired in the order of the calls.
-
-        Args:
-            tensors: A tensor, or a list of one, of any shape and dtype.
-            dst: The receiver, a rank of the group; may be this rank.
-            tag: Pairs the send with receives of the same tag.
-
-        Returns:
-            The work. Its `wait` raises `CollectiveMismatchError` if the receive differs in dtype or number of elements.
+        ranks that have the same tag are paired in the order of the calls. `dst` may be this rank.
 
         Raises:
             ValueError: If the group has no rank `dst`, or there is not exactly one tensor.
             UsageError: If this rank has destroyed the group.
             PeerFailedError: If a rank of the world has failed.
+
+        The `wait` of the work raises `CollectiveMismatchError` if the receive differs in dtype or number of elements.
         """
         return self._transfer("send", tensors, dst, tag, is_send=True)
 
     def recv(self, tensors: Tensors, src: int, tag: int) -> ThreadWork:
-        """Start to receive a tensor; see `torch.distributed.irecv`.
-
-        Args:
-            tensors: The output: a tensor, or a list of one, with the dtype and number of elements of the sent tensor.
-            src: The sender, a rank of the group; may be this rank.
-            tag: Pairs the receive with sends of the same tag.
-
-        Returns:
-            The work, done when the tensor has arrived. The errors are those of `send`.
-        """
+        """Start to receive a tensor; see `torch.distributed.irecv`. The errors are those of `send`."""
         return self._transfer("recv", tensors, src, tag, is_send=False)
 
     def recv_anysource(self, tensors: Tensors, tag: int) -> ThreadWork:
         """Start to receive a tensor from any rank; see `torch.distributed.irecv` without `src`.
 
         The receive takes the earliest send with its tag, whichever rank it comes from. `source_rank()` of the work
-        tells the sender. Arguments, result and errors are those of `recv`.
+        tells the sender.
         """
         return self._transfer("recv", tensors, ANY_RANK, tag, is_send=False)
 
@@ -157,7 +142,7 @@ class GroupBase(dist.ProcessGroup):
             self._check_rank(peer)
 
         def detail() -> str:
-            whom = "any rank" if peer == ANY_RANK else f"rank {self._shared.label.ranks[peer]}"
+            whom = "any rank" if peer == ANY_RANK else f"rank {self._global(peer)}"
             return f"{'to' if is_send else 'from'} {whom}, tag {tag}, {text_of([tensor])}"
 
         call = Call(name, (), detail)
@@ -195,17 +180,8 @@ class GroupBase(dist.ProcessGroup):
         """Create a group of some ranks of this one; see `torch.distributed.ProcessGroup.split_group`.
 
         Every rank of this group has to call it, with the same `new_ranks`. The call does not wait for the others.
-
-        Args:
-            new_ranks: Ranks of this group. The one at index i becomes rank i of the new group.
-            timeout: Time limit of the new group's calls; this group's by default.
-            opts: Ignored; this backend has no options.
-            group_name: Name of the new group; by default one that is unique in the process.
-            group_desc: Description of the new group; by default this group's with ":split" appended.
-            device_types: Ignored; the group takes tensors of every device.
-
-        Returns:
-            The new group; None on ranks that `new_ranks` does not name.
+        The rank at index i becomes rank i of the new group; ranks that are not named get None. `opts` and
+        `device_types` are ignored. By default the limit is this group's, and the name is unique in the process.
 
         Raises:
             ValueError: If `new_ranks` is empty, names a rank twice, or names a rank that this group does not have.
@@ -248,27 +224,27 @@ class GroupBase(dist.ProcessGroup):
         self,
         name: str,
         signature: tuple[object, ...],
-        detail: Callable[[], str],
         contribution: object,
         move: Move,
         results: Tensors,
         limit_s: float | None,
         inputs: Tensors = (),
+        note: str = "",
     ) -> ThreadWork:
         """Make this rank's call of a collective.
 
         Args:
             name: Name of the function of `torch.distributed`.
             signature: The values that have to be equal on all ranks, beside the name.
-            detail: Returns the arguments as text for error texts; see `Call`.
             contribution: This rank's contribution to `move`.
             move: Does the work for all ranks.
             results: The tensors that the call writes.
             limit_s: Time limit of the call in seconds; None for the group's.
             inputs: The tensors that the call only reads.
+            note: Text about the call before that about its tensors, for error texts.
         """
         self._check_is_usable(name)
-        call = Call(name, (name, *signature), detail)
+        call = Call(name, (name, *signature), lambda: f"{note}{text_of(inputs or results)}")
         devices = data.accelerators((*results, *inputs))
         data.settle(devices)
         collective = self._shared.meet(self._rank, call, contribution, move, devices)
@@ -288,6 +264,9 @@ class GroupBase(dist.ProcessGroup):
                 "Most likely the group was kept and used after destroy_process_group, or after the end of its test.\n"
                 "Use the group before it is destroyed, or create a new one."
             )
+
+    def _global(self, rank: int) -> int:
+        return self._shared.label.ranks[rank]
 
     def _root(self, opts: Any, root: int | None) -> int:
         if root is None:

@@ -1,4 +1,4 @@
-"""The process group of a world whose ranks are threads: the collectives that move tensors, and the barriers."""
+"""The process group of a world whose ranks are threads: the collectives and the barriers."""
 
 # torch's stubs have overloads for two styles of arguments; here, one method takes both.
 # mypy: disable-error-code="override,assignment"
@@ -19,15 +19,15 @@ from dist_testing.threaded.arguments import (
     check_same_size,
     limit_of,
     listed,
+    reduction_of,
     single,
     sizes_of,
-    text_of,
 )
-from dist_testing.threaded.reductions import Reductions
+from dist_testing.threaded.base import GroupBase
 from dist_testing.threaded.work import ThreadWork
 
 
-class ThreadedGroup(Reductions):
+class ThreadedGroup(GroupBase):
     """One rank's object of a process group whose ranks are threads.
 
     A collective returns without waiting; the last rank to call it moves the data of all. Methods have the names that
@@ -35,10 +35,15 @@ class ThreadedGroup(Reductions):
     object-style API of `torch.distributed.ProcessGroup`. n is the number of ranks. For all collectives:
 
     - Tensors may have any dtype and shape, may be empty or not contiguous, and may lie on any device. Values are copied
-      in row-major order; an output needs as many elements as its value, not the same shape.
-    - `opts` is c10d's options object, or a plain value that the method names; None (default) means all defaults.
+      in row-major order; an output needs as many elements as its value, not the same shape. All ranks pass the same
+      dtypes and sizes, if the method does not say otherwise. A list of one list of tensors is that list.
+    - `opts` is c10d's options object, or in its place the root or the reduce operation; None (default) means all
+      defaults.
     - `timeout` is the time limit from the call on; the group's own by default, or where it is not positive.
     - `root` is a rank of the group, from 0; the options' `rootRank` by default, else 0.
+    - `op` is the reduce operation; SUM by default. Tensors are dense, of any dtype for which it is defined
+      (`torch.distributed.ReduceOp`). All ranks get the same bits, and the same in every run: the order of the additions
+      does not depend on timing. AVG of integers is truncated, as NCCL does.
     - The result is the call's work, whose `wait` returns when the outputs are written.
 
     All collectives raise at the call, on this rank alone:
@@ -58,45 +63,22 @@ class ThreadedGroup(Reductions):
     """
 
     def broadcast(self, tensors: Any, opts: Any = None, timeout: Any = None, *, root: int | None = None) -> ThreadWork:
-        """Copy the root's tensor to every rank; see `torch.distributed.broadcast`.
-
-        Args:
-            tensors: Input on the root, output on the others: a tensor, or a list of tensors, which are copied index by
-                index. At one index, all ranks have the same dtype and number of elements.
-            opts: `BroadcastOptions`, or the root.
-            timeout: Time limit of the call.
-            root: The rank of the group that sends.
-        """
-        tensors = listed(tensors)
-        root = self._root(opts, root)
-        return self._meet(
-            "broadcast",
-            (root, sizes_of(tensors)),
-            lambda: f"from rank {self._shared.label.ranks[root]}, {text_of(tensors)}",
-            tensors,
-            partial(data.broadcast, root),
-            tensors,
-            limit_of(opts, timeout),
-        )
+        """Copy the root's tensors to every rank; see `torch.distributed.broadcast`."""
+        tensors, root, limit_s = listed(tensors), self._root(opts, root), limit_of(opts, timeout)
+        note, move = f"from rank {self._global(root)}, ", partial(data.broadcast, root)
+        return self._meet("broadcast", (root, sizes_of(tensors)), tensors, move, tensors, limit_s, note=note)
 
     def allgather(self, outputs: Any, inputs: Any, opts: Any = None, timeout: Any = None) -> ThreadWork:
-        """Copy every rank's input to every rank; see `torch.distributed.all_gather`.
+        """Copy every rank's input to the output of its number on every rank; see `torch.distributed.all_gather`.
 
-        Args:
-            outputs: A list of n tensors, or a list of one such list. Output r has the dtype and number of elements of
-                the input of rank r. All ranks pass outputs of the same dtypes and sizes; the sizes for different ranks
-                may differ.
-            inputs: The input: a tensor, or a list of one.
-            opts: `AllgatherOptions`.
-            timeout: Time limit of the call.
+        The inputs of different ranks may differ in dtype and size.
         """
         return self._all_gather("all_gather", [outputs], [single(inputs)], limit_of(opts, timeout))
 
     def allgather_coalesced(self, outputs: Any, inputs: Tensors, opts: Any = None) -> ThreadWork:
         """Do `allgather` for several inputs in one call; see `torch.distributed.all_gather_coalesced`.
 
-        `outputs` has one list for each rank. In the list of rank r, output i has the dtype and number of elements of
-        the input at index i of rank r.
+        `outputs` has one list for each rank. In the list of rank r, output i is for the input at index i of rank r.
         """
         if len(outputs) != self.size():
             raise ValueError(
@@ -112,25 +94,13 @@ class ThreadedGroup(Reductions):
         outputs = [self._one_per_rank(of_input, "an output") for of_input in outputs]
         for of_input, value in zip(outputs, inputs, strict=True):
             check_same_size(value, of_input[self._rank])
-        return self._meet(
-            name,
-            tuple(map(sizes_of, outputs)),
-            lambda: text_of(inputs),
-            (outputs, inputs),
-            data.all_gather,
-            [output for of_input in outputs for output in of_input],
-            limit_s,
-            inputs,
-        )
+        signature, results = tuple(map(sizes_of, outputs)), [output for of_input in outputs for output in of_input]
+        return self._meet(name, signature, (outputs, inputs), data.all_gather, results, limit_s, inputs)
 
     def all_gather_single(self, output: Tensor, input: Tensor, opts: Any = None) -> ThreadWork:  # noqa: A002
         """Copy every rank's input to every rank, into one tensor; see `torch.distributed.all_gather_into_tensor`.
 
-        Args:
-            output: n times as many elements as `input`, of the same dtype. Part r of n, in row-major order, gets the
-                input of rank r.
-            input: This rank's part, of any shape. All ranks have the same dtype and number of elements.
-            opts: `AllgatherOptions`.
+        Part r of n of the output, in row-major order, gets the input of rank r.
         """
         return self._all_gather_single("all_gather_into_tensor", [output], [input], opts)
 
@@ -146,94 +116,40 @@ class ThreadedGroup(Reductions):
         check_pairs(outputs, inputs)
         for whole, part in zip(outputs, inputs, strict=True):
             self._check_is_whole(whole, part, "output", "input")
-        return self._meet(
-            name,
-            sizes_of(inputs),
-            lambda: text_of(inputs),
-            (outputs, inputs),
-            data.all_gather_single,
-            outputs,
-            limit_of(opts),
-            inputs,
-        )
+        given, limit_s = (outputs, inputs), limit_of(opts)
+        return self._meet(name, sizes_of(inputs), given, data.all_gather_single, outputs, limit_s, inputs)
 
     def gather(
         self, outputs: Any, inputs: Any, opts: Any = None, timeout: Any = None, *, root: int | None = None
     ) -> ThreadWork:
-        """Copy every rank's input to the root; see `torch.distributed.gather`.
+        """Copy every rank's input to the output of its number on the root; see `torch.distributed.gather`.
 
-        Args:
-            outputs: On the root, a list of n tensors, or a list of one such list; ignored on the other ranks. Output r
-                has the dtype and number of elements of the input of rank r.
-            inputs: The input: a tensor, or a list of one. All ranks have the same dtype; their sizes may differ, which
-                `torch.distributed.gather` does not promise.
-            opts: `GatherOptions`, or the root.
-            timeout: Time limit of the call.
-            root: The rank of the group that gets the values.
+        `outputs` is ignored on the other ranks. Sizes may differ, which `torch.distributed.gather` does not promise.
         """
-        root = self._root(opts, root)
-        value = single(inputs)
+        root, value, limit_s = self._root(opts, root), single(inputs), limit_of(opts, timeout)
         outputs = self._one_per_rank(outputs, "an output") if self._rank == root else []
-        return self._meet(
-            "gather",
-            (root, value.dtype),
-            lambda: f"to rank {self._shared.label.ranks[root]}, {text_of([value])}",
-            (outputs, value),
-            partial(data.gather, root),
-            outputs,
-            limit_of(opts, timeout),
-            [value],
-        )
+        note, move = f"to rank {self._global(root)}, ", partial(data.gather, root)
+        return self._meet("gather", (root, value.dtype), (outputs, value), move, outputs, limit_s, [value], note)
 
     def scatter(
         self, outputs: Any, inputs: Any, opts: Any = None, timeout: Any = None, *, root: int | None = None
     ) -> ThreadWork:
         """Copy the root's input at index r to rank r; see `torch.distributed.scatter`.
 
-        Args:
-            outputs: The output: a tensor, or a list of one. All ranks have the same dtype.
-            inputs: On the root, a list of n tensors, or a list of one such list; ignored on the other ranks. Input r
-                has the dtype and number of elements of the output of rank r; sizes may differ, which
-                `torch.distributed.scatter` does not promise.
-            opts: `ScatterOptions`, or the root.
-            timeout: Time limit of the call.
-            root: The rank of the group that sends.
+        `inputs` is ignored on the other ranks. Sizes may differ, which `torch.distributed.scatter` does not promise.
         """
-        root = self._root(opts, root)
-        output = single(outputs)
+        root, output, limit_s = self._root(opts, root), single(outputs), limit_of(opts, timeout)
         inputs = self._one_per_rank(inputs, "an input") if self._rank == root else []
-        return self._meet(
-            "scatter",
-            (root, output.dtype),
-            lambda: f"from rank {self._shared.label.ranks[root]}, {text_of(inputs or [output])}",
-            (output, inputs),
-            partial(data.scatter, root),
-            [output],
-            limit_of(opts, timeout),
-            inputs,
-        )
+        note, move = f"from rank {self._global(root)}, ", partial(data.scatter, root)
+        return self._meet("scatter", (root, output.dtype), (output, inputs), move, [output], limit_s, inputs, note)
 
     def alltoall(self, outputs: Tensors, inputs: Tensors, opts: Any = None, timeout: Any = None) -> ThreadWork:
         """Copy the input at index r of rank p to the output at index p of rank r; see `torch.distributed.all_to_all`.
 
-        Args:
-            outputs: n tensors. Output p has the dtype and number of elements of what rank p sends to this rank.
-            inputs: n tensors. All ranks have the same dtype at index 0 of their inputs, and of their outputs.
-            opts: `AllToAllOptions`.
-            timeout: Time limit of the call.
+        Sizes may differ. All ranks have the same dtype at index 0 of their inputs, and of their outputs.
         """
-        outputs = self._one_per_rank(outputs, "an output")
-        inputs = self._one_per_rank(inputs, "an input")
-        return self._meet(
-            "all_to_all",
-            (inputs[0].dtype, outputs[0].dtype),
-            lambda: text_of(inputs),
-            (outputs, inputs),
-            data.all_to_all,
-            outputs,
-            limit_of(opts, timeout),
-            inputs,
-        )
+        outputs, inputs = self._one_per_rank(outputs, "an output"), self._one_per_rank(inputs, "an input")
+        return self._all_to_all("all_to_all", outputs, inputs, outputs, inputs, limit_of(opts, timeout))
 
     def all_to_all_single(
         self,
@@ -246,42 +162,99 @@ class ThreadedGroup(Reductions):
     ) -> ThreadWork:
         """Do `alltoall` with the parts of one output and one input; see `torch.distributed.all_to_all_single`.
 
-        Args:
-            output: Cut along its first dimension into n outputs.
-            input: Cut along its first dimension into n inputs.
-            output_split_sizes: n sizes along the first dimension of `output`, which add up to its length. None or
-                empty: n equal parts.
-            input_split_sizes: The same for `input`.
-            opts: `AllToAllOptions`.
-            timeout: Time limit of the call.
+        Both are cut along their first dimension: by n sizes, or into n equal parts without sizes.
         """
         outputs = self._cut(output, output_split_sizes, "output")
         inputs = self._cut(input, input_split_sizes, "input")
-        return self._meet(
-            "all_to_all_single",
-            (input.dtype, output.dtype),
-            lambda: f"{text_of([input])} as {[len(part) for part in inputs]}",
-            (outputs, inputs),
-            data.all_to_all,
-            [output],
-            limit_of(opts, timeout),
-            [input],
-        )
+        return self._all_to_all("all_to_all_single", outputs, inputs, [output], [input], limit_of(opts, timeout))
 
     alltoall_base = all_to_all_single
 
-    def barrier(self, opts: Any = None, timeout: timedelta | None = None) -> ThreadWork:
-        """Wait for all ranks: the work is done when every rank has called it; see `torch.distributed.barrier`.
+    def _all_to_all(
+        self, name: str, outputs: Tensors, inputs: Tensors, results: Tensors, given: Tensors, limit_s: float | None
+    ) -> ThreadWork:
+        note = "" if given is inputs else f"parts {[len(part) for part in inputs]} of "
+        signature = (inputs[0].dtype, outputs[0].dtype)
+        return self._meet(name, signature, (outputs, inputs), data.all_to_all, results, limit_s, given, note)
 
-        `opts` is `BarrierOptions`, or the time limit.
+    def allreduce(self, tensors: Any, opts: Any = None, timeout: Any = None, *, op: Any = None) -> ThreadWork:
+        """Replace the tensors at one index of all ranks by their reduction; see `torch.distributed.all_reduce`."""
+        return self._all_reduce("all_reduce", listed(tensors), opts, timeout, op)
+
+    def allreduce_coalesced(self, tensors: Tensors, opts: Any = None) -> ThreadWork:
+        """Do `allreduce` for one or more tensors in one call; see `torch.distributed.all_reduce_coalesced`."""
+        return self._all_reduce("all_reduce_coalesced", tensors, opts, None, None)
+
+    def _all_reduce(self, name: str, tensors: Tensors, opts: Any, timeout: Any, op: Any) -> ThreadWork:
+        op_name, factor = reduction_of(opts, op, tensors)
+        signature, move, limit_s = (
+            (op_name, sizes_of(tensors)),
+            partial(data.all_reduce, op_name),
+            limit_of(opts, timeout),
+        )
+        return self._meet(name, signature, (tensors, factor), move, tensors, limit_s, note=f"{op_name}, ")
+
+    def reduce(
+        self, tensors: Any, opts: Any = None, op: Any = None, timeout: Any = None, *, root: int | None = None
+    ) -> ThreadWork:
+        """Replace the root's tensor by the reduction of all ranks' tensors; see `torch.distributed.reduce`.
+
+        The tensors of the other ranks keep their values, which `torch.distributed.reduce` does not promise.
         """
+        tensors, limit_s = [single(tensors)], limit_of(opts, timeout)
+        op_name, factor = reduction_of(None if isinstance(opts, int) else opts, op, tensors)
+        root = self._root(opts, root)
+        signature, move = (root, op_name, sizes_of(tensors)), partial(data.reduce, op_name, root)
+        note = f"{op_name} to rank {self._global(root)}, "
+        return self._meet("reduce", signature, (tensors, factor), move, tensors, limit_s, note=note)
+
+    def reduce_scatter(
+        self, outputs: Any, inputs: Any, opts: Any = None, timeout: Any = None, *, op: Any = None
+    ) -> ThreadWork:
+        """Write to rank r the reduction of all ranks' inputs at index r; see `torch.distributed.reduce_scatter`.
+
+        The inputs at different indices may differ in size.
+        """
+        output, inputs, limit_s = single(outputs), self._one_per_rank(inputs, "an input"), limit_of(opts, timeout)
+        check_same_size(inputs[self._rank], output)
+        op_name, factor = reduction_of(opts, op, inputs)
+        signature, move = (op_name, sizes_of(inputs)), partial(data.reduce_scatter, op_name)
+        given, note = (output, (inputs, factor)), f"{op_name}, "
+        return self._meet("reduce_scatter", signature, given, move, [output], limit_s, inputs, note)
+
+    def reduce_scatter_single(self, output: Tensor, input: Tensor, opts: Any = None) -> ThreadWork:  # noqa: A002
+        """Reduce the inputs and write part r of n to rank r; see `torch.distributed.reduce_scatter_tensor`.
+
+        The input is cut into n equal parts in row-major order.
+        """
+        return self._reduce_scatter_single("reduce_scatter_tensor", [output], [input], opts)
+
+    def reduce_scatter_single_coalesced(self, outputs: Tensors, inputs: Tensors, opts: Any = None) -> ThreadWork:
+        """Do `reduce_scatter_single` for one or more pairs in one call, as c10d's coalescing manager asks for."""
+        return self._reduce_scatter_single("reduce_scatter_tensor_coalesced", outputs, inputs, opts)
+
+    # torch's older names of the same methods.
+    _reduce_scatter_base = reduce_scatter_single
+    reduce_scatter_tensor_coalesced = reduce_scatter_single_coalesced
+
+    def _reduce_scatter_single(self, name: str, outputs: Tensors, inputs: Tensors, opts: Any) -> ThreadWork:
+        check_pairs(outputs, inputs)
+        for output, whole in zip(outputs, inputs, strict=True):
+            self._check_is_whole(whole, output, "input", "output")
+        op_name, factor = reduction_of(opts, None, inputs)
+        signature, move = (op_name, sizes_of(inputs)), partial(data.reduce_scatter_single, op_name)
+        given, note = (outputs, (inputs, factor)), f"{op_name}, "
+        return self._meet(name, signature, given, move, outputs, limit_of(opts), inputs, note)
+
+    def barrier(self, opts: Any = None, timeout: timedelta | None = None) -> ThreadWork:
+        """Be done when every rank has called it; see `torch.distributed.barrier`. `opts` may be the time limit."""
         if isinstance(opts, timedelta):
             opts, timeout = None, opts
-        return self._meet("barrier", (), str, None, data.meet_only, [], limit_of(opts, timeout))
+        return self._meet("barrier", (), None, data.meet_only, (), limit_of(opts, timeout))
 
     def monitored_barrier(self, timeout: timedelta | None = None, wait_all_ranks: bool = False) -> None:
         """Block until every rank has called it; see `torch.distributed.monitored_barrier`, which works with gloo only.
 
         Raises what the `wait` of a barrier raises. The error names all missing ranks, whatever `wait_all_ranks` says.
         """
-        self._meet("monitored_barrier", (), str, None, data.meet_only, [], limit_of(None, timeout)).wait()
+        self._meet("monitored_barrier", (), None, data.meet_only, (), limit_of(None, timeout)).wait()

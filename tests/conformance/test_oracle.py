@@ -12,10 +12,21 @@ from typing import Any
 import pytest
 import torch
 
-from dist_testing.conformance.groups import GROUPS, members, root_of
-from dist_testing.conformance.layouts import LAYOUTS, SHAPES, fits, part_length
+from dist_testing.conformance.axes import (
+    DTYPES,
+    GROUPS,
+    LAYOUTS,
+    OPS,
+    SHAPES,
+    fits,
+    is_complex,
+    is_defined,
+    is_floating,
+    members,
+    part_length,
+    root_of,
+)
 from dist_testing.conformance.on_rank.oracle import FACTOR, contribution, moved, reduced
-from dist_testing.conformance.reductions import DTYPES, OPS, is_complex, is_defined, is_floating
 
 # Numbers that were computed by hand from the definition: dtype, source, part, call, and the first values.
 _MOVED: list[tuple[str, int, int, int, list[Any]]] = [

@@ -7,11 +7,10 @@ import math
 import pytest
 import torch
 
+from dist_testing.conformance.axes import DTYPES, LAYOUTS, SHAPES, fits
 from dist_testing.conformance.kit import WrongError
-from dist_testing.conformance.layouts import LAYOUTS, SHAPES, fits
 from dist_testing.conformance.on_rank.oracle import moved
 from dist_testing.conformance.on_rank.tensors import Guarded, check_same, guarded
-from dist_testing.conformance.reductions import DTYPES
 
 CPU = torch.device("cpu")
 # Elements before and after a tensor in its buffer.

@@ -10,15 +10,16 @@ import time
 import warnings
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NoReturn
 
+from dist_testing.conformance.axes import members
 from dist_testing.conformance.catalogue import cell_named
 from dist_testing.conformance.cell import WHOLE, Observation, Seen
-from dist_testing.conformance.groups import members
 from dist_testing.conformance.kit import AbsentError, Groups, Kit, WrongError, first_line
 from dist_testing.conformance.rows.registry import script_of
 from dist_testing.core.ground.case import CaseBody
 from dist_testing.core.ground.codec import shape_of
+from dist_testing.core.launch.fresh import ThenBe
 from dist_testing.core.process.messages import RankStart
 from dist_testing.core.rank.bootstrap import RankFrontEnd
 from dist_testing.core.rank.rank_world import RankWorld
@@ -79,6 +80,14 @@ class CellContext:
         store = HashStore()
         self._cases += 1
         return [CellFrontEnd(store, self._cases) for _ in range(world_size)]
+
+
+def load(state: str, then: ThenBe, test: str | None) -> NoReturn:
+    """Be a rank or a fork server. There are no tests to collect: the cells are part of the package.
+
+    `state` is "preload", or "" for a run without functional collectives; `test` is unused.
+    """
+    then(CellContext(preloads=bool(state)))
 
 
 class CellFrontEnd:

@@ -9,13 +9,11 @@ from typing import Any
 
 from torch import Tensor
 
+from dist_testing.conformance.axes import SHAPES, is_defined, members, part_length, root_of
 from dist_testing.conformance.cell import Status
-from dist_testing.conformance.groups import members, root_of
 from dist_testing.conformance.kit import Kit, WrongError
-from dist_testing.conformance.layouts import SHAPES, part_length
 from dist_testing.conformance.on_rank.oracle import FACTOR, contribution, moved, reduced
 from dist_testing.conformance.on_rank.tensors import Guarded, check_same, guarded
-from dist_testing.conformance.reductions import is_defined
 
 
 @dataclass(slots=True)
