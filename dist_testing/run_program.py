@@ -20,12 +20,7 @@ from dist_testing.core.ground.layout import check_node_count
 from dist_testing.core.ground.spec import DEFAULT_WORLD_SIZE, check_world_size
 from dist_testing.core.launch.isolation import FORK, SPAWN, isolation_named
 from dist_testing.core.rank.debugging import debug_by
-from dist_testing.programs.program import (
-    NO_LIMIT_S,
-    Program,
-    check_isolation_of_program,
-    check_program,
-)
+from dist_testing.programs.program import NO_LIMIT_S, Program, check_isolation_of_program, check_program
 
 _COMMAND = "python -m dist_testing.run_program"
 _EXIT = "RANK=CODE"
@@ -113,29 +108,24 @@ def _read(given: argparse.Namespace) -> tuple[Program, list[str]]:
     path = os.path.abspath(given.script)
     check_program(path)
     options = []
-    if given.backend is not None:
-        options.append(f"--dist-backend={backend_named(given.backend).name}")
-    if given.world_size is not None:
-        sizes = [check_world_size("--world-size", _number(size), _SIZE) for size in given.world_size.split(",")]
-        options.append(f"--dist-world-size={','.join(map(str, sizes))}")
-    if given.nodes is not None:
-        options.append(f"--dist-nodes={check_node_count('--nodes', _number(given.nodes))}")
-    if given.isolation is not None:
-        check_isolation_of_program("--isolation", isolation_named(given.isolation))
-        options.append(f"--dist-isolation={given.isolation}")
-    if given.events is not None:
-        options.append(f"--dist-events={given.events}")
-    if given.junit is not None:
-        options.append(f"--junitxml={given.junit}")
-    if given.debug_rank is not None:
-        options.append(f"--dist-debug-rank={given.debug_rank}")
+    for option, value, checked in (
+        ("--dist-backend", given.backend, lambda name: backend_named(name).name),
+        ("--dist-world-size", given.world_size, _sizes),
+        ("--dist-nodes", given.nodes, lambda count: check_node_count("--nodes", _number(count))),
+        ("--dist-isolation", given.isolation, _isolation),
+        ("--dist-events", given.events, str),
+        ("--junitxml", given.junit, str),
+        ("--dist-debug-rank", given.debug_rank, str),
+    ):
+        if value is not None:
+            options.append(f"{option}={checked(value)}")
     planned = tuple(sorted(map(_fault, given.fault), key=lambda one: one.after_s))
     program = Program(
         path=path,
         name=given.script,
         arguments=tuple(given.arguments),
         # Python has put the current folder first, because of `-m`. A script has its own folder there, links resolved.
-        search_path=(os.path.dirname(os.path.realpath(path)), *sys.path[0 if _is_safe_path() else 1 :]),
+        search_path=(os.path.dirname(os.path.realpath(path)), *sys.path[0 if sys.flags.safe_path else 1 :]),
         expected_exits=dict(map(_exit, given.expected_exit)),
         timeout_s=_timeout_s(given.timeout),
         settings={"faults": planned} if planned else {},
@@ -143,12 +133,14 @@ def _read(given: argparse.Namespace) -> tuple[Program, list[str]]:
     return program, options
 
 
-_SIZE = "Write --world-size=4, or --world-size=2,4 for two runs."
+def _sizes(text: str) -> str:
+    way_out = "Write --world-size=4, or --world-size=2,4 for two runs."
+    return ",".join(str(check_world_size("--world-size", _number(size), way_out)) for size in text.split(","))
 
 
-def _is_safe_path() -> bool:
-    # New in Python 3.11.
-    return bool(getattr(sys.flags, "safe_path", False))
+def _isolation(name: str) -> str:
+    check_isolation_of_program("--isolation", isolation_named(name))
+    return name
 
 
 def _number(text: str) -> object:

@@ -12,9 +12,9 @@ from pathlib import Path
 from dist_testing.conformance.catalogue import all_cells, chosen_cells
 from dist_testing.conformance.cell import Status
 from dist_testing.conformance.contract import CONTRACT
-from dist_testing.conformance.expectations import Expectations, read_expectations, torch_version
+from dist_testing.conformance.expectations import Expectations, read_expectations
 from dist_testing.conformance.features import feature_problems
-from dist_testing.conformance.matrix import Matrix, read_matrix
+from dist_testing.conformance.matrix import read_matrix
 from dist_testing.conformance.page import write_matrix
 from dist_testing.conformance.plug_in import plug_in
 from dist_testing.conformance.session import CELL_LIMIT_S, CellSession, cell_limit
@@ -90,16 +90,15 @@ def _run(options: argparse.Namespace) -> int:
     if options.expectations:
         expectations = read_expectations(options.expectations, backend.name)
         expectations.check_cells(all_cells())
-    matrix = Matrix(backend.name, torch_version())
     problems = []
     started_s = time.monotonic()
     preloads = any(cell.functional for cell in cells)
-    with CellSession(backend, preloads=preloads, limit_s=cell_limit("--cell-limit", options.cell_limit)) as session:
+    limit_s = cell_limit("--cell-limit", options.cell_limit)
+    with CellSession(backend, expectations=expectations, preloads=preloads, limit_s=limit_s) as session:
+        matrix = session.matrix
         try:
             for cell in cells:
-                result = session.run(cell, expectations.status_of(cell))
-                matrix.add(result, expectations)
-                if problem := expectations.problem(result):
+                if problem := session.checked(cell)[1]:
                     problems.append(problem)
                     print(f"FAILED {problem}\n", flush=True)
         finally:

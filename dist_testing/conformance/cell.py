@@ -71,18 +71,8 @@ class Cell:
     @property
     def name(self) -> str:
         """The cell's stable name, such as "all_reduce/sum/float32/strided/odd/none/sync/w3"."""
-        parts = (
-            self.operation,
-            self.variant,
-            self.op,
-            self.dtype,
-            self.layout,
-            self.size,
-            self.root,
-            self.group,
-            self.mode,
-            f"w{self.world_size}",
-        )
+        tensors = (self.op, self.dtype, self.layout, self.size, self.root, self.group, self.mode)
+        parts = (self.operation, self.variant, *tensors, f"w{self.world_size}")
         return "/".join(part for part in parts if part)
 
 

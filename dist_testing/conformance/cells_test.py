@@ -15,10 +15,9 @@ from pathlib import Path
 import pytest
 
 from dist_testing.conformance.catalogue import all_cells, chosen_cells
-from dist_testing.conformance.cell import Cell, Result, Status, matches
-from dist_testing.conformance.expectations import Expectations, read_expectations, torch_version
+from dist_testing.conformance.cell import Cell, Status, matches
+from dist_testing.conformance.expectations import Expectations, read_expectations
 from dist_testing.conformance.features import FEATURE_CELLS, feature_problems
-from dist_testing.conformance.matrix import Matrix
 from dist_testing.conformance.page import write_matrix
 from dist_testing.conformance.session import CellSession, cell_limit
 from dist_testing.core.ground.errors import UsageError
@@ -49,30 +48,9 @@ def _expectations_file() -> str:
     return found
 
 
-class _Kit:
-    """The session of the kit, its expectations, and the matrix of the cells that have run."""
-
-    def __init__(self, session: CellSession) -> None:
-        self.session = session
-        self.expectations = Expectations()
-        if file := _expectations_file():
-            read = read_expectations(file, session.backend.name)
-            # A runfile's whole path differs from machine to machine.
-            self.expectations = dataclasses.replace(read, source=os.environ["CONFORMANCE_EXPECTATIONS"])
-            self.expectations.check_cells(all_cells())
-        self.matrix = Matrix(session.backend.name, torch_version())
-        self._results: dict[Cell, Result] = {}
-
-    def run(self, cell: Cell) -> Result:
-        """Run a cell, or return its result if it has run: two tests want the cells that show features."""
-        if cell not in self._results:
-            self._results[cell] = self.session.run(cell, self.expectations.status_of(cell))
-        return self._results[cell]
-
-
 @pytest.fixture(scope="session")
-def kit(request: pytest.FixtureRequest) -> Iterator[_Kit]:
-    """The running kit."""
+def kit(request: pytest.FixtureRequest) -> Iterator[CellSession]:
+    """The running kit. Two tests want the cells that show features; they run once."""
     session = current_session()
     assert session is not None, "the pytest plugin of dist_testing is not loaded"
     limit_s = cell_limit(_LIMIT, os.environ.get(_LIMIT))
@@ -80,37 +58,41 @@ def kit(request: pytest.FixtureRequest) -> Iterator[_Kit]:
     items = [item for item in request.session.items if isinstance(item, pytest.Function) and hasattr(item, "callspec")]
     cells = [item.callspec.params.get("cell") for item in items]
     preloads = any(isinstance(cell, Cell) and cell.functional for cell in cells)
-    with CellSession(session.engine.spec.backend, budget, preloads=preloads, limit_s=limit_s) as running:
-        one = _Kit(running)
-        yield one
+    backend = session.engine.spec.backend
+    expectations = Expectations()
+    if file := _expectations_file():
+        # A runfile's whole path differs from machine to machine.
+        source = os.environ["CONFORMANCE_EXPECTATIONS"]
+        expectations = dataclasses.replace(read_expectations(file, backend.name), source=source)
+        expectations.check_cells(all_cells())
+    with CellSession(backend, budget, expectations=expectations, preloads=preloads, limit_s=limit_s) as running:
+        yield running
         if outputs := os.environ.get("TEST_UNDECLARED_OUTPUTS_DIR"):
-            write_matrix(one.matrix, Path(outputs))
+            write_matrix(running.matrix, Path(outputs))
 
 
-def test_features(kit: _Kit) -> None:
+def test_features(kit: CellSession) -> None:
     """The features in the declaration of the backend are what its cells show."""
-    matrix = Matrix(kit.session.backend.name, torch_version())
     for cell in _CELLS:
         if matches(cell.name, FEATURE_CELLS.values()):
-            matrix.add(kit.run(cell), kit.expectations)
-    problems = feature_problems(matrix, kit.session.backend)
+            kit.checked(cell)
+    problems = feature_problems(kit.matrix, kit.backend)
     assert not problems, "\n\n".join(problems)
 
 
-def test_expectation_file(kit: _Kit) -> None:
+def test_expectation_file(kit: CellSession) -> None:
     """A file that says that the backend was not run is not used where it runs."""
-    problem = kit.expectations.run_problem(kit.session.missing_need(_CELLS[0].world_size))
+    problem = kit.expectations.run_problem(kit.missing_need(_CELLS[0].world_size))
     assert not problem, problem
 
 
 @pytest.mark.parametrize("cell", _CELLS, ids=[cell.name for cell in _CELLS])
-def test_cell(kit: _Kit, cell: Cell) -> None:
+def test_cell(kit: CellSession, cell: Cell) -> None:
     """The cell ends as the contract asks for, or as the expectation file says."""
-    result = kit.run(cell)
-    kit.matrix.add(result, kit.expectations)
+    result, problem = kit.checked(cell)
     if result.status is Status.NOT_RUN:
         pytest.skip(result.detail)
-    if problem := kit.expectations.problem(result):
+    if problem:
         pytest.fail(problem, pytrace=False)
 
 

@@ -22,6 +22,7 @@ import datetime
 import functools
 import importlib.metadata
 import json
+import operator
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -37,6 +38,7 @@ SCHEMA = 1
 # Key of a row to its type. The status "not run" leaves out cells that do not end alike every time.
 _REQUIRED = {"cells": tuple[str, ...], "status": Status, "reason": str, "link": str, "until": str}
 _OPTIONAL = {"except": tuple[str, ...], "torch": str}
+_COMPARE = {">=": operator.ge, "<=": operator.le, "==": operator.eq, "<": operator.lt, ">": operator.gt}
 _CONDITION = re.compile(r"(>=|<=|==|<|>)(\d+)\.(\d+)")
 # A reason has to say something.
 _LEAST_REASON = 10
@@ -216,34 +218,19 @@ def _row(path: str | Path, number: int, entry: Any, today: datetime.date) -> Row
         raise _bad(path, f"{where}: until = {values['until']!r}; expected a date such as 2027-06-30") from None
     if until < today:
         raise _bad(path, f"{where} ({', '.join(values['cells'])}) was to be looked at again by {until}")
-    is_active = _holds(path, where, values["torch"])
-    return Row(
-        number,
-        values["cells"],
-        values["except"],
-        values["status"],
-        values["reason"],
-        values["link"],
-        until,
-        is_active,
-    )
+    covers = (values["cells"], values["except"], values["status"])
+    return Row(number, *covers, values["reason"], values["link"], until, _holds(path, where, values["torch"]))
 
 
 def _holds(path: str | Path, where: str, conditions: str) -> bool:
     """Return whether all conditions, such as ">=2.13,<2.15", hold for the installed torch."""
-    major, minor = (int(part) for part in torch_version().split(".")[:2])
+    major, minor = torch_version().split(".")[:2]
+    ours = (int(major), int(minor))
     holds = True
     for condition in filter(None, conditions.split(",")):
         if (found := _CONDITION.fullmatch(condition.strip())) is None:
             raise _bad(path, f"{where}: torch = {conditions!r}; expected conditions such as >=2.13,<2.15")
-        ours, other = (major, minor), (int(found[2]), int(found[3]))
-        holds &= {
-            ">=": ours >= other,
-            "<=": ours <= other,
-            "==": ours == other,
-            "<": ours < other,
-            ">": ours > other,
-        }[found[1]]
+        holds &= _COMPARE[found[1]](ours, (int(found[2]), int(found[3])))
     return holds
 
 

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
 from datetime import timedelta
-from types import ModuleType
 from typing import Any
 
 from dist_testing.conformance.axes import members
@@ -20,23 +19,6 @@ class WrongError(AssertionError):
 
 class AbsentError(Exception):
     """This torch has no such function."""
-
-
-class Groups:
-    """The sub-groups of a world, each made once. All ranks ask for the same groups in the same order."""
-
-    def __init__(self) -> None:
-        self._made: dict[str, Any] = {}
-
-    def get(self, dist: ModuleType, name: str, size: int) -> Any:
-        """Return the handle of a group; None for the default group by None."""
-        if name == WHOLE:
-            return None
-        if name == "world":
-            return dist.group.WORLD
-        if name not in self._made:
-            self._made[name] = dist.new_group(list(members(name, size)))
-        return self._made[name]
 
 
 class Kit:
@@ -54,15 +36,8 @@ class Kit:
         backend: torch's name of the backend.
     """
 
-    def __init__(self, cell: Cell, world: RankWorld, groups: Groups, number: int) -> None:
-        """Make the kit of one cell.
-
-        Args:
-            cell: The cell.
-            world: The rank's world.
-            groups: The sub-groups of the world.
-            number: Number of the cell in its world, for keys of the store.
-        """
+    def __init__(self, cell: Cell, world: RankWorld, groups: dict[str, Any], number: int) -> None:
+        """Make the kit of the cell of this number in its world; `groups` are those that the world has made."""
         # Only ranks import it.
         import torch
         import torch.distributed as dist
@@ -83,16 +58,20 @@ class Kit:
         self.mine: list[Any] = []
 
     def group(self, name: str) -> Any:
-        """Return the handle of a group by its name (`groups.GROUPS`)."""
-        return self._groups.get(self.dist, name, self.size)
+        """Return the handle of a group by its name (`axes.GROUPS`); None for the default group by None.
+
+        Each group of a world is made once. All ranks ask for the same groups in the same order.
+        """
+        if name in (WHOLE, "world"):
+            return self.dist.group.WORLD if name == "world" else None
+        if name not in self._groups:
+            self._groups[name] = self.dist.new_group(list(members(name, self.size)))
+        return self._groups[name]
 
     def init(self, seconds: float | None = None, **more: Any) -> None:
-        """Make the default group of all ranks.
+        """Make the default group of all ranks, with the world's store, or with other arguments in `more`.
 
-        Args:
-            seconds: Its limit; None for torch's.
-            **more: More arguments of `torch.distributed.init_process_group`, or others in place of the world's own. By
-                default the group uses the world's store.
+        `seconds` is its limit; None for torch's.
         """
         if seconds is not None:
             more["timeout"] = timedelta(seconds=seconds)
@@ -100,13 +79,7 @@ class Kit:
         self.dist.init_process_group(self.backend, **{**own, **more})
 
     def new_group(self, ranks: Sequence[int] | None = None, seconds: float | None = None, **more: Any) -> Any:
-        """Make a group of this cell's own. The cell destroys it at its end.
-
-        Args:
-            ranks: Its global ranks; None for all.
-            seconds: Its limit; None for torch's.
-            **more: More arguments of `torch.distributed.new_group`.
-        """
+        """Make a group of these global ranks, by default of all. The cell destroys it at its end."""
         limit = None if seconds is None else timedelta(seconds=seconds)
         made = self.dist.new_group(None if ranks is None else list(ranks), timeout=limit, **more)
         self.mine.append(made)
@@ -136,11 +109,7 @@ class Kit:
         return f"cell/{self._number}/{name}"
 
     def meet(self) -> None:
-        """Wait until all ranks of the world have come here, by the store and not by the backend.
-
-        Raises:
-            torch.distributed.DistStoreError: If a rank does not come.
-        """
+        """Wait until all ranks of the world have come here, by the store and not by the backend."""
         self._meetings += 1
         key = self.key(f"meet/{self._meetings}")
         store = self.world.store
@@ -149,35 +118,19 @@ class Kit:
         store.wait([f"{key}/open"])
 
     def need(self, name: str) -> Any:
-        """Return a function of `torch.distributed` that not every version of torch has.
-
-        Raises:
-            AbsentError: If this one does not have it.
-        """
+        """Return a function of `torch.distributed`; raise `AbsentError` if this version of torch does not have it."""
         for module in (self.dist, self.c10d):
             if (found := getattr(module, name, None)) is not None:
                 return found
         raise AbsentError(f"torch {self.torch.__version__} has no {name}")
 
     def check(self, holds: Any, text: str) -> None:
-        """Check a fact.
-
-        Args:
-            holds: Whether it holds.
-            text: What was observed if it does not.
-
-        Raises:
-            WrongError: If it does not hold.
-        """
+        """Raise `WrongError` with a text about what was observed if something does not hold."""
         if not holds:
             raise WrongError(text)
 
     def equal(self, actual: Any, expected: Any, what: str) -> None:
-        """Check that two values are equal; tensors by their values and dtype.
-
-        Raises:
-            WrongError: If they are not.
-        """
+        """Raise `WrongError` if two values differ; tensors are compared by their values and dtype."""
         if isinstance(actual, self.torch.Tensor):
             actual = actual.detach().cpu()
             if not isinstance(expected, self.torch.Tensor):
@@ -189,13 +142,9 @@ class Kit:
         if not same:
             raise WrongError(f"{what} is {actual!r}; expected {expected!r}")
 
-    @contextmanager
+    @contextlib.contextmanager
     def raises(self, kinds: type[BaseException] | tuple[type[BaseException], ...], pattern: str = "") -> Iterator[None]:
-        """Check that the block raises an exception of a kind whose text contains a pattern.
-
-        Raises:
-            WrongError: If it raises none, another kind, or another text.
-        """
+        """Raise `WrongError` if the block raises none of these exceptions with a text that contains the pattern."""
         wanted = kinds.__name__ if isinstance(kinds, type) else " or ".join(kind.__name__ for kind in kinds)
         try:
             yield
@@ -210,11 +159,7 @@ class Kit:
         raise WrongError(f"no error; expected {wanted}{f' with {pattern!r}' if pattern else ''}")
 
     def refused(self, call: Callable[[], Any]) -> str:
-        """Call something that must fail with any clean error, and return the error's first line.
-
-        Raises:
-            WrongError: If it returns.
-        """
+        """Return the first line of the error that a call fails with; raise `WrongError` if it returns."""
         try:
             found = call()
             if found is not None and hasattr(found, "wait"):
@@ -227,11 +172,9 @@ class Kit:
         """Destroy the groups that the cell has made."""
         for group in reversed(self.mine):
             if group is not None and group != self.dist.GroupMember.NON_GROUP_MEMBER:
-                try:
+                # An error: the cell has destroyed it.
+                with contextlib.suppress(ValueError, AssertionError):
                     self.dist.destroy_process_group(group)
-                except (ValueError, AssertionError):
-                    # The cell has destroyed it.
-                    continue
 
 
 def first_line(error: BaseException) -> str:

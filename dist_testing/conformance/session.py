@@ -13,7 +13,9 @@ from pathlib import Path
 from types import TracebackType
 
 from dist_testing.conformance.cell import Cell, Observation, Result, Status
+from dist_testing.conformance.expectations import Expectations, torch_version
 from dist_testing.conformance.judge import judge
+from dist_testing.conformance.matrix import Matrix
 from dist_testing.conformance.on_rank.front_end import CellContext
 from dist_testing.core.engine.engine import Engine
 from dist_testing.core.engine.interrupts import raise_on_termination
@@ -60,6 +62,8 @@ class CellSession:
 
     Attributes:
         backend: The backend.
+        expectations: What is expected of it.
+        matrix: What it did.
     """
 
     def __init__(
@@ -68,6 +72,7 @@ class CellSession:
         budget: Budget | None = None,
         tell: Callable[[str], None] | None = None,
         *,
+        expectations: Expectations | None = None,
         preloads: bool = True,
         limit_s: float = CELL_LIMIT_S,
     ) -> None:
@@ -77,9 +82,13 @@ class CellSession:
             backend: The backend.
             budget: The time of the whole run; None for no limit.
             tell: Takes lines for the log; by default they go to the standard error.
-            limit_s: Limit of one cell, in seconds: what a hang costs at most.
+            expectations: What is expected of the backend; None for what the contract asks for.
             preloads: Whether the cells to come use functional collectives, whose modules then load before the ranks.
+            limit_s: Limit of one cell, in seconds: what a hang costs at most.
         """
+        self.expectations = expectations or Expectations()
+        self.matrix = Matrix(backend.name, torch_version())
+        self._results: dict[Cell, tuple[Result, str]] = {}
         # Cells compute little, and threads that wait for each other's turn on a busy machine would cost their limit.
         self.backend = dataclasses.replace(backend, env={"OMP_NUM_THREADS": "1", **backend.env})
         self._limit_s = limit_s
@@ -107,6 +116,14 @@ class CellSession:
         with contextlib.ExitStack() as stack:
             stack.callback(shutil.rmtree, self._directory, ignore_errors=True)
             stack.callback(self._engine.close)
+
+    def checked(self, cell: Cell) -> tuple[Result, str]:
+        """Run a cell once, enter it in the matrix, and return its result and `Expectations.problem`."""
+        if cell not in self._results:
+            result = self.run(cell, self.expectations.status_of(cell))
+            self.matrix.add(result, self.expectations)
+            self._results[cell] = result, self.expectations.problem(result)
+        return self._results[cell]
 
     def run(self, cell: Cell, expected: Status | None = None) -> Result:
         """Run a cell. If it ends otherwise than expected, run it again on ranks of its own, and return that result.

@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 import importlib
+import json
 import os
 import pickle
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from dist_testing.core.ground.case import CaseBody
-from dist_testing.core.ground.codec import Family
 from dist_testing.core.ground.error_text import message_of
 from dist_testing.core.launch.fresh import ThenBe
-from dist_testing.core.process.messages import Loader, RankStart
+from dist_testing.core.process.messages import RankStart
 from dist_testing.core.rank.rank_world import RankWorld
 from dist_testing.core.rank.reporter import Reporter
 from dist_testing.core.unittest.on_rank import pytest_skip_class
@@ -26,24 +25,10 @@ if TYPE_CHECKING:
     from torch._C._distributed_c10d import Store
 
 Call = Callable[[], Any]
+# The file with the call, in its folder, for ranks that are fresh interpreters.
+CALL_FILE = "call"
 # The folder of this library.
 _PACKAGE = f"{Path(__file__).parents[1]}{os.sep}"
-
-
-@dataclass(frozen=True, slots=True)
-class FunctionCall:
-    """A call of `dist_testing.run`; the content of a `CaseBody`.
-
-    Attributes:
-        name: Name of the function, for error texts.
-        folder: The folder that takes the values of the ranks.
-    """
-
-    name: str
-    folder: str
-
-
-FUNCTION_CALLS: Family[FunctionCall] = Family("call of a function", 1, (FunctionCall,))
 
 
 class CallRankContext:
@@ -88,8 +73,9 @@ class CallRankFrontEnd:
     def run(self, body: CaseBody, reporter: Reporter) -> None:
         """Call the function, and write its value."""
         reporter.phase("call")
-        given = FUNCTION_CALLS.from_wire(body.content)
-        call = _read_call(given.folder) if self._call is None else self._call
+        given = json.loads(body.content)
+        # The caller has written it, for its own ranks.
+        call = pickle.loads(Path(given["folder"], CALL_FILE).read_bytes()) if self._call is None else self._call
         try:
             value = call()
         except BaseException as error:
@@ -100,7 +86,7 @@ class CallRankFrontEnd:
             return
         # A process that the function has forked has no value of the rank.
         if not reporter.is_forked:
-            write_value(value, given.name, given.folder, self._rank)
+            write_value(value, given["name"], given["folder"], self._rank)
 
     def finish(self) -> None:
         """Destroy the groups."""
@@ -116,33 +102,8 @@ def _own_part(where: TracebackType | None) -> TracebackType | None:
     return where if rest is None else rest
 
 
-def call_loader(main: str) -> Loader:
-    """Return the loader of ranks that are fresh interpreters. `main` says how to import the caller's main module."""
-    return Loader(__name__, main)
-
-
 def load(state: str, then: ThenBe, test: str | None) -> NoReturn:
-    """Import the caller's main module; the rank imports the module of its function when it reads the call."""
+    """Import the caller's main module, which `state` names; reading the call imports the module of its function."""
     del test
     import_main(state)
     then(CallRankContext())
-
-
-def write_call(call: Call, folder: str) -> None:
-    """Write the call for ranks that are fresh interpreters.
-
-    Raises:
-        Exception: If it cannot be pickled.
-    """
-    call_file(folder).write_bytes(pickle.dumps(call))
-
-
-def call_file(folder: str) -> Path:
-    """Return the file with the call, for ranks that are fresh interpreters."""
-    return Path(folder, "call")
-
-
-def _read_call(folder: str) -> Call:
-    # The caller has written it, for its own ranks.
-    call: Call = pickle.loads(call_file(folder).read_bytes())
-    return call

@@ -5,11 +5,14 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import functools
+import json
 import os
+import pickle
 import sys
 import tempfile
 import threading
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 from dist_testing.core.engine.engine import Engine
@@ -21,9 +24,10 @@ from dist_testing.core.ground.error_text import summarise
 from dist_testing.core.ground.errors import UsageError
 from dist_testing.core.ground.spec import Spec
 from dist_testing.core.launch.isolation import FORK, Reuse, isolation_named
+from dist_testing.core.process.messages import Loader
 from dist_testing.core.session.session import Session, current_session
 from dist_testing.core.unittest.plain import main_module
-from dist_testing.functions.on_rank import FUNCTION_CALLS, CallRankContext, FunctionCall, call_loader, write_call
+from dist_testing.functions.on_rank import CALL_FILE, CallRankContext
 from dist_testing.functions.values import read_value
 
 # unittest leaves frames of modules with this mark out of its tracebacks.
@@ -101,7 +105,7 @@ class CallWorld:
             spec,
             session.engine.budget if session is not None else Budget(),
             CallRankContext(None if self._is_fresh else call),
-            call_loader(main_module()),
+            Loader(CallRankContext.__module__, main_module()),
             keeps_state=not self._is_fresh,
         )
         self.engine.events.subscribe(show, RankOutput, name="the ranks' output")
@@ -189,7 +193,7 @@ class CallWorld:
         self._folder = tempfile.mkdtemp(prefix="call-", dir=self.engine.prepare()[1].path)
         if self._is_fresh:
             _send(self._call, name, self._folder)
-        body = CaseBody("call", FUNCTION_CALLS.to_wire(FunctionCall(name, self._folder)).decode())
+        body = CaseBody("call", json.dumps({"name": name, "folder": self._folder}))
         return dataclasses.replace(self._case, body=body)
 
 
@@ -204,7 +208,7 @@ def _send(call: Callable[[], Any], name: str, folder: str) -> None:
         why = "its module is this interactive session, which has no file"
     else:
         try:
-            write_call(call, folder)
+            Path(folder, CALL_FILE).write_bytes(pickle.dumps(call))
             return
         except Exception as error:
             why = summarise(error)

@@ -16,49 +16,34 @@ import sys
 import threading
 import traceback
 import weakref
-from dataclasses import dataclass
+from collections.abc import Sequence
 from importlib.machinery import SourceFileLoader
 from multiprocessing import util
 from types import ModuleType
 from typing import Any
 
-from dist_testing.core.ground.codec import Family
 
+def run_as_main(path: str, arguments: Sequence[str], search_path: Sequence[str]) -> BaseException | None:
+    """Run the program to its end.
 
-@dataclass(frozen=True, slots=True)
-class ProgramCase:
-    """A program to run; the content of a `CaseBody`.
-
-    Attributes:
+    Args:
         path: Its file; absolute.
         arguments: Its `sys.argv`, which begins with the name of the file as the user wrote it.
         search_path: Its `sys.path`.
-    """
-
-    path: str
-    arguments: tuple[str, ...]
-    search_path: tuple[str, ...]
-
-
-PROGRAM_CASES: Family[ProgramCase] = Family("case of the program front end", 1, (ProgramCase,))
-
-
-def run_as_main(case: ProgramCase) -> BaseException | None:
-    """Run the program to its end.
 
     Returns:
         The exception that has ended it, also `SystemExit`; its traceback begins in the program. None if there was none.
     """
     _forget_handlers()
-    sys.argv[:] = case.arguments
-    sys.path[:] = case.search_path
+    sys.argv[:] = arguments
+    sys.path[:] = search_path
     # An interpreter that looked there for modules before may have cached what it saw.
     importlib.invalidate_caches()
-    main = _main_module(case.path)
+    main = _main_module(path)
     try:
         # Python reads the file only now, too: an error there belongs to the program.
-        with open(case.path, "rb") as file:
-            code = compile(file.read(), case.path, "exec", dont_inherit=True)
+        with open(path, "rb") as file:
+            code = compile(file.read(), path, "exec", dont_inherit=True)
         exec(code, vars(main))
     except BaseException as error:
         own = error.__traceback__

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import json
 import os
 from collections.abc import Sequence
 from typing import NoReturn
@@ -14,7 +15,7 @@ from dist_testing.core.rank.bootstrap import RankFrontEnd
 from dist_testing.core.rank.capture import flush_streams
 from dist_testing.core.rank.rank_world import RankWorld
 from dist_testing.core.rank.reporter import Reporter
-from dist_testing.programs.main_module import PROGRAM_CASES, end_as_main, exit_status, print_end, run_as_main
+from dist_testing.programs.main_module import end_as_main, exit_status, print_end, run_as_main
 
 # torch's name of the target's backend, such as "nccl", for `init_process_group`.
 BACKEND_VARIABLE = "DIST_TESTING_BACKEND"
@@ -76,7 +77,7 @@ class ProgramRankFrontEnd:
     def run(self, body: CaseBody, reporter: Reporter) -> None:
         """Run the program, wait for its threads, and run its exit handlers."""
         reporter.phase("call")
-        error = run_as_main(PROGRAM_CASES.from_wire(body.content))
+        error = run_as_main(*json.loads(body.content))
         status = exit_status(error)
         if error is not None:
             if status:

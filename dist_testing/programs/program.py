@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import json
 import os
 import shlex
 import warnings
@@ -15,7 +16,6 @@ from dist_testing.core.ground.case import Case, CaseBody
 from dist_testing.core.ground.errors import UsageError
 from dist_testing.core.ground.spec import Spec
 from dist_testing.core.launch.isolation import FORK, SPAWN, Isolation
-from dist_testing.programs.main_module import PROGRAM_CASES, ProgramCase
 
 # The name of the front end in a `CaseBody`.
 FRONT_END = "program"
@@ -49,8 +49,8 @@ class Program:
 
     def body(self, *, strict_calls: bool) -> CaseBody:
         """Return what the ranks run."""
-        case = ProgramCase(self.path, (self.name, *self.arguments), self.search_path)
-        return CaseBody(FRONT_END, PROGRAM_CASES.to_wire(case).decode(), strict_calls=strict_calls)
+        content = json.dumps([self.path, [self.name, *self.arguments], self.search_path])
+        return CaseBody(FRONT_END, content, strict_calls=strict_calls)
 
     def command(self, case: Case, spec: Spec) -> str:
         """Return the command that runs the program as a case of it has run."""

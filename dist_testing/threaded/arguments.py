@@ -77,9 +77,7 @@ def text_of(tensors: Tensors) -> str:
 def limit_of(opts: Any, timeout: timedelta | None = None) -> float | None:
     """Return the time limit of a call in seconds, or None where the group's own limit applies.
 
-    Args:
-        opts: c10d's options object, or None. c10d sets a negative timeout where the user gave none.
-        timeout: The timeout of the object-style API; it goes before that of `opts`.
+    `timeout` of the object-style API goes before that of `opts`, which c10d sets to a negative one by default.
     """
     timeout = timeout if timeout is not None else getattr(opts, "timeout", None)
     return timeout.total_seconds() if timeout is not None and timeout > timedelta() else None

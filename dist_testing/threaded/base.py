@@ -26,13 +26,6 @@ class GroupBase(dist.ProcessGroup):
 
     Methods have the names and arguments of `torch.distributed.ProcessGroup`. Ranks in arguments are ranks of the group,
     from 0; error texts name ranks of the default group, as users do.
-
-    Args:
-        store: The group's own part of the store that its ranks share.
-        rank: This rank in the group, from 0.
-        shared: The state that the ranks of the group share.
-        world: The world of the ranks.
-        timeout_s: Time limit of a call that has none of its own, in seconds.
     """
 
     def __init__(self, store: Store, rank: int, shared: SharedGroup, world: ThreadWorld, timeout_s: float) -> None:
@@ -231,17 +224,17 @@ class GroupBase(dist.ProcessGroup):
         inputs: Tensors = (),
         note: str = "",
     ) -> ThreadWork:
-        """Make this rank's call of a collective.
+        """Make this rank's call of the collective that `torch.distributed` calls `name`.
 
         Args:
-            name: Name of the function of `torch.distributed`.
+            name: The name.
             signature: The values that have to be equal on all ranks, beside the name.
             contribution: This rank's contribution to `move`.
             move: Does the work for all ranks.
             results: The tensors that the call writes.
             limit_s: Time limit of the call in seconds; None for the group's.
             inputs: The tensors that the call only reads.
-            note: Text about the call before that about its tensors, for error texts.
+            note: Text before that about the tensors, for error texts.
         """
         self._check_is_usable(name)
         call = Call(name, (name, *signature), lambda: f"{note}{text_of(inputs or results)}")

@@ -58,10 +58,7 @@ def run_move(move: Callable[..., None], *args: Any, devices: Iterable[torch.devi
     The last rank to arrive does the work of all ranks. Which rank that is depends on timing, so the work must not
     appear in that rank's traces.
 
-    Args:
-        move: The function.
-        args: Its arguments.
-        devices: The accelerators that hold the tensors. Returns when their current streams are idle.
+    It returns when the current streams of `devices`, the accelerators that hold the tensors, are idle.
     """
     has_grad = torch.is_grad_enabled()
     # torch.no_grad() takes longer than a small collective.
@@ -89,12 +86,10 @@ def settle(devices: Iterable[torch.device]) -> None:
 
 
 def parts(tensor: Tensor, count: int) -> list[Tensor]:
-    """Cut a tensor into equal parts, as views without autograd.
+    """Cut a tensor into `count` equal parts, as views without autograd.
 
-    Args:
-        tensor: The tensor. If it is contiguous, the parts are one-dimensional slices of its elements in row-major
-            order; else they are slices along its first dimension.
-        count: Number of parts, at least 1.
+    The parts of a contiguous tensor are one-dimensional slices of its elements in row-major order; those of others are
+    slices along the first dimension.
 
     Raises:
         ValueError: If the tensor cannot be cut evenly.

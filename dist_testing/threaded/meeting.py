@@ -72,16 +72,9 @@ class SharedGroup:
         self._world.run_callbacks()
 
     def split(self, rank: int, ranks: Sequence[int]) -> SharedGroup | None:
-        """Let a rank take part in a split.
+        """Let a rank take part in a split by ranks of this group; return the new group, or None if it is no member.
 
         The k-th split call of each rank with the same ranks gives the same new group.
-
-        Args:
-            rank: The calling rank.
-            ranks: The ranks of the new group, by their numbers in this one.
-
-        Returns:
-            The state that the ranks of the new group share; None if the calling rank is not one of them.
         """
         self._splits_made[rank] += 1
         if rank not in ranks:
@@ -130,15 +123,8 @@ class SharedGroup:
     ) -> Collective:
         """Make a rank's next collective call. Does not wait for other ranks; the last rank to call does the work.
 
-        Args:
-            rank: The calling rank.
-            call: Its call.
-            contribution: Its contribution to `move`.
-            move: Does the work for all ranks; calls with equal signatures pass equivalent moves.
-            devices: The accelerators that hold the contribution.
-
-        Returns:
-            The collective, which the rank can wait for. It may have failed already.
+        Calls with equal signatures pass equivalent moves. `devices` are the accelerators that hold the contribution.
+        The collective that it returns may have failed already.
 
         Raises:
             PeerFailedError: If a rank of the world has failed.
@@ -179,8 +165,7 @@ class SharedGroup:
     def transfer(self, own: Transfer) -> None:
         """Start a send or a receive. Does not wait for the other rank; the second of the two does the copy.
 
-        Args:
-            own: The calling rank's send or receive. Its `peer` is set when a receive from any rank is paired.
+        The `peer` of a receive from any rank is set when it is paired.
 
         Raises:
             PeerFailedError: If a rank of the world has failed.

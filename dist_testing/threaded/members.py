@@ -84,12 +84,9 @@ class ThreadWorld:
     """
 
     def __init__(self, size: int, *, in_rank_order: bool, on_failure: Callable[[], None]) -> None:
-        """Create a world whose ranks have not started.
+        """Create a world of at least one rank. None has started, and only one runs at a time if `in_rank_order`.
 
-        Args:
-            size: Number of ranks, at least 1.
-            in_rank_order: Whether only one rank runs at a time; see `Turns`.
-            on_failure: Called once, when the first rank fails.
+        `on_failure` is called once, when the first rank fails.
         """
         self.size = size
         self._on_failure = on_failure
@@ -141,12 +138,7 @@ class ThreadWorld:
         gate.acquire()
 
     def leave(self, member: Member, *, is_rank_thread: bool) -> None:
-        """Take off a thread of a rank that is about to end, and end the waits that this makes hopeless.
-
-        Args:
-            member: The rank.
-            is_rank_thread: Whether it is the rank's own thread, not one that the rank started.
-        """
+        """Take off a thread of a rank that is about to end, its own or one that it started; end hopeless waits."""
         with self.lock:
             self._busy -= 1
             member.threads -= 1
@@ -189,14 +181,9 @@ class ThreadWorld:
         del self._on_failure
 
     def wait(self, operation: Operation, call: Call, limit_s: float, *, fails_operation: bool) -> None:
-        """Block until an operation is done.
+        """Block until an operation is done, for at most `limit_s` seconds.
 
-        Args:
-            operation: The operation.
-            call: The call that waits.
-            limit_s: Time limit of the wait, in seconds, at least 0.
-            fails_operation: Whether the operation fails on all ranks when the limit is reached; else only this wait
-                fails.
+        At the limit the operation fails on all ranks if `fails_operation`; else only this wait fails.
 
         Raises:
             CollectiveError: If the operation fails, or is not done within the limit.
@@ -249,13 +236,9 @@ class ThreadWorld:
         return None if fails_operation else failure
 
     def finish(self, operation: Operation, failure: Failure | None) -> None:
-        """End an operation and wake the threads that wait for it.
+        """End an operation that is not done, with success if `failure` is None, and wake the threads that wait for it.
 
         The caller holds the lock; after it has released the lock, it has to call `run_callbacks`.
-
-        Args:
-            operation: The operation. Nothing happens if it is done already.
-            failure: Why it failed; None for success.
         """
         if operation.is_done:
             return

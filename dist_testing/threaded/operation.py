@@ -17,10 +17,8 @@ from dist_testing.core.ground.errors import CollectiveError
 def call_site(frame: FrameType | None = None) -> str:
     """Return the line of the user's code that made a call, such as "test_sum.py:12 in test_sum".
 
-    That is the innermost frame that belongs neither to torch, nor to this package, nor to the standard library.
-
-    Args:
-        frame: The innermost frame to consider; the caller's by default.
+    That is the innermost frame, from `frame` or the caller's on, that belongs neither to torch, nor to this package,
+    nor to the standard library.
     """
     if frame is None:
         frame = sys._getframe(1)

@@ -46,12 +46,7 @@ class FailedRanks(list[tuple[int, ExcInfo]]):
     """
 
     def __init__(self, result: CaseResult, errors: Iterable[tuple[int, BaseException]]) -> None:
-        """Make the list.
-
-        Args:
-            result: The result of the case.
-            errors: The exceptions of the ranks, in the order in which they were raised.
-        """
+        """Make the list from the exceptions of the ranks, in the order in which they were raised."""
         raised = list(errors)
         known = {rank for rank, _ in raised}
         # A rank that runs on, or that could not be started, has no exception.
@@ -80,9 +75,6 @@ def _stand_in(outcome: RankOutcome) -> BaseException:
 def check_entries(failed_ranks: Sequence[tuple[int, Any]]) -> None:
     """Judge a list that a class has made itself, or changed: a failure counts more than a skip.
 
-    Args:
-        failed_ranks: Pairs of a rank and a `sys.exc_info()`.
-
     Raises:
         RuntimeError: If a rank failed, or did not end in time.
         unittest.SkipTest: If ranks have skipped, and none failed.
@@ -103,12 +95,7 @@ def check_entries(failed_ranks: Sequence[tuple[int, Any]]) -> None:
 
 
 class RankThread:
-    """A handle of one rank, with the names that a `threading.Thread` has for it.
-
-    Attributes:
-        rank: Which rank.
-        name: For messages.
-    """
+    """A handle of one rank, with the names that a `threading.Thread` has for it."""
 
     def __init__(self, ranks: RankThreads, rank: int) -> None:
         self._ranks = ranks
@@ -116,11 +103,7 @@ class RankThread:
         self.name = f"rank {rank}"
 
     def join(self, timeout: float | None = None) -> None:
-        """Run all ranks to the end of the test, if they have not run yet. The test has its own limit.
-
-        Args:
-            timeout: Has no effect.
-        """
+        """Run all ranks to the end of the test, if they have not run yet. `timeout` has no effect: the test has one."""
         del timeout
         self._ranks.run()
 
@@ -133,15 +116,14 @@ class RankThreads(list[RankThread]):
     """The ranks of a test: prepared at first, and run once."""
 
     def __init__(self, cls: type[Any], method: str, case: Case, *, tb_locals: bool, must_run: bool) -> None:
-        """Prepare the ranks.
+        """Prepare the ranks of a method of a `ThreadCase`.
 
         Args:
-            cls: The test class, a `ThreadCase`.
+            cls: The test class.
             method: Its method.
             case: The case.
             tb_locals: Whether tracebacks show local variables.
-            must_run: Whether a rank has failed if the class's `_run` returns without a call of
-                `run_test_with_threaded_pg`.
+            must_run: Whether the class leaves calling `run_test_with_threaded_pg` to its `_run`, which may forget it.
         """
         super().__init__(RankThread(self, rank) for rank in range(case.world_size))
         self.case = case

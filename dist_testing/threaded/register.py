@@ -31,10 +31,7 @@ def create_group(options: _DistributedBackendOptions, backend_options: object = 
 
     Does not wait for the other ranks. The ranks that pass the same store get the same group.
 
-    Args:
-        options: c10d's description of the group: its store, this rank in it, its size, the ranks of the default group
-            that it has (empty for the default group itself), and the time limit of its calls.
-        backend_options: Ignored; this backend has no options.
+    `options` is c10d's description of the group; `backend_options` are ignored.
 
     Raises:
         UsageError: If the calling thread is no rank of a world of threads, if the rank is not below the size, or if

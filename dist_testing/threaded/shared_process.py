@@ -64,10 +64,7 @@ def read_ranks(directory: str | os.PathLike[str]) -> RankThreads:
 def blame(outcomes: Sequence[RankOutcome], directory: Path, log: str) -> tuple[RankOutcome, ...]:
     """Return the outcomes of ranks that are threads of one process, from those as if each were a process.
 
-    Args:
-        outcomes: One per rank.
-        directory: The world's folder.
-        log: The standard error of the process.
+    `directory` is the world's folder, and `log` the standard error of the process.
     """
     return waiting_for_skipped(blame_thread(outcomes, read_ranks(directory), log))
 
@@ -81,10 +78,7 @@ def stacks_by_rank(text: str, directory: Path) -> dict[int, str]:
 def blame_thread(outcomes: Sequence[RankOutcome], threads: RankThreads, log: str) -> tuple[RankOutcome, ...]:
     """Mark the rank that ended the process as the culprit, and the ranks that ended with it as victims.
 
-    Args:
-        outcomes: One per rank, as if each were a process: every rank that was still running was killed or exited.
-        threads: The ranks of the threads of the process.
-        log: The standard error of the process.
+    In `outcomes` every rank that was still running was killed or exited, as if each were a process.
     """
     gone = [outcome for outcome in outcomes if outcome.kind in CRASHES and not outcome.text]
     if not gone:

@@ -90,13 +90,8 @@ def _run(call: Callable[[], Any], name: str, timeout: float | None, world_size: 
 
     def run_rank(rank: int, reporter: Reporter, limit_s: float) -> None:
         reporter.phase("init")
-        dist.init_process_group(
-            BACKEND,
-            rank=rank,
-            world_size=world_size,
-            store=store,
-            timeout=timedelta(seconds=group_limit_s(limit_s)),
-        )
+        limit = timedelta(seconds=group_limit_s(limit_s))
+        dist.init_process_group(BACKEND, rank=rank, world_size=world_size, store=store, timeout=limit)
         reporter.phase("call")
         call()
 

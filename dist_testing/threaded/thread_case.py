@@ -138,12 +138,7 @@ class ThreadCase(WorldCase):
 
     @classmethod
     def _join_threads(cls, threads: Any, fn: Callable[[], Any]) -> None:
-        """Run the ranks, in the runner, and judge the test.
-
-        Args:
-            threads: `self.threads`: the ranks that `_spawn_threads` has prepared.
-            fn: The test method.
-        """
+        """Run `self.threads`, the ranks that `_spawn_threads` has prepared, in the runner, and judge the test."""
         cls._check_return_codes(threads.run(), threads.case.timeout_s, fn)
 
     @classmethod
@@ -185,13 +180,8 @@ class ThreadCase(WorldCase):
         """
         import torch.distributed as dist
 
-        dist.init_process_group(
-            BACKEND,
-            rank=rank,
-            world_size=world_size,
-            store=self.global_store,
-            timeout=timedelta(seconds=this_rank.timeout_s),
-        )
+        limit, store = timedelta(seconds=this_rank.timeout_s), self.global_store
+        dist.init_process_group(BACKEND, rank=rank, world_size=world_size, store=store, timeout=limit)
         this_rank.pipe.run(self, test_name)
 
     def assertEqualOnRank(self, x: Any, y: Any, msg: Any = None, *, rank: int = 0) -> None:

@@ -24,12 +24,7 @@ if TYPE_CHECKING:
 class ThreadWork(Work):
     """One rank's handle of an operation; every method means what it means for `torch.distributed.Work`.
 
-    Args:
-        world: The world of the rank.
-        operation: The operation.
-        call: The rank's call.
-        results: The tensors that the call writes, which `result()` and the future give.
-        timeout_s: Time limit of the operation, in seconds from the call on.
+    `results` are the tensors that the call writes; `timeout_s` is the limit of the operation from the call on.
     """
 
     def __init__(
@@ -132,11 +127,7 @@ class ThreadWork(Work):
 
 
 class JoinedWork(ThreadWork):
-    """Several works as one, as a coalescing manager returns them.
-
-    Args:
-        works: At least one work, in the order of the calls.
-    """
+    """At least one work, as one, in the order of the calls: what a coalescing manager returns."""
 
     def __init__(self, works: Sequence[ThreadWork]) -> None:
         last = works[-1]

@@ -12,7 +12,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import NoReturn
 
-from dist_testing.core.ground.budget import MAX_TIMEOUT_S
 from dist_testing.core.ground.errors import CollectiveTimeoutError, LaunchError, UsageError
 from dist_testing.core.ground.spec import check_world_size
 from dist_testing.core.process.stacks import stack_of
@@ -70,10 +69,7 @@ def fail_world(error: BaseException) -> None:
 def report_end(body: Callable[[], None], reporter: Reporter, end_process: Callable[[int], NoReturn]) -> None:
     """Run the body of a rank on its thread, and report an error that it raises.
 
-    Args:
-        body: The test.
-        reporter: Of the rank.
-        end_process: Ends a child that the test has forked, and that has reached the end of the test.
+    `end_process` ends a child that the test has forked, and that has reached the end of the test.
 
     Raises:
         _RankFailedError: If the rank has failed.
@@ -106,21 +102,15 @@ def run_on_threads(body: Callable[[int], None], world_size: int, *, timeout_s: f
     Args:
         body: The test. Any exception that it raises, `SystemExit` included, becomes the rank's outcome.
         world_size: Number of ranks, from 1 to `MAX_WORLD_SIZE`.
-        timeout_s: Time until the deadline, in seconds, positive and at most `MAX_TIMEOUT_S`.
+        timeout_s: Time until the deadline, in seconds.
 
     Returns:
         One outcome per rank, in the order of ranks.
 
     Raises:
-        UsageError: If `world_size`, `timeout_s` or the environment variable `ORDER_VARIABLE` is out of range.
+        UsageError: If `world_size` or the environment variable `ORDER_VARIABLE` is out of range.
     """
     check_world_size("run_on_threads", world_size, "Give a number in that range.")
-    if not 0 < timeout_s <= MAX_TIMEOUT_S:
-        raise UsageError(
-            f"timeout_s = {timeout_s!r} for ranks that are threads.\n"
-            f"A run needs a time limit above 0 and up to {MAX_TIMEOUT_S:.0e} seconds.\n"
-            "Pass a number of seconds in that range."
-        )
     order = os.environ.get(ORDER_VARIABLE, "")
     if order not in ("", "ranks"):
         raise UsageError(

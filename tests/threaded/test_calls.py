@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-from typing import Any
 
 import pytest
 import torch
@@ -18,40 +17,6 @@ def given(work: dist.Work | None) -> dist.Work:
     """Return the work, which c10d does not return to ranks outside of the group."""
     assert work is not None
     return work
-
-
-def test_a_ring_of_sends_and_receives() -> None:
-    """The simplest pattern with both a send and a receive on every rank."""
-
-    def body(rank: int) -> None:
-        size = dist.get_world_size()
-        taken = torch.zeros(3)
-        sent = given(dist.isend(torch.full((3,), float(rank)), (rank + 1) % size))
-        assert (rank - 1) % size == dist.recv(taken, (rank - 1) % size)
-        sent.wait()
-        assert [float((rank - 1) % size)] * 3 == taken.tolist()
-
-    pass_on_threads(body)
-    pass_on_threads(body, 64)
-
-
-def test_transfers_of_one_tag_meet_in_order_and_tags_keep_them_apart() -> None:
-    """Otherwise pipelines would mix up their stages."""
-
-    def body(rank: int) -> None:
-        if rank == 0:
-            works = [given(dist.isend(torch.tensor([number]), 1, tag=number % 2)) for number in range(6)]
-        else:
-            odd, even = ([torch.zeros(1, dtype=torch.int64) for _ in range(3)] for _ in range(2))
-            works = [given(dist.irecv(tensor, 0, tag=1)) for tensor in odd]
-            works += [given(dist.irecv(tensor, 0, tag=0)) for tensor in even]
-        for work in works:
-            work.wait()
-        if rank == 1:
-            assert [1, 3, 5] == [int(tensor) for tensor in odd]
-            assert [0, 2, 4] == [int(tensor) for tensor in even]
-
-    pass_on_threads(body, 2)
 
 
 def test_a_receive_from_any_rank_tells_the_sender() -> None:
@@ -93,40 +58,6 @@ def test_a_rank_can_send_to_itself() -> None:
     pass_on_threads(body, 2)
 
 
-def test_batches_of_transfers_go_out_together() -> None:
-    """batch_isend_irecv starts all transfers and creates no threads for them."""
-
-    def body(rank: int) -> None:
-        size = dist.get_world_size()
-        # From here on, the threads of all ranks exist.
-        dist.barrier()
-        threads = threading.active_count()
-        taken = [torch.zeros(1) for _ in range(size)]
-        ops = [dist.P2POp(dist.isend, torch.tensor([float(rank)]), peer) for peer in range(size) if peer != rank]
-        ops += [dist.P2POp(dist.irecv, taken[peer], peer) for peer in range(size) if peer != rank]
-        works = dist.batch_isend_irecv(ops)
-        assert threads >= threading.active_count()
-        for work in works:
-            work.wait()
-        assert [float(peer) if peer != rank else 0.0 for peer in range(size)] == [tensor.item() for tensor in taken]
-
-    pass_on_threads(body)
-
-
-def test_object_lists_are_sent_and_received() -> None:
-    """Each object list is two transfers: the sizes, then the bytes."""
-
-    def body(rank: int) -> None:
-        objects: list[Any] = [{"a": 1}, "b"] if rank == 0 else [None, None]
-        if rank == 0:
-            dist.send_object_list(objects, 1)
-        else:
-            assert 0 == dist.recv_object_list(objects, 0)
-        assert [{"a": 1}, "b"] == objects
-
-    pass_on_threads(body, 2)
-
-
 @pytest.mark.parametrize("taken", [torch.zeros(3), torch.zeros(2, dtype=torch.int64)], ids=["size", "dtype"])
 def test_a_send_that_does_not_fit_its_receive_is_an_error_on_both(taken: torch.Tensor) -> None:
     """Real groups may write past the end of the output, or cut the value off."""
@@ -161,19 +92,6 @@ def test_an_async_call_does_not_wait_for_the_other_ranks() -> None:
         assert 3 == tensor.item()
         assert tensor is work.result()[0]
         work.wait()
-
-    pass_on_threads(body, 2)
-
-
-def test_many_works_can_be_open_and_waited_for_in_any_order() -> None:
-    """The two ranks wait in opposite orders."""
-
-    def body(rank: int) -> None:
-        tensors = [torch.tensor([float(number)]) for number in range(10)]
-        works = [given(dist.all_reduce(tensor, async_op=True)) for tensor in tensors]
-        for work in works if rank else reversed(works):
-            work.wait()
-        assert [2.0 * number for number in range(10)] == [tensor.item() for tensor in tensors]
 
     pass_on_threads(body, 2)
 
@@ -235,49 +153,6 @@ def test_a_future_is_woken_by_another_ranks_failure() -> None:
     errors = errors_of(body, 2)
     assert isinstance(errors[0], ValueError)
     assert "Rank 0 has failed" in str(errors[1])
-
-
-@pytest.mark.filterwarnings("ignore::FutureWarning")
-@pytest.mark.parametrize("is_async", [False, True])
-def test_a_coalescing_manager_makes_one_call_of_many(is_async: bool) -> None:
-    """Both paths of torch's manager: one coalesced call, and single calls between start and end."""
-
-    def body(rank: int) -> None:
-        size = dist.get_world_size()
-        tensors = [torch.full((2,), float(rank + number)) for number in range(3)]
-        with dist.distributed_c10d._coalescing_manager(async_ops=is_async) as manager:
-            for tensor in tensors:
-                dist.all_reduce(tensor)
-        if is_async:
-            manager.wait()
-        assert [6.0 + size * number for number in range(3)] == [tensor[0].item() for tensor in tensors]
-
-        outputs = [torch.zeros(size) for _ in range(2)]
-        with dist.distributed_c10d._coalescing_manager(async_ops=is_async) as manager:
-            for number, output in enumerate(outputs):
-                dist.all_gather_into_tensor(output, torch.tensor([float(rank * number)]))
-        if is_async:
-            manager.wait()
-        assert [[0.0] * size, [float(sender) for sender in range(size)]] == [output.tolist() for output in outputs]
-
-        outputs = [torch.zeros(1) for _ in range(2)]
-        with dist.distributed_c10d._coalescing_manager(async_ops=is_async) as manager:
-            for number, output in enumerate(outputs):
-                dist.reduce_scatter_tensor(output, torch.arange(size) * float(number))
-        if is_async:
-            manager.wait()
-        assert [0.0, float(size * rank)] == [output.item() for output in outputs]
-
-        group = default_group()
-        tensors = [torch.full((1,), float(rank)) for _ in range(2)]
-        with dist.distributed_c10d._coalescing_manager(device=torch.device("cpu"), async_ops=is_async) as manager:
-            for tensor in tensors:
-                group.broadcast(tensor, root=2)
-        if is_async:
-            manager.wait()
-        assert [2.0, 2.0] == [tensor.item() for tensor in tensors]
-
-    pass_on_threads(body)
 
 
 def test_the_object_style_api_takes_plain_arguments() -> None:

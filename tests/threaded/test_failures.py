@@ -312,14 +312,11 @@ def test_after_a_failure_the_other_ranks_have_little_time(monkeypatch: pytest.Mo
     assert "go_on.wait" in outcomes[1].stack or "in wait" in outcomes[1].stack
 
 
-@pytest.mark.parametrize(
-    ("world_size", "timeout_s"),
-    [(0, 1.0), (-1, 1.0), (5000, 1.0), (2, 0.0), (2, float("nan")), (2, float("inf"))],
-)
-def test_a_run_refuses_arguments_out_of_range(world_size: int, timeout_s: float) -> None:
+@pytest.mark.parametrize("world_size", [0, -1, 5000])
+def test_a_run_refuses_a_size_out_of_range(world_size: int) -> None:
     """Otherwise a world without ranks would pass, or the user would get a traceback of this library."""
     with pytest.raises(UsageError):
-        run_on_threads(lambda rank: None, world_size, timeout_s=timeout_s)
+        run_on_threads(lambda rank: None, world_size, timeout_s=1.0)
 
 
 def test_a_group_that_was_destroyed_says_so() -> None:

@@ -10,44 +10,18 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
-import torch.distributed._functional_collectives as funcol
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.nn.parallel import DistributedDataParallel
 
 from dist_testing.threaded.members import current_member
-from tests.threaded.worlds_of_threads import default_group, pass_on_threads
+from tests.threaded.worlds_of_threads import pass_on_threads
 
 
-def test_sub_groups_work_independently() -> None:
-    """Created by all ranks or by their members alone; each group numbers its ranks from 0."""
+def test_the_world_forgets_a_group_that_all_its_ranks_have_destroyed() -> None:
+    """Otherwise a process that makes many groups grows."""
 
     def body(rank: int) -> None:
-        evens, odds = dist.new_group([0, 2]), dist.new_group([1, 3])
-        own = odds if rank % 2 else evens
-        tensor = torch.tensor([float(rank)])
-        dist.all_reduce(tensor, group=own)
-        assert 2 + 2 * (rank % 2) == tensor.item()
-        assert rank // 2 == dist.get_rank(own)
-        assert [rank % 2, rank % 2 + 2] == dist.get_process_group_ranks(own)
-        tensor = torch.tensor([float(rank)])
-        dist.broadcast(tensor, src=rank % 2 + 2, group=own)
-        assert rank % 2 + 2 == tensor.item()
-
-        local = dist.new_group([0, 1] if rank < 2 else [2, 3], use_local_synchronization=True)
-        tensor = torch.tensor([float(rank)])
-        dist.all_reduce(tensor, group=local)
-        assert [1, 1, 5, 5][rank] == tensor.item()
-
-        halves, _ = dist.new_subgroups(2)  # type: ignore[no-untyped-call]  # torch's
-        dist.barrier(halves)
-        split = default_group().split_group([1, 3])
-        assert (split is None) == (rank % 2 == 0)
-        if split is not None:
-            tensor = torch.tensor([float(rank)])
-            split.allreduce(tensor).wait()
-            assert 4 == tensor.item()
-            assert (rank // 2, 2) == (split.rank(), split.size())
         for _ in range(50):
             group = dist.new_group([0, 1])
             if rank < 2:
@@ -56,7 +30,6 @@ def test_sub_groups_work_independently() -> None:
         member = current_member()
         assert member is not None
         dist.barrier()
-        # The world forgets a group that all its ranks have destroyed.
         assert 10 > len(member.world.groups)
 
     pass_on_threads(body)
@@ -95,36 +68,6 @@ def test_gradients_flow_in_a_process_whose_ranks_have_made_dtensors() -> None:
     leaf = torch.ones(2, requires_grad=True)
     (gradient,) = torch.autograd.grad(leaf.sum(), leaf)
     assert [1.0, 1.0] == gradient.tolist()
-
-
-# Newer torch has other names for them.
-@pytest.mark.filterwarnings("ignore::FutureWarning")
-def test_functional_collectives_and_their_backward_pass_work() -> None:
-    """torch calls them from C++, and finds the group by its name."""
-    from torch.distributed._functional_collectives import all_gather_tensor_autograd, reduce_scatter_tensor_autograd
-
-    def body(rank: int) -> None:
-        group = default_group()
-        tensor = torch.tensor([float(rank), 1.0])
-        assert [6.0, 4.0] == funcol.all_reduce(tensor, "sum", group).tolist()
-        gathered = funcol.all_gather_tensor(tensor, 0, group)
-        assert [0.0, 1.0, 1.0, 1.0, 2.0, 1.0, 3.0, 1.0] == gathered.tolist()
-        assert [4.0 * rank] == funcol.reduce_scatter_tensor(torch.arange(4.0), "sum", 0, group).tolist()
-        exchanged = funcol.all_to_all_single(torch.full((4,), float(rank)), None, None, group)
-        assert [0.0, 1.0, 2.0, 3.0] == exchanged.tolist()
-        assert [2.0] == funcol.broadcast(torch.tensor([float(rank)]), 2, group).tolist()
-
-        leaf = torch.tensor([float(rank + 1)], requires_grad=True)
-        gathered = all_gather_tensor_autograd(leaf, 0, group)
-        (gathered * torch.arange(4.0)).sum().backward()
-        assert leaf.grad is not None
-        assert [4.0 * rank] == leaf.grad.tolist()
-        leaf = torch.ones(4, requires_grad=True)
-        (reduce_scatter_tensor_autograd(leaf, "sum", 0, group) * float(rank)).sum().backward()
-        assert leaf.grad is not None
-        assert [0.0, 1.0, 2.0, 3.0] == leaf.grad.tolist()
-
-    pass_on_threads(body)
 
 
 def test_backward_runs_on_the_ranks_own_thread() -> None:

@@ -10,12 +10,12 @@ import time
 import warnings
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from dist_testing.conformance.axes import members
 from dist_testing.conformance.catalogue import cell_named
 from dist_testing.conformance.cell import WHOLE, Observation, Seen
-from dist_testing.conformance.kit import AbsentError, Groups, Kit, WrongError, first_line
+from dist_testing.conformance.kit import AbsentError, Kit, WrongError, first_line
 from dist_testing.conformance.rows.registry import script_of
 from dist_testing.core.ground.case import CaseBody
 from dist_testing.core.ground.codec import shape_of
@@ -45,11 +45,7 @@ class CellContext:
     """The rank context of a run of the kit."""
 
     def __init__(self, preloads: bool) -> None:
-        """Make the context.
-
-        Args:
-            preloads: Whether cells use functional collectives, whose first call imports modules for a second.
-        """
+        """Make the context. `preloads`: load the modules of functional collectives for all ranks, for a second."""
         self._preloads = preloads
         self._cases = 0
 
@@ -94,16 +90,11 @@ class CellFrontEnd:
     """Runs one cell after the other on one rank."""
 
     def __init__(self, store: Store | None = None, cases: int = 0) -> None:
-        """Make the front end of a rank.
-
-        Args:
-            store: Store that the ranks share; None for the one at the world's port.
-            cases: How many cells this process has run before.
-        """
+        """Make the front end of a rank. `store` is for ranks that are threads; `cases` counts those before this one."""
         self._store = store
         self._cases = cases
         self._world: RankWorld | None = None
-        self._groups = Groups()
+        self._groups: dict[str, Any] = {}
         self._number = 0
 
     def open(self, start: RankStart, reporter: Reporter) -> None:

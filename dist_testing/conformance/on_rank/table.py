@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
 from typing import Any
 
 from torch import Tensor
@@ -16,17 +15,8 @@ from dist_testing.conformance.on_rank.oracle import FACTOR, contribution, moved,
 from dist_testing.conformance.on_rank.tensors import Guarded, check_same, guarded
 
 
-@dataclass(slots=True)
-class _Call:
-    """One call: what to run, and what to compare when it is over."""
-
-    run: Callable[[bool], Any]
-    inputs: dict[str, Guarded] = field(default_factory=dict)
-    outputs: dict[str, tuple[Guarded, Tensor | None]] = field(default_factory=dict)
-
-
 class _Site:
-    """A call's place: the group with its ranks, and the tensors of the cell."""
+    """One call of a cell: the group with its ranks, and the tensors to compare when it is over."""
 
     def __init__(self, kit: Kit, call: int) -> None:
         cell = kit.cell
@@ -39,7 +29,8 @@ class _Site:
         self.place = self.ranks.index(self.me) if self.me in self.ranks else -1
         self.shape = SHAPES[cell.size]
         self.dtype = cell.dtype
-        self.made = _Call(lambda _: None)
+        self.inputs: dict[str, Guarded] = {}
+        self.outputs: dict[str, tuple[Guarded, Tensor | None]] = {}
 
     @property
     def root(self) -> int:
@@ -50,31 +41,25 @@ class _Site:
         by_place = self.cell.root.endswith("_in_group")
         return {f"group_{argument}": self.ranks.index(rank)} if by_place else {argument: rank}
 
-    def src(self) -> dict[str, int]:
-        return self.named("src", self.root)
-
-    def dst(self) -> dict[str, int]:
-        return self.named("dst", self.root)
-
     def _new(self, shape: Sequence[int]) -> Guarded:
         return guarded(shape, self.dtype, self.cell.layout, self.kit.device)
 
     def input(self, name: str, value: Tensor) -> Tensor:
         """Return a tensor that the backend may only read."""
         made = self._new(value.shape).fill(value)
-        self.made.inputs[name] = made
+        self.inputs[name] = made
         return made.view
 
     def output(self, name: str, expected: Tensor) -> Tensor:
         """Return a tensor that the backend has to write."""
         made = self._new(expected.shape).unlike(expected)
-        self.made.outputs[name] = (made, expected)
+        self.outputs[name] = (made, expected)
         return made.view
 
     def in_place(self, name: str, value: Tensor, expected: Tensor | None) -> Tensor:
         """Return a tensor that the backend reads and writes. Its result is undefined without an expected value."""
         made = self._new(value.shape).fill(value)
-        self.made.outputs[name] = (made, expected)
+        self.outputs[name] = (made, expected)
         return made.view
 
     def moved(self, source: int, part: int, shape: Sequence[int] | None = None) -> Tensor:
@@ -91,6 +76,11 @@ class _Site:
             return self.given(part)
         return reduced(self.cell.op, self.dtype, self.ranks, part, self.shape, self.call)
 
+    def bound(self, *given: Any, **more: Any) -> Callable[[bool], Any]:
+        """Return the call of the cell's operation with these arguments; it takes `async_op`."""
+        function = self.kit.need(self.cell.operation)
+        return lambda is_async: function(*given, **more, group=self.group, async_op=is_async)
+
     @property
     def op(self) -> Any:
         if self.cell.op == "premul_sum":
@@ -100,45 +90,44 @@ class _Site:
 
 def _all_reduce(site: _Site) -> Callable[[bool], Any]:
     tensor = site.in_place("tensor", site.given(0), site.reduced(0))
-    return lambda a: site.kit.dist.all_reduce(tensor, op=site.op, group=site.group, async_op=a)
+    return site.bound(tensor, op=site.op)
 
 
 def _all_reduce_coalesced(site: _Site) -> Callable[[bool], Any]:
     tensors = [site.in_place(f"tensor[{part}]", site.given(part), site.reduced(part)) for part in range(2)]
-    return lambda a: site.kit.dist.all_reduce_coalesced(tensors, op=site.op, group=site.group, async_op=a)
+    return site.bound(tensors, op=site.op)
 
 
 def _reduce(site: _Site) -> Callable[[bool], Any]:
     # The tensors of other ranks are undefined; a script looks at what becomes of them.
     expected = site.reduced(0) if site.me == site.root else None
     tensor = site.in_place("tensor", site.given(0), expected)
-    return lambda a: site.kit.dist.reduce(tensor, **site.dst(), op=site.op, group=site.group, async_op=a)
+    return site.bound(tensor, **site.named("dst", site.root), op=site.op)
 
 
 def _reduce_scatter(site: _Site) -> Callable[[bool], Any]:
     inputs = [site.input(f"input[{part}]", site.given(part)) for part in range(len(site.ranks))]
     output = site.output("output", site.reduced(site.place))
-    return lambda a: site.kit.dist.reduce_scatter(output, inputs, op=site.op, group=site.group, async_op=a)
+    return site.bound(output, inputs, op=site.op)
 
 
 def _reduce_scatter_tensor(site: _Site) -> Callable[[bool], Any]:
     whole = _joined(site, [site.given(part) for part in range(len(site.ranks))])
     source = site.input("input", whole)
     output = site.output("output", site.reduced(site.place))
-    call = site.kit.need(site.cell.operation)
-    return lambda a: call(output, source, op=site.op, group=site.group, async_op=a)
+    return site.bound(output, source, op=site.op)
 
 
 def _broadcast(site: _Site) -> Callable[[bool], Any]:
     value = site.moved(site.root, 0)
     tensor = site.input("tensor", value) if site.me == site.root else site.output("tensor", value)
-    return lambda a: site.kit.dist.broadcast(tensor, **site.src(), group=site.group, async_op=a)
+    return site.bound(tensor, **site.named("src", site.root))
 
 
 def _all_gather(site: _Site) -> Callable[[bool], Any]:
     outputs = [site.output(f"output[{index}]", site.moved(rank, 0)) for index, rank in enumerate(site.ranks)]
     source = site.input("input", site.moved(site.me, 0))
-    return lambda a: site.kit.dist.all_gather(outputs, source, group=site.group, async_op=a)
+    return site.bound(outputs, source)
 
 
 def _all_gather_coalesced(site: _Site) -> Callable[[bool], Any]:
@@ -147,14 +136,13 @@ def _all_gather_coalesced(site: _Site) -> Callable[[bool], Any]:
         for index, rank in enumerate(site.ranks)
     ]
     sources = [site.input(f"input[{part}]", site.moved(site.me, part)) for part in range(2)]
-    return lambda a: site.kit.dist.all_gather_coalesced(outputs, sources, group=site.group, async_op=a)
+    return site.bound(outputs, sources)
 
 
 def _all_gather_into_tensor(site: _Site) -> Callable[[bool], Any]:
     output = site.output("output", _joined(site, [site.moved(rank, 0) for rank in site.ranks]))
     source = site.input("input", site.moved(site.me, 0))
-    call = site.kit.need(site.cell.operation)
-    return lambda a: call(output, source, group=site.group, async_op=a)
+    return site.bound(output, source)
 
 
 def _gather(site: _Site) -> Callable[[bool], Any]:
@@ -162,7 +150,7 @@ def _gather(site: _Site) -> Callable[[bool], Any]:
     if site.me == site.root:
         outputs = [site.output(f"output[{index}]", site.moved(rank, 0)) for index, rank in enumerate(site.ranks)]
     source = site.input("input", site.moved(site.me, 0))
-    return lambda a: site.kit.dist.gather(source, outputs, **site.dst(), group=site.group, async_op=a)
+    return site.bound(source, outputs, **site.named("dst", site.root))
 
 
 def _scatter(site: _Site) -> Callable[[bool], Any]:
@@ -170,7 +158,7 @@ def _scatter(site: _Site) -> Callable[[bool], Any]:
     if site.me == site.root:
         inputs = [site.input(f"input[{index}]", site.moved(site.root, rank)) for index, rank in enumerate(site.ranks)]
     output = site.output("output", site.moved(site.root, site.me))
-    return lambda a: site.kit.dist.scatter(output, inputs, **site.src(), group=site.group, async_op=a)
+    return site.bound(output, inputs, **site.named("src", site.root))
 
 
 def _exchanged(site: _Site) -> tuple[list[Tensor], list[Tensor]]:
@@ -187,7 +175,7 @@ def _all_to_all(site: _Site) -> Callable[[bool], Any]:
     sent, got = _exchanged(site)
     inputs = [site.input(f"input[{index}]", value) for index, value in enumerate(sent)]
     outputs = [site.output(f"output[{index}]", value) for index, value in enumerate(got)]
-    return lambda a: site.kit.dist.all_to_all(outputs, inputs, group=site.group, async_op=a)
+    return site.bound(outputs, inputs)
 
 
 def _all_to_all_single(site: _Site) -> Callable[[bool], Any]:
@@ -198,7 +186,7 @@ def _all_to_all_single(site: _Site) -> Callable[[bool], Any]:
     sizes = ([len(part) for part in got], [len(part) for part in sent]) if uneven else (None, None)
     source = site.input("input", torch.cat(sent))
     output = site.output("output", torch.cat(got))
-    return lambda a: site.kit.dist.all_to_all_single(output, source, *sizes, group=site.group, async_op=a)
+    return site.bound(output, source, *sizes)
 
 
 def _ring(site: _Site) -> Callable[[bool], Any]:
@@ -282,26 +270,25 @@ def run_table_cell(kit: Kit) -> None:
         site = _Site(kit, number)
         if site.place < 0:
             return
-        site.made.run = _OPERATIONS[cell.operation](site)
-        calls.append(site.made)
+        calls.append((site, _OPERATIONS[cell.operation](site)))
     with warnings.catch_warnings():
         # Scripts check the warnings of deprecated functions.
         warnings.simplefilter("ignore", FutureWarning)
         if cell.mode == "async":
-            started = [_handles(call.run(True)) for call in calls]
+            started = [_handles(run(True)) for _, run in calls]
             for handles in reversed(started):
                 for handle in reversed(handles):
                     handle.wait()
         else:
-            for call in calls:
-                found = call.run(False)
+            for _, run in calls:
+                found = run(False)
                 kit.check(found is None, f"the call without async_op returned {type(found).__name__}; expected None")
     if kit.device.type != "cpu":
         kit.torch.get_device_module(kit.device.type).synchronize(kit.device)
     if cell.contract is Status.REFUSES and not is_defined(cell.op, cell.dtype):
         raise WrongError(f"returned a result, but {cell.op} of {cell.dtype} has no value")
-    for number, call in enumerate(calls):
-        _compare(call, f"call {number}: ")
+    for site, _ in calls:
+        _compare(site, f"call {site.call}: ")
 
 
 def _handles(found: Any) -> list[Any]:
@@ -311,10 +298,10 @@ def _handles(found: Any) -> list[Any]:
     return handles
 
 
-def _compare(call: _Call, prefix: str) -> None:
-    for name, (made, expected) in call.outputs.items():
+def _compare(site: _Site, prefix: str) -> None:
+    for name, (made, expected) in site.outputs.items():
         if expected is not None:
             check_same(prefix + name, made.view, expected)
         made.check_guards(prefix + name)
-    for name, made in call.inputs.items():
+    for name, made in site.inputs.items():
         made.check_unchanged(prefix + name)

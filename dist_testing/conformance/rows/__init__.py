@@ -6,25 +6,10 @@ These modules import no torch, because the runner imports them to know the cells
 from __future__ import annotations
 
 import importlib
-
-_MODULES = (
-    "asynchronous",
-    "barriers",
-    "coalescing",
-    "debug_wrapper",
-    "life",
-    "limits",
-    "methods",
-    "names_and_settings",
-    "objects",
-    "point_to_point",
-    "shared_rules",
-    "subgroups",
-    "values",
-)
+import pkgutil
 
 
 def load_scripts() -> None:
     """Import every module of scripts, which registers their cells."""
-    for name in _MODULES:
-        importlib.import_module(f"{__name__}.{name}")
+    for found in pkgutil.iter_modules(__path__):
+        importlib.import_module(f"{__name__}.{found.name}")
