@@ -1,10 +1,14 @@
 """Functions that every rank of a threaded world runs: scenarios that pass, for each front end to run in its own way.
 
-They show that each front end makes the same world. What the collectives do is checked by the conformance kit.
+The expected values come from plain arithmetic on the rank numbers. The tensors have two dimensions: a group that takes
+their number of elements for the size of the first dimension, or refuses more than one dimension, fails here.
 """
 
 from __future__ import annotations
 
+import functools
+import math
+import operator
 import threading
 from collections.abc import Callable
 from typing import Any
@@ -35,6 +39,13 @@ def _empty_rows(count: int) -> torch.Tensor:
     return torch.empty(count, 2, dtype=torch.int64)
 
 
+def broadcast_object_list() -> None:
+    """Broadcast objects, not only tensors, from the source."""
+    objects: list[object] = [{"from": _rank()}, (_rank(),)]
+    dist.broadcast_object_list(objects, src=1)
+    assert objects == [{"from": 1}, (1,)]
+
+
 def all_to_all_single_with_tensor_sizes() -> None:
     """Exchange rows with sizes that are tensors; each rank sends one, two, ... rows."""
     size, rank = _size(), _rank()
@@ -46,6 +57,67 @@ def all_to_all_single_with_tensor_sizes() -> None:
     sizes_in: Any = rows
     dist.all_to_all_single(output, sent, sizes_out, sizes_in)
     assert_close(output, _rows([rank + 10 * source for source in range(size) for _ in range(rank + 1)]))
+
+
+def all_to_all_single_with_list_sizes() -> None:
+    """Exchange rows: each rank sends nothing to itself and two rows to the next."""
+    size, rank = _size(), _rank()
+    previous = (rank - 1) % size
+    sizes_in = [2 if peer == (rank + 1) % size else 0 for peer in range(size)]
+    sizes_out = [2 if peer == previous else 0 for peer in range(size)]
+    output = _empty_rows(2)
+    dist.all_to_all_single(output, _rows([rank, rank + 10]), sizes_out, sizes_in)
+    assert_close(output, _rows([previous, previous + 10]))
+
+
+def all_to_all_single_without_sizes() -> None:
+    """Exchange equal shares, without sizes."""
+    size, rank = _size(), _rank()
+    output = _empty_rows(size)
+    dist.all_to_all_single(output, _rows([peer + 10 * rank for peer in range(size)]))
+    assert_close(output, _rows([rank + 10 * source for source in range(size)]))
+
+
+def all_to_all() -> None:
+    """Exchange lists of tensors."""
+    size, rank = _size(), _rank()
+    output = [torch.empty(3, 3) for _ in range(size)]
+    dist.all_to_all(output, [_full(peer + 10 * rank) for peer in range(size)])
+    for source, tensor in enumerate(output):
+        assert_close(tensor, _full(rank + 10 * source))
+
+
+def all_gather() -> None:
+    """Gather the tensors of all ranks on all ranks."""
+    output = [torch.empty(3, 3) for _ in range(_size())]
+    dist.all_gather(output, _full(_rank()))
+    for source, tensor in enumerate(output):
+        assert_close(tensor, _full(source))
+
+
+def gather() -> None:
+    """Gather the tensors of all ranks on one rank."""
+    output = [torch.empty(3, 3) for _ in range(_size())] if _rank() == 1 else None
+    dist.gather(_full(_rank()), output, dst=1)
+    for source, tensor in enumerate(output or []):
+        assert_close(tensor, _full(source))
+
+
+def broadcast_from_every_rank() -> None:
+    """Broadcast from every rank in turn."""
+    for source in range(_size()):
+        tensor = _full(_rank())
+        dist.broadcast(tensor, src=source)
+        assert_close(tensor, _full(source))
+
+
+def scatter() -> None:
+    """Scatter one part to each rank."""
+    for source in range(_size()):
+        parts = [_full(peer + 10 * source) for peer in range(_size())] if _rank() == source else None
+        output = torch.empty(3, 3)
+        dist.scatter(output, parts, src=source)
+        assert_close(output, _full(_rank() + 10 * source))
 
 
 def default_roots() -> None:
@@ -73,11 +145,61 @@ def default_roots() -> None:
     assert own == [f"for {rank}"]
 
 
+def reduce_scatter_sum() -> None:
+    """Give each rank its part of the sum."""
+    output = torch.empty(3, 3)
+    dist.reduce_scatter(output, [_full(part + _rank()) for part in range(_size())])
+    assert_close(output, _full(_size() * _rank() + sum(range(_size()))))
+
+
+def reduce_scatter_avg() -> None:
+    """Give each rank its part of the mean."""
+    output = torch.empty(3, 3)
+    dist.reduce_scatter(output, [_full(part + _rank()) for part in range(_size())], op=dist.ReduceOp.AVG)
+    assert_close(output, _full(_rank() + sum(range(_size())) / _size()))
+
+
 def all_reduce_sum() -> None:
     """Sum over all ranks, the most used collective."""
     tensor = _full(_rank() + 1)
     dist.all_reduce(tensor)
     assert_close(tensor, _full(sum(range(1, _size() + 1))))
+
+
+def all_reduce_with_arithmetic_ops() -> None:
+    """Reduce integers and floats with product, minimum and maximum."""
+    values = range(1, _size() + 1)
+    for dtype in (torch.int64, torch.float32):
+        for op, expected in (
+            (dist.ReduceOp.PRODUCT, math.prod(values)),
+            (dist.ReduceOp.MIN, 1),
+            (dist.ReduceOp.MAX, _size()),
+        ):
+            tensor = torch.full((3, 3), _rank() + 1, dtype=dtype)
+            dist.all_reduce(tensor, op=op)
+            assert_close(tensor, torch.full((3, 3), expected, dtype=dtype))
+
+
+def all_reduce_with_bitwise_ops() -> None:
+    """Reduce integers with and, or, exclusive or."""
+    values = [(1 << 8) | (1 << rank) for rank in range(_size())]
+    for op, function in (
+        (dist.ReduceOp.BAND, operator.and_),
+        (dist.ReduceOp.BOR, operator.or_),
+        (dist.ReduceOp.BXOR, operator.xor),
+    ):
+        tensor = torch.full((3, 3), values[_rank()])
+        dist.all_reduce(tensor, op=op)
+        assert_close(tensor, torch.full((3, 3), functools.reduce(function, values)))
+
+
+def all_reduce_coalesced() -> None:
+    """Reduce several tensors in one call."""
+    tensors = [_full(_rank()), _full(_rank() + 1, 5, 2)]
+    dist.all_reduce_coalesced(tensors)
+    total = sum(range(_size()))
+    assert_close(tensors[0], _full(total))
+    assert_close(tensors[1], _full(total + _size(), 5, 2))
 
 
 def sub_groups() -> None:
@@ -128,9 +250,22 @@ def autograd_backward_sees_the_group() -> None:
 
 
 BODIES: tuple[Callable[[], None], ...] = (
+    broadcast_object_list,
     all_to_all_single_with_tensor_sizes,
+    all_to_all_single_with_list_sizes,
+    all_to_all_single_without_sizes,
+    all_to_all,
+    all_gather,
+    gather,
+    broadcast_from_every_rank,
+    scatter,
     default_roots,
+    reduce_scatter_sum,
+    reduce_scatter_avg,
     all_reduce_sum,
+    all_reduce_with_arithmetic_ops,
+    all_reduce_with_bitwise_ops,
+    all_reduce_coalesced,
     sub_groups,
     group_from_another_thread,
     autograd_backward_sees_the_group,

@@ -155,6 +155,23 @@ def test_a_future_is_woken_by_another_ranks_failure() -> None:
     assert "Rank 0 has failed" in str(errors[1])
 
 
+@pytest.mark.parametrize("is_async", [False, True])
+def test_a_coalescing_manager_waits_for_every_call(is_async: bool) -> None:
+    """With a device the calls start one by one. If this fails, a rank reads the tensors of the later ones too early."""
+
+    def body(rank: int) -> None:
+        group = default_group()
+        tensors = [torch.full((1,), float(rank)) for _ in range(10)]
+        with dist.distributed_c10d._coalescing_manager(device=torch.device("cpu"), async_ops=is_async) as manager:
+            for tensor in tensors:
+                group.broadcast(tensor, root=2)
+        if is_async:
+            manager.wait()
+        assert [2.0] * 10 == [tensor.item() for tensor in tensors]
+
+    pass_on_threads(body)
+
+
 def test_the_object_style_api_takes_plain_arguments() -> None:
     """torch's newer examples call the methods of the group this way."""
 
