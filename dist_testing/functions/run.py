@@ -100,21 +100,13 @@ def _show(event: RankOutput) -> None:
 
 
 def _check(subject: str, fn: object, args: object, kwargs: object, timeout: object) -> None:
+    is_named = kwargs is None or (isinstance(kwargs, Mapping) and all(isinstance(key, str) for key in kwargs))
+    limit = f"a number of seconds above 0, up to {MAX_TIMEOUT_S}"
     for name, value, expected, is_right in (
         ("fn", fn, "a function", callable(fn)),
         ("args", args, "a tuple", isinstance(args, tuple)),
-        (
-            "kwargs",
-            kwargs,
-            "a dict with names as keys",
-            kwargs is None or (isinstance(kwargs, Mapping) and all(isinstance(key, str) for key in kwargs)),
-        ),
-        (
-            "timeout",
-            timeout,
-            f"a number of seconds above 0, up to {MAX_TIMEOUT_S}",
-            timeout is None or is_timeout(timeout),
-        ),
+        ("kwargs", kwargs, "a dict with names as keys", is_named),
+        ("timeout", timeout, limit, timeout is None or is_timeout(timeout)),
     ):
         if not is_right:
             raise UsageError(

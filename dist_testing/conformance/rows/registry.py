@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from functools import partial
 from typing import Any
 
@@ -18,7 +18,7 @@ _cells: list[Cell] = []
 def script(
     row: str | Mapping[str, str],
     name: str,
-    worlds: Iterable[int] = (1,),
+    worlds: Collection[int] = (1,),
     *,
     each: Collection[str] = (),
     group: str = "",
