@@ -26,7 +26,6 @@ _NAME_CHARACTERS = "abcdefghijklmnopqrstuvwxyz0123456789_"
 
 # Keys of a declaration: how dist_py_test knows a value of declare_backend.
 BACKEND_KEYS = [
-    "aborts",
     "binds_device",
     "deps",
     "device",
@@ -60,7 +59,6 @@ def declare_backend(
         env = {},
         in_process = False,
         binds_device = False,
-        aborts = False,
         ends_with_process = False,
         records_calls = False,
         shares_gpus = False,
@@ -92,7 +90,6 @@ def declare_backend(
         env: Variables that every rank gets unless the user's environment has them.
         in_process: A group lives inside one process, so its ranks are threads.
         binds_device: `init_process_group` gets the rank's device (`device_id`), so the group need not guess it.
-        aborts: After a failure the library aborts the group. To destroy it could wait for ranks that never come.
         ends_with_process: A group is connections and threads of its process and nothing else, so a process
             that ends need not destroy it first.
         records_calls: torch's flight recorder has each collective of the backend until it has ended, and no other thread of
@@ -107,7 +104,6 @@ def declare_backend(
         A dict of plain values with the keys BACKEND_KEYS.
     """
     backend = {
-        "aborts": aborts,
         "binds_device": binds_device,
         "deps": deps,
         "device": device,

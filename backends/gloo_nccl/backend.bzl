@@ -6,7 +6,6 @@ GLOO_NCCL = declare_backend(
     name = "gloo_nccl",
     torch_backend = "cpu:gloo,cuda:nccl",
     device = "cuda",
-    aborts = True,
     binds_device = True,
     features = [
         "coalesced_all_reduce",

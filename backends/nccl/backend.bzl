@@ -6,7 +6,6 @@ NCCL = declare_backend(
     name = "nccl",
     torch_backend = "nccl",
     device = "cuda",
-    aborts = True,
     # Without the device NCCL guesses it at the first collective, and warns about that.
     binds_device = True,
     device_default = True,

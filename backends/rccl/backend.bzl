@@ -6,7 +6,6 @@ RCCL = declare_backend(
     name = "rccl",
     torch_backend = "nccl",
     device = "cuda",
-    aborts = True,
     binds_device = True,
     features = [
         "coalesced_all_reduce",

@@ -35,7 +35,6 @@ ENTRY: dict[str, Any] = {
     "features": ["cpu_tensors"],
     "in_process": False,
     "binds_device": False,
-    "aborts": True,
     "ends_with_process": False,
     "records_calls": False,
     "shares_gpus": False,
@@ -123,7 +122,7 @@ def test_a_field_of_the_wrong_type_is_named_with_its_value(name: str, value: obj
     assert f"{name} = {value!r}; expected {type(ENTRY[name]).__name__}" in str(caught.value)
 
 
-@pytest.mark.parametrize(("name", "value"), [("timeout_s", True), ("gpus_per_rank", False), ("aborts", 1)])
+@pytest.mark.parametrize(("name", "value"), [("timeout_s", True), ("gpus_per_rank", False), ("uses_nccl", 1)])
 def test_a_bool_is_no_number(name: str, value: object) -> None:
     """To Python it is one, and `"timeout_s": true` would be one second."""
     with pytest.raises(SpecError, match=f"{name} = {value}; expected"):
@@ -169,8 +168,8 @@ def test_facts_are_asked_of_every_part_of_a_torch_backend_string() -> None:
     assert parts_of("NCCL") == ("nccl",)
     assert all_declared("gloo", lambda backend: backend.ends_with_process)
     assert not all_declared("cpu:gloo,cuda:nccl", lambda backend: backend.ends_with_process)
-    assert any_declared("cpu:gloo,cuda:nccl", lambda backend: backend.aborts)
-    assert not any_declared("gloo", lambda backend: backend.aborts)
+    assert any_declared("cpu:gloo,cuda:nccl", lambda backend: backend.uses_nccl)
+    assert not any_declared("gloo", lambda backend: backend.uses_nccl)
 
 
 def test_of_an_undeclared_torch_backend_nothing_is_known() -> None:

@@ -19,7 +19,6 @@ BACKEND: dict[str, Any] = {
     "gpus_per_rank": 0,
     "in_process": False,
     "binds_device": False,
-    "aborts": False,
     "ends_with_process": True,
     "records_calls": True,
     "shares_gpus": False,

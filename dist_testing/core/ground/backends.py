@@ -50,7 +50,6 @@ class Backend:
         env: Environment variables of every rank, unless the user has set them.
         in_process: A group lives inside one process, so its ranks are threads.
         binds_device: The library passes the rank's device to `init_process_group`.
-        aborts: The library aborts the group after a failure, because destroying it could wait forever for other ranks.
         ends_with_process: A process may end without destroying the group.
         records_calls: torch's flight recorder has each collective of the backend until it has ended, so the library can
             prove that a rank hangs in it.
@@ -70,7 +69,6 @@ class Backend:
     env: Mapping[str, str] = field(default_factory=dict)
     in_process: bool = False
     binds_device: bool = False
-    aborts: bool = False
     ends_with_process: bool = False
     records_calls: bool = False
     shares_gpus: bool = False
