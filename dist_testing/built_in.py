@@ -27,7 +27,7 @@ ADD_ONS = (
         ext_version=1,
         more={
             "existing_rank": "dist_testing.attach.launchers:rank_info_in",
-            "pytest_engine": "dist_testing.attach.pytest_session:make_engine",
+            "pytest_engine": "dist_testing.attach.session:make_engine",
         },
     ),
     AddOn(

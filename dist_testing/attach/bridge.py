@@ -10,253 +10,255 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import functools
 import os
 import shutil
 import socket
 import threading
+import time
+from collections.abc import Sequence
+from multiprocessing.connection import wait
 from pathlib import Path
+from typing import IO
 
-from dist_testing.attach.line import READ_BYTES, Kind, Line, Loop, greet, interface_of, send_all
-from dist_testing.attach.messages import ENDINGS, JOININGS, Ending, Joining, Lost
-from dist_testing.core.ground.errors import LaunchError, MessageError
-from dist_testing.core.ground.layout import INTERFACE_VARIABLES
+from dist_testing.attach.line import READ_BYTES, Kind, Line, greet, interface_env, set_limit
+from dist_testing.attach.messages import MESSAGES, EndRun, Joining, lost_runner
+from dist_testing.attach.rank_info import own_listener
+from dist_testing.core.ground.errors import MessageError
+from dist_testing.core.launch.fork import ForkServerLauncher
 from dist_testing.core.process import wire
 from dist_testing.core.process.board import PhaseBoard
 from dist_testing.core.process.files import log_name, text_name
-from dist_testing.core.process.messages import FORK_SERVER_ORDERS, SignalRanks, WorldRequest
+from dist_testing.core.process.messages import FORK_SERVER_ORDERS, ForkServerOrder, SignalRanks, WorldRequest
 
-# Connections that have not proven yet that they have the token.
-_MOST_GUESTS = 64
-# A file of a rank on another node. Bytes.
-_MOST_FILE_BYTES = 64 << 20
 # Between two looks at what a rank has written to the board and to its files. Seconds.
 _TELL_S = 0.5
-_STREAMS = {Kind.CHANNEL: socket.SOCK_STREAM, Kind.STACKS: socket.SOCK_SEQPACKET}
+# Limit for all bridges to pass on the last message. Seconds.
+_CLOSE_LIMIT_S = 5.0
+_RANK_STREAMS = {Kind.CHANNEL: socket.SOCK_STREAM, Kind.STACKS: socket.SOCK_SEQPACKET}
 _FILES = {Kind.LOG: log_name, Kind.TEXTS: text_name}
 
 
 class _End:
-    """What both ends do: they pass on the bytes of a rank's streams."""
+    """What both ends do: they pass on the bytes of streams."""
 
-    def __init__(self, line: Line) -> None:
-        self.loop = Loop()
-        self.line = line
-        self._streams: dict[Kind, socket.socket] = {}
-        self.loop.watch(line.connection, self._read_line)
+    def __init__(self, connection: socket.socket, streams: dict[Kind, socket.socket]) -> None:
+        self._line = Line(connection)
+        self._streams = streams
+        self._board: PhaseBoard | None = None
 
-    def _read_line(self) -> None:
-        for kind, data in self.line.receive():
-            if kind in _STREAMS:
-                self._put(kind, data)
-            else:
-                self._hear(kind, data)
+    def _step(self, limit_s: float | None) -> None:
+        """Wait for what comes, at most `limit_s` seconds, and pass it on. Raises the errors of `Line`."""
+        for source in wait([self._line.frames, *self._streams.values()], limit_s):
+            if source is self._line.frames:
+                self._take(*self._line.receive())
+            # None, if what came before it in this round has closed it.
+            for kind in [kind for kind, stream in self._streams.items() if stream is source]:
+                self._read(kind)
 
-    def _hear(self, kind: Kind, data: bytes) -> None:
+    def _take(self, kind: Kind, data: bytes) -> None:
         raise NotImplementedError
 
-    def _open(self, kind: Kind, connection: socket.socket) -> None:
-        self._streams[kind] = connection
-        self.loop.watch(connection, functools.partial(self._read, kind))
-
     def _put(self, kind: Kind, data: bytes) -> None:
-        if kind in self._streams:
-            if data:
-                send_all(self._streams[kind], data)
-            else:
-                self.loop.close(self._streams.pop(kind))
+        """Write what the other end has read, if its stream is still open here."""
+        if data:
+            # Who reads from a process that has ended sees that.
+            with contextlib.suppress(KeyError, OSError):
+                self._streams[kind].sendall(data)
+        elif kind in self._streams:
+            self._streams.pop(kind).close()
 
     def _read(self, kind: Kind) -> bool:
-        """Pass on what is there. Return whether there may be more."""
+        """Send what a stream has. Return whether it may have more."""
         try:
             data = self._streams[kind].recv(READ_BYTES, socket.MSG_DONTWAIT)
         except BlockingIOError:
             return False
         except OSError:
             data = b""
-        self.line.send(kind, data)
+        self._line.send(kind, data)
         if not data:
             # What still comes for it is dropped.
-            self.loop.close(self._streams.pop(kind))
+            self._streams.pop(kind).close()
         return bool(data)
 
-    def _close_streams(self) -> None:
-        while self._streams:
-            self.loop.close(self._streams.popitem()[1])
+    def close(self) -> None:
+        """Close everything, so that others see the end."""
+        self._end_world()
+        for kind in tuple(self._streams):
+            self._put(kind, b"")
+        self._line.frames.close()
+
+    def _end_world(self) -> None:
+        for kind in _RANK_STREAMS:
+            self._put(kind, b"")
+        if self._board is not None:
+            self._board.close()
+            self._board = None
 
 
 class NearEnd(_End):
     """The end beside the runner, in a thread of it."""
 
-    def __init__(self, line: Line, rank: int, connection: socket.socket, control: socket.socket) -> None:
-        super().__init__(line)
+    def __init__(self, connection: socket.socket, rank: int, runner: socket.socket, control: socket.socket) -> None:
+        super().__init__(connection, {Kind.ENDING: runner, Kind.EVENT: control})
         self._rank = rank
-        self._connection = connection
-        self._control = control
-        self._board: PhaseBoard | None = None
-        self._folder: Path | None = None
-        self._is_left = False
-        self.loop.watch(connection, self._read_ending)
-        self.loop.watch(control, self._read_order)
+        self._folder = Path()
 
-    def serve(self, node: str) -> None:
-        """Work until the process of the rank has ended, or the runner takes no more of it."""
-        reason = ""
+    def serve(self, node: str) -> str:
+        """Work until the process of the rank has ended, or the runner takes no more of it. Return why it is lost."""
         try:
-            while self.line.ended is None and not self._is_left:
-                self.loop.wait()
-        except (MessageError, OSError, ValueError) as error:
-            # This process has no descriptors left, or the other end has sent nonsense.
-            reason = f"the bridge to {node} has failed: {str(error).partition(chr(10))[0]}"
-        if self.line.ended:
-            reason = f"{node} does not answer: {self.line.ended}"
-        reason = reason or f"its process on {node} has ended"
-        send_all(self._connection, wire.frame(JOININGS, Lost(reason)))
-        self._close_streams()
-        for one in (self.line.connection, self._connection, self._control):
-            self.loop.close(one)
+            while Kind.ENDING in self._streams:
+                self._step(None)
+        except (ConnectionError, EOFError):
+            return f"its process on {node} has ended"
+        except OSError as error:
+            return f"{node} does not answer: {error.strerror or error}"
+        except (MessageError, ValueError) as error:
+            return f"the bridge to {node} has failed: {str(error).partition(chr(10))[0]}"
+        return ""
 
-    def _hear(self, kind: Kind, data: bytes) -> None:
-        if kind is Kind.EVENT:
-            send_all(self._control, data)
-        elif kind is Kind.PHASES and self._board is not None:
+    def _take(self, kind: Kind, data: bytes) -> None:
+        if kind is Kind.EVENT or kind in _RANK_STREAMS:
+            self._put(kind, data)
+        elif self._board is not None and kind is Kind.PHASES:
             self._board.put(self._rank, data)
-        elif kind in _FILES and self._folder is not None:
-            _append(self._folder / _FILES[kind](self._rank), data)
+        elif self._board is not None and kind in _FILES:
+            with contextlib.suppress(OSError), _open(self._folder / _FILES[kind](self._rank), "ab") as file:
+                file.write(data)
 
-    def _read_ending(self) -> None:
-        data = self._connection.recv(READ_BYTES)
-        self._is_left = not data
-        if data:
-            self.line.send(Kind.ENDING, data)
-
-    def _read_order(self) -> None:
-        received = wire.receive(self._control, FORK_SERVER_ORDERS)
+    def _read(self, kind: Kind) -> bool:
+        if kind is not Kind.EVENT:
+            return super()._read(kind)
+        received = wire.receive(self._streams[Kind.EVENT], FORK_SERVER_ORDERS)
         if received is None:
-            self._is_left = True
-            return
+            # The runner has left; perhaps it has said why.
+            if Kind.ENDING in self._streams:
+                super()._read(Kind.ENDING)
+            self._put(Kind.ENDING, b"")
+            return False
         order, fds = received
         if isinstance(order, WorldRequest):
-            self._close_streams()
-            if self._board is not None:
-                self._board.close()
+            self._end_world()
             self._folder = Path(order.directory)
             *streams, board = fds
             self._board = PhaseBoard(board, order.size)
             os.close(board)
-            for kind, fd in zip(_STREAMS, streams, strict=True):
-                self._open(kind, socket.socket(fileno=fd))
-        self.line.send(Kind.ORDER, FORK_SERVER_ORDERS.to_wire(order))
+            self._streams |= {kind: socket.socket(fileno=fd) for kind, fd in zip(_RANK_STREAMS, streams, strict=True)}
+        self._line.send(Kind.ORDER, FORK_SERVER_ORDERS.to_wire(order))
+        return True
 
 
-def let_in(listener: socket.socket, path: str, token: str) -> None:
-    """Take connections of other nodes until the listener is closed, in threads of this process.
+class Door:
+    """Where processes of other nodes connect. A thread serves each of them that has the token.
 
-    Args:
-        listener: Where they connect.
-        path: The runner's Unix socket, to which a thread connects for each process that has the token.
-        token: What they must have.
+    Attributes:
+        lost: Rank to the reason why its bridge has ended.
     """
-    guests = threading.BoundedSemaphore(_MOST_GUESTS)
 
-    def accept() -> None:
-        while True:
-            try:
-                connection, (host, *_) = listener.accept()
-            except OSError:
-                return
-            if guests.acquire(blocking=False):
-                threading.Thread(target=enter, args=(connection, host), daemon=True).start()
-            else:
-                connection.close()
+    def __init__(self, host: str, path: str, token: str) -> None:
+        """Listen at an address. Each process that has the token joins the runner at the Unix socket `path`."""
+        self.lost: dict[int, str] = {}
+        self._path = path
+        self._token = token
+        self._bridges: list[threading.Thread] = []
+        self._listener = own_listener(host, 0)
+        self.address, self.port = self._listener.getsockname()[:2]
+        threading.Thread(target=self._accept, name="dist_testing-door", daemon=True).start()
 
-    def enter(connection: socket.socket, host: str) -> None:
-        with contextlib.ExitStack() as until_joined:
-            until_joined.callback(guests.release)
+    def close(self) -> None:
+        """Let nobody else in, and wait until the bridges, which the runner has left, have passed on what they have."""
+        # Only this lets a thread that waits in accept() go on.
+        self._listener.shutdown(socket.SHUT_RDWR)
+        self._listener.close()
+        end_s = time.monotonic() + _CLOSE_LIMIT_S
+        for bridge in self._bridges:
+            bridge.join(max(0.0, end_s - time.monotonic()))
+
+    def _accept(self) -> None:
+        # Until the listener is closed.
+        with contextlib.suppress(OSError):
+            while True:
+                connection, (host, *_) = self._listener.accept()
+                threading.Thread(target=self._enter, args=(connection, host), daemon=True).start()
+
+    def _enter(self, connection: socket.socket, host: str) -> None:
+        received = None
+        with connection:
             # A stranger, or a process that has ended.
-            with contextlib.suppress(MessageError, OSError), connection:
-                node = f"{greet(connection, token)} ({host})"
-                received = wire.receive(connection, JOININGS)
-                if received is None or not isinstance(received[0], Joining):
-                    return
-                joining = dataclasses.replace(received[0], node=node)
-                until_joined.close()
-                near, far = socket.socketpair()
-                runner = socket.socket(socket.AF_UNIX)
-                runner.connect(path)
-                with far:
-                    wire.send(runner, JOININGS, joining, [far.fileno()])
-                NearEnd(Line(connection), joining.rank, runner, near).serve(node)
-
-    threading.Thread(target=accept, name="dist_testing-bridges", daemon=True).start()
+            with contextlib.suppress(MessageError, OSError):
+                greet(connection, self._token)
+                received = wire.receive(connection, MESSAGES)
+                set_limit(connection, 0)
+            if received is None or not isinstance(received[0], Joining):
+                return
+            joining = dataclasses.replace(received[0], node=f"{received[0].node} ({host})")
+            runner, (near, far) = socket.socket(socket.AF_UNIX), socket.socketpair()
+            end = NearEnd(connection, joining.rank, runner, near)
+        self._bridges.append(threading.current_thread())
+        # The runner has ended, or admits nobody any more.
+        with contextlib.suppress(OSError), contextlib.closing(end):
+            runner.connect(self._path)
+            with far:
+                wire.send(runner, MESSAGES, joining, [far.fileno()])
+            if reason := end.serve(joining.node):
+                self.lost[joining.rank] = reason
 
 
 class FarEnd(_End):
     """The end in the process of a rank of another node, beside the fork server of the rank."""
 
-    def __init__(self, line: Line, rank: int, control: socket.socket, shift_s: float, own_folder: Path) -> None:
+    def __init__(
+        self, connection: socket.socket, rank: int, server: ForkServerLauncher, shift_s: float, own_folder: Path
+    ) -> None:
         """`shift_s` turns this node's clock into that of rank 0's. The processes of the node share `own_folder`."""
-        super().__init__(line)
-        self.fileno = self.loop.fileno
+        self._default_env = interface_env(connection.getsockname()[0])
+        super().__init__(connection, {Kind.EVENT: socket.socket(fileno=os.dup(server.fileno()))})
         self._rank = rank
-        self._control = control
+        self._server = server
         self._shift_s = shift_s
         self._own_folder = own_folder
-        self._interface = interface_of(line.connection.getsockname()[0])
-        self._board: PhaseBoard | None = None
         self._folder = Path()
         self._is_shared = True
         self._sent_bytes: dict[Kind, int] = {}
-        self._phases = b""
-        self._ending = b""
-        self.loop.watch(control, self._read_event)
+        self._messages = wire.MessageReader(MESSAGES)
+        self._ending: EndRun | None = None
 
-    @property
-    def pause_s(self) -> float | None:
-        """Seconds after which there is something to do, whatever comes; None for never."""
-        return _TELL_S if self._streams else None
-
-    def poll(self) -> Ending | None:
-        """Do what there is to do. Return the runner's last message, when it has come.
+    def serve(self) -> EndRun:
+        """Work until the runner's last message, and return it.
 
         Raises:
             LaunchError: If rank 0's node, or the fork server, is lost.
         """
-        self.loop.wait(0)
-        self._tell()
-        for ending in wire.MessageReader(ENDINGS).feed(self._ending):
-            return ending
-        if self.line.ended is None:
-            return None
-        self._control.shutdown(socket.SHUT_RDWR)
-        raise LaunchError(
-            f"This node has lost the node of rank 0: {self.line.ended or 'the connection is closed'}.\n"
-            "Rank 0 is the runner: without it no case can be started or reported. It has ended, or the network has.\n"
-            "See the output of rank 0, and the launcher's message about its end."
-        )
+        try:
+            while self._ending is None:
+                self._step(_TELL_S if len(self._streams) > 1 else None)
+                self._tell()
+        except (EOFError, MessageError, OSError, ValueError) as error:
+            raise lost_runner(str(error).partition("\n")[0] or "it is closed") from error
+        return self._ending
 
-    def _hear(self, kind: Kind, data: bytes) -> None:
-        if kind is Kind.ENDING:
-            self._ending += data
-        elif kind is Kind.ORDER:
+    def _take(self, kind: Kind, data: bytes) -> None:
+        if kind is Kind.ORDER:
             order = FORK_SERVER_ORDERS.from_wire(data)
-            with contextlib.suppress(OSError):
-                if isinstance(order, WorldRequest):
-                    self._begin_part(order)
-                else:
-                    if isinstance(order, SignalRanks):
-                        self._tell()
-                    wire.send(self._control, FORK_SERVER_ORDERS, order)
-
-    def _put(self, kind: Kind, data: bytes) -> None:
-        if kind is Kind.STACKS:
+            if isinstance(order, SignalRanks):
+                self._tell()
+            if isinstance(order, WorldRequest):
+                self._begin_world(order)
+            else:
+                self._order(order)
+        elif kind is Kind.ENDING:
+            if not data:
+                raise EOFError
+            for message in self._messages.feed(data):
+                self._ending = message if isinstance(message, EndRun) else None
+        elif kind in _RANK_STREAMS:
             # A request for the ledger: the runner looks at the phases then.
             self._tell()
-        super()._put(kind, data)
+            self._put(kind, data)
 
-    def _begin_part(self, request: WorldRequest) -> None:
+    def _begin_world(self, request: WorldRequest) -> None:
         """Ask the fork server for the rank, with the folders and the network interface of this node."""
-        self._end_part()
+        self._end_world()
         self._folder = Path(request.directory)
         # The name has random parts, so on another file system it does not exist.
         self._is_shared = self._folder.is_dir()
@@ -266,45 +268,40 @@ class FarEnd(_End):
             if temp and not os.path.isdir(temp):
                 env = {**env, "TMPDIR": str(self._folder / "temp")}
             (self._folder / "temp").mkdir(parents=True, exist_ok=True)
-        defaults = dict.fromkeys(INTERFACE_VARIABLES, self._interface) if self._interface else {}
-        request = dataclasses.replace(request, directory=str(self._folder), env=env, default_env=defaults)
+        request = dataclasses.replace(request, directory=str(self._folder), env=env, default_env=self._default_env)
         with contextlib.ExitStack() as theirs:
             fds = []
-            for kind, type_ in _STREAMS.items():
-                near, far = socket.socketpair(socket.AF_UNIX, type_)
-                self._open(kind, near)
+            for kind, type_ in _RANK_STREAMS.items():
+                self._streams[kind], far = socket.socketpair(socket.AF_UNIX, type_)
                 fds.append(theirs.enter_context(far).fileno())
             board = PhaseBoard.create(request.size)
             theirs.callback(os.close, board)
             self._board = PhaseBoard(board, request.size)
-            self._phases, self._sent_bytes = b"", dict.fromkeys(_FILES, 0)
-            wire.send(self._control, FORK_SERVER_ORDERS, request, [*fds, board])
+            self._sent_bytes = dict.fromkeys(_FILES, 0)
+            self._order(request, [*fds, board])
 
-    def _end_part(self) -> None:
-        self._close_streams()
-        if self._board is not None:
-            self._board.close()
-            self._board = None
+    def _order(self, order: ForkServerOrder, fds: Sequence[int] = ()) -> None:
+        # If the fork server has ended, its control connection tells it.
+        with contextlib.suppress(OSError):
+            wire.send(self._streams[Kind.EVENT], FORK_SERVER_ORDERS, order, fds)
+
+    def _end_world(self) -> None:
+        super()._end_world()
         if not self._is_shared:
             shutil.rmtree(self._folder, ignore_errors=True)
 
-    def _read_event(self) -> None:
-        try:
-            data = self._control.recv(READ_BYTES)
-        except OSError:
-            data = b""
-        # All that the rank has sent before, by other descriptors, must arrive before.
-        for kind in _STREAMS:
-            while kind in self._streams and self._read(kind):
-                pass
-        self._tell()
-        if not data:
-            raise LaunchError(
-                f"The fork server of rank {self._rank} has ended.\n"
-                "It runs no test code. Most likely the kernel killed it for lack of memory, or a test killed it.\n"
-                "Look for an out-of-memory message of the kernel, and for a test that kills its parent process."
-            )
-        self.line.send(Kind.EVENT, data)
+    def _read(self, kind: Kind) -> bool:
+        if kind is Kind.EVENT:
+            # All that the rank has sent before, by other descriptors, must arrive before.
+            for other in _RANK_STREAMS:
+                while other in self._streams and super()._read(other):
+                    pass
+            self._tell()
+        has_more = super()._read(kind)
+        if Kind.EVENT not in self._streams:
+            # Raises the error of a fork server that has ended.
+            list(self._server.events())
+        return has_more
 
     def _tell(self) -> None:
         """Send what the rank has written to the board and to its files since the last time.
@@ -313,34 +310,20 @@ class FarEnd(_End):
         """
         if self._board is None:
             return
-        phases = self._board.copy(self._rank, self._shift_s)
-        if phases != self._phases:
-            self._phases = phases
-            self.line.send(Kind.PHASES, phases)
+        self._line.send(Kind.PHASES, self._board.copy(self._rank, self._shift_s))
         for kind, name in _FILES.items():
-            while not self._is_shared and (data := _read_from(self._folder / name(self._rank), self._sent_bytes[kind])):
+            while not self._is_shared and (data := self._more_of(name(self._rank), self._sent_bytes[kind])):
                 self._sent_bytes[kind] += len(data)
-                self.line.send(kind, data)
+                self._line.send(kind, data)
 
-
-def _append(path: Path, data: bytes) -> None:
-    """Add to a file of a rank. A test may have put something else in its place."""
-    flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
-    with contextlib.suppress(OSError):
-        fd = os.open(path, flags, 0o600)
-        try:
-            if os.fstat(fd).st_size < _MOST_FILE_BYTES:
-                os.write(fd, data)
-        finally:
-            os.close(fd)
-
-
-def _read_from(path: Path, begin: int) -> bytes:
-    """Return the next part of a file of a rank; b"" at its end, or if a test has put something else in its place."""
-    try:
-        fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC)
-        with os.fdopen(fd, "rb") as file:
+    def _more_of(self, name: str, begin: int) -> bytes:
+        with contextlib.suppress(OSError), _open(self._folder / name, "rb") as file:
             file.seek(begin)
             return file.read(READ_BYTES)
-    except OSError:
         return b""
+
+
+def _open(path: Path, mode: str) -> IO[bytes]:
+    """Open a file of a rank. A test may have put a link or a pipe in its place."""
+    flags = os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+    return open(path, mode, opener=lambda name, wanted: os.open(name, wanted | flags, 0o600))

@@ -20,25 +20,12 @@ import select
 import socket
 import time
 from collections.abc import Callable, Iterator, Sequence
+from multiprocessing.connection import wait
 
-from dist_testing.attach.absent import LOOK_S, ended_ranks
-from dist_testing.attach.bridge import let_in
-from dist_testing.attach.collected import COLLECTED_KEY, digest, to_text
-from dist_testing.attach.line import interface_of
-from dist_testing.attach.messages import (
-    ENDINGS,
-    JOININGS,
-    PLACES,
-    EndRun,
-    Home,
-    Joining,
-    Lost,
-    Refused,
-    receive_joining,
-    why_refused,
-)
-from dist_testing.attach.rank_info import ATTACH_LIMIT_S, RankInfo, own_listener
-from dist_testing.attach.waiting import readable, saying_who_is_missing
+from dist_testing.attach.bridge import Door
+from dist_testing.attach.line import interface_env
+from dist_testing.attach.messages import MESSAGES, EndRun, Home, Joining
+from dist_testing.attach.rank_info import ATTACH_LIMIT_S, RankInfo
 from dist_testing.core.ground.errors import LaunchError, MessageError
 from dist_testing.core.ground.layout import INTERFACE_VARIABLES
 from dist_testing.core.ground.outcomes import UNKNOWN_EXIT_CODE
@@ -57,19 +44,35 @@ from dist_testing.core.process.messages import (
 HOME_KEY = "home"
 # A token that every rank has in its environment, so that it is not in the store.
 TOKEN_VARIABLE = "DIST_TESTING_TOKEN"
-# Limit for a bridge to pass on the last message. Seconds.
-_CLOSE_LIMIT_S = 5.0
+# Limit for the first message of a process that has connected. Seconds.
+_JOINING_LIMIT_S = 5.0
 
 
 @dataclasses.dataclass(slots=True)
 class _Peer:
-    """The launched process of a rank from 1, and its fork server. For one of another node, both lead to a bridge."""
+    """The launched process of a rank from 1, and its fork server. For one of another node, both lead to a bridge.
+
+    Attributes:
+        connection: To the process, which sends nothing more: readable when it has ended.
+        control: To the fork server.
+        node: Host name and address of another node; "" for this node.
+    """
 
     connection: socket.socket
     control: socket.socket
     server: ForkServerClient
     node: str
-    reader: wire.MessageReader[Joining | Lost]
+
+
+class _World:
+    """What is known of the current world: ranks that may run, ranks of which something may be left, and pids."""
+
+    def __init__(self, number: int, size: int) -> None:
+        self.number = number
+        self.alive = set(range(size))
+        self.not_over = set(range(size))
+        self.leaked: list[str] = []
+        self.pids: list[int | None] = [None] * size
 
 
 class AttachedLauncher:
@@ -77,43 +80,30 @@ class AttachedLauncher:
 
     Attributes:
         unclean_reasons: Why rank 0 is not forked from this process.
-        gone: Ranks whose launched processes, or fork servers, have ended.
+        gone: Ranks whose launched processes, or fork servers, have ended, each with the reason.
+        exit_code: The other launched processes will end with it; at first that of a run that was stopped.
     """
 
     def __init__(
-        self,
-        rank_info: RankInfo,
-        run: RunContext,
-        host: str,
-        collected: Sequence[str],
-        tell: Callable[[str], None],
+        self, rank_info: RankInfo, run: RunContext, host: str, collected: Sequence[str], tell: Callable[[str], None]
     ) -> None:
         """Wait until every launched process has connected, by a socket in the folder of the run.
 
-        Args:
-            rank_info: This process's place in the world.
-            run: Facts of the run.
-            host: This machine's address for the ranks of other nodes, if there are any.
-            collected: Names of the tests that this process has collected.
-            tell: Takes a line for the log.
+        Other nodes reach this machine at `host`. `collected` has the names of this process's tests.
 
         Raises:
             LaunchError: If a process does not connect in time.
         """
-        self.gone: list[int] = []
+        self.gone: dict[int, str] = {}
+        self.exit_code = 2
         self._rank_info = rank_info
         self._host = host
         self._tell = tell
         # Where processes of other nodes connect.
-        self._door: socket.socket | None = None
+        self._door: Door | None = None
         # A request tells the ranks what has changed since now; the rest of their environment is their own.
         self._env = dict(os.environ)
-        self._world = 0
-        self._alive: set[int] = set()
-        self._not_over: set[int] = set()
-        self._leaked: list[str] = []
-        self._pids: dict[int, int | None] = {}
-        self._lost: dict[int, str] = {}
+        self._world = _World(0, 0)
         self._peers: dict[int, _Peer] = {}
         self._epoll = select.epoll()
         # First, because a store that is served here has threads, and then this process could not be forked.
@@ -136,85 +126,65 @@ class AttachedLauncher:
             path = os.path.join(run.temp, "ranks")
             listener.bind(path)
             listener.listen(self._rank_info.size)
-            home = self._reachable(Home(self._rank_info.node_key, path, tuple(run.directories), digest(collected)))
+            home = Home(self._rank_info.node_key, path, tuple(sorted(collected)))
+            if self._rank_info.has_other_nodes:
+                token = os.environ.get(TOKEN_VARIABLE) or secrets.token_hex(16)
+                self._door = door = Door(self._host, path, token)
+                told = "" if token == os.environ.get(TOKEN_VARIABLE) else token
+                home = dataclasses.replace(home, address=door.address, port=door.port, token=told)
             # Kept, because it may serve the store.
             self._store = self._rank_info.store()
-            self._store.set(COLLECTED_KEY, to_text(collected))
-            self._store.set(HOME_KEY, PLACES.to_wire(home).decode())
-            with saying_who_is_missing(self._rank_info, self._missing, self._tell):
+            self._store.set(HOME_KEY, MESSAGES.to_wire(home).decode())
+            with self._rank_info.saying_who_is_missing(self._missing, self._tell):
                 self._admit(listener)
-
-    def _reachable(self, home: Home) -> Home:
-        """Listen for the processes of other nodes, if there are any, and add where."""
-        if not self._rank_info.has_other_nodes:
-            return home
-        given = os.environ.get(TOKEN_VARIABLE, "")
-        token = given or secrets.token_hex(16)
-        self._door = own_listener(self._host, 0)
-        address, port = self._door.getsockname()[:2]
-        let_in(self._door, home.path, token)
-        return dataclasses.replace(home, address=address, port=port, token="" if given else token)
 
     def _missing(self) -> list[int]:
         return [rank for rank in range(1, self._rank_info.size) if rank not in self._peers]
 
     def _admit(self, listener: socket.socket) -> None:
-        size = self._rank_info.size
         deadline_s = time.monotonic() + ATTACH_LIMIT_S
         while missing := self._missing():
-            left_s = deadline_s - time.monotonic()
-            if readable([listener.fileno()], min(left_s, LOOK_S)):
-                self._welcome(listener.accept()[0])
-            elif ended := ended_ranks(self._rank_info, missing):
+            if not wait([listener], max(0.0, deadline_s - time.monotonic())):
                 raise LaunchError(
-                    f"Rank(s) {', '.join(map(str, ended))} of {size} ended before they connected.\n"
-                    "An exit call in a test file, in conftest.py or in a module that they import, ended them "
-                    "during the collection; torchrun reports no exit with code 0.\n"
-                    "See the output of these ranks, and remove the exit call."
-                )
-            elif left_s <= 0:
-                raise LaunchError(
-                    f"Rank(s) {', '.join(map(str, missing))} of {size} did not connect within "
+                    f"Rank(s) {', '.join(map(str, missing))} of {self._rank_info.size} did not connect within "
                     f"{ATTACH_LIMIT_S:.0f} s.\n"
-                    "They run another program, or have not finished the collection of the tests.\n"
+                    "They run another program, have ended, or have not finished the collection of the tests.\n"
                     f"Start every rank by the same command, with {self._rank_info.launcher}."
                 )
+            self._welcome(listener.accept()[0])
 
     def _welcome(self, connection: socket.socket) -> None:
         """Take the process at the other end as that of a rank, if it is one."""
         with contextlib.ExitStack() as undo:
             undo.enter_context(connection)
-            try:
-                received = receive_joining(connection)
-            except MessageError as error:
-                # It would be missed only when all others have waited for it for long, and without this reason.
-                raise LaunchError(str(error)) from error
-            if received is None:
-                return
-            joining, control = received
-            undo.enter_context(control)
-            rank = joining.rank
-            if why := self._why_refused(rank):
-                # The process may have ended by now.
-                with contextlib.suppress(OSError):
-                    wire.send(connection, ENDINGS, Refused(why_refused(rank, why)))
-                return
-            if joining.difference:
-                self._tell(f"dist_testing: rank {rank} has not collected the tests of rank 0: {joining.difference}")
-            text = f"the fork server of rank {rank} has ended"
-            server = ForkServerClient(control, text, lambda event: None)
-            self._peers[rank] = _Peer(connection, control, server, joining.node, wire.MessageReader(JOININGS))
-            for one in (connection, control):
-                self._by_fd[one.fileno()] = rank
-                self._epoll.register(one, select.EPOLLIN)
-            undo.pop_all()
-
-    def _why_refused(self, rank: int) -> str:
-        if not 0 < rank < self._rank_info.size:
-            return f"rank 0 is in a world of {self._rank_info.size} ranks"
-        if rank in self._peers:
-            return f"it has connected already, from {self._peers[rank].node or 'the node of rank 0'}"
-        return ""
+            connection.settimeout(_JOINING_LIMIT_S)
+            # It may have been killed while it connected.
+            with contextlib.suppress(MessageError, OSError):
+                joining, fds = wire.receive(connection, MESSAGES) or (None, [])
+                if not isinstance(joining, Joining) or len(fds) != 1:
+                    return
+                connection.settimeout(None)
+                control = undo.enter_context(socket.socket(fileno=fds[0]))
+                rank = joining.rank
+                size, other = self._rank_info.size, self._peers.get(rank)
+                if other or not 0 < rank < size:
+                    where = f"from {other.node or 'the node of rank 0'}" if other else ""
+                    why = f"it has connected already, {where}" if other else f"rank 0 is in a world of {size} ranks"
+                    error = (
+                        f"Rank {rank} was refused: {why}.\n"
+                        "Two processes have the same rank, or they belong to different worlds.\n"
+                        "Start every rank once, by its launcher; set the launcher's variables in no script."
+                    )
+                    wire.send(connection, MESSAGES, EndRun(2, error))
+                    return
+                if joining.difference:
+                    self._tell(f"dist_testing: rank {rank} has not collected the tests of rank 0: {joining.difference}")
+                server = ForkServerClient(control, f"the fork server of rank {rank} has ended", lambda event: None)
+                self._peers[rank] = _Peer(connection, control, server, joining.node)
+                for one in (connection, control):
+                    self._by_fd[one.fileno()] = rank
+                    self._epoll.register(one, select.EPOLLIN)
+                undo.pop_all()
 
     def fileno(self) -> int:
         """Return a descriptor for polling: readable when there are events."""
@@ -231,9 +201,7 @@ class AttachedLauncher:
             continue
         if self.gone:
             raise LaunchError(self.exit_message())
-        self._world = request.world
-        self._alive, self._not_over = set(range(request.size)), set(range(request.size))
-        self._leaked, self._pids = [], {}
+        self._world = _World(request.world, request.size)
         request = self._for_ranks(request)
         for rank in range(request.size):
             self._server(rank).start(*request.part(rank, fds))
@@ -246,19 +214,16 @@ class AttachedLauncher:
         changed = {name: value for name, value in request.env.items() if self._env.get(name) != value}
         defaults: dict[str, str] = {}
         if self._door is not None:
-            for name in INTERFACE_VARIABLES:
-                # The default for one machine.
-                if name not in os.environ:
-                    changed.pop(name, None)
+            # Those that the user has not set have the default for one machine.
+            for name in set(INTERFACE_VARIABLES).difference(os.environ):
+                changed.pop(name, None)
             # The process of another node replaces it by that of its own node.
-            if interface := interface_of(self._host):
-                defaults = dict.fromkeys(INTERFACE_VARIABLES, interface)
-        removed = tuple(name for name in self._env if name not in request.env)
+            defaults = interface_env(self._host)
         return dataclasses.replace(
             request,
             env=changed,
             keeps_env=True,
-            removed_env=removed,
+            removed_env=tuple(name for name in self._env if name not in request.env),
             default_env=defaults,
             places=self._places,
             host=self._host,
@@ -266,80 +231,66 @@ class AttachedLauncher:
 
     def signal(self, ranks: Sequence[int], number: int) -> None:
         """Send a signal to those of `ranks` that still run."""
-        for rank in sorted(self._alive.intersection(ranks)):
-            try:
+        for rank in sorted(self._world.alive.intersection(ranks)):
+            # If its fork server has ended, `events` tells it.
+            with contextlib.suppress(LaunchError):
                 self._server(rank).signal([rank], number)
-            except LaunchError:
-                # Of another one, `events` tells the end.
-                if rank == 0:
-                    raise
 
     def events(self) -> Iterator[LauncherEvent]:
         """Yield what has happened since the last call.
 
         Raises:
-            LaunchError: If the fork server of rank 0 has ended, or another one has sent what cannot be read.
+            LaunchError: If the fork server of rank 0 has ended.
         """
         for fd, _ in self._epoll.poll(0):
-            rank = self._by_fd.get(fd)
-            if rank == 0:
-                yield from self._merged(0, self._own)
-            elif rank is not None:
-                yield from self._hear(rank, self._peers[rank], fd)
+            # Else what came before it in this round has removed it.
+            if (rank := self._by_fd.get(fd)) is not None:
+                yield from self._hear(rank, fd)
 
-    def _hear(self, rank: int, peer: _Peer, fd: int) -> Iterator[LauncherEvent]:
-        if fd == peer.control.fileno():
+    def _hear(self, rank: int, fd: int) -> Iterator[LauncherEvent]:
+        why = f"the process that {self._rank_info.launcher} started for it has ended"
+        if fd == self._server(rank).fileno():
             try:
-                yield from self._merged(rank, peer.server)
+                yield from self._merged(rank)
             except LaunchError as error:
-                # If a bridge leads to it, the bridge tells why.
-                if not peer.node:
-                    yield from self._lose(rank, str(error).partition("\n")[0])
-                    return
+                if rank == 0:
+                    raise
+                why = str(error).partition("\n")[0]
             else:
                 return
-        try:
-            data = peer.connection.recv(1 << 16)
-            for message in peer.reader.feed(data):
-                if isinstance(message, Lost) and peer.node:
-                    self._lost[rank] = message.reason
-        except (MessageError, OSError):
-            data = b""
-        if not data:
-            why = f"the process that {self._rank_info.launcher} started for it has ended"
-            yield from self._lose(rank, self._lost.get(rank, why))
+        # If a bridge leads to it, the bridge tells why.
+        yield from self._lose(rank, self._door.lost.get(rank, why) if self._door else why)
 
-    def _merged(self, rank: int, server: ForkServerClient) -> Iterator[LauncherEvent]:
+    def _merged(self, rank: int) -> Iterator[LauncherEvent]:
         """Yield the events of a fork server, with those about a whole world once for all servers."""
-        for event in server.events():
-            if event.world != self._world:
+        world = self._world
+        for event in self._server(rank).events():
+            if event.world != world.number:
                 continue
             match event:
                 case WorldStarted():
-                    is_here = rank == 0 or not self._peers[rank].node
-                    self._pids[rank] = event.pids[0] if event.pids and is_here else None
-                    pids = tuple(self._pids.get(number) for number in range(self._rank_info.size))
-                    yield WorldStarted(self._world, pids)
+                    # Pids of other nodes mean nothing here.
+                    if event.pids and (rank == 0 or not self._peers[rank].node):
+                        world.pids[rank] = event.pids[0]
+                    yield WorldStarted(world.number, tuple(world.pids))
                 case WorldOver():
                     yield from self._over(rank, event.leaked)
                 case RankEnded():
-                    self._alive.discard(rank)
+                    world.alive.discard(rank)
                     yield dataclasses.replace(event, rank=rank)
                 case _:
                     yield event
 
     def _over(self, rank: int, leaked: Sequence[str] = ()) -> Iterator[LauncherEvent]:
-        if rank in self._not_over:
-            self._not_over.remove(rank)
-            self._leaked += leaked
-            if not self._not_over:
-                yield WorldOver(self._world, tuple(self._leaked))
+        world = self._world
+        if rank in world.not_over:
+            world.not_over.remove(rank)
+            world.leaked += leaked
+            if not world.not_over:
+                yield WorldOver(world.number, tuple(world.leaked))
 
     def _lose(self, rank: int, reason: str) -> Iterator[LauncherEvent]:
-        if rank in self.gone:
-            return
-        self.gone.append(rank)
-        self._lost[rank] = reason
+        self.gone[rank] = reason
         peer = self._peers[rank]
         for one in (peer.connection, peer.control):
             del self._by_fd[one.fileno()]
@@ -347,43 +298,29 @@ class AttachedLauncher:
         # If the fork server lives, it removes all that the rank has started.
         with contextlib.suppress(OSError):
             peer.control.shutdown(socket.SHUT_RDWR)
-        if rank in self._alive:
-            self._alive.remove(rank)
-            yield RankEnded(self._world, rank, UNKNOWN_EXIT_CODE, reason)
+        if rank in self._world.alive:
+            self._world.alive.remove(rank)
+            yield RankEnded(self._world.number, rank, UNKNOWN_EXIT_CODE, reason)
         yield from self._over(rank)
 
-    def dismiss(self, exit_code: int) -> None:
-        """Let the other launched processes end with this exit code."""
-        for rank, peer in self._peers.items():
-            if rank not in self.gone:
-                # The launcher may have ended it already.
-                with contextlib.suppress(BrokenPipeError, ConnectionResetError):
-                    wire.send(peer.connection, ENDINGS, EndRun(exit_code))
-
     def close(self) -> None:
-        """Close all connections. All fork servers, and the other launched processes, then end."""
+        """End the other launched processes with `exit_code`, and all fork servers."""
         self._epoll.close()
-        if self._door is not None:
-            # Only this lets a thread that waits in accept() go on.
-            self._door.shutdown(socket.SHUT_RDWR)
-            self._door.close()
         for peer in self._peers.values():
-            if peer.node:
-                with contextlib.suppress(OSError):
-                    # The bridge passes on what it has, and closes its end.
-                    peer.connection.shutdown(socket.SHUT_WR)
-                    peer.connection.settimeout(_CLOSE_LIMIT_S)
-                    while peer.connection.recv(1 << 16):
-                        continue
+            # The launcher may have ended it already.
+            with contextlib.suppress(OSError):
+                wire.send(peer.connection, MESSAGES, EndRun(self.exit_code))
             peer.connection.close()
             peer.control.close()
         self._peers.clear()
+        if self._door is not None:
+            self._door.close()
         self._own.close()
 
     def exit_message(self) -> str:
         """Return the text about launched processes that have ended."""
         name = self._rank_info.launcher
-        reasons = "".join(f" {reason}." for reason in dict.fromkeys(self._lost[rank] for rank in self.gone))
+        reasons = "".join(f" {reason}." for reason in dict.fromkeys(self.gone.values()))
         return (
             f"The process(es) of rank(s) {', '.join(map(str, self.gone))} of {name}'s world are lost:{reasons}\n"
             "A world without one of its ranks cannot run a case.\n"

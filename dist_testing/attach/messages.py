@@ -6,21 +6,12 @@ the runner speaks with that fork server as with its own, and with the process on
 
 from __future__ import annotations
 
-import os
-import socket
-import struct
 from dataclasses import dataclass
 from typing import Annotated, TypeAlias
 
 from dist_testing.core.ground.codec import Family
-from dist_testing.core.ground.errors import MessageError
+from dist_testing.core.ground.errors import LaunchError
 from dist_testing.core.ground.spec import MAX_WORLD_SIZE
-from dist_testing.core.process import wire
-
-# Limit for the first message of a process that has connected. Seconds.
-_JOINING_LIMIT_S = 5.0
-# struct ucred of SO_PEERCRED: pid, uid, gid.
-_CREDENTIALS = struct.Struct("iII")
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,8 +21,7 @@ class Home:
     Attributes:
         node: Key of rank 0's node, `RankInfo.node_key`.
         path: Rank 0's Unix socket, for the processes of its node.
-        directories: Folders of the run. Another process removes them if rank 0 cannot.
-        collected: Digest of the tests that rank 0 has collected.
+        collected: The tests that rank 0 has collected, in the order of their names.
         address: Where it listens for the other nodes; "" if there are none.
         port: The port there.
         token: What they must have; "" if the environment of every rank holds it.
@@ -39,11 +29,19 @@ class Home:
 
     node: str
     path: str
-    directories: tuple[str, ...]
-    collected: str
+    collected: tuple[str, ...]
     address: str = ""
     port: Annotated[int, range(1 << 16)] = 0
     token: str = ""
+
+    def difference(self, rank: int, names: set[str]) -> str:
+        """Return the first difference between the tests of a rank and those of rank 0; "" if there is none."""
+        differing = sorted(names.symmetric_difference(self.collected))
+        if not differing:
+            return ""
+        has, lacks = (rank, 0) if differing[0] in names else (0, rank)
+        more = f" ({len(differing) - 1} more differ)" if len(differing) > 1 else ""
+        return f"rank {has} has {differing[0]}, and rank {lacks} does not{more}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +51,7 @@ class Joining:
     Attributes:
         rank: From 1.
         difference: The first difference between the tests that it and rank 0 have collected; "" for none.
-        node: Host name and address of another node; "" for that of rank 0.
+        node: Host name of another node, to which its bridge adds the address; "" for the node of rank 0.
     """
 
     rank: Annotated[int, range(MAX_WORLD_SIZE)]
@@ -62,71 +60,22 @@ class Joining:
 
 
 @dataclass(frozen=True, slots=True)
-class Lost:
-    """The bridge to a process of another node has ended.
-
-    Attributes:
-        reason: Why, such as "node1 (10.0.0.2) does not answer".
-    """
-
-    reason: str
-
-
-@dataclass(frozen=True, slots=True)
-class Refused:
-    """The process is not accepted. The text says why."""
-
-    text: str
-
-
-@dataclass(frozen=True, slots=True)
 class EndRun:
-    """End with this exit code: the run is over."""
+    """End with this exit code: the run is over. If the process is refused, `error` says why."""
 
     exit_code: Annotated[int, range(256)]
+    error: str = ""
 
 
-PLACES: Family[Home] = Family("meeting point of an attached world", 2, (Home,))
-JOININGS: Family[Joining | Lost] = Family("message of a launched process", 3, (Joining, Lost))
-Ending: TypeAlias = Refused | EndRun
-ENDINGS: Family[Ending] = Family("message to a launched process", 6, (Refused, EndRun))
+# A process reads `Home` first, so one of another version of this library fails there, with the reason.
+Message: TypeAlias = Home | Joining | EndRun
+MESSAGES: Family[Message] = Family("message of an attached world", 1, (Home, Joining, EndRun))
 
 
-def receive_joining(connection: socket.socket) -> tuple[Joining, socket.socket] | None:
-    """Wait for the message of a launched process that has connected, and return it with the fork server's connection.
-
-    Returns None for anybody else, such as another user.
-
-    Raises:
-        MessageError: If it is a process of another version of this library.
-    """
-    if user_of(connection) != os.getuid():
-        return None
-    connection.settimeout(_JOINING_LIMIT_S)
-    try:
-        received = wire.receive(connection, JOININGS)
-    except MessageError as error:
-        if error.is_other_schema:
-            raise
-        return None
-    except OSError:
-        return None
-    connection.settimeout(None)
-    if received is None or not isinstance(received[0], Joining) or len(received[1]) != 1:
-        return None
-    return received[0], socket.socket(fileno=received[1][0])
-
-
-def user_of(connection: socket.socket) -> int:
-    """Return the id of the user at the other end of a Unix socket, as the kernel knows it."""
-    credentials = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
-    return int(_CREDENTIALS.unpack(credentials)[1])
-
-
-def why_refused(rank: int, problem: str) -> str:
-    """Return the error for a process that is not accepted."""
-    return (
-        f"Rank {rank} was refused: {problem}.\n"
-        "Two processes have the same rank, or they belong to different worlds.\n"
-        "Start every rank once, by its launcher; set the launcher's variables in no script."
+def lost_runner(reason: str) -> LaunchError:
+    """Return the error of a process that rank 0 has left without `EndRun`."""
+    return LaunchError(
+        f"The connection to rank 0 has ended before the run was over: {reason}.\n"
+        "Rank 0 is the runner: without it no case can be started or reported. It has ended, or the network has.\n"
+        "See the output of rank 0, and the launcher's message about its end."
     )

@@ -1,11 +1,15 @@
-"""Rank info: a process's rank in an attached world, and the store by which its ranks find each other."""
+"""Rank info: a process's rank in an attached world, the store by which its ranks find each other, and the wait."""
 
 from __future__ import annotations
 
+import contextlib
 import os
 import socket
+import threading
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from dist_testing.core.ground.errors import LaunchError
@@ -15,6 +19,8 @@ if TYPE_CHECKING:
 
 # Limit for every rank to collect the tests and connect: from a cold disk the import of torch takes a minute. Seconds.
 ATTACH_LIMIT_S = 300.0
+# When the first line about missing ranks comes, and after how long each further one. Seconds.
+_FIRST_LINE_S, NEXT_LINE_S = 5.0, 30.0
 # Names the address of this machine that the other nodes reach, if it is not that of MASTER_ADDR.
 ADDRESS_VARIABLE = "DIST_TESTING_ADDRESS"
 
@@ -25,16 +31,11 @@ class RankInfo:
 
     Attributes:
         rank: From 0. Rank 0 is also the runner.
-        size: Ranks in the world.
         address: Host of the store that all ranks use.
-        port: Port of the store.
         is_served: Whether torchrun's agent serves the store already; else rank 0 serves it.
         attempt: Distinguishes this start of the world from torchrun's earlier ones.
-        launcher: Name of the launcher that has started the ranks.
         has_other_nodes: Whether some ranks are on other nodes, as far as the launcher tells.
         node: The launcher's name of this node; "" if it does not tell.
-        local_rank: Rank among those of the node; None if the launcher does not tell.
-        local_size: Number of ranks of the node, as far as the launcher tells.
         variable: The launcher's variable that tells the rank.
     """
 
@@ -47,14 +48,7 @@ class RankInfo:
     launcher: str = "torchrun"
     has_other_nodes: bool = False
     node: str = ""
-    local_rank: int | None = None
-    local_size: int = 0
     variable: str = "RANK"
-
-    @property
-    def is_runner(self) -> bool:
-        """Whether this process is rank 0, which judges and reports."""
-        return self.rank == 0
 
     def store(self) -> Store:
         """Connect to the store, under a prefix of keys of our own.
@@ -67,8 +61,16 @@ class RankInfo:
         """
         from torch._C._distributed_c10d import PrefixStore, TCPStore
 
-        serves = self.is_runner and not self.is_served
-        listener = self._listener() if serves else None
+        serves = self.rank == 0 and not self.is_served
+        try:
+            listener = own_listener(self.address, self.port).detach() if serves else None
+        except OSError as error:
+            raise LaunchError(
+                f"Rank 0 cannot listen at {self.address}:{self.port}, where the other ranks look for it: "
+                f"{error.strerror or error}.\n"
+                "MASTER_ADDR is not the machine of rank 0, or another process has the port of MASTER_PORT.\n"
+                "Set MASTER_ADDR to the host of rank 0, and MASTER_PORT to a port that is free there."
+            ) from error
         store = TCPStore(
             self.address,
             self.port,
@@ -89,44 +91,49 @@ class RankInfo:
         Processes with the same key can reach each other by Unix sockets, and know each other's numbers. Two agents of
         torchrun on one machine are two nodes, as for torchrun itself.
         """
-        with open("/proc/sys/kernel/random/boot_id", encoding="ascii") as file:
-            boot = file.read().strip()
-        spaces = [os.readlink(f"/proc/self/ns/{kind}") for kind in ("net", "pid")]
-        return " ".join([self.node or "-", boot, socket.gethostname(), *spaces])
+        spaces = [os.readlink(f"/proc/self/ns/{kind}") for kind in ("net", "pid", "uts")]
+        return " ".join([self.node, Path("/proc/sys/kernel/random/boot_id").read_text("ascii").strip(), *spaces])
 
-    def _listener(self) -> int:
-        """Bind the port of the store at its address alone, and return the descriptor, which the store takes over."""
+    @contextlib.contextmanager
+    def saying_who_is_missing(
+        self, missing: Callable[[], Sequence[int]], tell: Callable[[str], None], first_s: float = _FIRST_LINE_S
+    ) -> Iterator[None]:
+        """Tell, while the block runs, which ranks it waits for: after `first_s` seconds, and then every 30 s.
+
+        A thread tells it, because the wait for a store takes place in native code.
+        """
+        is_over = threading.Event()
+
+        def say() -> None:
+            pause_s = first_s
+            while not is_over.wait(pause_s):
+                pause_s = NEXT_LINE_S
+                if not (ranks := missing()):
+                    continue
+                which = f"rank{'s' if len(ranks) > 1 else ''} {', '.join(map(str, ranks))}"
+                tell(
+                    f"waiting for {which} of {self.size} at {self.address}:{self.port} ({self.variable}="
+                    f"{os.environ.get(self.variable, self.rank)} is set; not under {self.launcher}? "
+                    f"unset {self.variable})"
+                )
+
+        thread = threading.Thread(target=say, name="dist_testing-waiting", daemon=True)
+        thread.start()
         try:
-            return own_listener(self.address, self.port).detach()
-        except OSError as error:
-            raise LaunchError(
-                f"Rank 0 cannot listen at {self.address}:{self.port}, where the other ranks look for it: "
-                f"{error.strerror or error}.\n"
-                "MASTER_ADDR is not the machine of rank 0, or another process has the port of MASTER_PORT.\n"
-                "Set MASTER_ADDR to the host of rank 0, and MASTER_PORT to a port that is free there."
-            ) from error
+            yield
+        finally:
+            is_over.set()
+            thread.join()
 
 
 def own_listener(host: str, port: int) -> socket.socket:
     """Return a socket that listens at one address of this machine, and at no other.
 
     Raises:
-        OSError: If the host has no address, or none of this machine, or the port is taken.
+        OSError: If the host has no address, or one of another machine, or the port is taken.
     """
-    refused = OSError(f"{host} has no address")
-    for family, kind, protocol, _, address in socket.getaddrinfo(host, port, type=socket.SOCK_STREAM):
-        listener = socket.socket(family, kind, protocol)
-        try:
-            # A port that a finished run has left in TIME_WAIT is free.
-            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            listener.bind(address)
-            listener.listen(socket.SOMAXCONN)
-        except OSError as error:
-            listener.close()
-            refused = error
-        else:
-            return listener
-    raise refused
+    family, *_, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+    return socket.create_server((str(address[0]), port), family=family, backlog=socket.SOMAXCONN)
 
 
 def reachable_host(rank_info: RankInfo) -> str:

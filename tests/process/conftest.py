@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.attached import Agent
 from tests.support.starter import Starter
-from tests.support.torchrun_agent import Agent
 
 
 @pytest.fixture(scope="session")

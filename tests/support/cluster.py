@@ -7,7 +7,7 @@ import os
 import signal
 import socket
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 import pytest
@@ -15,7 +15,7 @@ import pytest
 from dist_testing.core.ground.layout import node_address
 from dist_testing.nodes.namespaces import Nodes, enter, make_nodes, missing_permission
 from dist_testing.nodes.netlink import Netlink
-from tests.support.children import Ended, assert_no_folder_left, start_pytest
+from tests.support.children import start_pytest
 from tests.support.starter import Child, Starter
 
 needs_nodes = pytest.mark.skipif(
@@ -24,6 +24,7 @@ needs_nodes = pytest.mark.skipif(
 )
 # No other process has a port on a node.
 PORT = 29500
+HAND = ("RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE")
 
 
 @contextlib.contextmanager
@@ -86,11 +87,6 @@ class Cluster:
         """Pull the cable of a node: nothing arrives there or leaves it, and neither side is told."""
         cut(self._nodes, node)
 
-    def power_off(self, node: int) -> None:
-        """Cut a node off and kill its processes, so that no peer learns of it by a closed connection."""
-        self.cut(node)
-        kill_all([self._nodes.network[node]])
-
     @contextlib.contextmanager
     def listening(self, node: int, port: int) -> Iterator[None]:
         """Have another program listen at a port of a node."""
@@ -112,68 +108,45 @@ class Cluster:
 
     def by_hand(
         self,
-        per_node: int,
         *options: str,
+        places: Sequence[int],
         env: Mapping[str, str] | None = None,
         env_of: Mapping[int, Mapping[str, str]] | None = None,
-        places: list[int] | None = None,
-    ) -> Iterator[Child]:
-        """Start each rank as a shell script on each node would, with the variables of `env://` and nothing else.
+        names: Sequence[str] = HAND,
+    ) -> list[Child]:
+        """Start each rank as a shell script on each node would.
 
         Args:
-            per_node: Ranks of each node.
             *options: Options of pytest.
+            places: The node of each rank.
             env: More variables.
             env_of: Rank to more variables for it alone.
-            places: The node of each rank; None for equal blocks.
+            names: The variables of the rank, of the size of the world, and of the number of ranks on the node.
         """
-        places = places or [rank // per_node for rank in range(per_node * self.count)]
+        children = []
         for rank, node in enumerate(places):
-            rank_env = {
-                "RANK": str(rank),
-                "WORLD_SIZE": str(len(places)),
-                "LOCAL_WORLD_SIZE": str(places.count(node)),
-                "MASTER_ADDR": node_address(0),
-                "MASTER_PORT": str(PORT),
-                **(env or {}),
-                **((env_of or {}).get(rank, {})),
-            }
-            yield self.start(node, *options, env=rank_env)
+            values = map(str, (rank, len(places), places.count(node)))
+            master = {"MASTER_ADDR": node_address(0), "MASTER_PORT": str(PORT)}
+            more = {**dict(zip(names, values, strict=True)), **master, **(env or {}), **((env_of or {}).get(rank, {}))}
+            words = ["-rA", *options, "test_cases.py"]
+            children.append(start_pytest(self._starter, self.folder, *words, env=more, node=self._nodes.of(node)))
+        return children
 
-    def start(self, node: int, *options: str, env: Mapping[str, str]) -> Child:
-        """Start one rank on a node."""
-        return start_pytest(
-            self._starter, self.folder, "-rA", *options, "test_cases.py", env=env, node=self._nodes.of(node)
-        )
-
-    def torchrun(self, per_node: int, *program: str, env: Mapping[str, str] | None = None) -> list[Child]:
-        """Start an agent of torchrun on each node, which starts Python with these arguments on each rank."""
+    def torchrun(self, *program: str) -> list[Child]:
+        """Start torchrun on each node, for two ranks each, with its options in variables, as Kubeflow gives them."""
         agents = []
         for node in range(self.count):
-            options = [
-                f"--nnodes={self.count}",
-                f"--nproc-per-node={per_node}",
-                "--rdzv-backend=c10d",
-                f"--rdzv-endpoint={node_address(0)}:{PORT}",
-                "--rdzv-id=test",
+            env = {
+                "PET_NNODES": str(self.count),
+                "PET_NPROC_PER_NODE": "2",
+                "PET_RDZV_BACKEND": "c10d",
+                "PET_RDZV_ENDPOINT": f"{node_address(0)}:{PORT}",
+                "PET_RDZV_ID": "test",
                 # Host names of the nodes have no addresses, so torchrun cannot find out.
-                f"--rdzv-conf=is_host={int(node == 0)}",
-                f"--local-addr={node_address(node)}",
-            ]
-            # gloo in torchrun's agent is not used; the ranks' own interface is found by the library.
-            agents.append(
-                self._starter.start(
-                    ["-m", "torch.distributed.run", *options, *program],
-                    self.folder,
-                    env={"OMP_NUM_THREADS": "1", **(env or {})},
-                    node=self._nodes.of(node),
-                )
-            )
+                "PET_RDZV_CONF": f"is_host={int(node == 0)}",
+                "PET_LOCAL_ADDR": node_address(node),
+                "OMP_NUM_THREADS": "1",
+            }
+            words = ["-m", "torch.distributed.run", *program]
+            agents.append(self._starter.start(words, self.folder, env=env, node=self._nodes.of(node)))
         return agents
-
-
-def wait_all(children: list[Child]) -> list[Ended]:
-    """Wait for the end of all, and check that nothing is left."""
-    ended = [Ended(child.wait(), child.log) for child in children]
-    assert_no_folder_left(children[0].folder)
-    return ended

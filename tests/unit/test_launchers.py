@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from dist_testing.attach.launchers import LAUNCHERS, rank_info_in
-from dist_testing.attach.node_list import first_host
+from dist_testing.attach.launchers import LAUNCHERS, first_host, rank_info_in
 from dist_testing.attach.rank_info import RankInfo
 from dist_testing.core.ground.errors import UsageError
 from dist_testing.core.pytest.plugin import LAUNCHER_VARIABLES
@@ -68,27 +67,17 @@ def _info(env: dict[str, str]) -> RankInfo:
 def test_each_launcher_is_understood(env: dict[str, str], launcher: str, node: str, address: str) -> None:
     """If this fails, a documented launcher cannot start the ranks, or a rank takes itself for another one."""
     info = _info(env)
-    assert (info.launcher, info.rank, info.size, info.local_rank) == (launcher, 2, 4, 0)
+    assert (info.launcher, info.rank, info.size) == (launcher, 2, 4)
     assert (info.node, info.address, info.has_other_nodes) == (node, address, True)
     assert info.is_served == (launcher == "torchrun")
 
 
-def test_a_restart_of_torchrun_is_another_attempt() -> None:
-    """If this fails, ranks that torchrun has started again find the keys of the first start."""
-    assert _info(_TORCHRUN).attempt == "run/1"
-
-
-def test_variables_of_hand_need_no_node() -> None:
-    """If this fails, a script must set more than the variables of `env://` and LOCAL_WORLD_SIZE."""
-    info = _info(_BY_HAND)
-    assert (info.rank, info.size, info.has_other_nodes, info.is_served) == (2, 4, True, False)
-    one_node = {name: value for name, value in _BY_HAND.items() if name != "LOCAL_WORLD_SIZE"}
-    assert not _info(one_node).has_other_nodes
-
-
-def test_the_node_rank_of_open_mpi_is_not_the_node() -> None:
-    """OMPI_COMM_WORLD_NODE_RANK counts the processes of a node, over all jobs."""
-    assert _info({**_MPIRUN, **_MASTER, "OMPI_COMM_WORLD_NODE_RANK": "1"}).node == ""
+def test_torchrun_and_hand_differ_in_who_serves_the_store() -> None:
+    """If this fails, a restarted world finds keys of an earlier start, or variables of `env://` are not enough."""
+    assert (_info(_TORCHRUN).attempt, _info(_TORCHRUN).is_served) == ("run/1", True)
+    four = {name: value for name, value in _BY_HAND.items() if name != "LOCAL_WORLD_SIZE"}
+    assert _info(four) == RankInfo(2, 4, "10.0.0.1", 29500, is_served=False, attempt="/0")
+    assert _info(_BY_HAND).has_other_nodes
 
 
 def test_ports_differ_between_steps_and_agree_within_one() -> None:
@@ -145,10 +134,10 @@ def test_of_two_launchers_the_inner_one_counts(env: dict[str, str], launcher: st
     [
         ({**_SRUN, **_BY_HAND, "RANK": "0"}, "RANK=0 and SLURM_PROCID=2 contradict each other."),
         ({**_MPIRUN, **_BY_HAND, "WORLD_SIZE": "3"}, "WORLD_SIZE=3 and OMPI_COMM_WORLD_SIZE=4 contradict each other."),
-        ({**_TORCHRUN, "LOCAL_RANK": "2"}, "LOCAL_RANK=2 and LOCAL_WORLD_SIZE=2 contradict each other."),
-        ({**_TORCHRUN, "LOCAL_RANK": "3"}, "LOCAL_RANK='3': expected a number from 0 to 2."),
+        ({"RANK": "1"}, "RANK=1 is set without WORLD_SIZE, MASTER_ADDR, MASTER_PORT."),
+        ({**_BY_HAND, "RANK": ""}, "RANK='': expected a number from 0 to 3."),
+        ({**_BY_HAND, "WORLD_SIZE": "four"}, "WORLD_SIZE='four': expected a number from 1 to"),
         ({**_TORCHRUN, "LOCAL_WORLD_SIZE": "5"}, "LOCAL_WORLD_SIZE='5': expected a number from 1 to 4."),
-        ({**_TORCHRUN, "GROUP_WORLD_SIZE": "1"}, "GROUP_WORLD_SIZE=1 and LOCAL_WORLD_SIZE=2 contradict each other."),
         ({**_SRUN, "SLURM_PROCID": "4"}, "SLURM_PROCID='4': expected a number from 0 to 3."),
         ({**_SRUN, "SLURM_STEP_NODELIST": "n[3-4"}, "SLURM_STEP_NODELIST='n[3-4': cannot be read as a list of nodes."),
         (_MPIRUN, "OMPI_COMM_WORLD_RANK=2 is set without MASTER_ADDR."),
@@ -169,7 +158,6 @@ def test_what_cannot_be_is_a_clear_error(env: dict[str, str], said: str) -> None
 @pytest.mark.parametrize(
     ("text", "host"),
     [
-        ("n1", "n1"),
         ("n[1-2,5]", "n1"),
         ("n[5,1-2]", "n5"),
         ("gpu[007-010],n1", "gpu007"),

@@ -8,7 +8,6 @@ import socket
 import struct
 import time
 
-from dist_testing.attach.waiting import readable
 from dist_testing.core.bazel import watchdog
 from dist_testing.core.engine.rank_record import RankRecord
 from dist_testing.core.ground.outcomes import Kind
@@ -59,13 +58,3 @@ def _has_to_end_run_that_is_over(limit_s: float) -> bool:
     finally:
         os.close(read)
         os.close(write)
-
-
-def test_a_launched_process_learns_that_the_run_is_over() -> None:
-    """If this fails, the processes of a large world under torchrun end with an error of their own."""
-    with all_low_numbers_taken():
-        ours, theirs = socket.socketpair()
-        with ours, theirs:
-            assert readable([ours.fileno()], 0) == []
-            theirs.close()
-            assert readable([ours.fileno()], math.inf) == [ours.fileno()]

@@ -14,7 +14,6 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from dist_testing.attach import line as attach_line
 from dist_testing.attach import messages as attach_messages
 from dist_testing.core.ground.case import CaseBody
 from dist_testing.core.ground.codec import MAX_MESSAGE_BYTES, Family
@@ -32,7 +31,7 @@ SETTINGS = settings(
 FAMILIES: tuple[Family[Any], ...] = (
     *(
         value
-        for module in (messages, rank_messages, attach_messages, attach_line)
+        for module in (messages, rank_messages, attach_messages)
         for value in vars(module).values()
         if isinstance(value, Family)
     ),

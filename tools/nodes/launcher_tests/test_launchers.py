@@ -12,7 +12,6 @@ import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from xml.etree import ElementTree
 
 import pytest
 from launcher_prefix.prefix import existing_copy
@@ -20,20 +19,10 @@ from launcher_prefix.prefix import existing_copy
 from dist_testing.core.ground.layout import node_address
 from dist_testing.nodes.namespaces import Nodes, missing_permission
 from launcher_tests.real import Real
+from tests.support.attached import CASES, DOWN, assert_cases, assert_down
 from tests.support.bell import Bell
 from tests.support.children import Ended, write_file
 from tests.support.cluster import PORT, cut, nodes_for_test
-from tests.support.node_cases import (
-    BAD,
-    BAD_OUTCOMES,
-    DOWN,
-    GOOD,
-    GOOD_OUTCOMES,
-    KILLED,
-    assert_bad,
-    assert_down,
-    assert_killed,
-)
 from tests.support.starter import LIMIT_S
 
 _COPY = existing_copy()
@@ -93,40 +82,21 @@ def launched(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[_Launch
         yield real, words, env, nodes
 
 
-def test_pass_and_skip(launched: _Launcher, tmp_path: Path) -> None:
-    """If this fails, the documented command does not work, or a good run is no success."""
-    real, words, env, _ = launched
-    write_file(tmp_path, "test_cases.py", GOOD)
-    ended = _Launched(real, words, tmp_path, env).end()
-    assert ended.code == 0, ended.log
-    assert ended.outcomes() == GOOD_OUTCOMES, ended.log
-    assert "not here" in ended.log
-
-
-def test_kill(launched: _Launcher, tmp_path: Path) -> None:
-    """If this fails, a rank that is killed, crashes or exits is not named, or the launcher reports a success."""
-    real, words, env, _ = launched
-    write_file(tmp_path, "test_cases.py", KILLED)
-    ended = _Launched(real, words, tmp_path, env).end()
-    assert ended.code != 0, ended.log
-    assert_killed(ended.log)
-
-
-def test_raise_hang_and_kill(launched: _Launcher, tmp_path: Path) -> None:
+def test_every_cell(launched: _Launcher, tmp_path: Path) -> None:
     """If this fails, there are two reports, another verdict or culprit, or the launcher reports a success."""
     real, words, env, _ = launched
-    write_file(tmp_path, "test_cases.py", BAD)
+    write_file(tmp_path, "test_cases.py", CASES)
     ended = _Launched(real, words, tmp_path, env, "--junitxml=out.xml").end()
     assert ended.code != 0, ended.log
-    assert_bad(ended.log)
-    if "srun" in words:
-        # mpirun loses what a rank prints on standard output while it stops the ranks.
-        assert ended.outcomes() == BAD_OUTCOMES, ended.log
-    cases = ElementTree.parse(tmp_path / "out.xml").iter("testcase")
-    results = {case.get("name"): [child.tag for child in case if child.tag != "properties"] for case in cases}
-    expected = {name: [] if outcome == "PASSED" else ["failure"] for name, outcome in BAD_OUTCOMES.items()}
-    expected["test_skips"] = ["skipped"]
-    assert results == expected
+    assert_cases(ended.log, tmp_path / "out.xml")
+
+
+def test_a_pass_is_a_success(launched: _Launcher, tmp_path: Path) -> None:
+    """If this fails, the documented command does not work."""
+    real, words, env, _ = launched
+    write_file(tmp_path, "test_cases.py", CASES)
+    ended = _Launched(real, words, tmp_path, env, "-k", "passes or skips or expected").end()
+    assert ended.code == 0, ended.log
 
 
 def test_node_down(launched: _Launcher, tmp_path: Path) -> None:

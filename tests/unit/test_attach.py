@@ -1,0 +1,292 @@
+"""Who may take part in an attached world: the socket of rank 0's process, and its door for other nodes."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import queue
+import socket
+import struct
+import tempfile
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from dist_testing.attach import launcher as module
+from dist_testing.attach import rank_info
+from dist_testing.attach.bridge import Door, FarEnd
+from dist_testing.attach.launcher import AttachedLauncher
+from dist_testing.attach.line import OUTPOST, Kind, Line, connect, greet, interface_env, sign
+from dist_testing.attach.messages import MESSAGES, EndRun, Home, Joining
+from dist_testing.attach.rank_info import RankInfo
+from dist_testing.core.ground.codec import MAX_MESSAGE_BYTES
+from dist_testing.core.ground.errors import LaunchError
+from dist_testing.core.process import wire
+
+# Far above what these tests need on a busy machine. Seconds.
+_LIMIT_S = 60.0
+_Visit = Callable[[socket.socket], None]
+
+
+def _joins(rank: int, difference: str = "") -> _Visit:
+    def join(connection: socket.socket) -> None:
+        one, other = socket.socketpair()
+        with one, other:
+            wire.send(connection, MESSAGES, Joining(rank, difference), [one.fileno()])
+
+    return join
+
+
+def _sends(payload: bytes, size: int | None = None, fds: int = 0) -> _Visit:
+    frame = struct.pack(">IH", len(payload) if size is None else size, fds) + payload
+    return lambda connection: connection.sendall(frame)
+
+
+def _leaves(connection: socket.socket) -> None:
+    _joins(1)(connection)
+    connection.close()
+
+
+class _OwnServer:
+    """Stands for the fork server of rank 0."""
+
+    unclean_reasons = ()
+
+    def __init__(self, run: object) -> None:
+        self._end, self._other = socket.socketpair()
+        self.fileno = self._end.fileno
+
+    def close(self) -> None:
+        """End."""
+        self._end.close()
+        self._other.close()
+
+
+@pytest.fixture
+def told() -> list[str]:
+    """What the launcher has told."""
+    return []
+
+
+@pytest.fixture
+def admit(monkeypatch: pytest.MonkeyPatch, told: list[str]) -> Iterator[Callable[..., AttachedLauncher]]:
+    """Create rank 0's launcher; these clients connect in this order before it accepts the first."""
+    with contextlib.ExitStack() as stack:
+
+        def admit(*visits: _Visit, size: int = 2) -> AttachedLauncher:
+            # The path of a socket has at most 107 bytes.
+            folder = stack.enter_context(tempfile.TemporaryDirectory(dir="/tmp"))
+
+            def connect_all(_: str, home: str) -> None:
+                found = MESSAGES.from_wire(home.encode())
+                assert isinstance(found, Home)
+                for visit in visits:
+                    connection = stack.enter_context(socket.socket(socket.AF_UNIX))
+                    connection.connect(found.path)
+                    visit(connection)
+
+            info: Any = RankInfo(0, size, "127.0.0.1", 1, is_served=True, attempt="")
+            monkeypatch.setattr(RankInfo, "store", lambda self: SimpleNamespace(set=connect_all))
+            run: Any = SimpleNamespace(temp=folder)
+            launcher = AttachedLauncher(info, run, "127.0.0.1", ["test_a"], told.append)
+            stack.callback(launcher.close)
+            return launcher
+
+        monkeypatch.setattr(module, "_JOINING_LIMIT_S", 0.2)
+        # No tests are forked here.
+        monkeypatch.setattr(module, "ForkServerLauncher", _OwnServer)
+        yield admit
+
+
+@pytest.mark.parametrize(
+    "visit",
+    [
+        _sends(b"", size=5),
+        _sends(b"no JSON"),
+        _sends(MESSAGES.to_wire(EndRun(0))),
+        _sends(MESSAGES.to_wire(Joining(1)), fds=1),
+        _sends(MESSAGES.to_wire(Joining(1))),
+        _sends(b"", size=0xFFFFFFFF),
+        _joins(0),
+        _joins(2),
+        _leaves,
+    ],
+    ids=["half", "no JSON", "another message", "no descriptor", "no fork server", "long", "rank 0", "beyond", "gone"],
+)
+def test_invalid_clients_do_not_keep_the_ranks_out(admit: Callable[..., AttachedLauncher], visit: _Visit) -> None:
+    """If this fails, a rank that was killed while it connected ends the run of all others, or delays it long."""
+    launcher = admit(visit, _joins(1))
+    assert launcher.gone == {}
+    assert set(launcher._peers) == {1}
+
+
+def test_a_message_may_arrive_in_pieces_and_differences_are_told(
+    admit: Callable[..., AttachedLauncher], told: list[str]
+) -> None:
+    """If this fails, a message that the kernel delivers in pieces is lost, or a rank with other tests is not named."""
+    difference = Home("", "", ("a", "b")).difference(1, {"a", "c"})
+
+    def in_parts(connection: socket.socket) -> None:
+        for byte in wire.frame(MESSAGES, Joining(1, difference), 1):
+            connection.sendall(bytes([byte]))
+        one, other = socket.socketpair()
+        with one, other:
+            socket.send_fds(connection, [b"\0"], [one.fileno()])
+
+    assert set(admit(in_parts)._peers) == {1}
+    assert len(told) == 1
+    assert told[0].endswith("of rank 0: rank 0 has b, and rank 1 does not (1 more differ)"), told
+
+
+def test_ranks_that_do_not_connect_are_named(
+    admit: Callable[..., AttachedLauncher], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """If this fails, the user does not learn which rank to look at."""
+    monkeypatch.setattr(module, "ATTACH_LIMIT_S", 0.01)
+    with pytest.raises(LaunchError, match=r"Rank\(s\) 1, 2 of 3 did not connect"):
+        admit(size=3)
+
+
+def test_no_wait_is_silent(monkeypatch: pytest.MonkeyPatch) -> None:
+    """If this fails, a user who has set RANK for another reason sees nothing for five minutes."""
+    monkeypatch.setenv("RANK", "0")
+    monkeypatch.setattr(rank_info, "NEXT_LINE_S", 0.01)
+    info = RankInfo(0, 2, "127.0.0.1", 29511, is_served=True, attempt="")
+    lines: queue.SimpleQueue[str] = queue.SimpleQueue()
+    with info.saying_who_is_missing(lambda: [1], lines.put, first_s=0.01):
+        said = [lines.get(timeout=_LIMIT_S) for _ in range(2)]
+    line = "waiting for rank 1 of 2 at 127.0.0.1:29511 (RANK=0 is set; not under torchrun? unset RANK)"
+    assert said == [line, line]
+
+
+@pytest.fixture(scope="module")
+def door() -> Iterator[tuple[Door, socket.socket]]:
+    """One door for all tests, and the runner behind it: nothing that a stranger does may change it for the next one."""
+    with tempfile.TemporaryDirectory(dir="/tmp") as folder, socket.socket(socket.AF_UNIX) as runner:
+        runner.settimeout(_LIMIT_S)
+        runner.bind(str(Path(folder, "ranks")))
+        runner.listen()
+        door = Door("127.0.0.1", str(Path(folder, "ranks")), "token")
+        yield door, runner
+        door.close()
+
+
+_NUMBER = bytes(32)
+
+
+@pytest.mark.parametrize(
+    "sent",
+    [b"GET / HTTP/1.1\r\n\r\n", bytes(64), _NUMBER + sign("token", OUTPOST, b"of another greeting"), b""],
+    ids=["HTTP", "no proof", "replayed", "nothing"],
+)
+def test_who_has_no_token_is_sent_away(door: tuple[Door, socket.socket], sent: bytes) -> None:
+    """If this fails, any process of the network can report results and give orders, or ends the run by nonsense."""
+    with socket.create_connection(("127.0.0.1", door[0].port), timeout=_LIMIT_S) as stranger:
+        assert len(stranger.recv(32)) == 32
+        stranger.sendall(sent)
+        stranger.shutdown(socket.SHUT_WR)
+        assert stranger.recv(1) == b""
+
+
+def test_who_has_no_token_is_not_trusted(door: tuple[Door, socket.socket]) -> None:
+    """If this fails, a program that has taken the port of a dead runner gives orders to ranks."""
+    with pytest.raises(LaunchError, match="do not have the same token"):
+        connect("127.0.0.1", door[0].port, "another")
+
+
+@contextlib.contextmanager
+def _joined(door: tuple[Door, socket.socket]) -> Iterator[tuple[socket.socket, socket.socket]]:
+    """Yield both ends of a bridge: the connection of another node, and that of the runner."""
+    connection, _ = connect("127.0.0.1", door[0].port, "token")
+    wire.send(connection, MESSAGES, Joining(3, node="node"))
+    with connection, door[1].accept()[0] as runner:
+        runner.settimeout(_LIMIT_S)
+        joining, fds = wire.receive(runner, MESSAGES) or (None, [])
+        assert joining == Joining(3, node="node (127.0.0.1)")
+        with socket.socket(fileno=fds[0]):
+            yield connection, runner
+
+
+def test_silent_strangers_do_not_keep_others_out(door: tuple[Door, socket.socket]) -> None:
+    """If this fails, idle connections end every run of the machine."""
+    with contextlib.ExitStack() as stack:
+        for _ in range(30):
+            stack.enter_context(socket.create_connection(("127.0.0.1", door[0].port)))
+        stack.enter_context(_joined(door))
+
+
+_NO_ORDER = "order to the fork server"
+_NONSENSE = [
+    pytest.param(struct.pack("!i", 1) + b"\xff", "255 is not a valid Kind", id="no kind"),
+    pytest.param(struct.pack("!i", 0), "0 is not a valid Kind", id="empty"),
+    pytest.param(struct.pack("!i", MAX_MESSAGE_BYTES + 2), "bad message length", id="long"),
+    pytest.param(struct.pack("!i", 3) + bytes([Kind.ORDER]) + b"{}", _NO_ORDER, id="no order"),
+    pytest.param(b"", "", id="gone"),
+]
+
+
+@pytest.mark.parametrize(("sent", "said"), _NONSENSE)
+def test_nonsense_of_another_node_ends_its_bridge(door: tuple[Door, socket.socket], sent: bytes, said: str) -> None:
+    """If this fails, nonsense of another node ends the runner, takes its memory, or a rank is waited for."""
+    with _joined(door) as (connection, runner):
+        line = Line(connection)
+        # Of no world, so they go nowhere.
+        line.send(Kind.PHASES, b"x")
+        line.send(Kind.LOG, b"x")
+        with line.frames:
+            os.write(line.frames.fileno(), sent)
+        assert runner.recv(1) == b""
+        # No end of a bridge to a rank reads an order.
+        assert ("has ended" if said in ("", _NO_ORDER) else said) in door[0].lost[3]
+
+
+@pytest.mark.parametrize(("sent", "said"), _NONSENSE)
+def test_nonsense_of_rank_0_ends_a_process_in_order(sent: bytes, said: str) -> None:
+    """If this fails, a process of another node ends with a traceback, or waits for ever."""
+    server, other = socket.socketpair()
+    fake: Any = SimpleNamespace(fileno=server.fileno)
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        theirs = socket.create_connection(listener.getsockname())
+        ours = listener.accept()[0]
+    with theirs, server, other:
+        theirs.sendall(sent)
+        theirs.shutdown(socket.SHUT_WR)
+        with (
+            contextlib.closing(FarEnd(ours, 3, fake, 0.0, Path())) as end,
+            pytest.raises(LaunchError, match=f"The connection to rank 0 has ended before the run was over: .*{said}"),
+        ):
+            end.serve()
+
+
+def test_the_greeting_carries_the_clock() -> None:
+    """If this fails, the times of phases of other nodes are wrong."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+
+        def answer() -> None:
+            with listener.accept()[0] as connection:
+                greet(connection, "token")
+
+        thread = threading.Thread(target=answer)
+        thread.start()
+        connection, shift_s = connect("127.0.0.1", listener.getsockname()[1], "token")
+        connection.close()
+        thread.join()
+    assert abs(shift_s) < _LIMIT_S
+
+
+def test_an_address_without_a_listener_is_told() -> None:
+    """If this fails, the ranks of a node wait, or end with a traceback."""
+    with socket.socket() as unused:
+        unused.bind(("127.0.0.1", 0))
+        with pytest.raises(LaunchError, match=r"cannot reach rank 0's node at 127\.0\.0\.1:.*Connection refused"):
+            connect("127.0.0.1", unused.getsockname()[1], "")
+
+
+def test_the_interface_of_an_address() -> None:
+    """gloo and NCCL choose the interface by its name."""
+    assert set(interface_env("127.0.0.1").values()) == {"lo"}
+    assert interface_env("192.0.2.1") == {}
