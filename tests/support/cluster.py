@@ -4,10 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
-import signal
-import socket
-import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 import pytest
@@ -51,22 +48,6 @@ def cut(nodes: Nodes, node: int) -> None:
     assert os.waitpid(pid, 0)[1] == 0, "the bridge's port could not be switched off"
 
 
-def kill_all(networks: Iterable[int]) -> None:
-    """Kill every process in these networks, which are descriptors of namespaces."""
-    wanted = {os.fstat(fd).st_ino for fd in networks}
-    while True:
-        found = 0
-        for entry in Path("/proc").iterdir():
-            with contextlib.suppress(OSError):
-                if entry.name.isdecimal() and os.stat(entry / "ns/net").st_ino in wanted:
-                    # One that has ended, and was not waited for, has no namespace.
-                    os.kill(int(entry.name), signal.SIGKILL)
-                    found += 1
-        if not found:
-            return
-        time.sleep(0.05)
-
-
 class Cluster:
     """Nodes, and ways to start ranks on them. Use as a context manager."""
 
@@ -87,25 +68,6 @@ class Cluster:
         """Pull the cable of a node: nothing arrives there or leaves it, and neither side is told."""
         cut(self._nodes, node)
 
-    @contextlib.contextmanager
-    def listening(self, node: int, port: int) -> Iterator[None]:
-        """Have another program listen at a port of a node."""
-        near, far = socket.socketpair()
-        pid = os.fork()
-        if pid == 0:
-            with contextlib.suppress(BaseException):
-                enter([os.dup(fd) for fd in self._nodes.of(node)])
-                with socket.create_server((node_address(node), port)) as listener:
-                    socket.send_fds(far, [b"x"], [listener.fileno()])
-            os._exit(0)
-        with near, far:
-            _, (listener_fd,), _, _ = socket.recv_fds(near, 1, 1)
-        os.waitpid(pid, 0)
-        try:
-            yield
-        finally:
-            os.close(listener_fd)
-
     def by_hand(
         self,
         *options: str,
@@ -114,14 +76,10 @@ class Cluster:
         env_of: Mapping[int, Mapping[str, str]] | None = None,
         names: Sequence[str] = HAND,
     ) -> list[Child]:
-        """Start each rank as a shell script on each node would.
+        """Start each rank as a shell script on its node would.
 
-        Args:
-            *options: Options of pytest.
-            places: The node of each rank.
-            env: More variables.
-            env_of: Rank to more variables for it alone.
-            names: The variables of the rank, of the size of the world, and of the number of ranks on the node.
+        `env` has more variables, `env_of` those of one rank alone. `names` are the variables of the rank, of the size
+        of the world, and of the number of ranks on the node.
         """
         children = []
         for rank, node in enumerate(places):

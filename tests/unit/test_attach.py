@@ -8,7 +8,6 @@ import queue
 import socket
 import struct
 import tempfile
-import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -20,7 +19,7 @@ from dist_testing.attach import launcher as module
 from dist_testing.attach import rank_info
 from dist_testing.attach.bridge import Door, FarEnd
 from dist_testing.attach.launcher import AttachedLauncher
-from dist_testing.attach.line import OUTPOST, Kind, Line, connect, greet, interface_env, sign
+from dist_testing.attach.line import OUTPOST, Kind, Line, connect, interface_env, sign
 from dist_testing.attach.messages import MESSAGES, EndRun, Home, Joining
 from dist_testing.attach.rank_info import RankInfo
 from dist_testing.core.ground.codec import MAX_MESSAGE_BYTES
@@ -51,33 +50,15 @@ def _leaves(connection: socket.socket) -> None:
     connection.close()
 
 
-class _OwnServer:
-    """Stands for the fork server of rank 0."""
-
-    unclean_reasons = ()
-
-    def __init__(self, run: object) -> None:
-        self._end, self._other = socket.socketpair()
-        self.fileno = self._end.fileno
-
-    def close(self) -> None:
-        """End."""
-        self._end.close()
-        self._other.close()
+_Admit = Callable[..., tuple[AttachedLauncher, list[str]]]
 
 
 @pytest.fixture
-def told() -> list[str]:
-    """What the launcher has told."""
-    return []
-
-
-@pytest.fixture
-def admit(monkeypatch: pytest.MonkeyPatch, told: list[str]) -> Iterator[Callable[..., AttachedLauncher]]:
-    """Create rank 0's launcher; these clients connect in this order before it accepts the first."""
+def admit(monkeypatch: pytest.MonkeyPatch) -> Iterator[_Admit]:
+    """Create rank 0's launcher, with what it tells; these clients connect in this order before it accepts the first."""
     with contextlib.ExitStack() as stack:
 
-        def admit(*visits: _Visit, size: int = 2) -> AttachedLauncher:
+        def admit(*visits: _Visit, size: int = 2) -> tuple[AttachedLauncher, list[str]]:
             # The path of a socket has at most 107 bytes.
             folder = stack.enter_context(tempfile.TemporaryDirectory(dir="/tmp"))
 
@@ -89,16 +70,19 @@ def admit(monkeypatch: pytest.MonkeyPatch, told: list[str]) -> Iterator[Callable
                     connection.connect(found.path)
                     visit(connection)
 
-            info: Any = RankInfo(0, size, "127.0.0.1", 1, is_served=True, attempt="")
             monkeypatch.setattr(RankInfo, "store", lambda self: SimpleNamespace(set=connect_all))
+            info = RankInfo(0, size, "127.0.0.1", 1, is_served=True, attempt="")
             run: Any = SimpleNamespace(temp=folder)
+            told: list[str] = []
             launcher = AttachedLauncher(info, run, "127.0.0.1", ["test_a"], told.append)
             stack.callback(launcher.close)
-            return launcher
+            return launcher, told
 
         monkeypatch.setattr(module, "_JOINING_LIMIT_S", 0.2)
         # No tests are forked here.
-        monkeypatch.setattr(module, "ForkServerLauncher", _OwnServer)
+        end, other = map(stack.enter_context, socket.socketpair())
+        server = SimpleNamespace(fileno=end.fileno, close=other.close, unclean_reasons=())
+        monkeypatch.setattr(module, "ForkServerLauncher", lambda run: server)
         yield admit
 
 
@@ -111,40 +95,24 @@ def admit(monkeypatch: pytest.MonkeyPatch, told: list[str]) -> Iterator[Callable
         _sends(MESSAGES.to_wire(Joining(1)), fds=1),
         _sends(MESSAGES.to_wire(Joining(1))),
         _sends(b"", size=0xFFFFFFFF),
-        _joins(0),
-        _joins(2),
+        *map(_joins, (0, 2)),
         _leaves,
     ],
-    ids=["half", "no JSON", "another message", "no descriptor", "no fork server", "long", "rank 0", "beyond", "gone"],
 )
-def test_invalid_clients_do_not_keep_the_ranks_out(admit: Callable[..., AttachedLauncher], visit: _Visit) -> None:
+def test_invalid_clients_do_not_keep_the_ranks_out(admit: _Admit, visit: _Visit) -> None:
     """If this fails, a rank that was killed while it connected ends the run of all others, or delays it long."""
-    launcher = admit(visit, _joins(1))
+    launcher, _ = admit(visit, _joins(1))
     assert launcher.gone == {}
     assert set(launcher._peers) == {1}
 
 
-def test_a_message_may_arrive_in_pieces_and_differences_are_told(
-    admit: Callable[..., AttachedLauncher], told: list[str]
-) -> None:
-    """If this fails, a message that the kernel delivers in pieces is lost, or a rank with other tests is not named."""
-    difference = Home("", "", ("a", "b")).difference(1, {"a", "c"})
-
-    def in_parts(connection: socket.socket) -> None:
-        for byte in wire.frame(MESSAGES, Joining(1, difference), 1):
-            connection.sendall(bytes([byte]))
-        one, other = socket.socketpair()
-        with one, other:
-            socket.send_fds(connection, [b"\0"], [one.fileno()])
-
-    assert set(admit(in_parts)._peers) == {1}
-    assert len(told) == 1
-    assert told[0].endswith("of rank 0: rank 0 has b, and rank 1 does not (1 more differ)"), told
+def test_a_rank_with_other_tests_is_named(admit: _Admit) -> None:
+    """If this fails, the peers of a rank with other tests wait for it in the first collective."""
+    _, (told,) = admit(_joins(1, Home("", "", ("a", "b")).difference(1, {"a", "c"})))
+    assert told.endswith("of rank 0: rank 0 has b, and rank 1 does not (1 more differ)"), told
 
 
-def test_ranks_that_do_not_connect_are_named(
-    admit: Callable[..., AttachedLauncher], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_ranks_that_do_not_connect_are_named(admit: _Admit, monkeypatch: pytest.MonkeyPatch) -> None:
     """If this fails, the user does not learn which rank to look at."""
     monkeypatch.setattr(module, "ATTACH_LIMIT_S", 0.01)
     with pytest.raises(LaunchError, match=r"Rank\(s\) 1, 2 of 3 did not connect"):
@@ -262,20 +230,21 @@ def test_nonsense_of_rank_0_ends_a_process_in_order(sent: bytes, said: str) -> N
             end.serve()
 
 
-def test_the_greeting_carries_the_clock() -> None:
-    """If this fails, the times of phases of other nodes are wrong."""
-    with socket.create_server(("127.0.0.1", 0)) as listener:
+def test_a_port_of_rank_0_that_is_taken_is_told() -> None:
+    """If this fails, the ranks connect to another program, or only torch's error is told."""
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        port = other.getsockname()[1]
+        with pytest.raises(LaunchError, match=rf"Rank 0 cannot listen at 127\.0\.0\.1:{port}.*Address already in use"):
+            RankInfo(0, 2, "127.0.0.1", port, is_served=False, attempt="").store()
 
-        def answer() -> None:
-            with listener.accept()[0] as connection:
-                greet(connection, "token")
 
-        thread = threading.Thread(target=answer)
-        thread.start()
-        connection, shift_s = connect("127.0.0.1", listener.getsockname()[1], "token")
-        connection.close()
-        thread.join()
-    assert abs(shift_s) < _LIMIT_S
+@pytest.mark.parametrize(
+    ("host", "problem"), [("127.0.0.1", "only this machine reaches it"), ("192.0.2.1", "rank 0 cannot listen there")]
+)
+def test_an_address_that_other_nodes_cannot_reach_is_told(host: str, problem: str) -> None:
+    """If this fails, the ranks of other nodes wait for minutes for a store that they cannot reach."""
+    with pytest.raises(LaunchError, match=f"Ranks of other nodes cannot reach rank 0 at {host}: {problem}"):
+        rank_info.reachable_host(RankInfo(0, 2, host, 1, is_served=True, attempt=""))
 
 
 def test_an_address_without_a_listener_is_told() -> None:

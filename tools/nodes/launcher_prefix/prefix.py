@@ -22,7 +22,7 @@ from debian_prefix.errors import InstallError, explained_os_errors
 from debian_prefix.packages import APT_CONFIGURATION, Selection, missing_tools, unpack
 from debian_prefix.programs import ProgramError
 
-_PACKAGES = ("slurmctld", "slurmd", "slurm-client", "slurm-wlm-basic-plugins", "openmpi-bin")
+_PACKAGES = ("slurmctld", "slurmd", "slurm-client", "slurm-wlm-basic-plugins", "openmpi-bin", "mpich")
 # The main package, whose presence in an archive decides.
 _MAIN = _PACKAGES[0]
 # Parts of a Debian system that the programs do not use, and packages that only set one up.

@@ -1,4 +1,4 @@
-"""Slurm and Open MPI on two simulated nodes: real daemons and real programs, from the private copy of //tools/nodes."""
+"""Slurm, Open MPI and MPICH on two simulated nodes: real programs, from the private copy of //tools/nodes."""
 
 from __future__ import annotations
 
@@ -11,12 +11,11 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 from dist_testing.core.ground.layout import INTERFACE, node_address, node_name
 from dist_testing.nodes.namespaces import Nodes
-from tests.support.cluster import kill_all
 
 # Limit for the daemons of Slurm to find each other. Seconds.
 _UP_LIMIT_S = 60.0
@@ -74,7 +73,20 @@ class Real:
 
     def end_all(self) -> None:
         """Kill every process on the nodes. After a cut cable, daemons of a launcher wait for each other for long."""
-        kill_all(self._networks)
+        wanted = {os.fstat(fd).st_ino for fd in self._networks}
+        while self._kill_in(wanted):
+            time.sleep(0.05)
+
+    @staticmethod
+    def _kill_in(networks: set[int]) -> int:
+        found = 0
+        for entry in Path("/proc").iterdir():
+            with contextlib.suppress(OSError):
+                if entry.name.isdecimal() and os.stat(entry / "ns/net").st_ino in networks:
+                    # One that has ended, and was not waited for, has no namespace.
+                    os.kill(int(entry.name), signal.SIGKILL)
+                    found += 1
+        return found
 
     def start(self, node: int, program: Sequence[str], log: Path) -> subprocess.Popen[bytes]:
         """Start a program on a node, in a session of its own."""
@@ -146,22 +158,37 @@ class Real:
         logs = "\n".join(path.read_text(errors="replace")[-2000:] for path in [log, *self._folder.glob("slurm/*.log")])
         raise AssertionError(f"Slurm is not up after {_UP_LIMIT_S:.0f} s: {seen.read_text()}\n{logs}")
 
-    def mpirun(self) -> list[str]:
-        """Return the words before a program that `mpirun` is to start on all nodes."""
+    def _agent(self) -> str:
+        """Return a program that starts a command on a node, as ssh would."""
         agent = self._folder / "agent.sh"
         staged = " ".join(f"'{word}'" if "'" not in word else f'"{word}"' for word in self._staged(0)[:-1])
-        agent.write_text(f'#!/bin/sh\nhost=$1; shift\nexec {staged} "{self._folder}/stage-$host.json" sh -c "$*"\n')
+        # hydra passes -x before the host.
+        agent.write_text(
+            '#!/bin/sh\nwhile [ "${1#-}" != "$1" ]; do shift; done\nhost=$1; shift\n'
+            f'exec {staged} "{self._folder}/stage-$host.json" sh -c "$*"\n'
+        )
         agent.chmod(0o755)
+        return str(agent)
+
+    def mpirun(self, env: Iterable[str]) -> list[str]:
+        """Return the words before a program that Open MPI's `mpirun` is to start on all nodes, with these variables."""
         hosts = ",".join(f"{node_name(node)}:2" for node in range(self._count))
         settings = {
             "plm": "rsh",
-            "plm_rsh_agent": str(agent),
+            "plm_rsh_agent": self._agent(),
             "oob_tcp_if_include": INTERFACE,
             # After the death of a rank, the others have so many seconds between SIGTERM and SIGKILL. By default, one.
             "odls_base_sigkill_timeout": "5",
         }
         mca = [word for name, value in settings.items() for word in ("--mca", name, value)]
-        return ["mpirun.openmpi", "--allow-run-as-root", *mca, "--host", hosts, "-np", "4"]
+        passed = [word for name in env for word in ("-x", name)]
+        return ["mpirun.openmpi", "--allow-run-as-root", *mca, "--host", hosts, "-np", "4", *passed]
+
+    def hydra(self, env: Iterable[str]) -> list[str]:
+        """Return the same for MPICH's `mpiexec`."""
+        hosts = ",".join(f"{node_name(node)}:2" for node in range(self._count))
+        agent = ["-launcher", "ssh", "-launcher-exec", self._agent(), "-iface", INTERFACE]
+        return ["mpiexec.hydra", *agent, "-hosts", hosts, "-n", "4", "-genvlist", ",".join(env)]
 
 
 _OURS = ("BAZEL_", "COVERAGE", "DIST_", "PYTEST_", "RUNFILES_", "TEST", "XML_OUTPUT_FILE")

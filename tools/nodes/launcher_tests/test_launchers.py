@@ -1,4 +1,4 @@
-"""Attached worlds that real launchers have started: Slurm's srun and Open MPI's mpirun, on two simulated nodes.
+"""Attached worlds of real launchers: Slurm's srun, Open MPI's mpirun and MPICH's hydra, on two simulated nodes.
 
 Needs root, and the private copy of the launchers: `./bazelw run //tools/nodes`.
 """
@@ -29,7 +29,7 @@ _COPY = existing_copy()
 pytestmark = [
     pytest.mark.skipif(os.getuid() != 0, reason="Needs root: Slurm's daemons start tasks for users"),
     pytest.mark.skipif(bool(missing_permission()), reason=f"Needs network namespaces: {missing_permission()}"),
-    pytest.mark.skipif(_COPY is None, reason="No copy of Slurm and Open MPI: run `./bazelw run //tools/nodes` first"),
+    pytest.mark.skipif(_COPY is None, reason="No copy of the launchers: run `./bazelw run //tools/nodes` first"),
 ]
 _NODES = 2
 
@@ -65,20 +65,22 @@ def _set(env: dict[str, str]) -> list[str]:
     return [f"{name}={value}" for name, value in env.items()]
 
 
-@pytest.fixture(params=["srun", "mpirun"])
+@pytest.fixture(params=["srun", "srun on one node", "mpirun", "hydra"])
 def launched(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[_Launcher]:
     """What starts four ranks on two nodes, with the environment that it needs; and the nodes."""
     assert _COPY is not None
     with nodes_for_test(_NODES) as nodes, contextlib.ExitStack() as daemons:
         real = Real(nodes, _NODES, _COPY, tmp_path)
         daemons.callback(real.end_all)
-        # mpirun does not tell the ranks where rank 0 is; srun does.
+        # MPI's launchers do not tell the ranks where rank 0 is; srun does.
         env: dict[str, str] = {"TORCH_CPP_LOG_LEVEL": "ERROR"}
-        if request.param == "srun":
+        if request.param.startswith("srun"):
             words = daemons.enter_context(real.slurm())
+            if request.param == "srun on one node":
+                words += ["--nodes=1", "--overcommit"]
         else:
             env |= {"MASTER_ADDR": node_address(0), "MASTER_PORT": str(PORT)}
-            words = [*real.mpirun(), *(word for name in env for word in ("-x", name))]
+            words = real.mpirun(env) if request.param == "mpirun" else real.hydra(env)
         yield real, words, env, nodes
 
 
@@ -102,6 +104,8 @@ def test_a_pass_is_a_success(launched: _Launcher, tmp_path: Path) -> None:
 def test_node_down(launched: _Launcher, tmp_path: Path) -> None:
     """If this fails, the report does not name the node, or comes after the launcher has given up."""
     real, words, env, nodes = launched
+    if "--nodes=1" in words:
+        pytest.skip("There is one node")
     write_file(tmp_path, "test_cases.py", DOWN)
     with Bell(tmp_path) as bell:
         started = _Launched(real, words, tmp_path, {**env, **bell.env})
