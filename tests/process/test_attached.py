@@ -52,8 +52,7 @@ def test_every_cell_on_two_nodes(starter: Starter, tmp_path: Path, launcher: str
 
 _SESSION = """
     import os
-    import textwrap
-from pathlib import Path
+    from pathlib import Path
 
     import pytest
     import torch.distributed as dist
