@@ -32,8 +32,8 @@ from dist_testing.core.process.messages import FORK_SERVER_ORDERS, ForkServerOrd
 
 # Between two looks at what a rank has written to the board and to its files. Seconds.
 _TELL_S = 0.5
-# Limit for all bridges to pass on the last message. Seconds.
-_CLOSE_LIMIT_S = 5.0
+# Limit for the runner to read stacks, and at the end for all bridges to pass on the last message. Seconds.
+_LIMIT_S = 5
 _RANK_STREAMS = {Kind.CHANNEL: socket.SOCK_STREAM, Kind.STACKS: socket.SOCK_SEQPACKET}
 _FILES = {Kind.LOG: log_name, Kind.TEXTS: text_name}
 
@@ -63,7 +63,11 @@ class _End:
         if data:
             # Who reads from a process that has ended sees that.
             with contextlib.suppress(KeyError, OSError):
-                self._streams[kind].sendall(data)
+                try:
+                    self._streams[kind].sendall(data)
+                except BlockingIOError:
+                    # The runner reads no stacks of a rank that it has stopped. The rank's end must not wait for that.
+                    self._streams.pop(kind).close()
         elif kind in self._streams:
             self._streams.pop(kind).close()
 
@@ -144,6 +148,7 @@ class NearEnd(_End):
             self._board = PhaseBoard(board, order.size)
             os.close(board)
             self._streams |= {kind: socket.socket(fileno=fd) for kind, fd in zip(_RANK_STREAMS, streams, strict=True)}
+            set_limit(self._streams[Kind.STACKS], _LIMIT_S, socket.SO_SNDTIMEO)
         self._line.send(Kind.ORDER, FORK_SERVER_ORDERS.to_wire(order))
         return True
 
@@ -170,7 +175,7 @@ class Door:
         # Only this lets a thread that waits in accept() go on.
         self._listener.shutdown(socket.SHUT_RDWR)
         self._listener.close()
-        end_s = time.monotonic() + _CLOSE_LIMIT_S
+        end_s = time.monotonic() + _LIMIT_S
         for bridge in self._bridges:
             bridge.join(max(0.0, end_s - time.monotonic()))
 

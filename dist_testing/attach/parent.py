@@ -90,11 +90,7 @@ def _connect_here(path: str) -> socket.socket:
 
 
 def _wait_here(connection: socket.socket) -> EndRun:
-    """Wait for the last message of the runner on the same node.
-
-    Raises:
-        LaunchError: If the runner has ended without one.
-    """
+    """Wait for the last message of the runner on the same node; an error if the runner has ended without one."""
     with contextlib.suppress(MessageError):
         received = wire.receive(connection, MESSAGES)
         if received is not None and isinstance(received[0], EndRun):
@@ -103,12 +99,7 @@ def _wait_here(connection: socket.socket) -> EndRun:
 
 
 def _find_rank_0(rank_info: RankInfo) -> tuple[Store, Home]:
-    """Wait until rank 0 has told where it is.
-
-    Raises:
-        MessageError: If it runs another version of this library.
-        RuntimeError: If the store cannot be reached, or rank 0 does not come.
-    """
+    """Wait until rank 0 has told where it is. A RuntimeError says that the store or rank 0 does not come."""
     tell = functools.partial(print, f"dist_testing: rank {rank_info.rank}:", file=sys.__stderr__, flush=True)
     # Rank 0 tells first that it waits for others.
     with rank_info.saying_who_is_missing(lambda: [0], tell, NEXT_LINE_S):

@@ -22,9 +22,13 @@ from dist_testing.attach.launcher import AttachedLauncher
 from dist_testing.attach.line import OUTPOST, Kind, Line, connect, interface_env, sign
 from dist_testing.attach.messages import MESSAGES, EndRun, Home, Joining
 from dist_testing.attach.rank_info import RankInfo
+from dist_testing.core.ground.case import CaseBody
 from dist_testing.core.ground.codec import MAX_MESSAGE_BYTES
 from dist_testing.core.ground.errors import LaunchError
+from dist_testing.core.ground.world import WorldSettings
 from dist_testing.core.process import wire
+from dist_testing.core.process.board import PhaseBoard
+from dist_testing.core.process.messages import FORK_SERVER_ORDERS, WorldRequest
 
 # Far above what these tests need on a busy machine. Seconds.
 _LIMIT_S = 60.0
@@ -167,16 +171,17 @@ def test_who_has_no_token_is_not_trusted(door: tuple[Door, socket.socket]) -> No
 
 
 @contextlib.contextmanager
-def _joined(door: tuple[Door, socket.socket]) -> Iterator[tuple[socket.socket, socket.socket]]:
-    """Yield both ends of a bridge: the connection of another node, and that of the runner."""
+def _joined(door: tuple[Door, socket.socket]) -> Iterator[tuple[socket.socket, socket.socket, socket.socket]]:
+    """Yield the ends of a bridge: the connection of another node, the runner's, and that of the fork server."""
     connection, _ = connect("127.0.0.1", door[0].port, "token")
     wire.send(connection, MESSAGES, Joining(3, node="node"))
     with connection, door[1].accept()[0] as runner:
         runner.settimeout(_LIMIT_S)
         joining, fds = wire.receive(runner, MESSAGES) or (None, [])
         assert joining == Joining(3, node="node (127.0.0.1)")
-        with socket.socket(fileno=fds[0]):
-            yield connection, runner
+        with socket.socket(fileno=fds[0]) as control:
+            control.settimeout(_LIMIT_S)
+            yield connection, runner, control
 
 
 def test_silent_strangers_do_not_keep_others_out(door: tuple[Door, socket.socket]) -> None:
@@ -200,7 +205,7 @@ _NONSENSE = [
 @pytest.mark.parametrize(("sent", "said"), _NONSENSE)
 def test_nonsense_of_another_node_ends_its_bridge(door: tuple[Door, socket.socket], sent: bytes, said: str) -> None:
     """If this fails, nonsense of another node ends the runner, takes its memory, or a rank is waited for."""
-    with _joined(door) as (connection, runner):
+    with _joined(door) as (connection, runner, _):
         line = Line(connection)
         # Of no world, so they go nowhere.
         line.send(Kind.PHASES, b"x")
@@ -210,6 +215,30 @@ def test_nonsense_of_another_node_ends_its_bridge(door: tuple[Door, socket.socke
         assert runner.recv(1) == b""
         # No end of a bridge to a rank reads an order.
         assert ("has ended" if said in ("", _NO_ORDER) else said) in door[0].lost[3]
+
+
+def test_the_end_of_a_rank_arrives_although_nobody_reads_its_stacks(
+    door: tuple[Door, socket.socket], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """If this fails, ranks of other nodes "could not be killed": nobody reads stacks after a limit."""
+    monkeypatch.setattr("dist_testing.attach.bridge._LIMIT_S", 1)
+    with contextlib.ExitStack() as stack:
+        pairs = [stack.enter_context(one) for type_ in (1, 5) for one in socket.socketpair(socket.AF_UNIX, type_)]
+        board = PhaseBoard.create(4)
+        stack.callback(os.close, board)
+        connection, _, control = stack.enter_context(_joined(door))
+        settings = WorldSettings("gloo", "cpu", 0, "", 60.0, init=False)
+        more: dict[str, Any] = dict.fromkeys(("umask", "threads", "store_port"), 0) | {"env": {}, "own_ranks": (3,)}
+        more |= dict.fromkeys(("pool", "fresh", "together"), False) | dict.fromkeys(("directory", "cwd"), "/")
+        request = WorldRequest(1, 4, CaseBody("pytest"), settings=settings, **more)
+        wire.send(control, FORK_SERVER_ORDERS, request, [pairs[1].fileno(), pairs[3].fileno(), board])
+        line = Line(connection)
+        stack.enter_context(line.frames)
+        assert line.receive()[0] is Kind.ORDER
+        for _ in range(2000):
+            line.send(Kind.STACKS, b"x")
+        line.send(Kind.EVENT, b"the end")
+        assert control.recv(7) == b"the end"
 
 
 @pytest.mark.parametrize(("sent", "said"), _NONSENSE)
