@@ -1,4 +1,4 @@
-"""Makes a private copy of Debian's packages of Slurm and Open MPI in the user cache.
+"""Makes a private copy of Debian's packages of Slurm, Open MPI and MPICH in the user cache.
 
 Their programs have fixed paths below /usr, so a test lays the copy over the machine's /usr and /etc in a mount
 namespace of its own. The packages are therefore those of the machine's own Debian suite, without what is installed.
@@ -106,7 +106,7 @@ def _suite() -> str:
 def _build(prefix: Path, lock: int) -> None:
     shutil.rmtree(prefix, ignore_errors=True)
     require_free_space(prefix.parent, _NEEDED_BYTES)
-    say(f"making a private copy of Slurm and Open MPI in {prefix} (once; half a minute)")
+    say(f"making a private copy of the launchers in {prefix} (once; half a minute)")
     work = prefix / f"work{PARTIAL}"
     try:
         (work / "apt").mkdir(parents=True)
@@ -119,7 +119,7 @@ def _build(prefix: Path, lock: int) -> None:
         (prefix / _FINISHED).touch()
     except ProgramError as error:
         raise InstallError(
-            f"making a private copy of Slurm and Open MPI failed: {error}",
+            f"making a private copy of the launchers failed: {error}",
             "The mirror may be unreachable, or Debian's packages have new versions.",
             "Try again; without the copy the tests of these launchers are skipped.",
         ) from error
