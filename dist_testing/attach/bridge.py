@@ -237,7 +237,7 @@ class FarEnd(_End):
         try:
             while self._ending is None:
                 self._step(_TELL_S if len(self._streams) > 1 else None)
-                self._tell()
+                self._send_news()
         except (EOFError, MessageError, OSError, ValueError) as error:
             raise lost_runner(str(error).partition("\n")[0] or "it is closed") from error
         return self._ending
@@ -246,7 +246,7 @@ class FarEnd(_End):
         if kind is Kind.ORDER:
             order = FORK_SERVER_ORDERS.from_wire(data)
             if isinstance(order, SignalRanks):
-                self._tell()
+                self._send_news()
             if isinstance(order, WorldRequest):
                 self._begin_world(order)
             else:
@@ -258,7 +258,7 @@ class FarEnd(_End):
                 self._ending = message if isinstance(message, EndRun) else None
         elif kind in _RANK_STREAMS:
             # A request for the ledger: the runner looks at the phases then.
-            self._tell()
+            self._send_news()
             self._put(kind, data)
 
     def _begin_world(self, request: WorldRequest) -> None:
@@ -301,14 +301,14 @@ class FarEnd(_End):
             for other in _RANK_STREAMS:
                 while other in self._streams and super()._read(other):
                     pass
-            self._tell()
+            self._send_news()
         has_more = super()._read(kind)
         if Kind.EVENT not in self._streams:
             # Raises the error of a fork server that has ended.
             list(self._server.events())
         return has_more
 
-    def _tell(self) -> None:
+    def _send_news(self) -> None:
         """Send what the rank has written to the board and to its files since the last time.
 
         A change of phase, or output, wakes nothing up. If this node goes down, the runner has the last ones.

@@ -85,7 +85,7 @@ class AttachedLauncher:
     """
 
     def __init__(
-        self, rank_info: RankInfo, run: RunContext, host: str, collected: Sequence[str], tell: Callable[[str], None]
+        self, rank_info: RankInfo, run: RunContext, host: str, collected: Sequence[str], log_line: Callable[[str], None]
     ) -> None:
         """Wait until every launched process has connected, by a socket in the folder of the run.
 
@@ -98,7 +98,7 @@ class AttachedLauncher:
         self.exit_code = 2
         self._rank_info = rank_info
         self._host = host
-        self._tell = tell
+        self._log_line = log_line
         # Where processes of other nodes connect.
         self._door: Door | None = None
         # A request tells the ranks what has changed since now; the rest of their environment is their own.
@@ -135,7 +135,7 @@ class AttachedLauncher:
             # Kept, because it may serve the store.
             self._store = self._rank_info.store()
             self._store.set(HOME_KEY, MESSAGES.to_wire(home).decode())
-            with self._rank_info.saying_who_is_missing(self._missing, self._tell):
+            with self._rank_info.saying_who_is_missing(self._missing, self._log_line):
                 self._admit(listener)
 
     def _missing(self) -> list[int]:
@@ -178,7 +178,9 @@ class AttachedLauncher:
                     wire.send(connection, MESSAGES, EndRun(2, error))
                     return
                 if joining.difference:
-                    self._tell(f"dist_testing: rank {rank} has not collected the tests of rank 0: {joining.difference}")
+                    self._log_line(
+                        f"dist_testing: rank {rank} has not collected the tests of rank 0: {joining.difference}"
+                    )
                 server = ForkServerClient(control, f"the fork server of rank {rank} has ended", lambda event: None)
                 self._peers[rank] = _Peer(connection, control, server, joining.node)
                 for one in (connection, control):

@@ -96,7 +96,7 @@ class RankInfo:
 
     @contextlib.contextmanager
     def saying_who_is_missing(
-        self, missing: Callable[[], Sequence[int]], tell: Callable[[str], None], first_s: float = _FIRST_LINE_S
+        self, missing: Callable[[], Sequence[int]], log_line: Callable[[str], None], first_s: float = _FIRST_LINE_S
     ) -> Iterator[None]:
         """Tell, while the block runs, which ranks it waits for: after `first_s` seconds, and then every 30 s.
 
@@ -111,7 +111,7 @@ class RankInfo:
                 if not (ranks := missing()):
                     continue
                 which = f"rank{'s' if len(ranks) > 1 else ''} {', '.join(map(str, ranks))}"
-                tell(
+                log_line(
                     f"waiting for {which} of {self.size} at {self.address}:{self.port} ({self.variable}="
                     f"{os.environ.get(self.variable, self.rank)} is set; not under {self.launcher}? "
                     f"unset {self.variable})"

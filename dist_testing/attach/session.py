@@ -129,7 +129,7 @@ class AttachedEngine(Engine):
                 "A world without one of its ranks cannot run a case.\n"
                 "See the first case that failed."
             )
-        self._launcher = AttachedLauncher(self._rank_info, run, self._host, self._context.names, self.tell)
+        self._launcher = AttachedLauncher(self._rank_info, run, self._host, self._context.names, self.log_line)
         return self._launcher
 
 

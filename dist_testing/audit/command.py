@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from dist_testing.audit.hook.record import Plan
-from dist_testing.audit.left import Left, SharedMemoryWatch, find_left
+from dist_testing.audit.left import Left, LeftSharedMemory, find_left
 from dist_testing.audit.seen import Seen, read_records
 from dist_testing.core.ground.errors import UsageError
 from dist_testing.core.process.lifetime import die_with_parent
@@ -67,7 +67,7 @@ class Runner:
         (folder / "plan.json").write_text(json.dumps(plan._asdict()), encoding="utf-8")
         (folder / "records.jsonl").touch()
         log = self._logs / f"{self._count}.log"
-        shm = SharedMemoryWatch()
+        shm = LeftSharedMemory()
         began_s = time.monotonic()
         with log.open("wb") as output:
             process = self._start(folder, temp, output.fileno())
@@ -124,7 +124,7 @@ def environment(given: Mapping[str, str], folder: Path, temp: Path) -> dict[str,
 
 
 def _wait(
-    process: subprocess.Popen[bytes], planted: Path, until_s: float, after_fault_s: float, shm: SharedMemoryWatch
+    process: subprocess.Popen[bytes], planted: Path, until_s: float, after_fault_s: float, shm: LeftSharedMemory
 ) -> bool:
     """Wait for the end of the command; return False if it did not come in time."""
     fault_s: float | None = None

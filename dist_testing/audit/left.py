@@ -53,7 +53,7 @@ def shape(name: str) -> str:
     return re.sub(r"0x[0-9a-f]+|\d+", "0", name)
 
 
-class SharedMemoryWatch:
+class LeftSharedMemory:
     """Tells which files of /dev/shm the processes of a run have made. All programs of the machine share that folder."""
 
     def __init__(self) -> None:
@@ -95,7 +95,7 @@ def living() -> list[psutil.Process]:
     return [process for process in psutil.Process().children(recursive=True) if not is_dead(process)]
 
 
-def find_left(temp: Path, shm: SharedMemoryWatch) -> Left:
+def find_left(temp: Path, shm: LeftSharedMemory) -> Left:
     """Return what a command has left behind that has ended. Its processes must be descendants of this one."""
     shm.look()
     # It reaps those that end. The command's own exit status is known by now.

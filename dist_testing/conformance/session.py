@@ -70,7 +70,7 @@ class CellSession:
         self,
         backend: Backend,
         budget: Budget | None = None,
-        tell: Callable[[str], None] | None = None,
+        log_line: Callable[[str], None] | None = None,
         *,
         expectations: Expectations | None = None,
         preloads: bool = True,
@@ -81,7 +81,7 @@ class CellSession:
         Args:
             backend: The backend.
             budget: The time of the whole run; None for no limit.
-            tell: Takes lines for the log; by default they go to the standard error.
+            log_line: Takes lines for the log; by default they go to the standard error.
             expectations: What is expected of the backend; None for what the contract asks for.
             preloads: Whether the cells to come use functional collectives, whose modules then load before the ranks.
             limit_s: Limit of one cell, in seconds: what a hang costs at most.
@@ -96,8 +96,8 @@ class CellSession:
         self._spec = Spec("", self.backend, (1,), backend.gpus_per_rank, isolation.name)
         loader = Loader(CellContext.__module__, "preload" if preloads else "")
         self._engine = Engine(self._spec, budget or Budget(), CellContext(preloads), loader)
-        if tell is not None:
-            self._engine.tell = tell
+        if log_line is not None:
+            self._engine.log_line = log_line
         self._directory = Path(tempfile.mkdtemp(prefix="dist-testing-cells-"))
         self._numbers = itertools.count(1)
         self._missing: dict[int, str | None] = {}
@@ -148,7 +148,7 @@ class CellSession:
         alone = self._once(cell, limit_s, alone=True)
         if alone.status is not first.status:
             # In the log only: it depends on the cells before it, and the table must be the same in every run.
-            self._engine.tell(
+            self._engine.log_line(
                 f"dist_testing: {cell.name}: {alone.status.value} on ranks of its own, which counts; "
                 f"among other cells it was: {first.status.value}, {first.detail}"
             )

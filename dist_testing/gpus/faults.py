@@ -44,7 +44,7 @@ def is_hardware_fault(summary: str) -> bool:
     return match is not None and match[1] in _CUDA_FAULTS
 
 
-class XidWatch:
+class XidReader:
     """Notes the Xid errors of some GPUs until it is closed; none where the driver does not report them.
 
     The library has to stay open as long as the watch: the driver forgets errors when it is closed.

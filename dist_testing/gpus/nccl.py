@@ -46,7 +46,7 @@ class NcclSupport(WorldResource):
         """Return what the report of a failure gets."""
         if (warning := lack_of_memory(wish.case.world_size)) and not self._has_warned:
             self._has_warned = True
-            wish.tell(warning)
+            wish.log_line(warning)
         return _Facts()
 
 

@@ -39,7 +39,7 @@ class GpuResource(WorldResource):
             vendor,
             archs=wish.spec.gpu_archs,
             limit_s=_WAIT_SHARE * wish.limit_s,
-            on_wait=wish.tell,
+            on_wait=wish.log_line,
             settled=self._settled,
         )
 

@@ -21,7 +21,7 @@ from dist_testing.core.ground.case import CaseResult
 from dist_testing.core.ground.errors import GpuError
 from dist_testing.core.ground.outcomes import Cause, Status, Verdict
 from dist_testing.gpus.devices import NVIDIA, Vendor, gpus_present, visible_gpus
-from dist_testing.gpus.faults import XidWatch
+from dist_testing.gpus.faults import XidReader
 from dist_testing.gpus.gpu import Gpu
 from dist_testing.gpus.lease import Lease, lease_gpus
 from dist_testing.gpus.memory import MemoryUse, memory_left, wait_for_memory
@@ -37,7 +37,7 @@ class _Driver:
 
     nvml: Nvml | None
     memory: Mapping[Gpu, MemoryUse]
-    xids: XidWatch
+    xids: XidReader
 
 
 class WorldGpus(HeldResource):
@@ -104,7 +104,7 @@ class WorldGpus(HeldResource):
             if nvml is not None:
                 left_s = max(0.0, began_s + limit_s - time.monotonic())
                 memory = wait_for_memory(nvml, lease.gpus, limit_s=left_s, on_wait=on_wait, settled=settled)
-            driver = _Driver(nvml, memory, XidWatch(lease.gpus, nvml))
+            driver = _Driver(nvml, memory, XidReader(lease.gpus, nvml))
             library.callback(driver.xids.close)
             world = cls(lease, vendor, driver, library.pop_all(), wait_s=time.monotonic() - began_s)
             undo.pop_all()

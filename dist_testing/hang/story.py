@@ -55,7 +55,7 @@ class HangStory:
         return frozenset(self.analysis.waiting) | frozenset(self.victims)
 
 
-def tell(analysis: Analysis) -> HangStory | None:
+def story_of(analysis: Analysis) -> HangStory | None:
     """Tell what an analysis has found; None if no rank is known to wait for another, itself or on a device."""
     if not analysis.waiting:
         return _of_calls(analysis)

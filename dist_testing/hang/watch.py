@@ -26,7 +26,7 @@ from dist_testing.core.ground.record import Ledger as RankLedger
 from dist_testing.core.ground.record import LedgerCall
 from dist_testing.hang.analysis import Analysis, RankView, analyse
 from dist_testing.hang.ledger import ANSWER_MARK, LEDGERS, Ledger, NoLedger, limits_of
-from dist_testing.hang.story import HangStory, blame_by_ledger, listed, mark_stuck, rank_ledgers, tell
+from dist_testing.hang.story import HangStory, blame_by_ledger, listed, mark_stuck, rank_ledgers, story_of
 
 # Between two looks at the CPU time, and between the two looks at the ledgers. The kernel counts in steps of 10 ms.
 # Seconds.
@@ -50,12 +50,12 @@ _ASLEEP = "S"
 _PACKET_BYTES = 1 << 16
 
 
-def watch(world: WatchedWorld) -> HangWatch | None:
+def watch(world: WatchedWorld) -> DeadlockDetector | None:
     """Return the watch of a world; None for threads, which find out themselves who waits for whom."""
-    return None if world.are_threads else HangWatch(world)
+    return None if world.are_threads else DeadlockDetector(world)
 
 
-class HangWatch(WorldWatcher):
+class DeadlockDetector(WorldWatcher):
     """Watches one world for hangs.
 
     Attributes:
@@ -88,7 +88,7 @@ class HangWatch(WorldWatcher):
         return (
             self._world.is_undisturbed
             and not expects_exits
-            and not any(record.is_patient or record.first_trouble_s is not None for record in self._records)
+            and not any(record.ignores_exits or record.first_trouble_s is not None for record in self._records)
         )
 
     def begin_case(self, start: CaseStart) -> None:
@@ -218,7 +218,7 @@ class HangWatch(WorldWatcher):
                 why = ledger.reason if ledger is not None else f"no answer; its state is {record.kernel_state or '?'}"
                 views.append(RankView(record.rank, _how_ended(record), None, f"did not tell its ledger ({why})"))
         analysis = analyse(views, self._limits_ms)
-        self.latest = tell(analysis) or listed(analysis)
+        self.latest = story_of(analysis) or listed(analysis)
         return analysis
 
     def _idle(self, activity: Mapping[int, Activity]) -> list[int]:

@@ -202,16 +202,16 @@ class LookAhead:
         lines: list[str] = []
         engine.cases_after = self._runner.cases_after(item)
         engine.events = events
-        engine.tell, tell = lines.append, engine.tell
+        engine.log_line, log_line = lines.append, engine.log_line
         engine.waits_for_resources = False
         try:
             running = engine.start(case)
         except DistTestingError:
             return False
         finally:
-            engine.tell, engine.waits_for_resources = tell, True
+            engine.log_line, engine.waits_for_resources = log_line, True
         for line in lines:
-            tell(line)
+            log_line(line)
         self._ahead[item] = _Ahead(engine, running, events)
         self._watch(running)
         return True
@@ -249,7 +249,7 @@ class LookAhead:
             if ahead.supervisor.is_over:
                 result = ahead.engine.finish(ahead.running)
                 if result.verdict.status is Status.FAILED:
-                    ahead.engine.tell(failure_report(result, target=ahead.engine.spec.target))
+                    ahead.engine.log_line(failure_report(result, target=ahead.engine.spec.target))
             else:
                 ahead.engine.interrupt(ahead.running)
             self._worlds.remove(ahead.supervisor)

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from dist_testing.gpus.faults import XidWatch
+from dist_testing.gpus.faults import XidReader
 from dist_testing.gpus.gpu import NVML_VARIABLE, Gpu
 from dist_testing.gpus.nvml import open_nvml
 from tests.support.fake_nvml import STATE_VARIABLE, FakeMachine, build_fake_nvml
@@ -31,16 +31,16 @@ def machine(library: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> F
 
 
 @pytest.fixture
-def watch(machine: FakeMachine) -> Iterator[XidWatch]:
+def watch(machine: FakeMachine) -> Iterator[XidReader]:
     """Watches the first GPU, after one error."""
     machine.set(lines=("xid 4 79",))
     with open_nvml() as nvml:
-        watch = XidWatch(_GPUS[:1], nvml)
+        watch = XidReader(_GPUS[:1], nvml)
         yield watch
         watch.close()
 
 
-def test_errors_of_the_hardware_are_reported_once(watch: XidWatch, machine: FakeMachine) -> None:
+def test_errors_of_the_hardware_are_reported_once(watch: XidReader, machine: FakeMachine) -> None:
     """An error during one case must not excuse the next case on the same ranks."""
     assert watch.hardware_faults() == []
     machine.set(lines=("xid 4 79", "xid 4 48", "xid 4 48", "xid 4 95"))
@@ -53,14 +53,14 @@ def test_errors_of_the_hardware_are_reported_once(watch: XidWatch, machine: Fake
 
 @pytest.mark.parametrize("number", [13, 31, 43, 45, 63, 68, 92, 154])
 def test_errors_that_a_program_can_cause_are_no_hardware_faults(
-    watch: XidWatch, machine: FakeMachine, number: int
+    watch: XidReader, machine: FakeMachine, number: int
 ) -> None:
     """An illegal access of a kernel under test is an Xid, too."""
     machine.set(lines=("xid 4 79", f"xid 4 {number}"))
     assert watch.hardware_faults() == []
 
 
-def test_errors_of_other_gpus_are_not_reported(watch: XidWatch, machine: FakeMachine) -> None:
+def test_errors_of_other_gpus_are_not_reported(watch: XidReader, machine: FakeMachine) -> None:
     """A broken GPU would excuse failures on all other GPUs."""
     machine.set(lines=("xid 4 79", "xid 5 79"))
     assert watch.hardware_faults() == []
@@ -71,7 +71,7 @@ def test_a_closed_watch_frees_its_event_set(library: Path, machine: FakeMachine)
     count = ctypes.CDLL(str(library)).fakeEventSets
     before = count()
     with open_nvml() as nvml:
-        watch = XidWatch(_GPUS, nvml)
+        watch = XidReader(_GPUS, nvml)
         assert count() == before + 1
         watch.close()
         assert count() == before
@@ -86,7 +86,7 @@ def test_a_library_without_events_reports_no_fault(
     library = str(build_fake_nvml(tmp_path, lacking=(function,)))
     monkeypatch.setenv(NVML_VARIABLE, library)
     with open_nvml() as nvml:
-        watch = XidWatch(_GPUS, nvml)
+        watch = XidReader(_GPUS, nvml)
         machine.set(lines=("xid 4 79",))
         assert watch.hardware_faults() == []
         watch.close()
@@ -98,6 +98,6 @@ def test_without_a_library_there_are_no_faults(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setenv(NVML_VARIABLE, "/no/such/library")
     with open_nvml() as nvml:
         assert nvml is None
-        watch = XidWatch(_GPUS, nvml)
+        watch = XidReader(_GPUS, nvml)
         assert watch.hardware_faults() == []
         watch.close()

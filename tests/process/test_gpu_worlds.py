@@ -245,7 +245,7 @@ def _lines_of(worlds: Engine, then: Callable[[], None] = lambda: None) -> list[s
         lines.append(line)
         then()
 
-    worlds.tell = tell
+    worlds.log_line = tell
     return lines
 
 

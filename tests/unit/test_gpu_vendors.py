@@ -15,7 +15,7 @@ import pytest
 
 from dist_testing.gpus import nvidia
 from dist_testing.gpus.devices import AMD, NVIDIA, Vendor, vendor_named
-from dist_testing.gpus.faults import XidWatch
+from dist_testing.gpus.faults import XidReader
 from dist_testing.gpus.gpu import NODES_VARIABLE, Gpu
 from dist_testing.gpus.lease import Lease
 from dist_testing.gpus.world import WorldGpus, _Driver
@@ -192,6 +192,6 @@ def test_worlds_lease_amds_gpus_and_set_hips_variable(tmp_path: Path, monkeypatc
 def test_ranks_get_all_uuids_or_all_numbers(uuids: tuple[str, str], expected: str) -> None:
     """In a mixed list CUDA ignores one kind, so a rank would lack its GPU."""
     gpus = tuple(Gpu(index, Path(f"/dev/nvidia{index}"), uuid) for index, uuid in enumerate(uuids))
-    driver = _Driver(None, {}, XidWatch(gpus, None))
+    driver = _Driver(None, {}, XidReader(gpus, None))
     world = WorldGpus(Lease(gpus, ()), NVIDIA, driver, contextlib.ExitStack(), wait_s=0.0)
     assert world.env == {"CUDA_VISIBLE_DEVICES": expected, "CUDA_DEVICE_ORDER": "PCI_BUS_ID"}

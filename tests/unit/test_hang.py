@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from dist_testing.core.ground.outcomes import Cause, Kind, RankOutcome, Status, Verdict, verdict
 from dist_testing.hang.analysis import RankView, analyse
 from dist_testing.hang.ledger import Call, Group, Wait, WaitKind
-from dist_testing.hang.story import HangStory, blame_by_ledger, mark_stuck, tell
+from dist_testing.hang.story import HangStory, blame_by_ledger, mark_stuck, story_of
 from tests.support.hang_machine import (
     LIMIT_MS,
     LIMITS,
@@ -39,7 +39,7 @@ def test_proven_exactly_when_nothing_can_end(program: tuple[Program, Groups], ch
         is_stuck = not machine.ready() and any(machine.step(rank) for rank in range(len(machine.programs)))
         analysis = analyse(machine.views(), LIMITS)
         assert analysis.is_proven == is_stuck
-        story = tell(analysis)
+        story = story_of(analysis)
         if is_stuck:
             assert story is not None
             assert story.is_proven
@@ -146,7 +146,7 @@ def test_call_that_may_end_proves_nothing(views: list[RankView]) -> None:
 
 
 def _story(views: list[RankView]) -> HangStory:
-    story = tell(analyse(views, LIMITS))
+    story = story_of(analyse(views, LIMITS))
     assert story is not None
     return story
 

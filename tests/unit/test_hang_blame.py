@@ -13,7 +13,7 @@ from dist_testing.core.ground.outcomes import Kind, RankOutcome, verdict
 from dist_testing.hang.analysis import RankView, analyse
 from dist_testing.hang.blame import suspects
 from dist_testing.hang.ledger import Wait, WaitKind
-from dist_testing.hang.story import HangStory, blame_by_ledger, tell
+from dist_testing.hang.story import HangStory, blame_by_ledger, story_of
 from tests.support.hang_machine import (
     LIMIT_MS,
     LIMITS,
@@ -79,7 +79,7 @@ def test_wrong_rank_is_a_suspect(faulty: tuple[Program, Groups, int, bool], choi
     analysis = analyse(_stuck(Machine(programs, groups), choices), LIMITS)
     found = suspects(analysis)
     assert wrong in found
-    story = tell(analysis)
+    story = story_of(analysis)
     assert story is not None
     assert wrong in (story.culprits or story.suspects) or not leaves_out
     assert wrong not in story.victims or not leaves_out
@@ -87,7 +87,7 @@ def test_wrong_rank_is_a_suspect(faulty: tuple[Program, Groups, int, bool], choi
 
 
 def _story(views: Sequence[RankView]) -> HangStory:
-    story = tell(analyse(views, LIMITS))
+    story = story_of(analyse(views, LIMITS))
     assert story is not None
     assert story.is_proven
     return story

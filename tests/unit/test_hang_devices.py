@@ -15,7 +15,7 @@ from dist_testing.core.ground.outcomes import Cause, Kind, RankOutcome, verdict
 from dist_testing.hang.analysis import RankView, analyse
 from dist_testing.hang.ledger import Call, Group, Ledger, Place
 from dist_testing.hang.ledger_thread import read_ledger
-from dist_testing.hang.story import HangStory, blame_by_ledger, rank_ledgers, tell
+from dist_testing.hang.story import HangStory, blame_by_ledger, rank_ledgers, story_of
 
 # A dump by torch's `_dump_nccl_trace_json`, of two calls of which one has not ended.
 _ENTRY: Mapping[str, Any] = {
@@ -103,7 +103,7 @@ def _view(rank: int, calls: Sequence[Call], *, ended: str = "") -> RankView:
 
 
 def _story(views: Sequence[RankView]) -> HangStory | None:
-    return tell(analyse(views))
+    return story_of(analyse(views))
 
 
 def test_rank_that_has_not_begun_is_the_culprit() -> None:

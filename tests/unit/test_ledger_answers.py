@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from dist_testing.core.ground.errors import MessageError
 from dist_testing.hang.analysis import RankView, analyse
 from dist_testing.hang.ledger import ANSWER_MARK, LEDGERS, Call, Group, Ledger, NoLedger, Place, Wait, WaitKind
-from dist_testing.hang.story import rank_ledgers, tell
+from dist_testing.hang.story import rank_ledgers, story_of
 from dist_testing.hang.watch import collect_ledgers
 
 SETTINGS = settings(derandomize=True, database=None, deadline=None, suppress_health_check=list(HealthCheck))
@@ -144,7 +144,7 @@ def test_ledgers_without_sense_break_nothing(told: list[tuple[Ledger, str]]) -> 
     ledgers = [LEDGERS.from_wire(LEDGERS.to_wire(ledger)) for ledger, _ in told]
     assert ledgers == [ledger for ledger, _ in told]
     analysis = analyse([RankView(rank, ended, ledger) for rank, (ledger, ended) in enumerate(told)])
-    story = tell(analysis)
+    story = story_of(analysis)
     if analysis.is_proven:
         assert story is not None
         assert set(story.culprits) | set(story.suspects) <= set(range(len(told)))

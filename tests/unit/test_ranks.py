@@ -145,17 +145,17 @@ def test_the_end_of_a_failed_rank_does_not_change_its_outcome(rank: Rank, exit_c
 
 
 @pytest.mark.parametrize("exit_code", [0, 3, 72, 77, 255])
-@pytest.mark.parametrize("is_patient", [False, True])
-def test_an_end_without_a_report_is_an_exit(rank: Rank, exit_code: int, is_patient: bool) -> None:
+@pytest.mark.parametrize("ignores_exits", [False, True])
+def test_an_end_without_a_report_is_an_exit(rank: Rank, exit_code: int, ignores_exits: bool) -> None:
     """If this fails, `os._exit` in test code is not an exit with its code.
 
     Where a class judges the exits itself, its other ranks continue.
     """
     rank.start("call")
-    rank.record.is_patient = is_patient
+    rank.record.ignores_exits = ignores_exits
     outcome = rank.end(exit_code, 2.0)
     assert (outcome.kind, outcome.exit_code, outcome.phase, outcome.at_s) == (Kind.EXITED, exit_code, "call", 2.0)
-    assert rank.record.first_trouble_s == (None if is_patient else 2.0)
+    assert rank.record.first_trouble_s == (None if ignores_exits else 2.0)
 
 
 @pytest.mark.parametrize("number", [signal.SIGSEGV, signal.SIGKILL, signal.SIGABRT])

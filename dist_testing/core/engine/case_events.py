@@ -55,7 +55,7 @@ class CaseEvents(WorldWatcher):
             # Before the limits of logs: what is not read then may be gone.
             live = LiveOutput(world.directory, world.size, self._output)
             world.resources.callback(live.close)
-            world.supervisor.look_first("(output)", live)
+            world.supervisor.add_first("(output)", live)
 
     def _output(self, rank: int, line: str) -> None:
         self._stream.emit(RankOutput(time.monotonic(), rank, line))

@@ -60,7 +60,7 @@ class Engine:
             start.
         debug_rank: The rank that gets the terminal in every case; None for none.
         events: Takes every event of the run. The engine reads live output only if a sink wants `RankOutput`.
-        tell: Takes a line for the log, such as why a case waits.
+        log_line: Takes a line for the log, such as why a case waits.
     """
 
     def __init__(
@@ -85,7 +85,7 @@ class Engine:
         self.waits_for_resources = True
         self.debug_rank: int | None = None
         self.events = EventStream()
-        self.tell: Callable[[str], None] = lambda line: print(line, file=sys.stderr, flush=True)
+        self.log_line: Callable[[str], None] = lambda line: print(line, file=sys.stderr, flush=True)
         self._launchers = Launchers(
             context,
             loader,
@@ -238,7 +238,7 @@ class Engine:
 
     def _interrupt(self, running: RunningCase) -> None:
         with contextlib.suppress(LaunchError):
-            self.tell(failure_report(interrupted(running), target=self.spec.target))
+            self.log_line(failure_report(interrupted(running), target=self.spec.target))
 
     def limit_s(self, case: Case) -> float:
         """Return the limit of a case that begins now, in seconds.
@@ -301,7 +301,7 @@ class Engine:
                 isolation,
                 limit_s if self.waits_for_resources else 0.0,
                 directory.path / str(self._worlds),
-                lambda line: self.tell(f"dist_testing: {case.name}: {line}"),
+                lambda line: self.log_line(f"dist_testing: {case.name}: {line}"),
             )
             held = self._acquire(wish, taking_part)
             if held:

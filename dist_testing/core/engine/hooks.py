@@ -154,7 +154,7 @@ class ResourceWish:
         isolation: How its ranks are made.
         limit_s: Limit of the case, in seconds. It starts again when all resources are held.
         directory: The world's folder. It is made later.
-        tell: Takes a line for the log, such as why the case waits.
+        log_line: Takes a line for the log, such as why the case waits.
     """
 
     case: Case
@@ -162,7 +162,7 @@ class ResourceWish:
     isolation: Isolation
     limit_s: float
     directory: Path
-    tell: Callable[[str], None]
+    log_line: Callable[[str], None]
 
 
 class HeldResource:

@@ -81,7 +81,7 @@ class RankRecord:
         end_session: Why the rank wants no further test to run; "" if it does not.
         extras: Messages for add-ons that no watcher has got yet.
         is_stopped_on_purpose: Whether the case itself has stopped the process, and has not let it go on.
-        is_patient: Whether no end of the process is a sign of a failure in this case. The outcome still says how it
+        ignores_exits: Whether no end of the process is a sign of a failure in this case. The outcome still says how it
             ended, and the caller judges that.
     """
 
@@ -95,7 +95,7 @@ class RankRecord:
         self._has_run_tests = False
         self.is_done = False
         self.first_trouble_s: float | None = None
-        self.is_patient = False
+        self.ignores_exits = False
         self._reader = wire.MessageReader(RANK_MESSAGES)
         self._report: RankOutcome | None = None
         self._expected_exit: int | None = None
@@ -126,7 +126,7 @@ class RankRecord:
         self.warnings = {}
         self._expected_exit = expected_exit
         self._exit_0_passes = exit_0_passes
-        self.is_patient = False
+        self.ignores_exits = False
 
     def read(self, now_s: float) -> bool:
         """Read the messages in the channel. Returns False at the end of the stream."""
@@ -188,7 +188,7 @@ class RankRecord:
         if self.channel.fileno() >= 0:
             self._hang_up(now_s)
         is_expected = exit_code == 0 if self._expected_exit is None else self.ended_as_expected
-        if self._stopped_as is None and not self.is_patient and not is_expected:
+        if self._stopped_as is None and not self.ignores_exits and not is_expected:
             self._trouble(now_s)
 
     def stop(self, kind: Kind, now_s: float) -> None:
@@ -253,7 +253,7 @@ class RankRecord:
     def is_settled(self) -> bool:
         """Whether the rank has reported, or ended as it should, in this case."""
         is_over = self.ended_as_expected or self.is_left_stopped
-        return self._report is not None or is_over or (self.is_patient and self.has_ended)
+        return self._report is not None or is_over or (self.ignores_exits and self.has_ended)
 
     @property
     def kernel_state(self) -> str:
@@ -368,13 +368,13 @@ class RankRecord:
             self.unreadable(now_s, "the last message is incomplete")
         # If the case expects the process to end, only the exit code decides.
         is_open = self._expected_exit is None and not self._exit_0_passes
-        if not self.is_done and is_open and self._stopped_as is None and not self.is_patient:
+        if not self.is_done and is_open and self._stopped_as is None and not self.ignores_exits:
             self._has_hung_up = True
             self._trouble(now_s)
 
     def _weight(self, told: RankOutcome) -> int:
         """Return how bad a report is. An expected exit weighs as little as a pass."""
-        if told.kind is Kind.EXITED and (self.is_patient or self._is_expected(told.exit_code, told.phase)):
+        if told.kind is Kind.EXITED and (self.ignores_exits or self._is_expected(told.exit_code, told.phase)):
             return 0
         return WORST_LAST.index(told.kind)
 

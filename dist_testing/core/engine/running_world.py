@@ -215,7 +215,7 @@ def start_world(
         records = [RankRecord(rank, channel, board) for rank, channel in enumerate(channels)]
         names = directory if together else None
         supervisor = Supervisor(launcher, number, records, stacks_fds, names, group_limit_s(limit_s))
-        supervisor.look_first("(logs)", LogLimits([directory / log_name(rank) for rank in range(size)]))
+        supervisor.add_first("(logs)", LogLimits([directory / log_name(rank) for rank in range(size)]))
         if case.debug_rank is not None:
             supervisor.wait_for_debugger(case.debug_rank)
         undo.pop_all()

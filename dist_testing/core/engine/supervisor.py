@@ -122,7 +122,7 @@ class Supervisor:
         self._by_fd = {record.channel.fileno(): record for record in records}
         self._fds = [launcher.fileno(), *self._by_fd]
 
-    def look_first(self, name: str, watcher: WorldWatcher) -> None:
+    def add_first(self, name: str, watcher: WorldWatcher) -> None:
         """Add a watcher before all others, and before the first case."""
         self.watchers = {name: watcher, **self.watchers}
         if watcher.fd >= 0:
@@ -218,10 +218,10 @@ class Supervisor:
             self._stop(Kind.STOPPED, time.monotonic(), _HUNG_STACKS_S if ask_where else None)
         self._wait(_Stage.OVER)
 
-    def be_patient(self) -> None:
+    def ignore_exits(self) -> None:
         """Do not stop the other ranks when a rank ends, until the case is over."""
         for record in self.records:
-            record.is_patient = True
+            record.ignores_exits = True
 
     def wait_until(self, holds: Callable[[], bool], limit_s: float = math.inf) -> bool:
         """Watch the case until a condition holds, or the case is over; return whether the condition holds.

@@ -117,7 +117,7 @@ class RunnerPlugin:
         self._engine.debug_rank = options.debug_rank
         self._engine.events = self._events.stream
         if not hasattr(config, "workerinput"):
-            self._engine.tell = self._events.tell
+            self._engine.log_line = self._events.log_line
         self._session = Session(
             self._engine,
             options.timeout_s,

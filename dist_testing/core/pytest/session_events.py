@@ -75,12 +75,12 @@ class SessionEvents:
                 self.stream.emit(run_started(spec))
         if not hasattr(config, "workerinput"):
             if self._is_own:
-                self.stream.warn = self.tell
+                self.stream.warn = self.log_line
             if config.getoption("capture", "no") == "no":
                 self.stream.subscribe(self._show_output, RankOutput, name="the ranks' output")
         config.pluginmanager.register(self)
 
-    def tell(self, line: str) -> None:
+    def log_line(self, line: str) -> None:
         """Print a line at once, also inside a unittest class, whose output pytest captures."""
         capture: Any = self._config.pluginmanager.getplugin("capturemanager")
         with capture.global_and_fixture_disabled() if capture is not None else contextlib.nullcontext():

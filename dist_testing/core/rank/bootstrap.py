@@ -81,8 +81,8 @@ def enter(start: RankStart, context: RankContext) -> NoReturn:
             services.close()
         flush_streams()
         reporter.done()
-        if reporter.left_with:
-            code = reporter.left_with & 0xFF
+        if reporter.exit_code:
+            code = reporter.exit_code & 0xFF
         if not reporter.failed:
             if start.store_fd is not None:
                 # Other ranks may still need the store, which lives in this process.

@@ -99,7 +99,7 @@ class Reporter:
         # Classes of exceptions that the current case expects: a tuple for each of its expectations, by number.
         self.expectations: Sequence[tuple[type, ...]] = ()
         # The exit code that the test gave to sys.exit; None without such a call.
-        self.left_with: int | None = None
+        self.exit_code: int | None = None
         # Asks the runner; None on a rank that cannot.
         self.runner: RunnerClient | None = None
 
@@ -178,7 +178,7 @@ class Reporter:
         if skip := skip_for_exit_code(code):
             self.skipped(skip.message)
             return
-        self.left_with = code
+        self.exit_code = code
         self.exited(code, summarise(error), format_error(error) if text is None else text)
         self._tell_peers(error)
 

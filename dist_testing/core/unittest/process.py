@@ -150,11 +150,11 @@ class ProcessCase(WorldCase):
             fake_pg=bool(getattr(self, "fake_pg", False)),
         )
         if type(self)._check_return_codes is not ProcessCase._check_return_codes:
-            running.world.supervisor.be_patient()
+            running.world.supervisor.ignore_exits()
         self.processes = [RankHandle(running, rank) for rank in range(running.case.world_size)]
 
     def _join(self, fn: Callable[[], Any]) -> None:
-        self._wait_patiently(fn)
+        self._let_ranks_end(fn)
         judge = self._check_return_codes
 
         @functools.wraps(judge)
@@ -169,13 +169,13 @@ class ProcessCase(WorldCase):
             raise self._without_verdict()
         self._end_ranks(fn)
 
-    def _wait_patiently(self, fn: Any) -> None:
+    def _let_ranks_end(self, fn: Any) -> None:
         """Let the ranks go on after the end of another one, if the class takes any end of a rank, or a special one."""
         is_forgiving = any(
             name in self.skip_return_code_checks or name in self.special_return_code_checks for name in names_of(fn)
         )
         if is_forgiving and self._running is not None:
-            self._running.world.supervisor.be_patient()
+            self._running.world.supervisor.ignore_exits()
 
     def _join_processes(self, fn: Callable[[], Any]) -> None:
         """Wait for the ranks, in the runner, and judge the test, whose method is `fn`."""
@@ -213,7 +213,7 @@ class ProcessCase(WorldCase):
                 "The class overrides _spawn_processes, _start_processes or _join_processes, and starts no ranks.\n"
                 "Call the method of the base class; or override join_or_run, if the test is to run without ranks."
             )
-        self._wait_patiently(fn)
+        self._let_ranks_end(fn)
         handles, self.processes = self.processes, []
         self._result = result = self._wait_for_ranks()
         for handle, outcome in zip(handles, result.outcomes, strict=True):

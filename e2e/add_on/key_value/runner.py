@@ -35,7 +35,7 @@ class Server(WorldResource):
         assert process.stdout is not None
         if not (port := process.stdout.readline().strip()):
             raise LaunchError(f"The key-value server has ended at its start, with exit code {process.wait()}.")
-        wish.tell(f"key-value server {process.pid} serves {wish.case.name}")
+        wish.log_line(f"key-value server {process.pid} serves {wish.case.name}")
         return Running(process, f"127.0.0.1:{port}")
 
 
