@@ -24,11 +24,11 @@ if TYPE_CHECKING:
     from dist_testing.core.unittest.classes import MultiProcContinuousTest as MultiProcContinuousTest
     from dist_testing.core.unittest.classes import MultiProcessTestCase as MultiProcessTestCase
     from dist_testing.core.unittest.exits import expected_exits as expected_exits
+    from dist_testing.functions.function_world import RunFailedError as RunFailedError
     from dist_testing.functions.run import run as run
     from dist_testing.functions.start_processes import start_processes as start_processes
-    from dist_testing.functions.world import RunFailedError as RunFailedError
     from dist_testing.nodes.planned import planned_faults as planned_faults
-    from dist_testing.nodes.world import World as World
+    from dist_testing.nodes.world_with_faults import World as World
     from dist_testing.threaded.thread_case import MultiThreadedTestCase as MultiThreadedTestCase
 
     __all__: list[str]
@@ -43,7 +43,7 @@ _NAMES = {
     "core.unittest.exits": "expected_exits",
     "functions.run": "run",
     "functions.start_processes": "start_processes",
-    "functions.world": "RunFailedError",
+    "functions.function_world": "RunFailedError",
     "nodes.planned": "planned_faults",
     "threaded.thread_case": "MultiThreadedTestCase",
 }

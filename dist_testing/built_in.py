@@ -27,7 +27,7 @@ ADD_ONS = (
         ext_version=1,
         more={
             "existing_rank": "dist_testing.attach.launchers:rank_info_in",
-            "pytest_engine": "dist_testing.attach.session:make_engine",
+            "pytest_engine": "dist_testing.attach.pytest_ranks:make_engine",
         },
     ),
     AddOn(
@@ -118,7 +118,7 @@ ADD_ONS = (
         ext_version=1,
         order=-1,
         wanted=lambda case, spec: "DIST_TESTING_COVERAGE" in os.environ,
-        rank_service="dist_testing.coverage.on_rank:RankCoverage",
+        rank_service="dist_testing.coverage.rank_coverage:RankCoverage",
         more={"bazel": "dist_testing.coverage.bazel:start_coverage"},
     ),
     AddOn(

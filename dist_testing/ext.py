@@ -62,7 +62,7 @@ if TYPE_CHECKING:
     from dist_testing.core.launch.hooks import IdleWork, WorldPlace
     from dist_testing.core.launch.isolation import Isolation, register_isolation
     from dist_testing.core.launch.launcher import Launcher, RunContext
-    from dist_testing.core.process.messages import RankStart, WorldRequest
+    from dist_testing.core.process.launcher_messages import RankStart, WorldRequest
     from dist_testing.core.rank.bootstrap import RankContext, RankFrontEnd
     from dist_testing.core.rank.hooks import RankService, ServedRank
     from dist_testing.core.session.front_ends import register_front_end
@@ -81,7 +81,7 @@ _NAMES = {
     "core.launch.isolation": "Isolation register_isolation",
     "core.launch.launcher": "Launcher RunContext",
     "core.ground.outcomes": "Cause Status Verdict",
-    "core.process.messages": "RankStart WorldRequest",
+    "core.process.launcher_messages": "RankStart WorldRequest",
     "core.rank.bootstrap": "RankContext RankFrontEnd",
     "core.rank.hooks": "RankService ServedRank",
     "core.session.front_ends": "register_front_end",

@@ -17,10 +17,10 @@ from dist_testing.core.ground.case import Case, CaseBody
 from dist_testing.core.ground.outcomes import Status
 from dist_testing.core.ground.spec import Spec
 from dist_testing.core.launch.isolation import FORK
-from dist_testing.core.process.messages import RankStart
+from dist_testing.core.process.launcher_messages import RankStart
 from dist_testing.core.rank.reporter import Reporter
-from dist_testing.programs.on_rank import ProgramRankContext, ProgramRankFrontEnd, program_loader
 from dist_testing.programs.program import NO_LIMIT_S, Program
+from dist_testing.programs.program_rank import ProgramRankContext, ProgramRankFrontEnd, program_loader
 
 # Options of torchrun that ask its agent for something that only it does.
 _OF_AGENT = ("--log-dir", "--log_dir", "--redirects", "-r", "--tee", "-t", "--local-ranks-filter", "--no-python")

@@ -23,7 +23,7 @@ import pytest
 
 from dist_testing.core.ground.errors import UsageError
 from dist_testing.core.pytest.internals import SetupState, runtestprotocol
-from dist_testing.core.pytest.on_rank import capture_nothing
+from dist_testing.core.pytest.pytest_rank import capture_nothing
 from dist_testing.core.pytest.reports import skip_reason
 
 # Most of these tests ask for two ranks. A larger world costs a second start of the test.

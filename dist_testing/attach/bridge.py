@@ -20,15 +20,15 @@ from multiprocessing.connection import wait
 from pathlib import Path
 from typing import IO
 
+from dist_testing.attach.attach_messages import MESSAGES, EndRun, Joining, lost_runner
 from dist_testing.attach.line import READ_BYTES, Kind, Line, greet, interface_env, set_limit
-from dist_testing.attach.messages import MESSAGES, EndRun, Joining, lost_runner
 from dist_testing.attach.rank_info import own_listener
 from dist_testing.core.ground.errors import MessageError
 from dist_testing.core.launch.fork import ForkServerLauncher
 from dist_testing.core.process import wire
 from dist_testing.core.process.board import PhaseBoard
 from dist_testing.core.process.files import log_name, text_name
-from dist_testing.core.process.messages import FORK_SERVER_ORDERS, ForkServerOrder, SignalRanks, WorldRequest
+from dist_testing.core.process.launcher_messages import FORK_SERVER_ORDERS, ForkServerOrder, SignalRanks, WorldRequest
 
 # Between two looks at what a rank has written to the board and to its files. Seconds.
 _TELL_S = 0.5

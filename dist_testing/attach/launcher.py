@@ -22,9 +22,9 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from multiprocessing.connection import wait
 
+from dist_testing.attach.attach_messages import MESSAGES, EndRun, Home, Joining
 from dist_testing.attach.bridge import Door
 from dist_testing.attach.line import interface_env
-from dist_testing.attach.messages import MESSAGES, EndRun, Home, Joining
 from dist_testing.attach.rank_info import ATTACH_LIMIT_S, RankInfo
 from dist_testing.core.ground.errors import LaunchError, MessageError
 from dist_testing.core.ground.layout import INTERFACE_VARIABLES
@@ -32,7 +32,7 @@ from dist_testing.core.ground.outcomes import UNKNOWN_EXIT_CODE
 from dist_testing.core.launch.fork import ForkServerClient, ForkServerLauncher
 from dist_testing.core.launch.launcher import RunContext
 from dist_testing.core.process import wire
-from dist_testing.core.process.messages import (
+from dist_testing.core.process.launcher_messages import (
     LauncherEvent,
     RankEnded,
     WorldOver,

@@ -13,10 +13,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from dist_testing.attach.attach_messages import MESSAGES, EndRun, Home, Joining, lost_runner
 from dist_testing.attach.bridge import FarEnd
 from dist_testing.attach.launcher import HOME_KEY, TOKEN_VARIABLE
 from dist_testing.attach.line import connect
-from dist_testing.attach.messages import MESSAGES, EndRun, Home, Joining, lost_runner
 from dist_testing.attach.rank_info import NEXT_LINE_S, RankInfo
 from dist_testing.core.engine.run_directory import RunDirectory
 from dist_testing.core.ground.add_ons import add_ons
@@ -24,7 +24,7 @@ from dist_testing.core.ground.errors import LaunchError, MessageError
 from dist_testing.core.launch.fork import ForkServerLauncher
 from dist_testing.core.launch.launcher import RunContext
 from dist_testing.core.process import wire
-from dist_testing.core.process.messages import Loader
+from dist_testing.core.process.launcher_messages import Loader
 from dist_testing.core.rank.bootstrap import RankContext
 
 if TYPE_CHECKING:

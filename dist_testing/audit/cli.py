@@ -23,10 +23,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from types import FrameType
 
+from dist_testing.audit.audited_suite import NothingToAuditError, Settings, audit
 from dist_testing.audit.command import Runner
 from dist_testing.audit.findings import FAULTS, Audit
 from dist_testing.audit.page import page
-from dist_testing.audit.session import NothingToAuditError, Settings, audit
 from dist_testing.audit.table import lines
 from dist_testing.core.ground.budget import MAX_TIMEOUT_S, timeout_in
 from dist_testing.core.ground.error_text import did_you_mean

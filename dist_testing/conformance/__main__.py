@@ -14,10 +14,10 @@ from dist_testing.conformance.cell import Status
 from dist_testing.conformance.contract import CONTRACT
 from dist_testing.conformance.expectations import Expectations, read_expectations
 from dist_testing.conformance.features import feature_problems
+from dist_testing.conformance.kit_session import CELL_LIMIT_S, CellSession, cell_limit
 from dist_testing.conformance.matrix import read_matrix
 from dist_testing.conformance.page import write_matrix
 from dist_testing.conformance.plug_in import plug_in
-from dist_testing.conformance.session import CELL_LIMIT_S, CellSession, cell_limit
 from dist_testing.core.ground.backend_files import read_backend_file
 from dist_testing.core.ground.backends import Backend, add_backends, backend_named, backends
 from dist_testing.core.ground.errors import DistTestingError, InterruptedRunError, UsageError

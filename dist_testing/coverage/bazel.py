@@ -11,7 +11,7 @@ from pathlib import Path
 
 from dist_testing.core.bazel.protocol import CoverageRequest
 from dist_testing.core.ground.errors import ReportError
-from dist_testing.coverage.on_rank import CoverageSettings, quiet, start_measuring
+from dist_testing.coverage.rank_coverage import CoverageSettings, quiet, start_measuring
 
 # Bazel merges every .dat file in COVERAGE_DIR.
 _LCOV_NAME = "dist_testing.dat"

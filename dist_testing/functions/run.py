@@ -19,7 +19,7 @@ from dist_testing.core.ground.spec import DEFAULT_WORLD_SIZE, Spec, check_world_
 from dist_testing.core.launch.clean import unshareable_reasons
 from dist_testing.core.launch.isolation import FORK, Reuse, default_isolation, isolation_named, isolation_names
 from dist_testing.core.session.session import Session, current_session
-from dist_testing.functions.world import CallWorld, RunFailedError
+from dist_testing.functions.function_world import CallWorld, RunFailedError
 from dist_testing.threaded.members import current_member
 
 # unittest leaves frames of modules with this mark out of its tracebacks.

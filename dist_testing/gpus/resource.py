@@ -10,7 +10,7 @@ from dist_testing.core.ground.outcomes import Cause, Kind
 from dist_testing.gpus.devices import vendor_named
 from dist_testing.gpus.faults import is_hardware_fault
 from dist_testing.gpus.gpu import Gpu
-from dist_testing.gpus.world import WorldGpus
+from dist_testing.gpus.world_gpus import WorldGpus
 
 # Largest share of a case's limit that it may wait for GPUs, so that the test has time left to run.
 _WAIT_SHARE = 0.5

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
-from dist_testing.core.process.messages import RankStart, WorldRequest
+from dist_testing.core.process.launcher_messages import RankStart, WorldRequest
 from dist_testing.core.process.refusal import refusal
 from dist_testing.nodes.link_messages import LINK_ANSWERS, LINK_ORDERS, UNASKED, LinksChanged
 from dist_testing.nodes.link_process import LinkProcess

@@ -16,8 +16,8 @@ from dist_testing.core.launch.isolation import isolation_named
 from dist_testing.core.pytest.marked_items import MARKER_KEY, SIZE_KEY
 from dist_testing.core.pytest.marker import Distributed
 from dist_testing.core.pytest.rank_items import RANK_SIDE_KEY, RUN_SPEC_KEY, RankItem
-from dist_testing.programs.on_rank import ProgramRankContext, program_loader
 from dist_testing.programs.program import Program, check_isolation_of_program, check_program
+from dist_testing.programs.program_rank import ProgramRankContext, program_loader
 
 _PROGRAM_KEY = pytest.StashKey[Program]()
 # The last part of the name of each case.

@@ -24,7 +24,7 @@ from dist_testing.core.process.board import ENTRIES
 from dist_testing.core.process.rank_messages import RankMessage, RankReport
 from dist_testing.core.rank.reporter import Reporter
 from dist_testing.threaded.shared_process import waiting_for_skipped
-from dist_testing.threaded.world import fail_world, report_end, run_on_threads
+from dist_testing.threaded.thread_world import fail_world, report_end, run_on_threads
 
 # Describes a rank that was still running when another failed, in the style of `RankOutcome.describe`.
 _LEFT_BEHIND = "was left behind: a thread cannot be stopped"

@@ -18,8 +18,8 @@ from dist_testing.core.ground.case import CaseBody
 from dist_testing.core.ground.errors import LaunchError
 from dist_testing.core.process.board import PhaseBoard
 from dist_testing.core.process.files import log_name
+from dist_testing.core.process.launcher_messages import RankStart
 from dist_testing.core.process.lifetime import die_with_parent
-from dist_testing.core.process.messages import RankStart
 from dist_testing.core.process.rank_messages import NextCase
 from dist_testing.core.process.stacks import stack_of
 from dist_testing.core.rank.bootstrap import (
@@ -36,7 +36,7 @@ from dist_testing.core.rank.reporter import FrameWriter, Reporter
 from dist_testing.threaded.members import current_member
 from dist_testing.threaded.output import split_output
 from dist_testing.threaded.shared_process import note_rank
-from dist_testing.threaded.world import fail_world, report_end, run_on_threads
+from dist_testing.threaded.thread_world import fail_world, report_end, run_on_threads
 
 # Test code gets a replacement: see _Ranks._exit_as_rank.
 _exit = os._exit

@@ -15,8 +15,8 @@ from dist_testing.core.ground.errors import UsageError
 from dist_testing.core.ground.outcomes import Kind, RankOutcome
 from dist_testing.core.ground.skips import skip_for_exit_code
 from dist_testing.core.rank.reporter import Reporter
-from dist_testing.core.unittest.on_rank import RankPipe, seed_generators
 from dist_testing.core.unittest.plain import current_session
+from dist_testing.core.unittest.unittest_rank import RankPipe, seed_generators
 from dist_testing.threaded.in_runner import run_here
 
 # unittest leaves frames of modules with this mark out of its tracebacks.

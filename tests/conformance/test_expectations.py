@@ -12,7 +12,7 @@ import pytest
 from dist_testing.conformance.catalogue import all_cells, cell_named
 from dist_testing.conformance.cell import Result, Status
 from dist_testing.conformance.expectations import Expectations, read_expectations
-from dist_testing.conformance.session import CellSession
+from dist_testing.conformance.kit_session import CellSession
 from dist_testing.core.ground.backends import backend_named, backends
 from dist_testing.core.ground.errors import UsageError
 

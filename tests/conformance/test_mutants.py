@@ -12,7 +12,7 @@ import pytest
 
 from dist_testing.conformance.catalogue import all_cells, cell_named
 from dist_testing.conformance.cell import Result, Status, matches
-from dist_testing.conformance.session import CellSession
+from dist_testing.conformance.kit_session import CellSession
 from dist_testing.core.ground.backends import Backend
 from tests.conformance.mutant_tools import PLANTS
 from tests.conformance.mutants import PLANTS as PLANTED

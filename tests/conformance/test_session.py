@@ -8,7 +8,7 @@ import pytest
 
 from dist_testing.conformance.catalogue import all_cells
 from dist_testing.conformance.cell import Cell, Result, Status
-from dist_testing.conformance.session import CellSession
+from dist_testing.conformance.kit_session import CellSession
 from dist_testing.core.ground.backends import backend_named
 
 CELL = next(cell for cell in all_cells() if cell.operation == "broadcast" and cell.contract is Status.WORKS)

@@ -15,7 +15,7 @@ from dist_testing.core.ground.errors import GpuError
 from dist_testing.gpus import nvidia
 from dist_testing.gpus.devices import gpus_present, visible_gpus
 from dist_testing.gpus.gpu import NODES_VARIABLE, NVML_VARIABLE
-from dist_testing.gpus.world import WorldGpus
+from dist_testing.gpus.world_gpus import WorldGpus
 from tests.support.fake_nvml import STATE_VARIABLE, build_fake_nvml
 from tests.support.gpu_nodes import break_node, make_render_node
 

@@ -28,7 +28,7 @@ from dist_testing.gpus import memory
 from dist_testing.gpus.devices import gpus_present
 from dist_testing.gpus.gpu import NODES_VARIABLE, NVML_VARIABLE, Gpu
 from dist_testing.gpus.lease import lease_gpus
-from dist_testing.gpus.world import WorldGpus
+from dist_testing.gpus.world_gpus import WorldGpus
 from tests.support.fake_nvml import STATE_VARIABLE, build_fake_nvml
 from tests.support.worlds import engine_for, run
 
@@ -318,7 +318,7 @@ def test_the_wait_for_memory_has_what_the_wait_for_gpus_has_left(driver: Path, m
         limits_s.append(limit_s)
         return {}
 
-    monkeypatch.setattr("dist_testing.gpus.world.wait_for_memory", wait_for_memory)
+    monkeypatch.setattr("dist_testing.gpus.world_gpus.wait_for_memory", wait_for_memory)
     for limit_s in (_LIMIT_S, 0.0):
         WorldGpus.take(1, limit_s=limit_s, on_wait=lambda _: None).release(are_ranks_gone=True)
     first_s, second_s = limits_s

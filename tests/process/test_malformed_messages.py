@@ -14,7 +14,7 @@ from dist_testing.core.ground.errors import LaunchError
 from dist_testing.core.ground.outcomes import Cause, Status
 from dist_testing.core.launch import fork_server
 from dist_testing.core.launch.fork import ForkServerLauncher
-from dist_testing.core.process.messages import FORK_SERVER_EVENTS, FORK_SERVER_ORDERS
+from dist_testing.core.process.launcher_messages import FORK_SERVER_EVENTS, FORK_SERVER_ORDERS
 from tests.support.worlds import engine_for, run
 
 _ORDERS = FORK_SERVER_ORDERS.schema

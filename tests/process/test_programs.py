@@ -17,8 +17,8 @@ from dist_testing.core.ground.budget import Budget
 from dist_testing.core.ground.case import Case
 from dist_testing.core.ground.outcomes import Status
 from dist_testing.core.ground.spec import Spec
-from dist_testing.programs.on_rank import ProgramRankContext, program_loader
 from dist_testing.programs.program import Program
+from dist_testing.programs.program_rank import ProgramRankContext, program_loader
 from tests.support.children import Ended, Target, assert_no_folder_left, write_file
 from tests.support.starter import LIMIT_S, Starter
 

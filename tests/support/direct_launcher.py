@@ -13,8 +13,8 @@ from collections.abc import Iterator, Sequence
 
 from dist_testing.core.launch.isolation import Isolation, register_isolation
 from dist_testing.core.launch.launcher import RunContext
+from dist_testing.core.process.launcher_messages import LauncherEvent, RankEnded, WorldOver, WorldRequest, WorldStarted
 from dist_testing.core.process.lifetime import fork, watch_child
-from dist_testing.core.process.messages import LauncherEvent, RankEnded, WorldOver, WorldRequest, WorldStarted
 from dist_testing.core.rank.bootstrap import enter, take_over
 
 

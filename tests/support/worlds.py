@@ -18,7 +18,7 @@ from dist_testing.core.ground.budget import Budget
 from dist_testing.core.ground.case import Case, CaseBody, CaseResult
 from dist_testing.core.ground.spec import Spec
 from dist_testing.core.launch.isolation import default_isolation
-from dist_testing.core.process.messages import RankStart
+from dist_testing.core.process.launcher_messages import RankStart
 from dist_testing.core.rank.bootstrap import RankFrontEnd
 from dist_testing.core.rank.rank_world import RankWorld
 from dist_testing.core.rank.reporter import Reporter

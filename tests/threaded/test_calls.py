@@ -9,7 +9,7 @@ import torch
 import torch.distributed as dist
 
 from dist_testing.core.ground.errors import CollectiveMismatchError, PeerFailedError, UsageError
-from dist_testing.threaded.world import ORDER_VARIABLE, run_on_threads
+from dist_testing.threaded.thread_world import ORDER_VARIABLE, run_on_threads
 from tests.threaded.worlds_of_threads import LIMIT_S, default_group, errors_of, pass_on_threads
 
 

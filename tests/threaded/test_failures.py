@@ -19,8 +19,8 @@ from dist_testing.core.ground.errors import (
     PeerFailedError,
     UsageError,
 )
-from dist_testing.threaded import world
-from dist_testing.threaded.world import fail_world, run_on_threads
+from dist_testing.threaded import thread_world
+from dist_testing.threaded.thread_world import fail_world, run_on_threads
 from tests.threaded.worlds_of_threads import LIMIT_S, default_group, errors_of, pass_on_threads, with_group
 
 HERE = Path(__file__).name
@@ -305,7 +305,7 @@ def test_after_a_failure_the_other_ranks_have_little_time(monkeypatch: pytest.Mo
             raise ValueError("at once")
         go_on.wait(LIMIT_S)
 
-    monkeypatch.setattr(world, "_PEER_GRACE_S", 0.05)
+    monkeypatch.setattr(thread_world, "_PEER_GRACE_S", 0.05)
     outcomes = run_on_threads(body, 2, timeout_s=LIMIT_S)
     go_on.set()
     assert isinstance(outcomes[0].error, ValueError)

@@ -17,7 +17,7 @@ from torch.distributed import distributed_c10d
 
 from dist_testing.core.ground.errors import UsageError
 from dist_testing.threaded.members import current_member
-from dist_testing.threaded.world import run_on_threads
+from dist_testing.threaded.thread_world import run_on_threads
 from tests.threaded.worlds_of_threads import LIMIT_S, default_group, pass_on_threads, with_group
 
 
@@ -179,7 +179,10 @@ def test_outside_of_a_world_the_backend_is_refused_with_a_way_out() -> None:
 def test_torchs_own_threaded_group_works_as_before_and_after(order: str) -> None:
     """Both groups have the same backend name: it means ours inside a world of ours, and torch's outside."""
     torchs = "import torch.testing._internal.distributed.multi_threaded_pg as torchs"
-    ours = "from dist_testing.threaded.world import run_on_threads; run_on_threads(lambda rank: None, 2, timeout_s=60)"
+    ours = (
+        "from dist_testing.threaded.thread_world import run_on_threads; "
+        "run_on_threads(lambda rank: None, 2, timeout_s=60)"
+    )
     first = {"torch first": torchs, "ours first": ours, "torch inside": ""}[order]
     ended = _child(
         f"""
@@ -187,7 +190,7 @@ def test_torchs_own_threaded_group_works_as_before_and_after(order: str) -> None
         import torch
         import torch.distributed as dist
         {first}
-        from dist_testing.threaded.world import run_on_threads
+        from dist_testing.threaded.thread_world import run_on_threads
         from tests.threaded.worlds_of_threads import with_group
 
         def body(rank):

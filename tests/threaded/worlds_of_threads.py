@@ -10,7 +10,7 @@ import torch.distributed as dist
 from torch._C._distributed_c10d import HashStore
 
 from dist_testing.core.ground.errors import PeerFailedError
-from dist_testing.threaded.world import ThreadOutcome, run_on_threads
+from dist_testing.threaded.thread_world import ThreadOutcome, run_on_threads
 
 # Time limit of a world that should end by itself, far above what it needs on a busy machine. Seconds.
 LIMIT_S = 60.0

@@ -17,10 +17,10 @@ import pytest
 
 from dist_testing.attach import launcher as module
 from dist_testing.attach import rank_info
+from dist_testing.attach.attach_messages import MESSAGES, EndRun, Home, Joining
 from dist_testing.attach.bridge import Door, FarEnd
 from dist_testing.attach.launcher import AttachedLauncher
 from dist_testing.attach.line import OUTPOST, Kind, Line, connect, interface_env, sign
-from dist_testing.attach.messages import MESSAGES, EndRun, Home, Joining
 from dist_testing.attach.rank_info import RankInfo
 from dist_testing.core.ground.case import CaseBody
 from dist_testing.core.ground.codec import MAX_MESSAGE_BYTES
@@ -28,7 +28,7 @@ from dist_testing.core.ground.errors import LaunchError
 from dist_testing.core.ground.world import WorldSettings
 from dist_testing.core.process import wire
 from dist_testing.core.process.board import PhaseBoard
-from dist_testing.core.process.messages import FORK_SERVER_ORDERS, WorldRequest
+from dist_testing.core.process.launcher_messages import FORK_SERVER_ORDERS, WorldRequest
 
 # Far above what these tests need on a busy machine. Seconds.
 _LIMIT_S = 60.0

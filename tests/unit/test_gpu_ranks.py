@@ -21,7 +21,7 @@ from dist_testing.core.rank.device import finish_device_work
 from dist_testing.core.rank.rank_world import RankWorld
 from dist_testing.gpus.faults import is_hardware_fault
 from dist_testing.gpus.resource import blame_by_error
-from dist_testing.gpus.world import blame_machine
+from dist_testing.gpus.world_gpus import blame_machine
 
 
 def world(rank: int, *, gpus_per_rank: int = 1, ranks_per_gpu: int = 1) -> RankWorld:

@@ -18,7 +18,7 @@ from dist_testing.gpus.devices import AMD, NVIDIA, Vendor, vendor_named
 from dist_testing.gpus.faults import XidReader
 from dist_testing.gpus.gpu import NODES_VARIABLE, Gpu
 from dist_testing.gpus.lease import Lease
-from dist_testing.gpus.world import WorldGpus, _Driver
+from dist_testing.gpus.world_gpus import WorldGpus, _Driver
 from tests.support.gpu_nodes import make_render_node
 
 # A file that does not exist.

@@ -88,7 +88,7 @@ def test_the_library_can_be_imported(tmp_path: Path) -> None:
     ended = _run(
         tmp_path,
         "import dist_testing\n"
-        "import dist_testing.attach.session\n"
+        "import dist_testing.attach.pytest_ranks\n"
         "import dist_testing.core.pytest.plugin\n"
         "print('imported')\n",
     )

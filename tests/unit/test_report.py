@@ -377,9 +377,9 @@ def test_hardware_that_only_an_option_requires_is_not_called_promised() -> None:
     [
         "attach.launcher",
         "core.engine.engine",
-        "core.pytest.on_rank",
+        "core.pytest.pytest_rank",
         "core.unittest.continuous",
-        "core.unittest.on_rank",
+        "core.unittest.unittest_rank",
         "core.pytest.rank_plugins",
         "core.unittest.process",
         "core.unittest.world_case",

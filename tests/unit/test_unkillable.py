@@ -18,11 +18,11 @@ from dist_testing.core.engine.supervisor import Supervisor
 from dist_testing.core.ground.errors import LaunchError, LeaseTimeoutError
 from dist_testing.core.launch.isolation import FORK
 from dist_testing.core.process.board import PhaseBoard
-from dist_testing.core.process.messages import LauncherEvent, WorldRequest
+from dist_testing.core.process.launcher_messages import LauncherEvent, WorldRequest
 from dist_testing.gpus.devices import gpus_present
 from dist_testing.gpus.gpu import NODES_VARIABLE
 from dist_testing.gpus.lease import lease_gpus
-from dist_testing.gpus.world import WorldGpus
+from dist_testing.gpus.world_gpus import WorldGpus
 from tests.support.forks import forked
 
 _SIZE = 2

@@ -20,7 +20,7 @@ from dist_testing.conformance.rows.registry import script_of
 from dist_testing.core.ground.case import CaseBody
 from dist_testing.core.ground.codec import shape_of
 from dist_testing.core.launch.fresh import ThenBe
-from dist_testing.core.process.messages import RankStart
+from dist_testing.core.process.launcher_messages import RankStart
 from dist_testing.core.rank.bootstrap import RankFrontEnd
 from dist_testing.core.rank.rank_world import RankWorld
 from dist_testing.core.rank.reporter import Reporter

@@ -233,9 +233,9 @@ def _run(
     # Imported late, so that the error for a missing target comes at once.
     import pytest
 
+    from dist_testing.core.bazel.bazel_session import BazelSession
     from dist_testing.core.bazel.failures_last import FailuresLast
     from dist_testing.core.bazel.pytest_config import program_session, test_session
-    from dist_testing.core.bazel.session import BazelSession
     from dist_testing.core.pytest import plugin as pytest_plugin
 
     spec = target.spec

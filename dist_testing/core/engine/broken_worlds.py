@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from dist_testing.core.engine.rank_record import RankRecord
 from dist_testing.core.ground.outcomes import exit_name
-from dist_testing.core.process.messages import RankEnded
+from dist_testing.core.process.launcher_messages import RankEnded
 
 
 def unkillable(records: Sequence[RankRecord], limit_s: float) -> str:

@@ -36,7 +36,7 @@ from dist_testing.core.ground.outcomes import Cause, Kind, Status, verdict
 from dist_testing.core.ground.spec import Spec
 from dist_testing.core.launch.isolation import FORK, Isolation, check_isolation, isolation_named
 from dist_testing.core.launch.launcher import Launcher
-from dist_testing.core.process.messages import Loader
+from dist_testing.core.process.launcher_messages import Loader
 from dist_testing.core.process.refusal import refusal
 from dist_testing.core.rank.bootstrap import RankContext
 

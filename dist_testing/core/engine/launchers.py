@@ -13,7 +13,7 @@ from dist_testing.core.events.event import Event
 from dist_testing.core.ground.add_ons import add_ons
 from dist_testing.core.launch.isolation import Isolation
 from dist_testing.core.launch.launcher import Launcher, RunContext
-from dist_testing.core.process.messages import Loader
+from dist_testing.core.process.launcher_messages import Loader
 from dist_testing.core.rank.bootstrap import RankContext
 
 

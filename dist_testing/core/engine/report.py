@@ -40,10 +40,10 @@ _INTERPRETER_FRAME = re.compile(r'  Binary file "[^"]*/(python[\d.]*|libpython[^
 _BELOW_TEST = re.compile(
     r"[/](_pytest/(python|fixtures)|unittest/case|dist_testing/("
     r"core/(bazel|engine|launch|rank)/\w+|"
-    r"core/pytest/(on_rank|rank_\w+|in_runner)|"
-    r"core/unittest/(continuous|on_rank|process|world_case)|"
+    r"core/pytest/(pytest_rank|rank_\w+|in_runner)|"
+    r"core/unittest/(continuous|unittest_rank|process|world_case)|"
     r"threaded/(in_runner|rank_process|rank_threads|spawn_threads|thread_case)|"
-    r"(adopt|attach|run)/[\w/]+))\.py\""
+    r"(adopt|attach|functions|programs)/[\w/]+))\.py\""
 )
 # A thread of this library only: no frames are left of it.
 _EMPTY_THREAD = re.compile(r"^Thread\b.*\n(?=\n|\Z)", re.MULTILINE)

@@ -26,8 +26,8 @@ from dist_testing.core.launch.isolation import Isolation
 from dist_testing.core.launch.launcher import Launcher
 from dist_testing.core.process.board import PhaseBoard
 from dist_testing.core.process.files import log_name, text_name
+from dist_testing.core.process.launcher_messages import WorldRequest
 from dist_testing.core.process.lifetime import current_umask
-from dist_testing.core.process.messages import WorldRequest
 
 # Descriptors of the runner per rank: two for the channel and two for stacks, while the world starts.
 _FDS_PER_RANK = 4

@@ -24,7 +24,7 @@ from dist_testing.core.ground.errors import LaunchError, MessageError
 from dist_testing.core.ground.outcomes import Kind
 from dist_testing.core.ground.procfs import STOPPED
 from dist_testing.core.launch.launcher import Launcher, PlaceLauncher
-from dist_testing.core.process.messages import RankEnded, WorldExtra, WorldOver, WorldRefused, WorldStarted
+from dist_testing.core.process.launcher_messages import RankEnded, WorldExtra, WorldOver, WorldRefused, WorldStarted
 from dist_testing.core.process.rank_messages import RANK_MESSAGES, FinishWorld, Instruction, LeaveWorld, NextCase
 from dist_testing.core.process.stacks import STACKS_SIGNAL
 

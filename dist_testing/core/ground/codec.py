@@ -156,7 +156,7 @@ class Family(Generic[_Message]):
             way_out = (
                 "Let tests use only descriptors that they have opened; use one version of dist_testing everywhere."
             )
-        return self._error(f"{self.name}: {what}.\n{cause}\n{way_out}", is_other_schema=is_other_schema)
+        return self._error(f"{self.name}: {what}.\n{cause}\n{way_out}")
 
 
 @functools.cache

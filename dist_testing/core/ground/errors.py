@@ -39,15 +39,7 @@ class PromiseError(DistTestingError, AssertionError):
 
 
 class MessageError(DistTestingError):
-    """A message from another process of the run cannot be read, or one cannot be sent. The infrastructure failed.
-
-    Attributes:
-        is_other_schema: Whether the message comes from another version of this library.
-    """
-
-    def __init__(self, text: str, *, is_other_schema: bool = False) -> None:
-        super().__init__(text)
-        self.is_other_schema = is_other_schema
+    """A message from another process of the run cannot be read, or one cannot be sent. The infrastructure failed."""
 
 
 class FrameError(MessageError):

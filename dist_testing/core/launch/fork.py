@@ -24,8 +24,7 @@ from dist_testing.core.launch.clean import spare_cuda, unclean_reasons
 from dist_testing.core.launch.fresh import command, with_imports
 from dist_testing.core.launch.launcher import RunContext
 from dist_testing.core.process import wire
-from dist_testing.core.process.lifetime import become_subreaper, check_platform, fork, in_new_thread, watch_child
-from dist_testing.core.process.messages import (
+from dist_testing.core.process.launcher_messages import (
     FORK_SERVER_EVENTS,
     FORK_SERVER_ORDERS,
     ForkServerOrder,
@@ -37,6 +36,7 @@ from dist_testing.core.process.messages import (
     WorldExtra,
     WorldRequest,
 )
+from dist_testing.core.process.lifetime import become_subreaper, check_platform, fork, in_new_thread, watch_child
 from dist_testing.core.process.orphans import Orphans
 from dist_testing.core.process.refusal import refusal
 

@@ -35,8 +35,7 @@ from dist_testing.core.launch.spawn import become_rank
 from dist_testing.core.process import collector, wire
 from dist_testing.core.process.crash_stacks import has_sanitizer
 from dist_testing.core.process.descent import mark_descendants
-from dist_testing.core.process.lifetime import become_subreaper, fork, watch_child
-from dist_testing.core.process.messages import (
+from dist_testing.core.process.launcher_messages import (
     FORK_SERVER_EVENTS,
     FORK_SERVER_ORDERS,
     ForkServerEvent,
@@ -53,6 +52,7 @@ from dist_testing.core.process.messages import (
     WorldRequest,
     WorldStarted,
 )
+from dist_testing.core.process.lifetime import become_subreaper, fork, watch_child
 from dist_testing.core.process.orphans import Orphans, kill_tracer
 from dist_testing.core.process.refusal import refusal
 from dist_testing.core.rank.bootstrap import RankContext, enter, take_over

@@ -17,7 +17,7 @@ from collections.abc import Callable
 from typing import NoReturn, TypeVar
 
 from dist_testing.core.ground.errors import MessageError
-from dist_testing.core.process.messages import FRESH_PROGRAMS, FreshProgram, Loader
+from dist_testing.core.process.launcher_messages import FRESH_PROGRAMS, FreshProgram, Loader
 from dist_testing.core.rank.bootstrap import RankContext
 
 # Takes the rank context, and runs the program. Never returns.

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import Protocol
 
 from dist_testing.core.events.event import Event
-from dist_testing.core.process.messages import RankStart
+from dist_testing.core.process.launcher_messages import RankStart
 
 
 class IdleWork(Protocol):

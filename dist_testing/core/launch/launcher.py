@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
 from dist_testing.core.events.event import Event
-from dist_testing.core.process.messages import LauncherEvent, Loader, WorldRequest
+from dist_testing.core.process.launcher_messages import LauncherEvent, Loader, WorldRequest
 from dist_testing.core.rank.bootstrap import RankContext
 
 

@@ -12,8 +12,8 @@ from typing import NoReturn
 from dist_testing.core.ground.errors import LaunchError
 from dist_testing.core.launch.fresh import command, load_tests, order_for, with_imports
 from dist_testing.core.process.files import log_name
+from dist_testing.core.process.launcher_messages import FreshRank, Loader, RankStart
 from dist_testing.core.process.lifetime import die_with_parent
-from dist_testing.core.process.messages import FreshRank, Loader, RankStart
 from dist_testing.core.process.refusal import refusal
 from dist_testing.core.process.stacks import answer_with_stacks
 from dist_testing.core.rank.bootstrap import FAILED_EXIT_CODE, RankContext, enter, enter_place, rank_reporter, take_over

@@ -12,8 +12,8 @@ from dist_testing.core.ground.spec import read_spec
 from dist_testing.core.launch.fresh import ThenBe
 from dist_testing.core.pytest import plugin
 from dist_testing.core.pytest.in_runner import FRESH_KEY, SPEC_KEY
-from dist_testing.core.pytest.messages import PYTEST_SESSIONS, PytestSession
 from dist_testing.core.pytest.plugin import runner_plugin
+from dist_testing.core.pytest.pytest_messages import PYTEST_SESSIONS, PytestSession
 
 # Options of the runner's session that a second process must not follow, to the values that it has for them. Those of
 # pytest's cache select or order tests by earlier runs, and the runner has done that; they are unknown without the

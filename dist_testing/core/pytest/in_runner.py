@@ -29,7 +29,7 @@ from dist_testing.core.ground.requirement import unmet_requirement
 from dist_testing.core.ground.spec import MAX_WORLD_SIZE, Spec
 from dist_testing.core.launch.clean import spare_cuda
 from dist_testing.core.launch.isolation import Isolation, Reuse, isolation_named, isolation_names
-from dist_testing.core.process.messages import Loader
+from dist_testing.core.process.launcher_messages import Loader
 from dist_testing.core.pytest import reports
 from dist_testing.core.pytest.backend_hook import declared_backends
 from dist_testing.core.pytest.debugger import check_world, leave_ranks_to_ranks
@@ -46,10 +46,10 @@ from dist_testing.core.pytest.marked_items import (
 )
 from dist_testing.core.pytest.marker import Distributed
 from dist_testing.core.pytest.marking import check_all_marked, mark_items
-from dist_testing.core.pytest.messages import FRONT_END, PYTEST_CASES, PYTEST_SESSIONS, PytestCase, PytestSession
-from dist_testing.core.pytest.on_rank import EXPECTED, PytestRankContext, current_world
 from dist_testing.core.pytest.option_values import check_plugins, read_options
 from dist_testing.core.pytest.options import JOBS_OPTION, arguments_of_part
+from dist_testing.core.pytest.pytest_messages import FRONT_END, PYTEST_CASES, PYTEST_SESSIONS, PytestCase, PytestSession
+from dist_testing.core.pytest.pytest_rank import EXPECTED, PytestRankContext, current_world
 from dist_testing.core.pytest.rank_items import RANK_SIDE_KEY, RUN_KEY, RUN_SPEC_KEY, RankItem
 from dist_testing.core.pytest.session_events import SessionEvents
 from dist_testing.core.pytest.starters import starts_ranks

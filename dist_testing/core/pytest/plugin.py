@@ -189,7 +189,7 @@ def world(request: pytest.FixtureRequest) -> World:
 
 
 def _world_of_rank(request: pytest.FixtureRequest) -> World:
-    from dist_testing.core.pytest.on_rank import current_world
+    from dist_testing.core.pytest.pytest_rank import current_world
 
     world = current_world()
     if world is None:

@@ -9,7 +9,7 @@ import pytest
 
 from dist_testing.core.ground.case import CaseBody, CaseResult
 from dist_testing.core.ground.spec import Spec
-from dist_testing.core.process.messages import Loader
+from dist_testing.core.process.launcher_messages import Loader
 from dist_testing.core.rank.bootstrap import RankContext
 
 # What the target or the command line asks for.

@@ -19,7 +19,7 @@ from dist_testing.core.ground.errors import DistTestingError, UsageError
 from dist_testing.core.ground.outcomes import Cause
 from dist_testing.core.pytest.expectations import is_expected
 from dist_testing.core.pytest.internals import xfailed_key
-from dist_testing.core.pytest.on_rank import current_world
+from dist_testing.core.pytest.pytest_rank import current_world
 from dist_testing.core.pytest.rank_items import RUN_KEY
 from dist_testing.core.pytest.reports import text_at_test
 from dist_testing.core.session.session import loaded_class

@@ -19,8 +19,8 @@ from dist_testing.core.process import wire
 from dist_testing.core.process.board import PhaseBoard
 from dist_testing.core.process.crash_stacks import print_native_stacks
 from dist_testing.core.process.files import log_name
+from dist_testing.core.process.launcher_messages import RankStart, WorldRequest
 from dist_testing.core.process.lifetime import die_with_parent
-from dist_testing.core.process.messages import RankStart, WorldRequest
 from dist_testing.core.process.rank_messages import INSTRUCTIONS, Instruction, NextCase
 from dist_testing.core.process.stacks import answer_with_stacks
 from dist_testing.core.rank.capture import flush_streams, redirect_output

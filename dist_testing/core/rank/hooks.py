@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from dist_testing.core.ground.add_ons import add_on_named, blaming
 from dist_testing.core.ground.case import CaseBody
-from dist_testing.core.process.messages import RankStart
+from dist_testing.core.process.launcher_messages import RankStart
 from dist_testing.core.rank.reporter import Reporter
 
 

@@ -12,7 +12,7 @@ from dist_testing.core.rank.groups import end_groups
 if TYPE_CHECKING:
     from torch._C._distributed_c10d import Store
 
-    from dist_testing.core.process.messages import RankStart, WorldRequest
+    from dist_testing.core.process.launcher_messages import RankStart, WorldRequest
     from dist_testing.core.rank.runner_client import RunnerClient
 
 # Share of a GPU's memory that all ranks on it may allocate. Each rank's context takes some hundred MiB more.

@@ -16,9 +16,9 @@ from dist_testing.core.ground.keepable import check_keepable
 from dist_testing.core.ground.skips import TEST_SKIPS
 from dist_testing.core.launch.isolation import POOL
 from dist_testing.core.rank.groups import destroy_groups
-from dist_testing.core.unittest.messages import UnittestCase
-from dist_testing.core.unittest.on_rank import RankPipe, seed_generators
 from dist_testing.core.unittest.plain import current_session
+from dist_testing.core.unittest.unittest_messages import UnittestCase
+from dist_testing.core.unittest.unittest_rank import RankPipe, seed_generators
 from dist_testing.core.unittest.world_case import WorldCase, default_world_size
 
 # unittest leaves frames of modules with this mark out of its tracebacks.

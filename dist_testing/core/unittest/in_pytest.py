@@ -8,11 +8,11 @@ from collections.abc import Mapping
 import pytest
 
 from dist_testing.core.ground.case import CaseBody
-from dist_testing.core.pytest.on_rank import explain_assertions, record_warnings
+from dist_testing.core.pytest.pytest_rank import explain_assertions, record_warnings
 from dist_testing.core.rank.reporter import Reporter
 from dist_testing.core.unittest.lookup import find_class
-from dist_testing.core.unittest.messages import UNITTEST_CASES
-from dist_testing.core.unittest.on_rank import UnittestRankFrontEnd
+from dist_testing.core.unittest.unittest_messages import UNITTEST_CASES
+from dist_testing.core.unittest.unittest_rank import UnittestRankFrontEnd
 
 
 class UnittestInPytest(UnittestRankFrontEnd):

@@ -11,7 +11,7 @@ from typing import Any
 
 from dist_testing.core.ground.errors import UsageError
 from dist_testing.core.launch.isolation import FORK
-from dist_testing.core.unittest.messages import ClassName
+from dist_testing.core.unittest.unittest_messages import ClassName
 
 # A fresh interpreter has the main module under the second name, as multiprocessing does.
 _MAIN = ("__main__", "__mp_main__")

@@ -15,12 +15,12 @@ from dist_testing.core.ground.errors import UsageError
 from dist_testing.core.ground.spec import DEFAULT_WORLD_SIZE, Spec
 from dist_testing.core.launch.fresh import ThenBe
 from dist_testing.core.launch.isolation import default_isolation
-from dist_testing.core.process.messages import Loader
+from dist_testing.core.process.launcher_messages import Loader
 from dist_testing.core.session import session
 from dist_testing.core.session.existing_world import ExistingRank, existing_rank
 from dist_testing.core.session.session import Session, open_session
-from dist_testing.core.unittest.messages import MAIN_MODULES, MainModule
-from dist_testing.core.unittest.on_rank import UnittestRankContext
+from dist_testing.core.unittest.unittest_messages import MAIN_MODULES, MainModule
+from dist_testing.core.unittest.unittest_rank import UnittestRankContext
 
 
 def current_session() -> Session:

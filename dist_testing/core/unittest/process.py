@@ -21,9 +21,9 @@ from dist_testing.core.ground.outcomes import Kind, exit_name, verdict
 from dist_testing.core.launch.isolation import FORK, SPAWN
 from dist_testing.core.unittest.exits import exit_code, forgiven, names_of
 from dist_testing.core.unittest.handles import RankHandle, StackPipe
-from dist_testing.core.unittest.messages import UnittestCase
-from dist_testing.core.unittest.on_rank import RankPipe
 from dist_testing.core.unittest.plain import current_session
+from dist_testing.core.unittest.unittest_messages import UnittestCase
+from dist_testing.core.unittest.unittest_rank import RankPipe
 from dist_testing.core.unittest.world_case import WorldCase, default_world_size
 
 # unittest leaves frames of modules with this mark out of its tracebacks.

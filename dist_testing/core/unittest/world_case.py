@@ -28,9 +28,9 @@ from dist_testing.core.session.front_ends import register_front_end
 from dist_testing.core.session.session import warnings_of
 from dist_testing.core.unittest.exits import declared_exits
 from dist_testing.core.unittest.lookup import class_name
-from dist_testing.core.unittest.messages import FRONT_END, UNITTEST_CASES, UnittestCase
-from dist_testing.core.unittest.on_rank import RankPipe
 from dist_testing.core.unittest.plain import current_session
+from dist_testing.core.unittest.unittest_messages import FRONT_END, UNITTEST_CASES, UnittestCase
+from dist_testing.core.unittest.unittest_rank import RankPipe
 
 # unittest leaves frames of modules with this mark out of its tracebacks.
 __unittest = True

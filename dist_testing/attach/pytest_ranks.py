@@ -29,8 +29,8 @@ from dist_testing.core.ground.layout import LOOPBACK
 from dist_testing.core.ground.spec import Spec
 from dist_testing.core.launch.isolation import Isolation, isolation_named
 from dist_testing.core.launch.launcher import Launcher, RunContext
-from dist_testing.core.process.messages import Loader
-from dist_testing.core.pytest.on_rank import PytestRankContext
+from dist_testing.core.process.launcher_messages import Loader
+from dist_testing.core.pytest.pytest_rank import PytestRankContext
 
 
 def make_engine(

@@ -27,7 +27,7 @@ from dist_testing.core.ground.codec import shape_of
 from dist_testing.core.ground.errors import UsageError
 from dist_testing.core.ground.spec import Spec
 from dist_testing.core.launch.isolation import POOL, THREAD, Isolation
-from dist_testing.core.process.messages import Loader
+from dist_testing.core.process.launcher_messages import Loader
 
 # Default limit of one cell. Seconds.
 CELL_LIMIT_S = 5.0

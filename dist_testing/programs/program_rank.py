@@ -10,7 +10,7 @@ from typing import NoReturn
 
 from dist_testing.core.ground.case import CaseBody
 from dist_testing.core.launch.fresh import ThenBe
-from dist_testing.core.process.messages import Loader, RankStart
+from dist_testing.core.process.launcher_messages import Loader, RankStart
 from dist_testing.core.rank.bootstrap import RankFrontEnd
 from dist_testing.core.rank.capture import flush_streams
 from dist_testing.core.rank.rank_world import RankWorld

@@ -14,11 +14,11 @@ from typing import TYPE_CHECKING, Any, NoReturn
 from dist_testing.core.ground.case import CaseBody
 from dist_testing.core.ground.error_text import message_of
 from dist_testing.core.launch.fresh import ThenBe
-from dist_testing.core.process.messages import RankStart
+from dist_testing.core.process.launcher_messages import RankStart
 from dist_testing.core.rank.rank_world import RankWorld
 from dist_testing.core.rank.reporter import Reporter
-from dist_testing.core.unittest.on_rank import pytest_skip_class
 from dist_testing.core.unittest.plain import import_main
+from dist_testing.core.unittest.unittest_rank import pytest_skip_class
 from dist_testing.functions.values import write_value
 
 if TYPE_CHECKING:

@@ -24,10 +24,10 @@ from dist_testing.core.ground.error_text import summarise
 from dist_testing.core.ground.errors import UsageError
 from dist_testing.core.ground.spec import Spec
 from dist_testing.core.launch.isolation import FORK, Reuse, isolation_named
-from dist_testing.core.process.messages import Loader
+from dist_testing.core.process.launcher_messages import Loader
 from dist_testing.core.session.session import Session, current_session
 from dist_testing.core.unittest.plain import main_module
-from dist_testing.functions.on_rank import CALL_FILE, CallRankContext
+from dist_testing.functions.function_rank import CALL_FILE, CallRankContext
 from dist_testing.functions.values import read_value
 
 # unittest leaves frames of modules with this mark out of its tracebacks.

@@ -20,14 +20,14 @@ from dist_testing.core.ground.case import CaseBody
 from dist_testing.core.ground.errors import UsageError
 from dist_testing.core.ground.spec import program_of
 from dist_testing.core.ground.world import World
-from dist_testing.core.process.messages import RankStart
+from dist_testing.core.process.launcher_messages import RankStart
 from dist_testing.core.pytest.expectations import expected_classes
 from dist_testing.core.pytest.internals import (
     CaptureManager,
     runtestprotocol,
 )
 from dist_testing.core.pytest.marked_items import is_method_of_unittest
-from dist_testing.core.pytest.messages import FRONT_END, PYTEST_CASES
+from dist_testing.core.pytest.pytest_messages import FRONT_END, PYTEST_CASES
 from dist_testing.core.pytest.rank_output import log_to_output, print_warnings
 from dist_testing.core.pytest.rank_plugins import leave_out_plugins_of_runner, run_item
 from dist_testing.core.pytest.reports import skip_reason

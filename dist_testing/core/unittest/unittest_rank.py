@@ -12,13 +12,13 @@ from types import TracebackType
 from typing import Any
 
 from dist_testing.core.ground.case import CaseBody
-from dist_testing.core.process.messages import RankStart
+from dist_testing.core.process.launcher_messages import RankStart
 from dist_testing.core.rank.bootstrap import RankFrontEnd
 from dist_testing.core.rank.groups import destroy_groups, end_groups
 from dist_testing.core.rank.rank_world import RankWorld
 from dist_testing.core.rank.reporter import Reporter
 from dist_testing.core.unittest.lookup import find_class
-from dist_testing.core.unittest.messages import UNITTEST_CASES
+from dist_testing.core.unittest.unittest_messages import UNITTEST_CASES
 
 # unittest leaves frames of modules with this mark out of its tracebacks.
 __unittest = True
