@@ -7,14 +7,17 @@ import math
 import os
 import signal
 import socket
+import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pytest
 
+from dist_testing.core.engine.hooks import CaseStart
 from dist_testing.core.engine.rank_record import RankRecord
 from dist_testing.core.engine.running_world import RunningWorld
 from dist_testing.core.engine.supervisor import Supervisor
+from dist_testing.core.ground.case import Case, CaseBody
 from dist_testing.core.ground.errors import LaunchError, LeaseTimeoutError
 from dist_testing.core.launch.isolation import FORK
 from dist_testing.core.process.board import PhaseBoard
@@ -85,7 +88,10 @@ def world(launcher: UnkillableLauncher, tmp_path: Path, monkeypatch: pytest.Monk
         resources.callback(ours.close)
     gpus = WorldGpus.take(1, limit_s=0.0, on_wait=lambda _: None)
     world = RunningWorld("", Supervisor(launcher, 1, records, {}), tmp_path, board, [("gpus", gpus)], FORK, resources)
-    world.supervisor.begin_case(60.0, latest_s=math.inf, keep=False, expected_exits={}, body=None)
+    case = Case("case", _SIZE, CaseBody("pytest"), 60.0, FORK.name)
+    world.supervisor.begin_case(
+        CaseStart(case, time.monotonic(), keeps_ranks=False), 60.0, latest_s=math.inf, body=None
+    )
     yield world
     for _, theirs in pairs:
         theirs.close()

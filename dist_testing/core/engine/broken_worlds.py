@@ -10,12 +10,7 @@ from dist_testing.core.process.launcher_messages import RankEnded
 
 
 def unkillable(records: Sequence[RankRecord], limit_s: float) -> str:
-    """Return the text about ranks that SIGKILL has not ended.
-
-    Args:
-        records: All ranks of the world.
-        limit_s: How long the runner has waited, in seconds.
-    """
+    """Return the text about ranks of a world that SIGKILL has not ended after `limit_s` seconds."""
     ranks = ", ".join(
         f"{record.rank} (pid {record.pid}, {record.kernel_state or 'state unknown'})"
         for record in records
@@ -29,12 +24,7 @@ def unkillable(records: Sequence[RankRecord], limit_s: float) -> str:
 
 
 def no_such_rank(event: RankEnded, size: int) -> str:
-    """Return the text about the end of a rank that the world does not have.
-
-    Args:
-        event: The launcher's event.
-        size: Ranks in the world.
-    """
+    """Return the text about the end of a rank that the world, of `size` ranks, does not have."""
     return (
         f"Rank {event.rank} of world {event.world}, which has {size} ranks, ended by {exit_name(event.exit_code)}.\n"
         "The launcher and the runner disagree about a world, so no outcome of it can be trusted.\n"

@@ -180,14 +180,11 @@ class Engine:
             world, limit_s = self._new_world(case, isolation, limit_s, taking_part)
         events.begun_on(world, is_new=is_first)
         world.supervisor.begin_case(
+            CaseStart(case, time.monotonic(), bool(case.pool)),
             limit_s,
             latest_s=math.inf if case.debug_rank is not None else self.budget.end_s,
-            keep=bool(case.pool),
-            expected_exits=case.expected_exits,
-            exit_0_passes=case.exit_0_passes,
-            start=CaseStart(case, time.monotonic(), bool(case.pool)),
-            taking_part=taking_part,
             body=None if is_first else case.body,
+            taking_part=taking_part,
         )
         return RunningCase(case, world, started_s, limit_s, is_first, events, taking_part)
 

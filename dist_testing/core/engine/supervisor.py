@@ -18,14 +18,15 @@ from dist_testing.core.engine.broken_worlds import no_such_rank, unkillable
 from dist_testing.core.engine.hooks import CaseStart, WorldWatcher
 from dist_testing.core.engine.rank_record import RankRecord
 from dist_testing.core.engine.stack_dumps import collect_stacks
-from dist_testing.core.ground.add_ons import AddOn, add_on_named, add_ons, blaming
+from dist_testing.core.engine.watchers import Watchers
+from dist_testing.core.ground.add_ons import AddOn, add_on_named, blaming
 from dist_testing.core.ground.case import CaseBody
-from dist_testing.core.ground.errors import LaunchError, MessageError
+from dist_testing.core.ground.errors import LaunchError
 from dist_testing.core.ground.outcomes import Kind
 from dist_testing.core.ground.procfs import STOPPED
 from dist_testing.core.launch.launcher import Launcher, PlaceLauncher
 from dist_testing.core.process.launcher_messages import RankEnded, WorldExtra, WorldOver, WorldRefused, WorldStarted
-from dist_testing.core.process.rank_messages import RANK_MESSAGES, FinishWorld, Instruction, LeaveWorld, NextCase
+from dist_testing.core.process.rank_messages import FinishWorld, Instruction, LeaveWorld, NextCase
 from dist_testing.core.process.stacks import STACKS_SIGNAL
 
 # From the request for ranks until all are ready: on a machine that swaps, or while interpreters import torch. Seconds.
@@ -64,7 +65,6 @@ class Supervisor:
         records: One per rank.
         stacks: Rank to its stacks, of ranks that were running when something went wrong.
         leaked: Command lines of what the ranks left behind.
-        watchers: By the name of the add-on, or by a name in brackets that no add-on has, in the order of their looks.
         ended_by: Why a watcher has ended the case, with the name of its add-on; "" if none has.
         beside: All worlds that run side by side, with this one; empty if this one runs alone.
         before_look: Called before each look of `wait_case`.
@@ -82,14 +82,7 @@ class Supervisor:
     ) -> None:
         """Watch a world that was just asked for.
 
-        Args:
-            launcher: The launcher that starts it.
-            world: Its number.
-            records: One per rank.
-            stacks_fds: Rank to the descriptor that its stacks come from.
-            threads_directory: Where ranks that are threads of one process note which of them they are; None for ranks
-                that are processes.
-            group_limit_s: The limit that this library gives to groups and stores, in seconds.
+        In `threads_directory` ranks that are threads note which of them they are; it is None for processes.
         """
         self.records = records
         self.stacks: dict[int, str] = {}
@@ -102,9 +95,8 @@ class Supervisor:
         self._is_disturbed = False
         # While the caller waits for a condition, the case is not left to the ranks.
         self._is_waiting = False
-        self.watchers: dict[str, WorldWatcher] = {}
+        self.watchers = Watchers(self)
         self.ended_by = ""
-        self._start: CaseStart | None = None
         self._stage = _Stage.BETWEEN
         self._keep = False
         self._limit_s = 0.0
@@ -124,7 +116,7 @@ class Supervisor:
 
     def add_first(self, name: str, watcher: WorldWatcher) -> None:
         """Add a watcher before all others, and before the first case."""
-        self.watchers = {name: watcher, **self.watchers}
+        self.watchers.add_first(name, watcher)
         if watcher.fd >= 0:
             self._fds.append(watcher.fd)
 
@@ -139,31 +131,26 @@ class Supervisor:
 
     def begin_case(
         self,
+        start: CaseStart,
         limit_s: float,
         *,
         latest_s: float,
-        keep: bool,
-        expected_exits: Mapping[int, int],
         body: CaseBody | None,
-        exit_0_passes: bool = False,
-        start: CaseStart | None = None,
         taking_part: Sequence[AddOn] = (),
     ) -> None:
         """Begin a case.
 
         Args:
+            start: The case.
             limit_s: Limit from the moment when every rank is ready, in seconds.
             latest_s: When the case must have ended, on the monotonic clock.
-            keep: Whether to keep the ranks for another case if this one passes.
-            expected_exits: Rank to how its process must end in this case.
             body: What waiting ranks run; None if the ranks were started with it.
-            exit_0_passes: Whether a rank whose process ends with exit code 0 has passed, also without a report.
-            start: The case as watchers see it; None without watchers.
             taking_part: The add-ons that take part.
         """
         self._stage = _Stage.RUNNING
         self._is_disturbed = False
-        self._keep = keep
+        self._keep = start.keeps_ranks
+        case = start.case
         self._limit_s = limit_s
         self._latest_s = latest_s
         self._grace_end_s = math.inf
@@ -173,14 +160,9 @@ class Supervisor:
         start_limit_s = min(_START_LIMIT_S, max(_LEAST_START_S, latest_s - now_s))
         self._deadline_s = now_s + (limit_s if self._is_timed else start_limit_s)
         self.ended_by = ""
-        self._start = start
-        if start is not None:
-            self._tell_watchers(lambda watcher: watcher.begin_case(start))
-        for add_on in taking_part:
-            if add_on.watcher and add_on.name not in self.watchers:
-                self._watch(add_on)
+        self.watchers.begin_case(start, taking_part)
         for record in self.records:
-            record.begin_case(expected_exits.get(record.rank), exit_0_passes=exit_0_passes)
+            record.begin_case(case.expected_exits.get(record.rank), exit_0_passes=case.exit_0_passes)
             if body is not None:
                 record.instruct(NextCase(body))
 
@@ -191,7 +173,7 @@ class Supervisor:
             LaunchError: If the launcher ends, cannot start a rank, or cannot kill one.
         """
         self._wait(_Stage.BETWEEN, self.before_look)
-        self._tell_watchers(lambda watcher: watcher.case_over())
+        self.watchers.tell(lambda watcher: watcher.case_over())
 
     def finish(self, limit_s: float) -> None:
         """End the waiting ranks of a worker pool, and wait until they are gone. Their clean-up has `limit_s` seconds.
@@ -335,51 +317,13 @@ class Supervisor:
                 self._hear_launcher(now_s)
             elif (record := self._by_fd.get(fd)) and (not record.read(now_s) or record.is_done):
                 self._forget(fd)
-        self._deliver(now_s)
-        for name, watcher in self.watchers.items():
-            with blaming(name, "its watcher"):
-                end = watcher.poll(now_s)
-            if end is not None and self.is_running:
+        self.watchers.deliver(self.records, now_s)
+        for name, end in self.watchers.poll(now_s):
+            if self.is_running:
                 self.ended_by = f"{end.reason} (add-on {name})" if end.reason else ""
                 self._stop(end.kind, time.monotonic(), _HUNG_STACKS_S)
         if not self.is_over:
             self._decide(now_s)
-
-    def _watch(self, add_on: AddOn) -> WorldWatcher | None:
-        """Make the watcher of an add-on, in the middle of a case or at its begin; None if it wants none here."""
-        with blaming(add_on.name, "its watcher"):
-            watcher: WorldWatcher | None = add_on.load("watcher")(self)
-        if watcher is None:
-            return None
-        self.watchers[add_on.name] = watcher
-        if self._start is not None:
-            with blaming(add_on.name, "its watcher"):
-                watcher.begin_case(self._start)
-        return watcher
-
-    def _tell_watchers(self, tell: Callable[[WorldWatcher], None]) -> None:
-        for name, watcher in self.watchers.items():
-            with blaming(name, "its watcher"):
-                tell(watcher)
-
-    def _deliver(self, now_s: float) -> None:
-        """Bring messages of the ranks to the watchers of the add-ons that they name."""
-        for record in self.records:
-            extras, record.extras = record.extras, []
-            for extra in extras:
-                known = self.watchers.get(extra.add_on) or self._watcher_named(extra.add_on)
-                try:
-                    if known is None:
-                        raise RANK_MESSAGES.refused(f"a message for {extra.add_on!r}, an add-on without a watcher")
-                    with blaming(extra.add_on, "its watcher"):
-                        known.on_message(record.rank, extra.payload)
-                except MessageError as error:
-                    record.unreadable(now_s, str(error))
-
-    def _watcher_named(self, name: str) -> WorldWatcher | None:
-        """Make the watcher of an add-on at the first message for it. A rank can name any."""
-        found = next((add_on for add_on in add_ons() if add_on.name == name and add_on.watcher), None)
-        return None if found is None else self._watch(found)
 
     def _forget(self, fd: int) -> None:
         self._fds.remove(fd)
@@ -433,7 +377,7 @@ class Supervisor:
             in_vain = any(record.waited_in_vain for record in records)
             self._stop(Kind.STOPPED, now_s, _HUNG_STACKS_S if in_vain else _VICTIM_STACKS_S)
         elif now_s >= self._deadline_s:
-            self._tell_watchers(lambda watcher: watcher.at_deadline())
+            self.watchers.tell(lambda watcher: watcher.at_deadline())
             self._stop(Kind.HUNG, now_s, _HUNG_STACKS_S)
 
     def _decide_running(self, now_s: float) -> None:
@@ -444,7 +388,7 @@ class Supervisor:
                 self._stage = _Stage.BETWEEN
                 self._deadline_s = math.inf
             else:
-                self._tell_watchers(lambda watcher: watcher.ranks_settled())
+                self.watchers.tell(lambda watcher: watcher.ranks_settled())
                 self._instruct(FinishWorld(), _Stage.FINISHING)
         elif Kind.SKIPPED in reported:
             self._grace_end_s = min(self._grace_end_s, now_s + _SKIP_GRACE_S)

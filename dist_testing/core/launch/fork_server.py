@@ -326,14 +326,8 @@ def serve(
 ) -> NoReturn:
     """Be the fork server until the runner is gone, then remove all descendants.
 
-    It also removes the folders of the run if the runner cannot do it.
-
-    Args:
-        control: Its end of the connection to the runner.
-        context: Finds the tests for the ranks.
-        loader: Finds them in a fresh interpreter.
-        run_directories: Folders of the run.
-        forks: Number of ranks that the run will fork, as far as the runner knows.
+    It also removes the folders of the run if the runner cannot do it. `forks` is the number of ranks that the run will
+    fork, as far as the runner knows.
     """
     code = 1
     try:

@@ -154,12 +154,7 @@ def run_world(
 ) -> None:
     """Run the cases of a world in a process that already is its rank, and report every outcome to the runner.
 
-    Args:
-        start: What the rank was started with.
-        reporter: Sends the outcomes.
-        channel: Brings the instructions.
-        front_end: Runs the cases.
-        services: Those of add-ons, which have started.
+    The `channel` brings the instructions; the `services` of add-ons have started.
     """
     reporter.ready()
     with _reporting(reporter):
