@@ -132,3 +132,26 @@ def test_warnings_can_be_errors_or_switched_off(starter: Starter, tmp_path: Path
     ended = run_cases(starter, tmp_path, source, "-p", "no:warnings")
     assert ended.outcomes() == {"test_warns": "PASSED"}, ended.log
     assert "warnings summary" not in ended.log
+
+
+def test_a_warning_of_the_collection_does_not_disturb_ranks(starter: Starter, tmp_path: Path) -> None:
+    """If this fails, a test file that warns while it is imported has no ranks that are fresh interpreters."""
+    ended = run_cases(
+        starter,
+        tmp_path,
+        """
+        import warnings
+
+        import pytest
+
+        warnings.warn("while it is imported")
+
+        @pytest.mark.distributed(world_size=2)
+        @pytest.mark.parametrize("number", range(2))
+        def test_passes(world, number):
+            warnings.warn("in the test")
+        """,
+        "--dist-isolation=spawn",
+    )
+    assert set(ended.outcomes().values()) == {"PASSED"}, ended.log
+    assert "in the test [ranks 0, 1]" in ended.log

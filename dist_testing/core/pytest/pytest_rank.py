@@ -296,7 +296,9 @@ class _RankReporting:
         return report
 
     def pytest_warning_recorded(self, warning_message: warnings.WarningMessage) -> None:
-        _this.reporter.warned(warning_message)
+        # When this plugin is registered, pytest brings the warnings of the collection, too.
+        if (reporter := getattr(_this, "reporter", None)) is not None:
+            reporter.warned(warning_message)
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
