@@ -326,8 +326,7 @@ def serve(
 ) -> NoReturn:
     """Be the fork server until the runner is gone, then remove all descendants.
 
-    It also removes the folders of the run if the runner cannot do it. `forks` is the number of ranks that the run will
-    fork, as far as the runner knows.
+    It also removes the folders of the run if the runner cannot. `forks`: the ranks that the run will fork, if known.
     """
     code = 1
     try:

@@ -296,9 +296,8 @@ class _RankReporting:
         return report
 
     def pytest_warning_recorded(self, warning_message: warnings.WarningMessage) -> None:
-        # When this plugin is registered, pytest brings the warnings of the collection, too.
-        if (reporter := getattr(_this, "reporter", None)) is not None:
-            reporter.warned(warning_message)
+        if hasattr(_this, "reporter"):  # pytest also brings the warnings of the collection, when it registers this
+            _this.reporter.warned(warning_message)
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
