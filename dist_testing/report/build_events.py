@@ -148,9 +148,7 @@ def _summed_up(path: Path, events: Sequence[Mapping[str, Any]], disk_cache: Path
         elif "testSummary" in event and "testSummary" in identity:
             label = identity["testSummary"]["label"]
             status = event["testSummary"].get("overallStatus", "NO_STATUS")
-            summaries[label] = max(
-                summaries.get(label, status), status, key=lambda word: GOOD.index(word) if word in GOOD else len(GOOD)
-            )
+            summaries[label] = max(summaries.get(label, status), status, key=badness)
         elif "targetCompleted" in identity:
             label = identity["targetCompleted"]["label"]
             if event.get("aborted", {}).get("reason") == "SKIPPED":
