@@ -3,25 +3,53 @@
 from __future__ import annotations
 
 import os
+from typing import TYPE_CHECKING
 
 from dist_testing.core.ground.add_ons import AddOn
-from dist_testing.core.ground.case import Case
-from dist_testing.core.ground.spec import Spec
-from dist_testing.core.launch.isolation import isolation_named
+
+if TYPE_CHECKING:
+    from dist_testing.core.ground.case import Case
+    from dist_testing.core.ground.spec import Spec
+
+
+def _are_threads(case: Case) -> bool:
+    # Late: every session of pytest loads this table.
+    from dist_testing.core.launch.isolation import isolation_named
+
+    return isolation_named(case.isolation).in_process
 
 
 def _reuses_process(case: Case, spec: Spec) -> bool:
     del spec
-    return bool(case.pool) or isolation_named(case.isolation).in_process
+    return bool(case.pool) or _are_threads(case)
 
 
 def _compares_calls(case: Case, spec: Spec) -> bool:
     del spec
     # Calls of threads that differ are refused at once.
-    return (case.body.strict_calls or bool(case.pool)) and not isolation_named(case.isolation).in_process
+    return (case.body.strict_calls or bool(case.pool)) and not _are_threads(case)
+
+
+def _has_processes(case: Case, spec: Spec) -> bool:
+    del spec
+    return not _are_threads(case)
 
 
 ADD_ONS = (
+    AddOn(name="backend_files", ext_version=1, more={"read": "dist_testing.backend_files:read_backend_file"}),
+    AddOn(
+        name="event_file",
+        ext_version=1,
+        more={"kept_events": "dist_testing.event_file:keep_events", "file": "dist_testing.event_file:EventFile"},
+    ),
+    AddOn(name="watchdog", ext_version=1, more={"watchdog": "dist_testing.watchdog:watchdog_for"}),
+    AddOn(name="direct", ext_version=1, more={"start": "dist_testing.direct:start_directly"}),
+    AddOn(name="log_limits", ext_version=1, order=-3, watcher="dist_testing.log_limits:watch"),
+    AddOn(name="dtensor", ext_version=1, wanted=_has_processes, rank_service="dist_testing.dtensor:SparedImport"),
+    # The last to start, and so the first to end: what the others find then is left behind.
+    AddOn(
+        name="daemons", ext_version=1, order=1000, wanted=_has_processes, rank_service="dist_testing.daemons:Daemons"
+    ),
     AddOn(
         name="attach",
         ext_version=1,
@@ -78,19 +106,32 @@ ADD_ONS = (
     AddOn(
         name="nodes",
         ext_version=1,
-        wanted=lambda case, spec: case.nodes != 1,
+        wanted=lambda case, spec: case.settings.get("nodes", 1) != 1,
+        setting="dist_testing.nodes.check:check_node_count",
+        options={
+            "--dist-nodes": "simulated nodes that the ranks of a test are spread over, if it sets no nodes (default: 1)"
+        },
+        from_options="dist_testing.nodes.check:from_options",
         check="dist_testing.nodes.check:check",
         missing="dist_testing.nodes.check:missing",
+        resource="dist_testing.nodes.check:Spread",
         place="dist_testing.nodes.place:NodePlace",
     ),
     AddOn(
         name="gpus",
         ext_version=1,
-        wanted=lambda case, spec: spec.gpus(case.world_size) > 0 or spec.backend.device != "cpu",
+        wanted=lambda case, spec: spec.backend.gpus_per_rank > 0 or spec.backend.device != "cpu",
+        target="dist_testing.gpus.needs:of_target",
+        promised="dist_testing.gpus.needs:promised",
+        options={"--dist-ranks-per-gpu": "ranks that share a GPU, if the backend allows it (default: 1)"},
+        from_options="dist_testing.gpus.needs:from_options",
         missing="dist_testing.gpus.missing:missing",
         resource="dist_testing.gpus.resource:GpuResource",
         explainer="dist_testing.gpus.resource:blame_by_error",
-        more={"usable": "dist_testing.gpus.missing:usable_gpus"},
+        more={
+            "device_count": "dist_testing.gpus.missing:device_count",
+            "room": "dist_testing.gpus.missing:room",
+        },
     ),
     AddOn(
         name="nccl",
@@ -107,7 +148,7 @@ ADD_ONS = (
         ext_version=1,
         wanted=lambda case, spec: "faults" in case.settings,
         setting="dist_testing.nodes.planned:read_fault_plan",
-        check="dist_testing.nodes.fault_plans:check",
+        check="dist_testing.nodes.planned:check",
         watcher="dist_testing.nodes.fault_desk:FaultDesk",
         on_world="dist_testing.nodes.fault_client:faults_of",
         more={"at_barrier": "dist_testing.nodes.fault_client:be_late"},

@@ -17,6 +17,7 @@ import ctypes
 import errno
 import os
 import time
+from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -161,6 +162,20 @@ def has_free_cpu() -> bool:
     return False
 
 
+def plan(facts: MemoryFacts) -> list[Range] | str:
+    """Return the pieces of this process's memory to move, or why there are none."""
+    if refusal := refusal_of(facts):
+        return refusal
+    try:
+        with open("/proc/self/maps", encoding="utf-8", errors="surrogateescape") as maps:
+            ranges = in_use(ranges_in(maps.read(), facts.huge_bytes), facts.huge_bytes)
+    except (OSError, ValueError) as error:
+        return f"the map of this process cannot be read: {error}"
+    if refusal := refusal_of(facts, sum(one.end - one.start for one in ranges)):
+        return refusal
+    return list(pieces(ranges, facts.huge_bytes)) or "no memory fills a huge page"
+
+
 class HugePages:
     """Moves this process to huge pages in steps, between other work of its single thread."""
 
@@ -171,15 +186,10 @@ class HugePages:
         self._worlds_over = 0
         self._is_due = False
         self._pause_ms = _FIRST_PAUSE_MS
-        # None before the plan is made.
-        self._left: list[Range] | None = None
-        # Pieces with pages that other work in the kernel held (EAGAIN), for a second try. None during that.
-        self._again: list[Range] | None = []
+        self._work = self._steps()
+        self._waits_for_forks = False
         self._is_over = False
-        self._has_told_forks = False
         self._has_taken = False
-        self._refusals = 0
-        self._error = 0
         self._work_s = 0.0
 
     def forked(self, ranks: int) -> None:
@@ -198,7 +208,7 @@ class HugePages:
         `has_world` says whether ranks run. Between two worlds there is nothing to do, because a request for the next
         world would wait for the end of a step, which can be long on a busy machine.
         """
-        if self._is_over or (self._has_told_forks and self._forks < LEAST_FORKS):
+        if self._has_no_work:
             return None
         if self._worlds_over and not has_world:
             return None
@@ -210,66 +220,57 @@ class HugePages:
 
     def idle_step(self) -> ForkServerMemory | None:
         """Do a part of the work, in some milliseconds. Return its result if this was the last part, else None."""
-        if not (self._is_due or has_free_cpu()):
+        if self._has_no_work or not (self._is_due or has_free_cpu()):
             return None
         self._is_due = False
         start_s = time.perf_counter()
-        try:
-            refusal = self._plan() if self._left is None else self._take_next()
-        finally:
-            self._work_s += time.perf_counter() - start_s
-        if not refusal and (self._left is None or self._left):
+        refusal = next(self._work)
+        self._work_s += time.perf_counter() - start_s
+        if refusal is None:
             return None
-        return self._result(refusal)
+        huge_bytes, pss_bytes = _own_memory() if self._has_taken else (0, 0)
+        return ForkServerMemory(time.monotonic(), huge_bytes, pss_bytes, self._work_s, refusal)
+
+    @property
+    def _has_no_work(self) -> bool:
+        return self._is_over or (self._waits_for_forks and self._forks < LEAST_FORKS)
 
     @property
     def _forks(self) -> int:
         return max(self._told_forks, self._forked)
 
-    def _plan(self) -> str:
+    def _steps(self) -> Iterator[str | None]:
+        """Do the work, with a `yield` after each part: of None, or of why it ends; "" at its end."""
         facts = read_facts(self._forks)
-        if refusal := refusal_of(facts):
-            self._has_told_forks = True
+        if (refusal := refusal_of(facts)) and not refusal_of(facts._replace(forks=LEAST_FORKS)):
             # More forks than the runner knew of can make it pay later.
-            self._is_over = refusal_of(facts._replace(forks=LEAST_FORKS)) != ""
-            return refusal
-        try:
-            with open("/proc/self/maps", encoding="utf-8", errors="surrogateescape") as maps:
-                ranges = in_use(ranges_in(maps.read(), facts.huge_bytes), facts.huge_bytes)
-        except (OSError, ValueError) as error:
+            self._waits_for_forks = True
+            yield refusal
+            facts = read_facts(self._forks)
+        planned = plan(facts)
+        if isinstance(planned, str):
             self._is_over = True
-            return f"the map of this process cannot be read: {error}"
-        if refusal := refusal_of(facts, sum(one.end - one.start for one in ranges)):
-            self._is_over = True
-            return refusal
-        self._left = list(pieces(ranges, facts.huge_bytes))
-        self._is_over = not self._left
-        return "" if self._left else "no memory fills a huge page"
-
-    def _take_next(self) -> str:
-        assert self._left
-        piece = self._left.pop(0)
-        error = collapse(piece)
-        if error == errno.EAGAIN and self._again is not None:
-            self._again.append(piece)
-            error = 0
-        if not self._left and self._again:
-            self._left, self._again = self._again, None
-        # If the kernel holds pages of a piece, it still collapses the other huge pages of that piece.
-        if error in (0, errno.EAGAIN):
-            self._has_taken, self._refusals = True, 0
-        else:
-            self._refusals += 1
-        self._error = error or self._error
-        self._is_over = not self._left or error == errno.ENOMEM or self._refusals == _MOST_REFUSALS
-        if not self._error or not self._is_over:
-            return ""
-        hint = "; Linux 6.1 is the first that can" if self._error == errno.EINVAL and not self._has_taken else ""
-        return f"the kernel refuses to collapse pages: {os.strerror(self._error)}{hint}"
-
-    def _result(self, refusal: str) -> ForkServerMemory:
-        huge_bytes, pss_bytes = _own_memory() if self._has_taken else (0, 0)
-        return ForkServerMemory(time.monotonic(), huge_bytes, pss_bytes, self._work_s, refusal)
+            yield planned
+            return
+        # Pieces with pages that other work in the kernel held (EAGAIN) get a second try.
+        left = deque((piece, True) for piece in planned)
+        last_error = refusals = 0
+        while left and refusals < _MOST_REFUSALS and last_error != errno.ENOMEM:
+            yield None
+            piece, may_try_again = left.popleft()
+            error = collapse(piece)
+            if error == errno.EAGAIN and may_try_again:
+                left.append((piece, False))
+                error = 0
+            # If the kernel holds pages of a piece, it still collapses the other huge pages of that piece.
+            if error in (0, errno.EAGAIN):
+                self._has_taken, refusals = True, 0
+            else:
+                refusals += 1
+            last_error = error or last_error
+        self._is_over = True
+        hint = "; Linux 6.1 is the first that can" if last_error == errno.EINVAL and not self._has_taken else ""
+        yield f"the kernel refuses to collapse pages: {os.strerror(last_error)}{hint}" if last_error else ""
 
 
 def collapse(piece: Range) -> int:

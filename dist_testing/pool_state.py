@@ -96,7 +96,7 @@ class RankState:
     def now(cls) -> RankState:
         """Return the current state."""
         with LOOKING:
-            descriptors = frozenset(filter(_is_open, _listed()))
+            descriptors = _descriptors()
         return cls(
             _environment(),
             _settings(),
@@ -186,15 +186,14 @@ class RankState:
         changes: list[str] = []
         helpers, pipes = helpers_of_multiprocessing()
         with LOOKING:
-            free, listed = _lowest_free(), _listed()
-            names_opened = [name for fd in listed - self.descriptors - pipes if (name := _descriptor_name(fd))]
+            descriptors = _descriptors()
+            names_opened = [name for fd in descriptors - self.descriptors - pipes if (name := _descriptor_name(fd))]
         # Sockets and pipes of a process group look like all others.
         allowed = ("socket:", "pipe:") if has_kept_groups else ()
         opened = [name for name in names_opened if not name.startswith(allowed) and "files" not in may_change]
         if opened:
             changes.append(f"open file(s) {', '.join(sorted(opened))}")
-        # The descriptor that read the list may have the number of one that the test has closed.
-        if (closed := (self.descriptors - listed) | (self.descriptors & {free})) and "files" not in may_change:
+        if (closed := self.descriptors - descriptors) and "files" not in may_change:
             changes.append(f"closed descriptor(s) {', '.join(map(str, sorted(closed)))}")
         known = self.threads | _threads_of_torch()
         started = [thread.name for thread in threading.enumerate() if thread.ident not in known]
@@ -217,15 +216,9 @@ def _threads_of_torch() -> frozenset[int]:
     return frozenset(thread.ident or 0 for thread in pool()._threads)
 
 
-def _listed() -> frozenset[int]:
+def _descriptors() -> frozenset[int]:
     # The list includes the descriptor that read it, which is closed by now.
-    return frozenset(map(int, os.listdir(_DESCRIPTORS)))
-
-
-def _lowest_free() -> int:
-    descriptor = os.open(_DESCRIPTORS, os.O_RDONLY | os.O_CLOEXEC)
-    os.close(descriptor)
-    return descriptor
+    return frozenset(filter(_is_open, map(int, os.listdir(_DESCRIPTORS))))
 
 
 def _is_open(fd: int) -> bool:

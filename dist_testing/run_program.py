@@ -12,11 +12,10 @@ import sys
 from collections.abc import Sequence
 from typing import Any
 
-from dist_testing.core.ground.add_ons import add_on_named
+from dist_testing.core.ground.add_ons import add_on_named, read_settings
 from dist_testing.core.ground.backends import backend_named, default_backend
 from dist_testing.core.ground.budget import MAX_TIMEOUT_S, timeout_in
 from dist_testing.core.ground.errors import AddOnError, UsageError
-from dist_testing.core.ground.layout import check_node_count
 from dist_testing.core.ground.spec import DEFAULT_WORLD_SIZE, check_world_size
 from dist_testing.core.launch.isolation import FORK, SPAWN, isolation_named
 from dist_testing.core.rank.debugging import debug_by
@@ -88,7 +87,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--debug-rank", "--dist-debug-rank", metavar="RANK", help="give this rank the terminal, for breakpoint()"
     )
-    parser.add_argument("script", help="a Python file")
+    parser.add_argument("script", nargs="?", help="a Python file")
     parser.add_argument("arguments", nargs=argparse.REMAINDER, help="the script's own arguments")
     return parser
 
@@ -99,6 +98,12 @@ def _read(given: argparse.Namespace) -> tuple[Program, list[str]]:
     Raises:
         UsageError: If an argument is impossible.
     """
+    if given.script is None:
+        raise UsageError(
+            f"{_COMMAND}: expected a script; got none.\n"
+            "Every rank runs it as its main program. Options of the library come before it, and its own after it.\n"
+            f"Write {_COMMAND} --world-size=4 train.py --steps=10, for example."
+        )
     if "RANK" in os.environ:
         raise UsageError(
             f"{given.script}: this process is already a rank (RANK={os.environ['RANK']}).\n"
@@ -111,7 +116,7 @@ def _read(given: argparse.Namespace) -> tuple[Program, list[str]]:
     for option, value, checked in (
         ("--dist-backend", given.backend, lambda name: backend_named(name).name),
         ("--dist-world-size", given.world_size, _sizes),
-        ("--dist-nodes", given.nodes, lambda count: check_node_count("--nodes", _number(count))),
+        ("--dist-nodes", given.nodes, _nodes),
         ("--dist-isolation", given.isolation, _isolation),
         ("--dist-events", given.events, str),
         ("--junitxml", given.junit, str),
@@ -136,6 +141,11 @@ def _read(given: argparse.Namespace) -> tuple[Program, list[str]]:
 def _sizes(text: str) -> str:
     way_out = "Write --world-size=4, or --world-size=2,4 for two runs."
     return ",".join(str(check_world_size("--world-size", _number(size), way_out)) for size in text.split(","))
+
+
+def _nodes(text: str) -> str:
+    read_settings("--nodes", {"nodes": _number(text)})
+    return text
 
 
 def _isolation(name: str) -> str:

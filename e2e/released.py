@@ -51,6 +51,10 @@ released_python.single_version_platform_override(
     urls = ["{url}"],
 )
 """
+# The consumers have it in their module files: without it, releases before 1.3 refuse to give root an interpreter.
+_FOR_ROOT = """
+released_python.toolchain(ignore_root_user_error = True, is_default = True, python_version = "{minor}")
+"""
 _UNKNOWN_MODULES = re.compile(r"overrides on nonexistent module\(s\): (.+?)(?:\. Type .*)?$", re.MULTILINE)
 # Not needed to run Python, and large.
 _LEFT_OUT = re.compile(r"(^|/)(test|tests|__pycache__|config-[^/]+)(/|$)|\.a$|/site-packages/(?!pip)")
@@ -112,6 +116,8 @@ def copy_repository(folder: Path, interpreter: str) -> None:
     for module in (folder / "MODULE.bazel", *(folder / "e2e").glob("*/MODULE.bazel")):
         with module.open("a", encoding="utf-8") as file:
             file.write(interpreter)
+    with (folder / "MODULE.bazel").open("a", encoding="utf-8") as file:
+        file.write(_FOR_ROOT.format(minor=sysconfig.get_python_version()))
 
 
 def with_version(trees: Mapping[str, Path], folder: Path, bazel: NestedBazel) -> dict[str, Path]:
@@ -216,10 +222,14 @@ class Release:
         log = self.folder / f"{name.strip('/.') or 'everything'}.log"
         if name == EVERYTHING:
             with nested_bazel(self._repository, self._output, bazel=self.bazel, startup=self._startup) as nested:
-                arguments = ("--keep_going", "--test_output=errors", EVERYTHING)
+                # More tests at once than CPUs, as in CI: many of them wait for a limit to pass.
+                at_once = ("--jobs=HOST_CPUS*1.5", "--local_resources=cpu=HOST_CPUS*3")
+                arguments = ("--keep_going", "--test_output=errors", *at_once, EVERYTHING)
                 done = nested.run("test", *arguments, limit_s=EVERYTHING_LIMIT_S)
             log.write_text(done.output, encoding="utf-8")
             passed, text = done.status == 0, "".join(re.findall(r"^Executed .*", done.output, re.MULTILINE)[-1:])
+            if text and not passed:
+                text += f" Bazel ended with {done.status}."
         else:
             command = [sys.executable, "-m", "e2e.check", name, f"--bazelrc={self._options}", f"--bazel={self.bazel}"]
             with log.open("w", encoding="utf-8") as out:

@@ -13,12 +13,12 @@ import pytest
 from dist_testing.core.events.event import RankOutput
 from dist_testing.core.ground.case import CaseFailedError
 from dist_testing.core.ground.errors import UsageError
+from dist_testing.core.ground.layout import Layout
 from dist_testing.core.launch.clean import unshareable_reasons
 from dist_testing.core.launch.isolation import FORK
 from dist_testing.core.session.session import current_session
 from dist_testing.functions.function_world import CallWorld
 from dist_testing.functions.run import call_spec
-from dist_testing.functions.spawned import as_spawned_rank
 from dist_testing.programs.program import NO_LIMIT_S
 
 # unittest leaves frames of modules with this mark out of its tracebacks.
@@ -93,9 +93,21 @@ def run_on_ranks(call: Callable[[int], Any], name: str, size: int, timeout_s: fl
 
 
 def _on_rank(call: Callable[[int], Any], env: Mapping[str, str]) -> Any:
-    return call(as_spawned_rank(env))
+    return call(_as_spawned_rank(env))
 
 
 def _show(event: RankOutput) -> None:
     # As the processes of the own harness print: without the rank.
     print(event.line, flush=True)
+
+
+def _as_spawned_rank(env: Mapping[str, str]) -> int:
+    """Give torchrun's variables the values that they have in the caller's environment, and return this rank."""
+    rank = int(os.environ["RANK"])
+    layout = Layout(1)
+    for variable in (*layout.rank_env(0), *layout.world_env()):
+        if variable in env:
+            os.environ[variable] = env[variable]
+        else:
+            os.environ.pop(variable, None)
+    return rank

@@ -8,13 +8,16 @@ A test with one of the decorators `fork_new_process_for_each_test`, `spawn_new_p
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+import sys
+from collections.abc import Callable, Sequence
+from importlib.abc import Loader, MetaPathFinder
+from importlib.machinery import ModuleSpec
+from pathlib import Path
 from types import FunctionType, ModuleType
 from typing import Any
 
 import pytest
 
-from dist_testing.adopt.on_import import ChangeOnImport
 from dist_testing.adopt.on_ranks import configure_limit, keeps_own_way, refuse_unshareable, run_on_ranks, suite_limit_s
 from dist_testing.core.ground.errors import UsageError
 from dist_testing.core.launch.clean import spare_cuda
@@ -115,4 +118,51 @@ def _name(function: Callable[..., None]) -> str:
     return f"{function.__module__}.{function.__qualname__}"
 
 
-ChangeOnImport(_MODULES, _adopt).install()
+class _AdoptOnImport(MetaPathFinder):
+    """Finds modules as the other finders do, and adopts those with decorators before another module takes names."""
+
+    def find_spec(
+        self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
+        """Return what the next finder finds, with a loader that also changes the module."""
+        if not fullname.endswith(_MODULES):
+            return None
+        for finder in sys.meta_path:
+            find = getattr(finder, "find_spec", None)
+            if finder is self or find is None:
+                continue
+            spec: ModuleSpec | None = find(fullname, path, target)
+            if spec is not None:
+                if spec.loader is not None and not _is_installed(spec):
+                    spec.loader = _Loader(spec.loader)
+                return spec
+        return None
+
+
+def _is_installed(spec: ModuleSpec) -> bool:
+    """Return whether a module belongs to an installed package, and so to no suite."""
+    return any(part in ("dist-packages", "site-packages") for part in Path(spec.origin or "").parts)
+
+
+class _Loader(Loader):
+    """Loads as another loader does, which answers all other questions, too."""
+
+    def __init__(self, own: Any) -> None:
+        self._own = own
+
+    def create_module(self, spec: ModuleSpec) -> ModuleType | None:
+        created: ModuleType | None = self._own.create_module(spec)
+        return created
+
+    def exec_module(self, module: ModuleType) -> None:
+        self._own.exec_module(module)
+        _adopt(module)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._own, name)
+
+
+sys.meta_path.insert(0, _AdoptOnImport())
+for _module in list(sys.modules.values()):
+    if isinstance(_module, ModuleType) and _module.__name__.endswith(_MODULES):
+        _adopt(_module)

@@ -206,7 +206,7 @@ class AttachedLauncher:
         self._world = _World(request.world, request.size)
         request = self._for_ranks(request)
         for rank in range(request.size):
-            self._server(rank).start(*request.part(rank, fds))
+            self._server(rank).start(*_part(request, rank, fds))
 
     def _server(self, rank: int) -> ForkServerClient:
         return self._peers[rank].server if rank else self._own
@@ -328,3 +328,12 @@ class AttachedLauncher:
             "A world without one of its ranks cannot run a case.\n"
             f"{name}'s output below says how they ended; the first case that failed says what they were doing."
         )
+
+
+def _part(request: WorldRequest, rank: int, fds: Sequence[int]) -> tuple[WorldRequest, list[int]]:
+    """Return the request, and the descriptors, for a fork server that makes only one rank of the world."""
+    shared = fds[2 * request.size :]
+    part = dataclasses.replace(request, own_ranks=(rank,))
+    if request.brings_store and not part.brings_store:
+        shared = [shared[0], *shared[2:]]
+    return part, [fds[rank], fds[request.size + rank], *shared]

@@ -30,6 +30,7 @@ from dist_testing.core.ground.spec import Spec
 from dist_testing.core.launch.isolation import Isolation, isolation_named
 from dist_testing.core.launch.launcher import Launcher, RunContext
 from dist_testing.core.process.launcher_messages import Loader
+from dist_testing.core.pytest.internals import write_terminal_to
 from dist_testing.core.pytest.pytest_rank import PytestRankContext
 
 
@@ -118,8 +119,8 @@ class AttachedEngine(Engine):
             return f"world_size = {case.world_size}; {name} has started a world of {self._rank_info.size}"
         if isolation_named(case.isolation).in_process:
             return f'isolation = "{case.isolation}"; {name} has started a process for each rank'
-        if case.nodes > 1:
-            return f"nodes = {case.nodes}; {name} has started the ranks where they are"
+        if (nodes := case.settings.get("nodes", 1)) > 1:
+            return f"nodes = {nodes}; {name} has started the ranks where they are"
         return ""
 
     def _attach(self, run: RunContext) -> Launcher:
@@ -170,14 +171,8 @@ class Follower:
         if (cache := getattr(self.config, "cache", None)) is not None:
             cache.set = lambda key, value: None
             self.undo.callback(delattr, cache, "set")
-        writer = self.config.get_terminal_writer()
-        terminal, writer._file = writer._file, open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115
-        self.undo.callback(setattr, writer, "_file", terminal)
-
-    def pytest_collectreport(self, report: pytest.CollectReport) -> None:
-        """Keep errors: rank 0 may ask for a test that this process could not collect."""
-        if report.failed:
-            self.context.collection_errors.append(str(report.longrepr))
+        terminal = write_terminal_to(self.config, open(os.devnull, "w", encoding="utf-8"))  # noqa: SIM115
+        self.undo.callback(write_terminal_to, self.config, terminal)
 
     def pytest_internalerror(self, excrepr: object) -> None:
         """Print an internal error, because it ends this process."""
@@ -188,7 +183,7 @@ class Follower:
         """Make a rank for every case that rank 0 asks for."""
         if self.config.option.collectonly:
             return True
-        if not self.context.has_tests and not self.context.collection_errors:
+        if not self.context.names and not self.context.collection_errors:
             # No test here is distributed: the user runs tests of another kind under torchrun.
             self.undo.close()
             return None

@@ -1,10 +1,217 @@
-"""Starts the command: `python -m dist_testing.audit`."""
+"""Audits a suite under its own harness: `python -m dist_testing.audit [OPTIONS] -- TEST COMMAND`.
+
+The suite runs as it is. Then each case that starts ranks runs alone, and once for each fault, which comes on one rank.
+The table lists what stayed green, what was noticed late, what blamed another rank, and what was left behind. No file of
+the suite is changed.
+
+Exit status: 0 if the harness noticed every fault; 1 if there are holes; 2 if the command line is wrong or a file cannot
+be written; 3 if there is nothing to audit, such as a suite whose cases start no ranks, or none of which passes;
+130 if it was interrupted.
+"""
 
 from __future__ import annotations
 
+import argparse
+import json
+import os
+import shutil
+import signal
 import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from types import FrameType
 
-from dist_testing.audit.cli import main
+from dist_testing.audit.audited_suite import NothingToAuditError, Settings, audit
+from dist_testing.audit.command import Runner
+from dist_testing.audit.findings import FAULTS, Audit
+from dist_testing.audit.page import page
+from dist_testing.audit.table import lines
+from dist_testing.core.ground.budget import MAX_TIMEOUT_S, timeout_in
+from dist_testing.core.ground.error_text import did_you_mean
+from dist_testing.core.ground.errors import ReportError, UsageError
+from dist_testing.core.process.lifetime import become_subreaper, check_platform
+from dist_testing.report.files import write_text
+
+_COMMAND = "python -m dist_testing.audit"
+_HOLES, _WRONG_COMMAND, _NOTHING = 1, 2, 3
+# As a shell tells of an interrupt.
+_INTERRUPTED = 130
+_DEFAULTS = Settings(tuple(FAULTS))
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Audit the suite that the command line names, and return the exit status."""
+    words = list(sys.argv[1:] if arguments is None else arguments)
+    end = words.index("--") if "--" in words else len(words)
+    parser, command = _parser(), words[end + 1 :]
+    given, others = parser.parse_known_args(words[:end])
+    if others:
+        way_out = "" if command else "; put -- before the test command"
+        parser.error(f"unrecognized arguments: {' '.join(others)}{way_out}")
+    logs: Path | None = None
+    try:
+        settings = _settings(given, command)
+        # An audit takes minutes; a path that cannot be written must not cost them.
+        for path in (given.json, given.page):
+            if path is not None and (path.is_dir() or not os.access(path.absolute().parent, os.W_OK)):
+                raise OSError(0, "its folder does not exist or is read-only, or it is a folder", str(path))
+        logs = Path(tempfile.mkdtemp(prefix="dist-audit-") if given.logs is None else given.logs)
+        logs.mkdir(parents=True, exist_ok=True)
+        found = _audited(command, logs, settings)
+        _write(found, given)
+        _check_audited(found)
+    except NothingToAuditError as error:
+        print(f"audit: {error}", file=sys.stderr)
+        return _NOTHING
+    except KeyboardInterrupt:
+        print("audit: interrupted; all processes of the suite have been ended", file=sys.stderr)
+        return _INTERRUPTED
+    except (ReportError, UsageError) as error:
+        print(f"audit: {error}", file=sys.stderr)
+        return _WRONG_COMMAND
+    except OSError as error:
+        print(
+            f"audit: {error.filename or 'a file of the audit'}: cannot be written: {error.strerror or error}.\n"
+            "The audit writes logs and its findings.\n"
+            "Give other places by --logs, --json and --page, or another TMPDIR.",
+            file=sys.stderr,
+        )
+        return _WRONG_COMMAND
+    print(f"audit: output of the runs: {logs}")
+    return _HOLES if found.hole_count else 0
+
+
+def _audited(command: Sequence[str], logs: Path, settings: Settings) -> Audit:
+    check_platform()
+    # Processes whose parents have died come to this process, which ends them.
+    become_subreaper()
+    previous = signal.signal(signal.SIGTERM, _interrupt)
+    # Short, because harnesses put sockets below TMPDIR, and the kernel limits their paths.
+    folder = Path(tempfile.mkdtemp(prefix="da-"))
+    try:
+        return audit(command, Runner(command, folder, logs), settings, _tell)
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+        signal.signal(signal.SIGTERM, previous)
+
+
+def _interrupt(_number: int, _frame: FrameType | None) -> None:
+    raise KeyboardInterrupt
+
+
+def _tell(line: str) -> None:
+    print(f"audit: {line}", file=sys.stderr, flush=True)
+
+
+def _check_audited(found: Audit) -> None:
+    """Refuse a suite of which no case could be audited."""
+    if found.audited:
+        return
+    if (idle := len(found.without_ranks)) == len(found.cases):
+        raise NothingToAuditError(
+            f"no case started ranks: {idle} cases ran, and no process of them called "
+            "torch.distributed.init_process_group.\n"
+            "The suite needs no ranks, or its ranks have no hook: programs other than Python, Python with -I, -E or "
+            "-S, containers, other machines.\n"
+            "Select tests that start ranks."
+        )
+    reasons = {case.why_not for case in found.cases if case.world_size}
+    raise NothingToAuditError(
+        f"no case could be audited: {'; '.join(sorted(reasons)[:3])}.\n"
+        "A fault tells something only about a case that passes without it.\n"
+        "Select cases that pass, alone too; or change --cases."
+    )
+
+
+def _write(found: Audit, given: argparse.Namespace) -> None:
+    for line in lines(found):
+        print(line)
+    if given.json is not None:
+        # Paths are kept as texts.
+        content = json.dumps(found.to_json(), indent=2, default=str)
+        write_text(given.json, content + "\n")
+        print(f"audit: {given.json.absolute()}: JSON")
+    if given.page is not None:
+        write_text(given.page, page(found, made_wall_s=time.time()))
+        print(f"audit: {given.page.absolute()}: page")
+
+
+def _settings(given: argparse.Namespace, command: Sequence[str]) -> Settings:
+    if "DIST_TESTING_AUDIT" in os.environ:
+        raise UsageError(
+            f"{' '.join(command)}: this process belongs to an audit already.\n"
+            "The audited suite starts an audit of its own, and both would plant faults.\n"
+            "Leave out the test that does, or unset DIST_TESTING_AUDIT."
+        )
+    if not command:
+        raise UsageError(
+            "no test command is given.\n"
+            "The audit runs the tests by the command that runs them now, after `--`.\n"
+            f"Write {_COMMAND} -- python -m pytest tests/, for example."
+        )
+    faults = tuple(dict.fromkeys(given.faults.split(",")))
+    for fault in faults:
+        if fault not in FAULTS:
+            raise UsageError(
+                f"--faults={given.faults}: there is no fault {fault!r}.\n"
+                f"The faults are {', '.join(FAULTS)}.\n"
+                f"{did_you_mean(fault, FAULTS, 'Write some of them with commas between.')}"
+            )
+    if not (given.rank.isascii() and given.rank.isdecimal() and len(given.rank) < 7):
+        raise UsageError(
+            f"--rank={given.rank}: expected the number of a rank.\n"
+            "The rank gets the faults; in a world without it, the last rank does.\n"
+            "Write --rank=0, for example."
+        )
+    return Settings(
+        faults,
+        tuple(given.cases or ()),
+        int(given.rank),
+        _seconds("--slow", given.slow),
+        _seconds("--limit", given.limit),
+        _seconds("--suite-limit", given.suite_limit),
+        collectives=given.at == "collective",
+    )
+
+
+def _seconds(option: str, text: str) -> float:
+    if (value := timeout_in(text)) is None:
+        raise UsageError(
+            f"{option}={text}: expected a number of seconds above 0, up to {MAX_TIMEOUT_S}.\n"
+            "It limits how long the audit waits.\n"
+            f"Write {option}=60, for example."
+        )
+    return value
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog=_COMMAND,
+        usage=f"{_COMMAND} [OPTIONS] -- TEST COMMAND",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    add = parser.add_argument
+    add("--faults", default=",".join(FAULTS), help="which faults, with commas between (default: %(default)s)")
+    add("--cases", action="append", metavar="PATTERN", help="audit only cases whose id contains it; * and ? work")
+    add("--rank", default=str(_DEFAULTS.rank), metavar="N", help="the rank that gets the faults (default: %(default)s)")
+    add(
+        "--at",
+        choices=("collective", "init"),
+        default="collective",
+        help="when: at the first collective call (default), or right after init_process_group",
+    )
+    add("--slow", default=f"{_DEFAULTS.slow_s:g}", metavar="S", help="noticed after more seconds is too late (30)")
+    add("--limit", default=f"{_DEFAULTS.limit_s:g}", metavar="S", help="how long to wait after a fault (120)")
+    add("--suite-limit", default=f"{_DEFAULTS.suite_limit_s:g}", metavar="S", help="limit of the suite as it is (3600)")
+    add("--json", type=Path, metavar="FILE", help="write the findings as JSON (audit.schema.json)")
+    add("--page", type=Path, metavar="FILE", help="write the findings as an HTML page")
+    add("--logs", type=Path, metavar="DIR", help="folder for the output of the runs (default: a new one in TMPDIR)")
+    return parser
+
 
 if __name__ == "__main__":
     sys.exit(main())

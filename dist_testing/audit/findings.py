@@ -95,6 +95,16 @@ class Audit:
         return [case for case in self.cases if not case.world_size]
 
     @property
+    def left_out(self) -> list[CaseResult]:
+        """The cases that started ranks, and got no faults."""
+        return [case for case in self.cases if case.world_size and case.why_not]
+
+    @property
+    def fault_count(self) -> int:
+        """How many faults came."""
+        return sum(fault.planted for case in self.cases for fault in case.faults)
+
+    @property
     def hole_count(self) -> int:
         """How many holes were found."""
         return sum(len(case.holes) + sum(len(fault.holes) for fault in case.faults) for case in self.cases)

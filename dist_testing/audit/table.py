@@ -30,19 +30,11 @@ def _lines(found: Audit) -> Iterator[str]:
         yield from (f"  {case.id}" for case in idle[:_NAMES_SHOWN])
         if len(idle) > _NAMES_SHOWN:
             yield f"  and {len(idle) - _NAMES_SHOWN} more"
-    for case in found.cases:
-        if case.world_size and case.why_not:
-            yield f"not audited: {case.id}: {case.why_not}"
-    for text in found.unseen:
-        yield f"not seen: {text}"
-    yield verdict(found)
-
-
-def verdict(found: Audit) -> str:
-    """Return the audit in one line."""
-    count = sum(fault.planted for case in found.cases for fault in case.faults)
-    holes = plural(found.hole_count, "hole") if found.hole_count else "no holes"
-    return f"{holes}: {plural(count, 'fault')} in {plural(len(found.audited), 'case')}, {seconds(found.total_s)}"
+    yield from (f"not audited: {case.id}: {case.why_not}" for case in found.left_out)
+    yield from (f"not seen: {text}" for text in found.unseen)
+    holes = plural(found.hole_count, "hole") if found.hole_count else "no holes" if audited else "nothing audited"
+    faults, cases = plural(found.fault_count, "fault"), plural(len(audited), "case")
+    yield f"{holes}: {faults} in {cases}, {seconds(found.total_s)}"
 
 
 def word(fault: FaultResult) -> str:

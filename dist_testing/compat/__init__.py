@@ -19,6 +19,7 @@ import warnings
 from types import FunctionType
 
 from dist_testing.compat.versions import warn_if_untested
+from dist_testing.core.engine.needs import import_torch
 from dist_testing.core.launch.fresh import import_first
 
 __all__ = ["TORCH_MODULE", "install", "is_installed"]
@@ -43,11 +44,12 @@ def install() -> None:
     RuntimeWarning lists such modules. A second call does nothing.
 
     Raises:
-        UsageError: If torch's `TestCase`, the base of the classes, cannot be imported.
+        UsageError: If torch, or its `TestCase`, the base of the classes, cannot be imported.
     """
     if is_installed():
         return
     importlib.import_module("dist_testing.compat.before_torch")
+    import_torch()
     warn_if_untested()
     ours = importlib.import_module(_OURS)
     theirs = sys.modules.get(TORCH_MODULE)

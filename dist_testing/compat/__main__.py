@@ -6,7 +6,9 @@ The file runs as `__main__`, as if Python had been started with it. The call at 
 
 from __future__ import annotations
 
+import ast
 import os
+import re
 import runpy
 import shlex
 import sys
@@ -17,10 +19,15 @@ from dist_testing.core.ground.errors import DistTestingError, UsageError
 from dist_testing.core.session.session import started_by
 
 _USAGE = "usage: python -m dist_testing.compat FILE [ARGUMENTS]"
+# A file that calls nothing with such a name runs no test: run_tests(), unittest.main(), TextTestRunner().
+_RUNS_TESTS = re.compile("run|main", re.IGNORECASE)
 
 
 def main() -> None:
     """Run the test file that the command line names; exit with 2 if there is none, or torch's `TestCase` is missing."""
+    if sys.argv[1:2] in (["--help"], ["-h"]):
+        print(f"{_USAGE}\n\n{__doc__}", end="")
+        return
     try:
         if len(sys.argv) < 2 or sys.argv[1].startswith("-"):
             given = f"got {sys.argv[1]!r} in its place" if sys.argv[1:] else "got none"
@@ -45,6 +52,20 @@ def main() -> None:
     # Before the working directory, which `-m` has added, and which may contain this package.
     sys.path.insert(0, str(path.resolve().parent))
     runpy.run_path(str(path), run_name="__main__")
+    # The call that runs tests ends the process, except in some modes of torch's, and with `main(exit=False)`.
+    if not any(_RUNS_TESTS.search(name) for name in _calls(path)):
+        raise SystemExit(
+            f"python -m dist_testing.compat: NOTHING RAN: {path} calls neither run_tests() nor unittest.main().\n"
+            "The file runs as a program, and its tests run only if it says so at its end.\n"
+            'Add `if __name__ == "__main__": unittest.main()`, or run '
+            f"pytest -p dist_testing.compat.pytest_install {path}"
+        )
+
+
+def _calls(path: Path) -> set[str]:
+    """Return the names, without their modules, of what a file calls."""
+    called = [node.func for node in ast.walk(ast.parse(path.read_bytes())) if isinstance(node, ast.Call)]
+    return {getattr(name, "attr", getattr(name, "id", "")) for name in called}
 
 
 if __name__ == "__main__":

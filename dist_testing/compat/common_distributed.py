@@ -11,7 +11,7 @@ import importlib
 import logging
 
 # Names that torch's module imported until torch 2.5.
-from typing import Any, Dict, List, Optional, Tuple, Union  # noqa: UP035
+from typing import TYPE_CHECKING, Any, Dict, List, Optional, Tuple, Union  # noqa: UP035
 
 # A name that torch's module imported until torch 2.14.
 from unittest.mock import patch
@@ -35,10 +35,10 @@ from dist_testing.compat.helpers.running import retrieve_result_from_completion_
 from dist_testing.compat.names import *  # noqa: F403
 from dist_testing.compat.requirements.accelerators import DDP_RANK_DEVICES, evaluate_platform_supports_symm_mem
 from dist_testing.compat.requirements.platforms import ACCELERATOR_DIST_BACKENDS
+from dist_testing.compat.requirements.requirement import handle_test_skip as _maybe_handle_skip_if_lt_x_gpu
 from dist_testing.compat.requirements.worlds import skip_below_world_size
 from dist_testing.compat.torchcomms import *  # noqa: F403
 from dist_testing.compat.unknown import imported_names, name_of_torch
-from dist_testing.core.ground.requirement import handle_test_skip as _maybe_handle_skip_if_lt_x_gpu
 
 # A name of torch's module until torch 2.5.
 run_tests = common_utils.run_tests
@@ -93,8 +93,8 @@ __all__ = [
     "run_tests",
     "skip_if_small_worldsize",
 ]
-__all__ += _names.__all__
-__all__ += _torchcomms.__all__
+if not TYPE_CHECKING:
+    __all__ += _names.__all__ + _torchcomms.__all__
 
 # Loaded at first use only: these load torch._dynamo, or read a variable that may be wrong.
 _LAZY = {

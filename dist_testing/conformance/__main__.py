@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import json
+import subprocess
 import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
 
+from dist_testing.backend_files import read_backend_file
 from dist_testing.conformance.catalogue import all_cells, chosen_cells
 from dist_testing.conformance.cell import Status
 from dist_testing.conformance.contract import CONTRACT
@@ -17,10 +20,22 @@ from dist_testing.conformance.features import feature_problems
 from dist_testing.conformance.kit_session import CELL_LIMIT_S, CellSession, cell_limit
 from dist_testing.conformance.matrix import read_matrix
 from dist_testing.conformance.page import write_matrix
-from dist_testing.conformance.plug_in import plug_in
-from dist_testing.core.ground.backend_files import read_backend_file
 from dist_testing.core.ground.backends import Backend, add_backends, backend_named, backends
 from dist_testing.core.ground.errors import DistTestingError, InterruptedRunError, UsageError
+
+# Limit of the process that imports torch and the module. Seconds.
+_IMPORT_LIMIT_S = 120.0
+# Tells about a backend that a module registers.
+_PLUG_IN = """
+import importlib, json, sys
+importlib.import_module(sys.argv[1])
+import torch.distributed as dist
+name = sys.argv[2].lower()
+print("kit:" + json.dumps({
+    "registered": name in dist.Backend.backend_list,
+    "devices": list(dist.Backend.backend_capability.get(name, [])),
+}))
+"""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -118,8 +133,8 @@ def _run(options: argparse.Namespace) -> int:
     print(f"{len(matrix.deviations())} deviate from the contract; {len(problems)} end otherwise than expected.")
     if remark := matrix.remark():
         print(remark)
-    elif not_run := next((e for e in matrix.cells.values() if e["status"] == Status.NOT_RUN.value), None):
-        print(f"Not run: {not_run.get('detail', '')}")
+    elif not_run := next((cell for cell in matrix.cells.values() if cell.status is Status.NOT_RUN), None):
+        print(f"Not run: {not_run.detail}")
     return 1 if problems else 0
 
 
@@ -133,9 +148,52 @@ def _backend(options: argparse.Namespace) -> Backend:
     if options.declared_in:
         add_backends((backend, options.declared_in) for backend in read_backend_file(options.declared_in))
     if options.module:
-        return plug_in(options.backend, options.module, options.device)
+        return _plug_in(options.backend, options.module, options.device)
     backend = backend_named(options.backend)
     return dataclasses.replace(backend, device=options.device) if options.device else backend
+
+
+def _plug_in(name: str, module: str, device: str | None) -> Backend:
+    """Return a declaration of the backend that a module registers, by default for the first device that it names.
+
+    Another process imports the module, because an import can leave threads or a CUDA context.
+    """
+    try:
+        done = subprocess.run(
+            [sys.executable, "-c", f"import sys; sys.path[:] = {sys.path!r}\n{_PLUG_IN}", module, name],
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=_IMPORT_LIMIT_S,
+        )
+    except subprocess.TimeoutExpired:
+        raise UsageError(
+            f"--import={module}: the import has not ended after {_IMPORT_LIMIT_S:.0f} s.\n"
+            "The kit imports the module in a process of its own first.\n"
+            f"Correct the module; `python -c 'import {module}'` shows where it waits."
+        ) from None
+    found = next((line for line in done.stdout.splitlines() if line.startswith("kit:")), None)
+    if done.returncode or found is None:
+        last = (done.stderr.strip().splitlines() or [f"exit code {done.returncode}"])[-1]
+        raise UsageError(
+            f"--import={module}: the module cannot be imported: {last}\n"
+            "Its import must register the backend with torch.\n"
+            f"Correct PYTHONPATH or the module; `python -c 'import {module}'` shows the whole error."
+        )
+    facts = json.loads(found.removeprefix("kit:"))
+    if not facts["registered"]:
+        raise UsageError(
+            f"--backend={name}: the import of {module} does not register this name.\n"
+            "A plug-in calls torch.distributed.Backend.register_backend(name, creator, devices=[...]).\n"
+            "Name the backend that it registers, or another module."
+        )
+    if not facts["devices"]:
+        raise UsageError(
+            f"--backend={name}: {module} registers no device for it.\n"
+            "A group finds the backend of a tensor by the tensor's device.\n"
+            'Register it with devices=["cpu"], for example.'
+        )
+    return Backend(name.lower(), name.lower(), device or facts["devices"][0], register_module=module)
 
 
 if __name__ == "__main__":

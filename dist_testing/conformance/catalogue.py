@@ -20,7 +20,6 @@ from dist_testing.conformance.axes import (
 )
 from dist_testing.conformance.cell import WHOLE, Cell, Status, matches
 from dist_testing.conformance.pairwise import pairwise
-from dist_testing.conformance.rows import load_scripts
 from dist_testing.conformance.rows.registry import scripted_cells
 from dist_testing.core.ground.errors import UsageError
 
@@ -74,7 +73,6 @@ def table_cells() -> list[Cell]:
 @functools.cache
 def all_cells() -> tuple[Cell, ...]:
     """Return every cell, ordered by world size, so that neighbours can share a world."""
-    load_scripts()
     cells = [*scripted_cells(), *table_cells()]
     order = {"": 0, **{name: number for number, name in enumerate(GROUPS)}}
     return tuple(sorted(cells, key=lambda cell: (cell.fresh, cell.world_size, order[cell.group])))

@@ -32,17 +32,17 @@ def feature_problems(matrix: Matrix, backend: Backend) -> list[str]:
     problems = []
     for feature, pattern in FEATURE_CELLS.items():
         statuses = {
-            name: entry["status"]
-            for name, entry in matrix.cells.items()
-            if matches(name, [pattern]) and entry["status"] != Status.NOT_RUN.value
+            name: cell.status
+            for name, cell in matrix.cells.items()
+            if matches(name, [pattern]) and cell.status is not Status.NOT_RUN
         }
         # The cells move CPU tensors only where the backend's device is the CPU.
         if not statuses or (feature == "cpu_tensors" and backend.device != "cpu"):
             continue
-        failed = sorted(name for name, status in statuses.items() if status != Status.WORKS.value)
+        failed = sorted(name for name, status in statuses.items() if status is not Status.WORKS)
         if feature in backend.features and failed:
             problems.append(
-                f"Backend {backend.name} declares the feature {feature}, but {failed[0]} {statuses[failed[0]]}.\n"
+                f"Backend {backend.name} declares the feature {feature}, but {failed[0]} {statuses[failed[0]].value}.\n"
                 "Tests that ask for the feature would fail on this backend.\n"
                 "Correct the backend, or drop the feature from its declaration."
             )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import re
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from datetime import timedelta
 from typing import Any
 
@@ -56,6 +57,8 @@ class Kit:
         self._number = number
         self._meetings = 0
         self.mine: list[Any] = []
+        # `on_rank.table.Site` with this kit: a module of scripts cannot import it, as it imports torch.
+        self.site: Callable[..., Any] | None = None
 
     def group(self, name: str) -> Any:
         """Return the handle of a group by its name (`axes.GROUPS`); None for the default group by None.
@@ -84,6 +87,12 @@ class Kit:
         made = self.dist.new_group(None if ranks is None else list(ranks), timeout=limit, **more)
         self.mine.append(made)
         return made
+
+    def call(self, operation: str, number: int = 0, op: str = "sum", root: str = "first") -> Any:
+        """Return a call of the table (`on_rank.table.Site`) on small tensors, by all ranks."""
+        assert self.site is not None
+        axes: dict[str, Any] = {"op": op, "dtype": "float32", "layout": "contiguous", "root": root, "group": WHOLE}
+        return self.site(replace(self.cell, operation=operation, variant="", **axes), number, (513,))
 
     def tensor(self, *values: Any, dtype: str = "float32") -> Any:
         """Return a tensor of these values, one-dimensional."""
@@ -116,6 +125,11 @@ class Kit:
         if store.add(f"{key}/arrived", 1) == self.size:
             store.set(f"{key}/open", "1")
         store.wait([f"{key}/open"])
+
+    def synchronize(self) -> None:
+        """Wait until the device has done all that it was told."""
+        if self.device.type != "cpu":
+            self.torch.get_device_module(self.device.type).synchronize(self.device)
 
     def need(self, name: str) -> Any:
         """Return a function of `torch.distributed`; raise `AbsentError` if this version of torch does not have it."""

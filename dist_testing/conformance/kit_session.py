@@ -21,7 +21,7 @@ from dist_testing.core.engine.engine import Engine
 from dist_testing.core.engine.interrupts import raise_on_termination
 from dist_testing.core.engine.needs import missing_need
 from dist_testing.core.ground.backends import Backend
-from dist_testing.core.ground.budget import MAX_TIMEOUT_S, Budget
+from dist_testing.core.ground.budget import Budget, timeout_in
 from dist_testing.core.ground.case import Case, CaseBody
 from dist_testing.core.ground.codec import shape_of
 from dist_testing.core.ground.errors import UsageError
@@ -44,11 +44,8 @@ def cell_limit(name: str, text: str | None) -> float:
     Raises:
         UsageError: If it is no number of seconds from 1.
     """
-    try:
-        seconds = float(text or CELL_LIMIT_S)
-    except ValueError:
-        seconds = -1.0
-    if not 1 <= seconds <= MAX_TIMEOUT_S:
+    seconds = timeout_in(text) if text else CELL_LIMIT_S
+    if seconds is None or seconds < 1:
         raise UsageError(
             f"{name}={text}: expected a number of seconds from 1.\n"
             "It is the limit of each cell, and what a cell that hangs costs.\n"
@@ -93,7 +90,7 @@ class CellSession:
         self.backend = dataclasses.replace(backend, env={"OMP_NUM_THREADS": "1", **backend.env})
         self._limit_s = limit_s
         isolation = self._isolation
-        self._spec = Spec("", self.backend, (1,), backend.gpus_per_rank, isolation.name)
+        self._spec = Spec("", self.backend, (1,), isolation.name)
         loader = Loader(CellContext.__module__, "preload" if preloads else "")
         self._engine = Engine(self._spec, budget or Budget(), CellContext(preloads), loader)
         if log_line is not None:

@@ -4,51 +4,65 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import ClassVar
 
 from dist_testing.conformance.cell import Result, Status
 from dist_testing.conformance.expectations import Expectations
+from dist_testing.core.ground.codec import WrongValueError, shape_of
 from dist_testing.core.ground.errors import ReportError
 
 SCHEMA = 1
 
 
+@dataclass(frozen=True, slots=True)
+class MatrixCell:
+    """What one cell did, as it stands in matrix.json."""
+
+    is_open: ClassVar[bool] = True
+
+    status: Status
+    contract: Status  # the status that the contract asks for
+    row: str  # its row of the contract
+    seconds: float
+    as_expected: bool  # whether the status agrees with the expectation file
+    detail: str = ""
+    group_lives: bool | None = None
+    # Of a row of the expectation file. A backend whose file says that it was not run has that reason.
+    reason: str = ""
+    link: str = ""
+
+    @property
+    def deviates(self) -> bool:
+        """Whether it ended otherwise than the contract asks for."""
+        return self.status not in (self.contract, Status.NOT_RUN)
+
+
 @dataclass(slots=True)
 class Matrix:
-    """The results of one backend.
+    """The results of one backend."""
 
-    Attributes:
-        backend: Name of the backend.
-        torch: Version of torch.
-        cells: Name of a cell to an object with `status`, `contract`, `row`, `seconds`, `detail`, and, for a deviation,
-            `reason` and `link`. A backend whose file says that it was not run has the reason, too.
-    """
+    is_open: ClassVar[bool] = True
 
-    backend: str
-    torch: str
-    cells: dict[str, dict[str, Any]] = field(default_factory=dict)
+    backend: str  # its name
+    torch: str  # version of torch
+    cells: dict[str, MatrixCell] = field(default_factory=dict)  # by name
 
     def add(self, result: Result, expectations: Expectations) -> None:
-        """Add a result. `as_expected` says whether it agrees with the expectation file."""
-        entry: dict[str, Any] = {
-            "status": result.status.value,
-            "contract": result.cell.contract.value,
-            "row": result.cell.row,
-            "seconds": result.seconds,
-            "as_expected": not expectations.problem(result),
-        }
-        if result.detail:
-            entry["detail"] = result.detail
-        if result.lives is not None:
-            entry["group_lives"] = result.lives
-        if (row := expectations.row_of(result.cell)) is not None:
-            entry |= {"reason": row.reason, "link": row.link}
-        elif expectations.not_run:
-            entry["reason"] = expectations.not_run
-        self.cells[result.cell.name] = entry
+        """Add a result."""
+        row = expectations.row_of(result.cell)
+        self.cells[result.cell.name] = MatrixCell(
+            result.status,
+            result.cell.contract,
+            result.cell.row,
+            result.seconds,
+            as_expected=not expectations.problem(result),
+            detail=result.detail,
+            group_lives=result.lives,
+            reason=row.reason if row is not None else expectations.not_run,
+            link=row.link if row is not None else "",
+        )
 
     def merge(self, other: Matrix) -> None:
         """Add the cells of another part of the same run, such as another shard.
@@ -67,7 +81,7 @@ class Matrix:
 
     def counts(self) -> Counter[str]:
         """Return how many cells ended how."""
-        return Counter(str(entry["status"]) for entry in self.cells.values())
+        return Counter(cell.status.value for cell in self.cells.values())
 
     @property
     def title(self) -> str:
@@ -80,23 +94,25 @@ class Matrix:
 
     def remark(self) -> str:
         """Return a sentence for a matrix without any cell that has run; "" for others."""
-        if any(entry["status"] != Status.NOT_RUN.value for entry in self.cells.values()):
+        if any(cell.status is not Status.NOT_RUN for cell in self.cells.values()):
             return ""
-        details = dict.fromkeys(entry.get("detail", "") for entry in self.cells.values())
+        details = dict.fromkeys(cell.detail for cell in self.cells.values())
         return f"No cell has run, so nothing is known about the backend: {'; '.join(details)}"
 
-    def deviations(self) -> dict[str, dict[str, Any]]:
+    def deviations(self) -> dict[str, MatrixCell]:
         """Return the cells that ended otherwise than the contract asks for."""
-        return {name: entry for name, entry in self.cells.items() if _deviates(entry)}
+        return {name: cell for name, cell in self.cells.items() if cell.deviates}
 
     def to_json(self) -> str:
         """Return the text of matrix.json."""
+        write = shape_of(MatrixCell).write
+        assert write is not None
         content = {
             "schema": SCHEMA,
             "backend": self.backend,
             "torch": self.torch,
             "counts": dict(sorted(self.counts().items())),
-            "cells": dict(sorted(self.cells.items())),
+            "cells": {name: write(cell) for name, cell in sorted(self.cells.items())},
         }
         return json.dumps(content, indent=1, ensure_ascii=False) + "\n"
 
@@ -111,13 +127,8 @@ def read_matrix(path: str | Path) -> Matrix:
         content = json.loads(Path(path).read_text(encoding="utf-8"))
         if content["schema"] != SCHEMA:
             raise ValueError(f"schema {content['schema']}; expected {SCHEMA}")
-        matrix = Matrix(str(content["backend"]), str(content["torch"]), dict(content["cells"]))
-        for name, entry in matrix.cells.items():
-            Status(entry["status"])
-            Status(entry["contract"])
-            if not isinstance(entry["row"], str):
-                raise ValueError(f"cell {name} has no row")
-    except (OSError, ValueError, KeyError, TypeError) as error:
+        matrix: Matrix = shape_of(Matrix).read(content)
+    except (OSError, ValueError, KeyError, TypeError, WrongValueError) as error:
         raise ReportError(
             f"{path}: this is no capability matrix: {type(error).__name__}: {error}.\n"
             "The kit writes matrix.json, with a schema number and an object for each cell.\n"
@@ -129,25 +140,18 @@ def read_matrix(path: str | Path) -> Matrix:
 def difference(before: Matrix, after: Matrix) -> dict[str, tuple[str, str]]:
     """Return the cells that differ: name to the statuses before and after; "" where a matrix lacks the cell."""
     names = sorted(before.cells.keys() | after.cells.keys())
-    pairs = {name: (_status(before.cells, name), _status(after.cells, name)) for name in names}
+    old, new = ({name: cell.status.value for name, cell in matrix.cells.items()} for matrix in (before, after))
+    pairs = {name: (old.get(name, ""), new.get(name, "")) for name in names}
     return {name: pair for name, pair in pairs.items() if pair[0] != pair[1]}
-
-
-def _status(cells: Mapping[str, Mapping[str, Any]], name: str) -> str:
-    return str(cells[name]["status"]) if name in cells else ""
-
-
-def _deviates(entry: Mapping[str, Any]) -> bool:
-    return entry["status"] not in (entry["contract"], Status.NOT_RUN.value)
 
 
 def operations(matrix: Matrix) -> dict[str, Counter[str]]:
     """Return the counts of statuses by operation, sorted by name."""
     found: dict[str, Counter[str]] = {}
-    for name, entry in sorted(matrix.cells.items()):
+    for name, cell in sorted(matrix.cells.items()):
         counts = found.setdefault(name.partition("/")[0], Counter())
-        counts[entry["status"]] += 1
-        counts["deviations"] += _deviates(entry)
+        counts[cell.status.value] += 1
+        counts["deviations"] += cell.deviates
     return found
 
 
@@ -167,9 +171,8 @@ def markdown(matrix: Matrix) -> str:
         numbers = " | ".join(str(counts[status] or "") for status in statuses)
         lines.append(f"| `{operation}` | {numbers} | {counts['deviations'] or ''} |")
     by_reason: dict[tuple[str, str, str], list[str]] = {}
-    for name, entry in matrix.deviations().items():
-        key = (entry.get("reason", "not declared"), entry.get("link", ""), entry["status"])
-        by_reason.setdefault(key, []).append(name)
+    for name, cell in matrix.deviations().items():
+        by_reason.setdefault((cell.reason or "not declared", cell.link, cell.status.value), []).append(name)
     if by_reason:
         lines += [
             "",

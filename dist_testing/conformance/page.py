@@ -90,8 +90,8 @@ def _difference(before: Matrix, after: Matrix) -> str:
 
 def _deviations(matrix: Matrix) -> str:
     rows = [
-        [_name(name), _status(entry["status"]), *(_text(entry.get(key, "")) for key in ("reason", "link", "detail"))]
-        for name, entry in sorted(matrix.deviations().items())
+        [_name(name), _status(cell.status.value), *map(_text, (cell.reason, cell.link, cell.detail))]
+        for name, cell in sorted(matrix.deviations().items())
     ]
     return _table(["cell", "status", "reason", "where to read", "observed"], rows) if rows else "<p>None.</p>"
 
@@ -109,8 +109,8 @@ def _cells(matrix: Matrix) -> str:
     parts = []
     for operation in operations(matrix):
         rows = [
-            [_name(name), _status(entry["status"])]
-            for name, entry in sorted(matrix.cells.items())
+            [_name(name), _status(cell.status.value)]
+            for name, cell in sorted(matrix.cells.items())
             if name.partition("/")[0] == operation
         ]
         parts.append(

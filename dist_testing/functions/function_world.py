@@ -11,7 +11,7 @@ import pickle
 import sys
 import tempfile
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -77,7 +77,7 @@ class CallWorld:
         size: int,
         spec: Spec,
         *,
-        nodes: int = 1,
+        settings: Mapping[str, Any] | None = None,
         timeout_s: float | None = None,
         init: bool = True,
         with_store: bool = True,
@@ -90,7 +90,7 @@ class CallWorld:
             name: Name of the function, for reports.
             size: Number of ranks.
             spec: Backend and isolation.
-            nodes: Number of nodes.
+            settings: What the call asks of add-ons, by their names.
             timeout_s: Limit in seconds; None for that of the session, else of the backend.
             init: Whether the library makes the default group.
             with_store: Whether the library serves a store at MASTER_ADDR and MASTER_PORT.
@@ -125,7 +125,7 @@ class CallWorld:
             pool=name if way.reuse is Reuse.PROCESS else "",
             init=init,
             with_store=with_store,
-            nodes=nodes,
+            settings=settings or {},
         )
 
     def __enter__(self) -> CallWorld:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import inspect
 import os
 import unittest
 from collections.abc import Callable, Mapping
@@ -11,10 +12,10 @@ from typing import Any, TypeVar
 
 from dist_testing.core.engine.needs import Lack, missing_need
 from dist_testing.core.events.event import RankOutput
+from dist_testing.core.ground.add_ons import read_settings
 from dist_testing.core.ground.backends import Backend, backend_named, default_backend
 from dist_testing.core.ground.budget import MAX_TIMEOUT_S, is_timeout
 from dist_testing.core.ground.errors import UsageError
-from dist_testing.core.ground.layout import check_node_count
 from dist_testing.core.ground.spec import DEFAULT_WORLD_SIZE, Spec, check_world_size
 from dist_testing.core.launch.clean import unshareable_reasons
 from dist_testing.core.launch.isolation import FORK, Reuse, default_isolation, isolation_named, isolation_names
@@ -71,12 +72,12 @@ def run(
     """
     # pytest leaves out the frame.
     __tracebackhide__ = True
-    name = f"{getattr(fn, '__module__', '')}.{getattr(fn, '__qualname__', repr(fn))}"
+    name = name_of(fn)
     subject = f"run({name})"
     _check(subject, fn, args, kwargs, timeout)
     check_world_size(subject, world_size, _EXAMPLE)
-    check_node_count(subject, nodes)
-    _check_no_rank(subject)
+    settings = read_settings(subject, {} if type(nodes) is int and nodes == 1 else {"nodes": nodes})
+    check_no_rank(subject)
     session = current_session()
     spec = call_spec(subject, session, world_size, backend, isolation)
     way = isolation_named(spec.isolation)
@@ -86,13 +87,19 @@ def run(
             "A forked process can use neither the GPU contexts nor the process groups of its parent.\n"
             'Call run() before; in a notebook, restart the kernel. Or use isolation="spawn" and a function of a module.'
         )
-    _check_hardware(subject, session, spec, world_size, nodes)
+    _check_call(subject, fn, args, kwargs or {})
+    _check_hardware(subject, session, spec, world_size, settings)
     call = functools.partial(fn, *args, **(kwargs or {}))
     timeout_s = None if timeout is None else float(timeout)
-    with CallWorld(call, name, world_size, spec, nodes=nodes, timeout_s=timeout_s, show=_show) as world:
+    with CallWorld(call, name, world_size, spec, settings=settings, timeout_s=timeout_s, show=_show) as world:
         result = world.run()
         world.judge(result, RunFailedError)
         return world.values(result)
+
+
+def name_of(fn: object) -> str:
+    """Return how errors and reports name a function."""
+    return f"{fn.__module__}.{fn.__qualname__}" if hasattr(fn, "__qualname__") else repr(fn)
 
 
 def _show(event: RankOutput) -> None:
@@ -116,7 +123,24 @@ def _check(subject: str, fn: object, args: object, kwargs: object, timeout: obje
             )
 
 
-def _check_no_rank(subject: str) -> None:
+def _check_call(subject: str, fn: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
+    """Refuse a call that the function does not take, before a rank starts."""
+    try:
+        signature = inspect.signature(fn)
+    except (TypeError, ValueError):
+        # A function of an extension may have none.
+        return
+    try:
+        signature.bind(*args, **kwargs)
+    except TypeError as error:
+        raise UsageError(
+            f"{subject}: the function takes {signature}, and the call: {error}.\n"
+            "It gets args and kwargs, and no rank before them as under torch.multiprocessing.spawn.\n"
+            "Ask for the rank by torch.distributed.get_rank(), or pass what is missing by args or kwargs."
+        ) from None
+
+
+def check_no_rank(subject: str) -> None:
     """Refuse a world inside a rank.
 
     Raises:
@@ -130,7 +154,7 @@ def _check_no_rank(subject: str) -> None:
             f"{subject} was called on rank {rank} of a world.\n"
             "Each rank would make a world of its own. A script whose isolation is spawn also comes here if its main "
             "part is not below `if __name__ == '__main__':`.\n"
-            "Call run() where no world exists yet; if no launcher has started this process, unset RANK."
+            "Call it where no world exists yet; if no launcher has started this process, unset RANK."
         )
 
 
@@ -162,13 +186,11 @@ def call_spec(subject: str, session: Session | None, size: int, backend: str | N
             f'Use isolation="{FORK.name}", which is the default.'
         )
     if session is None:
-        return Spec("", chosen, (size,), chosen.gpus_per_rank, way.name)
-    spec = session.engine.spec
-    gpus = spec.gpus_per_rank if chosen == spec.backend else chosen.gpus_per_rank
-    return dataclasses.replace(spec, backend=chosen, gpus_per_rank=gpus, isolation=way.name)
+        return Spec("", chosen, (size,), way.name)
+    return dataclasses.replace(session.engine.spec, backend=chosen, isolation=way.name)
 
 
-def _check_hardware(subject: str, session: Session | None, spec: Spec, size: int, nodes: int) -> None:
+def _check_hardware(subject: str, session: Session | None, spec: Spec, size: int, settings: Mapping[str, Any]) -> None:
     """Refuse a world that the machine cannot make.
 
     Raises:
@@ -176,13 +198,13 @@ def _check_hardware(subject: str, session: Session | None, spec: Spec, size: int
         unittest.SkipTest: In a test.
         UsageError: In any other program.
     """
-    if not (missing := missing_need(spec, size, nodes)):
+    if not (missing := missing_need(spec, size, settings)):
         return
     if session is None:
         way_out = missing.way_out if isinstance(missing, Lack) else ""
         raise UsageError(
             f"{subject}: the world cannot run on this machine: {missing}\n"
-            f"It asks for {size} rank(s) of backend {spec.backend.name} on {nodes} node(s).\n"
+            f"It asks for {size} rank(s) of backend {spec.backend.name} on {settings.get('nodes', 1)} node(s).\n"
             f"{way_out or 'Use a machine that has what is missing, or another backend.'}"
         )
     if (refused := session.promise_error(subject, missing, size)) is not None:

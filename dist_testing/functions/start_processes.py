@@ -13,6 +13,7 @@ from dist_testing.core.ground.spec import check_world_size
 from dist_testing.core.launch.isolation import FORK, SPAWN, Isolation, Reuse, isolation_named
 from dist_testing.core.unittest.plain import current_session
 from dist_testing.core.unittest.process import ProcessCase
+from dist_testing.functions.run import check_no_rank, name_of
 
 # unittest leaves frames of modules with this mark out of its tracebacks.
 __unittest = True
@@ -49,9 +50,9 @@ def start_processes(
     Raises:
         CaseFailedError: If a rank fails; its text is the report.
         unittest.SkipTest: If all ranks skip for the same reason, by an exception or an exit code of `TEST_SKIPS`.
-        UsageError: If an argument is impossible.
+        UsageError: If an argument is impossible, or this process is a rank.
     """
-    name = f"{getattr(fn, '__module__', '')}.{getattr(fn, '__qualname__', repr(fn))}"
+    name = name_of(fn)
     check_world_size(f"start_processes({name})", nprocs, _EXAMPLE)
     if not callable(fn):
         raise _wrong(name, "fn", fn, "a function")
@@ -71,6 +72,7 @@ def start_processes(
             "The ranks are other processes. They find a function by the name that it has in its module.\n"
             "Define it at the level of a module, and pass values by args."
         ) from None
+    check_no_rank(f"start_processes({name})")
     with current_session().pause_limit():
         _FunctionCase(name, call, nprocs, _METHODS[start_method], timeout).debug()
 

@@ -7,7 +7,8 @@ import os
 import sys
 from pathlib import Path
 
-from dist_testing.core.ground.errors import DistTestingError, GpuError
+from dist_testing.core.ground.errors import DistTestingError
+from dist_testing.gpus.gpu import GpuError
 from dist_testing.gpus.listing import bazelrc, listing
 
 _HOST_BAZELRC = "dist_testing_host.bazelrc"

@@ -43,7 +43,7 @@ def find_amd(env: Mapping[str, str] = os.environ) -> Found:
     )
     archs = _archs((folder if simulated else Path("/")) / _TOPOLOGY)
     gpus = tuple(
-        Gpu(index, node, arch=archs.get(node.name, ""), is_simulated=simulated, control=folder / _CONTROL_NODE)
+        Gpu(index, node, arch=archs.get(node.name, ""), control=folder / _CONTROL_NODE)
         for index, node in enumerate(usable)
     )
     return Found(gpus, tuple(lack for lack in lacks.values() if lack))

@@ -45,23 +45,21 @@ def is_hardware_fault(summary: str) -> bool:
 
 
 class XidReader:
-    """Notes the Xid errors of some GPUs until it is closed; none where the driver does not report them.
+    """Notes the Xid errors of some GPUs until it is closed; none if the driver does not report them.
 
     The library has to stay open as long as the watch: the driver forgets errors when it is closed.
     """
 
-    def __init__(self, gpus: Sequence[Gpu], nvml: Nvml | None) -> None:
+    def __init__(self, gpus: Sequence[Gpu], nvml: Nvml) -> None:
         by_minor = {gpu.minor: gpu for gpu in gpus}
-        shown = [gpu for gpu in nvml.gpus() if gpu.minor in by_minor] if nvml is not None else []
+        shown = [gpu for gpu in nvml.gpus() if gpu.minor in by_minor]
         self._gpus = {gpu.handle: by_minor[gpu.minor] for gpu in shown}
         self._nvml = nvml
-        self._watch = nvml.watch_xids(shown) if nvml is not None else 0
+        self._watch = nvml.watch_xids(shown)
 
     def hardware_faults(self) -> list[str]:
         """Return one text for each kind of error since the last call that only the hardware or its driver can cause."""
-        if self._nvml is None or not self._watch:
-            return []
-        found = self._nvml.read_xids(self._watch)
+        found = self._nvml.read_xids(self._watch) if self._watch else []
         return [
             f"{self._gpus[handle]}: Xid {number}, {_XID_FAULTS[number]}"
             for handle, number in dict.fromkeys(found)
@@ -70,6 +68,6 @@ class XidReader:
 
     def close(self) -> None:
         """Stop watching."""
-        if self._nvml is not None and self._watch:
+        if self._watch:
             self._nvml.end_watch(self._watch)
         self._watch = 0

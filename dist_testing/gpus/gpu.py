@@ -7,13 +7,21 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from dist_testing.core.ground.errors import GpuError
+from dist_testing.core.ground.errors import LaunchError
 
 # The folder of the device nodes. If it is set, the GPUs are simulated: the nodes are files that are named like nodes.
 # For tests of this library and of schedulers, on machines without GPUs.
 NODES_VARIABLE = "DIST_TESTING_GPU_NODES"
 # Another file of NVIDIA's management library. With simulated GPUs, only this one is asked. For tests of this library.
 NVML_VARIABLE = "DIST_TESTING_NVML"
+
+
+class GpuError(LaunchError):
+    """This process cannot find or use the GPUs. The cause is the machine, not the test."""
+
+
+class LeaseTimeoutError(GpuError):
+    """Other processes held the GPUs for longer than the case could wait."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,7 +35,6 @@ class Gpu:
         uuid: As the vendor's variable takes it; "" if the driver does not report it.
         model: The vendor's name for it; "" if the driver does not report it.
         arch: Its architecture as compilers name it, such as "sm_90" or "gfx942"; "" if the driver does not report it.
-        is_simulated: Whether it stands for a GPU only in tests.
         control: The node on which processes queue for GPUs like this one.
         is_mig: Whether it is in MIG mode: divided into instances, so that no program can use it as a whole.
     """
@@ -37,7 +44,6 @@ class Gpu:
     uuid: str = ""
     model: str = ""
     arch: str = ""
-    is_simulated: bool = False
     control: Path = Path()
     is_mig: bool = False
 

@@ -22,8 +22,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-from dist_testing.core.ground.errors import GpuError, LeaseTimeoutError
-from dist_testing.gpus.gpu import Gpu
+from dist_testing.gpus.gpu import Gpu, GpuError, LeaseTimeoutError
 from dist_testing.gpus.holders import holders_of
 from dist_testing.gpus.queue import Place
 

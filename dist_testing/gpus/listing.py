@@ -5,9 +5,8 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 
-from dist_testing.core.ground.errors import GpuError
 from dist_testing.gpus.devices import AMD, NVIDIA, visible_gpus
-from dist_testing.gpus.gpu import NODES_VARIABLE, Gpu, is_simulated, node_directory
+from dist_testing.gpus.gpu import NODES_VARIABLE, Gpu, GpuError, is_simulated, node_directory
 from dist_testing.gpus.holders import find_holders
 from dist_testing.gpus.nvml import Nvml, NvmlGpu, open_nvml, why_missing
 

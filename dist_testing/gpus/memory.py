@@ -12,8 +12,7 @@ from dataclasses import dataclass
 
 import psutil
 
-from dist_testing.core.ground.errors import GpuError
-from dist_testing.gpus.gpu import Gpu
+from dist_testing.gpus.gpu import Gpu, GpuError
 from dist_testing.gpus.nvml import Nvml, NvmlGpu, NvmlMemory, NvmlProcess, lost_error
 
 # Free share of a GPU's memory that a world waits for, and the least with which it starts.

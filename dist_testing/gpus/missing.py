@@ -1,4 +1,4 @@
-"""Tells whether this machine can give a world its GPUs."""
+"""Tells whether this machine can give a world its GPUs, and how many it has."""
 
 from __future__ import annotations
 
@@ -7,16 +7,21 @@ from collections.abc import Sequence
 
 from dist_testing.core.engine.needs import Lack
 from dist_testing.core.ground.case import Case
-from dist_testing.core.ground.errors import GpuError
 from dist_testing.core.ground.skips import TEST_SKIPS, gpus_reason
 from dist_testing.core.ground.spec import Spec
-from dist_testing.gpus.devices import gpus_present, vendor_named, visible_gpus
+from dist_testing.gpus.devices import NVIDIA, gpus_present, vendor_named, visible_gpus
+from dist_testing.gpus.gpu import GpuError
+from dist_testing.gpus.needs import needs_of
+
+# Memory of the machine that a rank with a context on a GPU takes. Bytes.
+_RANK_BYTES = 1000 << 20
 
 
 def missing(case: Case, spec: Spec) -> str:
     """Return why this machine cannot give a case its GPUs; "" if it can."""
-    gpus = spec.gpus(case.world_size)
-    return _lacking_gpus(gpus, spec.backend.vendor, spec.gpu_archs) if gpus else ""
+    needs = needs_of(spec)
+    gpus = needs.of(case.world_size)
+    return _lacking_gpus(gpus, spec.backend.vendor, needs.archs) if gpus else ""
 
 
 def _lacking_gpus(gpus: int, name: str, archs: Sequence[str]) -> str:
@@ -40,11 +45,32 @@ def _lacking_gpus(gpus: int, name: str, archs: Sequence[str]) -> str:
     return Lack(f"{gpus_reason(gpus)} ({'; '.join(filter(None, remarks))})", way_out)
 
 
-def usable_gpus(vendor_name: str, archs: Sequence[str] = ()) -> int | None:
-    """Return how many GPUs of a vendor this process may use; None if the vendor is not known.
+def device_count(device: str, spec: Spec) -> int | None:
+    """Return how many devices of a type this process may use; None if that is not known. It makes no context on them.
 
     Raises:
         GpuError: If the GPUs cannot be found.
     """
-    vendor = vendor_named(vendor_name)
-    return None if vendor is None else len(visible_gpus(gpus_present(vendor=vendor), vendor=vendor, archs=archs).gpus)
+    if device not in ("cuda", spec.backend.device):
+        return None
+    # AMD's GPUs have the type "cuda", too.
+    vendor = vendor_named(spec.backend.vendor) or (NVIDIA if device == "cuda" else None)
+    if vendor is None:
+        return None
+    return len(visible_gpus(gpus_present(vendor=vendor), vendor=vendor, archs=needs_of(spec).archs).gpus)
+
+
+def room(spec: Spec, world_size: int) -> tuple[int, str, int] | None:
+    """Return how many worlds fit side by side, why not more, and the bytes of each; None if they need no GPUs."""
+    needs = needs_of(spec)
+    if not (each := needs.of(world_size)):
+        return None
+    try:
+        found = device_count(spec.backend.device, spec) or 0
+    except GpuError:
+        # Each case reports it.
+        found = 0
+    if spec.target:
+        # Bazel has reserved no more than those of the largest world.
+        found = min(found, needs.of(max(spec.world_sizes)))
+    return found // each, f"a world of {world_size} ranks needs {each} of {found} GPU(s)", each * _RANK_BYTES

@@ -12,6 +12,7 @@ from dist_testing.core.engine.hooks import HeldResource, ResourceWish, WorldReso
 from dist_testing.core.ground.case import Case, CaseResult
 from dist_testing.core.ground.errors import UsageError
 from dist_testing.core.ground.spec import Spec
+from dist_testing.gpus.needs import needs_of
 
 _SHARED_MEMORY = Path("/dev/shm")
 # NCCL's segments take some ten MB for each connection between ranks that cannot reach each other's memory; a
@@ -28,9 +29,10 @@ def check(case: Case, spec: Spec) -> None:
     Raises:
         UsageError: If two ranks share a GPU.
     """
-    if min(case.world_size, spec.ranks_per_gpu) > 1:
+    sharing = needs_of(spec).ranks_per_gpu
+    if min(case.world_size, sharing) > 1:
         raise UsageError(
-            f"{case.name}: {case.world_size} ranks of NCCL, {spec.ranks_per_gpu} to a GPU.\n"
+            f"{case.name}: {case.world_size} ranks of NCCL, {sharing} to a GPU.\n"
             "NCCL takes one rank of a group on each GPU, no more.\n"
             "Give each rank a GPU of its own, or use the backend cuda_gloo."
         )

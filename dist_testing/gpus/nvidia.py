@@ -23,7 +23,7 @@ from dist_testing.gpus.gpu import (
     node_names,
     why_closed,
 )
-from dist_testing.gpus.nvml import open_nvml
+from dist_testing.gpus.nvml import NvmlGpu, open_nvml
 
 _NODE = re.compile(r"nvidia([0-9]{1,4})")
 # The driver makes it for every process and every container that has a GPU.
@@ -41,14 +41,6 @@ class _Facts:
     model: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class _Library:
-    facts: Mapping[int, _Facts]
-    archs: Mapping[int, str]
-    mig_minors: frozenset[int]
-    has_lost: bool
-
-
 def find_nvidia(env: Mapping[str, str] = os.environ) -> Found:
     """Return every GPU here whose device node this process may open.
 
@@ -62,15 +54,15 @@ def find_nvidia(env: Mapping[str, str] = os.environ) -> Found:
     if not minors:
         return Found(())
     nodes = {minor: folder / f"nvidia{minor}" for minor in minors}
-    library = _facts_of_library(env.get(NODES_VARIABLE, ""), env.get(NVML_VARIABLE, ""))
+    library, has_lost = _gpus_of_library(env.get(NODES_VARIABLE, ""), env.get(NVML_VARIABLE, ""))
     if simulated:
         facts = {minor: _Facts("", f"GPU-simulated-{minor}", "simulated GPU") for minor in minors}
     else:
         facts = _facts_of_driver()
         if any(minor not in facts or not facts[minor].uuid for minor in minors):
-            facts |= library.facts
+            facts |= {minor: _Facts(gpu.address, gpu.uuid, gpu.model) for minor, gpu in library.items()}
     # Nodes stay when GPUs are taken out. With a lost GPU all nodes stay listed: which one is its shows only the lease.
-    listed = nodes if not facts or library.has_lost else facts
+    listed = nodes if not facts or has_lost else facts
     lacks = {
         minor: why_closed(node) if minor in listed else f"{node}: the driver has no such GPU"
         for minor, node in nodes.items()
@@ -82,10 +74,9 @@ def find_nvidia(env: Mapping[str, str] = os.environ) -> Found:
             nodes[minor],
             uuid=its.uuid,
             model=its.model,
-            arch=library.archs.get(minor, ""),
-            is_simulated=simulated,
+            arch=library[minor].arch if minor in library else "",
             control=folder / _CONTROL_NODE,
-            is_mig=minor in library.mig_minors,
+            is_mig=minor in library and library[minor].is_mig,
         )
         for index, (minor, its) in enumerate(sorted(usable.items(), key=lambda item: (item[1].address, item[0])))
     )
@@ -118,14 +109,8 @@ def _facts_of_driver() -> dict[int, _Facts]:
 
 # Cached: the library takes up to a second for each GPU, and these facts do not change while a process runs.
 @functools.cache
-def _facts_of_library(nodes_variable: str, nvml_variable: str) -> _Library:
+def _gpus_of_library(nodes_variable: str, nvml_variable: str) -> tuple[Mapping[int, NvmlGpu], bool]:
+    """What the library knows, by device minor, and whether a GPU is lost."""
     with open_nvml({NODES_VARIABLE: nodes_variable, NVML_VARIABLE: nvml_variable}) as library:
-        if library is None:
-            return _Library({}, {}, frozenset(), has_lost=False)
-        gpus = library.gpus()
-        return _Library(
-            {gpu.minor: _Facts(gpu.address, gpu.uuid, gpu.model) for gpu in gpus},
-            {gpu.minor: library.arch(gpu) for gpu in gpus},
-            frozenset(gpu.minor for gpu in gpus if library.is_mig(gpu)),
-            has_lost=library.lost_count > 0,
-        )
+        gpus = library.gpus() if library is not None else ()
+        return {gpu.minor: gpu for gpu in gpus}, library is not None and library.lost_count > 0

@@ -18,8 +18,7 @@ from ctypes import POINTER, byref, c_char_p, c_int, c_uint, c_ulonglong, c_void_
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from dist_testing.core.ground.errors import GpuError
-from dist_testing.gpus.gpu import NVML_VARIABLE, is_simulated
+from dist_testing.gpus.gpu import NVML_VARIABLE, GpuError, is_simulated
 
 _LIBRARY = "libnvidia-ml.so.1"
 _TEXT_BYTES = 96
@@ -111,6 +110,8 @@ class NvmlGpu:
         address: Its PCI address.
         uuid: As `CUDA_VISIBLE_DEVICES` takes it.
         model: The vendor's name for it.
+        arch: Its architecture in the form of compilers, such as "sm_90"; "" if the driver does not report it.
+        is_mig: Whether it is divided into instances; False if it cannot be, or the driver does not report it.
     """
 
     handle: int
@@ -118,6 +119,8 @@ class NvmlGpu:
     address: str
     uuid: str
     model: str
+    arch: str
+    is_mig: bool
 
 
 class NvmlMemory(NamedTuple):
@@ -239,7 +242,8 @@ class Nvml:
             if self._call("nvmlDeviceGetMinorNumber", handle, byref(minor)) != _SUCCESS:
                 continue
             uuid, model = self._text("nvmlDeviceGetUUID", handle), self._text("nvmlDeviceGetName", handle)
-            found.append(NvmlGpu(handle, minor.value, self._address(handle), uuid, model))
+            facts = (self._address(handle), uuid, model, self._arch(handle), self._is_mig(handle))
+            found.append(NvmlGpu(handle, minor.value, *facts))
         return tuple(found)
 
     def memory(self, gpu: NvmlGpu) -> NvmlMemory | None:
@@ -253,18 +257,6 @@ class Nvml:
         if code == _GPU_IS_LOST:
             raise lost_error(f"/dev/nvidia{gpu.minor} ({gpu.model or 'GPU'}, {gpu.uuid})")
         return NvmlMemory(memory.total, memory.used) if code == _SUCCESS else None
-
-    def arch(self, gpu: NvmlGpu) -> str:
-        """Return the architecture in the form of compilers, such as "sm_90"; "" if the driver does not report it."""
-        major, minor = c_int(), c_int()
-        code = self._call("nvmlDeviceGetCudaComputeCapability", gpu.handle, byref(major), byref(minor))
-        return f"sm_{major.value}{minor.value}" if code == _SUCCESS else ""
-
-    def is_mig(self, gpu: NvmlGpu) -> bool:
-        """Whether the GPU is divided into instances; False if it cannot be, or the driver does not report it."""
-        current, pending = c_uint(), c_uint()
-        code = self._call("nvmlDeviceGetMigMode", gpu.handle, byref(current), byref(pending))
-        return code == _SUCCESS and bool(current.value)
 
     def processes(self, gpu: NvmlGpu) -> tuple[NvmlProcess, ...] | None:
         """Return the processes that compute on the GPU and that the driver shows here; in a container often none.
@@ -327,6 +319,16 @@ class Nvml:
         text = ctypes.create_string_buffer(_TEXT_BYTES)
         code = self._call(name, *handle, text, _TEXT_BYTES)
         return text.value.decode(errors="replace") if code == _SUCCESS else ""
+
+    def _arch(self, handle: int) -> str:
+        major, minor = c_int(), c_int()
+        code = self._call("nvmlDeviceGetCudaComputeCapability", handle, byref(major), byref(minor))
+        return f"sm_{major.value}{minor.value}" if code == _SUCCESS else ""
+
+    def _is_mig(self, handle: int) -> bool:
+        current, pending = c_uint(), c_uint()
+        code = self._call("nvmlDeviceGetMigMode", handle, byref(current), byref(pending))
+        return code == _SUCCESS and bool(current.value)
 
     def _address(self, handle: int) -> str:
         pci = _Pci()

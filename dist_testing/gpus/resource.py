@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 
-from dist_testing.core.engine.hooks import ResourceWish, WorldResource
+from dist_testing.core.engine.hooks import HeldResource, ResourceWish, WorldResource
 from dist_testing.core.ground.case import CaseResult
 from dist_testing.core.ground.outcomes import Cause, Kind
 from dist_testing.gpus.devices import vendor_named
 from dist_testing.gpus.faults import is_hardware_fault
 from dist_testing.gpus.gpu import Gpu
+from dist_testing.gpus.needs import needs_of
 from dist_testing.gpus.world_gpus import WorldGpus
 
 # Largest share of a case's limit that it may wait for GPUs, so that the test has time left to run.
@@ -22,26 +23,31 @@ class GpuResource(WorldResource):
     def __init__(self) -> None:
         self._settled: dict[Gpu, int] = {}
 
-    def acquire(self, wish: ResourceWish) -> WorldGpus | None:
+    def acquire(self, wish: ResourceWish) -> HeldResource | None:
         """Wait for free GPUs.
 
         Raises:
             GpuError: If there are too few, one is gone, or their memory is in use.
             LeaseTimeoutError: If other processes kept them for half of the case's limit.
         """
-        count = wish.spec.gpus(wish.case.world_size)
+        needs, ranks = needs_of(wish.spec), range(wish.case.world_size)
+        count = needs.of(len(ranks))
         vendor = vendor_named(wish.spec.backend.vendor)
-        # Ranks that another launcher has started have what it gave them.
-        if not count or vendor is None or not wish.isolation.starts_ranks:
+        if not count or vendor is None:
             return None
-        return WorldGpus.take(
-            count,
-            vendor,
-            archs=wish.spec.gpu_archs,
-            limit_s=_WAIT_SHARE * wish.limit_s,
-            on_wait=wish.log_line,
-            settled=self._settled,
-        )
+        held = HeldResource()
+        # Ranks that another launcher has started have what it gave them.
+        if wish.isolation.starts_ranks:
+            held = WorldGpus.take(
+                count,
+                vendor,
+                archs=needs.archs,
+                limit_s=_WAIT_SHARE * wish.limit_s,
+                on_wait=wish.log_line,
+                settled=self._settled,
+            )
+        held.devices = [rank // needs.ranks_per_gpu * needs.per_rank for rank in ranks]
+        return held
 
 
 def blame_by_error(result: CaseResult) -> CaseResult:

@@ -18,11 +18,10 @@ from dataclasses import dataclass
 
 from dist_testing.core.engine.hooks import HeldResource
 from dist_testing.core.ground.case import CaseResult
-from dist_testing.core.ground.errors import GpuError
 from dist_testing.core.ground.outcomes import Cause, Status, Verdict
 from dist_testing.gpus.devices import NVIDIA, Vendor, gpus_present, visible_gpus
 from dist_testing.gpus.faults import XidReader
-from dist_testing.gpus.gpu import Gpu
+from dist_testing.gpus.gpu import Gpu, GpuError
 from dist_testing.gpus.lease import Lease, lease_gpus
 from dist_testing.gpus.memory import MemoryUse, memory_left, wait_for_memory
 from dist_testing.gpus.nvml import Nvml
@@ -35,7 +34,7 @@ _REPAIR = "See the kernel's log for an Xid, and restart the machine or take the 
 class _Driver:
     """What the driver tells of leased GPUs. The library is open as long as the world: that takes up to a second."""
 
-    nvml: Nvml | None
+    nvml: Nvml
     memory: Mapping[Gpu, MemoryUse]
     xids: XidReader
 
@@ -50,7 +49,7 @@ class WorldGpus(HeldResource):
     """
 
     def __init__(
-        self, lease: Lease, vendor: Vendor, driver: _Driver, library: contextlib.ExitStack, *, wait_s: float
+        self, lease: Lease, vendor: Vendor, driver: _Driver | None, library: contextlib.ExitStack, *, wait_s: float
     ) -> None:
         self.lease = lease
         self.fds = lease.fds
@@ -98,23 +97,25 @@ class WorldGpus(HeldResource):
         lease = lease_gpus(count, pool, limit_s=limit_s, on_wait=on_wait)
         with contextlib.ExitStack() as undo:
             undo.callback(lease.release)
-            memory: Mapping[Gpu, MemoryUse] = {}
+            driver = None
             library = undo.enter_context(contextlib.ExitStack())
             nvml = library.enter_context(vendor.open_telemetry())
             if nvml is not None:
                 left_s = max(0.0, began_s + limit_s - time.monotonic())
                 memory = wait_for_memory(nvml, lease.gpus, limit_s=left_s, on_wait=on_wait, settled=settled)
-            driver = _Driver(nvml, memory, XidReader(lease.gpus, nvml))
-            library.callback(driver.xids.close)
+                driver = _Driver(nvml, memory, XidReader(lease.gpus, nvml))
+                library.callback(driver.xids.close)
             world = cls(lease, vendor, driver, library.pop_all(), wait_s=time.monotonic() - began_s)
             undo.pop_all()
         return world
 
     def check(self, *, are_ranks_gone: bool) -> Sequence[str]:
         """Return the memory that is still in use when the ranks are gone. Waits until it is free."""
+        if self._driver is None:
+            return ()
         # Read after every case, so that the next case on the same ranks sees only its own faults.
         self._faults = self._driver.xids.hardware_faults()
-        if not are_ranks_gone or not self._driver.memory or self._driver.nvml is None:
+        if not are_ranks_gone or not self._driver.memory:
             return ()
         try:
             kept = memory_left(self._driver.nvml, self._driver.memory, started_s=self._started_s)

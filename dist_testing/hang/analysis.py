@@ -15,8 +15,8 @@ rank runs the user's code. Such a rank can move as soon as the ranks that it wai
 
 The least solution of these rules is the set of ranks that can move. The hang is proven if the set is empty and at least
 one rank waits. No correct program is stopped: the ranks of a correct program that has not ended are on the way to a
-call, so one of them can move; or they are all in one call, and then it is in flight, and all of them can move. Members
-of a group that make different calls at one number are no correct program; such a call never ends.
+call, so one of them can move; or they are all in one call, and then it is in flight, and all of them can move. If
+members make different calls with one number, the program is wrong; such a call never ends.
 
 The ledgers are taken one after the other. `dist_testing.hang.watch` sees to it that they describe one moment:
 nothing may have changed between two looks at all ranks, and no rank may have run in between.
@@ -24,7 +24,7 @@ nothing may have changed between two looks at all ranks, and no rank may have ru
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from dist_testing.core.ground.backends import all_declared
@@ -134,14 +134,21 @@ def analyse(views: Sequence[RankView], limits_ms: frozenset[int] = frozenset()) 
             free[view.rank] = found
         elif found is not None:
             waiting[view.rank] = found
+    movable = movable_with(free, {rank: found.missing for rank, found in waiting.items()})
+    return Analysis(by_rank, waiting, free, movable)
+
+
+def movable_with(free: Iterable[int], needs: Mapping[int, Iterable[frozenset[int]]]) -> frozenset[int]:
+    """Return the ranks that can move, if those in `free` can by themselves: the least solution.
+
+    `needs` are the sets of ranks that are each enough for a rank.
+    """
     movable = set(free)
     while more := {
-        rank
-        for rank, found in waiting.items()
-        if rank not in movable and any(missing <= movable for missing in found.missing)
+        rank for rank, sets in needs.items() if rank not in movable and any(enough <= movable for enough in sets)
     }:
         movable |= more
-    return Analysis(by_rank, waiting, free, frozenset(movable))
+    return frozenset(movable)
 
 
 def _waiting(view: RankView, views: Mapping[int, RankView], known_ms: frozenset[int]) -> Waiting | str | None:

@@ -19,7 +19,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from dist_testing.hang.analysis import Analysis, Mismatch, Waiting
+from dist_testing.hang.analysis import Analysis, Waiting, movable_with
 from dist_testing.hang.call_rules import are_alike
 
 
@@ -65,21 +65,14 @@ def suspects(analysis: Analysis) -> tuple[int, ...]:
 def _explains(suspect: int, analysis: Analysis) -> bool:
     """Whether all other ranks can move if this one does what they expect."""
     needs = {rank: _needs(waiting, suspect) for rank, waiting in analysis.waiting.items()}
-    movable = {suspect}
-    while more := {
-        rank for rank, sets in needs.items() if rank not in movable and any(missing <= movable for missing in sets)
-    }:
-        movable |= more
-    return needs.keys() <= movable
+    return needs.keys() <= movable_with([suspect], needs)
 
 
 def _needs(waiting: Waiting, suspect: int) -> list[frozenset[int]]:
     """The sets of ranks that are each enough for a rank, if the calls of the suspect do not count."""
-    return [
-        *waiting.missing,
-        *(mismatch.missing for mismatch in waiting.mismatches if _is_alike_without(mismatch, suspect)),
+    alike = [
+        mismatch.missing
+        for mismatch in waiting.mismatches
+        if are_alike(call for rank, call in mismatch.calls.items() if rank != suspect)
     ]
-
-
-def _is_alike_without(mismatch: Mismatch, suspect: int) -> bool:
-    return are_alike({call for rank, call in mismatch.calls.items() if rank != suspect})
+    return [*waiting.missing, *alike]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 from dist_testing.core.ground.backends import all_declared
 from dist_testing.hang.ledger import Call
@@ -36,9 +36,11 @@ def _needs_equal_inputs(call: Call) -> bool:
     return call.operation in _EQUAL_INPUTS
 
 
-def described(call: Call, *, with_inputs: bool) -> str:
-    """Return such as "all_reduce", or "all_reduce of [[3]] Float"."""
-    return f"{call.operation} of {call.sizes} {call.dtypes}".rstrip() if with_inputs else call.operation
+def described(calls: Mapping[int, Call]) -> dict[int, str]:
+    """Return each rank's call, such as "all_reduce", or "all_reduce of [[3]] Float" if all ranks call all_reduce."""
+    if len({call.operation for call in calls.values()}) > 1:
+        return {rank: call.operation for rank, call in calls.items()}
+    return {rank: f"{call.operation} of {call.sizes} {call.dtypes}".rstrip() for rank, call in calls.items()}
 
 
 def _elements(call: Call) -> int | None:

@@ -96,14 +96,12 @@ class Place:
     """A line that a thread executes.
 
     Attributes:
-        function: Name of the function.
         file: Path of its file.
         line: Number of the line, from 1.
         instruction: Offset of the instruction in the function's code.
         is_library: Whether the file is torch's or this library's.
     """
 
-    function: str
     file: str
     line: _Count
     instruction: _Count
@@ -185,4 +183,4 @@ class NoLedger:
 
 
 LedgerAnswer: TypeAlias = Ledger | NoLedger
-LEDGERS: Family[LedgerAnswer] = Family("ledger of a rank", 5, (Ledger, NoLedger), max_bytes=MAX_ANSWER_BYTES)
+LEDGERS: Family[LedgerAnswer] = Family("ledger of a rank", 6, (Ledger, NoLedger), max_bytes=MAX_ANSWER_BYTES)

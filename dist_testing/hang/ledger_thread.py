@@ -41,6 +41,8 @@ from dist_testing.hang.waits import C10D, wait_of
 
 # Of one text in an answer, such as the shapes of a call's inputs. Characters.
 _MAX_TEXT = 200
+# Before torch's number of the first call.
+_NONE = -1
 # Of the calls that have ended.
 _LAST_CALLS = 16
 _MAX_PLACES = 40
@@ -51,6 +53,8 @@ _CPU_DUMP = "_dump_fr_trace_json"
 _DEVICE_DUMP = "_dump_nccl_trace_json"
 # Packages in whose lines a reader cannot see what their test does.
 _LIBRARIES = ("torch", "dist_testing")
+# Below its frames stand those of the process that the rank was forked from.
+_LAUNCH = os.path.join(os.path.dirname(os.path.dirname(__file__)), "core", "launch", "")
 # Threads of this library, by their names.
 _OUR_THREADS = "dist_testing"
 # For the helper to end its thread before a fork; it answers in milliseconds. Seconds.
@@ -72,62 +76,34 @@ class LedgerService(RankService):
     def start(self) -> None:
         """Start the helper thread. Threads find out themselves who waits for whom."""
         if sys.platform == "linux" and not self._start.request.together:
-            LedgerThread().start(self._start.stacks_fd, is_fresh=True)
-
-
-@contextlib.contextmanager
-def answering(ledger: LedgerThread | None, fd: int) -> Iterator[None]:
-    """Answer requests in this block, with a thread that can be used again; with None, answer none."""
-    if ledger is None:
-        yield
-        return
-    ledger.start(fd)
-    try:
-        yield
-    finally:
-        ledger.stop()
+            LedgerThread(self._start.stacks_fd)
 
 
 class LedgerThread:
-    """The helper thread of a process. There is at most one at a time."""
+    """The helper thread of a process, which has at most one."""
 
     # The one whose thread steps aside when the process forks.
     in_use: ClassVar[LedgerThread | None] = None
 
-    def __init__(self) -> None:
-        """Prepare the thread."""
-        self._fd = -1
-        self._main = 0
-        self._ident = 0
-        self._native_id = 0
-        # The last call before this thread was started: of another case, in a process that takes part in several worlds.
-        self._before = -1
-        self._wake = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
-        self._ended = _thread.allocate_lock()
-        self._pid = os.getpid()
-
-    def start(self, fd: int, *, is_fresh: bool = False) -> None:
+    def __init__(self, fd: int) -> None:
         """Start the thread; the calling thread is the one that runs the test.
 
-        Args:
-            fd: A Unix socket that requests come from and answers go to; it stays the caller's.
-            is_fresh: Whether this process has run no case before, so that all its calls count.
+        `fd` is a Unix socket that requests come from and answers go to; it stays the caller's.
         """
         self._fd = fd
         self._main = threading.get_ident()
-        self._before = -1 if is_fresh else last_record()
+        self._ident = 0
+        self._native_id = 0
+        self._wake = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
+        self._ended = _thread.allocate_lock()
+        self._pid = os.getpid()
         LedgerThread.in_use = self
         self.resume()
 
-    def stop(self) -> None:
-        """End the thread, and return when the kernel no longer knows it."""
-        self.step_aside()
-        self._fd = -1
-
     def resume(self) -> None:
-        """Start the thread again after `step_aside`."""
+        """Start the thread, also again after `step_aside`."""
         # A thread that did not step aside in time still runs.
-        if self._fd < 0 or os.getpid() != self._pid or not self._ended.acquire(blocking=False):
+        if os.getpid() != self._pid or not self._ended.acquire(blocking=False):
             return
         # The thread inherits this from its first moment.
         blocked = _signal.pthread_sigmask(_signal.SIG_BLOCK, _BLOCKED)
@@ -140,8 +116,8 @@ class LedgerThread:
             _signal.pthread_sigmask(_signal.SIG_SETMASK, blocked)
 
     def step_aside(self) -> None:
-        """End the thread, if it runs in this process."""
-        if self._fd < 0 or os.getpid() != self._pid:
+        """End the thread, if it runs in this process, and return when the kernel no longer knows it."""
+        if os.getpid() != self._pid:
             return
         os.eventfd_write(self._wake, 1)
         end_s = time.monotonic() + _STEP_ASIDE_S
@@ -178,7 +154,7 @@ class LedgerThread:
                 if not request:
                     return False
                 with LOOKING:
-                    answer = read_ledger(self._main, {self._ident}, self._before)
+                    answer = read_ledger(self._main, {self._ident})
                 channel.send(ANSWER_MARK + request + encoded(answer))
         except OSError:
             return False
@@ -217,27 +193,26 @@ def encoded(answer: LedgerAnswer) -> bytes:
         return LEDGERS.to_wire(NoLedger(str(error).partition("\n")[0]))
 
 
-def read_ledger(main: int, ours: set[int], before: int = -1) -> LedgerAnswer:
+def read_ledger(main: int, ours: set[int]) -> LedgerAnswer:
     """Read the ledger of this process.
 
     Args:
         main: The thread that runs the test.
         ours: Threads of this library.
-        before: torch's number of the last call that does not count, because another case has made it.
     """
     try:
-        return _read(main, ours, before)
+        return _read(main, ours)
     except Exception as error:
         # The test may have put anything in the places that are read here, and torch may have changed them.
         return NoLedger(f"{type(error).__name__}: {error}"[:_MAX_TEXT])
 
 
-def _read(main: int, ours: set[int], before: int) -> Ledger:
+def _read(main: int, ours: set[int]) -> Ledger:
     frames = sys._current_frames()
     frame = frames[main]
     wait = wait_of(frame)
     c10d = sys.modules.get(C10D)
-    recorded, is_complete = calls_since(before)
+    recorded, is_complete = calls_since(_NONE)
     calls = recorded or []
     newest: dict[str, int] = {}
     for call in calls:
@@ -289,13 +264,13 @@ def _recorded(name: str = _CPU_DUMP) -> list[dict[str, Any]] | None:
 
 
 def last_record() -> int:
-    """Return torch's number of the last call that it has recorded; -1 if there is none."""
+    """Return torch's number of the last call that it has recorded; one below the first if there is none."""
     try:
         entries = _recorded()
     except Exception:
         # Each answer will say that the record cannot be read.
-        return -1
-    return int(entries[-1]["record_id"]) if entries else -1
+        return _NONE
+    return int(entries[-1]["record_id"]) if entries else _NONE
 
 
 def _recorder_size() -> int:
@@ -355,11 +330,10 @@ def _places(frame: FrameType) -> Iterator[Place]:
     libraries = tuple(os.path.join(os.path.dirname(file), "") for file in files if file)
     inner: FrameType | None = frame
     for _ in range(_MAX_PLACES):
-        if inner is None:
+        if inner is None or inner.f_code.co_filename.startswith(_LAUNCH):
             return
         code = inner.f_code
         yield Place(
-            function=code.co_name[:_MAX_TEXT],
             file=code.co_filename[-_MAX_TEXT:],
             line=inner.f_lineno or 0,
             instruction=max(0, inner.f_lasti),

@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import dataclasses
 import os
+import re
+import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from dist_testing.core.ground.error_text import ranks_text
+from dist_testing.core.ground.error_text import ranks_by_text, ranks_text
 from dist_testing.core.ground.outcomes import GOOD, Cause, Kind, RankOutcome, Verdict
+from dist_testing.core.ground.record import Ledger as RankLedger
+from dist_testing.core.ground.record import LedgerCall
 from dist_testing.hang.analysis import Analysis, Mismatch, Waiting
 from dist_testing.hang.blame import blame
 from dist_testing.hang.call_rules import described
@@ -23,6 +27,8 @@ _MAX_PENDING = 3
 # Of ranks in "the fault is on rank 0 or on rank 1".
 _MAX_CHOICE = 2
 _DEFAULT_GROUP = "0"
+# The start of a headline about ranks that have skipped. The verdict names them with their reasons.
+_SKIPPED = re.compile(r"^ranks? [\d, ]+ skipped; ")
 # Instead of "at the deadline".
 _STUCK = "when no rank could go on any more"
 
@@ -32,27 +38,34 @@ class HangStory:
     """What is known of a hang.
 
     Attributes:
-        is_proven: Whether no rank could ever have gone on.
-        headline: One sentence: which ranks wait, for whom, where; "" if that is not known.
-        lines: What each rank did, a line for ranks that did the same.
+        analysis: What the story was made from.
+        headline: One sentence: which ranks wait, for whom, where; "" if that is not known, such as where a rank
+            has told nothing, or its recorder is off.
         culprits: The ranks that the hang comes from; empty if that is not known.
         victims: The ranks that wait, and cannot be to blame.
-        analysis: What the story was made from.
         suspects: Without culprits, ranks of which one is to blame.
     """
 
-    is_proven: bool
-    headline: str
-    lines: tuple[str, ...]
-    culprits: tuple[int, ...]
-    victims: tuple[int, ...]
     analysis: Analysis
+    headline: str = ""
+    culprits: tuple[int, ...] = ()
+    victims: tuple[int, ...] = ()
     suspects: tuple[int, ...] = ()
+
+    @property
+    def is_proven(self) -> bool:
+        """Whether no rank could ever have gone on."""
+        return self.analysis.is_proven
 
     @property
     def waiting(self) -> frozenset[int]:
         """The ranks that wait for others, culprits among them."""
         return frozenset(self.analysis.waiting) | frozenset(self.victims)
+
+    @property
+    def lines(self) -> tuple[str, ...]:
+        """What each rank did, a line for ranks that did the same."""
+        return tuple(_lines(self.analysis))
 
 
 def story_of(analysis: Analysis) -> HangStory | None:
@@ -83,19 +96,13 @@ def story_of(analysis: Analysis) -> HangStory | None:
     if analysis.is_proven and len(named) < len(analysis.views) and sorted(named) != sorted(shown):
         headline += f"; {_fault(named)}"
     victims = tuple(rank for rank in analysis.waiting if rank not in named)
-    lines = tuple(_lines(analysis))
-    return HangStory(analysis.is_proven, headline, lines, found.culprits, victims, analysis, found.suspects)
+    return HangStory(analysis, headline, found.culprits, victims, found.suspects)
 
 
 def _fault(ranks: Sequence[int]) -> str:
     if len(ranks) > _MAX_CHOICE:
         return f"the fault is on one of {ranks_text(ranks)}"
     return "the fault is " + " or ".join(f"on rank {rank}" for rank in ranks)
-
-
-def listed(analysis: Analysis) -> HangStory:
-    """List what each rank does, where that tells no story: a rank may have told nothing, or its recorder may be off."""
-    return HangStory(False, "", tuple(_lines(analysis)), (), (), analysis)
 
 
 def _of_calls(analysis: Analysis) -> HangStory | None:
@@ -117,18 +124,19 @@ def _of_calls(analysis: Analysis) -> HangStory | None:
                 waiting = [other for other in members if other not in absent and not analysis.views[other].ended]
                 if not waiting:
                     continue
-                fates: dict[str, list[int]] = {}
-                for other in absent:
-                    fate = analysis.views[other].ended or f"has not begun it{_at(_place(ledgers[other]))}"
-                    fates.setdefault(fate, []).append(other)
-                who = "; ".join(f"{ranks_text(ranks)} {fate}" for fate, ranks in fates.items())
+                who = _each_with(
+                    {
+                        other: analysis.views[other].ended or f"has not begun it{_at(_place(ledgers[other]))}"
+                        for other in absent
+                    }
+                )
                 verb = "wait" if len(waiting) > 1 else "waits"
                 headline = f"{who}; {ranks_text(waiting)} {verb} in {_call_text(call)} of {call.backend}"
                 culprits = absent
             else:
                 continue
             victims = tuple(other for other in members if other not in culprits)
-            return HangStory(False, headline, tuple(_lines(analysis)), tuple(culprits), victims, analysis)
+            return HangStory(analysis, headline, tuple(culprits), victims)
     return None
 
 
@@ -153,10 +161,7 @@ def _awaited(analysis: Analysis) -> dict[int, list[int]]:
 
 
 def _disagreement(analysis: Analysis, mismatch: Mismatch) -> tuple[str, Sequence[int]]:
-    sides: dict[str, list[int]] = {}
-    with_inputs = len({theirs.operation for theirs in mismatch.calls.values()}) == 1
-    for rank, theirs in sorted(mismatch.calls.items()):
-        sides.setdefault(described(theirs, with_inputs=with_inputs), []).append(rank)
+    sides = ranks_by_text(described(dict(sorted(mismatch.calls.items()))))
     texts = []
     for operation, ranks in sorted(sides.items(), key=lambda side: (len(side[1]), side[1])):
         place = _at(_common_place(analysis, mismatch, ranks))
@@ -168,11 +173,10 @@ def _disagreement(analysis: Analysis, mismatch: Mismatch) -> tuple[str, Sequence
 
 
 def _absent(analysis: Analysis, awaited: Mapping[int, Sequence[int]], absent: Sequence[int]) -> str:
-    fates: dict[str, list[int]] = {}
-    for rank in absent:
-        view = analysis.views[rank]
-        fates.setdefault(view.ended or f"{analysis.free[rank]}{_at(_place(view.ledger))}", []).append(rank)
-    who = "; ".join(f"{ranks_text(ranks)} {fate}" for fate, ranks in fates.items())
+    views = {rank: analysis.views[rank] for rank in absent}
+    who = _each_with(
+        {rank: view.ended or f"{analysis.free[rank]}{_at(_place(view.ledger))}" for rank, view in views.items()}
+    )
     waiting = sorted({rank for other in absent for rank in awaited[other]})
     verb = "wait" if len(waiting) > 1 else "waits"
     them = "it" if len(absent) == 1 else "them"
@@ -198,15 +202,20 @@ def _cycle(analysis: Analysis) -> list[int]:
 
 
 def _each(analysis: Analysis, ranks: Iterable[int]) -> str:
-    places: dict[str, list[int]] = {}
-    for rank in sorted(ranks):
-        text = f"{_what(analysis.waiting[rank])}{_at(_place(analysis.views[rank].ledger))}"
-        places.setdefault(text, []).append(rank)
-    return "; ".join(f"{ranks_text(its_ranks)} in {text}" for text, its_ranks in places.items())
+    return _each_with(
+        {
+            rank: f"in {_what(analysis.waiting[rank])}{_at(_place(analysis.views[rank].ledger))}"
+            for rank in sorted(ranks)
+        }
+    )
 
 
-def _lines(analysis: Analysis) -> Iterable[str]:
-    texts: dict[str, list[int]] = {}
+def _each_with(texts: Mapping[int, str]) -> str:
+    return "; ".join(f"{ranks_text(ranks)} {text}" for text, ranks in ranks_by_text(texts).items())
+
+
+def _lines(analysis: Analysis) -> Iterator[str]:
+    texts = {}
     for rank, view in sorted(analysis.views.items()):
         waiting = analysis.waiting.get(rank)
         if view.ended:
@@ -221,8 +230,8 @@ def _lines(analysis: Analysis) -> Iterable[str]:
         if pending := [call for call in _not_shown(view.ledger, waiting) if not call.is_done]:
             shown = ", ".join(f"{_call_text(call)} {_inputs(call)}" for call in pending[:_MAX_PENDING])
             text += f"; not ended on {pending[0].backend}: {shown}"
-        texts.setdefault(text, []).append(rank)
-    for text, ranks in texts.items():
+        texts[rank] = text
+    for text, ranks in ranks_by_text(texts).items():
         yield f"Ledger of {ranks_text(ranks)}: {text}."
 
 
@@ -250,13 +259,26 @@ def _inputs(call: Call) -> str:
     return f"{call.sizes} {call.dtypes}".rstrip()
 
 
-def rank_ledgers(analysis: Analysis) -> Iterator[tuple[int, str, str, tuple[Call, ...]]]:
-    """Yield of each rank: its number, what it does in words, file and line of the test, and its last calls."""
+def rank_ledgers(analysis: Analysis) -> tuple[RankLedger, ...]:
+    """Return what each rank does, for the record of the case."""
+    now_s = time.monotonic()
+    # torch's times are those of the wall clock.
+    offset_ns = time.monotonic_ns() - time.time_ns()
+
+    def recorded(call: Call) -> LedgerCall:
+        begun_s, ended_s = ((at_ns + offset_ns) / 1e9 if at_ns else None for at_ns in (call.begun_ns, call.ended_ns))
+        return LedgerCall(
+            call.group, call.number, call.backend, call.operation, _inputs(call), call.is_done, begun_s, ended_s
+        )
+
+    ledgers = []
     for rank, view in sorted(analysis.views.items()):
         waiting = analysis.waiting.get(rank)
         state = view.ended or (f"waits in {_what(waiting)}" if waiting else analysis.free.get(rank, ""))
         calls = (*view.ledger.calls, *view.ledger.device_calls) if view.ledger is not None else ()
-        yield rank, state, "" if view.ended else _place(view.ledger), calls
+        place = "" if view.ended else _place(view.ledger)
+        ledgers.append(RankLedger(rank, now_s, state, place, tuple(map(recorded, calls))))
+    return tuple(ledgers)
 
 
 def _what(waiting: Waiting) -> str:
@@ -311,34 +333,36 @@ def _at(place: str) -> str:
     return f" ({place})" if place else ""
 
 
-def mark_stuck(outcomes: Sequence[RankOutcome], story: HangStory | None) -> tuple[RankOutcome, ...]:
+def mark_stuck(outcomes: Sequence[RankOutcome], story: HangStory) -> tuple[RankOutcome, ...]:
     """Return the outcomes with what a proven hang means for the ranks that were stopped because of it."""
-    if story is None or not story.is_proven:
+    if not story.is_proven:
         return tuple(outcomes)
     return tuple(
         dataclasses.replace(outcome, summary=_STUCK) if outcome.kind is Kind.HUNG else outcome for outcome in outcomes
     )
 
 
-def blame_by_ledger(found: Verdict, outcomes: Sequence[RankOutcome], story: HangStory | None) -> Verdict:
+def blame_by_ledger(found: Verdict, outcomes: Sequence[RankOutcome], story: HangStory) -> Verdict:
     """Return the verdict on a case, given what the ledgers say of a hang.
 
     Args:
         found: What the outcomes add up to.
         outcomes: One per rank.
-        story: What the ledgers say; None if they were not read, or if no rank waited for another.
+        story: What the ledgers say.
     """
-    if story is None or not story.headline:
+    if not story.headline:
         return found
     if found.cause is Cause.DISAGREEMENT and story.is_proven:
-        return dataclasses.replace(found, reason=f"{found.reason}; {story.headline}")
+        skips = [f"rank {one.rank} {one.describe()}" for one in outcomes if one.kind is Kind.SKIPPED]
+        said = "; ".join([*skips, _SKIPPED.sub("", story.headline)])
+        return dataclasses.replace(found, reason=f"{found.cause.value}: {said}")
     failed = [outcome for outcome in outcomes if outcome.kind not in GOOD and outcome.kind is not Kind.STOPPED]
     late = [outcome for outcome in failed if outcome.collateral == "late"]
     # A rank loses its peers when they give up, and one that they have waited for can then come too late itself.
     is_hang = all(outcome.kind is Kind.HUNG or outcome.collateral for outcome in failed) and (
         late or any(outcome.kind is Kind.HUNG for outcome in failed)
     )
-    # A story of an earlier moment is none of a rank that has failed first.
+    # Ignore a story recorded before the first failure.
     is_story = not late or min(late, key=lambda outcome: outcome.at_s).rank in story.waiting
     if found.cause not in (Cause.HANG, Cause.FAILURE) or not is_hang or not is_story:
         return found

@@ -15,18 +15,17 @@ import os
 import select
 import time
 from collections.abc import Iterator, Mapping, Sequence
+from typing import NamedTuple
 
 from dist_testing.core.engine.hooks import CaseStart, EndCase, WatchedWorld, WorldWatcher
 from dist_testing.core.engine.rank_record import RankRecord
 from dist_testing.core.ground.case import CaseResult
 from dist_testing.core.ground.errors import MessageError
 from dist_testing.core.ground.outcomes import Kind, verdict
-from dist_testing.core.ground.procfs import Activity, activity_of, stat_of, threads_of
-from dist_testing.core.ground.record import Ledger as RankLedger
-from dist_testing.core.ground.record import LedgerCall
+from dist_testing.core.ground.procfs import stat_of, threads_of
 from dist_testing.hang.analysis import Analysis, RankView, analyse
 from dist_testing.hang.ledger import ANSWER_MARK, LEDGERS, Ledger, NoLedger, limits_of
-from dist_testing.hang.story import HangStory, blame_by_ledger, listed, mark_stuck, rank_ledgers, story_of
+from dist_testing.hang.story import HangStory, blame_by_ledger, mark_stuck, rank_ledgers, story_of
 
 # Between two looks at the CPU time, and between the two looks at the ledgers. The kernel counts in steps of 10 ms.
 # Seconds.
@@ -55,6 +54,11 @@ def watch(world: WatchedWorld) -> DeadlockDetector | None:
     return None if world.are_threads else DeadlockDetector(world)
 
 
+class _Activity(NamedTuple):
+    ticks: int  # CPU time that a process has used until now, in ticks of the kernel's clock
+    state: str  # of its main thread, such as "S"
+
+
 class DeadlockDetector(WorldWatcher):
     """Watches one world for hangs.
 
@@ -72,7 +76,7 @@ class DeadlockDetector(WorldWatcher):
         self._records = world.records
         self._fds = world.stacks_fds
         self._limits_ms = limits_of(world.group_limit_s)
-        self._before: dict[int, Activity] = {}
+        self._before: dict[int, _Activity] = {}
         self._first: list[RankView] | None = None
         self._first_s = 0.0
         self._awake: set[str] | None = None
@@ -141,14 +145,13 @@ class DeadlockDetector(WorldWatcher):
             return result
         found, outcomes = result.verdict, mark_stuck(result.outcomes, story)
         if outcomes != result.outcomes:
-            size = result.case.world_size
-            found = verdict(outcomes, world_size=size, leaked=result.leaked, left=result.left)
+            found = verdict(outcomes, leaked=result.leaked, left=result.left)
         return dataclasses.replace(
             result,
             outcomes=outcomes,
             verdict=blame_by_ledger(found, outcomes, story),
             notes=(*story.lines, *result.notes),
-            ledgers=_ledgers(story),
+            ledgers=rank_ledgers(story.analysis),
         )
 
     def look(self, now_s: float) -> bool:
@@ -218,10 +221,10 @@ class DeadlockDetector(WorldWatcher):
                 why = ledger.reason if ledger is not None else f"no answer; its state is {record.kernel_state or '?'}"
                 views.append(RankView(record.rank, _how_ended(record), None, f"did not tell its ledger ({why})"))
         analysis = analyse(views, self._limits_ms)
-        self.latest = story_of(analysis) or listed(analysis)
+        self.latest = story_of(analysis) or HangStory(analysis)
         return analysis
 
-    def _idle(self, activity: Mapping[int, Activity]) -> list[int]:
+    def _idle(self, activity: Mapping[int, _Activity]) -> list[int]:
         """The ranks that have done nothing since the last look."""
         return [
             rank
@@ -230,38 +233,6 @@ class DeadlockDetector(WorldWatcher):
             and seen.state == self._before[rank].state == _ASLEEP
             and seen.ticks - self._before[rank].ticks <= _IDLE_TICKS
         ]
-
-
-def _ledgers(story: HangStory) -> tuple[RankLedger, ...]:
-    now_s = time.monotonic()
-    # torch's times are those of the wall clock.
-    offset_ns = time.monotonic_ns() - time.time_ns()
-
-    def on_our_clock(wall_ns: int) -> float | None:
-        return (wall_ns + offset_ns) / 1e9 if wall_ns else None
-
-    return tuple(
-        RankLedger(
-            rank,
-            now_s,
-            state,
-            place,
-            tuple(
-                LedgerCall(
-                    call.group,
-                    call.number,
-                    call.backend,
-                    call.operation,
-                    f"{call.sizes} {call.dtypes}".rstrip(),
-                    call.is_done,
-                    on_our_clock(call.begun_ns),
-                    on_our_clock(call.ended_ns),
-                )
-                for call in calls
-            ),
-        )
-        for rank, state, place, calls in rank_ledgers(story.analysis)
-    )
 
 
 def collect_ledgers(fds: Mapping[int, int], number: int, limit_s: float) -> dict[int, Ledger | NoLedger]:
@@ -313,10 +284,11 @@ def _how_ended(record: RankRecord) -> str:
     return "skipped" if record.reported is Kind.SKIPPED else "ended the test"
 
 
-def _activity(records: Sequence[RankRecord]) -> dict[int, Activity]:
+def _activity(records: Sequence[RankRecord]) -> dict[int, _Activity]:
     """Rank to what the kernel says of it, of ranks that it knows."""
-    known = {record.rank: activity_of(record.pid) for record in records}
-    return {rank: activity for rank, activity in known.items() if activity is not None}
+    known = {record.rank: stat_of(record.pid) for record in records}
+    # proc(5): utime and stime are the 14th and the 15th field, the state is the third.
+    return {rank: _Activity(int(stat[11]) + int(stat[12]), stat[0]) for rank, stat in known.items() if stat}
 
 
 def _awake(pid: int | None) -> Iterator[str]:

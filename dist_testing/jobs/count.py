@@ -7,8 +7,8 @@ from collections.abc import Sequence
 import pytest
 
 from dist_testing.core.engine.rank_env import cpu_count
-from dist_testing.core.ground.add_ons import add_on_named
-from dist_testing.core.ground.errors import GpuError, UsageError
+from dist_testing.core.ground.add_ons import call_parts
+from dist_testing.core.ground.errors import UsageError
 from dist_testing.core.ground.procfs import free_bytes
 from dist_testing.core.ground.spec import Spec
 from dist_testing.core.pytest.options import JOBS_OPTION
@@ -21,7 +21,6 @@ AUTO = 0
 _JOB_BYTES = 60 << 20
 _RANK_BYTES = 20 << 20
 _FRESH_RANK_BYTES = 170 << 20
-_GPU_RANK_BYTES = 1000 << 20
 # Options that cannot be combined: name in the namespace, spelling, cause, way out.
 _REFUSED = (
     (
@@ -77,10 +76,12 @@ def affordable_jobs(asked: int, spec: Spec, sizes: Sequence[int], *, fresh: bool
     largest = max(sizes)
     wanted = asked or min(MAX_JOBS, max(1, cpu_count() // largest))
     limits = [(wanted, "")]
-    if gpus := spec.gpus(largest):
-        found = _usable_gpus(spec)
-        limits.append((max(1, found // gpus), f"a world of {largest} ranks needs {gpus} of {found} GPU(s)"))
-    each = _JOB_BYTES + largest * (_FRESH_RANK_BYTES if fresh else _RANK_BYTES) + gpus * _GPU_RANK_BYTES
+    each = _JOB_BYTES + largest * (_FRESH_RANK_BYTES if fresh else _RANK_BYTES)
+    for _, room in call_parts("room", spec, largest):
+        if room is not None:
+            worlds, why, memory = room
+            limits.append((max(1, worlds), why))
+            each += memory
     free = free_bytes()
     limits.append(
         (
@@ -90,15 +91,3 @@ def affordable_jobs(asked: int, spec: Spec, sizes: Sequence[int], *, fresh: bool
     )
     jobs, why = min(limits, key=lambda limit: limit[0])
     return min(jobs, len(sizes)), why if asked else ""
-
-
-def _usable_gpus(spec: Spec) -> int:
-    """Return the number of GPUs that the worlds of this run can share."""
-    usable = add_on_named("gpus", "a world with GPUs").load("usable")
-    try:
-        found: int = usable(spec.backend.vendor, spec.gpu_archs) or 0
-    except GpuError:
-        # Each case reports it.
-        return 0
-    # Bazel has reserved no more than those of the largest world.
-    return min(found, spec.gpus(max(spec.world_sizes))) if spec.target else found

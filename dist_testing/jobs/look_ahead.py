@@ -27,7 +27,7 @@ from dist_testing.core.events.stream import EventStream
 from dist_testing.core.ground.case import Case, CaseResult
 from dist_testing.core.ground.errors import DistTestingError
 from dist_testing.core.ground.outcomes import Status
-from dist_testing.core.pytest.marked_items import world_size
+from dist_testing.core.pytest.marked_items import CASE_KEY
 from dist_testing.core.pytest.options import JOBS_OPTION
 from dist_testing.core.pytest.session_events import SessionEvents
 from dist_testing.core.pytest.world_items import WorldItem
@@ -111,7 +111,8 @@ class LookAhead:
         if self._config.option.setuponly or not able:
             return self._engines
         fresh = any(self._runner.isolation_of(item).fresh_interpreter for item in able)
-        jobs, why = affordable_jobs(self._asked, first.spec, [world_size(item) for item in able], fresh=fresh)
+        sizes = [item.stash[CASE_KEY].world_size for item in able]
+        jobs, why = affordable_jobs(self._asked, first.spec, sizes, fresh=fresh)
         if why:
             self._config.get_terminal_writer().line(
                 f"dist_testing: {JOBS_OPTION}={self._asked}: {jobs} world(s) at a time, because {why}"

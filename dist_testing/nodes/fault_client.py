@@ -2,45 +2,27 @@
 
 from __future__ import annotations
 
+import functools
 import time
-from collections.abc import Sequence
 
 from dist_testing.core.ground.errors import UsageError
 from dist_testing.core.ground.layout import Layout
 from dist_testing.core.ground.world import AsksRunner, World
-from dist_testing.nodes.fault_messages import FAULT_ANSWERS, FAULT_REQUESTS, LinkFault, Request, SignalFault
-from dist_testing.nodes.faults import Faults, SignalAction
-from dist_testing.nodes.links import Link, LinkRule
+from dist_testing.nodes.fault_messages import FAULT_ANSWERS, FAULT_REQUESTS, Request
+from dist_testing.nodes.faults import Faults
 
 ADD_ON = "faults"
 
 
-class FaultClient:
-    """Brings requests to the runner and waits for the answers."""
+def ask(runner: AsksRunner, request: Request) -> None:
+    """Bring a request to the runner, and wait until the fault has happened.
 
-    def __init__(self, runner: AsksRunner) -> None:
-        self._runner = runner
-
-    def signal(self, action: SignalAction, ranks: Sequence[int]) -> None:
-        """Send a signal to ranks, and wait until it has had its effect.
-
-        Raises:
-            UsageError: If the runner refuses.
-        """
-        self._ask(SignalFault(action, tuple(ranks)))
-
-    def set_links(self, links: Sequence[Link], rule: LinkRule) -> None:
-        """Give links between nodes a rule, and wait until it holds.
-
-        Raises:
-            UsageError: If the runner refuses.
-        """
-        self._ask(LinkFault(tuple(links), rule))
-
-    def _ask(self, request: Request) -> None:
-        answer = self._runner.ask(ADD_ON, FAULT_REQUESTS.to_wire(request).decode(), "world.faults")
-        if refusal := FAULT_ANSWERS.from_wire(answer).refusal:
-            raise UsageError(refusal)
+    Raises:
+        UsageError: If the runner refuses.
+    """
+    answer = runner.ask(ADD_ON, FAULT_REQUESTS.to_wire(request).decode(), "world.faults")
+    if refusal := FAULT_ANSWERS.from_wire(answer).refusal:
+        raise UsageError(refusal)
 
 
 def faults_of(world: World, runner: AsksRunner, layout: Layout) -> Faults:
@@ -49,7 +31,7 @@ def faults_of(world: World, runner: AsksRunner, layout: Layout) -> Faults:
     def note_delay(rank: int, barrier: str, seconds: float) -> None:
         world.store.set(_delay_key(rank, barrier), str(seconds))
 
-    return Faults(layout, FaultClient(runner), note_delay)
+    return Faults(layout, functools.partial(ask, runner), note_delay)
 
 
 def be_late(world: World, barrier: str) -> None:

@@ -10,7 +10,6 @@ import math
 import signal
 import time
 from collections import deque
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 from dist_testing.core.engine.hooks import CaseStart, WatchedWorld, WorldWatcher
@@ -18,17 +17,21 @@ from dist_testing.core.engine.rank_record import RankRecord
 from dist_testing.core.ground.case import CaseResult
 from dist_testing.core.ground.outcomes import Cause, Status, Verdict
 from dist_testing.core.ground.record import Fault, LinkEnds, fault_in_words
+from dist_testing.nodes.check import nodes_of
 from dist_testing.nodes.fault_client import ADD_ON
 from dist_testing.nodes.fault_messages import (
     FAULT_ANSWERS,
     FAULT_REQUESTS,
+    LINK_ANSWERS,
+    LINK_ORDERS,
+    UNASKED,
+    ChangeLinks,
     FaultDone,
     LinkFault,
     Request,
     SignalFault,
 )
-from dist_testing.nodes.fault_plans import PlannedRequests, plan_of
-from dist_testing.nodes.link_messages import LINK_ANSWERS, LINK_ORDERS, UNASKED, ChangeLinks
+from dist_testing.nodes.planned import PlannedRequests, plan_of
 
 _SIGNALS = {
     "kill": signal.SIGKILL,
@@ -196,7 +199,7 @@ class FaultDesk(WorldWatcher):
                 'Give the test ranks of its own: isolation="fork".',
             )
         if isinstance(request, LinkFault):
-            if self._started.case.nodes == 1:
+            if nodes_of(self._started.case) == 1:
                 return _text("this world has no simulated nodes", "Its ranks share a network.", "Set nodes = 2.")
             # The process that has the nodes knows their number, and checks it.
             return ""
@@ -223,7 +226,7 @@ class FaultDesk(WorldWatcher):
         if isinstance(request, LinkFault):
             # A packet that is lost or late comes again, after a time that only the kernel knows.
             self._world.disable_proof()
-            order = ChangeLinks(self._number, request.links, request.rule)
+            order = ChangeLinks(self._number, request)
             if not self._world.order(ADD_ON, LINK_ORDERS.to_wire(order).decode()):
                 self._pending.pop()
                 refusal = _text(
@@ -255,13 +258,7 @@ class FaultDesk(WorldWatcher):
         if len(self._faults) == _MAX_FAULTS:
             return
         by = None if pending.asker is None else pending.asker.rank
-        request = pending.request
-        if isinstance(request, SignalFault):
-            fault = Fault(now_s, request.action, request.ranks, by=by, asked_s=pending.begun_s)
-        else:
-            links = tuple(LinkEnds(link.source, link.target) for link in request.links)
-            fault = Fault(now_s, "links", (), links, request.rule.describe(), by, pending.begun_s)
-        self._faults.append(fault)
+        self._faults.append(Fault(now_s, *_recorded(pending.request), by, pending.begun_s))
 
     def _answer(self, asker: RankRecord | None, refusal: str = "") -> None:
         if asker is None:
@@ -270,11 +267,7 @@ class FaultDesk(WorldWatcher):
             asker.answer(ADD_ON, FAULT_ANSWERS.to_wire(FaultDone(refusal)).decode())
 
     def _note(self, asker: RankRecord | None, request: Request, now_s: float) -> None:
-        if isinstance(request, SignalFault):
-            what = fault_in_words(request.action, request.ranks, (), "")
-        else:
-            links = [(link.source, link.target) for link in request.links]
-            what = fault_in_words("links", (), links, request.rule.describe())
+        what = fault_in_words(*_recorded(request))
         by = "the plan" if asker is None else f"rank {asker.rank}"
         self._add_note(f"fault on purpose, by {by} after {now_s - self._started.began_s:.1f} s: {what}")
 
@@ -284,13 +277,18 @@ class FaultDesk(WorldWatcher):
             self._notes.append(line)
 
 
-def _listed(ranks: Sequence[int]) -> str:
-    return ", ".join(map(str, ranks))
+def _recorded(request: Request) -> tuple[str, tuple[int, ...], tuple[LinkEnds, ...], str]:
+    """What, on which ranks, on which links, and their rule: as `Fault` keeps it."""
+    if isinstance(request, SignalFault):
+        return request.action, request.ranks, (), ""
+    links = tuple(LinkEnds(link.source, link.target) for link in request.links)
+    return "links", (), links, request.rule.describe()
 
 
 def _stuck(request: SignalFault) -> str:
+    ranks = ", ".join(map(str, request.ranks))
     return _text(
-        f"{request.action} of ranks {_listed(request.ranks)} has had no effect after {_SIGNAL_LIMIT_S:.0f} s",
+        f"{request.action} of ranks {ranks} has had no effect after {_SIGNAL_LIMIT_S:.0f} s",
         "The kernel delivers no signal to a process that waits for a device, or that another process traces.",
         "Look at the rank's stacks in the report.",
     )

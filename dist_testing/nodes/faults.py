@@ -7,10 +7,11 @@ happened: a rank that `kill` names is dead, and the next packet meets the new ne
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from typing import Literal, NoReturn, Protocol, TypeAlias
+from typing import NoReturn, TypeAlias
 
 from dist_testing.core.ground.errors import UsageError
 from dist_testing.core.ground.layout import Layout
+from dist_testing.nodes.fault_messages import LinkFault, Request, SignalFault
 from dist_testing.nodes.links import (
     CUT,
     MAX_DELAY_MS,
@@ -23,24 +24,11 @@ from dist_testing.nodes.links import (
     links_between,
 )
 
-# "power off" kills the ranks of a node, of which some may have ended before.
-SignalAction: TypeAlias = Literal["kill", "stop", "cont", "power off"]
-
 # Names a node, or several.
 Nodes: TypeAlias = int | Iterable[int]
 
 # Longest delay of a rank at a barrier. Seconds.
 MAX_BARRIER_DELAY_S = 3600.0
-
-
-class FaultCarrier(Protocol):
-    """Brings requests to the runner and waits for the answers. Each method raises `UsageError` if it refuses."""
-
-    def signal(self, action: SignalAction, ranks: Sequence[int]) -> None:
-        """Send a signal to ranks, and wait until it has had its effect."""
-
-    def set_links(self, links: Sequence[Link], rule: LinkRule) -> None:
-        """Give links between nodes a rule, and wait until it holds."""
 
 
 class Faults:
@@ -50,10 +38,16 @@ class Faults:
     `{2: -19}` for one that is still stopped when the others have ended. Every other end fails the case.
     """
 
-    def __init__(self, layout: Layout, carrier: FaultCarrier, delay: Callable[[int, str, float], None]) -> None:
-        """Make the faults of one rank. `delay` notes a delay of a rank at a barrier, in seconds."""
+    def __init__(
+        self, layout: Layout, ask: Callable[[Request], None], delay: Callable[[int, str, float], None]
+    ) -> None:
+        """Make the faults of one rank.
+
+        `ask` brings a request to the runner, and waits until it has had its effect. `delay` notes a delay of a rank at
+        a barrier, in seconds.
+        """
         self._layout = layout
-        self._carrier = carrier
+        self._ask = ask
         self._delay = delay
 
     def kill(self, rank: int) -> None:
@@ -62,7 +56,7 @@ class Faults:
         Raises:
             UsageError: If there is no such rank, or it has ended.
         """
-        self._carrier.signal("kill", [self._checked_rank("kill", rank)])
+        self._ask(SignalFault("kill", (self._checked_rank("kill", rank),)))
 
     def stop(self, rank: int) -> None:
         """Stop a rank by SIGSTOP, and wait until it stands still. A rank that stops itself returns after `cont`.
@@ -72,7 +66,7 @@ class Faults:
         Raises:
             UsageError: If there is no such rank, or it has ended.
         """
-        self._carrier.signal("stop", [self._checked_rank("stop", rank)])
+        self._ask(SignalFault("stop", (self._checked_rank("stop", rank),)))
 
     def cont(self, rank: int) -> None:
         """Let a stopped rank go on, by SIGCONT.
@@ -80,7 +74,7 @@ class Faults:
         Raises:
             UsageError: If there is no such rank, or it has ended.
         """
-        self._carrier.signal("cont", [self._checked_rank("cont", rank)])
+        self._ask(SignalFault("cont", (self._checked_rank("cont", rank),)))
 
     def delay(self, rank: int, barrier: str, seconds: float) -> None:
         """Delay a rank: when it next comes to `world.barrier(barrier)`, it waits so long before it takes part.
@@ -111,9 +105,9 @@ class Faults:
         """
         (down,) = self._checked_nodes("node_down", node)
         others = self._others([down])
-        self._carrier.set_links(links_between([down], others, both=True), CUT)
-        ranks = [rank for rank in range(self._layout.size) if self._layout.node_of(rank) == down]
-        self._carrier.signal("power off", ranks)
+        self._ask(LinkFault(links_between([down], others, both=True), CUT))
+        ranks = tuple(rank for rank in range(self._layout.size) if self._layout.group_of(rank) == down)
+        self._ask(SignalFault("power off", ranks))
 
     def partition(self, nodes: Nodes, others: Nodes | None = None, *, one_way: bool = False) -> None:
         """Cut the links between nodes. Connections stay open; their packets are lost.
@@ -127,7 +121,7 @@ class Faults:
             UsageError: If the world has no such nodes, or a node is on both sides.
         """
         links = self._links("partition", nodes, others, both=not one_way)
-        self._carrier.set_links(links, CUT)
+        self._ask(LinkFault(links, CUT))
 
     def heal(self) -> None:
         """Make all links whole again. TCP repeats lost packets after a while, which doubles with each repetition.
@@ -135,8 +129,8 @@ class Faults:
         Raises:
             UsageError: If the world has no nodes.
         """
-        every = self._checked_nodes("heal", range(self._layout.nodes))
-        self._carrier.set_links(links_between(every, every, both=False), WHOLE)
+        every = self._checked_nodes("heal", range(self._layout.groups))
+        self._ask(LinkFault(links_between(every, every, both=False), WHOLE))
 
     def wire(
         self,
@@ -184,11 +178,11 @@ class Faults:
             seed=seed,
         )
         if nodes is None:
-            every = self._checked_nodes("wire", range(self._layout.nodes))
+            every = self._checked_nodes("wire", range(self._layout.groups))
             links = links_between(every, every, both=False)
         else:
             links = self._links("wire", nodes, others, both=not one_way)
-        self._carrier.set_links(links, rule)
+        self._ask(LinkFault(links, rule))
 
     def _links(self, call: str, nodes: Nodes, others: Nodes | None, *, both: bool) -> tuple[Link, ...]:
         near = self._checked_nodes(call, nodes)
@@ -197,12 +191,12 @@ class Faults:
             _refuse(
                 f"{call} between nodes {list(near)} and {list(far)}",
                 "A link has two ends on different nodes.",
-                f"Name different nodes of the {self._layout.nodes}: partition(0, 1), for example.",
+                f"Name different nodes of the {self._layout.groups}: partition(0, 1), for example.",
             )
         return links_between(near, far, both=both)
 
     def _others(self, nodes: Sequence[int]) -> list[int]:
-        return [node for node in range(self._layout.nodes) if node not in nodes]
+        return [node for node in range(self._layout.groups) if node not in nodes]
 
     def _checked_rank(self, call: str, rank: object) -> int:
         if type(rank) is not int or not 0 <= rank < self._layout.size:
@@ -214,8 +208,8 @@ class Faults:
         return rank
 
     def _checked_nodes(self, call: str, nodes: object) -> tuple[int, ...]:
-        count = self._layout.nodes
-        if not self._layout.has_namespaces:
+        count = self._layout.groups
+        if count == 1:
             _refuse(
                 f"{call} in a world without simulated nodes",
                 "All ranks are on this machine and share its network, which a test must not break.",

@@ -14,10 +14,10 @@ import traceback
 from collections.abc import Sequence
 from typing import NoReturn
 
-from dist_testing.core.ground.layout import INTERFACE
 from dist_testing.core.process import wire
 from dist_testing.core.process.lifetime import die_with_parent, end_child, fork
-from dist_testing.nodes.link_messages import LINK_ANSWERS, LINK_ORDERS, UNASKED, ChangeLinks, LinksChanged
+from dist_testing.nodes.addresses import INTERFACE
+from dist_testing.nodes.fault_messages import LINK_ANSWERS, LINK_ORDERS, UNASKED, ChangeLinks, LinksChanged
 from dist_testing.nodes.namespaces import Nodes, enter, enter_network, port_name
 from dist_testing.nodes.netlink import Netlink
 from dist_testing.nodes.switch import Switch, open_port
@@ -59,7 +59,7 @@ class LinkProcess:
     def change(self, order: ChangeLinks) -> str:
         """Pass an order on, which `answer` answers later. Return why it cannot be; "" if it is on its way."""
         nodes = range(self._count)
-        for link in order.links:
+        for link in order.fault.links:
             if link.source in nodes and link.target in nodes and link.source != link.target:
                 continue
             return (
@@ -164,7 +164,7 @@ def _obey(control: socket.socket, switch: Switch) -> bool:
     if received is None:
         return False
     order, _ = received
-    switch.set_rule(order.links, order.rule)
+    switch.set_rule(order.fault.links, order.fault.rule)
     wire.send(control, LINK_ANSWERS, LinksChanged(order.number))
     return True
 

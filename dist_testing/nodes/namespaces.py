@@ -13,6 +13,8 @@ Only descriptors and processes hold the namespaces. When the last of them is gon
 namespaces and interfaces, so nothing can stay behind. No process is in the namespace of the bridge, so a descriptor
 holds it. A user without privileges gets a user namespace around all of them.
 
+Every function raises `OSError` if the kernel refuses, or forbids it to this user.
+
 This module imports nothing that has to be installed, because `missing_permission` loads it in a bare interpreter.
 """
 
@@ -31,7 +33,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn
 
-from dist_testing.core.ground.layout import INTERFACE, NETWORK_BITS, node_address, node_name
+from dist_testing.nodes.addresses import INTERFACE, NETWORK_BITS, node_address, node_name
 from dist_testing.nodes.netlink import Netlink
 
 # <linux/sched.h>
@@ -95,12 +97,9 @@ def make_nodes(count: int, store_port: int, backlog: int) -> Nodes:
     A child process makes them, so this process stays in its own namespaces. It must be fit to be forked.
 
     Args:
-        count: Number of nodes, from 1 to `core.ground.layout.MAX_NODES`.
+        count: Number of nodes, from 1 to `addresses.MAX_NODES`.
         store_port: Port of the listening socket on node 0; 0 for no socket.
         backlog: Connections that may wait at that socket.
-
-    Raises:
-        OSError: If the kernel refuses, or forbids it to this user.
     """
     near, far = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     with near, far:
@@ -123,11 +122,7 @@ def make_nodes(count: int, store_port: int, backlog: int) -> Nodes:
 
 
 def enter(fds: Sequence[int]) -> None:
-    """Move this process, which must have one thread, into a node. Close the descriptors, which are those of `Nodes.of`.
-
-    Raises:
-        OSError: If the kernel refuses.
-    """
+    """Move this process, which must have one thread, into a node. Close the descriptors, those of `Nodes.of`."""
     for fd in fds:
         # The kernel knows from the descriptor which kind of namespace it is.
         _call(_libc.setns, fd, 0)
@@ -137,11 +132,7 @@ def enter(fds: Sequence[int]) -> None:
 
 
 def enter_network(fd: int) -> None:
-    """Move this thread into the network namespace of a descriptor, which stays open.
-
-    Raises:
-        OSError: If the kernel refuses.
-    """
+    """Move this thread into the network namespace of a descriptor, which stays open."""
     _call(_libc.setns, fd, _CLONE_NEWNET)
 
 
@@ -162,11 +153,7 @@ def write_hosts(path: Path, count: int) -> None:
 
 
 def name_nodes(hosts: Path) -> None:
-    """Show a file of `write_hosts` as /etc/hosts to this process and those that it starts. Call it after `enter`.
-
-    Raises:
-        OSError: If the kernel refuses.
-    """
+    """Show a file of `write_hosts` as /etc/hosts to this process and those that it starts. Call it after `enter`."""
     _call(_libc.unshare, _CLONE_NEWNS)
     # Other processes must not see the next mount.
     _mount("none", "/", _MS_REC | _MS_PRIVATE)

@@ -10,7 +10,6 @@ import errno
 import os
 import socket
 import struct
-from types import TracebackType
 
 # A message: length, type, flags, number, port. Its answer begins with an error number, which is 0 or negative.
 _HEADER = struct.Struct("=IHHII")
@@ -37,7 +36,10 @@ _IFA_ADDRESS, _IFA_LOCAL = 1, 2
 
 
 class Netlink:
-    """A connection to the network part of the kernel, for the network namespace in which it is made."""
+    """A connection to the network part of the kernel, for the network namespace in which it is made.
+
+    Every method raises `OSError` if the kernel refuses.
+    """
 
     def __init__(self) -> None:
         self._socket = socket.socket(socket.AF_NETLINK, socket.SOCK_RAW | socket.SOCK_CLOEXEC, _NETLINK_ROUTE)
@@ -47,18 +49,12 @@ class Netlink:
     def __enter__(self) -> Netlink:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._socket.close()
 
     def add_bridge(self, name: str) -> None:
-        """Make a bridge, which forwards frames between its ports, and switch it on.
-
-        Raises:
-            OSError: If the kernel refuses.
-        """
-        self._ask(_RTM_NEWLINK, _CREATE | _EXCL, _link() + _text(_IFLA_IFNAME, name) + _info("bridge"))
+        """Make a bridge, which forwards frames between its ports, and switch it on."""
+        self._change(name, _info("bridge"), flags=_CREATE | _EXCL)
         self.switch_on(name)
 
     def add_pair(self, name: str, peer: str, peer_namespace: int) -> None:
@@ -68,72 +64,45 @@ class Netlink:
             name: Name of the interface in this namespace.
             peer: Name of the other one.
             peer_namespace: Descriptor of the other namespace.
-
-        Raises:
-            OSError: If the kernel refuses.
         """
-        other = _link() + _text(_IFLA_IFNAME, peer) + _number(_IFLA_NET_NS_FD, peer_namespace)
+        other = _link(peer) + _number(_IFLA_NET_NS_FD, peer_namespace)
         data = _attribute(_IFLA_INFO_DATA, _attribute(_VETH_INFO_PEER, other))
-        self._ask(_RTM_NEWLINK, _CREATE | _EXCL, _link() + _text(_IFLA_IFNAME, name) + _info("veth", data))
+        self._change(name, _info("veth", data), flags=_CREATE | _EXCL)
         self.switch_on(name)
 
     def add_port(self, name: str, bridge: str) -> None:
-        """Make an interface a port of a bridge, and switch it on.
-
-        Raises:
-            OSError: If the kernel refuses.
-        """
-        master = _number(_IFLA_MASTER, socket.if_nametoindex(bridge))
-        self._ask(_RTM_NEWLINK, 0, _link() + _text(_IFLA_IFNAME, name) + master)
+        """Make an interface a port of a bridge, and switch it on."""
+        self._change(name, _number(_IFLA_MASTER, socket.if_nametoindex(bridge)))
         self.switch_on(name)
 
     def remove_port(self, name: str) -> None:
-        """Take an interface out of its bridge; it stays on.
-
-        Raises:
-            OSError: If the kernel refuses.
-        """
-        self._ask(_RTM_NEWLINK, 0, _link() + _text(_IFLA_IFNAME, name) + _number(_IFLA_MASTER, 0))
+        """Take an interface out of its bridge; it stays on."""
+        self._change(name, _number(_IFLA_MASTER, 0))
 
     def send_single_packets(self, name: str) -> None:
-        """Let the kernel cut what TCP sends by an interface into packets before it, not after it.
-
-        Raises:
-            OSError: If the kernel refuses.
-        """
-        self._ask(_RTM_NEWLINK, 0, _link() + _text(_IFLA_IFNAME, name) + _number(_IFLA_GSO_MAX_SEGS, 1))
+        """Let the kernel cut what TCP sends by an interface into packets before it, not after it."""
+        self._change(name, _number(_IFLA_GSO_MAX_SEGS, 1))
 
     def switch_on(self, name: str) -> None:
-        """Switch an interface on. It gets no IPv6 address, for which the kernel would need a second.
-
-        Raises:
-            OSError: If the kernel refuses.
-        """
+        """Switch an interface on. It gets no IPv6 address, for which the kernel would need a second."""
         if os.path.exists("/proc/net/if_inet6"):
             mode = _attribute(_IFLA_INET6_ADDR_GEN_MODE, bytes([_GENERATE_NONE]))
-            family = _attribute(_IFLA_AF_SPEC, _attribute(socket.AF_INET6, mode))
-            self._ask(_RTM_NEWLINK, 0, _link() + _text(_IFLA_IFNAME, name) + family)
-        self._ask(_RTM_NEWLINK, 0, _link(is_up=True) + _text(_IFLA_IFNAME, name))
+            self._change(name, _attribute(_IFLA_AF_SPEC, _attribute(socket.AF_INET6, mode)))
+        self._ask(_RTM_NEWLINK, 0, _link(name, flags=_IFF_UP, changed=_IFF_UP))
 
     def switch_off(self, name: str) -> None:
-        """Switch an interface off: what it would carry is lost, and neither side is told.
-
-        Raises:
-            OSError: If the kernel refuses.
-        """
-        off = _LINK.pack(socket.AF_UNSPEC, 0, 0, 0, _IFF_UP)
-        self._ask(_RTM_NEWLINK, 0, off + _text(_IFLA_IFNAME, name))
+        """Switch an interface off: what it would carry is lost, and neither side is told."""
+        self._ask(_RTM_NEWLINK, 0, _link(name, changed=_IFF_UP))
 
     def add_address(self, name: str, address: str, network_bits: int) -> None:
-        """Give an interface an IPv4 address in a network whose part of the address has so many bits.
-
-        Raises:
-            OSError: If the kernel refuses.
-        """
+        """Give an interface an IPv4 address in a network whose part of the address has so many bits."""
         packed = socket.inet_pton(socket.AF_INET, address)
         head = _ADDRESS.pack(socket.AF_INET, network_bits, 0, 0, socket.if_nametoindex(name))
         body = head + _attribute(_IFA_LOCAL, packed) + _attribute(_IFA_ADDRESS, packed)
         self._ask(_RTM_NEWADDR, _CREATE | _EXCL, body)
+
+    def _change(self, name: str, attributes: bytes, *, flags: int = 0) -> None:
+        self._ask(_RTM_NEWLINK, flags, _link(name) + attributes)
 
     def _ask(self, kind: int, flags: int, body: bytes) -> None:
         self._number += 1
@@ -148,8 +117,8 @@ class Netlink:
             raise OSError(-code, os.strerror(-code))
 
 
-def _link(*, is_up: bool = False) -> bytes:
-    return _LINK.pack(socket.AF_UNSPEC, 0, 0, _IFF_UP if is_up else 0, _IFF_UP if is_up else 0)
+def _link(name: str, *, flags: int = 0, changed: int = 0) -> bytes:
+    return _LINK.pack(socket.AF_UNSPEC, 0, 0, flags, changed) + _text(_IFLA_IFNAME, name)
 
 
 def _attribute(kind: int, content: bytes) -> bytes:

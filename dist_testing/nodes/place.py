@@ -7,7 +7,7 @@ from pathlib import Path
 
 from dist_testing.core.process.launcher_messages import RankStart, WorldRequest
 from dist_testing.core.process.refusal import refusal
-from dist_testing.nodes.link_messages import LINK_ANSWERS, LINK_ORDERS, UNASKED, LinksChanged
+from dist_testing.nodes.fault_messages import LINK_ANSWERS, LINK_ORDERS, UNASKED, LinksChanged
 from dist_testing.nodes.link_process import LinkProcess
 from dist_testing.nodes.namespaces import enter, make_nodes, name_nodes, write_hosts
 
@@ -25,8 +25,8 @@ class NodePlace:
             OSError: If the kernel refuses.
         """
         self._layout = request.layout
-        write_hosts(Path(request.directory, _HOSTS), request.nodes)
-        self._nodes = make_nodes(request.nodes, request.store_port, 2 * request.size)
+        write_hosts(Path(request.directory, _HOSTS), self._layout.groups)
+        self._nodes = make_nodes(self._layout.groups, request.store_port, 2 * request.size)
         self._links: LinkProcess | None = None
         self._has_lost_links = False
         # The add-on that changes the links.
@@ -54,7 +54,7 @@ class NodePlace:
 
     def fds_of(self, rank: int) -> tuple[int, ...]:
         """Return the descriptors that `enter` needs for a rank."""
-        return self._nodes.of(self._layout.node_of(rank))
+        return self._nodes.of(self._layout.group_of(rank))
 
     def fileno(self) -> int:
         """Return a descriptor that is readable when there are answers; -1 for none."""

@@ -2,22 +2,32 @@
 
     faults={3: "node_down(1)", 5: "heal()"}
 
-Programs need it, because they know no `world`; and a test that is to run as it is, with and without faults.
+Programs need it, because they know no `world`; and a test that is to run as it is, with and without faults. A planned
+fault becomes the requests that a rank would send for it.
 """
 
 from __future__ import annotations
 
+import ast
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any, NoReturn, TypeVar
 
-from dist_testing.core.ground.case import SETTINGS
+from dist_testing.core.ground.case import SETTINGS, Case
 from dist_testing.core.ground.errors import UsageError
+from dist_testing.core.ground.layout import Layout
+from dist_testing.core.ground.spec import Spec
+from dist_testing.core.launch.isolation import FORK, isolation_named
+from dist_testing.nodes.check import places_of
+from dist_testing.nodes.fault_messages import Request
+from dist_testing.nodes.faults import Faults
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 # Latest time of a fault. Seconds.
 _MAX_AFTER_S = 7 * 24 * 3600.0
 _EXAMPLE = 'Write faults={3: "node_down(1)", 5: "heal()"}, for example.'
+# The calls of `world.faults` that a plan can have. A delay belongs to a barrier of the test.
+_CALLS = ("kill", "stop", "cont", "node_down", "partition", "heal", "wire")
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,6 +44,21 @@ class PlannedFault:
 
     def __str__(self) -> str:
         return f"{self.call} after {self.after_s:g} s"
+
+
+@dataclass(frozen=True, slots=True)
+class PlannedRequests:
+    """A planned fault.
+
+    Attributes:
+        after_s: When it happens, in seconds after the test has begun on all ranks.
+        text: The fault in words.
+        requests: Its parts, each of which waits for the one before.
+    """
+
+    after_s: float
+    text: str
+    requests: tuple[Request, ...]
 
 
 def read_fault_plan(subject: str, value: object, way_out: str = _EXAMPLE) -> tuple[PlannedFault, ...]:
@@ -76,3 +101,73 @@ def planned_faults(faults: Mapping[float, str]) -> Callable[[_Function], _Functi
         return function
 
     return decorator
+
+
+def check(case: Case, spec: Spec) -> None:
+    """Check the planned faults of a case.
+
+    Raises:
+        UsageError: If one of them is not possible in its world.
+    """
+    del spec
+    isolation = isolation_named(case.isolation)
+    if _planned(case) and (isolation.in_process or case.pool):
+        raise UsageError(
+            f'{case.name}: faults = {", ".join(map(str, _planned(case)))} with isolation "{isolation.name}".\n'
+            "The ranks share one process, or run further tests; a fault needs ranks of its own.\n"
+            f'Set isolation="{FORK.name}", with a backend that supports it.'
+        )
+    plan_of(case)
+
+
+def plan_of(case: Case) -> list[PlannedRequests]:
+    """Return the planned faults of a case.
+
+    Raises:
+        UsageError: If one of them is not possible in its world.
+    """
+    plan = []
+    for planned in _planned(case):
+        requests: list[Request] = []
+        # No delay is noted: it is no call of a plan.
+        faults = Faults(Layout(case.world_size, places_of(case)), requests.append, lambda *_: None)
+        try:
+            _ask(planned, faults)
+        except UsageError as error:
+            raise UsageError(f"{case.name}: {error}") from None
+        plan.append(PlannedRequests(planned.after_s, str(planned), tuple(requests)))
+    return plan
+
+
+def _planned(case: Case) -> tuple[PlannedFault, ...]:
+    planned: tuple[PlannedFault, ...] = case.settings.get("faults", ())
+    return planned
+
+
+def _ask(planned: PlannedFault, faults: Faults) -> None:
+    """Make the call of a planned fault.
+
+    Raises:
+        UsageError: If it is none of `world.faults`, or if that refuses it.
+    """
+    try:
+        tree = ast.parse(planned.call.strip(), mode="eval").body
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
+        _refuse(planned)
+    if not isinstance(tree, ast.Call) or not isinstance(tree.func, ast.Name) or tree.func.id not in _CALLS:
+        _refuse(planned)
+    try:
+        values = [ast.literal_eval(value) for value in tree.args]
+        named = {str(word.arg): ast.literal_eval(word.value) for word in tree.keywords}
+        getattr(faults, tree.func.id)(*values, **named)
+    except (ValueError, TypeError, RecursionError, MemoryError):
+        # Not a plain value, or not the arguments of the call.
+        _refuse(planned)
+
+
+def _refuse(planned: PlannedFault) -> NoReturn:
+    raise UsageError(
+        f"world.faults: planned fault {planned.call!r}.\n"
+        f"A plan has calls with plain values, of {', '.join(_CALLS)}.\n"
+        'Write "kill(2)", or "wire(loss=0.01, seed=7)", for example.'
+    )

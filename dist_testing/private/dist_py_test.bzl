@@ -20,6 +20,7 @@ load(
     "exec_properties_problems",
     "lists_problems",
     "packages_problems",
+    "settings_problems",
     "tags_problems",
 )
 load(
@@ -66,6 +67,7 @@ def dist_py_test(
         gpu_archs = None,
         isolation = None,
         nodes = None,
+        settings = None,
         shard_count = None,
         jobs = None,
         timings = None,
@@ -118,6 +120,7 @@ def dist_py_test(
             "thread" for a backend whose groups live inside one process, "fork" for every other.
         nodes: Simulated nodes that the ranks are spread over, each with a network of its own (docs/nodes.md). Only for
             backends whose ranks are processes without GPUs. Default: 1, the machine itself.
+        settings: What the tests ask of add-ons of other packages: a dict from their names to values (docs/add_ons.md).
         shard_count: Number of shards that share the cases, 1 to 50, or a dict by backend. Default: one shard.
         jobs: Number of worlds that run side by side in one target, or shard, 1 to 64, or a dict by backend. Only for backends
             without GPUs (docs/sharding.md). Default: 1.
@@ -147,7 +150,8 @@ def dist_py_test(
             another rule set. Default: `py_test` of rules_python.
         **kwargs: More attributes, which go to `test_rule` unchanged.
     """
-    nodes, tags, deps = _or_default(nodes, 1), _or_default(tags, []), _or_default(deps, [])
+    nodes, settings = _or_default(nodes, 1), _or_default(settings, {})
+    tags, deps = _or_default(tags, []), _or_default(deps, [])
     data, args, env = _or_default(data, []), _or_default(args, []), _or_default(env, {})
     env_inherit, exec_properties = _or_default(env_inherit, []), _or_default(exec_properties, {})
     target_compatible_with = _or_default(target_compatible_with, [])
@@ -173,6 +177,7 @@ def dist_py_test(
         "env_inherit": env_inherit,
         "target_compatible_with": target_compatible_with,
     })
+    problems += settings_problems(settings)
     problems += tags_problems(tags)
     problems += env_problems(env)
     problems += env_inherit_problems(env_inherit)
@@ -243,9 +248,11 @@ def dist_py_test(
         own_data = [":" + name + ".srcs"]
     else:
         src_labels = [user_label(native.package_relative_label(src)) for src in srcs]
+    if nodes > 1:
+        settings = settings | {"nodes": nodes}
     program_exits = None if program == None else [[rank, code] for rank, code in (expected_exits or {}).items()]
     spec_texts = [
-        spec_variable(test, backends = backends, nodes = nodes, program_exits = program_exits, srcs = src_labels)
+        spec_variable(test, backends = backends, program_exits = program_exits, settings = settings, srcs = src_labels)
         for test in tests
     ]
     for spec_text in spec_texts:

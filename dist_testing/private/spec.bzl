@@ -7,32 +7,35 @@ load("//dist_testing/private:visibility.bzl", "LIBRARY")
 visibility(LIBRARY)
 
 # Version of the format. A runner refuses a newer one than its own.
-SPEC_SCHEMA = 5
+SPEC_SCHEMA = 6
 
-def spec_variable(test, *, backends, srcs, nodes, program_exits):
+def spec_variable(test, *, backends, srcs, settings, program_exits):
     """Writes the spec of a target, for the attribute `env` of its test.
 
     Args:
         test: Struct with the fields of DistTestInfo for one target; `backend` is the declaration.
         backends: Names of all backends of the call, so that a test may name each of them.
         srcs: Labels of the files with the cases.
-        nodes: Nodes that the ranks are spread over.
+        settings: Dict from the name of an add-on to what the target asks of it.
         program_exits: For a program, a list of pairs of a rank and its expected exit code; None for tests.
 
     Returns:
         JSON, with "$" doubled against Bazel's expansion of variables.
     """
+    if test.gpus:
+        settings = settings | {"gpus": {
+            "archs": test.gpu_archs,
+            "per_rank": test.gpus_per_rank,
+            "ranks_per_gpu": test.ranks_per_gpu,
+        }}
     return json.encode({
         # Only the build needs the labels of a backend's libraries.
         "backend": {key: value for key, value in test.backend.items() if key != "deps"},
         "backends": backends,
-        "gpu_archs": test.gpu_archs,
-        "gpus_per_rank": test.gpus_per_rank,
         "isolation": test.isolation,
-        "nodes": nodes,
         "program_exits": program_exits,
-        "ranks_per_gpu": test.ranks_per_gpu,
         "schema": SPEC_SCHEMA,
+        "settings": settings,
         "srcs": srcs,
         "target": test.target,
         "world_sizes": test.world_sizes,
@@ -87,7 +90,7 @@ def _dist_test_spec_impl(ctx):
 
 dist_test_spec = rule(
     doc = "Provides what the targets of one dist_py_test need, as DistTestsInfo, for queries. Writes for each test the file by which " +
-          "its program runs without Bazel (dist_testing/core/bazel/direct.py).",
+          "its program runs without Bazel (dist_testing/direct.py).",
     implementation = _dist_test_spec_impl,
     attrs = {
         "arguments": attr.string_list(doc = "Arguments of the tests."),

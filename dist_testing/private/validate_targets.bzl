@@ -66,6 +66,12 @@ def tags_problems(tags):
         if is_reserved_tag(tag)
     ]
 
+# Of the library's own add-ons.
+_ADD_ON_ARGUMENTS = {
+    "gpus": "gpus_per_rank, ranks_per_gpu, gpu_archs",
+    "nodes": "nodes",
+}
+
 def packages_problems(argument, value, backends):
     """Checks the argument `lock` or `torch`.
 
@@ -120,6 +126,31 @@ def exec_properties_problems(exec_properties):
         )
         for name, value in exec_properties.items()
         if type(name) != "string" or not name.startswith(_TEST_GROUP) or name == _TEST_GROUP
+    ]
+
+def settings_problems(settings):
+    """Checks the argument `settings`.
+
+    Args:
+        settings: The argument.
+
+    Returns:
+        A list of error texts.
+    """
+    if type(settings) != "dict" or [name for name in settings if type(name) != "string"]:
+        return [problem(
+            "settings = {}".format(shown(settings)),
+            "It is a dict from the names of add-ons to what the tests ask of them.",
+            "Use, for example, settings = {\"key_value\": 100}.",
+        )]
+    return [
+        problem(
+            "settings: {} = {}".format(repr(name), repr(settings[name])),
+            "That add-on has arguments of its own: {}.".format(_ADD_ON_ARGUMENTS[name]),
+            "Use these.",
+        )
+        for name in settings
+        if name in _ADD_ON_ARGUMENTS
     ]
 
 def attributes_problems(attributes):

@@ -9,13 +9,13 @@ from pathlib import Path
 
 import pytest
 
-from dist_testing.core.ground.case import CaseBody, CaseResult
+from dist_testing.core.ground.case import Case, CaseResult
 from dist_testing.core.ground.errors import UsageError
 from dist_testing.core.ground.spec import Spec
 from dist_testing.core.launch.isolation import isolation_named
-from dist_testing.core.pytest.marked_items import MARKER_KEY, SIZE_KEY
-from dist_testing.core.pytest.marker import Distributed
+from dist_testing.core.pytest.marked_items import CASE_KEY
 from dist_testing.core.pytest.rank_items import RANK_SIDE_KEY, RUN_SPEC_KEY, RankItem
+from dist_testing.core.session.session import current_session
 from dist_testing.programs.program import Program, check_isolation_of_program, check_program
 from dist_testing.programs.program_rank import ProgramRankContext, program_loader
 
@@ -77,10 +77,6 @@ def target_session(spec: Spec, file: str, arguments: Sequence[str]) -> tuple[lis
 class _ProgramItem(RankItem):
     """One run of the program, on a world of one size."""
 
-    def body(self, *, strict_calls: bool) -> CaseBody:
-        """Return what the ranks run."""
-        return self.config.stash[_PROGRAM_KEY].body(strict_calls=strict_calls)
-
     def command(self, result: CaseResult, spec: Spec) -> str:
         """Return the command that runs the program again."""
         return self.config.stash[_PROGRAM_KEY].command(result.case, spec)
@@ -94,14 +90,20 @@ class _ProgramFile(pytest.File):
             check_program(program.path)
         except UsageError as error:
             raise self.CollectError(str(error)) from None
-        marker = Distributed(
-            init=False,
-            timeout=program.timeout_s,
-            expected_exits=program.expected_exits,
-            settings=program.settings,
-        )
+        session = current_session()
+        assert session is not None
         for size in spec.world_sizes:
             name = f"{_NAME}[world_size={size}]" if len(spec.world_sizes) > 1 else _NAME
             item = _ProgramItem.from_parent(self, name=name)
-            item.stash[MARKER_KEY], item.stash[SIZE_KEY] = marker, size
+            item.stash[CASE_KEY] = Case(
+                name=item.nodeid,
+                world_size=size,
+                body=program.body(strict_calls=session.strict_collectives),
+                timeout_s=program.timeout_s or session.timeout_s,
+                isolation=spec.isolation,
+                init=False,
+                expected_exits=program.expected_exits,
+                settings={**spec.settings, **program.settings},
+                exit_0_passes=True,
+            )
             yield item

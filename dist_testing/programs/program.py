@@ -58,7 +58,7 @@ class Program:
             [
                 *("python", "-m", "dist_testing.run_program"),
                 *(f"--backend={spec.backend.name}", f"--world-size={case.world_size}"),
-                *([f"--nodes={case.nodes}"] if case.nodes > 1 else []),
+                *([f"--nodes={nodes}"] if (nodes := case.settings.get("nodes", 1)) > 1 else []),
                 *(self.name, *self.arguments),
             ]
         )

@@ -14,10 +14,9 @@ from pathlib import Path
 from typing import Any
 
 from dist_testing.core.ground.errors import ReportError
-from dist_testing.report.model import Action, InvocationRecord, RunRecord, bounded
+from dist_testing.report.model import InvocationRecord, RunRecord, bounded
 from dist_testing.report.outputs import Output, OutputFinder
-
-__all__ = ["GOOD", "Action", "Attempt", "EventsError", "Invocation", "is_whole", "read_events", "read_invocation"]
+from dist_testing.report.result_xml import seconds_in
 
 # Bazel's words for a target that has passed, the best first. A flaky target has passed after a failure.
 GOOD = ("PASSED", "FLAKY")
@@ -33,7 +32,6 @@ _UNANALYSED = re.compile(
     r"errors encountered while analyzing target '(?P<label>[^'\n]+)', it will not be built\.\n(?P<why>[^\n]*)"
     r"(?:\nDependency chain:(?:\n +[^\n]*?)*(?:<-- (?P<constraint>[^\n]+)))?"
 )
-_SECONDS = re.compile(r"(\d+(?:\.\d+)?)s")
 
 
 class EventsError(ReportError):
@@ -134,45 +132,55 @@ def _summed_up(path: Path, events: Sequence[Mapping[str, Any]], disk_cache: Path
     faulty: set[str] = set()
     unknown: dict[str, str] = {}
     unanalysed = _unanalysed(events)
+    facts: dict[str, Any] = {"command": "bazel test"}
+    workspace: dict[str, str] = {}
+    ended_s: float | None = None
 
-    def badness(word: str) -> int:
-        return GOOD.index(word) if word in GOOD else len(GOOD)
-
-    exit_code: int | None = None
-    exit_name = ""
     for event in events:
         identity = event["id"]
         testlogs.note(event)
         if "testResult" in event and "testResult" in identity:
             attempts.append(_attempt(identity["testResult"], event["testResult"], testlogs))
         elif "testSummary" in event and "testSummary" in identity:
-            label = identity["testSummary"]["label"]
-            status = event["testSummary"].get("overallStatus", "NO_STATUS")
-            summaries[label] = max(summaries.get(label, status), status, key=badness)
+            label = str(identity["testSummary"]["label"])
+            status = str(event["testSummary"].get("overallStatus", "NO_STATUS"))
+            words = (summaries.get(label, status), status)
+            summaries[label] = max(words, key=lambda word: (word not in GOOD, word != GOOD[0]))
         elif "targetCompleted" in identity:
-            label = identity["targetCompleted"]["label"]
+            label = str(identity["targetCompleted"]["label"])
             if event.get("aborted", {}).get("reason") == "SKIPPED":
                 incompatible.add(label)
             elif "aborted" in event:
                 reason = event["aborted"].get("reason", "")
-                broken[label] = event["aborted"].get("description") or unanalysed.get(label, "") or reason
+                broken[label] = str(event["aborted"].get("description") or unanalysed.get(label) or reason)
                 if reason not in _NOT_REACHED:
                     faulty.add(label)
             elif not event.get("completed", {}).get("success"):
                 detail = event.get("completed", {}).get("failureDetail", {})
-                broken[label] = detail.get("message", "")
+                broken[label] = str(detail.get("message", ""))
                 if detail.get("spawn", {}).get("code") not in _INFRASTRUCTURE:
                     faulty.add(label)
         elif "aborted" in event and ("pattern" in identity or "patternSkipped" in identity):
             named = identity.get("pattern") or identity["patternSkipped"]
             unknown[" ".join(map(str, named.get("pattern", [])))] = str(event["aborted"].get("description", ""))
+        elif started := event.get("started"):
+            facts["identifier"] = str(started.get("uuid", ""))
+            facts["command"] = f"bazel {started.get('command') or 'test'}"
+            facts["version"] = str(started.get("buildToolVersion", ""))
+            facts["began_wall_s"] = _time(started.get("startTime", ""))
         elif "finished" in event:
-            exit_code = event["finished"].get("exitCode", {}).get("code", 0)
-            exit_name = event["finished"].get("exitCode", {}).get("name", "")
+            ended_s = _time(event["finished"].get("finishTime", ""))
+            facts["exit_code"] = event["finished"].get("exitCode", {}).get("code", 0)
+            facts["exit_name"] = event["finished"].get("exitCode", {}).get("name", "")
+        elif "workspaceStatus" in event:
+            items = event["workspaceStatus"].get("item", [])
+            workspace |= {str(item.get("key", "")): str(item.get("value", "")) for item in items}
+        elif "optionsParsed" in event:
+            facts["test_filter"] = _option(event, "--test_filter=")
+    if ended_s is not None and (began_s := facts.get("began_wall_s")) is not None:
+        facts["duration_s"] = bounded(ended_s - began_s)
     return Invocation(
         str(path),
-        exit_code=exit_code,
-        exit_name=exit_name,
         is_complete=is_whole(events),
         attempts=attempts,
         summaries=summaries,
@@ -180,8 +188,18 @@ def _summed_up(path: Path, events: Sequence[Mapping[str, Any]], disk_cache: Path
         broken=broken,
         faulty=sorted(faulty),
         unknown=unknown,
-        **_facts(events),
+        revision=_revision(workspace),
+        **facts,
     )
+
+
+def _revision(workspace: Mapping[str, str]) -> str:
+    """Return the revision of the sources by the workspace status, if they were clean; "" if that is unknown."""
+    # Bazel's own names have no prefix; many workspaces print stable ones.
+    names = ("STABLE_GIT_COMMIT", "BUILD_SCM_REVISION", "STABLE_SCM_REVISION")
+    revision = next(filter(None, map(workspace.get, names)), "")
+    state = workspace.get("BUILD_SCM_STATUS") or workspace.get("STABLE_SCM_STATUS", "Clean")
+    return revision if state.lower() == "clean" else ""
 
 
 def _unanalysed(events: Iterable[Mapping[str, Any]]) -> dict[str, str]:
@@ -193,35 +211,6 @@ def _unanalysed(events: Iterable[Mapping[str, Any]]) -> dict[str, str]:
     return found
 
 
-def _facts(events: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
-    """Return the other fields of `InvocationRecord`."""
-    facts: dict[str, Any] = {"command": "bazel test"}
-    status: dict[str, str] = {}
-    ended_s: float | None = None
-    for event in events:
-        if started := event.get("started"):
-            facts["identifier"] = str(started.get("uuid", ""))
-            facts["command"] = f"bazel {started.get('command') or 'test'}"
-            facts["version"] = str(started.get("buildToolVersion", ""))
-            facts["began_wall_s"] = _time(started, "startTime", "startTimeMillis")
-        elif finished := event.get("finished"):
-            ended_s = _time(finished, "finishTime", "finishTimeMillis")
-        elif "workspaceStatus" in event:
-            items = event["workspaceStatus"].get("item", [])
-            status |= {str(item.get("key", "")): str(item.get("value", "")) for item in items}
-        elif "optionsParsed" in event:
-            facts["test_filter"] = _option(event, "--test_filter=")
-    if ended_s is not None and (began_s := facts.get("began_wall_s")) is not None:
-        facts["duration_s"] = bounded(ended_s - began_s)
-    # Bazel's own names have no prefix; many workspaces print stable ones.
-    revision = (
-        status.get("STABLE_GIT_COMMIT") or status.get("BUILD_SCM_REVISION") or status.get("STABLE_SCM_REVISION", "")
-    )
-    state = status.get("BUILD_SCM_STATUS") or status.get("STABLE_SCM_STATUS", "Clean")
-    facts["revision"] = revision if state.lower() == "clean" else ""
-    return facts
-
-
 def _option(event: Mapping[str, Any], start: str) -> str:
     parsed = event["optionsParsed"]
     for text in reversed([*parsed.get("explicitCmdLine", []), *parsed.get("cmdLine", [])]):
@@ -230,15 +219,10 @@ def _option(event: Mapping[str, Any], start: str) -> str:
     return ""
 
 
-def _time(event: Mapping[str, Any], name: str, millis: str) -> float | None:
-    """Return a time in seconds since 1970; Bazel writes it as text and, for older readers, in milliseconds."""
-    if event.get(millis):
-        return int(event[millis]) / 1000
-    text = str(event.get(name, ""))
-    # Nanoseconds, which datetime does not read.
-    plain = re.sub(r"(\.\d{6})\d+", r"\1", text).replace("Z", "+00:00")
+def _time(text: object) -> float | None:
+    """Return a time in seconds since 1970; None if the text is none."""
     try:
-        return datetime.fromisoformat(plain).timestamp() if text else None
+        return datetime.fromisoformat(str(text)).timestamp()
     except (OverflowError, ValueError):
         return None
 
@@ -251,10 +235,8 @@ def _attempt(identity: Mapping[str, Any], result: Mapping[str, Any], testlogs: O
         for output in result.get("testActionOutput", [])
         for uri in (str(output.get("uri", "")),)
     ]
-    duration = _SECONDS.fullmatch(result.get("testAttemptDuration", ""))
-    milliseconds = int(result.get("testAttemptDurationMillis", 0))
     return Attempt(
-        target=identity["label"],
+        target=str(identity["label"]),
         configuration=identity.get("configuration", {}).get("id", ""),
         shard=int(identity.get("shard", 1)),
         run=int(identity.get("run", 1)),
@@ -263,8 +245,8 @@ def _attempt(identity: Mapping[str, Any], result: Mapping[str, Any], testlogs: O
         cached=cached,
         strategy="" if cached else execution.get("strategy", ""),
         host=str(execution.get("hostname", "")),
-        began_wall_s=_time(result, "testAttemptStart", "testAttemptStartMillisEpoch"),
-        duration_s=bounded(float(duration[1]) if duration else milliseconds / 1000),
+        began_wall_s=_time(result.get("testAttemptStart", "")),
+        duration_s=seconds_in(str(result.get("testAttemptDuration", "")).removesuffix("s")),
         has_results=False,
         outputs=tuple(outputs),
     )

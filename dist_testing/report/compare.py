@@ -70,7 +70,7 @@ def compare(before: Report, after: Report) -> Comparison:
         # Two runs of pytest whose files have names of their own.
         before, after = _without_files(before), _without_files(after)
     old, new = _statuses(before), _statuses(after)
-    old_targets, new_targets = _targets(before), _targets(after)
+    old_targets, new_targets = before.every_target, after.every_target
     both = old.keys() & new.keys()
     # The cases of a target that was not built, or whose results cannot be read, are unknown and not removed.
     unknown = {run.target for run in after.runs if not run.has_results} | {line.target for line in after.not_run}
@@ -104,15 +104,8 @@ def _statuses(report: Report) -> dict[_Name, Status]:
     return found
 
 
-def _targets(report: Report) -> set[str]:
-    return {run.target for run in report.runs} | set(report.targets)
-
-
 def _cached(report: Report) -> set[str]:
-    by_target: dict[str, set[bool]] = defaultdict(set)
-    for run in report.runs:
-        by_target[run.target].add(bool(run.cached))
-    return {target for target, found in by_target.items() if found == {True}}
+    return {run.target for run in report.runs} - {run.target for run in report.runs if not run.cached}
 
 
 def _slower(before: Report, after: Report) -> tuple[tuple[Slower, ...], float]:

@@ -6,26 +6,18 @@ import re
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from datetime import UTC, datetime
 
 from dist_testing.core.ground.record import BAD, CaseRecord, Status
-from dist_testing.report.model import Action, NotRun, Report, RunRecord, bounded, is_label
+from dist_testing.report.model import Action, NotRun, Report, RunRecord, is_label
+from dist_testing.report.result_xml import seconds_in
+from dist_testing.report.words import utc
 
 # pytest's message of a test without ranks is only the place; the first such line of its text says more.
 _PLACE = re.compile(r"\S+:\d+: \w+")
 _ERROR = re.compile(r"^E +(\S.*)$", re.MULTILINE)
 _MARK = re.compile(r"^E +")
 _NUMBERS = re.compile(r"\d+\.\d+ s|0x[0-9a-f]+|pid \d+")
-_SECONDS = re.compile(r"\d{1,9}(\.\d{1,9})?")
 _WORLD = re.compile(r"^ \(world of \d+\)(?=: )")
-
-
-def utc(wall_s: float) -> str:
-    """Return a time of day in UTC: "2026-11-22 14:03:05 UTC"; the number itself if it is no date."""
-    try:
-        return datetime.fromtimestamp(wall_s, UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
-    except (OverflowError, ValueError, OSError):
-        return f"{wall_s:g} s after 1970"
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,10 +72,9 @@ def alike(found: Sequence[Failure]) -> list[list[Failure]]:
     """Return failures of the same case with the same message together, such as those of repeated runs."""
     groups: dict[tuple[str, str, str, bool], list[Failure]] = {}
     for failure in found:
-        name = failure.case.name if failure.case is not None else ""
         # Times differ in each run.
         words = _NUMBERS.sub("", headline(failure.run, failure.case))
-        groups.setdefault((failure.run.suite, name, words, failure.recovered), []).append(failure)
+        groups.setdefault((failure.run.suite, failure.name, words, failure.recovered), []).append(failure)
     return list(groups.values())
 
 
@@ -97,9 +88,7 @@ def headline(run: RunRecord, case: CaseRecord | None) -> str:
     told = _MARK.sub("", told)
     if _PLACE.fullmatch(told) and (error := _ERROR.search(case.text)):
         told = f"{error[1]} ({told})"
-    if told.strip():
-        return told.strip()
-    return "It failed without a message." if case.status in BAD else ""
+    return told.strip() or ("It failed without a message." if case.status in BAD else "")
 
 
 def _without_name(message: str, nodeid: str) -> str:
@@ -115,8 +104,7 @@ def _without_name(message: str, nodeid: str) -> str:
 def gpus_of(case: CaseRecord) -> tuple[str, float]:
     """Return the machine's numbers of the GPUs of a case, and how long it waited for them, in seconds."""
     told = dict(case.properties)
-    wait = str(told.get("gpu_wait_s", ""))
-    return str(told.get("gpus", "")), bounded(float(wait)) if _SECONDS.fullmatch(wait) else 0.0
+    return str(told.get("gpus", "")), seconds_in(str(told.get("gpu_wait_s", "")))
 
 
 def status_counts(report: Report) -> Counter[Status]:
@@ -144,16 +132,11 @@ def ledger(report: Report) -> list[NotRun]:
             lines.append(NotRun("cached", run.target, "", _cached(run), len(run.cases)))
     for (invocation, target), runs in idle.items():
         cases = [case for run in runs for case in run.cases]
-        if (
-            target not in broken
-            and all(run.has_results for run in runs)
-            and not any(c.status != "skipped" for c in cases)
-        ):
-            chosen = report.invocations[invocation].test_filter if invocation < len(report.invocations) else ""
-            why = f"all {len(cases)} cases were skipped" if cases else "it has no case"
-            if not cases and chosen:
-                why = f"no case of it matches --test_filter={chosen}"
-            lines.append(NotRun("ran nothing", target, "", why, 0))
+        if target in broken or any(not run.has_results for run in runs) or any(c.status != "skipped" for c in cases):
+            continue
+        chosen = report.invocations[invocation].test_filter
+        why = f"no case of it matches --test_filter={chosen}" if chosen else "it has no case"
+        lines.append(NotRun("ran nothing", target, "", f"all {len(cases)} cases were skipped" if cases else why, 0))
     lines += [
         NotRun("filtered", one.name, "", f"only cases that match --test_filter={one.test_filter} were to run", 0)
         for one in report.invocations

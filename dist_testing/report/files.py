@@ -50,7 +50,7 @@ def write_merged_junit(report: Report, path: Path) -> int:
 def write_traces(report: Report, path: Path) -> list[tuple[Path, int]]:
     """Write the trace of all runs into one file, or into a folder one for each target and one for each invocation."""
     if path.name.endswith((".json", ".json.gz")):
-        return [(path, _write_trace(path, report.runs))]
+        return [_write_trace(path, report.runs)]
     with _writing(path):
         path.mkdir(parents=True, exist_ok=True)
     groups: dict[str, list[RunRecord]] = {}
@@ -58,15 +58,14 @@ def write_traces(report: Report, path: Path) -> list[tuple[Path, int]]:
         if run.wall_zero_s is not None:
             groups.setdefault(f"invocation-{run.invocation + 1}", []).append(run)
             groups.setdefault(slug(run.target) or "target", []).append(run)
-    places = {path / f"{name}.json.gz": runs for name, runs in sorted(groups.items())}
-    return [(place, _write_trace(place, runs)) for place, runs in places.items()]
+    return [_write_trace(path / f"{name}.json.gz", runs) for name, runs in sorted(groups.items())]
 
 
-def _write_trace(path: Path, runs: Sequence[RunRecord]) -> int:
+def _write_trace(path: Path, runs: Sequence[RunRecord]) -> tuple[Path, int]:
     content = trace(runs)
     # Without a time of making, so that equal results are equal files.
     packed = gzip.compress(content, compresslevel=6, mtime=0) if path.suffix == ".gz" else content
-    return write_bytes(path, packed)
+    return path, write_bytes(path, packed)
 
 
 @contextlib.contextmanager

@@ -6,11 +6,12 @@ the same revision. A case that fails in every run of a revision is broken there,
 
 from __future__ import annotations
 
+import bisect
 import math
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Literal, get_args
 
 from dist_testing.core.ground.record import BAD, CaseRecord
 from dist_testing.report.model import Report, RunRecord
@@ -21,8 +22,8 @@ WHOLE = "(the target as a whole)"
 
 # Quantile of the normal distribution for an interval of 95 %.
 _Z95 = 1.959963984540054
-# No target runs more often; the search for a number of runs ends here. A power of two.
-_MAX_RUNS = 1 << 23
+# No target runs more often; the search for a number of runs ends here.
+_MAX_RUNS = 1 << 24
 
 Label = Literal["flaky", "broken", "no failure"]
 
@@ -100,14 +101,8 @@ class Flake(_Subject):
 
     def more_runs(self, rate: float) -> int:
         """Return how many more clean runs allow the claim that the rate is below `rate`: it is above the interval."""
-        more, step = 0, _MAX_RUNS
-        if wilson(self.failures, self.runs)[1] < rate:
-            return 0
-        while step:
-            if wilson(self.failures, self.runs + more + step)[1] >= rate:
-                more += step
-            step //= 2
-        return more + 1
+        numbers = range(_MAX_RUNS)
+        return bisect.bisect_left(numbers, True, key=lambda more: wilson(self.failures, self.runs + more)[1] < rate)
 
 
 def votes(report: Report, *, same_inputs: bool = False) -> Iterator[Vote]:
@@ -134,12 +129,10 @@ def _failed_as_a_whole(run: RunRecord) -> bool:
 
 def _inputs(report: Report, run: RunRecord, same_inputs: bool) -> str:
     versions = ",".join(f"{name} {version}" for name, version in sorted(run.versions.items()))
-    platform = f"{run.configuration if not same_inputs else ''}|{versions}"
     if same_inputs:
-        return platform
-    known = run.invocation < len(report.invocations)
-    revision = report.invocations[run.invocation].revision if known else ""
-    return f"{revision or f'invocation {run.invocation}'}|{platform}"
+        return versions
+    revision = report.invocations[run.invocation].revision or f"invocation {run.invocation}"
+    return f"{revision}|{run.configuration}|{versions}"
 
 
 def _vote(run: RunRecord, case: CaseRecord, inputs: str) -> Vote:
@@ -154,30 +147,25 @@ def measured(given: Iterable[Vote]) -> list[Flake]:
     groups: dict[tuple[str, str, str, int], list[Vote]] = defaultdict(list)
     for vote in given:
         groups[vote.target, vote.case, vote.backend, vote.world_size].append(vote)
-    found = [_flake(*subject, votes) for subject, votes in groups.items()]
-    rank = {"flaky": 0, "broken": 1, "no failure": 2}
-    return sorted(
-        found, key=lambda one: (rank[one.label], -one.interval[0] if one.failures else 0.0, one.target, one.case)
-    )
-
-
-def _flake(target: str, case: str, backend: str, world_size: int, found: Sequence[Vote]) -> Flake:
-    by_inputs: dict[str, list[Vote]] = defaultdict(list)
-    for vote in found:
-        if not vote.is_machine:
-            by_inputs[vote.inputs].append(vote)
-    voting = [vote for group in by_inputs.values() if not all(vote.kind for vote in group) for vote in group]
-    failed = [vote for vote in voting if vote.kind]
-    own = sum(map(len, by_inputs.values()))
-    return Flake(
-        *(target, case, backend, world_size),
-        runs=len(voting),
-        failures=len(failed),
-        broken=own - len(voting),
-        machine=len(found) - own,
-        kinds=Counter(vote.kind for vote in failed),
-        culprits=Counter(vote.culprit for vote in failed if vote.culprit is not None),
-    )
+    found = []
+    for subject, of_case in groups.items():
+        own = [vote for vote in of_case if not vote.is_machine]
+        # Where no run has passed, the case is broken.
+        passed = {vote.inputs for vote in own if not vote.kind}
+        voting = [vote for vote in own if vote.inputs in passed]
+        failed = [vote for vote in voting if vote.kind]
+        flake = Flake(
+            *subject,
+            runs=len(voting),
+            failures=len(failed),
+            broken=len(own) - len(voting),
+            machine=len(of_case) - len(own),
+            kinds=Counter(vote.kind for vote in failed),
+            culprits=Counter(vote.culprit for vote in failed if vote.culprit is not None),
+        )
+        found.append(flake)
+    labels = get_args(Label)
+    return sorted(found, key=lambda one: (labels.index(one.label), -one.interval[0], one.target, one.case))
 
 
 def flake_lines(rates: Sequence[Flake], rate: float) -> Iterator[str]:

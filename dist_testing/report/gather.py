@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import itertools
 import os
 import re
 import zlib
@@ -12,21 +14,26 @@ from pathlib import Path
 from typing import Literal
 
 from dist_testing.core.ground.errors import ReportError
-from dist_testing.report.invocations import read_bazel
-from dist_testing.report.model import InvocationRecord, Problem, Report, RunRecord, is_label
-from dist_testing.report.run_files import RunFiles, filled_run, is_stream_name, read_cases
+from dist_testing.report.build_events import Attempt, Invocation, read_invocation
+from dist_testing.report.model import InvocationRecord, NotRun, Problem, Report, RunRecord, is_label
+from dist_testing.report.result_xml import read_xml
+from dist_testing.report.run_files import RunFiles, filled_run
 
 # Bazel's folders of the shards and the repeated runs of a target.
 _PART = re.compile(r"(?:shard_(?P<shard>\d{1,5})_of_\d+)?_?(?:run_(?P<run>\d{1,5})_of_\d+)?")
 # Bazel writes the identity of an event first.
 _BUILD_EVENT = re.compile(rb'\{\s*"id"\s*:\s*\{')
-# The part of a process of pytest-xdist in the name of a stream.
+# The name of an event stream, and the part of a process of pytest-xdist in it.
+_STREAM = re.compile(r".+\.jsonl(\.gz)?")
 _WORKER = re.compile(r"\.gw\d+(?=\.)")
 # More files than any CI job has; a folder such as / must not keep the command busy for ever.
 _MAX_FILES = 100_000
 _SNIFFED_BYTES = 64 * 1024
 # Folders of a checkout that have no results.
 _SKIPPED_FOLDERS = frozenset({".git", "node_modules", "__pycache__", "site-packages"})
+# A file that is younger than the end of the invocation is of a later run. Clocks of file systems differ. Seconds.
+_CLOCK_S = 10.0
+_NOT_REACHED = ("NO_STATUS", "INCOMPLETE")
 
 _Kind = Literal["build events", "stream", "xml", "other"]
 
@@ -46,67 +53,69 @@ class _Gathering:
     def __init__(self, disk_cache: Path | None, is_brief: bool) -> None:
         self._is_brief = is_brief
         self._disk_cache = disk_cache
-        self.report = Report()
+        self._invocations: list[InvocationRecord] = []
+        self._runs: list[RunRecord] = []
+        self._targets: list[str] = []
+        self._not_run: list[NotRun] = []
+        self._problems: list[Problem] = []
         # Files that belong to a run already: a folder and the build events of its files may both be named.
         self._known: set[Path] = set()
 
+    @property
+    def report(self) -> Report:
+        """All that was read."""
+        return Report(
+            tuple(self._invocations),
+            tuple(self._runs),
+            tuple(self._targets),
+            tuple(self._not_run),
+            tuple(self._problems),
+        )
+
     def add(self, path: Path) -> None:
         """Add what a path names."""
-        try:
+        with self._noting_problems(path):
             if path.is_dir():
                 self._add_folder(path)
             elif path.exists():
                 self._add_file(path)
             else:
                 raise _nothing(path, "there is no such file or folder")
+
+    @contextlib.contextmanager
+    def _noting_problems(self, path: Path) -> Iterator[None]:
+        try:
+            yield
         except (OSError, ReportError, ValueError) as error:
             if not isinstance(error, ReportError):
                 # A folder that this user may not read, or a name that no file can have.
                 error = _nothing(path, f"it cannot be read: {error}")
-            self._join(Report(problems=(Problem(str(path), str(error).removeprefix(f"{path}: ")),)))
-
-    def _join(self, other: Report) -> None:
-        first = len(self.report.invocations)
-        self.report = Report(
-            (*self.report.invocations, *other.invocations),
-            (*self.report.runs, *(replace(run, invocation=run.invocation + first) for run in other.runs)),
-            (*self.report.targets, *other.targets),
-            (*self.report.not_run, *other.not_run),
-            (*self.report.problems, *other.problems),
-        )
+            self._problems.append(Problem(str(path), str(error).removeprefix(f"{path}: ")))
 
     def _add_file(self, path: Path) -> None:
         kind = _kind(path)
         if kind == "build events":
             self._add_build_events(path)
-        elif kind == "stream" or is_stream_name(path.name):
+        elif kind == "stream":
             self._add_streams([path])
         elif kind == "xml" or path.suffix == ".xml":
-            self._join(_of_xml(path, str(path)))
+            self._add_xml(path, str(path))
         else:
             raise _nothing(path, "it has neither build events, nor events of a run, nor JUnit's XML")
 
-    def _add_build_events(self, path: Path) -> None:
-        report, used = read_bazel(path, self._disk_cache, is_brief=self._is_brief)
-        self._known |= used
-        self._join(report)
-
     def _add_folder(self, folder: Path) -> None:
-        files = list(_files(folder))
-        if len(files) >= _MAX_FILES:
+        files = list(itertools.islice(_files(folder), _MAX_FILES))
+        if len(files) == _MAX_FILES:
             raise _nothing(folder, f"it has {_MAX_FILES} files or more, too many for a folder of results")
-        kinds = {path: _kind(path) for path in files if path.suffix in (".json", ".xml") or is_stream_name(path.name)}
+        kinds = {
+            path: _kind(path) for path in files if path.suffix in (".json", ".xml") or _STREAM.fullmatch(path.name)
+        }
         for path, kind in kinds.items():
             if kind == "build events":
-                self._add_build_events(path)
-        runs: dict[Path, RunFiles] = {}
-        for path in kinds:
-            if path.name == "test.xml" and path.resolve() not in self._known:
-                outputs = path.parent / "test.outputs"
-                runs[path.parent] = RunFiles(
-                    path, (), _if_file(outputs / "outputs.zip"), outputs, _if_file(path.parent / "test.log")
-                )
-        self._join(_of_testlogs(folder, runs, self._is_brief))
+                with self._noting_problems(path):
+                    self._add_build_events(path)
+        if places := [path.parent for path in kinds if path.name == "test.xml" and path.resolve() not in self._known]:
+            self._add_testlogs(folder, places)
         streams: dict[str, list[Path]] = defaultdict(list)
         for path, kind in kinds.items():
             if path.name == "test.xml" or path.parent.name == "test.outputs":
@@ -114,49 +123,129 @@ class _Gathering:
             if kind == "stream":
                 streams[_WORKER.sub("", str(path))].append(path)
             elif kind == "xml" and path.resolve() not in self._known:
-                self._join(_of_xml(path, str(path.relative_to(folder))))
+                with self._noting_problems(path):
+                    self._add_xml(path, str(path.relative_to(folder)))
         for group in streams.values():
             self._add_streams(group, folder)
         if all(kind == "other" for kind in kinds.values()):
             raise _nothing(folder, "the folder has no results in it")
 
+    def _add_run(self, run: RunRecord, files: RunFiles) -> RunRecord:
+        """Add a run of the last invocation, with what its files say."""
+        run = replace(run, invocation=len(self._invocations) - 1)
+        run, problems = filled_run(run, files, is_brief=self._is_brief)
+        self._runs.append(run)
+        self._problems += problems
+        return run
+
+    def _add_build_events(self, path: Path) -> None:
+        """Add an invocation of Bazel."""
+        invocation = read_invocation(path, self._disk_cache)
+        self._known |= {attempt.xml.resolve() for attempt in invocation.attempts if attempt.xml is not None}
+        self._invocations.append(invocation)
+        self._targets += sorted({*invocation.summaries, *invocation.broken})
+        self._not_run += _not_run(invocation)
+        if not invocation.is_complete:
+            told = (
+                f"the build events are incomplete after {len(invocation.attempts)} results.\n"
+                "Bazel was killed, could not write them, or still runs.\n"
+                "The report has what there is; results may be missing."
+            )
+            self._problems.append(Problem(invocation.name, told))
+        for attempt in invocation.attempts:
+            is_stale = _is_stale(attempt, invocation)
+            run = self._add_run(attempt, RunFiles() if is_stale else _files_of(attempt))
+            if is_stale:
+                told = (
+                    "a later run has replaced its test.xml, so its cases are unknown.\n"
+                    "Bazel keeps only the files of the last run of a target on this machine.\n"
+                    "Make the report right after the invocation, or keep a copy of bazel-testlogs."
+                )
+                self._problems.append(Problem(attempt.target, told))
+            elif attempt.xml is None and not run.has_results:
+                self._problems.append(Problem(f"{run.target}{run.in_part}", _without_xml(attempt)))
+
+    def _add_testlogs(self, folder: Path, places: Sequence[Path]) -> None:
+        """Add the runs whose files lie in these places of a folder such as bazel-testlogs, of any invocations."""
+        self._invocations.append(InvocationRecord(str(folder), "bazel test"))
+        for place in sorted(places):
+            xml = place / "test.xml"
+            part = _PART.fullmatch(place.name)
+            shard, number = (int((part and part[name]) or 1) for name in ("shard", "run"))
+            files = RunFiles(xml, folder=place / "test.outputs", log=place / "test.log")
+            self._add_run(RunRecord(label_of(xml), shard, number), files)
+
     def _add_streams(self, paths: Sequence[Path], folder: Path | None = None) -> None:
+        """Add the event streams of one run of pytest."""
         shown = _WORKER.sub("", str(paths[0].relative_to(folder) if folder else paths[0]))
-        run, problems = filled_run(RunRecord(shown), RunFiles(streams=sorted(paths)), is_brief=self._is_brief)
-        began_s = run.began_wall_s
-        invocation = InvocationRecord(shown, "pytest", began_s, run.duration_s, is_complete=run.is_complete)
-        self._join(Report((invocation,), (run,), problems=tuple(problems)))
-
-
-def _of_testlogs(folder: Path, runs: dict[Path, RunFiles], is_brief: bool) -> Report:
-    """Return a report of the runs in a folder such as bazel-testlogs. They may be of several invocations."""
-    if not runs:
-        return Report()
-    records, problems = [], []
-    for place, files in sorted(runs.items()):
-        part = _PART.fullmatch(place.name)
-        record = RunRecord(
-            label_of(place / "test.xml"),
-            shard=int((part and part["shard"]) or 1),
-            run=int((part and part["run"]) or 1),
+        self._invocations.append(InvocationRecord(shown, "pytest"))
+        run = self._add_run(RunRecord(shown), RunFiles(streams=sorted(paths)))
+        self._invocations[-1] = InvocationRecord(
+            shown, "pytest", run.began_wall_s, run.duration_s, is_complete=run.is_complete
         )
-        record, found = filled_run(record, files, is_brief=is_brief)
-        problems += found
-        records.append(record)
-    return Report((InvocationRecord(str(folder), "bazel test"),), tuple(records), problems=tuple(problems))
+
+    def _add_xml(self, path: Path, shown: str) -> None:
+        """Add a single file in JUnit's format, of any program."""
+        suites = read_xml(path)
+        self._invocations.append(InvocationRecord(shown, "tests"))
+        for suite in suites:
+            run = RunRecord(
+                suite.name if is_label(suite.name) else shown,
+                invocation=len(self._invocations) - 1,
+                duration_s=sum(case.duration_s for case in suite.cases),
+                cases=tuple(suite.cases),
+            )
+            self._runs.append(run)
 
 
-def _of_xml(path: Path, shown: str) -> Report:
-    """Return a report of a single file in JUnit's format, of any program."""
-    runs = [
-        RunRecord(
-            suite.name if is_label(suite.name) else shown,
-            duration_s=sum(case.duration_s for case in suite.cases),
-            cases=tuple(suite.cases),
+def _not_run(invocation: Invocation) -> Iterator[NotRun]:
+    for label in invocation.incompatible:
+        yield NotRun("incompatible", label, "", "not for this platform or its GPUs, so Bazel did not run it", 0)
+    for label, message in sorted({**invocation.unknown, **invocation.broken}.items()):
+        yield NotRun("not built", label, "", message.partition("\n")[0] or "it could not be built", 0)
+    for label, status in sorted(invocation.summaries.items()):
+        if status in _NOT_REACHED and label not in invocation.broken:
+            yield NotRun("not reached", label, "", "Bazel ended before the target ran", 0)
+
+
+def _without_xml(attempt: Attempt) -> str:
+    """Return why the cases of a run are unknown."""
+    uri = next((output.uri for output in attempt.outputs if output.name == "test.xml"), "")
+    unknown = ", so its cases are unknown.\n"
+    if not uri:
+        return (
+            f"it has left no test.xml{unknown}"
+            "The test or its worker ended before Bazel could write the file.\n"
+            "Its log may tell why; run the target again."
         )
-        for suite in read_cases(path)
-    ]
-    return Report((InvocationRecord(shown, "tests"),), tuple(runs))
+    if uri.startswith("file:"):
+        return (
+            f"its test.xml is not on this machine{unknown}"
+            "It was removed, or the build events are of another machine.\n"
+            "Make the report where Bazel ran, right after the invocation; --disk-cache=DIR names a cache to look into."
+        )
+    return (
+        f"its test.xml is not on this machine{unknown}"
+        "Bazel left it on the remote cache (--remote_download_minimal), or it was removed.\n"
+        "--remote_download_outputs=toplevel fetches the results of tests, and so does --config=ci; "
+        "--disk-cache=DIR names a cache to look into."
+    )
+
+
+def _is_stale(attempt: Attempt, invocation: Invocation) -> bool:
+    if attempt.xml is None or invocation.began_wall_s is None or not invocation.duration_s:
+        return False
+    return attempt.xml.stat().st_mtime > invocation.began_wall_s + invocation.duration_s + _CLOCK_S
+
+
+def _files_of(attempt: Attempt) -> RunFiles:
+    paths = {output.name: output.path for output in attempt.outputs if output.path is not None}
+    archive = next((path for path in paths.values() if path.suffix == ".zip"), None)
+    folder = None
+    # Files beside the test.xml of the last attempt; those of earlier attempts have names of their own.
+    if attempt.xml is not None and attempt.xml.name == "test.xml":
+        folder = attempt.xml.parent / "test.outputs"
+    return RunFiles(attempt.xml, (), archive, folder, paths.get("test.log"))
 
 
 def label_of(path: Path) -> str:
@@ -173,18 +262,9 @@ def label_of(path: Path) -> str:
 
 def _files(folder: Path) -> Iterator[Path]:
     """Yield the files below a folder, without the links to folders below it, which may form circles."""
-    count = 0
     for root, folders, names in os.walk(folder):
         folders[:] = sorted(set(folders) - _SKIPPED_FOLDERS)
-        for name in sorted(names):
-            yield Path(root, name)
-            count += 1
-            if count >= _MAX_FILES:
-                return
-
-
-def _if_file(path: Path) -> Path | None:
-    return path if path.is_file() else None
+        yield from (Path(root, name) for name in sorted(names))
 
 
 def _kind(path: Path) -> _Kind:
@@ -204,7 +284,7 @@ def _kind(path: Path) -> _Kind:
     text = start.lstrip(b"\xef\xbb\xbf \t\r\n")
     if text.startswith(b"<"):
         return "xml"
-    if is_stream_name(path.name) or text.startswith(b'{"event"'):
+    if _STREAM.fullmatch(path.name) or text.startswith(b'{"event"'):
         return "stream"
     return "build events" if _BUILD_EVENT.match(text) else "other"
 

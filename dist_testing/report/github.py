@@ -4,20 +4,23 @@ from __future__ import annotations
 
 import os
 import re
+from collections import Counter
 from collections.abc import Iterator
+from pathlib import Path
 
 from dist_testing.core.ground.error_text import shorten
 from dist_testing.core.ground.record import STATUSES, CaseRecord
 from dist_testing.report import facts
 from dist_testing.report.model import Report
+from dist_testing.report.render import fragment
 from dist_testing.report.story import story_of
-from dist_testing.report.words import WORDS, clean, count_of, plural, seconds
+from dist_testing.report.words import WORDS, clean, count_of
 
+_TEMPLATE = Path(__file__).parent / "templates" / "summary.jinja"
 # GitHub shows this many annotations of one step, and a summary of this size (1 MiB; characters may need four bytes).
 _MAX_ANNOTATIONS = 10
 _MAX_MARKDOWN_CHARS = 200_000
 _MAX_FAILURES = 50
-_MAX_REASONS = 30
 _MAX_TEXT_CHARS = 4_000
 # pytest's last line about a failure, or a frame of Python's traceback.
 _PLACE = re.compile(r"^(?P<file>[^\s:\"]+\.py):(?P<line>\d+): \w+", re.MULTILINE)
@@ -84,69 +87,45 @@ def markdown(report: Report, title: str = "") -> str:
     """Return the results as Markdown, for the summary of a job or a comment."""
     counts = facts.status_counts(report)
     told = ", ".join(f"{count_of(counts[status])} {WORDS[status]}" for status in STATUSES if counts[status])
-    lines = [f"### {_inline(title or 'Test report')}", "", told or "No case ran.", ""]
-    lines += _failure_lines(report)
-    lines += _ledger_lines(report)
-    slow = [one for one in facts.slow_cases(report, 5) if one.duration_s >= 1]
-    if slow:
-        lines += ["**Slowest**", "", "| time | case |", "| --- | --- |"]
-        lines += [f"| {seconds(one.duration_s)} | {_code(one.name)} |" for one in slow]
-        lines.append("")
-    if report.problems:
-        lines += ["**Could not be read**", ""]
-        lines += [
-            f"- {_code(problem.subject)}: {_inline(problem.text.partition(chr(10))[0])}"
-            for problem in report.problems[:20]
-        ]
-        lines.append("")
-    return "\n".join(lines)[:_MAX_MARKDOWN_CHARS].rstrip() + "\n"
-
-
-def _failure_lines(report: Report) -> Iterator[str]:
     found = facts.failures(report)
-    for failure in found[:_MAX_FAILURES]:
-        again = " (a later attempt passed)" if failure.recovered else ""
-        yield f"- **{_code(failure.name)}**{again}  "
-        yield f"  {_code(failure.run.target)}: {_inline(shorten(facts.headline(failure.run, failure.case), 600))}"
-        text = ""
-        if failure.case is not None:
-            culprits = story_of(failure.case.text).culprits
-            text = culprits[0].text if culprits else failure.case.text
-        if text.strip():
-            # Longer than any run of backquotes inside, which would end the block.
-            longest = max((len(run) for run in re.findall("`+", text)), default=0)
-            fence = "`" * max(3, longest + 1)
-            yield ""
-            yield "  <details><summary>what happened first</summary>"
-            yield ""
-            yield f"  {fence}text"
-            yield from (f"  {line}" for line in clean(shorten(text, _MAX_TEXT_CHARS)).split("\n"))
-            yield f"  {fence}"
-            yield "  </details>"
-        yield ""
-    if len(found) > _MAX_FAILURES:
-        yield f"and {len(found) - _MAX_FAILURES} more failures"
-        yield ""
-
-
-def _ledger_lines(report: Report) -> Iterator[str]:
-    by_reason: dict[tuple[str, str], int] = {}
+    reasons: Counter[tuple[str, str]] = Counter()
     for line in facts.ledger(report):
         if line.kind != "cached":
-            key = (line.kind, line.reason)
-            by_reason[key] = by_reason.get(key, 0) + (line.count or 1)
-    if not by_reason:
-        return
-    yield f"<details><summary>Not run, and why ({plural(len(by_reason), 'reason')})</summary>"
-    yield ""
-    yield "| | what | reason |"
-    yield "| ---: | --- | --- |"
-    ordered = sorted(by_reason.items(), key=lambda item: (-item[1], item[0]))
-    for (kind, reason), count in ordered[:_MAX_REASONS]:
-        yield f"| {count} | {kind} | {_inline(shorten(reason, 300))} |"
-    yield ""
-    yield "</details>"
-    yield ""
+            reasons[line.kind, line.reason] += line.count or 1
+    text = fragment(
+        _TEMPLATE,
+        title=title or "Test report",
+        told=told or "No case ran.",
+        failures=[
+            (failure, shorten(facts.headline(failure.run, failure.case), 600), _first(failure.case))
+            for failure in found[:_MAX_FAILURES]
+        ],
+        failures_left=len(found) - _MAX_FAILURES,
+        reasons=sorted(reasons.items(), key=lambda item: (-item[1], item[0])),
+        slow=[one for one in facts.slow_cases(report, 5) if one.duration_s >= 1],
+        problems=report.problems,
+        inline=_inline,
+        code=_code,
+        fenced=_fenced,
+    )
+    return text[:_MAX_MARKDOWN_CHARS].rstrip() + "\n"
+
+
+def _first(case: CaseRecord | None) -> str:
+    """Return what a case tells about its culprit, or all that it tells."""
+    if case is None:
+        return ""
+    culprits = story_of(case.text).culprits
+    told = culprits[0].text if culprits else case.text
+    return told.strip("\n") if told.strip() else ""
+
+
+def _fenced(text: str) -> str:
+    """Return a text as a block of Markdown."""
+    # Longer than any run of backquotes inside, which would end the block.
+    longest = max((len(run) for run in re.findall("`+", text)), default=0)
+    fence = "`" * max(3, longest + 1)
+    return f"{fence}text\n{clean(shorten(text, _MAX_TEXT_CHARS))}\n{fence}"
 
 
 def _inline(text: str) -> str:

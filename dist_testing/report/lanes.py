@@ -8,7 +8,7 @@ from typing import Any
 
 from dist_testing.core.ground.error_text import shorten
 from dist_testing.core.ground.record import CaseRecord, Phase, RankRecord
-from dist_testing.report.words import plural, ranks_text, seconds
+from dist_testing.report.words import seconds
 
 # Phases in the order of time. Others are drawn as "call".
 _PHASES = ("start", "import", "init", "setup", "call", "teardown", "destroy")
@@ -32,21 +32,14 @@ def lanes(case: CaseRecord) -> dict[str, Any] | None:
     shown = sorted(known, key=lambda rank: (rank.rank not in first, rank.rank))[:_MAX_LANES]
     shown.sort(key=lambda rank: rank.rank)
     tops = {rank.rank: row * _ROW + 3 for row, rank in enumerate(shown)}
-    label = f"{plural(len(case.ranks), 'rank')} over {seconds(length_s)}"
-    if case.culprit is not None:
-        label += f"; rank {case.culprit} failed first"
-    if case.victims:
-        label += f", {ranks_text(case.victims)} as its consequence"
-    faults = [(x(fault.at_s), f"{shorten(fault.text, 80)}, after {seconds(fault.at_s)}") for fault in case.faults]
     return {
         "height": len(shown) * _ROW,
-        "label": label,
+        "length_s": length_s,
         "ticks": list(_ticks(length_s, x)),
         "lanes": [
             {
                 "rank": rank.rank,
                 "top": tops[rank.rank],
-                "role": role_of(case, rank.rank),
                 "title": ", ".join(f"{shorten(name, 40)} {seconds(end - begin)}" for name, begin, end in rank.phases),
                 "phases": [_phase(phase, x) for phase in rank.phases],
                 "calls": list(_calls(case, rank, x)),
@@ -54,18 +47,11 @@ def lanes(case: CaseRecord) -> dict[str, Any] | None:
             }
             for rank in shown
         ],
-        "faults": faults,
+        "faults": [(x(one.at_s), f"{shorten(one.text, 80)}, after {seconds(one.at_s)}") for one in case.faults],
         "arrows": list(_arrows(case, shown, tops, x)),
-        "legend": list(_legend(case, shown)),
+        "used": [name for name in _PHASES if any(name == phase.name for rank in shown for phase in rank.phases)],
         "left_out": len(known) - len(shown),
     }
-
-
-def role_of(case: CaseRecord, rank: int) -> str:
-    """Return what a rank is in a failure: "culprit", "failing", "victim", or ""."""
-    if rank == case.culprit:
-        return "culprit"
-    return "failing" if rank in case.failing else "victim" if rank in case.victims else ""
 
 
 def _ticks(length_s: float, x: Callable[[float], int]) -> Iterator[tuple[int, str, str]]:
@@ -108,18 +94,3 @@ def _arrows(
         if victim in seen:
             to_x, to_y = seen[victim], tops[victim] + 6
             yield f"M{from_x},{from_y} Q{max(from_x, to_x) + 10},{(from_y + to_y) // 2} {to_x},{to_y}"
-
-
-def _legend(case: CaseRecord, shown: list[RankRecord]) -> Iterator[tuple[str, str]]:
-    used = {phase.name for rank in shown for phase in rank.phases}
-    yield from ((name, name) for name in _PHASES if name in used)
-    if any(call.begin_s is not None for ledger in case.ledgers for call in ledger.calls):
-        yield "collective", "collective call"
-    if case.faults:
-        yield "fault", "fault on purpose"
-    if case.culprit is not None:
-        yield "culprit", "failed first"
-    if case.failing:
-        yield "failing", "failed, too"
-    if case.victims:
-        yield "victim", "victim"

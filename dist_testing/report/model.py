@@ -139,3 +139,8 @@ class Report:
     targets: tuple[str, ...] = ()
     not_run: tuple[NotRun, ...] = ()  # the skip ledger, except for skipped cases (`facts.ledger` adds these)
     problems: tuple[Problem, ...] = ()  # what could not be read
+
+    @property
+    def every_target(self) -> set[str]:
+        """The targets that ran, and those that Bazel speaks of."""
+        return {run.target for run in self.runs} | set(self.targets)

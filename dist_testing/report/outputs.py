@@ -59,16 +59,14 @@ class OutputFinder:
     def _find_remote(self, identity: Mapping[str, Any], remote: re.Match[str]) -> Path | None:
         digest, size = remote["digest"], int(remote["size"])
         function = remote["function"] or _FUNCTIONS.get(len(digest), "")
-        for path in [*self._places(identity, size), *self._cached(function, digest)]:
+        places = self._places(identity, size)
+        if self._disk_cache is not None:
+            root = self._disk_cache if function == "sha256" else self._disk_cache / function
+            places.append(root / "cas" / digest[:2] / digest)
+        for path in places:
             if path.is_file() and path.stat().st_size == size and _digest_of(path, function) in (digest, None):
                 return path
         return None
-
-    def _cached(self, function: str, digest: str) -> list[Path]:
-        if self._disk_cache is None:
-            return []
-        root = self._disk_cache if function == "sha256" else self._disk_cache / function
-        return [root / "cas" / digest[:2] / digest]
 
     def _places(self, identity: Mapping[str, Any], size: int) -> list[Path]:
         """Return the files of the target with this size.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
@@ -14,10 +14,10 @@ from dist_testing.report import facts
 from dist_testing.report.compare import Comparison
 from dist_testing.report.flakes import measured, votes
 from dist_testing.report.lanes import lanes
-from dist_testing.report.model import InvocationRecord, LogRecord, NotRun, Problem, Report, RunRecord, is_label
+from dist_testing.report.model import LogRecord, NotRun, Problem, Report, RunRecord
 from dist_testing.report.render import fragment, html_bytes, rendered
 from dist_testing.report.story import story_of
-from dist_testing.report.words import WORDS, count_of, plural, seconds, slug
+from dist_testing.report.words import WORDS, count_of, plural, slug
 
 _TEMPLATE = Path(__file__).parent / "templates" / "page.html"
 _FAILURE = _TEMPLATE.with_name("failure.html")
@@ -32,13 +32,13 @@ _LOG_CHARS = 8_000
 # Bytes of the parts that can be long, and of the HTML around each text: the whole page has at most 5,000,000.
 _FAILURES_BYTES, _LEDGER_BYTES, _ROWS_BYTES = 2_500_000, 200_000, 2_100_000
 _BRIEF_BYTES, _TEXT_BYTES, _ROW_BYTES = 4_000, 30, 100
-_MAX_INVOCATIONS = 20
-_MAX_PROBLEMS = 50
 _MAX_MESSAGE_CHARS = 300
 # Where an executor or a sandbox has put packages and files. In stacks it pushes the rest of the line out of sight.
 _DEEP = re.compile(r'(?<=File ")/[^"\n]*(?:/(?=site-packages/)|\.runfiles/[^/"\n]+/)')
 
 _Part = TypeVar("_Part")
+# A row of the table of all cases: the anchor of its failure, and its name, message and target, shortened.
+_Row = tuple[RunRecord, CaseRecord, str, tuple[str, ...]]
 
 _KINDS = {
     "not reached": ("Not reached", "The run ended before these began."),
@@ -71,48 +71,36 @@ def page(
     words, kind = _verdict(report, found, counts)
     ledger = facts.ledger(report)
     rates = [one for one in measured(votes(report, same_inputs=same_inputs)) if one.runs + one.broken > 1]
-    flaky = [one for one in rates if one.label == "flaky"]
     cases = [(run, case) for run in report.runs for case in run.cases]
-    sections: list[tuple[str, str, object, int]] = [
-        ("Failures", "failures", True, len(found)),
-        ("Not run", "not-run", True, len(ledger)),
-        ("Changes", "changes", changed, 0),
-        ("Flakes", "flakes", rates, len(flaky)),
-        ("All cases", "all", True, 0),
-    ]
     shown = list(_failures(groups[:_MAX_SHOWN]))
     return rendered(
         _TEMPLATE,
-        title=shorten(title, 200) or "Test report",
+        title=title or "Test report",
         words=words,
         kind=kind,
-        total=_total(report, sum(counts.values())),
-        counts=list(_counts(report, counts)),
-        invocations=[{"name": one.name, "facts": _told(one)} for one in report.invocations[:_MAX_INVOCATIONS]],
-        invocations_left=len(report.invocations) - _MAX_INVOCATIONS,
-        links=[(name, anchor, count) for name, anchor, is_there, count in sections if is_there],
-        problems=list(_problems(report.problems).items())[:_MAX_PROBLEMS],
-        problem_count=len(report.problems),
+        report=report,
+        counts=counts,
+        statuses=WORDS,
+        bad=BAD,
+        problems=list(_problems(report.problems).items()),
         failures=shown,
         failure_count=len(found),
         failures_left=sum(map(len, groups[len(shown) :])),
         ledger=list(_ledger(ledger)),
+        ledger_count=len(ledger),
         changed=changed and changed[0],
         changed_since=changed and changed[1],
         rates=rates,
-        flaky=flaky,
-        steady=[one for one in rates if one.label == "no failure"],
         case_count=len(cases),
         rows=list(_fitting(_rows(cases, groups[: len(shown)]), _ROWS_BYTES, _row_bytes)),
-        made=facts.utc(made_wall_s),
+        made_wall_s=made_wall_s,
         versions=_versions(report),
     )
 
 
 def _verdict(report: Report, found: Sequence[facts.Failure], counts: Mapping[Status, int]) -> tuple[str, str]:
     """Return the first words of the page, and their class."""
-    failed = sum(not failure.recovered for failure in found)
-    if failed:
+    if failed := sum(not failure.recovered for failure in found):
         return f"{count_of(failed)} failed", "bad"
     codes = [one for one in report.invocations if one.exit_code]
     if codes and (absent := sum(line.kind == "not built" for line in report.not_run)):
@@ -128,31 +116,6 @@ def _verdict(report: Report, found: Sequence[facts.Failure], counts: Mapping[Sta
     if not any(count for status, count in counts.items() if status != "skipped"):
         return "Nothing ran", "doubtful"
     return ("Passed after retries", "doubtful") if found else ("Passed", "good")
-
-
-def _total(report: Report, cases: int) -> str:
-    targets = len({run.target for run in report.runs} | set(report.targets))
-    return f"{plural(cases, 'case')} in {plural(targets, 'target')}" if report.runs else ""
-
-
-def _counts(report: Report, counts: Counter[Status]) -> Iterator[tuple[str, str]]:
-    yield from ((one, f"{count_of(counts[one])} {WORDS[one]}") for one in STATUSES if counts[one])
-    for kind in ("not built", "not reached"):
-        if absent := sum(not line.case and line.kind == kind for line in report.not_run):
-            yield "unfinished", f"{plural(absent, 'target')} {kind}"
-
-
-def _told(one: InvocationRecord) -> str:
-    parts = [
-        one.command,
-        f"Bazel {one.version}" if one.version else "",
-        "" if one.began_wall_s is None else facts.utc(one.began_wall_s),
-        seconds(one.duration_s) if one.duration_s else "",
-        "" if one.exit_code is None else f"exit status {one.exit_code}{f' ({one.exit_name})' if one.exit_name else ''}",
-        "" if one.is_complete else "did not come to its end",
-        f"revision {one.revision[:12]}" if one.revision else "",
-    ]
-    return " \u00b7 ".join(filter(None, parts))
 
 
 def _problems(problems: Sequence[Problem]) -> dict[str, list[str]]:
@@ -193,14 +156,14 @@ def _failure(number: int, group: Sequence[facts.Failure], limit: int) -> str:
     values: dict[str, Any] = {
         "number": number + 1,
         "is_brief": not limit,
+        "failure": failure,
         "case": case,
+        "run": run,
         "story": None,
-        "status": case.status if case is not None else "failed",
-        "word": _word(failure),
-        "name": shorten(failure.name, 600),
-        "headline": shorten(facts.headline(run, case), 600),
-        "chips": [shorten(chip, 300) for chip in _chips(failure, others) if chip],
-        "recovered": failure.recovered,
+        "words": WORDS,
+        "headline": facts.headline(run, case),
+        "others": others,
+        "gpus": facts.gpus_of(case) if case is not None else None,
         "is_open": number < _OPEN and not failure.recovered,
         "logs": [],
         "log_chars": _LOG_CHARS,
@@ -222,31 +185,6 @@ def _failure(number: int, group: Sequence[facts.Failure], limit: int) -> str:
     return fragment(_FAILURE, **values)
 
 
-def _word(failure: facts.Failure) -> str:
-    case = failure.case
-    if case is None:
-        return failure.run.status.lower() or "failed"
-    return shorten(case.cause, 100) if case.cause not in ("", "none", "failure") else WORDS[case.status]
-
-
-def _chips(failure: facts.Failure, others: Sequence[facts.Failure]) -> Iterator[str]:
-    """Yield what tells a failure from others: where it was, and which further runs failed in the same way."""
-    run, case = failure.run, failure.case
-    if case is not None and is_label(run.target):
-        yield run.target
-    yield run.part
-    yield f"on {run.host}" if run.host and run.strategy == "remote" else ""
-    yield run.backend
-    yield f"world of {case.world_size}" if case is not None and case.world_size else ""
-    gpus, wait_s = facts.gpus_of(case) if case is not None else ("", 0.0)
-    if gpus:
-        yield f"GPUs {gpus}, after a wait of {seconds(wait_s)}"
-    if others:
-        parts = [other.run.part for other in others if other.run.part]
-        named = f": {'; '.join(parts[:6])}{'; ...' if len(parts) > 6 else ''}" if parts else ""
-        yield f"and {plural(len(others), 'more run')} like this{named}"
-
-
 def _ledgers(case: CaseRecord) -> list[tuple[tuple[int, ...], Ledger]]:
     """Return what each rank waits for, with its last collective calls; ranks that do the same stand together."""
     alike: dict[object, list[Ledger]] = defaultdict(list)
@@ -255,21 +193,17 @@ def _ledgers(case: CaseRecord) -> list[tuple[tuple[int, ...], Ledger]]:
     return [(tuple(ledger.rank for ledger in same), same[0]) for same in alike.values()]
 
 
-def _own_logs(logs: Sequence[LogRecord], case: CaseRecord | None) -> Iterator[LogRecord]:
-    """Yield the logs of a case: those of its ranks, and the log of the whole run."""
+def _own_logs(logs: Sequence[LogRecord], case: CaseRecord | None) -> Sequence[LogRecord]:
+    """Return the logs of a case: those of its ranks, and the log of the whole run."""
+    if case is None:
+        return logs
     # The mark tells cases apart whose names differ only in special characters.
-    name = slug(case.nodeid) if case is not None else ""
-    own = re.compile(rf"{re.escape(name)}(\.[0-9a-f]{{8}})?\.rank-") if name else None
-    for log in logs:
-        if case is None or ".rank-" not in log.name or (own is not None and own.match(log.name)):
-            yield log
+    own = re.compile(rf"{re.escape(slug(case.nodeid))}(\.[0-9a-f]{{8}})?\.rank-")
+    return [log for log in logs if ".rank-" not in log.name or own.match(log.name)]
 
 
-def _ledger(lines: Sequence[NotRun]) -> Iterator[tuple[str, str, int, list[tuple[str, str, list[str], int]]]]:
-    """Yield each kind of the skip ledger: title, note, number, and its reasons.
-
-    Each reason has where, names, and how many more names there are.
-    """
+def _ledger(lines: Sequence[NotRun]) -> Iterator[tuple[str, str, int, list[tuple[str, list[NotRun], list[str]]]]]:
+    """Yield each kind of the skip ledger: title, note, number, and its reasons with their lines and names to show."""
     left_bytes = _LEDGER_BYTES
     by_kind: dict[str, dict[str, list[NotRun]]] = defaultdict(lambda: defaultdict(list))
     for line in lines:
@@ -279,18 +213,12 @@ def _ledger(lines: Sequence[NotRun]) -> Iterator[tuple[str, str, int, list[tuple
     for kind, (title, note) in _KINDS.items():
         if found := by_kind.get(kind):
             sizes = {reason: sum(line.count or 1 for line in same) for reason, same in found.items()}
-            ordered = sorted(found.items(), key=lambda item: (-sizes[item[0]], item[0]))
             reasons = []
-            for reason, same in ordered:
+            for reason, same in sorted(found.items(), key=lambda item: (-sizes[item[0]], item[0])):
                 names = list(_fitting((shorten(_name(line), 400) for line in same[:60]), left_bytes, _text_bytes))
                 left_bytes -= sum(map(_text_bytes, names))
-                reasons.append((reason, _where(same), names, len(same) - len(names)))
+                reasons.append((reason, same, names))
             yield title, note, sum(sizes.values()), reasons
-
-
-def _where(lines: Sequence[NotRun]) -> str:
-    targets, cases = plural(len({line.target for line in lines}), "target"), sum(line.count for line in lines)
-    return f"{plural(cases, 'case')} in {targets}" if cases else targets
 
 
 def _name(line: NotRun) -> str:
@@ -300,39 +228,26 @@ def _name(line: NotRun) -> str:
     return f"{name} ({plural(line.count, 'case')})" if line.count > 1 else name
 
 
-def _rows(
-    cases: Sequence[tuple[RunRecord, CaseRecord]], groups: Sequence[Sequence[facts.Failure]]
-) -> Iterator[dict[str, Any]]:
+def _rows(cases: Sequence[tuple[RunRecord, CaseRecord]], groups: Sequence[Sequence[facts.Failure]]) -> Iterator[_Row]:
     """Yield the rows of the table of all cases, the worst and then the slowest first."""
     anchors = {
         (id(failure.run), id(failure.case)): f"failure-{number}"
         for number, group in enumerate(groups, 1)
         for failure in group
     }
-    order = {status: place for place, status in enumerate(STATUSES)}
-    ordered = sorted(cases, key=lambda one: (order[one[1].status], -one[1].duration_s))
-    for run, case in ordered:
-        told = "" if case.status == "passed" else shorten(facts.headline(run, case), _MAX_MESSAGE_CHARS)
-        yield {
-            "word": f"{WORDS[case.status]}{', cached' if run.cached else ''}",
-            "is_bad": case.status in BAD,
-            "name": shorten(case.name, _MAX_MESSAGE_CHARS),
-            "anchor": anchors.get((id(run), id(case)), ""),
-            "message": told,
-            "target": shorten(f"{run.target}{run.in_part}", _MAX_MESSAGE_CHARS),
-            "world": case.world_size,
-            "culprit": "" if case.culprit is None else f"rank {case.culprit}",
-            "time": seconds(case.duration_s),
-        }
+    for run, case in sorted(cases, key=lambda one: (STATUSES.index(one[1].status), -one[1].duration_s)):
+        told = "" if case.status == "passed" else facts.headline(run, case)
+        texts = (shorten(text, _MAX_MESSAGE_CHARS) for text in (case.name, told, f"{run.target}{run.in_part}"))
+        yield run, case, anchors.get((id(run), id(case)), ""), tuple(texts)
 
 
 def _text_bytes(text: str) -> int:
     return _TEXT_BYTES + html_bytes(text)
 
 
-def _row_bytes(row: Mapping[str, Any]) -> int:
-    twice = 2 if row["message"] else 1
-    return twice * _ROW_BYTES + sum(html_bytes(row[name]) for name in ("name", "message", "target"))
+def _row_bytes(row: _Row) -> int:
+    texts = row[-1]
+    return (2 if texts[1] else 1) * _ROW_BYTES + sum(map(html_bytes, texts))
 
 
 def _versions(report: Report) -> str:

@@ -149,8 +149,7 @@ class _Case:
         # A bar that crosses the end of another would be dropped.
         gaps = [_us(phase.end_s) - _us(rank.seen_s) for phase in rank.phases]
         length = min([gap for gap in gaps if gap > 0] + [_MARK_US])
-        told = {"description": _text(rank.description), "operation": _text(rank.operation)}
-        args = {"outcome": rank.outcome, **told}
+        args = {"outcome": rank.outcome, "description": _text(rank.description), "operation": _text(rank.operation)}
         self._add("X", lane, role, rank.seen_s, dur=round(length, 1), cat="outcome", args=args)
 
     def _add_ledger(self, ledger: Ledger) -> None:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from dist_testing.core.ground.error_text import shorten
 from dist_testing.core.ground.errors import ReportError
-from dist_testing.report.words import clean, count_of, percent, plural, ranks_text, seconds
+from dist_testing.report.words import clean, count_of, percent, plural, ranks_text, seconds, utc
 
 if TYPE_CHECKING:
     import jinja2
@@ -76,6 +76,7 @@ def _environment(folder: Path) -> jinja2.Environment:
         "ranks": ranks_text,
         "seconds": seconds,
         "short": shorten,
+        "utc": utc,
     }
     return environment
 

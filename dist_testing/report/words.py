@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import re
+from datetime import UTC, datetime
 
 from dist_testing.core.ground.record import MAX_S, Status
 
@@ -43,6 +45,14 @@ def seconds(value: float) -> str:
     return f"{whole // 3600} h {whole % 3600 // 60} min"
 
 
+def utc(wall_s: float) -> str:
+    """Return a time of day in UTC: "2026-11-22 14:03:05 UTC"; the number itself if it is no date."""
+    try:
+        return datetime.fromtimestamp(wall_s, UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
+    except (OverflowError, ValueError, OSError):
+        return f"{wall_s:g} s after 1970"
+
+
 def count_of(value: int) -> str:
     """Return a number with spaces that do not break: "12 345"."""
     return f"{value:,}".replace(",", "\N{NARROW NO-BREAK SPACE}")
@@ -69,17 +79,12 @@ def percent(rate: float) -> str:
 
 def ranks_text(ranks: tuple[int, ...]) -> str:
     """Return ranks in words: "rank 3", "ranks 0-6, 8"."""
-    parts: list[str] = []
     ordered = sorted(set(ranks))
-    start = 0
-    for index, rank in enumerate(ordered):
-        if index + 1 < len(ordered) and ordered[index + 1] == rank + 1:
-            continue
-        first = ordered[start]
-        parts.append(
-            str(rank) if first == rank else f"{first}, {rank}" if rank == first + 1 else f"{first}\u2013{rank}"
-        )
-        start = index + 1
+    # Neighbours have the same distance from their place.
+    runs = [
+        [rank for _, rank in run] for _, run in itertools.groupby(enumerate(ordered), lambda item: item[1] - item[0])
+    ]
+    parts = [f"{run[0]}\u2013{run[-1]}" if len(run) > 2 else ", ".join(map(str, run)) for run in runs]
     return f"{'rank' if len(ordered) == 1 else 'ranks'} {', '.join(parts)}"
 
 

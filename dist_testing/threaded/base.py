@@ -16,8 +16,7 @@ from dist_testing.threaded import BACKEND, data
 from dist_testing.threaded.arguments import Tensors, single, text_of
 from dist_testing.threaded.meeting import Move, SharedGroup
 from dist_testing.threaded.members import ThreadWorld
-from dist_testing.threaded.operation import Call
-from dist_testing.threaded.pending import ANY_RANK, Transfer
+from dist_testing.threaded.operation import ANY_RANK, Call, Transfer
 from dist_testing.threaded.work import JoinedWork, ThreadWork
 
 

@@ -215,37 +215,15 @@ def _check_fits(value: Tensor, output: Tensor, where: str = "") -> None:
         raise UnequalError(f"{tensor_text(value)} does not fit into {tensor_text(output)}{where}")
 
 
-# The operations that can reduce one stack of all ranks' tensors.
-_COMBINE_STACKED: dict[str, Callable[[Tensor], Tensor]] = {
-    "SUM": lambda stack: stack.sum(0, dtype=stack.dtype),
-    "PRODUCT": lambda stack: stack.prod(0, dtype=stack.dtype),
-    "MIN": lambda stack: stack.amin(0),
-    "MAX": lambda stack: stack.amax(0),
-}
-_COMBINE_STACKED |= dict.fromkeys(("AVG", "PREMUL_SUM"), _COMBINE_STACKED["SUM"])
-# Up to this many elements of all ranks together, copying into one stack costs less than many small operations.
-_STACKED_ELEMENTS = 1 << 16
-
-
 def _reduced(op: str, contributions: Sequence[Reduced], index: int) -> Tensor:
     values = [tensors[index] if factor is None else tensors[index] * factor for tensors, factor in contributions]
-    first = values[0]
-    values = [value if value.shape == first.shape else value.reshape(first.shape) for value in values]
-    if op in _COMBINE_STACKED and len(values) * first.numel() <= _STACKED_ELEMENTS:
-        total = _COMBINE_STACKED[op](torch.stack(_on_one_device(values)))
-    else:
-        first, *others = _on_one_device(values)
-        total = first.clone()
-        for value in others:
-            _COMBINE[op](total, value, out=total)
+    total = values[0].clone()
+    for value in values[1:]:
+        is_alike = value.shape == total.shape and value.device == total.device
+        _COMBINE[op](total, value if is_alike else value.reshape(total.shape).to(total.device), out=total)
     if op == "AVG":
         total.div_(len(values), rounding_mode=None if total.is_floating_point() or total.is_complex() else "trunc")
     return total
-
-
-def _on_one_device(values: list[Tensor]) -> list[Tensor]:
-    device = values[0].device
-    return [value if value.device == device else value.to(device) for value in values]
 
 
 def _write_checked(outputs: Sequence[Tensor], values: Sequence[Tensor]) -> None:

@@ -6,7 +6,6 @@ Such a rank reports like a rank with its own process, and its reports give the s
 from __future__ import annotations
 
 import dataclasses
-import os
 import time
 from collections import deque
 from collections.abc import Callable, Mapping
@@ -82,7 +81,7 @@ def run_here(engine: Engine, case: Case, body: ThreadBody) -> CaseResult:
     events.over_on_threads(phases)
     result = CaseResult(
         case=case,
-        verdict=verdict(outcomes, world_size=case.world_size, promised=engine.spec.promises(case.world_size)),
+        verdict=verdict(outcomes, promised=bool(engine.spec.promises(case.world_size))),
         outcomes=outcomes,
         started_s=started_s,
         duration_s=time.monotonic() - started_s,
@@ -103,8 +102,8 @@ def _run_ranks(
     def run(rank: int) -> None:
         account = accounts[rank]
         # No message limits a text.
-        reporter = Reporter(account, account, rank, fail_world, fit=str)
-        report_end(lambda: body(rank, reporter, limit_s), reporter, os._exit)
+        reporter = Reporter(account.send, account.write, rank, fail_world, fit=str)
+        report_end(lambda: body(rank, reporter, limit_s), reporter)
         reporter.case_over()
 
     ended = run_on_threads(run, world_size, timeout_s=limit_s)

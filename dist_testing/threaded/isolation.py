@@ -17,9 +17,7 @@ import functools
 import inspect
 import sys
 import threading
-import time
 from collections.abc import Callable, Iterator
-from datetime import timedelta
 from typing import Any
 
 import torch
@@ -28,10 +26,8 @@ from torch._C import _distributed_c10d
 from torch.distributed import distributed_c10d
 
 from dist_testing.threaded import BACKEND, register
-from dist_testing.threaded.members import Member, acting_as, current_member
+from dist_testing.threaded.members import Member, RankThread, acting_as, current_member
 
-# Seconds between two looks of a rank that waits in a store.
-_LOOK_S = 0.001
 # What `dist.group.WORLD` returns.
 _DEFAULT_GROUP = "default_pg"
 # Properties that c10d derives from the others.
@@ -79,7 +75,7 @@ def _prepare(undo: contextlib.ExitStack) -> None:
 
     barrier = distributed_c10d._store_based_barrier
     undo.callback(setattr, distributed_c10d, "_store_based_barrier", barrier)
-    distributed_c10d._store_based_barrier = _giving_way(barrier)
+    distributed_c10d._store_based_barrier = _without_turns(barrier)
 
     before = threading.Thread.start
     start = _inheriting(before)
@@ -161,27 +157,18 @@ def _is_for_all_ranks() -> bool:
     )
 
 
-def _giving_way(barrier: Callable[..., None]) -> Callable[..., None]:
-    """Return torch's barrier of a new group, which waits in the store, for ranks that run one at a time.
+def _without_turns(barrier: Callable[..., None]) -> Callable[..., None]:
+    """Return torch's barrier of a new group, without effect for ranks that run one at a time.
 
-    A rank that waits in a store keeps the turn, and no other rank could come.
+    It waits in the store. A rank that does so keeps the turn, and no other rank could come. The ranks need no barrier:
+    the first one that makes the group makes all that they share of it.
     """
 
     @functools.wraps(barrier)
-    def wait_for_all(rank: int, store: Any, group_name: str, count: int, timeout: timedelta, *others: Any) -> None:
+    def wait_for_all(*arguments: Any) -> None:
         member = current_member()
         if member is None or not member.world.has_turns:
-            barrier(rank, store, group_name, count, timeout, *others)
-            return
-        until_s = time.monotonic() + timeout.total_seconds()
-        key = f"arrived/{group_name}"
-        store.add(key, 1)
-        while (arrived := store.add(key, 0)) < count:
-            if time.monotonic() > until_s:
-                raise dist.DistStoreError(f"{arrived} of {count} ranks have come to the barrier of {group_name}")
-            member.world.give_way()
-            # If all others wait, too, this rank has the turn again at once.
-            time.sleep(_LOOK_S)
+            barrier(*arguments)
 
     return wait_for_all
 
@@ -190,7 +177,7 @@ def _inheriting(start: Callable[[threading.Thread], None]) -> Callable[[threadin
     @functools.wraps(start)
     def start_as_rank(thread: threading.Thread) -> None:
         member = current_member()
-        if member is None or getattr(thread, "is_rank", False):
+        if member is None or isinstance(thread, RankThread):
             start(thread)
             return
         run = thread.run

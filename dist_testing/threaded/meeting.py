@@ -9,10 +9,17 @@ from typing import TYPE_CHECKING, Any
 from dist_testing.core.ground.error_text import ranks_text
 from dist_testing.core.ground.errors import CollectiveError, UsageError
 from dist_testing.threaded.data import UnequalError, accelerators, copy, run_move
-from dist_testing.threaded.explain import sentence
 from dist_testing.threaded.members import Member, ThreadWorld
-from dist_testing.threaded.operation import Call, Failure, Operation
-from dist_testing.threaded.pending import ANY_RANK, Collective, GroupLabel, Transfer
+from dist_testing.threaded.operation import (
+    ANY_RANK,
+    Call,
+    Collective,
+    Failure,
+    GroupLabel,
+    Operation,
+    Transfer,
+    sentence,
+)
 
 if TYPE_CHECKING:
     import torch
@@ -47,19 +54,34 @@ class SharedGroup:
         # By receiver; in the order of the calls.
         self._transfers: defaultdict[int, list[Transfer]] = defaultdict(list)
 
-    def join(self, rank: int, member: Member) -> None:
-        """Add a rank of the world, which has created its process group object for that rank of the group.
+    @classmethod
+    def joined(cls, world: ThreadWorld, name: str, label: GroupLabel, rank: int, member: Member) -> SharedGroup:
+        """Return the group of that name, which the first rank that asks creates, with `member` as its rank `rank`.
 
         Raises:
-            UsageError: If another rank of the world already has that number.
+            UsageError: If another rank has created the group with other ranks, or already has that number.
         """
-        with self._world.lock:
-            if self._members.setdefault(rank, member) is not member:
-                raise UsageError(
-                    f"Two threads are rank {rank} of {self.label.title}.\n"
-                    "Each rank of a group has its own number and creates the group once.\n"
-                    "Pass a different rank to each init_process_group call that uses the same store."
-                )
+        with world.lock:
+            if (shared := world.groups.get(name)) is None:
+                shared = world.groups[name] = cls(world, name, label)
+            assert isinstance(shared, cls)
+            fits = shared.label.ranks == label.ranks
+            # The number of a rank is known only in a group of the same ranks.
+            is_first = fits and shared._members.setdefault(rank, member) is member
+        if not fits:
+            raise UsageError(
+                f"{sentence(label.title)} has {ranks_text(label.ranks)} on one rank and "
+                f"{ranks_text(shared.label.ranks)} on another.\n"
+                "Most likely the ranks passed different world sizes or lists of ranks.\n"
+                "Pass the same world_size to init_process_group, and the same ranks to new_group, on every rank."
+            )
+        if not is_first:
+            raise UsageError(
+                f"Two threads are rank {rank} of {label.title}.\n"
+                "Each rank of a group has its own number and creates the group once.\n"
+                "Pass a different rank to each init_process_group call that uses the same store."
+            )
+        return shared
 
     def leave(self, rank: int) -> None:
         """Remove a rank that has destroyed the group; fail the operations that still need it."""
@@ -81,30 +103,7 @@ class SharedGroup:
             return None
         name = f"{self.name}:split{self._splits_made[rank]}:{','.join(map(str, ranks))}"
         label = GroupLabel(f"a split of {self.label.title}", tuple(self.label.ranks[own] for own in ranks))
-        split = self.of(self._world, name, label)
-        split.join(ranks.index(rank), self._members[rank])
-        return split
-
-    @classmethod
-    def of(cls, world: ThreadWorld, name: str, label: GroupLabel) -> SharedGroup:
-        """Return the group of that name; the first rank that asks creates it.
-
-        Raises:
-            UsageError: If another rank has created the group with other ranks.
-        """
-        with world.lock:
-            shared = world.groups.get(name)
-            if shared is None:
-                shared = world.groups[name] = cls(world, name, label)
-        assert isinstance(shared, cls)
-        if shared.label.ranks != label.ranks:
-            raise UsageError(
-                f"{sentence(label.title)} has {ranks_text(label.ranks)} on one rank and "
-                f"{ranks_text(shared.label.ranks)} on another.\n"
-                "Most likely the ranks passed different world sizes or lists of ranks.\n"
-                "Pass the same world_size to init_process_group, and the same ranks to new_group, on every rank."
-            )
-        return shared
+        return self.joined(self._world, name, label, ranks.index(rank), self._members[rank])
 
     def pending(self) -> Iterator[Operation]:
         """Yield the operations that are not done."""

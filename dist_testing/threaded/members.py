@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import contextlib
+import sys
 import threading
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from dist_testing.threaded import explain
-from dist_testing.threaded.operation import Call, Failure, Operation, Wait
+from dist_testing.core.ground.error_text import ranks_text, summarise
+from dist_testing.core.ground.errors import CollectiveTimeoutError, DeadlockError, PeerFailedError
+from dist_testing.threaded.operation import Call, Failure, Operation, call_site
 from dist_testing.threaded.turns import Turns
 
 
@@ -24,9 +26,13 @@ class GroupState(Protocol):
         """Yield the operations that need a rank which has ended, each with the failure for the ranks that wait."""
 
 
+class RankThread(threading.Thread):
+    """A rank's own thread. Threads that a rank starts belong to it, but not the ranks of a world that it starts."""
+
+
 @dataclass(slots=True, eq=False)
 class Member:
-    """One rank of a world of threads; the implementation of `operation.RankState`.
+    """One rank of a world of threads.
 
     Attributes:
         world: Its world.
@@ -43,6 +49,31 @@ class Member:
     threads: int = 0
     ident: int | None = None
     has_ended: bool = False
+
+
+def _locked() -> threading.Lock:
+    gate = threading.Lock()
+    gate.acquire()
+    return gate
+
+
+@dataclass(slots=True, eq=False)
+class Wait:
+    """One thread that waits for an operation.
+
+    Attributes:
+        operation: The operation.
+        call: The call that waits.
+        member: The rank to which the thread belongs; None for a thread that belongs to no rank of the world.
+        takes_turns: Whether it is a rank's own thread, which continues only in its turn if there are turns.
+        gate: A locked lock; releasing it lets the thread continue.
+    """
+
+    operation: Operation
+    call: Call
+    member: Member | None
+    takes_turns: bool
+    gate: threading.Lock = field(default_factory=_locked, init=False)
 
 
 class _Current(threading.local):
@@ -161,7 +192,7 @@ class ThreadWorld:
         """
         with self.lock:
             if self.failure is None:
-                self._fail_all(explain.peer_failed(member.rank, error))
+                self._fail_all(_peer_failed(member.rank, error))
                 self._callbacks.append(self._on_failure)
         self.run_callbacks()
 
@@ -201,7 +232,6 @@ class ThreadWorld:
         with self.lock:
             if operation.is_done:
                 return
-            operation.waits.append(wait)
             self._waits[wait] = None
             if member is not None:
                 self._busy -= 1
@@ -215,8 +245,6 @@ class ThreadWorld:
             failure = self._give_up(wait, limit_s, fails_operation=fails_operation)
             # The wait has ended, by this thread or another; its gate is open, or opens when the rank gets its turn.
             wait.gate.acquire()
-        if wait.next is not None:
-            wait.next.gate.release()
         if failure is not None:
             raise failure.error(call)
 
@@ -226,11 +254,10 @@ class ThreadWorld:
         failure = None
         with self.lock:
             if not operation.is_done:
-                failure = explain.timed_out(self.members, self._waits, wait, limit_s)
+                failure = _timed_out(self.members, self._waits, wait, limit_s)
                 if fails_operation:
                     self.finish(operation, failure)
                 else:
-                    operation.waits.remove(wait)
                     self._wake([wait])
         self.run_callbacks()
         return None if fails_operation else failure
@@ -246,9 +273,7 @@ class ThreadWorld:
         operation.is_done = True
         self._callbacks += operation.on_done
         operation.on_done = []
-        if operation.waits:
-            self._wake(operation.waits)
-            operation.waits = []
+        self._wake([wait for wait in self._waits if wait.operation is operation])
 
     def run_callbacks(self) -> None:
         """Call the functions of operations that have ended, without the lock: they may make calls of their own."""
@@ -262,28 +287,17 @@ class ThreadWorld:
     def describe_waits_of(self, rank: int) -> list[str]:
         """Return one text for each wait of a rank's threads in a group; an empty list if there is none."""
         with self.lock:
-            return [explain.wait_text(wait) for wait in self._waits if wait.member is self.members[rank]]
+            return [_wait_text(wait) for wait in self._waits if wait.member is self.members[rank]]
 
     def _wake(self, waits: Iterable[Wait]) -> None:
-        first = last = None
         for wait in waits:
             del self._waits[wait]
-            if wait.member is None:
-                # It may be the main thread, which a signal can interrupt; so no other wait depends on it.
-                wait.gate.release()
-                continue
-            self._busy += 1
-            if wait.takes_turns and self._turns is not None:
-                self._turns.add(wait.member.rank, wait.gate)
-                continue
-            if last is None:
-                first = wait
-            else:
-                last.next = wait
-            last = wait
-        # Comes last, because this thread wakes the next one as soon as it runs.
-        if first is not None:
-            first.gate.release()
+            if wait.member is not None:
+                self._busy += 1
+                if wait.takes_turns and self._turns is not None:
+                    self._turns.add(wait.member.rank, wait.gate)
+                    continue
+            wait.gate.release()
 
     def _fail_all(self, failure: Failure) -> None:
         self.failure = failure
@@ -293,6 +307,73 @@ class ThreadWorld:
 
     def _break_deadlock(self) -> None:
         if self._waits:
-            failure = explain.deadlock(self.members, self._waits)
+            failure = _deadlock(self.members, self._waits)
             for wait in list(self._waits):
                 self.finish(wait.operation, failure)
+
+
+def _deadlock(members: Collection[Member], waits: Iterable[Wait]) -> Failure:
+    """Return the failure of all waits of a world when no running thread is left that could complete one of them."""
+    have_ended = "the only rank of the world waits or has ended"
+    if len(members) > 1:
+        have_ended = f"all {len(members)} ranks of the world wait or have ended"
+    return Failure(
+        DeadlockError,
+        f"Deadlock: {have_ended}, so no wait can be completed.\n"
+        f"{_activity(members, waits)}\n"
+        "Most likely a call depends on the rank, or a send or receive has no counterpart.\n"
+        "Let all ranks of a group make the same collective calls in the same order, and pair each send with a "
+        "receive; a blocking send waits for its receive.",
+    )
+
+
+def _timed_out(members: Collection[Member], waits: Iterable[Wait], wait: Wait, limit_s: float) -> Failure:
+    """Return the failure of one of a world's waits, which has reached its time limit in seconds."""
+    waiting = _FOREIGN_THREAD if wait.member is None else f"rank {wait.member.rank}"
+    return Failure(
+        CollectiveTimeoutError,
+        f"Time limit of {limit_s:.3g} s reached: {waiting} was {_wait_text(wait)}.\n"
+        f"{_activity(members, waits)}\n"
+        "Most likely a rank is stuck or slow in code outside of its process group.\n"
+        "Look at the ranks that are still running; if they only need more time, set a longer group timeout.",
+    )
+
+
+def _peer_failed(rank: int, error: BaseException) -> Failure:
+    """Return the failure of all operations after a rank of the world has failed with an error."""
+    return Failure(
+        PeerFailedError,
+        f"Rank {rank} has failed: {summarise(error)}\n"
+        "The other ranks cannot complete calls of their groups any more; this error is a consequence, not the cause.\n"
+        f"Look at the error of rank {rank}.",
+        names_call=True,
+    )
+
+
+def _wait_text(wait: Wait) -> str:
+    """Return what a thread waits for and in which call, such as "waiting for rank 1 in barrier() at ..."."""
+    return f"waiting for {wait.operation.missing()} in {wait.call} ({wait.operation.title()})"
+
+
+_FOREIGN_THREAD = "a thread that belongs to no rank"
+
+
+def _activity(members: Iterable[Member], waits: Iterable[Wait]) -> str:
+    """Return what the ranks do, in one line for all ranks that do the same."""
+    doing: dict[str, list[int]] = {}
+    of_foreign_threads = []
+    waiting = set()
+    for wait in waits:
+        if wait.member is None:
+            of_foreign_threads.append(f"  {_FOREIGN_THREAD}: {_wait_text(wait)}")
+        else:
+            waiting.add(wait.member)
+            doing.setdefault(_wait_text(wait), []).append(wait.member.rank)
+    for member in members:
+        if member.has_ended:
+            doing.setdefault("ended", []).append(member.rank)
+        elif member not in waiting:
+            frame = sys._current_frames().get(member.ident or 0)
+            doing.setdefault(f"running {call_site(frame)}" if frame else "running", []).append(member.rank)
+    lines = sorted((sorted(ranks), what) for what, ranks in doing.items())
+    return "\n".join([*(f"  {ranks_text(ranks)}: {what}" for ranks, what in lines), *of_foreign_threads])

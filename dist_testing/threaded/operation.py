@@ -1,4 +1,4 @@
-"""Calls of ranks, the operations and waits that follow from them, and the failures that end a wait."""
+"""Calls of ranks, the collectives, sends and receives that follow from them, and why these fail."""
 
 from __future__ import annotations
 
@@ -9,9 +9,16 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import FrameType
-from typing import Protocol
+from typing import TYPE_CHECKING, Any
 
-from dist_testing.core.ground.errors import CollectiveError
+from dist_testing.core.ground.error_text import ranks_by_text, ranks_text
+from dist_testing.core.ground.errors import CollectiveError, CollectiveMismatchError, DeadlockError
+
+if TYPE_CHECKING:
+    import torch
+
+# The peer of a receive from any rank, until a send has been paired with it.
+ANY_RANK = -1
 
 
 def call_site(frame: FrameType | None = None) -> str:
@@ -27,6 +34,11 @@ def call_site(frame: FrameType | None = None) -> str:
             return "a call from outside of Python"
         frame = frame.f_back
     return f"{frame.f_code.co_filename}:{frame.f_lineno} in {frame.f_code.co_name}"
+
+
+def sentence(text: str) -> str:
+    """Return the text with its first letter in upper case."""
+    return text[:1].upper() + text[1:]
 
 
 @functools.cache
@@ -78,20 +90,6 @@ class Failure:
         return self.kind(f"{self.text}\nThis rank's call: {call}." if self.names_call else self.text)
 
 
-class RankState(Protocol):
-    """What waits and error texts need to know about a rank; `members.Member` is the implementation.
-
-    Attributes:
-        rank: Its number in the world, from 0.
-        ident: The thread identifier of the rank's own thread; None until that runs.
-        has_ended: Whether all threads of the rank have ended.
-    """
-
-    rank: int
-    ident: int | None
-    has_ended: bool
-
-
 @dataclass(slots=True, eq=False)
 class Operation:
     """An operation that threads can wait for: a collective, a send or a receive.
@@ -101,13 +99,11 @@ class Operation:
     Attributes:
         is_done: Whether it has ended, with or without success.
         failure: Why it failed; None while it is not done, and after success.
-        waits: The threads that wait for it.
         on_done: Functions to call once, without the lock, when it has ended.
     """
 
     is_done: bool = field(default=False, init=False)
     failure: Failure | None = field(default=None, init=False)
-    waits: list[Wait] = field(default_factory=list, init=False)
     on_done: list[Callable[[], None]] = field(default_factory=list, init=False)
 
     def title(self) -> str:
@@ -119,29 +115,142 @@ class Operation:
         raise NotImplementedError
 
 
-def _locked() -> threading.Lock:
-    gate = threading.Lock()
-    gate.acquire()
-    return gate
+@dataclass(frozen=True, slots=True)
+class GroupLabel:
+    """How error texts name a group and its ranks.
+
+    Attributes:
+        title: The group, such as "the default group".
+        ranks: The number in the default group of each rank of the group, in the order of ranks of the group.
+    """
+
+    title: str
+    ranks: tuple[int, ...]
 
 
 @dataclass(slots=True, eq=False)
-class Wait:
-    """One thread that waits for an operation.
+class Collective(Operation):
+    """One collective of a group; all its ranks share the object.
 
     Attributes:
-        operation: The operation.
-        call: The call that waits.
-        member: The rank to which the thread belongs; None for a thread that belongs to no rank of the world.
-        takes_turns: Whether it is a rank's own thread, which continues only in its turn if there are turns.
-        gate: A locked lock; releasing it lets the thread continue.
-        next: The wait whose gate this thread opens when it continues. If all waiting threads woke at once, they would
-            compete for Python's global interpreter lock.
+        label: The group.
+        number: How many collectives of the group came before.
+        signature: That of the first call.
+        calls: The ranks' calls, by rank of the group; None for ranks that have not called yet.
+        contributions: What the ranks contribute to the move, in the same order.
+        missing_count: Number of ranks that have not called yet.
+        devices: The accelerators that hold the contributions.
     """
 
-    operation: Operation
+    label: GroupLabel
+    number: int
+    signature: tuple[object, ...]
+    calls: list[Call | None] = field(init=False)
+    contributions: list[Any] = field(init=False)
+    missing_count: int = field(init=False)
+    devices: set[torch.device] = field(default_factory=set, init=False)
+
+    def __post_init__(self) -> None:
+        self.missing_count = len(self.label.ranks)
+        self.calls = [None] * self.missing_count
+        self.contributions = [None] * self.missing_count
+
+    def title(self) -> str:
+        """Return its number and its group, such as "collective #3 of the default group"."""
+        return f"collective #{self.number} of {self.label.title}"
+
+    def missing(self) -> str:
+        """Return the ranks that have not called yet, such as "ranks 1, 3"."""
+        return ranks_text(self.label.ranks[rank] for rank, call in enumerate(self.calls) if call is None)
+
+    def mismatch(self, reason: str) -> Failure:
+        """Return the failure of a collective whose calls do not fit together; `reason` says how they differ."""
+        return Failure(
+            CollectiveMismatchError,
+            f"{sentence(self.title())}: {reason}.\n"
+            f"{self._calls_text()}\n"
+            "Most likely a call depends on the rank, or one rank is a call ahead of the others.\n"
+            "Let all ranks of a group make the same collective calls in the same order.",
+        )
+
+    def lost(self, rank: int) -> Failure:
+        """Return the failure of a collective that one rank of the group will never call."""
+        return Failure(
+            DeadlockError,
+            f"{sentence(self.title())} can never complete: rank {self.label.ranks[rank]} has ended, or has "
+            "destroyed the group, without this call.\n"
+            f"{self._calls_text()}\n"
+            "Most likely that rank makes fewer calls than the others.\n"
+            "Let all ranks of a group make the same collective calls in the same order.",
+        )
+
+    def _calls_text(self) -> str:
+        calls = {self.label.ranks[rank]: str(call) for rank, call in enumerate(self.calls) if call is not None}
+        lines = [f"  {ranks_text(ranks)}: {call}" for call, ranks in ranks_by_text(calls).items()]
+        if self.missing_count:
+            lines.append(f"  no call yet: {self.missing()}")
+        return "\n".join(lines)
+
+
+@dataclass(slots=True, eq=False)
+class Transfer(Operation):
+    """A send or a receive.
+
+    Attributes:
+        label: The group.
+        rank: The rank that made the call, by its number in the group.
+        peer: The other rank; `ANY_RANK` for a receive from any rank until a send has been paired with it.
+        tag: A send and a receive are paired only if their tags are equal.
+        tensor: The tensor to send, or the output of the receive.
+        call: The call.
+        is_send: Whether it is a send.
+    """
+
+    label: GroupLabel
+    rank: int
+    peer: int
+    tag: int
+    tensor: torch.Tensor
     call: Call
-    member: RankState | None
-    takes_turns: bool
-    gate: threading.Lock = field(default_factory=_locked, init=False)
-    next: Wait | None = field(default=None, init=False)
+    is_send: bool
+
+    def title(self) -> str:
+        """Return the group's title."""
+        return self.label.title
+
+    def missing(self) -> str:
+        """Return the missing counterpart, such as "rank 1 to send"."""
+        peer = "any rank" if self.peer == ANY_RANK else f"rank {self.label.ranks[self.peer]}"
+        return f"{peer} to {'receive' if self.is_send else 'send'}"
+
+    def meets(self, other: Transfer) -> bool:
+        """Return whether one is a send, the other a receive, and they have equal tags and name each other's ranks."""
+        return (
+            self.is_send != other.is_send
+            and self.tag == other.tag
+            and self.peer in (other.rank, ANY_RANK)
+            and other.peer in (self.rank, ANY_RANK)
+        )
+
+    def lost(self) -> Failure:
+        """Return the failure of a transfer whose other rank has ended."""
+        return Failure(
+            DeadlockError,
+            f"Rank {self.label.ranks[self.peer]} has ended, or has destroyed {self.title()}; rank "
+            f"{self.label.ranks[self.rank]} waits for it in {self.call}.\n"
+            f"Most likely that rank makes one {'receive' if self.is_send else 'send'} too few, or uses another tag.\n"
+            "Pair each send with a receive of the same tag.",
+        )
+
+    def mismatch(self, other: Transfer, reason: str) -> Failure:
+        """Return the failure of a send and its receive whose tensors do not fit together; `reason` says why."""
+        ranks = self.label.ranks
+        return Failure(
+            CollectiveMismatchError,
+            f"A send and its receive in {self.title()} do not fit together: {reason}.\n"
+            f"  rank {ranks[self.rank]}: {self.call}\n"
+            f"  rank {ranks[other.rank]}: {other.call}\n"
+            "Sends and receives of one tag are paired in the order of the calls; most likely the two ranks disagree "
+            "about that order, or about the size.\n"
+            "Give both the same number of elements and the same dtype.",
+        )

@@ -10,14 +10,14 @@ import copy
 import dataclasses
 import functools
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
 
 from dist_testing.core.ground.errors import CollectiveError
 from dist_testing.core.launch.isolation import FORK
-from dist_testing.core.pytest.internals import SetupState, runner_module
+from dist_testing.core.pytest.internals import replace_setup_state
 
 _Definitions = Sequence[pytest.FixtureDef[Any]]
 
@@ -41,8 +41,8 @@ REFUSED_FIXTURES = {
 class _Own(threading.local):
     """The state of one thread. A rank's thread lives for one case, so each case starts with new state."""
 
-    def __init__(self) -> None:
-        self.setup_state = SetupState()
+    def __init__(self, make_setup_state: Callable[[], Any]) -> None:
+        self.setup_state = make_setup_state()
         self.definitions: dict[int, pytest.FixtureDef[Any]] = {}
 
 
@@ -61,8 +61,8 @@ def _repr_failure(item: Any, excinfo: pytest.ExceptionInfo[BaseException]) -> An
         # pytest's own style shows the source around each frame. For that it parses the whole torch module, which takes
         # seconds when all ranks of a world do it at once. The error's text names the call already. The native style
         # does not filter the frames below the test, so they are filtered here.
-        excinfo.traceback = item._traceback_filter(excinfo)
-        return item._repr_failure_py(excinfo, style="native")
+        excinfo.traceback = excinfo.traceback.cut(path=item.path).filter(excinfo)
+        return pytest.Item.repr_failure(item, excinfo, style="native")
     return type(item).repr_failure(item, excinfo)
 
 
@@ -71,38 +71,44 @@ class ThreadItems:
 
     def __init__(self, config: pytest.Config, session: pytest.Session) -> None:
         """Make pytest use the calling thread's state."""
-        self._own = _Own()
-        internals: Any = session
-        internals._setupstate = _SetupStateOfThread(self._own)
+        replace_setup_state(session, self._setup_state)
         # For `request.getfixturevalue`.
-        manager = internals._fixturemanager
+        manager: Any = session._fixturemanager
         find = manager.getfixturedefs
         manager.getfixturedefs = lambda *args: self._own_definitions(find(*args))
         # All threads would set the same environment variable, and the second one to remove it would fail.
-        runner_module._update_current_test_var = lambda item, when: None
+        config.pluginmanager.getplugin("runner")._update_current_test_var = lambda item, when: None
         for name in ("capturemanager", "logging-plugin"):
             if config.pluginmanager.hasplugin(name):
                 config.pluginmanager.unregister(name=name)
 
+    def _setup_state(self, kind: type) -> _SetupStateOfThread:
+        self._own = _Own(kind)
+        return _SetupStateOfThread(self._own)
+
     def own(self, item: pytest.Item) -> pytest.Item:
         """Return the calling thread's own copy of a collected item; call it once per thread."""
-        mine: Any = copy.copy(item)
+        assert isinstance(item, pytest.Function)
+        info: Any = item._fixtureinfo
+        definitions = {name: self._own_definitions(found) for name, found in info.name2fixturedefs.items()}
+        # Each rank needs its own instance of a class. Another function may have been wrapped by a plug-in.
+        own_function = {} if isinstance(item.parent, pytest.Class) else {"callobj": item.obj}
+        mine: Any = type(item).from_parent(
+            item.parent,
+            name=item.name,
+            originalname=item.originalname,
+            **own_function,
+            callspec=getattr(item, "callspec", None),
+            fixtureinfo=dataclasses.replace(info, name2fixturedefs=definitions),
+        )
         mine.config = copy.copy(item.config)
         if hasattr(item.config, "_tmp_path_factory"):
+            # `keep_temporary_files_in` changes it.
             mine.config._tmp_path_factory = copy.copy(item.config._tmp_path_factory)
-        mine.stash = mine._store = pytest.Stash()
         mine.stash._storage.update(item.stash._storage)
-        mine.own_markers = list(item.own_markers)
-        mine.user_properties = list(item.user_properties)
-        mine._report_sections = []
-        if isinstance(item.parent, pytest.Class):
-            # Each rank needs its own instance of the class; pytest makes it at first use.
-            mine.__dict__.pop("_obj", None)
-            mine.__dict__.pop("_instance", None)
-        info = mine._fixtureinfo
-        definitions = {name: self._own_definitions(found) for name, found in info.name2fixturedefs.items()}
-        mine._fixtureinfo = dataclasses.replace(info, name2fixturedefs=definitions)
-        mine._initrequest()
+        # Also those that were added after the item had been made.
+        mine.own_markers, mine.keywords = list(item.own_markers), item.keywords
+        mine.user_properties += item.user_properties
         mine.repr_failure = functools.partial(_repr_failure, mine)
         return mine  # type: ignore[no-any-return]
 

@@ -6,12 +6,14 @@ pool, a case fails if it leaves anything behind in the process.
 
 from __future__ import annotations
 
+import functools
+import io
 import os
 import sys
 import threading
 import traceback
 from collections.abc import Sequence
-from typing import NoReturn
+from typing import Any, NoReturn
 
 from dist_testing.core.ground.budget import MAX_TIMEOUT_S
 from dist_testing.core.ground.case import CaseBody
@@ -29,17 +31,13 @@ from dist_testing.core.rank.bootstrap import (
     next_instruction,
     own_channel,
 )
-from dist_testing.core.rank.capture import flush_streams
+from dist_testing.core.rank.capture import flush_streams, stream_on
 from dist_testing.core.rank.hooks import RankServices, ServedRank
 from dist_testing.core.rank.long_texts import LongTexts
-from dist_testing.core.rank.reporter import FrameWriter, Reporter
-from dist_testing.threaded.members import current_member
-from dist_testing.threaded.output import split_output
+from dist_testing.core.rank.reporter import Reporter, send_message
+from dist_testing.threaded.members import RankThread, current_member
 from dist_testing.threaded.shared_process import note_rank
-from dist_testing.threaded.thread_world import fail_world, report_end, run_on_threads
-
-# Test code gets a replacement: see _Ranks._exit_as_rank.
-_exit = os._exit
+from dist_testing.threaded.thread_world import exit_process, fail_world, report_end, run_on_threads
 
 
 def enter_together(starts: Sequence[RankStart], context: RankContext) -> NoReturn:
@@ -59,7 +57,7 @@ def enter_together(starts: Sequence[RankStart], context: RankContext) -> NoRetur
         # A bug of this library, as in `bootstrap.enter`.
         traceback.print_exc()
     finally:
-        _exit(code)
+        exit_process(code)
 
 
 class _Ranks:
@@ -69,7 +67,13 @@ class _Ranks:
         self._context = context
         self._channels = [own_channel(start) for start in starts]
         self._reporters = [
-            Reporter(FrameWriter(channel), board, rank, fail_world, fit=LongTexts(self._request.directory, rank).fit)
+            Reporter(
+                functools.partial(send_message, channel),
+                board.write,
+                rank,
+                fail_world,
+                fit=LongTexts(self._request.directory, rank).fit,
+            )
             for rank, channel in enumerate(self._channels)
         ]
         self._ending = threading.Lock()
@@ -112,7 +116,7 @@ class _Ranks:
         # A process whose threads are the ranks has no rank of its own.
         for name in ("RANK", "LOCAL_RANK"):
             os.environ.pop(name, None)
-        split_output([os.path.join(self._request.directory, log_name(start.rank)) for start in self._starts])
+        _split_output([os.path.join(self._request.directory, log_name(start.rank)) for start in self._starts])
 
     def _run_case(self, body: CaseBody, services: RankServices) -> None:
         try:
@@ -138,7 +142,7 @@ class _Ranks:
                     reporter.phase("destroy")
                     front_ends[rank].finish()
 
-            report_end(run_test, reporter, _exit)
+            report_end(run_test, reporter)
             self._has_ended(reporter)
 
         # The runner keeps the time; it kills this process at the case's deadline.
@@ -149,10 +153,10 @@ class _Ranks:
         if any(outcome.stack for outcome in ended):
             # Some ranks run on after a failure. The runner knows of the failure and ends this process.
             next_instruction(self._channels[0], self._reporters[0])
-        if self._last is None or self._has_failed:
+        if self._last is None:
             return
         for thread in threading.enumerate():
-            if getattr(thread, "is_rank", False):
+            if isinstance(thread, RankThread):
                 # The thread may still run for a moment after it has reported its end.
                 thread.join()
         # From now on no rank changes the process.
@@ -166,8 +170,8 @@ class _Ranks:
         with self._ending:
             self._running -= 1
             is_last = self._running == 0
-        if is_last:
-            # The last rank reports after the check of the process.
+        if is_last and not self._has_failed:
+            # The last rank reports after the check of the process, which a failure makes superfluous.
             self._last = reporter
         else:
             reporter.case_over()
@@ -177,4 +181,27 @@ class _Ranks:
         member = current_member()
         if member is not None and not (reporter := self._reporters[member.rank]).is_forked:
             reporter.exited(status & 0xFF, f"os._exit({status})", stack_of(sys._getframe(1)))
-        _exit(status)
+        exit_process(status)
+
+
+def _split_output(paths: Sequence[str]) -> None:
+    """Give each rank that is a thread its own log of Python output, which includes the threads that it starts.
+
+    The log of rank 0, the first of `paths`, also gets the output of native code, whose descriptors belong to the
+    process, and of threads without a rank. Descriptors 1 and 2 must already point at this log.
+    """
+    flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND
+    logs = [stream_on(os.open(path, flags, 0o600)) for path in paths[1:]]
+    sys.stdout = sys.__stdout__ = _StreamOfThread([stream_on(1), *logs])  # type: ignore[misc,assignment]
+    sys.stderr = sys.__stderr__ = _StreamOfThread([stream_on(2), *logs])  # type: ignore[misc,assignment]
+
+
+class _StreamOfThread:
+    """Forwards every attribute to the stream of the calling thread's rank."""
+
+    def __init__(self, streams: Sequence[io.TextIOWrapper]) -> None:
+        self._streams = streams
+
+    def __getattr__(self, name: str) -> Any:
+        member = current_member()
+        return getattr(self._streams[0 if member is None else member.rank], name)

@@ -14,9 +14,10 @@ from dist_testing.core.ground.case import Case, CaseResult
 from dist_testing.core.ground.errors import UsageError
 from dist_testing.core.ground.outcomes import Kind, RankOutcome
 from dist_testing.core.ground.skips import skip_for_exit_code
+from dist_testing.core.rank.generators import seed_generators
 from dist_testing.core.rank.reporter import Reporter
 from dist_testing.core.unittest.plain import current_session
-from dist_testing.core.unittest.unittest_rank import RankPipe, seed_generators
+from dist_testing.core.unittest.unittest_rank import RankPipe
 from dist_testing.threaded.in_runner import run_here
 
 # unittest leaves frames of modules with this mark out of its tracebacks.
@@ -94,7 +95,7 @@ def check_entries(failed_ranks: Sequence[tuple[int, Any]]) -> None:
         raise unittest.SkipTest(skips[0])
 
 
-class RankThread:
+class RankHandle:
     """A handle of one rank, with the names that a `threading.Thread` has for it."""
 
     def __init__(self, ranks: RankThreads, rank: int) -> None:
@@ -112,7 +113,7 @@ class RankThread:
         return self._ranks.is_left_behind(self.rank)
 
 
-class RankThreads(list[RankThread]):
+class RankThreads(list[RankHandle]):
     """The ranks of a test: prepared at first, and run once."""
 
     def __init__(self, cls: type[Any], method: str, case: Case, *, tb_locals: bool, must_run: bool) -> None:
@@ -125,7 +126,7 @@ class RankThreads(list[RankThread]):
             tb_locals: Whether tracebacks show local variables.
             must_run: Whether the class leaves calling `run_test_with_threaded_pg` to its `_run`, which may forget it.
         """
-        super().__init__(RankThread(self, rank) for rank in range(case.world_size))
+        super().__init__(RankHandle(self, rank) for rank in range(case.world_size))
         self.case = case
         self._cls = cls
         self._method = method
@@ -149,7 +150,7 @@ class RankThreads(list[RankThread]):
 
         cls = self._cls
         # As for a test on processes; but here all ranks share the runner's generators.
-        seed_generators(is_fresh=False)
+        seed_generators()
         cls.global_store = HashStore()
         while not cls.exception_queue.empty():
             # Entries of ranks that an earlier test has left behind.

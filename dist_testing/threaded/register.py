@@ -17,7 +17,7 @@ from dist_testing.threaded import BACKEND
 from dist_testing.threaded.group import ThreadedGroup
 from dist_testing.threaded.meeting import SharedGroup
 from dist_testing.threaded.members import current_member
-from dist_testing.threaded.pending import GroupLabel
+from dist_testing.threaded.operation import GroupLabel
 
 # torch's own test code registers a different group under the same name. `isolation.py` sets `create_group` as the
 # meaning of the name while a world of ours runs.
@@ -58,8 +58,7 @@ def create_group(options: _DistributedBackendOptions, backend_options: object = 
     name = store.compare_set(f"dist_testing/group/{turn}", "", f"threads-{next(_numbers)}").decode()
     ranks = list(options.global_ranks_in_group)
     title = f"group {options.group_id!r} of ranks {', '.join(map(str, ranks))}" if ranks else "the default group"
-    shared = SharedGroup.of(world, name, GroupLabel(title, tuple(ranks or range(size))))
-    shared.join(rank, member)
+    shared = SharedGroup.joined(world, name, GroupLabel(title, tuple(ranks or range(size))), rank, member)
     return ThreadedGroup(store, rank, shared, world, options.timeout.total_seconds())
 
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from dist_testing.core.ground.case import Case, CaseBody, CaseFailedError
 from dist_testing.core.ground.errors import UsageError
-from dist_testing.core.ground.requirement import unmet_requirement
+from dist_testing.core.ground.skips import unmet_requirement
 from dist_testing.core.launch.isolation import THREAD, Isolation
 from dist_testing.core.unittest.comparison import TensorComparisons
 from dist_testing.core.unittest.exits import declared_exits

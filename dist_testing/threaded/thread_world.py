@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import os
 import queue
 import sys
@@ -10,14 +9,13 @@ import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import NoReturn
 
 from dist_testing.core.ground.errors import CollectiveTimeoutError, LaunchError, UsageError
 from dist_testing.core.ground.spec import check_world_size
 from dist_testing.core.process.stacks import stack_of
 from dist_testing.core.rank.bootstrap import FAILED_EXIT_CODE
 from dist_testing.core.rank.reporter import Reporter
-from dist_testing.threaded.members import Member, ThreadWorld, current_member
+from dist_testing.threaded.members import Member, RankThread, ThreadWorld, current_member
 from dist_testing.threaded.operation import Failure
 
 # Time from the first failure to the verdict, for ranks that are in no wait of a group, so that nothing can wake them.
@@ -29,14 +27,12 @@ _END_LIMIT_S = 1.0
 _LONGEST_WAIT_S = 1.0
 # Environment variable; with "ranks", one rank runs at a time, in the order of ranks (see `Turns`).
 ORDER_VARIABLE = "DIST_TESTING_THREAD_ORDER"
+# A process whose threads are the ranks gives test code a replacement: see `rank_process`.
+exit_process = os._exit
 
 
 # unittest omits the frames of modules with this mark from its tracebacks.
 __unittest = True
-
-
-class _RankFailedError(Exception):
-    """Tells the world that a rank has failed. The rank has already reported the failure."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,22 +62,17 @@ def fail_world(error: BaseException) -> None:
         member.world.fail(member, error)
 
 
-def report_end(body: Callable[[], None], reporter: Reporter, end_process: Callable[[int], NoReturn]) -> None:
+def report_end(body: Callable[[], None], reporter: Reporter) -> None:
     """Run the body of a rank on its thread, and report an error that it raises.
 
-    `end_process` ends a child that the test has forked, and that has reached the end of the test.
-
-    Raises:
-        _RankFailedError: If the rank has failed.
+    Ends a child that the test has forked, and that has reached the end of the test.
     """
     try:
         body()
     except BaseException as error:
         reporter.ended_by(_without_our_frames(error))
     if reporter.is_forked:
-        end_process(FAILED_EXIT_CODE if reporter.failed else 0)
-    if reporter.failed:
-        raise _RankFailedError
+        exit_process(FAILED_EXIT_CODE if reporter.failed else 0)
 
 
 def _without_our_frames(error: BaseException) -> BaseException:
@@ -121,29 +112,6 @@ def run_on_threads(body: Callable[[int], None], world_size: int, *, timeout_s: f
     return _Run(body, world_size, in_rank_order=order == "ranks").outcomes(timeout_s)
 
 
-class _RankThread(threading.Thread):
-    # Threads that a rank starts belong to it, but not the ranks of a world that it starts.
-    is_rank = True
-
-    def __init__(self, run: _Run, member: Member) -> None:
-        super().__init__(name=f"rank-{member.rank}", daemon=True)
-        # Opened after all threads have been started, in the order of ranks. Otherwise they would compete for Python's
-        # global interpreter lock with each other and with the thread that starts them.
-        self.gate = threading.Lock()
-        self.gate.acquire()
-        self.follower: _RankThread | None = None
-        self._of_run = run
-        self._member = member
-
-    def run(self) -> None:
-        self.gate.acquire()
-        if self.follower is not None:
-            self.follower.gate.release()
-            self.follower = None
-        self._of_run.run_rank(self._member)
-        del self._of_run, self._member
-
-
 class _Run:
     """One call of `run_on_threads`."""
 
@@ -152,7 +120,10 @@ class _Run:
         # Gets "failed" when the first rank has failed, and "ended" when all ranks have ended.
         self._news: queue.SimpleQueue[str] = queue.SimpleQueue()
         self._world = ThreadWorld(world_size, in_rank_order=in_rank_order, on_failure=lambda: self._news.put("failed"))
-        self._threads = [_RankThread(self, member) for member in self._world.members]
+        self._threads = [
+            RankThread(target=self._run_rank, args=(member,), name=f"rank-{member.rank}", daemon=True)
+            for member in self._world.members
+        ]
         self._lock = threading.Lock()
         # The ranks that have ended, each with the exception that its body raised.
         self._ended: dict[int, BaseException | None] = {}
@@ -179,8 +150,7 @@ class _Run:
             self._world.forget()
         return [ThreadOutcome(rank, ended.get(rank), stacks.get(rank, "")) for rank in range(self._world.size)]
 
-    def run_rank(self, member: Member) -> None:
-        """Run the body of a rank, on the rank's own thread; record how it ends."""
+    def _run_rank(self, member: Member) -> None:
         from dist_testing.threaded import isolation
 
         error: BaseException | None = None
@@ -194,26 +164,24 @@ class _Run:
         self._end(member, error)
 
     def _start(self) -> None:
-        started: list[_RankThread] = []
+        started = 0
         reason = "it was interrupted"
         try:
             for thread in self._threads:
+                # An interruption may come after the start, and a thread that runs reports its own end.
+                started += 1
                 thread.start()
-                started.append(thread)
         except RuntimeError as error:
+            started -= 1
             reason = str(error)
         finally:
-            for member in self._world.members[len(started) :]:
+            for member in self._world.members[started:]:
                 failure = LaunchError(
                     f"The thread of rank {member.rank} of {self._world.size} cannot be started: {reason}.\n"
                     "Most likely the limit on processes and threads is reached (ulimit -u, or the container's).\n"
                     "Use a smaller world, or raise the limit."
                 )
                 self._end(member, failure)
-            for thread, follower in itertools.pairwise(started):
-                thread.follower = follower
-            if started:
-                started[0].gate.release()
 
     def _end(self, member: Member, error: BaseException | None) -> None:
         from dist_testing.threaded import isolation

@@ -14,11 +14,10 @@ from torch.futures import Future
 
 from dist_testing.core.ground.errors import UsageError
 from dist_testing.threaded.members import acting_as, current_member
-from dist_testing.threaded.pending import Transfer
+from dist_testing.threaded.operation import Call, Operation, Transfer
 
 if TYPE_CHECKING:
     from dist_testing.threaded.members import ThreadWorld
-    from dist_testing.threaded.operation import Call, Operation
 
 
 class ThreadWork(Work):

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import select
 import signal
-import socket
 import time
 from collections.abc import Callable
 from types import FrameType
@@ -45,10 +44,6 @@ class Loop:
         self._ended_by = 0
 
     def __enter__(self) -> Loop:
-        self._wake, self._woken_by = socket.socketpair()
-        for one in (self._wake, self._woken_by):
-            one.setblocking(False)
-        self._old_fd = signal.set_wakeup_fd(self._woken_by.fileno(), warn_on_full_buffer=False)
         ending = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
         self._old_handlers = {number: signal.signal(number, self._on_end) for number in ending}
         return self
@@ -56,9 +51,6 @@ class Loop:
     def __exit__(self, *_: object) -> None:
         for number, handler in self._old_handlers.items():
             signal.signal(number, handler)
-        signal.set_wakeup_fd(self._old_fd)
-        self._wake.close()
-        self._woken_by.close()
 
     def is_disturbed(self) -> bool:
         """Whether there is a save or a command. Those of a debugger's user are not for the watch."""
@@ -77,17 +69,16 @@ class Loop:
 
     def _once(self) -> None:
         poller = select.poll()
-        poller.register(self._wake, select.POLLIN)
         if self.has_terminal and not self.is_debugging and _is_foreground():
             poller.register(_STDIN, select.POLLIN)
         run = self.run if self.run is not None and self.run.code is None else None
         if run is not None:
             poller.register(run.pidfd, select.POLLIN)
-        ready = {fd for fd, _ in poller.poll(1000 * max(0.0, self._look_at_s - time.monotonic()))}
+        # A signal does not end this: its handler only notes it. The pause until the next look can be long.
+        wait_s = min(_LOOK_S, max(0.0, self._look_at_s - time.monotonic()))
+        ready = {fd for fd, _ in poller.poll(1000 * wait_s)}
         if _STDIN in ready:
             self._read_commands()
-        if self._wake.fileno() in ready:
-            self._wake.recv(4096)
         if run is not None and run.pidfd in ready:
             run.reap()
         elif run is not None:

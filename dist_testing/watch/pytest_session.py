@@ -18,7 +18,7 @@ import pytest
 from dist_testing.core.ground.errors import InterruptedRunError, LaunchError, UsageError
 from dist_testing.core.ground.outcomes import exit_name
 from dist_testing.core.launch.clean import spare_cuda
-from dist_testing.core.pytest.fork_capture import restart_capture
+from dist_testing.core.pytest.internals import write_terminal_to
 from dist_testing.core.pytest.options import WATCH_OPTION
 from dist_testing.core.session.existing_world import existing_rank
 from dist_testing.watch.files import own_files, sources_of
@@ -122,7 +122,12 @@ def _begin(config: pytest.Config, forked: Fork) -> _Run:
         nothing = os.open(os.devnull, os.O_RDONLY)
         os.dup2(nothing, 0)
         os.close(nothing)
-    restart_capture(config)
+    if (capture := config.pluginmanager.getplugin("capturemanager")) is not None:
+        # The files with captured output are those of the parent, and its other forks write into them.
+        capture.read_global_capture()
+        capture.stop_global_capturing()
+        capture.start_global_capturing()
+        capture.suspend_global_capture()
     if (numpy_random := sys.modules.get("numpy.random")) is not None:
         # Python's own generator does the same at a fork.
         numpy_random.seed()
@@ -152,7 +157,7 @@ class _Run:
             signal.signal(number, signal.SIG_DFL)
             os.kill(os.getpid(), number)
         signal.signal(number, signal.SIG_IGN)
-        self._config.get_terminal_writer()._file = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115
+        write_terminal_to(self._config, open(os.devnull, "w", encoding="utf-8"))  # noqa: SIM115
         raise InterruptedRunError(f"the runner got {exit_name(-number)}")
 
     @pytest.hookimpl(tryfirst=True)

@@ -34,7 +34,7 @@ _HELP = (
     "d RANK [PATTERN] debug a rank, q quit"
 )
 _NO_TERMINAL = "watch: the standard input is not a terminal, so there are no commands; Ctrl-C or SIGTERM ends the watch"
-# pytest's exit codes of a session without tests, and of one with a wrong pattern.
+# pytest's exit codes of a session without tests, and of one with a wrong pattern or option.
 _NO_TESTS, _USAGE = 5, 4
 # A message names this many files.
 _NAMED = 3
@@ -89,6 +89,11 @@ class _Watcher:
                 if (fork := self._run_tests(order, why)) is not None:
                     return fork
                 has_news = True
+                run = loop.run
+                if run is not None and run.code == _USAGE and not (run.told.files or self._project.tests):
+                    # It has imported the conftest files, and refused the command line, which no save changes.
+                    self.code = _USAGE
+                    raise EndWatchError
             if has_news and not loop.is_disturbed():
                 has_news = False
                 _say(f"watch: waiting for a save ({len(loop.files)} files)")

@@ -13,8 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from dist_testing.adopt.launch_commands import Launch, launch_in
 from dist_testing.adopt.launch_host import end_with
+from dist_testing.adopt.subprocess import Launch, launch_in
 from dist_testing.core.ground.errors import InterruptedRunError
 from tests.support.children import write_file
 from tests.support.starter import Starter

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from dist_testing.audit.cli import main
+from dist_testing.audit.__main__ import main
 
 HERE = Path(__file__).parent
 HARNESSES = HERE / "harnesses"

@@ -15,6 +15,7 @@ import psutil
 import pytest
 
 import dist_testing.audit
+from dist_testing.audit.__main__ import main
 from dist_testing.audit.left import shape
 from tests.audit.audits import HARNESSES, Audited, audit, environment, suite
 from tests.report.schema_check import check
@@ -194,6 +195,7 @@ def test_an_interrupted_audit_ends_the_suite(tmp_path: Path) -> None:
         (["sh", "-c", "echo built"], "no Python process of it ran the audit's hook"),
         (suite(HARNESSES / "no_such_suite.py"), "pytest collected no test"),
         (suite(HARNESSES / "idle_suite.py"), "no case started ranks: 1 cases ran"),
+        (suite(HARNESSES / "idle_suite.py"), "nothing audited: 0 faults in 0 cases"),
     ],
 )
 def test_commands_without_anything_to_audit(tmp_path: Path, command: list[str], reason: str) -> None:
@@ -202,3 +204,10 @@ def test_commands_without_anything_to_audit(tmp_path: Path, command: list[str], 
     assert done.exit_status == 3, done.output
     assert reason in done.output
     assert "Traceback" not in done.output
+
+
+def test_a_command_without_its_separator_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    """The error says where `--` belongs."""
+    with pytest.raises(SystemExit, match="2"):
+        main(["--faults=kill", "python", "-m", "pytest"])
+    assert "unrecognized arguments: python -m pytest; put -- before the test command" in capsys.readouterr().err

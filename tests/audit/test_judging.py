@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 import dist_testing.audit
-from dist_testing.audit.cli import main
+from dist_testing.audit.__main__ import main
 from dist_testing.audit.command import Ran
 from dist_testing.audit.findings import FAULTS, HOLES, Audit, CaseResult, FaultResult
 from dist_testing.audit.hook.children import with_hook

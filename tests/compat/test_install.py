@@ -243,6 +243,25 @@ def test_a_command_line_without_a_file_is_refused(
     assert len(child.log.splitlines()) == 3
 
 
+def test_help_is_given(starter: Starter, tmp_path: Path) -> None:
+    """If this fails, `--help` is taken for a mistyped file."""
+    child = starter.start(["-m", "dist_testing.compat", "--help"], tmp_path)
+    assert child.wait() == 0
+    assert child.log.startswith("usage: python -m dist_testing.compat FILE [ARGUMENTS]\n")
+    assert "run a torch-style test file, unchanged" in child.log
+
+
+def test_a_file_that_runs_no_test_is_an_error(starter: Starter, tmp_path: Path) -> None:
+    """If this fails, a file without `run_tests()` at its end passes in CI although none of its tests ran."""
+    ended = run_file(starter, tmp_path, _FILE.replace("        run_tests()", "        pass  # run_tests()"))
+    assert ended.code == 1
+    assert "NOTHING RAN: test_file.py calls neither run_tests() nor unittest.main()." in ended.log
+    assert len(ended.log.splitlines()) == 3, ended.log
+    # It goes on, as in plain Python.
+    ended = run_file(starter, tmp_path, "import unittest\n\nunittest.main(exit=False)\n")
+    assert ended.code == 0, ended.log
+
+
 @pytest.mark.parametrize(
     "start", [("-m", "dist_testing.compat"), ("-m", "pytest", "-p", "dist_testing.compat.pytest_install")]
 )

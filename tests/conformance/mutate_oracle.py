@@ -17,9 +17,7 @@ _PACKAGE = "dist_testing.conformance"
 TESTS = {
     "on_rank.oracle": "test_oracle.py",
     "on_rank.tensors": "test_tensors.py",
-    "reductions": "test_oracle.py",
-    "layouts": "test_oracle.py",
-    "groups": "test_oracle.py",
+    "axes": "test_oracle.py",
     "judge": "test_judge.py",
 }
 

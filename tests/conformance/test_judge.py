@@ -17,7 +17,7 @@ LIMIT_S = 5.0
 def result_of(*outcomes: RankOutcome) -> CaseResult:
     """Return what the engine found."""
     case = Case(CELL.name, len(outcomes), CaseBody("conformance"), LIMIT_S, "pool")
-    return CaseResult(case, verdict(outcomes, world_size=len(outcomes)), outcomes, 0.0, 0.25, LIMIT_S)
+    return CaseResult(case, verdict(outcomes), outcomes, 0.0, 0.25, LIMIT_S)
 
 
 PASSED = result_of(RankOutcome(0, Kind.PASSED), RankOutcome(1, Kind.PASSED))

@@ -21,16 +21,6 @@ _CASE = """
     def test_it(world):
         pass
 """
-_UNITTEST = """
-    import dist_testing
-
-
-    class TestIt(dist_testing.MultiProcessTestCase):
-        nodes = 2
-
-        def test_it(self):
-            pass
-"""
 _ATTRIBUTE = """
     import pytest
 
@@ -59,10 +49,6 @@ def starter(starters: Starter) -> Iterator[Starter]:
 @pytest.mark.parametrize(
     ("source", "options", "subject", "add_on"),
     [
-        (_CASE.format(arguments="nodes=2, world_size=2"), [], "test_it with nodes = 2", "nodes"),
-        (_CASE.format(arguments=""), ["--dist-nodes=2", "--dist-world-size=2"], "test_it with nodes = 2", "nodes"),
-        (_UNITTEST, ["--dist-world-size=2"], "TestIt.test_it with nodes = 2", "nodes"),
-        (_CASE.format(arguments=""), ["--dist-backend=cuda_gloo"], "test_it with 4 GPU(s)", "gpus"),
         (_CASE.format(arguments=""), ["--dist-backend=threaded"], 'test_it with isolation "thread"', "threads"),
         (
             _CASE.format(arguments='isolation="thread"'),
@@ -70,10 +56,11 @@ def starter(starters: Starter) -> Iterator[Starter]:
             'test_it with isolation "thread"',
             "threads",
         ),
+        (_CASE.format(arguments=""), ["--dist-backend=cuda_gloo"], "test_it with backend cuda_gloo", "gpus"),
         (_CASE.format(arguments=""), ["--dist-watch"], "--dist-watch", "watch"),
         (_CASE.format(arguments=""), ["--dist-jobs=2"], "--dist-jobs=2", "jobs"),
     ],
-    ids=["nodes", "option nodes", "unittest nodes", "gpus", "threads", "marked threads", "watch", "jobs"],
+    ids=["threads", "marked threads", "gpus", "watch", "jobs"],
 )
 def test_who_asks_for_it_learns_its_name(
     starter: Starter, tmp_path: Path, source: str, options: list[str], subject: str, add_on: str
@@ -83,6 +70,33 @@ def test_who_asks_for_it_learns_its_name(
     assert ended.code != 0, ended.log
     said = rf"{re.escape(subject)}: the add-on '{add_on}' is missing\.\n.*This dist_testing has no add-ons\.\n.*{_END}"
     assert re.search(said, ended.log), ended.log
+
+
+def test_a_setting_of_a_test(starter: Starter, tmp_path: Path) -> None:
+    """If this fails, a test that asks for two nodes passes on one."""
+    ended = run_cases(starter, tmp_path, _CASE.format(arguments="nodes=2, world_size=2"))
+    assert ended.code != 0, ended.log
+    assert "@pytest.mark.distributed with nodes = 2." in ended.log
+    assert "install the add-on 'nodes' if it is a setting of one" in ended.log
+
+
+def test_a_setting_of_the_command_line(starter: Starter, tmp_path: Path) -> None:
+    """If this fails, tests of a command line that asks for two nodes pass on one."""
+    ended = run_cases(starter, tmp_path, _CASE.format(arguments=""), "--dist-nodes=2", "--dist-world-size=2")
+    assert ended.code != 0, ended.log
+    assert "unrecognized arguments: --dist-nodes=2" in ended.log
+
+
+@pytest.mark.parametrize(
+    ("name", "setting"), [("nodes", 2), ("gpus", {"archs": [], "per_rank": 1, "ranks_per_gpu": 1})]
+)
+def test_a_setting_of_a_target(starter: Starter, tmp_path: Path, name: str, setting: object) -> None:
+    """If this fails, a target that asks for two nodes passes on one, and one for GPUs takes those of others."""
+    target = Target(tmp_path, {"test_cases.py": _CASE.format(arguments="")}, spec={"settings": {name: setting}})
+    ended = target.run(starter)
+    assert ended.code != 0, ended.log
+    assert f"DIST_TESTING_SPEC with {name} = {setting}: the add-on '{name}' is missing." in ended.log
+    assert _END in ended.log
 
 
 def test_an_attribute_of_a_world_that_an_add_on_makes(starter: Starter, tmp_path: Path) -> None:

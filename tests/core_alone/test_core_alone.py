@@ -21,9 +21,9 @@ _CORE = (
 )
 _UNIT = (
     *("backends", "banner", "bazel", "board", "budget", "case", "clean", "collateral", "collector", "comparison"),
-    *("conclusion", "descent", "environment", "error_text", "errors", "event_file", "exits", "fatal_signals"),
-    *("isolation", "junit", "marker", "native_stacks", "outcomes", "outputs", "process", "rank_env"),
-    *("rank_logs", "ranks", "refusal", "report_text", "reporter", "run_directory", "sharding", "skips", "spec"),
+    *("conclusion", "descent", "environment", "error_text", "errors", "exits", "fatal_signals"),
+    *("isolation", "marker", "native_stacks", "outcomes", "outputs", "process", "rank_env"),
+    *("ranks", "refusal", "report_text", "reporter", "run_directory", "sharding", "skips", "spec"),
     *("timings", "watch", "wire"),
 )
 _PROCESS = ("faults", "pytest_front_end", "pytest_reruns", "spawn", "unittest_front_end")

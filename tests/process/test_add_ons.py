@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.children import Ended, run_pytest, write_file
+from tests.support.children import Ended, Target, run_pytest, write_file
 from tests.support.starter import Starter
 
 # Each part breaks where it is told to.
@@ -22,6 +22,9 @@ _DECLARED = """
         watcher="answers_parts:Limit",
         rank_service="answers_parts:Service",
         explainer="answers_parts:explain",
+        setting="answers_parts:read",
+        options={"--dist-answers": "what the watcher answers"},
+        from_options="answers_parts:read_option",
     )
 """
 _PARTS = """
@@ -29,7 +32,7 @@ _PARTS = """
     import subprocess
     import sys
 
-    from dist_testing.ext import HeldResource, RankService, WorldResource, WorldWatcher
+    from dist_testing.ext import HeldResource, RankService, UsageError, WorldResource, WorldWatcher
 
     BREAKS = os.environ.get("BREAKS")
 
@@ -64,9 +67,12 @@ _PARTS = """
             breaks("watcher")
             self.world = world
 
+        def begin_case(self, start):
+            self.answer = start.case.settings.get("answers")
+
         def on_message(self, rank, payload):
             breaks("message")
-            self.world.records[rank].answer("answers", payload.upper())
+            self.world.records[rank].answer("answers", self.answer or payload.upper())
 
         def poll(self, now_s):
             breaks("poll")
@@ -91,6 +97,16 @@ _PARTS = """
     def explain(result):
         breaks("explain")
         return result
+
+
+    def read(subject, value):
+        if not isinstance(value, str):
+            raise UsageError(f"{subject}: answers = {value!r}. It is a text. Correct it.")
+        return value
+
+
+    def read_option(spec, given):
+        return given["--dist-answers"]
 """
 _CASES = """
     import os
@@ -105,15 +121,52 @@ _CASES = """
 """
 
 
-def _run(starter: Starter, folder: Path, **env: str) -> Ended:
+# Each test, and the answer that it finds: by its marker, its class, or else by the command line or the target.
+_ASKING = """
+    import os
+    import unittest
+
+    import pytest
+
+    import dist_testing
+
+
+    @pytest.mark.distributed(world_size=2, answers="of the test")
+    def test_marked(world):
+        assert os.environ["ANSWER"] == "of the test"
+
+
+    @pytest.mark.distributed(world_size=2)
+    def test_of_run(world):
+        assert os.environ["ANSWER"] == "of the run"
+
+
+    class TestAnswers(dist_testing.MultiProcessTestCase):
+        world_size = 2
+        answers = "of the class"
+
+        def setUp(self):
+            super().setUp()
+            self._spawn_processes()
+
+        def test_class(self):
+            assert os.environ["ANSWER"] == "of the class"
+"""
+
+
+def _install(folder: Path) -> dict[str, str]:
+    """Write the package, and return the variable by which new programs find it."""
     write_file(folder, "answers_declared.py", _DECLARED)
     write_file(folder, "answers_parts.py", _PARTS)
     write_file(folder, "answers-1.0.dist-info/METADATA", "Metadata-Version: 2.1\nName: answers\nVersion: 1.0\n")
     write_file(folder, "answers-1.0.dist-info/entry_points.txt", "[dist_testing]\nanswers = answers_declared:ADD_ON\n")
-    write_file(folder, "test_cases.py", _CASES)
-    # Entry points are looked for on the path of a new program.
-    env = {"PYTHONPATH": os.pathsep.join([str(folder), *filter(None, sys.path)]), **env}
-    return run_pytest(starter, folder, "-rA", "-s", "test_cases.py", env=env, fresh=True)
+    return {"PYTHONPATH": os.pathsep.join([str(folder), *filter(None, sys.path)])}
+
+
+def _run(starter: Starter, folder: Path, *options: str, source: str = _CASES, **env: str) -> Ended:
+    env = _install(folder) | env
+    write_file(folder, "test_cases.py", source)
+    return run_pytest(starter, folder, "-rA", "-s", *options, "test_cases.py", env=env, fresh=True)
 
 
 @pytest.mark.parametrize(
@@ -146,3 +199,25 @@ def test_what_ranks_leave_in_a_resource_fails_the_case(starter: Starter, tmp_pat
     ended = _run(starter, tmp_path, BREAKS="left")
     assert ended.outcomes() == {"test_answers": "FAILED"}
     assert "an answer" in ended.log
+
+
+def test_tests_and_the_command_line_have_settings_for_it(starter: Starter, tmp_path: Path) -> None:
+    """If this fails, a stranger's add-on cannot be told what a test needs."""
+    ended = _run(starter, tmp_path, "--dist-answers=of the run", source=_ASKING)
+    assert ended.outcomes() == dict.fromkeys(("test_marked", "test_of_run", "test_class"), "PASSED"), ended.log
+
+
+def test_a_target_has_settings_for_it(starter: Starter, tmp_path: Path) -> None:
+    """If this fails, a stranger's add-on cannot be told what a target needs without a change of the library."""
+    target = Target(tmp_path, {"test_cases.py": _ASKING}, spec={"settings": {"answers": "of the run"}})
+    ended = target.run(starter, env=_install(tmp_path), fresh=True)
+    assert ended.code == 0, ended.log
+    outcomes = {name: case.outcome for name, case in target.xml().items()}
+    assert outcomes == dict.fromkeys(("test_marked", "test_of_run", "test_class"), "passed")
+
+
+def test_it_refuses_a_wrong_setting(starter: Starter, tmp_path: Path) -> None:
+    """If this fails, a mistyped setting is told as a bug of the add-on, or counts as none."""
+    ended = _run(starter, tmp_path, source=_ASKING.replace('"of the test")\n', "3)\n", 1))
+    assert ended.code != 0
+    assert "test_marked: answers = 3. It is a text." in ended.log

@@ -9,7 +9,7 @@ from xml.etree import ElementTree
 import pytest
 
 from dist_testing.core.events.event import CaseRecorded, RunEnded
-from dist_testing.core.events.file import read_events
+from dist_testing.event_file import read_events
 from tests.support.attached import CASES, Agent, assert_cases, wait_all
 from tests.support.children import start_pytest, write_file
 from tests.support.cluster import HAND, Cluster, needs_nodes

@@ -10,10 +10,11 @@ from pathlib import Path
 
 import pytest
 
-from dist_testing.core.bazel.direct import DEBUG_RANK_VARIABLE, start_directly
+from dist_testing.core.bazel.protocol import DEBUG_RANK_VARIABLE
 from dist_testing.core.bazel.search_path import export_search_path
 from dist_testing.core.ground.errors import SpecError
 from dist_testing.core.ground.spec import program_of
+from dist_testing.direct import start_directly
 from tests.support.children import Target, write_file
 from tests.support.starter import Starter
 

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from dist_testing.core.events.event import CaseStarted
-from dist_testing.core.events.file import read_events
+from dist_testing.event_file import read_events
 from tests.support.bell import Bell
 from tests.support.children import Ended, Target, assert_no_folder_left
 from tests.support.starter import Starter

@@ -219,7 +219,7 @@ def test_hanging_target_ends_before_bazel_ends_it(starter: Starter, tmp_path: Pa
     assert ended.code == pytest.ExitCode.TESTS_FAILED
     outcomes = [result.outcome for result in target.xml().values()]
     assert outcomes == ["failure", "failure", "failure", "passed"]
-    assert ended.log.count("stacks of rank(s) 0, 1:") == 3
+    assert ended.log.count("stacks of rank(s) 0, 1:") == 3, ended.log
     assert "in test_hangs" in ended.log
 
 

@@ -20,8 +20,8 @@ from dist_testing.core.events.event import (
     RunStarted,
     TestsCollected,
 )
-from dist_testing.core.events.file import read_events
 from dist_testing.core.ground.record import SCHEMA_FILE, CaseRecord
+from dist_testing.event_file import read_events
 from tests.report.schema_check import check
 from tests.support.bell import Bell
 from tests.support.children import Ended, Target, run_cases, run_pytest, start_pytest, write_file
@@ -367,11 +367,11 @@ def test_a_broken_sink_changes_no_verdict(starter: Starter, tmp_path: Path, opti
 
         @pytest.hookimpl(trylast=True)
         def pytest_configure(config):
-            for kind in KINDS:
+            for name, kind in KINDS.items():
                 def broken(event):
-                    raise ZeroDivisionError(event.kind)
+                    raise ZeroDivisionError(event.to_wire()["event"])
 
-                current_session().engine.events.subscribe(broken, kind, name=f"the sink of {kind.kind}")
+                current_session().engine.events.subscribe(broken, kind, name=f"the sink of {name}")
         """,
     )
     ended, events = _run(starter, tmp_path, _WAYS, *options)

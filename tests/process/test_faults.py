@@ -148,7 +148,7 @@ def test_children_left_behind_fail_the_case_and_are_killed(engine: Engine, fault
     result = _run(engine, fault, rank)
     assert (Status.FAILED, Cause.LEAK) == (result.verdict.status, result.verdict.cause), result
     (leaked,) = result.leaked
-    pid = int(leaked.rpartition("pid ")[2].rstrip(")"))
+    pid = int(leaked.rpartition("pid ")[2].partition(",")[0])
     assert not alive(pid)
 
 

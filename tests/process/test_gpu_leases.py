@@ -18,9 +18,8 @@ from pathlib import Path
 
 import pytest
 
-from dist_testing.core.ground.errors import GpuError, LeaseTimeoutError
 from dist_testing.gpus.devices import gpus_present
-from dist_testing.gpus.gpu import NODES_VARIABLE, Gpu
+from dist_testing.gpus.gpu import NODES_VARIABLE, Gpu, GpuError, LeaseTimeoutError
 from dist_testing.gpus.holders import find_holders, is_locked
 from dist_testing.gpus.lease import lease_gpus
 from dist_testing.gpus.queue import Place

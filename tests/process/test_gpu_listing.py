@@ -11,10 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from dist_testing.core.ground.errors import GpuError
 from dist_testing.gpus import nvidia
 from dist_testing.gpus.devices import gpus_present, visible_gpus
-from dist_testing.gpus.gpu import NODES_VARIABLE, NVML_VARIABLE
+from dist_testing.gpus.gpu import NODES_VARIABLE, NVML_VARIABLE, GpuError
 from dist_testing.gpus.world_gpus import WorldGpus
 from tests.support.fake_nvml import STATE_VARIABLE, build_fake_nvml
 from tests.support.gpu_nodes import break_node, make_render_node
@@ -145,7 +144,7 @@ def test_a_world_leases_only_gpus_of_its_architectures(
     assert "GPU 1: simulated GPU, sm_90" in listed(env)
     for name, value in env.items():
         monkeypatch.setenv(name, value)
-    monkeypatch.setattr(nvidia, "_facts_of_library", nvidia._facts_of_library.__wrapped__)
+    monkeypatch.setattr(nvidia, "_gpus_of_library", nvidia._gpus_of_library.__wrapped__)
     with pytest.raises(GpuError, match="2 GPU"):
         WorldGpus.take(2, archs=("sm_90",), limit_s=0, on_wait=lambda _: None)
     world = WorldGpus.take(1, archs=("sm_90", "sm_100"), limit_s=0, on_wait=lambda _: None)

@@ -13,10 +13,9 @@ from types import SimpleNamespace
 
 import pytest
 
-from dist_testing.core.ground.errors import GpuError
 from dist_testing.gpus import memory, nvidia
 from dist_testing.gpus.devices import gpus_present
-from dist_testing.gpus.gpu import NODES_VARIABLE, NVML_VARIABLE, Gpu
+from dist_testing.gpus.gpu import NODES_VARIABLE, NVML_VARIABLE, Gpu, GpuError
 from dist_testing.gpus.lease import lease_gpus
 from dist_testing.gpus.listing import listing
 from dist_testing.gpus.memory import MemoryUse, memory_left, wait_for_memory
@@ -136,7 +135,7 @@ def test_names_come_from_the_library_where_the_driver_hides_its_files(
     monkeypatch.setattr(nvidia, "node_directory", lambda env: nodes)
     monkeypatch.setattr(nvidia, "_facts_of_driver", dict)
     # The answers are cached for the process.
-    nvidia._facts_of_library.cache_clear()
+    nvidia._gpus_of_library.cache_clear()
     # In the order of their addresses, as CUDA counts.
     assert [(gpu.index, gpu.minor, gpu.uuid) for gpu in gpus_present()] == [(0, 5, "GPU-five"), (1, 4, "GPU-four")]
 

@@ -9,9 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from dist_testing.core.ground.errors import LeaseTimeoutError
 from dist_testing.gpus.devices import gpus_present
-from dist_testing.gpus.gpu import NODES_VARIABLE, NVML_VARIABLE
+from dist_testing.gpus.gpu import NODES_VARIABLE, NVML_VARIABLE, LeaseTimeoutError
 from dist_testing.gpus.lease import lease_gpus
 from tests.support.bell import Bell
 from tests.support.children import Ended, run_cases, start_pytest, write_file

@@ -21,13 +21,14 @@ from dist_testing.core.engine.engine import Engine
 from dist_testing.core.engine.report import failure_report
 from dist_testing.core.events.event import WorldEnded
 from dist_testing.core.ground.backends import Backend
-from dist_testing.core.ground.errors import GpuError, LaunchError, LeaseTimeoutError, UsageError
+from dist_testing.core.ground.errors import LaunchError, UsageError
 from dist_testing.core.ground.outcomes import Cause, Status
 from dist_testing.core.pytest.reports import cause_of, properties
 from dist_testing.gpus import memory
 from dist_testing.gpus.devices import gpus_present
-from dist_testing.gpus.gpu import NODES_VARIABLE, NVML_VARIABLE, Gpu
+from dist_testing.gpus.gpu import NODES_VARIABLE, NVML_VARIABLE, Gpu, GpuError, LeaseTimeoutError
 from dist_testing.gpus.lease import lease_gpus
+from dist_testing.gpus.needs import GpuNeeds
 from dist_testing.gpus.world_gpus import WorldGpus
 from tests.support.fake_nvml import STATE_VARIABLE, build_fake_nvml
 from tests.support.worlds import engine_for, run
@@ -142,7 +143,7 @@ _FUNCTIONS = {
 
 def engine(**more: Any) -> Any:
     """An engine whose worlds have GPUs."""
-    return engine_for(_FUNCTIONS, **{"backend": backend(), "gpus_per_rank": 1, **more})
+    return engine_for(_FUNCTIONS, **{"backend": backend(), **more})
 
 
 def test_every_rank_sees_the_gpus_of_its_world_and_holds_their_lease(
@@ -162,7 +163,7 @@ def test_every_rank_sees_the_gpus_of_its_world_and_holds_their_lease(
 
 def test_ranks_that_share_have_one_gpu_together(tmp_path: Path) -> None:
     """Otherwise a machine with one GPU could not test gloo on CUDA tensors."""
-    with engine(ranks_per_gpu=4) as worlds:
+    with engine(settings={"gpus": GpuNeeds("fake_gpu", 1, 4)}) as worlds:
         result = run(worlds, "report_devices", world_size=4, arguments={"notes": str(tmp_path)})
     assert result.facts["gpus"] == "0"
     assert [(tmp_path / str(rank)).read_text().split()[0] for rank in range(4)] == ["GPU-simulated-0"] * 4
@@ -442,7 +443,7 @@ def test_little_shared_memory_is_reported_before_nccl_needs_it(monkeypatch: pyte
 
 def test_two_ranks_of_nccl_on_a_gpu_are_refused(pool: tuple[Gpu, ...]) -> None:
     """NCCL would report "Duplicate GPU detected", on one of them."""
-    with engine(backend=backend("nccl"), ranks_per_gpu=2) as worlds:
+    with engine(backend=backend("nccl"), settings={"gpus": GpuNeeds("fake_gpu", 1, 2)}) as worlds:
         with pytest.raises(UsageError, match="do_nothing: 4 ranks of NCCL, 2 to a GPU"):
             run(worlds, "do_nothing", world_size=4, init=False)
         assert is_free(pool)

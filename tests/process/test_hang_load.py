@@ -62,7 +62,7 @@ _CASES = [
     ("_returns_early", 10, "rank 3 ended the test; ranks 0, 1, 2 wait for it"),
     ("_returns_early", 20, "rank 3 ended the test; ranks 0, 1, 2 wait for it"),
     ("_calls_another", 10, "rank 3 calls barrier"),
-    ("_one_skips", 20, "rank 3 skipped; ranks 0, 1, 2 wait for it"),
+    ("_one_skips", 20, "rank 3 skipped: not today; ranks 0, 1, 2 wait for it"),
 ]
 
 

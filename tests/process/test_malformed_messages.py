@@ -43,7 +43,7 @@ def _framed(content: object, fds: int = 0) -> bytes:
         (b"\0\0\0\2\0\0{]", "order to the fork server: not JSON"),
         (b"GET / HTTP/1.1\r\n\r\n", "order to the fork server: a message of 1195725856 bytes"),
         (
-            _framed({"schema": _ORDERS + 1, "message": "WorldRequest", "nodes": 2}),
+            _framed({"schema": _ORDERS + 1, "message": "WorldRequest", "size": 2}),
             rf"schema {_ORDERS + 1} .*\n.*\n.*one version",
         ),
         (

@@ -21,11 +21,12 @@ from dist_testing.core.engine.engine import Engine
 from dist_testing.core.events.event import WorldEnded
 from dist_testing.core.ground.case import CaseResult
 from dist_testing.core.ground.errors import UsageError
-from dist_testing.core.ground.layout import node_address
 from dist_testing.core.ground.outcomes import Status
 from dist_testing.core.ground.record import LinkEnds
 from dist_testing.core.rank.runner_client import RunnerClient
-from dist_testing.nodes.fault_client import FaultClient
+from dist_testing.nodes.addresses import node_address
+from dist_testing.nodes.fault_client import ask
+from dist_testing.nodes.fault_messages import LinkFault
 from dist_testing.nodes.links import CUT, MAX_OVERTAKING, Link, LinkRule, fate
 from dist_testing.nodes.namespaces import missing_permission
 from tests.support.worlds import engine_for, run
@@ -276,10 +277,9 @@ def _loses_its_wire(world: World, _: _Arguments) -> None:
 def _asks_for_strangers(world: World, _: _Arguments) -> None:
     if world.rank == 0:
         assert isinstance(world._runner, RunnerClient)
-        client = FaultClient(world._runner)
         for link in (Link(0, 2), Link(1, 1)):
             with pytest.raises(UsageError, match=r"world\.faults: link .* in a world of 2 nodes\.\n.*\nName nodes"):
-                client.set_links([link], CUT)
+                ask(world._runner, LinkFault((link,), CUT))
     _total(world)
 
 
@@ -293,7 +293,7 @@ def engine() -> Iterator[Engine]:
 
 def _case(engine: Engine, function: str, nodes: int = 2, **more: Any) -> CaseResult:
     limit_s = more.pop("timeout_s", _LIMIT_S)
-    return run(engine, function, world_size=nodes, nodes=nodes, timeout_s=limit_s, **more)
+    return run(engine, function, world_size=nodes, settings={"nodes": nodes}, timeout_s=limit_s, **more)
 
 
 def _check_passed(result: CaseResult) -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from dist_testing.core.ground.backend_files import read_backend_file
+from dist_testing.backend_files import read_backend_file
 from tests.support.children import Ended, Target, run_pytest, write_file
 from tests.support.starter import Starter
 

@@ -184,7 +184,7 @@ _ENDS = """
 def engine() -> Iterator[Engine]:
     """An engine whose cases are programs. Its fork server is forked from here, which saves the time of an import."""
     backend = backend_named("gloo")
-    engine = Engine(Spec("", backend, (2,), 0, "fork"), Budget(), ProgramRankContext(), program_loader())
+    engine = Engine(Spec("", backend, (2,), "fork"), Budget(), ProgramRankContext(), program_loader())
     yield engine
     engine.close()
 

@@ -103,13 +103,13 @@ def test_breakpoint_without_a_terminal_is_a_clear_error(starter: Starter, tmp_pa
     ended = run_cases(starter, tmp_path, _BREAKPOINT)
     assert ended.outcomes()["test_stops"] == "FAILED"
     assert "which has no terminal" in ended.log
-    assert "choose one: pytest --dist-debug-rank=" in ended.log
+    assert "for this rank: pytest --dist-debug-rank=" in ended.log
 
 
 def test_breakpoint_under_bazel_names_the_target_to_run(starter: Starter, tmp_path: Path) -> None:
     """If this fails, the user gets a pytest command, although only `bazel run` of the target has the terminal."""
     ended = Target(tmp_path, {"test_cases.py": _BREAKPOINT}, world_size=3).run(starter)
-    assert "choose one: bazel build //pkg:cases_gloo && bazel-bin/pkg/cases_gloo --dist-debug-rank=" in ended.log
+    assert "for this rank: bazel build //pkg:cases_gloo && bazel-bin/pkg/cases_gloo --dist-debug-rank=" in ended.log
 
 
 @pytest.mark.parametrize("option", ["--pdb", "--trace"])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 from tests.support.children import run_cases
@@ -41,7 +42,7 @@ def test_pytests_fixtures_work_on_ranks(starter: Starter, tmp_path: Path) -> Non
             request.addfinalizer(lambda: (torn_down / f"finalised-{world.rank}").touch())
 
 
-        def test_tmp_path_is_the_ranks_own(world, tmp_path, tmp_path_factory):
+        def test_tmp_path_is_the_ranks_own(world, tmp_path, tmp_path_factory, tmpdir_factory):
             (tmp_path / "own").write_text(str(world.rank))
             (world.rank_tmp_path / "own").write_text(str(world.rank))
             (world.tmp_path / f"rank-{world.rank}").touch()
@@ -50,6 +51,7 @@ def test_pytests_fixtures_work_on_ranks(starter: Starter, tmp_path: Path) -> Non
             assert (world.rank_tmp_path / "own").read_text() == str(world.rank)
             assert {path.name for path in world.tmp_path.iterdir()} >= {"rank-0", "rank-1"}
             assert tmp_path_factory.mktemp("more").exists()
+            assert tmpdir_factory.getbasetemp() == tmp_path_factory.getbasetemp()
 
 
         def test_capsys(world, capsys):
@@ -168,7 +170,8 @@ def test_skips_and_expected_failures(starter: Starter, tmp_path: Path) -> None:
 
         @pytest.mark.xfail(reason="known, but not what it leaves behind")
         def test_xfail_leaves_a_process(world):
-            subprocess.Popen(["sleep", "1000"])
+            if world.rank == 1:
+                subprocess.Popen(["sleep", "1000"])
             raise ValueError("planted")
 
 
@@ -200,7 +203,8 @@ def test_skips_and_expected_failures(starter: Starter, tmp_path: Path) -> None:
     assert "6 skipped" in ended.log
     assert "rank 1 skipped: rank 1 alone" in ended.log
     assert "[XPASS(strict)] passes by now" in ended.log
-    assert "test_xfail_leaves_a_process (world of 2): children left behind: sleep 1000 (pid " in ended.log
+    left = r"test_xfail_leaves_a_process \(world of 2\): children left behind: sleep 1000 \(pid \d+, of rank 1\)"
+    assert re.search(left, ended.log), ended.log
 
 
 def test_expected_failure_respects_its_error_type(starter: Starter, tmp_path: Path) -> None:
@@ -343,3 +347,83 @@ def test_folder_that_the_user_named_stays_the_runners(starter: Starter, tmp_path
         f"--basetemp={tmp_path / 'named'}",
     )
     assert set(ended.outcomes().values()) == {"PASSED"}, ended.log
+
+
+def test_long_docstrings_are_left_out_of_the_source(starter: Starter, tmp_path: Path) -> None:
+    """If this fails, the hundred lines of torch's docstring hide the error, or lines of code are left out with them."""
+    source = '''
+        import pytest
+        import torch.distributed as dist
+
+
+        def short():
+            """One line."""
+            text = """of
+            data"""
+            raise ValueError(text)
+
+
+        @pytest.mark.distributed(world_size=1)
+        def test_second_group(world):
+            dist.init_process_group("gloo")
+
+
+        @pytest.mark.distributed(world_size=1)
+        def test_short(world):
+            short()
+    '''
+    log = run_cases(starter, tmp_path, source).log
+    assert "Initialize the default distributed process group." not in log
+    assert '>           raise ValueError("trying to initialize the default process group twice!")' in log
+    assert "E           The library has made the default group. Remove the call, or mark the test with" in log
+    assert '        """One line."""\n' in log
+    assert '        text = """of\n' in log
+    assert '        data"""\n' in log
+
+
+def test_a_fixture_of_a_wider_scope_is_told_how_long_a_world_lives(starter: Starter, tmp_path: Path) -> None:
+    """If this fails, pytest's text names the scopes, and no way to have the rank in a fixture of the session."""
+    log = run_cases(
+        starter,
+        tmp_path,
+        """
+        import pytest
+
+
+        @pytest.fixture(scope="session")
+        def rank(world):
+            return world.rank
+
+
+        @pytest.mark.distributed
+        def test_uses_it(rank):
+            pass
+        """,
+    ).log
+    assert "ScopeMismatch" in log
+    assert "A world lives for one test. Give the fixture the scope of a function, or use" in log
+
+
+def test_a_torch_that_cannot_be_imported_is_told(starter: Starter, tmp_path: Path) -> None:
+    """If this fails, a user without torch sees pytest's INTERNALERROR and 60 lines."""
+    ended = run_cases(
+        starter,
+        tmp_path,
+        """
+        import sys
+
+        import pytest
+
+        sys.modules["torch"] = None
+
+
+        @pytest.mark.distributed
+        def test_needs_it(world):
+            pass
+        """,
+    )
+    assert ended.code == 4
+    assert "ERROR: torch cannot be imported: ModuleNotFoundError" in ended.log
+    assert "Install your build of it" in ended.log
+    assert "Traceback" not in ended.log
+    assert "INTERNALERROR" not in ended.log

@@ -11,7 +11,7 @@ from xml.etree import ElementTree
 import pytest
 
 from dist_testing.gpus.gpu import NODES_VARIABLE, NVML_VARIABLE
-from dist_testing.report.streams import read_streams
+from dist_testing.report.run_files import read_streams
 from tests.support.children import Ended, Target, run_pytest, start_pytest, write_file
 from tests.support.starter import Starter
 
@@ -158,7 +158,7 @@ def test_a_session_reports_as_one_world_at_a_time_does(starter: Starter, tmp_pat
     # The runner has not waited for the second world, which ended during the first; its time is that of its ranks.
     times = {case.attrib["name"]: float(case.attrib["time"]) for case in cases}
     assert times["test_quick_fails"] >= float((tmp_path / "pids.seconds").read_text())
-    record = read_streams([(tmp_path / "events.jsonl", "events")])
+    record = read_streams([tmp_path / "events.jsonl"], "events")
     assert [case.culprit for case in record.cases.values() if case.status == "failed"] == [1, None]
     assert not record.problems
     slow, quick = (record.cases[f"test_cases.py::test_{name}"] for name in ("slow", "quick_fails"))

@@ -223,7 +223,7 @@ def test_expected_exit_must_come_after_the_test_has_begun(starter: Starter, tmp_
 def test_world_without_the_marker_is_a_clear_error(starter: Starter, tmp_path: Path, source: str, said: str) -> None:
     """If this fails, the most common mistake of all gives no clear error."""
     ended = run_cases(starter, tmp_path, _HEAD + source)
-    assert ended.code == pytest.ExitCode.INTERRUPTED
+    assert ended.code == pytest.ExitCode.TESTS_FAILED
     _assert_clear(ended, said, "Mark it with @pytest.mark.distributed")
 
 
@@ -236,14 +236,6 @@ def test_world_without_the_marker_is_a_clear_error(starter: Starter, tmp_path: P
             "test_it: parametrize sets `world_size`",
         ),
         (
-            "@pytest.fixture\ndef world_size():\n    return 3\n\n@marked\ndef test_it(world, world_size):\n    pass\n",
-            "test_it: there is a fixture `world_size` that is not the library's",
-        ),
-        (
-            "@pytest.fixture\ndef world_size():\n    return 3\n\n@marked\ndef test_it(world):\n    pass\n",
-            "test_it: there is a fixture `world_size` that is not the library's",
-        ),
-        (
             "import unittest\n\n@marked\nclass TestIt(unittest.TestCase):\n    def test_it(self):\n        pass\n",
             "TestIt::test_it: @pytest.mark.distributed on a method of a unittest class",
         ),
@@ -253,7 +245,7 @@ def test_world_without_the_marker_is_a_clear_error(starter: Starter, tmp_path: P
             "Take the marker off, also from the module: attributes of the class, such as world_size, say the same.",
         ),
     ],
-    ids=["async", "parametrize", "fixture", "unused fixture", "unittest", "unittest on ranks"],
+    ids=["async", "parametrize", "unittest", "unittest on ranks"],
 )
 def test_tests_that_cannot_run_on_ranks_are_refused_at_collection(
     starter: Starter, tmp_path: Path, source: str, said: str
@@ -262,6 +254,24 @@ def test_tests_that_cannot_run_on_ranks_are_refused_at_collection(
     ended = run_cases(starter, tmp_path, f"{_HEAD}marked = pytest.mark.distributed(world_size=2)\n\n{source}")
     assert ended.code in (pytest.ExitCode.INTERRUPTED, pytest.ExitCode.USAGE_ERROR), ended.log
     _assert_clear(ended, said)
+
+
+def test_another_world_size_is_an_error_on_the_ranks(starter: Starter, tmp_path: Path) -> None:
+    """If this fails, the value of a fixture and the real size of the world can differ."""
+    source = """
+        import pytest
+
+        @pytest.fixture
+        def world_size():
+            return 3
+
+        @pytest.mark.distributed(world_size=2)
+        def test_it(world, world_size):
+            pass
+        """
+    ended = run_cases(starter, tmp_path, source)
+    assert ended.outcomes() == {"test_it": "FAILED"}
+    _assert_clear(ended, "UsageError: There is a fixture `world_size` that is not the library's")
 
 
 def test_mark_that_cannot_be_evaluated_fails_its_test(starter: Starter, tmp_path: Path) -> None:

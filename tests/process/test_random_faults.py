@@ -150,7 +150,7 @@ def test_random_faults_get_the_right_verdict(engine: Engine) -> None:
             wrong.append(f"case {number}: {fault} on rank {rank} of {size}, peers {peers}: {got}, {result.outcomes}")
         if len(result.outcomes) != size or any(outcome.kind is Kind.NEVER_STARTED for outcome in result.outcomes):
             wrong.append(f"case {number}: {fault}: not every rank is accounted for: {result.outcomes}")
-        orphans = [line for line in result.leaked if alive(int(line.rpartition("pid ")[2].rstrip(")")))]
+        orphans = [line for line in result.leaked if alive(int(line.rpartition("pid ")[2].partition(",")[0]))]
         assert not orphans, f"case {number}: {fault}: {orphans}"
         # The first case creates what stays for the run: the fork server, its socket, the folder.
         now = _belongings()

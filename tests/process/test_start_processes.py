@@ -157,6 +157,24 @@ _WRONG = """
 """
 
 
+_ON_A_RANK = """
+    import pytest
+
+    from dist_testing import start_processes
+
+
+    @pytest.mark.distributed(world_size=1)
+    def test_in_a_rank(world):
+        start_processes(print, nprocs=2)
+"""
+
+
+def test_a_call_on_a_rank_is_refused(starter: Starter, tmp_path: Path) -> None:
+    """If this fails, the rank says that no ranks could be started, and blames a sandbox."""
+    ended = run_cases(starter, tmp_path, _ON_A_RANK)
+    assert "start_processes(builtins.print) was called on rank 0 of a world." in ended.log
+
+
 def test_impossible_arguments_are_refused(starter: Starter, tmp_path: Path) -> None:
     """If this fails, a wrong argument ends in a traceback of pickle, or has no effect."""
     ended = run_cases(starter, tmp_path, _WRONG)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from pathlib import Path
 
 import pytest
@@ -112,6 +113,23 @@ def test_constructor_accepts_both_names_of_its_argument() -> None:
     assert Case().id().endswith("runTest")
     with pytest.raises(ValueError, match=r"no such test method in <class '.*Case'>: test_missing"):
         Case("test_missing")
+
+
+def test_a_mistyped_world_size_is_told() -> None:
+    """If this fails, a class with `worldsize = 2` has four ranks, and nothing says why."""
+    from dist_testing import MultiProcessTestCase
+
+    class Mistyped(MultiProcessTestCase):
+        worldsize = 2
+
+    class Sized(Mistyped):
+        world_size = 2
+
+    with pytest.warns(RuntimeWarning, match=r"Did you mean world_size\?"):
+        Mistyped()._check_members()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        Sized()._check_members()
 
 
 def test_a_plain_test_can_run_a_class_of_ranks(starter: Starter, tmp_path: Path) -> None:

@@ -298,6 +298,16 @@ def test_commands(starter: Starter, tmp_path: Path) -> None:
         assert watch.end() == 1
 
 
+def test_a_wrong_option_ends_the_watch(starter: Starter, tmp_path: Path) -> None:
+    """If this fails, a typing error in the command waits for saves; or a broken conftest file ends the watch."""
+    conftest = write_file(tmp_path, "conftest.py", "VALUE = 1 / 0\n")
+    with Watch(starter, tmp_path, "--wrong-option") as watch:
+        watch.wait()
+        save(conftest, "1 / 0", "1")
+        assert watch.end() == pytest.ExitCode.USAGE_ERROR, watch.shown
+        assert "unrecognized arguments: --wrong-option" in watch.shown
+
+
 def test_a_target_of_bazel_without_commands(starter: Starter, tmp_path: Path) -> None:
     """If this fails, `bazel-bin/x/y --dist-watch` ignores the spec, or a script cannot end it."""
     target = Target(

@@ -19,7 +19,6 @@ from dist_testing.core.events.event import (
     RunStarted,
     TestsCollected,
 )
-from dist_testing.core.events.file import EventFile
 from dist_testing.core.ground.record import (
     DIGITS,
     OF_THE_MACHINE,
@@ -33,6 +32,7 @@ from dist_testing.core.ground.record import (
     Status,
     case_name,
 )
+from dist_testing.event_file import EventFile
 
 # Events of one case take this long here. Seconds.
 CASE_S = 0.25
@@ -197,7 +197,7 @@ class Action:
 
 def build_events(tested: Sequence[Action], *more: dict[str, object], revision: str = "") -> list[dict[str, object]]:
     """Return the build events of an invocation, without the last one."""
-    started = {"uuid": "u-1", "command": "test", "buildToolVersion": "8.4.0", "startTimeMillis": "1700000000000"}
+    started = {"uuid": "u-1", "command": "test", "buildToolVersion": "8.4.0", "startTime": "2023-11-14T22:13:20Z"}
     events: list[dict[str, object]] = [{"id": {"started": {}}, "started": started}]
     if revision:
         items = [{"key": "STABLE_GIT_COMMIT", "value": revision}]

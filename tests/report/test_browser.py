@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from dist_testing.report.cli import main
+from dist_testing.report.__main__ import main
 from tests.report.chromium import Browser, Tab, browser, chromium
 from tests.report.streams import Case, write_stream
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from dist_testing.core.ground.record import CaseRecord
-from dist_testing.report.cli import main
+from dist_testing.report.__main__ import main
 from dist_testing.report.compare import compare, compare_lines
 from dist_testing.report.gather import gather
 from dist_testing.report.model import InvocationRecord, NotRun, Report, RunRecord

@@ -7,12 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from dist_testing.core.bazel.junit import read_xml
-from dist_testing.report.cli import main
+from dist_testing.report.__main__ import main
 from dist_testing.report.exports import SCHEMA_FILE, ctrf, exported
 from dist_testing.report.gather import gather
 from dist_testing.report.github import annotation_lines, markdown
 from dist_testing.report.model import Report
+from dist_testing.report.result_xml import read_xml
 from tests.report.schema_check import check
 from tests.report.streams import Case, write_stream
 
@@ -168,6 +168,11 @@ def test_the_summary_of_a_job_is_appended(tmp_path: Path, monkeypatch: pytest.Mo
     text = place.read_text(encoding="utf-8")
     assert text.startswith("before\n### CPU\n\n1 failed, 1 infrastructure failed,")
     assert "no GPU" in text
+
+
+def test_a_failure_that_tells_only_blanks_has_no_block(tmp_path: Path) -> None:
+    """If it fails, the summary of a job has an empty block to open."""
+    assert "<details>" not in markdown(_report(tmp_path, Case("t.py::x", "failed", "m", " \n  \n")))
 
 
 def test_markdown_stays_text(tmp_path: Path) -> None:

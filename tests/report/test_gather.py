@@ -9,6 +9,7 @@ import subprocess
 import sys
 import zipfile
 from collections.abc import Callable
+from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
@@ -20,6 +21,7 @@ from dist_testing.report.build_events import read_invocation
 from dist_testing.report.facts import gpus_of
 from dist_testing.report.gather import gather
 from dist_testing.report.model import Report
+from dist_testing.report.page import page
 from tests.report.streams import (
     Action,
     Case,
@@ -192,7 +194,7 @@ def test_a_file_of_a_later_run_does_not_count(tmp_path: Path) -> None:
     events = build_events([Action("//a:a", xml)])
     finished = events[-1]["finished"]
     assert isinstance(finished, dict)
-    finished["finishTimeMillis"] = str(int(os.stat(xml).st_mtime * 1000) - 60_000)
+    finished["finishTime"] = datetime.fromtimestamp(os.stat(xml).st_mtime - 60, UTC).isoformat()
     report = gather([write_build_events(tmp_path / "bep.json", events)])
     assert report.runs[0].cases == ()
     assert "a later run has replaced its test.xml" in report.problems[0].text
@@ -238,6 +240,25 @@ def test_times_filter_and_revision_of_an_invocation_are_known(tmp_path: Path) ->
     assert invocation.attempts[0].began_wall_s == pytest.approx(1795341600.123456)
 
 
+def test_values_of_other_kinds_than_bazels_end_no_report(tmp_path: Path) -> None:
+    """If it fails, a number in place of a text in damaged build events ends in a traceback, or hides all results."""
+    events = build_events([Action("//a:a", more={"testAttemptStart": 7})])
+    started, finished = events[0]["started"], events[-1]["finished"]
+    assert isinstance(started, dict)
+    assert isinstance(finished, dict)
+    started["startTime"], finished["finishTime"] = 7, None
+    events += [
+        {"id": {"targetCompleted": {"label": 7}}, "aborted": {"reason": "ANALYSIS_FAILURE", "description": 7}},
+        {"id": {"targetCompleted": {"label": "//b:b"}}, "completed": {"failureDetail": {"message": 7}}},
+        {"id": {"testSummary": {"label": "//c:c"}}, "testSummary": {"overallStatus": 7}},
+        {"id": {"testResult": {"label": 7}}, "testResult": {}},
+    ]
+    report = gather([write_build_events(tmp_path / "bep.json", events)])
+    assert [run.target for run in report.runs] == ["//a:a", "7"]
+    assert [(line.target, line.reason) for line in report.not_run] == [("//b:b", "7"), ("7", "7")]
+    assert page(report, made_wall_s=0.0)
+
+
 def _write(name: str, content: bytes | str) -> Callable[[Path], Path]:
     def write(folder: Path) -> Path:
         path = folder / name
@@ -275,7 +296,7 @@ def _huge_number(folder: Path) -> Path:
         (_write("e.jsonl", "[" * 100_000 + "\n"), "is not an event"),
         (_write("x.json", '{"id": {}}\nnot json\n{"id": {}}\n'), "not a file of build events"),
         (_write("x.json", '{"id": {"testResult": 7}, "testResult": {}}\n'), "does not have Bazel's form"),
-        (_write("x.json", '{"id": {"started": {}}, "started": {"startTimeMillis": "many"}}\n'), "Bazel's form"),
+        (_write("x.json", '{"id": {"started": {}}, "started": ["many"]}\n'), "Bazel's form"),
         (_write("x.json", '{"id": {"started": {}}}\n'), "incomplete after 0 results"),
         (_write("x.json", '{"foreign": 1}\n'), "neither build events"),
         (_write("x.json", ""), "neither build events"),
@@ -306,7 +327,7 @@ def test_bad_input_is_a_clear_text_and_the_rest_is_still_read(
     ("limit", "name", "content", "says"),
     [
         ("build_events._MAX_BYTES", "x.json", '{"id": {"started": {}}}\n' + " " * (2 << 20), "it has 2 MiB"),
-        ("run_files._MAX_XML_BYTES", "x.xml", f"<testsuites>{' ' * (2 << 20)}</testsuites>", "at most 1 MiB are read"),
+        ("result_xml._MAX_BYTES", "x.xml", f"<testsuites>{' ' * (2 << 20)}</testsuites>", "at most 1 MiB are read"),
     ],
 )
 def test_an_enormous_file_is_refused(
@@ -318,6 +339,16 @@ def test_an_enormous_file_is_refused(
     report = gather([tmp_path / name, write_stream(tmp_path / "good.jsonl", [Case("t.py::good")])])
     assert says in report.problems[0].text
     assert _statuses(report) == {"t.good": "passed"}
+
+
+@pytest.mark.parametrize(("name", "content"), [("a.xml", "<html></html>"), ("a.xml", "<tes"), ("a.json", "{")])
+def test_a_damaged_file_in_a_folder_leaves_the_others(tmp_path: Path, name: str, content: str) -> None:
+    """If it fails, a file of coverage in a folder of results hides all of them."""
+    (tmp_path / name).write_text(content, encoding="utf-8")
+    write_stream(tmp_path / "good.jsonl", [Case("t.py::good")])
+    report = gather([tmp_path])
+    assert [Path(problem.subject).name for problem in report.problems] == ([name] if name == "a.xml" else [])
+    assert _statuses(report)["t.good"] == "passed"
 
 
 def test_a_folder_with_too_many_files_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -385,6 +416,6 @@ def test_a_stream_that_unpacks_to_all_memory_is_refused(tmp_path: Path) -> None:
 
 def test_the_report_needs_no_torch_and_no_pytest() -> None:
     """If it fails, a machine that only makes pages must install torch."""
-    code = "import sys, dist_testing.report.cli; print(sorted({'torch', 'pytest', 'jinja2'} & set(sys.modules)))"
+    code = "import sys, dist_testing.report.__main__; print(sorted({'torch', 'pytest', 'jinja2'} & set(sys.modules)))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout == "[]\n"

@@ -15,7 +15,7 @@ import pytest
 
 from dist_testing.core.bazel.junit import write_xml
 from dist_testing.core.ground.record import CaseRecord
-from dist_testing.report.cli import main
+from dist_testing.report.__main__ import main
 from dist_testing.report.facts import failures, headline, ledger, slow_cases
 from dist_testing.report.gather import gather
 from dist_testing.report.model import InvocationRecord, LogRecord, Report, RunRecord
@@ -184,7 +184,7 @@ def test_a_page_needs_jinja2_and_says_so(tmp_path: Path) -> None:
     stream = write_stream(tmp_path / "e.jsonl", [_BAD])
     program = (
         "import sys; sys.modules['jinja2'] = None\n"
-        "from dist_testing.report.cli import main\n"
+        "from dist_testing.report.__main__ import main\n"
         f"sys.exit(main([{str(stream)!r}, {f'--out={tmp_path}/p.html'!r}]))"
     )
     path = os.pathsep.join(sys.path)
@@ -199,7 +199,7 @@ def test_the_skip_ledger_says_of_everything_why_it_did_not_run(tmp_path: Path) -
     """If it fails, a target that never ran looks like a green one."""
     xml = tmp_path / "test.xml"
     write_xml(xml, "//a:a", [CaseRecord("t.x", "skipped", message="Need at least 2 CUDA devices")])
-    cached = {"cachedLocally": True, "testAttemptStartMillisEpoch": "1600000000000"}
+    cached = {"cachedLocally": True, "testAttemptStart": "2020-09-13T12:26:40.000Z"}
     more: list[dict[str, object]] = [
         {"id": {"targetCompleted": {"label": "//a:gpu"}}, "aborted": {"reason": "SKIPPED"}},
         {"id": {"targetCompleted": {"label": "//a:broken"}}, "aborted": {"reason": "ANALYSIS_FAILURE"}},

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from dist_testing.core.ground.record import CaseRecord, Ledger, LedgerCall, RankRecord
-from dist_testing.report.cli import main
+from dist_testing.report.__main__ import main
 from dist_testing.report.gather import gather
 from dist_testing.report.lanes import lanes as lanes_of
 from dist_testing.report.model import RunRecord

@@ -10,7 +10,7 @@ import pytest
 from dist_testing.core.bazel.junit import write_xml
 from dist_testing.core.events.event import RunStarted
 from dist_testing.core.ground.record import CaseRecord
-from dist_testing.report.cli import main
+from dist_testing.report.__main__ import main
 from dist_testing.report.gather import gather
 from dist_testing.report.page import page
 from tests.report.streams import Action, Case, build_events, stream_events, write_build_events, write_events

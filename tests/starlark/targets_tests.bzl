@@ -26,13 +26,10 @@ def _cpu_spec_test_impl(ctx):
         env,
         {
             "backends": ["gloo", "nccl"],
-            "gpu_archs": [],
-            "gpus_per_rank": 0,
             "isolation": "fork",
-            "nodes": 1,
             "program_exits": None,
-            "ranks_per_gpu": 1,
-            "schema": 5,
+            "schema": 6,
+            "settings": {"key_value": 10},
             "srcs": ["//tests/starlark:cases.py"],
             "target": "//tests/starlark:subject_gloo",
             "world_sizes": [2, 4],
@@ -94,7 +91,11 @@ cpu_promise_test = analysistest.make(_cpu_promise_test_impl, config_settings = {
 def _gpu_promise_test_impl(ctx):
     env = analysistest.begin(ctx)
     variables = analysistest.target_under_test(env)[RunEnvironmentInfo].environment
-    asserts.equals(env, 2, _written_spec(env)["gpus_per_rank"])
+    asserts.equals(
+        env,
+        {"gpus": {"archs": [], "per_rank": 2, "ranks_per_gpu": 1}, "key_value": 10},
+        _written_spec(env)["settings"],
+    )
     asserts.equals(env, "{}/{}".format(ctx.workspace_name, _PROMISE), variables["DIST_TESTING_GPU_PROMISE"])
     inherited = analysistest.target_under_test(env)[RunEnvironmentInfo].inherited_environment
     asserts.equals(env, ["MY_RANK", "CUDA_VISIBLE_DEVICES"], [name for name in inherited if name not in _OF_RULES_PYTHON])
@@ -212,6 +213,7 @@ def targets_test_suite(*, name):
         env = {"MINE": "yes"},
         env_inherit = ["MY_RANK"],
         gpus_per_rank = {"nccl": 2},
+        settings = {"key_value": 10},
         size = "small",
         tags = ["manual"],
         visibility = ["//tests:__subpackages__"],
@@ -221,7 +223,7 @@ def targets_test_suite(*, name):
         "it's `$dollars`": {},
         "nothing_said": {
             name: None
-            for name in ["deps", "data", "args", "env", "env_inherit", "exec_properties", "nodes", "target_compatible_with"]
+            for name in ["deps", "data", "args", "env", "env_inherit", "exec_properties", "nodes", "settings", "target_compatible_with"]
         },
         "timings": {"timings": "cases.py"},
         "timings_in_list": {"data": [":cases.py", Label(":BUILD.bazel")], "timings": "cases.py"},

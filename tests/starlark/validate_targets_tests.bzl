@@ -8,6 +8,7 @@ load(
     "exec_properties_problems",
     "lists_problems",
     "packages_problems",
+    "settings_problems",
     "tags_problems",
 )
 load(":problem_asserts.bzl", "assert_accepted", "assert_refused")
@@ -40,6 +41,18 @@ def _exec_properties_test_impl(ctx):
     return unittest.end(env)
 
 exec_properties_test = unittest.make(_exec_properties_test_impl)
+
+def _settings_test_impl(ctx):
+    env = unittest.begin(ctx)
+    assert_accepted(env, settings_problems({}))
+    assert_accepted(env, settings_problems({"key_value": 10}))
+    for wrong in [10, ["key_value"], {1: 10}]:
+        assert_refused(env, settings_problems(wrong), "settings = {}\n".format(repr(wrong)), "names of add-ons")
+    assert_refused(env, settings_problems({"nodes": 2}), "settings: \"nodes\" = 2\n", "arguments of its own: nodes.")
+    assert_refused(env, settings_problems({"gpus": 1}), "arguments of its own: gpus_per_rank")
+    return unittest.end(env)
+
+settings_test = unittest.make(_settings_test_impl)
 
 def _tags_test_impl(ctx):
     env = unittest.begin(ctx)
@@ -99,6 +112,7 @@ def validate_targets_test_suite(*, name):
         exec_properties_test,
         lists_test,
         packages_test,
+        settings_test,
         tags_test,
     ]
     unittest.suite(name, *[partial.make(test, size = "small") for test in tests])

@@ -169,16 +169,14 @@ class Target:
             write_file(runfiles / "_main" / "pkg", name, source)
         declared = json.loads(resources.files(dist_testing).joinpath("backends.json").read_text(encoding="utf-8"))
         table = declared["backends"]
+        gpus = table[backend]["gpus_per_rank"]
         fields = {
             "backend": table[backend],
             "backends": [backend],
-            "gpu_archs": [],
-            "gpus_per_rank": table[backend]["gpus_per_rank"],
             "isolation": "fork",
-            "nodes": 1,
             "program_exits": None,
-            "ranks_per_gpu": 1,
             "schema": SCHEMA,
+            "settings": {"gpus": {"archs": [], "per_rank": gpus, "ranks_per_gpu": 1}} if gpus else {},
             "srcs": [f"//pkg:{name}" for name in sources],
             "target": f"//pkg:cases_{backend}",
             "world_sizes": [world_size],

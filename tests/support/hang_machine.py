@@ -122,9 +122,9 @@ def view(rank: int, calls: Sequence[Call], groups: Mapping[str, tuple[int, ...]]
         last={call.group: call.number for call in calls},
         waits=() if wait is None else (wait,),
         places=(
-            Place("all_reduce", "/x/torch/distributed/distributed_c10d.py", 7, 2, is_library=True),
+            Place("/x/torch/distributed/distributed_c10d.py", 7, 2, is_library=True),
             # A user's folders can have the names of libraries.
-            Place("f", "/home/torch/dist_testing/test_f.py", 6, 4),
+            Place("/home/torch/dist_testing/test_f.py", 6, 4),
         ),
         others=(),
     )

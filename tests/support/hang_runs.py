@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from dist_testing.core.events.event import CaseRecorded, Event
-from dist_testing.core.events.file import read_events
 from dist_testing.core.ground.record import BAD
+from dist_testing.event_file import read_events
 from tests.support.hang_kinds import KINDS, WORLD_SIZE, HangKind
 
 # "torchrun" is no isolation: the ranks exist already.

@@ -11,13 +11,17 @@ def _unit(*names: str) -> Sequence[str]:
     return tuple(_UNIT.format(name) for name in names)
 
 
+def _threaded(*names: str) -> Sequence[str]:
+    return tuple(f"tests/threaded/test_{name}.py" for name in names)
+
+
 # Area to its modules, without `dist_testing`, each with the files of its tests: modules that decide, with tests that
 # take seconds.
 AREAS: Mapping[str, Mapping[str, Sequence[str]]] = {
     "runner": {
         "core.ground.budget": _unit("budget"),
         "hang.blame": _unit("hang_blame"),
-        "hang.call_compare": _unit("call_compare"),
+        "hang.calls": _unit("call_compare"),
         "hang.call_rules": _unit("call_compare"),
         "core.engine.needs": _unit("needs"),
         "core.engine.rank_env": _unit("rank_env"),
@@ -38,15 +42,16 @@ AREAS: Mapping[str, Mapping[str, Sequence[str]]] = {
     "threaded": {
         "threaded.arguments": _unit("thread_parts"),
         "threaded.turns": _unit("thread_parts"),
+        "threaded.operation": (*_unit("thread_parts"), *_threaded("mismatches", "failures", "calls")),
         "threaded.data": _unit("thread_data"),
-        "threaded.pending": _unit("thread_parts"),
     },
     "frontends": {
         "core.pytest.marker": _unit("marker"),
-        "core.ground.requirement": _unit("requirements"),
+        "compat.requirements.requirement": _unit("requirements"),
         "core.unittest.exits": _unit("exits"),
         "core.bazel.sharding": _unit("sharding"),
-        "core.bazel.junit": _unit("junit"),
+        "core.bazel.junit": ("tests/report/test_junit.py",),
+        "report.result_xml": ("tests/report/test_junit.py", "tests/report/test_gather.py"),
         "core.bazel.timings": _unit("timings"),
     },
 }

@@ -45,7 +45,7 @@ _LOADED = (
     "torch.distributed",
     "dist_testing.core.unittest.classes",
     "dist_testing.core.bazel.main",
-    "dist_testing.core.pytest.marking",
+    "dist_testing.core.pytest.marked_items",
 )
 # torch's CUDA builds set it when a test imports torch._dynamo; the children would take it for the user's value.
 _TORCHS = ("TORCHINDUCTOR_CACHE_DIR",)

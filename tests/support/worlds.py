@@ -79,15 +79,13 @@ class FunctionRankContext:
 def engine_for(
     functions: Mapping[str, Function],
     *,
-    promised_gpus: int | None = None,
     backend: str | Backend = "gloo",
-    gpus_per_rank: int = 0,
-    ranks_per_gpu: int = 1,
+    settings: Mapping[str, Any] | None = None,
 ) -> Iterator[Engine]:
     """Create an engine whose cases are `functions`, and check at the end that it has left nothing behind."""
     declared = backend_named(backend) if isinstance(backend, str) else backend
     isolation = default_isolation(declared).name
-    spec = Spec("", declared, (4,), gpus_per_rank, isolation, promised_gpus=promised_gpus, ranks_per_gpu=ranks_per_gpu)
+    spec = Spec("", declared, (4,), isolation, settings=settings or {})
     before = set(os.listdir("/proc/self/fd"))
     others = psutil.Process().children(recursive=True)
     engine = Engine(spec, Budget(), FunctionRankContext(functions), unittest_loader())

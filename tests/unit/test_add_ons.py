@@ -9,8 +9,10 @@ from pathlib import Path
 import pytest
 
 from dist_testing import built_in, ext
-from dist_testing.core.ground.add_ons import EXT_VERSION, AddOn, add_on_named, add_ons, blaming
+from dist_testing.core.ground import add_ons as add_ons_module
+from dist_testing.core.ground.add_ons import EXT_VERSION, AddOn, add_on_named, add_ons, blaming, call_parts
 from dist_testing.core.ground.errors import AddOnError, UsageError
+from dist_testing.core.ground.world import World
 
 _DECLARED = """
 from dist_testing.ext import AddOn
@@ -88,6 +90,12 @@ def test_a_missing_add_on_is_named() -> None:
         add_on_named("absent", "nodes = 2")
 
 
+def test_the_usual_wrong_name_for_the_size_is_corrected() -> None:
+    """If this fails, a user of `world.world_size` is told to install an add-on."""
+    with pytest.raises(AttributeError, match=r"^world\.world_size: .*\n.*\nUse world\.size\.$"):
+        assert World.__new__(World).world_size  # type: ignore[attr-defined]
+
+
 def test_only_unexpected_errors_are_blamed() -> None:
     """If this fails, a skip or an error that was written for the user is told as a bug of an add-on."""
     with pytest.raises(UsageError, match="planted"), blaming("redis", "its watcher"):
@@ -101,3 +109,13 @@ def test_only_unexpected_errors_are_blamed() -> None:
 def test_every_public_name_exists() -> None:
     """If this fails, the documented interface has a name that cannot be imported."""
     assert all(getattr(ext, name) is not None for name in ext.__all__)
+
+
+def test_part_that_raises_names_its_add_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    """If this fails, the traceback of a stranger's add-on looks like a bug of this library."""
+    broken = AddOn(name="broken", ext_version=EXT_VERSION, more={"room": "math:sqrt"})
+    monkeypatch.setattr(add_ons_module, "add_ons", lambda: (broken,))
+    assert list(call_parts("other", -1)) == []
+    assert list(call_parts("room", 4)) == [(broken, 2.0)]
+    with pytest.raises(AddOnError, match="Add-on 'broken': its part 'room' raised ValueError"):
+        list(call_parts("room", -1))

@@ -227,7 +227,7 @@ def test_the_end_of_a_rank_arrives_although_nobody_reads_its_stacks(
         board = PhaseBoard.create(4)
         stack.callback(os.close, board)
         connection, _, control = stack.enter_context(_joined(door))
-        settings = WorldSettings("gloo", "cpu", 0, "", 60.0, init=False)
+        settings = WorldSettings("gloo", "cpu", "", 60.0, init=False)
         more: dict[str, Any] = dict.fromkeys(("umask", "threads", "store_port"), 0) | {"env": {}, "own_ranks": (3,)}
         more |= dict.fromkeys(("pool", "fresh", "together"), False) | dict.fromkeys(("directory", "cwd"), "/")
         request = WorldRequest(1, 4, CaseBody("pytest"), settings=settings, **more)

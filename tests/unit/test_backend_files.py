@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from dist_testing.core.ground.backend_files import read_backend_file
+from dist_testing.backend_files import read_backend_file
 from dist_testing.core.ground.backends import Backend, add_backends, backends
 from dist_testing.core.ground.errors import UsageError
 from dist_testing.core.pytest.backend_hook import declared_backends

@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from dist_testing.hang.call_compare import CallsMade, differences
+from dist_testing.hang.calls import CallsMade, differences
 from dist_testing.hang.ledger import Call, Group
 from dist_testing.hang.ledger_thread import calls_since
 

@@ -16,7 +16,7 @@ _PASSED = RankOutcome(1, Kind.PASSED)
 
 
 def _result(*outcomes: RankOutcome) -> CaseResult:
-    judged = verdict(outcomes, world_size=len(outcomes))
+    judged = verdict(outcomes)
     return CaseResult(
         Case("test_it", len(outcomes), CaseBody("pytest"), 60.0, "fork"), judged, outcomes, 0.0, 1.0, 60.0
     )

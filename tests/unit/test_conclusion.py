@@ -19,8 +19,8 @@ from dist_testing.core.ground.spec import Spec
 _NOTHING_RAN = 5
 
 
-def _conclusion(protocol: Protocol, *, promised_gpus: int | None = None, log: io.StringIO | None = None) -> Conclusion:
-    spec = Spec("//a:a", backend_named("gloo"), (2,), 1, "fork", srcs=("//a:test_a.py",), promised_gpus=promised_gpus)
+def _conclusion(protocol: Protocol, *, log: io.StringIO | None = None) -> Conclusion:
+    spec = Spec("//a:a", backend_named("gloo"), (2,), "fork", srcs=("//a:test_a.py",))
     return Conclusion(spec, protocol, Banner(log or io.StringIO(), "head"))
 
 
@@ -50,7 +50,8 @@ def test_a_target_without_cases_fails_in_its_first_shard(protocol: Protocol, cod
 )
 def test_only_a_whole_target_that_skips_breaks_a_promise(protocol: Protocol, decides: bool, code: int) -> None:
     """If this fails, a developer's single skipped test breaks the promise, or a target that always skips is green."""
-    conclusion = _conclusion(protocol, promised_gpus=2)
+    conclusion = _conclusion(protocol)
+    conclusion.is_promised = True
     conclusion.decides_for_target = decides
     conclusion.add(CaseRecord("a.x", "skipped", message="not today"))
     assert conclusion.conclude(0) == code

@@ -6,14 +6,16 @@ import os
 import subprocess
 import sys
 
-from dist_testing.core.process.descent import mark_of
+from dist_testing.core.process.orphans import mark_of
 
 # The child lives as long as the standard input of both.
 _MARKED = """
 import subprocess, sys
-from dist_testing.core.process.descent import mark_descendants
+from dist_testing.core.process.orphans import mark_descendants, mark_rank
 
+mark_rank(5)
 mark_descendants()
+mark_rank(70000)
 child = subprocess.Popen([sys.executable, "-c", "input()"], env={}, start_new_session=True)
 print(child.pid, flush=True)
 child.wait()
@@ -34,18 +36,18 @@ def test_descendants_are_known_whatever_they_inherit() -> None:
         assert marked.stdin is not None
         assert marked.stdout is not None
         child = int(marked.stdout.readline())
-        assert mark_of(child) == marked.pid
-        assert mark_of(marked.pid) == marked.pid
-        assert mark_of(os.getpid()) != marked.pid
+        assert mark_of(child) == (marked.pid, 70000)
+        assert mark_of(marked.pid) == (marked.pid, 70000)
+        assert mark_of(os.getpid())[0] != marked.pid
         marked.stdin.close()
-    assert mark_of(child) is None
+    assert mark_of(child) == (None, None)
 
 
 # A fork server that is killed while a rank of it has ended already; and another child of the runner, which has ended.
 _KILLED = """
 import os, signal
 import psutil
-from dist_testing.core.process.descent import mark_descendants
+from dist_testing.core.process.orphans import mark_descendants
 from dist_testing.core.process.lifetime import become_subreaper
 from dist_testing.core.process.orphans import Orphans
 

@@ -8,10 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from dist_testing.core.ground.errors import GpuError
 from dist_testing.gpus import nvidia
 from dist_testing.gpus.devices import gpus_present, visible_gpus
-from dist_testing.gpus.gpu import NODES_VARIABLE, Gpu, node_directory
+from dist_testing.gpus.gpu import NODES_VARIABLE, Gpu, GpuError, node_directory
 
 _UUIDS = ("GPU-8932f937-aaaa", "GPU-8932f937-bbbb", "GPU-5c1b4a2e-cccc", "GPU-77777777-dddd")
 
@@ -46,7 +45,7 @@ def test_gaps_in_the_numbers_do_not_matter(tmp_path: Path) -> None:
     for name in ("nvidia10", "nvidia2"):
         (tmp_path / name).touch()
     found = gpus_present({NODES_VARIABLE: str(tmp_path)})
-    assert [(gpu.index, gpu.minor, gpu.is_simulated) for gpu in found] == [(0, 2, True), (1, 10, True)]
+    assert [(gpu.index, gpu.minor) for gpu in found] == [(0, 2), (1, 10)]
 
 
 def test_a_machine_without_nodes_has_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import sys
 import threading
 from collections.abc import Iterator
@@ -13,20 +14,25 @@ import pytest
 import torch
 from torch._C._distributed_c10d import HashStore
 
+from dist_testing.core.engine.hooks import ResourceWish
+from dist_testing.core.ground.backends import backend_named
 from dist_testing.core.ground.case import Case, CaseBody, CaseResult
 from dist_testing.core.ground.layout import Layout
 from dist_testing.core.ground.outcomes import Cause, Kind, RankOutcome, Status, Verdict, verdict
+from dist_testing.core.ground.spec import Spec
 from dist_testing.core.ground.world import WorldSettings
+from dist_testing.core.launch.isolation import FORK
 from dist_testing.core.rank.device import finish_device_work
 from dist_testing.core.rank.rank_world import RankWorld
 from dist_testing.gpus.faults import is_hardware_fault
-from dist_testing.gpus.resource import blame_by_error
+from dist_testing.gpus.needs import GpuNeeds
+from dist_testing.gpus.resource import GpuResource, blame_by_error
 from dist_testing.gpus.world_gpus import blame_machine
 
 
-def world(rank: int, *, gpus_per_rank: int = 1, ranks_per_gpu: int = 1) -> RankWorld:
+def world(rank: int, devices: tuple[int, ...] = (0, 1, 2, 3)) -> RankWorld:
     """A rank of a world of four on CUDA."""
-    settings = WorldSettings("gloo", "cuda", gpus_per_rank, "", 60.0, False, ranks_per_gpu)
+    settings = WorldSettings("gloo", "cuda", "", 60.0, False, devices=devices)
     return RankWorld(rank, Layout(4), settings, directory=Path(), store_port=0, store_fd=None)
 
 
@@ -36,14 +42,21 @@ def world(rank: int, *, gpus_per_rank: int = 1, ranks_per_gpu: int = 1) -> RankW
 )
 def test_a_ranks_device_is_one_of_its_own(gpus_per_rank: int, ranks_per_gpu: int, expected: list[int]) -> None:
     """Two NCCL ranks on one device are an error, and so is a missing device."""
-    ranks = [world(rank, gpus_per_rank=gpus_per_rank, ranks_per_gpu=ranks_per_gpu) for rank in range(4)]
+    needs = GpuNeeds("cuda_gloo", gpus_per_rank, ranks_per_gpu)
+    spec = Spec("", backend_named("cuda_gloo"), (4,), "fork", settings={"gpus": needs})
+    # Ranks that another launcher has started have their GPUs.
+    given = dataclasses.replace(FORK, starts_ranks=False)
+    wish = ResourceWish(Case("x", 4, CaseBody(""), 60.0, "fork"), spec, given, 60.0, Path(), print)
+    held = GpuResource().acquire(wish)
+    assert held is not None
+    ranks = [world(rank, tuple(held.devices)) for rank in range(4)]
     assert [rank.device for rank in ranks] == [torch.device("cuda", index) for index in expected]
 
 
 def test_ranks_take_the_devices_of_a_plug_in_in_turn(monkeypatch: pytest.MonkeyPatch) -> None:
     """The library leases none of them, and rank 3 of a world on two devices must not ask for a fourth."""
     monkeypatch.setattr(torch, "get_device_module", lambda device: SimpleNamespace(device_count=lambda: 2))
-    settings = WorldSettings("gloo", "privateuseone", 0, "", 60.0, False)
+    settings = WorldSettings("gloo", "privateuseone", "", 60.0, False)
     ranks = [RankWorld(rank, Layout(4), settings, directory=Path(), store_port=0, store_fd=None) for rank in range(4)]
     assert [rank.device.index for rank in ranks] == [0, 1, 0, 1]
 
@@ -54,14 +67,16 @@ def test_a_group_gets_the_ranks_device_where_the_backend_says_so(monkeypatch: py
     given: dict[str, Any] = {}
     monkeypatch.setattr("torch.distributed.init_process_group", lambda backend, **arguments: given.update(arguments))
     monkeypatch.setattr(torch, "get_device_module", lambda device: SimpleNamespace(set_device=lambda device: None))
-    settings = WorldSettings("any", "cuda", 1, "", 60.0, True, binds_device=binds)
+    settings = WorldSettings("any", "cuda", "", 60.0, True, binds, (0, 1, 2, 3))
     RankWorld(2, Layout(4), settings, directory=Path(), store_port=0, store_fd=None, store=HashStore()).prepare()
     assert given["device_id"] == (torch.device("cuda", 2) if binds else None)
 
 
-@pytest.mark.parametrize(("ranks_per_gpu", "fractions"), [(1, []), (4, [(0.2, torch.device("cuda", 0))])])
+@pytest.mark.parametrize(
+    ("devices", "fractions"), [((0, 1, 2, 3), []), ((0, 0, 0, 0), [(0.2, torch.device("cuda", 0))])]
+)
 def test_ranks_that_share_get_a_part_of_the_memory_each(
-    monkeypatch: pytest.MonkeyPatch, ranks_per_gpu: int, fractions: list[tuple[float, torch.device]]
+    monkeypatch: pytest.MonkeyPatch, devices: tuple[int, ...], fractions: list[tuple[float, torch.device]]
 ) -> None:
     """One rank with a leak would fail the others, and the report would blame them."""
     told: list[tuple[float, torch.device]] = []
@@ -70,7 +85,7 @@ def test_ranks_that_share_get_a_part_of_the_memory_each(
         set_per_process_memory_fraction=lambda fraction, device: told.append((fraction, device)),
     )
     monkeypatch.setattr(torch, "get_device_module", lambda device: module)
-    world(0, ranks_per_gpu=ranks_per_gpu).prepare()
+    world(0, devices).prepare()
     assert told == fractions
 
 
@@ -169,7 +184,7 @@ def test_only_errors_that_hardware_alone_can_cause_are_hardware_faults(summary: 
     assert is_hardware_fault(summary) is expected
     outcomes = (RankOutcome(0, Kind.RAISED, summary=summary), RankOutcome(1, Kind.PASSED))
     case = Case("test_x", 2, CaseBody("none"), 60.0, "fork")
-    result = blame_by_error(CaseResult(case, verdict(outcomes, world_size=2), outcomes, 0.0, 1.0, 60.0))
+    result = blame_by_error(CaseResult(case, verdict(outcomes), outcomes, 0.0, 1.0, 60.0))
     assert result.verdict.cause is (Cause.INFRASTRUCTURE if expected else Cause.FAILURE)
 
 
@@ -186,11 +201,9 @@ def test_only_errors_that_hardware_alone_can_cause_are_hardware_faults(summary: 
 def test_memory_left_behind_is_no_excuse_for_anything_worse(kind: Kind, cause: Cause) -> None:
     """The worse outcome came first and explains the memory."""
     outcome = RankOutcome(0, kind, reason="r", signal=9)
-    found = verdict([outcome], world_size=1, left=["GPU 0: 3.0 GiB more"])
+    found = verdict([outcome], left=["GPU 0: 3.0 GiB more"])
     assert found.cause is cause
-    assert verdict([outcome], world_size=1, left=["g"], leaked=["sleep"]).cause is (
-        Cause.LEAK if cause is Cause.RESOURCE else cause
-    )
+    assert verdict([outcome], left=["g"], leaked=["sleep"]).cause is (Cause.LEAK if cause is Cause.RESOURCE else cause)
 
 
 _PASSED = Verdict(Status.PASSED)

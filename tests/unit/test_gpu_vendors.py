@@ -15,10 +15,9 @@ import pytest
 
 from dist_testing.gpus import nvidia
 from dist_testing.gpus.devices import AMD, NVIDIA, Vendor, vendor_named
-from dist_testing.gpus.faults import XidReader
 from dist_testing.gpus.gpu import NODES_VARIABLE, Gpu
 from dist_testing.gpus.lease import Lease
-from dist_testing.gpus.world_gpus import WorldGpus, _Driver
+from dist_testing.gpus.world_gpus import WorldGpus
 from tests.support.gpu_nodes import make_render_node
 
 # A file that does not exist.
@@ -136,7 +135,7 @@ def test_amds_gpus_are_those_render_nodes_that_amd_made(tmp_path: Path) -> None:
     (tmp_path / "dri" / "renderD131").touch()
     (tmp_path / "dri" / "card0").touch()
     found = AMD.find({NODES_VARIABLE: str(tmp_path)})
-    assert [(gpu.index, gpu.minor, gpu.is_simulated) for gpu in found.gpus] == [(0, 130, True), (1, 128, True)]
+    assert [(gpu.index, gpu.minor) for gpu in found.gpus] == [(0, 130), (1, 128)]
     assert {gpu.control for gpu in found.gpus} == {tmp_path / "kfd"}
     assert found.left_out == ()
 
@@ -192,6 +191,5 @@ def test_worlds_lease_amds_gpus_and_set_hips_variable(tmp_path: Path, monkeypatc
 def test_ranks_get_all_uuids_or_all_numbers(uuids: tuple[str, str], expected: str) -> None:
     """In a mixed list CUDA ignores one kind, so a rank would lack its GPU."""
     gpus = tuple(Gpu(index, Path(f"/dev/nvidia{index}"), uuid) for index, uuid in enumerate(uuids))
-    driver = _Driver(None, {}, XidReader(gpus, None))
-    world = WorldGpus(Lease(gpus, ()), NVIDIA, driver, contextlib.ExitStack(), wait_s=0.0)
+    world = WorldGpus(Lease(gpus, ()), NVIDIA, None, contextlib.ExitStack(), wait_s=0.0)
     assert world.env == {"CUDA_VISIBLE_DEVICES": expected, "CUDA_DEVICE_ORDER": "PCI_BUS_ID"}

@@ -218,7 +218,7 @@ def test_ledger_corrects_the_culprit() -> None:
     """The first error is that of the rank whose limit ran out first, which does not make it the culprit."""
     late = RankOutcome(0, Kind.RAISED, 5.0, summary="RuntimeError: Timed out waiting", collateral="late")
     outcomes = [late, RankOutcome(1, Kind.PASSED)]
-    found = blame_by_ledger(verdict(outcomes, world_size=2), outcomes, _story(_two()))
+    found = blame_by_ledger(verdict(outcomes), outcomes, _story(_two()))
     assert (found.cause, found.culprit, found.victims) == (Cause.HANG, 1, (0,))
     assert found.reason.startswith("rank 1 ended the test; rank 0 waits for it")
 
@@ -234,7 +234,7 @@ def test_ledger_corrects_the_culprit() -> None:
 )
 def test_ledger_never_hides_a_failure(outcomes: list[RankOutcome]) -> None:
     """A story of an earlier moment must not replace an error that a rank has really raised."""
-    found = verdict(outcomes, world_size=2)
+    found = verdict(outcomes)
     assert blame_by_ledger(found, outcomes, _story(_two())) == found
 
 
@@ -250,4 +250,3 @@ def test_stuck_ranks_were_not_at_the_deadline() -> None:
     marked = mark_stuck(outcomes, _story(_two()))
     assert marked[0].describe() == "was still in all_reduce when no rank could go on any more"
     assert marked[1] == outcomes[1]
-    assert mark_stuck(outcomes, None)[0].describe() == "was still in all_reduce at the deadline"

@@ -115,7 +115,7 @@ def test_rank_that_calls_once_more_than_all_others() -> None:
     )
     assert (story.culprits, story.suspects, story.victims) == ((3,), (), ())
     outcomes = [RankOutcome(rank, Kind.HUNG if rank == 3 else Kind.PASSED) for rank in range(4)]
-    assert blame_by_ledger(verdict(outcomes, world_size=4), outcomes, story).culprit == 3
+    assert blame_by_ledger(verdict(outcomes), outcomes, story).culprit == 3
 
 
 def test_two_ranks_in_two_groups_are_both_suspects() -> None:
@@ -128,7 +128,7 @@ def test_two_ranks_in_two_groups_are_both_suspects() -> None:
     )
     assert (story.culprits, story.suspects, story.victims) == ((), (0, 1), (2, 3))
     outcomes = [RankOutcome(rank, Kind.HUNG) for rank in range(4)]
-    found = blame_by_ledger(verdict(outcomes, world_size=4), outcomes, story)
+    found = blame_by_ledger(verdict(outcomes), outcomes, story)
     assert (found.culprit, found.suspects, found.victims) == (None, (0, 1), (2, 3))
 
 

@@ -202,6 +202,7 @@ def test_unexpected_forks_make_it_pay_later(monkeypatch: pytest.MonkeyPatch) -> 
     pages.world_over()
     pages.forked(LEAST_FORKS - 1)
     assert pages.pause_ms(has_world=True) is None, "the reason is told once"
+    assert pages.idle_step() is None, "also if another wait of the fork server ends in a step"
     pages.forked(1)
     assert pages.pause_ms(has_world=True) == 0
     assert pages.idle_step() is None

@@ -9,7 +9,7 @@ from dist_testing.core.ground.spec import Spec
 from dist_testing.jobs import count
 from dist_testing.jobs.count import AUTO, affordable_jobs
 
-_SPEC = Spec("", default_backend(), (2,), 0, "fork")
+_SPEC = Spec("", default_backend(), (2,), "fork")
 
 
 @pytest.fixture(autouse=True)

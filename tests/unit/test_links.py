@@ -6,8 +6,19 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dist_testing.nodes.link_queue import HOLD_S, LinkQueue
-from dist_testing.nodes.links import CUT, MAX_OVERTAKING, MILLION, WHOLE, Fate, Link, LinkRule, fate, links_between
+from dist_testing.nodes.links import (
+    CUT,
+    HOLD_S,
+    MAX_OVERTAKING,
+    MILLION,
+    WHOLE,
+    Fate,
+    Link,
+    LinkQueue,
+    LinkRule,
+    fate,
+    links_between,
+)
 
 _LINK = Link(0, 1)
 _BAD = LinkRule(delay_us=1000, jitter_us=500, loss_ppm=100_000, reorder_ppm=200_000, seed=42)

@@ -8,12 +8,12 @@ import socket
 import struct
 import time
 
-from dist_testing.core.bazel import watchdog
+from dist_testing import watchdog
 from dist_testing.core.engine.rank_record import RankRecord
 from dist_testing.core.ground.outcomes import Kind
 from dist_testing.core.process.board import PhaseBoard
 from dist_testing.core.process.rank_messages import RankReport, Ready
-from dist_testing.core.rank.reporter import FrameWriter
+from dist_testing.core.rank.reporter import send_message
 from tests.support.open_files import all_low_numbers_taken
 
 
@@ -25,9 +25,8 @@ def test_the_last_report_of_a_rank_is_read() -> None:
         board = PhaseBoard(board_fd, 1)
         try:
             record = RankRecord(0, ours, board)
-            frames = FrameWriter(theirs)
-            frames.send(Ready())
-            frames.send(RankReport(Kind.RAISED, "call", summary="ValueError: last"))
+            send_message(theirs, Ready())
+            send_message(theirs, RankReport(Kind.RAISED, "call", summary="ValueError: last"))
             theirs.close()
             record.ended(10, 1.0)
             assert (record.outcome().kind, record.outcome().summary) == (Kind.RAISED, "ValueError: last")

@@ -62,7 +62,7 @@ def test_a_report_has_the_reason_the_native_stack_and_the_python_stack() -> None
     log = "".join(f"before {number}\n" for number in range(100)) + _LOG + "Extension modules: a, b\n" * 60
     result = CaseResult(
         case=Case("test_a", 1, CaseBody("pytest"), 60.0, "fork"),
-        verdict=verdict(outcomes, world_size=1),
+        verdict=verdict(outcomes),
         outcomes=outcomes,
         started_s=100.0,
         duration_s=2.0,

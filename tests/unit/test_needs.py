@@ -16,6 +16,7 @@ from dist_testing.core.ground.errors import UsageError
 from dist_testing.core.ground.skips import TEST_SKIPS, is_about_hardware
 from dist_testing.core.ground.spec import Spec
 from dist_testing.gpus.gpu import NODES_VARIABLE
+from dist_testing.gpus.needs import GpuNeeds
 from tests.support.gpu_nodes import make_render_node
 
 
@@ -40,7 +41,8 @@ def spec(
         register_module=register_module,
         env=env,
     )
-    return Spec("//t", backend, (2,), gpus_per_rank, "fork", ranks_per_gpu=ranks_per_gpu, gpu_archs=gpu_archs)
+    settings = {"gpus": GpuNeeds("mine", gpus_per_rank, ranks_per_gpu, gpu_archs)}
+    return Spec("//t", backend, (2,), "fork", settings=settings)
 
 
 @pytest.fixture
@@ -120,7 +122,7 @@ def test_the_reason_explains_the_effect_of_the_variable(
         "(found 1; CUDA_VISIBLE_DEVICES='3,9,4': '9' is no device here, and the entries after it are ignored)"
     )
     assert is_about_hardware(reason)
-    text = missing_hardware("test_x", spec(gpus_per_rank=1), reason, promised=True)
+    text = missing_hardware("test_x", reason, promised="GPUs")
     assert text.splitlines()[-1] == "Correct CUDA_VISIBLE_DEVICES, or unset it to have every GPU of the machine."
 
 
@@ -132,9 +134,7 @@ def test_a_variable_that_names_too_few_gpus_is_reported(
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3")
     reason = missing_need(spec(gpus_per_rank=1), 2)
     assert reason == "Need at least 2 CUDA devices (found 1; CUDA_VISIBLE_DEVICES names only 1 of 8)"
-    assert "Let CUDA_VISIBLE_DEVICES name 2 GPU(s)" in missing_hardware(
-        "test_x", spec(gpus_per_rank=1), reason, promised=True
-    )
+    assert "Let CUDA_VISIBLE_DEVICES name 2 GPU(s)" in missing_hardware("test_x", reason, promised="GPUs")
 
 
 def test_the_way_out_of_a_real_lack_is_another_machine(machine: SimpleNamespace) -> None:
@@ -142,7 +142,7 @@ def test_the_way_out_of_a_real_lack_is_another_machine(machine: SimpleNamespace)
     machine.have(1)
     reason = missing_need(spec(gpus_per_rank=1), 2)
     assert reason is not None
-    assert missing_hardware("test_x", spec(gpus_per_rank=1), reason, promised=True).endswith(
+    assert missing_hardware("test_x", reason, promised="GPUs").endswith(
         "Run it on a machine that has the hardware, or without the promise."
     )
 
@@ -156,7 +156,7 @@ def test_an_unreadable_device_folder_is_a_reason(machine: SimpleNamespace, monke
     assert is_about_hardware(reason)
     way_out = f"Let this user read it, or correct {NODES_VARIABLE} if that is set."
     assert way_out in reason
-    text = missing_hardware("test_x", spec(gpus_per_rank=1), reason, promised=True)
+    text = missing_hardware("test_x", reason, promised="GPUs")
     assert text.splitlines()[-1] == way_out
 
 
@@ -285,8 +285,8 @@ def test_a_device_that_torch_does_not_have_is_a_reason(machine: SimpleNamespace)
 
     sys.modules["torch"].get_device_module = device_module  # type: ignore[attr-defined]
     backend = Backend("mine", "gloo", "npu", register_module="json")
-    reason = missing_need(Spec("//t", backend, (2,), 0, "fork"), 2)
+    reason = missing_need(Spec("//t", backend, (2,), "fork"), 2)
     assert reason == f"{TEST_SKIPS['no_accelerator'].message} (device npu, backend mine)"
     assert is_about_hardware(reason)
-    devices["npu"] = SimpleNamespace(is_available=lambda: True)
-    assert missing_need(Spec("//t", backend, (2,), 0, "fork"), 2) is None
+    devices["npu"] = SimpleNamespace(is_available=lambda: True, device_count=lambda: 1)
+    assert missing_need(Spec("//t", backend, (2,), "fork"), 2) is None

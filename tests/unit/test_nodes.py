@@ -2,30 +2,30 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from dist_testing.core.ground.backends import default_backend
+from dist_testing.core.engine.hooks import ResourceWish
+from dist_testing.core.ground.backends import backend_named
 from dist_testing.core.ground.case import Case, CaseBody
 from dist_testing.core.ground.errors import UsageError
-from dist_testing.core.ground.layout import (
-    INTERFACE,
-    LOOPBACK,
-    MAX_NODES,
-    Layout,
-    check_node_count,
-    node_address,
-    node_name,
-)
+from dist_testing.core.ground.layout import LOOPBACK, Layout
 from dist_testing.core.ground.spec import Spec
-from dist_testing.nodes.check import check
+from dist_testing.core.launch.isolation import FORK
+from dist_testing.nodes.addresses import MAX_NODES, node_address, node_name
+from dist_testing.nodes.check import Spread, check, check_node_count, places_of
+
+
+def _case(nodes: Any, size: int = 4, isolation: str = "fork") -> Case:
+    return Case("test_x", size, CaseBody("none"), 60.0, isolation, settings={"nodes": nodes})
 
 
 def test_ranks_are_placed_as_torchrun_places_them() -> None:
     """If this fails, a test that maps ranks to nodes is right here and wrong on a cluster, or the other way round."""
-    layout = Layout(6, 3)
-    assert [(layout.node_of(rank), layout.local_rank(rank)) for rank in range(6)] == [
+    layout = Layout(6, places_of(_case(3, 6)))
+    assert [(layout.group_of(rank), layout.local_rank(rank)) for rank in range(6)] == [
         (0, 0),
         (0, 1),
         (1, 0),
@@ -33,16 +33,15 @@ def test_ranks_are_placed_as_torchrun_places_them() -> None:
         (2, 0),
         (2, 1),
     ]
-    assert layout.rank_env(3) == {"RANK": "3", "LOCAL_RANK": "1", "GROUP_RANK": "1"}
+    assert layout.rank_env(3) == {"RANK": "3", "LOCAL_RANK": "1", "GROUP_RANK": "1", "LOCAL_WORLD_SIZE": "2"}
     env = layout.world_env()
     assert (env["WORLD_SIZE"], env["LOCAL_WORLD_SIZE"], env["GROUP_WORLD_SIZE"]) == ("6", "2", "3")
-    assert env["GLOO_SOCKET_IFNAME"] == env["NCCL_SOCKET_IFNAME"] == INTERFACE
 
 
 def test_ranks_of_a_cluster_have_the_places_that_they_tell() -> None:
     """If this fails, uneven nodes give a rank the device of another one, or the wrong number of nodes."""
     layout = Layout(4, places=(1, 0, 1, 1))
-    assert [(layout.node_of(rank), layout.local_rank(rank), layout.local_size(rank)) for rank in range(4)] == [
+    assert [(layout.group_of(rank), layout.local_rank(rank), layout.local_size(rank)) for rank in range(4)] == [
         (1, 0, 3),
         (0, 0, 1),
         (1, 1, 3),
@@ -53,9 +52,9 @@ def test_ranks_of_a_cluster_have_the_places_that_they_tell() -> None:
 
 
 def test_one_node_is_the_machine_itself() -> None:
-    """If this fails, a test without nodes loses the user's choice of an interface, or finds no store."""
-    assert Layout(4).address == LOOPBACK
-    assert not [name for name in Layout(4).world_env() if name.endswith("IFNAME")]
+    """If this fails, a test without nodes finds no store."""
+    assert places_of(_case(1)) == ()
+    assert (Layout(4).groups, Layout(4).address) == (1, LOOPBACK)
 
 
 def test_every_node_has_a_name_and_an_address_of_its_own() -> None:
@@ -64,30 +63,29 @@ def test_every_node_has_a_name_and_an_address_of_its_own() -> None:
     assert len({node_address(node) for node in nodes}) == len({node_name(node) for node in nodes}) == MAX_NODES
 
 
-def _spec(gpus_per_rank: int) -> Spec:
-    return Spec("", default_backend(), (4,), gpus_per_rank, "fork")
+def _spec(backend: str = "gloo") -> Spec:
+    return Spec("", backend_named(backend), (4,), "fork")
 
 
 @pytest.mark.parametrize(
-    ("nodes", "isolation", "gpus", "problem", "way_out"),
+    ("nodes", "isolation", "backend", "problem", "way_out"),
     [
-        (0, "fork", 0, "nodes = 0; expected a number from 1 to 64.", "leave it out"),
-        (True, "fork", 0, "nodes = True; expected a number from 1 to 64.", "leave it out"),
-        ("2", "fork", 0, "nodes = '2'; expected a number from 1 to 64.", "leave it out"),
-        (MAX_NODES + 1, "fork", 0, "nodes = 65; expected a number from 1 to 64.", "leave it out"),
-        (3, "fork", 0, "nodes = 3 with world_size = 4.", "Set world_size = 6"),
-        (8, "fork", 0, "nodes = 8 with world_size = 4.", "Set world_size = 8"),
-        (2, "thread", 0, 'nodes = 2 with isolation "thread".', 'Set isolation = "fork"'),
-        (2, "fork", 4, "nodes = 2 with 4 GPU(s).", "a backend for CPUs"),
+        (0, "fork", "gloo", "nodes = 0; expected a number from 1 to 64.", "leave it out"),
+        (True, "fork", "gloo", "nodes = True; expected a number from 1 to 64.", "leave it out"),
+        ("2", "fork", "gloo", "nodes = '2'; expected a number from 1 to 64.", "leave it out"),
+        (MAX_NODES + 1, "fork", "gloo", "nodes = 65; expected a number from 1 to 64.", "leave it out"),
+        (3, "fork", "gloo", "nodes = 3 with world_size = 4.", "Set world_size = 6"),
+        (8, "fork", "gloo", "nodes = 8 with world_size = 4.", "Set world_size = 8"),
+        (2, "thread", "gloo", 'nodes = 2 with isolation "thread".', 'Set isolation = "fork"'),
+        (2, "fork", "cuda_gloo", 'nodes = 2 with backend "cuda_gloo".', "a backend for CPUs"),
     ],
 )
 def test_a_case_that_cannot_be_spread_is_refused(
-    nodes: Any, isolation: str, gpus: int, problem: str, way_out: str
+    nodes: Any, isolation: str, backend: str, problem: str, way_out: str
 ) -> None:
     """If this fails, ranks start on nodes of different sizes, or all of a node's ranks take the same GPU."""
-    case = Case("test_x", 4, CaseBody("none"), 60.0, isolation, nodes=nodes)
     with pytest.raises(UsageError) as caught:
-        check(case, _spec(gpus // 4))
+        check(_case(nodes, isolation=isolation), _spec(backend))
     first, *_, last = str(caught.value).splitlines()
     assert first == f"test_x: {problem}"
     assert way_out in last
@@ -96,18 +94,18 @@ def test_a_case_that_cannot_be_spread_is_refused(
 @pytest.mark.parametrize("nodes", [1, 2, 4])
 def test_a_case_that_can_be_spread_is_accepted(nodes: int) -> None:
     """If this fails, no test runs on nodes."""
-    check(Case("test_x", 4, CaseBody("none"), 60.0, "fork", nodes=nodes), _spec(0))
+    check(_case(nodes), _spec())
 
 
 def test_nodes_are_named_and_numbered_from_the_first_address() -> None:
     """If this fails, a test that names another node by the documented address or host name reaches nothing."""
     assert [node_address(node) for node in (0, 1, 63)] == ["10.0.0.1", "10.0.0.2", "10.0.0.64"]
     assert [node_name(node) for node in (0, 12)] == ["node0", "node12"]
-    assert Layout(4, 2).address == "10.0.0.1"
-    assert Layout(4, 2).has_namespaces
-    assert (Layout(4).nodes, Layout(4).address, Layout(4).has_namespaces) == (1, "127.0.0.1", False)
     variables = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME", "TP_SOCKET_IFNAME")
-    assert dict.fromkeys(variables, "eth0").items() <= Layout(4, 2).world_env().items()
+    wish = ResourceWish(_case(2), _spec(), FORK, 60.0, Path(), print)
+    held = Spread().acquire(wish)
+    assert (held.places, held.host) == ((0, 0, 1, 1), "10.0.0.1")
+    assert held.env == dict.fromkeys(variables, "eth0")
 
 
 @pytest.mark.parametrize("count", [1, 2, 63, MAX_NODES])

@@ -113,7 +113,7 @@ def test_only_unanimous_passes_pass_and_only_unanimous_skips_skip(
     """If this fails, a rank that failed, vanished or skipped alone leaves the case green."""
     for outcomes in worlds(size, first):
         for leaked in LEAKS:
-            result = verdict(outcomes, world_size=size, promised=promised, leaked=leaked)
+            result = verdict(outcomes, promised=promised, leaked=leaked)
             missing = promised and outcomes[0].reason == HARDWARE
             if all(outcome.kind is Kind.PASSED for outcome in outcomes) and not leaked:
                 expected = Verdict(Status.PASSED)
@@ -132,7 +132,7 @@ def test_the_worst_outcome_is_the_cause(size: int, first: RankOutcome, promised:
     """If this fails, a crash is reported as a hang, or a hang as a skip, and misleads the user."""
     for outcomes in worlds(size, first):
         for leaked in LEAKS:
-            result = verdict(outcomes, world_size=size, promised=promised, leaked=leaked)
+            result = verdict(outcomes, promised=promised, leaked=leaked)
             assert result.cause in expected_cause(outcomes, promised=promised, leaked=bool(leaked)), outcomes
 
 
@@ -140,7 +140,7 @@ def test_the_worst_outcome_is_the_cause(size: int, first: RankOutcome, promised:
 def test_the_culprit_is_the_rank_with_the_first_own_failure(size: int, first: RankOutcome) -> None:
     """If this fails, a rank that only lost its peer, or was stopped, is blamed instead of the culprit."""
     for outcomes in worlds(size, first):
-        assert_culprit_is_right(outcomes, verdict(outcomes, world_size=size))
+        assert_culprit_is_right(outcomes, verdict(outcomes))
 
 
 def assert_culprit_is_right(outcomes: Sequence[RankOutcome], result: Verdict) -> None:
@@ -196,7 +196,7 @@ def assert_culprit_is_right(outcomes: Sequence[RankOutcome], result: Verdict) ->
 def test_a_lost_rank_is_blamed_before_the_peer_that_reports_it(broken: Kind, collateral: Collateral) -> None:
     """If this fails, a victim whose error only reports a lost peer is blamed before the rank that was lost."""
     echo = RankOutcome(0, Kind.RAISED, at_s=1.0, summary="RuntimeError: peer", collateral=collateral)
-    result = verdict([echo, RankOutcome(1, broken, at_s=2.0)], world_size=2)
+    result = verdict([echo, RankOutcome(1, broken, at_s=2.0)])
     assert result.culprit == 1
     assert result.victims == (0,)
 
@@ -205,54 +205,23 @@ def test_a_lost_rank_is_blamed_before_the_peer_that_reports_it(broken: Kind, col
 def test_the_order_of_the_outcomes_changes_nothing(size: int, first: RankOutcome) -> None:
     """If this fails, the verdict depends on the order in which ranks end."""
     for outcomes in worlds(size, first):
-        expected = verdict(outcomes, world_size=size)
+        expected = verdict(outcomes)
         for permuted in itertools.permutations(outcomes):
-            assert verdict(permuted, world_size=size) == expected, outcomes
-
-
-@pytest.mark.parametrize(("size", "first"), [case for case in WORLDS if case.values[0] != 4])
-def test_a_missing_outcome_is_a_rank_that_never_started(size: int, first: RankOutcome) -> None:
-    """If this fails, fewer reports than ranks can be a pass."""
-    for outcomes in worlds(size, first):
-        for rank in range(size):
-            known = [outcome for outcome in outcomes if outcome.rank != rank]
-            result = verdict(known, world_size=size)
-            assert result.status is Status.FAILED, known
-            assert result == verdict([*known, RankOutcome(rank, Kind.NEVER_STARTED)], world_size=size), known
+            assert verdict(permuted) == expected, outcomes
 
 
 @pytest.mark.parametrize(("size", "first"), [case for case in WORLDS if case.values[0] != 4])
 def test_one_more_rank_never_improves_a_verdict(size: int, first: RankOutcome) -> None:
     """If this fails, a failing rank leaves a world green, or a passing rank makes a failed world pass."""
     for outcomes in worlds(size, first):
-        before = verdict(outcomes, world_size=size)
+        before = verdict(outcomes)
         for state in STATES:
             one_more = [*outcomes, replace(state, rank=size, at_s=2.0)]
-            after = verdict(one_more, world_size=size + 1)
+            after = verdict(one_more)
             if state.kind in FAILURES:
                 assert after.status is Status.FAILED, one_more
             if before.status is not Status.PASSED:
                 assert after.status is not Status.PASSED, one_more
-
-
-def test_no_reports_at_all_is_a_failure_of_every_rank() -> None:
-    """If this fails, a runner that lost all reports is green."""
-    result = verdict([], world_size=3)
-    assert (result.status, result.cause) == (Status.FAILED, Cause.INFRASTRUCTURE)
-    assert {result.culprit, *result.failing} == {0, 1, 2}
-
-
-def test_a_world_without_ranks_is_refused() -> None:
-    """If this fails, a world without ranks passes, because none of its ranks failed."""
-    with pytest.raises(ValueError, match="without ranks"):
-        verdict([], world_size=0)
-
-
-@pytest.mark.parametrize("ranks", [(0, 0), (1, 2), (-1, 0)])
-def test_outcomes_that_do_not_fit_the_world_are_refused(ranks: tuple[int, int]) -> None:
-    """If this fails, a rank that is counted twice hides a missing one."""
-    with pytest.raises(ValueError, match="do not fit a world of 2"):
-        verdict([RankOutcome(rank, Kind.PASSED) for rank in ranks], world_size=2)
 
 
 @SETTINGS
@@ -269,7 +238,7 @@ def test_outcomes_that_do_not_fit_the_world_are_refused(ranks: tuple[int, int]) 
 def test_the_first_failure_by_the_clock_is_blamed(ends: list[tuple[RankOutcome, float]]) -> None:
     """If this fails, rank numbers instead of the clock decide which rank is blamed."""
     outcomes = [replace(state, rank=rank, at_s=at_s) for rank, (state, at_s) in enumerate(ends)]
-    result = verdict(outcomes, world_size=len(outcomes))
+    result = verdict(outcomes)
     assert_culprit_is_right(outcomes, result)
 
 
@@ -280,14 +249,14 @@ def test_both_sides_of_a_disagreement_are_named() -> None:
         RankOutcome(1, Kind.SKIPPED, reason=OTHER),
         RankOutcome(2, Kind.STOPPED, phase="call"),
     ]
-    result = verdict(outcomes, world_size=3)
+    result = verdict(outcomes)
     for part in ("rank 0 passed", f"rank 1 skipped: {OTHER}", "rank 2 was in call and was stopped"):
         assert part in result.reason
 
 
 def test_every_leaked_command_line_is_in_the_reason() -> None:
     """If this fails, the user cannot find what started a leaked process."""
-    result = verdict([RankOutcome(0, Kind.PASSED)], world_size=1, leaked=["sleep 60 (pid 7)", "cat (pid 8)"])
+    result = verdict([RankOutcome(0, Kind.PASSED)], leaked=["sleep 60 (pid 7)", "cat (pid 8)"])
     assert "sleep 60 (pid 7)" in result.reason
     assert "cat (pid 8)" in result.reason
 
@@ -297,8 +266,8 @@ def test_missing_gpus_are_about_hardware_for_any_number(size: int) -> None:
     """If this fails, a promise of more than eight GPUs, where the skip table ends, cannot be broken."""
     reason = f"Need at least {size} CUDA device{'s' * (size > 1)} (found 0)"
     outcome = RankOutcome(0, Kind.SKIPPED, reason=reason)
-    assert verdict([outcome], world_size=1).status is Status.SKIPPED
-    result = verdict([outcome], world_size=1, promised=True)
+    assert verdict([outcome]).status is Status.SKIPPED
+    result = verdict([outcome], promised=True)
     assert (result.status, result.cause) == (Status.FAILED, Cause.PROMISE)
     assert reason in result.reason
 
@@ -375,7 +344,7 @@ def test_a_rank_that_hangs_elsewhere_is_to_blame(
     """If this fails, the report of a hang begins with a rank that only waited."""
     outcomes = [RankOutcome(rank, Kind.HUNG, operation=operation) for rank, operation in enumerate(operations)]
     expected = Verdict(Status.FAILED, Cause.HANG, reason, culprit, victims=victims)
-    assert verdict(outcomes, world_size=len(outcomes)) == expected
+    assert verdict(outcomes) == expected
 
 
 def test_the_words_of_files_that_other_programs_read_stay() -> None:

@@ -27,7 +27,7 @@ def _result(folder: Path, name: str, *logs: bytes) -> CaseResult:
     outcomes = tuple(RankOutcome(rank=rank, kind=Kind.PASSED) for rank in range(len(logs)))
     return CaseResult(
         case=Case(name, len(logs), CaseBody("pytest"), 1.0, "fork"),
-        verdict=verdict(outcomes, world_size=len(logs)),
+        verdict=verdict(outcomes),
         outcomes=outcomes,
         started_s=0.0,
         duration_s=0.0,

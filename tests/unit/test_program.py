@@ -106,6 +106,15 @@ def test_a_wrong_option_is_refused(
     assert len(text.splitlines()) == 3, text
 
 
+def test_a_missing_script_is_told_with_an_example(capsys: pytest.CaptureFixture[str]) -> None:
+    """If this fails, a user who forgets the script must find out from a list of options how to write it."""
+    assert run_program.main(["--world-size=2"]) == 2
+    text = capsys.readouterr().err
+    assert "expected a script; got none." in text
+    assert "--world-size=4 train.py --steps=10, for example" in text
+    assert len(text.splitlines()) == 3, text
+
+
 def test_a_rank_starts_no_program(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -8,9 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from dist_testing.core.engine import rank_logs
+from dist_testing import log_limits
 from dist_testing.core.engine.live_output import LiveOutput
-from dist_testing.core.engine.rank_logs import LogLimits, open_regular, read_tail
+from dist_testing.core.engine.rank_logs import open_regular, read_tail
+from dist_testing.log_limits import LogLimits
 
 _MIB = 1 << 20
 
@@ -23,7 +24,7 @@ def _can_make_holes(folder: Path) -> bool:
     with open(folder / "probe", "wb") as file:
         file.write(b"x" * 2 * _MIB)
         try:
-            rank_logs._punch(file.fileno(), 0, _MIB)
+            log_limits._punch(file.fileno(), 0, _MIB)
         except OSError:
             return False
     return True
@@ -58,7 +59,7 @@ def test_a_log_is_emptied_where_the_file_system_makes_no_holes(tmp_path: Path, m
     def refuse(*_: int) -> None:
         raise OSError(95, "Operation not supported")
 
-    monkeypatch.setattr(rank_logs, "_punch", refuse)
+    monkeypatch.setattr(log_limits, "_punch", refuse)
     path = tmp_path / "rank-0.log"
     limits = LogLimits([path] * 1)
     monkeypatch.setattr(limits, "limit_bytes", 4 * _MIB)
@@ -127,8 +128,8 @@ def test_what_a_test_puts_in_the_place_of_a_log_is_not_read(tmp_path: Path, repl
     limits.poll(1e9)
     assert limits.notes() == []
     told: list[tuple[int, str]] = []
-    live = LiveOutput(tmp_path, 1, lambda rank, line: told.append((rank, line)))
-    live.close()
+    live = LiveOutput([path], lambda rank, line: told.append((rank, line)))
+    live.case_over()
     assert told == []
 
 

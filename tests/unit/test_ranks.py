@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 import json
 import os
@@ -28,7 +29,7 @@ from dist_testing.core.process.rank_messages import (
     Warned,
 )
 from dist_testing.core.process.stacks import STACKS_SIGNAL
-from dist_testing.core.rank.reporter import FrameWriter
+from dist_testing.core.rank.reporter import send_message
 
 # The best first.
 _BADNESS = (Kind.PASSED, Kind.SKIPPED, Kind.NEVER_STARTED, Kind.RAISED, Kind.EXITED)
@@ -53,17 +54,17 @@ class Rank:
         self.board = PhaseBoard(fd, 4)
         os.close(fd)
         self.record = RankRecord(3, StrictSocket(fileno=ours.detach()), self.board)
-        self.frames = FrameWriter(self.channel)
+        self.send = functools.partial(send_message, self.channel)
 
     def report(self, kind: ReportedKind, *, phase: str = "call", **details: Any) -> None:
         """Report an outcome."""
         if kind is Kind.EXITED:
             details.setdefault("exit_code", 0)
-        self.frames.send(RankReport(kind, phase, **details))
+        self.send(RankReport(kind, phase, **details))
 
     def start(self, *phases: str) -> None:
         """Send the frames and phases that come before an outcome, at 1.0 s."""
-        self.frames.send(Ready())
+        self.send(Ready())
         for phase in phases:
             self.board.write(3, phase)
         assert self.record.read(1.0)
@@ -93,7 +94,7 @@ def test_a_rank_that_reports_everything_has_passed(rank: Rank) -> None:
     assert rank.record.read(2.0)
     assert (rank.record.reported, rank.record.is_settled, rank.record.is_done) == (Kind.PASSED, True, False)
     rank.board.write(3, "destroy")
-    rank.frames.send(Done())
+    rank.send(Done())
     assert rank.record.read(3.0)
     assert rank.record.is_done
     assert rank.end(0, 4.0).kind is Kind.PASSED
@@ -105,7 +106,7 @@ def test_frames_that_remain_in_the_socket_count(rank: Rank) -> None:
     """If this fails, the last report of a rank is lost when the end of its process is seen first."""
     rank.start()
     rank.report(Kind.PASSED)
-    rank.frames.send(Done())
+    rank.send(Done())
     assert rank.end(0, 2.0).kind is Kind.PASSED
 
 
@@ -113,7 +114,7 @@ def test_a_skip_keeps_its_reason(rank: Rank) -> None:
     """If this fails, the verdict cannot compare the skip reasons of the ranks."""
     rank.start()
     rank.report(Kind.SKIPPED, reason="why")
-    rank.frames.send(Done())
+    rank.send(Done())
     outcome = rank.end(0, 2.0)
     assert (outcome.kind, outcome.reason) == (Kind.SKIPPED, "why")
 
@@ -176,7 +177,7 @@ def test_a_bad_end_after_a_good_report_is_not_a_pass(
     rank.start("call")
     rank.report(report)
     if is_done:
-        rank.frames.send(Done())
+        rank.send(Done())
     assert rank.end(exit_code, 2.0).kind is (Kind.SIGNALLED if exit_code < 0 else Kind.EXITED)
 
 
@@ -191,7 +192,7 @@ def test_a_good_report_without_the_done_frame_is_not_a_pass(rank: Rank) -> None:
 def test_the_done_frame_without_a_report_is_not_a_pass(rank: Rank) -> None:
     """If this fails, a rank passes without having reported that its test passed."""
     rank.start("call")
-    rank.frames.send(Done())
+    rank.send(Done())
     assert rank.end(0, 2.0).kind is Kind.EXITED
 
 
@@ -283,7 +284,7 @@ def test_the_worse_of_two_reports_counts_in_either_order(rank: Rank, first: Repo
     rank.start("call")
     rank.report(first, summary=first.value)
     rank.report(second, summary=second.value)
-    rank.frames.send(Done())
+    rank.send(Done())
     outcome = rank.end(0, 3.0)
     assert outcome.summary == max(first, second, key=_BADNESS.index).value
 
@@ -462,7 +463,7 @@ def test_the_end_of_the_stream_after_the_done_frame_is_normal(rank: Rank) -> Non
     """If this fails, the normal end of every good rank counts as a failure."""
     rank.start("call")
     rank.report(Kind.PASSED)
-    rank.frames.send(Done())
+    rank.send(Done())
     assert rank.record.read(2.0)
     rank.channel.close()
     assert not rank.record.read(3.0)
@@ -509,7 +510,7 @@ def test_a_rank_that_should_have_died_and_passed_has_failed(rank: Rank) -> None:
     rank.record.begin_case(-9)
     rank.start("call")
     rank.report(Kind.PASSED)
-    rank.frames.send(Done())
+    rank.send(Done())
     assert rank.end(0, 2.0).kind is Kind.RAISED
 
 
@@ -525,7 +526,7 @@ def test_a_pooled_rank_begins_its_next_case_without_the_last_report(rank: Rank) 
     """If this fails, a pooled rank passes its next case with the last report, or its warnings have no limit."""
     rank.start("call")
     for number in range(150):
-        rank.frames.send(Warned("UserWarning", str(number), "test_a.py", 1))
+        rank.send(Warned("UserWarning", str(number), "test_a.py", 1))
     rank.report(Kind.PASSED)
     assert rank.record.read(2.0)
     assert (rank.record.outcome().kind, len(rank.record.warnings)) == (Kind.PASSED, 100)

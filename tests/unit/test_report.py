@@ -9,10 +9,8 @@ from dataclasses import replace
 import pytest
 
 from dist_testing.core.engine.report import failure_headline, failure_report, missing_hardware, tidied
-from dist_testing.core.ground.backends import backend_named
 from dist_testing.core.ground.case import Case, CaseBody, CaseResult
 from dist_testing.core.ground.outcomes import UNKNOWN_EXIT_CODE, Cause, Kind, RankOutcome, Status, Verdict, verdict
-from dist_testing.core.ground.spec import ALL_GPUS, Spec
 
 TRACEBACK = 'Traceback (most recent call last):\n  File "test_a.py", line 7, in test_b\nValueError: boom\n'
 STACK = """\
@@ -50,7 +48,7 @@ def result(
     """Return the result of a case with these outcomes, started at 100.0 s."""
     return CaseResult(
         case=Case("tests/test_a.py::test_b", len(outcomes), CaseBody("pytest"), 60.0, "fork"),
-        verdict=judged or verdict(outcomes, world_size=len(outcomes), leaked=leaked),
+        verdict=judged or verdict(outcomes, leaked=leaked),
         outcomes=tuple(outcomes),
         started_s=100.0,
         duration_s=2.0,
@@ -99,6 +97,24 @@ def test_the_culprits_own_error_comes_last() -> None:
     order = [text.index(part) for part in ("//tests:a_gloo", "Victims:", "run it", "all_reduce.py", "log of 0")]
     order += [text.index(part) for part in ("rank 0 of 4 also failed", "log of 2", "rank 2 of 4 failed first")]
     assert order == sorted(order)
+
+
+def test_equal_failures_are_quoted_once() -> None:
+    """If this fails, eight ranks with the same assertion print it eight times."""
+    alike = [raised(rank, 101.0 + rank, text=f"<World rank {rank} of 4> at 0x7f{rank}\nboom") for rank in range(4)]
+    text = failure_report(result(alike))
+    assert text.count("\nboom") == 1
+    assert "rank 0 of 4 failed first, then all other ranks in the same way: it raised ValueError: boom" in text
+    text = failure_report(result([*alike[:3], raised(3, 105.0, text="another one")]))
+    assert "rank 0 of 4 failed first, then ranks 1, 2 in the same way" in text
+    assert text.index("rank 3 of 4 also failed") < text.index("rank 0 of 4 failed first")
+
+
+def test_a_message_that_ends_with_a_dot_goes_on() -> None:
+    """If this fails, a sentence has a dot in the middle."""
+    line = failure_headline(result([replace(raised(0, 101.0), summary="ValueError: no group.")]))
+    assert "rank 0 raised ValueError: no group in call; first" in line
+    assert "more... in call" in failure_headline(result([replace(raised(0, 101.0), summary="ValueError: more...")]))
 
 
 def test_victims_get_one_line_and_no_quotation() -> None:
@@ -169,7 +185,7 @@ def test_pointers_are_left_out_before_lines_of_code() -> None:
     frame = '  File "x.py", line {}, in f\n    f(1)\n    ~^^^\n'
     fits, too_long = ("".join(map(frame.format, range(count))) + "ValueError: 1" for count in (6, 8))
     for text, is_cut in ((fits, False), (too_long, True)):
-        culprit, other = raised(0, 101.0, text=text), raised(1, 102.0, text=text)
+        culprit, other = raised(0, 101.0, text=text), raised(1, 102.0, text=f"other\n{text}")
         peer, _, own = failure_report(result([culprit, other])).partition("rank 0 of 2 failed first")
         assert ("    ~^^^" not in peer.splitlines()) is is_cut
         assert "    ~^^^" in own.splitlines()
@@ -181,7 +197,7 @@ def test_further_failures_of_a_rank_are_reported() -> None:
     """If this fails, further failures, such as other sub-tests or a failed teardown, are lost."""
     further = raised(0, 101.0, phase="teardown", summary="OSError: disk", text="the disk's traceback")
     culprit = replace(raised(0, 101.0), further=(further,), more_count=3)
-    report = failure_report(result([culprit, replace(raised(1, 102.0), further=(further,))]))
+    report = failure_report(result([culprit, replace(raised(1, 102.0, text="other"), further=(further,))]))
     peer, _, own = report.partition("rank 0 of 2 failed first")
     for part in (peer, own):
         assert "then it raised OSError: disk in teardown" in part
@@ -350,21 +366,16 @@ def test_the_target_and_the_command_are_there_if_they_are_known() -> None:
     assert "This case alone: bazel test //t:x" in text.splitlines()
 
 
-@pytest.mark.parametrize(
-    ("promised", "said"), [(4, "promises 4 GPU(s)"), (ALL_GPUS, "promises all the GPUs that tests ask for")]
-)
-def test_a_broken_promise_names_the_promise(promised: int, said: str) -> None:
-    """If this fails, the report shows the internal number that means "all GPUs"."""
-    spec = Spec("//t:x", backend_named("nccl"), (2,), 1, "fork", promised_gpus=promised)
-    text = missing_hardware("test_x", spec, "Need at least 2 CUDA devices (found 0)", promised=True)
+def test_a_broken_promise_names_the_promise() -> None:
+    """If this fails, the user does not learn who has promised what."""
+    text = missing_hardware("test_x", "Need at least 2 CUDA devices (found 0)", promised="4 GPU(s)")
     assert text.splitlines()[0] == "test_x: promised hardware missing: Need at least 2 CUDA devices (found 0)"
-    assert said in text
+    assert "promises 4 GPU(s), so the case fails" in text
 
 
 def test_hardware_that_only_an_option_requires_is_not_called_promised() -> None:
     """Users would look for a promise in the configuration, and there is none."""
-    spec = Spec("", backend_named("nccl"), (2,), 1, "fork", promised_gpus=1)
-    assert missing_hardware("test_x", spec, "Need at least 2 CUDA devices (found 0)", promised=False) == (
+    assert missing_hardware("test_x", "Need at least 2 CUDA devices (found 0)", promised="") == (
         "test_x: hardware missing: Need at least 2 CUDA devices (found 0)\n"
         "The option --dist-on-missing=fail asks for a failure where hardware is missing, so the case fails and is not "
         "skipped.\n"
@@ -404,9 +415,10 @@ def test_frames_of_the_library_below_the_test_are_left_out(module: str) -> None:
     assert tidied("\n".join(frames)).splitlines()[1:] == frames[1:2]
 
 
-def test_threads_with_library_frames_only_are_left_out() -> None:
+@pytest.mark.parametrize("module", ["core/rank/bootstrap", "hang/ledger_thread"])
+def test_threads_with_library_frames_only_are_left_out(module: str) -> None:
     """If this fails, headings of threads without test code stand between the useful stacks."""
-    own = 'Thread 0x1 (most recent call first):\n  File "/x/dist_testing/core/rank/bootstrap.py", line 1 in f\n'
+    own = f'Thread 0x1 (most recent call first):\n  File "/x/dist_testing/{module}.py", line 1 in f\n'
     others = 'Thread 0x2 (most recent call first):\n  File "/t/test_a.py", line 2 in test_a\n'
     expected = 'Thread (most recent call first):\n  File "/t/test_a.py", line 2 in test_a'
     assert tidied(f"{own}\n{others}") == tidied(f"{others}\n{own}") == expected

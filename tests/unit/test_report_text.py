@@ -31,7 +31,7 @@ def failed(
     outcomes = (RankOutcome(0, Kind.PASSED, 101.0), culprit)
     return CaseResult(
         case=Case("tests/test_a.py::test_b", 2, CaseBody("pytest"), 60.0, "fork"),
-        verdict=verdict(outcomes, world_size=2),
+        verdict=verdict(outcomes),
         outcomes=outcomes,
         started_s=100.0,
         duration_s=2.0,
@@ -92,7 +92,7 @@ def test_escape_sequences_of_a_message_do_not_reach_the_terminal() -> None:
 def test_a_headline_is_one_line_whatever_the_reason_is() -> None:
     """If this fails, a summary shows a part of a reason, and not the case."""
     outcomes = (RankOutcome(0, Kind.PASSED, 101.0), RankOutcome(1, Kind.SKIPPED, 101.0, reason="a\nb\r" * 100_000))
-    result = replace(failed(""), outcomes=outcomes, verdict=verdict(outcomes, world_size=2))
+    result = replace(failed(""), outcomes=outcomes, verdict=verdict(outcomes))
     headline = failure_headline(result)
     assert len(headline.splitlines()) == 1
     assert len(headline) < 1500

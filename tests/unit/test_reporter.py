@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import enum
+import functools
 import os
 import select
 import socket
@@ -19,7 +20,7 @@ from dist_testing.core.ground.skips import TEST_SKIPS
 from dist_testing.core.process.board import PhaseBoard
 from dist_testing.core.process.rank_messages import RANK_MESSAGES, Done, RankMessage, RankReport, Ready, Warned
 from dist_testing.core.process.wire import MessageReader
-from dist_testing.core.rank.reporter import FrameWriter, Reporter
+from dist_testing.core.rank.reporter import Reporter, send_message
 
 
 class Channel:
@@ -68,7 +69,7 @@ def board() -> Iterator[PhaseBoard]:
 @pytest.fixture
 def reporter(channel: Channel, board: PhaseBoard) -> Reporter:
     """The reporter of rank 1 on that channel."""
-    return Reporter(FrameWriter(cast(socket.socket, channel)), board, 1)
+    return Reporter(functools.partial(send_message, cast(socket.socket, channel)), board.write, 1)
 
 
 class BrokenStrError(Exception):
@@ -344,7 +345,7 @@ def test_a_child_of_the_rank_does_not_speak_for_it(board: PhaseBoard) -> None:
     """If this fails, an error in a forked child, which has the rank's channel, counts as the rank's outcome."""
     ours, theirs = socket.socketpair()
     with ours, theirs:
-        reporter = Reporter(FrameWriter(theirs), board, 1)
+        reporter = Reporter(functools.partial(send_message, theirs), board.write, 1)
         pid = os.fork()
         if pid == 0:
             try:
@@ -367,7 +368,7 @@ def test_warnings_are_reported_once_and_limited(reporter: Reporter, channel: Cha
 def test_only_the_first_failure_is_sent_to_peers(channel: Channel, board: PhaseBoard) -> None:
     """If this fails, peers get the failed teardown as the reason, although the test failed first."""
     told: list[BaseException] = []
-    reporter = Reporter(FrameWriter(cast(socket.socket, channel)), board, 1, told.append)
+    reporter = Reporter(functools.partial(send_message, cast(socket.socket, channel)), board.write, 1, told.append)
     first = ValueError("first")
     reporter.raised(first)
     reporter.raised(ValueError("second"))

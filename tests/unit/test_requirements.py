@@ -15,10 +15,10 @@ import torch.distributed as dist
 
 import dist_testing
 from dist_testing.compat.requirements import accelerators
-from dist_testing.compat.requirements.worlds import skip_below_world_size
+from dist_testing.compat.requirements.requirement import requirement
+from dist_testing.compat.requirements.worlds import check_count, skip_below_world_size
 from dist_testing.core.ground.errors import UsageError
-from dist_testing.core.ground.requirement import check_count, requirement, unmet_requirement
-from dist_testing.core.ground.skips import TEST_SKIPS
+from dist_testing.core.ground.skips import TEST_SKIPS, unmet_requirement
 
 
 @pytest.fixture
@@ -180,6 +180,8 @@ def test_an_instance_may_handle_the_skip_itself(machine: SimpleNamespace) -> Non
         (lambda: dist_testing.nccl_skip_if_lt_x_gpu("nccl", "2"), "@nccl_skip_if_lt_x_gpu"),  # type: ignore[arg-type]
         (lambda: dist_testing.requires_world_size("2"), "@requires_world_size: '2' where"),  # type: ignore[arg-type]
         (lambda: dist_testing.skip_if_no_gpu(SimpleNamespace), "SimpleNamespace is a class"),
+        (lambda: dist_testing.requires_gloo(body), "@requires_gloo: the function body where"),  # type: ignore[call-arg]
+        (lambda: dist_testing.skip_if_rocm_arch_multiprocess(body), "@skip_if_rocm_arch_multiprocess: the"),  # type: ignore[arg-type]
     ],
 )
 def test_misused_decorators_are_refused_at_once(apply: Callable[[], Any], message: str) -> None:

@@ -13,7 +13,7 @@ import torch.distributed as dist
 from dist_testing import spawn_threads_and_init_comms
 from dist_testing.core.ground.errors import UsageError
 from dist_testing.core.ground.outcomes import Cause
-from dist_testing.core.pytest.starters import starts_ranks
+from dist_testing.core.pytest.marked_items import starts_ranks
 from dist_testing.threaded.spawn_threads import ThreadsFailedError
 
 

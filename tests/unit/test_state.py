@@ -21,7 +21,7 @@ import torch
 from dist_testing.core.ground.errors import StateLeakError, UsageError
 from dist_testing.core.ground.keepable import KEEPABLE, check_keepable
 from dist_testing.hang.ledger import ANSWER_MARK, NoLedger
-from dist_testing.hang.ledger_thread import LedgerThread, answering
+from dist_testing.hang.ledger_thread import LedgerThread
 from dist_testing.pool_state import RankState
 
 
@@ -183,13 +183,16 @@ def test_a_file_that_the_ledger_reads_is_not_left_behind(tmp_path: Path, monkeyp
 
     monkeypatch.setattr("dist_testing.hang.ledger_thread.read_ledger", read_slowly)
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    ledger = LedgerThread()
-    with ours, theirs, answering(ledger, theirs.fileno()):
+    # No fork of a later test starts the thread again.
+    monkeypatch.setattr(LedgerThread, "in_use", None)
+    with ours, theirs:
+        ledger = LedgerThread(theirs.fileno())
         state = RankState.now()
         ours.send(b"\1")
         assert is_open.wait(60)
         state.verify()
         assert ours.recv(1 << 16).startswith(ANSWER_MARK + b"\1")
+        ledger.step_aside()
 
 
 class _Holder:

@@ -23,8 +23,7 @@ from dist_testing.threaded.arguments import (
     sizes_of,
     text_of,
 )
-from dist_testing.threaded.operation import Call
-from dist_testing.threaded.pending import ANY_RANK, Collective, GroupLabel, Transfer
+from dist_testing.threaded.operation import ANY_RANK, Call, Collective, GroupLabel, Transfer
 from dist_testing.threaded.turns import Turns
 
 _FLOAT, _COMPLEX, _BOOL, _INT = (

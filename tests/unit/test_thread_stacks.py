@@ -80,7 +80,7 @@ def test_incomplete_stacks_belong_to_no_rank(world: Path, text: str) -> None:
 def test_crashed_thread_is_the_culprit_and_the_others_are_victims() -> None:
     """If this fails, a crash on one rank is blamed on rank 0."""
     outcomes = blame_thread([_killed(0), _killed(1), RankOutcome(2, Kind.PASSED)], RankThreads(_RANKS, {}), _CRASH)
-    judged = verdict(outcomes, world_size=3)
+    judged = verdict(outcomes)
     assert (judged.culprit, judged.failing, judged.victims) == (1, (), (0,))
     assert "line 4 in test_it" in outcomes[1].text
     assert "Extension modules" not in outcomes[1].text
@@ -90,7 +90,7 @@ def test_crashed_thread_is_the_culprit_and_the_others_are_victims() -> None:
 def test_rank_that_reported_its_end_is_the_culprit_whatever_the_log_shows() -> None:
     """If this fails, an old crash in the log overrides what the rank itself reported."""
     told = RankOutcome(0, Kind.EXITED, 1.0, exit_code=3, text="os._exit(3)")
-    judged = verdict(blame_thread([told, _killed(1)], RankThreads(_RANKS, {}), _CRASH), world_size=2)
+    judged = verdict(blame_thread([told, _killed(1)], RankThreads(_RANKS, {}), _CRASH))
     assert (judged.culprit, judged.victims) == (0, (1,))
 
 
@@ -114,7 +114,7 @@ def test_waiting_for_a_rank_that_skipped_is_a_disagreement() -> None:
     """If this fails, the first rank that waited is blamed, and the skip is not mentioned."""
     skipped = RankOutcome(0, Kind.SKIPPED, reason="alone")
     waited = RankOutcome(1, Kind.RAISED, 1.0, types=_DEADLOCK, operation="barrier")
-    judged = verdict(waiting_for_skipped([skipped, waited]), world_size=2)
+    judged = verdict(waiting_for_skipped([skipped, waited]))
     assert judged.status is Status.FAILED
     assert judged.reason.startswith("ranks disagree about a skip")
     assert "rank 1 was in barrier and waited for a rank that had skipped" in judged.reason

@@ -14,6 +14,7 @@ import pytest
 import torch
 from torch.utils._pytree import tree_map
 
+from dist_testing.core.launch import fork_server
 from dist_testing.hang.ledger import Ledger, Wait, WaitKind
 from dist_testing.hang.ledger_thread import read_ledger
 from dist_testing.hang.waits import C10D, wait_of
@@ -123,3 +124,15 @@ def test_a_users_folder_with_the_name_of_a_library_is_none() -> None:
     assert isinstance(ledger, Ledger)
     found = {(Path(place.file).name, place.is_library) for place in ledger.places}
     assert {("ledger_thread.py", True), ("_pytree.py", True), ("test_f.py", False)} <= found
+
+
+def test_lines_of_the_process_that_a_rank_was_forked_from_are_left_out() -> None:
+    """If this fails, the report on a rank that has not reached its test names a line of the program that started it."""
+    launcher = Path(fork_server.__file__)
+    names: dict[str, Any] = {"read_ledger": read_ledger, "get_ident": threading.get_ident}
+    for function, file in [("rank", "test_f.py"), ("fork", str(launcher)), ("main", "main.py")]:
+        inner = {"rank": "read_ledger(get_ident(), set())", "fork": "rank()", "main": "fork()"}[function]
+        exec(compile(f"def {function}():\n    return {inner}\n", file, "exec"), names)
+    ledger = names["main"]()
+    assert isinstance(ledger, Ledger)
+    assert Path(ledger.places[-1].file).name == "test_f.py"

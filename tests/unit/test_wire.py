@@ -21,7 +21,7 @@ from dist_testing.core.ground.codec import Family
 from dist_testing.core.ground.errors import MessageError
 from dist_testing.core.process.rank_messages import Ready
 from dist_testing.core.process.wire import MessageReader, receive, send
-from dist_testing.core.rank.reporter import FrameWriter
+from dist_testing.core.rank.reporter import send_message
 
 SETTINGS = settings(derandomize=True, database=None, deadline=None, max_examples=50)
 Ends = tuple[socket.socket, socket.socket]
@@ -329,7 +329,7 @@ def test_a_runner_that_is_gone_is_no_error_for_the_rank() -> None:
     ours, theirs = socket.socketpair()
     theirs.close()
     with ours:
-        FrameWriter(ours).send(Ready())
+        send_message(ours, Ready())
 
 
 def test_a_closed_channel_is_an_error_for_the_rank() -> None:
@@ -337,4 +337,4 @@ def test_a_closed_channel_is_an_error_for_the_rank() -> None:
     ours, theirs = socket.socketpair()
     ours.close()
     with theirs, pytest.raises(OSError, match="Bad file descriptor"):
-        FrameWriter(ours).send(Ready())
+        send_message(ours, Ready())

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,31 +14,22 @@ from dist_testing.core.ground.errors import UsageError
 from dist_testing.core.ground.layout import Layout
 from dist_testing.core.ground.spec import Spec
 from dist_testing.core.ground.world import NO_RUNNER, NoRunner, WorldSettings
-from dist_testing.nodes.fault_messages import LinkFault, SignalFault
-from dist_testing.nodes.fault_plans import check, plan_of
-from dist_testing.nodes.faults import Faults, SignalAction
+from dist_testing.nodes.fault_messages import LinkFault, Request, SignalFault
+from dist_testing.nodes.faults import Faults
 from dist_testing.nodes.links import CUT, WHOLE, Link, LinkRule
-from dist_testing.nodes.planned import PlannedFault, read_fault_plan
+from dist_testing.nodes.planned import PlannedFault, check, plan_of, read_fault_plan
 
 
-class _Carrier:
-    """Notes what it is asked for."""
+def _faults(asked: list[Any], layout: Layout) -> Faults:
+    """Faults that note what they ask for."""
 
-    def __init__(self) -> None:
-        self.asked: list[Any] = []
+    def note(request: Request) -> None:
+        if isinstance(request, SignalFault):
+            asked.append((request.action, list(request.ranks)))
+        else:
+            asked.append(([(link.source, link.target) for link in request.links], request.rule))
 
-    def signal(self, action: SignalAction, ranks: Sequence[int]) -> None:
-        self.asked.append((action, list(ranks)))
-
-    def set_links(self, links: Sequence[Link], rule: LinkRule) -> None:
-        self.asked.append(([(link.source, link.target) for link in links], rule))
-
-    def delay(self, rank: int, barrier: str, seconds: float) -> None:
-        self.asked.append((rank, barrier, seconds))
-
-
-def _faults(carrier: _Carrier, layout: Layout) -> Faults:
-    return Faults(layout, carrier, carrier.delay)
+    return Faults(layout, note, lambda *delay: asked.append(delay))
 
 
 _BOTH = [(0, 1), (1, 0)]
@@ -65,9 +55,9 @@ _BOTH = [(0, 1), (1, 0)]
 )
 def test_a_call_asks_for_what_it_says(call: str, asked: list[Any]) -> None:
     """If this fails, a test of one fault tests another."""
-    carrier = _Carrier()
-    eval(f"faults.{call}", {"faults": _faults(carrier, Layout(4, 2))})
-    assert carrier.asked == asked
+    noted: list[Any] = []
+    eval(f"faults.{call}", {"faults": _faults(noted, Layout(4, (0, 0, 1, 1)))})
+    assert noted == asked
 
 
 @pytest.mark.parametrize(
@@ -103,26 +93,26 @@ def test_a_call_asks_for_what_it_says(call: str, asked: list[Any]) -> None:
 )
 def test_an_impossible_fault_is_refused_in_three_lines(call: str, said: str) -> None:
     """If this fails, a mistyped fault harms another rank, ends in a traceback, or happens never and in silence."""
-    carrier = _Carrier()
+    noted: list[Any] = []
     with pytest.raises(UsageError) as caught:
-        eval(f"faults.{call}", {"faults": _faults(carrier, Layout(4, 2))})
+        eval(f"faults.{call}", {"faults": _faults(noted, Layout(4, (0, 0, 1, 1)))})
     first, cause, way_out = str(caught.value).splitlines()
     assert first == f"world.faults: {said}." or first.startswith(f"world.faults: {said} ")
     assert cause
     assert way_out
-    assert carrier.asked == []
+    assert noted == []
 
 
 @pytest.mark.parametrize("call", ["node_down(0)", "partition(0)", "heal()", "wire(loss=0.1)"])
 def test_a_world_without_nodes_has_no_network_to_break(call: str) -> None:
     """If this fails, a fault of the network that cannot happen looks as if it had."""
     with pytest.raises(UsageError, match=r"without simulated nodes\.\n.*\n.*nodes=2"):
-        eval(f"faults.{call}", {"faults": _faults(_Carrier(), Layout(4))})
+        eval(f"faults.{call}", {"faults": _faults([], Layout(4))})
 
 
 def test_a_world_that_cannot_have_faults_says_why() -> None:
     """If this fails, a rank of torchrun, or one that is a thread, gets an error without a way out."""
-    settings = WorldSettings("gloo", "cpu", 0, "", 60.0, init=False)
+    settings = WorldSettings("gloo", "cpu", "", 60.0, init=False)
     for refused in (NO_RUNNER, NoRunner("The cause.", "The way out.")):
         world = World(1, Layout(4), settings, directory=Path(), store_port=0, store_fd=None, runner=refused)
         with pytest.raises(UsageError, match=r"^world\.faults on rank 1 of 4: not possible here\.\n.+\n.+$"):
@@ -131,7 +121,8 @@ def test_a_world_that_cannot_have_faults_says_why() -> None:
 
 def _case(*calls: str, nodes: int = 2, isolation: str = "fork", pool: str = "") -> Case:
     plan = tuple(PlannedFault(1.0, call) for call in calls)
-    return Case("test_x", 4, CaseBody("none"), 60.0, isolation, nodes=nodes, settings={"faults": plan}, pool=pool)
+    settings = {"faults": plan, "nodes": nodes}
+    return Case("test_x", 4, CaseBody("none"), 60.0, isolation, settings=settings, pool=pool)
 
 
 def test_a_plan_is_in_the_order_of_its_times() -> None:
@@ -197,6 +188,6 @@ def test_only_plain_calls_of_faults_are_planned(call: str) -> None:
 def test_a_fault_that_the_world_cannot_have_is_refused(case: Case, said: str) -> None:
     """If this fails, ranks start for a fault that cannot happen."""
     with pytest.raises(UsageError) as caught:
-        check(case, Spec("", default_backend(), (4,), 0, "fork"))
+        check(case, Spec("", default_backend(), (4,), "fork"))
     assert said in str(caught.value).splitlines()[0]
     assert len(str(caught.value).splitlines()) == 3

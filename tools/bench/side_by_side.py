@@ -24,7 +24,7 @@ from figures import BenchError, machine_facts, ratio, ratio_lines, summarise, ta
 from options import ROOT, bench_parser, count, parse, run_bench
 
 from dist_testing.core.events.event import RunEnded, TestsCollected
-from dist_testing.core.events.file import iterate_events
+from dist_testing.event_file import iterate_events
 
 _SOURCE = Path(__file__).resolve().parent / "waits" / "test_waits.py"
 _OPTIONS = ("-p", "dist_testing.core.pytest.plugin", "-p", "no:cacheprovider", "-q")

@@ -9,9 +9,10 @@ from dataclasses import dataclass
 
 from build_events import GOOD, Action, Attempt, Invocation
 
-from dist_testing.core.bazel.junit import read_xml, tag_of
+from dist_testing.core.bazel.junit import tag_of
 from dist_testing.core.ground.errors import ReportError
 from dist_testing.core.ground.record import BAD, CaseRecord
+from dist_testing.report.result_xml import read_xml
 
 # JUnit's element of a failure -> the word of the summary.
 _WORDS = {"failure": "failed", "error": "error"}

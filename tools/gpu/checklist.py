@@ -1,6 +1,6 @@
 """Runs the checks that need a GPU, and prints their output. Needs pytest, psutil and a torch with CUDA.
 
-    PYTHONPATH=. python tools/gpu/checklist.py [--only STEP,...]
+    python tools/gpu/checklist.py [--only STEP,...]
 
 It does not use Bazel. Each step is a command that can be repeated by hand; it is printed before its output. The exit
 code is 1 if a step did not end as expected, and also without a GPU, because no check has run then.
@@ -19,11 +19,15 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from dist_testing.core.ground.errors import DistTestingError, GpuError
-from dist_testing.gpus.devices import gpus_present, visible_gpus
-from dist_testing.gpus.lease import lease_gpus
-
 _ROOT = Path(__file__).resolve().parents[2]
+# The program runs in a clone, without an installed library.
+sys.path.insert(0, str(_ROOT))
+
+from dist_testing.core.ground.errors import DistTestingError  # noqa: E402 - after the path is complete
+from dist_testing.gpus.devices import gpus_present, visible_gpus  # noqa: E402
+from dist_testing.gpus.gpu import GpuError  # noqa: E402 - after the path is complete
+from dist_testing.gpus.lease import lease_gpus  # noqa: E402
+
 _CASES = "tools/gpu/checklist_cases.py"
 # Limit of one step: a context takes seconds, and torch's first import on a cold disk takes a minute. Seconds.
 _LIMIT_S = 300.0

@@ -40,10 +40,25 @@ def test_each_file_is_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -
     """Otherwise users look for what the program has done to their repository."""
     assert 0 == cli.main([f"--dir={tmp_path}"])
     told = capsys.readouterr().out
+    assert told.startswith(f"init: in '{tmp_path}'\n")
     for name in _tree(tmp_path):
         assert f"init: wrote {name}\n" in told
     assert "init: next: uv pip compile " in told
     assert "init: next: bazel test --test_output=all //mytests:ring_gloo\n" in told
+
+
+def test_a_new_folder_is_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Otherwise a typing error in the path makes a repository that nobody looks for."""
+    folder = tmp_path / "typo"
+    assert 0 == cli.main([f"--dir={folder}"])
+    assert capsys.readouterr().out.startswith(f"init: a new folder, '{folder}'\n")
+
+
+def test_hub_may_be_named_as_in_labels(tmp_path: Path) -> None:
+    """Otherwise `@@pypi//torch` stands in the files."""
+    assert 0 == cli.main([f"--dir={tmp_path / 'as_label'}", "--hub=@pypi"])
+    assert 0 == cli.main([f"--dir={tmp_path / 'as_name'}", "--hub=pypi"])
+    assert _tree(tmp_path / "as_label") == _tree(tmp_path / "as_name")
 
 
 def test_files_have_the_modes_of_other_files(tmp_path: Path) -> None:

@@ -1,7 +1,7 @@
 """Counts the files of the core whose code mentions an add-on, so that a new mention is a decision in a diff.
 
-The core asks for add-ons through `core/ground/add_ons.py` and the hooks. What is left are words of the spec, of the
-marker and of torchrun, and calls that ask for an add-on by its name. Comments, docstrings and texts do not count.
+The core asks for add-ons through `core/ground/add_ons.py` and the hooks. What is left are words of torch, of the
+spec and of backends, and calls that ask for an add-on by its name. Comments, docstrings and texts do not count.
 """
 
 from __future__ import annotations
@@ -34,15 +34,13 @@ _ALLOWED = {
     "attach": _Mentions("attach", 4, "whether this process is a rank of another launcher: `session.existing_world`"),
     "coverage": _Mentions("coverage", 3, "Bazel's protocol asks for it; a hint for pytest-cov"),
     "faults": _Mentions(r"(?<!de)fault(?!handler)", 3, "the record of a case, and its result, have them"),
-    "gpus": _Mentions(r"gpu", 17, "fields of the spec and of backends"),
+    "gpus": _Mentions("gpu", 3, "torch's own skips, `multi-gpu-4`; facts of a backend, which one public call declares"),
     "hang": _Mentions("ledger|(^|_)hang($|_)(?!up)", 4, "a cause of a verdict; the ledgers in the record of a case"),
     "huge_pages": _Mentions("huge_page", 0, ""),
     "jobs": _Mentions("jobs|side_by_side", 3, "the option that asks for the add-on"),
     "nccl": _Mentions("nccl", 3, "torch's own skip, by which people search; a fact of a backend"),
-    # A `node` alone is pytest's, or one of a syntax tree.
-    "nodes": _Mentions(
-        "(^|_)nodes($|_)|node_|_node$", 13, "the layout of ranks: `World.node`, torchrun's variables, spec, marker"
-    ),
+    # A `node` alone is pytest's, one of a syntax tree, or `World.node`: torchrun's GROUP_RANK.
+    "nodes": _Mentions("(^|_)nodes($|_)|node_|_node$", 0, ""),
     "pool_state": _Mentions("pool_state", 0, ""),
     "programs": _Mentions("program_(exits|session)|^programs$", 3, "a field of the spec, and its session of pytest"),
     "threads": _Mentions(

@@ -21,7 +21,6 @@ else:
 
 from dist_testing.report.build_events import (
     GOOD,
-    Action,
     Attempt,
     EventsError,
     Invocation,
@@ -29,5 +28,6 @@ from dist_testing.report.build_events import (
     read_events,
     read_invocation,
 )
+from dist_testing.report.model import Action
 
 __all__ = ["GOOD", "Action", "Attempt", "EventsError", "Invocation", "is_whole", "read_events", "read_invocation"]

@@ -9,11 +9,11 @@ from pathlib import Path
 
 from build_events import read_invocation
 
-from dist_testing.core.bazel.junit import read_xml
 from dist_testing.core.ground.errors import ReportError
 from dist_testing.core.ground.record import CaseRecord
 from dist_testing.report.gather import label_of
 from dist_testing.report.model import is_label
+from dist_testing.report.result_xml import read_xml
 
 
 @dataclass(frozen=True, slots=True)

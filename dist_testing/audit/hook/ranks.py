@@ -134,11 +134,11 @@ def _plant(plan: record.Plan, rank: int, call: str) -> None:
 
 def _skip() -> BaseException:
     """Return a skip that both unittest and pytest know, if the process has loaded pytest."""
-    outcomes = sys.modules.get("_pytest.outcomes")
-    if outcomes is None:
+    pytest = sys.modules.get("pytest")
+    if pytest is None:
         return unittest.SkipTest(_TEXT)
 
-    class PlantedSkip(outcomes.Skipped, unittest.SkipTest):  # type: ignore[misc, name-defined]
+    class PlantedSkip(pytest.skip.Exception, unittest.SkipTest):  # type: ignore[misc, name-defined]
         """A skip for whichever framework looks at it first."""
 
     return PlantedSkip(_TEXT)

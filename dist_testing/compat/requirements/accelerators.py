@@ -9,10 +9,10 @@ import unittest
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from dist_testing.compat.requirements.platforms import is_rocm
-from dist_testing.compat.requirements.worlds import world_size_in
+from dist_testing.compat.requirements.platforms import is_rocm, with_parentheses
+from dist_testing.compat.requirements.requirement import requirement
+from dist_testing.compat.requirements.worlds import check_count, world_size_in
 from dist_testing.core.ground.backends import any_declared
-from dist_testing.core.ground.requirement import check_count, requirement
 from dist_testing.core.ground.skips import TEST_SKIPS, gpus_reason
 
 if TYPE_CHECKING:
@@ -106,6 +106,7 @@ def require_n_gpus_for_nccl_backend(n: int, backend: str) -> Callable[[_Function
     return nccl_skip_if_lt_x_gpu(backend, n)
 
 
+@with_parentheses
 def requires_multicast_support() -> Callable[[_Test], _Test]:
     """Skip a test or class if the first CUDA device has no multicast (NVLink SHARP)."""
     text = "multicast support is not available"

@@ -5,15 +5,17 @@ Most are decided when the decorator is applied, as nothing changes later.
 
 from __future__ import annotations
 
+import functools
 import importlib
 import os
 import sys
 import unittest
 from collections.abc import Callable, Mapping, Sequence
 from importlib.util import find_spec
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
-from dist_testing.core.ground.requirement import requirement
+from dist_testing.compat.requirements.requirement import requirement
+from dist_testing.core.ground.errors import UsageError
 from dist_testing.core.ground.skips import TEST_SKIPS
 
 # torch's own suites set it.
@@ -22,6 +24,22 @@ _WITH_ROCM = "PYTORCH_TEST_WITH_ROCM"
 _Test = TypeVar("_Test", bound=Callable[..., Any])
 
 ACCELERATOR_DIST_BACKENDS = ["nccl", "xccl", "hccl"]
+
+
+def with_parentheses(decorator: _Test) -> _Test:
+    """Make a decorator refuse a function or a class where its own arguments belong."""
+
+    @functools.wraps(decorator)
+    def wrapper(*given: Any, **named: Any) -> Any:
+        if given and hasattr(given[0], "__qualname__"):
+            raise UsageError(
+                f"@{decorator.__name__}: the function {given[0].__qualname__} where its arguments belong.\n"
+                "The decorator takes parentheses, also without arguments.\n"
+                f"Write @{decorator.__name__}(), with its arguments if it has any."
+            )
+        return decorator(*given, **named)
+
+    return cast(_Test, wrapper)
 
 
 def is_rocm() -> bool:
@@ -36,6 +54,7 @@ def skip_if_rocm_multiprocess(func: _Test) -> _Test:
     return unittest.skipIf(is_rocm() or os.environ.get(_WITH_ROCM) == "1", TEST_SKIPS["skipIfRocm"].message)(func)
 
 
+@with_parentheses
 def skip_if_rocm_arch_multiprocess(arch: Sequence[str]) -> Callable[[_Test], _Test]:
     """Skip a test or class on these ROCm architectures.
 
@@ -54,6 +73,7 @@ def skip_if_rocm_arch_multiprocess(arch: Sequence[str]) -> Callable[[_Test], _Te
     return requirement(decide, on_rank_only=True)
 
 
+@with_parentheses
 def skip_if_rocm_ver_lessthan_multiprocess(version: Sequence[int] | None = None) -> Callable[[_Test], _Test]:
     """Skip a test or class on a ROCm that is older than `version`.
 
@@ -68,6 +88,7 @@ def skip_if_rocm_ver_lessthan_multiprocess(version: Sequence[int] | None = None)
     )
 
 
+@with_parentheses
 def skip_if_rocm_ver_atleast_multiprocess(version: Sequence[int] | None = None) -> Callable[[_Test], _Test]:
     """Skip a test or class on ROCm from `version` on, because it is known to fail there.
 
@@ -90,11 +111,13 @@ def _rocm_version() -> tuple[int, ...] | None:
     return tuple(int(part) for part in str(torch.version.hip).split("-")[0].split(".")) if is_rocm() else None
 
 
+@with_parentheses
 def skip_if_win32() -> Callable[[_Test], _Test]:
     """Skip a test or class on Windows."""
     return unittest.skipIf(sys.platform == "win32", "This unit test case is not supported on Windows platform")
 
 
+@with_parentheses
 def import_transformers_or_skip() -> Callable[[_Test], _Test]:
     """Skip a test if the package transformers or its BERT classes cannot be imported."""
     text = TEST_SKIPS["importerror"].message
@@ -130,26 +153,31 @@ def _requires(backend: str, name: str) -> Callable[[_Test], _Test]:
     return unittest.skipUnless(_has(backend), f"c10d was not compiled with the {name} backend")
 
 
+@with_parentheses
 def requires_gloo() -> Callable[[_Test], _Test]:
     """Skip a test or class if torch was built without gloo."""
     return _requires("gloo", "Gloo")
 
 
+@with_parentheses
 def requires_nccl() -> Callable[[_Test], _Test]:
     """Skip a test or class if torch was built without NCCL. It does not check for GPUs: see `skip_if_lt_x_gpu`."""
     return _requires("nccl", "NCCL")
 
 
+@with_parentheses
 def requires_ucc() -> Callable[[_Test], _Test]:
     """Skip a test or class if torch was built without UCC."""
     return _requires("ucc", "UCC")
 
 
+@with_parentheses
 def requires_xccl() -> Callable[[_Test], _Test]:
     """Skip a test or class if torch was built without XCCL, the backend of Intel's GPUs."""
     return _requires("xccl", "XCCL")
 
 
+@with_parentheses
 def requires_mpi() -> Callable[[_Test], _Test]:
     """Skip a test or class if torch was built without MPI."""
     return _requires("mpi", "MPI")
@@ -177,11 +205,13 @@ def requires_nccl_version(version: tuple[int, ...], msg: str) -> Callable[[_Test
     )
 
 
+@with_parentheses
 def requires_nccl_shrink() -> Callable[[_Test], _Test]:
     """Skip a test or class if torch's NCCL is older than 2.27 and so cannot shrink a group."""
     return requires_nccl_version((2, 27), "Need NCCL 2.27+ for shrink_group")
 
 
+@with_parentheses
 def requires_accelerator_dist_backend(backends: Sequence[str] | None = None) -> Callable[[_Test], _Test]:
     """Skip a test or class if torch has none of these backends.
 

@@ -6,7 +6,8 @@ import unittest
 from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
-from dist_testing.core.ground.requirement import check_count, requirement
+from dist_testing.compat.requirements.requirement import requirement
+from dist_testing.core.ground.errors import UsageError
 from dist_testing.core.ground.skips import TEST_SKIPS
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])
@@ -83,3 +84,19 @@ def get_required_world_size(obj: unittest.TestCase, default: int) -> int:
     method = getattr(obj, obj._testMethodName, None)
     size: int = getattr(method, _MARK, default)
     return size
+
+
+def check_count(decorator: str, count: object, what: str) -> None:
+    """Check the argument of a decorator that takes a number of `what`, such as "GPUs".
+
+    Raises:
+        UsageError: If `count` is not a number from 0. Raised at the import of the test file.
+    """
+    if type(count) is not int or count < 0:
+        # A function shows that the decorator was used without arguments.
+        given = f"the function {count.__qualname__}" if hasattr(count, "__qualname__") else repr(count)
+        raise UsageError(
+            f"@{decorator}: {given} where the number of {what} belongs.\n"
+            "The decorator takes the number in parentheses.\n"
+            f"Write @{decorator}(2), for example."
+        )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import importlib
 import json
 import os
@@ -138,7 +139,10 @@ def write_observation(directory: Path, observation: Observation) -> None:
 
 
 def _observe(kit: Kit) -> Observation:
+    from dist_testing.conformance.on_rank.table import Site, run_table_cell
+
     cell = kit.cell
+    kit.site = functools.partial(Site, kit)
     script = script_of(cell)
     started_s = time.monotonic()
     seen, text = Seen.RIGHT, ""
@@ -146,8 +150,6 @@ def _observe(kit: Kit) -> Observation:
         if script is not None:
             script(kit)
         else:
-            from dist_testing.conformance.on_rank.table import run_table_cell
-
             run_table_cell(kit)
     except WrongError as error:
         seen, text = Seen.WRONG, str(error)

@@ -9,17 +9,24 @@ from typing import Any
 from torch import Tensor
 
 from dist_testing.conformance.axes import SHAPES, is_defined, members, part_length, root_of
-from dist_testing.conformance.cell import Status
+from dist_testing.conformance.cell import Cell, Status
 from dist_testing.conformance.kit import Kit, WrongError
 from dist_testing.conformance.on_rank.oracle import FACTOR, contribution, moved, reduced
 from dist_testing.conformance.on_rank.tensors import Guarded, check_same, guarded
 
 
-class _Site:
-    """One call of a cell: the group with its ranks, and the tensors to compare when it is over."""
+class Site:
+    """One call: the group with its ranks, and the tensors to compare when it is over.
 
-    def __init__(self, kit: Kit, call: int) -> None:
-        cell = kit.cell
+    Attributes:
+        run: Makes the call; takes `async_op`.
+        arguments: Those of the call, without those that are named; for scripts that make it in another way.
+    """
+
+    arguments: tuple[Any, ...] = ()
+
+    def __init__(self, kit: Kit, cell: Cell, call: int, shape: tuple[int, ...] | None = None) -> None:
+        """Prepare the call of this number; by default with tensors of the cell's size."""
         self.kit = kit
         self.cell = cell
         self.call = call
@@ -27,16 +34,18 @@ class _Site:
         self.group = kit.group(cell.group)
         self.me = kit.rank
         self.place = self.ranks.index(self.me) if self.me in self.ranks else -1
-        self.shape = SHAPES[cell.size]
+        self.shape = SHAPES[cell.size] if shape is None else shape
         self.dtype = cell.dtype
         self.inputs: dict[str, Guarded] = {}
         self.outputs: dict[str, tuple[Guarded, Tensor | None]] = {}
+        self.run = _OPERATIONS[cell.operation](self) if self.place >= 0 else None
 
     @property
     def root(self) -> int:
+        """The global rank of the root."""
         return root_of(self.cell.root, self.ranks)
 
-    def named(self, argument: str, rank: int) -> dict[str, int]:
+    def by_name(self, argument: str, rank: int) -> dict[str, int]:
         """Return a global rank as an argument: {"src": global rank} or {"group_src": rank in the group}."""
         by_place = self.cell.root.endswith("_in_group")
         return {f"group_{argument}": self.ranks.index(rank)} if by_place else {argument: rank}
@@ -63,14 +72,15 @@ class _Site:
         return made.view
 
     def moved(self, source: int, part: int, shape: Sequence[int] | None = None) -> Tensor:
+        """Return what one rank sends in one part."""
         return moved(self.dtype, source, part, self.shape if shape is None else shape, self.call)
 
-    def given(self, part: int, source: int | None = None) -> Tensor:
-        return contribution(
-            self.cell.op, self.dtype, self.ranks, self.me if source is None else source, part, self.shape, self.call
-        )
+    def given(self, part: int) -> Tensor:
+        """Return what this rank gives to a reduction."""
+        return contribution(self.cell.op, self.dtype, self.ranks, self.me, part, self.shape, self.call)
 
     def reduced(self, part: int) -> Tensor:
+        """Return the reduction."""
         if not is_defined(self.cell.op, self.dtype):
             # Nothing is right, so nothing is compared: a call that returns is wrong.
             return self.given(part)
@@ -79,58 +89,74 @@ class _Site:
     def bound(self, *given: Any, **more: Any) -> Callable[[bool], Any]:
         """Return the call of the cell's operation with these arguments; it takes `async_op`."""
         function = self.kit.need(self.cell.operation)
+        self.arguments = given
         return lambda is_async: function(*given, **more, group=self.group, async_op=is_async)
+
+    def compare(self) -> None:
+        """Compare the tensors with the oracle's, after the end of the call.
+
+        Raises:
+            WrongError: If the backend gave something else.
+        """
+        self.kit.synchronize()
+        for name, (made, expected) in self.outputs.items():
+            if expected is not None:
+                check_same(f"call {self.call}: {name}", made.view, expected)
+            made.check_guards(f"call {self.call}: {name}")
+        for name, made in self.inputs.items():
+            made.check_unchanged(f"call {self.call}: {name}")
 
     @property
     def op(self) -> Any:
+        """The reduce operation, for torch."""
         if self.cell.op == "premul_sum":
             return self.kit.dist._make_nccl_premul_sum(float(FACTOR))
         return getattr(self.kit.dist.ReduceOp, self.cell.op.upper())
 
 
-def _all_reduce(site: _Site) -> Callable[[bool], Any]:
+def _all_reduce(site: Site) -> Callable[[bool], Any]:
     tensor = site.in_place("tensor", site.given(0), site.reduced(0))
     return site.bound(tensor, op=site.op)
 
 
-def _all_reduce_coalesced(site: _Site) -> Callable[[bool], Any]:
+def _all_reduce_coalesced(site: Site) -> Callable[[bool], Any]:
     tensors = [site.in_place(f"tensor[{part}]", site.given(part), site.reduced(part)) for part in range(2)]
     return site.bound(tensors, op=site.op)
 
 
-def _reduce(site: _Site) -> Callable[[bool], Any]:
+def _reduce(site: Site) -> Callable[[bool], Any]:
     # The tensors of other ranks are undefined; a script looks at what becomes of them.
     expected = site.reduced(0) if site.me == site.root else None
     tensor = site.in_place("tensor", site.given(0), expected)
-    return site.bound(tensor, **site.named("dst", site.root), op=site.op)
+    return site.bound(tensor, **site.by_name("dst", site.root), op=site.op)
 
 
-def _reduce_scatter(site: _Site) -> Callable[[bool], Any]:
+def _reduce_scatter(site: Site) -> Callable[[bool], Any]:
     inputs = [site.input(f"input[{part}]", site.given(part)) for part in range(len(site.ranks))]
     output = site.output("output", site.reduced(site.place))
     return site.bound(output, inputs, op=site.op)
 
 
-def _reduce_scatter_tensor(site: _Site) -> Callable[[bool], Any]:
+def _reduce_scatter_tensor(site: Site) -> Callable[[bool], Any]:
     whole = _joined(site, [site.given(part) for part in range(len(site.ranks))])
     source = site.input("input", whole)
     output = site.output("output", site.reduced(site.place))
     return site.bound(output, source, op=site.op)
 
 
-def _broadcast(site: _Site) -> Callable[[bool], Any]:
+def _broadcast(site: Site) -> Callable[[bool], Any]:
     value = site.moved(site.root, 0)
     tensor = site.input("tensor", value) if site.me == site.root else site.output("tensor", value)
-    return site.bound(tensor, **site.named("src", site.root))
+    return site.bound(tensor, **site.by_name("src", site.root))
 
 
-def _all_gather(site: _Site) -> Callable[[bool], Any]:
+def _all_gather(site: Site) -> Callable[[bool], Any]:
     outputs = [site.output(f"output[{index}]", site.moved(rank, 0)) for index, rank in enumerate(site.ranks)]
     source = site.input("input", site.moved(site.me, 0))
     return site.bound(outputs, source)
 
 
-def _all_gather_coalesced(site: _Site) -> Callable[[bool], Any]:
+def _all_gather_coalesced(site: Site) -> Callable[[bool], Any]:
     outputs = [
         [site.output(f"output[{index}][{part}]", site.moved(rank, part)) for part in range(2)]
         for index, rank in enumerate(site.ranks)
@@ -139,29 +165,29 @@ def _all_gather_coalesced(site: _Site) -> Callable[[bool], Any]:
     return site.bound(outputs, sources)
 
 
-def _all_gather_into_tensor(site: _Site) -> Callable[[bool], Any]:
+def _all_gather_into_tensor(site: Site) -> Callable[[bool], Any]:
     output = site.output("output", _joined(site, [site.moved(rank, 0) for rank in site.ranks]))
     source = site.input("input", site.moved(site.me, 0))
     return site.bound(output, source)
 
 
-def _gather(site: _Site) -> Callable[[bool], Any]:
+def _gather(site: Site) -> Callable[[bool], Any]:
     outputs = None
     if site.me == site.root:
         outputs = [site.output(f"output[{index}]", site.moved(rank, 0)) for index, rank in enumerate(site.ranks)]
     source = site.input("input", site.moved(site.me, 0))
-    return site.bound(source, outputs, **site.named("dst", site.root))
+    return site.bound(source, outputs, **site.by_name("dst", site.root))
 
 
-def _scatter(site: _Site) -> Callable[[bool], Any]:
+def _scatter(site: Site) -> Callable[[bool], Any]:
     inputs = None
     if site.me == site.root:
         inputs = [site.input(f"input[{index}]", site.moved(site.root, rank)) for index, rank in enumerate(site.ranks)]
     output = site.output("output", site.moved(site.root, site.me))
-    return site.bound(output, inputs, **site.named("src", site.root))
+    return site.bound(output, inputs, **site.by_name("src", site.root))
 
 
-def _exchanged(site: _Site) -> tuple[list[Tensor], list[Tensor]]:
+def _exchanged(site: Site) -> tuple[list[Tensor], list[Tensor]]:
     """Return what this rank sends to each rank of the group, and what it gets from each."""
 
     def part(source: int, target: int) -> Tensor:
@@ -171,14 +197,14 @@ def _exchanged(site: _Site) -> tuple[list[Tensor], list[Tensor]]:
     return [part(site.me, to) for to in site.ranks], [part(by, site.me) for by in site.ranks]
 
 
-def _all_to_all(site: _Site) -> Callable[[bool], Any]:
+def _all_to_all(site: Site) -> Callable[[bool], Any]:
     sent, got = _exchanged(site)
     inputs = [site.input(f"input[{index}]", value) for index, value in enumerate(sent)]
     outputs = [site.output(f"output[{index}]", value) for index, value in enumerate(got)]
     return site.bound(outputs, inputs)
 
 
-def _all_to_all_single(site: _Site) -> Callable[[bool], Any]:
+def _all_to_all_single(site: Site) -> Callable[[bool], Any]:
     import torch
 
     sent, got = _exchanged(site)
@@ -189,14 +215,14 @@ def _all_to_all_single(site: _Site) -> Callable[[bool], Any]:
     return site.bound(output, source, *sizes)
 
 
-def _ring(site: _Site) -> Callable[[bool], Any]:
+def _ring(site: Site) -> Callable[[bool], Any]:
     """Send to the next rank of the group and receive from the one before it."""
     count = len(site.ranks)
     after, before = site.ranks[(site.place + 1) % count], site.ranks[(site.place - 1) % count]
     source = site.input("input", site.moved(site.me, after))
     output = site.output("output", site.moved(before, site.me))
     dist, group = site.kit.dist, site.group
-    to, by = site.named("dst", after), site.named("src", before)
+    to, by = site.by_name("dst", after), site.by_name("src", before)
 
     def run(is_async: bool) -> Any:
         if is_async:
@@ -214,7 +240,7 @@ def _ring(site: _Site) -> Callable[[bool], Any]:
     return run
 
 
-def _batch(site: _Site) -> Callable[[bool], Any]:
+def _batch(site: Site) -> Callable[[bool], Any]:
     count = len(site.ranks)
     dist = site.kit.dist
     receives, sends = [], []
@@ -222,13 +248,13 @@ def _batch(site: _Site) -> Callable[[bool], Any]:
         to, by = site.ranks[(site.place + step) % count], site.ranks[(site.place - step) % count]
         output = site.output(f"output from {by}", site.moved(by, site.me))
         source = site.input(f"input to {to}", site.moved(site.me, to))
-        receives.append(dist.P2POp(dist.irecv, output, group=site.group, **site.named("peer", by)))
-        sends.append(dist.P2POp(dist.isend, source, group=site.group, **site.named("peer", to)))
+        receives.append(dist.P2POp(dist.irecv, output, group=site.group, **site.by_name("peer", by)))
+        sends.append(dist.P2POp(dist.isend, source, group=site.group, **site.by_name("peer", to)))
     # Receives first: a backend that starts one after the other would wait forever.
     return lambda _: dist.batch_isend_irecv([*receives, *sends])
 
 
-_OPERATIONS: dict[str, Callable[[_Site], Callable[[bool], Any]]] = {
+_OPERATIONS: dict[str, Callable[[Site], Callable[[bool], Any]]] = {
     "all_gather": _all_gather,
     "all_gather_coalesced": _all_gather_coalesced,
     "all_gather_into_tensor": _all_gather_into_tensor,
@@ -237,6 +263,7 @@ _OPERATIONS: dict[str, Callable[[_Site], Callable[[bool], Any]]] = {
     "all_reduce_coalesced": _all_reduce_coalesced,
     "all_to_all": _all_to_all,
     "all_to_all_single": _all_to_all_single,
+    "barrier": Site.bound,
     "batch_isend_irecv": _batch,
     "broadcast": _broadcast,
     "gather": _gather,
@@ -249,7 +276,7 @@ _OPERATIONS: dict[str, Callable[[_Site], Callable[[bool], Any]]] = {
 }
 
 
-def _joined(site: _Site, parts: list[Tensor]) -> Tensor:
+def _joined(site: Site, parts: list[Tensor]) -> Tensor:
     import torch
 
     if site.cell.variant == "stack" or not site.shape:
@@ -265,30 +292,24 @@ def run_table_cell(kit: Kit) -> None:
         Exception: If the backend refused the call.
     """
     cell = kit.cell
-    calls = []
-    for number in range(2):
-        site = _Site(kit, number)
-        if site.place < 0:
-            return
-        calls.append((site, _OPERATIONS[cell.operation](site)))
+    sites = [Site(kit, cell, number) for number in range(2)]
+    runs = [site.run for site in sites if site.run is not None]
     with warnings.catch_warnings():
         # Scripts check the warnings of deprecated functions.
         warnings.simplefilter("ignore", FutureWarning)
         if cell.mode == "async":
-            started = [_handles(run(True)) for _, run in calls]
+            started = [_handles(run(True)) for run in runs]
             for handles in reversed(started):
                 for handle in reversed(handles):
                     handle.wait()
         else:
-            for _, run in calls:
+            for run in runs:
                 found = run(False)
                 kit.check(found is None, f"the call without async_op returned {type(found).__name__}; expected None")
-    if kit.device.type != "cpu":
-        kit.torch.get_device_module(kit.device.type).synchronize(kit.device)
-    if cell.contract is Status.REFUSES and not is_defined(cell.op, cell.dtype):
+    if runs and cell.contract is Status.REFUSES and not is_defined(cell.op, cell.dtype):
         raise WrongError(f"returned a result, but {cell.op} of {cell.dtype} has no value")
-    for site, _ in calls:
-        _compare(site, f"call {site.call}: ")
+    for site in sites:
+        site.compare()
 
 
 def _handles(found: Any) -> list[Any]:
@@ -296,12 +317,3 @@ def _handles(found: Any) -> list[Any]:
     if not handles or any(handle is None for handle in handles):
         raise WrongError(f"the asynchronous call returned {found!r}; expected a handle")
     return handles
-
-
-def _compare(site: _Site, prefix: str) -> None:
-    for name, (made, expected) in site.outputs.items():
-        if expected is not None:
-            check_same(prefix + name, made.view, expected)
-        made.check_guards(prefix + name)
-    for name, made in site.inputs.items():
-        made.check_unchanged(prefix + name)

@@ -8,7 +8,6 @@ from typing import Any
 from dist_testing.conformance.kit import Kit
 from dist_testing.conformance.rows.registry import script
 
-_N = 513
 _NAMES = (
     "all_reduce",
     "broadcast",
@@ -25,56 +24,24 @@ _NAMES = (
 )
 
 
-def _start(k: Kit, name: str) -> tuple[Any, Any, float]:
-    """Start a call; return its handle, an output tensor, and the value that fills the output."""
-    dist, last, root = k.dist, float(k.size), k.rank == 0
-    mine, total = k.full(k.rank + 1, _N), k.size * (k.size + 1) / 2
-    output, outputs, wide = k.full(-1, _N), [k.full(-1, _N) for _ in range(k.size)], k.full(-1, _N * k.size)
-    parts = [k.full(10 * k.rank + rank, _N) for rank in range(k.size)]
-    part = float(10 * (k.size - 1) + k.rank)
-    terms = [k.full(rank + 1, _N) for rank in range(k.size)]
-    match name:
-        case "all_reduce":
-            return dist.all_reduce(mine, async_op=True), mine, total
-        case "broadcast":
-            return dist.broadcast(mine, src=0, async_op=True), mine, 1.0
-        case "reduce":
-            return dist.reduce(mine, dst=0, async_op=True), mine if root else k.full(total, _N), total
-        case "all_gather":
-            return dist.all_gather(outputs, mine, async_op=True), outputs[-1], last
-        case "all_gather_into_tensor":
-            return dist.all_gather_into_tensor(wide, mine, async_op=True), wide[-_N:], last
-        case "gather":
-            work = dist.gather(mine, outputs if root else None, dst=0, async_op=True)
-            return work, outputs[-1] if root else k.full(last, _N), last
-        case "scatter":
-            return dist.scatter(output, terms if root else None, src=0, async_op=True), output, k.rank + 1.0
-        case "reduce_scatter":
-            return dist.reduce_scatter(output, terms, async_op=True), output, last * (k.rank + 1)
-        case "reduce_scatter_tensor":
-            work = dist.reduce_scatter_tensor(output, k.torch.cat(terms), async_op=True)
-            return work, output, last * (k.rank + 1)
-        case "all_to_all_single":
-            return dist.all_to_all_single(wide, k.torch.cat(parts), async_op=True), wide[-_N:], part
-        case "all_to_all":
-            return dist.all_to_all(outputs, parts, async_op=True), outputs[-1], part
-        case _:
-            return dist.barrier(async_op=True), k.full(0, _N), 0.0
+def _start(k: Kit, name: str, number: int = 0) -> tuple[Any, Any]:
+    """Start a call; return its handle, and the call to compare."""
+    call = k.call(name, number)
+    return call.run(True), call
 
 
 def _check_filled(k: Kit, output: Any, value: float) -> None:
-    if k.device.type != "cpu":
-        k.torch.get_device_module(k.device.type).synchronize(k.device)
+    k.synchronize()
     k.check(bool((output == value).all()), f"the output is {output[:4].tolist()}; expected {value}")
 
 
 @script("0", "{}/handle_completes", (1, 2, 3), each=_NAMES)
 def _completes(k: Kit, what: str) -> None:
     """wait() twice is harmless, and the handle is completed after it."""
-    work, output, value = _start(k, what)
+    work, call = _start(k, what)
     work.wait()
     work.wait()
-    _check_filled(k, output, value)
+    call.compare()
     k.check(work.is_completed(), "the handle is not completed after wait()")
 
 
@@ -85,32 +52,32 @@ def _does_not_wait(k: Kit, what: str) -> None:
     if k.rank == last:
         k.meet()
         time.sleep(0.05)
-    work, output, value = _start(k, what)
+    work, call = _start(k, what)
     if k.rank != last:
         k.meet()
     work.wait()
-    _check_filled(k, output, value)
+    call.compare()
 
 
 @script("0", "{}/waits_in_other_order", (3,), each=_NAMES)
 def _other_order(k: Kit, what: str) -> None:
-    started = [_start(k, what) for _ in range(6)]
+    started = [_start(k, what, number) for number in range(6)]
     for index in (3, 0, 5, 1, 4, 2):
-        work, output, value = started[index]
+        work, call = started[index]
         work.wait()
-        _check_filled(k, output, value)
+        call.compare()
 
 
 @script("0", "{}/future_then", (2,), each=("all_reduce", "broadcast", "all_gather", "barrier"))
 def _future(k: Kit, what: str) -> None:
     """The future of a handle is done, and calls what is added to it."""
-    work, output, value = _start(k, what)
+    work, call = _start(k, what)
     called: list[bool] = []
     then = work.get_future().then(lambda _: called.append(True))
     work.wait()
     then.wait()
     k.equal(called, [True], "the calls of then()")
-    _check_filled(k, output, value)
+    call.compare()
 
 
 @script("0", "all_reduce/input_released_in_flight", (2, 3))

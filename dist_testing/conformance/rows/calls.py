@@ -64,27 +64,27 @@ ARGUMENTS: dict[str, Callable[[Kit], tuple[Any, ...]]] = {
     "send": lambda k: (small(k),),
     "send_object_list": lambda k: ([1],),
 }
-# The same with `x` in the place of a tensor; right ones are of a world of one.
-WITH_TENSOR: dict[str, Callable[[Kit, Any], tuple[Any, ...]]] = {
-    "all_gather": lambda k, x: ([small(k)], x),
-    "all_gather_into_tensor": lambda k, x: (small(k), x),
-    "all_reduce": lambda k, x: (x,),
-    "all_to_all_single": lambda k, x: (small(k), x),
-    "broadcast": lambda k, x: (x,),
-    "gather": lambda k, x: (x, [small(k)]),
-    "irecv": lambda k, x: (x,),
-    "isend": lambda k, x: (x,),
-    "recv": lambda k, x: (x,),
-    "reduce": lambda k, x: (x,),
-    "reduce_scatter": lambda k, x: (x, [small(k)]),
-    "reduce_scatter_tensor": lambda k, x: (x, small(k)),
-    "scatter": lambda k, x: (x, [small(k)]),
+# Function to the place of its tensor, and to that of its list of tensors, among these arguments.
+TENSOR_AT = {
+    "all_gather": 1,
+    "all_gather_into_tensor": 1,
+    "all_reduce": 0,
+    "all_to_all_single": 1,
+    "broadcast": 0,
+    "gather": 0,
+    "irecv": 0,
+    "isend": 0,
+    "recv": 0,
+    "reduce": 0,
+    "reduce_scatter": 0,
+    "reduce_scatter_tensor": 0,
+    "scatter": 0,
 }
-# The same with `x` in the place of a list of tensors.
-WITH_LIST: dict[str, Callable[[Kit, Any], tuple[Any, ...]]] = {
-    "all_gather": lambda k, x: (x, small(k)),
-    "all_to_all": lambda k, x: (x, [small(k)]),
-    "gather": lambda k, x: (small(k), x),
-    "reduce_scatter": lambda k, x: (small(k), x),
-    "scatter": lambda k, x: (small(k), x),
-}
+LIST_AT = {"all_gather": 0, "all_to_all": 0, "gather": 1, "reduce_scatter": 1, "scatter": 1}
+
+
+def call_with(k: Kit, name: str, place: int, value: Any) -> Any:
+    """Call a function with this value in one place; the other arguments are right in a world of one."""
+    given = list(ARGUMENTS[name](k))
+    given[place] = value
+    return call(k, name, *given)

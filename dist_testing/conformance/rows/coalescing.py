@@ -25,25 +25,14 @@ def _block(k: Kit, is_async: bool, group: Any = None) -> Any:
 def _values(k: Kit, what: str) -> None:
     """Several calls in one block."""
     name, _, mode = what.rpartition("_")
-    pairs: list[tuple[Any, list[float]]] = []
+    calls = [k.call(name, number) for number in range(3)]
     with _block(k, mode == "async") as manager:
-        for number in range(3):
-            if name == "all_reduce":
-                tensor = k.tensor(k.rank + 1, number)
-                k.dist.all_reduce(tensor)
-                pairs.append((tensor, [k.size * (k.size + 1) / 2, float(number * k.size)]))
-            elif name == "all_gather_into_tensor":
-                output = k.full(0, 2 * k.size)
-                k.dist.all_gather_into_tensor(output, k.tensor(k.rank, number))
-                pairs.append((output, [float(v) for rank in range(k.size) for v in (rank, number)]))
-            else:
-                output = k.full(0)
-                k.dist.reduce_scatter_tensor(output, k.arange(k.size) + number)
-                pairs.append((output, [float(k.size * (k.rank + number))]))
+        for call in calls:
+            call.run(False)
     if mode == "async":
         manager.wait()
-    for tensor, expected in pairs:
-        k.equal(tensor, expected, "the result")
+    for call in calls:
+        call.compare()
 
 
 @script("8.1", "_coalescing_manager/empty_block", (2,))

@@ -36,60 +36,35 @@ def _unknown(k: Kit) -> None:
         dist2.new_group("unheard_of", timedelta(seconds=5), "cpu")
 
 
-@script(
-    "11.2",
-    "method/{}",
-    (2, 3),
-    each=(
-        "allreduce",
-        "allreduce_op",
-        "barrier",
-        "broadcast",
-        "allgather",
-        "gather",
-        "scatter",
-        "reduce",
-        "reduce_scatter",
-        "alltoall_base",
-    ),
-)
+# Method to the function that it is like.
+_METHODS = {
+    "allreduce": "all_reduce",
+    "allreduce_op": "all_reduce",
+    "barrier": "barrier",
+    "broadcast": "broadcast",
+    "allgather": "all_gather",
+    "gather": "gather",
+    "scatter": "scatter",
+    "reduce": "reduce",
+    "reduce_scatter": "reduce_scatter",
+    "alltoall_base": "all_to_all_single",
+}
+
+
+@script("11.2", "method/{}", (2, 3), each=_METHODS)
 def _method(k: Kit, what: str) -> None:
-    """A method with plain tensors and a limit."""
-    group, limit, op = k.dist.group.WORLD, timedelta(seconds=4), k.dist.ReduceOp
-    is_root = k.rank == 0
-    mine, output, others = k.tensor(k.rank + 1), k.tensor(0), [k.tensor(0) for _ in range(k.size)]
-    total = k.size * (k.size + 1) / 2
-    every = [(other, [rank + 1.0]) for rank, other in enumerate(others)]
-    match what:
-        case "allreduce":
-            work, expected = group.allreduce(mine, timeout=limit), [(mine, [total])]
-        case "allreduce_op":
-            work, expected = group.allreduce(mine, op=op.MAX), [(mine, [float(k.size)])]
-        case "barrier":
-            work, expected = group.barrier(timeout=limit), []
-        case "broadcast":
-            work, expected = group.broadcast(mine, root=k.size - 1, timeout=limit), [(mine, [float(k.size)])]
-        case "allgather":
-            work, expected = group.allgather(others, mine, timeout=limit), every
-        case "gather":
-            work = group.gather(others if is_root else [], mine, root=0, timeout=limit)
-            expected = every if is_root else []
-        case "scatter":
-            work = group.scatter(output, [k.tensor(r + 5) for r in range(k.size)] if is_root else [], root=0)
-            expected = [(output, [k.rank + 5.0])]
-        case "reduce":
-            work = group.reduce(mine, root=0, op=op.SUM, timeout=limit)
-            expected = [(mine, [total])] if is_root else []
-        case "reduce_scatter":
-            work = group.reduce_scatter(output, [k.tensor(r) for r in range(k.size)], timeout=limit)
-            expected = [(output, [float(k.size * k.rank)])]
-        case _:
-            got = k.full(0, k.size)
-            work = group.alltoall_base(got, k.arange(k.size) + 10 * k.rank, [], [], timeout=limit)
-            expected = [(got, [10.0 * rank + k.rank for rank in range(k.size)])]
-    work.wait()
-    for tensor, values in expected:
-        k.equal(tensor, values, "the result")
+    """A method with plain tensors and a limit; a list that is needed on the root is empty elsewhere."""
+    root = "last" if what == "broadcast" else "first"
+    call = k.call(_METHODS[what], op="max" if what == "allreduce_op" else "sum", root=root)
+    given = [[] if one is None else one for one in call.arguments]
+    more: dict[str, Any] = {"root": call.root} if what in ("broadcast", "gather", "scatter", "reduce") else {}
+    if what in ("allreduce_op", "reduce"):
+        more["op"] = call.op
+    if what not in ("allreduce_op", "scatter"):
+        more["timeout"] = timedelta(seconds=4)
+    method = getattr(k.dist.group.WORLD, what.removesuffix("_op"))
+    method(*(reversed(given) if what == "gather" else given), **more).wait()
+    call.compare()
 
 
 @script("11.3", "method/split_group", (4,))

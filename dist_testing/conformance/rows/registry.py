@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import importlib
+import pkgutil
 from collections.abc import Callable, Collection, Mapping
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 from dist_testing.conformance.cell import Cell
@@ -57,7 +60,9 @@ def script(
 
 
 def scripted_cells() -> list[Cell]:
-    """Return the cells of all scripts that have been imported."""
+    """Return the cells of all scripts, after the import of every module of scripts, which registers its cells."""
+    for found in pkgutil.iter_modules([str(Path(__file__).parent)]):
+        importlib.import_module(f"{__package__}.{found.name}")
     return list(_cells)
 
 

@@ -10,10 +10,10 @@ from dist_testing.conformance.kit import Kit
 from dist_testing.conformance.rows.calls import (
     ARGUMENTS,
     DESTINATIONS,
+    LIST_AT,
     SOURCES,
-    WITH_LIST,
-    WITH_TENSOR,
-    call,
+    TENSOR_AT,
+    call_with,
     right_call,
     small,
 )
@@ -110,24 +110,24 @@ def _large_group_rank(k: Kit, what: str) -> None:
 
 
 # `send` refuses its own rank as the destination first.
-@script("1.6", "{}/refuses_other_than_tensor", each=WITH_TENSOR)
+@script("1.6", "{}/refuses_other_than_tensor", each=TENSOR_AT)
 def _not_a_tensor(k: Kit, what: str) -> None:
     with k.raises(TypeError, "Tensor"):
-        call(k, what, *WITH_TENSOR[what](k, [1.0]))
+        call_with(k, what, TENSOR_AT[what], [1.0])
 
 
-@script("1.7", "{}/refuses_other_than_list", each=WITH_LIST)
+@script("1.7", "{}/refuses_other_than_list", each=LIST_AT)
 def _not_a_list(k: Kit, what: str) -> None:
     with k.raises(TypeError, "[Ll]ist"):
-        call(k, what, *WITH_LIST[what](k, (small(k),)))
+        call_with(k, what, LIST_AT[what], (small(k),))
     with k.raises(TypeError, "Tensor"):
-        call(k, what, *WITH_LIST[what](k, [1]))
+        call_with(k, what, LIST_AT[what], [1])
 
 
-@script("1.8", "{}/refuses_mixed_dtypes", each=WITH_LIST)
+@script("1.8", "{}/refuses_mixed_dtypes", each=LIST_AT)
 def _mixed_dtypes(k: Kit, what: str) -> None:
     with k.raises(ValueError, "different dtypes"):
-        call(k, what, *WITH_LIST[what](k, [k.tensor(1, 2, dtype="int64")]))
+        call_with(k, what, LIST_AT[what], [k.tensor(1, 2, dtype="int64")])
 
 
 @script("1.8", "all_gather/complex_and_its_float_are_one_dtype")

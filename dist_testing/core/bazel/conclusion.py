@@ -23,11 +23,13 @@ _MAX_REASONS = 3
 def banner(spec: Spec, protocol: Protocol) -> str:
     """Return the start of the log's first line, which describes the run."""
     sizes = ", ".join(str(size) for size in spec.world_sizes)
-    gpus = f", {spec.gpus_per_rank} GPU(s) per rank" if spec.gpus_per_rank else ""
+    settings = "".join(f", {name} = {setting}" for name, setting in spec.settings.items())
     index, total = protocol.shard
     shard = f", shard {index + 1} of {total}" if total > 1 else ""
     run = f", run {protocol.run_number}" if protocol.run_number is not None else ""
-    return f"dist_testing: {spec.target}: {spec.backend.name}, world size {sizes}{gpus}, {spec.isolation}{shard}{run}"
+    return (
+        f"dist_testing: {spec.target}: {spec.backend.name}, world size {sizes}{settings}, {spec.isolation}{shard}{run}"
+    )
 
 
 class Conclusion:

@@ -1,4 +1,4 @@
-"""Writes the run's test.xml, whatever happens to the ranks, and reads such files for tools."""
+"""Writes the run's test.xml, whatever happens to the ranks."""
 
 from __future__ import annotations
 
@@ -11,18 +11,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from xml.etree import ElementTree
 
-from dist_testing.core.ground.errors import ReportError
-from dist_testing.core.ground.record import BAD, MAX_S, OF_THE_MACHINE, CaseRecord, RankRecord, Status
+from dist_testing.core.ground.record import BAD, CaseRecord
 
 # Prefix of the message of an expected failure, for which JUnit's format has only <skipped>.
 EXPECTED = "xfail: "
-
-# The elements of JUnit's format that tell an outcome, the mildest first. A case without one has passed.
-_TAGS = ("skipped", "failure", "error")
-_RANK = re.compile(r"rank_(\d{1,7})")
-# Numbers in properties, which any program may have written.
-_NUMBER = re.compile(r"\d{1,7}")
-_SECONDS = re.compile(r"\d{1,9}(\.\d{1,9})?")
 
 # XML 1.0 cannot express these characters, not even escaped.
 _NOT_XML = re.compile("[^\t\n\r\u0020-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
@@ -117,80 +109,3 @@ def _add_properties(element: ElementTree.Element, values: Sequence[tuple[str, ob
 
 def _clean(text: str) -> str:
     return _NOT_XML.sub("\N{REPLACEMENT CHARACTER}", text)
-
-
-def read_xml(path: Path) -> list[XmlSuite]:
-    """Read a test.xml of any runner that writes JUnit's format.
-
-    Raises:
-        ReportError: If the file is not XML, or its root is no test suite.
-    """
-    try:
-        root = ElementTree.parse(path).getroot()
-    except (OSError, ElementTree.ParseError, LookupError, ValueError) as error:
-        # An unknown encoding raises LookupError; an encoding that is not for text raises ValueError.
-        raise ReportError(
-            f"{path}: cannot be read as XML: {error}.\n"
-            "The file was cut off, or it is not a test.xml.\n"
-            "Run the target again, or leave the file out."
-        ) from error
-    if root.tag not in ("testsuite", "testsuites"):
-        raise ReportError(
-            f"{path}: the root element is <{root.tag}>.\n"
-            "The root of a test.xml is <testsuites>.\n"
-            "Name test.xml files that Bazel has written, or folders such as bazel-testlogs."
-        )
-    return [
-        XmlSuite(
-            suite.get("name", ""),
-            tuple(_read_case(case) for case in suite.findall("testcase")),
-            _read_properties(suite),
-        )
-        for suite in root.iter("testsuite")
-    ]
-
-
-def _read_case(element: ElementTree.Element) -> CaseRecord:
-    # The worst: some runners give a case that failed twice two elements.
-    found = {tag: child for tag in _TAGS if (child := element.find(tag)) is not None}
-    tag = next(reversed(found), "")
-    message = found[tag].get("message", "") if tag else ""
-    classname, name = element.get("classname", ""), element.get("name", "")
-    values = _read_properties(element)
-    told = {key: str(value) for key, value in values}
-    cause, culprit = told.get("cause", ""), told.get("culprit", "")
-    ranks = {int(match[1]): value for key, value in told.items() if (match := _RANK.fullmatch(key))}
-    return CaseRecord(
-        name=f"{classname}.{name}" if classname else name,
-        status=_status(tag, message, cause),
-        # JUnit's word for a failure outside of the test's body: in a fixture, or while a file is imported.
-        when="setup" if tag == "error" else "call",
-        message=message.removeprefix(EXPECTED),
-        text=(found[tag].text or "") if tag else "",
-        duration_s=_seconds(element.get("time", "")),
-        world_size=_number(told.get("world_size", "")),
-        cause=cause,
-        culprit=_number(culprit) if _NUMBER.fullmatch(culprit) else None,
-        ranks=tuple(RankRecord(rank, description=value) for rank, value in sorted(ranks.items())),
-        properties=values,
-    )
-
-
-def _status(tag: str, message: str, cause: str) -> Status:
-    if tag == "skipped":
-        return "xfailed" if message.startswith(EXPECTED) else "skipped"
-    if not tag:
-        return "passed"
-    return "error" if cause in OF_THE_MACHINE else "failed"
-
-
-def _number(text: str) -> int:
-    return int(text) if _NUMBER.fullmatch(text) else 0
-
-
-def _seconds(text: str) -> float:
-    return min(float(text), MAX_S) if _SECONDS.fullmatch(text) else 0.0
-
-
-def _read_properties(element: ElementTree.Element) -> tuple[tuple[str, object], ...]:
-    return tuple((item.get("name", ""), item.get("value", "")) for item in element.findall("properties/property"))

@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 import contextlib
-import dataclasses
-import functools
 import io
 import os
 import re
-import shlex
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -17,33 +14,29 @@ from pathlib import Path
 
 from dist_testing.core.bazel.banner import Banner
 from dist_testing.core.bazel.conclusion import FAILED, Conclusion, banner
-from dist_testing.core.bazel.direct import start_directly
 from dist_testing.core.bazel.protocol import Protocol, read_protocol
 from dist_testing.core.bazel.search_path import export_search_path
 from dist_testing.core.bazel.watch import Watch
-from dist_testing.core.bazel.watchdog import watchdog_for
 from dist_testing.core.engine.interrupts import ExitGuard, ignore_termination, raise_on_termination
 from dist_testing.core.engine.rank_env import show_cpp_stacks
 from dist_testing.core.engine.run_events import run_started
 from dist_testing.core.events.event import RunEnded
-from dist_testing.core.events.file import EventFile
 from dist_testing.core.events.stream import EventStream
-from dist_testing.core.ground.add_ons import add_on_named
+from dist_testing.core.ground.add_ons import add_on_named, call_parts
 from dist_testing.core.ground.budget import TimeShares
 from dist_testing.core.ground.errors import DistTestingError, InterruptedRunError, SpecError, UsageError
-from dist_testing.core.ground.spec import SPEC_VARIABLE, Spec, program_of, read_promise, read_spec
+from dist_testing.core.ground.runfiles import declared_file, find_runfiles, locations
+from dist_testing.core.ground.spec import SPEC_VARIABLE, Spec, program_of, read_spec
 from dist_testing.core.process import collector
-from dist_testing.core.process.crash_stacks import has_sanitizer
+from dist_testing.core.process.stacks import has_sanitizer
 
 # The build rules set these if a target has the file: its runfiles path, as `$(rlocationpath)` writes it.
-_PROMISE_VARIABLE = "DIST_TESTING_GPU_PROMISE"
 _TIMINGS_VARIABLE = "DIST_TESTING_TIMINGS"
 # Runfiles paths of the source files, if `srcs` is a select(): then the spec names a target that stands for them.
 _SOURCES_VARIABLE = "DIST_TESTING_SPEC_SRCS"
 _BLAS_THREADS = "OPENBLAS_NUM_THREADS"
 # The option of the pytest front end, which is imported later.
 _WATCH_OPTION = "--dist-watch"
-_EVENTS_NAME = "events.jsonl.gz"
 # A label as the rules write it: `//package:name`, after the canonical name of another repository.
 _LABEL = re.compile(r"(?:@{1,2}(?P<repository>[^@/]+))?//(?P<package>[^:]*):(?P<name>.+)")
 
@@ -62,7 +55,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
             raise_on_termination()
             given = list(sys.argv[1:] if arguments is None else arguments)
             if SPEC_VARIABLE not in os.environ and "TEST_TARGET" not in os.environ:
-                given = start_directly(os.environ, given)
+                start = add_on_named("direct", "a target that Bazel has not started").load("start")
+                given = start(os.environ, given)
             export_search_path(os.environ, sys.path)
             target = _find_target()
             _refuse_rank(target.spec, given)
@@ -104,64 +98,30 @@ class _Target:
 
 
 def _find_target() -> _Target:
-    from runfiles import Runfiles
-
     text = os.environ.get(SPEC_VARIABLE)
-    runfiles = Runfiles.Create()
-    if not text or runfiles is None:
+    rlocation = find_runfiles()
+    if not text or rlocation is None:
         raise SpecError(
-            f"{SPEC_VARIABLE}={text!r}, runfiles {'found' if runfiles else 'not found'}: no target to run.\n"
+            f"{SPEC_VARIABLE}={text!r}, runfiles {'found' if rlocation else 'not found'}: no target to run.\n"
             "This is the main program of dist_py_test targets, which the build rules set up.\n"
             "Use dist_py_test in a BUILD file; without Bazel, run the test file with pytest."
         )
-    # The paths begin with canonical names of repositories. Without a source repository the package looks for that of
-    # the caller, and fails if the caller lies in a virtual environment, outside the runfiles.
-    rlocation = functools.partial(runfiles.Rlocation, source_repo="")
     spec = read_spec(text)
-    promise = _declared_file(_PROMISE_VARIABLE, rlocation)
-    if promise is not None:
-        spec = dataclasses.replace(spec, promised_gpus=read_promise(promise, spec.backend.vendor))
     sources = _selected_sources(spec, rlocation)
     sources = sources or [_source(spec, label, rlocation) for label in spec.srcs]
     return _Target(
         spec,
         [path for _, path in sources],
         frozenset(repository for repository, _ in sources),
-        _declared_file(_TIMINGS_VARIABLE, rlocation),
+        declared_file(_TIMINGS_VARIABLE),
         rlocation,
-    )
-
-
-def _declared_file(variable: str, rlocation: Callable[[str], str | None]) -> Path | None:
-    locations = _locations(variable)
-    if not locations:
-        return None
-    if len(locations) > 1:
-        raise _changed_variable(variable)
-    return Path(rlocation(locations[0]) or locations[0])
-
-
-def _locations(variable: str) -> list[str]:
-    """Return the runfiles paths in a variable; an empty list if it is not set."""
-    try:
-        # Bazel quotes them for a shell.
-        return shlex.split(os.environ.get(variable, ""))
-    except ValueError:
-        raise _changed_variable(variable) from None
-
-
-def _changed_variable(variable: str) -> SpecError:
-    return SpecError(
-        f"{variable}={os.environ[variable]!r}: expected the runfiles path of one file, quoted as for a shell.\n"
-        "The build rules set it; a program between Bazel and the test has changed it.\n"
-        "Run the target with `bazel test`, and leave the variable alone."
     )
 
 
 def _selected_sources(spec: Spec, rlocation: Callable[[str], str | None]) -> list[tuple[str, str]]:
     """Return the repository and the path of each source file, if a `select()` chose them; else an empty list."""
     found = []
-    for location in _locations(_SOURCES_VARIABLE):
+    for location in locations(_SOURCES_VARIABLE):
         path = rlocation(location)
         if path is None or not os.path.exists(path):
             raise SpecError(
@@ -247,9 +207,9 @@ def _run(
         events = EventStream()
         events.warn = conclusion.warn_at_end
         events.subscribe(conclusion, *Conclusion.kinds, name="the results of the run", is_essential=True)
-        watchdog = watchdog_for(conclusion, events, shares.stuck_s)
-        file = _open_event_file(protocol, events, conclusion)
-        if file is not None:
+        watchdog = next((made for _, made in call_parts("watchdog", conclusion, events, shares.stuck_s)), None)
+        kept = [made for _, made in call_parts("kept_events", protocol.outputs, events, conclusion.warn)]
+        if closers := list(filter(None, kept)):
             events.emit(run_started(spec))
         if watchdog is not None:
             watch.remind = watchdog.remind
@@ -290,32 +250,9 @@ def _run(
                 if watchdog is not None:
                     watchdog.stop()
                 events.emit(RunEnded(time.monotonic(), code))
-                if file is not None:
-                    _close_event_file(file)
+                for close in closers:
+                    close()
     return code, session.has_run_tests
-
-
-def _open_event_file(protocol: Protocol, events: EventStream, conclusion: Conclusion) -> EventFile | None:
-    """Write the events to a file among the outputs that Bazel keeps. Each shard and run has its own folder."""
-    if protocol.outputs is None:
-        return None
-    path = protocol.outputs / _EVENTS_NAME
-    try:
-        file = EventFile(path)
-    except OSError as error:
-        # The tests can still pass.
-        conclusion.warn(f"no events are kept: {path} cannot be written: {error}")
-        return None
-    events.subscribe(file, name=_EVENTS_NAME)
-    return file
-
-
-def _close_event_file(file: EventFile) -> None:
-    try:
-        file.close()
-    except OSError as error:
-        # Only for the log: the file of warnings for Bazel is already written.
-        print(f"WARNING: {_EVENTS_NAME} is not complete: {error}")
 
 
 def _start_coverage(target: _Target, protocol: Protocol, conclusion: Conclusion) -> Callable[[], None]:

@@ -16,6 +16,9 @@ import psutil
 
 from dist_testing.core.ground.errors import UsageError
 
+# Not Bazel's: which rank of a program that is a test gets the terminal. The arguments of a program are its own.
+DEBUG_RANK_VARIABLE = "DIST_TESTING_PROGRAM_DEBUG_RANK"
+
 
 @dataclass(frozen=True, slots=True)
 class CoverageRequest:

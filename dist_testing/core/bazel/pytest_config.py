@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from dist_testing.core.bazel.direct import DEBUG_RANK_VARIABLE
+from dist_testing.core.bazel.protocol import DEBUG_RANK_VARIABLE
 from dist_testing.core.ground.add_ons import add_on_named
 from dist_testing.core.ground.spec import Spec
 from dist_testing.core.pytest.internals import load_config_dict_from_file

@@ -53,9 +53,9 @@ class CaseEvents(WorldWatcher):
             world.supervisor.watchers["(starts)"] = self
         if is_new and self._stream.wants(RankOutput):
             # Before the limits of logs: what is not read then may be gone.
-            live = LiveOutput(world.directory, world.size, self._output)
-            world.resources.callback(live.close)
-            world.supervisor.add_first("(output)", live)
+            live = LiveOutput(world.supervisor.logs, self._output)
+            world.resources.callback(live.case_over)
+            world.supervisor.watchers.add_first("(output)", live)
 
     def _output(self, rank: int, line: str) -> None:
         self._stream.emit(RankOutput(time.monotonic(), rank, line))

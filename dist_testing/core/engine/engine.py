@@ -31,11 +31,11 @@ from dist_testing.core.events.stream import EventStream
 from dist_testing.core.ground.add_ons import AddOn, add_on_named, add_ons, blaming
 from dist_testing.core.ground.budget import Budget
 from dist_testing.core.ground.case import Case, CaseResult
-from dist_testing.core.ground.errors import GpuError, LaunchError, UsageError
+from dist_testing.core.ground.errors import LaunchError, UsageError
 from dist_testing.core.ground.outcomes import Cause, Kind, Status, verdict
 from dist_testing.core.ground.spec import Spec
 from dist_testing.core.launch.isolation import FORK, Isolation, check_isolation, isolation_named
-from dist_testing.core.launch.launcher import Launcher
+from dist_testing.core.launch.launcher import Launcher, RunContext
 from dist_testing.core.process.launcher_messages import Loader
 from dist_testing.core.process.refusal import refusal
 from dist_testing.core.rank.bootstrap import RankContext
@@ -87,11 +87,13 @@ class Engine:
         self.events = EventStream()
         self.log_line: Callable[[str], None] = lambda line: print(line, file=sys.stderr, flush=True)
         self._launchers = Launchers(
-            context,
-            loader,
-            may_fork_runner=may_fork_runner,
-            keeps_state=keeps_state,
-            emit=lambda event: self.events.emit(event),
+            RunContext(
+                context,
+                loader,
+                may_fork_runner=may_fork_runner,
+                keeps_state=keeps_state,
+                emit=lambda event: self.events.emit(event),
+            )
         )
         self._pool: RunningWorld | None = None
         self._worlds = 0
@@ -109,7 +111,7 @@ class Engine:
             UsageError: If the isolation does not exist.
         """
         isolation = self.isolation_named(self.spec.isolation)
-        self._launchers.forks = max(self._launchers.forks, forks)
+        self._launchers.expect_forks(forks)
         try:
             return self._launchers.of(isolation), self._launchers.directory
         except OSError as error:
@@ -171,7 +173,7 @@ class Engine:
         limit_s = self.limit_s(case)
         started_s = time.monotonic()
         world, self._pool = self._pool, None
-        if world is not None and (case.pool, case.world_size, case.nodes) != (world.pool, world.size, world.nodes):
+        if world is not None and not world.fits(case):
             if trouble := self._end(world):
                 warnings.warn(trouble, RuntimeWarning, stacklevel=2)
             world = None
@@ -186,7 +188,7 @@ class Engine:
             body=None if is_first else case.body,
             taking_part=taking_part,
         )
-        return RunningCase(case, world, started_s, limit_s, is_first, events, taking_part)
+        return RunningCase(case, world, started_s, limit_s, events, taking_part)
 
     def finish(self, running: RunningCase) -> CaseResult:
         """Wait for the end of a case, at most until its deadline, and judge it.
@@ -301,9 +303,12 @@ class Engine:
                 lambda line: self.log_line(f"dist_testing: {case.name}: {line}"),
             )
             held = self._acquire(wish, taking_part)
-            if held:
-                # The wait has used the run's budget, but not the case's own limit.
-                limit_s = self._limit_s(case)
+        except OSError as error:
+            raise _no_room(case.name, error) from error
+        if held:
+            # The wait has used the run's budget, but not the case's own limit.
+            limit_s = self._limit_s(case)
+        try:
             world = start_world(
                 launcher,
                 isolation,
@@ -316,9 +321,8 @@ class Engine:
                 neighbours=self.neighbours,
                 taking_part=taking_part,
             )
+            world.supervisor.log_line = wish.log_line
             return world, limit_s
-        except (GpuError, UsageError):
-            raise
         except OSError as error:
             raise _no_room(case.name, error) from error
         except BaseException:
@@ -353,7 +357,7 @@ class Engine:
         for loss in (held.loss for _, held in world.held):
             if loss is not None:
                 raise loss
-        result = verdict(outcomes, world_size=world.size, leaked=supervisor.leaked, left=left)
+        result = verdict(outcomes, leaked=supervisor.leaked, left=left)
         if result.status is not Status.FAILED:
             shutil.rmtree(world.directory, ignore_errors=True)
             return ""

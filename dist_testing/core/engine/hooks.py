@@ -61,6 +61,10 @@ class WatchedWorld(Protocol):
         """Whether only the ranks decide how the case goes on: all have begun, and nothing is broken on purpose."""
 
     @property
+    def logs(self) -> Sequence[Path]:
+        """The files that take the output of the ranks, by rank. A rank makes its file."""
+
+    @property
     def stacks_fds(self) -> Mapping[int, int]:
         """Rank to the socket that its stacks come from, and other answers of its helper thread."""
 
@@ -104,12 +108,10 @@ class WorldWatcher:
 
     Attributes:
         next_s: When `poll` is due at the latest, on the monotonic clock; infinity for never.
-        fd: A descriptor of the watcher; `poll` is also due when it is readable. It must not change. -1 for none.
         headline: One sentence on the state of the case, for a run that ends without a result; "" for none.
     """
 
     next_s: float = math.inf
-    fd: int = -1
     headline: str = ""
 
     def begin_case(self, start: CaseStart) -> None:
@@ -172,12 +174,19 @@ class HeldResource:
         env: Variables of the ranks. They override the user's.
         defaults: Variables of the ranks where the user has not set them.
         fds: Descriptors that each rank inherits and only holds open: so the resource ends with the last of them.
+        places: The group of each rank, as torchrun counts them; empty if the resource has no say in it. Of an add-on
+            with a `place`.
+        host: Address of the store in that place.
+        devices: Index of the device of each rank, by its local rank; empty if ranks take the devices in turn.
         loss: Set if the resource is gone for good, so that the world that held it has no result.
     """
 
     env: Mapping[str, str] = MappingProxyType({})
     defaults: Mapping[str, str] = MappingProxyType({})
     fds: Sequence[int] = ()
+    places: Sequence[int] = ()
+    host: str = ""
+    devices: Sequence[int] = ()
     loss: LaunchError | None = None
 
     def check(self, *, are_ranks_gone: bool) -> Sequence[str]:

@@ -26,13 +26,7 @@ def judged(running: RunningCase, spec: Spec, outcomes: tuple[RankOutcome, ...], 
     """
     case, world = running.case, running.world
     supervisor = world.supervisor
-    found = verdict(
-        outcomes,
-        world_size=case.world_size,
-        promised=spec.promises(case.world_size),
-        leaked=supervisor.leaked,
-        left=left,
-    )
+    found = verdict(outcomes, promised=bool(spec.promises(case.world_size)), leaked=supervisor.leaked, left=left)
     if supervisor.ended_by and found.cause in (Cause.NONE, Cause.INTERRUPTED):
         found = Verdict(Status.FAILED, Cause.FAILURE, supervisor.ended_by)
     result = CaseResult(
@@ -76,7 +70,7 @@ def _with_evidence(result: CaseResult, world: RunningWorld) -> CaseResult:
             rank: world.log_tail(rank)
             for rank in ([found.culprit, *found.failing] if found.culprit is not None else ranks)
         },
-        log_files={rank: world.log_file(rank) for rank in ranks},
+        log_files={rank: world.supervisor.logs[rank] for rank in ranks},
         text_files={rank: path for rank in ranks if (path := world.text_file(rank)).exists()},
     )
 

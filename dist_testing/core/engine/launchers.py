@@ -3,50 +3,38 @@
 from __future__ import annotations
 
 import contextlib
-import functools
-import importlib
+import dataclasses
 import os
 from collections.abc import Callable
+from dataclasses import dataclass, field
 
+from dist_testing.core.engine.needs import import_torch
 from dist_testing.core.engine.run_directory import RunDirectory
 from dist_testing.core.events.event import Event
 from dist_testing.core.ground.add_ons import add_ons
 from dist_testing.core.launch.isolation import Isolation
 from dist_testing.core.launch.launcher import Launcher, RunContext
-from dist_testing.core.process.launcher_messages import Loader
-from dist_testing.core.rank.bootstrap import RankContext
 
 
+@dataclass(slots=True)
 class Launchers:
     """Holds the folder of a run, and one launcher for all isolations with the same `make_launcher`.
 
     Attributes:
-        forks: Number of ranks that the run will fork, as far as it is known; 0 if it is not.
+        run: The facts of the run that launchers get, without its folder.
     """
 
-    def __init__(
-        self,
-        ranks: RankContext,
-        loader: Loader,
-        *,
-        may_fork_runner: bool = True,
-        keeps_state: bool = False,
-        emit: Callable[[Event], None] = lambda event: None,
-    ) -> None:
-        self.forks = 0
-        self._may_fork_runner = may_fork_runner
-        self._make = functools.partial(
-            Launchers, ranks, loader, may_fork_runner=may_fork_runner, keeps_state=keeps_state
-        )
-        self._context = functools.partial(
-            RunContext, ranks, loader, may_fork_runner=may_fork_runner, keeps_state=keeps_state, emit=emit
-        )
-        self._made: dict[Callable[[RunContext], Launcher], Launcher] = {}
-        self._directory: RunDirectory | None = None
+    run: RunContext
+    _made: dict[Callable[[RunContext], Launcher], Launcher] = field(default_factory=dict, init=False)
+    _directory: RunDirectory | None = field(default=None, init=False)
 
     def others(self, emit: Callable[[Event], None]) -> Launchers:
         """Return launchers like these, with a folder of their own, whose worlds can run beside those of these."""
-        return self._make(emit=emit)
+        return Launchers(dataclasses.replace(self.run, emit=emit, forks=0))
+
+    def expect_forks(self, count: int) -> None:
+        """Note that the run will fork so many ranks."""
+        self.run = dataclasses.replace(self.run, forks=max(self.run.forks, count))
 
     @property
     def directory(self) -> RunDirectory:
@@ -65,13 +53,15 @@ class Launchers:
         Raises:
             LaunchError: If it cannot be made.
             OSError: If the machine lacks the resources.
+            UsageError: If torch cannot be imported.
         """
         if (launcher := self._made.get(isolation.make_launcher)) is None:
-            if self._may_fork_runner:
+            if self.run.may_fork_runner:
                 # Every rank needs it, even if the test file does not import it. The fork server loads it once for all.
-                importlib.import_module("torch.distributed")
+                import_torch()
                 add_ons()
-            run = self._context(self.directory.all_paths, str(self.directory.short), forks=self.forks)
+            folder = self.directory
+            run = dataclasses.replace(self.run, directories=folder.all_paths, temp=str(folder.short))
             launcher = self._made[isolation.make_launcher] = isolation.make_launcher(run)
         return launcher
 

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import importlib
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Any
 
-from dist_testing.core.ground.add_ons import AddOn, add_on_named, add_ons, blaming
+from dist_testing.core.ground.add_ons import AddOn, add_on_named, add_ons, blaming, call_parts
 from dist_testing.core.ground.backends import Backend, any_declared, parts_of
 from dist_testing.core.ground.case import Case, CaseBody
 from dist_testing.core.ground.errors import AddOnError, UsageError
@@ -14,7 +17,7 @@ from dist_testing.core.launch.isolation import isolation_named
 
 
 class Lack(str):
-    """A skip reason with a way out.
+    """A skip reason that is about hardware, or has a way out.
 
     Attributes:
         way_out: One line; "" if only another machine helps.
@@ -38,27 +41,24 @@ def check_add_ons(case: Case, spec: Spec) -> None:
         AddOnError: If one is missing.
     """
     isolation = isolation_named(case.isolation)
-    for name, is_needed, wish in (
-        ("gpus", spec.gpus(case.world_size) > 0, f"{spec.gpus(case.world_size)} GPU(s)"),
-        ("nodes", case.nodes > 1, f"nodes = {case.nodes}"),
-        ("threads", isolation.in_process, f'isolation "{isolation.name}"'),
-    ):
-        if is_needed:
-            add_on_named(name, f"{case.name} with {wish}")
-    for name, setting in case.settings.items():
+    if isolation.in_process:
+        add_on_named("threads", f'{case.name} with isolation "{isolation.name}"')
+    if spec.backend.gpus_per_rank:
+        add_on_named("gpus", f"{case.name} with backend {spec.backend.name}")
+    for name, setting in {**spec.settings, **case.settings}.items():
         add_on_named(name, f"{case.name} with {name} = {setting}")
 
 
-def missing_need(spec: Spec, world_size: int, nodes: int = 1) -> str | None:
-    """Return why a world of this size on so many nodes cannot run here; None if it can run.
+def missing_need(spec: Spec, world_size: int, settings: Mapping[str, Any] = MappingProxyType({})) -> str | None:
+    """Return why a world of this size cannot run here, with what its test asks of add-ons; None if it can run.
 
-    The reason is a `Lack` if there is a way out.
+    The reason is a `Lack` if it is about hardware of an add-on, or there is a way out.
 
     Raises:
-        UsageError: If the import of the module that registers the backend fails.
+        UsageError: If the import of torch, or of the module that registers the backend, fails.
     """
     backend = spec.backend
-    case = Case("", world_size, CaseBody(""), 0.0, spec.isolation, nodes=nodes)
+    case = Case("", world_size, CaseBody(""), 0.0, spec.isolation, settings=settings)
     try:
         check_add_ons(case, spec)
     except AddOnError:
@@ -67,25 +67,42 @@ def missing_need(spec: Spec, world_size: int, nodes: int = 1) -> str | None:
     for add_on in add_ons():
         if add_on.missing and add_on.wanted(case, spec) and (lack := _missing(add_on, case, spec)):
             return lack
-    if backend.register_module and (lack := _lacking_module(backend)):
-        return lack
+    if backend.register_module and (unregistered := _lacking_module(backend)):
+        return unregistered
 
-    import torch.distributed as dist
-
+    dist = import_torch()
     if not dist.is_available():
         return TEST_SKIPS["backend_unavailable"].message
     for part in parts_of(backend.torch_backend):
         if not dist.is_backend_available(part):
             return missing_backend(part, backend.register_module)
-    if not backend.gpus_per_rank and not _has_device(backend.device):
+    # Those that a world needs have been counted above.
+    if backend.device != "cpu" and not backend.gpus_per_rank and not device_count(backend.device, spec):
         return f"{TEST_SKIPS['no_accelerator'].message} (device {backend.device}, backend {backend.name})"
     return None
 
 
+def import_torch() -> Any:
+    """Return the module `torch.distributed`.
+
+    Raises:
+        UsageError: If it cannot be imported.
+    """
+    try:
+        import torch.distributed as dist
+    # A library of CUDA that is missing is an OSError.
+    except (ImportError, OSError) as error:
+        raise UsageError(
+            f"torch cannot be imported: {_in_one_line(error)}.\n"
+            "Ranks need it, even in tests that do not use it.\n"
+            "Install your build of it (pip install torch, for example), or add it to the deps of the target."
+        ) from error
+    return dist
+
+
 def _missing(add_on: AddOn, case: Case, spec: Spec) -> str:
     with blaming(add_on.name, "its look at the machine"):
-        lack: str = add_on.load("missing")(case, spec)
-    return lack
+        return add_on.load("missing")(case, spec)  # type: ignore[no-any-return]
 
 
 def missing_backend(torch_backend: str, register_module: str = "") -> str:
@@ -128,14 +145,16 @@ def _in_one_line(error: Exception) -> str:
     return f"{type(error).__name__}: {' '.join(str(error).split())}"
 
 
-def _has_device(device: str) -> bool:
-    """Return whether torch knows a type of device and finds one. Makes no context on it."""
-    if device == "cpu":
-        return True
+def device_count(device: str, spec: Spec) -> int:
+    """Return how many devices of a type this process may use, as an add-on or torch tells. Makes no context on them."""
+    for _, count in call_parts("device_count", device, spec):
+        if count is not None:
+            return int(count)
     import torch
 
     try:
-        return bool(torch.get_device_module(device).is_available())
+        module = torch.get_device_module(device)
+        return int(module.device_count()) if module.is_available() else 0
     except RuntimeError:
         # torch does not know the name.
-        return False
+        return 0

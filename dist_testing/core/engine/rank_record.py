@@ -7,7 +7,7 @@ import dataclasses
 import signal
 import socket
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from dist_testing.core.engine.fatal_signals import handled_signal
 from dist_testing.core.ground.errors import FrameError
@@ -60,6 +60,20 @@ def worst_of(known: RankOutcome | None, told: RankOutcome, weigh: Callable[[Rank
 
 def _likeness(outcome: RankOutcome) -> tuple[object, ...]:
     return outcome.kind, outcome.phase, outcome.types, outcome.expected_by
+
+
+def unkillable(records: Sequence[RankRecord], limit_s: float) -> str:
+    """Return the text about ranks of a world that SIGKILL has not ended after `limit_s` seconds."""
+    ranks = ", ".join(
+        f"{record.rank} (pid {record.pid}, {record.kernel_state or 'state unknown'})"
+        for record in records
+        if not record.has_ended
+    )
+    return (
+        f"Rank(s) {ranks} could not be killed within {limit_s:.0f} s.\n"
+        "A process that survives SIGKILL is waiting inside the kernel, most often for a device or a network disk.\n"
+        "See what it waits for with `ps -o pid,stat,wchan -p PID`; the machine may have to be restarted."
+    )
 
 
 # The test body has begun in these phases: an exit that a case expects must happen in one of them.

@@ -15,9 +15,8 @@ from dist_testing.core.engine.needs import Lack
 from dist_testing.core.engine.report_text import MAX_LINES, Quote, printable
 from dist_testing.core.ground.budget import LEAST_S
 from dist_testing.core.ground.case import CaseResult
-from dist_testing.core.ground.error_text import shorten
+from dist_testing.core.ground.error_text import ranks_text, shorten
 from dist_testing.core.ground.outcomes import UNKNOWN_EXIT_CODE, Cause, Kind, RankOutcome
-from dist_testing.core.ground.spec import ALL_GPUS, Spec
 
 _LOG_TAIL_LINES = 40
 # Lines of the text of another rank than the culprit; and of a further failure of the culprit, such as of a sub-test.
@@ -32,6 +31,8 @@ _REASON_CHARS = 1000
 _END_LINES = 30
 _RULE = "-" * 100
 _FRAME = re.compile(r'  File ".*", line \d+ in ')
+# What differs between the texts of ranks that fail in the same way: the repr of their worlds, and addresses of objects.
+_OF_RANK = re.compile(r"(?<=<World rank )\d+|\b0x[0-9a-f]+")
 # Python 3.14 adds the thread's name, which contains the rank if ranks are threads.
 _THREAD_ADDRESS = re.compile(r"hread 0x[0-9a-f]+(?: \[rank-\d+\])?")
 # Python 3.14 adds the C stack of a crashed thread. Its frames in the interpreter are long and say nothing.
@@ -42,7 +43,7 @@ _BELOW_TEST = re.compile(
     r"core/(bazel|engine|launch|rank)/\w+|"
     r"core/pytest/(pytest_rank|rank_\w+|in_runner)|"
     r"core/unittest/(continuous|unittest_rank|process|world_case)|"
-    r"threaded/(in_runner|rank_process|rank_threads|spawn_threads|thread_case)|"
+    r"hang/\w+|threaded/(in_runner|rank_process|rank_threads|spawn_threads|thread_case)|"
     r"(adopt|attach|functions|programs)/[\w/]+))\.py\""
 )
 # A thread of this library only: no frames are left of it.
@@ -52,16 +53,15 @@ _EMPTY_THREAD = re.compile(r"^Thread\b.*\n(?=\n|\Z)", re.MULTILINE)
 _Part = str | Quote
 
 
-def missing_hardware(name: str, spec: Spec, missing: str, *, promised: bool) -> str:
+def missing_hardware(name: str, missing: str, *, promised: str) -> str:
     """Return the error text of a case that fails before any rank starts because hardware is missing.
 
-    Either the configuration promises the hardware, or only `--dist-on-missing=fail` asks for a failure. `missing` is
-    the skip reason.
+    Either the configuration promises the hardware, `promised`, or only `--dist-on-missing=fail` asks for a failure.
+    `missing` is the skip reason.
     """
     if promised:
-        count = "all the GPUs that tests ask for" if spec.promised_gpus == ALL_GPUS else f"{spec.promised_gpus} GPU(s)"
         what = Cause.PROMISE.value
-        cause = f"The configuration of this run promises {count} (--config=gpu, or the flag //dist_testing/config:gpus)"
+        cause = f"The configuration of this run promises {promised}"
         other_way = "without the promise"
     else:
         what = "hardware missing"
@@ -146,12 +146,18 @@ def _report(result: CaseResult, target: str, reproduce: str) -> list[_Part]:
         lines.append(f"This case alone: {reproduce}")
     if result.stacks:
         lines += ["", _stacks(result.stacks)]
-    lines += _also_failed(result)
+    alike = _alike(result)
+    for ranks in alike:
+        if verdict.culprit not in ranks:
+            lines += _section(result, ranks, "also failed", is_culprit=False)
     if verdict.culprit is not None:
         is_awaited = verdict.cause is Cause.HANG and verdict.victims
         part = "is the rank that the others wait for" if is_awaited else "failed first"
         if verdict.cause is Cause.HANG and verdict.is_proven and not verdict.victims:
             part = "is the only rank that waits"
+        if others := sorted(alike[0][1:]):
+            all_others = 1 < len(others) == result.case.world_size - 1
+            part += f", then {'all other ranks' if all_others else ranks_text(others)} in the same way"
         lines += _section(result, [verdict.culprit], part)
     else:
         lines += _logs(result, result.logs)
@@ -284,14 +290,16 @@ def _logs(result: CaseResult, ranks: Iterable[int]) -> list[_Part]:
     return lines
 
 
-def _also_failed(result: CaseResult) -> list[_Part]:
-    """Return one section for each group of ranks with the same failure, in the order of failing."""
+def _alike(result: CaseResult) -> list[list[int]]:
+    """Return the failed ranks, each with those that failed in the same way, in the order of failing."""
     alike: dict[tuple[str, ...], list[int]] = defaultdict(list)
-    for rank in result.verdict.failing:
+    culprit = result.verdict.culprit
+    for rank in [*([] if culprit is None else [culprit]), *result.verdict.failing]:
         outcome = result.outcomes[rank]
-        texts = (outcome.describe(), outcome.text, result.logs.get(rank, ""))
-        alike[texts + tuple(failure.describe() for failure in outcome.further)].append(rank)
-    return [line for ranks in alike.values() for line in _section(result, ranks, "also failed", is_culprit=False)]
+        texts = [outcome.describe(), outcome.text, result.logs.get(rank, "")]
+        texts += [failure.describe() for failure in outcome.further]
+        alike[tuple(_OF_RANK.sub("", text) for text in texts)].append(rank)
+    return list(alike.values())
 
 
 def _section(result: CaseResult, ranks: Sequence[int], part: str, *, is_culprit: bool = True) -> list[_Part]:

@@ -19,7 +19,6 @@ class RunningCase:
     Attributes:
         started_s: When the ranks were asked for, on the runner's monotonic clock.
         limit_s: Limit of the case, in seconds.
-        is_first: Whether it is the first case on these ranks.
         add_ons: Those that take part.
     """
 
@@ -27,7 +26,6 @@ class RunningCase:
     world: RunningWorld
     started_s: float
     limit_s: float
-    is_first: bool
     events: CaseEvents
     add_ons: Sequence[AddOn] = ()
 

@@ -6,19 +6,22 @@ import contextlib
 import os
 import resource
 import socket
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import chain
 from pathlib import Path
+from typing import Any
 
 from dist_testing.core.engine.hooks import HeldResource
 from dist_testing.core.engine.rank_env import rank_env, threads_per_rank
-from dist_testing.core.engine.rank_logs import LogLimits, read_tail
+from dist_testing.core.engine.rank_logs import read_tail
 from dist_testing.core.engine.rank_record import RankRecord
 from dist_testing.core.engine.run_directory import RunDirectory
+from dist_testing.core.engine.stack_dumps import StackSource
 from dist_testing.core.engine.supervisor import Supervisor
-from dist_testing.core.ground.add_ons import AddOn, blaming
+from dist_testing.core.ground.add_ons import AddOn, add_ons, blaming
 from dist_testing.core.ground.case import Case
-from dist_testing.core.ground.errors import UsageError
+from dist_testing.core.ground.errors import LaunchError, UsageError
 from dist_testing.core.ground.spec import Spec
 from dist_testing.core.ground.spec import check_world_size as check_range
 from dist_testing.core.ground.world import WorldSettings
@@ -53,7 +56,7 @@ class RunningWorld:
         directory: The world's folder.
         held: The resources of add-ons, each with the add-on's name, in the order in which they were acquired.
         resources: Closes the board, the channels and the other descriptors.
-        nodes: Number of nodes of the ranks.
+        settings: What its first case asks of add-ons.
     """
 
     pool: str
@@ -63,16 +66,20 @@ class RunningWorld:
     held: Sequence[tuple[str, HeldResource]]
     isolation: Isolation
     resources: contextlib.ExitStack
-    nodes: int = 1
+    settings: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def size(self) -> int:
         """Number of ranks."""
         return len(self.supervisor.records)
 
-    def log_file(self, rank: int) -> Path:
-        """Return the file that takes the output of a rank."""
-        return self.directory / log_name(rank)
+    def fits(self, case: Case) -> bool:
+        """Return whether the ranks can run a case, too."""
+        if (case.pool, case.world_size) != (self.pool, self.size):
+            return False
+        # The other settings are those of a case, and not of its ranks.
+        of_worlds = [add_on.name for add_on in add_ons() if add_on.resource or add_on.place]
+        return all(case.settings.get(name) == self.settings.get(name) for name in of_worlds)
 
     def text_file(self, rank: int) -> Path:
         """Return the file that takes the texts of a rank that are too long for a message; most ranks make none."""
@@ -80,7 +87,7 @@ class RunningWorld:
 
     def log_tail(self, rank: int) -> str:
         """Return the end of a rank's output; "" if the rank has not opened its file."""
-        return read_tail(self.log_file(rank), _LOG_TAIL_BYTES)
+        return read_tail(self.supervisor.logs[rank], _LOG_TAIL_BYTES)
 
     def close(self) -> None:
         """Release the runner's resources. The ranks must be gone; one that could not be killed may keep what it has."""
@@ -127,11 +134,12 @@ def start_world(
     share the CPUs, with this one. `taking_part` are the add-ons of the world.
 
     Raises:
-        LaunchError: If the launcher is gone.
+        LaunchError: If the launcher is gone, or ranks could not reach each other.
     """
     size = case.world_size
     together = isolation.in_process
     place = next((add_on.name for add_on in taking_part if add_on.place), "")
+    of_place = dict(held).get(place, HeldResource())
     directory = run.path / str(number)
     with contextlib.ExitStack() as undo, contextlib.ExitStack() as ours, contextlib.ExitStack() as theirs:
         undo.callback(release, held, are_ranks_gone=True)
@@ -147,10 +155,8 @@ def start_world(
             # Stacks come from it, packet by packet, and so does the rank's ledger when the runner asks for it.
             near, far = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
             near.setblocking(False)
-            stacks_fds[rank], write = near.detach(), far.detach()
-            ours.callback(os.close, stacks_fds[rank])
-            theirs.callback(os.close, write)
-            fds.append(write)
+            stacks_fds[rank] = ours.enter_context(near).fileno()
+            fds.append(theirs.enter_context(far).fileno())
         board_fd = PhaseBoard.create(size)
         theirs.callback(os.close, board_fd)
         fds.append(board_fd)
@@ -163,6 +169,7 @@ def start_world(
         elif case.with_store and not together:
             # The runner binds the port once and keeps it until the world is over, so no other process can take it.
             store = ours.enter_context(socket.create_server((isolation.host, 0), backlog=2 * size))
+            _check_reachable(case.name, store.getsockname())
             store_port = store.getsockname()[1]
             fds.append(store.fileno())
         held_fds = [fd for _, one in held for fd in one.fds]
@@ -195,16 +202,16 @@ def start_world(
                 together=together,
                 debug_rank=case.debug_rank,
                 store_port=store_port,
-                nodes=case.nodes,
                 place=place,
+                places=tuple(of_place.places),
+                host=of_place.host,
                 services=tuple(add_on.name for add_on in taking_part if add_on.rank_service),
                 held_fds=len(held_fds),
                 settings=WorldSettings(
                     backend=spec.backend.torch_backend,
                     device=spec.backend.device,
                     binds_device=spec.backend.binds_device,
-                    gpus_per_rank=spec.gpus_per_rank,
-                    ranks_per_gpu=spec.ranks_per_gpu,
+                    devices=tuple(chain.from_iterable(one.devices for _, one in held)),
                     register_module=spec.backend.register_module,
                     timeout_s=group_limit_s(limit_s),
                     init=case.init,
@@ -213,13 +220,24 @@ def start_world(
             fds,
         )
         records = [RankRecord(rank, channel, board) for rank, channel in enumerate(channels)]
-        names = directory if together else None
-        supervisor = Supervisor(launcher, number, records, stacks_fds, names, group_limit_s(limit_s))
-        supervisor.add_first("(logs)", LogLimits([directory / log_name(rank) for rank in range(size)]))
-        if case.debug_rank is not None:
-            supervisor.wait_for_debugger(case.debug_rank)
+        stack_source = StackSource(launcher.signal, stacks_fds, directory if together else None)
+        logs = [directory / log_name(rank) for rank in range(size)]
+        supervisor = Supervisor(launcher, number, records, stack_source, logs, group_limit_s(limit_s))
         undo.pop_all()
-        return RunningWorld(case.pool, supervisor, directory, board, held, isolation, ours.pop_all(), nodes=case.nodes)
+        return RunningWorld(case.pool, supervisor, directory, board, held, isolation, ours.pop_all(), case.settings)
+
+
+def _check_reachable(name: str, address: tuple[str, int]) -> None:
+    with socket.socket(type=socket.SOCK_DGRAM) as probe:
+        try:
+            # It sends nothing: the kernel looks for a route.
+            probe.connect(address)
+        except OSError as error:
+            raise LaunchError(
+                f"{name}: ranks cannot meet at {address[0]}: {error.strerror}.\n"
+                "The loopback interface may be down, as in a new network namespace or a container without a network.\n"
+                "Bring it up, for example by `ip link set lo up`."
+            ) from error
 
 
 def group_limit_s(limit_s: float) -> float:

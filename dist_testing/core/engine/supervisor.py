@@ -14,20 +14,17 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
-from dist_testing.core.engine.broken_worlds import no_such_rank, unkillable
-from dist_testing.core.engine.hooks import CaseStart, WorldWatcher
-from dist_testing.core.engine.rank_record import RankRecord
-from dist_testing.core.engine.stack_dumps import collect_stacks
+from dist_testing.core.engine.hooks import CaseStart
+from dist_testing.core.engine.rank_record import RankRecord, unkillable
+from dist_testing.core.engine.stack_dumps import StackSource
 from dist_testing.core.engine.watchers import Watchers
-from dist_testing.core.ground.add_ons import AddOn, add_on_named, blaming
+from dist_testing.core.ground.add_ons import AddOn, blaming
 from dist_testing.core.ground.case import CaseBody
 from dist_testing.core.ground.errors import LaunchError
 from dist_testing.core.ground.outcomes import Kind
-from dist_testing.core.ground.procfs import STOPPED
 from dist_testing.core.launch.launcher import Launcher, PlaceLauncher
 from dist_testing.core.process.launcher_messages import RankEnded, WorldExtra, WorldOver, WorldRefused, WorldStarted
 from dist_testing.core.process.rank_messages import FinishWorld, Instruction, LeaveWorld, NextCase
-from dist_testing.core.process.stacks import STACKS_SIGNAL
 
 # From the request for ranks until all are ready: on a machine that swaps, or while interpreters import torch. Seconds.
 _START_LIMIT_S = 120.0
@@ -43,6 +40,10 @@ _VICTIM_STACKS_S = 0.3
 _HUNG_STACKS_S = 2.0
 # Limit of one wait: Python handles a signal only after the wait if it arrives just before it. Seconds.
 _LONGEST_POLL_S = 1.0
+# Until the log says that ranks are still starting, and between two of these lines. Seconds.
+_STARTING_S = 5.0
+# Ranks of a world for which the log says it. The line would break into the output of unittest in each slow case.
+_MANY = 32
 # A world whose messages nobody has read for longer gets the time back: another world or a plugin has used it. Seconds.
 _AWAY_S = 0.1
 # Limit from SIGKILL until all ranks are gone. Longer than the fork server needs to clean up. Seconds.
@@ -68,6 +69,7 @@ class Supervisor:
         ended_by: Why a watcher has ended the case, with the name of its add-on; "" if none has.
         beside: All worlds that run side by side, with this one; empty if this one runs alone.
         before_look: Called before each look of `wait_case`.
+        log_line: Takes a line for the log, such as how many ranks are ready.
         over_s: When the world was over, on the monotonic clock; None before.
     """
 
@@ -76,22 +78,19 @@ class Supervisor:
         launcher: Launcher,
         world: int,
         records: Sequence[RankRecord],
-        stacks_fds: Mapping[int, int],
-        threads_directory: Path | None = None,
-        group_limit_s: float = math.inf,
+        stack_source: StackSource,
+        logs: Sequence[Path],
+        group_limit_s: float,
     ) -> None:
-        """Watch a world that was just asked for.
-
-        In `threads_directory` ranks that are threads note which of them they are; it is None for processes.
-        """
+        """Watch a world that was just asked for."""
         self.records = records
         self.stacks: dict[int, str] = {}
         self.leaked: list[str] = []
         self._launcher = launcher
         self._world = world
-        self.stacks_fds = stacks_fds
+        self._stack_source = stack_source
+        self.logs = logs
         self.group_limit_s = group_limit_s
-        self._threads_directory = threads_directory
         self._is_disturbed = False
         # While the caller waits for a condition, the case is not left to the ranks.
         self._is_waiting = False
@@ -104,25 +103,17 @@ class Supervisor:
         self._is_timed = False
         self._deadline_s = math.inf
         self._grace_end_s = math.inf
+        # The rank in the debugger: no limit and no failure of another rank ends its test.
         self._debugged: RankRecord | None = None
         self.beside: Sequence[Supervisor] = ()
         self.before_look: Callable[[], None] = lambda: None
+        self.log_line: Callable[[str], None] = lambda line: None
+        self._next_line_s = math.inf
         self.over_s: float | None = None
         self._looked_s = time.monotonic()
         # Raised by the next wait for this world; it happened while another one was awaited.
         self._error: Exception | None = None
         self._by_fd = {record.channel.fileno(): record for record in records}
-        self._fds = [launcher.fileno(), *self._by_fd]
-
-    def add_first(self, name: str, watcher: WorldWatcher) -> None:
-        """Add a watcher before all others, and before the first case."""
-        self.watchers.add_first(name, watcher)
-        if watcher.fd >= 0:
-            self._fds.append(watcher.fd)
-
-    def wait_for_debugger(self, rank: int) -> None:
-        """Suspend all limits while this rank runs its test, and let no failure of another rank end it."""
-        self._debugged = self.records[rank]
 
     @property
     def is_over(self) -> bool:
@@ -151,12 +142,14 @@ class Supervisor:
         self._is_disturbed = False
         self._keep = start.keeps_ranks
         case = start.case
+        self._debugged = None if case.debug_rank is None else self.records[case.debug_rank]
         self._limit_s = limit_s
         self._latest_s = latest_s
         self._grace_end_s = math.inf
         now_s = self._looked_s = time.monotonic()
         # The ranks of a worker pool are ready; new ranks must start first.
         self._is_timed = body is not None
+        self._next_line_s = now_s + _STARTING_S if len(self.records) >= _MANY else math.inf
         start_limit_s = min(_START_LIMIT_S, max(_LEAST_START_S, latest_s - now_s))
         self._deadline_s = now_s + (limit_s if self._is_timed else start_limit_s)
         self.ended_by = ""
@@ -238,9 +231,14 @@ class Supervisor:
         return self.is_running and is_left_to_ranks and not self._is_disturbed
 
     @property
+    def stacks_fds(self) -> Mapping[int, int]:
+        """Rank to the socket that its stacks come from, and other answers of its helper thread."""
+        return self._stack_source.fds
+
+    @property
     def are_threads(self) -> bool:
         """Whether the ranks are threads of one process."""
-        return self._threads_directory is not None
+        return self._stack_source.threads_directory is not None
 
     def signal_ranks(self, ranks: Sequence[int], number: int) -> None:
         """Send a signal to those of the ranks that still run."""
@@ -260,7 +258,7 @@ class Supervisor:
 
     def stacks_now(self) -> dict[int, str]:
         """Return rank to stacks, for ranks that have not ended the case. The case goes on."""
-        return self._stacks_of([record for record in self.records if not record.is_settled], _HUNG_STACKS_S)
+        return self._stack_source.ask([one for one in self.records if not one.is_settled], _HUNG_STACKS_S)
 
     def _wait(self, until: _Stage, before_look: Callable[[], None] = lambda: None) -> None:
         while self._stage not in (until, _Stage.OVER):
@@ -284,13 +282,9 @@ class Supervisor:
         for world in (self, *others):
             if self.beside:
                 world._extend(begin_s)
-            limit_s = min(
-                world._deadline_s,
-                world._grace_end_s,
-                limit_s,
-                *(watcher.next_s for watcher in world.watchers.values()),
-            )
-            for fd in world._fds:
+            next_s = [watcher.next_s for watcher in world.watchers.values()]
+            limit_s = min(limit_s, world._deadline_s, world._grace_end_s, *next_s)
+            for fd in (world._launcher.fileno(), *world._by_fd):
                 poller.register(fd, select.POLLIN)
         left_s = min(max(0.0, limit_s - begin_s), _LONGEST_POLL_S)
         ready = [fd for fd, _ in poller.poll(math.ceil(1000 * left_s))]
@@ -312,11 +306,11 @@ class Supervisor:
     def _act(self, ready: Sequence[int], now_s: float) -> None:
         """Act on messages, on descriptors that are ready, and on limits. It is `now_s`."""
         self._looked_s = now_s
-        for fd in [fd for fd in ready if fd in self._fds]:
-            if fd == self._launcher.fileno():
-                self._hear_launcher(now_s)
-            elif (record := self._by_fd.get(fd)) and (not record.read(now_s) or record.is_done):
-                self._forget(fd)
+        if self._launcher.fileno() in ready:
+            self._hear_launcher(now_s)
+        for fd in ready:
+            if (record := self._by_fd.get(fd)) and (not record.read(now_s) or record.is_done):
+                del self._by_fd[fd]
         self.watchers.deliver(self.records, now_s)
         for name, end in self.watchers.poll(now_s):
             if self.is_running:
@@ -324,10 +318,6 @@ class Supervisor:
                 self._stop(end.kind, time.monotonic(), _HUNG_STACKS_S)
         if not self.is_over:
             self._decide(now_s)
-
-    def _forget(self, fd: int) -> None:
-        self._fds.remove(fd)
-        del self._by_fd[fd]
 
     def _hear_launcher(self, now_s: float) -> None:
         for event in self._launcher.events():
@@ -338,13 +328,15 @@ class Supervisor:
                     for record, pid in zip(self.records, event.pids, strict=False):
                         record.pid = pid
                 case RankEnded() if event.rank >= len(self.records):
-                    raise LaunchError(no_such_rank(event, len(self.records)))
+                    raise LaunchError(
+                        f"Rank {event.rank} of world {event.world}, which has {len(self.records)} ranks, has ended.\n"
+                        "The launcher and the runner disagree about a world, so no outcome of it can be trusted.\n"
+                        "This is a bug of dist_testing: please report it with this text."
+                    )
                 case RankEnded():
                     record = self.records[event.rank]
-                    fd = record.channel.fileno()
+                    self._by_fd.pop(record.channel.fileno(), None)
                     record.ended(event.exit_code, now_s, event.reason)
-                    if fd in self._by_fd:
-                        self._forget(fd)
                 case WorldRefused():
                     raise LaunchError(f"Rank {event.rank} of {len(self.records)} could not be started: {event.text}")
                 case WorldExtra():
@@ -359,7 +351,7 @@ class Supervisor:
         records = self.records
         if self._stage is _Stage.KILLED:
             if now_s >= self._deadline_s:
-                raise LaunchError(unkillable(self.records, _KILL_LIMIT_S))
+                raise LaunchError(unkillable(records, _KILL_LIMIT_S))
             return
         if self._stage is _Stage.RUNNING and not self._is_timed and all(record.is_ready for record in records):
             self._is_timed = True
@@ -381,6 +373,10 @@ class Supervisor:
             self._stop(Kind.HUNG, now_s, _HUNG_STACKS_S)
 
     def _decide_running(self, now_s: float) -> None:
+        if not self._is_timed and now_s >= self._next_line_s:
+            self._next_line_s = now_s + _STARTING_S
+            ready = sum(record.is_ready for record in self.records)
+            self.log_line(f"starting ranks: {ready} of {len(self.records)} are ready")
         reported = [record.reported for record in self.records]
         if all(record.is_settled for record in self.records):
             self._grace_end_s = math.inf
@@ -410,23 +406,8 @@ class Supervisor:
                 if not (record.is_settled if self._stage is _Stage.RUNNING else record.is_done)
             ]
             # What a rank has answered before stays: it may be unable to answer again.
-            self.stacks = self._stacks_of(wanted, stacks_limit_s) | self.stacks
+            self.stacks = self._stack_source.ask(wanted, stacks_limit_s) | self.stacks
         self._stage = _Stage.KILLED
         self._grace_end_s = math.inf
         self._deadline_s = time.monotonic() + _KILL_LIMIT_S
         self._launcher.signal([record.rank for record in running], signal.SIGKILL)
-
-    def _stacks_of(self, records: Sequence[RankRecord], limit_s: float) -> dict[int, str]:
-        states = {record.rank: record.kernel_state for record in records}
-        # A stopped process answers only after SIGCONT, and one that another process traces when that one lets it.
-        asked = [rank for rank, state in states.items() if not state.startswith(STOPPED)]
-        # If ranks are threads, rank 0 answers for all.
-        fds = {rank: self.stacks_fds[rank] for rank in (asked if self._threads_directory is None else asked and [0])}
-        stacks = collect_stacks(fds, lambda: self._launcher.signal(list(fds), STACKS_SIGNAL), limit_s) if fds else {}
-        if self._threads_directory is not None:
-            split = add_on_named("threads", f"world {self._world}").load("stacks_by_rank")
-            stacks = split(stacks.get(0, ""), self._threads_directory)
-        return {
-            rank: stacks.get(rank) or f"no answer; its state is {state or 'not known'}"
-            for rank, state in states.items()
-        }

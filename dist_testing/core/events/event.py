@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import functools
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from dist_testing.core.ground.codec import Shape, WrongValueError, shape_of
+from dist_testing.core.ground.codec import WrongValueError, shape_of
 from dist_testing.core.ground.record import DIGITS, CaseRecord, Seconds
 
 # Increase it when a kind or a field disappears or changes its meaning. A new kind or field needs no increase, because
@@ -14,17 +13,10 @@ from dist_testing.core.ground.record import DIGITS, CaseRecord, Seconds
 SCHEMA = 2
 
 
-# Made when it is needed: most processes write and read no event.
-@functools.cache
-def _shape(kind: str) -> Shape:
-    return shape_of(_CLASSES[kind])
-
-
 @dataclass(frozen=True, slots=True)
 class Event:
     """One fact of a run."""
 
-    kind: ClassVar[str] = ""
     is_open: ClassVar[bool] = True
     __test__: ClassVar[bool] = False
 
@@ -32,17 +24,15 @@ class Event:
 
     def to_wire(self) -> dict[str, Any]:
         """Return the event as JSON values, with its kind under "event". Rounds its times to microseconds."""
-        write = _shape(self.kind).write
+        write = shape_of(type(self)).write
         assert write is not None
-        wire = {"event": self.kind, **write(self)}
+        wire = {"event": _NAMES[type(self)], **write(self)}
         return {name: round(value, DIGITS) if type(value) is float else value for name, value in wire.items()}
 
 
 @dataclass(frozen=True, slots=True)
 class RunStarted(Event):
     """The run begins. This is the first event."""
-
-    kind: ClassVar[str] = "run_started"
 
     schema: int  # version of the format: `SCHEMA`
     wall_zero_s: float  # the wall clock, in seconds since 1970, when the monotonic clock was 0
@@ -56,16 +46,12 @@ class RunStarted(Event):
 class TestsCollected(Event):
     """The front end has collected its tests and will run `count` of them."""
 
-    kind: ClassVar[str] = "tests_collected"
-
     count: int
 
 
 @dataclass(frozen=True, slots=True)
 class ForkServerMemory(Event):
     """The fork server has moved its memory to huge pages, or does not do it; told when the next world is asked for."""
-
-    kind: ClassVar[str] = "fork_server_memory"
 
     huge_bytes: int  # its memory in huge pages; 0 if it has moved nothing
     pss_bytes: int  # its share of all memory that it uses, pages of libraries included; 0 if it has moved nothing
@@ -77,16 +63,12 @@ class ForkServerMemory(Event):
 class CaseStarted(Event):
     """The front end begins a case, on ranks or in the runner; `nodeid` is pytest's name of it."""
 
-    kind: ClassVar[str] = "case_started"
-
     nodeid: str
 
 
 @dataclass(frozen=True, slots=True)
 class RankOutput(Event):
     """A rank has printed a line. The engine reads lines during the case, and only if a sink asks for this kind."""
-
-    kind: ClassVar[str] = "rank_output"
 
     rank: int
     line: str
@@ -96,16 +78,12 @@ class RankOutput(Event):
 class WorldEnded(Event):
     """The engine has ended one try of a case. The front end makes the case's record of it, so no file has this kind."""
 
-    kind: ClassVar[str] = "world_ended"
-
     record: CaseRecord
 
 
 @dataclass(frozen=True, slots=True)
 class CaseRecorded(Event):
     """The result of a case is known. A second one, after its teardown has failed, replaces the first."""
-
-    kind: ClassVar[str] = "case"
 
     record: CaseRecord
 
@@ -114,16 +92,12 @@ class CaseRecorded(Event):
 class CaseEnded(Event):
     """The case has ended, with all of its teardown."""
 
-    kind: ClassVar[str] = "case_ended"
-
     nodeid: str
 
 
 @dataclass(frozen=True, slots=True)
 class RunEnded(Event):
     """The run has ended by itself, with the `exit_code` of the front end. This is the last event."""
-
-    kind: ClassVar[str] = "run_ended"
 
     exit_code: int
 
@@ -132,37 +106,29 @@ class RunEnded(Event):
 class StreamCut(Event):
     """The file is full and lacks all later events. This is its last line."""
 
-    kind: ClassVar[str] = "stream_cut"
-
     limit_bytes: int  # Limit of the file before compression
 
 
-KINDS: tuple[type[Event], ...] = (
-    RunStarted,
-    TestsCollected,
-    ForkServerMemory,
-    CaseStarted,
-    RankOutput,
-    WorldEnded,
-    CaseRecorded,
-    CaseEnded,
-    RunEnded,
-    StreamCut,
-)
+# The name in JSON of each kind.
+KINDS: dict[str, type[Event]] = {
+    "run_started": RunStarted,
+    "tests_collected": TestsCollected,
+    "fork_server_memory": ForkServerMemory,
+    "case_started": CaseStarted,
+    "rank_output": RankOutput,
+    "world_ended": WorldEnded,
+    "case": CaseRecorded,
+    "case_ended": CaseEnded,
+    "run_ended": RunEnded,
+    "stream_cut": StreamCut,
+}
+_NAMES = {kind: name for name, kind in KINDS.items()}
 # A sink gets these only if it names them: the runner has to read logs, or to make a record twice.
 ON_DEMAND = (RankOutput, WorldEnded)
 
-_CLASSES = {kind.kind: kind for kind in KINDS}
-
 
 def event_of(wire: object) -> Event | None:
-    """Make an event from its wire form.
-
-    Args:
-        wire: Result of `Event.to_wire` after a round trip through JSON.
-
-    Returns:
-        The event, without unknown fields; None if its kind is unknown.
+    """Make an event, without unknown fields, from the result of `Event.to_wire` that was JSON; None of an unknown kind.
 
     Raises:
         ValueError: If `wire` has no kind, lacks a field, or has a field of a wrong type.
@@ -170,10 +136,10 @@ def event_of(wire: object) -> Event | None:
     name = wire.get("event") if type(wire) is dict else None
     if not isinstance(name, str):
         raise ValueError('expected an object with the name of an event under "event"')
-    if name not in _CLASSES:
+    if name not in KINDS:
         return None
     try:
-        event: Event = _shape(name).read(wire)
+        event: Event = shape_of(KINDS[name]).read(wire)
     except WrongValueError as error:
         raise ValueError(f"{name}: {error}") from None
     return event

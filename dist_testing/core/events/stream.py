@@ -39,7 +39,7 @@ class EventStream:
 
     def wants(self, *kinds: type[Event]) -> bool:
         """Whether there is a sink for one of these kinds."""
-        return not self._by_kind.keys().isdisjoint(kinds)
+        return any(self._by_kind.get(kind) for kind in kinds)
 
     def subscribe(self, sink: _Sink, *kinds: type[Event], name: str, is_essential: bool = False) -> None:
         """Call `sink` with every event of some kinds from now on, in order.
@@ -56,7 +56,7 @@ class EventStream:
                 run, which could be wrong without it.
         """
         added = _Subscription(sink, name, is_essential)
-        for kind in kinds or [kind for kind in KINDS if kind not in ON_DEMAND]:
+        for kind in kinds or [kind for kind in KINDS.values() if kind not in ON_DEMAND]:
             self._by_kind[kind] = (*self._by_kind.get(kind, ()), added)
         if self._first is not None and added in self._by_kind.get(RunStarted, ()):
             self._hand(added, self._first)
@@ -65,11 +65,9 @@ class EventStream:
         """Pass an event to the sinks that want it."""
         if isinstance(event, RunStarted):
             self._first = event
-        subscriptions = self._by_kind.get(type(event))
-        if subscriptions is None or os.getpid() != self._pid:
-            return
-        for subscription in subscriptions:
-            self._hand(subscription, event)
+        if os.getpid() == self._pid:
+            for subscription in self._by_kind.get(type(event), ()):
+                self._hand(subscription, event)
 
     def _hand(self, subscription: _Subscription, event: Event) -> None:
         try:
@@ -80,11 +78,10 @@ class EventStream:
             self._drop(subscription, error)
 
     def _drop(self, dropped: _Subscription, error: Exception) -> None:
-        kept = {
+        self._by_kind = {
             kind: tuple(subscription for subscription in subscriptions if subscription is not dropped)
             for kind, subscriptions in self._by_kind.items()
         }
-        self._by_kind = {kind: subscriptions for kind, subscriptions in kept.items() if subscriptions}
         # If the log itself is broken, there is no place for the warning.
         with contextlib.suppress(OSError, ValueError):
             self.warn(

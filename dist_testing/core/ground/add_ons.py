@@ -21,7 +21,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from dist_testing.core.ground.error_text import summarise
-from dist_testing.core.ground.errors import AddOnError, DistTestingError
+from dist_testing.core.ground.errors import AddOnError, DistTestingError, UsageError
 
 if TYPE_CHECKING:
     from dist_testing.core.ground.case import Case
@@ -51,13 +51,22 @@ class AddOn:
         wanted: Whether it takes part in a case. It must be cheap, and must not import the parts.
         check: A function of `Case` and `Spec` that raises `UsageError` if the case is not possible with this add-on.
         missing: A function of `Case` and `Spec` that returns what this machine lacks, as a skip reason; "" for nothing.
-            A `Lack` if there is a way out. The case is no real one: only its size and its nodes are known.
+            A `Lack` if it is about hardware or there is a way out. The case is no real one: only its size and its
+            settings are known.
         resource: A `WorldResource`, made without arguments.
         watcher: A `WorldWatcher`, made with the `WatchedWorld`.
         explainer: An `Explainer`.
         setting: A function that reads the user's setting for the add-on, from the subject of an error text and the
             value; it raises `UsageError` if the value is wrong. The marker then has an argument of the add-on's name,
-            and what the function returns is in `Case.settings`.
+            unittest classes have an attribute, and targets a key of `settings`. What the function returns is in
+            `Case.settings`.
+        target: A function that reads what only targets can set, from the `Spec` without settings and the value. It has
+            the place of `setting` there.
+        promised: A function of `Spec` and world size that returns what the configuration promises of the hardware, as
+            in "promises 4 GPU(s)"; "" for nothing. A case that lacks it fails, and is not skipped.
+        options: Options of the command line, `--dist-...`, to a line of help; each has a value.
+        from_options: A function that returns the setting of a run, from its `Spec` and from the options that the user
+            has given, with their texts.
         on_world: What makes the attribute of `World` with the add-on's name, from the world, its runner and layout.
         rank_service: A `RankService`, made with a `ServedRank`.
         place: The class of a `WorldPlace`; the add-on then has the place of each world that it is wanted for.
@@ -75,6 +84,10 @@ class AddOn:
     watcher: str = ""
     explainer: str = ""
     setting: str = ""
+    target: str = ""
+    promised: str = ""
+    options: Mapping[str, str] = field(default_factory=dict)
+    from_options: str = ""
     on_world: str = ""
     rank_service: str = ""
     place: str = ""
@@ -157,6 +170,45 @@ def add_on_named(name: str, needed_by: str) -> AddOn:
         f"This dist_testing has {', '.join(add_on.name for add_on in add_ons()) or 'no add-ons'}.\n"
         "Install the package that brings it, or do without."
     )
+
+
+def read_settings(subject: str, values: Mapping[str, Any], target: Spec | None = None) -> dict[str, Any]:
+    """Read what a test asks of add-ons, by their names, or a target. None asks for nothing.
+
+    `subject` begins the texts of errors.
+
+    Raises:
+        AddOnError: If an add-on is missing, or has no settings.
+        UsageError: If a value is wrong.
+    """
+    read = {}
+    for name, value in values.items():
+        if value is None:
+            continue
+        add_on = add_on_named(name, f"{subject} with {name} = {value!r}")
+        with blaming(name, f"the reading of {name} = {value!r}"):
+            if target is not None and add_on.target:
+                read[name] = add_on.load("target")(target, value)
+            elif add_on.setting:
+                read[name] = add_on.load("setting")(subject, value)
+            else:
+                raise UsageError(
+                    f"{subject} with {name} = {value!r}.\nThe add-on {name!r} has no setting there.\nLeave it out."
+                )
+    return read
+
+
+def call_parts(name: str, *arguments: object) -> Iterator[tuple[AddOn, Any]]:
+    """Call the part of this name in `more` of each add-on that has one; yield the add-on and the result.
+
+    Raises:
+        AddOnError: If a part raises.
+    """
+    for add_on in add_ons():
+        if name in add_on.more:
+            with blaming(add_on.name, f"its part {name!r}"):
+                result = add_on.load(name)(*arguments)
+            yield add_on, result
 
 
 def _built_in() -> tuple[AddOn, ...]:

@@ -58,8 +58,7 @@ class Case:
             have one, in memory.
         expected_exits: Rank to how its process must end; a negative number is a signal, as in `subprocess`.
         debug_rank: The rank that gets the terminal, while the other ranks wait without a limit. None for none.
-        nodes: Number of nodes that the ranks are spread over; above 1 they are simulated.
-        settings: What the test asks of add-ons, by their names.
+        settings: What the test and its target ask of add-ons, by their names.
         exit_0_passes: Whether a rank whose process ends with exit code 0 has passed, also without a report. True for
             programs, whose result is their exit code.
     """
@@ -74,7 +73,6 @@ class Case:
     with_store: bool = True
     expected_exits: Mapping[int, int] = field(default_factory=dict)
     debug_rank: int | None = None
-    nodes: int = 1
     settings: Mapping[str, Any] = field(default_factory=dict)
     exit_0_passes: bool = False
 

@@ -1,8 +1,9 @@
 """Turns dataclasses into JSON and back, and checks what it reads against the annotations.
 
 A message between processes is a dataclass; messages that travel the same way form a `Family`, which has a schema
-number. The checks are made once, from the annotations: `str`, `bool`, `int`, `float`, `None`, `object`, `Literal`,
-enumerations, `tuple`, `NamedTuple`, `dict[str, X]`, other dataclasses, and unions of these.
+number. The checks are made once, from the annotations: `str`, `bool`, `int`, `float`, `object`, `Literal`, `tuple`,
+`NamedTuple`, `dict[str, X]` and `X | None`; a field, or each item of a tuple of any length, can also be an enumeration
+or another dataclass.
 `Annotated[int, range(...)]` and `Annotated[float, LARGEST]` limit a number.
 
 A dataclass with `is_open = True` is one that files keep: versions may differ. A field with its default value is not
@@ -25,8 +26,8 @@ from dist_testing.core.ground.errors import MessageError
 
 # The largest message, a request for a world, has an environment of a few MiB at most.
 MAX_MESSAGE_BYTES = 64 * 1024 * 1024
-# The limits of an `int` without a range.
-_ANY_INT = range(-(1 << 63), 1 << 63)
+# The limit of an `int` without a range.
+_MOST = 1 << 63
 # An error shows this much of an unreadable message.
 _SHOWN_BYTES = 80
 
@@ -87,9 +88,6 @@ class Family(Generic[_Message]):
         # mypy does not know that they are dataclasses.
         classes: Sequence[Any] = messages
         self._shapes = {cls: _shape_of_dataclass(cls) for cls in classes}
-        for cls in classes:
-            if taken := {"schema", "message"} & {field.name for field in dataclasses.fields(cls)}:
-                raise TypeError(f"{cls.__name__}: fields {taken} belong to the envelope")
         self._by_name = {cls.__name__: shape for cls, shape in self._shapes.items()}
 
     def to_wire(self, message: _Message) -> bytes:
@@ -162,19 +160,16 @@ class Family(Generic[_Message]):
 @functools.cache
 def _shape_of_dataclass(cls: type[Any]) -> Shape:
     hints = get_type_hints(cls, include_extras=True)
-    shapes = {field.name: shape_of(hints[field.name]) for field in dataclasses.fields(cls)}
-    names = shapes.keys()
-    readers = [(name, shape.read) for name, shape in shapes.items()]
-    writers = [(name, shape.write) for name, shape in shapes.items()]
-
-    if getattr(cls, "is_open", False):
-        return _shape_of_open(cls, shapes)
+    defaults = {field.name: field.default for field in dataclasses.fields(cls)}
+    shapes = {name: shape_of(hints[name]) for name in defaults}
+    is_open: bool = getattr(cls, "is_open", False)
+    needed = {name for name, default in defaults.items() if not is_open or default is dataclasses.MISSING}
 
     def read(value: Any) -> Any:
         if type(value) is not dict:
             raise WrongValueError(f"{_shown(value)}; expected an object")
-        if value.keys() != names:
-            unknown, missing = sorted(value.keys() - names), sorted(names - value.keys())
+        unknown, missing = sorted(value.keys() - shapes) if not is_open else (), sorted(needed - value.keys())
+        if unknown or missing:
             raise WrongValueError(
                 "; ".join(
                     f"{adjective} {'field' if len(fields) == 1 else 'fields'} {_shown(fields)}"
@@ -183,11 +178,12 @@ def _shape_of_dataclass(cls: type[Any]) -> Shape:
                 )
             )
         values = {}
-        for name, read_field in readers:
-            try:
-                values[name] = read_field(value[name])
-            except WrongValueError as error:
-                raise WrongValueError(f"{name} = {error}") from None
+        for name, one in value.items():
+            if shape := shapes.get(name):
+                try:
+                    values[name] = one if type(one) is shape.plain else shape.read(one)
+                except WrongValueError as error:
+                    raise WrongValueError(f"{name} = {error}") from None
         try:
             return cls(**values)
         except ValueError as error:
@@ -195,37 +191,10 @@ def _shape_of_dataclass(cls: type[Any]) -> Shape:
             raise WrongValueError(str(error)) from None
 
     def write(value: Any) -> dict[str, Any]:
-        return {
-            name: getattr(value, name) if convert is None else convert(getattr(value, name))
-            for name, convert in writers
-        }
-
-    return Shape("an object", read, write)
-
-
-def _shape_of_open(cls: type[Any], shapes: dict[str, Shape]) -> Shape:
-    defaults = {field.name: field.default for field in dataclasses.fields(cls)}
-
-    def read(value: Any) -> Any:
-        if type(value) is not dict:
-            raise WrongValueError(f"{_shown(value)}; expected an object")
-        values = {}
-        for name, one in value.items():
-            if shape := shapes.get(name):
-                try:
-                    values[name] = one if type(one) is shape.plain else shape.read(one)
-                except WrongValueError as error:
-                    raise WrongValueError(f"{name} = {error}") from None
-        for name, default in defaults.items():
-            if default is dataclasses.MISSING and name not in values:
-                raise WrongValueError(f"{name} is missing")
-        return cls(**values)
-
-    def write(value: Any) -> dict[str, Any]:
         found = {}
         for name, shape in shapes.items():
             one = getattr(value, name)
-            if one != defaults[name]:
+            if not is_open or one != defaults[name]:
                 found[name] = one if shape.write is None else shape.write(one)
         return found
 
@@ -240,34 +209,30 @@ def shape_of(annotation: Any) -> Shape:
     """
     origin, arguments = get_origin(annotation), get_args(annotation)
     if annotation in (str, bool):
-        return _shape_of_type(annotation)
-    if annotation in (None, types.NoneType):
-        return _simple("null", lambda value: value is None)
+        return _simple(annotation.__name__, lambda value: type(value) is annotation)._replace(plain=annotation)
     if annotation is int:
-        return _shape_of_int(_ANY_INT)
+        return _simple("int", lambda value: type(value) is int and -_MOST <= value < _MOST)
     if annotation is float:
         return _FLOAT
-    if origin is Annotated and arguments[0] is int and isinstance(arguments[1], range):
-        return _shape_of_int(arguments[1])
+    if origin is Annotated and arguments[0] is int:
+        first, stop = arguments[1].start, arguments[1].stop
+        return _simple(f"int from {first} to {stop - 1}", lambda value: type(value) is int and first <= value < stop)
     if origin is Annotated and arguments[0] is float:
         return Shape(f"a number of at most {arguments[1]:g}", functools.partial(_read_float, largest=arguments[1]))
     if origin is Literal:
         return _shape_of_choice(arguments)
-    if origin in (Union, types.UnionType):
-        return _shape_of_union([shape_of(argument) for argument in arguments])
+    if origin in (Union, types.UnionType) and arguments[1:] == (types.NoneType,):
+        return _shape_of_optional(shape_of(arguments[0]))
     if annotation is object:
         return _simple("any value", lambda value: True)
-    if origin is tuple and len(arguments) == 2 and arguments[1] is ...:
+    if origin is tuple and arguments[1:] == (...,):
         return _shape_of_items(shape_of(arguments[0]))
     if origin is tuple:
         return _shape_of_fixed([shape_of(argument) for argument in arguments], tuple)
     if isinstance(annotation, type) and issubclass(annotation, tuple):
-        # A NamedTuple.
-        hints = get_type_hints(annotation, include_extras=True)
-        # As its `_make`, without a second check of the number.
-        return _shape_of_fixed(
-            [shape_of(hint) for hint in hints.values()], functools.partial(tuple.__new__, annotation)
-        )
+        # A NamedTuple. As its `_make`, without a second check of the number.
+        items = [shape_of(hint) for hint in get_type_hints(annotation, include_extras=True).values()]
+        return _shape_of_fixed(items, functools.partial(tuple.__new__, annotation))
     if origin is dict and arguments[0] is str:
         return _shape_of_dict(shape_of(arguments[1]))
     if isinstance(annotation, type) and issubclass(annotation, enum.Enum):
@@ -286,19 +251,8 @@ def _simple(expected: str, fits: Callable[[Any], bool], convert: Callable[[Any],
     return Shape(expected, read)
 
 
-def _shape_of_type(kind: type[str] | type[bool]) -> Shape:
-    def read(value: Any) -> Any:
-        if type(value) is kind:
-            return value
-        raise WrongValueError(f"{_shown(value)}; expected {kind.__name__}")
-
-    return Shape(kind.__name__, read, plain=kind)
-
-
 def _read_float(value: Any, largest: float = sys.float_info.max) -> float:
-    if type(value) is float and -largest <= value <= largest:
-        return value
-    if type(value) is int and -largest <= value <= largest:
+    if type(value) in (float, int) and -largest <= value <= largest:
         return float(value)
     limit = "a finite number" if largest == sys.float_info.max else f"a number of at most {largest:g}"
     raise WrongValueError(f"{_shown(value)}; expected {limit}")
@@ -307,43 +261,26 @@ def _read_float(value: Any, largest: float = sys.float_info.max) -> float:
 _FLOAT = Shape("a finite number", _read_float)
 
 
-def _shape_of_int(limits: range) -> Shape:
-    expected = "int" if limits is _ANY_INT else f"int from {limits.start} to {limits.stop - 1}"
-    first, stop = limits.start, limits.stop
-
-    def read(value: Any) -> Any:
-        if type(value) is int and first <= value < stop:
-            return value
-        raise WrongValueError(f"{_shown(value)}; expected {expected}")
-
-    return Shape(expected, read)
-
-
 def _shape_of_choice(choices: Sequence[Any]) -> Shape:
     by_value = {choice.value if isinstance(choice, enum.Enum) else choice: choice for choice in choices}
-    expected = f"one of {', '.join(map(repr, by_value))}"
-    fits: Callable[[Any], bool] = lambda value: type(value) is str and value in by_value  # noqa: E731
-    shape = _simple(expected, fits, by_value.__getitem__)
+    shape = _simple(
+        f"one of {', '.join(map(repr, by_value))}",
+        lambda value: type(value) is str and value in by_value,
+        by_value.__getitem__,
+    )
     return shape._replace(write=lambda value: value.value if isinstance(value, enum.Enum) else value)
 
 
-def _shape_of_union(shapes: Sequence[Shape]) -> Shape:
-    if any(shape.write is not None for shape in shapes):
-        raise TypeError("a union in a message may hold only values that JSON takes unchanged")
-    expected = " or ".join(shape.expected for shape in shapes)
-
-    takes_null = any(shape.expected == "null" for shape in shapes)
+def _shape_of_optional(item: Shape) -> Shape:
+    expected = f"{item.expected} or null"
 
     def read(value: Any) -> Any:
-        if value is None and takes_null:
-            # The usual value of an optional field; an exception of each other shape costs much more.
+        if value is None:
             return None
-        for shape in shapes:
-            try:
-                return shape.read(value)
-            except WrongValueError:
-                continue
-        raise WrongValueError(f"{_shown(value)}; expected {expected}")
+        try:
+            return item.read(value)
+        except WrongValueError:
+            raise WrongValueError(f"{_shown(value)}; expected {expected}") from None
 
     return Shape(expected, read)
 
@@ -360,25 +297,21 @@ def _shape_of_items(item: Shape) -> Shape:
 
 
 def _shape_of_fixed(items: Sequence[Shape], convert: Callable[[Iterable[Any]], Any]) -> Shape:
-    if any(item.write is not None for item in items):
-        raise TypeError("a tuple of fixed size in a message may hold only values that JSON takes unchanged")
-    expected = f"a list of {', '.join(item.expected for item in items)}"
     readers = [(item.read, item.plain) for item in items]
-    count = len(items)
 
-    def read(value: Any) -> Any:
-        if type(value) is list and len(value) == count:
-            # Not `strict`, which takes longer, and the lengths are equal.
-            parts = zip(value, readers)  # noqa: B905
-            return convert([part if type(part) is plain else read_part(part) for part, (read_part, plain) in parts])
-        raise WrongValueError(f"{_shown(value)}; expected {expected}")
+    def read(parts: list[Any]) -> Any:
+        # Not `strict`, which takes longer, and the lengths are equal.
+        pairs = zip(parts, readers)  # noqa: B905
+        return convert([part if type(part) is plain else read_part(part) for part, (read_part, plain) in pairs])
 
-    return Shape(expected, read)
+    return _simple(
+        f"a list of {', '.join(item.expected for item in items)}",
+        lambda value: type(value) is list and len(value) == len(readers),
+        read,
+    )
 
 
 def _shape_of_dict(item: Shape) -> Shape:
-    if item.write is not None:
-        raise TypeError("a dict in a message may hold only values that JSON takes unchanged")
     return _simple(
         f"an object of {item.expected}",
         lambda value: type(value) is dict,

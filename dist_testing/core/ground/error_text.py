@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 import traceback
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 from dist_testing.core.ground.errors import DistTestingError
 
@@ -27,6 +27,14 @@ def ranks_text(ranks: Iterable[int]) -> str:
     """Return ranks as text, in their order, such as "rank 3" or "ranks 0, 1"."""
     texts = [str(rank) for rank in ranks]
     return f"rank{'s' if len(texts) > 1 else ''} {', '.join(texts)}"
+
+
+def ranks_by_text(texts: Mapping[int, str]) -> dict[str, list[int]]:
+    """Return the ranks of each text, from the text of each rank, in its order."""
+    by_text: dict[str, list[int]] = {}
+    for rank, text in texts.items():
+        by_text.setdefault(text, []).append(rank)
+    return by_text
 
 
 def did_you_mean(name: str, known: Iterable[str], otherwise: str) -> str:

@@ -74,11 +74,3 @@ class DeadlockError(CollectiveError):
 
 class PeerFailedError(CollectiveError):
     """A call cannot complete because another rank has failed. The rank that raises this is a victim."""
-
-
-class GpuError(LaunchError):
-    """This process cannot find or use the GPUs. The cause is the machine, not the test."""
-
-
-class LeaseTimeoutError(GpuError):
-    """Other processes held the GPUs for longer than the case could wait."""

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import enum
+import re
 import signal
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -60,6 +61,8 @@ UNKNOWN_EXIT_CODE = 256
 # The outcomes without failure, and those in which the process ended by itself.
 GOOD = frozenset({Kind.PASSED, Kind.SKIPPED})
 CRASHES = frozenset({Kind.EXITED, Kind.SIGNALLED})
+# The end of a sentence: the error's text continues. An ellipsis stays.
+_END = re.compile(r"(?<!\.)\.$")
 _INFRASTRUCTURE = frozenset({Kind.NEVER_STARTED, Kind.UNREADABLE})
 
 
@@ -134,7 +137,7 @@ class RankOutcome(ReportDetails):
                 what = "lost a peer" if self.collateral == "lost" else "waited for a peer in vain"
                 return f"{what} in {self.operation or self.phase} ({self.summary.partition(':')[0]})"
             case Kind.RAISED:
-                return f"raised {self.summary} in {self.phase}"
+                return f"raised {_END.sub('', self.summary)} in {self.phase}"
             case Kind.EXITED | Kind.SIGNALLED if self.collateral:
                 return f"went down in {self.phase} with the process that all ranks share"
             case Kind.EXITED if self.exit_code == UNKNOWN_EXIT_CODE and self.summary:
@@ -195,12 +198,11 @@ def exit_name(exit_code: int) -> str:
 def verdict(
     outcomes: Sequence[RankOutcome],
     *,
-    world_size: int,
     promised: bool = False,
     leaked: Sequence[str] = (),
     left: Sequence[str] = (),
 ) -> Verdict:
-    """Return the verdict that follows from the outcomes of one case.
+    """Return the verdict that follows from the outcomes of one case, one for each of its ranks.
 
     The first of these that is found decides:
 
@@ -218,25 +220,14 @@ def verdict(
     8. A pass.
 
     Args:
-        outcomes: At most one per rank. A rank without an outcome counts as never started.
-        world_size: Number of ranks that the case asked for, at least 1.
+        outcomes: One for each rank, in any order.
         promised: Whether the configuration promises the hardware, so that a skip because of missing hardware is a
             failure.
         leaked: Command lines of processes that the ranks left behind.
         left: What the ranks have left behind in resources of add-ons, a text each.
-
-    Raises:
-        ValueError: If `world_size` is below 1, or `outcomes` names a rank twice or a rank outside of the world. That is
-            an error in the caller.
     """
-    if world_size < 1:
-        raise ValueError(f"world_size = {world_size}: a case without ranks has no verdict")
-    by_rank = {outcome.rank: outcome for outcome in outcomes}
-    if len(by_rank) != len(outcomes) or not by_rank.keys() <= set(range(world_size)):
-        ranks = sorted(outcome.rank for outcome in outcomes)
-        raise ValueError(f"outcomes of ranks {ranks} do not fit a world of {world_size}")
-    every = [by_rank.get(rank, RankOutcome(rank, Kind.NEVER_STARTED)) for rank in range(world_size)]
-
+    assert outcomes, "every case has ranks"
+    every = sorted(outcomes, key=lambda outcome: outcome.rank)
     failed = [outcome for outcome in every if outcome.kind in CRASHES or outcome.kind is Kind.RAISED]
     unfit = [outcome for outcome in every if outcome.kind in _INFRASTRUCTURE]
     hung = [outcome for outcome in every if outcome.kind is Kind.HUNG]

@@ -5,22 +5,9 @@ from __future__ import annotations
 import contextlib
 import os
 from collections.abc import Iterator
-from typing import NamedTuple
 
 # States of a process that a signal, or a debugger, has stopped.
 STOPPED = ("T", "t")
-
-
-class Activity(NamedTuple):
-    """What the kernel says of a process.
-
-    Attributes:
-        ticks: CPU time that it has used until now, in ticks of the kernel's clock.
-        state: Of its main thread, such as "S".
-    """
-
-    ticks: int
-    state: str
 
 
 def threads_of(pid: int | None) -> list[str]:
@@ -55,14 +42,6 @@ def stat_of(pid: int | None, thread: str = "") -> list[str]:
         # The name, in parentheses, may contain any character.
         return stat.read().rpartition(b")")[2].decode("ascii").split()
     return []
-
-
-def activity_of(pid: int | None) -> Activity | None:
-    """Return what a process does; None if it has ended."""
-    if stat := stat_of(pid):
-        # proc(5): utime and stime are the 14th and the 15th field, the state is the third.
-        return Activity(int(stat[11]) + int(stat[12]), stat[0])
-    return None
 
 
 def status_of(pid: int | str | None) -> dict[str, str]:

@@ -8,7 +8,13 @@ computes rows for more GPUs when they are looked up.
 from __future__ import annotations
 
 import re
-from typing import NamedTuple
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+# Part of a test function's __dict__, which functools.wraps copies: its requirements, the outermost decorator's first.
+REQUIREMENTS = "__dist_requirements__"
+# From the ranks' environment to the reason why the test cannot run; None if it can run, or if that is unknown.
+Decide = Callable[[Mapping[str, str]], str | None]
 
 
 class TestSkip(NamedTuple):
@@ -33,10 +39,6 @@ _GPU_EXIT_CODES = (75, 77, 80, 81, 82, 83, 84, 85)
 def gpus_reason(gpus: int) -> str:
     """Return the skip text for missing GPUs: any number from 1, not only those with an exit code."""
     return f"Need at least {gpus} CUDA device{'s' if gpus > 1 else ''}"
-
-
-# Skip text for a kernel that does not let this user make the namespaces of simulated nodes.
-NODES_REASON = "Need network namespaces for simulated nodes"
 
 
 class _SkipTable(dict[str, TestSkip]):
@@ -84,7 +86,7 @@ _GPUS_REASON = re.compile(r"Need at least \d+ (CUDA|accelerator) devices?\b")
 
 # Reasons that promised hardware excludes: they cannot occur on a machine with the promised GPUs and build of torch.
 _HARDWARE = ("backend_unavailable", "no_cuda", "no_accelerator", "nccl", "no_peer_access")
-_HARDWARE_TEXTS = (NODES_REASON, *(TEST_SKIPS[name].message for name in _HARDWARE))
+_HARDWARE_TEXTS = tuple(TEST_SKIPS[name].message for name in _HARDWARE)
 
 _BY_EXIT_CODE = {skip.exit_code: skip for skip in TEST_SKIPS.values()}
 
@@ -104,3 +106,11 @@ def skip_for_exit_code(code: int) -> TestSkip | None:
 def is_about_hardware(reason: str) -> bool:
     """Return whether the text of a skip reason says that the machine lacks hardware or a backend."""
     return reason.startswith(_HARDWARE_TEXTS) or _GPUS_REASON.match(reason) is not None
+
+
+def unmet_requirement(function: Callable[..., Any], environment: Mapping[str, str]) -> str | None:
+    """Return why a test would skip on ranks with this environment; None if nothing is known to be missing."""
+    if getattr(function, "__unittest_skip__", False):
+        return str(getattr(function, "__unittest_skip_why__", ""))
+    decisions: tuple[Decide, ...] = getattr(function, REQUIREMENTS, ())
+    return next((reason for decide in decisions if (reason := decide(environment)) is not None), None)

@@ -1,36 +1,29 @@
 """Reads and validates the spec of a target, which the build rules write.
 
 A spec is JSON in the environment of the test. Its schema has a number; this library reads its own schema and refuses
-newer ones, because an unknown field could change the meaning of a test. The promise of GPUs is in a separate file that
-only targets with GPUs have, so that no other target depends on it.
+newer ones, because an unknown field could change the meaning of a test.
 """
 
 from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
-from pathlib import Path
+from dataclasses import dataclass, field, replace
 from typing import Annotated, Any, NoReturn
 
+from dist_testing.core.ground.add_ons import add_on_named, blaming, read_settings
 from dist_testing.core.ground.backends import Backend
 from dist_testing.core.ground.codec import WrongValueError, shape_of
 from dist_testing.core.ground.errors import SpecError, UsageError
-from dist_testing.core.ground.layout import MAX_NODES
 
 # Name of the environment variable with the spec; the build rules set it.
 SPEC_VARIABLE = "DIST_TESTING_SPEC"
-SCHEMA = 5
-# Schema of the file with the promise.
-_PROMISE_SCHEMA = 1
-# Promise value: as many GPUs as the target asks for.
-ALL_GPUS = 1 << 30
+SCHEMA = 6
 # The largest world of a case. Far above what one machine runs well: the bound turns a typing error into a text.
 MAX_WORLD_SIZE = 1024
 # Ranks of a test that states no size; torch's default.
 DEFAULT_WORLD_SIZE = 4
 
-_Count = Annotated[int, range(1 << 31)]
 _Rank = Annotated[int, range(MAX_WORLD_SIZE)]
 _Exit = Annotated[int, range(-64, 256)]
 
@@ -43,15 +36,11 @@ class Spec:
         target: Label as a user types it, such as `//tests:pg_wrapper_gloo`; "" outside Bazel.
         backend: The backend.
         world_sizes: Numbers of ranks, never empty. A case that names no world size runs once with each.
-        gpus_per_rank: Number of GPUs that each rank needs, from 0.
         isolation: Name of the isolation (`core.launch.isolation`).
         srcs: Labels of the test files.
-        promised_gpus: Number of GPUs that the configuration promises, which may be `ALL_GPUS`; None without a promise.
         text: The JSON text of the spec; "" outside Bazel.
-        ranks_per_gpu: Number of ranks that share a GPU; 1 if each has its own.
-        gpu_archs: Architectures of GPUs that the ranks can use, such as "sm_90"; empty for any.
         backend_names: Backends of the `dist_py_test` that the target belongs to; empty outside Bazel.
-        nodes: Nodes that the ranks of a case are spread over if it names no number.
+        settings: What the target and the command line ask of add-ons, by their names.
         program_exits: For a target that runs a program, pairs of a rank and how its process must end, as in
             `subprocess`; None for a target with tests.
     """
@@ -59,25 +48,23 @@ class Spec:
     target: str
     backend: Backend
     world_sizes: tuple[int, ...]
-    gpus_per_rank: int
     isolation: str
     srcs: tuple[str, ...] = ()
-    promised_gpus: int | None = None
     text: str = ""
-    ranks_per_gpu: int = 1
-    gpu_archs: tuple[str, ...] = ()
     backend_names: tuple[str, ...] = ()
-    nodes: int = 1
+    settings: Mapping[str, Any] = field(default_factory=dict)
     program_exits: tuple[tuple[int, int], ...] | None = None
 
-    def gpus(self, world_size: int) -> int:
-        """Return the number of GPUs that a world of `world_size` ranks needs."""
-        return -(-world_size // self.ranks_per_gpu) * self.gpus_per_rank
-
-    def promises(self, world_size: int) -> bool:
-        """Return whether the configuration promises the GPUs of a world of `world_size` ranks; False for no GPUs."""
-        gpus = self.gpus(world_size)
-        return self.promised_gpus is not None and 0 < gpus <= self.promised_gpus
+    def promises(self, world_size: int) -> str:
+        """Return what the configuration promises of the hardware for a world of this size; "" for nothing."""
+        for name in self.settings:
+            add_on = add_on_named(name, self.target)
+            if add_on.promised:
+                with blaming(name, "its promise"):
+                    promise = str(add_on.load("promised")(self, world_size))
+                if promise:
+                    return promise
+        return ""
 
 
 def is_world_size(value: object) -> bool:
@@ -112,64 +99,26 @@ def program_of(target: str) -> str:
     return "/".join(part for part in parts if part)
 
 
-def read_spec(text: str, promised_gpus: int | None = None) -> Spec:
+def read_spec(text: str) -> Spec:
     """Read the spec of a target from the JSON text that the build rules wrote.
-
-    `promised_gpus` is the number of GPUs that the configuration promises; None without a promise.
 
     Raises:
         SpecError: If the text is truncated, has another schema, or has a field that the build rules do not write so.
+        AddOnError: If the target asks for an add-on that is missing.
+        UsageError: If it asks an add-on for something impossible.
     """
     fields = _Fields.parse(SPEC_VARIABLE, text, SCHEMA)
-    world_sizes = fields.read("world_sizes", tuple[Annotated[int, range(1, MAX_WORLD_SIZE + 1)], ...])
-    backend = fields.backend()
-    gpus_per_rank = fields.read("gpus_per_rank", _Count)
-    ranks_per_gpu = fields.read("ranks_per_gpu", Annotated[int, range(1, MAX_WORLD_SIZE + 1)])
-    if ranks_per_gpu > 1 and not (backend.shares_gpus and gpus_per_rank == 1):
-        fields.refuse("ranks_per_gpu", f"1, with backend {backend.name} and {gpus_per_rank} GPU(s) per rank")
-    return Spec(
+    spec = Spec(
         target=fields.read("target", str),
-        nodes=fields.read("nodes", Annotated[int, range(1, MAX_NODES + 1)]),
-        backend=backend,
-        world_sizes=world_sizes,
-        gpus_per_rank=gpus_per_rank,
+        backend=fields.backend(),
+        world_sizes=fields.read("world_sizes", tuple[Annotated[int, range(1, MAX_WORLD_SIZE + 1)], ...]),
         isolation=fields.read("isolation", str),
         srcs=fields.read("srcs", tuple[str, ...]),
-        promised_gpus=promised_gpus,
         text=text,
-        ranks_per_gpu=ranks_per_gpu,
-        gpu_archs=fields.read("gpu_archs", tuple[str, ...], may_be_empty=True),
         backend_names=fields.read("backends", tuple[str, ...]),
         program_exits=fields.read("program_exits", tuple[tuple[_Rank, _Exit], ...] | None, may_be_empty=True),
     )
-
-
-def read_promise(path: Path, vendor: str) -> int | None:
-    """Read how many GPUs of a vendor, such as "nvidia", the configuration promises.
-
-    Returns:
-        The number of GPUs, which may be `ALL_GPUS`; None if the configuration promises nothing.
-
-    Raises:
-        SpecError: If the file is missing or truncated, has another schema, or has a field that the build rules do not
-            write so.
-    """
-    try:
-        text = path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise SpecError(
-            f"The promise of GPUs {path} cannot be read: {error}.\n"
-            "The build writes it into the runfiles of targets with GPUs; the test was started some other way.\n"
-            "Run the target with `bazel test`, or the test file with pytest."
-        ) from error
-    fields = _Fields.parse(str(path), text, _PROMISE_SCHEMA)
-    promised = fields.content.get("promised")
-    if promised is None:
-        return None
-    if not isinstance(promised, dict):
-        fields.refuse("promised", "null, or a number of GPUs for each vendor")
-    count: int = _Fields(f"{path}, promised", promised).read(vendor, _Count)
-    return count
+    return replace(spec, settings=read_settings(SPEC_VARIABLE, fields.settings(), spec))
 
 
 @dataclass(frozen=True, slots=True)
@@ -213,6 +162,12 @@ class _Fields:
             return Backend.from_json(self.content.get("backend"))
         except SpecError as error:
             self.refuse("backend", f"an entry of the backend table ({error})")
+
+    def settings(self) -> dict[str, Any]:
+        settings = self.content.get("settings")
+        if not isinstance(settings, dict):
+            self.refuse("settings", "an object")
+        return settings
 
     def read(self, name: str, annotation: Any, *, may_be_empty: bool = False) -> Any:
         """Return a field that fits an annotation (`core.ground.codec`), and is not empty unless it may be."""

@@ -9,7 +9,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
-from dist_testing.core.ground.add_ons import add_ons
+from dist_testing.core.ground.add_ons import add_ons, call_parts
 from dist_testing.core.ground.errors import UsageError
 from dist_testing.core.ground.layout import Layout
 
@@ -26,24 +26,21 @@ class WorldSettings:
     Attributes:
         backend: torch's backend string, such as "gloo" or "cpu:gloo,cuda:nccl".
         device: Type of the ranks' device, as in `torch.device`: "cpu", "cuda" or "xpu".
-        gpus_per_rank: Number of GPUs of each rank; `World.device` is the first of them. 0 if the library leases none;
-            then the ranks take the devices of their type in turn.
-        ranks_per_gpu: Number of ranks that share a GPU; 1 if each has its own.
         register_module: Module whose import registers the backend with torch; "" for torch's own backends.
         timeout_s: Time limit of store and group operations, in seconds. It is below that of the case, so that torch
             reports first.
         init: Whether the library creates the default group before the test runs.
         binds_device: Whether `init_process_group` gets the rank's device.
+        devices: Index of each rank's device, by its local rank; empty if the ranks take the devices in turn.
     """
 
     backend: str
     device: str
-    gpus_per_rank: int
     register_module: str
     timeout_s: float
     init: bool
-    ranks_per_gpu: int = 1
     binds_device: bool = False
+    devices: tuple[int, ...] = ()
 
 
 class AsksRunner(Protocol):
@@ -95,7 +92,7 @@ class World:
         self.rank = rank
         self.size = layout.size
         self.local_rank = layout.local_rank(rank)
-        self.node = layout.node_of(rank)
+        self.node = layout.group_of(rank)
         self.backend = settings.backend
         self._directory = directory
         self._cases = cases
@@ -138,9 +135,8 @@ class World:
 
         if self._settings.device == "cpu":
             return torch.device("cpu")
-        if not self._settings.gpus_per_rank:
-            return torch.device(self._settings.device, self.local_rank % self._device_count)
-        index = self.local_rank // self._settings.ranks_per_gpu * self._settings.gpus_per_rank
+        devices = self._settings.devices
+        index = devices[self.local_rank] if devices else self.local_rank % self._device_count
         return torch.device(self._settings.device, index)
 
     @cached_property
@@ -197,10 +193,11 @@ class World:
                 raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
             names = {add_on.name: add_on for add_on in add_ons() if add_on.on_world}
             if name not in names:
+                way_out = "Correct the name, or install the add-on that brings it."
                 raise AttributeError(
                     f"world.{name}: a world has no attribute of this name.\n"
                     f"Add-ons give it these: {', '.join(names) or 'none'}.\n"
-                    "Correct the name, or install the add-on that brings it."
+                    f"{'Use world.size.' if name == 'world_size' else way_out}"
                 )
             if isinstance(self._runner, NoRunner):
                 raise UsageError(
@@ -221,9 +218,8 @@ class World:
             torch.distributed.DistStoreError: If a rank does not call it within the group's limit, 0.9 of the case's.
         """
         if name:
-            for add_on in add_ons():
-                if "at_barrier" in add_on.more:
-                    add_on.load("at_barrier")(self, name)
+            for _ in call_parts("at_barrier", self, name):
+                pass  # It has delayed this rank, or not.
         self._barriers += 1
         key = f"dist_testing/barrier/{self._barriers}"
         if self.store.add(f"{key}/arrived", 1) == self.size:

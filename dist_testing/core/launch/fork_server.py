@@ -33,8 +33,6 @@ from dist_testing.core.launch.fresh import load_tests, order_for
 from dist_testing.core.launch.hooks import IdleWork, WorldPlace
 from dist_testing.core.launch.spawn import become_rank
 from dist_testing.core.process import collector, wire
-from dist_testing.core.process.crash_stacks import has_sanitizer
-from dist_testing.core.process.descent import mark_descendants
 from dist_testing.core.process.launcher_messages import (
     FORK_SERVER_EVENTS,
     FORK_SERVER_ORDERS,
@@ -53,8 +51,9 @@ from dist_testing.core.process.launcher_messages import (
     WorldStarted,
 )
 from dist_testing.core.process.lifetime import become_subreaper, fork, watch_child
-from dist_testing.core.process.orphans import Orphans, kill_tracer
+from dist_testing.core.process.orphans import Orphans, kill_tracer, mark_descendants, mark_rank
 from dist_testing.core.process.refusal import refusal
+from dist_testing.core.process.stacks import has_sanitizer
 from dist_testing.core.rank.bootstrap import RankContext, enter, take_over
 from dist_testing.core.rank.capture import own_streams
 
@@ -235,6 +234,7 @@ class _ForkServer:
         if request.together:
             _enter_together(request)(starts, self._context)
         (start,) = starts
+        mark_rank(start.rank)
         if not request.fresh:
             enter(start, self._context)
         try:

@@ -29,8 +29,8 @@ class RunContext:
 
     ranks: RankContext
     loader: Loader
-    directories: Sequence[str]
-    temp: str
+    directories: Sequence[str] = ()
+    temp: str = ""
     may_fork_runner: bool = True
     keeps_state: bool = False
     forks: int = 0

@@ -19,7 +19,7 @@ from typing import Annotated, TypeAlias
 
 from dist_testing.core.ground.case import CaseBody
 from dist_testing.core.ground.codec import Family
-from dist_testing.core.ground.layout import MAX_NODES, Layout
+from dist_testing.core.ground.layout import Layout
 from dist_testing.core.ground.spec import MAX_WORLD_SIZE
 from dist_testing.core.ground.world import WorldSettings
 
@@ -32,7 +32,6 @@ _Port = Annotated[int, range(1 << 16)]
 _SignalNumber = Annotated[int, range(1, 65)]
 # As in `subprocess`: a negative code is a signal. 256 is `core.ground.outcomes.UNKNOWN_EXIT_CODE`.
 _EndOfProcess = Annotated[int, range(-64, 257)]
-_ExitCode = Annotated[int, range(256)]
 _Natural = Annotated[int, range(1 << 62)]
 
 
@@ -43,7 +42,6 @@ class WorldRequest:
     Attributes:
         world: Number of the world in this run.
         size: Number of ranks.
-        nodes: Number of nodes, which divides it.
         body: The case; of a worker pool, its first case.
         directory: The world's own folder, in which the ranks make `rank-<r>.log`.
         env: The whole environment of a rank, except the variables that differ from rank to rank.
@@ -58,8 +56,8 @@ class WorldRequest:
         settings: Backend, device and limits of the world.
         debug_rank: The rank that gets the terminal; None for none.
         held_fds: Number of lease descriptors, the last ones, which hold the world's GPUs.
-        places: The node of each rank, by rank, of an attached world; empty for other worlds.
-        host: Address at which the ranks of an attached world find the store; "" for this machine alone.
+        places: The group of each rank, by rank, as torchrun counts them; empty if all are in one.
+        host: Address at which the ranks find the store; "" for this machine alone.
         services: Names of the add-ons that have a service on the ranks.
         place: Name of the add-on that makes the place of the ranks; "" for this machine as it is.
         own_ranks: The ranks that this fork server makes; empty for all. Descriptors travel for these ranks only.
@@ -83,7 +81,6 @@ class WorldRequest:
     settings: WorldSettings
     debug_rank: _Rank | None = None
     held_fds: Annotated[int, range(1 << 16)] = 0
-    nodes: Annotated[int, range(1, MAX_NODES + 1)] = 1
     places: tuple[_Rank, ...] = ()
     host: str = ""
     place: str = ""
@@ -101,7 +98,7 @@ class WorldRequest:
     @property
     def layout(self) -> Layout:
         """The places of the ranks."""
-        return Layout(self.size, self.nodes, self.places, self.host)
+        return Layout(self.size, self.places, self.host)
 
     @property
     def brings_store(self) -> bool:
@@ -112,14 +109,6 @@ class WorldRequest:
     def fd_count(self) -> int:
         """Number of descriptors with the request: two per rank, the board, the store if it brings it, the leases."""
         return 2 * len(self.made_ranks) + 1 + self.brings_store + self.held_fds
-
-    def part(self, rank: int, fds: Sequence[int]) -> tuple[WorldRequest, list[int]]:
-        """Return the request, and the descriptors, for a fork server that makes only one rank of the world."""
-        shared = fds[2 * self.size :]
-        part = dataclasses.replace(self, own_ranks=(rank,))
-        if self.brings_store and not part.brings_store:
-            shared = [shared[0], *shared[2:]]
-        return part, [fds[rank], fds[self.size + rank], *shared]
 
     def in_env(self, own: Mapping[str, str]) -> WorldRequest:
         """Return the request with the whole environment, for a fork server whose own environment is `own`."""
@@ -318,7 +307,7 @@ class FreshForkServer:
 
 ForkServerOrder: TypeAlias = WorldRequest | SignalRanks | WorldExtra
 FORK_SERVER_ORDERS: Family[ForkServerOrder] = Family(
-    "order to the fork server", 7, (WorldRequest, SignalRanks, WorldExtra)
+    "order to the fork server", 8, (WorldRequest, SignalRanks, WorldExtra)
 )
 
 # The events of every launcher.
@@ -331,4 +320,4 @@ FORK_SERVER_EVENTS: Family[ForkServerEvent] = Family(
 )
 
 FreshProgram: TypeAlias = FreshRank | FreshForkServer
-FRESH_PROGRAMS: Family[FreshProgram] = Family("order to a fresh interpreter", 7, (FreshRank, FreshForkServer))
+FRESH_PROGRAMS: Family[FreshProgram] = Family("order to a fresh interpreter", 8, (FreshRank, FreshForkServer))

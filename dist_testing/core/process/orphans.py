@@ -1,9 +1,15 @@
-"""Removes the orphan processes that ranks leave behind."""
+"""Removes the orphan processes that ranks leave behind.
+
+A mark tells the descendants of a process when their parents are gone. A child may have no environment, another session,
+and no descriptor of its parent. The mark is a limit that Linux keeps and has not enforced since version 2.4: the number
+of file locks. A process inherits it through `fork` and `exec`.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import os
+import resource
 import signal
 import time
 from collections.abc import Sequence
@@ -11,7 +17,6 @@ from collections.abc import Sequence
 import psutil
 
 from dist_testing.core.ground.procfs import command_of, status_of, threads_of
-from dist_testing.core.process.descent import mark_of
 from dist_testing.core.process.lifetime import is_helper
 
 # Seconds until a process counts as left behind, because it may be about to end.
@@ -21,6 +26,12 @@ _KILLED_S = 5.0
 # Helpers end by themselves and must not be killed before they have unlinked shared memory. The resource tracker may
 # only just have been started; torch's manager waits two seconds for another user. Seconds.
 _HELPERS_S = 5.0
+# RLIMIT_LOCKS of <asm-generic/resource.h>, which Python does not name.
+_LIMIT = 10
+_FIELD = b"Max file locks"
+# No user gives a limit of this size. A mark adds the pid to it, in these bits, and above them the rank plus 1.
+_BASE = 1 << 40
+_PID_BITS = 22
 
 
 class Orphans:
@@ -58,7 +69,7 @@ class Orphans:
         return [one for one in below if self._is_ours(one) and one not in self._given_up and not is_dead(one)]
 
     def _is_ours(self, process: psutil.Process) -> bool:
-        return self._mark is None or mark_of(process.pid) == self._mark
+        return self._mark is None or mark_of(process.pid)[0] == self._mark
 
     def _reap(self) -> bool:
         """Reap dead children; return whether living ones may be left."""
@@ -102,15 +113,16 @@ def _kill(processes: Sequence[psutil.Process], limit_s: float) -> tuple[list[str
     for process in processes:
         # A process that has ended by itself is not left behind.
         with contextlib.suppress(psutil.NoSuchProcess):
-            command = _command(process)
+            command, pid, (_, rank) = _command(process), f"pid {process.pid}", mark_of(process.pid)
+            origin = "" if rank is None else f", of rank {rank}"
             if is_helper(process.pid, command):
                 helpers.append(process)
             elif _try_to_kill(process):
                 killed.append(process)
-                named.append(f"{command} (pid {process.pid})")
+                named.append(f"{command} ({pid}{origin})")
             else:
                 given_up.add(process)
-                named.append(f"{command} (pid {process.pid}, not killed: it runs as another user)")
+                named.append(f"{command} ({pid}{origin}, not killed: it runs as another user)")
     _, stuck = psutil.wait_procs(killed, timeout=limit_s)
     given_up.update(stuck)
     # A helper finishes its work and ends when no process uses it.
@@ -151,3 +163,40 @@ def is_dead(process: psutil.Process) -> bool:
         return True
     except psutil.AccessDenied:
         return False
+
+
+def mark_descendants() -> None:
+    """Mark all processes that this one makes from now on, and itself; without effect where the kernel refuses."""
+    _set_limit(_BASE + os.getpid())
+
+
+def mark_rank(rank: int) -> None:
+    """Add the rank to the mark of this process, which the fork server has made, for all that it starts."""
+    soft, _ = resource.getrlimit(_LIMIT)
+    if soft > _BASE:
+        _set_limit(soft + ((rank + 1) << _PID_BITS))
+
+
+def _set_limit(soft: int) -> None:
+    with contextlib.suppress(OSError, ValueError):
+        _, hard = resource.getrlimit(_LIMIT)
+        resource.setrlimit(_LIMIT, (soft, hard))
+
+
+def mark_of(pid: int) -> tuple[int | None, int | None]:
+    """Return which fork server and which rank a process descends from.
+
+    Returns:
+        The pid of the nearest ancestor that has called `mark_descendants`, or its own pid; and the rank. Both are None
+        without such an ancestor, or if the process has ended; the rank is also None for other descendants of it.
+    """
+    try:
+        with open(f"/proc/{pid}/limits", "rb") as limits:
+            found = next((line for line in limits if line.startswith(_FIELD)), b"")
+    except OSError:
+        return None, None
+    value = b"".join(found.removeprefix(_FIELD).split()[:1])
+    if not value.isdigit() or int(value) <= _BASE:
+        return None, None
+    above, server = divmod(int(value) - _BASE, 1 << _PID_BITS)
+    return server, above - 1 if above else None

@@ -6,7 +6,7 @@ import os
 
 import pytest
 
-from dist_testing.core.ground.backend_files import read_backend_file
+from dist_testing.core.ground.add_ons import add_on_named
 from dist_testing.core.ground.backends import Backend
 from dist_testing.core.ground.errors import UsageError
 
@@ -39,7 +39,8 @@ def declared_backends(config: pytest.Config) -> list[tuple[Backend, str]]:
                 found.append((declaration, f"the hook pytest_dist_backends ({declaration.torch_backend})"))
             elif isinstance(declaration, str | os.PathLike):
                 path = os.fspath(declaration)
-                found += [(backend, path) for backend in read_backend_file(path)]
+                read = add_on_named("backend_files", f"The hook pytest_dist_backends with {path}").load("read")
+                found += [(backend, path) for backend in read(path)]
             else:
                 raise UsageError(
                     f"The hook pytest_dist_backends has returned {declaration!r}.\n"

@@ -1,4 +1,4 @@
-"""Compares an exception of a rank with `xfail(raises=...)`.
+"""Decides in the runner whether `xfail(raises=...)` expects what ranks have raised.
 
 The runner chooses the mark, and the rank has the exception. A name is not enough: two classes can have the same one. So
 the rank tells which marks of its own item expect the exception, by their numbers, and the runner looks for its mark.
@@ -6,12 +6,14 @@ the rank tells which marks of its own item expect the exception, by their number
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
 import pytest
 
-from dist_testing.core.ground.outcomes import RankOutcome
-from dist_testing.core.pytest.internals import Xfail
+from dist_testing.core.ground.case import CaseResult
+from dist_testing.core.ground.errors import UsageError
+from dist_testing.core.pytest.internals import xfailed_key
 
 
 def expected_classes(item: pytest.Item) -> list[tuple[type, ...]]:
@@ -23,12 +25,37 @@ def expected_classes(item: pytest.Item) -> list[tuple[type, ...]]:
     return found
 
 
-def is_expected(item: pytest.Item, expected: Xfail, failure: RankOutcome) -> bool:
-    """Return whether `expected`, pytest's choice among the marks of the item, expects what a rank has raised."""
-    if expected.raises is None:
-        return True
-    chosen = {number for number, raises in enumerate(_raises(item)) if raises is expected.raises}
-    return not chosen.isdisjoint(failure.expected_by)
+def check_expectation(item: pytest.Item) -> None:
+    """Refuse an xfail mark that needs the exception itself.
+
+    Raises:
+        UsageError: If the `raises` of the mark that pytest has chosen is not made of classes.
+    """
+    mark = item.stash.get(xfailed_key, None)
+    raises: Any = mark.raises if mark is not None else None
+    for cls in raises if isinstance(raises, tuple) else (raises,):
+        if cls is not None and not isinstance(cls, type):
+            raise UsageError(
+                f"{item.nodeid}: xfail(raises={cls!r}).\n"
+                "The exception stays on its rank, which can only tell the runner whether it is of a class.\n"
+                "Give a class, or a tuple of classes; or use the context manager in the test."
+            )
+
+
+def expects(item: pytest.Item, result: CaseResult) -> bool:
+    """Return whether the xfail mark that pytest has chosen for the item expects all that has failed on the ranks."""
+    mark = item.stash.get(xfailed_key, None)
+    if mark is None or mark.raises is None:
+        return mark is not None
+    chosen = {number for number, raises in enumerate(_raises(item)) if raises is mark.raises}
+    return not any(chosen.isdisjoint(failure.expected_by) for failure in result.failures)
+
+
+def decide_xfail(item: pytest.Item, *, is_expected: bool) -> None:
+    """Have pytest take the error of the call as the expected one, or not, in place of its own look at `raises`."""
+    if (mark := item.stash.get(xfailed_key, None)) is not None:
+        # No error is of one of no classes.
+        item.stash[xfailed_key] = dataclasses.replace(mark, raises=None if is_expected else ())
 
 
 def _raises(item: pytest.Item) -> list[Any]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from typing import NoReturn
 
 import pytest
@@ -64,7 +65,8 @@ class FreshSession:
         self._session = session
         self._then = then
         self._nodeid = nodeid
-        self.errors: list[str] = []
+        # Of files that could not be collected: the whole report of this interpreter.
+        self.errors: Sequence[str] = ()
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_configure(self, config: pytest.Config) -> None:
@@ -78,13 +80,9 @@ class FreshSession:
 
     def pytest_sessionstart(self, session: pytest.Session) -> None:
         """Leave pytest's cache to the runner."""
+        self.errors = runner_plugin(session.config).context.collection_errors
         if (cache := getattr(session.config, "cache", None)) is not None:
             cache.set = lambda key, value: None
-
-    def pytest_collectreport(self, report: pytest.CollectReport) -> None:
-        """Keep errors: they are the whole report of this interpreter."""
-        if report.failed:
-            self.errors.append(str(report.longrepr))
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_runtestloop(self, session: pytest.Session) -> bool:
@@ -93,13 +91,12 @@ class FreshSession:
         pytest calls this only if a file could not be collected. That fails the tests of the file, and no others.
         """
         context = runner_plugin(session.config).context
-        if context.has_tests and self._nodeid in (None, *(item.nodeid for item in session.items)):
-            context.collection_errors += self.errors
+        if context.names and self._nodeid in (None, *(item.nodeid for item in session.items)):
             self._then(context)
         return True
 
     def pytest_load_initial_conftests(self, early_config: pytest.Config) -> None:
-        """Pass on the runner's spec and promise before any plugin is configured."""
+        """Pass on the runner's spec before any plugin is configured."""
         early_config.stash[FRESH_KEY] = self._then
         if self._session.spec is not None:
-            early_config.stash[SPEC_KEY] = read_spec(self._session.spec, self._session.promised_gpus)
+            early_config.stash[SPEC_KEY] = read_spec(self._session.spec)

@@ -9,8 +9,9 @@ from __future__ import annotations
 import contextlib
 import os
 import unittest
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, NoReturn
 
 import pytest
@@ -25,16 +26,17 @@ from dist_testing.core.ground.budget import Budget
 from dist_testing.core.ground.case import Case, CaseBody, CaseFailedError, CaseResult
 from dist_testing.core.ground.errors import DistTestingError, LaunchError, UsageError
 from dist_testing.core.ground.outcomes import Status
-from dist_testing.core.ground.requirement import unmet_requirement
+from dist_testing.core.ground.skips import unmet_requirement
 from dist_testing.core.ground.spec import MAX_WORLD_SIZE, Spec
 from dist_testing.core.launch.clean import spare_cuda
 from dist_testing.core.launch.isolation import Isolation, Reuse, isolation_named, isolation_names
 from dist_testing.core.process.launcher_messages import Loader
-from dist_testing.core.pytest import reports
+from dist_testing.core.pytest import other_plugins, reports
 from dist_testing.core.pytest.backend_hook import declared_backends
-from dist_testing.core.pytest.debugger import check_world, leave_ranks_to_ranks
+from dist_testing.core.pytest.debugger import check_world, debug_rank, leave_ranks_to_ranks
+from dist_testing.core.pytest.expectations import check_expectation, decide_xfail, expects
 from dist_testing.core.pytest.marked_items import (
-    MARKER_KEY,
+    CASE_KEY,
     check_pools,
     forks_of,
     function_of,
@@ -42,25 +44,24 @@ from dist_testing.core.pytest.marked_items import (
     is_marked,
     is_multi_process,
     item_marker,
-    world_size,
+    mark_items,
+    starts_ranks,
 )
 from dist_testing.core.pytest.marker import Distributed
-from dist_testing.core.pytest.marking import check_all_marked, mark_items
-from dist_testing.core.pytest.option_values import check_plugins, read_options
+from dist_testing.core.pytest.option_values import (
+    check_plugins,
+    fails_on_missing,
+    pool_keeps,
+    read_spec,
+    timeout_s,
+    worlds_at_once,
+)
 from dist_testing.core.pytest.options import JOBS_OPTION, arguments_of_part
-from dist_testing.core.pytest.pytest_messages import FRONT_END, PYTEST_CASES, PYTEST_SESSIONS, PytestCase, PytestSession
-from dist_testing.core.pytest.pytest_rank import EXPECTED, PytestRankContext, current_world
+from dist_testing.core.pytest.pytest_messages import PYTEST_SESSIONS, PytestSession
+from dist_testing.core.pytest.pytest_rank import EXPECTED, FRONT_END, PytestRankContext, current_world
 from dist_testing.core.pytest.rank_items import RANK_SIDE_KEY, RUN_KEY, RUN_SPEC_KEY, RankItem
 from dist_testing.core.pytest.session_events import SessionEvents
-from dist_testing.core.pytest.starters import starts_ranks
-from dist_testing.core.pytest.world_items import (
-    RanksFailedError,
-    check_expectation,
-    decide_xfail,
-    ended_from_outside,
-    expects,
-    make_world_item,
-)
+from dist_testing.core.pytest.world_items import RanksFailedError, ended_from_outside, make_world_item
 from dist_testing.core.rank.bootstrap import RankContext
 from dist_testing.core.session.existing_world import ExistingRank, existing_rank
 from dist_testing.core.session.session import Session, open_session
@@ -100,9 +101,11 @@ class RunnerPlugin:
             add_backends(declared_backends(config))
         else:
             add_backends([(target.backend, target.target)], target.backend_names)
-        options = read_options(config, target, self._rank_info)
-        self._spec = config.stash[RUN_SPEC_KEY] = options.spec
-        self._pool_keeps = options.pool_keeps
+        self._spec = config.stash[RUN_SPEC_KEY] = read_spec(config, target, self._rank_info)
+        self._pool_keeps = pool_keeps(config)
+        limit_s, on_missing = timeout_s(config, self._spec), fails_on_missing(config)
+        # In this order: worlds side by side refuse the options of debuggers.
+        jobs, debugged = worlds_at_once(config, self._rank_info), debug_rank(config, self._rank_info)
         self._outputs = config.stash.get(OUTPUTS_KEY, None)
         self._items: dict[str, pytest.Item] = {}
         # The item that pytest runs now, if it runs on ranks.
@@ -114,23 +117,24 @@ class RunnerPlugin:
         is_part = FRESH_KEY in config.stash or (self._rank_info is not None and self._rank_info.rank > 0)
         self._events = SessionEvents(config, self._spec, writes_file=not is_part)
         self._engine = self._make_engine()
-        self._engine.debug_rank = options.debug_rank
+        self._engine.debug_rank = debugged
         self._engine.events = self._events.stream
         if not hasattr(config, "workerinput"):
             self._engine.log_line = self._events.log_line
         self._session = Session(
             self._engine,
-            options.timeout_s,
-            options.fail_on_missing,
-            options.strict_collectives,
+            limit_s,
+            on_missing,
+            bool(config.getoption("--dist-strict-collectives")),
             pause_limit=config.stash.get(PAUSE_LIMIT_KEY, contextlib.nullcontext),
             reports=reports.report_folder(config, self._outputs),
         )
         open_session(self._session)
+        config.pluginmanager.register(other_plugins)
         self._look_ahead: Any = None
-        if options.jobs != 1:
+        if jobs != 1:
             look_ahead = add_on_named("jobs", JOBS_OPTION).load("look_ahead")
-            self._look_ahead = look_ahead(config, options.jobs, self, self._engine, self._events)
+            self._look_ahead = look_ahead(config, jobs, self, self._engine, self._events)
             config.pluginmanager.register(self._look_ahead)
 
     def _make_engine(self) -> Engine:
@@ -143,7 +147,6 @@ class RunnerPlugin:
             arguments=arguments_of_part(config),
             directory=str(config.invocation_params.dir),
             spec=self._spec.text or None,
-            promised_gpus=self._spec.promised_gpus,
         )
         # By name: the module that collects the tests again imports this one.
         loader = Loader(f"{__package__}.fresh", PYTEST_SESSIONS.to_wire(session).decode())
@@ -162,16 +165,26 @@ class RunnerPlugin:
 
     def read_markers(self, items: list[pytest.Item]) -> None:
         """Read the markers, also those that a conftest has just added, and deselect tests for other backends."""
-        mark_items(self._config, items, self.world_sizes)
-        other = {item for item in items if is_marked(item) and not item.stash[MARKER_KEY].is_for(self._spec.backend)}
+        other = set()
+
+        def case_of(item: pytest.Item, marker: Distributed, size: int) -> Case:
+            if not marker.is_for(self._spec.backend):
+                other.add(item)
+            return self._case(item, marker, size)
+
+        mark_items(items, self.world_sizes, case_of)
         if other:
             items[:] = [item for item in items if item not in other]
             self._config.hook.pytest_deselected(items=list(other))
 
+    def pytest_collectreport(self, report: pytest.CollectReport) -> None:
+        """Keep errors for ranks that collect the tests themselves: a case may need a test of such a file."""
+        if report.failed:
+            self.context.collection_errors.append(str(report.longrepr))
+
     @pytest.hookimpl(trylast=True)
     def pytest_collection_finish(self, session: pytest.Session) -> None:
         """Start the fork server now: the tests are imported, and no test code has run."""
-        check_all_marked(self._config, session.items)
         ours = [item for item in session.items if is_marked(item) or is_multi_process(item)]
         self._items.update({item.nodeid: item for item in ours})
         for item in ours:
@@ -191,7 +204,7 @@ class RunnerPlugin:
         try:
             if self._attach_error is not None:
                 raise self._attach_error
-            check_pools(self._items.values(), self._pool_of)
+            check_pools(item.stash[CASE_KEY] for item in ours if is_marked(item))
             check_plugins(self._config)
             check_world(self._config, self._engine.debug_rank, map(self._world_of, ours))
             leave_ranks_to_ranks(self._config)
@@ -257,22 +270,36 @@ class RunnerPlugin:
             DistTestingError: If the item cannot run as it is marked.
             unittest.SkipTest: If the machine lacks something.
         """
-        marker, size = item.stash[MARKER_KEY], world_size(item)
-        nodes = marker.nodes or self._spec.nodes
-        if missing := self._missing(getattr(item, "obj", None), size, nodes):
-            raise self._session.promise_error(item.nodeid, missing, size) or unittest.SkipTest(missing)
+        case = item.stash[CASE_KEY]
+        if missing := self._missing(getattr(item, "obj", None), case.world_size, case.settings):
+            raise self._session.promise_error(item.nodeid, missing, case.world_size) or unittest.SkipTest(missing)
+        return case
+
+    def _case(self, item: pytest.Item, marker: Distributed, size: int) -> Case:
+        isolation = isolation_named(marker.isolation or self._spec.isolation)
+        assert item.parent is not None
+        pool = ""
+        if isolation.reuse is not Reuse.NOTHING:
+            pool = item.parent.nodeid if marker.init else f"{item.parent.nodeid} without a group"
+        if pool and isolation.reuse is not Reuse.RANKS:
+            # Each case has new threads; cases of the same world size share the process.
+            pool = f"{pool}, {size} threads"
         return Case(
             name=item.nodeid,
             world_size=size,
-            body=self._body_of(item, strict_calls=self._session.is_strict(marker.strict_collectives)),
+            body=CaseBody(
+                FRONT_END,
+                item.nodeid,
+                only_test=item.nodeid,
+                strict_calls=self._session.is_strict(marker.strict_collectives),
+                may_change=self._pool_keeps,
+            ),
             timeout_s=marker.timeout or self._session.timeout_s,
-            isolation=self.isolation_of(item).name,
-            pool=self._pool_of(item),
+            isolation=isolation.name,
+            pool=pool,
             init=marker.init,
             expected_exits=marker.expected_exits,
-            nodes=nodes,
-            settings=marker.settings,
-            exit_0_passes=isinstance(item, RankItem),
+            settings={**self._spec.settings, **marker.settings},
         )
 
     def _judge(self, item: pytest.Item, result: CaseResult) -> None:
@@ -295,18 +322,6 @@ class RunnerPlugin:
                 keep_logs(result, self._outputs)
             raise RanksFailedError(reports.failure_text(item, result, self._spec), result)
 
-    def _body_of(self, item: pytest.Item, *, strict_calls: bool) -> CaseBody:
-        if isinstance(item, RankItem):
-            return item.body(strict_calls=strict_calls)
-        content = PytestCase(item.nodeid)
-        return CaseBody(
-            FRONT_END,
-            PYTEST_CASES.to_wire(content).decode(),
-            only_test=item.nodeid,
-            strict_calls=strict_calls,
-            may_change=self._pool_keeps,
-        )
-
     def runs_on_ranks(self, item: pytest.Item) -> bool:
         """Return whether the item runs on ranks, processes or threads, if it runs at all."""
         if isinstance(item, RankItem):
@@ -324,7 +339,7 @@ class RunnerPlugin:
                 return True
             size: object = None
             if is_marked(item):
-                size = world_size(item)
+                size = item.stash[CASE_KEY].world_size
             elif is_multi_process(item):
                 # A property has its value only on an instance.
                 size = getattr(cls, "world_size", None)
@@ -334,45 +349,37 @@ class RunnerPlugin:
         except (Exception, pytest.fail.Exception):
             # The error is reported when the item runs.
             return False
-        return bool(missing) and self._session.promise_error(item.nodeid, str(missing), size) is None
+        return missing is not None and self._session.promise_error(item.nodeid, missing, size) is None
 
-    def _missing(self, function: Any, size: int, nodes: int = 1) -> str | None:
+    def _missing(self, function: Any, size: int, settings: Mapping[str, Any] = MappingProxyType({})) -> str | None:
         """Return what the machine lacks for a test, by its spec or its requirements; None if nothing is known."""
         unmet = function and unmet_requirement(function, os.environ | {"WORLD_SIZE": str(size)})
-        return missing_need(self._spec, size, nodes) or unmet
+        return missing_need(self._spec, size, settings) or unmet
 
     def isolation_of(self, item: pytest.Item) -> Isolation:
         """Return how the ranks of the item are made: by its marker or its class, else by the target."""
-        marker = item.stash.get(MARKER_KEY, None)
-        own: object = marker.isolation if marker is not None else getattr(getattr(item, "cls", None), "isolation", "")
+        case = item.stash.get(CASE_KEY, None)
+        own: object = case.isolation if case is not None else getattr(getattr(item, "cls", None), "isolation", "")
         # A class with a wrong attribute reports it when its test runs.
         return isolation_named(str(own) if own in isolation_names() else self._spec.isolation)
 
     def _world_of(self, item: pytest.Item) -> tuple[str, int, Isolation]:
         """Return name, world size and isolation of a case. A unittest class states its size only when it starts."""
-        return item.nodeid, world_size(item) if is_marked(item) else MAX_WORLD_SIZE, self.isolation_of(item)
+        size = item.stash[CASE_KEY].world_size if is_marked(item) else MAX_WORLD_SIZE
+        return item.nodeid, size, self.isolation_of(item)
 
     def shared_ranks(self, item: pytest.Item) -> str:
         """Return what the item shares with other cases: a name for the worker pool or process; "" for nothing."""
-        is_ours = MARKER_KEY in item.stash or is_multi_process(item)
-        if not is_ours or self.isolation_of(item).reuse is Reuse.NOTHING:
+        if is_marked(item):
+            return item.stash[CASE_KEY].pool
+        if not is_multi_process(item) or self.isolation_of(item).reuse is Reuse.NOTHING:
             return ""
-        return self._pool_of(item) or (item.parent.nodeid if item.parent is not None else "")
-
-    def _pool_of(self, item: pytest.Item) -> str:
-        """Return the name of the worker pool or process that runs a marked item; "" for ranks of its own."""
-        marker = item.stash.get(MARKER_KEY, None)
-        if marker is None or (reuse := self.isolation_of(item).reuse) is Reuse.NOTHING:
-            return ""
-        assert item.parent is not None
-        pool = item.parent.nodeid if marker.init else f"{item.parent.nodeid} without a group"
-        # Each case has new threads; cases of the same world size share the process.
-        return pool if reuse is Reuse.RANKS else f"{pool}, {world_size(item)} threads"
+        return item.parent.nodeid if item.parent is not None else ""
 
     @pytest.hookimpl(trylast=True)
     def pytest_runtest_teardown(self, item: pytest.Item, nextitem: pytest.Item | None) -> None:
         """End the worker pool after its last test."""
-        is_last = nextitem is None or self._pool_of(nextitem) != self._pool_of(item)
+        is_last = nextitem is None or self.shared_ranks(nextitem) != self.shared_ranks(item)
         if is_marked(item) and is_last and (trouble := self._engine.end_pool()):
             raise DistTestingError(f"{item.nodeid}: {trouble}")
 

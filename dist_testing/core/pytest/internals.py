@@ -3,34 +3,52 @@
 pytest decides about a distributed test and reports it as if the test had run in the runner, but it runs on ranks.
 pytest's public names are for plugins that leave the running to pytest. The library also needs:
 
-- the mark `xfail` that pytest has chosen for an item (`Xfail`, `xfailed_key`);
-- setup, call and teardown of a single item on a rank (`runtestprotocol`, `SetupState`, `runner_module`,
-  `CaptureManager`);
-- the streams that capture output during collection (`CaptureIO`, `EncodedFile`), and the format of times in log records
-  (`DatetimeFormatter`);
-- the parser of `-k` expressions (`parse_expression`), and of configuration files (`load_config_dict_from_file`).
+- the mark `xfail` that pytest has chosen for an item (`xfailed_key`);
+- the parser of `-k` expressions (`parse_expression`), and of configuration files (`load_config_dict_from_file`);
+- on a rank, another file for pytest's own output, another folder for temporary files, and a set-up of its own.
+
+`threaded.pytest_items` has those that ranks need that are threads.
 """
 
 from __future__ import annotations
 
-from _pytest import runner as runner_module
-from _pytest.capture import CaptureIO, CaptureManager, EncodedFile
+import os
+from collections.abc import Callable
+from typing import Any, TextIO
+
+import pytest
 from _pytest.config.findpaths import load_config_dict_from_file
-from _pytest.logging import DatetimeFormatter
 from _pytest.mark import _parse_expression as parse_expression
-from _pytest.runner import SetupState, runtestprotocol
-from _pytest.skipping import Xfail, xfailed_key
+from _pytest.skipping import xfailed_key
 
 __all__ = [
-    "CaptureIO",
-    "CaptureManager",
-    "DatetimeFormatter",
-    "EncodedFile",
-    "SetupState",
-    "Xfail",
+    "keep_temporary_files_in",
     "load_config_dict_from_file",
     "parse_expression",
-    "runner_module",
-    "runtestprotocol",
+    "replace_setup_state",
+    "write_terminal_to",
     "xfailed_key",
 ]
+
+
+def replace_setup_state(session: pytest.Session, make: Callable[[type], Any]) -> None:
+    """Replace what knows which fixtures are set up by what `make` makes of its class."""
+    session._setupstate = make(type(session._setupstate))
+
+
+def write_terminal_to(config: pytest.Config, file: TextIO) -> TextIO:
+    """Have pytest write its own output to a file; return the one before."""
+    writer = vars(config.get_terminal_writer())
+    before: TextIO
+    before, writer["_file"] = writer["_file"], file
+    return before
+
+
+def keep_temporary_files_in(config: pytest.Config, path: str | os.PathLike[str]) -> None:
+    """Have the fixtures for temporary files make their folder at a path, when a test uses one.
+
+    Otherwise each rank makes a numbered folder outside the run's folder, and nothing removes it.
+    """
+    if (factory := getattr(config, "_tmp_path_factory", None)) is not None:
+        # In place, because the factory of `tmpdir` holds it, too.
+        vars(factory).update(_basetemp=None, _given_basetemp=path)

@@ -1,27 +1,42 @@
-"""Finds out which tests run on ranks, and why."""
+"""Finds out which items of a session run on ranks, and refuses those that cannot before a rank is started.
+
+A marker can come late: from a parameter (`pytest.param(1, marks=...)`), or from a hook of a conftest. Such a test has
+one world size, because its parameters exist already.
+"""
 
 from __future__ import annotations
 
+import functools
+import inspect
+import re
 import unittest
 from collections.abc import Callable, Iterable
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from dist_testing.core.ground.case import RUNS_ON_RANKS
+from dist_testing.core.ground.case import RUNS_ON_RANKS, Case
 from dist_testing.core.ground.errors import UsageError
 from dist_testing.core.launch.isolation import FORK, Isolation
 from dist_testing.core.pytest.marker import Distributed, read_marker
 from dist_testing.core.pytest.marker_name import MARKER_OPTION, has_mark, marker_name
 from dist_testing.core.pytest.options import has_options
 
-# Module of the fixtures `world` and `world_size`.
-PLUGIN = f"{__package__}.plugin"
-# The marker of an item that runs on ranks, and its world size.
-MARKER_KEY = pytest.StashKey[Distributed]()
-SIZE_KEY = pytest.StashKey[int]()
+# The case of a marked item.
+CASE_KEY = pytest.StashKey[Case]()
+# The functions of the library that start ranks. `run` alone is a word of every other file.
+_STARTERS = re.compile(
+    r"spawn_threads_and_init_comms|start_processes|\bdist_testing\.run\(|^\s*from dist_testing import .*\brun\b",
+    re.MULTILINE,
+)
 # Set by the plugin: whether the session uses the library whatever its tests are, as a Bazel target does.
 USES_LIBRARY_KEY = pytest.StashKey[bool]()
+
+
+def is_marked(item: pytest.Item) -> bool:
+    """Return whether the item has the library's marker; known at the end of the collection."""
+    return CASE_KEY in item.stash
 
 
 def item_marker(item: pytest.Item) -> Distributed | None:
@@ -32,14 +47,78 @@ def item_marker(item: pytest.Item) -> Distributed | None:
         raise pytest.UsageError(str(error)) from error
 
 
-def check_meaning(item: pytest.Item) -> None:
-    """Refuse a marker of the library's name that the project has declared for itself, too.
+def parametrize_world_size(metafunc: pytest.Metafunc, sizes_of: Callable[[str, Distributed], tuple[int, ...]]) -> None:
+    """Make one case per world size, if the test is marked.
+
+    `sizes_of` returns the world sizes of a marked test, from its node id and its marker.
 
     Raises:
-        pytest.UsageError: If the item has it, and nothing says whose it is: no ini option, no Bazel target and no
-            option of the library.
+        UsageError: If the test cannot run on ranks.
     """
-    if has_mark(item) and has_other_meaning(item.config):
+    name = metafunc.definition.nodeid
+    marker = None if _has_other_meaning(metafunc.config) else read_marker(metafunc.definition)
+    if marker is None:
+        # The marker may come later: from a parameter, or from a conftest. `mark_items` refuses one of two meanings.
+        return
+    _check_function(metafunc.definition)
+    sizes = sizes_of(name, marker)
+    if "world_size" not in metafunc.fixturenames:
+        metafunc.fixturenames.append("world_size")
+    ids: list[Any] = [f"world_size={size}" for size in sizes] if len(sizes) > 1 else [pytest.HIDDEN_PARAM]
+    metafunc.parametrize("world_size", sizes, indirect=True, ids=ids)
+
+
+def mark_items(
+    items: list[pytest.Item],
+    sizes_of: Callable[[str, Distributed], tuple[int, ...]],
+    case_of: Callable[[pytest.Item, Distributed, int], Case],
+) -> None:
+    """Give each item that has the library's marker its case. Take out those with an error, which pytest then reports.
+
+    `sizes_of` returns the world sizes of a marked item, from its node id and its marker; `case_of` its case, from its
+    marker and its world size.
+
+    Raises:
+        pytest.UsageError: If a marker is wrong, is on a method of a unittest class, or has two meanings.
+    """
+    wrong: dict[pytest.Item, UsageError] = {}
+    for item in items:
+        if not isinstance(item, pytest.Function):
+            continue
+        _check_meaning(item)
+        if (marker := item_marker(item)) is None:
+            continue
+        _check_owner(item)
+        try:
+            _check_function(item)
+            size = _world_size(item, sizes_of(item.nodeid, marker))
+        except UsageError as error:
+            wrong[item] = error
+        else:
+            item.stash[CASE_KEY] = case_of(item, marker, size)
+    items[:] = [item for item in items if item not in wrong]
+    for item, reason in wrong.items():
+        item.ihook.pytest_collectreport(report=pytest.CollectReport(item.nodeid, "failed", str(reason), []))
+
+
+def check_is_marked(item: pytest.Item) -> None:
+    """Refuse a marker that has come after `mark_items`: the test would run in the runner, and pass for no reason.
+
+    Raises:
+        pytest.UsageError: If the item has one.
+    """
+    if not is_marked(item) and item_marker(item) is not None:
+        raise pytest.UsageError(
+            f"{item.nodeid}: @pytest.mark.{marker_name(item.config)} was added after the markers had been read.\n"
+            "The last part of pytest_collection_modifyitems reads them, so a wrapper of that hook, or a later "
+            "hook, is too late.\n"
+            "Add the marker in pytest_collection_modifyitems, without wrapper=True."
+        )
+
+
+def _check_meaning(item: pytest.Item) -> None:
+    """Refuse a marker of the library's name that the project has declared for itself, too."""
+    if has_mark(item) and _has_other_meaning(item.config):
         name = marker_name(item.config)
         raise pytest.UsageError(
             f"{item.nodeid}: @pytest.mark.{name} has two possible meanings.\n"
@@ -49,44 +128,104 @@ def check_meaning(item: pytest.Item) -> None:
         )
 
 
-def is_marked(item: pytest.Item) -> bool:
-    """Return whether the item has the library's marker; known at the end of the collection."""
-    return MARKER_KEY in item.stash
+def _has_other_meaning(config: pytest.Config) -> bool:
+    """Return whether the marker's name may be the project's: it declares it, and nothing says that it is ours."""
+    if config.getini(MARKER_OPTION) or config.stash.get(USES_LIBRARY_KEY, False) or has_options(config):
+        return False
+    name = marker_name(config)
+    declared = [line for line in config.getini("markers") if line.partition(":")[0].partition("(")[0].strip() == name]
+    # One of them is the library's.
+    return len(declared) > 1
 
 
-def world_size(item: pytest.Item) -> int:
-    """Return the world size of a marked item."""
-    return item.stash[SIZE_KEY]
+def _check_owner(item: pytest.Function) -> None:
+    if is_method_of_unittest(item):
+        way_out = (
+            "Take the marker off, also from the module: attributes of the class, such as world_size, say the same."
+            if is_multi_process(item)
+            else "Derive the class from dist_testing.MultiProcessTestCase, or make it a class without a base."
+        )
+        raise pytest.UsageError(
+            f"{item.nodeid}: @pytest.mark.{marker_name(item.config)} on a method of a unittest class.\n"
+            "The marker is for functions and for classes that pytest runs; unittest has its own way to run a method.\n"
+            f"{way_out}"
+        )
+
+
+def _check_function(definition: pytest.Function) -> None:
+    """Refuse a marked function, or an item of one, that cannot run on the ranks of its world."""
+    name = definition.nodeid
+    if inspect.iscoroutinefunction(definition.function) or inspect.isasyncgenfunction(definition.function):
+        raise UsageError(
+            f"{name}: the distributed test is an `async def`.\n"
+            "A rank only calls the test, and the call of a coroutine function does not run its body.\n"
+            "Make it a plain function; asyncio.run() in it runs a coroutine."
+        )
+    marker = marker_name(definition.config)
+    for mark in definition.iter_markers("parametrize"):
+        names = mark.args[0] if mark.args else mark.kwargs.get("argnames", ())
+        if "world_size" in ([part.strip() for part in names.split(",")] if isinstance(names, str) else names):
+            raise UsageError(
+                f"{name}: parametrize sets `world_size`.\n"
+                "This is the size of the test's world, and only the marker sets it.\n"
+                f"List the sizes there, each makes a case: @pytest.mark.{marker}(world_size=[2, 4])."
+            )
+
+
+def _world_size(item: pytest.Function, sizes: tuple[int, ...]) -> int:
+    callspec = getattr(item, "callspec", None)
+    size: int | None = None if callspec is None else callspec.params.get("world_size")
+    if size in sizes and size is not None:
+        return size
+    name = marker_name(item.config)
+    if size is None and len(sizes) == 1:
+        return sizes[0]
+    if size is None:
+        raise UsageError(
+            f"{item.nodeid}: @pytest.mark.{name} on a parameter or from a conftest, with the world sizes {sizes}.\n"
+            "Each size makes a case, and the cases of this test exist already.\n"
+            "Put the marker on the function, its class or its module; or give it one size, as world_size=2."
+        )
+    raise UsageError(
+        f"{item.nodeid}: @pytest.mark.{name} from a conftest, with world_size = {sizes}.\n"
+        f"The test has another marker, and with that one its case has {size} ranks.\n"
+        "Set the size in one of the two markers only."
+    )
 
 
 def forks_of(items: Iterable[pytest.Item], isolation_of: Callable[[pytest.Item], Isolation]) -> int:
     """Return how many ranks the cases of items will fork. A unittest class counts as one: its size is not known yet."""
     forking = (item for item in items if isolation_of(item).forks_each_case)
-    return sum(world_size(item) if is_marked(item) else 1 for item in forking)
+    return sum(item.stash[CASE_KEY].world_size if is_marked(item) else 1 for item in forking)
 
 
-def check_pools(items: Iterable[pytest.Item], pool_of: Callable[[pytest.Item], str]) -> None:
-    """Refuse tests of different world sizes in one worker pool. `pool_of` returns its name; "" for ranks of its own.
+def check_pools(cases: Iterable[Case]) -> None:
+    """Refuse tests of different world sizes in one worker pool.
 
     Raises:
         UsageError: If there are such tests.
     """
     sizes: dict[str, int] = {}
-    for item in items:
-        if pool := pool_of(item):
-            size = world_size(item)
-            if sizes.setdefault(pool, size) != size:
-                raise UsageError(
-                    f"{item.nodeid}: world_size = {size}, but the pool of {pool} has {sizes[pool]} ranks.\n"
-                    "The tests of a class, or of a module outside classes, share the ranks of one pool.\n"
-                    f'Give the test a class of its own, or isolation="{FORK.name}".'
-                )
+    for case in cases:
+        if case.pool and sizes.setdefault(case.pool, case.world_size) != case.world_size:
+            raise UsageError(
+                f"{case.name}: world_size = {case.world_size}, but the pool of {case.pool} has {sizes[case.pool]} "
+                "ranks.\n"
+                "The tests of a class, or of a module outside classes, share the ranks of one pool.\n"
+                f'Give the test a class of its own, or isolation="{FORK.name}".'
+            )
 
 
 def is_multi_process(item: pytest.Item) -> bool:
     """Return whether the item is a method of a unittest class that runs on ranks."""
     cls = getattr(item, "cls", None)
     return isinstance(cls, type) and getattr(cls, RUNS_ON_RANKS, False)
+
+
+def is_method_of_unittest(item: pytest.Item) -> bool:
+    """Return whether the item is a method of a unittest class."""
+    cls = getattr(item, "cls", None)
+    return isinstance(cls, type) and issubclass(cls, unittest.TestCase)
 
 
 def has_skip_mark(item: pytest.Item) -> bool:
@@ -98,12 +237,6 @@ def has_skip_mark(item: pytest.Item) -> bool:
     return is_met or item.get_closest_marker("skip") is not None
 
 
-def is_method_of_unittest(item: pytest.Item) -> bool:
-    """Return whether the item is a method of a unittest class."""
-    cls = getattr(item, "cls", None)
-    return isinstance(cls, type) and issubclass(cls, unittest.TestCase)
-
-
 def function_of(item: pytest.Item) -> Any:
     """Return the test function of an item, not bound to an instance; None if it has none."""
     # Not `item.obj`: for that pytest makes an instance of a unittest class.
@@ -111,24 +244,12 @@ def function_of(item: pytest.Item) -> Any:
     return getattr(owner, getattr(item, "originalname", item.name), None)
 
 
-def fixture_module(definition: pytest.Function, name: str) -> str | None:
-    """Return the module of the fixture `world` or `world_size` that a test or item gets; None if it does not use it.
-
-    A marked test gets `world_size` even if it does not name it.
-    """
-    internals: Any = definition
-    info = internals._fixtureinfo
-    known = info.name2fixturedefs.get(name) if name in info.names_closure else None
-    if name == "world_size" and known is None:
-        known = internals.session._fixturemanager.getfixturedefs(name, definition)
-    return known[-1].func.__module__ if known else None
+def starts_ranks(function: object, file: Path) -> bool:
+    """Return whether a plain test may start ranks: it says so by `starts_ranks`, or its file names such a function."""
+    # A test can also decorate functions while it runs. Only the text of the file shows that before.
+    return bool(getattr(function, "starts_ranks", False)) or _names_starter(file)
 
 
-def has_other_meaning(config: pytest.Config) -> bool:
-    """Return whether the marker's name may be the project's: it declares it, and nothing says that it is ours."""
-    if config.getini(MARKER_OPTION) or config.stash.get(USES_LIBRARY_KEY, False) or has_options(config):
-        return False
-    name = marker_name(config)
-    declared = [line for line in config.getini("markers") if line.partition(":")[0].partition("(")[0].strip() == name]
-    # One of them is the library's.
-    return len(declared) > 1
+@functools.lru_cache
+def _names_starter(file: Path) -> bool:
+    return file.is_file() and _STARTERS.search(file.read_text(encoding="utf-8", errors="replace")) is not None

@@ -10,11 +10,10 @@ from typing import Any
 
 import pytest
 
-from dist_testing.core.ground.add_ons import add_ons
+from dist_testing.core.ground.add_ons import add_ons, read_settings
 from dist_testing.core.ground.backends import Backend, check_backend_name, check_features
 from dist_testing.core.ground.budget import MAX_TIMEOUT_S, is_timeout
 from dist_testing.core.ground.errors import UsageError
-from dist_testing.core.ground.layout import MAX_NODES, is_node_count
 from dist_testing.core.ground.spec import MAX_WORLD_SIZE, is_world_size
 from dist_testing.core.launch.isolation import isolation_names
 from dist_testing.core.pytest.marker_name import MARKER_OPTION, marker_name
@@ -39,7 +38,6 @@ class Distributed:
         backends: Backends that the test is for; empty for all.
         features: Features that a backend must have for the test.
         strict_collectives: Whether different collective calls fail the test; None for the command line's choice.
-        nodes: Nodes that the ranks are spread over; None for the target's or the command line's number.
         settings: Those of add-ons, by their names.
     """
 
@@ -51,7 +49,6 @@ class Distributed:
     backends: tuple[str, ...] = ()
     features: tuple[str, ...] = ()
     strict_collectives: bool | None = None
-    nodes: int | None = None
     settings: Mapping[str, Any] = field(default_factory=dict)
 
     def is_for(self, backend: Backend) -> bool:
@@ -91,19 +88,17 @@ def read_marker(definition: pytest.Function | Any) -> Distributed | None:
             definition,
             f"{unknown[0]} = {arguments[unknown[0]]!r}",
             f"It takes {', '.join(known)}",
-            f"Did you mean {near[0]}?" if near else f"Leave it out. {_OTHER_PROJECT}",
+            f"Did you mean {near[0]}?"
+            if near
+            else f"Leave it out, or install the add-on {unknown[0]!r} if it is a setting of one. {_OTHER_PROJECT}",
         )
     given = {
         name: _READERS[name](definition, f"{name} = {value!r}", value)
         for name, value in arguments.items()
         if value is not None and name in _READERS
     }
-    settings = {
-        add_on.name: add_on.load("setting")(definition.nodeid, arguments[add_on.name])
-        for add_on in add_ons()
-        if add_on.setting and arguments.get(add_on.name) is not None
-    }
-    return Distributed(**given, settings=settings)
+    asked = {name: value for name, value in arguments.items() if name not in _READERS}
+    return Distributed(**given, settings=read_settings(definition.nodeid, asked))
 
 
 def argument_names() -> list[str]:
@@ -147,13 +142,6 @@ def _exits(definition: Any, given: str, value: object) -> dict[int, int]:
     return value
 
 
-def _nodes(definition: Any, given: str, value: object) -> int:
-    if not is_node_count(value):
-        raise _wrong(definition, given, f"It is a number of nodes from 1 to {MAX_NODES}, which divides the world size")
-    assert isinstance(value, int)
-    return value
-
-
 def _names(definition: Any, given: str, value: object, check: Callable[[str], object]) -> tuple[str, ...]:
     names = list(value) if isinstance(value, Sequence) and not isinstance(value, str) else []
     if not names or not all(isinstance(name, str) for name in names):
@@ -183,5 +171,4 @@ _READERS: dict[str, Callable[[Any, str, object], Any]] = {
     "backends": partial(_names, check=check_backend_name),
     "features": partial(_names, check=lambda name: check_features([name])),
     "strict_collectives": _true_or_false,
-    "nodes": _nodes,
 }

@@ -20,7 +20,7 @@ ISOLATIONS = "fork, spawn, pool or thread"
 # Follows the marker's name.
 MARKER_HELP = (
     "(world_size=None, init=True, timeout=None, isolation=None, expected_exits=None, backends=None, "
-    "features=None, strict_collectives=None, nodes=None): "
+    "features=None, strict_collectives=None): "
     "run the test on every rank of a world. "
     "world_size: a number, or a list of numbers of which each makes a case; default: the target's. "
     "init=False: the test makes its own groups. "
@@ -31,8 +31,8 @@ MARKER_HELP = (
     "backends: names of the backends that the test is for; with others it is deselected. "
     "features: features that a backend must have; with others the test is deselected. "
     "strict_collectives: whether the test fails if its ranks pass but make different collective calls. "
-    "nodes: simulated nodes that the ranks are spread over, each with a network of its own. "
-    "Add-ons have further arguments, by their names, such as faults."
+    "Add-ons have further arguments, by their names, such as nodes (simulated ones, that the ranks are spread over) "
+    "and faults."
 )
 
 

@@ -5,9 +5,13 @@ The plugin imports this module in every session, so it imports nothing that take
 
 from __future__ import annotations
 
+import contextlib
+
 import pytest
 
+from dist_testing.core.ground.add_ons import add_ons
 from dist_testing.core.ground.backends import default_backend
+from dist_testing.core.ground.errors import DistTestingError
 from dist_testing.core.ground.keepable import ENV_PREFIX, KEEPABLE
 from dist_testing.core.ground.spec import DEFAULT_WORLD_SIZE
 from dist_testing.core.pytest.marker_name import ISOLATIONS, MARKER_OPTION
@@ -40,16 +44,6 @@ def add_options(parser: pytest.Parser) -> None:
         "--dist-world-size",
         metavar="N[,N...]",
         help=f"ranks of a test that sets no world_size; each number makes a case (default: {DEFAULT_WORLD_SIZE})",
-    )
-    group.addoption(
-        "--dist-ranks-per-gpu",
-        metavar="N",
-        help="ranks that share a GPU, if the backend allows it (default: 1)",
-    )
-    group.addoption(
-        "--dist-nodes",
-        metavar="N",
-        help="simulated nodes that the ranks of a test are spread over, if it sets no nodes (default: 1)",
     )
     group.addoption(
         "--dist-isolation",
@@ -87,6 +81,11 @@ def add_options(parser: pytest.Parser) -> None:
         metavar="FILE",
         help='write what happens in the run, with times, as JSON lines; ".gz" at the end compresses',
     )
+    # An add-on that cannot be loaded must not end a session without distributed tests; others report it.
+    with contextlib.suppress(DistTestingError, OSError):
+        for add_on in add_ons():
+            for option, text in add_on.options.items():
+                group.addoption(option, metavar="N", help=text)
 
 
 def arguments_of_part(config: pytest.Config) -> tuple[str, ...]:

@@ -1,4 +1,4 @@
-"""Tells at the start of a session what another plug-in of pytest will not see, because the tests run on ranks."""
+"""A plugin that tells at the start of a session what another one will not see, because the tests run on ranks."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from dist_testing.core.pytest.marked_items import is_marked
 _PATCH = "_exit"
 
 
-def notes_on_plugins(config: pytest.Config, items: Sequence[pytest.Item]) -> list[str]:
+def pytest_report_collectionfinish(config: pytest.Config, items: Sequence[pytest.Item]) -> list[str]:
     """Return a note of two lines for each plug-in that needs a setting, with the way out."""
     marked = [item for item in items if is_marked(item)]
     if not marked:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Generator, Sequence
+from collections.abc import Generator, Iterable
 from typing import TYPE_CHECKING
 
 import pytest
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from dist_testing.core.pytest.in_runner import RunnerPlugin
 
 _RUNNER = "dist_testing_runner"
-# Set when the markers have been read, also if there are none.
+# Set when the markers have been read, also if there are none. pytest ends the collection also after an error.
 _READ_KEY = pytest.StashKey[bool]()
 # Ends of the names of variables that launchers set in the processes that they start.
 LAUNCHER_VARIABLES = ("RANK", "PROCID")
@@ -115,7 +115,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     if not has_mark(metafunc.definition):
         # The marker may come later: from a parameter, or from a conftest.
         return
-    from dist_testing.core.pytest.marking import parametrize_world_size
+    from dist_testing.core.pytest.marked_items import parametrize_world_size
 
     try:
         parametrize_world_size(metafunc, runner_plugin(metafunc.config).world_sizes)
@@ -127,51 +127,32 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> Generator[None]:
     """Find the tests that run on ranks; a conftest may have marked some just now."""
     yield
-    config.stash[_READ_KEY] = True
-    if _is_in_use() or any(map(_concerns_library, items)):
+    if _is_in_use() or any(map(has_mark, items)):
         runner_plugin(config).read_markers(items)
+    config.stash[_READ_KEY] = True
 
 
 @pytest.hookimpl(trylast=True)
 def pytest_collection_finish(session: pytest.Session) -> None:
-    """Let the runner's half refuse a marker that came too late, if it does not exist yet."""
-    # pytest ends the collection also after an error, and then reports that error.
-    if session.config.stash.get(_READ_KEY, False) and not session.config.pluginmanager.has_plugin(_RUNNER):
-        _check_late_markers(session.config, session.items)
+    """Refuse a marker that came too late."""
+    if session.config.stash.get(_READ_KEY, False):
+        _check_late_markers(session.items)
 
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtest_call(item: pytest.Item) -> None:
     """Fail a test that has got the marker after the collection: it would run without ranks, and pass for no reason."""
     try:
-        _check_late_markers(item.config, [item])
+        _check_late_markers([item])
     except pytest.UsageError as error:
         pytest.fail(str(error), pytrace=False)
 
 
-def _check_late_markers(config: pytest.Config, items: Sequence[pytest.Item]) -> None:
-    if any(map(_concerns_library, items)):
-        from dist_testing.core.pytest.marking import check_all_marked
+def _check_late_markers(items: Iterable[pytest.Item]) -> None:
+    for item in filter(has_mark, items):
+        from dist_testing.core.pytest.marked_items import check_is_marked
 
-        if not config.pluginmanager.has_plugin(_RUNNER):
-            runner_plugin(config).read_markers([])
-        check_all_marked(config, items)
-
-
-def _concerns_library(item: pytest.Item) -> bool:
-    """Return whether the item has the library's marker or uses one of its fixtures, as far as names tell."""
-    return isinstance(item, pytest.Function) and (
-        has_mark(item) or "world" in item.fixturenames or "world_size" in item.fixturenames
-    )
-
-
-def pytest_report_collectionfinish(config: pytest.Config, items: list[pytest.Item]) -> list[str]:
-    """Say so if another plug-in needs a setting."""
-    if not config.pluginmanager.has_plugin(_RUNNER):
-        return []
-    from dist_testing.core.pytest.other_plugins import notes_on_plugins
-
-    return notes_on_plugins(config, items)
+        check_is_marked(item)
 
 
 @pytest.fixture
@@ -193,9 +174,10 @@ def _world_of_rank(request: pytest.FixtureRequest) -> World:
 
     world = current_world()
     if world is None:
-        raise UsageError(
-            f"A test that runs in the runner uses the fixture `{request.fixturename}`.\n"
-            "Only ranks have a world, and request.getfixturevalue does not start ranks.\n"
-            f"Mark the test with @pytest.mark.{marker_name(request.config)}."
+        pytest.fail(
+            f"{request.node.nodeid} uses the fixture `{request.fixturename}` without the marker.\n"
+            "Only a test that runs on ranks has a world, and request.getfixturevalue does not start ranks.\n"
+            f"Mark it with @pytest.mark.{marker_name(request.config)}.",
+            pytrace=False,
         )
     return world

@@ -5,34 +5,32 @@ The rank was forked from a process that had collected the tests, so nothing is i
 
 from __future__ import annotations
 
-import contextlib
-import importlib
+import re
 import sys
 import threading
 import warnings
-from collections.abc import Generator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Protocol
+from collections.abc import Callable, Generator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from dist_testing.core.ground.add_ons import add_on_named
 from dist_testing.core.ground.case import CaseBody
+from dist_testing.core.ground.error_text import message_of
 from dist_testing.core.ground.errors import UsageError
 from dist_testing.core.ground.spec import program_of
 from dist_testing.core.ground.world import World
 from dist_testing.core.process.launcher_messages import RankStart
 from dist_testing.core.pytest.expectations import expected_classes
-from dist_testing.core.pytest.internals import (
-    CaptureManager,
-    runtestprotocol,
-)
+from dist_testing.core.pytest.internals import keep_temporary_files_in, write_terminal_to
 from dist_testing.core.pytest.marked_items import is_method_of_unittest
-from dist_testing.core.pytest.pytest_messages import FRONT_END, PYTEST_CASES
 from dist_testing.core.pytest.rank_output import log_to_output, print_warnings
-from dist_testing.core.pytest.rank_plugins import leave_out_plugins_of_runner, run_item
+from dist_testing.core.pytest.rank_plugins import leave_out_plugins_of_runner, run_in_wrappers, run_phases
 from dist_testing.core.pytest.reports import skip_reason
 from dist_testing.core.rank.bootstrap import RankFrontEnd
 from dist_testing.core.rank.debugging import debug_by
+from dist_testing.core.rank.generators import load_generators, seed_generators
 from dist_testing.core.rank.rank_world import RankWorld
 from dist_testing.core.rank.reporter import Reporter
 from dist_testing.core.session.front_ends import make_front_end
@@ -41,20 +39,22 @@ from dist_testing.core.session.session import current_session
 if TYPE_CHECKING:
     from torch._C._distributed_c10d import Store
 
+# `CaseBody.front_end` of marked tests; the content is the node id of the item.
+FRONT_END = "pytest"
+# Module of the fixtures `world` and `world_size`.
+_PLUGIN = f"{__package__}.plugin"
 # Prefix of the reason of a test that called `pytest.xfail`, so that the runner can tell it from a skip.
 EXPECTED = "expected failure: "
+# A docstring of several lines in the source that pytest shows: that of `init_process_group` has more than a hundred.
+_DOCSTRING = re.compile(r'^ +[rR]?("""|\'\'\')((?!\1).)*\n( ((?!\1).)*\n)* ((?!\1).)*\1 *\n', re.MULTILINE)
+# Parts of messages: torch's for a second `init_process_group`, and pytest's for a fixture of a wider scope.
+_TWICE = "initialize the default process group twice"
+_WIDER = "the function scoped fixture world with a"
 _NO_LOG_CAPTURE = (
     "A rank calls request.getfixturevalue for `caplog`, but pytest's log capture is off.\n"
     "It is on only if a collected test, or a fixture of one, names `caplog` as an argument.\n"
     "Name it as an argument."
 )
-
-
-class OwnItems(Protocol):
-    """Gives each rank that is a thread its own items."""
-
-    def own(self, item: pytest.Item) -> pytest.Item:
-        """Return the calling thread's own copy of a collected item; call it once per thread."""
 
 
 class _ThisRank(threading.local):
@@ -86,15 +86,11 @@ class PytestRankContext:
         # By node id; filled when the tests have been collected.
         self._items = items
         self._reporting = _RankReporting()
-        self._thread_items: OwnItems | None = None
+        # Makes the calling thread's own copy of an item, where ranks are threads.
+        self._own_item: Callable[[pytest.Item], pytest.Item] | None = None
         self._thread_cases = 0
-        self._explaining: contextlib.AbstractContextManager[object] | None = None
+        self._explaining: Any = None
         self.collection_errors: list[str] = []
-
-    @property
-    def has_tests(self) -> bool:
-        """Return whether a test that runs on ranks has been collected."""
-        return bool(self._items)
 
     @property
     def names(self) -> Sequence[str]:
@@ -110,13 +106,15 @@ class PytestRankContext:
         if (session := current_session()) is not None and (target := session.engine.spec.target):
             debug_by(f"bazel build {target} && {program_of(target)}")
         # Output of pytest itself on a rank, such as of --setup-show, goes into the rank's output.
-        config.get_terminal_writer()._file = sys.stdout
+        write_terminal_to(config, sys.stdout)
         # The runner judges skip marks and expected failures, once for all ranks.
         config.pluginmanager.unregister(name="skipping")
         leave_out_plugins_of_runner(config)
-        if "numpy" in sys.modules and any(map(is_method_of_unittest, self._items.values())):
-            # Such a test seeds its generators. Otherwise each rank imports it at first use.
-            importlib.import_module("numpy.random")
+        if any(seeding := [is_method_of_unittest(item) for item in self._items.values()]):
+            load_generators()
+        if all(seeding):
+            # Marked tests keep the generators as their file has left them.
+            seed_generators()
         config.pluginmanager.register(self._reporting, "dist_testing_rank_reporting")
         if not any("caplog" in getattr(item, "fixturenames", ()) for item in self._items.values()):
             # The plugin adds handlers to each of torch's 42 loggers, three times per test.
@@ -127,9 +125,9 @@ class PytestRankContext:
         """Return pytest's, or the one that the case names: a method of a unittest class brings its own rules."""
         if body.front_end != FRONT_END:
             return make_front_end(body.front_end, self._config, self._items)
-        if (nodeid := PYTEST_CASES.from_wire(body.content).nodeid) not in self._items:
+        if body.content not in self._items:
             text = (
-                f"This rank has not collected {nodeid}.\n"
+                f"This rank has not collected {body.content}.\n"
                 "The test files, or modules that they import, differ from the runner's.\n"
                 "Give all ranks the same files, and collect the same tests in every process."
             )
@@ -140,108 +138,86 @@ class PytestRankContext:
         """Return one for each rank, with its own copy of what pytest keeps while a test runs; they share the store."""
         from torch._C._distributed_c10d import HashStore
 
-        if self._thread_items is None:
+        if self._own_item is None:
             any_item = next(iter(self._items.values()))
             add_on = add_on_named("threads", "ranks that are threads")
             self._reporting.refused = add_on.load("refused_fixtures")
-            self._thread_items = add_on.load("pytest_items")(self._config, any_item.session)
-            # For all threads, until the process ends.
-            self._explaining = explain_assertions(any_item)
-            self._explaining.__enter__()
+            self._own_item = add_on.load("pytest_items")(self._config, any_item.session).own
+            # The details of assertions, such as a diff: for all threads, until the process ends.
+            if (assertion := self._config.pluginmanager.getplugin("assertion")) is not None:
+                self._explaining = assertion.pytest_runtest_protocol(any_item)
+                next(self._explaining)
         store = HashStore()
         front_ends = [
-            PytestRankFrontEnd(self._config, self._items, self._thread_items, store, self._thread_cases)
+            PytestRankFrontEnd(self._config, self._items, self._own_item, store, self._thread_cases)
             for _ in range(world_size)
         ]
         self._thread_cases += 1
         return front_ends
 
 
-def explain_assertions(item: pytest.Item) -> contextlib.AbstractContextManager[object]:
-    """Let pytest add details, such as a diff, to the assertions of an item in a block."""
-    return _around(item, "assertion")
-
-
-def record_warnings(item: pytest.Item, reporter: Reporter) -> contextlib.AbstractContextManager[object]:
-    """Apply the filters of the session and the marks of the item in a block; send each warning to the runner."""
+def run_as_test(item: pytest.Item, reporter: Reporter, body: Callable[[], object]) -> None:
+    """Run `body` as pytest runs a test: it explains assertions, and the runner gets each warning."""
     _this.reporter = reporter
-    return _around(item, "warnings")
+    run_in_wrappers(item, body)
 
 
-def _around(item: pytest.Item, name: str) -> contextlib.AbstractContextManager[object]:
-    """Do what a plugin of pytest does around a test: on ranks its hook `pytest_runtest_protocol` is not called."""
-    plugin: Any = item.config.pluginmanager.getplugin(name)
-    hook = getattr(plugin, "pytest_runtest_protocol", None)
-    return contextlib.nullcontext() if hook is None else contextlib.contextmanager(hook)(item)
-
-
+@dataclass(eq=False, slots=True)
 class PytestRankFrontEnd:
-    """Runs collected items on a rank."""
+    """Runs collected items on a rank.
 
-    def __init__(
-        self,
-        config: pytest.Config,
-        items: Mapping[str, pytest.Item],
-        thread_items: OwnItems | None = None,
-        store: Store | None = None,
-        cases: int = 0,
-    ) -> None:
-        self._config = config
-        self._items = items
-        # Makes a rank's own items, where ranks are threads.
-        self._thread_items = thread_items
-        # Shared by the ranks; None for the store at the world's port.
-        self._store = store
-        # How many cases the process has run before.
-        self._cases = cases
-        self._world: RankWorld | None = None
+    Attributes:
+        config: The config of the session.
+        items: The items, by node id.
+        own_item: Makes the calling thread's own copy of an item, where ranks are threads.
+        store: What the ranks share; None for the store at the world's port.
+        cases: How many cases the process has run before.
+        world: The rank's world, when the rank is open.
+    """
+
+    config: pytest.Config
+    items: Mapping[str, pytest.Item]
+    own_item: Callable[[pytest.Item], pytest.Item] | None = None
+    store: Store | None = None
+    cases: int = 0
+    world: RankWorld | None = None
 
     def open(self, start: RankStart, reporter: Reporter) -> None:
         """Make the world."""
         reporter.phase("init")
-        self._world = _this.world = RankWorld.of(start, self._store, self._cases, reporter.runner)
+        self.world = _this.world = RankWorld.of(start, self.store, self.cases, reporter.runner)
         _this.reporter = reporter
-        self._world.prepare()
+        self.world.prepare()
         if start.rank != start.request.debug_rank:
             # Without a terminal a prompt reads the end of its input at once, and ends the test.
             for name in ("pdbinvoke", "pdbtrace"):
-                self._config.pluginmanager.unregister(name=name)
+                self.config.pluginmanager.unregister(name=name)
 
     def run(self, body: CaseBody, reporter: Reporter) -> None:
         """Run one item as pytest would."""
-        assert self._world is not None
-        self._world.begin_case()
-        case = PYTEST_CASES.from_wire(body.content)
-        item = self._items[case.nodeid]
-        if self._thread_items is not None:
-            item = self._thread_items.own(item)
+        assert self.world is not None
+        self.world.begin_case()
+        item = self.items[body.content]
+        if self.own_item is not None:
+            item = self.own_item(item)
         reporter.expectations = expected_classes(item)
-        _keep_temporary_files_in(item.config, self._world)
-        if self._thread_items is None:
-            # Where the runner was forked in the middle of a test, this item or another one is set up already.
-            setup_state: Any = item.session._setupstate
-            setup_state.teardown_exact(item.parent)
-        with contextlib.ExitStack() as stack:
-            if self._thread_items is None:
-                # Both change the whole process, not one thread.
-                stack.enter_context(record_warnings(item, reporter))
-                stack.enter_context(explain_assertions(item))
-            try:
-                if self._thread_items is None:
-                    run_item(item)
-                else:
-                    # Wrappers of other plugins do not expect several threads.
-                    runtestprotocol(item, log=False, nextitem=None)
-            except pytest.exit.Exception as error:
-                # Raised by `pytest.exit`, and when the user quits the debugger.
-                reporter.end_session(str(error))
-                if not reporter.failed:
-                    reporter.raised(error, str(item.repr_failure(pytest.ExceptionInfo.from_exception(error))))
+        keep_temporary_files_in(item.config, self.world.pytest_tmp_path)
+        try:
+            if self.own_item is None:
+                run_as_test(item, reporter, lambda: run_phases(item))
+            else:
+                # Wrappers do not expect several threads: those of warnings and assertions change the whole process.
+                run_phases(item)
+        except pytest.exit.Exception as error:
+            # Raised by `pytest.exit`, and when the user quits the debugger.
+            reporter.end_session(str(error))
+            if not reporter.failed:
+                reporter.raised(error, str(item.repr_failure(pytest.ExceptionInfo.from_exception(error))))
 
     def finish(self) -> None:
         """Destroy the groups."""
-        assert self._world is not None
-        self._world.finish()
+        assert self.world is not None
+        self.world.finish()
 
 
 class _RankReporting:
@@ -254,6 +230,12 @@ class _RankReporting:
     def pytest_fixture_setup(self, fixturedef: pytest.FixtureDef[Any]) -> None:
         if (text := self.refused.get(fixturedef.argname)) is not None:
             raise UsageError(text)
+        if fixturedef.argname == "world_size" and fixturedef.func.__module__ != _PLUGIN:
+            raise UsageError(
+                "There is a fixture `world_size` that is not the library's.\n"
+                "Its value and the real size of the world could differ.\n"
+                "Rename the fixture, and set the size in the marker, as in world_size=2."
+            )
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_runtest_setup(self) -> None:
@@ -277,22 +259,15 @@ class _RankReporting:
     def pytest_runtest_makereport(
         self, call: pytest.CallInfo[None]
     ) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+        error = call.excinfo and call.excinfo.value
+        if error is not None:
+            _advise(error)
         report = yield
         if _this.is_in_test:
-            # A sub-test failed; its own report names it.
-            _this.sub_test_error = call.excinfo and call.excinfo.value
-        elif call.excinfo is None:
-            _report_without_exception(report)
-        elif not report.passed:
-            if isinstance(call.excinfo.value, pytest.FixtureLookupError):
-                # Its text would be the representation of the fixture request.
-                call.excinfo.value.args = (call.excinfo.value.msg or f"no fixture {call.excinfo.value.argname!r}",)
-            if isinstance(call.excinfo.value, pytest.xfail.Exception):
-                _this.reporter.skipped(f"{EXPECTED}{call.excinfo.value.msg}")
-            elif report.skipped:
-                _report_skip(report)
-            else:
-                _this.reporter.ended_by(call.excinfo.value, str(report.longrepr))
+            # A sub-test has ended; the report that it logs names it.
+            _this.sub_test_error = error
+        else:
+            _send(report, error)
         return report
 
     def pytest_warning_recorded(self, warning_message: warnings.WarningMessage) -> None:
@@ -303,27 +278,41 @@ class _RankReporting:
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         """Report the end of a sub-test: a rank logs no other reports. A skipped sub-test does not skip the test."""
         error, _this.sub_test_error = _this.sub_test_error, None
-        if error is not None and report.failed:
-            _this.reporter.ended_by(error, f"{report.head_line}\n{report.longrepr}")
-        elif _this.is_in_test and report.failed:
-            _report_without_exception(report)
+        if _this.is_in_test and report.failed:
+            _send(report, error, f"{report.head_line}\n")
 
 
-def _report_without_exception(report: pytest.TestReport) -> None:
-    """Report what a hook has made of a report whose test code raised nothing; a pass is no news."""
-    if report.failed:
-        # The last line, as of a traceback: there the message is.
-        text = str(report.longrepr or "a hook of pytest set the outcome to failed, without a text")
-        _this.reporter.raised(pytest.fail.Exception(text.rstrip().rpartition("\n")[2]), text)
+def _advise(error: BaseException) -> None:
+    """Add the way out, where torch and pytest cannot know it."""
+    text = message_of(error)
+    if _TWICE in text and _this.world is not None and _this.world._settings.init:
+        error.add_note("The library has made the default group. Remove the call, or mark the test with init=False.")
+    elif _WIDER in text and isinstance(error, pytest.fail.Exception):
+        # pytest shows no notes of it.
+        advice = "A world lives for one test. Give the fixture the scope of a function, or use dist.get_rank() in it."
+        error.msg = f"{error.msg}\n{advice}"
+
+
+def _send(report: pytest.TestReport, error: BaseException | None, head: str = "") -> None:
+    """Tell the runner what pytest says of a part of the test, unless it passed. `error` is what test code has raised.
+
+    A hook may have made the report a failure or a skip although test code raised nothing, or a pass although it did.
+    """
+    if report.passed:
+        return
+    if isinstance(error, pytest.FixtureLookupError):
+        # Its text would be the representation of the fixture request.
+        error.args = (error.msg or f"no fixture {error.argname!r}",)
+    if isinstance(error, pytest.xfail.Exception):
+        _this.reporter.skipped(f"{EXPECTED}{error.msg}")
     elif report.skipped:
-        _report_skip(report)
-
-
-def _report_skip(report: pytest.TestReport) -> None:
-    if hasattr(report, "wasxfail"):
-        _this.reporter.skipped(f"{EXPECTED}{report.wasxfail}")
+        is_expected = hasattr(report, "wasxfail")
+        _this.reporter.skipped(f"{EXPECTED}{report.wasxfail}" if is_expected else skip_reason(report))
     else:
-        _this.reporter.skipped(skip_reason(report))
+        text = f"{head}{report.longrepr or 'a hook of pytest set the outcome to failed, without a text'}"
+        text = _DOCSTRING.sub("", text)
+        # The last line, as of a traceback: there the message is.
+        _this.reporter.ended_by(error or pytest.fail.Exception(text.rstrip().rpartition("\n")[2]), text)
 
 
 def capture_nothing(config: pytest.Config) -> None:
@@ -331,16 +320,7 @@ def capture_nothing(config: pytest.Config) -> None:
 
     The fixtures `capsys` and `capfd` still work: they need a capture manager, but not one that captures.
     """
-    config.pluginmanager.unregister(name="capturemanager")
-    fresh = CaptureManager("no")
+    captured: Any = config.pluginmanager.unregister(name="capturemanager")
+    fresh = type(captured)("no")
     config.pluginmanager.register(fresh, "capturemanager")
     fresh.start_global_capturing()
-
-
-def _keep_temporary_files_in(config: pytest.Config, world: RankWorld) -> None:
-    # Otherwise `tmp_path` makes a numbered folder per rank outside the run's folder, and nothing removes it. pytest
-    # makes the folder when a test uses the fixture.
-    factory: Any = getattr(config, "_tmp_path_factory", None)
-    if factory is not None:
-        factory._basetemp = None
-        factory._given_basetemp = world.pytest_tmp_path

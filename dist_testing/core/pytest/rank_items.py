@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import pytest
 
-from dist_testing.core.ground.case import CaseBody, CaseResult
+from dist_testing.core.ground.case import CaseResult
 from dist_testing.core.ground.spec import Spec
 from dist_testing.core.process.launcher_messages import Loader
 from dist_testing.core.rank.bootstrap import RankContext
@@ -21,18 +21,14 @@ RUN_KEY = pytest.StashKey[Callable[[pytest.Item], None]]()
 
 
 class RankItem(pytest.Item, abc.ABC):
-    """An item that is no test function. A front end of its own runs it on ranks, and exit code 0 passes.
+    """An item that is no test function. A front end of its own runs it on ranks.
 
-    Who makes one sets `MARKER_KEY` and `SIZE_KEY` in its stash, and `RANK_SIDE_KEY` in that of the session's config.
+    Who makes one sets `CASE_KEY` in its stash, and `RANK_SIDE_KEY` in that of the session's config.
     """
 
     def runtest(self) -> None:
         """Run it on ranks."""
         self.config.stash[RUN_KEY](self)
-
-    @abc.abstractmethod
-    def body(self, *, strict_calls: bool) -> CaseBody:
-        """Return what the ranks run. `strict_calls` is a field of the result."""
 
     @abc.abstractmethod
     def command(self, result: CaseResult, spec: Spec) -> str:

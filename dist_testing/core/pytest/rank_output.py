@@ -13,8 +13,6 @@ from typing import Any, TextIO
 
 import pytest
 
-from dist_testing.core.pytest.internals import CaptureIO, DatetimeFormatter, EncodedFile
-
 
 def log_to_output(config: pytest.Config) -> None:
     """Write each log record once into the output of its rank, with the session's level and format.
@@ -30,7 +28,9 @@ def log_to_output(config: pytest.Config) -> None:
     foreign: list[logging.Handler] = []
     if plugin is not None:
         handler = _OutputHandler(config)
-        handler.setFormatter(DatetimeFormatter(plugin.formatter._fmt, plugin.formatter.datefmt))
+        # Without colours, as in a file.
+        without_colours = type(plugin.log_file_handler.formatter)
+        handler.setFormatter(without_colours(plugin.formatter._fmt, plugin.formatter.datefmt))
         if plugin.log_level is not None:
             handler.setLevel(plugin.log_level)
             root.setLevel(min(root.level, plugin.log_level))
@@ -65,11 +65,13 @@ def _loggers() -> Iterator[logging.Logger]:
 
 
 def _is_runners_output(stream: object) -> bool:
-    if isinstance(stream, EncodedFile | CaptureIO):
+    if not isinstance(stream, io.TextIOWrapper):
+        return False
+    if type(stream).__module__ == "_pytest.capture":
         return True
     with contextlib.suppress(OSError, ValueError):
         # The output of a rank that is a thread has no descriptor.
-        return isinstance(stream, io.TextIOWrapper) and stream.fileno() in (1, 2)
+        return stream.fileno() in (1, 2)
     return False
 
 

@@ -1,4 +1,4 @@
-"""Other plugins of pytest on ranks: those that wrap a test do so there, and those of the runner do not.
+"""Plugins of pytest on ranks: those that wrap a test do so there, and those of the runner do not.
 
 What a wrapper of `pytest_runtest_protocol` prepares for the other hooks of its plugin has to exist on the ranks, where
 these are called.
@@ -6,57 +6,61 @@ these are called.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 
-from dist_testing.core.pytest.internals import runtestprotocol
-
 _HOOK = "pytest_runtest_protocol"
-# pytest's own wrappers have replacements on ranks, as has a limit of the time: the runner keeps it.
-_NOT_ON_RANKS = ("_pytest", "dist_testing", "pytest_timeout", "xdist")
+# The runner keeps the limit of the time.
+_NOT_ON_RANKS = ("dist_testing", "pytest_timeout", "xdist")
 # The first three run a failed test again, in the process that failed: a rank would repeat it alone, while its peers
 # wait. In the runner they run the whole case again. The others, of PyCharm and VS Code, report to the editor.
 _OF_RUNNER = ("flaky", "pytest_rerunfailures", "pytest_retry", "teamcity", "vscode_pytest")
 
 
 def leave_out_plugins_of_runner(config: pytest.Config) -> None:
-    """Switch off the plugins that repeat or report what pytest runs; call it on a rank."""
+    """Switch off the plugins that repeat or report what pytest runs, or limit its time; call it on a rank."""
     manager = config.pluginmanager
+    manager.unregister(name="faulthandler")
     for plugin in manager.get_plugins():
         if _package_of(plugin) in _OF_RUNNER:
             manager.unregister(plugin)
 
 
-def run_item(item: pytest.Item) -> None:
-    """Run setup, call and teardown of an item, and of all its fixtures, inside the wrappers of other plugins."""
+def run_phases(item: pytest.Item) -> list[pytest.TestReport]:
+    """Run setup, call and teardown of an item, and of all its fixtures, without logging the reports."""
+    runner: Any = item.config.pluginmanager.getplugin("runner")
+    # Where the runner was forked in the middle of a test, this item or another one is set up already.
+    runner.pytest_runtest_teardown(item, item.parent)
+    reports: list[pytest.TestReport] = runner.runtestprotocol(item, log=False, nextitem=None)
+    return reports
+
+
+def run_in_wrappers(item: pytest.Item, body: Callable[[], object]) -> None:
+    """Run `body` inside what pytest and the plugins of a rank do around a test."""
     manager = item.config.pluginmanager
-    wrappers = {
-        id(impl.plugin): impl.plugin for impl in item.ihook.pytest_runtest_protocol.get_hookimpls() if _wraps(impl)
-    }
-    if not wrappers:
-        runtestprotocol(item, log=False, nextitem=None)
-        return
-    body = _Body()
-    manager.register(body)
+    inner = _Inner(body)
+    manager.register(inner)
     try:
-        others = [plugin for plugin in manager.get_plugins() if id(plugin) not in wrappers and plugin is not body]
+        impls = item.ihook.pytest_runtest_protocol.get_hookimpls()
+        kept = {id(impl.plugin) for impl in impls if _package_of(impl.plugin) not in _NOT_ON_RANKS} | {id(inner)}
+        others = [plugin for plugin in manager.get_plugins() if id(plugin) not in kept]
         manager.subset_hook_caller(_HOOK, others)(item=item, nextitem=None)
     finally:
-        manager.unregister(body)
+        manager.unregister(inner)
 
 
-class _Body:
-    """A plugin whose only hook runs the item."""
+class _Inner:
+    """A plugin whose only hook comes before others that would run the item."""
+
+    def __init__(self, body: Callable[[], object]) -> None:
+        self._body = body
 
     @pytest.hookimpl(tryfirst=True)
-    def pytest_runtest_protocol(self, item: pytest.Item, nextitem: pytest.Item | None) -> bool:
-        runtestprotocol(item, log=False, nextitem=nextitem)
+    def pytest_runtest_protocol(self) -> bool:
+        self._body()
         return True
-
-
-def _wraps(impl: Any) -> bool:
-    return bool(impl.wrapper or impl.hookwrapper) and _package_of(impl.plugin) not in (*_NOT_ON_RANKS, *_OF_RUNNER)
 
 
 def _package_of(plugin: object) -> str:

@@ -13,6 +13,7 @@ import pytest
 from dist_testing.core.engine.kept_files import ReportFolder
 from dist_testing.core.engine.report import failure_report
 from dist_testing.core.engine.report_text import printable
+from dist_testing.core.ground.add_ons import add_on_named
 from dist_testing.core.ground.case import CaseResult
 from dist_testing.core.ground.errors import LaunchError, PromiseError
 from dist_testing.core.ground.outcomes import Cause, Status
@@ -67,8 +68,9 @@ def failure_text(item: pytest.Item, result: CaseResult, spec: Spec) -> str:
         # A class of threads always uses the threaded backend, whatever the backend of this run.
         if isolation_named(result.case.isolation).fits(spec.backend):
             reproduce += f" --dist-backend={spec.backend.name} --dist-world-size={result.case.world_size}"
-            if result.case.nodes > 1:
-                reproduce += f" --dist-nodes={result.case.nodes}"
+            for name, setting in result.case.settings.items():
+                if (option := f"--dist-{name}") in add_on_named(name, item.nodeid).options:
+                    reproduce += f" {option}={setting}"
     session = current_session()
     keep = None if session is None else lambda whole: session.reports.keep(result, whole)
     return failure_report(result, target=spec.target, reproduce=reproduce, keep=keep)

@@ -20,8 +20,8 @@ from dist_testing.core.events.event import (
     TestsCollected,
     WorldEnded,
 )
-from dist_testing.core.events.file import EventFile
 from dist_testing.core.events.stream import EventStream
+from dist_testing.core.ground.add_ons import add_on_named
 from dist_testing.core.ground.errors import UsageError
 from dist_testing.core.ground.record import BAD, DIGITS, OF_THE_MACHINE, STATUSES, CaseRecord, Status, case_name
 from dist_testing.core.ground.spec import Spec
@@ -159,10 +159,10 @@ class SessionEvents:
         self._exit_code = int(exitstatus)
 
 
-def _open(text: str, config: pytest.Config) -> EventFile:
+def _open(text: str, config: pytest.Config) -> Any:
     path = _own_path(Path(text), config)
     try:
-        return EventFile(path)
+        return add_on_named("event_file", EVENTS_OPTION).load("file")(path)
     except (OSError, ValueError) as error:
         # A null character in the path raises a ValueError.
         raise UsageError(

@@ -7,7 +7,6 @@ ordinary test function.
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import functools
 from collections.abc import Iterator
 from typing import Any
@@ -15,10 +14,9 @@ from typing import Any
 import pytest
 
 from dist_testing.core.ground.case import CaseFailedError, CaseResult
-from dist_testing.core.ground.errors import DistTestingError, UsageError
+from dist_testing.core.ground.errors import DistTestingError
 from dist_testing.core.ground.outcomes import Cause
-from dist_testing.core.pytest.expectations import is_expected
-from dist_testing.core.pytest.internals import xfailed_key
+from dist_testing.core.pytest.expectations import decide_xfail
 from dist_testing.core.pytest.pytest_rank import current_world
 from dist_testing.core.pytest.rank_items import RUN_KEY
 from dist_testing.core.pytest.reports import text_at_test
@@ -88,36 +86,6 @@ def _world_item(cls: type[pytest.Function]) -> type[pytest.Function]:
 def is_ours(error: object) -> bool:
     """Return whether the text of an error is all that the user has to see."""
     return isinstance(error, CaseFailedError | DistTestingError)
-
-
-def check_expectation(item: pytest.Item) -> None:
-    """Refuse an xfail mark that needs the exception itself.
-
-    Raises:
-        UsageError: If the `raises` of the mark that pytest has chosen is not made of classes.
-    """
-    mark = item.stash.get(xfailed_key, None)
-    raises: Any = mark.raises if mark is not None else None
-    for cls in raises if isinstance(raises, tuple) else (raises,):
-        if cls is not None and not isinstance(cls, type):
-            raise UsageError(
-                f"{item.nodeid}: xfail(raises={cls!r}).\n"
-                "The exception stays on its rank, which can only tell the runner whether it is of a class.\n"
-                "Give a class, or a tuple of classes; or use the context manager in the test."
-            )
-
-
-def expects(item: pytest.Item, result: CaseResult) -> bool:
-    """Return whether the xfail mark that pytest has chosen for the item expects all that has failed on the ranks."""
-    mark = item.stash.get(xfailed_key, None)
-    return mark is not None and all(is_expected(item, mark, failure) for failure in result.failures)
-
-
-def decide_xfail(item: pytest.Item, *, is_expected: bool) -> None:
-    """Have pytest take the error of the call as the expected one, or not, in place of its own look at `raises`."""
-    if (mark := item.stash.get(xfailed_key, None)) is not None:
-        # No error is of one of no classes.
-        item.stash[xfailed_key] = dataclasses.replace(mark, raises=None if is_expected else ())
 
 
 @contextlib.contextmanager

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 import signal
 import socket
@@ -17,21 +18,18 @@ from dist_testing.core.ground.case import CaseBody
 from dist_testing.core.ground.errors import MessageError
 from dist_testing.core.process import wire
 from dist_testing.core.process.board import PhaseBoard
-from dist_testing.core.process.crash_stacks import print_native_stacks
 from dist_testing.core.process.files import log_name
 from dist_testing.core.process.launcher_messages import RankStart, WorldRequest
 from dist_testing.core.process.lifetime import die_with_parent
 from dist_testing.core.process.rank_messages import INSTRUCTIONS, Instruction, NextCase
-from dist_testing.core.process.stacks import answer_with_stacks
+from dist_testing.core.process.stacks import answer_with_stacks, print_native_stacks
 from dist_testing.core.rank.capture import flush_streams, redirect_output
-from dist_testing.core.rank.comparison import spare_dtensor
-from dist_testing.core.rank.daemons import end_daemons
 from dist_testing.core.rank.debugging import set_breakpoint_hook, take_terminal
 from dist_testing.core.rank.device import finish_device_work
 from dist_testing.core.rank.environment import become, world_env
 from dist_testing.core.rank.hooks import RankServices, ServedRank
 from dist_testing.core.rank.long_texts import LongTexts
-from dist_testing.core.rank.reporter import FrameWriter, Reporter
+from dist_testing.core.rank.reporter import Reporter, send_message
 from dist_testing.core.rank.runner_client import RunnerClient
 
 # torch's code for "this rank's test failed" (MultiProcessTestCase.TEST_ERROR_EXIT_CODE).
@@ -76,7 +74,6 @@ def enter(start: RankStart, context: RankContext) -> NoReturn:
         reporter = rank_reporter(start, channel)
         os.close(start.board_fd)
         services = _run(start, reporter, channel, context)
-        end_daemons()
         if services is not None:
             services.close()
         flush_streams()
@@ -98,7 +95,8 @@ def enter(start: RankStart, context: RankContext) -> NoReturn:
 def rank_reporter(start: RankStart, channel: socket.socket) -> Reporter:
     """Return the reporter of a rank that is a process."""
     board = PhaseBoard(start.board_fd, start.request.size)
-    reporter = Reporter(FrameWriter(channel), board, start.rank, fit=LongTexts(start.request.directory, start.rank).fit)
+    send = functools.partial(send_message, channel)
+    reporter = Reporter(send, board.write, start.rank, fit=LongTexts(start.request.directory, start.rank).fit)
     reporter.runner = RunnerClient(channel)
     return reporter
 
@@ -159,7 +157,6 @@ def run_world(
     reporter.ready()
     with _reporting(reporter):
         front_end.open(start, reporter)
-        spare_dtensor()
         body = start.request.body
         while True:
             reporter.begin_case()

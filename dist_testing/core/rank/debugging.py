@@ -50,7 +50,7 @@ def set_breakpoint_hook(rank: int, debug_rank: int | None) -> Callable[[], None]
             raise UsageError(
                 f"breakpoint() on rank {rank}, which has no terminal.\n"
                 "The ranks of a world run at the same time, and only one of them can have the terminal.\n"
-                f"Let the library start the ranks, and choose one: {_command[0]} --dist-debug-rank={rank}"
+                f"Run the test again with the option, for this rank: {_command[0]} --dist-debug-rank={rank}"
             )
 
     # pytest, which loads pdb, has replaced pdb.set_trace.

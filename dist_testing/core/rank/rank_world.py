@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from dist_testing.core.process.launcher_messages import RankStart, WorldRequest
     from dist_testing.core.rank.runner_client import RunnerClient
 
-# Share of a GPU's memory that all ranks on it may allocate. Each rank's context takes some hundred MiB more.
+# Share of a device's memory that all ranks on it may allocate. Each rank's context takes some hundred MiB more.
 _SHARED_MEMORY = 0.8
 
 
@@ -63,9 +63,9 @@ class RankWorld(World):
 
             module = torch.get_device_module(self._settings.device)
             module.set_device(self.device)
-            if self._settings.ranks_per_gpu > 1:
+            if (ranks := self._settings.devices.count(self.device.index)) > 1:
                 # One rank must not take the memory of the others.
-                module.set_per_process_memory_fraction(_SHARED_MEMORY / self._settings.ranks_per_gpu, self.device)
+                module.set_per_process_memory_fraction(_SHARED_MEMORY / ranks, self.device)
         if self._store_fd is not None:
             # Serve at once, because another rank or env:// in test code may need the store first.
             _ = self.store

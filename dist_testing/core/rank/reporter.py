@@ -9,7 +9,6 @@ import traceback
 import unittest
 import warnings
 from collections.abc import Callable, Sequence
-from typing import Protocol
 
 from dist_testing.core.ground.error_text import format_error, message_of, shorten, summarise
 from dist_testing.core.ground.outcomes import Kind
@@ -43,30 +42,13 @@ def _operation(error: BaseException) -> str:
     return ""
 
 
-class Frames(Protocol):
-    """Takes a rank's messages: a `FrameWriter`, or the runner itself if the rank is one of its threads."""
+def send_message(channel: socket.socket, message: RankMessage) -> None:
+    """Send one message by the rank's end of its channel. If the runner is gone, no process needs it.
 
-    def send(self, message: RankMessage) -> None:
-        """Send one message."""
-
-
-class Board(Protocol):
-    """Takes a rank's phases: a `PhaseBoard`, or the runner itself."""
-
-    def write(self, rank: int, phase: str) -> None:
-        """Rank `rank` is now doing `phase`; "" if it is done with the last one."""
-
-
-class FrameWriter:
-    """The rank's end of its channel. `send` blocks until the runner has room, and the runner always reads."""
-
-    def __init__(self, channel: socket.socket) -> None:
-        self._channel = channel
-
-    def send(self, message: RankMessage) -> None:
-        """Send one message. If the runner is gone, do nothing, because no process needs the message."""
-        with contextlib.suppress(BrokenPipeError, ConnectionResetError):
-            wire.send(self._channel, RANK_MESSAGES, message)
+    It blocks until the runner has room, and the runner always reads.
+    """
+    with contextlib.suppress(BrokenPipeError, ConnectionResetError):
+        wire.send(channel, RANK_MESSAGES, message)
 
 
 class Reporter:
@@ -74,8 +56,8 @@ class Reporter:
 
     def __init__(
         self,
-        frames: Frames,
-        board: Board,
+        send: Callable[[RankMessage], None],
+        write_phase: Callable[[int, str], None],
         rank: int,
         on_failure: Callable[[BaseException], None] | None = None,
         *,
@@ -83,11 +65,12 @@ class Reporter:
     ) -> None:
         """Make the reporter of one rank.
 
-        It calls `on_failure` once, with the first failure, after its report. `fit` makes a text short enough for a
+        `send` takes its messages, and `write_phase` the rank and its new phase, "" if it is done with the last one. It
+        calls `on_failure` once, with the first failure, after its report. `fit` makes a text short enough for a
         message.
         """
-        self._frames = frames
-        self._board = board
+        self._send_message = send
+        self._write_phase = write_phase
         self._rank = rank
         self._pid = os.getpid()
         self._phase = "start"
@@ -111,16 +94,16 @@ class Reporter:
     def importing(self) -> None:
         """Report that the rank is about to import the tests, which runs test code."""
         self.phase("import")
-        self._frames.send(Importing())
+        self._send_message(Importing())
 
     def ready(self) -> None:
         """Report that the rank exists. Its time counts from now on."""
-        self._frames.send(Ready())
+        self._send_message(Ready())
 
     def phase(self, name: str) -> None:
         """Set the rank's phase."""
         self._phase = name
-        self._board.write(self._rank, name)
+        self._write_phase(self._rank, name)
 
     def begin_case(self) -> None:
         """Note the begin of a case."""
@@ -132,7 +115,7 @@ class Reporter:
         if self.runner is not None:
             self.runner.end_case()
         # First, because the runner may read the board as soon as all ranks have reported.
-        self._board.write(self._rank, "")
+        self._write_phase(self._rank, "")
         if not self._has_reported:
             self._send(RankReport(Kind.PASSED, self._phase))
         self._warned = set()
@@ -205,24 +188,24 @@ class Reporter:
         # A loop may repeat a warning in every step. The runner gets it once.
         if not self.is_forked and warned not in self._warned and len(self._warned) < _MAX_WARNINGS:
             self._warned.add(warned)
-            self._frames.send(warned)
+            self._send_message(warned)
 
     def end_session(self, reason: str) -> None:
         """Report that test code wants no further test to run. This test still has a report of its own."""
         if not self.is_forked:
-            self._frames.send(EndSession(shorten(reason)))
+            self._send_message(EndSession(shorten(reason)))
 
     def extra(self, add_on: str, payload: str) -> None:
         """Tell the watcher of an add-on something. To ask it, use `runner`."""
         if not self.is_forked:
-            self._frames.send(Extra(add_on, payload))
+            self._send_message(Extra(add_on, payload))
 
     def done(self) -> None:
         """Send the last message."""
-        self._frames.send(Done())
+        self._send_message(Done())
 
     def _send(self, report: RankReport) -> None:
         self._has_reported = True
         # A fork has the rank's channel, but only the rank itself reports.
         if not self.is_forked:
-            self._frames.send(report)
+            self._send_message(report)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from typing import Protocol
 
-from dist_testing.core.ground.add_ons import AddOn, add_ons, blaming
+from dist_testing.core.ground.add_ons import AddOn, call_parts
 
 
 class ExistingRank(Protocol):
@@ -26,10 +26,4 @@ def existing_rank() -> tuple[AddOn, ExistingRank] | None:
     Raises:
         UsageError: If the variables of a launcher contradict each other.
     """
-    for add_on in add_ons():
-        if "existing_rank" in add_on.more:
-            with blaming(add_on.name, "its look at the environment"):
-                found: ExistingRank | None = add_on.load("existing_rank")(os.environ)
-            if found is not None:
-                return add_on, found
-    return None
+    return next((found for found in call_parts("existing_rank", os.environ) if found[1] is not None), None)

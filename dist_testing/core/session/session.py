@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 
 from dist_testing.core.engine.engine import Engine
 from dist_testing.core.engine.kept_files import ReportFolder
+from dist_testing.core.engine.needs import Lack
 from dist_testing.core.engine.report import failure_report, missing_hardware
 from dist_testing.core.ground.case import CaseFailedError, CaseResult
 from dist_testing.core.ground.errors import PromiseError, UsageError
@@ -87,9 +88,10 @@ class Session:
         It is an error to lack hardware that the configuration promises, or any hardware with `fail_on_missing`.
         """
         promised = self.engine.spec.promises(world_size)
-        if not (is_about_hardware(missing) and (promised or self.fail_on_missing)):
+        is_hardware = isinstance(missing, Lack) or is_about_hardware(missing)
+        if not (is_hardware and (promised or self.fail_on_missing)):
             return None
-        return PromiseError(missing_hardware(name, self.engine.spec, missing, promised=promised))
+        return PromiseError(missing_hardware(name, missing, promised=promised))
 
     def check_not_attached(self, name: str) -> None:
         """Refuse to make a world in each process of an existing one.

@@ -6,7 +6,6 @@ import math
 import sys
 import unittest
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 from unittest.util import safe_repr
 
@@ -19,17 +18,8 @@ __unittest = True
 _Message = str | Callable[[str], str] | None
 
 
-@dataclass(frozen=True, slots=True)
-class _Rules:
-    """How tensors and numbers are compared; see `TensorComparisons.assertEqual`."""
-
-    atol: float | None
-    rtol: float | None
-    equal_nan: bool
-    exact_dtype: bool
-    exact_device: bool
-    exact_layout: bool
-    exact_stride: bool
+# How tensors and numbers are compared: keyword arguments of `torch.testing.assert_close`.
+_Rules = Mapping[str, Any]
 
 
 class TensorComparisons(unittest.TestCase):
@@ -78,7 +68,15 @@ class TensorComparisons(unittest.TestCase):
                 "The allowed difference is atol + rtol * abs(second).\n"
                 "Give both; one of them may be 0."
             )
-        rules = _Rules(atol, rtol, equal_nan, exact_dtype, exact_device, exact_layout, exact_stride)
+        rules = {
+            "atol": atol,
+            "rtol": rtol,
+            "equal_nan": equal_nan,
+            "check_dtype": exact_dtype,
+            "check_device": exact_device,
+            "check_layout": exact_layout,
+            "check_stride": exact_stride,
+        }
         try:
             if atol is None and not _holds_tensor(first) and not _holds_tensor(second):
                 super().assertEqual(first, second)
@@ -152,7 +150,7 @@ def _difference(first: Any, second: Any, rules: _Rules, place: str) -> str:
             parts = (_difference(first[i], second[i], rules, f"{place}[{i}]") for i in range(len(first)))
             return next(filter(None, parts), "")
         text = f"the lengths differ: {len(first)} != {len(second)}"
-    elif _is_number(first) and _is_number(second) and rules.atol is not None and rules.rtol is not None:
+    elif _is_number(first) and _is_number(second) and rules["atol"] is not None:
         text = "" if _are_close(first, second, rules) else f"{first!r} and {second!r} are not close"
     else:
         text = "" if first == second else f"{first!r} != {second!r}"
@@ -163,11 +161,9 @@ def _are_close(first: Any, second: Any, rules: _Rules) -> bool:
     if first == second:
         return True
     if first != first and second != second:
-        return rules.equal_nan
+        return bool(rules["equal_nan"])
     difference = abs(first - second)
-    assert rules.atol is not None
-    assert rules.rtol is not None
-    return math.isfinite(difference) and bool(difference <= rules.atol + rules.rtol * abs(second))
+    return math.isfinite(difference) and bool(difference <= rules["atol"] + rules["rtol"] * abs(second))
 
 
 def _tensor_difference(first: Any, second: Any, rules: _Rules) -> str:
@@ -183,19 +179,8 @@ def _tensor_difference(first: Any, second: Any, rules: _Rules) -> str:
     # equal tensor(1).
     if (_is_number(first) or _is_number(second)) and one.numel() == other.numel() == 1:
         one, other = one.reshape(()), other.reshape(())
-    check_dtype = rules.exact_dtype and is_like_for_like
     try:
-        torch.testing.assert_close(
-            one,
-            other,
-            atol=rules.atol,
-            rtol=rules.rtol,
-            equal_nan=rules.equal_nan,
-            check_dtype=check_dtype,
-            check_device=rules.exact_device,
-            check_layout=rules.exact_layout,
-            check_stride=rules.exact_stride,
-        )
+        torch.testing.assert_close(one, other, **{**rules, "check_dtype": rules["check_dtype"] and is_like_for_like})
     except AssertionError as error:
         return str(error)
     return ""

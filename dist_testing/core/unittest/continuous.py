@@ -8,17 +8,17 @@ import unittest
 from collections.abc import Callable, Sequence
 from typing import Any, ClassVar, NoReturn
 
-from dist_testing.core.engine.needs import missing_backend
-from dist_testing.core.ground.add_ons import add_on_named
+from dist_testing.core.engine.needs import device_count, missing_backend
 from dist_testing.core.ground.backends import all_declared, parts_of
 from dist_testing.core.ground.errors import UsageError
 from dist_testing.core.ground.keepable import check_keepable
 from dist_testing.core.ground.skips import TEST_SKIPS
 from dist_testing.core.launch.isolation import POOL
+from dist_testing.core.rank.generators import seed_generators
 from dist_testing.core.rank.groups import destroy_groups
 from dist_testing.core.unittest.plain import current_session
 from dist_testing.core.unittest.unittest_messages import UnittestCase
-from dist_testing.core.unittest.unittest_rank import RankPipe, seed_generators
+from dist_testing.core.unittest.unittest_rank import RankPipe
 from dist_testing.core.unittest.world_case import WorldCase, default_world_size
 
 # unittest leaves frames of modules with this mark out of its tracebacks.
@@ -201,15 +201,7 @@ class ContinuousCase(WorldCase):
         device = _called(self.device_type)
         if device == "cpu" or current_session().engine.spec.target:
             return default_world_size()
-        import torch
-
-        if device == "cuda":
-            # AMD's GPUs have the type "cuda", too.
-            usable = add_on_named("gpus", f"device_type = {device!r}").load("usable")
-            count = usable(current_session().engine.spec.backend.vendor)
-            count = usable("nvidia") if count is None else count
-        else:
-            count = torch.get_device_module(device).device_count()
+        count = device_count(device, current_session().engine.spec)
         if not count:
             self.skipTest(TEST_SKIPS["no_cuda" if device == "cuda" else "no_accelerator"].message)
         return count

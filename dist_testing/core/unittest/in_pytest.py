@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import contextlib
+import functools
 from collections.abc import Mapping
 
 import pytest
 
 from dist_testing.core.ground.case import CaseBody
-from dist_testing.core.pytest.pytest_rank import explain_assertions, record_warnings
+from dist_testing.core.pytest.pytest_rank import run_as_test
 from dist_testing.core.rank.reporter import Reporter
 from dist_testing.core.unittest.lookup import find_class
 from dist_testing.core.unittest.unittest_messages import UNITTEST_CASES
@@ -28,9 +28,9 @@ class UnittestInPytest(UnittestRankFrontEnd):
         cls = find_class(case.cls)
         methods = [item for item in self._items.values() if getattr(item, "cls", None) is cls]
         item = next((item for item in methods if item.name == case.method), None)
-        with contextlib.ExitStack() as stack:
+        run = functools.partial(super().run, body, reporter)
+        if item is None:
             # A test may also run, by unittest, a class that pytest has not collected.
-            if item is not None:
-                stack.enter_context(record_warnings(item, reporter))
-                stack.enter_context(explain_assertions(item))
-            super().run(body, reporter)
+            run()
+        else:
+            run_as_test(item, reporter, run)

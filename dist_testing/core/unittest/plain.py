@@ -27,7 +27,7 @@ def current_session() -> Session:
     """Return the current session; under plain unittest, one with the defaults of the command line."""
     if (current := session.current_session()) is None:
         backend = default_backend()
-        spec = Spec("", backend, (DEFAULT_WORLD_SIZE,), backend.gpus_per_rank, default_isolation(backend).name)
+        spec = Spec("", backend, (DEFAULT_WORLD_SIZE,), default_isolation(backend).name)
         engine = Engine(spec, Budget(), UnittestRankContext(), unittest_loader())
         atexit.register(engine.close)
         current = Session(engine, float(backend.timeout_s), ignored_rank_info=_rank_info())

@@ -142,13 +142,7 @@ class ProcessCase(WorldCase):
             )
         self._result = None
         self._make_file()
-        running = self._ask_for_ranks(
-            self.world_size,
-            isolation,
-            file_name=self.file_name,
-            # torch's classes pass it on, and those of FSDP read it.
-            fake_pg=bool(getattr(self, "fake_pg", False)),
-        )
+        running = self._ask_for_ranks(self.world_size, isolation, file_name=self.file_name)
         if type(self)._check_return_codes is not ProcessCase._check_return_codes:
             running.world.supervisor.ignore_exits()
         self.processes = [RankHandle(running, rank) for rank in range(running.case.world_size)]
@@ -257,9 +251,8 @@ class ProcessCase(WorldCase):
     def _judge_forgiving(self, result: CaseResult, allowed: int | None) -> None:
         """Judge the test as if the ranks that ended by this code had passed; None for any code or signal."""
         outcomes = tuple(forgiven(outcome, allowed) for outcome in result.outcomes)
-        size = result.case.world_size
-        promised = current_session().engine.spec.promises(size)
-        judged = verdict(outcomes, world_size=size, promised=promised, leaked=result.leaked)
+        promised = bool(current_session().engine.spec.promises(result.case.world_size))
+        judged = verdict(outcomes, promised=promised, leaked=result.leaked)
         self._judge(dataclasses.replace(result, verdict=judged, outcomes=outcomes))
 
     def _get_timedout_process_traceback(self) -> None:

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import functools
-import importlib
-import random
 import sys
 import unittest
 from collections.abc import Sequence
@@ -14,6 +12,7 @@ from typing import Any
 from dist_testing.core.ground.case import CaseBody
 from dist_testing.core.process.launcher_messages import RankStart
 from dist_testing.core.rank.bootstrap import RankFrontEnd
+from dist_testing.core.rank.generators import load_generators, seed_generators
 from dist_testing.core.rank.groups import destroy_groups, end_groups
 from dist_testing.core.rank.rank_world import RankWorld
 from dist_testing.core.rank.reporter import Reporter
@@ -23,9 +22,6 @@ from dist_testing.core.unittest.unittest_messages import UNITTEST_CASES
 # unittest leaves frames of modules with this mark out of its tracebacks.
 __unittest = True
 
-# The seed with which torch's test classes start every test.
-_SEED = 1234
-
 _ExcInfo = tuple[type[BaseException], BaseException, TracebackType] | tuple[None, None, None]
 
 
@@ -33,10 +29,9 @@ class UnittestRankContext:
     """The rank context under plain unittest: a rank finds a class by its name."""
 
     def prepare(self) -> None:
-        """Load numpy's random generators, which every test seeds; the test modules are imported already."""
-        if "numpy" in sys.modules:
-            # Otherwise each rank imports it at first use.
-            importlib.import_module("numpy.random")
+        """Seed the generators; the test modules are imported already."""
+        load_generators()
+        seed_generators()
 
     def front_end(self, body: CaseBody) -> UnittestRankFrontEnd:
         """Return the only front end there is."""
@@ -148,22 +143,6 @@ class _TestEnded(SystemExit):
     """Skips the code that a class runs after its test. The test's outcome has been reported."""
 
 
-def seed_generators(*, is_fresh: bool = True) -> None:
-    """Seed the random generators, so that every test gets the same numbers on all ranks.
-
-    A process that runs more than this test is not fresh. Then unused devices are left out: for each call torch keeps a
-    note, for ever, to seed them at their first use.
-    """
-    random.seed(_SEED)
-    if (numpy_random := sys.modules.get("numpy.random")) is not None:
-        numpy_random.seed(_SEED)
-    if (torch := sys.modules.get("torch")) is not None:
-        if is_fresh or torch.cuda.is_initialized():
-            torch.manual_seed(_SEED)
-        else:
-            torch.default_generator.manual_seed(_SEED)
-
-
 # The class of the argument of addSubTest; it has no public name.
 _SubTest: Any = unittest.case._SubTest  # type: ignore[attr-defined]
 
@@ -210,5 +189,5 @@ class _RankResult(unittest.TestResult):
 
 def pytest_skip_class() -> type[BaseException] | tuple[()]:
     """Return the class of what `pytest.skip` raises, if it can have been called in this process."""
-    found = getattr(sys.modules.get("_pytest.outcomes"), "Skipped", ())
-    return found if isinstance(found, type) else ()
+    skip: Any = getattr(sys.modules.get("pytest"), "skip", None)
+    return () if skip is None else skip.Exception

@@ -18,10 +18,11 @@ from typing import Any, ClassVar, NoReturn
 from dist_testing.core.engine.needs import missing_need
 from dist_testing.core.engine.running_case import RunningCase
 from dist_testing.core.engine.running_world import check_world_size
+from dist_testing.core.ground.add_ons import add_ons, read_settings
 from dist_testing.core.ground.budget import MAX_TIMEOUT_S, is_timeout
 from dist_testing.core.ground.case import RUNS_ON_RANKS, SETTINGS, Case, CaseBody, CaseFailedError, CaseResult
 from dist_testing.core.ground.errors import DistTestingError, UsageError
-from dist_testing.core.ground.requirement import unmet_requirement
+from dist_testing.core.ground.skips import unmet_requirement
 from dist_testing.core.launch.isolation import Isolation, Reuse, isolation_named, isolation_names
 from dist_testing.core.rank.bootstrap import FAILED_EXIT_CODE
 from dist_testing.core.session.front_ends import register_front_end
@@ -49,8 +50,6 @@ class WorldCase(unittest.TestCase):
     case_timeout_s: ClassVar[float | None] = None
     # Whether a test fails if its ranks pass but make different collective calls; None for the command line's choice.
     strict_collectives: ClassVar[bool | None] = None
-    # Simulated nodes that the ranks are spread over; None for the target's or the command line's number.
-    nodes: ClassVar[int | None] = None
 
     # Whether `sys.exit(0)` in a test is a pass of that rank, as with torch's classes. Otherwise it ended too early.
     exit_0_passes: ClassVar[bool] = False
@@ -151,10 +150,7 @@ class WorldCase(unittest.TestCase):
         *,
         lacking: str | None = None,
         file_name: str = "",
-        fake_pg: bool = False,
-        keeps_groups: bool = False,
-        keeps_state: bool = False,
-        may_change: tuple[str, ...] = (),
+        **keeps: Any,
     ) -> RunningCase:
         """Check the test and start its ranks.
 
@@ -163,10 +159,7 @@ class WorldCase(unittest.TestCase):
             isolation: Name of the isolation, as the class gives it; "" for the target's.
             lacking: A need that the class knows to be missing; None if there is none.
             file_name: The file that the ranks share for a rendezvous; "" for none.
-            fake_pg: Whether the class asks for torch's fake group.
-            keeps_groups: Whether the test may leave its groups to the next one on the same ranks.
-            keeps_state: Whether the test may leave other things than groups to the next one.
-            may_change: The state that it may leave changed, by the names of `core.ground.keepable.KEEPABLE`.
+            keeps: What the test may leave to the next one on the same ranks: fields of `CaseBody`.
 
         Raises:
             UsageError: If an attribute of the class is impossible, or the world is larger than declared.
@@ -183,35 +176,39 @@ class WorldCase(unittest.TestCase):
         session.check_not_attached(self.id())
         world_size, timeout_s, how = self._checked(method, size, isolation)
         strict_calls = session.is_strict(self._checked_strict())
-        nodes = spec.nodes if self.nodes is None else self.nodes
-        if missing := missing_need(spec, world_size, nodes) or lacking:
+        settings = {**spec.settings, **self._settings(), **getattr(method, SETTINGS, {})}
+        if missing := missing_need(spec, world_size, settings) or lacking:
             self._skip_or_fail(missing, world_size)
         cls = type(self)
-        content = UnittestCase(class_name(cls), self._testMethodName, self._shows_locals, file_name, fake_pg)
+        content = UnittestCase(
+            class_name(cls),
+            self._testMethodName,
+            self._shows_locals,
+            file_name,
+            # torch's classes pass it on, and those of FSDP read it.
+            fake_pg=bool(getattr(self, "fake_pg", False)),
+        )
         case = Case(
             name=self.id(),
             world_size=world_size,
-            body=CaseBody(
-                FRONT_END,
-                UNITTEST_CASES.to_wire(content).decode(),
-                keeps_state=keeps_state,
-                keeps_groups=keeps_groups,
-                strict_calls=strict_calls,
-                may_change=may_change,
-            ),
+            body=CaseBody(FRONT_END, UNITTEST_CASES.to_wire(content).decode(), strict_calls=strict_calls, **keeps),
             timeout_s=timeout_s,
             isolation=how.name,
             pool=f"{cls.__module__}.{cls.__qualname__}" if how.reuse is Reuse.RANKS else "",
             init=False,
             with_store=self._with_store,
             expected_exits=declared_exits(method) if method else {},
-            settings=getattr(method, SETTINGS, {}),
-            nodes=nodes,
+            settings=settings,
         )
         self._running = running = session.engine.start(case)
         # The ranks never outlive the test, even if setUp fails after this, or the method does not run.
         self.addCleanup(self._stop_ranks)
         return running
+
+    def _settings(self) -> dict[str, Any]:
+        """Return what the class asks of add-ons, by attributes of their names, which are no methods."""
+        values = {add_on.name: getattr(self, add_on.name, None) for add_on in add_ons() if add_on.setting}
+        return read_settings(self.id(), {name: value for name, value in values.items() if not callable(value)})
 
     def _skip_or_fail(self, missing: str, world_size: int) -> NoReturn:
         """Skip the test for something missing; fail if it is hardware that is promised, or that may not be missing."""
@@ -304,12 +301,24 @@ class WorldCase(unittest.TestCase):
         return isolation
 
     def _check_members(self) -> None:
+        if hasattr(type(self), "worldsize") and not self._sets_size():
+            warnings.warn(
+                f"{self.id()}: the class has an attribute worldsize, and sets no world_size.\n"
+                "The library does not read it, so the world has the default size.\n"
+                "Did you mean world_size?",
+                RuntimeWarning,
+                stacklevel=2,
+            )
         if found := next((name for name in self._replaced if hasattr(self, name)), None):
             raise UsageError(
                 f"{self.id()}: the class has a method {found}, which the library would never call.\n"
                 "torch's class starts its ranks and talks to them by this method; here the engine does that.\n"
                 "Put code for the ranks into setUpRank and tearDownRank; docs/torch_names.md has the members that work."
             )
+
+    def _sets_size(self) -> bool:
+        owner = next(cls for cls in type(self).__mro__ if "world_size" in vars(cls))
+        return not owner.__module__.startswith("dist_testing.")
 
     def _check_method(self, method: object) -> None:
         is_coroutine = inspect.iscoroutinefunction(method) or inspect.isasyncgenfunction(method)

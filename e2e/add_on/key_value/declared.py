@@ -11,4 +11,5 @@ ADD_ON = AddOn(
     watcher="key_value.runner:SizeLimit",
     explainer="key_value.runner:explain_unknown_key",
     rank_service="key_value.rank:Tidiness",
+    setting="key_value.runner:read_limit",
 )

@@ -14,6 +14,7 @@ from dist_testing.ext import (
     HeldResource,
     LaunchError,
     ResourceWish,
+    UsageError,
     WatchedWorld,
     WorldResource,
     WorldWatcher,
@@ -23,6 +24,13 @@ from key_value.client import ADDRESS, Client
 MAX_KEYS = 100
 # Seconds between two looks at the server's size.
 PAUSE_S = 0.1
+
+
+def read_limit(subject: str, value: object) -> int:
+    """Return the limit of keys that a test, a class or a target sets."""
+    if type(value) is not int or value < 1:
+        raise UsageError(f"{subject}: key_value = {value!r}.\nIt is the largest number of keys.\nUse 10, for example.")
+    return value
 
 
 class Server(WorldResource):
@@ -71,11 +79,13 @@ class SizeLimit(WorldWatcher):
         del world
         self._address = ""
         self._used: dict[int, str] = {}
+        self._limit = MAX_KEYS
 
     def begin_case(self, start: CaseStart) -> None:
         """Forget the last case."""
         self.next_s = start.began_s + PAUSE_S
         self._used = {}
+        self._limit = start.case.settings.get("key_value", MAX_KEYS)
 
     def on_message(self, rank: int, payload: str) -> None:
         """Note what a rank has told: `rank.Tidiness`."""
@@ -94,7 +104,9 @@ class SizeLimit(WorldWatcher):
             return None
         with Client(self._address) as client:
             size = len(client.keys())
-        return EndCase(f"the key-value server has {size} keys; the limit is {MAX_KEYS}") if size > MAX_KEYS else None
+        if size <= self._limit:
+            return None
+        return EndCase(f"the key-value server has {size} keys; the limit is {self._limit}")
 
     def explain(self, result: CaseResult) -> CaseResult:
         """Add what the ranks have left in the server."""

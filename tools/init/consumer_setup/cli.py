@@ -91,7 +91,9 @@ def _check(library: Library, folder: Path) -> int:
 
 
 def _set_up(library: Library, folder: Path, options: argparse.Namespace) -> int:
-    plan = plan_setup(library, folder, hub=options.hub, python=options.python, update=options.update)
+    plan = plan_setup(library, folder, hub=options.hub.removeprefix("@"), python=options.python, update=options.update)
+    # A typing error in the path makes a repository at another place.
+    print(f"init: {'in' if folder.is_dir() else 'a new folder,'} '{folder}'")
     write_all(plan.changes)
     for change in plan.changes:
         print(f"init: {change.verb} {change.said}")
@@ -144,7 +146,7 @@ def _parser() -> argparse.ArgumentParser:
         "--hub",
         default="",
         metavar="NAME",
-        help="the hub of Python packages, without @: one that is there, or the name of a new one "
+        help="the hub of Python packages: one that is there, or the name of a new one "
         "(default: the one that is there, else pypi)",
     )
     parser.add_argument(

@@ -14,7 +14,7 @@ import time
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
-from dist_testing.core.ground.layout import INTERFACE, node_address, node_name
+from dist_testing.nodes.addresses import INTERFACE, node_address, node_name
 from dist_testing.nodes.namespaces import Nodes
 
 # Limit for the daemons of Slurm to find each other. Seconds.

@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 from launcher_prefix.prefix import existing_copy
 
-from dist_testing.core.ground.layout import node_address
+from dist_testing.nodes.addresses import node_address
 from dist_testing.nodes.namespaces import Nodes, missing_permission
 from launcher_tests.real import Real
 from tests.support.attached import CASES, DOWN, assert_cases, assert_down

@@ -9,9 +9,10 @@ from xml.etree import ElementTree
 
 import pytest
 
-from dist_testing.core.bazel.junit import XmlSuite, read_xml, write_xml
+from dist_testing.core.bazel.junit import XmlSuite, write_xml
 from dist_testing.core.ground.errors import ReportError
 from dist_testing.core.ground.record import CaseRecord, RankRecord, Status
+from dist_testing.report.result_xml import read_xml
 
 # Characters that XML 1.0 cannot represent in any form.
 FORBIDDEN = [*(chr(code) for code in range(0x20) if chr(code) not in "\t\n\r"), "\ud800", "\udcff", "\ufffe", "\uffff"]

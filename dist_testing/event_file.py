@@ -5,15 +5,17 @@ Each event goes to the kernel at once, so that it survives a kill of the runner.
 
 from __future__ import annotations
 
+import gzip
 import json
 import os
 import stat
 import zlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 from dist_testing.core.events.event import SCHEMA, Event, StreamCut, event_of
+from dist_testing.core.events.stream import EventStream
 from dist_testing.core.ground.error_text import shorten
 from dist_testing.core.ground.errors import ReportError
 
@@ -26,12 +28,14 @@ _LONG_LINE_BYTES = 256 * 1024
 _SHORT_TEXT_CHARS = 32 * 1024
 # Limit for a reader: more than is ever written, but a small file cannot unpack to all memory.
 _MAX_READ_BYTES = 2 * MAX_FILE_BYTES
-_CHUNK_BYTES = 1 << 20
 _GZIP = b"\x1f\x8b"
 # Makes zlib use the gzip format.
 _GZIP_WINDOW = 31
 # This level makes files 4.7 times smaller. The best level reaches 5.2 in twice the time.
 _LEVEL = 1
+
+# Name of the file among the outputs that Bazel keeps. Each shard and run has its own folder.
+_NAME = "events.jsonl.gz"
 
 _encode = json.JSONEncoder(separators=(",", ":"), default=str).encode
 
@@ -102,6 +106,29 @@ def _shortened(value: Any) -> Any:
     return value
 
 
+def keep_events(outputs: Path | None, events: EventStream, warn: Callable[[str], None]) -> Callable[[], None] | None:
+    """Write the events of a run by Bazel to a file in a folder, and return what closes it; None if there is none."""
+    if outputs is None:
+        return None
+    path = outputs / _NAME
+    try:
+        file = EventFile(path)
+    except OSError as error:
+        # The tests can still pass.
+        warn(f"no events are kept: {path} cannot be written: {error}")
+        return None
+    events.subscribe(file, name=_NAME)
+
+    def close() -> None:
+        try:
+            file.close()
+        except OSError as error:
+            # Only for the log: the file of warnings for Bazel is already written.
+            print(f"WARNING: {_NAME} is not complete: {error}")
+
+    return close
+
+
 def read_events(path: Path) -> list[Event]:
     """Read a file of events, compressed or not. Ignores an incomplete last line, and unknown kinds.
 
@@ -117,24 +144,22 @@ def iterate_events(path: Path, *, is_brief: bool = False) -> Iterator[Event]:
     `is_brief` leaves out the ranks of cases that passed, which takes half of the time.
     """
     number = 0
-    for lines in _lines(path):
-        for line in lines:
-            number += 1
-            try:
-                wire = json.loads(line)
-                if number == 1:
-                    _check_schema(path, wire)
-                if is_brief and wire["event"] == "case" and wire["record"]["status"] == "passed":
-                    wire["record"].pop("ranks", None)
-                event = event_of(wire)
-            except (KeyError, TypeError, ValueError, RecursionError) as error:
-                raise ReportError(
-                    f"{path}: line {number} is not an event: {error}.\n"
-                    "The file was changed after it was written, or another program wrote it.\n"
-                    "Name a file that dist_testing has written: events.jsonl.gz, or the file of pytest's --dist-events."
-                ) from None
-            if event is not None:
-                yield event
+    for number, line in enumerate(_lines(path), 1):
+        try:
+            wire = json.loads(line)
+            if number == 1:
+                _check_schema(path, wire)
+            if is_brief and wire["event"] == "case" and wire["record"]["status"] == "passed":
+                wire["record"].pop("ranks", None)
+            event = event_of(wire)
+        except (KeyError, TypeError, ValueError, RecursionError) as error:
+            raise ReportError(
+                f"{path}: line {number} is not an event: {error}.\n"
+                "The file was changed after it was written, or another program wrote it.\n"
+                "Name a file that dist_testing has written: events.jsonl.gz, or the file of pytest's --dist-events."
+            ) from None
+        if event is not None:
+            yield event
     if not number:
         raise ReportError(
             f"{path}: the file contains no event.\n"
@@ -156,39 +181,30 @@ def _check_schema(path: Path, wire: object) -> None:
         )
 
 
-def _lines(path: Path) -> Iterator[list[bytes]]:
-    """Yield the complete lines of a file, unpacked, many at a time."""
+def _lines(path: Path) -> Iterator[bytes]:
+    """Yield the complete lines of a file, unpacked."""
     size = 0
-    rest = b""
     try:
-        for data in _unpacked(path):
-            size += len(data)
-            if size > _MAX_READ_BYTES:
-                raise ReportError(
-                    f"{path}: more than {_MAX_READ_BYTES >> 20} MiB, unpacked.\n"
-                    f"A file of events has at most {MAX_FILE_BYTES >> 20} MiB, so this is not one.\n"
-                    "Leave the file out."
-                )
-            *lines, rest = (rest + data).split(b"\n")
-            yield lines
+        with path.open("rb") as file:
+            is_packed = path.suffix == ".gz" or file.peek(2).startswith(_GZIP)
+            content = gzip.GzipFile(fileobj=file) if is_packed else file
+            # With a limit, because a small file could unpack to one line that takes all memory.
+            while line := content.readline(_MAX_READ_BYTES - size + 1):
+                size += len(line)
+                if size > _MAX_READ_BYTES:
+                    raise ReportError(
+                        f"{path}: more than {_MAX_READ_BYTES >> 20} MiB, unpacked.\n"
+                        f"A file of events has at most {MAX_FILE_BYTES >> 20} MiB, so this is not one.\n"
+                        "Leave the file out."
+                    )
+                if line.endswith(b"\n"):
+                    yield line
+    except EOFError:
+        # The file was cut off: its runner was killed, or the disk is full.
+        return
     except (OSError, zlib.error) as error:
         raise ReportError(
             f"{path}: cannot be read: {error}.\n"
             "The file does not exist, is not compressed although its name ends in .gz, or is damaged.\n"
             "Name a file that dist_testing has written, and copy it as it is."
         ) from error
-
-
-def _unpacked(path: Path) -> Iterator[bytes]:
-    with path.open("rb") as file:
-        data = file.read(_CHUNK_BYTES)
-        if not data.startswith(_GZIP) and path.suffix != ".gz":
-            while data:
-                yield data
-                data = file.read(_CHUNK_BYTES)
-            return
-        unpacker = zlib.decompressobj(_GZIP_WINDOW)
-        while data and not unpacker.eof:
-            yield unpacker.decompress(data, _CHUNK_BYTES)
-            data = unpacker.unconsumed_tail or file.read(_CHUNK_BYTES)
-        yield unpacker.flush()

@@ -10,21 +10,16 @@ from __future__ import annotations
 import functools
 import os
 import unittest
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, TypeVar, cast
 
 from dist_testing.core.ground.errors import UsageError
+from dist_testing.core.ground.skips import REQUIREMENTS, Decide
 
 # unittest leaves frames of modules with this mark out of its tracebacks.
 __unittest = True
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])
-
-# From the ranks' environment to the reason why the test cannot run; None if it can run, or if that is unknown.
-Decide = Callable[[Mapping[str, str]], str | None]
-
-# Part of a function's __dict__, which functools.wraps copies.
-_MARK = "__dist_requirements__"
 
 
 def requirement(decide: Decide, *, on_rank_only: bool = False) -> Callable[[_Function], _Function]:
@@ -61,7 +56,7 @@ def requirement(decide: Decide, *, on_rank_only: bool = False) -> Callable[[_Fun
 
         if not on_rank_only:
             # The outermost decorator decides first, as in a call of the function.
-            setattr(wrapper, _MARK, (decide, *getattr(function, _MARK, ())))
+            setattr(wrapper, REQUIREMENTS, (decide, *getattr(function, REQUIREMENTS, ())))
         return cast(_Function, wrapper)
 
     return decorator
@@ -82,27 +77,3 @@ def handle_test_skip(args: Sequence[object], reason: str) -> bool:
         return False
     handle(reason)
     return True
-
-
-def unmet_requirement(function: Callable[..., Any], environment: Mapping[str, str]) -> str | None:
-    """Return why a test would skip on ranks with this environment; None if nothing is known to be missing."""
-    if getattr(function, "__unittest_skip__", False):
-        return str(getattr(function, "__unittest_skip_why__", ""))
-    decisions: tuple[Decide, ...] = getattr(function, _MARK, ())
-    return next((reason for decide in decisions if (reason := decide(environment)) is not None), None)
-
-
-def check_count(decorator: str, count: object, what: str) -> None:
-    """Check the argument of a decorator that takes a number of `what`, such as "GPUs".
-
-    Raises:
-        UsageError: If `count` is not a number from 0. Raised at the import of the test file.
-    """
-    if type(count) is not int or count < 0:
-        # A function shows that the decorator was used without arguments.
-        given = f"the function {count.__qualname__}" if hasattr(count, "__qualname__") else repr(count)
-        raise UsageError(
-            f"@{decorator}: {given} where the number of {what} belongs.\n"
-            "The decorator takes the number in parentheses.\n"
-            f"Write @{decorator}(2), for example."
-        )

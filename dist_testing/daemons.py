@@ -11,8 +11,21 @@ import time
 
 import psutil
 
+from dist_testing.core.rank.hooks import RankService, ServedRank
+
 # Seconds for all together. A process that takes longer counts as left behind.
 _LIMIT_S = 5.0
+
+
+class Daemons(RankService):
+    """Ends them with the rank."""
+
+    def __init__(self, rank: ServedRank) -> None:
+        del rank
+
+    def close(self) -> None:
+        """End them: the rank has reported."""
+        end_daemons()
 
 
 def end_daemons() -> None:

@@ -14,11 +14,10 @@ from collections.abc import MutableMapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from dist_testing.core.bazel.protocol import DEBUG_RANK_VARIABLE
 from dist_testing.core.ground.errors import SpecError
 from dist_testing.core.ground.spec import SPEC_VARIABLE
 
-# The variable by which a program that is a test learns which rank gets the terminal: its arguments are its own.
-DEBUG_RANK_VARIABLE = "DIST_TESTING_PROGRAM_DEBUG_RANK"
 _DEBUG_RANK = "--dist-debug-rank="
 _SUFFIX = ".runfiles"
 

@@ -4,10 +4,25 @@ from __future__ import annotations
 
 import sys
 
+from dist_testing.core.ground.case import CaseBody
+from dist_testing.core.rank.hooks import RankService, ServedRank
+
 _PACKAGE = "torch.distributed.tensor"
 # Private names of torch 2.12 and later. Where they are missing, torch's comparison stays as it is.
 _COMPARISON = "torch.testing._comparison"
 _SWITCH = "_HAS_DTENSOR"
+
+
+class SparedImport(RankService):
+    """Spares its rank the import."""
+
+    def __init__(self, rank: ServedRank) -> None:
+        del rank
+
+    def case_begin(self, body: CaseBody) -> None:
+        """Look at torch's comparison: a test may have imported it."""
+        del body
+        spare_dtensor()
 
 
 class _HasDTensor:

@@ -1,0 +1,160 @@
+"""The GPUs that a target, or a run, asks for: the setting of the add-on."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated
+
+from dist_testing.core.ground.backends import backends
+from dist_testing.core.ground.codec import WrongValueError, shape_of
+from dist_testing.core.ground.errors import SpecError, UsageError
+from dist_testing.core.ground.runfiles import declared_file
+from dist_testing.core.ground.spec import MAX_WORLD_SIZE, Spec
+
+# Promise value: as many GPUs as the target asks for.
+ALL_GPUS = 1 << 30
+# Schema of the file with the promise, and the variable that names it. Only targets with GPUs depend on the file.
+_PROMISE_SCHEMA = 1
+_PROMISE_VARIABLE = "DIST_TESTING_GPU_PROMISE"
+
+_Count = Annotated[int, range(1 << 31)]
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class _OfTarget:
+    """What the build rules write."""
+
+    per_rank: _Count
+    ranks_per_gpu: Annotated[int, range(1, MAX_WORLD_SIZE + 1)]
+    archs: tuple[str, ...]
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class _Promise:
+    schema: Annotated[int, range(_PROMISE_SCHEMA, _PROMISE_SCHEMA + 1)]
+    promised: dict[str, _Count] | None
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class GpuNeeds:
+    """The GPUs that the ranks of a run need.
+
+    Attributes:
+        backend: Name of the backend that the next two are for.
+        per_rank: Number of GPUs that each rank needs, from 0.
+        ranks_per_gpu: Number of ranks that share a GPU; 1 if each has its own.
+        archs: Architectures of GPUs that the ranks can use, such as "sm_90"; empty for any.
+        promised: Number of GPUs that the configuration promises, which may be `ALL_GPUS`; None without a promise.
+    """
+
+    backend: str = ""
+    per_rank: int = 0
+    ranks_per_gpu: int = 1
+    archs: tuple[str, ...] = ()
+    promised: int | None = None
+
+    def __str__(self) -> str:
+        return f"{self.per_rank} per rank"
+
+    def of(self, world_size: int) -> int:
+        """Return the number of GPUs that a world of `world_size` ranks needs."""
+        return -(-world_size // self.ranks_per_gpu) * self.per_rank
+
+
+def needs_of(spec: Spec) -> GpuNeeds:
+    """Return what a run needs: what its target and the command line ask for; with another backend, its defaults."""
+    asked: GpuNeeds = spec.settings.get("gpus", GpuNeeds())
+    backend = spec.backend
+    if asked.backend == backend.name:
+        return asked
+    return dataclasses.replace(asked, backend=backend.name, per_rank=backend.gpus_per_rank, ranks_per_gpu=1)
+
+
+def of_target(spec: Spec, section: object) -> GpuNeeds:
+    """Read what the build rules wrote, and what the configuration of the build promises.
+
+    Raises:
+        SpecError: If one of them is damaged, or of another version.
+        UsageError: If the ranks cannot share GPUs.
+    """
+    try:
+        read: _OfTarget = shape_of(_OfTarget).read(section)
+    except WrongValueError as error:
+        raise _wrong(f"{spec.target}, gpus", str(error)) from None
+    file = declared_file(_PROMISE_VARIABLE)
+    promised = None if file is None else read_promise(file, spec.backend.vendor)
+    needs = GpuNeeds(spec.backend.name, read.per_rank, read.ranks_per_gpu, read.archs, promised)
+    _check_sharing(f"{spec.target}: ranks_per_gpu = {needs.ranks_per_gpu}", needs, spec)
+    return needs
+
+
+def read_promise(path: Path, vendor: str) -> int | None:
+    """Read how many GPUs of a vendor the configuration promises, which may be `ALL_GPUS`; None for no promise.
+
+    Raises:
+        SpecError: If the file is missing, damaged, or of another version.
+    """
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+        promise: _Promise = shape_of(_Promise).read(content)
+    except OSError as error:
+        raise SpecError(
+            f"The promise of GPUs {path} cannot be read: {error}.\n"
+            "The build writes it into the runfiles of targets with GPUs; the test was started some other way.\n"
+            "Run the target with `bazel test`, or the test file with pytest."
+        ) from error
+    except (ValueError, RecursionError, WrongValueError) as error:
+        raise _wrong(str(path), f"the promise is damaged: {error}") from error
+    if promise.promised is None:
+        return None
+    if vendor not in promise.promised:
+        raise _wrong(str(path), f"the promise has nothing for {vendor}")
+    return promise.promised[vendor]
+
+
+def _wrong(source: str, what: str) -> SpecError:
+    return SpecError(
+        f"{source}: {what}.\n"
+        "It was not written by the build rules of this version of dist_testing.\n"
+        "Build the target again; if it stays, the rules and the Python package are of two versions."
+    )
+
+
+def from_options(spec: Spec, given: Mapping[str, str]) -> GpuNeeds:
+    """Return what a run needs whose command line says how many ranks share a GPU.
+
+    Raises:
+        UsageError: If the number is impossible.
+    """
+    ((option, text),) = given.items()
+    if not (text.isascii() and text.isdecimal() and 1 <= int(text) <= MAX_WORLD_SIZE):
+        raise UsageError(
+            f"{option}={text}: expected a number from 1 to {MAX_WORLD_SIZE}.\n"
+            "It sets how many ranks share a GPU; by default each rank has its own.\n"
+            f"Write {option}=2, for example."
+        )
+    needs = dataclasses.replace(needs_of(spec), ranks_per_gpu=int(text))
+    _check_sharing(f"{option}={text}", needs, spec)
+    return needs
+
+
+def _check_sharing(subject: str, needs: GpuNeeds, spec: Spec) -> None:
+    if needs.ranks_per_gpu > 1 and not (spec.backend.shares_gpus and needs.per_rank == 1):
+        sharing = [name for name, other in backends().items() if other.shares_gpus]
+        raise UsageError(
+            f"{subject} with backend {needs.backend} and {needs.per_rank} GPU(s) per rank.\n"
+            "Ranks can share a GPU only if each needs one GPU and the backend allows it; NCCL does not.\n"
+            f"Use one of the backends {', '.join(sharing)}, or leave it out."
+        )
+
+
+def promised(spec: Spec, world_size: int) -> str:
+    """Return the promise that a world of this size relies on; "" if the configuration promises fewer GPUs, or none."""
+    needs = needs_of(spec)
+    if needs.promised is None or not 0 < needs.of(world_size) <= needs.promised:
+        return ""
+    count = "all the GPUs that tests ask for" if needs.promised == ALL_GPUS else f"{needs.promised} GPU(s)"
+    return f"{count} (--config=gpu, or the flag //dist_testing/config:gpus)"
