@@ -10,7 +10,7 @@ import pytest
 
 from tests.support.bell import Bell
 from tests.support.children import Target, assert_no_folder_left, run_pytest, start_pytest, write_file
-from tests.support.starter import Child, Starter
+from tests.support.starter import Child, Starter, wait_ended
 
 # Seconds from the end of the runner until nothing of it may be left; far above the usual time.
 _GONE_LIMIT_S = 15.0
@@ -147,6 +147,7 @@ def test_leftovers_of_a_run_killed_as_a_whole_are_removed_at_the_next_start(star
             starter, tmp_path, "test_cases.py", f"--dist-world-size={_RANKS}", env={**bell.env, "PHASE": "asleep"}
         )
         bell.wait(_RANKS, child)
+        dead_run = starter.pids_left()
         with Bell(tmp_path / "other") as other_bell:
             other = start_pytest(
                 starter,
@@ -158,6 +159,8 @@ def test_leftovers_of_a_run_killed_as_a_whole_are_removed_at_the_next_start(star
             other_bell.wait(_RANKS, other)
     child.send_group_signal(signal.SIGKILL)
     assert child.wait() == -signal.SIGKILL, child.log
+    # The fork server holds the lock of the folder until the kernel has ended it, which takes time on a busy machine.
+    assert wait_ended(dead_run, _GONE_LIMIT_S)
     folders = {path for path in (tmp_path / "tmp").iterdir() if path.name.startswith("dist-")}
     assert len(folders) == 2, "one folder of the dead run, one of the living run"
 
