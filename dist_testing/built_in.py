@@ -24,12 +24,6 @@ def _reuses_process(case: Case, spec: Spec) -> bool:
     return bool(case.pool) or _are_threads(case)
 
 
-def _compares_calls(case: Case, spec: Spec) -> bool:
-    del spec
-    # Calls of threads that differ are refused at once.
-    return (case.body.strict_calls or bool(case.pool)) and not _are_threads(case)
-
-
 def _has_processes(case: Case, spec: Spec) -> bool:
     del spec
     return not _are_threads(case)
@@ -87,10 +81,8 @@ ADD_ONS = (
     AddOn(
         name="calls",
         ext_version=1,
-        # A case of a pool cannot bring a service that the first one did not have.
-        wanted=_compares_calls,
-        rank_service="dist_testing.hang.calls:CallRecord",
-        watcher="dist_testing.hang.calls:CallComparison",
+        rank_service="dist_testing.hang.call_record:CallRecord",
+        watcher="dist_testing.hang.calls:watch",
     ),
     AddOn(
         name="threads",

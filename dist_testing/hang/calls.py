@@ -1,93 +1,118 @@
-"""Compares the collective calls of ranks that have passed, where the user asks for it: `--dist-strict-collectives`.
+"""Compares the collective calls of ranks: to explain a failure, or to fail a case that has passed by luck.
 
-The rank service reads torch's flight recorder at the end of each such case, and tells the watcher of the world.
+The ranks that have failed tell their calls when they end; the others are asked when the case is about to be over. With
+`--dist-strict-collectives` a rank that has passed tells its calls, too.
 """
 
 from __future__ import annotations
 
 import dataclasses
-import os
+import time
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from dist_testing.core.engine.hooks import CaseStart, WatchedWorld, WorldWatcher
-from dist_testing.core.ground.case import CaseBody, CaseResult
+from dist_testing.core.ground.case import CaseResult
 from dist_testing.core.ground.codec import Family
 from dist_testing.core.ground.error_text import ranks_by_text, ranks_text
-from dist_testing.core.ground.outcomes import Cause, Status, Verdict
-from dist_testing.core.rank.hooks import RankService, ServedRank
-from dist_testing.hang.call_rules import are_alike, described
-from dist_testing.hang.ledger import TORCH_LIMITS_MS, Call, Group, limits_of
-from dist_testing.hang.ledger_thread import calls_since, known_groups, last_record
-from dist_testing.hang.story import group_text
+from dist_testing.core.ground.outcomes import Cause, Kind, Status, Verdict
+from dist_testing.hang.call_rules import are_alike, disagreement, group_text
+from dist_testing.hang.ledger import FOR_CALLS, TORCH_LIMITS_MS, Call, CallsMade, limits_of
+from dist_testing.hang.watch import collect_ledgers
 
 ADD_ON = "calls"
+CALLS: Family[CallsMade] = Family("calls of a rank", 3, (CallsMade,))
 # Of one case. One difference shifts all calls after it.
 _MAX_DIFFERENCES = 3
+# For the answers of all ranks. Seconds.
+_ANSWER_LIMIT_S = 0.2
+# What calls can explain. Other causes have nothing to do with them.
+_EXPLAINED = frozenset({Cause.FAILURE, Cause.CRASH, Cause.HANG, Cause.DISAGREEMENT})
 
 
-@dataclass(frozen=True, slots=True)
-class CallsMade:
-    """The collective calls of a rank in a case that it has passed. The rank sends it before its report.
-
-    Attributes:
-        groups: The groups that exist at the end of the case.
-        calls: In the order in which they began.
-        is_complete: Whether the recorder is on, and has dropped no call.
-    """
-
-    groups: tuple[Group, ...]
-    calls: tuple[Call, ...]
-    is_complete: bool
-
-
-CALLS: Family[CallsMade] = Family("calls of a rank", 2, (CallsMade,))
+def watch(world: WatchedWorld) -> CallComparison | None:
+    """Return the comparison for a world; None for threads, whose calls are compared when they make them."""
+    return None if world.are_threads else CallComparison(world)
 
 
 class CallComparison(WorldWatcher):
-    """Fails a case whose ranks have passed and made different calls."""
+    """Explains a failure by calls that differ, and fails a case whose ranks have passed and told different calls."""
 
     def __init__(self, world: WatchedWorld) -> None:
+        self._world = world
         self._limits_ms = limits_of(world.group_limit_s) | TORCH_LIMITS_MS
         self._told: dict[int, CallsMade] = {}
+        self._began_ns = 0
+        self._requests = 0
 
     def begin_case(self, start: CaseStart) -> None:
         """Forget the calls of the last case."""
         self._told = {}
+        # torch's times are those of the wall clock.
+        self._began_ns = int((start.began_s - time.monotonic()) * 1e9) + time.time_ns()
 
     def on_message(self, rank: int, payload: str) -> None:
         """Note the calls of a rank."""
         self._told[rank] = CALLS.from_wire(payload)
 
+    def before_kill(self, kind: Kind) -> None:
+        """Ask the ranks that are left for their calls."""
+        del kind
+        self._ask()
+
+    def ranks_settled(self) -> None:
+        """Ask the ranks for their calls if they have not all passed."""
+        if any(record.reported is Kind.SKIPPED for record in self._world.records):
+            self._ask()
+
+    def _ask(self) -> None:
+        self._requests = (self._requests + 1) % FOR_CALLS
+        fds = {rank: fd for rank, fd in self._world.stacks_fds.items() if rank not in self._told}
+        for rank, answer in collect_ledgers(fds, self._requests | FOR_CALLS, _ANSWER_LIMIT_S).items():
+            if isinstance(answer, CallsMade):
+                calls = tuple(call for call in answer.calls if call.begun_ns >= self._began_ns)
+                self._told[rank] = dataclasses.replace(answer, calls=calls)
+
     def explain(self, result: CaseResult) -> CaseResult:
         """Compare the calls, which may end although they differ, by luck of the backend."""
-        if result.verdict.status is not Status.PASSED or not (found := differences(self._told, self._limits_ms)):
-            return result
-        reason = f"{Cause.CALLS.value}: {'; '.join(found)}"
-        return dataclasses.replace(result, verdict=Verdict(Status.FAILED, Cause.CALLS, reason))
+        found = result.verdict
+        if found.status is Status.PASSED:
+            if said := differences(self._told, self._limits_ms):
+                return dataclasses.replace(result, verdict=Verdict(Status.FAILED, Cause.CALLS, "; ".join(said)))
+        elif found.cause in _EXPLAINED and not found.is_proven:
+            passed = [outcome.rank for outcome in result.outcomes if outcome.kind is Kind.PASSED]
+            if (first := first_difference(self._told, self._limits_ms, passed)) is not None:
+                text, suspects = first
+                told = dataclasses.replace(found, reason=f"{text}; then {found.reason}", suspects=suspects)
+                return dataclasses.replace(result, verdict=told)
+        return result
 
 
-class CallRecord(RankService):
-    """Tells which calls a rank has made. Reading the recorder costs some 10 us for each call that it holds."""
+class _Lane(NamedTuple):
+    """The calls of the ranks of one group, from the first one on.
 
-    def __init__(self, rank: ServedRank) -> None:
-        self._reporter = rank.reporter
-        # A process that runs one case only has made all its calls in it, those of its start included.
-        self._is_fresh = not rank.start.request.pool and rank.start.fork_server_pid != os.getpid()
-        # The last call of an earlier case.
-        self._before = -1
+    Attributes:
+        group: Name of the group.
+        complete: The ranks whose record has dropped no call.
+        calls: Rank to its calls, by their numbers.
+        counts: Rank to the number of its calls.
+    """
 
-    def case_begin(self, body: CaseBody) -> None:
-        """Note which calls belong to earlier cases."""
-        if body.strict_calls and not self._is_fresh:
-            self._before = last_record()
+    group: str
+    complete: frozenset[int]
+    calls: Mapping[int, Mapping[int, Call]]
+    counts: Mapping[int, int]
 
-    def case_end(self, body: CaseBody) -> None:
-        """Tell the calls since the case began."""
-        if body.strict_calls:
-            calls, is_complete = calls_since(self._before)
-            made = CallsMade(known_groups(), tuple(calls or ()), is_complete)
-            self._reporter.extra(ADD_ON, CALLS.to_wire(made).decode())
+    @property
+    def by_number(self) -> Iterator[tuple[int, dict[int, Call]]]:
+        """Each number with the calls that have it, by rank."""
+        for number in sorted({number for calls in self.calls.values() for number in calls}):
+            yield number, {rank: calls[number] for rank, calls in self.calls.items() if number in calls}
+
+    @property
+    def mismatch(self) -> tuple[int, dict[int, Call]] | None:
+        """The first calls that cannot belong together, with their number."""
+        return next((found for found in self.by_number if not are_alike(found[1].values())), None)
 
 
 def differences(told: Mapping[int, CallsMade], limits_ms: frozenset[int]) -> list[str]:
@@ -98,6 +123,73 @@ def differences(told: Mapping[int, CallsMade], limits_ms: frozenset[int]) -> lis
         limits_ms: Limits of groups for which the user has named none, in milliseconds. A group with another one is left
             out: a test of limits calls on some ranks only.
     """
+    found = []
+    for lane in _lanes(told, limits_ms):
+        if (mismatch := lane.mismatch) is not None:
+            found.append(disagreement(lane.group, *mismatch)[0])
+        # A record that has dropped calls may have dropped all of a group.
+        elif len(set(lane.counts.values())) > 1 and lane.complete >= lane.calls.keys():
+            found.append(_counts(lane))
+    return found[:_MAX_DIFFERENCES]
+
+
+def first_difference(
+    told: Mapping[int, CallsMade], limits_ms: frozenset[int], passed: Sequence[int]
+) -> tuple[str, tuple[int, ...]] | None:
+    """Return the first difference of a case that has failed, in words, and the rank that is alone in its call.
+
+    A rank that has failed has made fewer calls than the others, so only a rank that has `passed` shows that it has left
+    out one.
+    """
+    lanes = list(_lanes(told, limits_ms))
+    found = [(mismatch, lane) for lane in lanes if (mismatch := lane.mismatch or _shift(lane)) is not None]
+    if found:
+        (number, calls), lane = min(found, key=lambda one: min(call.begun_ns for call in one[0][1].values()))
+        return disagreement(lane.group, number, calls)
+    for lane in lanes:
+        most = max(lane.counts.values())
+        short = [rank for rank in passed if rank in lane.complete and lane.counts.get(rank, most) < most]
+        if short and lane.complete >= lane.calls.keys():
+            return _counts(lane), tuple(short) if len(short) == 1 < len(lane.counts) - 1 else ()
+    return None
+
+
+def _counts(lane: _Lane) -> str:
+    counts = ranks_by_text({rank: f"{count} call{'s' if count != 1 else ''}" for rank, count in lane.counts.items()})
+    made = ", ".join(f"{ranks_text(ranks)} made {count}" for count, ranks in counts.items())
+    return f"{made} of {group_text(lane.group)}"
+
+
+def _shift(lane: _Lane) -> tuple[int, dict[int, Call]] | None:
+    """The call that one rank has left out or made too many, if the lines of the test show it.
+
+    Ranks may call one collective in different lines, such as in the branches for a root and for others. But if from one
+    call on a rank is a call ahead of all others, or behind them, then it has left one out, or made one too many.
+    """
+    for number, calls in lane.by_number:
+        sides = ranks_by_text({rank: _line(call) for rank, call in calls.items()})
+        if len(sides) == 1:
+            continue
+        alone, *others = sorted(sides.values(), key=len)
+        if len(sides) == 2 and len(alone) == 1 and lane.calls.keys() == calls.keys():
+            own, theirs = lane.calls[alone[0]], lane.calls[others[0][0]]
+            if _follows(own, theirs, number) or _follows(theirs, own, number):
+                return number, calls
+        return None
+    return None
+
+
+def _follows(behind: Mapping[int, Call], ahead: Mapping[int, Call], number: int) -> bool:
+    """Whether the calls of `behind`, from the one after `number` on, are those of `ahead` from `number` on."""
+    pairs = [(behind[one + 1], call) for one, call in ahead.items() if one >= number and one + 1 in behind]
+    return bool(pairs) and all(_line(theirs) == _line(call) for theirs, call in pairs)
+
+
+def _line(call: Call) -> str:
+    return f"{call.operation} {call.sizes} {call.place}"
+
+
+def _lanes(told: Mapping[int, CallsMade], limits_ms: frozenset[int]) -> Iterator[_Lane]:
     # The calls of each rank by the name of the group, and by how many groups of this name the rank has made since.
     groups: dict[tuple[str, int], dict[int, list[Call]]] = {}
     members: dict[tuple[str, int], set[tuple[int, ...]]] = {}
@@ -112,31 +204,14 @@ def differences(told: Mapping[int, CallsMade], limits_ms: frozenset[int]) -> lis
         for (name, age), calls in own.items():
             groups.setdefault((name, age), {})[rank] = calls
             members.setdefault((name, age), set()).add(known.get(name, ()) if age == 0 else ())
-    complete = {rank for rank, made in told.items() if made.is_complete}
-    found = []
+    complete = frozenset(rank for rank, made in told.items() if made.is_complete)
     for key, of_ranks in groups.items():
         has_own_limit = any(call.limit_ms not in limits_ms for calls in of_ranks.values() for call in calls)
         # Two groups can have one name, on ranks that know one of them each.
         if len(members[key]) == 1 and not has_own_limit:
-            found += [f"{text} of {group_text(key[0])}" for text in _differences(of_ranks, complete)]
-    return found[:_MAX_DIFFERENCES]
-
-
-def _differences(of_ranks: Mapping[int, Sequence[Call]], complete: set[int]) -> Iterator[str]:
-    by_number: dict[int, dict[int, Call]] = {}
-    for rank, calls in of_ranks.items():
-        # torch's number counts the calls of earlier cases, too.
-        first = 1 if rank in complete or not calls else calls[0].number
-        for number, call in enumerate(calls, first):
-            by_number.setdefault(number, {})[rank] = call
-    for number, by_rank in sorted(by_number.items()):
-        if not are_alike(by_rank.values()):
-            by_call = ranks_by_text(described(by_rank))
-            made = ", ".join(f"{ranks_text(ranks)} made {text}" for text, ranks in by_call.items())
-            yield f"{made} as call #{number}"
-            return
-    lengths = {rank: len(calls) for rank, calls in of_ranks.items()}
-    counts = ranks_by_text({rank: f"{count} call{'s' if count != 1 else ''}" for rank, count in lengths.items()})
-    # A record that has dropped calls may have dropped all of a group.
-    if len(counts) > 1 and complete >= of_ranks.keys():
-        yield ", ".join(f"{ranks_text(ranks)} made {count}" for count, ranks in counts.items())
+            # torch's number counts the calls of earlier cases, too.
+            numbered = {
+                rank: dict(enumerate(calls, 1 if rank in complete or not calls else calls[0].number))
+                for rank, calls in of_ranks.items()
+            }
+            yield _Lane(key[0], complete, numbered, {rank: len(calls) for rank, calls in of_ranks.items()})

@@ -1,8 +1,8 @@
 """The collective ledger of a rank: which collective calls it has begun and ended, and what its main thread waits for.
 
 A rank answers a request for its ledger while its main thread is blocked in native code. The request is one byte; the
-answer is one packet: a NUL byte, the number of the request, and the ledger as JSON. Stacks by faulthandler, which is
-text, come from the same socket.
+answer is one packet: a NUL byte, the request, and the ledger as JSON. Stacks by faulthandler, which is text, come from
+the same socket.
 """
 
 from __future__ import annotations
@@ -76,6 +76,8 @@ class Call:
         limit_ms: How long it may take, in milliseconds.
         begun_ns: When it began, in nanoseconds since 1970; 0 if torch does not say.
         ended_ns: When torch saw its end; 0 if it has not ended, or if torch does not say.
+        place: File and line of the test that calls it; "" if they are not known.
+        details: Its reduction and its root, such as "with SUM to rank 0"; "" if there are none, or not known.
     """
 
     group: str
@@ -89,6 +91,23 @@ class Call:
     limit_ms: _Number
     begun_ns: _Number = 0
     ended_ns: _Number = 0
+    place: str = ""
+    details: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class CallsMade:
+    """The collective calls of a rank in a case.
+
+    Attributes:
+        groups: The groups that exist.
+        calls: In the order in which they began.
+        is_complete: Whether the recorder is on, and has dropped no call.
+    """
+
+    groups: tuple[Group, ...]
+    calls: tuple[Call, ...]
+    is_complete: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -182,5 +201,7 @@ class NoLedger:
     reason: str
 
 
-LedgerAnswer: TypeAlias = Ledger | NoLedger
-LEDGERS: Family[LedgerAnswer] = Family("ledger of a rank", 6, (Ledger, NoLedger), max_bytes=MAX_ANSWER_BYTES)
+LedgerAnswer: TypeAlias = Ledger | NoLedger | CallsMade
+LEDGERS: Family[LedgerAnswer] = Family("ledger of a rank", 7, (Ledger, NoLedger, CallsMade), max_bytes=MAX_ANSWER_BYTES)
+# A request with this bit is for all calls of the rank, and not for its ledger.
+FOR_CALLS = 1 << 7

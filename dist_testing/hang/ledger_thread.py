@@ -10,7 +10,6 @@ from __future__ import annotations
 import _signal  # type: ignore[import-not-found]
 import _thread
 import contextlib
-import json
 import os
 import select
 import signal
@@ -29,28 +28,24 @@ from dist_testing.core.rank.groups import backends_in_use
 from dist_testing.core.rank.hooks import RankService, ServedRank
 from dist_testing.hang.ledger import (
     ANSWER_MARK,
+    FOR_CALLS,
     LEDGERS,
     Call,
-    Group,
     Ledger,
     LedgerAnswer,
     NoLedger,
     Place,
 )
+from dist_testing.hang.recorder import MAX_TEXT, calls_made, device_calls, known_groups, recorded_calls, with_details
 from dist_testing.hang.waits import C10D, wait_of
 
-# Of one text in an answer, such as the shapes of a call's inputs. Characters.
-_MAX_TEXT = 200
-# Before torch's number of the first call.
-_NONE = -1
 # Of the calls that have ended.
 _LAST_CALLS = 16
 _MAX_PLACES = 40
+# In an answer about calls only. As many fit into a packet.
+_MOST_CALLS = 120
 # A GPU can have thousands of calls ahead of it; the newest are kept.
 _MAX_DEVICE_CALLS = 32
-# torch has a recorder for backends on the CPU, and one for NCCL.
-_CPU_DUMP = "_dump_fr_trace_json"
-_DEVICE_DUMP = "_dump_nccl_trace_json"
 # Packages in whose lines a reader cannot see what their test does.
 _LIBRARIES = ("torch", "dist_testing")
 # Below its frames stand those of the process that the rank was forked from.
@@ -154,7 +149,7 @@ class LedgerThread:
                 if not request:
                     return False
                 with LOOKING:
-                    answer = read_ledger(self._main, {self._ident})
+                    answer = read_ledger(self._main, {self._ident}, for_calls=bool(request[0] & FOR_CALLS))
                 channel.send(ANSWER_MARK + request + encoded(answer))
         except OSError:
             return False
@@ -193,18 +188,19 @@ def encoded(answer: LedgerAnswer) -> bytes:
         return LEDGERS.to_wire(NoLedger(str(error).partition("\n")[0]))
 
 
-def read_ledger(main: int, ours: set[int]) -> LedgerAnswer:
+def read_ledger(main: int, ours: set[int], *, for_calls: bool = False) -> LedgerAnswer:
     """Read the ledger of this process.
 
     Args:
         main: The thread that runs the test.
         ours: Threads of this library.
+        for_calls: Whether only its calls are asked for, all of them.
     """
     try:
-        return _read(main, ours)
+        return calls_made(most=_MOST_CALLS) if for_calls else _read(main, ours)
     except Exception as error:
         # The test may have put anything in the places that are read here, and torch may have changed them.
-        return NoLedger(f"{type(error).__name__}: {error}"[:_MAX_TEXT])
+        return NoLedger(f"{type(error).__name__}: {error}"[:MAX_TEXT])
 
 
 def _read(main: int, ours: set[int]) -> Ledger:
@@ -212,21 +208,22 @@ def _read(main: int, ours: set[int]) -> Ledger:
     frame = frames[main]
     wait = wait_of(frame)
     c10d = sys.modules.get(C10D)
-    recorded, is_complete = calls_since(_NONE)
+    recorded, is_complete = recorded_calls()
     calls = recorded or []
+    groups = known_groups()
     newest: dict[str, int] = {}
     for call in calls:
         newest[call.group] = call.generation
     return Ledger(
         is_recording=recorded is not None,
         is_complete=is_complete,
-        groups=known_groups(),
-        calls=tuple(_kept(calls)),
+        groups=groups,
+        calls=tuple(with_details(_kept(calls), groups)),
         last={call.group: call.number for call in calls if call.generation == newest[call.group]},
         waits=() if wait is None else (wait,),
         places=tuple(_places(frame)),
         others=(*_others(frames, {main, *ours}), *_other_backends(c10d)),
-        device_calls=tuple(_kept(list(_calls(_recorded(_DEVICE_DUMP) or [])))[-_MAX_DEVICE_CALLS:]),
+        device_calls=tuple(with_details(_kept(device_calls())[-_MAX_DEVICE_CALLS:], groups)),
     )
 
 
@@ -234,94 +231,11 @@ def _kept(calls: list[Call]) -> list[Call]:
     return [call for number, call in enumerate(calls) if not call.is_done or number >= len(calls) - _LAST_CALLS]
 
 
-def calls_since(before: int) -> tuple[list[Call] | None, bool]:
-    """Return the collectives that this process has begun, and whether the recorder has dropped none of them.
-
-    Args:
-        before: torch's number of the last call that does not count.
-
-    Returns:
-        None in place of the calls if torch's recorder is off, or if this torch has none.
-    """
-    entries = _recorded()
-    if entries is None:
-        return None, False
-    is_complete = len(entries) < _recorder_size() or (bool(entries) and int(entries[0]["record_id"]) <= before + 1)
-    return list(_calls([entry for entry in entries if int(entry["record_id"]) > before])), is_complete
-
-
-def _recorded(name: str = _CPU_DUMP) -> list[dict[str, Any]] | None:
-    """The calls that a flight recorder of torch has, in the order in which they began; None if there is none."""
-    torch = sys.modules.get("torch")
-    if torch is None or _recorder_size() == 0:
-        return None
-    dump = getattr(getattr(torch._C, "_distributed_c10d", None), name, None)
-    if dump is None:
-        return None
-    # Without entries it has recorded nothing yet; or the size in the environment is not the one that it began with.
-    entries: list[dict[str, Any]] = json.loads(dump(includeCollectives=True, onlyActive=False)).get("entries") or []
-    return sorted(entries, key=lambda entry: int(entry["record_id"]))
-
-
-def last_record() -> int:
-    """Return torch's number of the last call that it has recorded; one below the first if there is none."""
-    try:
-        entries = _recorded()
-    except Exception:
-        # Each answer will say that the record cannot be read.
-        return _NONE
-    return int(entries[-1]["record_id"]) if entries else _NONE
-
-
-def _recorder_size() -> int:
-    """How many calls torch's flight recorder holds; 0 if it is off."""
-    size = os.environ.get("TORCH_FR_BUFFER_SIZE", "0")
-    return int(size) if size.isascii() and size.isdigit() else 0
-
-
-def _calls(entries: list[dict[str, Any]]) -> Iterator[Call]:
-    generations: dict[str, list[int]] = {}
-    for entry in entries:
-        if entry["is_p2p"]:
-            continue
-        group = str(entry["process_group"][0])[:_MAX_TEXT]
-        seen = generations.setdefault(group, [])
-        if entry["pg_id"] not in seen:
-            seen.append(entry["pg_id"])
-        backend, _, operation = str(entry["profiling_name"]).rpartition(":")
-        yield Call(
-            group=group,
-            generation=seen.index(entry["pg_id"]),
-            number=int(entry["collective_seq_id"]),
-            backend=backend[:_MAX_TEXT],
-            operation=operation[:_MAX_TEXT],
-            sizes=str(entry["input_sizes"])[:_MAX_TEXT],
-            dtypes=" ".join(dict.fromkeys(map(str, entry["input_dtypes"])))[:_MAX_TEXT],
-            is_done=bool(entry["retired"]) or entry.get("state") == "completed",
-            limit_ms=int(entry["timeout_ms"]),
-            begun_ns=int(entry.get("time_created_ns") or 0),
-            ended_ns=int(entry.get("time_discovered_completed_ns") or 0),
-        )
-
-
-def known_groups() -> tuple[Group, ...]:
-    """Return the groups that exist, and whose members this process knows."""
-    c10d: Any = sys.modules.get(C10D)
-    if c10d is None:
-        return ()
-    names = c10d._world.pg_names
-    return tuple(
-        Group(str(name), tuple(sorted(ranks, key=ranks.__getitem__)))
-        for group, ranks in list(c10d._world.pg_group_ranks.items())
-        if (name := names.get(group)) is not None
-    )
-
-
 def _other_backends(c10d: Any) -> Iterator[str]:
     """Groups whose calls the recorder does not show, or that end without a rank."""
     for backend in sorted(backends_in_use(c10d)) if c10d is not None else ():
         if not all_declared(backend, lambda declared: declared.records_calls):
-            yield f"a group of the backend {backend[:_MAX_TEXT]}"
+            yield f"a group of the backend {backend[:MAX_TEXT]}"
 
 
 def _places(frame: FrameType) -> Iterator[Place]:
@@ -334,7 +248,7 @@ def _places(frame: FrameType) -> Iterator[Place]:
             return
         code = inner.f_code
         yield Place(
-            file=code.co_filename[-_MAX_TEXT:],
+            file=code.co_filename[-MAX_TEXT:],
             line=inner.f_lineno or 0,
             instruction=max(0, inner.f_lasti),
             is_library=code.co_filename.startswith(libraries),
@@ -348,9 +262,9 @@ def _others(frames: dict[int, FrameType], ours: set[int]) -> Iterator[str]:
         thread = threading._active.get(ident)  # type: ignore[attr-defined]
         name = "" if thread is None else str(thread.name)
         if not name.startswith(_OUR_THREADS):
-            yield f"another thread ({name[:_MAX_TEXT] or ident})"
+            yield f"another thread ({name[:MAX_TEXT] or ident})"
     if children := child_processes():
-        yield f"child processes ({', '.join(map(str, sorted(children)))})"[:_MAX_TEXT]
+        yield f"child processes ({', '.join(map(str, sorted(children)))})"[:MAX_TEXT]
     rpc = sys.modules.get("torch._C._distributed_rpc")
     if rpc is not None and rpc._is_current_rpc_agent_set():
         yield "an RPC agent"

@@ -13,9 +13,9 @@ from dist_testing.core.ground.error_text import ranks_by_text, ranks_text
 from dist_testing.core.ground.outcomes import GOOD, Cause, Kind, RankOutcome, Verdict
 from dist_testing.core.ground.record import Ledger as RankLedger
 from dist_testing.core.ground.record import LedgerCall
-from dist_testing.hang.analysis import Analysis, Mismatch, Waiting
+from dist_testing.hang.analysis import Analysis, Waiting
 from dist_testing.hang.blame import blame
-from dist_testing.hang.call_rules import described
+from dist_testing.hang.call_rules import disagreement, group_text
 from dist_testing.hang.ledger import Call, Ledger, WaitKind
 
 # Python's own modules, in whose lines a reader cannot see what their test does.
@@ -26,7 +26,6 @@ _PACKAGES = "site-packages"
 _MAX_PENDING = 3
 # Of ranks in "the fault is on rank 0 or on rank 1".
 _MAX_CHOICE = 2
-_DEFAULT_GROUP = "0"
 # The start of a headline about ranks that have skipped. The verdict names them with their reasons.
 _SKIPPED = re.compile(r"^ranks? [\d, ]+ skipped; ")
 # Instead of "at the deadline".
@@ -79,7 +78,7 @@ def story_of(analysis: Analysis) -> HangStory | None:
     # What the words of the headline show as the cause.
     shown: Sequence[int] = ()
     if mismatch is not None:
-        headline, shown = _disagreement(analysis, mismatch)
+        headline, shown = disagreement(mismatch.group, mismatch.number, _placed(analysis, mismatch.calls))
         found = blame(analysis, shown, never_come=())
     else:
         found = blame(analysis, ended or free, never_come=ended)
@@ -119,7 +118,7 @@ def _of_calls(analysis: Analysis) -> HangStory | None:
             begun = {other: _begun(ledgers[other], call) for other in members}
             if len({(theirs.operation, theirs.number) for theirs in begun.values() if theirs is not None}) > 1:
                 calls = {other: theirs for other, theirs in begun.items() if theirs is not None}
-                headline, culprits = _disagreement(analysis, Mismatch(call.group, call.number, calls))
+                headline, culprits = disagreement(call.group, call.number, calls)
             elif absent := sorted(other for other, theirs in begun.items() if theirs is None):
                 waiting = [other for other in members if other not in absent and not analysis.views[other].ended]
                 if not waiting:
@@ -132,11 +131,11 @@ def _of_calls(analysis: Analysis) -> HangStory | None:
                 )
                 verb = "wait" if len(waiting) > 1 else "waits"
                 headline = f"{who}; {ranks_text(waiting)} {verb} in {_call_text(call)} of {call.backend}"
-                culprits = absent
+                culprits = tuple(absent)
             else:
                 continue
             victims = tuple(other for other in members if other not in culprits)
-            return HangStory(analysis, headline, tuple(culprits), victims)
+            return HangStory(analysis, headline, culprits, victims)
     return None
 
 
@@ -158,18 +157,6 @@ def _awaited(analysis: Analysis) -> dict[int, list[int]]:
             for other in waiting.missing[0]:
                 awaited.setdefault(other, []).append(rank)
     return dict(sorted(awaited.items()))
-
-
-def _disagreement(analysis: Analysis, mismatch: Mismatch) -> tuple[str, Sequence[int]]:
-    sides = ranks_by_text(described(dict(sorted(mismatch.calls.items()))))
-    texts = []
-    for operation, ranks in sorted(sides.items(), key=lambda side: (len(side[1]), side[1])):
-        place = _at(_common_place(analysis, mismatch, ranks))
-        texts.append(f"{ranks_text(ranks)} {'call' if len(ranks) > 1 else 'calls'} {operation}{place}")
-    alone = [ranks[0] for ranks in sides.values() if len(ranks) == 1]
-    culprits = alone if len(alone) == 1 and len(sides) == 2 else ()
-    call = f"call #{mismatch.number} of {group_text(mismatch.group)}"
-    return f"the ranks disagree about {call}: {', '.join(texts)}", culprits
 
 
 def _absent(analysis: Analysis, awaited: Mapping[int, Sequence[int]], absent: Sequence[int]) -> str:
@@ -301,11 +288,6 @@ def _what(waiting: Waiting) -> str:
     return f"{name} #{call.number} of {group_text(call.group)}"
 
 
-def group_text(name: str) -> str:
-    """Return such as "the default group", or "group 1"."""
-    return "the default group" if name == _DEFAULT_GROUP else f"group {name}"
-
-
 def _place(ledger: Ledger | None) -> str:
     """File and line of the test that a rank is in."""
     if ledger is None:
@@ -317,12 +299,14 @@ def _place(ledger: Ledger | None) -> str:
     return next((f"{os.path.basename(place.file)}:{place.line}" for place in (*own, *installed)), "")
 
 
-def _common_place(analysis: Analysis, mismatch: Mismatch, ranks: Iterable[int]) -> str:
-    """Where ranks have made the call, if they still wait in it."""
-    waiting = {rank: analysis.waiting[rank] for rank in ranks if rank in analysis.waiting}
-    return _common(
-        [_place(analysis.views[rank].ledger) for rank, one in waiting.items() if one.call == mismatch.calls[rank]]
-    )
+def _placed(analysis: Analysis, calls: Mapping[int, Call]) -> dict[int, Call]:
+    """The calls by rank, each with the line that still waits in it if nothing else tells its place."""
+    placed = {}
+    for rank, call in sorted(calls.items()):
+        waiting = analysis.waiting.get(rank)
+        is_there = not call.place and waiting is not None and waiting.call == call
+        placed[rank] = dataclasses.replace(call, place=_place(analysis.views[rank].ledger)) if is_there else call
+    return placed
 
 
 def _common(texts: Sequence[str]) -> str:

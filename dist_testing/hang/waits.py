@@ -20,6 +20,8 @@ from dist_testing.hang.ledger import Wait, WaitKind
 # torch's module of collectives.
 C10D = "torch.distributed.distributed_c10d"
 _LOGGER = "torch.distributed.c10d_logger"
+# It stands between torch's logger and the collective.
+_DETAILS = "dist_testing.hang.call_details"
 # Where torch calls an operator, and calls it again for autograd.
 _OPERATORS_OF_TORCH = ("torch._ops", "torch._library.")
 # Functions of torch, by module and name, that wait in native code for collectives that this code has begun, to what a
@@ -119,7 +121,7 @@ def _point_to_point(operation: str, variables: Mapping[str, Any], c10d: ModuleTy
 
 def _public_operation(frame: FrameType) -> str:
     """The function of torch that the test has called, such as one for objects that consists of several collectives."""
-    names = [inner.f_code.co_name for inner in _within(frame, C10D, _LOGGER) if _module_of(inner) == C10D]
+    names = [inner.f_code.co_name for inner in _within(frame, C10D, _LOGGER, _DETAILS) if _module_of(inner) == C10D]
     return next((name for name in reversed(names) if not name.startswith("_")), names[0])
 
 

@@ -24,7 +24,7 @@ from dist_testing.core.ground.errors import MessageError
 from dist_testing.core.ground.outcomes import Kind, verdict
 from dist_testing.core.ground.procfs import stat_of, threads_of
 from dist_testing.hang.analysis import Analysis, RankView, analyse
-from dist_testing.hang.ledger import ANSWER_MARK, LEDGERS, Ledger, NoLedger, limits_of
+from dist_testing.hang.ledger import ANSWER_MARK, FOR_CALLS, LEDGERS, Ledger, LedgerAnswer, NoLedger, limits_of
 from dist_testing.hang.story import HangStory, blame_by_ledger, mark_stuck, rank_ledgers, story_of
 
 # Between two looks at the CPU time, and between the two looks at the ledgers. The kernel counts in steps of 10 ms.
@@ -120,9 +120,9 @@ class DeadlockDetector(WorldWatcher):
         skips = any(record.reported is Kind.SKIPPED for record in self._records)
         return EndCase(kind=Kind.STOPPED if skips else Kind.HUNG)
 
-    def at_deadline(self) -> None:
-        """Ask the ranks what they wait for."""
-        if self.is_on:
+    def before_kill(self, kind: Kind) -> None:
+        """Ask the ranks at the deadline what they wait for."""
+        if kind is Kind.HUNG and self.is_on:
             self.ask(_LEDGERS_S)
             self._tell(self.latest)
 
@@ -210,7 +210,7 @@ class DeadlockDetector(WorldWatcher):
             limit_s: For all answers together, in seconds.
         """
         self._asked_s = time.monotonic()
-        self._requests = (self._requests + 1) % 256
+        self._requests = (self._requests + 1) % FOR_CALLS
         ledgers = collect_ledgers(self._fds, self._requests, limit_s)
         views = []
         for record in self._records:
@@ -218,7 +218,11 @@ class DeadlockDetector(WorldWatcher):
             if isinstance(ledger, Ledger):
                 views.append(RankView(record.rank, _how_ended(record), ledger))
             else:
-                why = ledger.reason if ledger is not None else f"no answer; its state is {record.kernel_state or '?'}"
+                why = (
+                    ledger.reason
+                    if isinstance(ledger, NoLedger)
+                    else f"no answer; its state is {record.kernel_state or '?'}"
+                )
                 views.append(RankView(record.rank, _how_ended(record), None, f"did not tell its ledger ({why})"))
         analysis = analyse(views, self._limits_ms)
         self.latest = story_of(analysis) or HangStory(analysis)
@@ -235,12 +239,12 @@ class DeadlockDetector(WorldWatcher):
         ]
 
 
-def collect_ledgers(fds: Mapping[int, int], number: int, limit_s: float) -> dict[int, Ledger | NoLedger]:
-    """Ask ranks for their ledgers and read the answers.
+def collect_ledgers(fds: Mapping[int, int], number: int, limit_s: float) -> dict[int, LedgerAnswer]:
+    """Ask ranks for their ledgers, or for their calls, and read the answers.
 
     Args:
         fds: Rank to the socket that its ledger comes from.
-        number: Of this request, 0 to 255: late answers to an earlier one do not count.
+        number: Of this request, 0 to 255: late answers to an earlier one do not count. `FOR_CALLS` is a bit of it.
         limit_s: For all ranks together, in seconds.
 
     Returns:
@@ -255,7 +259,7 @@ def collect_ledgers(fds: Mapping[int, int], number: int, limit_s: float) -> dict
             os.write(fd, mark)
             waiting[fd] = rank
             poller.register(fd, select.POLLIN)
-    answers: dict[int, Ledger | NoLedger] = {}
+    answers: dict[int, LedgerAnswer] = {}
     end_s = time.monotonic() + limit_s
     while waiting and (left_s := end_s - time.monotonic()) > 0:
         for fd, _ in poller.poll(math.ceil(1000 * left_s)):

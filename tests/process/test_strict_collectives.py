@@ -102,8 +102,8 @@ _SOURCE = """
             dist.destroy_process_group()
 """
 _SAID = (
-    "the ranks made different calls: rank 0 made broadcast of [[3]] Float, rank 1 made broadcast of [[4]] Float as "
-    "call #1 of the default group"
+    "the ranks disagree about call #1 of the default group: rank 0 calls broadcast of [[3]] Float (test_cases.py:12), "
+    "rank 1 calls broadcast of [[4]] Float (test_cases.py:12)"
 )
 
 

@@ -1,4 +1,4 @@
-"""Which calls of ranks that have passed differ, and what is said of it."""
+"""Which calls of ranks differ, and what is said of it."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from dataclasses import replace
 import pytest
 import torch
 
-from dist_testing.hang.calls import CallsMade, differences
-from dist_testing.hang.ledger import Call, Group
-from dist_testing.hang.ledger_thread import calls_since
+from dist_testing.hang.calls import differences, first_difference
+from dist_testing.hang.ledger import Call, CallsMade, Group
+from dist_testing.hang.recorder import recorded_calls
 
 _ALL = (0, 1, 2)
 _LIMIT_MS = 270_000
@@ -55,27 +55,111 @@ def test_calls_that_agree(other: CallsMade) -> None:
 @pytest.mark.parametrize(
     ("other", "said"),
     [
-        (_made(_BARRIER, _BARRIER), "ranks 0, 1 made all_reduce, rank 2 made barrier as call #1 of the default group"),
+        (_made(_BARRIER, _BARRIER), "rank 2 calls barrier, ranks 0, 1 call all_reduce"),
         (
             _made("gloo:all_reduce Double [[3]]", _BARRIER),
-            "ranks 0, 1 made all_reduce of [[3]] Float, rank 2 made all_reduce of [[3]] Double as call #1 of the "
-            "default group",
+            "rank 2 calls all_reduce of [[3]] Double, ranks 0, 1 call all_reduce of [[3]] Float",
         ),
         (
             _made("gloo:all_reduce - []", _BARRIER),
-            "ranks 0, 1 made all_reduce of [[3]] Float, rank 2 made all_reduce of [] as call #1 of the default group",
+            "rank 2 calls all_reduce of [], ranks 0, 1 call all_reduce of [[3]] Float",
         ),
         (
             _made("gloo:all_reduce Float,Double [[3], [4]]", _BARRIER),
-            "ranks 0, 1 made all_reduce of [[3]] Float, rank 2 made all_reduce of [[3], [4]] Float Double as call #1 "
-            "of the default group",
+            "rank 2 calls all_reduce of [[3], [4]] Float Double, ranks 0, 1 call all_reduce of [[3]] Float",
         ),
-        (_made(_REDUCE), "ranks 0, 1 made 2 calls, rank 2 made 1 call of the default group"),
     ],
 )
 def test_calls_that_differ(other: CallsMade, said: str) -> None:
     """The reader needs both sides, and the number of the call."""
-    assert differences({0: _made(_REDUCE, _BARRIER), 1: _made(_REDUCE, _BARRIER), 2: other}, _LIMITS) == [said]
+    told = {0: _made(_REDUCE, _BARRIER), 1: _made(_REDUCE, _BARRIER), 2: other}
+    text = f"the ranks disagree about call #1 of the default group: {said}"
+    assert differences(told, _LIMITS) == [text]
+    assert first_difference(told, _LIMITS, []) == (text, (2,))
+
+
+def _called(*calls: str) -> CallsMade:
+    """Calls such as "all_reduce 9 with SUM": with the line of the test, and with details."""
+    made = []
+    for number, text in enumerate(calls, 1):
+        operation, line, *details = text.split()
+        call = _call(number, f"gloo:{operation} Float [[3]]")
+        made.append(replace(call, begun_ns=number, place=f"test_x.py:{line}", details=" ".join(details)))
+    return CallsMade((Group("0", _ALL),), tuple(made), is_complete=True)
+
+
+_OTHERS = ("all_reduce 3 with SUM", "all_reduce 4 with SUM", "broadcast 5 from rank 0")
+
+
+@pytest.mark.parametrize(
+    ("own", "said"),
+    [
+        pytest.param(
+            ("all_reduce 3 with SUM", "all_reduce 4 with MAX"),
+            "call #2 of the default group: rank 2 calls all_reduce of [[3]] Float with MAX (test_x.py:4), ranks 0, 1 call "
+            "all_reduce of [[3]] Float with SUM (test_x.py:4)",
+            id="reduction",
+        ),
+        pytest.param(
+            (*_OTHERS[:2], "broadcast 5 from rank 1"),
+            "call #3 of the default group: rank 2 calls broadcast of [[3]] Float from rank 1 (test_x.py:5), ranks 0, 1 call "
+            "broadcast of [[3]] Float from rank 0 (test_x.py:5)",
+            id="root",
+        ),
+        pytest.param(
+            _OTHERS[1:],
+            "call #2 of the default group: rank 2 calls broadcast (test_x.py:5), ranks 0, 1 call all_reduce (test_x.py:4)",
+            id="one is left out, and the next one is of another kind",
+        ),
+        pytest.param(
+            ("all_reduce 9 with SUM",),
+            None,
+            id="another line, and no later call",
+        ),
+        pytest.param(
+            ("all_reduce 2 with SUM", *_OTHERS[1:]),
+            None,
+            id="another line for the same call, such as in a branch",
+        ),
+    ],
+)
+def test_first_difference_of_a_failure(own: tuple[str, ...], said: str | None) -> None:
+    """If this fails, a report blames a peer, or a rank that is right."""
+    found = first_difference({0: _called(*_OTHERS), 1: _called(*_OTHERS), 2: _called(*own)}, _LIMITS, [])
+    assert found == (None if said is None else (f"the ranks disagree about {said}", (2,)))
+
+
+def test_lines_show_a_call_that_was_left_out() -> None:
+    """Only the lines of the test differ: the calls themselves belong together, and mix up the data."""
+    others = _called(*(f"all_reduce {line}" for line in (3, 4, 5)))
+    found = first_difference({0: others, 1: others, 2: _called("all_reduce 4", "all_reduce 5")}, _LIMITS, [])
+    assert found == (
+        "the ranks disagree about call #1 of the default group: rank 2 calls all_reduce of [[3]] Float (test_x.py:4), "
+        "ranks 0, 1 call all_reduce of [[3]] Float (test_x.py:3)",
+        (2,),
+    )
+
+
+def test_two_ranks_are_both_suspects() -> None:
+    """Two ranks do not show which of them is wrong."""
+    found = first_difference({0: _called("barrier 3"), 1: _called("all_reduce 3")}, _LIMITS, [])
+    assert found is not None
+    assert found[1] == ()
+
+
+@pytest.mark.parametrize(("passed", "is_told"), [([2], True), ([0, 1], False)])
+def test_fewer_calls_of_a_rank_that_has_passed(passed: list[int], is_told: bool) -> None:
+    """A rank that has failed has made fewer calls than the others for this reason alone."""
+    others = _called("all_reduce 3", "all_reduce 3")
+    found = first_difference({0: others, 1: others, 2: _called("all_reduce 3")}, _LIMITS, passed)
+    text = "ranks 0, 1 made 2 calls, rank 2 made 1 call of the default group"
+    assert found == ((text, (2,)) if is_told else None)
+
+
+def test_ranks_that_pass_with_fewer_calls() -> None:
+    """With strict collectives a call less is a difference, too."""
+    told = {0: _made(_REDUCE, _BARRIER), 1: _made(_REDUCE, _BARRIER), 2: _made(_REDUCE)}
+    assert differences(told, _LIMITS) == ["ranks 0, 1 made 2 calls, rank 2 made 1 call of the default group"]
 
 
 def test_two_groups_of_one_name() -> None:
@@ -102,7 +186,7 @@ def test_group_that_was_made_again() -> None:
     assert differences({0: made, 1: made, 2: made}, _LIMITS) == []
     other = replace(made, calls=(_call(1, _BARRIER), _call(1, _BARRIER, generation=1)))
     assert differences({0: made, 1: made, 2: other}, _LIMITS) == [
-        "ranks 0, 1 made all_reduce, rank 2 made barrier as call #1 of the default group"
+        "the ranks disagree about call #1 of the default group: rank 2 calls barrier, ranks 0, 1 call all_reduce"
     ]
 
 
@@ -131,7 +215,7 @@ _ENTRY = {
 
 
 def _entry(number: int, **more: object) -> dict[str, object]:
-    return {**_ENTRY, "collective_seq_id": number, "record_id": number - 1, **more}
+    return {**_ENTRY, "collective_seq_id": number, "record_id": number - 1, "time_created_ns": number, **more}
 
 
 @pytest.mark.parametrize(
@@ -151,7 +235,7 @@ def test_calls_of_a_record(
     monkeypatch.setenv("TORCH_FR_BUFFER_SIZE", str(capacity))
     dump = json.dumps({"entries": entries})
     monkeypatch.setattr(torch._C._distributed_c10d, "_dump_fr_trace_json", lambda **_: dump, raising=False)
-    calls, found = calls_since(-1)
+    calls, found = recorded_calls()
     assert (None if calls is None else [call.number for call in calls], found) == (numbers, is_complete)
 
 
@@ -160,7 +244,7 @@ def test_calls_of_earlier_cases_do_not_count(monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setenv("TORCH_FR_BUFFER_SIZE", "2")
     dump = json.dumps({"entries": [_entry(7), _entry(8)]})
     monkeypatch.setattr(torch._C._distributed_c10d, "_dump_fr_trace_json", lambda **_: dump, raising=False)
-    calls, is_complete = calls_since(6)
+    calls, is_complete = recorded_calls(since_ns=8)
     assert calls is not None
     assert [call.number for call in calls] == [8]
     assert is_complete

@@ -175,7 +175,7 @@ def test_a_file_that_the_ledger_reads_is_not_left_behind(tmp_path: Path, monkeyp
     """If this fails, a good test of a worker pool fails now and then by a file that this library has open."""
     is_open = threading.Event()
 
-    def read_slowly(*_: object) -> NoLedger:
+    def read_slowly(*_: object, **__: object) -> NoLedger:
         with (tmp_path / "file").open("w"):
             is_open.set()
             time.sleep(0.1)

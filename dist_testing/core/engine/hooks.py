@@ -132,8 +132,8 @@ class WorldWatcher:
         del now_s
         return None
 
-    def at_deadline(self) -> None:
-        """The deadline of the case has come: the ranks that still run are about to be killed."""
+    def before_kill(self, kind: Kind) -> None:
+        """The ranks that still run are about to be killed: HUNG at the deadline, STOPPED after a failure of others."""
 
     def case_over(self) -> None:
         """The case is over, and its ranks are gone unless a worker pool keeps them. `explain` follows."""

@@ -366,10 +366,11 @@ class Supervisor:
         if self._debugged is not None and not (self._debugged.is_done or self._debugged.has_told_all):
             self._grace_end_s = self._deadline_s = math.inf
         if now_s >= self._grace_end_s:
+            self.watchers.tell(lambda watcher: watcher.before_kill(Kind.STOPPED))
             in_vain = any(record.waited_in_vain for record in records)
             self._stop(Kind.STOPPED, now_s, _HUNG_STACKS_S if in_vain else _VICTIM_STACKS_S)
         elif now_s >= self._deadline_s:
-            self.watchers.tell(lambda watcher: watcher.at_deadline())
+            self.watchers.tell(lambda watcher: watcher.before_kill(Kind.HUNG))
             self._stop(Kind.HUNG, now_s, _HUNG_STACKS_S)
 
     def _decide_running(self, now_s: float) -> None:

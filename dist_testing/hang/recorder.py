@@ -1,0 +1,117 @@
+"""Reads torch's flight recorder: the collectives that this process has begun."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import sys
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+from dist_testing.hang.call_details import details_of
+from dist_testing.hang.ledger import Call, CallsMade, Group
+from dist_testing.hang.waits import C10D
+
+# Of one text in an answer, such as the shapes of a call's inputs. Characters.
+MAX_TEXT = 200
+# torch has a recorder for backends on the CPU, and one for NCCL.
+_CPU_DUMP = "_dump_fr_trace_json"
+_DEVICE_DUMP = "_dump_nccl_trace_json"
+
+
+def recorded_calls(since_ns: int = 0) -> tuple[list[Call] | None, bool]:
+    """Return the collectives that this process has begun, and whether the recorder has dropped none of them.
+
+    Args:
+        since_ns: Calls before that do not count, in nanoseconds since 1970.
+
+    Returns:
+        None in place of the calls if torch's recorder is off, or if this torch has none.
+    """
+    entries = _recorded(_CPU_DUMP)
+    if entries is None:
+        return None, False
+    calls = list(_calls(entries))
+    oldest_ns = int(entries[0].get("time_created_ns") or 0) if entries else 0
+    is_complete = len(entries) < _recorder_size() or oldest_ns < since_ns
+    return [call for call in calls if call.begun_ns >= since_ns], is_complete
+
+
+def device_calls() -> list[Call]:
+    """Return the calls of backends that run them on a device."""
+    return list(_calls(_recorded(_DEVICE_DUMP) or []))
+
+
+def calls_made(since_ns: int = 0, most: int | None = None) -> CallsMade:
+    """Return what this process has called, with the details; of the CPU's calls at most the `most` newest."""
+    groups = known_groups()
+    calls, is_complete = recorded_calls(since_ns)
+    calls = (calls or []) + [call for call in device_calls() if call.begun_ns >= since_ns]
+    kept = calls if most is None else calls[-most:]
+    return CallsMade(groups, tuple(with_details(kept, groups)), is_complete and len(kept) == len(calls))
+
+
+def with_details(calls: Iterable[Call], groups: Iterable[Group]) -> Iterator[Call]:
+    """Yield the calls with what the recorder does not tell."""
+    members = {group.name: group.ranks for group in groups}
+    for call in calls:
+        place, details = details_of(call.begun_ns, members.get(call.group))
+        yield dataclasses.replace(call, place=place[:MAX_TEXT], details=details[:MAX_TEXT])
+
+
+def known_groups() -> tuple[Group, ...]:
+    """Return the groups that exist, and whose members this process knows."""
+    c10d: Any = sys.modules.get(C10D)
+    if c10d is None:
+        return ()
+    names = c10d._world.pg_names
+    return tuple(
+        Group(str(name), tuple(sorted(ranks, key=ranks.__getitem__)))
+        for group, ranks in list(c10d._world.pg_group_ranks.items())
+        if (name := names.get(group)) is not None
+    )
+
+
+def _recorded(name: str) -> list[dict[str, Any]] | None:
+    """The calls that a flight recorder of torch has, in the order in which they began; None if there is none."""
+    torch = sys.modules.get("torch")
+    if torch is None or _recorder_size() == 0:
+        return None
+    dump = getattr(getattr(torch._C, "_distributed_c10d", None), name, None)
+    if dump is None:
+        return None
+    # Without entries it has recorded nothing yet; or the size in the environment is not the one that it began with.
+    entries: list[dict[str, Any]] = json.loads(dump(includeCollectives=True, onlyActive=False)).get("entries") or []
+    return sorted(entries, key=lambda entry: int(entry["record_id"]))
+
+
+def _recorder_size() -> int:
+    """How many calls torch's flight recorder holds; 0 if it is off."""
+    size = os.environ.get("TORCH_FR_BUFFER_SIZE", "0")
+    return int(size) if size.isascii() and size.isdigit() else 0
+
+
+def _calls(entries: list[dict[str, Any]]) -> Iterator[Call]:
+    generations: dict[str, list[int]] = {}
+    for entry in entries:
+        if entry["is_p2p"]:
+            continue
+        group = str(entry["process_group"][0])[:MAX_TEXT]
+        seen = generations.setdefault(group, [])
+        if entry["pg_id"] not in seen:
+            seen.append(entry["pg_id"])
+        backend, _, operation = str(entry["profiling_name"]).rpartition(":")
+        yield Call(
+            group=group,
+            generation=seen.index(entry["pg_id"]),
+            number=int(entry["collective_seq_id"]),
+            backend=backend[:MAX_TEXT],
+            operation=operation[:MAX_TEXT],
+            sizes=str(entry["input_sizes"])[:MAX_TEXT],
+            dtypes=" ".join(dict.fromkeys(map(str, entry["input_dtypes"])))[:MAX_TEXT],
+            is_done=bool(entry["retired"]) or entry.get("state") == "completed",
+            limit_ms=int(entry["timeout_ms"]),
+            begun_ns=int(entry.get("time_created_ns") or 0),
+            ended_ns=int(entry.get("time_discovered_completed_ns") or 0),
+        )
