@@ -66,7 +66,7 @@ class CallComparison(WorldWatcher):
             self._ask()
 
     def _ask(self) -> None:
-        self._requests = (self._requests + 1) % FOR_CALLS
+        self._requests = self._requests % (FOR_CALLS - 1) + 1
         fds = {rank: fd for rank, fd in self._world.stacks_fds.items() if rank not in self._told}
         for rank, answer in collect_ledgers(fds, self._requests | FOR_CALLS, _ANSWER_LIMIT_S).items():
             if isinstance(answer, CallsMade):
@@ -76,16 +76,20 @@ class CallComparison(WorldWatcher):
     def explain(self, result: CaseResult) -> CaseResult:
         """Compare the calls, which may end although they differ, by luck of the backend."""
         found = result.verdict
-        if found.status is Status.PASSED:
-            if said := differences(self._told, self._limits_ms):
-                return dataclasses.replace(result, verdict=Verdict(Status.FAILED, Cause.CALLS, "; ".join(said)))
-        elif found.cause in _EXPLAINED and not found.is_proven:
-            passed = [outcome.rank for outcome in result.outcomes if outcome.kind is Kind.PASSED]
-            if (first := first_difference(self._told, self._limits_ms, passed)) is not None:
-                text, suspects = first
-                told = dataclasses.replace(found, reason=f"{text}; then {found.reason}", suspects=suspects)
-                return dataclasses.replace(result, verdict=told)
-        return result
+        passed = [outcome.rank for outcome in result.outcomes if outcome.kind is Kind.PASSED]
+        has_passed = found.status is Status.PASSED
+        if not has_passed and (found.cause not in _EXPLAINED or found.is_proven):
+            return result
+        first = first_difference(self._told, self._limits_ms, passed)
+        every = "; ".join(differences(self._told, self._limits_ms)) if has_passed else ""
+        # The lines alone fail no case that has passed.
+        if first is None or (has_passed and not every):
+            return result
+        if has_passed:
+            told = Verdict(Status.FAILED, Cause.CALLS, every, suspects=first[1])
+        else:
+            told = dataclasses.replace(found, reason=f"{first[0]}; then {found.reason}", suspects=first[1])
+        return dataclasses.replace(result, verdict=told)
 
 
 class _Lane(NamedTuple):
@@ -136,7 +140,7 @@ def differences(told: Mapping[int, CallsMade], limits_ms: frozenset[int]) -> lis
 def first_difference(
     told: Mapping[int, CallsMade], limits_ms: frozenset[int], passed: Sequence[int]
 ) -> tuple[str, tuple[int, ...]] | None:
-    """Return the first difference of a case that has failed, in words, and the rank that is alone in its call.
+    """Return the first difference of a case that has failed, in words, and the ranks of which one is to blame.
 
     A rank that has failed has made fewer calls than the others, so only a rank that has `passed` shows that it has left
     out one.
@@ -145,12 +149,13 @@ def first_difference(
     found = [(mismatch, lane) for lane in lanes if (mismatch := lane.mismatch or _shift(lane)) is not None]
     if found:
         (number, calls), lane = min(found, key=lambda one: min(call.begun_ns for call in one[0][1].values()))
-        return disagreement(lane.group, number, calls)
+        text, alone = disagreement(lane.group, number, calls)
+        return text, alone or tuple(calls)
     for lane in lanes:
         most = max(lane.counts.values())
         short = [rank for rank in passed if rank in lane.complete and lane.counts.get(rank, most) < most]
         if short and lane.complete >= lane.calls.keys():
-            return _counts(lane), tuple(short) if len(short) == 1 < len(lane.counts) - 1 else ()
+            return _counts(lane), tuple(short) if len(short) == 1 < len(lane.counts) - 1 else tuple(lane.counts)
     return None
 
 

@@ -24,7 +24,16 @@ from dist_testing.core.ground.errors import MessageError
 from dist_testing.core.ground.outcomes import Kind, verdict
 from dist_testing.core.ground.procfs import stat_of, threads_of
 from dist_testing.hang.analysis import Analysis, RankView, analyse
-from dist_testing.hang.ledger import ANSWER_MARK, FOR_CALLS, LEDGERS, Ledger, LedgerAnswer, NoLedger, limits_of
+from dist_testing.hang.ledger import (
+    ANSWER_MARK,
+    FOR_CALLS,
+    LAST_CALLS,
+    LEDGERS,
+    Ledger,
+    LedgerAnswer,
+    NoLedger,
+    limits_of,
+)
 from dist_testing.hang.story import HangStory, blame_by_ledger, mark_stuck, rank_ledgers, story_of
 
 # Between two looks at the CPU time, and between the two looks at the ledgers. The kernel counts in steps of 10 ms.
@@ -254,11 +263,13 @@ def collect_ledgers(fds: Mapping[int, int], number: int, limit_s: float) -> dict
     poller = select.poll()
     waiting = {}
     for rank, fd in fds.items():
-        # Its end may be closed, and a rank that reads nothing has a full queue.
-        with contextlib.suppress(BlockingIOError, BrokenPipeError, ConnectionError):
-            os.write(fd, mark)
+        # A rank that reads nothing has a full queue. One that is gone may have told its last calls.
+        with contextlib.suppress(BlockingIOError):
+            with contextlib.suppress(BrokenPipeError, ConnectionError):
+                os.write(fd, mark)
             waiting[fd] = rank
             poller.register(fd, select.POLLIN)
+    begins = (ANSWER_MARK + mark, *([LAST_CALLS] if number & FOR_CALLS else []))
     answers: dict[int, LedgerAnswer] = {}
     end_s = time.monotonic() + limit_s
     while waiting and (left_s := end_s - time.monotonic()) > 0:
@@ -270,7 +281,7 @@ def collect_ledgers(fds: Mapping[int, int], number: int, limit_s: float) -> dict
             except ConnectionError:
                 packet = b""
             # Anything else is an answer that came too late, or a stack.
-            is_answer = packet.startswith(ANSWER_MARK + mark)
+            is_answer = packet.startswith(begins)
             if is_answer:
                 try:
                     answers[waiting[fd]] = LEDGERS.from_wire(packet[len(ANSWER_MARK) + 1 :])

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import threading
 from collections.abc import Callable
 from datetime import timedelta
@@ -12,9 +14,8 @@ import torch
 import torch.distributed as dist
 
 from dist_testing import World
-from tests.support.random_programs import Program, Step, pause, program, with_fault
+from tests.support.random_programs import MIXED_FAULTS, Program, Step, pause, program, with_fault
 
-# Elements of each tensor: equal ones, so that a call that meets a later one is no error of its own.
 _COUNT = 3
 # Longer than the runner needs to prove a hang. Seconds.
 _OWN_PAUSE_S = 1.4
@@ -41,7 +42,8 @@ class _Runner:
     def __init__(self, world: World, steps: Program) -> None:
         self._world = world
         self._program = steps
-        self._is_checked = steps.fault is None
+        # A fault of this kind is one only if somebody looks at the data.
+        self._is_checked = steps.fault is None or steps.fault.kind in MIXED_FAULTS
         # Steps until each rank waits, and how.
         self._waits: list[tuple[int, _Wait]] = []
 
@@ -54,7 +56,7 @@ class _Runner:
                 self._waits.append((step.wait_after, wait))
         self._waits = [(0, wait) for _, wait in self._waits]
         self._wait_due()
-        if self._is_checked:
+        if self._program.fault is None:
             for members, group in zip(self._program.groups, groups, strict=True):
                 if self._world.rank in members:
                     dist.destroy_process_group(group)
@@ -80,14 +82,19 @@ class _Runner:
                 self._run_into_limits()
             case "thread":
                 self._leave_it_to_a_thread()
+            case "raise":
+                raise ValueError("planted")
+            case "crash":
+                os.kill(os.getpid(), signal.SIGSEGV)
             case _:
                 return self._collective(step, group)
         return None
 
     def _collective(self, step: Step, group: Any) -> _Wait | None:
-        rank, size, root = self._world.rank, len(step.ranks), step.ranks[0]
-        given = torch.full((_COUNT,), float(rank))
-        several = [torch.zeros(_COUNT) for _ in range(size)]
+        rank, size, root = self._world.rank, len(step.ranks), step.ranks[step.root]
+        dtype, reduction = getattr(torch, step.dtype), getattr(dist.ReduceOp, step.reduction)
+        given = torch.full((step.count,), float(rank), dtype=dtype)
+        several = [torch.zeros(step.count, dtype=dtype) for _ in range(size)]
         of_root = several if rank == root else None
         is_async = step.wait_after > 0
         work: Any = None
@@ -99,13 +106,13 @@ class _Runner:
                 dist.all_gather_object(found, rank, group=group)
                 assert not self._is_checked or found == list(step.ranks)
             case "all_reduce":
-                work = dist.all_reduce(given, group=group, async_op=is_async)
+                work = dist.all_reduce(given, reduction, group=group, async_op=is_async)
             case "all_gather":
                 work = dist.all_gather(several, given, group=group, async_op=is_async)
             case "broadcast":
                 work = dist.broadcast(given, root, group=group, async_op=is_async)
             case "reduce":
-                work = dist.reduce(given, root, group=group, async_op=is_async)
+                work = dist.reduce(given, root, reduction, group=group, async_op=is_async)
             case "gather":
                 work = dist.gather(given, of_root, root, group=group, async_op=is_async)
             case "scatter":
@@ -114,19 +121,30 @@ class _Runner:
         def end() -> None:
             if work is not None:
                 work.wait()
-            if self._is_checked and step.kind == "all_reduce":
-                assert given[0] == sum(step.ranks), (self._program, step, given)
-            if self._is_checked and step.kind == "broadcast":
-                assert given[0] == root, (self._program, step, given)
+            if self._is_checked:
+                self._check(step, given, several)
 
         if is_async:
             return end
         end()
         return None
 
+    def _check(self, step: Step, given: torch.Tensor, several: list[torch.Tensor]) -> None:
+        rank, root = self._world.rank, step.ranks[step.root]
+        if step.kind == "all_reduce" or (step.kind == "reduce" and rank == root):
+            expected = float(sum(step.ranks) if step.reduction == "SUM" else min(step.ranks))
+            assert given.tolist() == [expected] * step.count, (step, given)
+        elif step.kind in ("broadcast", "scatter"):
+            # A scatter sends zeros.
+            expected = float(root) if step.kind == "broadcast" else 0.0
+            assert given.tolist() == [expected] * step.count, (step, given)
+        elif step.kind == "all_gather" or (step.kind == "gather" and rank == root):
+            found = [tensor.tolist() for tensor in several]
+            assert found == [[float(other)] * step.count for other in step.ranks], (step, found)
+
     def _send(self, step: Step) -> _Wait | None:
         sender, receiver = step.ranks
-        tensor = torch.full((_COUNT,), float(sender))
+        tensor = torch.full((step.count,), float(sender))
         is_sender = self._world.rank == sender
         if step.wait_after == 0:
             if is_sender:

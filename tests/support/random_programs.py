@@ -16,7 +16,11 @@ from dataclasses import dataclass, replace
 MEETINGS = ("barrier", "all_reduce", "all_gather", "all_gather_object")
 # A member may leave these before another one has begun them.
 ROOTED = ("broadcast", "reduce", "gather", "scatter")
+# With these no rank can go on.
 FAULTS = ("leave", "skip", "other operation", "no send", "other tag", "swap")
+# With these a rank can fail, its peer, or all of them; or they wait.
+MIXED_FAULTS = ("other size", "other type", "other reduction", "other root", "other peer", "raise", "crash")
+_WITH_EQUAL_INPUTS = ("all_reduce", "broadcast", "reduce", "all_gather", "gather")
 _SHORT_S = (0.0, 0.002, 0.02)
 # Longer than the runner needs to prove a hang. Seconds.
 _LONG_S = 1.4
@@ -33,6 +37,10 @@ class Step:
         wait_after: For an asynchronous collective or send, how many steps later each rank waits for it; 0: at once.
         tag: Of a send; of a key its number.
         seconds: Of a pause.
+        count: Elements of each tensor.
+        dtype: torch's name of their type.
+        reduction: torch's name of how a collective reduces.
+        root: Index of the root in `ranks`.
     """
 
     kind: str
@@ -41,6 +49,11 @@ class Step:
     wait_after: int = 0
     tag: int = 0
     seconds: float = 0.0
+    # Equal tensors, so that a call that meets a later one is no error of its own.
+    count: int = 3
+    dtype: str = "float32"
+    reduction: str = "SUM"
+    root: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +61,7 @@ class Fault:
     """What one rank does wrong.
 
     Attributes:
-        kind: One of `FAULTS`.
+        kind: One of `FAULTS` or `MIXED_FAULTS`.
         rank: Which rank.
         at: Index of the step.
     """
@@ -92,6 +105,25 @@ class Program:
                 yield replace(step, kind="barrier" if step.kind != "barrier" else "all_reduce")
             elif fault.kind == "other tag":
                 yield replace(step, tag=step.tag + 1000)
+            elif fault.kind in MIXED_FAULTS:
+                yield _changed(step, fault, self.size)
+
+
+def _changed(step: Step, fault: Fault, size: int) -> Step:
+    match fault.kind:
+        case "other size":
+            return replace(step, count=step.count + (1 if fault.at % 2 else -1))
+        case "other type":
+            return replace(step, dtype="float64" if step.dtype == "float32" else "float32")
+        case "other reduction":
+            return replace(step, reduction="MIN" if step.reduction == "SUM" else "SUM")
+        case "other root":
+            return replace(step, root=(step.root + 1) % len(step.ranks))
+        case "other peer":
+            sender, receiver = step.ranks
+            other = next(rank for rank in range(size) if rank not in step.ranks)
+            return replace(step, ranks=(sender, other) if fault.rank == sender else (other, receiver))
+    return replace(step, kind=fault.kind)
 
 
 def program(seed: int, *, is_quick: bool = False) -> Program:
@@ -136,7 +168,8 @@ def _step(
     kind = chance.choice((MEETINGS if has_handles else MEETINGS[:-1]) * 2 + ROOTED)
     can_wait = has_handles and kind not in ("all_gather_object", "barrier")
     members = ranks if group < 0 else groups[group]
-    return Step(kind, members, group, later if can_wait else 0)
+    root = chance.randrange(len(members)) if kind in ROOTED else 0
+    return Step(kind, members, group, later if can_wait else 0, root=root)
 
 
 def _pause(chance: random.Random, ranks: tuple[int, ...]) -> Step:
@@ -149,25 +182,35 @@ def with_fault(correct: Program, kind: str) -> Program | None:
 
     Args:
         correct: Made with `is_quick`.
-        kind: One of `FAULTS`.
+        kind: One of `FAULTS` or `MIXED_FAULTS`.
 
     Returns:
-        A program that never ends; None if this program has no place for the fault.
+        A program that is wrong; None if this program has no place for the fault.
     """
     chance = random.Random(correct.seed)
     places = [
         Fault(kind, rank, index)
         for index, step in enumerate(correct.steps)
         for rank in step.ranks
-        if _is_fatal(correct, kind, rank, index)
+        if _is_wrong(correct, kind, rank, index)
     ]
     return replace(correct, fault=chance.choice(places)) if places else None
 
 
-def _is_fatal(correct: Program, kind: str, rank: int, index: int) -> bool:
+def _is_wrong(correct: Program, kind: str, rank: int, index: int) -> bool:
     step = correct.steps[index]
     is_meeting = step.kind in MEETINGS and len(step.ranks) > 1
     match kind:
+        case "raise" | "crash":
+            return True
+        case "other size" | "other type":
+            return step.kind in _WITH_EQUAL_INPUTS and len(step.ranks) > 1
+        case "other reduction":
+            return step.kind in ("all_reduce", "reduce") and len(step.ranks) > 1
+        case "other root":
+            return step.kind in ROOTED and len(step.ranks) > 1
+        case "other peer":
+            return step.kind == "send" and correct.size > 2
         case "leave":
             # The last step is a barrier of all ranks.
             return True

@@ -108,10 +108,11 @@ def run(engine: Engine, function: str, *, world_size: int = 4, timeout_s: float 
         function: Name of the function.
         world_size: Ranks.
         timeout_s: The case's limit, in seconds.
-        **more: Fields of `Case`; "arguments" goes to the function.
+        **more: Fields of `Case`; "arguments" goes to the function, and "strict_calls" to the body.
     """
     arguments = more.pop("arguments", {})
-    body = CaseBody("functions", json.dumps({"function": function, **arguments}))
+    content = json.dumps({"function": function, **arguments})
+    body = CaseBody("functions", content, strict_calls=more.pop("strict_calls", False))
     isolation = more.pop("isolation", engine.spec.isolation)
     return engine.run(Case(function, world_size, body, timeout_s, isolation, **more))
 

@@ -96,19 +96,20 @@ _OTHERS = ("all_reduce 3 with SUM", "all_reduce 4 with SUM", "broadcast 5 from r
     [
         pytest.param(
             ("all_reduce 3 with SUM", "all_reduce 4 with MAX"),
-            "call #2 of the default group: rank 2 calls all_reduce of [[3]] Float with MAX (test_x.py:4), ranks 0, 1 call "
-            "all_reduce of [[3]] Float with SUM (test_x.py:4)",
+            "call #2 of the default group: rank 2 calls all_reduce of [[3]] Float with MAX (test_x.py:4), ranks 0, 1 "
+            "call all_reduce of [[3]] Float with SUM (test_x.py:4)",
             id="reduction",
         ),
         pytest.param(
             (*_OTHERS[:2], "broadcast 5 from rank 1"),
-            "call #3 of the default group: rank 2 calls broadcast of [[3]] Float from rank 1 (test_x.py:5), ranks 0, 1 call "
-            "broadcast of [[3]] Float from rank 0 (test_x.py:5)",
+            "call #3 of the default group: rank 2 calls broadcast of [[3]] Float from rank 1 (test_x.py:5), ranks 0, 1 "
+            "call broadcast of [[3]] Float from rank 0 (test_x.py:5)",
             id="root",
         ),
         pytest.param(
             _OTHERS[1:],
-            "call #2 of the default group: rank 2 calls broadcast (test_x.py:5), ranks 0, 1 call all_reduce (test_x.py:4)",
+            "call #2 of the default group: rank 2 calls broadcast (test_x.py:5), ranks 0, 1 call all_reduce "
+            "(test_x.py:4)",
             id="one is left out, and the next one is of another kind",
         ),
         pytest.param(
@@ -144,7 +145,7 @@ def test_two_ranks_are_both_suspects() -> None:
     """Two ranks do not show which of them is wrong."""
     found = first_difference({0: _called("barrier 3"), 1: _called("all_reduce 3")}, _LIMITS, [])
     assert found is not None
-    assert found[1] == ()
+    assert found[1] == (0, 1)
 
 
 @pytest.mark.parametrize(("passed", "is_told"), [([2], True), ([0, 1], False)])

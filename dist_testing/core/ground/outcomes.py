@@ -172,7 +172,7 @@ class Verdict:
         failing: Other ranks that failed by themselves, from first to last.
         victims: Ranks that failed, hung or were stopped only because of another rank's failure.
         is_proven: For a hang, whether it is proven that no rank could ever have gone on.
-        suspects: For a hang without a culprit, ranks of which one is to blame; the ledgers do not show which.
+        suspects: Ranks of which one is to blame, as far as their calls show. For a hang, only without a culprit.
     """
 
     status: Status
