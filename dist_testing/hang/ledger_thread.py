@@ -89,7 +89,11 @@ class LedgerService(RankService):
 
 
 class LedgerThread:
-    """The helper thread of a process, which has at most one."""
+    """The helper thread of a process, which has at most one.
+
+    Attributes:
+        ident: Python's number of the thread; 0 before its first start.
+    """
 
     # The one whose thread steps aside when the process forks.
     in_use: ClassVar[LedgerThread | None] = None
@@ -101,7 +105,7 @@ class LedgerThread:
         """
         self._fd = fd
         self._main = threading.get_ident()
-        self._ident = 0
+        self.ident = 0
         self._native_id = 0
         self._wake = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
         self._ended = _thread.allocate_lock()
@@ -117,7 +121,7 @@ class LedgerThread:
         # The thread inherits this from its first moment.
         blocked = _signal.pthread_sigmask(_signal.SIG_BLOCK, _BLOCKED)
         try:
-            self._ident = _thread.start_new_thread(self._serve, ())
+            self.ident = _thread.start_new_thread(self._serve, ())
         except RuntimeError:
             # The machine has no room for a thread; then the deadline decides alone.
             self._ended.release()
@@ -160,7 +164,7 @@ class LedgerThread:
         Nothing is sent if the thread that crashes holds the interpreter.
         """
         with contextlib.suppress(OSError), _borrowed(self._fd) as channel:
-            answer = read_ledger(self._main, {self._ident}, for_calls=True)
+            answer = read_ledger(self._main, {self.ident}, for_calls=True)
             channel.send(LAST_CALLS + encoded(answer), socket.MSG_DONTWAIT)
 
     def _answer(self) -> bool:
@@ -172,7 +176,7 @@ class LedgerThread:
                 if not request:
                     return False
                 with LOOKING:
-                    answer = read_ledger(self._main, {self._ident}, for_calls=bool(request[0] & FOR_CALLS))
+                    answer = read_ledger(self._main, {self.ident}, for_calls=bool(request[0] & FOR_CALLS))
                 channel.send(ANSWER_MARK + request + encoded(answer))
         except OSError:
             return False
