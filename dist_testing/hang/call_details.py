@@ -10,13 +10,14 @@ from __future__ import annotations
 
 import bisect
 import collections
+import functools
 import os
 import re
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from time import time_ns
-from types import CodeType, FrameType
+from types import CodeType, FrameType, ModuleType
 from typing import Any
 
 from dist_testing.hang.waits import C10D
@@ -76,11 +77,15 @@ _notes: collections.deque[_Note] = collections.deque(maxlen=_KEPT)
 
 def watch_calls() -> None:
     """Note the collectives that this process calls from now on, if torch's module is loaded."""
-    c10d = sys.modules.get(C10D)
-    torch = sys.modules.get("torch")
-    if c10d is None or torch is None or torch.__file__ is None:
-        return
-    folder = os.path.join(os.path.dirname(torch.__file__), "")
+    if (c10d := sys.modules.get(C10D)) is not None:
+        _watch(c10d)
+
+
+@functools.cache
+def _watch(c10d: ModuleType) -> None:
+    """Once in a process; its forks need nothing more."""
+    # torch's own folder.
+    folder = str(c10d.__file__).removesuffix(os.path.join("distributed", "distributed_c10d.py"))
     for name in _COLLECTIVES:
         logged: Any = getattr(c10d, name, None)
         # Test code may have replaced it.
@@ -89,7 +94,6 @@ def watch_calls() -> None:
             continue
         cell = logged.__closure__[0]
         function = cell.cell_contents
-        # Another case of this process may have done it.
         if getattr(function, "__module__", "") == C10D:
             names = function.__code__.co_varnames[: function.__code__.co_argcount]
             takes = {value: names.index(value) for value in _VALUES if value in names}

@@ -73,6 +73,8 @@ class _Polled(ctypes.Structure):
     _fields_: ClassVar = [("fd", ctypes.c_int), ("events", ctypes.c_short), ("revents", ctypes.c_short)]
 
 
+# Made once, before the fork.
+_POLLED = _Polled * 2
 _POLL = ctypes.CDLL(None, use_errno=True).poll
 
 
@@ -146,7 +148,7 @@ class LedgerThread:
     def _serve(self) -> None:
         try:
             self._native_id = threading.get_native_id()
-            polled = (_Polled * 2)(_Polled(self._fd, select.POLLIN), _Polled(self._wake, select.POLLIN))
+            polled = _POLLED(_Polled(self._fd, select.POLLIN), _Polled(self._wake, select.POLLIN))
             while True:
                 # Python's own poll goes on after a signal, and does not tell that there was one.
                 if _POLL(polled, len(polled), _FOR_EVER) < 0:
