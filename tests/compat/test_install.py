@@ -130,10 +130,9 @@ def test_a_file_runs_unchanged_under_pytest(starter: Starter, tmp_path: Path) ->
     assert "2 skipped" in ended.log
     assert ended.code == 1
     (command,) = set(re.findall(r"^This case alone: (.*)$", ended.log, re.MULTILINE))
-    assert command == (
-        "pytest -p dist_testing.compat.pytest_install test_file.py::ProcessTest::test_fail "
-        "--dist-backend=gloo --dist-world-size=2"
-    ), "without the plugin torch's own class would run"
+    assert command.endswith(" -p dist_testing.compat.pytest_install test_file.py::ProcessTest::test_fail"), (
+        "without the plugin torch's own class would run"
+    )
 
 
 def test_a_conftest_can_install_it_too(starter: Starter, tmp_path: Path) -> None:

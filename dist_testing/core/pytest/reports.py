@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import re
-import shlex
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -13,12 +11,11 @@ import pytest
 from dist_testing.core.engine.kept_files import ReportFolder
 from dist_testing.core.engine.report import failure_report
 from dist_testing.core.engine.report_text import printable
-from dist_testing.core.ground.add_ons import add_on_named
 from dist_testing.core.ground.case import CaseResult
 from dist_testing.core.ground.errors import LaunchError, PromiseError
 from dist_testing.core.ground.outcomes import Cause, Status
 from dist_testing.core.ground.spec import Spec
-from dist_testing.core.launch.isolation import isolation_named
+from dist_testing.core.pytest.command import command_alone
 from dist_testing.core.pytest.rank_items import RankItem
 from dist_testing.core.session.session import current_session, warnings_of
 
@@ -27,7 +24,6 @@ Properties = list[tuple[str, object]]
 # Folder in pytest's cache for reports that are too long for the log.
 _REPORTS = "dist_testing-reports"
 
-_COMPAT_PLUGIN = "dist_testing.compat.pytest_install"
 # The name at the start of a report's first line.
 _NAME = re.compile(r"^.*\(world of \d+\): ")
 
@@ -56,21 +52,8 @@ def properties(result: CaseResult) -> Properties:
 
 def failure_text(item: pytest.Item, result: CaseResult, spec: Spec) -> str:
     """Return the report of a failed case, with the command that runs it alone."""
-    if spec.target:
-        # Without the path, which differs between machines.
-        reproduce = f"bazel test {spec.target} --test_filter={shlex.quote(item.nodeid.partition('::')[2])}"
-    elif isinstance(item, RankItem):
-        reproduce = item.command(result, spec)
-    else:
-        # Without the plugin the test would run on torch's own class.
-        plugin = f"-p {_COMPAT_PLUGIN} " if _COMPAT_PLUGIN in sys.modules else ""
-        reproduce = f"pytest {plugin}{shlex.quote(item.nodeid)}"
-        # A class of threads always uses the threaded backend, whatever the backend of this run.
-        if isolation_named(result.case.isolation).fits(spec.backend):
-            reproduce += f" --dist-backend={spec.backend.name} --dist-world-size={result.case.world_size}"
-            for name, setting in result.case.settings.items():
-                if (option := f"--dist-{name}") in add_on_named(name, item.nodeid).options:
-                    reproduce += f" {option}={setting}"
+    reproduce = item.command(result, spec) if isinstance(item, RankItem) and not spec.target else ""
+    reproduce = reproduce or command_alone(item, spec.target)
     session = current_session()
     keep = None if session is None else lambda whole: session.reports.keep(result, whole)
     return failure_report(result, target=spec.target, reproduce=reproduce, keep=keep)

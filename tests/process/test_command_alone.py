@@ -1,0 +1,226 @@
+"""The command in a report runs the case alone, and gives the same verdict."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+
+from tests.support.children import Ended, Target, run_pytest, write_file
+from tests.support.starter import Starter
+
+_MARKED = """
+    import os
+    import warnings
+    import pytest
+    import torch
+    import torch.distributed as dist
+    import dist_testing
+
+    _IMPORTED_BY = os.getpid()
+    marked = pytest.mark.distributed(world_size=2)
+
+
+    @marked
+    def test_raises(world):
+        assert world.rank != 1
+
+
+    @marked
+    @pytest.mark.parametrize("text", ["a b", "it's"])
+    def test_words(world, text):
+        assert world.rank != 1 or text != "it's"
+
+
+    class TestIt:
+        @marked
+        def test_method(self, world):
+            if world.rank == 1:
+                raise ValueError("planted")
+
+
+    @marked
+    def test_strict(world):
+        dist.broadcast(torch.ones(4 if world.rank == 1 else 3), 0)
+
+
+    @pytest.mark.distributed
+    def test_size(world):
+        assert world.rank != 1 or world.size != 3
+
+
+    @marked
+    def test_import(world):
+        assert world.rank != 1 or os.getpid() != _IMPORTED_BY, "planted"
+
+
+    @pytest.mark.distributed
+    def test_backend(world):
+        assert world.rank != 1 or world.backend != "threaded"
+
+
+    @marked
+    def test_warns(world):
+        if world.rank == 1:
+            warnings.warn("planted", UserWarning)
+
+
+    class TestPool:
+        @pytest.mark.distributed(world_size=2, isolation="pool")
+        @pytest.mark.parametrize("number", range(3))
+        def test_pool(self, world, number):
+            assert world.rank != 1 or number != 1
+
+
+    class TestUnittest(dist_testing.MultiProcessTestCase):
+        def setUp(self):
+            super().setUp()
+            self._spawn_processes()
+
+        def test_class(self):
+            self.assertNotEqual(self.rank, 1)
+"""
+_SLOW = """
+    import pytest
+    import torch
+
+    @pytest.mark.distributed(world_size=2)
+    def test_slow(world):
+        while world.rank == 0:
+            torch.ones(3).sum()
+"""
+_OWN_MARKER = """
+    import pytest
+
+    @pytest.mark.ranks(world_size=2)
+    def test_own(world):
+        assert world.rank == 0
+"""
+_OF_TORCH = """
+    from torch.testing._internal.common_distributed import MultiProcessTestCase
+
+    class TorchTest(MultiProcessTestCase):
+        world_size = 2
+
+        def setUp(self):
+            super().setUp()
+            self._spawn_processes()
+
+        def test_torch(self):
+            self.assertEqual(self.rank, 0)
+"""
+_SPAWNS = """
+    import torch.multiprocessing as mp
+
+    def body(rank):
+        assert rank == 0
+
+    def test_spawns():
+        mp.spawn(body, nprocs=2)
+"""
+_WITH_OPTION = """
+    import pytest
+
+    @pytest.mark.distributed(world_size=2)
+    def test_option(world, request):
+        assert world.rank != 1 or request.config.getoption("--limit") != "5"
+"""
+_CONFTEST = """
+    def pytest_addoption(parser):
+        parser.addoption("--limit")
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class _Kind:
+    """A failure, and how the session is started in which it happens."""
+
+    name: str
+    options: tuple[str, ...] = ()
+    source: str = _MARKED
+    files: dict[str, str] = field(default_factory=dict)
+    env: dict[str, str] = field(default_factory=dict)
+    test: str = ""
+
+
+_KINDS = (
+    _Kind("assertion", test="test_raises"),
+    _Kind("name with a space and a quote", test="test_words[it's]"),
+    _Kind("method", test="test_method"),
+    _Kind("other tests fail first", ("-q", "-k", "raises or method", "--maxfail=2", "--tb=short"), test="test_method"),
+    _Kind("strict calls", ("--dist-strict-collectives", "-k", "strict"), test="test_strict"),
+    _Kind("limit", ("--dist-timeout=2",), _SLOW, test="test_slow"),
+    _Kind("limit as two words", ("--dist-timeout", "2"), _SLOW, test="test_slow"),
+    _Kind("world size", ("--dist-world-size=3", "-k", "size"), test="test_size"),
+    _Kind("world sizes", ("--dist-world-size=2,3", "-k", "size"), test="test_size[world_size=3]"),
+    _Kind("isolation", ("--dist-isolation=spawn", "-k", "import"), test="test_import"),
+    _Kind("backend", ("--dist-backend=threaded", "-k", "backend"), test="test_backend"),
+    _Kind("warnings as errors", ("-W", "error::UserWarning", "-k", "warns"), test="test_warns"),
+    _Kind("worker pool", ("-k", "pool"), test="test_pool[1]"),
+    _Kind("unittest", ("-k", "test_class"), test="test_class"),
+    _Kind("import mode", ("--import-mode=importlib", "-k", "raises"), test="test_raises"),
+    _Kind("side by side", ("--dist-jobs=2", "-x", "-k", "raises"), test="test_raises"),
+    _Kind("own marker", ("-o", "dist_marker=ranks"), _OWN_MARKER, test="test_own"),
+    _Kind(
+        "other settings",
+        ("-c", "other.ini"),
+        _OWN_MARKER,
+        {"other.ini": "[pytest]\naddopts = -p dist_testing.core.pytest.plugin\ndist_marker = ranks\n"},
+        test="test_own",
+    ),
+    _Kind("option of a conftest", ("--limit", "5"), _WITH_OPTION, {"conftest.py": _CONFTEST}, test="test_option"),
+    _Kind(
+        "options in the environment", (), _OWN_MARKER, env={"PYTEST_ADDOPTS": "-o dist_marker=ranks"}, test="test_own"
+    ),
+    _Kind("torch's class", ("-p", "dist_testing.compat.pytest_install"), _OF_TORCH, test="test_torch"),
+    _Kind("adapter", ("-p", "dist_testing.adopt.spawn"), _SPAWNS, test="body"),
+)
+
+
+def _said(ended: Ended, test: str) -> tuple[str, str]:
+    """What the report of a test says first, without the time; and the command."""
+    found = re.search(
+        rf"^(?:.*, case )?\S*{re.escape(test)} \(world of \d+\): (.*?)(?:; first seen after .*)?\n"
+        r"(?:.*\n)*?This case alone: (.*)$",
+        ended.log,
+        re.MULTILINE,
+    )
+    assert found, ended.log
+    return found[1], found[2]
+
+
+@pytest.mark.parametrize("kind", _KINDS, ids=lambda kind: kind.name)
+def test_command_gives_the_same_verdict(starter: Starter, tmp_path: Path, kind: _Kind) -> None:
+    """If this fails, the command copied from a report passes, or fails by something else."""
+    for name, text in kind.files.items():
+        write_file(tmp_path, name, text)
+    write_file(tmp_path, "test_cases.py", kind.source)
+    reason, command = _said(run_pytest(starter, tmp_path, *kind.options, "test_cases.py", env=kind.env), kind.test)
+    words = shlex.split(command)
+    program = words.index("pytest")
+    assert words[program - 2 : program] == ["python", "-m"]
+    env = dict(word.split("=", 1) for word in words[: program - 2])
+    again = run_pytest(starter, tmp_path, *words[program + 1 :], env=env)
+    assert _said(again, kind.test) == (reason, command)
+    assert "1 failed in" in again.log
+
+
+def test_command_of_another_folder(starter: Starter, tmp_path: Path) -> None:
+    """The name of a test begins at the root of the project, and the command at the folder where it was started."""
+    write_file(tmp_path, "test_cases.py", _OWN_MARKER)
+    (tmp_path / "below").mkdir()
+    options = ("-p", "dist_testing.core.pytest.plugin", "-o", "dist_marker=ranks", f"--rootdir={tmp_path}")
+    ended = run_pytest(starter, tmp_path / "below", *options, "../test_cases.py")
+    assert _said(ended, "test_own")[1].endswith(" ../test_cases.py::test_own")
+
+
+def test_command_of_a_target(starter: Starter, tmp_path: Path) -> None:
+    """Arguments of Bazel's command line can decide about a case, too."""
+    target = Target(tmp_path, {"test_cases.py": _MARKED})
+    ended = target.run(starter, "--dist-strict-collectives", "-v", env={"TESTBRIDGE_TEST_ONLY": "test_strict"})
+    reason, command = _said(ended, "test_strict")
+    assert command == ("bazel test //pkg:cases_gloo --test_filter=test_strict --test_arg=--dist-strict-collectives")
+    assert "disagree" in reason
