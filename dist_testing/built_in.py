@@ -85,6 +85,23 @@ ADD_ONS = (
         watcher="dist_testing.hang.calls:watch",
     ),
     AddOn(
+        name="perturb",
+        ext_version=1,
+        # Its note comes before those about calls.
+        order=-3,
+        wanted=lambda case, spec: "perturb" in case.settings,
+        setting="dist_testing.perturb.plan:read_plan",
+        options={
+            "--dist-perturb": "delay ranks before their calls, by this seed; random chooses one",
+            "--dist-repeat": "with --dist-perturb: runs of a case with the next seeds, until it fails (default: 1)",
+        },
+        from_options="dist_testing.perturb.plan:from_options",
+        resource="dist_testing.perturb.delays:PlanOfWorld",
+        watcher="dist_testing.perturb.delays:DelayWatch",
+        rerun="dist_testing.perturb.search:search",
+        rank_service="dist_testing.perturb.rank:Delays",
+    ),
+    AddOn(
         name="threads",
         ext_version=1,
         more={

@@ -22,6 +22,7 @@ the declaring module must import nothing but this one. The library's own add-ons
 | `resource` | runner | `WorldResource`: something that each world needs for itself |
 | `watcher` | runner | `WorldWatcher`: looks at a world while its ranks run, answers them, ends the case |
 | `explainer` | runner | `Explainer`: a pure function from result to result |
+| `rerun` | runner | a function that may run a case again, and returns the result that counts |
 | `place` | fork server | `WorldPlace`: where the ranks live, such as simulated nodes |
 | `idle_work` | fork server | `IdleWork`: what it does while it waits |
 | `rank_service` | ranks | `RankService`: work at the begin and the end of each case |

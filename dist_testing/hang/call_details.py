@@ -1,5 +1,7 @@
 """Notes what torch's flight recorder does not tell of a collective: the line of the test, the root, the reduction.
 
+It also sees sends and receives, of which the recorder tells nothing on CPUs.
+
 torch decorates its collectives by a function that logs their errors, and that function finds the collective in a cell
 of its closure. A function of ours in the cell sees each call, also through names that test code has imported before. It
 costs 1 us; a collective of four ranks on one machine takes at least 60 us. Where torch changes the decorator, calls
@@ -37,6 +39,8 @@ _COLLECTIVES = (
     "all_to_all_single",
     "all_to_all",
     "barrier",
+    "send",
+    "recv",
 )
 # Of a process, as many as torch's recorder keeps. One call of torch can consist of several.
 _KEPT = 512
@@ -73,6 +77,8 @@ class _Note:
 
 
 _notes: collections.deque[_Note] = collections.deque(maxlen=_KEPT)
+# Called before each call, with its name and the innermost frame that is not torch's.
+before_calls: list[Callable[[str, FrameType], None]] = []
 
 
 def watch_calls() -> None:
@@ -108,6 +114,8 @@ def _noting(function: Callable[..., Any], takes: Mapping[str, int], folder: str)
             frame = frame.f_back
         if frame is None:
             return function(*args, **kwargs)
+        for before in before_calls:
+            before(function.__name__, frame)
         values = {}
         for name, position in takes.items():
             if name in kwargs:
@@ -137,13 +145,14 @@ def details_of(begun_ns: int, members: Sequence[int] | None) -> tuple[str, str]:
     for number in range(last - 1, max(last - _MOST_WITHIN, 0) - 1, -1):
         note = notes[number]
         if note.ended_ns == 0 or note.ended_ns >= begun_ns:
-            return _place(note), _in_words(note, members)
+            return place_of(note.code, note.instruction), _in_words(note, members)
     return "", ""
 
 
-def _place(note: _Note) -> str:
-    line = next((line for start, end, line in note.code.co_lines() if start <= note.instruction < end), None)
-    return f"{os.path.basename(note.code.co_filename)}:{line}" if line is not None else ""
+def place_of(code: CodeType, instruction: int) -> str:
+    """Return file and line of an instruction; "" if the code has no lines."""
+    line = next((line for start, end, line in code.co_lines() if start <= instruction < end), None)
+    return f"{os.path.basename(code.co_filename)}:{line}" if line is not None else ""
 
 
 def _in_words(note: _Note, members: Sequence[int] | None) -> str:

@@ -191,11 +191,19 @@ class Engine:
         return RunningCase(case, world, started_s, limit_s, events, taking_part)
 
     def finish(self, running: RunningCase) -> CaseResult:
-        """Wait for the end of a case, at most until its deadline, and judge it.
+        """Wait for the end of a case, at most until its deadline, and judge it. An add-on may run it again.
 
         Raises:
             LaunchError: If the ranks could not be started or killed.
         """
+        result = self._finish_once(running)
+        for add_on in running.add_ons:
+            if add_on.rerun:
+                with blaming(add_on.name, "its rerun"):
+                    result = add_on.load("rerun")(result, lambda case: self._finish_once(self.start(case)))
+        return result
+
+    def _finish_once(self, running: RunningCase) -> CaseResult:
         with running.events.ending_on_error():
             result = self._finish(running)
         running.events.judged(result)

@@ -9,14 +9,14 @@ import sys
 
 import pytest
 
-from dist_testing.core.pytest.options import EVENTS_OPTION, JOBS_OPTION, WATCH_OPTION
+from dist_testing.core.pytest.options import EVENTS_OPTION, JOBS_OPTION, arguments_of_part
 
 # Options of pytest, its plugins and this library that choose tests, or say how many run or what is printed. All others
 # can decide about a case.
 _FLAGS = (
     *("-x", "--exitfirst", "--lf", "--last-failed", "--ff", "--failed-first", "--nf", "--new-first"),
     *("--sw", "--stepwise", "--stepwise-skip", "--stepwise-reset", "-q", "--quiet", "-v", "--verbose"),
-    *("--no-header", "--no-summary", "-l", "--showlocals", "--setup-show", WATCH_OPTION),
+    *("--no-header", "--no-summary", "-l", "--showlocals", "--setup-show"),
 )
 _WITH_VALUE = (
     *("-k", "-m", "--maxfail", "--deselect", "--ignore", "--ignore-glob", "-n", "--numprocesses", "--dist"),
@@ -42,7 +42,7 @@ def command_alone(item: pytest.Item, target: str) -> str:
         return shlex.join(["bazel", "test", target, f"--test_filter={test_filter}", *options])
     config = item.config
     # A worker of pytest-xdist has other arguments than its controller.
-    given = getattr(config, "workerinput", {}).get("mainargv", ["", *map(str, config.invocation_params.args)])[1:]
+    given = getattr(config, "workerinput", {}).get("mainargv", ["", *arguments_of_part(config)])[1:]
     arguments = _kept(given, config.option.file_or_dir)
     variables = [
         f"{name}={shlex.quote(value)}"
