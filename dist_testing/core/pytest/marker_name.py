@@ -31,8 +31,8 @@ MARKER_HELP = (
     "backends: names of the backends that the test is for; with others it is deselected. "
     "features: features that a backend must have; with others the test is deselected. "
     "strict_collectives: whether the test fails if its ranks pass but make different collective calls. "
-    "Add-ons have further arguments, by their names, such as nodes (simulated ones, that the ranks are spread over) "
-    "and faults."
+    "Add-ons have further arguments, by their names, such as nodes (simulated ones, that the ranks are spread over), "
+    "faults, and perturb (a seed that delays ranks)."
 )
 
 
