@@ -401,3 +401,43 @@ def test_options_set_values_that_the_tests_leave_open(starter: Starter, tmp_path
     ended = run_cases(starter, tmp_path, source, *nccl, "--dist-on-missing=fail", CUDA_VISIBLE_DEVICES="")
     assert ended.code == pytest.ExitCode.TESTS_FAILED
     assert ": hardware missing: Need at least 2 CUDA devices" in ended.log
+
+
+@pytest.mark.parametrize(
+    ("marks", "said"),
+    [
+        (
+            "@pytest.mark.distributed(world_size=2)\n@pytest.mark.distributed(world_size=3)",
+            "with world_size = 2 and 3, in two markers of one function.",
+        ),
+        ("@pytest.mark.distributed(world_size=4, nodes=3)", "test_it: nodes = 3 with world_size = 4."),
+        (
+            "@pytest.mark.distributed(world_size=2, expected_exits={7: -9})",
+            "test_it: expected_exits = {7: -9} in a world",
+        ),
+    ],
+)
+def test_impossible_markers_are_refused_at_collection(starter: Starter, tmp_path: Path, marks: str, said: str) -> None:
+    """If this fails, a mistake is told only when the test runs, or not at all."""
+    ended = run_cases(starter, tmp_path, f"import pytest\n\n{marks}\ndef test_it(world):\n    pass\n")
+    assert ended.code == pytest.ExitCode.INTERRUPTED, ended.log
+    _assert_clear(ended, said)
+
+
+def test_own_fixture_world_is_a_warning(starter: Starter, tmp_path: Path) -> None:
+    """If this fails, a test does not see its world, and its author does not know why."""
+    source = """
+        import pytest
+
+        @pytest.fixture
+        def world({argument}):
+            return 3
+
+        @pytest.mark.distributed(world_size=2)
+        def test_it(world):
+            assert world == 3
+    """
+    hides, adds = (run_cases(starter, tmp_path, source.format(argument=argument)) for argument in ("", "world"))
+    assert "A fixture `world` of the project hides the library's" in hides.log
+    assert "hides" not in adds.log
+    assert hides.code == adds.code == 0

@@ -167,7 +167,7 @@ class Engine:
             if add_on.watcher:
                 # Imported while no rank runs: a signal to the runner must find it waiting for its ranks.
                 add_on.load("watcher")
-        _check_expected_exits(case, isolation)
+        check_expected_exits(case, isolation)
         if self.debug_rank is not None:
             case = dataclasses.replace(case, debug_rank=self.debug_rank)
         limit_s = self.limit_s(case)
@@ -394,7 +394,12 @@ def _no_room(subject: str, error: OSError) -> LaunchError:
     return LaunchError(f"{subject}: no ranks could be started: {refusal(error)}")
 
 
-def _check_expected_exits(case: Case, isolation: Isolation) -> None:
+def check_expected_exits(case: Case, isolation: Isolation) -> None:
+    """Refuse an expectation that no exit can meet.
+
+    Raises:
+        UsageError: If there is one.
+    """
     if case.expected_exits and not isolation.has_exit_codes:
         raise UsageError(
             f'{case.name}: expected_exits = {case.expected_exits!r} with isolation "{isolation.name}".\n'

@@ -92,10 +92,9 @@ def mark_items(
         try:
             _check_function(item)
             size = _world_size(item, sizes_of(item.nodeid, marker))
+            item.stash[CASE_KEY] = case_of(item, marker, size)
         except UsageError as error:
             wrong[item] = error
-        else:
-            item.stash[CASE_KEY] = case_of(item, marker, size)
     items[:] = [item for item in items if item not in wrong]
     for item, reason in wrong.items():
         item.ihook.pytest_collectreport(report=pytest.CollectReport(item.nodeid, "failed", str(reason), []))

@@ -69,6 +69,11 @@ def read_marker(definition: pytest.Function | Any) -> Distributed | None:
     marks = list(definition.iter_markers(marker_name(definition.config)))
     if not marks:
         return None
+    own = [mark for mark in getattr(getattr(definition, "obj", None), "pytestmark", ()) if mark in marks]
+    for name in {name for mark in own for name in mark.kwargs}:
+        if len(values := {repr(mark.kwargs[name]) for mark in own if name in mark.kwargs}) > 1:
+            twice = f"{name} = {' and '.join(sorted(values))}, in two markers of one function"
+            raise _wrong(definition, twice, "One of them would not count", "Leave one out.")
     for mark in reversed(marks):
         if len(mark.args) == 1 and "world_size" not in mark.kwargs and definition.config.getini(MARKER_OPTION):
             # The project has said that its marker is the library's, and others write `@pytest.mark.world_size(2)`.

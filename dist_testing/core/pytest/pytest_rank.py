@@ -50,6 +50,10 @@ _DOCSTRING = re.compile(r'^ +[rR]?("""|\'\'\')((?!\1).)*\n( ((?!\1).)*\n)* ((?!\
 # Parts of messages: torch's for a second `init_process_group`, and pytest's for a fixture of a wider scope.
 _TWICE = "initialize the default process group twice"
 _WIDER = "the function scoped fixture world with a"
+_HIDDEN = (
+    "A fixture `world` of the project hides the library's, which is the rank's view of its world. "
+    "Rename it, or take `world` as its argument."
+)
 _NO_LOG_CAPTURE = (
     "A rank calls request.getfixturevalue for `caplog`, but pytest's log capture is off.\n"
     "It is on only if a collected test, or a fixture of one, names `caplog` as an argument.\n"
@@ -230,7 +234,11 @@ class _RankReporting:
     def pytest_fixture_setup(self, fixturedef: pytest.FixtureDef[Any]) -> None:
         if (text := self.refused.get(fixturedef.argname)) is not None:
             raise UsageError(text)
-        if fixturedef.argname == "world_size" and fixturedef.func.__module__ != _PLUGIN:
+        is_ours = fixturedef.func.__module__ == _PLUGIN
+        # One that takes the library's as its argument adds something to it.
+        if fixturedef.argname == "world" and not is_ours and "world" not in fixturedef.argnames:
+            warnings.warn(_HIDDEN, pytest.PytestWarning, stacklevel=1)
+        if fixturedef.argname == "world_size" and not is_ours:
             raise UsageError(
                 "There is a fixture `world_size` that is not the library's.\n"
                 "Its value and the real size of the world could differ.\n"
