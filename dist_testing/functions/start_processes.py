@@ -52,6 +52,8 @@ def start_processes(
         unittest.SkipTest: If all ranks skip for the same reason, by an exception or an exit code of `TEST_SKIPS`.
         UsageError: If an argument is impossible, or this process is a rank.
     """
+    # pytest shows the line of the test, and not this function.
+    __tracebackhide__ = True
     name = name_of(fn)
     check_world_size(f"start_processes({name})", nprocs, _EXAMPLE)
     if not callable(fn):
@@ -64,14 +66,16 @@ def start_processes(
         raise _wrong(name, "start_method", start_method, "one of fork, forkserver, spawn")
     if timeout is not None and not is_timeout(timeout):
         raise _wrong(name, "timeout", timeout, f"a number of seconds above 0, up to {MAX_TIMEOUT_S}")
-    try:
-        call = pickle.dumps((fn, args))
-    except (pickle.PicklingError, AttributeError, TypeError) as error:
-        raise UsageError(
-            f"start_processes({name}): the call cannot be sent to the ranks: {error}\n"
-            "The ranks are other processes. They find a function by the name that it has in its module.\n"
-            "Define it at the level of a module, and pass values by args."
-        ) from None
+    for what, value in (("fn", fn), *((f"args[{number}]", value) for number, value in enumerate(args))):
+        try:
+            pickle.dumps(value)
+        except (pickle.PicklingError, AttributeError, TypeError) as error:
+            raise UsageError(
+                f"start_processes({name}): {what} = {value!r} cannot be sent to the ranks: {error}\n"
+                "The ranks are other processes. They find a function by the name that it has in its module.\n"
+                "Define it at the level of a module, and pass values by args."
+            ) from None
+    call = pickle.dumps((fn, args))
     check_no_rank(f"start_processes({name})")
     with current_session().pause_limit():
         _FunctionCase(name, call, nprocs, _METHODS[start_method], timeout).debug()

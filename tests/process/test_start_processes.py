@@ -138,9 +138,9 @@ _WRONG = """
         ("change", "said"),
         [
             ({"fn": 3}, "fn = 3; expected a function"),
-            ({"fn": lambda rank: None}, "the call cannot be sent to the ranks"),
+            ({"fn": lambda rank: None}, "cannot be sent to the ranks"),
             ({"args": [1]}, "args = [1]; expected a tuple"),
-            ({"args": (lambda: None,)}, "the call cannot be sent to the ranks"),
+            ({"args": (3, lambda: None)}, "args[1] = <function"),
             ({"nprocs": 0}, "world_size = 0; expected a number of ranks"),
             ({"nprocs": "2"}, "world_size = '2'; expected a number of ranks"),
             ({"join": False}, "join = False; expected True"),

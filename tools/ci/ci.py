@@ -20,17 +20,20 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from bazel_process import INFRASTRUCTURE, REMOTE_FAILED, run_bazel, usual_bazel
-from build_events import EventsError, Invocation, read_invocation
-from endpoint import ask_endpoint
-from summary import Summary, summarise, summary_lines
+try:
+    from bazel_process import INFRASTRUCTURE, REMOTE_FAILED, run_bazel, usual_bazel
+    from build_events import EventsError, Invocation, read_invocation
+    from endpoint import ask_endpoint
+    from summary import Summary, summarise, summary_lines
 
-from dist_testing.core.ground.error_text import format_error
-from dist_testing.core.ground.errors import ReportError
-from dist_testing.report.files import write_text
-from dist_testing.report.gather import gather
-from dist_testing.report.page import page
-from dist_testing.report.words import size
+    from dist_testing.core.ground.error_text import format_error
+    from dist_testing.core.ground.errors import ReportError
+    from dist_testing.report.files import write_text
+    from dist_testing.report.gather import gather
+    from dist_testing.report.page import page
+    from dist_testing.report.words import size
+except ModuleNotFoundError as missing:
+    sys.exit(f"ci: {missing}. Run it by Bazel: bazel run @dist_testing//tools/ci")
 
 # Bazel's names for a test that has a result of its own and did not simply pass.
 _TEST_FAILED = ("FAILED", "TIMEOUT", "FLAKY")

@@ -6,6 +6,7 @@ It prints the path of the copy. Also without Bazel: `python3 tools/nodes/nodes.p
 
 from __future__ import annotations
 
+import argparse
 import sys
 from pathlib import Path
 
@@ -19,6 +20,7 @@ from launcher_prefix.prefix import make_copy
 
 def main() -> int:
     """Make the copy; return the exit status."""
+    argparse.ArgumentParser(prog="nodes", description=__doc__).parse_args()
     try:
         print(make_copy())
     except InstallError as error:

@@ -6,6 +6,7 @@ Also without Bazel: `python3 tools/rbe/rbe.py up`, in a clone.
 
 from __future__ import annotations
 
+import importlib.util
 import sys
 from pathlib import Path
 
@@ -23,6 +24,12 @@ from local_cluster.places import cache_root  # noqa: E402
 
 def main() -> int:
     """Bring the packages, and run the command; return its exit status."""
+    if sys.argv[1:] in (["-h"], ["--help"]) and importlib.util.find_spec("grpc") is None:
+        # The command line itself needs the packages.
+        print(
+            f"{__doc__}\nCommands: up, status, logs, kill-worker, restart, down. The first one installs what they need."
+        )
+        return 0
     try:
         bring_packages(LIBRARY, cache_root())
     except (ClusterError, InstallError) as error:

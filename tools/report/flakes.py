@@ -16,11 +16,14 @@ import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
-from bazel_process import run_bazel, usual_bazel
+try:
+    from bazel_process import run_bazel, usual_bazel
 
-from dist_testing.core.ground.errors import ReportError
-from dist_testing.report.flakes import Flake, Vote, flake_lines, measured, votes
-from dist_testing.report.gather import gather
+    from dist_testing.core.ground.errors import ReportError
+    from dist_testing.report.flakes import Flake, Vote, flake_lines, measured, votes
+    from dist_testing.report.gather import gather
+except ModuleNotFoundError as missing:
+    sys.exit(f"flakes: {missing}. Run it by Bazel: bazel run @dist_testing//tools/report:flakes")
 
 # Bazel's exit status if tests have failed.
 _TESTS_FAILED = 3

@@ -18,8 +18,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from build_events import EventsError, is_whole, read_events
-from tag_table import TagTable
+try:
+    from build_events import EventsError, is_whole, read_events
+    from tag_table import TagTable
+except ModuleNotFoundError as missing:
+    sys.exit(f"tags: {missing}. Run it by Bazel: bazel run @dist_testing//tools/tags")
 
 # Prefix of the properties of the action that runs a test. A property without it also applies to the other actions.
 _TEST_GROUP = "test."

@@ -10,6 +10,7 @@ from typing import Any, ClassVar, NoReturn
 
 from dist_testing.core.engine.needs import device_count, missing_backend
 from dist_testing.core.ground.backends import all_declared, parts_of
+from dist_testing.core.ground.error_text import did_you_mean
 from dist_testing.core.ground.errors import UsageError
 from dist_testing.core.ground.keepable import check_keepable
 from dist_testing.core.ground.skips import TEST_SKIPS
@@ -256,9 +257,20 @@ def _called(value: Any) -> Any:
 
 
 def _lacking(backend: str | None) -> str | None:
-    """Return why torch cannot make a group of that backend; None if it can, or if that is unknown."""
+    """Return why torch cannot make a group of that backend; None if it can, or if that is unknown.
+
+    Raises:
+        UsageError: If the name is a misspelt one.
+    """
     import torch.distributed as dist
 
+    known = [name for name in dist.Backend.backend_list if name != "undefined"] if dist.is_available() else []
+    for part in parts_of(backend) if backend is not None and known else ():
+        if part.lower() not in known and (near := did_you_mean(part.lower(), known, "")):
+            raise UsageError(
+                f"backend_str() returns {backend!r}, and torch knows no backend {part!r}.\n"
+                f"It knows {', '.join(known)}, and those that a module has registered before the ranks start.\n{near}"
+            )
     # Only the ranks can tell of a backend that a module registers, or that has no declaration.
     if backend is None or not all_declared(backend, lambda declared: not declared.register_module):
         return None
