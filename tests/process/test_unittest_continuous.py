@@ -371,3 +371,25 @@ def test_class_for_any_device_creates_its_group(starter: Starter, tmp_path: Path
         "test_is_as_before": "PASSED",
     }, ended.log
     assert re.search(r"test_no_device_fails: there is no cuda device for the ranks", ended.log)
+
+
+def test_misspelt_backend_is_told_before_ranks_start(starter: Starter, tmp_path: Path) -> None:
+    """If this fails, the mistake is an assertion of torch's, with frames of the library."""
+    source = """
+        import dist_testing
+
+        class TestIt(dist_testing.MultiProcContinuousTest):
+            world_size = 2
+
+            @classmethod
+            def backend_str(cls):
+                return "cpu:glo"
+
+            def test_it(self):
+                pass
+    """
+    ended = run_cases(starter, tmp_path, source)
+    assert ended.outcomes() == {"test_it": "FAILED"}
+    assert "backend_str() returns 'cpu:glo', and torch knows no backend 'glo'." in ended.log
+    assert "Did you mean 'gloo'?" in ended.log
+    assert "world of" not in ended.log
