@@ -321,7 +321,7 @@ _FAILURES = """
         meet("passed", "first")
 
 
-    @pytest.mark.distributed(world_size=1, expected_exits={5: 0})
+    @pytest.mark.distributed(expected_exits={5: 0})
     def test_cannot_start(world):
         pass
 

@@ -8,7 +8,6 @@ from pathlib import Path
 from xml.etree import ElementTree
 
 from tests.support.children import Ended, assert_no_folder_left, start_pytest, write_file
-from tests.support.installed_torch import said_by_gloo
 from tests.support.starter import Child, Starter
 
 
@@ -138,7 +137,9 @@ RESULTS = {
 _SAYS = (
     "not here",
     "rank 3 raised KeyError: 'planted' in call",
-    f"output of rank 3:\n{said_by_gloo(3, 4)}printed by 3\n",
+    "output of rank 3:\n",
+    # gloo and a slow name server may say something before it.
+    "\nprinted by 3\n",
     "rank 2 has not come yet",
     "rank 2 of 4 is the rank that the others wait for: it was",
     "rank 3 of 4 failed first: it was killed by SIGKILL (9) in call",

@@ -167,7 +167,7 @@ class Engine:
             if add_on.watcher:
                 # Imported while no rank runs: a signal to the runner must find it waiting for its ranks.
                 add_on.load("watcher")
-        check_expected_exits(case, isolation)
+        _check_expected_exits(case, isolation)
         if self.debug_rank is not None:
             case = dataclasses.replace(case, debug_rank=self.debug_rank)
         limit_s = self.limit_s(case)
@@ -394,21 +394,25 @@ def _no_room(subject: str, error: OSError) -> LaunchError:
     return LaunchError(f"{subject}: no ranks could be started: {refusal(error)}")
 
 
-def check_expected_exits(case: Case, isolation: Isolation) -> None:
-    """Refuse an expectation that no exit can meet.
+def check_expected_ranks(case: Case) -> None:
+    """Refuse expected exits of ranks that the world does not have.
 
     Raises:
         UsageError: If there is one.
     """
-    if case.expected_exits and not isolation.has_exit_codes:
-        raise UsageError(
-            f'{case.name}: expected_exits = {case.expected_exits!r} with isolation "{isolation.name}".\n'
-            "The ranks are threads of one process, so a rank has no exit code of its own.\n"
-            f'Set isolation="{FORK.name}", with a backend that supports it.'
-        )
     if any(rank >= case.world_size for rank in case.expected_exits):
         raise UsageError(
             f"{case.name}: expected_exits = {case.expected_exits!r} in a world of {case.world_size} ranks.\n"
             "It names a rank that does not exist, so no exit could meet the expectation.\n"
             "Name ranks of the world, from 0."
         )
+
+
+def _check_expected_exits(case: Case, isolation: Isolation) -> None:
+    if case.expected_exits and not isolation.has_exit_codes:
+        raise UsageError(
+            f'{case.name}: expected_exits = {case.expected_exits!r} with isolation "{isolation.name}".\n'
+            "The ranks are threads of one process, so a rank has no exit code of its own.\n"
+            f'Set isolation="{FORK.name}", with a backend that supports it.'
+        )
+    check_expected_ranks(case)

@@ -10,6 +10,7 @@ import sys
 import pytest
 
 from dist_testing.core.pytest.options import EVENTS_OPTION, JOBS_OPTION, arguments_of_part
+from dist_testing.core.pytest.rank_items import RankItem
 
 # Options of pytest, its plugins and this library that choose tests, or say how many run or what is printed. All others
 # can decide about a case.
@@ -36,10 +37,12 @@ def command_alone(item: pytest.Item, target: str) -> str:
         target: Label of the target; "" outside Bazel.
     """
     if target:
-        # Without the path, which differs between machines. Arguments that the target itself has do no harm.
-        test_filter = item.nodeid.partition("::")[2]
-        options = [f"--test_arg={argument}" for argument in _kept(sys.argv[1:], [])]
-        return shlex.join(["bazel", "test", target, f"--test_filter={test_filter}", *options])
+        # Without the path, which differs between machines. Arguments that the target itself has do no harm; those of a
+        # program come from it.
+        test_filter = shlex.quote(item.nodeid.partition("::")[2])
+        given = [] if isinstance(item, RankItem) else sys.argv[1:]
+        options = [f" --test_arg={shlex.quote(argument)}" for argument in _kept(given, [])]
+        return f"bazel test {target} --test_filter={test_filter}{''.join(options)}"
     config = item.config
     # A worker of pytest-xdist has other arguments than its controller.
     given = getattr(config, "workerinput", {}).get("mainargv", ["", *arguments_of_part(config)])[1:]

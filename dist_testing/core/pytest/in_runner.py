@@ -16,7 +16,7 @@ from typing import Any, NoReturn
 
 import pytest
 
-from dist_testing.core.engine.engine import Engine, check_expected_exits
+from dist_testing.core.engine.engine import Engine, check_expected_ranks
 from dist_testing.core.engine.interrupts import raise_on_termination
 from dist_testing.core.engine.kept_files import keep_logs
 from dist_testing.core.engine.needs import missing_need
@@ -173,7 +173,7 @@ class RunnerPlugin:
                 other.add(item)
             elif marker.world_size:
                 # What the marker alone decides. What an option of the run decides concerns a test when it runs.
-                check_expected_exits(case, isolation_named(case.isolation))
+                check_expected_ranks(case)
                 for name in marker.settings:
                     if (add_on := add_on_named(name, item.nodeid)).check:
                         add_on.load("check")(case, self._spec)
