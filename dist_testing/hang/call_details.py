@@ -164,6 +164,7 @@ def _in_words(note: _Note, members: Sequence[int] | None) -> str:
         if name in note.takes:
             root, of_group = note.values.get(name), note.values.get(f"group_{name}")
             if root is None and members is not None:
+                # torch's default is the first one.
                 root = members[of_group or 0]
             if isinstance(root, int):
                 words.append(f"{preposition} rank {root}")

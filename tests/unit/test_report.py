@@ -415,6 +415,20 @@ def test_frames_of_the_library_below_the_test_are_left_out(module: str) -> None:
     assert tidied("\n".join(frames)).splitlines()[1:] == frames[1:2]
 
 
+def test_frame_between_a_test_and_a_collective_is_left_out() -> None:
+    """If this fails, stacks end at the collective, and tracebacks show a frame of the library in their middle."""
+    file = importlib.import_module("dist_testing.hang.call_details").__file__
+    frames = [
+        'File "/torch/distributed/distributed_c10d.py", line 1 in all_reduce',
+        f'File "{file}", line 1 in collective',
+        'File "/t/test_a.py", line 2 in test_a',
+    ]
+    stack = [f"  {frame}" for frame in frames]
+    assert tidied("\n".join(stack)).splitlines() == [frames[0], stack[2]]
+    traceback = [line for frame in stack for line in (frame, "    source", "    ^^^^^^")]
+    assert tidied("\n".join(traceback)).splitlines() == [frames[0], *traceback[1:3], *traceback[6:]]
+
+
 @pytest.mark.parametrize("module", ["core/rank/bootstrap", "hang/ledger_thread"])
 def test_threads_with_library_frames_only_are_left_out(module: str) -> None:
     """If this fails, headings of threads without test code stand between the useful stacks."""

@@ -43,9 +43,11 @@ _BELOW_TEST = re.compile(
     r"core/(bazel|engine|launch|rank)/\w+|"
     r"core/pytest/(pytest_rank|rank_\w+|in_runner)|"
     r"core/unittest/(continuous|unittest_rank|process|world_case)|"
-    r"hang/\w+|threaded/(in_runner|rank_process|rank_threads|spawn_threads|thread_case)|"
+    r"hang/ledger_\w+|threaded/(in_runner|rank_process|rank_threads|spawn_threads|thread_case)|"
     r"(adopt|attach|functions|programs)/[\w/]+))\.py\""
 )
+# Between a test and torch's collective, which it sees.
+_BETWEEN = re.compile(r'  File ".*[/]dist_testing/hang/call_details\.py"')
 # A thread of this library only: no frames are left of it.
 _EMPTY_THREAD = re.compile(r"^Thread\b.*\n(?=\n|\Z)", re.MULTILINE)
 
@@ -266,11 +268,16 @@ def tidied(text: str) -> str:
     """Make stacks by faulthandler readable.
 
     Removes thread addresses, so that equal stacks of different ranks are equal texts; the frames below the test (pytest
-    or unittest, this library, the runner that the rank was forked from); and the interpreter's C functions.
+    or unittest, this library, the runner that the rank was forked from); the library's frame between the test and a
+    collective; and the interpreter's C functions.
     """
     lines = []
-    is_below_test = False
+    is_below_test = is_between = False
     for line in text.splitlines():
+        # With its lines of source, in a traceback.
+        is_between = _BETWEEN.match(line) is not None or (is_between and line.startswith("    "))
+        if is_between:
+            continue
         is_frame = _FRAME.match(line) is not None
         is_below_test = is_frame and (is_below_test or _BELOW_TEST.search(line) is not None)
         if not is_below_test and not _INTERPRETER_FRAME.match(line):
