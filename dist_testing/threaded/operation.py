@@ -48,6 +48,8 @@ def _is_users(file: str) -> bool:
         return False
     torch_file = getattr(sys.modules.get("torch"), "__file__", None)
     folders = [Path(path).parent for path in (__file__, torch_file) if path]
+    # It stands between a test and torch's collectives.
+    folders.append(Path(__file__).parents[1] / "hang")
     return not file.startswith(("<frozen", "<string>", *(f"{folder}/" for folder in folders)))
 
 
@@ -165,9 +167,16 @@ class Collective(Operation):
 
     def mismatch(self, reason: str) -> Failure:
         """Return the failure of a collective whose calls do not fit together; `reason` says how they differ."""
+        calls = {
+            self.label.ranks[rank]: f"{call.name}({call.detail()})"
+            for rank, call in enumerate(self.calls)
+            if call is not None
+        }
+        # The first line is the headline of a report.
+        sides = "; ".join(f"{ranks_text(ranks)} {call}" for call, ranks in ranks_by_text(calls).items())
         return Failure(
             CollectiveMismatchError,
-            f"{sentence(self.title())}: {reason}.\n"
+            f"{sentence(self.title())}: {reason}: {sides}.\n"
             f"{self._calls_text()}\n"
             "Most likely a call depends on the rank, or one rank is a call ahead of the others.\n"
             "Let all ranks of a group make the same collective calls in the same order.",

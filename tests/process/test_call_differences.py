@@ -97,3 +97,23 @@ def test_headlines(starter: Starter, tmp_path: Path) -> None:
         assert f"{name}: {said}" in ended.log
     for name in ("test_branches", "test_early"):
         assert f"{name} (world of 3): rank 2 raised AssertionError" in ended.log
+
+
+def test_lines_of_threads(starter: Starter, tmp_path: Path) -> None:
+    """The backend of threads compares calls itself; its error names the lines of the test, not the library's."""
+    source = """
+        import pytest
+        import torch
+        import torch.distributed as dist
+
+        @pytest.mark.distributed(world_size=2)
+        def test_threads(world):
+            dist.all_reduce(torch.ones(3), dist.ReduceOp.MAX if world.rank else dist.ReduceOp.SUM)
+    """
+    ended = run_cases(starter, tmp_path, source, "--dist-backend=threaded")
+    assert (
+        "the calls of its ranks differ: rank 0 all_reduce(SUM, float32[3]); rank 1 all_reduce(MAX, float32[3])"
+        in ended.log
+    )
+    assert "test_cases.py:8 in test_threads" in ended.log
+    assert "call_details" not in ended.log
