@@ -250,7 +250,8 @@ def test_a_collective_knows_who_has_called() -> None:
     assert rest.startswith(f"{calls}  no call yet: rank 7\nMost likely that rank makes fewer calls")
     collective.calls[3], collective.missing_count = call, 0
     first, rest = collective.mismatch("two operations").text.split("\n", 1)
-    assert first.endswith("of ranks 4, 5, 6, 7: two operations.")
+    sides = "ranks 4, 6, 7 all_reduce(SUM, float32[2]); rank 5 barrier()"
+    assert first.endswith(f"of ranks 4, 5, 6, 7: two operations: {sides}.")
     assert rest.startswith(calls.replace("4, 6", "4, 6, 7"))
     assert "no call yet" not in rest
 
