@@ -50,7 +50,7 @@ _MOST_CALLS = 120
 # A GPU can have thousands of calls ahead of it; the newest are kept.
 _MAX_DEVICE_CALLS = 32
 # Packages in whose lines a reader cannot see what their test does.
-_LIBRARIES = ("torch", "dist_testing")
+_LIBRARIES = ("torch", "dist_testing", "_pytest", "pluggy")
 # Below its frames stand those of the process that the rank was forked from.
 _LAUNCH = os.path.join(os.path.dirname(os.path.dirname(__file__)), "core", "launch", "")
 # Threads of this library, by their names.

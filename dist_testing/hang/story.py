@@ -125,7 +125,7 @@ def _of_calls(analysis: Analysis) -> HangStory | None:
                     continue
                 who = _each_with(
                     {
-                        other: analysis.views[other].ended or f"has not begun it{_at(_place(ledgers[other]))}"
+                        other: analysis.views[other].ended or f"has not begun it{_at(place_in_test(ledgers[other]))}"
                         for other in absent
                     }
                 )
@@ -162,12 +162,14 @@ def _awaited(analysis: Analysis) -> dict[int, list[int]]:
 def _absent(analysis: Analysis, awaited: Mapping[int, Sequence[int]], absent: Sequence[int]) -> str:
     views = {rank: analysis.views[rank] for rank in absent}
     who = _each_with(
-        {rank: view.ended or f"{analysis.free[rank]}{_at(_place(view.ledger))}" for rank, view in views.items()}
+        {rank: view.ended or f"{analysis.free[rank]}{_at(place_in_test(view.ledger))}" for rank, view in views.items()}
     )
     waiting = sorted({rank for other in absent for rank in awaited[other]})
     verb = "wait" if len(waiting) > 1 else "waits"
     them = "it" if len(absent) == 1 else "them"
-    where = _common([_what(analysis.waiting[rank]) + _at(_place(analysis.views[rank].ledger)) for rank in waiting])
+    where = _common(
+        [_what(analysis.waiting[rank]) + _at(place_in_test(analysis.views[rank].ledger)) for rank in waiting]
+    )
     if where:
         return f"{who}; {ranks_text(waiting)} {verb} for {them} in {where}"
     return f"{who}; {ranks_text(waiting)} {verb} for {them}: {_each(analysis, waiting)}"
@@ -191,7 +193,7 @@ def _cycle(analysis: Analysis) -> list[int]:
 def _each(analysis: Analysis, ranks: Iterable[int]) -> str:
     return _each_with(
         {
-            rank: f"in {_what(analysis.waiting[rank])}{_at(_place(analysis.views[rank].ledger))}"
+            rank: f"in {_what(analysis.waiting[rank])}{_at(place_in_test(analysis.views[rank].ledger))}"
             for rank in sorted(ranks)
         }
     )
@@ -208,10 +210,10 @@ def _lines(analysis: Analysis) -> Iterator[str]:
         if view.ended:
             text = f"{view.ended}, and {view.busy}" if view.busy else view.ended
         elif waiting is None:
-            text = f"{analysis.free.get(rank, '')}{_at(_place(view.ledger))}"
+            text = f"{analysis.free.get(rank, '')}{_at(place_in_test(view.ledger))}"
         else:
             inputs = f" {_inputs(waiting.call)}" if waiting.call is not None else ""
-            text = f"waits in {_what(waiting)}{inputs}{_at(_place(view.ledger))}"
+            text = f"waits in {_what(waiting)}{inputs}{_at(place_in_test(view.ledger))}"
         if last := _last_done(view.ledger):
             text += f"; the last collective that it ended: {last}"
         if pending := [call for call in _not_shown(view.ledger, waiting) if not call.is_done]:
@@ -263,7 +265,7 @@ def rank_ledgers(analysis: Analysis) -> tuple[RankLedger, ...]:
         waiting = analysis.waiting.get(rank)
         state = view.ended or (f"waits in {_what(waiting)}" if waiting else analysis.free.get(rank, ""))
         calls = (*view.ledger.calls, *view.ledger.device_calls) if view.ledger is not None else ()
-        place = "" if view.ended else _place(view.ledger)
+        place = "" if view.ended else place_in_test(view.ledger)
         ledgers.append(RankLedger(rank, now_s, state, place, tuple(map(recorded, calls))))
     return tuple(ledgers)
 
@@ -288,7 +290,7 @@ def _what(waiting: Waiting) -> str:
     return f"{name} #{call.number} of {group_text(call.group)}"
 
 
-def _place(ledger: Ledger | None) -> str:
+def place_in_test(ledger: Ledger | None) -> str:
     """File and line of the test that a rank is in."""
     if ledger is None:
         return ""
@@ -305,7 +307,7 @@ def _placed(analysis: Analysis, calls: Mapping[int, Call]) -> dict[int, Call]:
     for rank, call in sorted(calls.items()):
         waiting = analysis.waiting.get(rank)
         is_there = not call.place and waiting is not None and waiting.call == call
-        placed[rank] = dataclasses.replace(call, place=_place(analysis.views[rank].ledger)) if is_there else call
+        placed[rank] = dataclasses.replace(call, place=place_in_test(analysis.views[rank].ledger)) if is_there else call
     return placed
 
 

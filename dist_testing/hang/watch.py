@@ -34,7 +34,7 @@ from dist_testing.hang.ledger import (
     NoLedger,
     limits_of,
 )
-from dist_testing.hang.story import HangStory, blame_by_ledger, mark_stuck, rank_ledgers, story_of
+from dist_testing.hang.story import HangStory, blame_by_ledger, mark_stuck, place_in_test, rank_ledgers, story_of
 
 # Between two looks at the CPU time, and between the two looks at the ledgers. The kernel counts in steps of 10 ms.
 # Seconds.
@@ -234,8 +234,18 @@ class DeadlockDetector(WorldWatcher):
                 )
                 views.append(RankView(record.rank, _how_ended(record), None, f"did not tell its ledger ({why})"))
         analysis = analyse(views, self._limits_ms)
-        self.latest = story_of(analysis) or HangStory(analysis)
+        if analysis.is_proven or not self._is_late(analysis):
+            self.latest = story_of(analysis) or HangStory(analysis)
         return analysis
+
+    def _is_late(self, analysis: Analysis) -> bool:
+        """Whether a rank has given up a wait since the last look: it no longer is in the test, and says so soon."""
+        before = self.latest.analysis.views if self.latest is not None else {}
+        return any(
+            view.ledger is not None and not view.ended and not place_in_test(view.ledger)
+            for rank, view in analysis.views.items()
+            if rank in before and place_in_test(before[rank].ledger)
+        )
 
     def _idle(self, activity: Mapping[int, _Activity]) -> list[int]:
         """The ranks that have done nothing since the last look."""
