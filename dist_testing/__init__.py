@@ -3,6 +3,8 @@
 Two front ends run on one engine: `@pytest.mark.distributed` with the `world` fixture, and `MultiProcessTestCase` for
 unittest. `__all__` lists the public names. Each is imported at its first use: every pytest session imports this package
 for the plugin, if the package is installed, and most sessions use few names or none.
+
+PYTEST_DONT_REWRITE: a test file that runs as a program imports this module before pytest, which would warn of that.
 """
 
 from __future__ import annotations

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.children import Ended, run_cases
+from tests.support.children import Ended, run_cases, write_file
 from tests.support.starter import Starter
 
 _HEAD = "import pytest\n\n"
@@ -441,3 +441,33 @@ def test_own_fixture_world_is_a_warning(starter: Starter, tmp_path: Path) -> Non
     assert "A fixture `world` of the project hides the library's" in hides.log
     assert "hides" not in adds.log
     assert hides.code == adds.code == 0
+
+
+def test_file_runs_as_a_program_where_warnings_are_errors(starter: Starter, tmp_path: Path) -> None:
+    """An installed package with a plugin is imported by the file, before pytest can rewrite its asserts."""
+    installed = tmp_path / "dist_testing-0.dist-info"
+    installed.mkdir()
+    write_file(installed, "METADATA", "Metadata-Version: 2.1\nName: dist_testing\nVersion: 0\n")
+    write_file(installed, "RECORD", "dist_testing/__init__.py,,\n")
+    write_file(installed, "entry_points.txt", "[pytest11]\n{0} = {0}\n".format("dist_testing.core.pytest.plugin"))
+    write_file(tmp_path, "pytest.ini", "[pytest]\nfilterwarnings = error\n")
+    source = """
+        import os
+        import sys
+
+        import pytest
+
+        import dist_testing
+
+        @pytest.mark.distributed(world_size=2)
+        def test_it(world):
+            pass
+
+        if __name__ == "__main__":
+            sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
+            dist_testing.run_tests()
+    """
+    file = write_file(tmp_path, "test_file.py", source)
+    child = starter.start([str(file)], tmp_path, env={"PYTEST_DISABLE_PLUGIN_AUTOLOAD": None}, fresh=True)
+    assert child.wait() == 0, child.log
+    assert "1 passed" in child.log
