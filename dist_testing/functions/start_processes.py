@@ -20,6 +20,8 @@ __unittest = True
 
 # torch's names of start methods, to the isolation that makes ranks so; None for the target's or the command line's.
 _METHODS = {None: "", "fork": FORK.name, "forkserver": FORK.name, "spawn": SPAWN.name}
+# What pickle raises for a value that cannot travel.
+_UNSENDABLE = (pickle.PicklingError, AttributeError, TypeError)
 _EXAMPLE = "Write start_processes(check, args=(3,), nprocs=2), for example."
 
 
@@ -66,19 +68,27 @@ def start_processes(
         raise _wrong(name, "start_method", start_method, "one of fork, forkserver, spawn")
     if timeout is not None and not is_timeout(timeout):
         raise _wrong(name, "timeout", timeout, f"a number of seconds above 0, up to {MAX_TIMEOUT_S}")
-    for what, value in (("fn", fn), *((f"args[{number}]", value) for number, value in enumerate(args))):
-        try:
-            pickle.dumps(value)
-        except (pickle.PicklingError, AttributeError, TypeError) as error:
-            raise UsageError(
-                f"start_processes({name}): {what} = {value!r} cannot be sent to the ranks: {error}\n"
-                "The ranks are other processes. They find a function by the name that it has in its module.\n"
-                "Define it at the level of a module, and pass values by args."
-            ) from None
-    call = pickle.dumps((fn, args))
+    try:
+        call = pickle.dumps((fn, args))
+    except _UNSENDABLE as error:
+        raise UsageError(
+            f"start_processes({name}): {_first_unsendable(fn, args)} cannot be sent to the ranks: {error}\n"
+            "The ranks are other processes. They find a function by the name that it has in its module.\n"
+            "Define it at the level of a module, and pass values by args."
+        ) from None
     check_no_rank(f"start_processes({name})")
     with current_session().pause_limit():
         _FunctionCase(name, call, nprocs, _METHODS[start_method], timeout).debug()
+
+
+def _first_unsendable(fn: object, args: tuple[Any, ...]) -> str:
+    """Return such as "args[1] = <function ...>"."""
+    for what, value in (("fn", fn), *((f"args[{number}]", value) for number, value in enumerate(args))):
+        try:
+            pickle.dumps(value)
+        except _UNSENDABLE:
+            return f"{what} = {value!r}"
+    return "the call"
 
 
 class _FunctionCase(ProcessCase):

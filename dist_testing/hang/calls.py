@@ -104,13 +104,16 @@ class _Lane(NamedTuple):
         group: Name of the group.
         complete: The ranks whose record has dropped no call.
         calls: Rank to its calls, by their numbers.
-        counts: Rank to the number of its calls.
     """
 
     group: str
     complete: frozenset[int]
     calls: Mapping[int, Mapping[int, Call]]
-    counts: Mapping[int, int]
+
+    @property
+    def counts(self) -> dict[int, int]:
+        """Rank to the number of its calls."""
+        return {rank: len(calls) for rank, calls in self.calls.items()}
 
     @property
     def by_number(self) -> Iterator[tuple[int, dict[int, Call]]]:
@@ -224,4 +227,4 @@ def _lanes(told: Mapping[int, CallsMade], limits_ms: frozenset[int]) -> Iterator
                 rank: dict(enumerate(calls, 1 if rank in complete or not calls else calls[0].number))
                 for rank, calls in of_ranks.items()
             }
-            yield _Lane(key[0], complete, numbered, {rank: len(calls) for rank, calls in of_ranks.items()})
+            yield _Lane(key[0], complete, numbered)

@@ -19,7 +19,7 @@ from dist_testing.core.ground.case import CaseResult
 from dist_testing.core.ground.codec import Family
 from dist_testing.core.ground.outcomes import Status
 from dist_testing.core.ground.spec import MAX_WORLD_SIZE
-from dist_testing.perturb.plan import NAME, VARIABLE, Plan, plan_of
+from dist_testing.perturb.plan import NAME, VARIABLE, plan_of
 
 # In a note; the command has all.
 _SHOWN = 5
@@ -84,7 +84,7 @@ class DelayWatch(WorldWatcher):
         plan = dataclasses.replace(
             plan_of(result.case), only=tuple(sorted((delay.rank, delay.call) for delay in self._delays))
         )
-        note = f"Delays of {_command(plan)}: {in_words(self._delays) or 'none'}."
+        note = f"Delays of --dist-perturb={plan}: {in_words(self._delays) or 'none'}."
         return dataclasses.replace(result, facts={**result.facts, NAME: str(plan)}, notes=(note, *result.notes))
 
 
@@ -93,7 +93,3 @@ def in_words(delays: Iterable[Delay]) -> str:
     texts = [str(delay) for delay in delays]
     more = f"; {len(texts) - _SHOWN} more" if len(texts) > _SHOWN else ""
     return "; ".join(texts[:_SHOWN]) + more
-
-
-def _command(plan: Plan) -> str:
-    return f"--dist-perturb={plan}"

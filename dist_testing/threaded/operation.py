@@ -69,8 +69,12 @@ class Call:
     detail: Callable[[], str]
     site: str = field(default_factory=call_site)
 
+    def without_site(self) -> str:
+        """Return such as "all_reduce(SUM, float32[4])"."""
+        return f"{self.name}({self.detail()})"
+
     def __str__(self) -> str:
-        return f"{self.name}({self.detail()}) at {self.site}"
+        return f"{self.without_site()} at {self.site}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,13 +171,8 @@ class Collective(Operation):
 
     def mismatch(self, reason: str) -> Failure:
         """Return the failure of a collective whose calls do not fit together; `reason` says how they differ."""
-        calls = {
-            self.label.ranks[rank]: f"{call.name}({call.detail()})"
-            for rank, call in enumerate(self.calls)
-            if call is not None
-        }
         # The first line is the headline of a report.
-        sides = "; ".join(f"{ranks_text(ranks)} {call}" for call, ranks in ranks_by_text(calls).items())
+        sides = "; ".join(f"{ranks} {call}" for ranks, call in self._sides(Call.without_site))
         return Failure(
             CollectiveMismatchError,
             f"{sentence(self.title())}: {reason}: {sides}.\n"
@@ -193,9 +192,13 @@ class Collective(Operation):
             "Let all ranks of a group make the same collective calls in the same order.",
         )
 
+    def _sides(self, text: Callable[[Call], str]) -> list[tuple[str, str]]:
+        """Return the ranks of each call in words, and the call."""
+        calls = {self.label.ranks[rank]: text(call) for rank, call in enumerate(self.calls) if call is not None}
+        return [(ranks_text(ranks), call) for call, ranks in ranks_by_text(calls).items()]
+
     def _calls_text(self) -> str:
-        calls = {self.label.ranks[rank]: str(call) for rank, call in enumerate(self.calls) if call is not None}
-        lines = [f"  {ranks_text(ranks)}: {call}" for call, ranks in ranks_by_text(calls).items()]
+        lines = [f"  {ranks}: {call}" for ranks, call in self._sides(str)]
         if self.missing_count:
             lines.append(f"  no call yet: {self.missing()}")
         return "\n".join(lines)
