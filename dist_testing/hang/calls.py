@@ -65,13 +65,8 @@ class CallComparison(WorldWatcher):
         if any(record.reported is Kind.SKIPPED for record in self._world.records):
             self._ask()
 
-    def case_over(self) -> None:
-        """Read what ranks have told that are gone, if the world has ended by itself."""
-        if any(record.first_trouble_s is not None for record in self._world.records):
-            self._ask()
-
     def _ask(self) -> None:
-        self._requests = self._requests % (FOR_CALLS - 1) + 1
+        self._requests = (self._requests + 1) % FOR_CALLS
         fds = {rank: fd for rank, fd in self._world.stacks_fds.items() if rank not in self._told}
         for rank, answer in collect_ledgers(fds, self._requests | FOR_CALLS, _ANSWER_LIMIT_S).items():
             if isinstance(answer, CallsMade):

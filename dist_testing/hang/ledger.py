@@ -205,5 +205,3 @@ LedgerAnswer: TypeAlias = Ledger | NoLedger | CallsMade
 LEDGERS: Family[LedgerAnswer] = Family("ledger of a rank", 7, (Ledger, NoLedger, CallsMade), max_bytes=MAX_ANSWER_BYTES)
 # A request with this bit is for all calls of the rank, and not for its ledger.
 FOR_CALLS = 1 << 7
-# The start of an answer about calls that a rank gives unasked, because it is about to die. No request has this number.
-LAST_CALLS = ANSWER_MARK + bytes([FOR_CALLS])

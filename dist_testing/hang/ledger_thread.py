@@ -10,8 +10,6 @@ from __future__ import annotations
 import _signal  # type: ignore[import-not-found]
 import _thread
 import contextlib
-import ctypes
-import errno
 import os
 import select
 import signal
@@ -31,7 +29,6 @@ from dist_testing.core.rank.hooks import RankService, ServedRank
 from dist_testing.hang.ledger import (
     ANSWER_MARK,
     FOR_CALLS,
-    LAST_CALLS,
     LEDGERS,
     Call,
     Ledger,
@@ -58,24 +55,11 @@ _OUR_THREADS = "dist_testing"
 # For the helper to end its thread before a fork; it answers in milliseconds. Seconds.
 _STEP_ASIDE_S = 1.0
 _PAUSE_S = 0.0002
-# Of a poll. Milliseconds.
-_FOR_EVER = -1
 # A signal to the process must never find a thread of ours to take it. When the process crashes, torch asks every thread
 # for its native stack by SIGUSR2, and waits seconds for one that blocks it. As plain numbers, because a new rank copies
 # every page that it touches, such as those of the enumeration's members. For the same reason the mask is set by the
 # function below `signal.pthread_sigmask`, which would make members of the enumeration from the numbers.
 _BLOCKED = tuple(map(int, signal.valid_signals() - {signal.SIGUSR2}))
-
-
-class _Polled(ctypes.Structure):
-    """`struct pollfd` of poll(2)."""
-
-    _fields_: ClassVar = [("fd", ctypes.c_int), ("events", ctypes.c_short), ("revents", ctypes.c_short)]
-
-
-# Made once, before the fork.
-_POLLED = _Polled * 2
-_POLL = ctypes.CDLL(None, use_errno=True).poll
 
 
 class LedgerService(RankService):
@@ -91,11 +75,7 @@ class LedgerService(RankService):
 
 
 class LedgerThread:
-    """The helper thread of a process, which has at most one.
-
-    Attributes:
-        ident: Python's number of the thread; 0 before its first start.
-    """
+    """The helper thread of a process, which has at most one."""
 
     # The one whose thread steps aside when the process forks.
     in_use: ClassVar[LedgerThread | None] = None
@@ -107,7 +87,7 @@ class LedgerThread:
         """
         self._fd = fd
         self._main = threading.get_ident()
-        self.ident = 0
+        self._ident = 0
         self._native_id = 0
         self._wake = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
         self._ended = _thread.allocate_lock()
@@ -123,7 +103,7 @@ class LedgerThread:
         # The thread inherits this from its first moment.
         blocked = _signal.pthread_sigmask(_signal.SIG_BLOCK, _BLOCKED)
         try:
-            self.ident = _thread.start_new_thread(self._serve, ())
+            self._ident = _thread.start_new_thread(self._serve, ())
         except RuntimeError:
             # The machine has no room for a thread; then the deadline decides alone.
             self._ended.release()
@@ -148,26 +128,17 @@ class LedgerThread:
     def _serve(self) -> None:
         try:
             self._native_id = threading.get_native_id()
-            polled = _POLLED(_Polled(self._fd, select.POLLIN), _Polled(self._wake, select.POLLIN))
+            poller = select.poll()
+            for fd in (self._fd, self._wake):
+                poller.register(fd, select.POLLIN)
             while True:
-                # Python's own poll goes on after a signal, and does not tell that there was one.
-                if _POLL(polled, len(polled), _FOR_EVER) < 0:
-                    if ctypes.get_errno() != errno.EINTR:
+                for fd, event in poller.poll():
+                    if fd == self._wake:
                         return
-                    self._tell_calls()
-                elif polled[1].revents or not polled[0].revents & select.POLLIN or not self._answer():
-                    return
+                    if not event & select.POLLIN or not self._answer():
+                        return
         finally:
             self._ended.release()
-
-    def _tell_calls(self) -> None:
-        """Send the calls of a process that crashes: torch asks all its threads for their stacks, by a signal.
-
-        Nothing is sent if the thread that crashes holds the interpreter.
-        """
-        with contextlib.suppress(OSError), _borrowed(self._fd) as channel:
-            answer = read_ledger(self._main, {self.ident}, for_calls=True)
-            channel.send(LAST_CALLS + encoded(answer), socket.MSG_DONTWAIT)
 
     def _answer(self) -> bool:
         """Answer one request; False if there will be no more."""
@@ -178,7 +149,7 @@ class LedgerThread:
                 if not request:
                     return False
                 with LOOKING:
-                    answer = read_ledger(self._main, {self.ident}, for_calls=bool(request[0] & FOR_CALLS))
+                    answer = read_ledger(self._main, {self._ident}, for_calls=bool(request[0] & FOR_CALLS))
                 channel.send(ANSWER_MARK + request + encoded(answer))
         except OSError:
             return False

@@ -27,7 +27,6 @@ from dist_testing.hang.analysis import Analysis, RankView, analyse
 from dist_testing.hang.ledger import (
     ANSWER_MARK,
     FOR_CALLS,
-    LAST_CALLS,
     LEDGERS,
     Ledger,
     LedgerAnswer,
@@ -273,10 +272,9 @@ def collect_ledgers(fds: Mapping[int, int], number: int, limit_s: float) -> dict
     poller = select.poll()
     waiting = {}
     for rank, fd in fds.items():
-        # A rank that reads nothing has a full queue. One that is gone may have told its last calls.
-        with contextlib.suppress(BlockingIOError):
-            with contextlib.suppress(BrokenPipeError, ConnectionError):
-                os.write(fd, mark)
+        # Its end may be closed, and a rank that reads nothing has a full queue.
+        with contextlib.suppress(BlockingIOError, BrokenPipeError, ConnectionError):
+            os.write(fd, mark)
             waiting[fd] = rank
             poller.register(fd, select.POLLIN)
     answers: dict[int, LedgerAnswer] = {}
@@ -291,9 +289,7 @@ def collect_ledgers(fds: Mapping[int, int], number: int, limit_s: float) -> dict
                 packet = b""
             # Anything else is an answer that came too late, or a stack.
             is_answer = packet.startswith(ANSWER_MARK + mark)
-            # It counts if no answer follows: the test can have sent the same signal.
-            is_last = bool(number & FOR_CALLS) and packet.startswith(LAST_CALLS)
-            if is_answer or is_last:
+            if is_answer:
                 try:
                     answers[waiting[fd]] = LEDGERS.from_wire(packet[len(ANSWER_MARK) + 1 :])
                 except MessageError as error:

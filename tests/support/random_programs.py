@@ -204,7 +204,7 @@ def _is_wrong(correct: Program, kind: str, rank: int, index: int) -> bool:
         case "raise" | "crash":
             return True
         case "other size" | "other type":
-            # gloo may abort the other one of two ranks, and one in a hundred of those does not come to tell its calls.
+            # gloo may abort the other one of two ranks, which then tells no calls.
             return step.kind in _WITH_EQUAL_INPUTS and len(step.ranks) > 2
         case "other reduction":
             return step.kind in ("all_reduce", "reduce") and len(step.ranks) > 1

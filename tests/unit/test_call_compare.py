@@ -3,18 +3,13 @@
 from __future__ import annotations
 
 import json
-import select
-import signal
-import socket
-import time
 from dataclasses import replace
 
 import pytest
 import torch
 
 from dist_testing.hang.calls import differences, first_difference
-from dist_testing.hang.ledger import LAST_CALLS, LEDGERS, MAX_ANSWER_BYTES, Call, CallsMade, Group
-from dist_testing.hang.ledger_thread import LedgerThread
+from dist_testing.hang.ledger import Call, CallsMade, Group
 from dist_testing.hang.recorder import recorded_calls
 
 _ALL = (0, 1, 2)
@@ -254,23 +249,3 @@ def test_calls_of_earlier_cases_do_not_count(monkeypatch: pytest.MonkeyPatch) ->
     assert calls is not None
     assert [call.number for call in calls] == [8]
     assert is_complete
-
-
-def test_thread_that_gets_a_signal_tells_the_calls(monkeypatch: pytest.MonkeyPatch) -> None:
-    """In a process that crashes torch sends this signal to each thread; after that the process can tell nothing."""
-    monkeypatch.setattr(LedgerThread, "in_use", None)
-    before = signal.signal(signal.SIGUSR2, lambda *_: None)
-    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    try:
-        with ours, theirs:
-            thread = LedgerThread(theirs.fileno())
-            end_s = time.monotonic() + 60
-            # A signal before the thread waits does nothing.
-            while not select.select([ours], [], [], 0.01)[0] and time.monotonic() < end_s:
-                signal.pthread_kill(thread.ident, signal.SIGUSR2)
-            packet = ours.recv(MAX_ANSWER_BYTES, socket.MSG_DONTWAIT)
-            thread.step_aside()
-    finally:
-        signal.signal(signal.SIGUSR2, before)
-    assert packet.startswith(LAST_CALLS)
-    assert isinstance(LEDGERS.from_wire(packet.removeprefix(LAST_CALLS)), CallsMade)
