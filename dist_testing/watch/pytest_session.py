@@ -146,6 +146,7 @@ class _Run:
         self._order = forked.order
         self._watcher = forked
         self._code: int | None = None
+        self._is_ending = False
         self._test_files: set[str] = set()
         # Sources that an import has run, also one that has failed.
         self._files: set[str] = set()
@@ -158,6 +159,9 @@ class _Run:
             os.kill(os.getpid(), number)
         signal.signal(number, signal.SIG_IGN)
         write_terminal_to(self._config, open(os.devnull, "w", encoding="utf-8"))  # noqa: SIM115
+        if self._is_ending:
+            # pytest would print the exception with all its frames, and the session is over in a moment.
+            return
         raise InterruptedRunError(f"the runner got {exit_name(-number)}")
 
     @pytest.hookimpl(tryfirst=True)
@@ -213,16 +217,17 @@ class _Run:
         if report.failed or report.when == "call" or report.skipped:
             self._watcher.tell(test=report.nodeid, outcome=report.outcome)
 
-    @pytest.hookimpl(trylast=True)
+    @pytest.hookimpl(tryfirst=True)
     def pytest_sessionfinish(self, exitstatus: int) -> None:
         """Keep the exit code, and tell what tests have imported."""
-        self._code = int(exitstatus)
+        self._code, self._is_ending = int(exitstatus), True
         self.tell_imports()
 
     @pytest.hookimpl(wrapper=True, tryfirst=True)
     def pytest_unconfigure(self) -> Generator[None]:
         """Tell the watcher the exit code when all reports are printed. The process itself ends a little later."""
         yield
+        self._is_ending = False
         if self._code is not None:
             self._watcher.tell(code=self._code)
 

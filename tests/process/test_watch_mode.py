@@ -232,6 +232,35 @@ def test_a_save_during_a_run_starts_it_again(starter: Starter, tmp_path: Path) -
         assert watch.end() == 0
 
 
+_HELD_SUMMARY = """
+    import os
+    import signal
+
+    from tests.support.bell import ring
+
+    def pytest_terminal_summary():
+        come, signalled = os.pipe()
+        os.set_blocking(signalled, False)
+        signal.set_wakeup_fd(signalled)
+        ring("summary")
+        os.read(come, 1)
+"""
+
+
+def test_a_save_during_the_summary_shows_no_traceback(starter: Starter, tmp_path: Path) -> None:
+    """If this fails, a quick second save prints a hundred lines of pytest's and of this library."""
+    write_file(tmp_path, "conftest.py", _HELD_SUMMARY)
+    test = write_file(tmp_path, "test_quick.py", "RIGHT = False\n\ndef test_quick():\n    assert RIGHT\n")
+    with Bell(tmp_path) as bell, Watch(starter, tmp_path, "test_quick.py", env=dict(bell.env)) as watch:
+        bell.wait(1, watch.child)
+        save(test, "RIGHT = False", "RIGHT = True")
+        bell.wait(1, watch.child)
+        watch.type("q\n")
+        assert watch.end() == 0, watch.shown
+        assert "InterruptedRunError" not in watch.shown
+        assert "Traceback" not in watch.shown
+
+
 @pytest.mark.parametrize("way", ["SIGINT", "SIGTERM", "SIGKILL", "terminal"])
 def test_nothing_is_left_at_the_end(starter: Starter, tmp_path: Path, way: str) -> None:
     """If this fails, a closed terminal leaves ranks or a run behind."""
