@@ -157,14 +157,14 @@ def _waiting(view: RankView, views: Mapping[int, RankView], known_ms: frozenset[
     if view.busy:
         return view.busy
     if ledger is None:
-        return "did not tell its ledger"
+        return "gave no answer"
     if ledger.others:
         return f"has {', '.join(ledger.others)}"
     if view.ended:
         return None
     wait = ledger.wait
     if wait is None:
-        return "has not come yet"
+        return "has not reached the call"
     if wait.kind in COLLECTIVE:
         return _in_collective(view.rank, ledger, wait, views, known_ms)
     if wait.limit_ms not in known_ms:

@@ -226,12 +226,8 @@ class DeadlockDetector(WorldWatcher):
             if isinstance(ledger, Ledger):
                 views.append(RankView(record.rank, _how_ended(record), ledger))
             else:
-                why = (
-                    ledger.reason
-                    if isinstance(ledger, NoLedger)
-                    else f"no answer; its state is {record.kernel_state or '?'}"
-                )
-                views.append(RankView(record.rank, _how_ended(record), None, f"did not tell its ledger ({why})"))
+                why = ledger.reason if isinstance(ledger, NoLedger) else f"its state is {record.kernel_state or '?'}"
+                views.append(RankView(record.rank, _how_ended(record), None, f"gave no answer ({why})"))
         analysis = analyse(views, self._limits_ms)
         if analysis.is_proven or not self._is_late(analysis):
             self.latest = story_of(analysis) or HangStory(analysis)

@@ -162,8 +162,8 @@ class Collective(Operation):
         self.contributions = [None] * self.missing_count
 
     def title(self) -> str:
-        """Return its number and its group, such as "collective #3 of the default group"."""
-        return f"collective #{self.number} of {self.label.title}"
+        """Return its number from 1, as torch's recorder counts, and its group: "collective #3 of the default group"."""
+        return f"collective #{self.number + 1} of {self.label.title}"
 
     def missing(self) -> str:
         """Return the ranks that have not called yet, such as "ranks 1, 3"."""

@@ -127,7 +127,7 @@ def test_every_case_is_in_the_log_and_in_the_xml(starter: Starter, tmp_path: Pat
     assert "rank 0 exited with code 3 in call" in results["test_dies"].message
     # A hang ends at the case's limit: at the limit of the group or the backend, rank 0 would have raised.
     # On a busy machine the ranks may not have told their ledgers by then; the rank is the same without them.
-    late = r"rank 1 (has not come yet \(test_many\.py:|did not come to where the others waited)"
+    late = r"rank 1 (has not reached the call \(test_many\.py:|did not come to where the others waited)"
     assert re.search(late, results["test_hangs"].message), results["test_hangs"].message
     assert results["test_hangs"].properties["culprit"] == "1"
     assert "in test_hangs" in results["test_hangs"].text

@@ -366,7 +366,7 @@ def test_skip_of_one_rank_ends_the_wait_of_the_others(engine: Engine) -> None:
     [
         pytest.param(
             "_is_stopped",
-            "rank 1 did not tell its ledger (no answer; its state is T (stopped)); ranks 0, 2, 3 wait",
+            "rank 1 gave no answer (its state is T (stopped)); ranks 0, 2, 3 wait",
             id="stopped by a signal",
         ),
         pytest.param("_writes_garbage", "its answer cannot be read", id="garbage in the place of ledgers"),

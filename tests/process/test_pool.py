@@ -129,7 +129,7 @@ def test_hang_of_a_later_case_names_the_rank_that_stayed_away(starter: Starter, 
         """,
     )
     assert ended.outcomes() == {"test_first": "PASSED", "test_hangs": "FAILED"}
-    assert "rank 1 has not come yet (test_cases.py:16)" in ended.log
+    assert "rank 1 has not reached the call (test_cases.py:16)" in ended.log
     assert "rank 0 waits for it in barrier #2 of the default group (test_cases.py:17)" in ended.log
 
 

@@ -26,7 +26,7 @@ from tests.report.streams import Action, Case, build_events, write_build_events,
 
 _RULE = "-" * 100
 _TEXT = f"""t.py::bad (world of 3): rank 1 raised ValueError: x; first seen after 0.2 s.
-Victims: ranks 0, 2 was stopped (consequence, not cause).
+Victims: ranks 0, 2 was stopped (failed because of rank 1).
 Ledger of ranks 0, 2: waits in all_reduce #1.
 This case alone: pytest t.py::bad
 {_RULE}

@@ -140,7 +140,7 @@ _SAYS = (
     "output of rank 3:\n",
     # gloo and a slow name server may say something before it.
     "\nprinted by 3\n",
-    "rank 2 has not come yet",
+    "rank 2 has not reached the call",
     "rank 2 of 4 is the rank that the others wait for: it was",
     "rank 3 of 4 failed first: it was killed by SIGKILL (9) in call",
     "last words",

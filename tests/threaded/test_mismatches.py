@@ -64,7 +64,7 @@ def test_calls_that_differ_are_an_error_on_every_rank(kind: str) -> None:
         dist.barrier()
         with pytest.raises(CollectiveMismatchError) as caught:
             (of_one if rank == 2 else of_most)()  # type: ignore[no-untyped-call]  # torch's barrier
-        assert "Collective #1 of the default group: the calls of its ranks differ" in str(caught.value)
+        assert "Collective #2 of the default group: the calls of its ranks differ" in str(caught.value)
         (line,) = lines_of(caught.value, 2)
         assert one_says in line
         assert one_says in str(caught.value).splitlines()[0]
@@ -133,7 +133,7 @@ def test_an_error_of_torch_in_a_move_is_an_error_on_every_rank() -> None:
     def body(rank: int) -> None:
         # Its two elements share one memory location, and torch refuses to write to such a tensor.
         tensor = torch.zeros(1).expand(2) if rank else torch.ones(2)
-        with pytest.raises(CollectiveError, match="Collective #0 of the default group failed"):
+        with pytest.raises(CollectiveError, match="Collective #1 of the default group failed"):
             dist.broadcast(tensor, src=0)
 
     pass_on_threads(body, 2)

@@ -102,14 +102,14 @@ def test_wait_for_a_rank_that_has_ended_is_proven(wait: Wait | None) -> None:
     [
         (_changed(_two(), 1, others=("another thread (t)",)), "has another thread (t)"),
         (_changed(_two(), 0, others=("an RPC agent",)), "has an RPC agent"),
-        ([_two()[0], replace(_two()[1], ledger=None)], "did not tell its ledger"),
+        ([_two()[0], replace(_two()[1], ledger=None)], "gave no answer"),
         ([_two()[0], replace(_two()[1], busy="uses the CPU")], "uses the CPU"),
         (
             _changed(_two(), 0, is_recording=False),
             "waits without a record of its collectives (TORCH_FR_BUFFER_SIZE=0, or torch before 2.12)",
         ),
         (_changed(_two(), 0, groups=()), "waits in a group that is not known (0)"),
-        (_changed(_two(), 0, waits=()), "has not come yet"),
+        (_changed(_two(), 0, waits=()), "has not reached the call"),
         (_two(calls=[call("0", 1, is_done=True)]), "waits for a call that has just ended"),
         (_two(calls=[call("0", 1, limit_ms=2000)]), "waits with a limit of the test's own"),
         (_two(replace(RECEIVE, limit_ms=0)), "waits with a limit of the test's own"),

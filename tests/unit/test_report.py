@@ -124,7 +124,7 @@ def test_victims_get_one_line_and_no_quotation() -> None:
     (line,) = lines_with(text, "Victims:")
     assert "ranks 1, 2: each lost a peer in call (RuntimeError)" in line
     assert "rank 3 was in setup and was stopped by the runner" in line
-    assert "consequence, not cause" in line
+    assert line.endswith("(failed because of rank 0).")
     assert "victim's traceback" not in text
 
 

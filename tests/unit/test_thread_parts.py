@@ -235,7 +235,7 @@ def test_a_collective_knows_who_has_called() -> None:
     collective = Collective(GroupLabel("group '1' of ranks 4, 5, 6, 7", (4, 5, 6, 7)), 3, ())
     assert collective.missing_count == 4
     assert collective.missing() == "ranks 4, 5, 6, 7"
-    assert collective.title() == "collective #3 of group '1' of ranks 4, 5, 6, 7"
+    assert collective.title() == "collective #4 of group '1' of ranks 4, 5, 6, 7"
     collective.calls[0] = collective.calls[2] = call
     collective.calls[1] = Call("barrier", (), str, "test_f.py:7 in test_f")
     collective.missing_count = 1
@@ -246,7 +246,7 @@ def test_a_collective_knows_who_has_called() -> None:
         "  rank 5: barrier() at test_f.py:7 in test_f\n"
     )
     first, rest = collective.lost(3).text.split("\n", 1)
-    assert first.startswith("Collective #3 of group '1' of ranks 4, 5, 6, 7 can never complete: rank 7 has ended")
+    assert first.startswith("Collective #4 of group '1' of ranks 4, 5, 6, 7 can never complete: rank 7 has ended")
     assert rest.startswith(f"{calls}  no call yet: rank 7\nMost likely that rank makes fewer calls")
     collective.calls[3], collective.missing_count = call, 0
     first, rest = collective.mismatch("two operations").text.split("\n", 1)

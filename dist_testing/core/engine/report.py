@@ -127,7 +127,8 @@ def _report(result: CaseResult, target: str, reproduce: str) -> list[_Part]:
     elif explanation := _EXPLANATIONS.get(verdict.cause):
         lines.append(explanation)
     if verdict.victims:
-        lines.append(f"Victims: {_victims(result)} (consequence, not cause).")
+        because = "other ranks" if verdict.culprit is None else f"rank {verdict.culprit}"
+        lines.append(f"Victims: {_victims(result)} (failed because of {because}).")
     passed = [str(outcome.rank) for outcome in result.outcomes if outcome.kind is Kind.PASSED]
     if passed:
         lines.append(f"Rank(s) {', '.join(passed)} ended the test without an error.")
