@@ -65,10 +65,10 @@ def _stops_for_a_while(world: World, _: _Arguments) -> None:
     if world.rank == 0:
         pid = int(world.store.get("pid"))
         world.faults.stop(1)
-        assert status_of(pid)["State"].startswith("T")
+        assert status_of(pid, "State").startswith("T")
         time.sleep(_LONG_S)
         world.faults.cont(1)
-        assert not status_of(pid)["State"].startswith("T")
+        assert not status_of(pid, "State").startswith("T")
     dist.barrier()
 
 

@@ -272,7 +272,7 @@ class RankRecord:
     @property
     def kernel_state(self) -> str:
         """The kernel's state of the process, such as "T (stopped)"; "" if it is not known."""
-        return status_of(self.pid).get("State", "")
+        return status_of(self.pid, "State")
 
     @property
     def has_told_all(self) -> bool:

@@ -44,19 +44,17 @@ def stat_of(pid: int | None, thread: str = "") -> list[str]:
     return []
 
 
-def status_of(pid: int | str | None) -> dict[str, str]:
-    """Return the fields of proc(5)'s `status` by name."""
-    with contextlib.suppress(OSError), open(f"/proc/{pid}/status", encoding="utf-8", errors="replace") as status:
-        return dict(line.rstrip("\n").split(":\t", 1) for line in status if ":\t" in line)
-    return {}
+def status_of(pid: int | None, field: str, thread: str = "") -> str:
+    """Return a field of proc(5)'s `status`, but not its first, `Name`; "" if the process has ended."""
+    folder = f"/proc/{pid}/task/{thread}" if thread else f"/proc/{pid}"
+    with contextlib.suppress(OSError), open(f"{folder}/status", "rb", buffering=0) as status:
+        return status.read().partition(f"\n{field}:".encode())[2].partition(b"\n")[0].decode("ascii").strip()
+    return ""
 
 
 def blocked_signals(pid: int | None, thread: str) -> int:
-    """Return the mask of the signals that a thread blocks, with bit 0 for signal 1. Faster than `status_of`."""
-    with contextlib.suppress(OSError), open(f"/proc/{pid}/task/{thread}/status", "rb", buffering=0) as status:
-        _, found, rest = status.read().partition(b"\nSigBlk:")
-        return int(rest[: rest.index(b"\n")], 16) if found else 0
-    return 0
+    """Return the mask of the signals that a thread blocks, with bit 0 for signal 1."""
+    return int(status_of(pid, "SigBlk", thread) or "0", 16)
 
 
 def open_files() -> dict[int, str]:

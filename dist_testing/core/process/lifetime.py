@@ -93,7 +93,7 @@ def current_umask() -> int:
 
     `os.umask` has to set the mask to read it. Meanwhile all users could read the files of other threads.
     """
-    return int(status_of(os.getpid())["Umask"], 8)
+    return int(status_of(os.getpid(), "Umask"), 8)
 
 
 def watch_child(pid: int) -> int:

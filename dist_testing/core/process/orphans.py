@@ -94,7 +94,7 @@ def kill_tracer(pid: int) -> None:
     or ended. A user's debugger is not our child and reaps by itself.
     """
     try:
-        tracer = int(status_of(pid).get("TracerPid", "0"))
+        tracer = int(status_of(pid, "TracerPid") or "0")
         if tracer and any(below.pid == tracer for below in psutil.Process().children(recursive=True)):
             os.kill(tracer, signal.SIGKILL)
     except (OSError, psutil.NoSuchProcess):

@@ -43,6 +43,8 @@ if TYPE_CHECKING:
 FRONT_END = "pytest"
 # Module of the fixtures `world` and `world_size`.
 _PLUGIN = f"{__package__}.plugin"
+# Name of the plugin on ranks.
+_REPORTING = "dist_testing_rank_reporting"
 # Prefix of the reason of a test that called `pytest.xfail`, so that the runner can tell it from a skip.
 EXPECTED = "expected failure: "
 # A docstring of several lines in the source that pytest shows: that of `init_process_group` has more than a hundred.
@@ -66,6 +68,7 @@ class _ThisRank(threading.local):
 
     world: World | None = None
     reporter: Reporter
+    body: Callable[[], object]
     is_in_test = False
     sub_test_error: BaseException | None = None
 
@@ -119,7 +122,7 @@ class PytestRankContext:
         if all(seeding):
             # Marked tests keep the generators as their file has left them.
             seed_generators()
-        config.pluginmanager.register(self._reporting, "dist_testing_rank_reporting")
+        config.pluginmanager.register(self._reporting, _REPORTING)
         if not any("caplog" in getattr(item, "fixturenames", ()) for item in self._items.values()):
             # The plugin adds handlers to each of torch's 42 loggers, three times per test.
             config.pluginmanager.unregister(name="logging-plugin")
@@ -162,8 +165,8 @@ class PytestRankContext:
 
 def run_as_test(item: pytest.Item, reporter: Reporter, body: Callable[[], object]) -> None:
     """Run `body` as pytest runs a test: it explains assertions, and the runner gets each warning."""
-    _this.reporter = reporter
-    run_in_wrappers(item, body)
+    _this.reporter, _this.body = reporter, body
+    run_in_wrappers(item, item.config.pluginmanager.getplugin(_REPORTING))
 
 
 @dataclass(eq=False, slots=True)
@@ -225,10 +228,16 @@ class PytestRankFrontEnd:
 
 
 class _RankReporting:
-    """A pytest plugin that reports phases and outcomes to the runner."""
+    """A pytest plugin that runs items on a rank, and reports phases and outcomes to the runner."""
 
     # Fixture to the error of a rank that uses it.
     refused: Mapping[str, str] = {}
+
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_runtest_protocol(self) -> bool:
+        """Run the item in place of the plugins that would."""
+        _this.body()
+        return True
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_fixture_setup(self, fixturedef: pytest.FixtureDef[Any]) -> None:

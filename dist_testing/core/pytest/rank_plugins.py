@@ -6,7 +6,6 @@ these are called.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -37,30 +36,13 @@ def run_phases(item: pytest.Item) -> list[pytest.TestReport]:
     return reports
 
 
-def run_in_wrappers(item: pytest.Item, body: Callable[[], object]) -> None:
-    """Run `body` inside what pytest and the plugins of a rank do around a test."""
+def run_in_wrappers(item: pytest.Item, inner: object) -> None:
+    """Run an item inside what pytest and the plugins of a rank do around a test; the plugin `inner` runs the item."""
     manager = item.config.pluginmanager
-    inner = _Inner(body)
-    manager.register(inner)
-    try:
-        impls = item.ihook.pytest_runtest_protocol.get_hookimpls()
-        kept = {id(impl.plugin) for impl in impls if _package_of(impl.plugin) not in _NOT_ON_RANKS} | {id(inner)}
-        others = [plugin for plugin in manager.get_plugins() if id(plugin) not in kept]
-        manager.subset_hook_caller(_HOOK, others)(item=item, nextitem=None)
-    finally:
-        manager.unregister(inner)
-
-
-class _Inner:
-    """A plugin whose only hook comes before others that would run the item."""
-
-    def __init__(self, body: Callable[[], object]) -> None:
-        self._body = body
-
-    @pytest.hookimpl(tryfirst=True)
-    def pytest_runtest_protocol(self) -> bool:
-        self._body()
-        return True
+    impls = item.ihook.pytest_runtest_protocol.get_hookimpls()
+    kept = {id(impl.plugin) for impl in impls if _package_of(impl.plugin) not in _NOT_ON_RANKS} | {id(inner)}
+    others = [plugin for plugin in manager.get_plugins() if id(plugin) not in kept]
+    manager.subset_hook_caller(_HOOK, others)(item=item, nextitem=None)
 
 
 def _package_of(plugin: object) -> str:
