@@ -14,6 +14,7 @@ from torch._C._distributed_c10d import PrefixStore, Store
 from dist_testing.core.ground.errors import UsageError
 from dist_testing.threaded import BACKEND, data
 from dist_testing.threaded.arguments import Tensors, single, text_of
+from dist_testing.threaded.data import Share
 from dist_testing.threaded.meeting import Move, SharedGroup
 from dist_testing.threaded.members import ThreadWorld
 from dist_testing.threaded.operation import ANY_RANK, Call, Transfer
@@ -139,7 +140,7 @@ class GroupBase(dist.ProcessGroup):
 
         call = Call(name, (), detail)
         transfer = Transfer(self._shared.label, self._rank, peer, tag, tensor, call, is_send)
-        data.settle(data.accelerators([tensor]))
+        data.settle([tensor])
         self._shared.transfer(transfer)
         return self._begun(ThreadWork(self._world, transfer, call, [tensor], self._timeout_s))
 
@@ -216,32 +217,30 @@ class GroupBase(dist.ProcessGroup):
         self,
         name: str,
         signature: tuple[object, ...],
-        contribution: object,
+        share: Share,
         move: Move,
-        results: Tensors,
         limit_s: float | None,
-        inputs: Tensors = (),
         note: str = "",
+        whole: Share | None = None,
     ) -> ThreadWork:
         """Make this rank's call of the collective that `torch.distributed` calls `name`.
 
         Args:
             name: The name.
             signature: The values that have to be equal on all ranks, beside the name.
-            contribution: This rank's contribution to `move`.
+            share: This rank's share.
             move: Does the work for all ranks.
-            results: The tensors that the call writes.
             limit_s: Time limit of the call in seconds; None for the group's.
-            inputs: The tensors that the call only reads.
             note: Text before that about the tensors, for error texts.
+            whole: The tensors of the call, if those of the share are parts of them.
         """
         self._check_is_usable(name)
-        call = Call(name, (name, *signature), lambda: f"{note}{text_of(inputs or results)}")
-        devices = data.accelerators((*results, *inputs))
-        data.settle(devices)
-        collective = self._shared.meet(self._rank, call, contribution, move, devices)
+        outputs, inputs, _ = whole or share
+        call = Call(name, (name, *signature), lambda: f"{note}{text_of(inputs or outputs)}")
+        data.settle((*outputs, *inputs))
+        collective = self._shared.meet(self._rank, call, share, move)
         limit_s = self._timeout_s if limit_s is None else limit_s
-        return self._begun(ThreadWork(self._world, collective, call, results, limit_s))
+        return self._begun(ThreadWork(self._world, collective, call, outputs, limit_s))
 
     def _begun(self, work: ThreadWork) -> ThreadWork:
         if self._coalesced is not None:

@@ -13,7 +13,7 @@ import sys
 import threading
 import traceback
 from collections.abc import Sequence
-from typing import Any, NoReturn
+from typing import NoReturn
 
 from dist_testing.core.ground.budget import MAX_TIMEOUT_S
 from dist_testing.core.ground.case import CaseBody
@@ -35,7 +35,7 @@ from dist_testing.core.rank.capture import flush_streams, stream_on
 from dist_testing.core.rank.hooks import RankServices, ServedRank
 from dist_testing.core.rank.long_texts import LongTexts
 from dist_testing.core.rank.reporter import Reporter, send_message
-from dist_testing.threaded.members import RankThread, current_member
+from dist_testing.threaded.members import OfThread, RankThread, current_member
 from dist_testing.threaded.shared_process import note_rank
 from dist_testing.threaded.thread_world import exit_process, fail_world, report_end, run_on_threads
 
@@ -147,9 +147,9 @@ class _Ranks:
 
         # The runner keeps the time; it kills this process at the case's deadline.
         ended = run_on_threads(run, len(self._starts), timeout_s=MAX_TIMEOUT_S)
-        for outcome in ended:
+        for outcome, reporter in zip(ended, self._reporters, strict=True):
             if isinstance(outcome.error, LaunchError):
-                self._reporters[outcome.rank].never_started(outcome.error)
+                reporter.never_started(outcome.error)
         if any(outcome.stack for outcome in ended):
             # Some ranks run on after a failure. The runner knows of the failure and ends this process.
             next_instruction(self._channels[0], self._reporters[0])
@@ -192,16 +192,12 @@ def _split_output(paths: Sequence[str]) -> None:
     """
     flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND
     logs = [stream_on(os.open(path, flags, 0o600)) for path in paths[1:]]
-    sys.stdout = sys.__stdout__ = _StreamOfThread([stream_on(1), *logs])  # type: ignore[misc,assignment]
-    sys.stderr = sys.__stderr__ = _StreamOfThread([stream_on(2), *logs])  # type: ignore[misc,assignment]
+    for name, fd in (("stdout", 1), ("stderr", 2)):
+        stream = OfThread(functools.partial(_of_rank, [stream_on(fd), *logs]))
+        setattr(sys, name, stream)
+        setattr(sys, f"__{name}__", stream)
 
 
-class _StreamOfThread:
-    """Forwards every attribute to the stream of the calling thread's rank."""
-
-    def __init__(self, streams: Sequence[io.TextIOWrapper]) -> None:
-        self._streams = streams
-
-    def __getattr__(self, name: str) -> Any:
-        member = current_member()
-        return getattr(self._streams[0 if member is None else member.rank], name)
+def _of_rank(streams: Sequence[io.TextIOWrapper]) -> io.TextIOWrapper:
+    member = current_member()
+    return streams[0 if member is None else member.rank]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -13,11 +13,8 @@ from torch._C._distributed_c10d import Work
 from torch.futures import Future
 
 from dist_testing.core.ground.errors import UsageError
-from dist_testing.threaded.members import acting_as, current_member
+from dist_testing.threaded.members import ThreadWorld, acting_as, current_member
 from dist_testing.threaded.operation import Call, Operation, Transfer
-
-if TYPE_CHECKING:
-    from dist_testing.threaded.members import ThreadWorld
 
 
 class ThreadWork(Work):
@@ -116,7 +113,7 @@ class ThreadWork(Work):
                     else:
                         future.set_result(self.result())
 
-            with self._world.lock:
+            with self._world.locked():
                 is_over = self._operation.is_done
                 if not is_over:
                     self._operation.on_done.append(settle)
