@@ -78,30 +78,8 @@ def settle(tensors: Iterable[Tensor]) -> None:
         torch.get_device_module(device.type).current_stream(device).synchronize()
 
 
-def parts(tensor: Tensor, count: int) -> list[Tensor]:
-    """Cut a tensor into `count` equal parts, as views without autograd.
-
-    The parts of a contiguous tensor are one-dimensional slices of its elements in row-major order; those of others are
-    slices along the first dimension.
-
-    Raises:
-        ValueError: If the tensor cannot be cut evenly.
-    """
-    if tensor.is_contiguous() and tensor.numel() % count == 0:
-        flat = tensor.detach().view(-1)
-        size = tensor.numel() // count
-        return [flat[index * size : (index + 1) * size] for index in range(count)]
-    if tensor.dim() and tensor.shape[0] % count == 0:
-        return list(tensor.detach().tensor_split(count))
-    raise ValueError(f"{tensor_text(tensor)} cannot be cut into {count} equal parts, one for each rank")
-
-
 def copy(output: Tensor, value: Tensor) -> None:
-    """Write `value` to `output`, which may have another shape.
-
-    Raises:
-        UnequalError: If the two differ in dtype or number of elements.
-    """
+    """Write `value` to `output`, which may have another shape."""
     _write_checked([output], [value])
 
 
@@ -128,7 +106,7 @@ def reduce_scatter(op: str, shares: Sequence[Share]) -> None:
 def reduce_scatter_single(op: str, shares: Sequence[Share]) -> None:
     """Reduce each of the k inputs of all ranks, cut it into n equal parts, and write part r to its output on rank r."""
     for index in range(len(shares[0].outputs)):
-        results = parts(_reduced(op, shares, index).contiguous(), len(shares))
+        results = _reduced(op, shares, index).flatten().tensor_split(len(shares))
         _write([share.outputs[index] for share in shares], results)
 
 
@@ -185,8 +163,7 @@ def _reduced(op: str, shares: Sequence[Share], index: int) -> Tensor:
     values = [inputs[index] if factor is None else inputs[index] * factor for _, inputs, factor in shares]
     total = values[0].clone()
     for value in values[1:]:
-        is_alike = value.shape == total.shape and value.device == total.device
-        _COMBINE[op](total, value if is_alike else value.reshape(total.shape).to(total.device), out=total)
+        _COMBINE[op](total, value.reshape(total.shape).to(total.device), out=total)
     if op == "AVG":
         total.div_(len(values), rounding_mode=None if total.is_floating_point() or total.is_complex() else "trunc")
     return total
@@ -204,14 +181,7 @@ def _write(outputs: Sequence[Tensor], values: Sequence[Tensor]) -> None:
     # torch refuses to write to a tensor of inference mode outside that mode. Other backends write to its memory.
     with torch.inference_mode() if any(map(Tensor.is_inference, outputs)) else contextlib.nullcontext():
         torch._foreach_copy_(
-            [_hidden(output) for output in outputs],
-            [
-                value if value.shape == output.shape else value.reshape(output.shape)
-                for output, value in zip(outputs, values, strict=True)
-            ],
+            # Even while it is off, autograd records writes to these tensors and shows them in their grad_fn.
+            [output.detach() if output.requires_grad or output._is_view() else output for output in outputs],
+            [value.reshape(output.shape) for output, value in zip(outputs, values, strict=True)],
         )
-
-
-def _hidden(output: Tensor) -> Tensor:
-    # Even while it is off, autograd records writes to these tensors and shows them in their grad_fn.
-    return output.detach() if output.requires_grad or output._is_view() else output

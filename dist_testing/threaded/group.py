@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from datetime import timedelta
 from functools import partial
 from typing import Any
@@ -81,9 +81,9 @@ class ThreadedGroup(GroupBase):
 
         `outputs` has one list for each rank. In the list of rank r, output i is for the input at index i of rank r.
         """
-        if len(outputs) != self.size():
+        if len(outputs) != self._size:
             raise ValueError(
-                f"{len(outputs)} lists of outputs in a group of {self.size()}; expected a list of outputs for each rank"
+                f"{len(outputs)} lists of outputs in a group of {self._size}; expected a list of outputs for each rank"
             )
         for of_rank in outputs:
             check_pairs(of_rank, inputs)
@@ -174,17 +174,26 @@ class ThreadedGroup(GroupBase):
 
     def allreduce(self, tensors: Any, opts: Any = None, timeout: Any = None, *, op: Any = None) -> ThreadWork:
         """Replace the tensors at one index of all ranks by their reduction; see `torch.distributed.all_reduce`."""
-        return self._all_reduce("all_reduce", listed(tensors), opts, timeout, op)
+        tensors = listed(tensors)
+        return self._reduction("all_reduce", tensors, tensors, data.all_reduce, opts, timeout, op)
 
     def allreduce_coalesced(self, tensors: Tensors, opts: Any = None) -> ThreadWork:
         """Do `allreduce` for one or more tensors in one call; see `torch.distributed.all_reduce_coalesced`."""
-        return self._all_reduce("all_reduce_coalesced", tensors, opts, None, None)
+        return self._reduction("all_reduce_coalesced", tensors, tensors, data.all_reduce, opts)
 
-    def _all_reduce(self, name: str, tensors: Tensors, opts: Any, timeout: Any, op: Any) -> ThreadWork:
-        op_name, factor = reduction_of(opts, op, tensors)
-        signature, move = (op_name, sizes_of(tensors)), partial(data.all_reduce, op_name)
-        share, limit_s = Share(tensors, tensors, factor), limit_of(opts, timeout)
-        return self._meet(name, signature, share, move, limit_s, f"{op_name}, ")
+    def _reduction(
+        self,
+        name: str,
+        outputs: Tensors,
+        inputs: Tensors,
+        move: Callable[[str, Sequence[Share]], None],
+        opts: Any,
+        timeout: Any = None,
+        op: Any = None,
+    ) -> ThreadWork:
+        op_name, factor = reduction_of(opts, op, inputs)
+        share, limit_s = Share(outputs, inputs, factor), limit_of(opts, timeout)
+        return self._meet(name, (op_name, sizes_of(inputs)), share, partial(move, op_name), limit_s, f"{op_name}, ")
 
     def reduce(
         self, tensors: Any, opts: Any = None, op: Any = None, timeout: Any = None, *, root: int | None = None
@@ -207,12 +216,9 @@ class ThreadedGroup(GroupBase):
 
         The inputs at different indices may differ in size.
         """
-        output, inputs, limit_s = single(outputs), self._one_per_rank(inputs, "an input"), limit_of(opts, timeout)
+        output, inputs = single(outputs), self._one_per_rank(inputs, "an input")
         check_same_size(inputs[self._rank], output)
-        op_name, factor = reduction_of(opts, op, inputs)
-        signature, move = (op_name, sizes_of(inputs)), partial(data.reduce_scatter, op_name)
-        share = Share([output], inputs, factor)
-        return self._meet("reduce_scatter", signature, share, move, limit_s, f"{op_name}, ")
+        return self._reduction("reduce_scatter", [output], inputs, data.reduce_scatter, opts, timeout, op)
 
     def reduce_scatter_single(self, output: Tensor, input: Tensor, opts: Any = None) -> ThreadWork:  # noqa: A002
         """Reduce the inputs and write part r of n to rank r; see `torch.distributed.reduce_scatter_tensor`.
@@ -233,10 +239,7 @@ class ThreadedGroup(GroupBase):
         check_pairs(outputs, inputs)
         for output, whole in zip(outputs, inputs, strict=True):
             self._check_is_whole(whole, output, "input", "output")
-        op_name, factor = reduction_of(opts, None, inputs)
-        signature, move = (op_name, sizes_of(inputs)), partial(data.reduce_scatter_single, op_name)
-        share = Share(outputs, inputs, factor)
-        return self._meet(name, signature, share, move, limit_of(opts), f"{op_name}, ")
+        return self._reduction(name, outputs, inputs, data.reduce_scatter_single, opts)
 
     def barrier(self, opts: Any = None, timeout: timedelta | None = None) -> ThreadWork:
         """Be done when every rank has called it; see `torch.distributed.barrier`. `opts` may be the time limit."""

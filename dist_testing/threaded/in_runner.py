@@ -40,9 +40,6 @@ def run_here(engine: Engine, case: Case, body: ThreadBody) -> CaseResult:
 
     `body` runs one rank, and makes its own process groups. A thread cannot be killed: one that runs past the deadline
     goes on; it is a daemon, so the process can end.
-
-    Raises:
-        UsageError: If the world is too large, or no time is left.
     """
     check_world_size(case.name, case.world_size, needs_files=False)
     limit_s = engine.limit_s(case)

@@ -162,7 +162,7 @@ def _without_turns(barrier: Callable[..., None]) -> Callable[..., None]:
     @functools.wraps(barrier)
     def wait_for_all(*arguments: Any) -> None:
         member = current_member()
-        if member is None or not member.world.has_turns:
+        if member is None or not member.world.turns.are_on:
             barrier(*arguments)
 
     return wait_for_all

@@ -31,12 +31,11 @@ class SharedGroup:
     """The state that the ranks of one group share. A rank is named by its number in the group, from 0.
 
     Collectives are matched by the order of calls: the k-th collective call of each rank belongs to collective k, as in
-    c10d. Sends and receives are matched by rank and tag.
+    c10d. Sends and receives are matched by rank and tag. A call raises `PeerFailedError` once a rank of the world has
+    failed.
 
     Attributes:
         name: The key under which the world keeps it.
-        label: How error texts name the group and its ranks.
-        size: Number of ranks.
         calls_made: How many collectives each rank has called: c10d's sequence numbers.
     """
 
@@ -55,11 +54,7 @@ class SharedGroup:
 
     @classmethod
     def joined(cls, world: ThreadWorld, name: str, label: GroupLabel, rank: int, member: Member) -> SharedGroup:
-        """Return the group of that name, which the first rank that asks creates, with `member` as its rank `rank`.
-
-        Raises:
-            UsageError: If another rank has created the group with other ranks, or already has that number.
-        """
+        """Return the group of that name, which the first rank that asks creates, with `member` as its rank `rank`."""
         with world.locked():
             if (shared := world.groups.get(name)) is None:
                 shared = world.groups[name] = cls(world, name, label)
@@ -122,9 +117,6 @@ class SharedGroup:
         """Make a rank's next collective call. Does not wait for other ranks; the last rank to call does the work.
 
         Calls with equal signatures pass equivalent moves. The collective that it returns may have failed already.
-
-        Raises:
-            PeerFailedError: If a rank of the world has failed.
         """
         world = self._world
         with world.locked():
@@ -164,9 +156,6 @@ class SharedGroup:
         """Start a send or a receive. Does not wait for the other rank; the second of the two does the copy.
 
         The `peer` of a receive from any rank is set when it is paired.
-
-        Raises:
-            PeerFailedError: If a rank of the world has failed.
         """
         world = self._world
         with world.locked():

@@ -8,7 +8,7 @@ import sys
 import threading
 import time
 from collections import defaultdict
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -96,7 +96,7 @@ def current_member() -> Member | None:
 
 @contextlib.contextmanager
 def acting_as(member: Member | None) -> Iterator[None]:
-    """Make the calling thread belong to a rank, or with None to no rank, inside the `with` block."""
+    """Make the calling thread belong to a rank, or with None to no rank, in the block."""
     before, _current.member = _current.member, member
     try:
         yield
@@ -114,6 +114,7 @@ class ThreadWorld:
     Attributes:
         size: Number of ranks.
         members: The ranks, in order.
+        turns: Whether one rank runs at a time, and which.
         groups: The state of each group, by a name on which its ranks have agreed.
         failure: Why no call can complete any more; None as long as calls can.
         failed_s: When the first rank failed, on the monotonic clock.
@@ -127,7 +128,7 @@ class ThreadWorld:
         self.failure: Failure | None = None
         self.failed_s = math.inf
         self._lock = threading.Lock()
-        self._turns = Turns(size, are_on=in_rank_order)
+        self.turns = Turns(size, are_on=in_rank_order)
         self._waits: dict[Wait, None] = {}
         # Number of the ranks' threads that are in no wait of a group. At 0, no thread can complete a wait any more.
         self._busy = 0
@@ -155,11 +156,6 @@ class ThreadWorld:
         member.ident = threading.get_ident()
         self._take_turn(member, has_one=False)
 
-    @property
-    def has_turns(self) -> bool:
-        """Whether one rank runs at a time."""
-        return self._turns.are_on
-
     def give_way(self) -> None:
         """With turns, let the other ranks run before the calling rank continues; else do nothing."""
         if _current.member is not None and _is_rank_thread():
@@ -168,9 +164,9 @@ class ThreadWorld:
     def _take_turn(self, member: Member, *, has_one: bool) -> None:
         gate = _locked()
         with self.locked():
-            self._turns.add(member.rank, gate)
+            self.turns.add(member.rank, gate)
             if has_one:
-                self._turns.pass_on()
+                self.turns.pass_on()
         gate.acquire()
 
     def leave(self, member: Member, *, is_rank_thread: bool) -> None:
@@ -184,23 +180,26 @@ class ThreadWorld:
                 member.on_end.clear()
             self._rest()
             if is_rank_thread:
-                self._turns.pass_on()
+                self.turns.pass_on()
 
     def fail(self, member: Member, error: BaseException) -> None:
-        """Record that a rank has failed with an error: every wait ends, and later calls fail.
-
-        Only the first failure of a world counts.
-        """
+        """Record that a rank has failed: every wait ends, and later calls fail. Only the first failure counts."""
         with self.locked():
             if self.failure is None:
                 self.failed_s = time.monotonic()
-                self._fail_all(_peer_failed(member.rank, error))
+                text = (
+                    f"Rank {member.rank} has failed: {summarise(error)}\n"
+                    "The other ranks cannot complete calls of their groups any more; this error is a consequence, not "
+                    "the cause.\n"
+                    f"Look at the error of rank {member.rank}."
+                )
+                self._fail_all(Failure(PeerFailedError, text, names_call=True))
 
     def abort(self, failure: Failure) -> None:
         """End every wait, refuse later calls, and end the turns. The waits and calls fail with `failure`."""
         with self.locked():
             self._fail_all(failure)
-            self._turns.stop()
+            self.turns.stop()
 
     def forget(self) -> None:
         """Drop the references that point back to the world after its end, so that it is freed at once."""
@@ -208,12 +207,9 @@ class ThreadWorld:
         self.groups = {}
 
     def wait(self, operation: Operation, call: Call, limit_s: float, *, fails_operation: bool) -> None:
-        """Block until an operation is done, for at most `limit_s` seconds.
+        """Block until an operation is done, for at most `limit_s` seconds; raise its error if it fails.
 
         At the limit the operation fails on all ranks if `fails_operation`; else only this wait fails.
-
-        Raises:
-            CollectiveError: If the operation fails, or is not done within the limit.
         """
         failure = None if operation.is_done else self._block(operation, call, limit_s, fails_operation=fails_operation)
         if (failure := failure or operation.failure) is not None:
@@ -232,7 +228,7 @@ class ThreadWorld:
             if member is not None:
                 self._rest()
             if wait.takes_turns:
-                self._turns.pass_on()
+                self.turns.pass_on()
         if wait.gate.acquire(timeout=min(limit_s, threading.TIMEOUT_MAX)):
             return None
         failure = None
@@ -261,7 +257,7 @@ class ThreadWorld:
         self._wake([wait for wait in self._waits if wait.operation is operation])
 
     def describe_waits_of(self, rank: int) -> list[str]:
-        """Return one text for each wait of a rank's threads in a group; an empty list if there is none."""
+        """Return one text for each wait of a rank's threads in a group."""
         with self.locked():
             return [_wait_text(wait) for wait in self._waits if wait.member is self.members[rank]]
 
@@ -271,7 +267,7 @@ class ThreadWorld:
             if wait.member is not None:
                 self._busy += 1
             if wait.member is not None and wait.takes_turns:
-                self._turns.add(wait.member.rank, wait.gate)
+                self.turns.add(wait.member.rank, wait.gate)
             else:
                 wait.gate.release()
 
@@ -279,7 +275,17 @@ class ThreadWorld:
         """Count a thread of a rank that does not run any more. Without another one, the waits can never end."""
         self._busy -= 1
         if self._busy == 0 and self._waits:
-            failure = _deadlock(self.members, self._waits)
+            have_ended = "the only rank of the world waits or has ended"
+            if self.size > 1:
+                have_ended = f"all {self.size} ranks of the world wait or have ended"
+            failure = Failure(
+                DeadlockError,
+                f"Deadlock: {have_ended}, so no wait can be completed.\n"
+                f"{_activity(self.members, self._waits)}\n"
+                "Most likely a call depends on the rank, or a send or receive has no counterpart.\n"
+                "Let all ranks of a group make the same collective calls in the same order, and pair each send with a "
+                "receive; a blocking send waits for its receive.",
+            )
             for wait in list(self._waits):
                 self.finish(wait.operation, failure)
 
@@ -294,21 +300,7 @@ def _is_rank_thread() -> bool:
     return isinstance(threading.current_thread(), RankThread)
 
 
-def _deadlock(members: Collection[Member], waits: Iterable[Wait]) -> Failure:
-    have_ended = "the only rank of the world waits or has ended"
-    if len(members) > 1:
-        have_ended = f"all {len(members)} ranks of the world wait or have ended"
-    return Failure(
-        DeadlockError,
-        f"Deadlock: {have_ended}, so no wait can be completed.\n"
-        f"{_activity(members, waits)}\n"
-        "Most likely a call depends on the rank, or a send or receive has no counterpart.\n"
-        "Let all ranks of a group make the same collective calls in the same order, and pair each send with a "
-        "receive; a blocking send waits for its receive.",
-    )
-
-
-def _timed_out(members: Collection[Member], waits: Iterable[Wait], wait: Wait, limit_s: float) -> Failure:
+def _timed_out(members: Iterable[Member], waits: Iterable[Wait], wait: Wait, limit_s: float) -> Failure:
     waiting = _FOREIGN_THREAD if wait.member is None else f"rank {wait.member.rank}"
     return Failure(
         CollectiveTimeoutError,
@@ -316,16 +308,6 @@ def _timed_out(members: Collection[Member], waits: Iterable[Wait], wait: Wait, l
         f"{_activity(members, waits)}\n"
         "Most likely a rank is stuck or slow in code outside of its process group.\n"
         "Look at the ranks that are still running; if they only need more time, set a longer group timeout.",
-    )
-
-
-def _peer_failed(rank: int, error: BaseException) -> Failure:
-    return Failure(
-        PeerFailedError,
-        f"Rank {rank} has failed: {summarise(error)}\n"
-        "The other ranks cannot complete calls of their groups any more; this error is a consequence, not the cause.\n"
-        f"Look at the error of rank {rank}.",
-        names_call=True,
     )
 
 

@@ -44,14 +44,13 @@ def sentence(text: str) -> str:
 
 @functools.cache
 def _is_users(file: str) -> bool:
-    # torch's decorators and context managers add frames of contextlib and functools.
-    if Path(file).parent == Path(threading.__file__).parent:
+    torch_file = getattr(sys.modules.get("torch"), "__file__", None) or __file__
+    # `hang` stands between a test and torch's collectives.
+    folders = (Path(__file__).parent, Path(torch_file).parent, Path(__file__).parents[1] / "hang")
+    if file.startswith(("<frozen", "<string>", *(f"{folder}/" for folder in folders))):
         return False
-    torch_file = getattr(sys.modules.get("torch"), "__file__", None)
-    folders = [Path(path).parent for path in (__file__, torch_file) if path]
-    # It stands between a test and torch's collectives.
-    folders.append(Path(__file__).parents[1] / "hang")
-    return not file.startswith(("<frozen", "<string>", *(f"{folder}/" for folder in folders)))
+    # torch's decorators and context managers add frames of contextlib and functools.
+    return Path(file).parent != Path(threading.__file__).parent
 
 
 @dataclass(slots=True, eq=False)

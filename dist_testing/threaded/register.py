@@ -27,10 +27,6 @@ def create_group(options: _DistributedBackendOptions, backend_options: object = 
     """Create one rank's process group object; `torch.distributed.init_process_group` and `new_group` call it.
 
     Does not wait for the other ranks. The ranks that pass the same store get the same group. Ignores `backend_options`.
-
-    Raises:
-        UsageError: If the calling thread is no rank of a world of threads, if the rank is not below the size, or if
-            other ranks have created the group with other ranks.
     """
     member = current_member()
     if member is None:

@@ -88,9 +88,6 @@ def run_on_threads(body: Callable[[int], None], world_size: int, *, timeout_s: f
     returns when all ranks have ended, at the deadline, or 2 seconds after the first failure, whichever is first. A
     thread that has not ended by then is left behind: it is a daemon thread, and keeps its world to itself. Any
     exception of the body, `SystemExit` included, becomes the rank's outcome; there is one per rank, in their order.
-
-    Raises:
-        UsageError: If `world_size` or the environment variable `ORDER_VARIABLE` is out of range.
     """
     check_world_size("run_on_threads", world_size, "Give a number in that range.")
     order = os.environ.get(ORDER_VARIABLE, "")

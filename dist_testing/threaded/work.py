@@ -35,16 +35,10 @@ class ThreadWork(Work):
         self._future: Future[Any] | None = None
 
     def wait(self, timeout: timedelta | None = None) -> bool:
-        """Block until the operation is done; see `torch.distributed.Work.wait`.
+        """Block until the operation is done; see `torch.distributed.Work.wait`. Returns True, always.
 
-        At the time limit of the call, the operation fails on all ranks.
-
-        Args:
-            timeout: Time limit of this wait alone, after which the operation goes on. None, zero or less: no such
-                limit.
-
-        Returns:
-            True, always.
+        At the time limit of the call, the operation fails on all ranks. `timeout` is the limit of this wait alone,
+        after which the operation goes on; zero or less is no limit.
 
         Raises:
             CollectiveError: If the operation failed, or is not done in time.
@@ -68,7 +62,7 @@ class ThreadWork(Work):
 
     def is_success(self) -> bool:
         """Return whether the operation has ended with success."""
-        return self._operation.is_done and self._operation.failure is None
+        return self.is_completed() and self.exception() is None
 
     def exception(self) -> BaseException | None:
         """Return the error of a failed operation; None if it has not failed."""
@@ -80,11 +74,7 @@ class ThreadWork(Work):
         return list(self._results)
 
     def source_rank(self) -> int:
-        """Return the sender of a receive that is done, by its number in the group.
-
-        Raises:
-            UsageError: If the call is not a receive.
-        """
+        """Return the sender of a receive that is done, by its number in the group."""
         if not isinstance(self._operation, Transfer) or self._operation.is_send:
             raise UsageError(
                 f"source_rank() of the work of {self._call}.\n"
@@ -141,10 +131,6 @@ class JoinedWork(ThreadWork):
         """Return whether all operations have ended. Does not block."""
         return all(work.is_completed() for work in self._works)
 
-    def is_success(self) -> bool:
-        """Return whether all operations have ended with success."""
-        return all(work.is_success() for work in self._works)
-
     def exception(self) -> BaseException | None:
         """Return the error of the first work that failed; None if none has."""
         return next((error for work in self._works if (error := work.exception()) is not None), None)
@@ -156,13 +142,10 @@ class JoinedWork(ThreadWork):
 
 
 class _WaitingFuture(Future[Any]):
-    """A future whose `wait` the world sees as a wait of the rank, so that it detects a deadlock."""
-
     def __init__(self, work: ThreadWork) -> None:
         super().__init__()
         self._work = work
 
     def wait(self) -> Any:
-        """Block until the operation is done; return the future's value, or raise what `ThreadWork.wait` raises."""
         self._work.wait()
         return super().wait()

@@ -14,28 +14,6 @@ from dist_testing.threaded import data
 from dist_testing.threaded.data import Share
 
 
-@pytest.mark.parametrize(
-    ("shape", "count", "sizes"), [((6,), 3, [2] * 3), ((2, 6), 3, [4] * 3), ((0,), 2, [0, 0]), ((), 1, [1])]
-)
-def test_equal_parts(shape: tuple[int, ...], count: int, sizes: list[int]) -> None:
-    """If this fails, ranks get each other's elements."""
-    whole = torch.arange(float(torch.Size(shape).numel())).view(shape)
-    cut = data.parts(whole, count)
-    assert [part.numel() for part in cut] == sizes
-    assert torch.equal(torch.cat(cut), whole.flatten())
-    assert all(part.untyped_storage().data_ptr() == whole.untyped_storage().data_ptr() for part in cut)
-
-
-def test_parts_of_a_tensor_that_is_not_contiguous() -> None:
-    """If this fails, writes to a part of a transposed tensor are lost in a copy."""
-    whole = torch.zeros(3, 4).t()
-    data.parts(whole, 2)[1].fill_(1)
-    assert whole.tolist() == [[0.0] * 3] * 2 + [[1.0] * 3] * 2
-    for tensor, count in ((torch.ones(5), 2), (torch.ones(()), 2), (torch.ones(4, 3).t(), 2)):
-        with pytest.raises(ValueError, match=f"cannot be cut into {count} equal parts"):
-            data.parts(tensor, count)
-
-
 @pytest.mark.parametrize("size", [3, 22_000])
 @pytest.mark.parametrize(
     ("op", "expected"),
