@@ -36,9 +36,6 @@ _COMBINE: dict[str, Callable[..., Tensor]] = {
     "BXOR": torch.bitwise_xor,
 }
 
-# Device types whose operations are over when the call returns.
-_NO_STREAMS = ("cpu", "meta")
-
 
 class Share(NamedTuple):
     """One rank's part in a collective: the tensors that it writes, those that it reads, the factor of PREMUL_SUM."""
@@ -74,7 +71,7 @@ def run_move(move: Callable[..., None], *args: Any, tensors: Iterable[Tensor]) -
 
 def settle(tensors: Iterable[Tensor]) -> None:
     """Wait for the calling thread's current stream of each tensor's accelerator, so that all threads see its values."""
-    for device in {tensor.device for tensor in tensors if tensor.device.type not in _NO_STREAMS}:
+    for device in {tensor.device for tensor in tensors if not (tensor.is_cpu or tensor.is_meta)}:
         torch.get_device_module(device.type).current_stream(device).synchronize()
 
 
@@ -183,5 +180,8 @@ def _write(outputs: Sequence[Tensor], values: Sequence[Tensor]) -> None:
         torch._foreach_copy_(
             # Even while it is off, autograd records writes to these tensors and shows them in their grad_fn.
             [output.detach() if output.requires_grad or output._is_view() else output for output in outputs],
-            [value.reshape(output.shape) for output, value in zip(outputs, values, strict=True)],
+            [
+                value if value.shape == output.shape else value.reshape(output.shape)
+                for output, value in zip(outputs, values, strict=True)
+            ],
         )

@@ -55,7 +55,7 @@ class SharedGroup:
     @classmethod
     def joined(cls, world: ThreadWorld, name: str, label: GroupLabel, rank: int, member: Member) -> SharedGroup:
         """Return the group of that name, which the first rank that asks creates, with `member` as its rank `rank`."""
-        with world.locked():
+        with world:
             if (shared := world.groups.get(name)) is None:
                 shared = world.groups[name] = cls(world, name, label)
             assert isinstance(shared, cls)
@@ -80,7 +80,7 @@ class SharedGroup:
 
     def leave(self, rank: int) -> None:
         """Remove a rank that has destroyed the group; fail the operations that still need it."""
-        with self._world.locked():
+        with self._world:
             self._lose(rank)
             if len(self._gone) == self.size:
                 self._world.groups.pop(self.name, None)
@@ -119,7 +119,7 @@ class SharedGroup:
         Calls with equal signatures pass equivalent moves. The collective that it returns may have failed already.
         """
         world = self._world
-        with world.locked():
+        with world:
             number = self.calls_made[rank]
             collective = self._collectives.get(number)
             # A collective that has already failed for other ranks gives this rank the same error, not its consequence.
@@ -148,7 +148,7 @@ class SharedGroup:
             collective.shares = {}
             tensors = [tensor for share in shares for tensor in (*share.outputs, *share.inputs)]
             failure = _moved(sentence(collective.title()), collective.mismatch, tensors, move, shares)
-            with world.locked():
+            with world:
                 world.finish(collective, failure)
         return collective
 
@@ -158,7 +158,7 @@ class SharedGroup:
         The `peer` of a receive from any rank is set when it is paired.
         """
         world = self._world
-        with world.locked():
+        with world:
             if world.failure is not None:
                 raise world.failure.error(own.call)
             waiting = self._transfers[own.peer if own.is_send else own.rank]
@@ -176,7 +176,7 @@ class SharedGroup:
             send, receive = (own, other) if own.is_send else (other, own)
             tensors, subject = (receive.tensor, send.tensor), f"A send and its receive in {own.title()}"
             failure = _moved(subject, partial(own.mismatch, other), tensors, copy, *tensors)
-            with world.locked():
+            with world:
                 world.finish(other, failure)
                 world.finish(own, failure)
 

@@ -107,8 +107,9 @@ def acting_as(member: Member | None) -> Iterator[None]:
 class ThreadWorld:
     """The ranks of one world of threads.
 
-    One lock guards all state that the ranks share: this object, its groups and their operations. A thread that has to
-    wait adds a `Wait` and blocks on its gate, so that the thread which completes the operation wakes exactly the
+    One lock guards all state that the ranks share: this object, its groups and their operations; `with world:` holds
+    it. After that, the thread calls the functions of operations that have ended, which may make calls. A thread that
+    has to wait adds a `Wait` and blocks on its gate, so that the thread which completes the operation wakes exactly the
     threads that wait for it.
 
     Attributes:
@@ -135,18 +136,18 @@ class ThreadWorld:
         # Functions of operations that have ended while the lock was held.
         self._callbacks: list[Callable[[], None]] = []
 
-    @contextlib.contextmanager
-    def locked(self) -> Iterator[None]:
-        """Hold the lock in the block. Then call the functions of operations that have ended: they may make calls."""
-        with self._lock:
-            yield
-            callbacks, self._callbacks = self._callbacks, []
+    def __enter__(self) -> None:
+        self._lock.acquire()
+
+    def __exit__(self, *error: object) -> None:
+        callbacks, self._callbacks = self._callbacks, []
+        self._lock.release()
         for callback in callbacks:
             callback()
 
     def add_thread(self, member: Member) -> None:
         """Count a thread of a rank that is about to start; `leave` takes it off."""
-        with self.locked():
+        with self:
             member.threads += 1
             self._busy += 1
 
@@ -163,7 +164,7 @@ class ThreadWorld:
 
     def _take_turn(self, member: Member, *, has_one: bool) -> None:
         gate = _locked()
-        with self.locked():
+        with self:
             self.turns.add(member.rank, gate)
             if has_one:
                 self.turns.pass_on()
@@ -171,7 +172,7 @@ class ThreadWorld:
 
     def leave(self, member: Member, *, is_rank_thread: bool) -> None:
         """Take off a thread of a rank that is about to end, its own or one that it started; end hopeless waits."""
-        with self.locked():
+        with self:
             member.threads -= 1
             if member.threads == 0:
                 for function in member.on_end:
@@ -184,7 +185,7 @@ class ThreadWorld:
 
     def fail(self, member: Member, error: BaseException) -> None:
         """Record that a rank has failed: every wait ends, and later calls fail. Only the first failure counts."""
-        with self.locked():
+        with self:
             if self.failure is None:
                 self.failed_s = time.monotonic()
                 text = (
@@ -197,7 +198,7 @@ class ThreadWorld:
 
     def abort(self, failure: Failure) -> None:
         """End every wait, refuse later calls, and end the turns. The waits and calls fail with `failure`."""
-        with self.locked():
+        with self:
             self._fail_all(failure)
             self.turns.stop()
 
@@ -221,7 +222,7 @@ class ThreadWorld:
         if member is not None and member.world is not self:
             member = None
         wait = Wait(operation, call, member, takes_turns=member is not None and _is_rank_thread())
-        with self.locked():
+        with self:
             if operation.is_done:
                 return None
             self._waits[wait] = None
@@ -232,7 +233,7 @@ class ThreadWorld:
         if wait.gate.acquire(timeout=min(limit_s, threading.TIMEOUT_MAX)):
             return None
         failure = None
-        with self.locked():
+        with self:
             if not operation.is_done:
                 failure = _timed_out(self.members, self._waits, wait, limit_s)
                 if fails_operation:
@@ -246,7 +247,7 @@ class ThreadWorld:
     def finish(self, operation: Operation, failure: Failure | None) -> None:
         """End an operation that is not done, with success if `failure` is None, and wake the threads that wait for it.
 
-        The caller holds the lock, by `locked`.
+        The caller holds the lock, by `with world:`.
         """
         if operation.is_done:
             return
@@ -258,7 +259,7 @@ class ThreadWorld:
 
     def describe_waits_of(self, rank: int) -> list[str]:
         """Return one text for each wait of a rank's threads in a group."""
-        with self.locked():
+        with self:
             return [_wait_text(wait) for wait in self._waits if wait.member is self.members[rank]]
 
     def _wake(self, waits: Iterable[Wait]) -> None:

@@ -169,7 +169,7 @@ class _Run:
         if error is not None:
             self._world.fail(member, error)
         self._world.leave(member, is_rank_thread=True)
-        with self._world.locked():
+        with self._world:
             self._ended[member.rank] = error
             is_last = len(self._ended) == self._world.size
         if is_last:

@@ -103,7 +103,7 @@ class ThreadWork(Work):
                     else:
                         future.set_result(self.result())
 
-            with self._world.locked():
+            with self._world:
                 is_over = self._operation.is_done
                 if not is_over:
                     self._operation.on_done.append(settle)

@@ -83,7 +83,11 @@ def test_a_move_that_fails_leaves_autograd_as_it_was() -> None:
 def test_a_move_waits_for_the_streams_of_its_devices(monkeypatch: pytest.MonkeyPatch) -> None:
     """If this fails, another thread reads a GPU's memory before the result is there."""
     device = torch.device("cuda", 1)
-    tensors: list[Any] = [torch.ones(1), torch.ones(1, device="meta"), *[SimpleNamespace(device=device)] * 2]
+    tensors: list[Any] = [
+        torch.ones(1),
+        torch.ones(1, device="meta"),
+        *[SimpleNamespace(device=device, is_cpu=False, is_meta=False)] * 2,
+    ]
     waited: list[object] = []
 
     def stream_of(*where: object) -> SimpleNamespace:
