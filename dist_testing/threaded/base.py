@@ -40,7 +40,7 @@ class GroupBase(dist.ProcessGroup):
         self._name = ""
         self._description = ""
         self._has_left = False
-        # The works of the calls since start_coalescing; None outside of such a block.
+        # The works of the calls since _start_coalescing; None outside of such a block.
         self._coalesced: list[ThreadWork] | None = None
 
     def __repr__(self) -> str:
@@ -129,20 +129,14 @@ class GroupBase(dist.ProcessGroup):
 
     # Coalescing, split and end.
 
-    def start_coalescing(self, device: object = None) -> None:
-        """Begin to collect the works of calls; see `torch.distributed.distributed_c10d._coalescing_manager`.
-
-        Each call still starts at once. c10d passes `device`, which changes nothing.
-        """
+    def _start_coalescing(self, device: object = None) -> None:
+        """Begin to collect the works of calls, for c10d's `_coalescing_manager`. Each call still starts at once."""
         self._coalesced = []
 
-    def end_coalescing(self, device: object = None) -> JoinedWork | None:
-        """Return one work for all calls since `start_coalescing`; None if there was no call. Ignores `device`."""
+    def _end_coalescing(self, device: object = None) -> JoinedWork | None:  # type: ignore[override]  # maybe no call
+        """Return one work for all calls since `_start_coalescing`; None if there was no call."""
         works, self._coalesced = self._coalesced, None
         return JoinedWork(works) if works else None
-
-    _start_coalescing = start_coalescing
-    _end_coalescing = end_coalescing  # type: ignore[assignment]  # None where nothing was called
 
     def split_group(
         self,

@@ -24,9 +24,6 @@ from dist_testing.core.rank.reporter import Reporter
 from dist_testing.threaded.shared_process import waiting_for_skipped
 from dist_testing.threaded.thread_world import fail_world, report_end, run_on_threads
 
-# Describes a rank that was still running when another failed, in the style of `RankOutcome.describe`.
-_LEFT_BEHIND = "was left behind: a thread cannot be stopped"
-
 # unittest omits the frames of modules with this mark from its tracebacks.
 __unittest = True
 
@@ -97,7 +94,9 @@ def _run_ranks(
         elif told is None or (stack and told.kind in GOOD):
             told = RankOutcome(rank, Kind.HUNG, seen_s, board.read(rank))
             if has_failed:
-                told = dataclasses.replace(told, kind=Kind.STOPPED, summary=_LEFT_BEHIND)
+                told = dataclasses.replace(
+                    told, kind=Kind.STOPPED, summary="was left behind: a thread cannot be stopped"
+                )
         outcomes.append(told)
     stacks = {rank: stack for rank, (_, stack) in enumerate(ended) if stack}
     judged = [with_operation(outcome, stacks.get(outcome.rank, "")) for outcome in waiting_for_skipped(outcomes)]

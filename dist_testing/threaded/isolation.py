@@ -80,8 +80,14 @@ def _prepare(undo: contextlib.ExitStack) -> None:
 
     before = threading.Thread.start
     start = _inheriting(before)
-    undo.callback(_put_back_start, start, before)
     threading.Thread.start = start  # type: ignore[method-assign,assignment]
+
+    def put_back() -> None:
+        # Other code may have wrapped it since; then our wrapper stays inside, and does nothing for threads of no rank.
+        if threading.Thread.start is start:
+            threading.Thread.start = before  # type: ignore[method-assign]
+
+    undo.callback(put_back)
 
 
 def _keep_cuda_stand_in() -> None:
@@ -196,9 +202,3 @@ def _inheriting(start: Callable[[threading.Thread], None]) -> Callable[[threadin
             raise
 
     return start_as_rank
-
-
-def _put_back_start(ours: Any, before: Any) -> None:
-    # Other code may have wrapped it since; then our wrapper stays inside, and does nothing for threads of no rank.
-    if threading.Thread.start is ours:
-        threading.Thread.start = before  # type: ignore[method-assign]

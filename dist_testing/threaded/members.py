@@ -202,47 +202,45 @@ class ThreadWorld:
             self._fail_all(failure)
             self.turns.stop()
 
-    def forget(self) -> None:
-        """Drop the references that point back to the world after its end, so that it is freed at once."""
-        self.members = ()
-        self.groups = {}
-
     def wait(self, operation: Operation, call: Call, limit_s: float, *, fails_operation: bool) -> None:
         """Block until an operation is done, for at most `limit_s` seconds; raise its error if it fails.
 
         At the limit the operation fails on all ranks if `fails_operation`; else only this wait fails.
         """
-        failure = None if operation.is_done else self._block(operation, call, limit_s, fails_operation=fails_operation)
-        if (failure := failure or operation.failure) is not None:
-            raise failure.error(call)
-
-    def _block(self, operation: Operation, call: Call, limit_s: float, *, fails_operation: bool) -> Failure | None:
-        """Wait; return the failure of a wait that has reached its limit."""
         member = _current.member
         if member is not None and member.world is not self:
             member = None
         wait = Wait(operation, call, member, takes_turns=member is not None and _is_rank_thread())
         with self:
             if operation.is_done:
-                return None
-            self._waits[wait] = None
-            if member is not None:
-                self._rest()
-            if wait.takes_turns:
-                self.turns.pass_on()
-        if wait.gate.acquire(timeout=min(limit_s, threading.TIMEOUT_MAX)):
-            return None
+                wait.gate.release()
+            else:
+                self._waits[wait] = None
+                if member is not None:
+                    self._rest()
+                if wait.takes_turns:
+                    self.turns.pass_on()
         failure = None
-        with self:
-            if not operation.is_done:
-                failure = _timed_out(self.members, self._waits, wait, limit_s)
-                if fails_operation:
-                    self.finish(operation, failure)
-                else:
-                    self._wake([wait])
-        # The wait has ended, by this thread or another; its gate is open, or opens when the rank gets its turn.
-        wait.gate.acquire()
-        return failure
+        if not wait.gate.acquire(timeout=min(limit_s, threading.TIMEOUT_MAX)):
+            with self:
+                if not operation.is_done:
+                    waiting = _FOREIGN_THREAD if member is None else f"rank {member.rank}"
+                    failure = Failure(
+                        CollectiveTimeoutError,
+                        f"Time limit of {limit_s:.3g} s reached: {waiting} was {_wait_text(wait)}.\n"
+                        f"{_activity(self.members, self._waits)}\n"
+                        "Most likely a rank is stuck or slow in code outside of its process group.\n"
+                        "Look at the ranks that are still running; if they only need more time, set a longer group "
+                        "timeout.",
+                    )
+                    if fails_operation:
+                        self.finish(operation, failure)
+                    else:
+                        self._wake([wait])
+            # The wait has ended, by this thread or another; its gate is open, or opens when the rank gets its turn.
+            wait.gate.acquire()
+        if (failure := failure or operation.failure) is not None:
+            raise failure.error(call)
 
     def finish(self, operation: Operation, failure: Failure | None) -> None:
         """End an operation that is not done, with success if `failure` is None, and wake the threads that wait for it.
@@ -299,17 +297,6 @@ class ThreadWorld:
 
 def _is_rank_thread() -> bool:
     return isinstance(threading.current_thread(), RankThread)
-
-
-def _timed_out(members: Iterable[Member], waits: Iterable[Wait], wait: Wait, limit_s: float) -> Failure:
-    waiting = _FOREIGN_THREAD if wait.member is None else f"rank {wait.member.rank}"
-    return Failure(
-        CollectiveTimeoutError,
-        f"Time limit of {limit_s:.3g} s reached: {waiting} was {_wait_text(wait)}.\n"
-        f"{_activity(members, waits)}\n"
-        "Most likely a rank is stuck or slow in code outside of its process group.\n"
-        "Look at the ranks that are still running; if they only need more time, set a longer group timeout.",
-    )
 
 
 def _wait_text(wait: Wait) -> str:

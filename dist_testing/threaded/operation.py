@@ -113,12 +113,7 @@ class _State:
 
 @dataclass(frozen=True, slots=True)
 class GroupLabel:
-    """How error texts name a group and its ranks.
-
-    Attributes:
-        title: The group, such as "the default group".
-        ranks: The number in the default group of each rank of the group, in the order of ranks of the group.
-    """
+    """How error texts name a group and its ranks: such as "the default group", and their numbers in that one."""
 
     title: str
     ranks: tuple[int, ...]

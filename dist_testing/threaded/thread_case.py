@@ -107,11 +107,8 @@ class _Ranks(list[SimpleNamespace]):
 
     def run(self) -> _FailedRanks:
         """Run the ranks to the end of the test; a second call returns the same."""
-        if self._failed is None:
-            self._failed = _FailedRanks(self._run(), self._errors)
-        return self._failed
-
-    def _run(self) -> CaseResult:
+        if self._failed is not None:
+            return self._failed
         from torch._C._distributed_c10d import HashStore
 
         from dist_testing.threaded.in_runner import run_here
@@ -123,7 +120,9 @@ class _Ranks(list[SimpleNamespace]):
         while not cls.exception_queue.empty():
             # Entries of ranks that an earlier test has left behind.
             cls.exception_queue.get_nowait()
-        return run_here(current_session().engine, self.case, self._run_rank)
+        result = run_here(current_session().engine, self.case, self._run_rank)
+        self._failed = _FailedRanks(result, self._errors)
+        return self._failed
 
     def _run_rank(self, rank: int, reporter: Reporter, limit_s: float) -> None:
         cls = self._cls
@@ -217,13 +216,7 @@ class ThreadCase(WorldCase):
         self.perThreadTearDown()
 
     def _spawn_threads(self) -> None:
-        """Prepare the ranks. They start when the test method begins, after the end of `setUp`.
-
-        Raises:
-            UsageError: If it was called already, the world is larger than declared, or an attribute of the class does
-                not fit threads.
-            unittest.SkipTest: If a requirement of the test is not met.
-        """
+        """Prepare the ranks. They start when the test method begins, after the end of `setUp`."""
         if self.threads:
             raise UsageError(
                 f"{self.id()}: _spawn_threads was called twice.\n"
@@ -276,16 +269,9 @@ class ThreadCase(WorldCase):
     def _check_return_codes(cls, failed_ranks: Any, timeout: float, fn: Callable[[], Any]) -> None:
         """Report the ranks' verdict to unittest, in the runner. A class may override it and judge otherwise.
 
-        Args:
-            failed_ranks: Pairs of a rank that did not pass and the `sys.exc_info()` of its exception. Its attribute
-                `result` is the `CaseResult`. If the class has changed the list, the list counts.
-            timeout: Limit of the test in seconds.
-            fn: The test method.
-
-        Raises:
-            unittest.SkipTest: If the ranks agree on a skip.
-            CaseFailedError: If the test failed; its text is the report.
-            RuntimeError: If the test failed by a list that the class has changed.
+        `failed_ranks` has pairs of a rank that did not pass and the `sys.exc_info()` of its exception; its attribute
+        `result` is the `CaseResult`. If the class has changed the list, the list counts, and a failure is a
+        `RuntimeError` and not a `CaseFailedError` with the report. The limit of the test is in seconds.
         """
         if isinstance(failed_ranks, _FailedRanks) and failed_ranks == failed_ranks.as_made:
             current_session().judge(failed_ranks.result)

@@ -50,10 +50,9 @@ class ThreadOutcome(NamedTuple):
 
 
 def fail_world(error: BaseException) -> None:
-    """Tell the other ranks that the calling thread's rank has failed, before the rank ends.
+    """Tell the other ranks that the calling thread's rank, if it has one, has failed, before the rank ends.
 
     For callers that catch a body's errors themselves; `run_on_threads` does the same for an error that the body raises.
-    Does nothing on a thread that belongs to no rank.
     """
     member = current_member()
     if member is not None:
@@ -129,9 +128,9 @@ class _Run:
             # Also if this thread is interrupted, no rank stays in a wait of a group.
             self._world.abort(_OVER)
         if has_ended or self._all_ended.wait(_END_LIMIT_S):
-            # Without reference cycles, many worlds in one process cause no garbage collections.
+            # The world is freed at once: without cycles, many worlds in one process cause no garbage collections.
             self._threads.clear()
-            self._world.forget()
+            self._world.members, self._world.groups = (), {}
         return [ThreadOutcome(ended.get(rank), stacks.get(rank, "")) for rank in range(self._world.size)]
 
     def _run_rank(self, member: Member) -> None:

@@ -32,7 +32,6 @@ class ThreadWork(Work):
         self._call = call
         self._results = results
         self._deadline_s = time.monotonic() + timeout_s
-        self._future: Future[Any] | None = None
 
     def wait(self, timeout: timedelta | None = None) -> bool:
         """Block until the operation is done; see `torch.distributed.Work.wait`. Returns True, always.
@@ -91,25 +90,22 @@ class ThreadWork(Work):
 
         The world sees its `wait` as a wait of the rank, so it takes part in the detection of deadlocks.
         """
-        if self._future is None:
-            self._future = future = _WaitingFuture(self)
-            member = current_member()
+        future, member = _WaitingFuture(self), current_member()
 
-            def settle() -> None:
-                # The thread that ends the operation runs the functions chained to the future; they belong to this rank.
-                with acting_as(member):
-                    if (error := self.exception()) is not None:
-                        future.set_exception(error)
-                    else:
-                        future.set_result(self.result())
+        def settle() -> None:
+            # The thread that ends the operation runs the functions chained to the future; they belong to this rank.
+            with acting_as(member):
+                if (error := self.exception()) is not None:
+                    future.set_exception(error)
+                else:
+                    future.set_result(self.result())
 
-            with self._world:
-                is_over = self._operation.is_done
-                if not is_over:
-                    self._operation.on_done.append(settle)
-            if is_over:
-                settle()
-        return self._future
+        with self._world:
+            if not self._operation.is_done:
+                self._operation.on_done.append(settle)
+                return future
+        settle()
+        return future
 
 
 class JoinedWork(ThreadWork):
