@@ -62,7 +62,7 @@ class SharedGroup:
             fits = shared.label.ranks == label.ranks
             # The number of a rank is known only in a group of the same ranks.
             if is_first := fits and shared._members.setdefault(rank, member) is member:
-                member.on_end.append(partial(shared._lose, rank))
+                member.on_end[name, rank] = partial(shared._lose, rank)
         if not fits:
             raise UsageError(
                 f"{sentence(label.title)} has {ranks_text(label.ranks)} on one rank and "
@@ -82,6 +82,7 @@ class SharedGroup:
         """Remove a rank that has destroyed the group; fail the operations that still need it."""
         with self._world:
             self._lose(rank)
+            self._members[rank].on_end.pop((self.name, rank), None)
             if len(self._gone) == self.size:
                 self._world.groups.pop(self.name, None)
 

@@ -38,7 +38,8 @@ class Member:
         c10d: The state of `torch.distributed` on this rank's threads, by the property names of c10d's `_World`.
         threads: Number of its threads that have not ended: its own and those that it started.
         ident: The thread identifier of its own thread; None until that runs.
-        on_end: Functions to call, under the lock of the world, when all its threads have ended: it makes no more calls.
+        on_end: Functions to call, under the lock of the world, when all its threads have ended, so that it makes no
+            more calls: one for each group, by the group's name and the rank's number in it.
     """
 
     world: ThreadWorld
@@ -46,7 +47,7 @@ class Member:
     c10d: dict[str, Any] = field(default_factory=dict)
     threads: int = 0
     ident: int | None = None
-    on_end: list[Callable[[], None]] = field(default_factory=list)
+    on_end: dict[tuple[str, int], Callable[[], None]] = field(default_factory=dict)
 
 
 def _locked() -> threading.Lock:
@@ -175,7 +176,7 @@ class ThreadWorld:
         with self:
             member.threads -= 1
             if member.threads == 0:
-                for function in member.on_end:
+                for function in member.on_end.values():
                     function()
                 # They refer to the groups, and these to the rank.
                 member.on_end.clear()
