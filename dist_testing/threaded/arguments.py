@@ -1,4 +1,4 @@
-"""Reads the arguments of a group's methods: tensors, time limits and reduce operations.
+"""Reads the arguments of a group's methods: tensors, time limits and reduce operations. Raises `ValueError`.
 
 A group is called in two styles. `torch.distributed`'s functions pass lists and an options object (`AllreduceOptions`
 and others); the object-style API of `torch.distributed.ProcessGroup` passes plain tensors, an operation and a timeout.
@@ -26,11 +26,7 @@ def listed(tensors: Any) -> list[Tensor]:
 
 
 def single(tensors: Any) -> Tensor:
-    """Return the only tensor: the given one, or the entry of a list of one.
-
-    Raises:
-        ValueError: If the list does not have exactly one entry.
-    """
+    """Return the only tensor: the given one, or the entry of a list of one."""
     if isinstance(tensors, Tensor):
         return tensors
     if len(tensors) != 1:
@@ -40,21 +36,13 @@ def single(tensors: Any) -> Tensor:
 
 
 def check_pairs(outputs: Sequence[object], inputs: Sequence[object]) -> None:
-    """Check that there are as many outputs as inputs.
-
-    Raises:
-        ValueError: If the numbers differ.
-    """
+    """Check that there are as many outputs as inputs."""
     if len(outputs) != len(inputs):
         raise ValueError(f"{len(outputs)} outputs and {len(inputs)} inputs; expected one output for each input")
 
 
 def check_same_size(value: Tensor, output: Tensor) -> None:
-    """Check that a rank's own part has the dtype and the number of elements of its output.
-
-    Raises:
-        ValueError: If one of them differs.
-    """
+    """Check that a rank's own part has the dtype and the number of elements of its output."""
     if value.dtype != output.dtype or value.numel() != output.numel():
         raise ValueError(
             f"{tensor_text(value)} does not fit into {tensor_text(output)}, where this rank's own part goes; "
@@ -91,18 +79,9 @@ def reduction_of(opts: Any, op: Any, tensors: Tensors) -> tuple[str, float | Ten
     backend accepts more than they do where the result is clear: AVG and PREMUL_SUM of integers, PRODUCT of complex
     tensors (which `torch.distributed.all_reduce` refuses before it calls the group).
 
-    Args:
-        opts: c10d's options object, a reduce operation, or None.
-        op: A `ReduceOp`, or one of its kinds (`ReduceOp.SUM`); it goes before that of `opts`. SUM if both are None.
-        tensors: The tensors to reduce: at least one, dense, of any shape.
-
-    Returns:
-        The name of the operation in `torch.distributed.ReduceOp`, which is the same on all ranks, and for PREMUL_SUM
-        the factor of this rank's tensors: a number, or a tensor that broadcasts to each of them; else None.
-
-    Raises:
-        ValueError: If there is no tensor, if the operation is not defined for the dtype or layout of one of them, or
-            if a PREMUL_SUM has no factor.
+    `opts` is c10d's options object, a reduce operation, or None. `op`, a `ReduceOp` or one of its kinds
+    (`ReduceOp.SUM`), goes before it; SUM if both are None. Returns the name of the operation, and for PREMUL_SUM the
+    factor of this rank's tensors: a number, or a tensor that broadcasts to each of them; else None.
     """
     if op is None:
         op = dist.ReduceOp.SUM if opts is None else getattr(opts, "reduceOp", opts)

@@ -14,9 +14,10 @@ from torch._C._distributed_c10d import PrefixStore, Store
 from dist_testing.core.ground.errors import UsageError
 from dist_testing.threaded import BACKEND, data
 from dist_testing.threaded.arguments import Tensors, single, text_of
+from dist_testing.threaded.data import Share
 from dist_testing.threaded.meeting import Move, SharedGroup
 from dist_testing.threaded.members import ThreadWorld
-from dist_testing.threaded.operation import ANY_RANK, Call, Transfer
+from dist_testing.threaded.operation import ANY_RANK, Call, Operation, Transfer
 from dist_testing.threaded.work import JoinedWork, ThreadWork
 
 
@@ -39,7 +40,7 @@ class GroupBase(dist.ProcessGroup):
         self._name = ""
         self._description = ""
         self._has_left = False
-        # The works of the calls since start_coalescing; None outside of such a block.
+        # The works of the calls since _start_coalescing; None outside of such a block.
         self._coalesced: list[ThreadWork] | None = None
 
     def __repr__(self) -> str:
@@ -56,20 +57,8 @@ class GroupBase(dist.ProcessGroup):
     supports_splitting = False
     supports_time_estimate = False
 
-    def rank(self) -> int:
-        """Return this rank's number in the group, from 0; see `torch.distributed.get_rank`."""
-        return self._rank
-
-    def size(self) -> int:
-        """Return the number of ranks; see `torch.distributed.get_world_size`."""
-        return self._size
-
-    def name(self) -> str:
-        """Return the backend's name, "threaded"."""
-        return BACKEND
-
     def getBackendName(self) -> str:
-        """Return the backend's name, under the name that c10d's C++ code calls."""
+        """Return the backend's name, for c10d's `name()`."""
         return BACKEND
 
     @property
@@ -106,17 +95,12 @@ class GroupBase(dist.ProcessGroup):
         There is no buffer, as with gloo: the work is done when the receiver has the tensor. Sends and receives of two
         ranks that have the same tag are paired in the order of the calls. `dst` may be this rank.
 
-        Raises:
-            ValueError: If the group has no rank `dst`, or there is not exactly one tensor.
-            UsageError: If this rank has destroyed the group.
-            PeerFailedError: If a rank of the world has failed.
-
-        The `wait` of the work raises `CollectiveMismatchError` if the receive differs in dtype or number of elements.
+        The errors are those of the collectives (`ThreadedGroup`).
         """
         return self._transfer("send", tensors, dst, tag, is_send=True)
 
     def recv(self, tensors: Tensors, src: int, tag: int) -> ThreadWork:
-        """Start to receive a tensor; see `torch.distributed.irecv`. The errors are those of `send`."""
+        """Start to receive a tensor; see `torch.distributed.irecv`."""
         return self._transfer("recv", tensors, src, tag, is_send=False)
 
     def recv_anysource(self, tensors: Tensors, tag: int) -> ThreadWork:
@@ -139,26 +123,20 @@ class GroupBase(dist.ProcessGroup):
 
         call = Call(name, (), detail)
         transfer = Transfer(self._shared.label, self._rank, peer, tag, tensor, call, is_send)
-        data.settle(data.accelerators([tensor]))
+        data.settle([tensor])
         self._shared.transfer(transfer)
-        return self._begun(ThreadWork(self._world, transfer, call, [tensor], self._timeout_s))
+        return self._begun(transfer, call, [tensor], None)
 
     # Coalescing, split and end.
 
-    def start_coalescing(self, device: object = None) -> None:
-        """Begin to collect the works of calls; see `torch.distributed.distributed_c10d._coalescing_manager`.
-
-        Each call still starts at once. c10d passes `device`, which changes nothing.
-        """
+    def _start_coalescing(self, device: object = None) -> None:
+        """Begin to collect the works of calls, for c10d's `_coalescing_manager`. Each call still starts at once."""
         self._coalesced = []
 
-    def end_coalescing(self, device: object = None) -> JoinedWork | None:
-        """Return one work for all calls since `start_coalescing`; None if there was no call. Ignores `device`."""
+    def _end_coalescing(self, device: object = None) -> JoinedWork | None:  # type: ignore[override]  # maybe no call
+        """Return one work for all calls since `_start_coalescing`; None if there was no call."""
         works, self._coalesced = self._coalesced, None
         return JoinedWork(works) if works else None
-
-    _start_coalescing = start_coalescing
-    _end_coalescing = end_coalescing  # type: ignore[assignment]  # None where nothing was called
 
     def split_group(
         self,
@@ -174,10 +152,6 @@ class GroupBase(dist.ProcessGroup):
         Every rank of this group has to call it, with the same `new_ranks`. The call does not wait for the others.
         The rank at index i becomes rank i of the new group; ranks that are not named get None. `opts` and
         `device_types` are ignored. By default the limit is this group's, and the name is unique in the process.
-
-        Raises:
-            ValueError: If `new_ranks` is empty, names a rank twice, or names a rank that this group does not have.
-            UsageError: If this rank has destroyed the group.
         """
         self._check_is_usable("split_group")
         for rank in new_ranks:
@@ -216,34 +190,26 @@ class GroupBase(dist.ProcessGroup):
         self,
         name: str,
         signature: tuple[object, ...],
-        contribution: object,
+        share: Share,
         move: Move,
-        results: Tensors,
         limit_s: float | None,
-        inputs: Tensors = (),
         note: str = "",
+        whole: Share | None = None,
     ) -> ThreadWork:
         """Make this rank's call of the collective that `torch.distributed` calls `name`.
 
-        Args:
-            name: The name.
-            signature: The values that have to be equal on all ranks, beside the name.
-            contribution: This rank's contribution to `move`.
-            move: Does the work for all ranks.
-            results: The tensors that the call writes.
-            limit_s: Time limit of the call in seconds; None for the group's.
-            inputs: The tensors that the call only reads.
-            note: Text before that about the tensors, for error texts.
+        Beside the name, the `signature` has to be equal on all ranks. The limit is the group's by default. Error texts
+        have the `note` before the tensors. `whole` has the tensors of the call if those of the share are parts of them.
         """
         self._check_is_usable(name)
-        call = Call(name, (name, *signature), lambda: f"{note}{text_of(inputs or results)}")
-        devices = data.accelerators((*results, *inputs))
-        data.settle(devices)
-        collective = self._shared.meet(self._rank, call, contribution, move, devices)
-        limit_s = self._timeout_s if limit_s is None else limit_s
-        return self._begun(ThreadWork(self._world, collective, call, results, limit_s))
+        outputs, inputs, _ = whole or share
+        call = Call(name, (name, *signature), lambda: f"{note}{text_of(inputs or outputs)}")
+        data.settle((*outputs, *inputs))
+        return self._begun(self._shared.meet(self._rank, call, share, move), call, outputs, limit_s)
 
-    def _begun(self, work: ThreadWork) -> ThreadWork:
+    def _begun(self, operation: Operation, call: Call, results: Tensors, limit_s: float | None) -> ThreadWork:
+        limit_s = self._timeout_s if limit_s is None else limit_s
+        work = ThreadWork(self._world, operation, call, results, limit_s)
         if self._coalesced is not None:
             self._coalesced.append(work)
         return work
@@ -291,7 +257,7 @@ class GroupBase(dist.ProcessGroup):
 
     def _cut(self, tensor: Tensor, sizes: Sequence[int] | Tensor | None, what: str) -> list[Tensor]:
         # torch also takes a tensor of sizes.
-        sizes = [] if sizes is None else [int(size) for size in sizes]
+        sizes = [int(size) for size in (() if sizes is None else sizes)]
         if not sizes:
             if tensor.dim() == 0 or tensor.shape[0] % self._size:
                 raise ValueError(

@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from datetime import timedelta
 from functools import partial
 from typing import Any
@@ -24,6 +24,7 @@ from dist_testing.threaded.arguments import (
     sizes_of,
 )
 from dist_testing.threaded.base import GroupBase
+from dist_testing.threaded.data import Share
 from dist_testing.threaded.work import ThreadWork
 
 
@@ -66,7 +67,7 @@ class ThreadedGroup(GroupBase):
         """Copy the root's tensors to every rank; see `torch.distributed.broadcast`."""
         tensors, root, limit_s = listed(tensors), self._root(opts, root), limit_of(opts, timeout)
         note, move = f"from rank {self._global(root)}, ", partial(data.broadcast, root)
-        return self._meet("broadcast", (root, sizes_of(tensors)), tensors, move, tensors, limit_s, note=note)
+        return self._meet("broadcast", (root, sizes_of(tensors)), Share(tensors, tensors), move, limit_s, note)
 
     def allgather(self, outputs: Any, inputs: Any, opts: Any = None, timeout: Any = None) -> ThreadWork:
         """Copy every rank's input to the output of its number on every rank; see `torch.distributed.all_gather`.
@@ -80,9 +81,9 @@ class ThreadedGroup(GroupBase):
 
         `outputs` has one list for each rank. In the list of rank r, output i is for the input at index i of rank r.
         """
-        if len(outputs) != self.size():
+        if len(outputs) != self._size:
             raise ValueError(
-                f"{len(outputs)} lists of outputs in a group of {self.size()}; expected a list of outputs for each rank"
+                f"{len(outputs)} lists of outputs in a group of {self._size}; expected a list of outputs for each rank"
             )
         for of_rank in outputs:
             check_pairs(of_rank, inputs)
@@ -94,8 +95,8 @@ class ThreadedGroup(GroupBase):
         outputs = [self._one_per_rank(of_input, "an output") for of_input in outputs]
         for of_input, value in zip(outputs, inputs, strict=True):
             check_same_size(value, of_input[self._rank])
-        signature, results = tuple(map(sizes_of, outputs)), [output for of_input in outputs for output in of_input]
-        return self._meet(name, signature, (outputs, inputs), data.all_gather, results, limit_s, inputs)
+        signature, flat = tuple(map(sizes_of, outputs)), [output for of_input in outputs for output in of_input]
+        return self._meet(name, signature, Share(flat, inputs), data.all_gather, limit_s)
 
     def all_gather_single(self, output: Tensor, input: Tensor, opts: Any = None) -> ThreadWork:  # noqa: A002
         """Copy every rank's input to every rank, into one tensor; see `torch.distributed.all_gather_into_tensor`.
@@ -116,8 +117,7 @@ class ThreadedGroup(GroupBase):
         check_pairs(outputs, inputs)
         for whole, part in zip(outputs, inputs, strict=True):
             self._check_is_whole(whole, part, "output", "input")
-        given, limit_s = (outputs, inputs), limit_of(opts)
-        return self._meet(name, sizes_of(inputs), given, data.all_gather_single, outputs, limit_s, inputs)
+        return self._meet(name, sizes_of(inputs), Share(outputs, inputs), data.all_gather_single, limit_of(opts))
 
     def gather(
         self, outputs: Any, inputs: Any, opts: Any = None, timeout: Any = None, *, root: int | None = None
@@ -129,7 +129,7 @@ class ThreadedGroup(GroupBase):
         root, value, limit_s = self._root(opts, root), single(inputs), limit_of(opts, timeout)
         outputs = self._one_per_rank(outputs, "an output") if self._rank == root else []
         note, move = f"to rank {self._global(root)}, ", partial(data.gather, root)
-        return self._meet("gather", (root, value.dtype), (outputs, value), move, outputs, limit_s, [value], note)
+        return self._meet("gather", (root, value.dtype), Share(outputs, [value]), move, limit_s, note)
 
     def scatter(
         self, outputs: Any, inputs: Any, opts: Any = None, timeout: Any = None, *, root: int | None = None
@@ -141,7 +141,7 @@ class ThreadedGroup(GroupBase):
         root, output, limit_s = self._root(opts, root), single(outputs), limit_of(opts, timeout)
         inputs = self._one_per_rank(inputs, "an input") if self._rank == root else []
         note, move = f"from rank {self._global(root)}, ", partial(data.scatter, root)
-        return self._meet("scatter", (root, output.dtype), (output, inputs), move, [output], limit_s, inputs, note)
+        return self._meet("scatter", (root, output.dtype), Share([output], inputs), move, limit_s, note)
 
     def alltoall(self, outputs: Tensors, inputs: Tensors, opts: Any = None, timeout: Any = None) -> ThreadWork:
         """Copy the input at index r of rank p to the output at index p of rank r; see `torch.distributed.all_to_all`.
@@ -149,7 +149,8 @@ class ThreadedGroup(GroupBase):
         Sizes may differ. All ranks have the same dtype at index 0 of their inputs, and of their outputs.
         """
         outputs, inputs = self._one_per_rank(outputs, "an output"), self._one_per_rank(inputs, "an input")
-        return self._all_to_all("all_to_all", outputs, inputs, outputs, inputs, limit_of(opts, timeout))
+        signature, limit_s = (inputs[0].dtype, outputs[0].dtype), limit_of(opts, timeout)
+        return self._meet("all_to_all", signature, Share(outputs, inputs), data.all_to_all, limit_s)
 
     def all_to_all_single(
         self,
@@ -164,35 +165,35 @@ class ThreadedGroup(GroupBase):
 
         Both are cut along their first dimension: by n sizes, or into n equal parts without sizes.
         """
-        outputs = self._cut(output, output_split_sizes, "output")
-        inputs = self._cut(input, input_split_sizes, "input")
-        return self._all_to_all("all_to_all_single", outputs, inputs, [output], [input], limit_of(opts, timeout))
+        parts = Share(self._cut(output, output_split_sizes, "output"), self._cut(input, input_split_sizes, "input"))
+        signature, limit_s = (input.dtype, output.dtype), limit_of(opts, timeout)
+        note, whole = f"parts {[len(part) for part in parts.inputs]} of ", Share([output], [input])
+        return self._meet("all_to_all_single", signature, parts, data.all_to_all, limit_s, note, whole)
 
     alltoall_base = all_to_all_single
 
-    def _all_to_all(
-        self, name: str, outputs: Tensors, inputs: Tensors, results: Tensors, given: Tensors, limit_s: float | None
-    ) -> ThreadWork:
-        note = "" if given is inputs else f"parts {[len(part) for part in inputs]} of "
-        signature = (inputs[0].dtype, outputs[0].dtype)
-        return self._meet(name, signature, (outputs, inputs), data.all_to_all, results, limit_s, given, note)
-
     def allreduce(self, tensors: Any, opts: Any = None, timeout: Any = None, *, op: Any = None) -> ThreadWork:
         """Replace the tensors at one index of all ranks by their reduction; see `torch.distributed.all_reduce`."""
-        return self._all_reduce("all_reduce", listed(tensors), opts, timeout, op)
+        tensors = listed(tensors)
+        return self._reduction("all_reduce", tensors, tensors, data.all_reduce, opts, timeout, op)
 
     def allreduce_coalesced(self, tensors: Tensors, opts: Any = None) -> ThreadWork:
         """Do `allreduce` for one or more tensors in one call; see `torch.distributed.all_reduce_coalesced`."""
-        return self._all_reduce("all_reduce_coalesced", tensors, opts, None, None)
+        return self._reduction("all_reduce_coalesced", tensors, tensors, data.all_reduce, opts)
 
-    def _all_reduce(self, name: str, tensors: Tensors, opts: Any, timeout: Any, op: Any) -> ThreadWork:
-        op_name, factor = reduction_of(opts, op, tensors)
-        signature, move, limit_s = (
-            (op_name, sizes_of(tensors)),
-            partial(data.all_reduce, op_name),
-            limit_of(opts, timeout),
-        )
-        return self._meet(name, signature, (tensors, factor), move, tensors, limit_s, note=f"{op_name}, ")
+    def _reduction(
+        self,
+        name: str,
+        outputs: Tensors,
+        inputs: Tensors,
+        move: Callable[[str, Sequence[Share]], None],
+        opts: Any,
+        timeout: Any = None,
+        op: Any = None,
+    ) -> ThreadWork:
+        op_name, factor = reduction_of(opts, op, inputs)
+        share, limit_s = Share(outputs, inputs, factor), limit_of(opts, timeout)
+        return self._meet(name, (op_name, sizes_of(inputs)), share, partial(move, op_name), limit_s, f"{op_name}, ")
 
     def reduce(
         self, tensors: Any, opts: Any = None, op: Any = None, timeout: Any = None, *, root: int | None = None
@@ -206,7 +207,7 @@ class ThreadedGroup(GroupBase):
         root = self._root(opts, root)
         signature, move = (root, op_name, sizes_of(tensors)), partial(data.reduce, op_name, root)
         note = f"{op_name} to rank {self._global(root)}, "
-        return self._meet("reduce", signature, (tensors, factor), move, tensors, limit_s, note=note)
+        return self._meet("reduce", signature, Share(tensors, tensors, factor), move, limit_s, note)
 
     def reduce_scatter(
         self, outputs: Any, inputs: Any, opts: Any = None, timeout: Any = None, *, op: Any = None
@@ -215,12 +216,9 @@ class ThreadedGroup(GroupBase):
 
         The inputs at different indices may differ in size.
         """
-        output, inputs, limit_s = single(outputs), self._one_per_rank(inputs, "an input"), limit_of(opts, timeout)
+        output, inputs = single(outputs), self._one_per_rank(inputs, "an input")
         check_same_size(inputs[self._rank], output)
-        op_name, factor = reduction_of(opts, op, inputs)
-        signature, move = (op_name, sizes_of(inputs)), partial(data.reduce_scatter, op_name)
-        given, note = (output, (inputs, factor)), f"{op_name}, "
-        return self._meet("reduce_scatter", signature, given, move, [output], limit_s, inputs, note)
+        return self._reduction("reduce_scatter", [output], inputs, data.reduce_scatter, opts, timeout, op)
 
     def reduce_scatter_single(self, output: Tensor, input: Tensor, opts: Any = None) -> ThreadWork:  # noqa: A002
         """Reduce the inputs and write part r of n to rank r; see `torch.distributed.reduce_scatter_tensor`.
@@ -241,20 +239,17 @@ class ThreadedGroup(GroupBase):
         check_pairs(outputs, inputs)
         for output, whole in zip(outputs, inputs, strict=True):
             self._check_is_whole(whole, output, "input", "output")
-        op_name, factor = reduction_of(opts, None, inputs)
-        signature, move = (op_name, sizes_of(inputs)), partial(data.reduce_scatter_single, op_name)
-        given, note = (outputs, (inputs, factor)), f"{op_name}, "
-        return self._meet(name, signature, given, move, outputs, limit_of(opts), inputs, note)
+        return self._reduction(name, outputs, inputs, data.reduce_scatter_single, opts)
 
     def barrier(self, opts: Any = None, timeout: timedelta | None = None) -> ThreadWork:
         """Be done when every rank has called it; see `torch.distributed.barrier`. `opts` may be the time limit."""
         if isinstance(opts, timedelta):
             opts, timeout = None, opts
-        return self._meet("barrier", (), None, data.meet_only, (), limit_of(opts, timeout))
+        return self._meet("barrier", (), Share(), data.meet_only, limit_of(opts, timeout))
 
     def monitored_barrier(self, timeout: timedelta | None = None, wait_all_ranks: bool = False) -> None:
         """Block until every rank has called it; see `torch.distributed.monitored_barrier`, which works with gloo only.
 
         Raises what the `wait` of a barrier raises. The error names all missing ranks, whatever `wait_all_ranks` says.
         """
-        self._meet("monitored_barrier", (), None, data.meet_only, (), limit_of(None, timeout)).wait()
+        self._meet("monitored_barrier", (), Share(), data.meet_only, limit_of(None, timeout)).wait()

@@ -1,4 +1,4 @@
-"""Gives each rank that is a thread its own `torch.distributed` state, and restores the process afterwards.
+"""Gives each rank that is a thread its own `torch.distributed` state.
 
 While at least one world of threads is alive, this module replaces, and afterwards restores:
 - c10d's state of the process (default group, groups, their names): each rank's threads see the rank's own; all other
@@ -33,7 +33,6 @@ _DEFAULT_GROUP = "default_pg"
 # Properties that c10d derives from the others.
 _DERIVED = {"pg_config_info"}
 
-
 _lock = threading.Lock()
 # Number of worlds that are alive. With the last one, `_undo` restores the process.
 _holders = 0
@@ -61,10 +60,16 @@ def release() -> None:
 
 
 def _prepare(undo: contextlib.ExitStack) -> None:
+    def replace(owner: Any, name: str, value: object) -> None:
+        undo.callback(setattr, owner, name, getattr(owner, name))
+        setattr(owner, name, value)
+
     _keep_cuda_stand_in()
-    world = distributed_c10d._world
-    undo.callback(setattr, world, "__class__", type(world))
-    world.__class__ = _routed(type(world))  # type: ignore[arg-type]  # typeshed's Hashable and classes
+    replace(distributed_c10d._world, "__class__", _routed(type(distributed_c10d._world)))  # type: ignore[arg-type]  # typeshed
+    replace(distributed_c10d, "_store_based_barrier", _without_turns(distributed_c10d._store_based_barrier))
+    # init_process_group wraps the hook once more for each rank, and sets its init method.
+    replace(sys, "excepthook", sys.excepthook)
+    replace(distributed_c10d, "_default_pg_init_method", distributed_c10d._default_pg_init_method)
 
     undo.callback(_distributed_c10d._set_thread_isolation_mode, False)  # type: ignore[attr-defined]
     _distributed_c10d._set_thread_isolation_mode(True)  # type: ignore[attr-defined]  # not in torch's stubs
@@ -73,18 +78,16 @@ def _prepare(undo: contextlib.ExitStack) -> None:
     undo.callback(plugins.__setitem__, BACKEND.upper(), plugins[BACKEND.upper()])
     plugins[BACKEND.upper()] = dist.Backend._BackendPlugin(register.create_group, True)
 
-    barrier = distributed_c10d._store_based_barrier
-    undo.callback(setattr, distributed_c10d, "_store_based_barrier", barrier)
-    distributed_c10d._store_based_barrier = _without_turns(barrier)
-
     before = threading.Thread.start
     start = _inheriting(before)
-    undo.callback(_put_back_start, start, before)
     threading.Thread.start = start  # type: ignore[method-assign,assignment]
 
-    # init_process_group wraps the hook once more for each rank, and sets its init method.
-    undo.callback(setattr, sys, "excepthook", sys.excepthook)
-    undo.callback(setattr, distributed_c10d, "_default_pg_init_method", distributed_c10d._default_pg_init_method)
+    def put_back() -> None:
+        # Other code may have wrapped it since; then our wrapper stays inside, and does nothing for threads of no rank.
+        if threading.Thread.start is start:
+            threading.Thread.start = before  # type: ignore[method-assign]
+
+    undo.callback(put_back)
 
 
 def _keep_cuda_stand_in() -> None:
@@ -113,26 +116,24 @@ def rank_state(member: Member) -> Iterator[None]:
 @functools.cache
 def _routed(world_class: type[Any]) -> type[Any]:
     """Return a subclass of c10d's `_World` with properties per rank; threads of no rank see the process's values."""
-    names = [name for name, value in vars(world_class).items() if isinstance(value, property) and name not in _DERIVED]
-    routed = {name: _routed_property(world_class, name) for name in names}
+    routed = {
+        name: _routed_property(name, value)
+        for name, value in vars(world_class).items()
+        if isinstance(value, property) and name not in _DERIVED
+    }
     return type(f"_Routed{world_class.__name__}", (world_class,), routed)
 
 
-def _routed_property(world_class: type[Any], name: str) -> property:
-    of_process: property = getattr(world_class, name)
-
+def _routed_property(name: str, of_process: property) -> property:
     def get(world: Any) -> Any:
         member = current_member()
         if member is None:
             return of_process.__get__(world)
         if name == _DEFAULT_GROUP and _is_for_all_ranks():
             return None
-        try:
-            return member.c10d[name]
-        except KeyError:
-            # The empty value of the same type: a mapping, a list, a number, or None.
-            kind = type(of_process.__get__(world))
-            return member.c10d.setdefault(name, kind() if kind in (dict, list, int) else None)
+        # At first the empty value of the same type: a mapping, a list, a number, or None.
+        kind = type(of_process.__get__(world))
+        return member.c10d.setdefault(name, kind() if kind in (dict, list, int) else None)
 
     def put(world: Any, value: Any) -> None:
         member = current_member()
@@ -167,7 +168,7 @@ def _without_turns(barrier: Callable[..., None]) -> Callable[..., None]:
     @functools.wraps(barrier)
     def wait_for_all(*arguments: Any) -> None:
         member = current_member()
-        if member is None or not member.world.has_turns:
+        if member is None or not member.world.turns.are_on:
             barrier(*arguments)
 
     return wait_for_all
@@ -181,13 +182,14 @@ def _inheriting(start: Callable[[threading.Thread], None]) -> Callable[[threadin
             start(thread)
             return
         run = thread.run
+        leave = functools.partial(member.world.leave, member, is_rank_thread=False)
 
         def run_as_rank() -> None:
             with acting_as(member):
                 try:
                     run()
                 finally:
-                    member.world.leave(member, is_rank_thread=False)
+                    leave()
 
         thread.run = run_as_rank  # type: ignore[method-assign]
         member.world.add_thread(member)
@@ -196,13 +198,7 @@ def _inheriting(start: Callable[[threading.Thread], None]) -> Callable[[threadin
         except BaseException:
             # The thread was started before, or the limit on threads is reached. In that case, the test may try again.
             thread.run = run  # type: ignore[method-assign]
-            member.world.leave(member, is_rank_thread=False)
+            leave()
             raise
 
     return start_as_rank
-
-
-def _put_back_start(ours: Any, before: Any) -> None:
-    # Other code may have wrapped it since; then our wrapper stays inside, and does nothing for threads of no rank.
-    if threading.Thread.start is ours:
-        threading.Thread.start = before  # type: ignore[method-assign]

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import sys
 import threading
-from collections import deque
-from collections.abc import Callable, Collection, Iterable, Iterator
+import time
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -17,13 +19,10 @@ from dist_testing.threaded.turns import Turns
 
 
 class GroupState(Protocol):
-    """What the world needs to know about a group. The caller holds the lock of the world for every method."""
+    """What the world needs to know about a group."""
 
     def pending(self) -> Iterable[Operation]:
-        """Yield the operations that are not done."""
-
-    def pending_on(self, member: Member) -> Iterable[tuple[Operation, Failure]]:
-        """Yield the operations that need a rank which has ended, each with the failure for the ranks that wait."""
+        """Yield the operations that are not done. The caller holds the lock of the world."""
 
 
 class RankThread(threading.Thread):
@@ -35,12 +34,12 @@ class Member:
     """One rank of a world of threads.
 
     Attributes:
-        world: Its world.
         rank: Its number in the world, from 0.
         c10d: The state of `torch.distributed` on this rank's threads, by the property names of c10d's `_World`.
         threads: Number of its threads that have not ended: its own and those that it started.
         ident: The thread identifier of its own thread; None until that runs.
-        has_ended: Whether all its threads have ended, so that it makes no further call.
+        on_end: Functions to call, under the lock of the world, when all its threads have ended, so that it makes no
+            more calls: one for each group, by the group's name and the rank's number in it.
     """
 
     world: ThreadWorld
@@ -48,7 +47,7 @@ class Member:
     c10d: dict[str, Any] = field(default_factory=dict)
     threads: int = 0
     ident: int | None = None
-    has_ended: bool = False
+    on_end: dict[tuple[str, int], Callable[[], None]] = field(default_factory=dict)
 
 
 def _locked() -> threading.Lock:
@@ -62,8 +61,6 @@ class Wait:
     """One thread that waits for an operation.
 
     Attributes:
-        operation: The operation.
-        call: The call that waits.
         member: The rank to which the thread belongs; None for a thread that belongs to no rank of the world.
         takes_turns: Whether it is a rank's own thread, which continues only in its turn if there are turns.
         gate: A locked lock; releasing it lets the thread continue.
@@ -76,9 +73,18 @@ class Wait:
     gate: threading.Lock = field(default_factory=_locked, init=False)
 
 
+class OfThread:
+    """Passes every attribute on to the object that `find` returns on the calling thread."""
+
+    def __init__(self, find: Callable[[], Any]) -> None:
+        self._find = find
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._find(), name)
+
+
 class _Current(threading.local):
     member: Member | None = None
-    is_rank_thread = False
 
 
 _current = _Current()
@@ -91,7 +97,7 @@ def current_member() -> Member | None:
 
 @contextlib.contextmanager
 def acting_as(member: Member | None) -> Iterator[None]:
-    """Make the calling thread belong to a rank, or with None to no rank, inside the `with` block."""
+    """Make the calling thread belong to a rank, or with None to no rank, in the block."""
     before, _current.member = _current.member, member
     try:
         yield
@@ -102,170 +108,145 @@ def acting_as(member: Member | None) -> Iterator[None]:
 class ThreadWorld:
     """The ranks of one world of threads.
 
-    One lock guards all state that the ranks share. A thread that has to wait adds a `Wait` and blocks on its gate, so
-    that the thread which completes the operation wakes exactly the threads that wait for it.
+    One lock guards all state that the ranks share: this object, its groups and their operations; `with world:` holds
+    it. After that, the thread calls the functions of operations that have ended, which may make calls. A thread that
+    has to wait adds a `Wait` and blocks on its gate, so that the thread which completes the operation wakes exactly the
+    threads that wait for it.
 
     Attributes:
         size: Number of ranks.
-        lock: Guards this object, its groups and their operations.
         members: The ranks, in order.
+        turns: Whether one rank runs at a time, and which.
         groups: The state of each group, by a name on which its ranks have agreed.
         failure: Why no call can complete any more; None as long as calls can.
-        ended: Number of ranks that have ended.
+        failed_s: When the first rank failed, on the monotonic clock.
     """
 
-    def __init__(self, size: int, *, in_rank_order: bool, on_failure: Callable[[], None]) -> None:
-        """Create a world of at least one rank. None has started, and only one runs at a time if `in_rank_order`.
-
-        `on_failure` is called once, when the first rank fails.
-        """
+    def __init__(self, size: int, *, in_rank_order: bool) -> None:
+        """Create a world of at least one rank. None has started, and only one runs at a time if `in_rank_order`."""
         self.size = size
-        self._on_failure = on_failure
-        self.lock = threading.Lock()
         self.members = tuple(Member(self, rank) for rank in range(size))
         self.groups: dict[str, GroupState] = {}
         self.failure: Failure | None = None
-        self.ended = 0
-        self._turns = Turns(size) if in_rank_order else None
+        self.failed_s = math.inf
+        self._lock = threading.Lock()
+        self.turns = Turns(size, are_on=in_rank_order)
         self._waits: dict[Wait, None] = {}
         # Number of the ranks' threads that are in no wait of a group. At 0, no thread can complete a wait any more.
         self._busy = 0
-        # Functions of operations that have ended; see `run_callbacks`.
-        self._callbacks: deque[Callable[[], None]] = deque()
+        # Functions of operations that have ended while the lock was held.
+        self._callbacks: list[Callable[[], None]] = []
+
+    def __enter__(self) -> None:
+        self._lock.acquire()
+
+    def __exit__(self, *error: object) -> None:
+        callbacks, self._callbacks = self._callbacks, []
+        self._lock.release()
+        for callback in callbacks:
+            callback()
 
     def add_thread(self, member: Member) -> None:
         """Count a thread of a rank that is about to start; `leave` takes it off."""
-        with self.lock:
+        with self:
             member.threads += 1
             self._busy += 1
 
     def enter(self, member: Member) -> None:
         """Make the calling thread a rank's own thread. With turns, wait for the rank's first turn."""
         _current.member = member
-        _current.is_rank_thread = True
         member.ident = threading.get_ident()
         self._take_turn(member, has_one=False)
 
-    @property
-    def has_turns(self) -> bool:
-        """Whether one rank runs at a time."""
-        return self._turns is not None
-
     def give_way(self) -> None:
         """With turns, let the other ranks run before the calling rank continues; else do nothing."""
-        if _current.member is not None and _current.is_rank_thread:
+        if _current.member is not None and _is_rank_thread():
             self._take_turn(_current.member, has_one=True)
 
     def _take_turn(self, member: Member, *, has_one: bool) -> None:
-        if self._turns is None:
-            return
-        gate = threading.Lock()
-        with self.lock:
-            if self._turns is not None:
-                gate.acquire()
-                self._turns.add(member.rank, gate)
-                if has_one:
-                    self._turns.pass_on()
+        gate = _locked()
+        with self:
+            self.turns.add(member.rank, gate)
+            if has_one:
+                self.turns.pass_on()
         gate.acquire()
 
     def leave(self, member: Member, *, is_rank_thread: bool) -> None:
         """Take off a thread of a rank that is about to end, its own or one that it started; end hopeless waits."""
-        with self.lock:
-            self._busy -= 1
+        with self:
             member.threads -= 1
             if member.threads == 0:
-                member.has_ended = True
-                self.ended += 1
-                lost = [pair for group in self.groups.values() for pair in group.pending_on(member)]
-                for operation, failure in lost:
-                    self.finish(operation, failure)
-            if self._busy == 0:
-                self._break_deadlock()
-            if is_rank_thread and self._turns is not None:
-                self._turns.pass_on()
-        self.run_callbacks()
+                for function in member.on_end.values():
+                    function()
+                # They refer to the groups, and these to the rank.
+                member.on_end.clear()
+            self._rest()
+            if is_rank_thread:
+                self.turns.pass_on()
 
     def fail(self, member: Member, error: BaseException) -> None:
-        """Record that a rank has failed with an error: every wait ends, and later calls fail.
-
-        Only the first failure of a world counts.
-        """
-        with self.lock:
+        """Record that a rank has failed: every wait ends, and later calls fail. Only the first failure counts."""
+        with self:
             if self.failure is None:
-                self._fail_all(_peer_failed(member.rank, error))
-                self._callbacks.append(self._on_failure)
-        self.run_callbacks()
+                self.failed_s = time.monotonic()
+                text = (
+                    f"Rank {member.rank} has failed: {summarise(error)}\n"
+                    "The other ranks cannot complete calls of their groups any more; this error is a consequence, not "
+                    "the cause.\n"
+                    f"Look at the error of rank {member.rank}."
+                )
+                self._fail_all(Failure(PeerFailedError, text, names_call=True))
 
     def abort(self, failure: Failure) -> None:
         """End every wait, refuse later calls, and end the turns. The waits and calls fail with `failure`."""
-        with self.lock:
+        with self:
             self._fail_all(failure)
-            if self._turns is not None:
-                self._turns.stop()
-                self._turns = None
-        self.run_callbacks()
-
-    def forget(self) -> None:
-        """Drop the references that point back to the world after its end, so that it is freed at once."""
-        self.members = ()
-        self.groups = {}
-        del self._on_failure
+            self.turns.stop()
 
     def wait(self, operation: Operation, call: Call, limit_s: float, *, fails_operation: bool) -> None:
-        """Block until an operation is done, for at most `limit_s` seconds.
+        """Block until an operation is done, for at most `limit_s` seconds; raise its error if it fails.
 
         At the limit the operation fails on all ranks if `fails_operation`; else only this wait fails.
-
-        Raises:
-            CollectiveError: If the operation fails, or is not done within the limit.
         """
-        if not operation.is_done:
-            self._block(operation, call, limit_s, fails_operation=fails_operation)
-        if operation.failure is not None:
-            raise operation.failure.error(call)
-
-    def _block(self, operation: Operation, call: Call, limit_s: float, *, fails_operation: bool) -> None:
         member = _current.member
         if member is not None and member.world is not self:
             member = None
-        wait = Wait(operation, call, member, takes_turns=member is not None and _current.is_rank_thread)
-        with self.lock:
+        wait = Wait(operation, call, member, takes_turns=member is not None and _is_rank_thread())
+        with self:
             if operation.is_done:
-                return
-            self._waits[wait] = None
-            if member is not None:
-                self._busy -= 1
-                if self._busy == 0:
-                    self._break_deadlock()
-                if wait.takes_turns and self._turns is not None:
-                    self._turns.pass_on()
-        self.run_callbacks()
+                wait.gate.release()
+            else:
+                self._waits[wait] = None
+                if member is not None:
+                    self._rest()
+                if wait.takes_turns:
+                    self.turns.pass_on()
         failure = None
         if not wait.gate.acquire(timeout=min(limit_s, threading.TIMEOUT_MAX)):
-            failure = self._give_up(wait, limit_s, fails_operation=fails_operation)
+            with self:
+                if not operation.is_done:
+                    waiting = _FOREIGN_THREAD if member is None else f"rank {member.rank}"
+                    failure = Failure(
+                        CollectiveTimeoutError,
+                        f"Time limit of {limit_s:.3g} s reached: {waiting} was {_wait_text(wait)}.\n"
+                        f"{_activity(self.members, self._waits)}\n"
+                        "Most likely a rank is stuck or slow in code outside of its process group.\n"
+                        "Look at the ranks that are still running; if they only need more time, set a longer group "
+                        "timeout.",
+                    )
+                    if fails_operation:
+                        self.finish(operation, failure)
+                    else:
+                        self._wake([wait])
             # The wait has ended, by this thread or another; its gate is open, or opens when the rank gets its turn.
             wait.gate.acquire()
-        if failure is not None:
+        if (failure := failure or operation.failure) is not None:
             raise failure.error(call)
-
-    def _give_up(self, wait: Wait, limit_s: float, *, fails_operation: bool) -> Failure | None:
-        """End a wait at its limit; return the failure of this wait alone, or None if the operation has ended."""
-        operation = wait.operation
-        failure = None
-        with self.lock:
-            if not operation.is_done:
-                failure = _timed_out(self.members, self._waits, wait, limit_s)
-                if fails_operation:
-                    self.finish(operation, failure)
-                else:
-                    self._wake([wait])
-        self.run_callbacks()
-        return None if fails_operation else failure
 
     def finish(self, operation: Operation, failure: Failure | None) -> None:
         """End an operation that is not done, with success if `failure` is None, and wake the threads that wait for it.
 
-        The caller holds the lock; after it has released the lock, it has to call `run_callbacks`.
+        The caller holds the lock, by `with world:`.
         """
         if operation.is_done:
             return
@@ -275,18 +256,9 @@ class ThreadWorld:
         operation.on_done = []
         self._wake([wait for wait in self._waits if wait.operation is operation])
 
-    def run_callbacks(self) -> None:
-        """Call the functions of operations that have ended, without the lock: they may make calls of their own."""
-        while self._callbacks:
-            try:
-                callback = self._callbacks.popleft()
-            except IndexError:
-                return  # Another thread has taken the last one.
-            callback()
-
     def describe_waits_of(self, rank: int) -> list[str]:
-        """Return one text for each wait of a rank's threads in a group; an empty list if there is none."""
-        with self.lock:
+        """Return one text for each wait of a rank's threads in a group."""
+        with self:
             return [_wait_text(wait) for wait in self._waits if wait.member is self.members[rank]]
 
     def _wake(self, waits: Iterable[Wait]) -> None:
@@ -294,60 +266,38 @@ class ThreadWorld:
             del self._waits[wait]
             if wait.member is not None:
                 self._busy += 1
-                if wait.takes_turns and self._turns is not None:
-                    self._turns.add(wait.member.rank, wait.gate)
-                    continue
-            wait.gate.release()
+            if wait.member is not None and wait.takes_turns:
+                self.turns.add(wait.member.rank, wait.gate)
+            else:
+                wait.gate.release()
 
-    def _fail_all(self, failure: Failure) -> None:
-        self.failure = failure
-        pending = [operation for group in self.groups.values() for operation in group.pending()]
-        for operation in pending:
-            self.finish(operation, failure)
-
-    def _break_deadlock(self) -> None:
-        if self._waits:
-            failure = _deadlock(self.members, self._waits)
+    def _rest(self) -> None:
+        """Count a thread of a rank that does not run any more. Without another one, the waits can never end."""
+        self._busy -= 1
+        if self._busy == 0 and self._waits:
+            have_ended = "the only rank of the world waits or has ended"
+            if self.size > 1:
+                have_ended = f"all {self.size} ranks of the world wait or have ended"
+            failure = Failure(
+                DeadlockError,
+                f"Deadlock: {have_ended}, so no wait can be completed.\n"
+                f"{_activity(self.members, self._waits)}\n"
+                "Most likely a call depends on the rank, or a send or receive has no counterpart.\n"
+                "Let all ranks of a group make the same collective calls in the same order, and pair each send with a "
+                "receive; a blocking send waits for its receive.",
+            )
             for wait in list(self._waits):
                 self.finish(wait.operation, failure)
 
-
-def _deadlock(members: Collection[Member], waits: Iterable[Wait]) -> Failure:
-    """Return the failure of all waits of a world when no running thread is left that could complete one of them."""
-    have_ended = "the only rank of the world waits or has ended"
-    if len(members) > 1:
-        have_ended = f"all {len(members)} ranks of the world wait or have ended"
-    return Failure(
-        DeadlockError,
-        f"Deadlock: {have_ended}, so no wait can be completed.\n"
-        f"{_activity(members, waits)}\n"
-        "Most likely a call depends on the rank, or a send or receive has no counterpart.\n"
-        "Let all ranks of a group make the same collective calls in the same order, and pair each send with a "
-        "receive; a blocking send waits for its receive.",
-    )
+    def _fail_all(self, failure: Failure) -> None:
+        self.failure = failure
+        for group in self.groups.values():
+            for operation in group.pending():
+                self.finish(operation, failure)
 
 
-def _timed_out(members: Collection[Member], waits: Iterable[Wait], wait: Wait, limit_s: float) -> Failure:
-    """Return the failure of one of a world's waits, which has reached its time limit in seconds."""
-    waiting = _FOREIGN_THREAD if wait.member is None else f"rank {wait.member.rank}"
-    return Failure(
-        CollectiveTimeoutError,
-        f"Time limit of {limit_s:.3g} s reached: {waiting} was {_wait_text(wait)}.\n"
-        f"{_activity(members, waits)}\n"
-        "Most likely a rank is stuck or slow in code outside of its process group.\n"
-        "Look at the ranks that are still running; if they only need more time, set a longer group timeout.",
-    )
-
-
-def _peer_failed(rank: int, error: BaseException) -> Failure:
-    """Return the failure of all operations after a rank of the world has failed with an error."""
-    return Failure(
-        PeerFailedError,
-        f"Rank {rank} has failed: {summarise(error)}\n"
-        "The other ranks cannot complete calls of their groups any more; this error is a consequence, not the cause.\n"
-        f"Look at the error of rank {rank}.",
-        names_call=True,
-    )
+def _is_rank_thread() -> bool:
+    return isinstance(threading.current_thread(), RankThread)
 
 
 def _wait_text(wait: Wait) -> str:
@@ -360,20 +310,20 @@ _FOREIGN_THREAD = "a thread that belongs to no rank"
 
 def _activity(members: Iterable[Member], waits: Iterable[Wait]) -> str:
     """Return what the ranks do, in one line for all ranks that do the same."""
-    doing: dict[str, list[int]] = {}
+    doing = defaultdict(list)
     of_foreign_threads = []
-    waiting = set()
     for wait in waits:
         if wait.member is None:
             of_foreign_threads.append(f"  {_FOREIGN_THREAD}: {_wait_text(wait)}")
         else:
-            waiting.add(wait.member)
-            doing.setdefault(_wait_text(wait), []).append(wait.member.rank)
+            doing[_wait_text(wait)].append(wait.member.rank)
+    waiting = {wait.member for wait in waits}
+    frames = sys._current_frames()
     for member in members:
-        if member.has_ended:
-            doing.setdefault("ended", []).append(member.rank)
+        if member.threads == 0:
+            doing["ended"].append(member.rank)
         elif member not in waiting:
-            frame = sys._current_frames().get(member.ident or 0)
-            doing.setdefault(f"running {call_site(frame)}" if frame else "running", []).append(member.rank)
+            frame = frames.get(member.ident or 0)
+            doing[f"running {call_site(frame)}" if frame else "running"].append(member.rank)
     lines = sorted((sorted(ranks), what) for what, ranks in doing.items())
     return "\n".join([*(f"  {ranks_text(ranks)}: {what}" for ranks, what in lines), *of_foreign_threads])

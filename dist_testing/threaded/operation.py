@@ -9,13 +9,15 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import FrameType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, TypeAlias
 
 from dist_testing.core.ground.error_text import ranks_by_text, ranks_text
 from dist_testing.core.ground.errors import CollectiveError, CollectiveMismatchError, DeadlockError
 
 if TYPE_CHECKING:
     import torch
+
+    from dist_testing.threaded.data import Share
 
 # The peer of a receive from any rank, until a send has been paired with it.
 ANY_RANK = -1
@@ -27,12 +29,11 @@ def call_site(frame: FrameType | None = None) -> str:
     That is the innermost frame, from `frame` or the caller's on, that belongs neither to torch, nor to this package,
     nor to the standard library.
     """
-    if frame is None:
-        frame = sys._getframe(1)
-    while not _is_users(frame.f_code.co_filename):
-        if frame.f_back is None:
-            return "a call from outside of Python"
+    frame = frame or sys._getframe(1)
+    while frame is not None and not _is_users(frame.f_code.co_filename):
         frame = frame.f_back
+    if frame is None:
+        return "a call from outside of Python"
     return f"{frame.f_code.co_filename}:{frame.f_lineno} in {frame.f_code.co_name}"
 
 
@@ -43,14 +44,13 @@ def sentence(text: str) -> str:
 
 @functools.cache
 def _is_users(file: str) -> bool:
-    # torch's decorators and context managers add frames of contextlib and functools.
-    if Path(file).parent == Path(threading.__file__).parent:
+    torch_file = getattr(sys.modules.get("torch"), "__file__", None) or __file__
+    # `hang` stands between a test and torch's collectives.
+    folders = (Path(__file__).parent, Path(torch_file).parent, Path(__file__).parents[1] / "hang")
+    if file.startswith(("<frozen", "<string>", *(f"{folder}/" for folder in folders))):
         return False
-    torch_file = getattr(sys.modules.get("torch"), "__file__", None)
-    folders = [Path(path).parent for path in (__file__, torch_file) if path]
-    # It stands between a test and torch's collectives.
-    folders.append(Path(__file__).parents[1] / "hang")
-    return not file.startswith(("<frozen", "<string>", *(f"{folder}/" for folder in folders)))
+    # torch's decorators and context managers add frames of contextlib and functools.
+    return Path(file).parent != Path(threading.__file__).parent
 
 
 @dataclass(slots=True, eq=False)
@@ -97,10 +97,8 @@ class Failure:
 
 
 @dataclass(slots=True, eq=False)
-class Operation:
-    """An operation that threads can wait for: a collective, a send or a receive.
-
-    All attributes change under the lock of the world.
+class _State:
+    """How far an operation is. It changes under the lock of the world.
 
     Attributes:
         is_done: Whether it has ended, with or without success.
@@ -112,54 +110,34 @@ class Operation:
     failure: Failure | None = field(default=None, init=False)
     on_done: list[Callable[[], None]] = field(default_factory=list, init=False)
 
-    def title(self) -> str:
-        """Return its name for error texts, such as "collective #3 of the default group"."""
-        raise NotImplementedError
-
-    def missing(self) -> str:
-        """Return what it still needs, for error texts, such as "ranks 1, 3"."""
-        raise NotImplementedError
-
 
 @dataclass(frozen=True, slots=True)
 class GroupLabel:
-    """How error texts name a group and its ranks.
-
-    Attributes:
-        title: The group, such as "the default group".
-        ranks: The number in the default group of each rank of the group, in the order of ranks of the group.
-    """
+    """How error texts name a group and its ranks: such as "the default group", and their numbers in that one."""
 
     title: str
     ranks: tuple[int, ...]
 
 
 @dataclass(slots=True, eq=False)
-class Collective(Operation):
+class Collective(_State):
     """One collective of a group; all its ranks share the object.
 
     Attributes:
-        label: The group.
         number: How many collectives of the group came before.
         signature: That of the first call.
         calls: The ranks' calls, by rank of the group; None for ranks that have not called yet.
-        contributions: What the ranks contribute to the move, in the same order.
-        missing_count: Number of ranks that have not called yet.
-        devices: The accelerators that hold the contributions.
+        shares: The ranks' shares of the move, by rank of the group, as they arrive.
     """
 
     label: GroupLabel
     number: int
     signature: tuple[object, ...]
     calls: list[Call | None] = field(init=False)
-    contributions: list[Any] = field(init=False)
-    missing_count: int = field(init=False)
-    devices: set[torch.device] = field(default_factory=set, init=False)
+    shares: dict[int, Share] = field(default_factory=dict, init=False)
 
     def __post_init__(self) -> None:
-        self.missing_count = len(self.label.ranks)
-        self.calls = [None] * self.missing_count
-        self.contributions = [None] * self.missing_count
+        self.calls = [None] * len(self.label.ranks)
 
     def title(self) -> str:
         """Return its number from 1, as torch's recorder counts, and its group: "collective #3 of the default group"."""
@@ -199,23 +177,19 @@ class Collective(Operation):
 
     def _calls_text(self) -> str:
         lines = [f"  {ranks}: {call}" for ranks, call in self._sides(str)]
-        if self.missing_count:
+        if None in self.calls:
             lines.append(f"  no call yet: {self.missing()}")
         return "\n".join(lines)
 
 
 @dataclass(slots=True, eq=False)
-class Transfer(Operation):
+class Transfer(_State):
     """A send or a receive.
 
     Attributes:
-        label: The group.
         rank: The rank that made the call, by its number in the group.
         peer: The other rank; `ANY_RANK` for a receive from any rank until a send has been paired with it.
-        tag: A send and a receive are paired only if their tags are equal.
         tensor: The tensor to send, or the output of the receive.
-        call: The call.
-        is_send: Whether it is a send.
     """
 
     label: GroupLabel
@@ -266,3 +240,7 @@ class Transfer(Operation):
             "about that order, or about the size.\n"
             "Give both the same number of elements and the same dtype.",
         )
+
+
+# What threads can wait for.
+Operation: TypeAlias = Collective | Transfer

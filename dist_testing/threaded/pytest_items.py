@@ -18,6 +18,7 @@ import pytest
 from dist_testing.core.ground.errors import CollectiveError
 from dist_testing.core.launch.isolation import FORK
 from dist_testing.core.pytest.internals import replace_setup_state
+from dist_testing.threaded.members import OfThread
 
 _Definitions = Sequence[pytest.FixtureDef[Any]]
 
@@ -46,16 +47,6 @@ class _Own(threading.local):
         self.definitions: dict[int, pytest.FixtureDef[Any]] = {}
 
 
-class _SetupStateOfThread:
-    """Passes everything on to the setup state of the calling thread."""
-
-    def __init__(self, own: _Own) -> None:
-        self._own = own
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._own.setup_state, name)
-
-
 def _repr_failure(item: Any, excinfo: pytest.ExceptionInfo[BaseException]) -> Any:
     if isinstance(excinfo.value, CollectiveError):
         # pytest's own style shows the source around each frame. For that it parses the whole torch module, which takes
@@ -82,9 +73,9 @@ class ThreadItems:
             if config.pluginmanager.hasplugin(name):
                 config.pluginmanager.unregister(name=name)
 
-    def _setup_state(self, kind: type) -> _SetupStateOfThread:
+    def _setup_state(self, kind: type) -> OfThread:
         self._own = _Own(kind)
-        return _SetupStateOfThread(self._own)
+        return OfThread(lambda: self._own.setup_state)
 
     def own(self, item: pytest.Item) -> pytest.Item:
         """Return the calling thread's own copy of a collected item; call it once per thread."""

@@ -13,7 +13,7 @@ import sys
 import threading
 import traceback
 from collections.abc import Sequence
-from typing import Any, NoReturn
+from typing import NoReturn
 
 from dist_testing.core.ground.budget import MAX_TIMEOUT_S
 from dist_testing.core.ground.case import CaseBody
@@ -35,7 +35,7 @@ from dist_testing.core.rank.capture import flush_streams, stream_on
 from dist_testing.core.rank.hooks import RankServices, ServedRank
 from dist_testing.core.rank.long_texts import LongTexts
 from dist_testing.core.rank.reporter import Reporter, send_message
-from dist_testing.threaded.members import RankThread, current_member
+from dist_testing.threaded.members import OfThread, RankThread, current_member
 from dist_testing.threaded.shared_process import note_rank
 from dist_testing.threaded.thread_world import exit_process, fail_world, report_end, run_on_threads
 
@@ -50,7 +50,8 @@ def enter_together(starts: Sequence[RankStart], context: RankContext) -> NoRetur
         ranks = _Ranks(starts, board, context)
         ranks.run()
         flush_streams()
-        ranks.end()
+        for reporter in ranks.reporters:
+            reporter.done()
         # Every rank has reported, so the exit code adds nothing.
         code = 0
     except BaseException:
@@ -66,7 +67,7 @@ class _Ranks:
         self._request = starts[0].request
         self._context = context
         self._channels = [own_channel(start) for start in starts]
-        self._reporters = [
+        self.reporters = [
             Reporter(
                 functools.partial(send_message, channel),
                 board.write,
@@ -82,57 +83,49 @@ class _Ranks:
 
     @property
     def _has_failed(self) -> bool:
-        return any(reporter.failed for reporter in self._reporters)
+        return any(reporter.failed for reporter in self.reporters)
 
     def run(self) -> None:
         """Run cases until one fails, or until the runner has no more."""
         try:
-            services = RankServices(ServedRank(self._starts[0], self._reporters[0]))
-            self._become_ranks()
+            services = RankServices(ServedRank(self._starts[0], self.reporters[0]))
+            become_rank_process(self._starts[0])
+            os._exit = self._exit_as_rank
+            # A process whose threads are the ranks has no rank of its own.
+            for name in ("RANK", "LOCAL_RANK"):
+                os.environ.pop(name, None)
+            _split_output([os.path.join(self._request.directory, log_name(start.rank)) for start in self._starts])
             services.start()
         except BaseException as error:
-            for reporter in self._reporters:
+            for reporter in self.reporters:
                 reporter.never_started(error)
             return
-        for reporter in self._reporters:
+        for reporter in self.reporters:
             reporter.ready()
         body = self._request.body
         while True:
             self._run_case(body, services)
-            instructions = [] if self._has_failed else list(map(next_instruction, self._channels, self._reporters))
+            instructions = [] if self._has_failed else list(map(next_instruction, self._channels, self.reporters))
             if self._has_failed or not isinstance(instructions[0], NextCase):
                 services.close()
                 return
             body = instructions[0].body
 
-    def end(self) -> None:
-        """Send the last message of every rank."""
-        for reporter in self._reporters:
-            reporter.done()
-
-    def _become_ranks(self) -> None:
-        become_rank_process(self._starts[0])
-        os._exit = self._exit_as_rank
-        # A process whose threads are the ranks has no rank of its own.
-        for name in ("RANK", "LOCAL_RANK"):
-            os.environ.pop(name, None)
-        _split_output([os.path.join(self._request.directory, log_name(start.rank)) for start in self._starts])
-
     def _run_case(self, body: CaseBody, services: RankServices) -> None:
         try:
             services.case_begin(body)
         except BaseException as error:
-            for reporter in self._reporters:
+            for reporter in self.reporters:
                 reporter.never_started(error)
             return
         front_ends = self._context.thread_front_ends(body, len(self._starts))
         self._running = len(self._starts)
         self._last = None
-        for reporter in self._reporters:
+        for reporter in self.reporters:
             reporter.phase("start")
 
         def run(rank: int) -> None:
-            start, reporter = self._starts[rank], self._reporters[rank]
+            start, reporter = self._starts[rank], self.reporters[rank]
             note_rank(self._request.directory, rank)
 
             def run_test() -> None:
@@ -143,16 +136,23 @@ class _Ranks:
                     front_ends[rank].finish()
 
             report_end(run_test, reporter)
-            self._has_ended(reporter)
+            with self._ending:
+                self._running -= 1
+                is_last = self._running == 0
+            if is_last and not self._has_failed:
+                # The last rank reports after the check of the process, which a failure makes superfluous.
+                self._last = reporter
+            else:
+                reporter.case_over()
 
         # The runner keeps the time; it kills this process at the case's deadline.
         ended = run_on_threads(run, len(self._starts), timeout_s=MAX_TIMEOUT_S)
-        for outcome in ended:
+        for outcome, reporter in zip(ended, self.reporters, strict=True):
             if isinstance(outcome.error, LaunchError):
-                self._reporters[outcome.rank].never_started(outcome.error)
+                reporter.never_started(outcome.error)
         if any(outcome.stack for outcome in ended):
             # Some ranks run on after a failure. The runner knows of the failure and ends this process.
-            next_instruction(self._channels[0], self._reporters[0])
+            next_instruction(self._channels[0], self.reporters[0])
         if self._last is None:
             return
         for thread in threading.enumerate():
@@ -166,20 +166,10 @@ class _Ranks:
             self._last.ended_by(error)
         self._last.case_over()
 
-    def _has_ended(self, reporter: Reporter) -> None:
-        with self._ending:
-            self._running -= 1
-            is_last = self._running == 0
-        if is_last and not self._has_failed:
-            # The last rank reports after the check of the process, which a failure makes superfluous.
-            self._last = reporter
-        else:
-            reporter.case_over()
-
     def _exit_as_rank(self, status: int) -> NoReturn:
         """Replace `os._exit`, which ends all ranks at once: report which rank called it."""
         member = current_member()
-        if member is not None and not (reporter := self._reporters[member.rank]).is_forked:
+        if member is not None and not (reporter := self.reporters[member.rank]).is_forked:
             reporter.exited(status & 0xFF, f"os._exit({status})", stack_of(sys._getframe(1)))
         exit_process(status)
 
@@ -192,16 +182,12 @@ def _split_output(paths: Sequence[str]) -> None:
     """
     flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND
     logs = [stream_on(os.open(path, flags, 0o600)) for path in paths[1:]]
-    sys.stdout = sys.__stdout__ = _StreamOfThread([stream_on(1), *logs])  # type: ignore[misc,assignment]
-    sys.stderr = sys.__stderr__ = _StreamOfThread([stream_on(2), *logs])  # type: ignore[misc,assignment]
+    for name, fd in (("stdout", 1), ("stderr", 2)):
+        stream = OfThread(functools.partial(_of_rank, [stream_on(fd), *logs]))
+        setattr(sys, name, stream)
+        setattr(sys, f"__{name}__", stream)
 
 
-class _StreamOfThread:
-    """Forwards every attribute to the stream of the calling thread's rank."""
-
-    def __init__(self, streams: Sequence[io.TextIOWrapper]) -> None:
-        self._streams = streams
-
-    def __getattr__(self, name: str) -> Any:
-        member = current_member()
-        return getattr(self._streams[0 if member is None else member.rank], name)
+def _of_rank(streams: Sequence[io.TextIOWrapper]) -> io.TextIOWrapper:
+    member = current_member()
+    return streams[0 if member is None else member.rank]

@@ -19,9 +19,6 @@ from dist_testing.threaded.meeting import SharedGroup
 from dist_testing.threaded.members import current_member
 from dist_testing.threaded.operation import GroupLabel
 
-# torch's own test code registers a different group under the same name. `isolation.py` sets `create_group` as the
-# meaning of the name while a world of ours runs.
-_TORCH_MODULE = "torch.testing._internal.distributed.multi_threaded_pg"
 # Numbers for the names of groups, which are unique in this process.
 _numbers = itertools.count()
 
@@ -29,13 +26,7 @@ _numbers = itertools.count()
 def create_group(options: _DistributedBackendOptions, backend_options: object = None) -> ThreadedGroup:
     """Create one rank's process group object; `torch.distributed.init_process_group` and `new_group` call it.
 
-    Does not wait for the other ranks. The ranks that pass the same store get the same group.
-
-    `options` is c10d's description of the group; `backend_options` are ignored.
-
-    Raises:
-        UsageError: If the calling thread is no rank of a world of threads, if the rank is not below the size, or if
-            other ranks have created the group with other ranks.
+    Does not wait for the other ranks. The ranks that pass the same store get the same group. Ignores `backend_options`.
     """
     member = current_member()
     if member is None:
@@ -62,13 +53,9 @@ def create_group(options: _DistributedBackendOptions, backend_options: object = 
     return ThreadedGroup(store, rank, shared, world, options.timeout.total_seconds())
 
 
-def register() -> None:
-    """Register the name with torch, unless torch's own test code has registered it."""
-    # torch's module comes first, because in some versions of torch its import fails if the name is already registered.
-    with contextlib.suppress(ImportError):
-        importlib.import_module(_TORCH_MODULE)
-    if BACKEND.upper() not in dist.Backend._plugins:
-        dist.Backend.register_backend(BACKEND, create_group, extended_api=True, devices=["cpu", "cuda"])
-
-
-register()
+# torch's own test code registers a different group under the same name. It comes first, because in some versions of
+# torch its import fails if the name is already registered. While a world of ours runs, `isolation.py` changes the name.
+with contextlib.suppress(ImportError):
+    importlib.import_module("torch.testing._internal.distributed.multi_threaded_pg")
+if BACKEND.upper() not in dist.Backend._plugins:
+    dist.Backend.register_backend(BACKEND, create_group, extended_api=True, devices=["cpu", "cuda"])

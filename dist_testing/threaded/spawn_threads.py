@@ -16,7 +16,6 @@ from dist_testing.core.launch.isolation import THREAD
 from dist_testing.core.rank.reporter import Reporter
 from dist_testing.core.unittest.plain import current_session
 from dist_testing.threaded import BACKEND
-from dist_testing.threaded.in_runner import run_here
 
 # unittest leaves frames of modules with this mark out of its tracebacks.
 __unittest = True
@@ -75,7 +74,8 @@ def spawn_threads_and_init_comms(
 
     @functools.wraps(decorated)
     def wrapper(*args: Any, **kwargs: Any) -> None:
-        _run(functools.partial(decorated, *args, **kwargs), _name(decorated), timeout, world_size)
+        name = f"{getattr(decorated, '__module__', '')}.{getattr(decorated, '__qualname__', repr(decorated))}"
+        _run(functools.partial(decorated, *args, **kwargs), name, timeout, world_size)
 
     # For the pytest front end.
     wrapper.starts_ranks = True  # type: ignore[attr-defined]
@@ -85,6 +85,8 @@ def spawn_threads_and_init_comms(
 def _run(call: Callable[[], Any], name: str, timeout: float | None, world_size: int) -> None:
     import torch.distributed as dist
     from torch._C._distributed_c10d import HashStore
+
+    from dist_testing.threaded.in_runner import run_here
 
     store = HashStore()
 
@@ -101,10 +103,6 @@ def _run(call: Callable[[], Any], name: str, timeout: float | None, world_size: 
     with session.pause_limit():
         result = run_here(session.engine, case, run_rank)
     session.judge(result, ThreadsFailedError)
-
-
-def _name(func: Callable[..., Any]) -> str:
-    return f"{getattr(func, '__module__', '')}.{getattr(func, '__qualname__', repr(func))}"
 
 
 def _wrong(name: str, value: object, expected: str) -> UsageError:

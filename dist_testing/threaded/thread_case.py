@@ -5,27 +5,163 @@ from __future__ import annotations
 import os
 import queue
 import threading
+import traceback
+import unittest
 from collections import ChainMap
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from datetime import timedelta
+from functools import partial
+from types import SimpleNamespace, TracebackType
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from dist_testing.core.ground.case import Case, CaseBody, CaseFailedError
+from dist_testing.core.engine.running_world import group_limit_s
+from dist_testing.core.ground.case import Case, CaseBody, CaseFailedError, CaseResult
 from dist_testing.core.ground.errors import UsageError
-from dist_testing.core.ground.skips import unmet_requirement
+from dist_testing.core.ground.outcomes import Kind, RankOutcome
+from dist_testing.core.ground.skips import skip_for_exit_code, unmet_requirement
 from dist_testing.core.launch.isolation import THREAD, Isolation
+from dist_testing.core.rank.generators import seed_generators
+from dist_testing.core.rank.reporter import Reporter
 from dist_testing.core.unittest.comparison import TensorComparisons
 from dist_testing.core.unittest.exits import declared_exits
 from dist_testing.core.unittest.plain import current_session
+from dist_testing.core.unittest.unittest_rank import RankPipe
 from dist_testing.core.unittest.world_case import WorldCase, default_world_size
 from dist_testing.threaded import BACKEND
-from dist_testing.threaded.rank_threads import ExcInfo, FailedRanks, RankThreads, check_entries, this_rank
 
 if TYPE_CHECKING:
     from torch._C._distributed_c10d import Store
 
 # unittest leaves frames of modules with this mark out of its tracebacks.
 __unittest = True
+
+_ExcInfo = tuple[type[BaseException], BaseException, TracebackType | None]
+# The arguments of the calling thread's test: `pipe`, a `RankPipe`, and `timeout_s`.
+_this_rank = threading.local()
+# Held while a rank takes entries from a class's queue and puts those of other ranks back.
+_queue_lock = threading.Lock()
+
+
+class _FailedRanks(list[tuple[int, _ExcInfo]]):
+    """The ranks that did not pass, each with the `sys.exc_info()` of its exception, as torch's classes get them."""
+
+    def __init__(self, result: CaseResult, raised: Sequence[tuple[int, BaseException]]) -> None:
+        known = {rank for rank, _ in raised}
+        # A rank that runs on, or that could not be started, has no exception.
+        others = [
+            (outcome.rank, _stand_in(outcome))
+            for outcome in result.outcomes
+            if outcome.kind is not Kind.PASSED and outcome.rank not in known
+        ]
+        super().__init__((rank, (type(error), error, error.__traceback__)) for rank, error in (*raised, *others))
+        self.result = result
+        self.as_made = list(self)
+
+
+def _stand_in(outcome: RankOutcome) -> BaseException:
+    if outcome.kind is Kind.SKIPPED:
+        return unittest.SkipTest(outcome.reason)
+    is_late = outcome.kind in (Kind.HUNG, Kind.STOPPED)
+    return (TimeoutError if is_late else RuntimeError)(f"rank {outcome.rank} {outcome.describe()}")
+
+
+def _check_entries(failed_ranks: Sequence[tuple[int, Any]]) -> None:
+    """Judge a list that a class has made itself, or changed: a failure counts more than a skip."""
+    texts, skips = [], []
+    for rank, (_, error, _) in failed_ranks:
+        if isinstance(error, unittest.SkipTest):
+            skips.append(str(error))
+        elif isinstance(error, SystemExit) and isinstance(error.code, int) and (skip := skip_for_exit_code(error.code)):
+            skips.append(skip.message)
+        elif not isinstance(error, SystemExit) or error.code:
+            text = "".join(traceback.format_exception(error))
+            texts.append(f"Rank {rank} ended by an exception:\n{text}")
+    if texts:
+        raise RuntimeError("\n".join(texts))
+    if skips:
+        raise unittest.SkipTest(skips[0])
+
+
+class _Ranks(list[SimpleNamespace]):
+    """The ranks of a test, prepared at first and run once: a handle of each, with a thread's `name` and methods."""
+
+    def __init__(self, test: ThreadCase, case: Case) -> None:
+        super().__init__(
+            SimpleNamespace(name=f"rank {rank}", join=self._join, is_alive=partial(self._is_left_behind, rank))
+            for rank in range(case.world_size)
+        )
+        self.case = case
+        self._cls = type(test)
+        self._method = test._testMethodName
+        self._tb_locals = test._shows_locals
+        self._errors: list[tuple[int, BaseException]] = []
+        self._failed: _FailedRanks | None = None
+
+    def _join(self, timeout: float | None = None) -> None:
+        """Run all ranks to the end of the test, if they have not run yet. `timeout` has no effect: the test has one."""
+        self.run()
+
+    def _is_left_behind(self, rank: int) -> bool:
+        """Return whether a rank still ran at the end of the test. Before the test begins it does not."""
+        return self._failed is not None and self._failed.result.outcomes[rank].kind in (Kind.HUNG, Kind.STOPPED)
+
+    def run(self) -> _FailedRanks:
+        """Run the ranks to the end of the test; a second call returns the same."""
+        if self._failed is not None:
+            return self._failed
+        from torch._C._distributed_c10d import HashStore
+
+        from dist_testing.threaded.in_runner import run_here
+
+        cls = self._cls
+        # As for a test on processes; but here all ranks share the runner's generators.
+        seed_generators()
+        cls.global_store = HashStore()
+        while not cls.exception_queue.empty():
+            # Entries of ranks that an earlier test has left behind.
+            cls.exception_queue.get_nowait()
+        result = run_here(current_session().engine, self.case, self._run_rank)
+        self._failed = _FailedRanks(result, self._errors)
+        return self._failed
+
+    def _run_rank(self, rank: int, reporter: Reporter, limit_s: float) -> None:
+        cls = self._cls
+        reporter.phase("init")
+        pipe = RankPipe(reporter, exit_0_passes=cls.exit_0_passes, tb_locals=self._tb_locals, seeds=False)
+        _this_rank.pipe, _this_rank.timeout_s = pipe, group_limit_s(limit_s)
+        try:
+            cls._run(self._method, rank, self.case.world_size)
+        except SystemExit as error:
+            # The outcome has been reported; the exception only skips the code that a class runs after its test.
+            if not pipe.has_run or pipe.has_passed:
+                self._errors.append((rank, error))
+                raise
+        except BaseException as error:
+            self._errors.append((rank, error))
+            raise
+        finally:
+            self._errors += [(rank, error) for error in pipe.errors]
+        self._report_caught(rank, reporter)
+        # A class with its own `run_test_with_threaded_pg` runs the test in its own way.
+        if not pipe.has_run and cls.run_test_with_threaded_pg is ThreadCase.run_test_with_threaded_pg:
+            raise UsageError(
+                f"{cls.__qualname__}._run has returned, and {self._method} has not run.\n"
+                "The class overrides _run, and does not call run_test_with_threaded_pg.\n"
+                "Call it on the instance that _run makes."
+            )
+
+    def _report_caught(self, rank: int, reporter: Reporter) -> None:
+        """Report the exceptions that the class itself has caught on this rank."""
+        errors = self._cls.exception_queue
+        with _queue_lock:
+            caught = [errors.get_nowait() for _ in range(errors.qsize())]
+            for entry in caught:
+                if entry[0] != rank:
+                    errors.put(entry)
+        for whose, (_, error, _) in caught:
+            if whose == rank:
+                self._errors.append((rank, error))
+                reporter.ended_by(error)
 
 
 class ThreadCase(WorldCase):
@@ -49,7 +185,7 @@ class ThreadCase(WorldCase):
     """
 
     MAIN_THREAD_RANK: ClassVar[int] = WorldCase.MAIN_PROCESS_RANK
-    exception_queue: ClassVar[queue.Queue[tuple[int, ExcInfo]]] = queue.Queue()
+    exception_queue: ClassVar[queue.Queue[tuple[int, _ExcInfo]]] = queue.Queue()
     global_store: ClassVar[Store]
 
     def __init__(self, method_name: str = "runTest", methodName: str = "runTest") -> None:
@@ -80,13 +216,7 @@ class ThreadCase(WorldCase):
         self.perThreadTearDown()
 
     def _spawn_threads(self) -> None:
-        """Prepare the ranks. They start when the test method begins, after the end of `setUp`.
-
-        Raises:
-            UsageError: If it was called already, the world is larger than declared, or an attribute of the class does
-                not fit threads.
-            unittest.SkipTest: If a requirement of the test is not met.
-        """
+        """Prepare the ranks. They start when the test method begins, after the end of `setUp`."""
         if self.threads:
             raise UsageError(
                 f"{self.id()}: _spawn_threads was called twice.\n"
@@ -99,13 +229,7 @@ class ThreadCase(WorldCase):
         if reason := method and unmet_requirement(method, environment):
             self.skipTest(reason)
         case = Case(self.id(), world_size, CaseBody("unittest"), timeout_s, isolation=isolation.name)
-        self.threads = RankThreads(
-            type(self),
-            self._testMethodName,
-            case,
-            tb_locals=self._shows_locals,
-            must_run=type(self).run_test_with_threaded_pg is ThreadCase.run_test_with_threaded_pg,
-        )
+        self.threads = _Ranks(self, case)
 
     def _checked_isolation(self, name: object) -> Isolation:
         if name not in ("", THREAD.name):
@@ -124,7 +248,7 @@ class ThreadCase(WorldCase):
     def _join_processes(self, fn: Callable[[], Any]) -> None:
         if not self.threads:
             self._spawn_threads()
-        if not isinstance(self.threads, RankThreads):
+        if not isinstance(self.threads, _Ranks):
             raise UsageError(
                 f"{self.id()}: no ranks were started, so the test has not run.\n"
                 "The class overrides _spawn_threads, and does not call the one of its base class.\n"
@@ -145,21 +269,14 @@ class ThreadCase(WorldCase):
     def _check_return_codes(cls, failed_ranks: Any, timeout: float, fn: Callable[[], Any]) -> None:
         """Report the ranks' verdict to unittest, in the runner. A class may override it and judge otherwise.
 
-        Args:
-            failed_ranks: Pairs of a rank that did not pass and the `sys.exc_info()` of its exception. Its attribute
-                `result` is the `CaseResult`. If the class has changed the list, the list counts.
-            timeout: Limit of the test in seconds.
-            fn: The test method.
-
-        Raises:
-            unittest.SkipTest: If the ranks agree on a skip.
-            CaseFailedError: If the test failed; its text is the report.
-            RuntimeError: If the test failed by a list that the class has changed.
+        `failed_ranks` has pairs of a rank that did not pass and the `sys.exc_info()` of its exception; its attribute
+        `result` is the `CaseResult`. If the class has changed the list, the list counts, and a failure is a
+        `RuntimeError` and not a `CaseFailedError` with the report. The limit of the test is in seconds.
         """
-        if isinstance(failed_ranks, FailedRanks) and not failed_ranks.is_changed:
+        if isinstance(failed_ranks, _FailedRanks) and failed_ranks == failed_ranks.as_made:
             current_session().judge(failed_ranks.result)
         else:
-            check_entries(failed_ranks)
+            _check_entries(failed_ranks)
 
     @classmethod
     def _run(cls, test_name: str, rank: int, world_size: int, **kwargs: Any) -> None:
@@ -180,9 +297,9 @@ class ThreadCase(WorldCase):
         """
         import torch.distributed as dist
 
-        limit, store = timedelta(seconds=this_rank.timeout_s), self.global_store
+        limit, store = timedelta(seconds=_this_rank.timeout_s), self.global_store
         dist.init_process_group(BACKEND, rank=rank, world_size=world_size, store=store, timeout=limit)
-        this_rank.pipe.run(self, test_name)
+        _this_rank.pipe.run(self, test_name)
 
     def assertEqualOnRank(self, x: Any, y: Any, msg: Any = None, *, rank: int = 0) -> None:
         """Call `assertEqual` on one rank only.

@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 import os
-import queue
 import sys
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from dist_testing.core.ground.errors import CollectiveTimeoutError, LaunchError, UsageError
 from dist_testing.core.ground.spec import check_world_size
 from dist_testing.core.process.stacks import stack_of
 from dist_testing.core.rank.bootstrap import FAILED_EXIT_CODE
 from dist_testing.core.rank.reporter import Reporter
+from dist_testing.threaded import isolation
 from dist_testing.threaded.members import Member, RankThread, ThreadWorld, current_member
 from dist_testing.threaded.operation import Failure
 
@@ -23,7 +23,8 @@ from dist_testing.threaded.operation import Failure
 _PEER_GRACE_S = 2.0
 # Time for threads that the deadline has woken, so that they end before the next case begins. Seconds.
 _END_LIMIT_S = 1.0
-# Longest single wait. Python handles a signal that arrives just before a wait only when the wait ends. Seconds.
+# Longest single wait. Python handles a signal that arrives just before a wait only when the wait ends. Shorter than the
+# grace, because a failure ends no wait. Seconds.
 _LONGEST_WAIT_S = 1.0
 # Environment variable; with "ranks", one rank runs at a time, in the order of ranks (see `Turns`).
 ORDER_VARIABLE = "DIST_TESTING_THREAD_ORDER"
@@ -35,27 +36,23 @@ exit_process = os._exit
 __unittest = True
 
 
-@dataclass(frozen=True, slots=True)
-class ThreadOutcome:
+class ThreadOutcome(NamedTuple):
     """How one rank ended.
 
     Attributes:
-        rank: The rank, from 0.
         error: The exception that its body raised, with its traceback; None if the body returned, or has not ended.
         stack: For a rank that had not ended when the run was over, its waits in groups and the stack of its thread;
             else "".
     """
 
-    rank: int
     error: BaseException | None
     stack: str
 
 
 def fail_world(error: BaseException) -> None:
-    """Tell the other ranks that the calling thread's rank has failed, before the rank ends.
+    """Tell the other ranks that the calling thread's rank, if it has one, has failed, before the rank ends.
 
     For callers that catch a body's errors themselves; `run_on_threads` does the same for an error that the body raises.
-    Does nothing on a thread that belongs to no rank.
     """
     member = current_member()
     if member is not None:
@@ -88,18 +85,8 @@ def run_on_threads(body: Callable[[int], None], world_size: int, *, timeout_s: f
 
     The ranks begin without a default group. The first rank that raises wakes the ranks that wait in a group. The call
     returns when all ranks have ended, at the deadline, or 2 seconds after the first failure, whichever is first. A
-    thread that has not ended by then is left behind: it is a daemon thread, and keeps its world to itself.
-
-    Args:
-        body: The test. Any exception that it raises, `SystemExit` included, becomes the rank's outcome.
-        world_size: Number of ranks, from 1 to `MAX_WORLD_SIZE`.
-        timeout_s: Time until the deadline, in seconds.
-
-    Returns:
-        One outcome per rank, in the order of ranks.
-
-    Raises:
-        UsageError: If `world_size` or the environment variable `ORDER_VARIABLE` is out of range.
+    thread that has not ended by then is left behind: it is a daemon thread, and keeps its world to itself. Any
+    exception of the body, `SystemExit` included, becomes the rank's outcome; there is one per rank, in their order.
     """
     check_world_size("run_on_threads", world_size, "Give a number in that range.")
     order = os.environ.get(ORDER_VARIABLE, "")
@@ -109,29 +96,25 @@ def run_on_threads(body: Callable[[int], None], world_size: int, *, timeout_s: f
             'The only supported value is "ranks": one rank runs at a time, from the lowest to the highest.\n'
             'Set it to "ranks", or unset it.'
         )
-    return _Run(body, world_size, in_rank_order=order == "ranks").outcomes(timeout_s)
+    return _Run(body, ThreadWorld(world_size, in_rank_order=order == "ranks")).outcomes(timeout_s)
 
 
 class _Run:
     """One call of `run_on_threads`."""
 
-    def __init__(self, body: Callable[[int], None], world_size: int, *, in_rank_order: bool) -> None:
+    def __init__(self, body: Callable[[int], None], world: ThreadWorld) -> None:
         self._body = body
-        # Gets "failed" when the first rank has failed, and "ended" when all ranks have ended.
-        self._news: queue.SimpleQueue[str] = queue.SimpleQueue()
-        self._world = ThreadWorld(world_size, in_rank_order=in_rank_order, on_failure=lambda: self._news.put("failed"))
+        self._world = world
         self._threads = [
             RankThread(target=self._run_rank, args=(member,), name=f"rank-{member.rank}", daemon=True)
-            for member in self._world.members
+            for member in world.members
         ]
-        self._lock = threading.Lock()
         # The ranks that have ended, each with the exception that its body raised.
         self._ended: dict[int, BaseException | None] = {}
+        self._all_ended = threading.Event()
 
     def outcomes(self, timeout_s: float) -> list[ThreadOutcome]:
         """Start the ranks, wait for their end, and return their outcomes."""
-        from dist_testing.threaded import isolation  # Not at the top: it loads torch, which takes seconds.
-
         deadline_s = time.monotonic() + timeout_s
         isolation.hold()
         for member in self._world.members:
@@ -144,15 +127,13 @@ class _Run:
         finally:
             # Also if this thread is interrupted, no rank stays in a wait of a group.
             self._world.abort(_OVER)
-        if has_ended or self._wait_ended(time.monotonic() + _END_LIMIT_S):
-            # Without reference cycles, many worlds in one process cause no garbage collections.
+        if has_ended or self._all_ended.wait(_END_LIMIT_S):
+            # The world is freed at once: without cycles, many worlds in one process cause no garbage collections.
             self._threads.clear()
-            self._world.forget()
-        return [ThreadOutcome(rank, ended.get(rank), stacks.get(rank, "")) for rank in range(self._world.size)]
+            self._world.members, self._world.groups = (), {}
+        return [ThreadOutcome(ended.get(rank), stacks.get(rank, "")) for rank in range(self._world.size)]
 
     def _run_rank(self, member: Member) -> None:
-        from dist_testing.threaded import isolation
-
         error: BaseException | None = None
         self._world.enter(member)
         try:
@@ -184,31 +165,22 @@ class _Run:
                 self._end(member, failure)
 
     def _end(self, member: Member, error: BaseException | None) -> None:
-        from dist_testing.threaded import isolation
-
         if error is not None:
             self._world.fail(member, error)
         self._world.leave(member, is_rank_thread=True)
-        with self._lock:
+        with self._world:
             self._ended[member.rank] = error
             is_last = len(self._ended) == self._world.size
         if is_last:
             isolation.release()
-            self._news.put("ended")
+            self._all_ended.set()
 
     def _wait_ended(self, deadline_s: float) -> bool:
         """Wait until all ranks have ended; return False at the deadline, or when the grace after a failure is over."""
-        while True:
-            left_s = max(deadline_s - time.monotonic(), 0.0)
-            try:
-                news = self._news.get(timeout=min(left_s, _LONGEST_WAIT_S))
-            except queue.Empty:
-                if left_s > _LONGEST_WAIT_S:
-                    continue
-                return False
-            if news == "ended":
+        while (left_s := min(deadline_s, self._world.failed_s + _PEER_GRACE_S) - time.monotonic()) > 0:
+            if self._all_ended.wait(min(left_s, _LONGEST_WAIT_S)):
                 return True
-            deadline_s = min(deadline_s, time.monotonic() + _PEER_GRACE_S)
+        return self._all_ended.is_set()
 
     def _stack(self, rank: int) -> str:
         frame = sys._current_frames().get(self._threads[rank].ident or 0)

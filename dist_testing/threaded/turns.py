@@ -10,14 +10,13 @@ class Turns:
 
     A rank that waits in its process group passes the turn to the next rank that can continue, in the order of ranks;
     after the highest comes the lowest. A rank that waits in another way (a store, a queue, `sleep`) keeps the turn.
+    Without turns (`are_on=False`, and after `stop`), a rank continues as soon as it can.
 
     The caller holds the lock of the world for every method.
-
-    Args:
-        size: Number of ranks.
     """
 
-    def __init__(self, size: int) -> None:
+    def __init__(self, size: int, *, are_on: bool = True) -> None:
+        self.are_on = are_on
         self._size = size
         self._holder = size - 1
         # The first turn starts when all ranks are ready, so that it does not depend on how fast threads start.
@@ -28,6 +27,9 @@ class Turns:
 
     def add(self, rank: int, gate: threading.Lock) -> None:
         """Add a rank that can continue; `gate`, a locked lock, is released when the rank gets its turn."""
+        if not self.are_on:
+            gate.release()
+            return
         self._ready.append((rank, gate))
         if not self._has_begun:
             self._has_begun = self._is_free = len(self._ready) == self._size
@@ -46,6 +48,7 @@ class Turns:
 
     def stop(self) -> None:
         """End the turns: let all ranks continue that wait for theirs."""
+        self.are_on = False
         for _, gate in self._ready:
             gate.release()
         self._ready = []

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -13,11 +13,8 @@ from torch._C._distributed_c10d import Work
 from torch.futures import Future
 
 from dist_testing.core.ground.errors import UsageError
-from dist_testing.threaded.members import acting_as, current_member
+from dist_testing.threaded.members import ThreadWorld, acting_as, current_member
 from dist_testing.threaded.operation import Call, Operation, Transfer
-
-if TYPE_CHECKING:
-    from dist_testing.threaded.members import ThreadWorld
 
 
 class ThreadWork(Work):
@@ -35,19 +32,12 @@ class ThreadWork(Work):
         self._call = call
         self._results = results
         self._deadline_s = time.monotonic() + timeout_s
-        self._future: Future[Any] | None = None
 
     def wait(self, timeout: timedelta | None = None) -> bool:
-        """Block until the operation is done; see `torch.distributed.Work.wait`.
+        """Block until the operation is done; see `torch.distributed.Work.wait`. Returns True, always.
 
-        At the time limit of the call, the operation fails on all ranks.
-
-        Args:
-            timeout: Time limit of this wait alone, after which the operation goes on. None, zero or less: no such
-                limit.
-
-        Returns:
-            True, always.
+        At the time limit of the call, the operation fails on all ranks. `timeout` is the limit of this wait alone,
+        after which the operation goes on; zero or less is no limit.
 
         Raises:
             CollectiveError: If the operation failed, or is not done in time.
@@ -71,7 +61,7 @@ class ThreadWork(Work):
 
     def is_success(self) -> bool:
         """Return whether the operation has ended with success."""
-        return self._operation.is_done and self._operation.failure is None
+        return self.is_completed() and self.exception() is None
 
     def exception(self) -> BaseException | None:
         """Return the error of a failed operation; None if it has not failed."""
@@ -83,11 +73,7 @@ class ThreadWork(Work):
         return list(self._results)
 
     def source_rank(self) -> int:
-        """Return the sender of a receive that is done, by its number in the group.
-
-        Raises:
-            UsageError: If the call is not a receive.
-        """
+        """Return the sender of a receive that is done, by its number in the group."""
         if not isinstance(self._operation, Transfer) or self._operation.is_send:
             raise UsageError(
                 f"source_rank() of the work of {self._call}.\n"
@@ -104,25 +90,22 @@ class ThreadWork(Work):
 
         The world sees its `wait` as a wait of the rank, so it takes part in the detection of deadlocks.
         """
-        if self._future is None:
-            self._future = future = _WaitingFuture(self)
-            member = current_member()
+        future, member = _WaitingFuture(self), current_member()
 
-            def settle() -> None:
-                # The thread that ends the operation runs the functions chained to the future; they belong to this rank.
-                with acting_as(member):
-                    if (error := self.exception()) is not None:
-                        future.set_exception(error)
-                    else:
-                        future.set_result(self.result())
+        def settle() -> None:
+            # The thread that ends the operation runs the functions chained to the future; they belong to this rank.
+            with acting_as(member):
+                if (error := self.exception()) is not None:
+                    future.set_exception(error)
+                else:
+                    future.set_result(self.result())
 
-            with self._world.lock:
-                is_over = self._operation.is_done
-                if not is_over:
-                    self._operation.on_done.append(settle)
-            if is_over:
-                settle()
-        return self._future
+        with self._world:
+            if not self._operation.is_done:
+                self._operation.on_done.append(settle)
+                return future
+        settle()
+        return future
 
 
 class JoinedWork(ThreadWork):
@@ -144,10 +127,6 @@ class JoinedWork(ThreadWork):
         """Return whether all operations have ended. Does not block."""
         return all(work.is_completed() for work in self._works)
 
-    def is_success(self) -> bool:
-        """Return whether all operations have ended with success."""
-        return all(work.is_success() for work in self._works)
-
     def exception(self) -> BaseException | None:
         """Return the error of the first work that failed; None if none has."""
         return next((error for work in self._works if (error := work.exception()) is not None), None)
@@ -159,13 +138,10 @@ class JoinedWork(ThreadWork):
 
 
 class _WaitingFuture(Future[Any]):
-    """A future whose `wait` the world sees as a wait of the rank, so that it detects a deadlock."""
-
     def __init__(self, work: ThreadWork) -> None:
         super().__init__()
         self._work = work
 
     def wait(self) -> Any:
-        """Block until the operation is done; return the future's value, or raise what `ThreadWork.wait` raises."""
         self._work.wait()
         return super().wait()

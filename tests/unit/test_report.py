@@ -398,7 +398,6 @@ def test_hardware_that_only_an_option_requires_is_not_called_promised() -> None:
         "core.rank.bootstrap",
         "threaded.in_runner",
         "threaded.rank_process",
-        "threaded.rank_threads",
         "threaded.spawn_threads",
         "threaded.thread_case",
     ],

@@ -11,28 +11,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from dist_testing.threaded import data
-
-
-@pytest.mark.parametrize(
-    ("shape", "count", "sizes"), [((6,), 3, [2] * 3), ((2, 6), 3, [4] * 3), ((0,), 2, [0, 0]), ((), 1, [1])]
-)
-def test_equal_parts(shape: tuple[int, ...], count: int, sizes: list[int]) -> None:
-    """If this fails, ranks get each other's elements."""
-    whole = torch.arange(float(torch.Size(shape).numel())).view(shape)
-    cut = data.parts(whole, count)
-    assert [part.numel() for part in cut] == sizes
-    assert torch.equal(torch.cat(cut), whole.flatten())
-    assert all(part.untyped_storage().data_ptr() == whole.untyped_storage().data_ptr() for part in cut)
-
-
-def test_parts_of_a_tensor_that_is_not_contiguous() -> None:
-    """If this fails, writes to a part of a transposed tensor are lost in a copy."""
-    whole = torch.zeros(3, 4).t()
-    data.parts(whole, 2)[1].fill_(1)
-    assert whole.tolist() == [[0.0] * 3] * 2 + [[1.0] * 3] * 2
-    for tensor, count in ((torch.ones(5), 2), (torch.ones(()), 2), (torch.ones(4, 3).t(), 2)):
-        with pytest.raises(ValueError, match=f"cannot be cut into {count} equal parts"):
-            data.parts(tensor, count)
+from dist_testing.threaded.data import Share
 
 
 @pytest.mark.parametrize("size", [3, 22_000])
@@ -43,7 +22,7 @@ def test_parts_of_a_tensor_that_is_not_contiguous() -> None:
 def test_reductions_of_few_and_of_many_elements(op: str, expected: int, size: int) -> None:
     """If this fails, a large tensor is reduced in another way than a small one: each has code of its own."""
     tensors = [torch.full((size,), rank + 1) for rank in range(3)]
-    data.all_reduce(op, [([tensor], None) for tensor in tensors])
+    data.all_reduce(op, [Share([tensor], [tensor]) for tensor in tensors])
     assert all(bool((tensor == expected).all()) for tensor in tensors)
 
 
@@ -51,7 +30,7 @@ def test_reductions_of_few_and_of_many_elements(op: str, expected: int, size: in
 def test_an_average_of_integers_is_truncated(dtype: torch.dtype, expected: float) -> None:
     """If this fails, the average differs from NCCL's."""
     tensors = [torch.tensor([value], dtype=dtype) for value in (-1, -2)]
-    data.all_reduce("AVG", [([tensor], None) for tensor in tensors])
+    data.all_reduce("AVG", [Share([tensor], [tensor]) for tensor in tensors])
     assert tensors[0].item() == tensors[1].item() == expected
 
 
@@ -59,7 +38,8 @@ def test_each_rank_has_a_factor_of_its_own() -> None:
     """If this fails, the factor of one rank scales the parts of all."""
     tensors = [torch.ones(2), torch.ones(1, 2)]
     factors: list[float | Tensor] = [2.0, torch.tensor([3.0, 4.0])]
-    data.all_reduce("PREMUL_SUM", [([tensor], factor) for tensor, factor in zip(tensors, factors, strict=True)])
+    shares = [Share([tensor], [tensor], factor) for tensor, factor in zip(tensors, factors, strict=True)]
+    data.all_reduce("PREMUL_SUM", shares)
     assert (tensors[0].tolist(), tensors[1].tolist()) == ([5.0, 6.0], [[5.0, 6.0]])
 
 
@@ -80,15 +60,15 @@ def test_a_move_does_not_appear_in_what_the_last_rank_records() -> None:
         data.copy(output, value)
 
     with Record():  # type: ignore[no-untyped-call]  # torch's
-        data.run_move(move, target, source, devices=[])
+        data.run_move(move, target, source, tensors=[])
         assert seen == []
         data.copy(torch.zeros(1), torch.ones(1))
     assert seen
     assert target.tolist() == [1.0, 1.0]
     assert target.grad_fn is None
-    data.run_move(move, target, source, devices=[])
+    data.run_move(move, target, source, tensors=[])
     with torch.no_grad():
-        data.run_move(move, target, source, devices=[])
+        data.run_move(move, target, source, tensors=[])
         assert not torch.is_grad_enabled()
     assert grads == [False] * 3
 
@@ -96,14 +76,18 @@ def test_a_move_does_not_appear_in_what_the_last_rank_records() -> None:
 def test_a_move_that_fails_leaves_autograd_as_it_was() -> None:
     """If this fails, a rank whose collective failed trains on without gradients."""
     with pytest.raises(data.UnequalError, match=r"float32\[3\] does not fit into float32\[2\]"):
-        data.run_move(data.copy, torch.zeros(2), torch.ones(3), devices=[])
+        data.run_move(data.copy, torch.zeros(2), torch.ones(3), tensors=[])
     assert torch.is_grad_enabled()
 
 
 def test_a_move_waits_for_the_streams_of_its_devices(monkeypatch: pytest.MonkeyPatch) -> None:
     """If this fails, another thread reads a GPU's memory before the result is there."""
-    assert data.accelerators([torch.ones(1), torch.ones(1, device="meta")]) == []
     device = torch.device("cuda", 1)
+    tensors: list[Any] = [
+        torch.ones(1),
+        torch.ones(1, device="meta"),
+        *[SimpleNamespace(device=device, is_cpu=False, is_meta=False)] * 2,
+    ]
     waited: list[object] = []
 
     def stream_of(*where: object) -> SimpleNamespace:
@@ -114,7 +98,7 @@ def test_a_move_waits_for_the_streams_of_its_devices(monkeypatch: pytest.MonkeyP
         "get_device_module",
         lambda kind: SimpleNamespace(current_stream=lambda of: stream_of(kind, of)),
     )
-    data.run_move(data.meet_only, [], devices=[device])
+    data.run_move(data.meet_only, [], tensors=tensors)
     assert waited == ["cuda", device]
 
 
@@ -122,25 +106,25 @@ def test_what_each_rank_gives_and_gets() -> None:
     """If this fails, a rank gets the part of another one."""
     outputs = [torch.zeros(2), torch.zeros(2)]
     inputs = [[torch.full((2,), 10.0 * rank + part) for part in range(2)] for rank in range(2)]
-    data.reduce_scatter("SUM", [(outputs[rank], (inputs[rank], None)) for rank in range(2)])
+    data.reduce_scatter("SUM", [Share([outputs[rank]], inputs[rank]) for rank in range(2)])
     assert [output[0].item() for output in outputs] == [10.0, 12.0]
-    data.reduce_scatter_single("MAX", [([outputs[rank]], ([torch.cat(inputs[rank])], None)) for rank in range(2)])
+    data.reduce_scatter_single("MAX", [Share([outputs[rank]], [torch.cat(inputs[rank])]) for rank in range(2)])
     assert [output[0].item() for output in outputs] == [10.0, 11.0]
-    data.reduce("PRODUCT", 1, [([outputs[rank]], None) for rank in range(2)])
+    data.reduce("PRODUCT", 1, [Share([output], [output]) for output in outputs])
     assert [output[0].item() for output in outputs] == [10.0, 110.0]
-    data.broadcast(1, [[output] for output in outputs])
+    data.broadcast(1, [Share([output], [output]) for output in outputs])
     assert [output[0].item() for output in outputs] == [110.0, 110.0]
     lists = [[torch.zeros(2), torch.zeros(2)] for _ in range(2)]
-    data.all_gather([([lists[rank]], [inputs[rank][1]]) for rank in range(2)])
+    data.all_gather([Share(lists[rank], [inputs[rank][1]]) for rank in range(2)])
     assert [[part[0].item() for part in parts] for parts in lists] == [[1.0, 11.0]] * 2
-    data.gather(0, [(lists[0], inputs[0][0]), ([], inputs[1][0])])
+    data.gather(0, [Share(lists[0], [inputs[0][0]]), Share([], [inputs[1][0]])])
     assert [part[0].item() for part in lists[0]] == [0.0, 10.0]
-    data.scatter(1, [(outputs[0], []), (outputs[1], inputs[1])])
+    data.scatter(1, [Share([outputs[0]]), Share([outputs[1]], inputs[1])])
     assert [output[0].item() for output in outputs] == [10.0, 11.0]
-    data.all_to_all([(inputs[rank], inputs[rank]) for rank in range(2)])
+    data.all_to_all([Share(inputs[rank], inputs[rank]) for rank in range(2)])
     assert [[part[0].item() for part in parts] for parts in inputs] == [[0.0, 10.0], [1.0, 11.0]]
     whole = [torch.zeros(4) for _ in range(2)]
-    data.all_gather_single([([whole[rank]], [inputs[rank][0]]) for rank in range(2)])
+    data.all_gather_single([Share([whole[rank]], [inputs[rank][0]]) for rank in range(2)])
     assert [part.tolist() for part in whole] == [[0.0, 0.0, 1.0, 1.0]] * 2
 
 
@@ -148,22 +132,22 @@ def test_parts_that_do_not_fit_are_refused_by_rank() -> None:
     """If this fails, the reader does not learn whose tensor has the wrong size."""
     outputs, inputs = [torch.zeros(2)] * 2, [torch.zeros(2), torch.zeros(3)]
     with pytest.raises(data.UnequalError, match="from rank 0 of the group to rank 1"):
-        data.all_to_all([(outputs, inputs), (outputs, outputs)])
+        data.all_to_all([Share(outputs, inputs), Share(outputs, outputs)])
     with pytest.raises(data.UnequalError, match=r"float64\[2\] does not fit into float32\[2\]$"):
-        data.gather(0, [(outputs, outputs[0]), ([], torch.zeros(2, dtype=torch.float64))])
+        data.gather(0, [Share(outputs, outputs[:1]), Share([], [torch.zeros(2, dtype=torch.float64)])])
 
 
 def test_a_world_of_one_rank() -> None:
     """If this fails, a test that is tried with one rank fails in the library."""
     part, whole, listed = torch.zeros(2), torch.zeros(2), [torch.zeros(2)]
     mine = torch.tensor([1.0, 2.0])
-    data.all_reduce("SUM", [([mine], None)])
-    data.reduce_scatter("AVG", [(part, ([mine], None))])
-    data.reduce_scatter_single("MAX", [([part], ([mine], None))])
-    data.all_gather([([listed], [mine])])
-    data.all_gather_single([([whole], [mine])])
-    data.broadcast(0, [[mine]])
-    data.all_to_all([([part], [mine])])
+    data.all_reduce("SUM", [Share([mine], [mine])])
+    data.reduce_scatter("AVG", [Share([part], [mine])])
+    data.reduce_scatter_single("MAX", [Share([part], [mine])])
+    data.all_gather([Share(listed, [mine])])
+    data.all_gather_single([Share([whole], [mine])])
+    data.broadcast(0, [Share([mine], [mine])])
+    data.all_to_all([Share([part], [mine])])
     assert [tensor.tolist() for tensor in (mine, part, whole, listed[0])] == [[1.0, 2.0]] * 4
 
 
@@ -172,7 +156,7 @@ def test_ranks_on_several_devices() -> None:
     there, here = torch.zeros(2, device="meta"), torch.ones(2)
     for op in ("SUM", "BOR"):
         tensors = [there, here] if op == "SUM" else [there.long(), here.long()]
-        data.reduce(op, 0, [([tensor], None) for tensor in tensors])
+        data.reduce(op, 0, [Share([tensor], [tensor]) for tensor in tensors])
         assert tensors[0].device.type == "meta"
 
 
@@ -180,9 +164,9 @@ def test_ranks_on_several_devices() -> None:
 def test_shapes_may_differ_and_outputs_keep_theirs(count: int) -> None:
     """If this fails, a rank that has a matrix cannot reduce with one that has the same numbers in a row."""
     matrix, row = torch.ones(2, count), torch.ones(2 * count)
-    data.all_reduce("PRODUCT" if count == 2 else "BOR", [([matrix.long()], None), ([row.long()], None)])
+    data.all_reduce("PRODUCT" if count == 2 else "BOR", [Share([one], [one]) for one in (matrix.long(), row.long())])
     results = [matrix.long() * 2, row.long() * 2]
-    data.all_reduce("SUM", [([result], None) for result in results])
+    data.all_reduce("SUM", [Share([result], [result]) for result in results])
     assert [tuple(result.shape) for result in results] == [(2, count), (2 * count,)]
     assert all(bool((result == 4).all()) for result in results)
 

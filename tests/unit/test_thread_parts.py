@@ -233,13 +233,10 @@ def test_a_collective_knows_who_has_called() -> None:
     """If this fails, the report of a hang or a mismatch names ranks that have come. Texts have ranks of the world."""
     call = Call("all_reduce", (), lambda: "SUM, float32[2]", "test_f.py:6 in test_f")
     collective = Collective(GroupLabel("group '1' of ranks 4, 5, 6, 7", (4, 5, 6, 7)), 3, ())
-    assert collective.missing_count == 4
     assert collective.missing() == "ranks 4, 5, 6, 7"
     assert collective.title() == "collective #4 of group '1' of ranks 4, 5, 6, 7"
     collective.calls[0] = collective.calls[2] = call
     collective.calls[1] = Call("barrier", (), str, "test_f.py:7 in test_f")
-    collective.missing_count = 1
-    assert collective.contributions == [None] * 4
     assert collective.missing() == "rank 7"
     calls = (
         "  ranks 4, 6: all_reduce(SUM, float32[2]) at test_f.py:6 in test_f\n"
@@ -248,15 +245,9 @@ def test_a_collective_knows_who_has_called() -> None:
     first, rest = collective.lost(3).text.split("\n", 1)
     assert first.startswith("Collective #4 of group '1' of ranks 4, 5, 6, 7 can never complete: rank 7 has ended")
     assert rest.startswith(f"{calls}  no call yet: rank 7\nMost likely that rank makes fewer calls")
-    collective.calls[3], collective.missing_count = call, 0
+    collective.calls[3] = call
     first, rest = collective.mismatch("two operations").text.split("\n", 1)
     sides = "ranks 4, 6, 7 all_reduce(SUM, float32[2]); rank 5 barrier()"
     assert first.endswith(f"of ranks 4, 5, 6, 7: two operations: {sides}.")
     assert rest.startswith(calls.replace("4, 6", "4, 6, 7"))
     assert "no call yet" not in rest
-
-
-def test_each_collective_has_devices_of_its_own() -> None:
-    """If this fails, a collective waits for the GPUs of another one."""
-    label = GroupLabel("the default group", (0, 1))
-    assert Collective(label, 0, ()).devices is not Collective(label, 1, ()).devices

@@ -14,8 +14,7 @@ from dist_testing.core.ground.errors import DeadlockError
 from dist_testing.core.ground.outcomes import Kind, RankOutcome, Status, verdict
 from dist_testing.core.process.stacks import stack_of
 from dist_testing.threaded.shared_process import (
-    RankThreads,
-    blame_thread,
+    blame,
     note_rank,
     read_ranks,
     stacks_by_rank,
@@ -47,9 +46,12 @@ _DEADLOCK = f"{DeadlockError.__module__}.{DeadlockError.__qualname__} builtins.R
 @pytest.fixture
 def world(tmp_path: Path) -> Path:
     """The folder of a world whose threads have noted their ranks."""
-    notes = "".join(f"{rank} {ident:x} {rank}\n" for ident, rank in _RANKS.items())
-    (tmp_path / "thread-idents").write_text(notes, encoding="ascii")
-    return tmp_path
+    return _noted(tmp_path, *(f"{rank} {ident:x} {11 + rank}" for ident, rank in _RANKS.items()))
+
+
+def _noted(folder: Path, *notes: str) -> Path:
+    (folder / "thread-idents").write_text("".join(f"{note}\n" for note in notes), encoding="ascii")
+    return folder
 
 
 def _killed(rank: int) -> RankOutcome:
@@ -77,9 +79,9 @@ def test_incomplete_stacks_belong_to_no_rank(world: Path, text: str) -> None:
     assert stacks_by_rank(text, world) == {}
 
 
-def test_crashed_thread_is_the_culprit_and_the_others_are_victims() -> None:
+def test_crashed_thread_is_the_culprit_and_the_others_are_victims(world: Path) -> None:
     """If this fails, a crash on one rank is blamed on rank 0."""
-    outcomes = blame_thread([_killed(0), _killed(1), RankOutcome(2, Kind.PASSED)], RankThreads(_RANKS, {}), _CRASH)
+    outcomes = blame([_killed(0), _killed(1), RankOutcome(2, Kind.PASSED)], world, _CRASH)
     judged = verdict(outcomes)
     assert (judged.culprit, judged.failing, judged.victims) == (1, (), (0,))
     assert "line 4 in test_it" in outcomes[1].text
@@ -87,26 +89,26 @@ def test_crashed_thread_is_the_culprit_and_the_others_are_victims() -> None:
     assert outcomes[0].describe() == "went down in call with the process that all ranks share"
 
 
-def test_rank_that_reported_its_end_is_the_culprit_whatever_the_log_shows() -> None:
+def test_rank_that_reported_its_end_is_the_culprit_whatever_the_log_shows(world: Path) -> None:
     """If this fails, an old crash in the log overrides what the rank itself reported."""
     told = RankOutcome(0, Kind.EXITED, 1.0, exit_code=3, text="os._exit(3)")
-    judged = verdict(blame_thread([told, _killed(1)], RankThreads(_RANKS, {}), _CRASH))
+    judged = verdict(blame([told, _killed(1)], world, _CRASH))
     assert (judged.culprit, judged.victims) == (0, (1,))
 
 
 @pytest.mark.parametrize("log", ["", "Fatal Python error: Aborted", _CRASH.replace("0x00007f00000000a2", "0x77")])
-def test_unknown_culprit_is_reported_as_unknown(log: str) -> None:
+def test_unknown_culprit_is_reported_as_unknown(world: Path, log: str) -> None:
     """If this fails, a kill from outside is blamed on a rank without any doubt expressed."""
-    for outcome in blame_thread([_killed(0), _killed(1)], RankThreads(_RANKS, {}), log):
+    for outcome in blame([_killed(0), _killed(1)], world, log):
         assert outcome.kind is Kind.SIGNALLED
         assert not outcome.collateral
         assert "does not show which rank ended it" in outcome.text
 
 
-def test_other_outcomes_are_unchanged() -> None:
+def test_other_outcomes_are_unchanged(world: Path) -> None:
     """If this fails, a rank's own report is overwritten."""
     outcomes = (RankOutcome(0, Kind.RAISED, 1.0, text="boom"), RankOutcome(1, Kind.STOPPED), RankOutcome(2, Kind.HUNG))
-    assert blame_thread(outcomes, RankThreads(_RANKS, {}), _CRASH) == outcomes
+    assert blame(outcomes, world, _CRASH) == outcomes
     assert waiting_for_skipped(outcomes) == outcomes
 
 
@@ -130,7 +132,7 @@ def test_failure_beside_a_skip_stays_a_failure() -> None:
     assert waiting_for_skipped(outcomes) == outcomes
 
 
-def test_the_rank_is_known_without_the_gil() -> None:
+def test_the_rank_is_known_without_the_gil(tmp_path: Path) -> None:
     """If this fails, a crash of a rank that is a thread is blamed on none where Python does not name the thread."""
     native = (
         "SIGABRT(6), PID: 7, Thread 11: \n"
@@ -141,26 +143,26 @@ def test_the_rank_is_known_without_the_gil() -> None:
     )
     stack = 'Stack (most recent call first):\n  File "/src/test_a.py", line 9 in crash'
     log = f"{native}Fatal Python error: Aborted\n\n<Cannot show all threads while the GIL is disabled>\n{stack}\n\nmore"
-    first, second = blame_thread([_killed(0), _killed(1)], RankThreads({}, {11: 0, 12: 1}), log)
+    first, second = blame([_killed(0), _killed(1)], _noted(tmp_path, "0 a1 11", "1 a2 12"), log)
     assert (first.collateral, second.collateral, second.text) == ("lost", "", stack)
-    for outcome in blame_thread([_killed(0), _killed(1)], RankThreads({}, {11: 0}), log):
+    for outcome in blame([_killed(0), _killed(1)], _noted(tmp_path, "0 a1 11"), log):
         assert "does not show which rank ended it" in outcome.text
 
 
 def test_ranks_record_their_threads(tmp_path: Path) -> None:
     """If this fails, no stack can be assigned to its rank."""
     note_rank(str(tmp_path), 7)
-    assert read_ranks(tmp_path).idents == {threading.get_ident(): 7}
+    assert read_ranks(tmp_path) == {threading.get_ident(): 7, threading.get_native_id(): 7}
     note_rank(str(tmp_path), 8)
-    assert read_ranks(tmp_path).idents == {threading.get_ident(): 8}, "the number of an ended thread can be reused"
-    assert read_ranks(tmp_path).natives == {threading.get_native_id(): 8}
+    numbers = {threading.get_ident(): 8, threading.get_native_id(): 8}
+    assert read_ranks(tmp_path) == numbers, "the number of an ended thread can be reused"
 
 
 def test_invalid_records_are_left_out(tmp_path: Path) -> None:
     """If this fails, test code that writes into the folder ends the runner."""
-    assert read_ranks(tmp_path) == ({}, {})
+    assert read_ranks(tmp_path) == {}
     (tmp_path / "thread-idents").write_bytes(b"1 zz 1\n\xff\xfe\n12345 1 1\n3 ff 9\n4")
-    assert read_ranks(tmp_path) == ({0xFF: 3}, {9: 3})
+    assert read_ranks(tmp_path) == {0xFF: 3, 9: 3}
 
 
 def test_stack_of_a_frame_has_the_same_format_as_others() -> None:

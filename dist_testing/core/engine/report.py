@@ -43,7 +43,7 @@ _BELOW_TEST = re.compile(
     r"core/(bazel|engine|launch|rank)/\w+|"
     r"core/pytest/(pytest_rank|rank_\w+|in_runner)|"
     r"core/unittest/(continuous|unittest_rank|process|world_case)|"
-    r"hang/ledger_\w+|threaded/(in_runner|rank_process|rank_threads|spawn_threads|thread_case)|"
+    r"hang/ledger_\w+|threaded/(in_runner|rank_process|spawn_threads|thread_case)|"
     r"(adopt|attach|functions|programs)/[\w/]+))\.py\""
 )
 # Between a test and torch's collective, which it sees.
