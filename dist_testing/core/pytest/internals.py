@@ -49,6 +49,7 @@ def keep_temporary_files_in(config: pytest.Config, path: str | os.PathLike[str])
 
     Otherwise each rank makes a numbered folder outside the run's folder, and nothing removes it.
     """
-    if (factory := getattr(config, "_tmp_path_factory", None)) is not None:
-        # In place, because the factory of `tmpdir` holds it, too.
-        vars(factory).update(_basetemp=None, _given_basetemp=path)
+    for factory in vars(config).values():
+        if isinstance(factory, pytest.TempPathFactory):
+            # In place, because the factory of `tmpdir` holds it, too.
+            vars(factory).update(_basetemp=None, _given_basetemp=path)
