@@ -10,7 +10,7 @@ import sys
 import threading
 import warnings
 from collections.abc import Callable, Generator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -25,8 +25,13 @@ from dist_testing.core.process.launcher_messages import RankStart
 from dist_testing.core.pytest.expectations import expected_classes
 from dist_testing.core.pytest.internals import keep_temporary_files_in, write_terminal_to
 from dist_testing.core.pytest.marked_items import is_method_of_unittest
-from dist_testing.core.pytest.rank_output import log_to_output, print_warnings
-from dist_testing.core.pytest.rank_plugins import leave_out_plugins_of_runner, run_in_wrappers, run_phases
+from dist_testing.core.pytest.rank_plugins import (
+    leave_out_plugins_of_runner,
+    log_to_output,
+    print_warnings,
+    run_in_wrappers,
+    run_phases,
+)
 from dist_testing.core.pytest.reports import skip_reason
 from dist_testing.core.rank.bootstrap import RankFrontEnd
 from dist_testing.core.rank.debugging import debug_by
@@ -171,7 +176,6 @@ class PytestRankFrontEnd:
     """Runs collected items on a rank.
 
     Attributes:
-        config: The config of the session.
         items: The items, by node id.
         own_item: Makes the calling thread's own copy of an item, where ranks are threads.
         store: What the ranks share; None for the store at the world's port.
@@ -184,7 +188,7 @@ class PytestRankFrontEnd:
     own_item: Callable[[pytest.Item], pytest.Item] | None = None
     store: Store | None = None
     cases: int = 0
-    world: RankWorld | None = None
+    world: RankWorld = field(init=False)
 
     def open(self, start: RankStart, reporter: Reporter) -> None:
         """Make the world."""
@@ -199,11 +203,9 @@ class PytestRankFrontEnd:
 
     def run(self, body: CaseBody, reporter: Reporter) -> None:
         """Run one item as pytest would."""
-        assert self.world is not None
         self.world.begin_case()
         item = self.items[body.content]
-        if self.own_item is not None:
-            item = self.own_item(item)
+        item = item if self.own_item is None else self.own_item(item)
         reporter.expectations = expected_classes(item)
         keep_temporary_files_in(item.config, self.world.pytest_tmp_path)
         try:
@@ -220,7 +222,6 @@ class PytestRankFrontEnd:
 
     def finish(self) -> None:
         """Destroy the groups."""
-        assert self.world is not None
         self.world.finish()
 
 
