@@ -26,11 +26,7 @@ def expected_classes(item: pytest.Item) -> list[tuple[type, ...]]:
 
 
 def check_expectation(item: pytest.Item) -> None:
-    """Refuse an xfail mark that needs the exception itself.
-
-    Raises:
-        UsageError: If the `raises` of the mark that pytest has chosen is not made of classes.
-    """
+    """Refuse an xfail mark that needs the exception itself."""
     mark = item.stash.get(xfailed_key, None)
     raises: Any = mark.raises if mark is not None else None
     for cls in raises if isinstance(raises, tuple) else (raises,):
