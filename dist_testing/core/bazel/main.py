@@ -7,15 +7,15 @@ import io
 import os
 import re
 import sys
+import sysconfig
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, MutableMapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from dist_testing.core.bazel.banner import Banner
 from dist_testing.core.bazel.conclusion import FAILED, Conclusion, banner
 from dist_testing.core.bazel.protocol import Protocol, read_protocol
-from dist_testing.core.bazel.search_path import export_search_path
 from dist_testing.core.bazel.watch import Watch
 from dist_testing.core.engine.interrupts import ExitGuard, ignore_termination, raise_on_termination
 from dist_testing.core.engine.rank_env import show_cpp_stacks
@@ -79,6 +79,25 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if not (has_run_tests or protocol.coverage is not None or has_sanitizer()):
         guard.end_after_handlers()
     return code
+
+
+def export_search_path(environ: MutableMapping[str, str], search_path: Sequence[str]) -> None:
+    """Put the entries of this process's `sys.path` that a new interpreter would not have into PYTHONPATH.
+
+    Older rules_python exports them before this process starts. From 1.7 on it changes `sys.path` of this process alone.
+    A test that starts `sys.executable`, such as one that runs `python -m torch.distributed.run`, then finds no package.
+    """
+    own = {os.path.realpath(sysconfig.get_path(name)) for name in ("stdlib", "platstdlib", "purelib", "platlib")}
+    own |= {os.path.join(path, "lib-dynload") for path in own}
+    given = [path for path in environ.get("PYTHONPATH", "").split(os.pathsep) if path]
+    main_folder = os.path.dirname(os.path.abspath(sys.argv[0]))
+    more = [
+        path
+        for path in search_path
+        if os.path.isdir(path) and os.path.realpath(path) not in own and path not in given and path != main_folder
+    ]
+    if more:
+        environ["PYTHONPATH"] = os.pathsep.join([*more, *given])
 
 
 def _refuse_rank(spec: Spec, arguments: Sequence[str]) -> None:
