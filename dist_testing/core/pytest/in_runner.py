@@ -73,11 +73,7 @@ FRESH_KEY = pytest.StashKey[Callable[[RankContext], NoReturn]]()
 
 
 class RunnerPlugin:
-    """Owns the engine of a session, and runs its marked tests.
-
-    Attributes:
-        context: The rank context: the part of the session that ranks use.
-    """
+    """Owns the engine of a session, and runs its marked tests."""
 
     def __init__(self, config: pytest.Config) -> None:
         spare_cuda()
@@ -108,6 +104,7 @@ class RunnerPlugin:
         # The item that pytest runs now, if it runs on ranks.
         self._marked: pytest.Item | None = None
         config.stash[RUN_KEY] = self._run_world
+        # The part of the session that ranks use.
         self.context = PytestRankContext(config, self._items)
         self._cases_after: dict[str, int] = {}
         # A fresh interpreter, and every rank but the first under torchrun, run a part of another session.

@@ -21,14 +21,7 @@ from _pytest.config.findpaths import load_config_dict_from_file
 from _pytest.mark import _parse_expression as parse_expression
 from _pytest.skipping import xfailed_key
 
-__all__ = [
-    "keep_temporary_files_in",
-    "load_config_dict_from_file",
-    "parse_expression",
-    "replace_setup_state",
-    "write_terminal_to",
-    "xfailed_key",
-]
+__all__ = ["load_config_dict_from_file", "parse_expression", "xfailed_key"]
 
 
 def replace_setup_state(session: pytest.Session, make: Callable[[type], Any]) -> None:

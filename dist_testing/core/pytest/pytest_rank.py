@@ -84,11 +84,7 @@ def current_world() -> World | None:
 
 
 class PytestRankContext:
-    """The rank context of a pytest session: the collected items, and a pytest that is fit for a rank.
-
-    Attributes:
-        collection_errors: Errors of files that could not be collected, where ranks collect the tests themselves.
-    """
+    """The rank context of a pytest session: the collected items, and a pytest that is fit for a rank."""
 
     def __init__(self, config: pytest.Config, items: Mapping[str, pytest.Item]) -> None:
         self._config = config
@@ -99,6 +95,7 @@ class PytestRankContext:
         self._own_item: Callable[[pytest.Item], pytest.Item] | None = None
         self._thread_cases = 0
         self._explaining: Any = None
+        # Of files that could not be collected, where ranks collect the tests themselves.
         self.collection_errors: list[str] = []
 
     @property
@@ -173,20 +170,16 @@ def run_as_test(item: pytest.Item, reporter: Reporter, body: Callable[[], object
 
 @dataclass(eq=False, slots=True)
 class PytestRankFrontEnd:
-    """Runs collected items on a rank.
-
-    Attributes:
-        items: The items, by node id.
-        own_item: Makes the calling thread's own copy of an item, where ranks are threads.
-        store: What the ranks share; None for the store at the world's port.
-        cases: How many cases the process has run before.
-        world: The rank's world, when the rank is open.
-    """
+    """Runs collected items on a rank."""
 
     config: pytest.Config
+    # By node id.
     items: Mapping[str, pytest.Item]
+    # Makes the calling thread's own copy of an item, where ranks are threads.
     own_item: Callable[[pytest.Item], pytest.Item] | None = None
+    # What the ranks share; None for the store at the world's port.
     store: Store | None = None
+    # How many cases the process has run before.
     cases: int = 0
     world: RankWorld = field(init=False)
 

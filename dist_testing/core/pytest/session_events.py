@@ -44,11 +44,7 @@ class _Running:
 
 
 class SessionEvents:
-    """Emits the events of tests, as a plugin of pytest.
-
-    Attributes:
-        stream: The stream of the session.
-    """
+    """Emits the events of tests on the stream of the session, as a plugin of pytest."""
 
     def __init__(self, config: pytest.Config, spec: Spec, *, writes_file: bool) -> None:
         """Find the stream, or make it, and subscribe the sinks: with `writes_file`, also the event file."""
