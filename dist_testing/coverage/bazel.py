@@ -9,7 +9,6 @@ import tempfile
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from dist_testing.core.bazel.protocol import CoverageRequest
 from dist_testing.core.ground.errors import ReportError
 from dist_testing.coverage.rank_coverage import CoverageSettings, quiet, start_measuring
 
@@ -18,7 +17,7 @@ _LCOV_NAME = "dist_testing.dat"
 
 
 def start_coverage(
-    request: CoverageRequest, rlocation: Callable[[str], str | None], workspace: str
+    directory: Path, manifest: Path, rlocation: Callable[[str], str | None], workspace: str
 ) -> Callable[[], None] | None:
     """Start to measure this process and its ranks.
 
@@ -41,8 +40,8 @@ def start_coverage(
         ) from error
     del coverage
     try:
-        names = sources_wanted(request.manifest.read_text(encoding="utf-8"), rlocation, workspace)
-        return _Run(request.directory, names).finish if names else None
+        names = sources_wanted(manifest.read_text(encoding="utf-8"), rlocation, workspace)
+        return _Run(directory, names).finish if names else None
     except (OSError, ValueError) as error:
         raise ReportError(
             f"coverage is not measured: {error}.\n"

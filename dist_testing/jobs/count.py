@@ -22,26 +22,20 @@ _JOB_BYTES = 60 << 20
 _RANK_BYTES = 20 << 20
 _FRESH_RANK_BYTES = 170 << 20
 # Options that cannot be combined: name in the namespace, spelling, cause, way out.
+_BESIDE = "Both run tests side by side, in processes of their own."
+_WITHOUT_N = f"Leave -n out: {JOBS_OPTION} imports torch once, and reports in the order of the collection."
+_TERMINAL = "One terminal serves one debugger."
 _REFUSED = (
-    (
-        "numprocesses",
-        "-n (pytest-xdist)",
-        "Both run tests side by side, in processes of their own.",
-        f"Leave -n out: {JOBS_OPTION} imports torch once, and reports in the order of the collection.",
-    ),
-    ("tx", "--tx (pytest-xdist)", "Both run tests side by side, in processes of their own.", "Leave --tx out."),
-    ("dist_debug_rank", "--dist-debug-rank", "One terminal serves one debugger.", f"Leave {JOBS_OPTION} out."),
-    ("usepdb", "--pdb", "One terminal serves one debugger.", f"Leave {JOBS_OPTION} out."),
-    ("trace", "--trace", "One terminal serves one debugger.", f"Leave {JOBS_OPTION} out."),
+    ("numprocesses", "-n (pytest-xdist)", _BESIDE, _WITHOUT_N),
+    ("tx", "--tx (pytest-xdist)", _BESIDE, "Leave --tx out."),
+    ("dist_debug_rank", "--dist-debug-rank", _TERMINAL, f"Leave {JOBS_OPTION} out."),
+    ("usepdb", "--pdb", _TERMINAL, f"Leave {JOBS_OPTION} out."),
+    ("trace", "--trace", _TERMINAL, f"Leave {JOBS_OPTION} out."),
 )
 
 
 def read_jobs(text: str, config: pytest.Config, rank_info: ExistingRank | None) -> int:
-    """Return how many worlds the user wants side by side, from the option's text: from 1, or `AUTO`.
-
-    Raises:
-        UsageError: If the value is impossible, or another option or the environment rules it out.
-    """
+    """Return how many worlds the user wants side by side, from the option's text: from 1, or `AUTO`."""
     if text != "auto" and not (text.isascii() and text.isdecimal() and 1 <= int(text) <= MAX_JOBS):
         raise UsageError(
             f"{JOBS_OPTION}={text}: expected a number from 1 to {MAX_JOBS}, or auto.\n"
@@ -67,15 +61,11 @@ def read_jobs(text: str, config: pytest.Config, rank_info: ExistingRank | None) 
 def affordable_jobs(asked: int, spec: Spec, sizes: Sequence[int], *, fresh: bool) -> tuple[int, str]:
     """Return how many worlds run side by side, and why they are fewer than the user asked for; "" if they are not.
 
-    Args:
-        asked: What the user wants: from 1, or `AUTO`.
-        spec: What the target asks for.
-        sizes: World sizes of the cases that can run side by side; not empty.
-        fresh: Whether ranks are fresh interpreters.
+    `asked` is what the user wants: from 1, or `AUTO`. `sizes`, not empty, are the world sizes of the cases that can run
+    side by side. With `fresh`, ranks are fresh interpreters.
     """
     largest = max(sizes)
-    wanted = asked or min(MAX_JOBS, max(1, cpu_count() // largest))
-    limits = [(wanted, "")]
+    limits = [(asked or min(MAX_JOBS, max(1, cpu_count() // largest)), "")]
     each = _JOB_BYTES + largest * (_FRESH_RANK_BYTES if fresh else _RANK_BYTES)
     for _, room in call_parts("room", spec, largest):
         if room is not None:
@@ -83,11 +73,7 @@ def affordable_jobs(asked: int, spec: Spec, sizes: Sequence[int], *, fresh: bool
             limits.append((max(1, worlds), why))
             each += memory
     free = free_bytes()
-    limits.append(
-        (
-            max(1, free // each),
-            f"{free >> 20} MiB of memory are free, and a world of {largest} ranks takes {each >> 20}",
-        )
-    )
+    why = f"{free >> 20} MiB of memory are free, and a world of {largest} ranks takes {each >> 20}"
+    limits.append((max(1, free // each), why))
     jobs, why = min(limits, key=lambda limit: limit[0])
     return min(jobs, len(sizes)), why if asked else ""

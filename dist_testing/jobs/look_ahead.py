@@ -189,12 +189,9 @@ class LookAhead:
 
     def _case_ahead(self, item: pytest.Item) -> Case | None:
         """Return the case of a test; None if it skips, or fails without a world."""
-        if any(mark.kwargs.get("run") is False for mark in item.iter_markers("xfail")) or self._runner.skips_by_mark(
-            item
-        ):
-            return None
+        is_run = all(mark.kwargs.get("run") is not False for mark in item.iter_markers("xfail"))
         with contextlib.suppress(DistTestingError, unittest.SkipTest):
-            return self._runner.case_of(item)
+            return self._runner.case_of(item) if is_run and not self._runner.skips_by_mark(item) else None
         return None
 
     def _start(self, item: pytest.Item, case: Case, engine: Engine) -> bool:

@@ -13,8 +13,7 @@ from dist_testing.core.ground.case import Case, CaseResult
 from dist_testing.core.ground.errors import UsageError
 from dist_testing.core.ground.spec import Spec
 from dist_testing.core.launch.isolation import isolation_named
-from dist_testing.core.pytest.marked_items import CASE_KEY
-from dist_testing.core.pytest.rank_items import RANK_SIDE_KEY, RUN_SPEC_KEY, RankItem
+from dist_testing.core.pytest.marked_items import CASE_KEY, RANK_SIDE_KEY, RUN_SPEC_KEY, RankItem
 from dist_testing.core.session.session import current_session
 from dist_testing.programs.program import Program, check_isolation_of_program, check_program
 from dist_testing.programs.program_rank import ProgramRankContext, program_loader

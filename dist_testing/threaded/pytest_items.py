@@ -93,9 +93,10 @@ class ThreadItems:
             fixtureinfo=dataclasses.replace(info, name2fixturedefs=definitions),
         )
         mine.config = copy.copy(item.config)
-        if hasattr(item.config, "_tmp_path_factory"):
-            # `keep_temporary_files_in` changes it.
-            mine.config._tmp_path_factory = copy.copy(item.config._tmp_path_factory)
+        for name, value in vars(item.config).items():
+            if isinstance(value, pytest.TempPathFactory):
+                # `keep_temporary_files_in` changes it.
+                setattr(mine.config, name, copy.copy(value))
         mine.stash._storage.update(item.stash._storage)
         # Also those that were added after the item had been made.
         mine.own_markers, mine.keywords = list(item.own_markers), item.keywords

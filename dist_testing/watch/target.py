@@ -9,7 +9,7 @@ import pytest
 from dist_testing.core.bazel.pytest_config import test_session
 from dist_testing.core.ground.spec import Spec
 from dist_testing.core.pytest import plugin as pytest_plugin
-from dist_testing.core.pytest.in_runner import SPEC_KEY
+from dist_testing.core.pytest.marked_items import SPEC_KEY
 
 
 class _Target:

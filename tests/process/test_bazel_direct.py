@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from dist_testing.core.bazel.main import export_search_path
 from dist_testing.core.bazel.protocol import DEBUG_RANK_VARIABLE
-from dist_testing.core.bazel.search_path import export_search_path
 from dist_testing.core.ground.errors import SpecError
 from dist_testing.core.ground.spec import program_of
 from dist_testing.direct import start_directly

@@ -8,7 +8,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from dist_testing.core.bazel.protocol import CoverageRequest, Protocol, read_protocol
+from dist_testing.core.bazel.protocol import Protocol, read_protocol
 from dist_testing.core.ground.errors import UsageError
 
 
@@ -47,7 +47,7 @@ def test_every_variable_is_read() -> None:
         shard=(3, 4),
         run_number=7,
         random_seed="7",
-        coverage=CoverageRequest(Path("/c"), Path("/m")),
+        coverage=(Path("/c"), Path("/m")),
     )
 
 

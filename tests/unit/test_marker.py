@@ -15,7 +15,7 @@ from dist_testing.core.ground.errors import UsageError
 from dist_testing.core.ground.spec import MAX_WORLD_SIZE
 from dist_testing.core.launch.isolation import THREAD, isolation_names
 from dist_testing.core.pytest.marker import Distributed, argument_names, read_marker
-from dist_testing.core.pytest.marker_name import ISOLATIONS, MARKER_HELP
+from dist_testing.core.pytest.options import ISOLATIONS, MARKER_HELP
 
 NODEID = "tests/test_a.py::test_b"
 

@@ -9,37 +9,35 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dist_testing.core.bazel.sharding import ShardCase, assign_shards
+from dist_testing.core.bazel.sharding import assign_shards
 
 _NAMES = st.text("abc[]:.", min_size=1, max_size=6)
-_CASES = st.dictionaries(_NAMES, st.sampled_from(["", "", "A", "B"]), max_size=20).map(
-    lambda groups: [ShardCase(key, group) for key, group in groups.items()]
-)
+_CASES = st.dictionaries(_NAMES, st.sampled_from(["", "", "A", "B"]), max_size=20)
 _DURATIONS = st.dictionaries(_NAMES, st.floats(0, 100), max_size=20)
 
 
-def _cases(*keys: str, group: str = "") -> list[ShardCase]:
-    return [ShardCase(key, group) for key in keys]
+def _cases(*keys: str, group: str = "") -> dict[str, str]:
+    return dict.fromkeys(keys, group)
 
 
 @given(_CASES, st.integers(1, 8), _DURATIONS, st.randoms())
 def test_every_case_is_in_one_shard_whatever_the_order(
-    cases: list[ShardCase], shards: int, durations: dict[str, float], random: object
+    cases: dict[str, str], shards: int, durations: dict[str, float], random: object
 ) -> None:
     """If this fails, two shards assign cases differently, and a case silently runs in none of them."""
     assigned = assign_shards(cases, shards, durations)
-    assert set(assigned) == {case.key for case in cases}
+    assert set(assigned) == set(cases)
     assert set(assigned.values()) <= set(range(shards))
-    shuffled = list(cases)
+    shuffled = list(cases.items())
     random.shuffle(shuffled)  # type: ignore[attr-defined]  # hypothesis' own Random
-    assert assign_shards(shuffled, shards, durations) == assigned
+    assert assign_shards(dict(shuffled), shards, durations) == assigned
 
 
 @given(st.dictionaries(_NAMES, st.tuples(st.sampled_from(["", "A", "B"]), st.floats(0, 100))), st.integers(1, 8))
 def test_no_shard_is_much_longer_than_it_must_be(cases: dict[str, tuple[str, float]], shards: int) -> None:
     """If this fails, users wait longer than necessary for the longest shard."""
     durations = {key: seconds for key, (_, seconds) in cases.items()}
-    assigned = assign_shards([ShardCase(key, group) for key, (group, _) in cases.items()], shards, durations)
+    assigned = assign_shards({key: group for key, (group, _) in cases.items()}, shards, durations)
     loads = [math.fsum(durations[key] for key in assigned if assigned[key] == shard) for shard in range(shards)]
     # The bound of giving each case to the least loaded shard: a fair share and at most one case more.
     # A tenth is added for keeping groups together.
@@ -82,7 +80,7 @@ def test_shard_0_has_a_case_if_there_is_one() -> None:
 
 def test_cases_that_share_ranks_stay_together_if_balanced() -> None:
     """If this fails, more shards than necessary start the ranks of a pool."""
-    cases = [*_cases("a1", "a2", "a3", group="A"), *_cases("b1", "b2", "b3", group="B")]
+    cases = _cases("a1", "a2", "a3", group="A") | _cases("b1", "b2", "b3", group="B")
     assigned = assign_shards(cases, 2, {})
     assert assigned["a1"] == assigned["a2"] == assigned["a3"] != assigned["b1"] == assigned["b2"] == assigned["b3"]
 
@@ -103,11 +101,11 @@ def test_cases_that_share_ranks_stay_together_if_they_take_no_time() -> None:
 @pytest.mark.parametrize(("seconds", "shards_of_a"), [(0.575, 2), (0.5, 1)])
 def test_a_pool_may_make_the_longest_shard_a_tenth_longer(seconds: float, shards_of_a: int) -> None:
     """If this fails, users wait longer than the documentation says, or pools are split for nothing."""
-    cases = [*_cases("a1", "a2", group="A"), *_cases("alone")]
+    cases = _cases("a1", "a2", group="A") | _cases("alone")
     assigned = assign_shards(cases, 3, {"a1": seconds, "a2": seconds, "alone": 1.0})
     assert len({assigned["a1"], assigned["a2"]}) == shards_of_a
 
 
 def test_an_empty_list_of_cases_is_accepted() -> None:
     """If this fails, a filter that leaves no case ends the run with an error."""
-    assert assign_shards([], 3, {"gone": 1.0}) == {}
+    assert assign_shards({}, 3, {"gone": 1.0}) == {}

@@ -32,7 +32,7 @@ class _Mentions:
 
 _ALLOWED = {
     "attach": _Mentions("attach", 4, "whether this process is a rank of another launcher: `session.existing_world`"),
-    "coverage": _Mentions("coverage", 3, "Bazel's protocol asks for it; a hint for pytest-cov"),
+    "coverage": _Mentions("coverage", 2, "Bazel's protocol asks for it"),
     "faults": _Mentions(r"(?<!de)fault(?!handler)", 3, "the record of a case, and its result, have them"),
     "gpus": _Mentions("gpu", 3, "torch's own skips, `multi-gpu-4`; facts of a backend, which one public call declares"),
     "hang": _Mentions("ledger|(^|_)hang($|_)(?!up)", 4, "a cause of a verdict; the ledgers in the record of a case"),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import time
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
@@ -12,7 +13,7 @@ import pytest
 from dist_testing.core.bazel.banner import Banner
 from dist_testing.core.bazel.conclusion import Conclusion
 from dist_testing.core.bazel.protocol import Protocol
-from dist_testing.core.bazel.sharding import ShardCase, assign_shards
+from dist_testing.core.bazel.sharding import assign_shards
 from dist_testing.core.bazel.timings import read_timings
 from dist_testing.core.bazel.watch import Watch
 from dist_testing.core.events.stream import EventStream
@@ -21,9 +22,9 @@ from dist_testing.core.ground.errors import InterruptedRunError, ReportError
 from dist_testing.core.ground.record import case_name, module_of, name_parts
 from dist_testing.core.ground.spec import Spec
 from dist_testing.core.pytest import reports
-from dist_testing.core.pytest.in_runner import BUDGET_KEY, OUTPUTS_KEY, PAUSE_LIMIT_KEY, SPEC_KEY
+from dist_testing.core.pytest.in_runner import BUDGET_KEY, OUTPUTS_KEY, PAUSE_LIMIT_KEY
 from dist_testing.core.pytest.internals import parse_expression
-from dist_testing.core.pytest.marked_items import is_marked, is_multi_process
+from dist_testing.core.pytest.marked_items import SPEC_KEY, is_marked, is_multi_process
 from dist_testing.core.pytest.plugin import runner_plugin
 from dist_testing.core.pytest.session_events import EVENTS_KEY
 
@@ -35,40 +36,57 @@ class _TimeOverError(pytest.fail.Exception):  # type: ignore[misc,name-defined] 
     """Ends a part of a test in the runner, as `pytest.fail` does, so that pytest tears fixtures down."""
 
 
+def _limited(phase: str) -> Callable[[BazelSession, pytest.Item], Generator[None, object, object]]:
+    """Return the hook that limits a part of each test in the runner: its setup, its call or its teardown."""
+
+    @pytest.hookimpl(wrapper=True, tryfirst=True)
+    def limited(self: BazelSession, item: pytest.Item) -> Generator[None, object, object]:
+        if is_marked(item) or is_multi_process(item):
+            # The test waits for ranks, and the engine limits their time.
+            return (yield)
+        self.has_run_tests = True
+        end_s = self._shares.case_end_s(self._conclusion.to_come - 1)
+        began_s = time.monotonic()
+
+        def over(stacks: str) -> _TimeOverError:
+            self._over = (
+                f"{item.nodeid}: its {phase} had not ended after {time.monotonic() - began_s:.1f} s, its share of the "
+                "target's time.\n"
+                "The test is not distributed: it runs in the runner, and hangs there or is slow.\n"
+                "The stacks show where it was. If it is slow, give the target a larger size or timeout.\n\n"
+                f"{stacks}"
+            )
+            return _TimeOverError(self._over, pytrace=False)
+
+        with self._watch.until(end_s, over):
+            return (yield)
+
+    return limited
+
+
+@dataclass(eq=False)
 class BazelSession:
     """A pytest plugin for a run under Bazel. Register it before all other plugins.
 
     Attributes:
+        timings: File with the durations of cases, for the shard assignment.
         on_collected: Called when the tests are imported and the fork server runs, also after a failure.
         has_run_tests: Whether a test has run in this process, and not only on ranks.
     """
 
-    def __init__(
-        self,
-        spec: Spec,
-        protocol: Protocol,
-        head: Banner,
-        conclusion: Conclusion,
-        events: EventStream,
-        *,
-        shares: TimeShares,
-        watch: Watch,
-        timings: Path | None,
-    ) -> None:
-        """Make the plugin of a session. The shard assignment reads the durations of cases in the file `timings`."""
-        self._spec = spec
-        self._protocol = protocol
-        self._head = head
-        self._conclusion = conclusion
-        self._events = events
-        self._shares = shares
-        self._watch = watch
-        self._timings = timings
-        self._doing = ""
-        self._over = ""
-        self._knows_all = True
-        self.on_collected: Callable[[], None] = lambda: None
-        self.has_run_tests = False
+    _spec: Spec
+    _protocol: Protocol
+    _head: Banner
+    _conclusion: Conclusion
+    _events: EventStream
+    _shares: TimeShares
+    _watch: Watch
+    timings: Path | None
+    on_collected: Callable[[], None]
+    has_run_tests: bool = False
+    _doing: str = ""
+    _over: str = ""
+    _knows_all: bool = True
 
     @pytest.hookimpl(wrapper=True)
     def pytest_load_initial_conftests(self, early_config: pytest.Config) -> Generator[None, object, object]:
@@ -84,11 +102,7 @@ class BazelSession:
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_cmdline_main(self, config: pytest.Config) -> None:
-        """Refuse worker processes.
-
-        Raises:
-            pytest.UsageError: If pytest-xdist is to run the cases.
-        """
+        """Refuse worker processes."""
         if any(config.getoption(name, None) for name in ("numprocesses", "tx")):
             raise pytest.UsageError(
                 f"{self._spec.target}: -n (pytest-xdist) under Bazel.\n"
@@ -138,50 +152,17 @@ class BazelSession:
         self._conclusion.is_filter_in_vain = self._knows_all and bool(wanted) and not items
         index, total = self._protocol.shard
         if total > 1:
-            shards = assign_shards(
-                [ShardCase(item.nodeid, runner.shared_ranks(item)) for item in items], total, self._durations(items)
-            )
+            groups = {item.nodeid: runner.shared_ranks(item) for item in items}
+            shards = assign_shards(groups, total, self._durations(items))
             # A shard runs only its own cases, but marks can show that the other shards skip all of theirs.
             self._conclusion.decides_for_target = self._conclusion.is_promised and all(
                 shards[item.nodeid] == index or runner.skips_by_mark(item) for item in items
             )
             _keep(config, items, [item for item in items if shards[item.nodeid] == index])
 
-    @pytest.hookimpl(wrapper=True, tryfirst=True)
-    def pytest_runtest_setup(self, item: pytest.Item) -> Generator[None, object, object]:
-        """Limit the setup of a test in the runner."""
-        return (yield from self._limited(item, "setup"))
-
-    @pytest.hookimpl(wrapper=True, tryfirst=True)
-    def pytest_runtest_call(self, item: pytest.Item) -> Generator[None, object, object]:
-        """Limit the call of a test in the runner."""
-        return (yield from self._limited(item, "call"))
-
-    @pytest.hookimpl(wrapper=True, tryfirst=True)
-    def pytest_runtest_teardown(self, item: pytest.Item) -> Generator[None, object, object]:
-        """Limit the teardown of a test in the runner."""
-        return (yield from self._limited(item, "teardown"))
-
-    def _limited(self, item: pytest.Item, phase: str) -> Generator[None, object, object]:
-        if is_marked(item) or is_multi_process(item):
-            # The test waits for ranks, and the engine limits their time.
-            return (yield)
-        self.has_run_tests = True
-        end_s = self._shares.case_end_s(self._conclusion.to_come - 1)
-        began_s = time.monotonic()
-
-        def over(stacks: str) -> _TimeOverError:
-            self._over = (
-                f"{item.nodeid}: its {phase} had not ended after {time.monotonic() - began_s:.1f} s, its share of the "
-                "target's time.\n"
-                "The test is not distributed: it runs in the runner, and hangs there or is slow.\n"
-                "The stacks show where it was. If it is slow, give the target a larger size or timeout.\n\n"
-                f"{stacks}"
-            )
-            return _TimeOverError(self._over, pytrace=False)
-
-        with self._watch.until(end_s, over):
-            return (yield)
+    pytest_runtest_setup = _limited("setup")
+    pytest_runtest_call = _limited("call")
+    pytest_runtest_teardown = _limited("teardown")
 
     @pytest.hookimpl(wrapper=True, tryfirst=True)
     def pytest_runtest_makereport(self, item: pytest.Item) -> Generator[None, pytest.TestReport, pytest.TestReport]:
@@ -189,7 +170,10 @@ class BazelSession:
         report = yield
         text, self._over = self._over, ""
         if text:
-            reports.fail(item, report, text)
+            report.outcome = "failed"
+            # Otherwise it would be an expected failure.
+            vars(report).pop("wasxfail", None)
+            reports.show(item, report, text)
         return report
 
     @pytest.hookimpl(tryfirst=True)
@@ -228,10 +212,10 @@ class BazelSession:
             config.option.keyword = f"({given}) and ({wanted})" if given else wanted
 
     def _durations(self, items: Sequence[pytest.Item]) -> Mapping[str, float]:
-        if self._timings is None:
+        if self.timings is None:
             return {}
         try:
-            known = read_timings(self._timings).get(self._spec.target, {})
+            known = read_timings(self.timings).get(self._spec.target, {})
         except ReportError as error:
             self._conclusion.warn(f"{error}\nThe shard assignment takes all cases for equally long.")
             return {}

@@ -25,11 +25,9 @@ def banner(spec: Spec, protocol: Protocol) -> str:
     sizes = ", ".join(str(size) for size in spec.world_sizes)
     settings = "".join(f", {name} = {setting}" for name, setting in spec.settings.items())
     index, total = protocol.shard
-    shard = f", shard {index + 1} of {total}" if total > 1 else ""
-    run = f", run {protocol.run_number}" if protocol.run_number is not None else ""
-    return (
-        f"dist_testing: {spec.target}: {spec.backend.name}, world size {sizes}{settings}, {spec.isolation}{shard}{run}"
-    )
+    part = f", shard {index + 1} of {total}" if total > 1 else ""
+    part += f", run {protocol.run_number}" if protocol.run_number is not None else ""
+    return f"dist_testing: {spec.target}: {spec.backend.name}, world size {sizes}{settings}, {spec.isolation}{part}"
 
 
 class Conclusion:
@@ -64,7 +62,7 @@ class Conclusion:
         self._spec = spec
         self._protocol = protocol
         self._head = head
-        self.is_promised = any(spec.promises(size) for size in spec.world_sizes)
+        self.is_promised = any(map(spec.promises, spec.world_sizes))
         # Of running cases that have a record: its place in `cases`.
         self._places: dict[str, int] = {}
         self._warnings: list[str] = []
@@ -77,33 +75,28 @@ class Conclusion:
                 self.to_come = event.count
             case CaseStarted():
                 self.running.append(event.nodeid)
-            case CaseRecorded():
-                self._take(event.record)
+            case CaseRecorded(record=case):
+                # Every shard collects a file that skips as a whole; the first tells it.
+                if case.when != "collect" or case.status != "skipped" or self._protocol.shard[0] == 0:
+                    self.add(case)
             case CaseEnded():
                 self.finished(event.nodeid)
 
-    def _take(self, case: CaseRecord) -> None:
-        if case.when == "collect" and case.status == "skipped" and self._protocol.shard[0] > 0:
-            # Every shard collects the file.
-            return
-        if case.status == "error":
-            self.tell_infrastructure(case.message)
-        self.add(case)
-
     def add(self, case: CaseRecord) -> None:
         """Add a case to the results, or replace its first record. If it has run, end the first line of the log."""
+        if case.status == "error":
+            self.tell_infrastructure(case.message)
         self._put(case)
         if case.has_run:
             self._head.end_line("" if self.has_ranks else ": NO CASE RAN ON RANKS")
 
     def _put(self, case: CaseRecord) -> None:
-        place = self._places.get(case.nodeid)
-        if place is not None:
-            self.cases[place] = case
-        else:
-            if case.nodeid in self.running:
-                self._places[case.nodeid] = len(self.cases)
-            self.cases.append(case)
+        if case.nodeid in self._places:
+            self.cases[self._places[case.nodeid]] = case
+            return
+        if case.nodeid in self.running:
+            self._places[case.nodeid] = len(self.cases)
+        self.cases.append(case)
 
     def finished(self, nodeid: str) -> None:
         """Note the end of a running case."""
@@ -124,14 +117,11 @@ class Conclusion:
     def give_up(self, why: str) -> None:
         """Report that the run ended before pytest returned."""
         self.interruption = why
-        text = (
+        self._fail_run(
             f"{self._spec.target}: the run ended before its cases did: {why}.\n"
             "A case that has not run counts neither as passed nor as skipped.\n"
             "Look in the log above for what ended the run."
         )
-        self._head.end_line()
-        print(text)
-        self._blame_run(self._with_place(text))
 
     def tell_infrastructure(self, message: str) -> None:
         """Tell the executor, once, that the machine failed and not the test."""
@@ -140,11 +130,7 @@ class Conclusion:
             self._write(path, f"dist_testing\n{message}\n")
 
     def conclude(self, code: int) -> int:
-        """Write all result files for Bazel. Takes the exit code of pytest, and returns that for Bazel: 0 for a pass.
-
-        Raises:
-            ReportError: If the XML cannot be written.
-        """
+        """Write all result files for Bazel. Takes the exit code of pytest, and returns that for Bazel: 0 for a pass."""
         if not self.has_ranks and not self.interruption and any(case.has_run for case in self.cases):
             self._warn_for_target(
                 f"{self._spec.target}: no case ran on ranks: "
@@ -171,7 +157,7 @@ class Conclusion:
         elif not any(case.status in BAD for case in self.cases):
             # For example a wrong option, a broken conftest.py, or a signal between two cases.
             why = self.interruption or f"pytest's exit code {code}"
-            self._blame_run(self._with_place(f"the run failed outside its cases ({why}); the log says why"))
+            self._blame_run(f"the run failed outside its cases ({why}); the log says why")
         self._head.end_line()
         if self.where:
             print(self._with_place(f"\n{self._spec.target}: {self.interruption}."))
@@ -191,14 +177,11 @@ class Conclusion:
                 self._head.end_line(f": NOTHING RAN: {why}")
                 self._warn_for_target(f"nothing of {self._spec.target} ran: {why}")
             return 0
-        text = (
+        self._fail_run(
             f"{self._spec.target}: nothing ran: there was no case for backend {self._spec.backend.name}.\n"
             "A target that runs nothing would always pass.\n"
             f"Add tests to {', '.join(self._spec.srcs)}, or remove the target."
         )
-        self._head.end_line()
-        print(text)
-        self._blame_run(text)
         return _NO_TESTS_COLLECTED
 
     def _warn_for_target(self, text: str) -> None:
@@ -209,9 +192,8 @@ class Conclusion:
     def _judge_skipped_run(self) -> int:
         # A reason may have several lines; the log's first line is one.
         reasons = sorted({" ".join(case.message.split()) or "without a reason" for case in self.cases})
-        shown = "; ".join(reasons[:_MAX_REASONS])
-        if len(reasons) > _MAX_REASONS:
-            shown += f"; and {len(reasons) - _MAX_REASONS} more"
+        more = [f"and {len(reasons) - _MAX_REASONS} more"] if len(reasons) > _MAX_REASONS else []
+        shown = "; ".join(reasons[:_MAX_REASONS] + more)
         self._head.end_line(f": EVERY CASE WAS SKIPPED: {shown}")
         is_decisive = self._protocol.is_whole_target or (self.decides_for_target and not self._protocol.test_filter)
         whose = "" if is_decisive else "the selected part of "
@@ -219,14 +201,12 @@ class Conclusion:
         if not (self.is_promised and is_decisive):
             self.warn(f"every case of {whose}{self._spec.target} was skipped: {shown}")
             return 0
-        text = (
+        self._fail_run(
             f"{self._spec.target}: promised hardware, and every case was skipped: {shown}.\n"
             "A GPU target that runs nothing on promised hardware tests nothing; a skip mark may ask for something "
             "else.\n"
             "Repair what the reasons name, remove the target, or run it without the promise."
         )
-        print(text)
-        self._blame_run(text)
         return FAILED
 
     def _judge_forgiven_run(self, failed: Sequence[CaseRecord]) -> int:
@@ -242,9 +222,15 @@ class Conclusion:
     def _with_place(self, text: str) -> str:
         return f"{text}\n{self.where}" if self.where else text
 
+    def _fail_run(self, text: str) -> None:
+        """Print why the run fails, and add that to the XML."""
+        self._head.end_line()
+        print(text)
+        self._blame_run(text)
+
     def _blame_run(self, text: str) -> None:
         """Add a failure of the run to the XML, outside its cases."""
-        message = text.partition("\n")[0]
+        message, text = text.partition("\n")[0], self._with_place(text)
         self.cases.append(CaseRecord(self._spec.target, "failed", when="collect", message=message, text=text))
 
     def _write_xml(self) -> None:

@@ -7,7 +7,7 @@ import re
 import tempfile
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from xml.etree import ElementTree
 
@@ -22,17 +22,11 @@ _NOT_XML = re.compile("[^\t\n\r\u0020-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]"
 
 @dataclass(frozen=True, slots=True)
 class XmlSuite:
-    """One `<testsuite>` of a test.xml.
-
-    Attributes:
-        name: The target's label, if the runner has written the file.
-        cases: The cases in the order of the file.
-        properties: Properties of the whole run.
-    """
+    """One `<testsuite>` of a test.xml. Its name is the target's label, if the runner has written the file."""
 
     name: str
     cases: Sequence[CaseRecord]
-    properties: Sequence[tuple[str, object]] = field(default_factory=tuple)
+    properties: Sequence[tuple[str, object]] = ()
 
 
 def tag_of(case: CaseRecord) -> str:
@@ -58,7 +52,7 @@ def write_suites(path: Path, suites: Sequence[XmlSuite]) -> None:
         _add_suite(root, suite)
     descriptor, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
     try:
-        with os.fdopen(descriptor, "wb") as file:
+        with open(descriptor, "wb") as file:
             ElementTree.ElementTree(root).write(file, encoding="utf-8", xml_declaration=True)
         # mkstemp makes private files. Users who may read the log may read this file, too.
         os.chmod(temporary, 0o644)
@@ -69,22 +63,18 @@ def write_suites(path: Path, suites: Sequence[XmlSuite]) -> None:
 
 
 def _add_suite(root: ElementTree.Element, suite: XmlSuite) -> None:
-    cases = suite.cases
-    tags = Counter(map(tag_of, cases))
-    counts = {
-        "tests": len(cases),
-        "failures": tags["failure"],
-        "errors": tags["error"],
-        "skipped": tags["skipped"],
-    }
+    tags = Counter(map(tag_of, suite.cases))
     attributes = {
         "name": _clean(suite.name),
-        **{name: str(count) for name, count in counts.items()},
-        "time": f"{sum(case.duration_s for case in cases):.3f}",
+        "tests": str(len(suite.cases)),
+        "failures": str(tags["failure"]),
+        "errors": str(tags["error"]),
+        "skipped": str(tags["skipped"]),
+        "time": f"{sum(case.duration_s for case in suite.cases):.3f}",
     }
     element = ElementTree.SubElement(root, "testsuite", attributes)
     _add_properties(element, suite.properties)
-    for case in cases:
+    for case in suite.cases:
         _add_case(element, case)
 
 

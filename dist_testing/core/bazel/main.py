@@ -7,15 +7,15 @@ import io
 import os
 import re
 import sys
+import sysconfig
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, MutableMapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from dist_testing.core.bazel.banner import Banner
 from dist_testing.core.bazel.conclusion import FAILED, Conclusion, banner
 from dist_testing.core.bazel.protocol import Protocol, read_protocol
-from dist_testing.core.bazel.search_path import export_search_path
 from dist_testing.core.bazel.watch import Watch
 from dist_testing.core.engine.interrupts import ExitGuard, ignore_termination, raise_on_termination
 from dist_testing.core.engine.rank_env import show_cpp_stacks
@@ -39,6 +39,12 @@ _BLAS_THREADS = "OPENBLAS_NUM_THREADS"
 _WATCH_OPTION = "--dist-watch"
 # A label as the rules write it: `//package:name`, after the canonical name of another repository.
 _LABEL = re.compile(r"(?:@{1,2}(?P<repository>[^@/]+))?//(?P<package>[^:]*):(?P<name>.+)")
+# Cause and way out, if a source is not in the runfiles.
+_SELECTED_GONE = "The runfiles belong to another build, or the file was removed after it.\nBuild the target again."
+_LABELLED_GONE = (
+    "The label names a target that makes files of other names, or the runfiles belong to another build.\n"
+    "Name the files themselves in srcs, and build the target again."
+)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -63,9 +69,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
             if _WATCH_OPTION in given and target.spec.program_exits is None:
                 run = add_on_named("watch", f"{target.spec.target}: {_WATCH_OPTION}").load("target")
                 return int(run(target.spec, target.files, target.repositories, given))
-            let_threads_be = _limit_fork_server_threads()
             show_cpp_stacks(os.environ)
-            code, has_run_tests = _run(target, protocol, given, guard, let_threads_be)
+            code, has_run_tests = _run(target, protocol, given, guard)
             guard.conclude(code)
     except (DistTestingError, InterruptedRunError) as error:
         print(error, file=sys.stderr)
@@ -74,6 +79,25 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if not (has_run_tests or protocol.coverage is not None or has_sanitizer()):
         guard.end_after_handlers()
     return code
+
+
+def export_search_path(environ: MutableMapping[str, str], search_path: Sequence[str]) -> None:
+    """Put the entries of this process's `sys.path` that a new interpreter would not have into PYTHONPATH.
+
+    Older rules_python exports them before this process starts. From 1.7 on it changes `sys.path` of this process alone.
+    A test that starts `sys.executable`, such as one that runs `python -m torch.distributed.run`, then finds no package.
+    """
+    own = {os.path.realpath(sysconfig.get_path(name)) for name in ("stdlib", "platstdlib", "purelib", "platlib")}
+    own |= {os.path.join(path, "lib-dynload") for path in own}
+    given = [path for path in environ.get("PYTHONPATH", "").split(os.pathsep) if path]
+    main_folder = os.path.dirname(os.path.abspath(sys.argv[0]))
+    more = [
+        path
+        for path in search_path
+        if os.path.isdir(path) and os.path.realpath(path) not in own and path not in given and path != main_folder
+    ]
+    if more:
+        environ["PYTHONPATH"] = os.pathsep.join([*more, *given])
 
 
 def _refuse_rank(spec: Spec, arguments: Sequence[str]) -> None:
@@ -107,34 +131,23 @@ def _find_target() -> _Target:
             "Use dist_py_test in a BUILD file; without Bazel, run the test file with pytest."
         )
     spec = read_spec(text)
-    sources = _selected_sources(spec, rlocation)
-    sources = sources or [_source(spec, label, rlocation) for label in spec.srcs]
-    return _Target(
-        spec,
-        [path for _, path in sources],
-        frozenset(repository for repository, _ in sources),
-        declared_file(_TIMINGS_VARIABLE),
-        rlocation,
-    )
-
-
-def _selected_sources(spec: Spec, rlocation: Callable[[str], str | None]) -> list[tuple[str, str]]:
-    """Return the repository and the path of each source file, if a `select()` chose them; else an empty list."""
-    found = []
-    for location in locations(_SOURCES_VARIABLE):
+    files, repositories = [], set()
+    selected = locations(_SOURCES_VARIABLE)
+    for source in selected or spec.srcs:
+        repository, location = (source.partition("/")[0], source) if selected else _location(source)
         path = rlocation(location)
         if path is None or not os.path.exists(path):
             raise SpecError(
-                f"{spec.target}: the source {location} is not in the runfiles (looked at {path}).\n"
-                "The runfiles belong to another build, or the file was removed after it.\n"
-                "Build the target again."
+                f"{spec.target}: the source {source} is not in the runfiles (looked at {path}).\n"
+                f"{_SELECTED_GONE if selected else _LABELLED_GONE}"
             )
-        found.append((location.partition("/")[0], path))
-    return found
+        files.append(path)
+        repositories.add(repository)
+    return _Target(spec, files, frozenset(repositories), declared_file(_TIMINGS_VARIABLE), rlocation)
 
 
-def _source(spec: Spec, label: str, rlocation: Callable[[str], str | None]) -> tuple[str, str]:
-    """Return the repository and the path of a source file."""
+def _location(label: str) -> tuple[str, str]:
+    """Return the repository of a source file, and the file's path in the runfiles."""
     match = _LABEL.fullmatch(label)
     if match is None:
         raise SpecError(
@@ -143,14 +156,7 @@ def _source(spec: Spec, label: str, rlocation: Callable[[str], str | None]) -> t
             "Build the target again; if the error stays, use the rules and the Python package of the same version."
         )
     repository = match["repository"] or os.environ.get("TEST_WORKSPACE", "")
-    path = rlocation(os.path.normpath(os.path.join(repository, match["package"], match["name"])))
-    if path is None or not os.path.exists(path):
-        raise SpecError(
-            f"{spec.target}: the source {label} is not in the runfiles (looked at {path}).\n"
-            "The label names a target that makes files of other names, or the runfiles belong to another build.\n"
-            "Name the files themselves in srcs, and build the target again."
-        )
-    return repository, path
+    return repository, os.path.normpath(os.path.join(repository, match["package"], match["name"]))
 
 
 def _print_anything() -> None:
@@ -160,36 +166,31 @@ def _print_anything() -> None:
             stream.reconfigure(errors="backslashreplace")
 
 
-def _limit_fork_server_threads() -> Callable[[], None]:
-    """Let OpenBLAS start no threads while the fork server starts.
+def _begin_imports() -> Callable[[], None]:
+    """Let the garbage collector rest, and OpenBLAS start no threads, until the fork server runs.
 
     Call it before the test modules load a numeric library. The fork server computes nothing, and each thread that such
     a library starts at import makes a fork less safe.
 
     Returns:
-        A function that removes the limit, so that ranks and tests use the user's value, or their share.
+        What ends this: ranks and tests use the user's number of threads, or their share.
     """
-    if _BLAS_THREADS in os.environ:
-        return lambda: None
-    os.environ[_BLAS_THREADS] = "1"
-
-    def remove_limit() -> None:
-        # An import may have set another value.
-        if os.environ.get(_BLAS_THREADS) == "1":
-            del os.environ[_BLAS_THREADS]
-
-    return remove_limit
-
-
-def _run(
-    target: _Target,
-    protocol: Protocol,
-    arguments: Sequence[str],
-    guard: ExitGuard,
-    let_threads_be: Callable[[], None],
-) -> tuple[int, bool]:
-    """Return the exit code, and whether a test has run in this process."""
     collector.pause()
+    is_users = _BLAS_THREADS in os.environ
+    os.environ.setdefault(_BLAS_THREADS, "1")
+
+    def end() -> None:
+        # An import may have set another value.
+        if not is_users and os.environ.get(_BLAS_THREADS) == "1":
+            del os.environ[_BLAS_THREADS]
+        collector.resume()
+
+    return end
+
+
+def _run(target: _Target, protocol: Protocol, arguments: Sequence[str], guard: ExitGuard) -> tuple[int, bool]:
+    """Return the exit code, and whether a test has run in this process."""
+    end_imports = _begin_imports()
     # Imported late, so that the error for a missing target comes at once.
     import pytest
 
@@ -215,14 +216,8 @@ def _run(
             watch.remind = watchdog.remind
         finish_coverage = _start_coverage(target, protocol, conclusion)
         session = BazelSession(
-            spec, protocol, head, conclusion, events, shares=shares, watch=watch, timings=target.timings
+            spec, protocol, head, conclusion, events, shares, watch, timings=target.timings, on_collected=end_imports
         )
-
-        def on_collected() -> None:
-            let_threads_be()
-            collector.resume()
-
-        session.on_collected = on_collected
         if spec.program_exits is None:
             command = test_session(target.files, target.repositories, arguments, fail_fast=protocol.fail_fast)
             plugins: list[object] = [session, FailuresLast(), pytest_plugin]
@@ -261,7 +256,7 @@ def _start_coverage(target: _Target, protocol: Protocol, conclusion: Conclusion)
     if protocol.coverage is not None:
         with _warning(conclusion):
             start = add_on_named("coverage", "`bazel coverage`").load("bazel")
-            finish = start(protocol.coverage, target.rlocation, os.environ.get("TEST_WORKSPACE", ""))
+            finish = start(*protocol.coverage, target.rlocation, os.environ.get("TEST_WORKSPACE", ""))
     return finish or (lambda: None)
 
 

@@ -10,8 +10,7 @@ from __future__ import annotations
 import os
 import re
 import sys
-from collections.abc import Iterable
-from importlib.metadata import EntryPoint, entry_points
+from importlib.metadata import entry_points
 from pathlib import Path
 
 import pytest
@@ -22,23 +21,17 @@ _FOLDER = "_named"
 _PACKAGES = "packages.txt"
 
 
-def unnamed_plugins(runfiles: Path, points: Iterable[EntryPoint]) -> list[str]:
-    """Return the names of the plugins in hubs whose package no dep names.
-
-    Args:
-        runfiles: The runfiles of the target.
-        points: The plugins that are installed.
-    """
+def _unnamed_plugins(runfiles: Path) -> list[str]:
+    """Return the names of the installed plugins in hubs whose package no dep names."""
     named: set[str] = set()
     packages: set[str] = set()
     for folder in runfiles.glob(f"*/{_FOLDER}"):
         named.update(os.listdir(folder))
         packages.update((folder / _PACKAGES).read_text(encoding="utf-8").split())
-    unnamed = packages - named
     return [
         point.name
-        for point in points
-        if point.dist is not None and re.sub(r"[-_.]+", "_", point.dist.name).lower() in unnamed
+        for point in entry_points(group="pytest11")
+        if point.dist is not None and re.sub(r"[-_.]+", "_", point.dist.name).lower() in packages - named
     ]
 
 
@@ -47,7 +40,7 @@ class _Unnamed:
 
     def __init__(self, manager: pytest.PytestPluginManager) -> None:
         runfiles = os.environ.get("TEST_SRCDIR") or os.environ.get("RUNFILES_DIR")
-        found = unnamed_plugins(Path(runfiles), entry_points(group="pytest11")) if runfiles else []
+        found = _unnamed_plugins(Path(runfiles)) if runfiles else []
         wanted = os.environ.get("PYTEST_PLUGINS", "").split(",")
         # A `-p` in the configuration comes before.
         self._names = [name for name in found if name not in wanted and not manager.has_plugin(name)]

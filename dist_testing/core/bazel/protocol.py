@@ -21,19 +21,6 @@ DEBUG_RANK_VARIABLE = "DIST_TESTING_PROGRAM_DEBUG_RANK"
 
 
 @dataclass(frozen=True, slots=True)
-class CoverageRequest:
-    """The request of `bazel coverage`.
-
-    Attributes:
-        directory: `COVERAGE_DIR`: every LCOV file in it goes into the target's report.
-        manifest: `COVERAGE_MANIFEST`: lists the sources to measure.
-    """
-
-    directory: Path
-    manifest: Path
-
-
-@dataclass(frozen=True, slots=True)
 class Protocol:
     """Bazel's settings of this run. A field is empty if Bazel has not set its variable.
 
@@ -49,7 +36,8 @@ class Protocol:
         shard: Index of this shard, and number of shards.
         run_number: `TEST_RUN_NUMBER`: number of this run among `--runs_per_test`, from 1.
         random_seed: `TEST_RANDOM_SEED`: unchanged, for the XML. Tests read it from their environment.
-        coverage: The request of `bazel coverage`.
+        coverage: `COVERAGE_DIR`, whose LCOV files all go into the target's report, and `COVERAGE_MANIFEST`, which lists
+            the sources to measure.
     """
 
     timeout_s: float | None = None
@@ -63,7 +51,7 @@ class Protocol:
     shard: tuple[int, int] = (0, 1)
     run_number: int | None = None
     random_seed: str = ""
-    coverage: CoverageRequest | None = None
+    coverage: tuple[Path, Path] | None = None
 
     @property
     def is_whole_target(self) -> bool:
@@ -93,27 +81,20 @@ class Protocol:
     @contextlib.contextmanager
     def not_over_yet(self) -> Iterator[None]:
         """Keep the premature-exit file while the body runs. If the process vanishes, Bazel sees the file."""
-        if self.premature_exit_file is None:
-            yield
-            return
         _touch(self.premature_exit_file, "TEST_PREMATURE_EXIT_FILE")
         # An exception is a visible end, so only a process that vanishes leaves the file.
         try:
             yield
         finally:
-            self.premature_exit_file.unlink(missing_ok=True)
+            if self.premature_exit_file is not None:
+                self.premature_exit_file.unlink(missing_ok=True)
 
 
 def read_protocol(env: Mapping[str, str]) -> Protocol:
-    """Read the variables. Before an error can occur, tell Bazel that the runner supports sharding.
-
-    Raises:
-        UsageError: If a variable has a value that Bazel does not set.
-    """
+    """Read the variables. Before an error can occur, tell Bazel that the runner supports sharding."""
     shard = (0, 1)
     if "TEST_TOTAL_SHARDS" in env:
-        if (status := _path(env, "TEST_SHARD_STATUS_FILE")) is not None:
-            _touch(status, "TEST_SHARD_STATUS_FILE")
+        _touch(_path(env, "TEST_SHARD_STATUS_FILE"), "TEST_SHARD_STATUS_FILE")
         shard = (_number(env, "TEST_SHARD_INDEX", 0), _number(env, "TEST_TOTAL_SHARDS", 1))
         if shard[0] >= shard[1]:
             raise _changed(f"TEST_SHARD_INDEX={shard[0]} with TEST_TOTAL_SHARDS={shard[1]}: there is no such shard.")
@@ -130,13 +111,14 @@ def read_protocol(env: Mapping[str, str]) -> Protocol:
         shard=shard,
         run_number=_number(env, "TEST_RUN_NUMBER", 0) if "TEST_RUN_NUMBER" in env else None,
         random_seed=env.get("TEST_RANDOM_SEED", ""),
-        coverage=CoverageRequest(directory, manifest) if directory and manifest else None,
+        coverage=(directory, manifest) if directory and manifest else None,
     )
 
 
-def _touch(path: Path, name: str) -> None:
+def _touch(path: Path | None, name: str) -> None:
     try:
-        path.touch()
+        if path is not None:
+            path.touch()
     except OSError as error:
         raise _changed(f"{name}={str(path)!r}: the file cannot be created: {error}.") from error
 

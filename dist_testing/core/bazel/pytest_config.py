@@ -26,16 +26,11 @@ _CONFIG_FILES = ("pytest.toml", ".pytest.toml", "pytest.ini", ".pytest.ini", "py
 def test_session(
     files: Sequence[str], repositories: Collection[str], arguments: Sequence[str], *, fail_fast: bool
 ) -> list[str]:
-    """Return pytest's command line for the tests of a target.
+    """Return pytest's command line for the test files of a target. `arguments` are its `args`: more options.
 
-    Args:
-        files: The test files.
-        repositories: Their repositories, as the runfiles name them; "" stands for an unknown one.
-        arguments: The target's `args`: more options.
-        fail_fast: Whether the first failure ends the run.
+    `repositories` are those of the files, as the runfiles name them; "" stands for an unknown one.
     """
-    tests = _folder(files)
-    root = _root(tests, repositories)
+    tests, root = _folders(files, repositories)
     return [
         *files,
         *_NAMED_PLUGINS,
@@ -57,34 +52,27 @@ def program_session(
 ) -> tuple[list[str], object]:
     """Return pytest's command line for a program, and the plugin that makes it the only test.
 
-    Args:
-        spec: The target's spec.
-        file: The program.
-        repositories: As for `test_session`.
-        arguments: The target's `args`: the program's own.
-
-    Raises:
-        AddOnError: If the add-on that runs programs is missing.
+    `arguments` are the target's `args`: the program's own.
     """
-    root = _root(_folder([file]), repositories)
+    _, root = _folders([file], repositories)
     command, plugin = add_on_named("programs", f"{spec.target} with a program").load("session")(spec, file, arguments)
     rank = os.environ.pop(DEBUG_RANK_VARIABLE, None)
     options = [] if rank is None else [f"--dist-debug-rank={rank}"]
     return [*command, *_NAMED_PLUGINS, f"--rootdir={root}", "-rs", *options], plugin
 
 
-def _folder(files: Sequence[str]) -> Path:
-    return Path(os.path.commonpath([os.path.dirname(file) for file in files]))
+def _folders(files: Sequence[str], repositories: Collection[str]) -> tuple[Path, Path]:
+    """Return the tests' folder, and the root.
 
-
-def _root(tests: Path, repositories: Collection[str]) -> Path:
-    """Return the repository's folder in the runfiles; of several repositories, the runfiles; else the tests' folder."""
+    The root is the repository's folder in the runfiles; of several repositories, the runfiles; else the tests' folder.
+    """
+    tests = Path(os.path.commonpath([os.path.dirname(file) for file in files]))
     source = os.environ.get("TEST_SRCDIR")
     if source and "" not in repositories:
         root = Path(source, *repositories) if len(repositories) == 1 else Path(source)
         if tests.is_relative_to(root):
-            return root
-    return tests
+            return tests, root
+    return tests, tests
 
 
 def _config_file(tests: Path, root: Path) -> str:

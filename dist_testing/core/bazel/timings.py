@@ -16,11 +16,7 @@ Timings = Mapping[str, Mapping[str, float]]
 
 
 def read_timings(path: Path) -> Timings:
-    """Read a file of timings.
-
-    Raises:
-        ReportError: If the file is missing, cut off, of another schema, or holds anything but durations.
-    """
+    """Read a file of timings."""
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError) as error:

@@ -7,7 +7,6 @@ process triggers it by a real-time signal, because SIGALRM and the timers of thi
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import math
 import os
 import signal
@@ -16,22 +15,16 @@ import threading
 import time
 import traceback
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
 from types import FrameType, TracebackType
 
 from dist_testing.core.engine.report import tidied
 from dist_testing.core.ground.budget import LEAST_S
+from dist_testing.core.ground.errors import InterruptedRunError
 from dist_testing.core.process.stacks import stack_text
 
 LIMIT_SIGNAL = int(signal.SIGRTMIN) + 9
 # The frames of these signal handlers, at the end of a traceback, say nothing.
 _SIGNAL_HANDLERS = (__name__, "dist_testing.core.engine.interrupts")
-
-
-@dataclass(frozen=True, slots=True)
-class _Limit:
-    end_s: float
-    error: Callable[[str], BaseException]
 
 
 class Watch:
@@ -47,7 +40,9 @@ class Watch:
         self.remind: Callable[[float], None] = lambda at_s: None
         self.interrupted_at = ""
         self._runner = os.getpid()
-        self._limit: _Limit | None = None
+        # When the step that runs has to end, and what makes the exception that ends it. Infinity for no limit.
+        self._end_s = math.inf
+        self._error: Callable[[str], BaseException] = InterruptedRunError
         signal.signal(LIMIT_SIGNAL, self._at_limit)
 
     @contextlib.contextmanager
@@ -60,37 +55,36 @@ class Watch:
             # A rank has inherited this object, but the engine limits its time.
             yield
             return
-        self._set(_Limit(end_s, error))
+        self._error = error
+        self._set(end_s)
         try:
             yield
         except KeyboardInterrupt as interrupt:
             self.interrupted_at = self.interrupted_at or _stacks(_frames_of(interrupt.__traceback__))
             raise
         finally:
-            self._set(None)
+            self._set(math.inf)
 
     @contextlib.contextmanager
     def paused(self) -> Iterator[None]:
         """Suspend the limit while the body runs. At least `LEAST_S` remain afterwards, to report its own limit."""
-        limit = self._limit
-        self._set(None)
+        end_s = self._end_s
+        self._set(math.inf)
         try:
             yield
         finally:
-            if limit is not None:
-                self._set(dataclasses.replace(limit, end_s=max(limit.end_s, time.monotonic() + LEAST_S)))
+            self._set(max(end_s, time.monotonic() + LEAST_S))
 
-    def _set(self, limit: _Limit | None) -> None:
-        self._limit = limit
-        self.remind(limit.end_s if limit is not None else math.inf)
+    def _set(self, end_s: float) -> None:
+        self._end_s = end_s
+        self.remind(end_s)
 
     def _at_limit(self, _: int, frame: FrameType | None) -> None:
-        limit = self._limit
         # The signal may be late, for a step that has ended; and a child that a test has forked has no limit.
-        if limit is None or time.monotonic() < limit.end_s or os.getpid() != self._runner:
+        if time.monotonic() < self._end_s or os.getpid() != self._runner:
             return
-        self._limit = None
-        raise limit.error(_stacks(traceback.walk_stack(frame)))
+        self._end_s = math.inf
+        raise self._error(_stacks(traceback.walk_stack(frame)))
 
 
 def _frames_of(found: TracebackType | None) -> Iterable[tuple[FrameType, int]]:

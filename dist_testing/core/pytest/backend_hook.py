@@ -27,11 +27,7 @@ def pytest_dist_backends() -> _Declaration | list[_Declaration]:  # type: ignore
 
 
 def declared_backends(config: pytest.Config) -> list[tuple[Backend, str]]:
-    """Return the backends that the hook declares, each with the place of its declaration.
-
-    Raises:
-        UsageError: If a declaration is wrong, or has a wrong type.
-    """
+    """Return the backends that the hook declares, each with the place of its declaration."""
     found: list[tuple[Backend, str]] = []
     for result in config.hook.pytest_dist_backends():
         for declaration in result if isinstance(result, list | tuple) else [result]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
@@ -12,6 +12,7 @@ from dist_testing.core.ground.case import CaseFailedError
 from dist_testing.core.ground.errors import DistTestingError, UsageError
 from dist_testing.core.ground.spec import MAX_WORLD_SIZE
 from dist_testing.core.launch.isolation import FORK, Isolation
+from dist_testing.core.pytest.marked_items import CASE_KEY, is_marked
 from dist_testing.core.rank.debugging import TERMINAL
 from dist_testing.core.session.existing_world import ExistingRank
 
@@ -20,11 +21,7 @@ _PROMPTS = (("usepdb", "--pdb"), ("trace", "--trace"))
 
 
 def debug_rank(config: pytest.Config, rank_info: ExistingRank | None) -> int | None:
-    """Return the rank that `--dist-debug-rank` names; None without the option.
-
-    Raises:
-        UsageError: If it cannot be a rank, or no rank can have a terminal in this run.
-    """
+    """Return the rank that `--dist-debug-rank` names; None without the option."""
     text: str | None = config.getoption("--dist-debug-rank")
     if text is None:
         return None
@@ -53,25 +50,23 @@ def debug_rank(config: pytest.Config, rank_info: ExistingRank | None) -> int | N
     return int(text)
 
 
-def check_world(config: pytest.Config, rank: int | None, worlds: Iterable[tuple[str, int, Isolation]]) -> None:
-    """Refuse a debugger prompt that would have no terminal.
-
-    `rank` gets the terminal. `worlds` are name, world size and isolation of the cases that will run on ranks.
-
-    Raises:
-        UsageError: If a case has no such rank, or an option opens a prompt and no rank is named.
-    """
-    every = list(worlds)
+def check_world(
+    config: pytest.Config, rank: int | None, items: Sequence[pytest.Item], isolation_of: Callable[..., Isolation]
+) -> None:
+    """Refuse a debugger prompt that would have no terminal. `rank` gets the terminal; `items` will run on ranks."""
     if rank is None:
         prompts = [option for name, option in _PROMPTS if config.getoption(name)]
-        if every and prompts:
+        if items and prompts:
             raise UsageError(
-                f"{prompts[0]}: {every[0][0]} runs on ranks, and a rank has no terminal.\n"
+                f"{prompts[0]}: {items[0].nodeid} runs on ranks, and a rank has no terminal.\n"
                 "The ranks of a world run at the same time, and only one of them can have the terminal.\n"
                 "Name the rank: --dist-debug-rank=0."
             )
         return
-    for name, size, isolation in every:
+    for item in items:
+        name, isolation = item.nodeid, isolation_of(item)
+        # A unittest class states its size only when it starts.
+        size = item.stash[CASE_KEY].world_size if is_marked(item) else MAX_WORLD_SIZE
         if rank >= size:
             raise UsageError(
                 f"--dist-debug-rank={rank}: {name} runs on {size} rank{'s' if size > 1 else ''}.\n"

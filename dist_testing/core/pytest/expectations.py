@@ -26,13 +26,8 @@ def expected_classes(item: pytest.Item) -> list[tuple[type, ...]]:
 
 
 def check_expectation(item: pytest.Item) -> None:
-    """Refuse an xfail mark that needs the exception itself.
-
-    Raises:
-        UsageError: If the `raises` of the mark that pytest has chosen is not made of classes.
-    """
-    mark = item.stash.get(xfailed_key, None)
-    raises: Any = mark.raises if mark is not None else None
+    """Refuse an xfail mark that needs the exception itself."""
+    raises: Any = getattr(item.stash.get(xfailed_key, None), "raises", None)
     for cls in raises if isinstance(raises, tuple) else (raises,):
         if cls is not None and not isinstance(cls, type):
             raise UsageError(

@@ -12,7 +12,8 @@ from dist_testing.core.ground.errors import LaunchError
 from dist_testing.core.ground.spec import read_spec
 from dist_testing.core.launch.fresh import ThenBe
 from dist_testing.core.pytest import plugin
-from dist_testing.core.pytest.in_runner import FRESH_KEY, SPEC_KEY
+from dist_testing.core.pytest.in_runner import FRESH_KEY
+from dist_testing.core.pytest.marked_items import SPEC_KEY
 from dist_testing.core.pytest.plugin import runner_plugin
 from dist_testing.core.pytest.pytest_messages import PYTEST_SESSIONS, PytestSession
 
@@ -35,15 +36,10 @@ _OF_RUNNER = {
 
 
 def load(state: str, then: ThenBe, test: str | None) -> NoReturn:
-    """Collect the tests as the runner did, then be a rank or a fork server.
+    """Collect the tests as the runner did, then be a rank or a fork server: `then`, with the rank context, is that.
 
-    Args:
-        state: The runner's `PytestSession`.
-        then: Called with the rank context at the end of the collection; does not return.
-        test: Node id of the only test that the interpreter needs; None if it is not known yet.
-
-    Raises:
-        LaunchError: If the collection fails.
+    `state` is the runner's `PytestSession`; `test` the node id of the only test that the interpreter needs, None if it
+    is not known yet.
     """
     session = PYTEST_SESSIONS.from_wire(state)
     os.chdir(session.directory)

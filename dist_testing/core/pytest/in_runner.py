@@ -25,9 +25,9 @@ from dist_testing.core.ground.backends import add_backends
 from dist_testing.core.ground.budget import Budget
 from dist_testing.core.ground.case import Case, CaseBody, CaseFailedError, CaseResult
 from dist_testing.core.ground.errors import DistTestingError, LaunchError, UsageError
+from dist_testing.core.ground.keepable import check_keepable
 from dist_testing.core.ground.outcomes import Status
 from dist_testing.core.ground.skips import unmet_requirement
-from dist_testing.core.ground.spec import MAX_WORLD_SIZE, Spec
 from dist_testing.core.launch.clean import spare_cuda
 from dist_testing.core.launch.isolation import Isolation, Reuse, isolation_named, isolation_names
 from dist_testing.core.process.launcher_messages import Loader
@@ -37,6 +37,11 @@ from dist_testing.core.pytest.debugger import check_world, debug_rank, leave_ran
 from dist_testing.core.pytest.expectations import check_expectation, decide_xfail, expects
 from dist_testing.core.pytest.marked_items import (
     CASE_KEY,
+    RANK_SIDE_KEY,
+    RUN_KEY,
+    RUN_SPEC_KEY,
+    SPEC_KEY,
+    RankItem,
     check_pools,
     forks_of,
     function_of,
@@ -48,18 +53,10 @@ from dist_testing.core.pytest.marked_items import (
     starts_ranks,
 )
 from dist_testing.core.pytest.marker import Distributed
-from dist_testing.core.pytest.option_values import (
-    check_plugins,
-    fails_on_missing,
-    pool_keeps,
-    read_spec,
-    timeout_s,
-    worlds_at_once,
-)
-from dist_testing.core.pytest.options import JOBS_OPTION, arguments_of_part
+from dist_testing.core.pytest.option_values import check_plugins, chosen, read_spec, timeout_s, worlds_at_once
+from dist_testing.core.pytest.options import JOBS_OPTION, KEEPS_OPTION, arguments_of_part
 from dist_testing.core.pytest.pytest_messages import PYTEST_SESSIONS, PytestSession
 from dist_testing.core.pytest.pytest_rank import EXPECTED, FRONT_END, PytestRankContext, current_world
-from dist_testing.core.pytest.rank_items import RANK_SIDE_KEY, RUN_KEY, RUN_SPEC_KEY, RankItem
 from dist_testing.core.pytest.session_events import SessionEvents
 from dist_testing.core.pytest.world_items import RanksFailedError, ended_from_outside, make_world_item
 from dist_testing.core.rank.bootstrap import RankContext
@@ -67,7 +64,6 @@ from dist_testing.core.session.existing_world import ExistingRank, existing_rank
 from dist_testing.core.session.session import Session, open_session
 
 # The Bazel main sets these before pytest starts; outside Bazel the options replace them.
-SPEC_KEY = pytest.StashKey[Spec]()
 BUDGET_KEY = pytest.StashKey[Budget]()
 OUTPUTS_KEY = pytest.StashKey[Path | None]()
 # The Bazel main sets this: it suspends its own time limit while the engine watches the deadline.
@@ -77,11 +73,7 @@ FRESH_KEY = pytest.StashKey[Callable[[RankContext], NoReturn]]()
 
 
 class RunnerPlugin:
-    """Owns the engine of a session, and runs its marked tests.
-
-    Attributes:
-        context: The rank context: the part of the session that ranks use.
-    """
+    """Owns the engine of a session, and runs its marked tests."""
 
     def __init__(self, config: pytest.Config) -> None:
         spare_cuda()
@@ -102,8 +94,9 @@ class RunnerPlugin:
         else:
             add_backends([(target.backend, target.target)], target.backend_names)
         self._spec = config.stash[RUN_SPEC_KEY] = read_spec(config, target, self._rank_info)
-        self._pool_keeps = pool_keeps(config)
-        limit_s, on_missing = timeout_s(config, self._spec), fails_on_missing(config)
+        self._pool_keeps = check_keepable(f"The ini option {KEEPS_OPTION}", config.getini(KEEPS_OPTION))
+        limit_s = timeout_s(config, self._spec)
+        fails_on_missing = chosen(config, "--dist-on-missing", ("skip", "fail")) == "fail"
         # In this order: worlds side by side refuse the options of debuggers.
         jobs, debugged = worlds_at_once(config, self._rank_info), debug_rank(config, self._rank_info)
         self._outputs = config.stash.get(OUTPUTS_KEY, None)
@@ -111,6 +104,7 @@ class RunnerPlugin:
         # The item that pytest runs now, if it runs on ranks.
         self._marked: pytest.Item | None = None
         config.stash[RUN_KEY] = self._run_world
+        # The part of the session that ranks use.
         self.context = PytestRankContext(config, self._items)
         self._cases_after: dict[str, int] = {}
         # A fresh interpreter, and every rank but the first under torchrun, run a part of another session.
@@ -124,7 +118,7 @@ class RunnerPlugin:
         self._session = Session(
             self._engine,
             limit_s,
-            on_missing,
+            fails_on_missing,
             bool(config.getoption("--dist-strict-collectives")),
             pause_limit=config.stash.get(PAUSE_LIMIT_KEY, contextlib.nullcontext),
             reports=reports.report_folder(config, self._outputs),
@@ -143,19 +137,14 @@ class RunnerPlugin:
         if (rank_side := config.stash.get(RANK_SIDE_KEY, None)) is not None:
             # Such ranks have an interpreter without pytest and what pytest changes.
             return Engine(self._spec, budget, *rank_side, may_fork_runner=False)
-        session = PytestSession(
-            arguments=arguments_of_part(config),
-            directory=str(config.invocation_params.dir),
-            spec=self._spec.text or None,
-        )
+        session = PytestSession(arguments_of_part(config), str(config.invocation_params.dir), self._spec.text or None)
         # By name: the module that collects the tests again imports this one.
         loader = Loader(f"{__package__}.fresh", PYTEST_SESSIONS.to_wire(session).decode())
-        if self._attached is not None:
-            engine: Engine = self._attached.load("pytest_engine")(
-                config, self._spec, budget, self.context, loader, self._rank_info
-            )
-            return engine
-        return Engine(self._spec, budget, self.context, loader)
+        arguments = self._spec, budget, self.context, loader
+        if self._attached is None:
+            return Engine(*arguments)
+        engine: Engine = self._attached.load("pytest_engine")(config, *arguments, self._rank_info)
+        return engine
 
     def world_sizes(self, nodeid: str, marker: Distributed) -> tuple[int, ...]:
         """Return the sizes of the worlds that a marked test runs on."""
@@ -213,7 +202,7 @@ class RunnerPlugin:
                 raise self._attach_error
             check_pools(item.stash[CASE_KEY] for item in ours if is_marked(item))
             check_plugins(self._config)
-            check_world(self._config, self._engine.debug_rank, map(self._world_of, ours))
+            check_world(self._config, self._engine.debug_rank, ours, self.isolation_of)
             leave_ranks_to_ranks(self._config)
             raise_on_termination()
             # The reports of this process need it, and a fork then has it: a rank takes 0.4 ms to find it.
@@ -249,13 +238,7 @@ class RunnerPlugin:
         return True
 
     def _run_world(self, item: pytest.Item) -> None:
-        """Run a marked item on the ranks, and raise what pytest is to report.
-
-        Raises:
-            RanksFailedError: If the case failed.
-            DistTestingError: If the ranks could not be started.
-            pytest.skip.Exception: If the ranks skip, or if the machine lacks something.
-        """
+        """Run a marked item on the ranks, and raise what pytest is to report."""
         try:
             check_expectation(item)
             case = self.case_of(item)
@@ -285,12 +268,12 @@ class RunnerPlugin:
     def _case(self, item: pytest.Item, marker: Distributed, size: int) -> Case:
         isolation = isolation_named(marker.isolation or self._spec.isolation)
         assert item.parent is not None
-        pool = ""
-        if isolation.reuse is not Reuse.NOTHING:
-            pool = item.parent.nodeid if marker.init else f"{item.parent.nodeid} without a group"
-        if pool and isolation.reuse is not Reuse.RANKS:
+        pool = f"{item.parent.nodeid}{'' if marker.init else ' without a group'}"
+        if isolation.reuse is Reuse.NOTHING:
+            pool = ""
+        elif isolation.reuse is not Reuse.RANKS:
             # Each case has new threads; cases of the same world size share the process.
-            pool = f"{pool}, {size} threads"
+            pool += f", {size} threads"
         return Case(
             name=item.nodeid,
             world_size=size,
@@ -344,12 +327,9 @@ class RunnerPlugin:
             function = function_of(item)
             if has_skip_mark(item) or any(getattr(marked, "__unittest_skip__", False) for marked in (function, cls)):
                 return True
-            size: object = None
-            if is_marked(item):
-                size = item.stash[CASE_KEY].world_size
-            elif is_multi_process(item):
-                # A property has its value only on an instance.
-                size = getattr(cls, "world_size", None)
+            # A property of a class has its value only on an instance.
+            of_class = getattr(cls, "world_size", None) if is_multi_process(item) else None
+            size: object = item.stash[CASE_KEY].world_size if is_marked(item) else of_class
             if not isinstance(size, int):
                 return False
             missing = self._missing(function, size)
@@ -369,11 +349,6 @@ class RunnerPlugin:
         own: object = case.isolation if case is not None else getattr(getattr(item, "cls", None), "isolation", "")
         # A class with a wrong attribute reports it when its test runs.
         return isolation_named(str(own) if own in isolation_names() else self._spec.isolation)
-
-    def _world_of(self, item: pytest.Item) -> tuple[str, int, Isolation]:
-        """Return name, world size and isolation of a case. A unittest class states its size only when it starts."""
-        size = item.stash[CASE_KEY].world_size if is_marked(item) else MAX_WORLD_SIZE
-        return item.nodeid, size, self.isolation_of(item)
 
     def shared_ranks(self, item: pytest.Item) -> str:
         """Return what the item shares with other cases: a name for the worker pool or process; "" for nothing."""

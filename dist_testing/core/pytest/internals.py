@@ -21,14 +21,7 @@ from _pytest.config.findpaths import load_config_dict_from_file
 from _pytest.mark import _parse_expression as parse_expression
 from _pytest.skipping import xfailed_key
 
-__all__ = [
-    "keep_temporary_files_in",
-    "load_config_dict_from_file",
-    "parse_expression",
-    "replace_setup_state",
-    "write_terminal_to",
-    "xfailed_key",
-]
+__all__ = ["load_config_dict_from_file", "parse_expression", "xfailed_key"]
 
 
 def replace_setup_state(session: pytest.Session, make: Callable[[type], Any]) -> None:
@@ -49,6 +42,7 @@ def keep_temporary_files_in(config: pytest.Config, path: str | os.PathLike[str])
 
     Otherwise each rank makes a numbered folder outside the run's folder, and nothing removes it.
     """
-    if (factory := getattr(config, "_tmp_path_factory", None)) is not None:
-        # In place, because the factory of `tmpdir` holds it, too.
-        vars(factory).update(_basetemp=None, _given_basetemp=path)
+    for factory in vars(config).values():
+        if isinstance(factory, pytest.TempPathFactory):
+            # In place, because the factory of `tmpdir` holds it, too.
+            vars(factory).update(_basetemp=None, _given_basetemp=path)

@@ -1,11 +1,14 @@
 """Finds out which items of a session run on ranks, and refuses those that cannot before a rank is started.
 
+A plug-in of a session may bring other things to run on ranks in place of tests, such as a script (`RankItem`).
+
 A marker can come late: from a parameter (`pytest.param(1, marks=...)`), or from a hook of a conftest. Such a test has
 one world size, because its parameters exist already.
 """
 
 from __future__ import annotations
 
+import abc
 import functools
 import inspect
 import re
@@ -16,22 +19,45 @@ from typing import Any
 
 import pytest
 
-from dist_testing.core.ground.case import RUNS_ON_RANKS, Case
+from dist_testing.core.ground.case import RUNS_ON_RANKS, Case, CaseResult
 from dist_testing.core.ground.errors import UsageError
+from dist_testing.core.ground.spec import Spec
 from dist_testing.core.launch.isolation import FORK, Isolation
+from dist_testing.core.process.launcher_messages import Loader
 from dist_testing.core.pytest.marker import Distributed, read_marker
-from dist_testing.core.pytest.marker_name import MARKER_OPTION, has_mark, marker_name
-from dist_testing.core.pytest.options import has_options
+from dist_testing.core.pytest.options import MARKER_OPTION, has_mark, has_options, marker_name
+from dist_testing.core.rank.bootstrap import RankContext
 
 # The case of a marked item.
 CASE_KEY = pytest.StashKey[Case]()
+# The spec of the target, under Bazel: the Bazel main sets it before pytest starts.
+SPEC_KEY = pytest.StashKey[Spec]()
+# What the target or the command line asks for.
+RUN_SPEC_KEY = pytest.StashKey[Spec]()
+# Set by a plug-in whose items need no pytest on the ranks: the rank context of the session, and its loader.
+RANK_SIDE_KEY = pytest.StashKey[tuple[RankContext, Loader]]()
+# Runs an item on ranks, and raises what pytest is to report.
+RUN_KEY = pytest.StashKey[Callable[[pytest.Item], None]]()
 # The functions of the library that start ranks. `run` alone is a word of every other file.
 _STARTERS = re.compile(
     r"spawn_threads_and_init_comms|start_processes|\bdist_testing\.run\(|^\s*from dist_testing import .*\brun\b",
     re.MULTILINE,
 )
-# Set by the plugin: whether the session uses the library whatever its tests are, as a Bazel target does.
-USES_LIBRARY_KEY = pytest.StashKey[bool]()
+
+
+class RankItem(pytest.Item, abc.ABC):
+    """An item that is no test function. A front end of its own runs it on ranks.
+
+    Who makes one sets `CASE_KEY` in its stash, and `RANK_SIDE_KEY` in that of the session's config.
+    """
+
+    def runtest(self) -> None:
+        """Run it on ranks."""
+        self.config.stash[RUN_KEY](self)
+
+    @abc.abstractmethod
+    def command(self, result: CaseResult, spec: Spec) -> str:
+        """Return the command that repeats a result outside Bazel."""
 
 
 def is_marked(item: pytest.Item) -> bool:
@@ -51,9 +77,6 @@ def parametrize_world_size(metafunc: pytest.Metafunc, sizes_of: Callable[[str, D
     """Make one case per world size, if the test is marked.
 
     `sizes_of` returns the world sizes of a marked test, from its node id and its marker.
-
-    Raises:
-        UsageError: If the test cannot run on ranks.
     """
     name = metafunc.definition.nodeid
     marker = None if _has_other_meaning(metafunc.config) else read_marker(metafunc.definition)
@@ -77,9 +100,6 @@ def mark_items(
 
     `sizes_of` returns the world sizes of a marked item, from its node id and its marker; `case_of` its case, from its
     marker and its world size.
-
-    Raises:
-        pytest.UsageError: If a marker is wrong, is on a method of a unittest class, or has two meanings.
     """
     wrong: dict[pytest.Item, UsageError] = {}
     for item in items:
@@ -101,11 +121,7 @@ def mark_items(
 
 
 def check_is_marked(item: pytest.Item) -> None:
-    """Refuse a marker that has come after `mark_items`: the test would run in the runner, and pass for no reason.
-
-    Raises:
-        pytest.UsageError: If the item has one.
-    """
+    """Refuse a marker that has come after `mark_items`: the test would run in the runner, and pass for no reason."""
     if not is_marked(item) and item_marker(item) is not None:
         raise pytest.UsageError(
             f"{item.nodeid}: @pytest.mark.{marker_name(item.config)} was added after the markers had been read.\n"
@@ -129,7 +145,7 @@ def _check_meaning(item: pytest.Item) -> None:
 
 def _has_other_meaning(config: pytest.Config) -> bool:
     """Return whether the marker's name may be the project's: it declares it, and nothing says that it is ours."""
-    if config.getini(MARKER_OPTION) or config.stash.get(USES_LIBRARY_KEY, False) or has_options(config):
+    if config.getini(MARKER_OPTION) or SPEC_KEY in config.stash or has_options(config):
         return False
     name = marker_name(config)
     declared = [line for line in config.getini("markers") if line.partition(":")[0].partition("(")[0].strip() == name]
@@ -172,13 +188,11 @@ def _check_function(definition: pytest.Function) -> None:
 
 
 def _world_size(item: pytest.Function, sizes: tuple[int, ...]) -> int:
-    callspec = getattr(item, "callspec", None)
-    size: int | None = None if callspec is None else callspec.params.get("world_size")
+    params = getattr(getattr(item, "callspec", None), "params", {})
+    size: int | None = params.get("world_size", sizes[0] if len(sizes) == 1 else None)
     if size in sizes and size is not None:
         return size
     name = marker_name(item.config)
-    if size is None and len(sizes) == 1:
-        return sizes[0]
     if size is None:
         raise UsageError(
             f"{item.nodeid}: @pytest.mark.{name} on a parameter or from a conftest, with the world sizes {sizes}.\n"
@@ -199,11 +213,7 @@ def forks_of(items: Iterable[pytest.Item], isolation_of: Callable[[pytest.Item],
 
 
 def check_pools(cases: Iterable[Case]) -> None:
-    """Refuse tests of different world sizes in one worker pool.
-
-    Raises:
-        UsageError: If there are such tests.
-    """
+    """Refuse tests of different world sizes in one worker pool."""
     sizes: dict[str, int] = {}
     for case in cases:
         if case.pool and sizes.setdefault(case.pool, case.world_size) != case.world_size:

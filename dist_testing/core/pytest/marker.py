@@ -16,7 +16,7 @@ from dist_testing.core.ground.budget import MAX_TIMEOUT_S, is_timeout
 from dist_testing.core.ground.errors import UsageError
 from dist_testing.core.ground.spec import MAX_WORLD_SIZE, is_world_size
 from dist_testing.core.launch.isolation import isolation_names
-from dist_testing.core.pytest.marker_name import MARKER_OPTION, marker_name
+from dist_testing.core.pytest.options import MARKER_OPTION, marker_name
 
 # The way out where the marker is another one than the library's.
 _OTHER_PROJECT = (
@@ -27,18 +27,9 @@ _OTHER_PROJECT = (
 
 @dataclass(frozen=True, slots=True)
 class Distributed:
-    """The marker's arguments.
+    """The marker's arguments, as `options.MARKER_HELP` tells them, and the settings of add-ons, by their names.
 
-    Attributes:
-        world_size: Sizes, each of which makes a case; empty for the target's own.
-        init: Whether the library makes the default group.
-        timeout: Limit of the case in seconds; None for the backend's default.
-        isolation: Name of the isolation; "" for the target's or the command line's.
-        expected_exits: Rank to the exit code that its process must end with; a negative one is a signal.
-        backends: Backends that the test is for; empty for all.
-        features: Features that a backend must have for the test.
-        strict_collectives: Whether different collective calls fail the test; None for the command line's choice.
-        settings: Those of add-ons, by their names.
+    For an empty one, or None, the target, the command line or the backend decides.
     """
 
     world_size: tuple[int, ...] = ()
@@ -87,16 +78,11 @@ def read_marker(definition: pytest.Function | Any) -> Distributed | None:
             )
         arguments |= mark.kwargs
     known = argument_names()
-    if unknown := sorted(arguments.keys() - known):
-        near = difflib.get_close_matches(unknown[0], known, n=1)
-        raise _wrong(
-            definition,
-            f"{unknown[0]} = {arguments[unknown[0]]!r}",
-            f"It takes {', '.join(known)}",
-            f"Did you mean {near[0]}?"
-            if near
-            else f"Leave it out, or install the add-on {unknown[0]!r} if it is a setting of one. {_OTHER_PROJECT}",
-        )
+    if unknown := min(arguments.keys() - known, default=""):
+        way_out = f"Leave it out, or install the add-on {unknown!r} if it is a setting of one. {_OTHER_PROJECT}"
+        for near in difflib.get_close_matches(unknown, known, n=1):
+            way_out = f"Did you mean {near}?"
+        raise _wrong(definition, f"{unknown} = {arguments[unknown]!r}", f"It takes {', '.join(known)}", way_out)
     given = {
         name: _READERS[name](definition, f"{name} = {value!r}", value)
         for name, value in arguments.items()

@@ -1,9 +1,8 @@
-"""Reads and checks the values of the `--dist-*` options. `options` declares them."""
+"""Reads the values of the `--dist-*` options, and raises a UsageError for a wrong one. `options` declares them."""
 
 from __future__ import annotations
 
 import dataclasses
-from typing import Any
 
 import pytest
 
@@ -11,10 +10,9 @@ from dist_testing.core.ground.add_ons import add_on_named, add_ons, blaming
 from dist_testing.core.ground.backends import backend_named, default_backend
 from dist_testing.core.ground.budget import MAX_TIMEOUT_S, timeout_in
 from dist_testing.core.ground.errors import UsageError
-from dist_testing.core.ground.keepable import check_keepable
 from dist_testing.core.ground.spec import DEFAULT_WORLD_SIZE, MAX_WORLD_SIZE, Spec, is_world_size
 from dist_testing.core.launch.isolation import check_isolation, default_isolation, isolation_named, isolation_names
-from dist_testing.core.pytest.options import JOBS_OPTION, KEEPS_OPTION
+from dist_testing.core.pytest.options import JOBS_OPTION
 from dist_testing.core.session.existing_world import ExistingRank
 
 # Name of a plugin of pytest in `-p no:...`, to the name that it is registered under.
@@ -24,20 +22,6 @@ _NEEDED_PLUGINS = {
     "skipping": "skipping",
     "terminal": "terminalreporter",
 }
-
-
-def fails_on_missing(config: pytest.Config) -> bool:
-    """Return whether missing hardware is a failure although the configuration does not promise it.
-
-    Raises:
-        UsageError: If the value is impossible; so do all functions here.
-    """
-    return _choice(config, "--dist-on-missing", ("skip", "fail")) == "fail"
-
-
-def pool_keeps(config: pytest.Config) -> tuple[str, ...]:
-    """Return what a test in a worker pool may leave changed, by the names of `keepable.KEEPABLE`."""
-    return check_keepable(f"The ini option {KEEPS_OPTION}", config.getini(KEEPS_OPTION))
 
 
 def worlds_at_once(config: pytest.Config, rank_info: ExistingRank | None) -> int:
@@ -64,41 +48,28 @@ def read_spec(config: pytest.Config, spec: Spec | None, rank_info: ExistingRank 
     """Return the spec of the Bazel target, if there is one, with the values that the options override."""
     name = config.getoption("--dist-backend")
     backend = backend_named(name) if name else (spec.backend if spec else default_backend())
-    sizes = _sizes(config.getoption("--dist-world-size"))
-    named = _choice(config, "--dist-isolation", isolation_names())
+    named = chosen(config, "--dist-isolation", isolation_names())
+    # With another backend than the target's own, the target's isolation may not fit.
+    if not named and spec is not None and (not name or isolation_named(spec.isolation).fits(backend)):
+        named = spec.isolation
     isolation = isolation_named(named) if named else default_isolation(backend)
-    if named is None and spec is not None:
-        of_target = isolation_named(spec.isolation)
-        # With another backend than the target's own, the target's isolation may not fit.
-        if of_target.fits(backend) or not name:
-            isolation = of_target
     check_isolation("the options of this run", backend, isolation)
     if spec is None:
         every = rank_info.size if rank_info else DEFAULT_WORLD_SIZE
         spec = Spec("", backend, (every,), isolation.name)
-    spec = dataclasses.replace(
-        spec,
-        backend=backend,
-        world_sizes=sizes or spec.world_sizes,
-        isolation=isolation.name,
-    )
-    return dataclasses.replace(spec, settings={**spec.settings, **_settings(config, spec)})
-
-
-def _settings(config: pytest.Config, spec: Spec) -> dict[str, Any]:
-    """Return what the command line asks of add-ons."""
-    settings = {}
+    text: str | None = config.getoption("--dist-world-size")
+    sizes = spec.world_sizes if text is None else _sizes(text)
+    spec = dataclasses.replace(spec, backend=backend, world_sizes=sizes, isolation=isolation.name)
+    settings = dict(spec.settings)
     for add_on in add_ons():
         texts = {option: config.getoption(option) for option in add_on.options}
         if given := {option: text for option, text in texts.items() if text is not None}:
             with blaming(add_on.name, f"the reading of {', '.join(given)}"):
                 settings[add_on.name] = add_on.load("from_options")(spec, given)
-    return settings
+    return dataclasses.replace(spec, settings=settings)
 
 
-def _sizes(text: str | None) -> tuple[int, ...]:
-    if text is None:
-        return ()
+def _sizes(text: str) -> tuple[int, ...]:
     parts = text.split(",")
     if not all(part.isascii() and part.isdecimal() and is_world_size(int(part)) for part in parts):
         raise UsageError(
@@ -109,7 +80,8 @@ def _sizes(text: str | None) -> tuple[int, ...]:
     return tuple(dict.fromkeys(int(part) for part in parts))
 
 
-def _choice(config: pytest.Config, option: str, allowed: tuple[str, ...]) -> str | None:
+def chosen(config: pytest.Config, option: str, allowed: tuple[str, ...]) -> str | None:
+    """Return the value of an option that has only these; None without the option."""
     value: str | None = config.getoption(option)
     if value is not None and value not in allowed:
         raise UsageError(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import pytest
@@ -16,57 +16,42 @@ _PATCH = "_exit"
 def pytest_report_collectionfinish(config: pytest.Config, items: Sequence[pytest.Item]) -> list[str]:
     """Return a note of two lines for each plug-in that needs a setting, with the way out."""
     marked = [item for item in items if is_marked(item)]
-    if not marked:
-        return []
-    return [note for look in _LOOKS if (note := look(config, marked))]
+    return list(_notes(config.pluginmanager, marked)) if marked else []
 
 
-def _on_coverage(config: pytest.Config, _: Sequence[pytest.Item]) -> str:
+def _notes(plugins: pytest.PytestPluginManager, marked: Sequence[pytest.Item]) -> Iterator[str]:
     # The name under which pytest-cov registers what measures; without --cov there is nothing.
-    plugin: Any = config.pluginmanager.getplugin("_cov")
-    measured = getattr(getattr(plugin, "cov_controller", None), "cov", None)
-    if measured is None or _PATCH in (_option(measured, "run:patch") or ()):
-        return ""
-    return (
-        "dist_testing: pytest-cov does not see what runs on ranks: their processes end before coverage saves its data\n"
-        f"  way out, in the configuration of coverage 7.10 or newer: [run] parallel = true, patch = {_PATCH}"
-    )
-
-
-def _option(measured: Any, name: str) -> Any:
-    try:
-        return measured.get_option(name)
-    except Exception:
-        # coverage raises an error of its own for an option that it does not know, as before 7.10.
-        return None
-
-
-def _on_benchmark(config: pytest.Config, items: Sequence[pytest.Item]) -> str:
-    first = next((item for item in items if "benchmark" in getattr(item, "fixturenames", ())), None)
-    if first is None or not config.pluginmanager.hasplugin("pytest_benchmark.plugin"):
-        return ""
-    return (
-        f"dist_testing: pytest-benchmark has no results of tests on ranks, such as {first.nodeid}: they stay there\n"
-        "  way out: measure dist_testing.run in a test without the marker, or print what a rank has measured"
-    )
-
-
-def _on_hypothesis(_: pytest.Config, items: Sequence[pytest.Item]) -> str:
-    for item in items:
+    cov: Any = plugins.getplugin("_cov")
+    measured = getattr(getattr(cov, "cov_controller", None), "cov", None)
+    if measured is not None and _PATCH not in _patches(measured):
+        yield (
+            "dist_testing: pytest-cov does not see what runs on ranks: their processes end before coverage saves its "
+            "data\n"
+            f"  way out, in the configuration of coverage 7.10 or newer: [run] parallel = true, patch = {_PATCH}"
+        )
+    measuring = [item for item in marked if "benchmark" in getattr(item, "fixturenames", ())]
+    if measuring and plugins.hasplugin("pytest_benchmark.plugin"):
+        yield (
+            f"dist_testing: pytest-benchmark has no results of tests on ranks, such as {measuring[0].nodeid}: they "
+            "stay there\n"
+            "  way out: measure dist_testing.run in a test without the marker, or print what a rank has measured"
+        )
+    for item in marked:
         function = getattr(item, "obj", None)
         # Private, as there is no other way to read the settings of a test; a version without it gets no note.
         settings = getattr(function, "_hypothesis_internal_use_settings", None)
         if getattr(function, "is_hypothesis_test", False) and settings is not None and not settings.derandomize:
-            return (
+            yield (
                 f"dist_testing: hypothesis may choose other examples on each rank of {item.nodeid}\n"
                 "  way out: @settings(derandomize=True, deadline=None, "
                 "suppress_health_check=[HealthCheck.function_scoped_fixture])"
             )
-    return ""
+            return
 
 
-_LOOKS: tuple[Callable[[pytest.Config, Sequence[pytest.Item]], str], ...] = (
-    _on_coverage,
-    _on_benchmark,
-    _on_hypothesis,
-)
+def _patches(measured: Any) -> Sequence[str]:
+    try:
+        return measured.get_option("run:patch") or ()
+    except Exception:
+        # coverage raises an error of its own for an option that it does not know, as before 7.10.
+        return ()

@@ -16,8 +16,15 @@ import pytest
 from dist_testing.core.ground.add_ons import add_on_named
 from dist_testing.core.ground.errors import DistTestingError, UsageError
 from dist_testing.core.pytest import backend_hook
-from dist_testing.core.pytest.marker_name import MARKER_HELP, has_mark, marker_name
-from dist_testing.core.pytest.options import KEEPS_OPTION, WATCH_OPTION, add_options, has_options
+from dist_testing.core.pytest.options import (
+    KEEPS_OPTION,
+    MARKER_HELP,
+    WATCH_OPTION,
+    add_options,
+    has_mark,
+    has_options,
+    marker_name,
+)
 from dist_testing.core.session.offered_session import offer_session, withdraw_session
 
 if TYPE_CHECKING:
@@ -36,9 +43,8 @@ def pytest_addhooks(pluginmanager: pytest.PytestPluginManager) -> None:
     pluginmanager.add_hookspecs(backend_hook)
 
 
-def pytest_addoption(parser: pytest.Parser) -> None:
-    """Declare the `--dist-*` options. Under Bazel the target's spec has these values, and an option overrides them."""
-    add_options(parser)
+# Under Bazel the target's spec has the values of these options, and an option overrides them.
+pytest_addoption = add_options
 
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)
@@ -70,17 +76,11 @@ def pytest_unconfigure() -> None:
 
 
 def runner_plugin(config: pytest.Config) -> RunnerPlugin:
-    """Return the runner's half of the plugin. The first call makes and registers it.
-
-    Raises:
-        pytest.UsageError: If an option, a variable or a backend is wrong.
-    """
+    """Return the runner's half of the plugin. The first call makes and registers it."""
     runner: RunnerPlugin | None = config.pluginmanager.get_plugin(_RUNNER)
     if runner is None:
-        from dist_testing.core.pytest.in_runner import SPEC_KEY, RunnerPlugin
-        from dist_testing.core.pytest.marked_items import USES_LIBRARY_KEY
+        from dist_testing.core.pytest.in_runner import RunnerPlugin
 
-        config.stash[USES_LIBRARY_KEY] = SPEC_KEY in config.stash
         try:
             runner = RunnerPlugin(config)
         except DistTestingError as error:

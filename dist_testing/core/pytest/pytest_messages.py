@@ -9,12 +9,9 @@ from dist_testing.core.ground.codec import Family
 
 @dataclass(frozen=True, slots=True)
 class PytestSession:
-    """How to collect the tests of the runner's session again; the state of a `Loader`.
+    """How to collect the tests of the runner's session again, by its command line; the state of a `Loader`.
 
-    Attributes:
-        arguments: The command line of the runner's session.
-        directory: The directory in which that session was started.
-        spec: The text of the target's spec; None without a target.
+    The session was started in `directory`; `spec` is the text of the target's spec, None without a target.
     """
 
     arguments: tuple[str, ...]

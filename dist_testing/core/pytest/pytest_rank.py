@@ -10,7 +10,7 @@ import sys
 import threading
 import warnings
 from collections.abc import Callable, Generator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -25,8 +25,13 @@ from dist_testing.core.process.launcher_messages import RankStart
 from dist_testing.core.pytest.expectations import expected_classes
 from dist_testing.core.pytest.internals import keep_temporary_files_in, write_terminal_to
 from dist_testing.core.pytest.marked_items import is_method_of_unittest
-from dist_testing.core.pytest.rank_output import log_to_output, print_warnings
-from dist_testing.core.pytest.rank_plugins import leave_out_plugins_of_runner, run_in_wrappers, run_phases
+from dist_testing.core.pytest.rank_plugins import (
+    leave_out_plugins_of_runner,
+    log_to_output,
+    print_warnings,
+    run_in_wrappers,
+    run_phases,
+)
 from dist_testing.core.pytest.reports import skip_reason
 from dist_testing.core.rank.bootstrap import RankFrontEnd
 from dist_testing.core.rank.debugging import debug_by
@@ -82,11 +87,7 @@ def current_world() -> World | None:
 
 
 class PytestRankContext:
-    """The rank context of a pytest session: the collected items, and a pytest that is fit for a rank.
-
-    Attributes:
-        collection_errors: Errors of files that could not be collected, where ranks collect the tests themselves.
-    """
+    """The rank context of a pytest session: the collected items, and a pytest that is fit for a rank."""
 
     def __init__(self, config: pytest.Config, items: Mapping[str, pytest.Item]) -> None:
         self._config = config
@@ -97,6 +98,7 @@ class PytestRankContext:
         self._own_item: Callable[[pytest.Item], pytest.Item] | None = None
         self._thread_cases = 0
         self._explaining: Any = None
+        # Of files that could not be collected, where ranks collect the tests themselves.
         self.collection_errors: list[str] = []
 
     @property
@@ -171,23 +173,18 @@ def run_as_test(item: pytest.Item, reporter: Reporter, body: Callable[[], object
 
 @dataclass(eq=False, slots=True)
 class PytestRankFrontEnd:
-    """Runs collected items on a rank.
-
-    Attributes:
-        config: The config of the session.
-        items: The items, by node id.
-        own_item: Makes the calling thread's own copy of an item, where ranks are threads.
-        store: What the ranks share; None for the store at the world's port.
-        cases: How many cases the process has run before.
-        world: The rank's world, when the rank is open.
-    """
+    """Runs collected items on a rank."""
 
     config: pytest.Config
+    # By node id.
     items: Mapping[str, pytest.Item]
+    # Makes the calling thread's own copy of an item, where ranks are threads.
     own_item: Callable[[pytest.Item], pytest.Item] | None = None
+    # What the ranks share; None for the store at the world's port.
     store: Store | None = None
+    # How many cases the process has run before.
     cases: int = 0
-    world: RankWorld | None = None
+    world: RankWorld = field(init=False)
 
     def open(self, start: RankStart, reporter: Reporter) -> None:
         """Make the world."""
@@ -202,11 +199,9 @@ class PytestRankFrontEnd:
 
     def run(self, body: CaseBody, reporter: Reporter) -> None:
         """Run one item as pytest would."""
-        assert self.world is not None
         self.world.begin_case()
         item = self.items[body.content]
-        if self.own_item is not None:
-            item = self.own_item(item)
+        item = item if self.own_item is None else self.own_item(item)
         reporter.expectations = expected_classes(item)
         keep_temporary_files_in(item.config, self.world.pytest_tmp_path)
         try:
@@ -223,7 +218,6 @@ class PytestRankFrontEnd:
 
     def finish(self) -> None:
         """Destroy the groups."""
-        assert self.world is not None
         self.world.finish()
 
 

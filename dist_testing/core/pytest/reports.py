@@ -1,8 +1,12 @@
-"""Turns results into pytest's reports."""
+"""Turns results into pytest's reports, with the command that runs one case alone, as the session has run it."""
 
 from __future__ import annotations
 
+import argparse
+import os
 import re
+import shlex
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -15,12 +19,27 @@ from dist_testing.core.ground.case import CaseResult
 from dist_testing.core.ground.errors import LaunchError, PromiseError
 from dist_testing.core.ground.outcomes import Cause, Status
 from dist_testing.core.ground.spec import Spec
-from dist_testing.core.pytest.command import command_alone
-from dist_testing.core.pytest.rank_items import RankItem
+from dist_testing.core.pytest.marked_items import RankItem
+from dist_testing.core.pytest.options import EVENTS_OPTION, JOBS_OPTION, arguments_of_part
 from dist_testing.core.session.session import current_session, warnings_of
 
 Properties = list[tuple[str, object]]
 
+# Options of pytest, its plugins and this library that choose tests, or say how many run or what is printed. All others
+# can decide about a case.
+_FLAGS = (
+    *("-x", "--exitfirst", "--lf", "--last-failed", "--ff", "--failed-first", "--nf", "--new-first"),
+    *("--sw", "--stepwise", "--stepwise-skip", "--stepwise-reset", "-q", "--quiet", "-v", "--verbose"),
+    *("--no-header", "--no-summary", "-l", "--showlocals", "--setup-show"),
+)
+_WITH_VALUE = (
+    *("-k", "-m", "--maxfail", "--deselect", "--ignore", "--ignore-glob", "-n", "--numprocesses", "--dist"),
+    *("-r", "--tb", "--color", "--durations", "--durations-min", "--junitxml", "--junit-xml", "--verbosity"),
+    *(EVENTS_OPTION, JOBS_OPTION),
+)
+# Variables that configure pytest, or torch and its backends.
+_VARIABLES = ("PYTEST_ADDOPTS", "PYTEST_PLUGINS", "TORCH_DISTRIBUTED_DEBUG", "TORCH_FR_BUFFER_SIZE")
+_PREFIXES = ("GLOO_", "NCCL_")
 # Folder in pytest's cache for reports that are too long for the log.
 _REPORTS = "dist_testing-reports"
 
@@ -53,10 +72,50 @@ def properties(result: CaseResult) -> Properties:
 def failure_text(item: pytest.Item, result: CaseResult, spec: Spec) -> str:
     """Return the report of a failed case, with the command that runs it alone."""
     reproduce = item.command(result, spec) if isinstance(item, RankItem) and not spec.target else ""
-    reproduce = reproduce or command_alone(item, spec.target)
+    reproduce = reproduce or _command_alone(item, spec.target)
     session = current_session()
     keep = None if session is None else lambda whole: session.reports.keep(result, whole)
     return failure_report(result, target=spec.target, reproduce=reproduce, keep=keep)
+
+
+def _command_alone(item: pytest.Item, target: str) -> str:
+    """Return the command that runs one test alone. `target` is the label of the target; "" outside Bazel."""
+    if target:
+        # Without the path, which differs between machines. Arguments that the target itself has do no harm; those of a
+        # program come from it.
+        test_filter = shlex.quote(item.nodeid.partition("::")[2])
+        given = [] if isinstance(item, RankItem) else sys.argv[1:]
+        options = [f" --test_arg={shlex.quote(argument)}" for argument in _kept(given, [])]
+        return f"bazel test {target} --test_filter={test_filter}{''.join(options)}"
+    config = item.config
+    # A worker of pytest-xdist has other arguments than its controller.
+    given = getattr(config, "workerinput", {}).get("mainargv", ["", *arguments_of_part(config)])[1:]
+    arguments = _kept(given, config.option.file_or_dir)
+    variables = [
+        f"{name}={shlex.quote(value)}"
+        for name, value in sorted(os.environ.items())
+        if name in _VARIABLES or name.startswith(_PREFIXES)
+    ]
+    # `python -m` makes the working directory importable.
+    is_module = os.path.basename(sys.argv[0]) == "__main__.py"
+    path, _, rest = item.nodeid.partition("::")
+    test = f"{os.path.relpath(config.rootpath / path, config.invocation_params.dir)}::{rest}"
+    return " ".join([*variables, "python -m pytest" if is_module else "pytest", shlex.join([*arguments, test])])
+
+
+def _kept(given: list[str], paths: list[str]) -> list[str]:
+    """Return the arguments that can decide about a case, without the tests that they name."""
+    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    for option in _FLAGS:
+        parser.add_argument(option, action="count")
+    for option in _WITH_VALUE:
+        parser.add_argument(option, action="append")
+    _, kept = parser.parse_known_args(given)
+    for path in paths:
+        # A path in an ini file or in the environment is not among them.
+        if path in kept:
+            kept.remove(path)
+    return kept
 
 
 def forward_warnings(item: pytest.Item, result: CaseResult) -> None:
@@ -86,14 +145,6 @@ def text_at_test(item: pytest.Item, text: str) -> Any:
     # For the short summary and the message in XML. Both have the name of the test already.
     crash.message = _NAME.sub("", text.partition("\n")[0])
     return shown
-
-
-def fail(item: pytest.Item, report: pytest.TestReport, text: str) -> None:
-    """Make a report that of a failure with a text of this library, whatever it was."""
-    report.outcome = "failed"
-    # Otherwise it would be an expected failure.
-    vars(report).pop("wasxfail", None)
-    show(item, report, text)
 
 
 def show(item: pytest.Item, report: pytest.TestReport, text: str) -> None:

@@ -44,26 +44,12 @@ class _Running:
 
 
 class SessionEvents:
-    """Emits the events of tests, as a plugin of pytest.
-
-    Attributes:
-        stream: The stream of the session.
-    """
+    """Emits the events of tests on the stream of the session, as a plugin of pytest."""
 
     def __init__(self, config: pytest.Config, spec: Spec, *, writes_file: bool) -> None:
-        """Find the stream, or make it, and subscribe the sinks of a session.
-
-        Args:
-            config: Config of the session.
-            spec: What the target asks for.
-            writes_file: Whether this process writes the event file of the command line.
-
-        Raises:
-            UsageError: If the file cannot be written.
-        """
-        given = config.stash.get(EVENTS_KEY, None)
-        self.stream = EventStream() if given is None else given
-        self._is_own = given is None
+        """Find the stream, or make it, and subscribe the sinks: with `writes_file`, also the event file."""
+        self._is_own = EVENTS_KEY not in config.stash
+        self.stream = config.stash.get(EVENTS_KEY, EventStream())
         self._config = config
         self._exit_code = int(pytest.ExitCode.INTERNAL_ERROR)
         self._running: dict[str, _Running] = {}
@@ -160,7 +146,11 @@ class SessionEvents:
 
 
 def _open(text: str, config: pytest.Config) -> Any:
-    path = _own_path(Path(text), config)
+    path = Path(text)
+    if (worker := getattr(config, "workerinput", {}).get("workerid")) is not None:
+        # Each worker of pytest-xdist writes a file of its own, with its name before the suffixes.
+        stem, dot, suffixes = path.name.partition(".")
+        path = path.with_name(f"{stem}.{worker}{dot}{suffixes}")
     try:
         return add_on_named("event_file", EVENTS_OPTION).load("file")(path)
     except (OSError, ValueError) as error:
@@ -170,16 +160,6 @@ def _open(text: str, config: pytest.Config) -> Any:
             "The run writes its events there, one per line. The folder must exist, and the file must not be a pipe.\n"
             f"Write {EVENTS_OPTION}=events.jsonl.gz, for example, or leave it out."
         ) from error
-
-
-def _own_path(path: Path, config: pytest.Config) -> Path:
-    """Return the path; in a worker of pytest-xdist, with the worker's name before the suffixes."""
-    worker: dict[str, Any] = getattr(config, "workerinput", {})
-    name = worker.get("workerid")
-    if name is None:
-        return path
-    stem, dot, suffixes = path.name.partition(".")
-    return path.with_name(f"{stem}.{name}{dot}{suffixes}")
 
 
 def _says_little(report: pytest.TestReport) -> bool:

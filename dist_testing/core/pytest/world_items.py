@@ -17,8 +17,8 @@ from dist_testing.core.ground.case import CaseFailedError, CaseResult
 from dist_testing.core.ground.errors import DistTestingError
 from dist_testing.core.ground.outcomes import Cause
 from dist_testing.core.pytest.expectations import decide_xfail
+from dist_testing.core.pytest.marked_items import RUN_KEY
 from dist_testing.core.pytest.pytest_rank import current_world
-from dist_testing.core.pytest.rank_items import RUN_KEY
 from dist_testing.core.pytest.reports import text_at_test
 from dist_testing.core.session.session import loaded_class
 
@@ -67,7 +67,7 @@ class WorldItem(pytest.Function):
     def repr_failure(self, excinfo: pytest.ExceptionInfo[BaseException], style: Any = None) -> Any:
         """Return the text of an error of this library alone: it is written for the user."""
         del style
-        if is_ours(excinfo.value):
+        if isinstance(excinfo.value, CaseFailedError | DistTestingError):
             return text_at_test(self, str(excinfo.value))
         return super().repr_failure(excinfo)
 
@@ -81,11 +81,6 @@ def make_world_item(item: pytest.Function) -> None:
 def _world_item(cls: type[pytest.Function]) -> type[pytest.Function]:
     bases = (WorldItem,) if cls is pytest.Function else (WorldItem, cls)
     return type(cls.__name__, bases, {})
-
-
-def is_ours(error: object) -> bool:
-    """Return whether the text of an error is all that the user has to see."""
-    return isinstance(error, CaseFailedError | DistTestingError)
 
 
 @contextlib.contextmanager

@@ -21,9 +21,5 @@ class ExistingRank(Protocol):
 
 
 def existing_rank() -> tuple[AddOn, ExistingRank] | None:
-    """Return the rank that this process is, and the add-on that knows it; None if it is none.
-
-    Raises:
-        UsageError: If the variables of a launcher contradict each other.
-    """
+    """Return the rank that this process is, and the add-on that knows it; None if it is none."""
     return next((found for found in call_parts("existing_rank", os.environ) if found[1] is not None), None)

@@ -33,11 +33,7 @@ def register_front_end(name: str, maker: str) -> None:
 
 
 def make_front_end(name: str, config: Any, items: Mapping[str, Any]) -> RankFrontEnd:
-    """Make the front end of a name, on a rank.
-
-    Raises:
-        UsageError: If none has the name.
-    """
+    """Make the front end of a name, on a rank."""
     if (maker := _registered.get(name)) is None:
         raise UsageError(
             f"A case has the front end {name!r}, and this rank knows {', '.join(_registered) or 'none'}.\n"

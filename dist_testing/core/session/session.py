@@ -94,11 +94,7 @@ class Session:
         return PromiseError(missing_hardware(name, missing, promised=promised))
 
     def check_not_attached(self, name: str) -> None:
-        """Refuse to make a world in each process of an existing one.
-
-        Raises:
-            UsageError: If this process is a rank already.
-        """
+        """Refuse to make a world in each process of an existing one."""
         if (rank_info := self.ignored_rank_info) is not None:
             raise UsageError(
                 f"{name}: unittest runs in a process that is already rank {rank_info.rank} of {rank_info.size} "
@@ -108,11 +104,7 @@ class Session:
             )
 
     def check_declared(self, name: str, world_size: int) -> None:
-        """Refuse a world that is larger than the target declares.
-
-        Raises:
-            UsageError: If it is larger: Bazel has reserved CPUs and GPUs only for the size in the BUILD file.
-        """
+        """Refuse a world that is larger than the target declares."""
         spec = self.engine.spec
         if spec.target and world_size > (declared := max(spec.world_sizes)):
             raise UsageError(
