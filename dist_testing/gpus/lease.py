@@ -46,15 +46,10 @@ class Lease:
     gpus: tuple[Gpu, ...]
     fds: tuple[int, ...]
 
-    def release(self) -> None:
-        """Give the GPUs back, also for processes that have inherited the descriptors."""
+    def release(self, *, are_ranks_gone: bool = True) -> None:
+        """Give the GPUs back; without `are_ranks_gone`, processes that have inherited the descriptors keep them."""
         for fd in self.fds:
-            _release(fd)
-
-    def abandon(self) -> None:
-        """Close the descriptors here: processes that have inherited them keep the GPUs as long as they live."""
-        for fd in self.fds:
-            os.close(fd)
+            (_release if are_ranks_gone else os.close)(fd)
 
     def __enter__(self) -> Lease:
         return self

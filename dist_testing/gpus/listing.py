@@ -79,9 +79,9 @@ def _from_library(nvml: Nvml, gpu: NvmlGpu) -> list[str]:
         return [f"  {line}" for line in str(error).splitlines()]
     if memory is not None:
         lines.append(f"  memory: {memory.used / _GIB:.1f} of {memory.total / _GIB:.1f} GiB in use")
-    for process in nvml.processes(gpu) or ():
-        size = "size unknown" if process.used is None else f"{process.used / _GIB:.1f} GiB"
-        lines.append(f"  process {process.pid}: {size}")
+    for pid, used in (nvml.processes(gpu) or {}).items():
+        size = "size unknown" if used is None else f"{used / _GIB:.1f} GiB"
+        lines.append(f"  process {pid}: {size}")
     return lines
 
 

@@ -7,6 +7,7 @@ import os
 import sys
 from collections.abc import Mapping
 from pathlib import Path
+from types import MappingProxyType
 
 from dist_testing.core.engine.hooks import HeldResource, ResourceWish, WorldResource
 from dist_testing.core.ground.case import Case, CaseResult
@@ -19,8 +20,6 @@ _SHARED_MEMORY = Path("/dev/shm")
 # container's usual 64 MiB is too little for a few. Bytes per rank.
 _SHARED_MEMORY_PER_RANK = 64 << 20
 _MIB = 1 << 20
-# After a timeout torch would write its record to a file of the user's, and wait up to a minute for the other ranks.
-_NO_DUMP = {"TORCH_NCCL_DUMP_ON_TIMEOUT": "0"}
 
 
 def check(case: Case, spec: Spec) -> None:
@@ -53,8 +52,8 @@ class NcclSupport(WorldResource):
 
 
 class _Facts(HeldResource):
-    def __init__(self) -> None:
-        self.defaults = _NO_DUMP
+    # After a timeout torch would write its record to a file of the user's, and wait up to a minute for the other ranks.
+    defaults: Mapping[str, str] = MappingProxyType({"TORCH_NCCL_DUMP_ON_TIMEOUT": "0"})
 
     def explain(self, result: CaseResult) -> CaseResult:
         """Add NCCL's version, and the lack of memory."""

@@ -14,13 +14,13 @@ import contextlib
 import dataclasses
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from types import MappingProxyType
 
 from dist_testing.core.engine.hooks import HeldResource
 from dist_testing.core.ground.case import CaseResult
 from dist_testing.core.ground.outcomes import Cause, Status, Verdict
 from dist_testing.gpus.devices import NVIDIA, Vendor, gpus_present, visible_gpus
-from dist_testing.gpus.faults import XidReader
+from dist_testing.gpus.faults import hardware_faults
 from dist_testing.gpus.gpu import Gpu, GpuError
 from dist_testing.gpus.lease import Lease, lease_gpus
 from dist_testing.gpus.memory import MemoryUse, memory_left, wait_for_memory
@@ -28,15 +28,6 @@ from dist_testing.gpus.nvml import Nvml
 
 _HELD = "All ranks have ended, so the driver or a process that outlived them holds it. The next test would lack it."
 _REPAIR = "See the kernel's log for an Xid, and restart the machine or take the GPU out of CUDA_VISIBLE_DEVICES."
-
-
-@dataclass(slots=True)
-class _Driver:
-    """What the driver tells of leased GPUs. The library is open as long as the world: that takes up to a second."""
-
-    nvml: Nvml
-    memory: Mapping[Gpu, MemoryUse]
-    xids: XidReader
 
 
 class WorldGpus(HeldResource):
@@ -49,8 +40,16 @@ class WorldGpus(HeldResource):
     """
 
     def __init__(
-        self, lease: Lease, vendor: Vendor, driver: _Driver | None, library: contextlib.ExitStack, *, wait_s: float
+        self,
+        lease: Lease,
+        vendor: Vendor,
+        nvml: Nvml | None = None,
+        memory: Mapping[Gpu, MemoryUse] = MappingProxyType({}),
+        *,
+        wait_s: float,
+        closing: contextlib.ExitStack,
     ) -> None:
+        """`memory` was in use before; `closing` closes the library."""
         self.lease = lease
         self.fds = lease.fds
         self.wait_s = wait_s
@@ -59,8 +58,10 @@ class WorldGpus(HeldResource):
         has_uuids = all(gpu.uuid for gpu in lease.gpus)
         seen = [gpu.uuid if has_uuids else str(gpu.index) for gpu in lease.gpus]
         self.env = {vendor.visible_variable: ",".join(seen), **vendor.rank_env}
-        self._driver = driver
-        self._library = library
+        self._nvml = nvml
+        self._memory = memory
+        # Open as long as the world: opening takes up to a second, and a closed library forgets errors.
+        self._closing = closing
         self._started_s = time.time()
         # Hardware errors that the driver reported during the case.
         self._faults: Sequence[str] = ()
@@ -97,28 +98,26 @@ class WorldGpus(HeldResource):
         lease = lease_gpus(count, pool, limit_s=limit_s, on_wait=on_wait)
         with contextlib.ExitStack() as undo:
             undo.callback(lease.release)
-            driver = None
-            library = undo.enter_context(contextlib.ExitStack())
-            nvml = library.enter_context(vendor.open_telemetry())
+            closing = undo.enter_context(contextlib.ExitStack())
+            nvml = closing.enter_context(vendor.open_telemetry())
+            memory = {}
             if nvml is not None:
                 left_s = max(0.0, began_s + limit_s - time.monotonic())
                 memory = wait_for_memory(nvml, lease.gpus, limit_s=left_s, on_wait=on_wait, settled=settled)
-                driver = _Driver(nvml, memory, XidReader(lease.gpus, nvml))
-                library.callback(driver.xids.close)
-            world = cls(lease, vendor, driver, library.pop_all(), wait_s=time.monotonic() - began_s)
+                nvml.watch_xids([gpu.minor for gpu in lease.gpus])
             undo.pop_all()
-        return world
+        return cls(lease, vendor, nvml, memory, wait_s=time.monotonic() - began_s, closing=closing)
 
     def check(self, *, are_ranks_gone: bool) -> Sequence[str]:
         """Return the memory that is still in use when the ranks are gone. Waits until it is free."""
-        if self._driver is None:
+        if self._nvml is None:
             return ()
         # Read after every case, so that the next case on the same ranks sees only its own faults.
-        self._faults = self._driver.xids.hardware_faults()
-        if not are_ranks_gone or not self._driver.memory:
+        self._faults = hardware_faults(self._nvml, self.lease.gpus)
+        if not are_ranks_gone or not self._memory:
             return ()
         try:
-            kept = memory_left(self._driver.nvml, self._driver.memory, started_s=self._started_s)
+            kept = memory_left(self._nvml, self._memory, started_s=self._started_s)
         except GpuError as error:
             self.loss = error
             return ()
@@ -144,11 +143,8 @@ class WorldGpus(HeldResource):
 
     def release(self, *, are_ranks_gone: bool) -> None:
         """Give the GPUs back; ranks that could not be killed keep them as long as they live."""
-        self._library.close()
-        if are_ranks_gone:
-            self.lease.release()
-        else:
-            self.lease.abandon()
+        self._closing.close()
+        self.lease.release(are_ranks_gone=are_ranks_gone)
 
 
 def blame_machine(found: Verdict, *, faults: Sequence[str], lost: str) -> Verdict:

@@ -191,5 +191,5 @@ def test_worlds_lease_amds_gpus_and_set_hips_variable(tmp_path: Path, monkeypatc
 def test_ranks_get_all_uuids_or_all_numbers(uuids: tuple[str, str], expected: str) -> None:
     """In a mixed list CUDA ignores one kind, so a rank would lack its GPU."""
     gpus = tuple(Gpu(index, Path(f"/dev/nvidia{index}"), uuid) for index, uuid in enumerate(uuids))
-    world = WorldGpus(Lease(gpus, ()), NVIDIA, None, contextlib.ExitStack(), wait_s=0.0)
+    world = WorldGpus(Lease(gpus, ()), NVIDIA, wait_s=0.0, closing=contextlib.ExitStack())
     assert world.env == {"CUDA_VISIBLE_DEVICES": expected, "CUDA_DEVICE_ORDER": "PCI_BUS_ID"}
