@@ -159,8 +159,8 @@ ADD_ONS = (
         setting="dist_testing.nodes.planned:read_fault_plan",
         check="dist_testing.nodes.planned:check",
         watcher="dist_testing.nodes.fault_desk:FaultDesk",
-        on_world="dist_testing.nodes.fault_client:faults_of",
-        more={"at_barrier": "dist_testing.nodes.fault_client:be_late"},
+        on_world="dist_testing.nodes.faults:faults_of",
+        more={"at_barrier": "dist_testing.nodes.faults:be_late"},
     ),
     # Before all others on a rank, to measure what they do.
     AddOn(

@@ -46,21 +46,6 @@ class PlannedFault:
         return f"{self.call} after {self.after_s:g} s"
 
 
-@dataclass(frozen=True, slots=True)
-class PlannedRequests:
-    """A planned fault.
-
-    Attributes:
-        after_s: When it happens, in seconds after the test has begun on all ranks.
-        text: The fault in words.
-        requests: Its parts, each of which waits for the one before.
-    """
-
-    after_s: float
-    text: str
-    requests: tuple[Request, ...]
-
-
 def read_fault_plan(subject: str, value: object, way_out: str = _EXAMPLE) -> tuple[PlannedFault, ...]:
     """Return the plan that a user gave as a table from seconds to calls, in the order of the times.
 
@@ -120,13 +105,13 @@ def check(case: Case, spec: Spec) -> None:
     plan_of(case)
 
 
-def plan_of(case: Case) -> list[PlannedRequests]:
-    """Return the planned faults of a case.
+def plan_of(case: Case) -> list[tuple[PlannedFault, list[Request]]]:
+    """Return the planned faults of a case with their parts, each of which waits for the one before.
 
     Raises:
         UsageError: If one of them is not possible in its world.
     """
-    plan = []
+    plan: list[tuple[PlannedFault, list[Request]]] = []
     for planned in _planned(case):
         requests: list[Request] = []
         # No delay is noted: it is no call of a plan.
@@ -135,7 +120,7 @@ def plan_of(case: Case) -> list[PlannedRequests]:
             _ask(planned, faults)
         except UsageError as error:
             raise UsageError(f"{case.name}: {error}") from None
-        plan.append(PlannedRequests(planned.after_s, str(planned), tuple(requests)))
+        plan.append((planned, requests))
     return plan
 
 
