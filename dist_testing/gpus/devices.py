@@ -45,12 +45,8 @@ class Vendor:
 NVIDIA = Vendor("nvidia", "CUDA_VISIBLE_DEVICES", find_nvidia, open_nvml, {"CUDA_DEVICE_ORDER": "PCI_BUS_ID"})
 AMD = Vendor("amd", "HIP_VISIBLE_DEVICES", find_amd, remark="AMD's GPUs: this has not been tried on hardware")
 
-_VENDORS = {vendor.name: vendor for vendor in (NVIDIA, AMD)}
-
-
-def vendor_named(name: str) -> Vendor | None:
-    """Return a backend's vendor; None if its GPUs cannot be found and leased."""
-    return _VENDORS.get(name)
+# Vendors whose GPUs can be found and leased, by the names in backends.
+VENDORS = {vendor.name: vendor for vendor in (NVIDIA, AMD)}
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,23 +92,22 @@ def visible_gpus(
         archs: Architectures of GPUs that the caller can use, such as "sm_90"; empty for any.
     """
     variable = vendor.visible_variable
-    value = env.get(variable)
-    if value is None:
-        chosen, remark = list(present), ""
-    else:
+    chosen = list(present)
+    lacks: dict[str, str] = {}
+    if (value := env.get(variable)) is not None:
         chosen, remark = _chosen(value, present, f"{variable}={value[:80]!r}")
-    way_out = f"Correct {variable}, or unset it to have every GPU of the machine." if remark else ""
+        if remark:
+            lacks[remark] = f"Correct {variable}, or unset it to have every GPU of the machine."
     if split := [gpu for gpu in chosen if gpu.is_mig]:
         chosen = [gpu for gpu in chosen if not gpu.is_mig]
-        which = ", ".join(map(str, split))
-        remark = "; ".join(filter(None, [remark, f"{which} in MIG mode, and MIG instances are not handed out"]))
-        way_out = way_out or "Switch MIG mode off (`nvidia-smi -mig 0`), or use whole GPUs of another machine."
+        remark = f"{', '.join(map(str, split))} in MIG mode, and MIG instances are not handed out"
+        lacks[remark] = "Switch MIG mode off (`nvidia-smi -mig 0`), or use whole GPUs of another machine."
     if archs and (unfit := [gpu for gpu in chosen if gpu.arch not in archs]):
         chosen = [gpu for gpu in chosen if gpu.arch in archs]
         which = ", ".join(f"GPU {gpu.index} is {gpu.arch or 'of an unknown architecture'}" for gpu in unfit)
-        remark = "; ".join(filter(None, [remark, f"{which}, and the target needs {' or '.join(archs)}"]))
-        way_out = way_out or "Run the target on a machine with such GPUs, or correct its gpu_archs."
-    return VisibleGpus(tuple(chosen), remark, way_out)
+        remark = f"{which}, and the target needs {' or '.join(archs)}"
+        lacks[remark] = "Run the target on a machine with such GPUs, or correct its gpu_archs."
+    return VisibleGpus(tuple(chosen), "; ".join(lacks), next(iter(lacks.values()), ""))
 
 
 def _chosen(value: str, present: Sequence[Gpu], quoted: str) -> tuple[list[Gpu], str]:

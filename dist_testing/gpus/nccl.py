@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from types import MappingProxyType
 
-from dist_testing.core.engine.hooks import HeldResource, ResourceWish, WorldResource
+from dist_testing.core.engine.hooks import HeldResource, ResourceWish
 from dist_testing.core.ground.case import Case, CaseResult
 from dist_testing.core.ground.errors import UsageError
 from dist_testing.core.ground.spec import Spec
@@ -37,23 +37,21 @@ def check(case: Case, spec: Spec) -> None:
         )
 
 
-class NcclSupport(WorldResource):
-    """Warns once per run if shared memory is short, and adds to the report of a failure."""
+class NcclSupport(HeldResource):
+    """Warns once per run if shared memory is short, and adds to the report of a failure. All worlds share it."""
+
+    # After a timeout torch would write its record to a file of the user's, and wait up to a minute for the other ranks.
+    defaults: Mapping[str, str] = MappingProxyType({"TORCH_NCCL_DUMP_ON_TIMEOUT": "0"})
 
     def __init__(self) -> None:
         self._has_warned = False
 
     def acquire(self, wish: ResourceWish) -> HeldResource:
-        """Return what the report of a failure gets."""
+        """Warn, if need be."""
         if (warning := lack_of_memory(wish.case.world_size)) and not self._has_warned:
             self._has_warned = True
             wish.log_line(warning)
-        return _Facts()
-
-
-class _Facts(HeldResource):
-    # After a timeout torch would write its record to a file of the user's, and wait up to a minute for the other ranks.
-    defaults: Mapping[str, str] = MappingProxyType({"TORCH_NCCL_DUMP_ON_TIMEOUT": "0"})
+        return self
 
     def explain(self, result: CaseResult) -> CaseResult:
         """Add NCCL's version, and the lack of memory."""

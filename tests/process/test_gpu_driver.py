@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import ctypes
 from collections.abc import Iterator
 from pathlib import Path
@@ -96,5 +95,5 @@ def test_a_library_without_events_reports_no_fault(
 
 def test_without_a_library_there_are_no_faults() -> None:
     """Most machines have no such library."""
-    world = WorldGpus(Lease(tuple(_GPUS), ()), NVIDIA, wait_s=0.0, closing=contextlib.ExitStack())
+    world = WorldGpus(Lease(tuple(_GPUS), ()), NVIDIA)
     assert world.check(are_ranks_gone=True) == ()
