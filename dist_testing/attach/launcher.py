@@ -50,18 +50,12 @@ _JOINING_LIMIT_S = 5.0
 
 @dataclasses.dataclass(slots=True)
 class _Peer:
-    """The launched process of a rank from 1, and its fork server. For one of another node, both lead to a bridge.
+    """The launched process of a rank from 1, and its fork server. For one of another node, both lead to a bridge."""
 
-    Attributes:
-        connection: To the process, which sends nothing more: readable when it has ended.
-        control: To the fork server.
-        node: Host name and address of another node; "" for this node.
-    """
-
-    connection: socket.socket
-    control: socket.socket
+    connection: socket.socket  # to the process, which sends nothing more: readable when it has ended
+    control: socket.socket  # to the fork server
     server: ForkServerClient
-    node: str
+    node: str  # host name and address of another node; "" for this node
 
 
 class _World:
