@@ -21,24 +21,15 @@ _SMALL_NUMBER = re.compile(r"[0-9]{1,9}")
 
 @dataclass(frozen=True, slots=True)
 class Vendor:
-    """A maker of GPUs, with everything that differs between vendors.
+    """A maker of GPUs, with everything that differs between vendors."""
 
-    Attributes:
-        name: As backends name it.
-        visible_variable: The variable that says which GPUs a process sees, and in which order.
-        find: Finds its GPUs, without touching them.
-        open_telemetry: Opens the library that reports memory, for the length of a `with` block; gives None if there is
-            none.
-        rank_env: Variables that ranks need beside `visible_variable`.
-        remark: A warning for users; "" if there is none.
-    """
-
-    name: str
-    visible_variable: str
-    find: Callable[[Mapping[str, str]], Found]
+    name: str  # as backends name it
+    visible_variable: str  # says which GPUs a process sees, and in which order
+    find: Callable[[Mapping[str, str]], Found]  # finds its GPUs, without touching them
+    # Opens the library that reports memory, for the length of a `with` block; gives None if there is none.
     open_telemetry: Callable[[], AbstractContextManager[Nvml | None]] = nullcontext
-    rank_env: Mapping[str, str] = field(default_factory=dict)
-    remark: str = ""
+    rank_env: Mapping[str, str] = field(default_factory=dict)  # that ranks need beside `visible_variable`
+    remark: str = ""  # a warning for users
 
 
 # GPUs without a known UUID are named by number, in this order, which CUDA uses only if this variable says so.
@@ -51,17 +42,11 @@ VENDORS = {vendor.name: vendor for vendor in (NVIDIA, AMD)}
 
 @dataclass(frozen=True, slots=True)
 class VisibleGpus:
-    """GPUs that this process may use.
+    """GPUs that this process may use."""
 
-    Attributes:
-        gpus: In the order in which CUDA counts them.
-        remark: Why there are fewer than `CUDA_VISIBLE_DEVICES` names, or than the machine has; "" if there are not.
-        way_out: How to have more; "" if `remark` is.
-    """
-
-    gpus: tuple[Gpu, ...]
-    remark: str = ""
-    way_out: str = ""
+    gpus: tuple[Gpu, ...]  # in the order in which CUDA counts them
+    remark: str = ""  # why there are fewer than `CUDA_VISIBLE_DEVICES` names, or than the machine has
+    way_out: str = ""  # how to have more, if there is a remark
 
 
 def gpus_present(env: Mapping[str, str] = os.environ, vendor: Vendor = NVIDIA) -> tuple[Gpu, ...]:
@@ -84,12 +69,7 @@ def visible_gpus(
 
     The list ends at the first entry that is not a device, and a list that names a device twice allows none (CUDA
     programming guide, "CUDA Environment Variables"). GPUs in MIG mode are left out: MIG instances are not handed out.
-
-    Args:
-        present: GPUs of the machine.
-        env: Holds the variable.
-        vendor: Of the GPUs.
-        archs: Architectures of GPUs that the caller can use, such as "sm_90"; empty for any.
+    So are those of other architectures than `archs`, such as "sm_90"; empty for any.
     """
     variable = vendor.visible_variable
     chosen = list(present)

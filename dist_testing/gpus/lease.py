@@ -36,15 +36,10 @@ _NO_DEVICE = {errno.EIO, errno.ENODEV, errno.ENXIO}
 
 @dataclass(frozen=True, slots=True)
 class Lease:
-    """GPUs that no other process has, until `release` or the end of every process that has the descriptors.
+    """GPUs that no other process has, until `release` or the end of every process that has the descriptors."""
 
-    Attributes:
-        gpus: The GPUs, in the order of the machine.
-        fds: Open device nodes that carry the locks. A process that inherits them keeps the lease alive.
-    """
-
-    gpus: tuple[Gpu, ...]
-    fds: tuple[int, ...]
+    gpus: tuple[Gpu, ...]  # in the order of the machine
+    fds: tuple[int, ...]  # open device nodes that carry the locks; a process that inherits them keeps the lease alive
 
     def release(self, *, are_ranks_gone: bool = True) -> None:
         """Give the GPUs back; without `are_ranks_gone`, processes that have inherited the descriptors keep them."""
@@ -63,11 +58,7 @@ def lease_gpus(
 ) -> Lease:
     """Wait for `count` GPUs of the pool and take them. Nodes that cannot be opened are passed over.
 
-    Args:
-        count: At least 1.
-        pool: The GPUs that this process may use.
-        limit_s: How long to wait, in seconds.
-        on_wait: Called with one line that names the holders, if the GPUs are not free at once.
+    `on_wait` is called with one line that names the holders, if the GPUs are not free at once.
 
     Raises:
         GpuError: If the pool is too small, or too many of its nodes cannot be opened.
@@ -124,14 +115,7 @@ class _Taking:
             _release(fd)
 
     def step(self) -> bool:
-        """Take the GPUs that are free now.
-
-        Returns:
-            Whether all are taken.
-
-        Raises:
-            GpuError: If too few of the pool can ever be taken.
-        """
+        """Take the GPUs that are free now. Return whether all are taken; a `GpuError` if they never can be."""
         self.is_behind = not self._place.is_head()
         for gpu in self._pool:
             if self.is_behind or len(self._taken) == self._count:

@@ -33,15 +33,10 @@ _GIB = 1 << 30
 
 @dataclass(frozen=True, slots=True)
 class MemoryUse:
-    """Used memory of a GPU, in bytes.
+    """Used memory of a GPU, in bytes."""
 
-    Attributes:
-        used: By all processes together.
-        by_process: Process number to its part; None where the driver does not report it.
-    """
-
-    used: int
-    by_process: Mapping[int, int | None]
+    used: int  # by all processes together
+    by_process: Mapping[int, int | None]  # process number to its part; None where the driver does not report it
 
 
 def wait_for_memory(
@@ -64,8 +59,7 @@ def wait_for_memory(
         on_wait: Called with one line, if a wait begins.
         settled: GPU to the bytes that are known to stay in use, for which no world waits again; updated by the call.
 
-    Returns:
-        The use that remains, of the GPUs that the library reports.
+    Returns the use that remains, of the GPUs that the library reports.
 
     Raises:
         GpuError: If less than half of a GPU's memory is free in the end, or a GPU is gone.
@@ -115,15 +109,10 @@ def wait_for_memory(
 
 
 def memory_left(nvml: Nvml, before: Mapping[Gpu, MemoryUse], *, started_s: float) -> list[str]:
-    """Return the memory that a world has not given back after its end.
+    """Return the memory that a world has not given back after its end: one text for each GPU that the driver reports.
 
-    Args:
-        nvml: The open library.
-        before: The result of `wait_for_memory` for the world.
-        started_s: When the world was started, in seconds since the epoch. The memory of older processes is not counted.
-
-    Returns:
-        One text for each GPU; empty if all memory is back, or the driver no longer reports it.
+    `before` is the result of `wait_for_memory`. Memory of processes that are older than `started_s`, in seconds since
+    the epoch, is not counted.
 
     Raises:
         GpuError: If a GPU is gone.

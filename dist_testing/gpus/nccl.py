@@ -63,11 +63,7 @@ def lack_of_memory(world_size: int, env: Mapping[str, str] = os.environ, shared_
     """Return a warning if there may be too little shared memory for NCCL; "" if there is enough.
 
     It is no error: ranks whose GPUs reach each other need almost none, and only NCCL itself finds out which GPUs do.
-
-    Args:
-        world_size: Number of ranks.
-        env: Environment of the ranks, as far as NCCL reads it.
-        shared_memory: The folder of the kernel's shared memory.
+    `env` is the environment of the ranks, and `shared_memory` the folder of the kernel's shared memory.
     """
     if world_size < 2 or env.get("NCCL_SHM_DISABLE", "0") != "0":
         return ""

@@ -80,24 +80,15 @@ class _Pci(ctypes.Structure):
 
 @dataclass(frozen=True, slots=True)
 class NvmlGpu:
-    """What the driver reports of one GPU; "" for what it does not.
+    """What the driver reports of one GPU; "" for what it does not."""
 
-    Attributes:
-        minor: The number of its device node.
-        address: Its PCI address.
-        uuid: As `CUDA_VISIBLE_DEVICES` takes it.
-        model: The vendor's name for it.
-        arch: Its architecture in the form of compilers, such as "sm_90".
-        is_mig: Whether it is divided into instances; False if it cannot be, or the driver does not report it.
-        handle: The library's pointer to it, valid while the library is open.
-    """
-
-    minor: int
-    address: str
-    uuid: str
-    model: str
-    arch: str = ""
-    is_mig: bool = False
+    minor: int  # the number of its device node
+    address: str  # its PCI address
+    uuid: str  # as `CUDA_VISIBLE_DEVICES` takes it
+    model: str  # the vendor's name for it
+    arch: str = ""  # its architecture in the form of compilers, such as "sm_90"
+    is_mig: bool = False  # whether it is divided into instances, as far as the driver reports it
+    # The library's pointer to it, valid while the library is open.
     handle: c_void_p = field(default_factory=c_void_p, compare=False)
 
 

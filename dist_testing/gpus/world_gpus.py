@@ -66,18 +66,14 @@ class GpuResource(WorldResource):
 
 
 class WorldGpus(HeldResource):
-    """GPUs that only one world uses, all of one vendor.
-
-    Attributes:
-        lease: The lease on them.
-        names: The machine's numbers for them, such as "0, 1".
-        wait_s: How long the world has waited for them, in seconds.
-    """
+    """GPUs that only one world uses, all of one vendor."""
 
     def __init__(self, lease: Lease, vendor: Vendor) -> None:
         self.lease = lease
         self.fds = lease.fds
+        # How long the world has waited for them, in seconds.
         self.wait_s = 0.0
+        # The machine's numbers for them, such as "0, 1".
         self.names = ", ".join(str(gpu.index) for gpu in lease.gpus)
         # In a list that mixes UUIDs and numbers, CUDA ignores the entries that are not of the first one's kind.
         has_uuids = all(gpu.uuid for gpu in lease.gpus)
@@ -105,15 +101,9 @@ class WorldGpus(HeldResource):
         on_wait: Callable[[str], None],
         settled: dict[Gpu, int] | None = None,
     ) -> WorldGpus:
-        """Wait for free GPUs with free memory, and take them.
+        """Wait for free GPUs with free memory, and take them. The arguments are as for the functions that it calls.
 
-        Args:
-            count: How many.
-            vendor: Their vendor.
-            archs: Their possible architectures, such as "sm_90"; empty for any.
-            limit_s: Limit of all waits together, in seconds.
-            on_wait: Called with one line for each wait that begins.
-            settled: Memory that stays in use, as earlier worlds have found; see `wait_for_memory`.
+        `limit_s` limits all waits together.
 
         Raises:
             GpuError: If there are too few, one is gone, or their memory is in use.
@@ -177,11 +167,8 @@ class WorldGpus(HeldResource):
 def blame_machine(found: Verdict, *, faults: Sequence[str], lost: str) -> Verdict:
     """Return the verdict on a case after the driver's report about its GPUs is taken into account.
 
-    Args:
-        found: The verdict that follows from the outcomes.
-        faults: Hardware errors during the case. They change a failure into a failure of the infrastructure.
-        lost: Text about a GPU that is gone; "" if there is none. Such a case is a failure of the infrastructure, even
-            if it passed, because no result on that GPU can be trusted. An interrupted case stays interrupted.
+    Hardware errors during the case, `faults`, change a failure into one of the infrastructure. So does a GPU that is
+    gone, `lost`, even if the case passed, because no result on that GPU can be trusted. Interrupted stays interrupted.
     """
     texts = [text for text in (lost, *faults, found.reason) if text]
     if found.cause is Cause.INTERRUPTED or not (lost or (faults and found.status is Status.FAILED)):

@@ -56,14 +56,9 @@ class _Pending:
 
 
 class FaultDesk(WorldWatcher):
-    """Carries out the faults of one world.
-
-    Attributes:
-        next_s: When to look at the ranks again, on the monotonic clock.
-    """
+    """Carries out the faults of one world."""
 
     def __init__(self, world: WatchedWorld) -> None:
-        """Make the desk of a world."""
         self._world = world
         self._records = world.records
         self._asked: list[tuple[RankRecord, Request]] = []

@@ -29,43 +29,27 @@ _Number = Annotated[int, range(1 << 31)]
 
 @dataclass(frozen=True, slots=True)
 class SignalFault:
-    """Send a signal to ranks of this world, because the test wants the fault.
+    """Send a signal to ranks of this world, because the test wants the fault."""
 
-    Attributes:
-        action: Which signal: "kill" and "power off" are SIGKILL, "stop" is SIGSTOP, "cont" is SIGCONT.
-        ranks: Which ranks.
-    """
-
-    action: SignalAction
+    action: SignalAction  # "kill" and "power off" are SIGKILL, "stop" is SIGSTOP, "cont" is SIGCONT
     ranks: tuple[Annotated[int, range(MAX_WORLD_SIZE)], ...]
 
 
 @dataclass(frozen=True, slots=True)
 class LinkFault:
-    """Give links between the simulated nodes of this world a rule.
-
-    Attributes:
-        links: Which links.
-        rule: What they do to packets from now on.
-        number: The watcher's number for it, from 1, which `LinksChanged` repeats.
-    """
+    """Give links between the simulated nodes of this world a rule."""
 
     links: tuple[Link, ...]
-    rule: LinkRule
-    number: _Number = 0
+    rule: LinkRule  # what they do to packets from now on
+    number: _Number = 0  # the watcher's number for it, from 1, which `LinksChanged` repeats
 
 
 @dataclass(frozen=True, slots=True)
 class LinksChanged:
-    """The links between nodes have their rule, or cannot get it.
+    """The links between nodes have their rule, or cannot get it."""
 
-    Attributes:
-        number: That of the `LinkFault`; `UNASKED` if the links have failed without one.
-        refusal: What is wrong, the cause and the way out; "" if they have it.
-    """
-
-    number: _Number
-    refusal: str = ""
+    number: _Number  # that of the `LinkFault`; `UNASKED` if the links have failed without one
+    refusal: str = ""  # what is wrong, the cause and the way out; "" if they have it
 
 
 Request: TypeAlias = SignalFault | LinkFault

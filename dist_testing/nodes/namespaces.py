@@ -64,21 +64,13 @@ _libc: Any = ctypes.CDLL(None, use_errno=True)
 
 @dataclass(frozen=True, slots=True)
 class Nodes:
-    """The nodes of a world, as descriptors of this process.
+    """The nodes of a world, as descriptors of this process."""
 
-    Attributes:
-        bridge: The network namespace of the bridge. Keep it open as long as the nodes are to reach each other.
-        user: The user namespace around them; None if this process may make network namespaces itself.
-        network: The network namespace of each node.
-        uts: The UTS namespace of each node, which holds its host name.
-        store: A socket that listens on node 0; None if none was asked for.
-    """
-
-    bridge: int
-    user: int | None
-    network: tuple[int, ...]
-    uts: tuple[int, ...]
-    store: int | None
+    bridge: int  # network namespace of the bridge; keep it open as long as the nodes are to reach each other
+    user: int | None  # user namespace around them; None if this process may make network namespaces itself
+    network: tuple[int, ...]  # network namespace of each node
+    uts: tuple[int, ...]  # UTS namespace of each node, which holds its host name
+    store: int | None  # socket that listens on node 0; None if none was asked for
 
     def of(self, node: int) -> tuple[int, ...]:
         """Return the descriptors that `enter` needs for a node."""
@@ -95,11 +87,7 @@ def make_nodes(count: int, store_port: int, backlog: int) -> Nodes:
     """Make nodes that a bridge connects.
 
     A child process makes them, so this process stays in its own namespaces. It must be fit to be forked.
-
-    Args:
-        count: Number of nodes, from 1 to `addresses.MAX_NODES`.
-        store_port: Port of the listening socket on node 0; 0 for no socket.
-        backlog: Connections that may wait at that socket.
+    A socket listens at `store_port` of node 0; 0 for no socket.
     """
     near, far = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     with near, far:

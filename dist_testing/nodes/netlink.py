@@ -58,13 +58,7 @@ class Netlink:
         self.switch_on(name)
 
     def add_pair(self, name: str, peer: str, peer_namespace: int) -> None:
-        """Make two connected interfaces: this one, which is switched on, and one in another network namespace, off.
-
-        Args:
-            name: Name of the interface in this namespace.
-            peer: Name of the other one.
-            peer_namespace: Descriptor of the other namespace.
-        """
+        """Make two connected interfaces: this one, which is switched on, and one in another network namespace, off."""
         other = _link(peer) + _number(_IFLA_NET_NS_FD, peer_namespace)
         data = _attribute(_IFLA_INFO_DATA, _attribute(_VETH_INFO_PEER, other))
         self._change(name, _info("veth", data), flags=_CREATE | _EXCL)

@@ -32,15 +32,10 @@ _CALLS = ("kill", "stop", "cont", "node_down", "partition", "heal", "wire")
 
 @dataclass(frozen=True, slots=True)
 class PlannedFault:
-    """One fault of a plan.
+    """One fault of a plan."""
 
-    Attributes:
-        after_s: When it happens, in seconds after the test has begun on all ranks.
-        call: A call of `world.faults`, such as "kill(2)".
-    """
-
-    after_s: float
-    call: str
+    after_s: float  # when it happens, in seconds after the test has begun on all ranks
+    call: str  # of `world.faults`, such as "kill(2)"
 
     def __str__(self) -> str:
         return f"{self.call} after {self.after_s:g} s"
@@ -49,13 +44,8 @@ class PlannedFault:
 def read_fault_plan(subject: str, value: object, way_out: str = _EXAMPLE) -> tuple[PlannedFault, ...]:
     """Return the plan that a user gave as a table from seconds to calls, in the order of the times.
 
-    Args:
-        subject: Begins the text of an error.
-        value: The user's value.
-        way_out: Ends it.
-
     Raises:
-        UsageError: If it is no such table.
+        UsageError: If it is no such table. Its text begins with `subject`, and ends with `way_out`.
     """
     if not isinstance(value, dict) or not all(
         type(after_s) in (int, float) and 0 <= after_s <= _MAX_AFTER_S and isinstance(call, str)
