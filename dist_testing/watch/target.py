@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Generator, Sequence
+from collections.abc import Collection, Sequence
 
 import pytest
 
@@ -18,11 +18,10 @@ class _Target:
     def __init__(self, spec: Spec) -> None:
         self._spec = spec
 
-    @pytest.hookimpl(wrapper=True, tryfirst=True)
-    def pytest_load_initial_conftests(self, early_config: pytest.Config) -> Generator[None, object, object]:
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_load_initial_conftests(self, early_config: pytest.Config) -> None:
         """Pass the spec to the plugin before pytest configures any plugin."""
         early_config.stash[SPEC_KEY] = self._spec
-        return (yield)
 
 
 def watch_target(spec: Spec, files: Sequence[str], repositories: Collection[str], arguments: Sequence[str]) -> int:
