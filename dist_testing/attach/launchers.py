@@ -156,11 +156,7 @@ def _address(env: Env, names: Names, *, has_other_nodes: bool) -> tuple[str, int
 
 
 def first_host(name: str, text: str) -> str:
-    """Return the first host of Slurm's compressed list of nodes in the variable `name`: `n01` of `n[01-03,07],gpu5`.
-
-    Raises:
-        UsageError: If it cannot be read.
-    """
+    """Return the first host of Slurm's compressed list of nodes in the variable `name`: `n01` of `n[01-03,07],gpu5`."""
     # Several pairs of brackets, as in "rack[0-1]n[1-4]": the first of each.
     first = _FIRST_HOST.match(text)
     host = _FIRST_IN_BRACKETS.sub(r"\1", first[1]) if first else ""

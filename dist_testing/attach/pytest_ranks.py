@@ -102,11 +102,7 @@ class AttachedEngine(Engine):
         return super().start(case)
 
     def isolation_named(self, name: str) -> Isolation:
-        """Return the isolation of this name, with ranks below the launched processes.
-
-        Raises:
-            LaunchError: If ranks of other nodes cannot reach this one.
-        """
+        """Return the isolation of this name, with ranks below the launched processes."""
         return dataclasses.replace(
             isolation_named(name), make_launcher=self._attach, can_debug=False, starts_ranks=False, host=self._host
         )

@@ -40,11 +40,7 @@ def missing(case: Case, spec: Spec) -> str:
 
 
 def device_count(device: str, spec: Spec) -> int | None:
-    """Return how many devices of a type this process may use; None if that is not known. It makes no context on them.
-
-    Raises:
-        GpuError: If the GPUs cannot be found.
-    """
+    """Return how many devices of a type this process may use; None if that is not known. Makes no context on them."""
     if device not in ("cuda", spec.backend.device):
         return None
     # AMD's GPUs have the type "cuda", too.

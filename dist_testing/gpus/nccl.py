@@ -23,11 +23,7 @@ _MIB = 1 << 20
 
 
 def check(case: Case, spec: Spec) -> None:
-    """Refuse the world of a case that NCCL would refuse at its first collective ("Duplicate GPU detected").
-
-    Raises:
-        UsageError: If two ranks share a GPU.
-    """
+    """Refuse the world of a case that NCCL would refuse at its first collective ("Duplicate GPU detected")."""
     sharing = needs_of(spec).ranks_per_gpu
     if min(case.world_size, sharing) > 1:
         raise UsageError(

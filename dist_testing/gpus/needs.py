@@ -116,11 +116,7 @@ def _wrong(source: str, what: str) -> SpecError:
 
 
 def from_options(spec: Spec, given: Mapping[str, str]) -> GpuNeeds:
-    """Return what a run needs whose command line says how many ranks share a GPU.
-
-    Raises:
-        UsageError: If the number is impossible.
-    """
+    """Return what a run needs whose command line says how many ranks share a GPU."""
     ((option, text),) = given.items()
     if not (text.isascii() and text.isdecimal() and 1 <= int(text) <= MAX_WORLD_SIZE):
         raise UsageError(

@@ -37,11 +37,7 @@ _NO_ADDRESS = "~"
 
 
 def find_nvidia(env: Mapping[str, str] = os.environ) -> Found:
-    """Return every GPU here whose device node this process may open.
-
-    Raises:
-        GpuError: If the folder of the nodes cannot be read, or a simulated one does not exist.
-    """
+    """Return every GPU here whose device node this process may open."""
     folder = node_directory(env)
     simulated = is_simulated(env)
     names = node_names(folder, may_be_missing=not simulated)

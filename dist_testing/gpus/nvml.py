@@ -110,7 +110,7 @@ def open_nvml(env: Mapping[str, str] = os.environ) -> Iterator[Nvml | None]:
 
     The real library does not know simulated GPUs, so with those it stays closed.
     """
-    library = _open(env)
+    library = library_or_reason(env)
     if isinstance(library, str):
         yield None
         return
@@ -118,17 +118,8 @@ def open_nvml(env: Mapping[str, str] = os.environ) -> Iterator[Nvml | None]:
         yield nvml
 
 
-def why_missing(env: Mapping[str, str] = os.environ) -> str:
-    """Return why the library cannot be opened, in its own or the system's words; "" if it can."""
-    library = _open(env)
-    if isinstance(library, str):
-        return library
-    Nvml(library).close()
-    return ""
-
-
-def _open(env: Mapping[str, str]) -> ctypes.CDLL | str:
-    """The library, or why it cannot be opened."""
+def library_or_reason(env: Mapping[str, str]) -> ctypes.CDLL | str:
+    """Open the library for `Nvml`. If it cannot be opened, return why, in its own or the system's words."""
     if is_simulated(env) and not env.get(NVML_VARIABLE):
         return "a real one does not know simulated GPUs"
     try:

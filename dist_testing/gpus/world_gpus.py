@@ -39,12 +39,7 @@ class GpuResource(WorldResource):
         self._settled: dict[Gpu, int] = {}
 
     def acquire(self, wish: ResourceWish) -> HeldResource | None:
-        """Wait for free GPUs.
-
-        Raises:
-            GpuError: If there are too few, one is gone, or their memory is in use.
-            LeaseTimeoutError: If other processes kept them for half of the case's limit.
-        """
+        """Wait for free GPUs."""
         needs, ranks = needs_of(wish.spec), range(wish.case.world_size)
         count = needs.of(len(ranks))
         vendor = VENDORS.get(wish.spec.backend.vendor)

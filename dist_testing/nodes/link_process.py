@@ -29,11 +29,7 @@ _ORPHAN_RETRIES = "/proc/sys/net/ipv4/tcp_orphan_retries"
 
 
 def start_link_process(nodes: Nodes) -> tuple[int, socket.socket]:
-    """Start the process. Return its number, and the connection to it.
-
-    Raises:
-        OSError: If the machine has no room for another process.
-    """
+    """Start the process. Return its number, and the connection to it."""
     parent_pid = os.getpid()
     with contextlib.ExitStack() as undo:
         ours, theirs = map(undo.enter_context, socket.socketpair())

@@ -31,11 +31,7 @@ class NodePlace:
     """The nodes of one world, and the process that carries their packets after the first fault of the network."""
 
     def __init__(self, request: WorldRequest) -> None:
-        """Make the nodes, and the listening socket of the store on the first one.
-
-        Raises:
-            OSError: If the kernel refuses.
-        """
+        """Make the nodes, and the listening socket of the store on the first one."""
         self._layout = request.layout
         write_hosts(Path(request.directory, _HOSTS), self._layout.groups)
         self._nodes = make_nodes(self._layout.groups, request.store_port, 2 * request.size)
@@ -47,11 +43,7 @@ class NodePlace:
 
     @staticmethod
     def enter(start: RankStart) -> None:
-        """Move this process, which has one thread, into the node of its rank.
-
-        Raises:
-            OSError: If the kernel refuses.
-        """
+        """Move this process, which has one thread, into the node of its rank."""
         enter(start.place_fds)
         name_nodes(Path(start.request.directory, _HOSTS))
 

@@ -79,11 +79,7 @@ def planned_faults(faults: Mapping[float, str]) -> Callable[[_Function], _Functi
 
 
 def check(case: Case, spec: Spec) -> None:
-    """Check the planned faults of a case.
-
-    Raises:
-        UsageError: If one of them is not possible in its world.
-    """
+    """Check the planned faults of a case."""
     del spec
     isolation = isolation_named(case.isolation)
     if _planned(case) and (isolation.in_process or case.pool):
@@ -96,11 +92,7 @@ def check(case: Case, spec: Spec) -> None:
 
 
 def plan_of(case: Case) -> list[tuple[PlannedFault, list[Request]]]:
-    """Return the planned faults of a case with their parts, each of which waits for the one before.
-
-    Raises:
-        UsageError: If one of them is not possible in its world.
-    """
+    """Return the planned faults of a case with their parts, each of which waits for the one before."""
     plan: list[tuple[PlannedFault, list[Request]]] = []
     for planned in _planned(case):
         requests: list[Request] = []
@@ -120,11 +112,7 @@ def _planned(case: Case) -> tuple[PlannedFault, ...]:
 
 
 def _ask(planned: PlannedFault, faults: Faults) -> None:
-    """Make the call of a planned fault.
-
-    Raises:
-        UsageError: If it is none of `world.faults`, or if that refuses it.
-    """
+    """Make the call of a planned fault."""
     try:
         tree = ast.parse(planned.call.strip(), mode="eval").body
     except (SyntaxError, ValueError, RecursionError, MemoryError):
