@@ -11,7 +11,7 @@ from __future__ import annotations
 import ast
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, NoReturn, TypeVar
+from typing import Any, TypeVar
 
 from dist_testing.core.ground.case import SETTINGS, Case
 from dist_testing.core.ground.errors import UsageError
@@ -115,22 +115,14 @@ def _ask(planned: PlannedFault, faults: Faults) -> None:
     """Make the call of a planned fault."""
     try:
         tree = ast.parse(planned.call.strip(), mode="eval").body
-    except (SyntaxError, ValueError, RecursionError, MemoryError):
-        _refuse(planned)
-    if not isinstance(tree, ast.Call) or not isinstance(tree.func, ast.Name) or tree.func.id not in _CALLS:
-        _refuse(planned)
-    try:
+        if not isinstance(tree, ast.Call) or not isinstance(tree.func, ast.Name) or tree.func.id not in _CALLS:
+            raise ValueError("no call of a fault")
         values = [ast.literal_eval(value) for value in tree.args]
         named = {str(word.arg): ast.literal_eval(word.value) for word in tree.keywords}
         getattr(faults, tree.func.id)(*values, **named)
-    except (ValueError, TypeError, RecursionError, MemoryError):
-        # Not a plain value, or not the arguments of the call.
-        _refuse(planned)
-
-
-def _refuse(planned: PlannedFault) -> NoReturn:
-    raise UsageError(
-        f"world.faults: planned fault {planned.call!r}.\n"
-        f"A plan has calls with plain values, of {', '.join(_CALLS)}.\n"
-        'Write "kill(2)", or "wire(loss=0.01, seed=7)", for example.'
-    )
+    except (SyntaxError, ValueError, TypeError, RecursionError, MemoryError):
+        raise UsageError(
+            f"world.faults: planned fault {planned.call!r}.\n"
+            f"A plan has calls with plain values, of {', '.join(_CALLS)}.\n"
+            'Write "kill(2)", or "wire(loss=0.01, seed=7)", for example.'
+        ) from None
