@@ -70,13 +70,7 @@ class _World:
 
 
 class AttachedLauncher:
-    """Asks the fork servers of all launched processes for the ranks of a world. One world at a time.
-
-    Attributes:
-        unclean_reasons: Why rank 0 is not forked from this process.
-        gone: Ranks whose launched processes, or fork servers, have ended, each with the reason.
-        exit_code: The other launched processes will end with it; at first that of a run that was stopped.
-    """
+    """Asks the fork servers of all launched processes for the ranks of a world. One world at a time."""
 
     def __init__(
         self, rank_info: RankInfo, run: RunContext, host: str, collected: Sequence[str], log_line: Callable[[str], None]
@@ -88,7 +82,9 @@ class AttachedLauncher:
         Raises:
             LaunchError: If a process does not connect in time.
         """
+        # Ranks whose launched processes, or fork servers, have ended, each with the reason.
         self.gone: dict[int, str] = {}
+        # The other launched processes will end with it. At first that of a run that was stopped.
         self.exit_code = 2
         self._rank_info = rank_info
         self._host = host

@@ -35,6 +35,8 @@ class NodePlace:
         self._layout = request.layout
         write_hosts(Path(request.directory, _HOSTS), self._layout.groups)
         self._nodes = make_nodes(self._layout.groups, request.store_port, 2 * request.size)
+        self.fds = self._nodes.fds
+        self.store_fd = self._nodes.store
         # The link process, and the connection to it, from the first order on.
         self._links: tuple[int, socket.socket] | None = None
         self._has_lost_links = False
@@ -46,16 +48,6 @@ class NodePlace:
         """Move this process, which has one thread, into the node of its rank."""
         enter(start.place_fds)
         name_nodes(Path(start.request.directory, _HOSTS))
-
-    @property
-    def fds(self) -> tuple[int, ...]:
-        """The descriptors that hold the nodes."""
-        return self._nodes.fds
-
-    @property
-    def store_fd(self) -> int | None:
-        """The listening socket of the store."""
-        return self._nodes.store
 
     def fds_of(self, rank: int) -> tuple[int, ...]:
         """Return the descriptors that `enter` needs for a rank."""
