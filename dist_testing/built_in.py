@@ -135,8 +135,8 @@ ADD_ONS = (
         options={"--dist-ranks-per-gpu": "ranks that share a GPU, if the backend allows it (default: 1)"},
         from_options="dist_testing.gpus.needs:from_options",
         missing="dist_testing.gpus.missing:missing",
-        resource="dist_testing.gpus.resource:GpuResource",
-        explainer="dist_testing.gpus.resource:blame_by_error",
+        resource="dist_testing.gpus.world_gpus:GpuResource",
+        explainer="dist_testing.gpus.world_gpus:blame_by_error",
         more={
             "device_count": "dist_testing.gpus.missing:device_count",
             "room": "dist_testing.gpus.missing:room",
@@ -159,8 +159,8 @@ ADD_ONS = (
         setting="dist_testing.nodes.planned:read_fault_plan",
         check="dist_testing.nodes.planned:check",
         watcher="dist_testing.nodes.fault_desk:FaultDesk",
-        on_world="dist_testing.nodes.fault_client:faults_of",
-        more={"at_barrier": "dist_testing.nodes.fault_client:be_late"},
+        on_world="dist_testing.nodes.faults:faults_of",
+        more={"at_barrier": "dist_testing.nodes.faults:be_late"},
     ),
     # Before all others on a rank, to measure what they do.
     AddOn(

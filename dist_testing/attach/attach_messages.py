@@ -16,23 +16,14 @@ from dist_testing.core.ground.spec import MAX_WORLD_SIZE
 
 @dataclass(frozen=True, slots=True)
 class Home:
-    """Where the other processes find that of rank 0. Travels in the store of the world.
+    """Where the other processes find that of rank 0. Travels in the store of the world."""
 
-    Attributes:
-        node: Key of rank 0's node, `RankInfo.node_key`.
-        path: Rank 0's Unix socket, for the processes of its node.
-        collected: The tests that rank 0 has collected, in the order of their names.
-        address: Where it listens for the other nodes; "" if there are none.
-        port: The port there.
-        token: What they must have; "" if the environment of every rank holds it.
-    """
-
-    node: str
-    path: str
-    collected: tuple[str, ...]
-    address: str = ""
+    node: str  # `RankInfo.node_key` of rank 0
+    path: str  # rank 0's Unix socket, for the processes of its node
+    collected: tuple[str, ...]  # the tests that rank 0 has collected, in the order of their names
+    address: str = ""  # where it listens for the other nodes; "" if there are none
     port: Annotated[int, range(1 << 16)] = 0
-    token: str = ""
+    token: str = ""  # what they must have; "" if the environment of every rank holds it
 
     def difference(self, rank: int, names: set[str]) -> str:
         """Return the first difference between the tests of a rank and those of rank 0; "" if there is none."""
@@ -46,17 +37,11 @@ class Home:
 
 @dataclass(frozen=True, slots=True)
 class Joining:
-    """This process is ready to make its rank.
+    """This process is ready to make its rank."""
 
-    Attributes:
-        rank: From 1.
-        difference: The first difference between the tests that it and rank 0 have collected; "" for none.
-        node: Host name of another node, to which its bridge adds the address; "" for the node of rank 0.
-    """
-
-    rank: Annotated[int, range(MAX_WORLD_SIZE)]
-    difference: str = ""
-    node: str = ""
+    rank: Annotated[int, range(MAX_WORLD_SIZE)]  # from 1
+    difference: str = ""  # the first one between the tests that it and rank 0 have collected; "" for none
+    node: str = ""  # host name of another node, to which its bridge adds the address; "" for the node of rank 0
 
 
 @dataclass(frozen=True, slots=True)

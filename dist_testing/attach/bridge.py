@@ -41,9 +41,11 @@ _FILES = {Kind.LOG: log_name, Kind.TEXTS: text_name}
 class _End:
     """What both ends do: they pass on the bytes of streams."""
 
-    def __init__(self, connection: socket.socket, streams: dict[Kind, socket.socket]) -> None:
+    def __init__(self, connection: socket.socket, rank: int, streams: dict[Kind, socket.socket]) -> None:
         self._line = Line(connection)
+        self._rank = rank
         self._streams = streams
+        self._folder = Path()
         self._board: PhaseBoard | None = None
 
     def _step(self, limit_s: float | None) -> None:
@@ -104,9 +106,7 @@ class NearEnd(_End):
     """The end beside the runner, in a thread of it."""
 
     def __init__(self, connection: socket.socket, rank: int, runner: socket.socket, control: socket.socket) -> None:
-        super().__init__(connection, {Kind.ENDING: runner, Kind.EVENT: control})
-        self._rank = rank
-        self._folder = Path()
+        super().__init__(connection, rank, {Kind.ENDING: runner, Kind.EVENT: control})
 
     def serve(self, node: str) -> str:
         """Work until the process of the rank has ended, or the runner takes no more of it. Return why it is lost."""
@@ -217,12 +217,10 @@ class FarEnd(_End):
     ) -> None:
         """`shift_s` turns this node's clock into that of rank 0's. The processes of the node share `own_folder`."""
         self._default_env = interface_env(connection.getsockname()[0])
-        super().__init__(connection, {Kind.EVENT: socket.socket(fileno=os.dup(server.fileno()))})
-        self._rank = rank
+        super().__init__(connection, rank, {Kind.EVENT: socket.socket(fileno=os.dup(server.fileno()))})
         self._server = server
         self._shift_s = shift_s
         self._own_folder = own_folder
-        self._folder = Path()
         self._is_shared = True
         self._sent_bytes: dict[Kind, int] = {}
         self._messages = wire.MessageReader(MESSAGES)

@@ -50,18 +50,12 @@ _JOINING_LIMIT_S = 5.0
 
 @dataclasses.dataclass(slots=True)
 class _Peer:
-    """The launched process of a rank from 1, and its fork server. For one of another node, both lead to a bridge.
+    """The launched process of a rank from 1, and its fork server. For one of another node, both lead to a bridge."""
 
-    Attributes:
-        connection: To the process, which sends nothing more: readable when it has ended.
-        control: To the fork server.
-        node: Host name and address of another node; "" for this node.
-    """
-
-    connection: socket.socket
-    control: socket.socket
+    connection: socket.socket  # to the process, which sends nothing more: readable when it has ended
+    control: socket.socket  # to the fork server
     server: ForkServerClient
-    node: str
+    node: str  # host name and address of another node; "" for this node
 
 
 class _World:
@@ -76,13 +70,7 @@ class _World:
 
 
 class AttachedLauncher:
-    """Asks the fork servers of all launched processes for the ranks of a world. One world at a time.
-
-    Attributes:
-        unclean_reasons: Why rank 0 is not forked from this process.
-        gone: Ranks whose launched processes, or fork servers, have ended, each with the reason.
-        exit_code: The other launched processes will end with it; at first that of a run that was stopped.
-    """
+    """Asks the fork servers of all launched processes for the ranks of a world. One world at a time."""
 
     def __init__(
         self, rank_info: RankInfo, run: RunContext, host: str, collected: Sequence[str], log_line: Callable[[str], None]
@@ -94,7 +82,9 @@ class AttachedLauncher:
         Raises:
             LaunchError: If a process does not connect in time.
         """
+        # Ranks whose launched processes, or fork servers, have ended, each with the reason.
         self.gone: dict[int, str] = {}
+        # The other launched processes will end with it. At first that of a run that was stopped.
         self.exit_code = 2
         self._rank_info = rank_info
         self._host = host

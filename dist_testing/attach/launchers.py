@@ -27,8 +27,6 @@ Env = Mapping[str, str]
 
 # Set in each process that torchrun's agent starts.
 _RUN_ID = "TORCHELASTIC_RUN_ID"
-# Always set beside RANK.
-_OF_TORCHRUN = ("WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 # Ports for jobs whose launcher names none. Below the range from which Linux takes ports for connections.
 _FIRST_PORT, _PORTS = 20000, 10000
 # The longest prefix without a comma outside brackets. Brackets do not nest.
@@ -39,27 +37,15 @@ _HOST = re.compile(r"[A-Za-z0-9_.-]+")
 
 @dataclass(frozen=True, slots=True)
 class Names:
-    """The variables of a launcher. "" for a fact that it does not tell.
+    """The variables of a launcher. "" for a fact that it does not tell."""
 
-    Attributes:
-        launcher: Its name in messages.
-        local_size: Number of ranks of the node.
-        node: Number of the node. Open MPI's OMPI_COMM_WORLD_NODE_RANK is not: it counts processes of the node.
-        starter: The command that starts the ranks.
-    """
-
-    launcher: str
+    launcher: str  # its name in messages
     rank: str
     size: str
-    local_size: str
-    node: str
+    local_size: str  # number of ranks of the node
+    node: str  # number of the node; OMPI_COMM_WORLD_NODE_RANK is not: it counts processes of the node
     nodes: str
-    starter: str
-
-    @property
-    def way_out(self) -> str:
-        """How to start the ranks well."""
-        return f"Start it with {self.starter}; or unset {self.rank}, and the library starts the ranks itself."
+    starter: str  # the command that starts the ranks
 
 
 TORCHRUN = Names("torchrun", "RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_RANK", "GROUP_WORLD_SIZE", "torchrun")
@@ -83,10 +69,18 @@ def rank_info_in(env: Env) -> RankInfo | None:
     """
     names = _launcher_in(env)
     if names is None:
-        _check_pod(env)
+        if env.get("PET_NNODES", "1") != "1":
+            # Without torchrun the pods would not find each other.
+            raise UsageError(
+                f"PET_NNODES={env['PET_NNODES']} is set without RANK.\n"
+                "These variables are options of torchrun, so this program was started in a pod without torchrun.\n"
+                "Start it in each pod with `torchrun -m pytest ...`; or unset PET_NNODES, and the library starts the "
+                "ranks."
+            )
         return None
-    if missing := [name for name in _OF_TORCHRUN if names is TORCHRUN and name not in env]:
-        raise UsageError(f"RANK={env['RANK']} is set without {', '.join(missing)}.\n{_cause(names)}\n{names.way_out}")
+    of_torchrun = ("WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
+    if names is TORCHRUN and (missing := [name for name in of_torchrun if name not in env]):
+        raise _wrong(names, f"RANK={env['RANK']} is set without {', '.join(missing)}")
     size = _number(env, names, names.size, 1, MAX_WORLD_SIZE)
     rank = _number(env, names, names.rank, 0, size - 1)
     if names is TORCHRUN and _RUN_ID not in env:
@@ -127,19 +121,12 @@ def _check_by_hand(env: Env, rank: int, size: int) -> None:
     own = _number(env, names, names.rank, 0, started - 1)
     # More ranks than tasks: each task has started several.
     if started > size:
-        raise _contradiction(env, TORCHRUN, "WORLD_SIZE", names.size, f"Some tasks of {names.launcher} are no rank.")
-    if started == size and own != rank:
-        raise _contradiction(env, TORCHRUN, "RANK", names.rank, "Two ranks would have the same number.")
-
-
-def _check_pod(env: Env) -> None:
-    """Refuse the environment of a pod that should run torchrun: without it the pods would not find each other."""
-    if env.get("PET_NNODES", "1") != "1":
-        raise UsageError(
-            f"PET_NNODES={env['PET_NNODES']} is set without RANK.\n"
-            "These variables are options of torchrun, so this program was started in a pod without torchrun.\n"
-            "Start it in each pod with `torchrun -m pytest ...`; or unset PET_NNODES, and the library starts the ranks."
-        )
+        one, other, cause = "WORLD_SIZE", names.size, f"Some tasks of {names.launcher} are no rank."
+    elif started == size and own != rank:
+        one, other, cause = "RANK", names.rank, "Two ranks would have the same number."
+    else:
+        return
+    raise _wrong(TORCHRUN, f"{one}={env[one]} and {other}={env[other]} contradict each other", cause)
 
 
 def _address(env: Env, names: Names, *, has_other_nodes: bool) -> tuple[str, int]:
@@ -169,11 +156,7 @@ def _address(env: Env, names: Names, *, has_other_nodes: bool) -> tuple[str, int
 
 
 def first_host(name: str, text: str) -> str:
-    """Return the first host of Slurm's compressed list of nodes in the variable `name`: `n01` of `n[01-03,07],gpu5`.
-
-    Raises:
-        UsageError: If it cannot be read.
-    """
+    """Return the first host of Slurm's compressed list of nodes in the variable `name`: `n01` of `n[01-03,07],gpu5`."""
     # Several pairs of brackets, as in "rack[0-1]n[1-4]": the first of each.
     first = _FIRST_HOST.match(text)
     host = _FIRST_IN_BRACKETS.sub(r"\1", first[1]) if first else ""
@@ -186,18 +169,18 @@ def first_host(name: str, text: str) -> str:
     )
 
 
-def _cause(names: Names) -> str:
-    return f"With {names.rank} set, this process is a rank of an existing world, as {names.launcher} makes one."
-
-
-def _contradiction(env: Env, names: Names, one: str, other: str, cause: str) -> UsageError:
-    return UsageError(f"{one}={env[one]} and {other}={env[other]} contradict each other.\n{cause}\n{names.way_out}")
+def _wrong(names: Names, what: str, cause: str = "") -> UsageError:
+    cause = (
+        cause or f"With {names.rank} set, this process is a rank of an existing world, as {names.launcher} makes one."
+    )
+    way_out = f"Start it with {names.starter}; or unset {names.rank}, and the library starts the ranks itself."
+    return UsageError(f"{what}.\n{cause}\n{way_out}")
 
 
 def _number(env: Env, names: Names, name: str, least: int, most: int) -> int:
     text = env.get(name)
     if text is None:
-        raise UsageError(f"{names.rank}={env[names.rank]} is set without {name}.\n{_cause(names)}\n{names.way_out}")
+        raise _wrong(names, f"{names.rank}={env[names.rank]} is set without {name}")
     if text.isascii() and text.isdecimal() and least <= int(text) <= most:
         return int(text)
-    raise UsageError(f"{name}={text!r}: expected a number from {least} to {most}.\n{_cause(names)}\n{names.way_out}")
+    raise _wrong(names, f"{name}={text!r}: expected a number from {least} to {most}")

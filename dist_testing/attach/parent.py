@@ -43,7 +43,12 @@ def serve(rank_info: RankInfo, context: RankContext, loader: Loader, collected: 
     rank = rank_info.rank
     with contextlib.ExitStack() as closing:
         try:
-            store, home = _find_rank_0(rank_info)
+            tell = functools.partial(print, f"dist_testing: rank {rank}:", file=sys.__stderr__, flush=True)
+            # Rank 0 tells first that it waits for others.
+            with rank_info.saying_who_is_missing(lambda: [0], tell, NEXT_LINE_S):
+                store = rank_info.store()
+                home = MESSAGES.from_wire(store.get(HOME_KEY))
+            assert isinstance(home, Home)
             is_here = home.node == rank_info.node_key
             # The folders of rank 0 stay: if this process dies, the runner still reads them.
             own: list[str] = []
@@ -96,17 +101,6 @@ def _wait_here(connection: socket.socket) -> EndRun:
         if received is not None and isinstance(received[0], EndRun):
             return received[0]
     raise lost_runner("it has ended")
-
-
-def _find_rank_0(rank_info: RankInfo) -> tuple[Store, Home]:
-    """Wait until rank 0 has told where it is. A RuntimeError says that the store or rank 0 does not come."""
-    tell = functools.partial(print, f"dist_testing: rank {rank_info.rank}:", file=sys.__stderr__, flush=True)
-    # Rank 0 tells first that it waits for others.
-    with rank_info.saying_who_is_missing(lambda: [0], tell, NEXT_LINE_S):
-        store = rank_info.store()
-        home = MESSAGES.from_wire(store.get(HOME_KEY))
-    assert isinstance(home, Home)
-    return store, home
 
 
 def _folder_of_node(

@@ -37,7 +37,7 @@ from dist_testing.core.pytest.pytest_rank import PytestRankContext
 def make_engine(
     config: pytest.Config, spec: Spec, budget: Budget, context: PytestRankContext, loader: Loader, rank_info: RankInfo
 ) -> AttachedEngine:
-    """Return the engine of this process, and register its plugin: the leader on rank 0, else a follower.
+    """Return the engine of this process, and register its plugin: the engine itself on rank 0, else a follower.
 
     Raises:
         UsageError: If an option starts other processes from a rank.
@@ -52,15 +52,14 @@ def make_engine(
     if rank_info.rank:
         # Rank 0's process writes it for all ranks.
         config.option.xmlpath = None
-    config.pluginmanager.register(Follower(config, rank_info, context, loader) if rank_info.rank else Leader(engine))
+    config.pluginmanager.register(Follower(config, rank_info, context, loader) if rank_info.rank else engine)
     return engine
 
 
 class AttachedEngine(Engine):
-    """Runs cases on one rank below each launched process. It skips a case that needs others.
+    """Runs cases on one rank below each launched process, and skips a case that needs others.
 
-    Attributes:
-        exit_code: Exit code that the other launched processes will end with.
+    In rank 0's process it is also a plugin, which ends the session when the world has ended.
     """
 
     def __init__(
@@ -68,7 +67,8 @@ class AttachedEngine(Engine):
     ) -> None:
         """Begin the run of rank 0's process. The arguments are as for `Engine`."""
         super().__init__(spec, budget, context, loader)
-        self.exit_code = 1
+        # The other launched processes will end with it.
+        self._exit_code = 1
         self._rank_info = rank_info
         self._context = context
         self._launcher: AttachedLauncher | None = None
@@ -77,12 +77,18 @@ class AttachedEngine(Engine):
     def _host(self) -> str:
         return reachable_host(self._rank_info) if self._rank_info.has_other_nodes else LOOPBACK
 
-    @property
-    def over(self) -> str:
-        """Reason why no further case can run; "" if they can."""
+    @pytest.hookimpl(wrapper=True, tryfirst=True)
+    def pytest_runtest_protocol(self, item: pytest.Item) -> Any:
+        """End the session when the world has ended."""
+        result = yield
         if self._launcher is not None and self._launcher.gone:
-            return self._launcher.exit_message().partition("\n")[0]
-        return ""
+            item.session.shouldfail = self._launcher.exit_message().partition("\n")[0]
+        return result
+
+    @pytest.hookimpl(trylast=True)
+    def pytest_sessionfinish(self, exitstatus: int) -> None:
+        """Keep the exit code: every process ends with it."""
+        self._exit_code = int(exitstatus)
 
     def start(self, case: Case) -> RunningCase:
         """Start a case.
@@ -96,11 +102,7 @@ class AttachedEngine(Engine):
         return super().start(case)
 
     def isolation_named(self, name: str) -> Isolation:
-        """Return the isolation of this name, with ranks below the launched processes.
-
-        Raises:
-            LaunchError: If ranks of other nodes cannot reach this one.
-        """
+        """Return the isolation of this name, with ranks below the launched processes."""
         return dataclasses.replace(
             isolation_named(name), make_launcher=self._attach, can_debug=False, starts_ranks=False, host=self._host
         )
@@ -110,7 +112,7 @@ class AttachedEngine(Engine):
         if self._launcher is not None:
             # When the first of them ends with a failure, torchrun stops the others. This one is about to end itself.
             signal.signal(signal.SIGTERM, signal.SIG_IGN)
-            self._launcher.exit_code = self.exit_code
+            self._launcher.exit_code = self._exit_code
         super().close()
 
     def _unfit(self, case: Case) -> str:
@@ -132,26 +134,6 @@ class AttachedEngine(Engine):
             )
         self._launcher = AttachedLauncher(self._rank_info, run, self._host, self._context.names, self.log_line)
         return self._launcher
-
-
-@dataclasses.dataclass(eq=False, slots=True)
-class Leader:
-    """The plugin of rank 0's process, which runs the session."""
-
-    engine: AttachedEngine
-
-    @pytest.hookimpl(wrapper=True, tryfirst=True)
-    def pytest_runtest_protocol(self, item: pytest.Item) -> Any:
-        """End the session when the world has ended."""
-        result = yield
-        if reason := self.engine.over:
-            item.session.shouldfail = reason
-        return result
-
-    @pytest.hookimpl(trylast=True)
-    def pytest_sessionfinish(self, exitstatus: int) -> None:
-        """Keep the exit code: every process ends with it."""
-        self.engine.exit_code = int(exitstatus)
 
 
 @dataclasses.dataclass(eq=False, slots=True)

@@ -12,6 +12,7 @@ from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from dist_testing.core.ground.error_text import ranks_text
 from dist_testing.core.ground.errors import LaunchError
 
 if TYPE_CHECKING:
@@ -27,28 +28,18 @@ ADDRESS_VARIABLE = "DIST_TESTING_ADDRESS"
 
 @dataclass(frozen=True, slots=True)
 class RankInfo:
-    """A process's rank in an attached world.
-
-    Attributes:
-        rank: From 0. Rank 0 is also the runner.
-        address: Host of the store that all ranks use.
-        is_served: Whether torchrun's agent serves the store already; else rank 0 serves it.
-        attempt: Distinguishes this start of the world from torchrun's earlier ones.
-        has_other_nodes: Whether some ranks are on other nodes, as far as the launcher tells.
-        node: The launcher's name of this node; "" if it does not tell.
-        variable: The launcher's variable that tells the rank.
-    """
+    """A process's rank in an attached world. Rank 0 is also the runner."""
 
     rank: int
     size: int
-    address: str
+    address: str  # host of the store that all ranks use
     port: int
-    is_served: bool
-    attempt: str
+    is_served: bool  # whether torchrun's agent serves the store already; else rank 0 serves it
+    attempt: str  # distinguishes this start of the world from torchrun's earlier ones
     launcher: str = "torchrun"
-    has_other_nodes: bool = False
-    node: str = ""
-    variable: str = "RANK"
+    has_other_nodes: bool = False  # as far as the launcher tells
+    node: str = ""  # the launcher's name of this node; "" if it does not tell
+    variable: str = "RANK"  # the launcher's variable that tells the rank
 
     def store(self) -> Store:
         """Connect to the store, under a prefix of keys of our own.
@@ -110,9 +101,8 @@ class RankInfo:
                 pause_s = NEXT_LINE_S
                 if not (ranks := missing()):
                     continue
-                which = f"rank{'s' if len(ranks) > 1 else ''} {', '.join(map(str, ranks))}"
                 log_line(
-                    f"waiting for {which} of {self.size} at {self.address}:{self.port} ({self.variable}="
+                    f"waiting for {ranks_text(ranks)} of {self.size} at {self.address}:{self.port} ({self.variable}="
                     f"{os.environ.get(self.variable, self.rank)} is set; not under {self.launcher}? "
                     f"unset {self.variable})"
                 )

@@ -24,11 +24,7 @@ _TOPOLOGY = "sys/class/kfd/kfd/topology/nodes"
 
 
 def find_amd(env: Mapping[str, str] = os.environ) -> Found:
-    """Return every GPU here whose render node this process may open.
-
-    Raises:
-        GpuError: If the folder of the nodes cannot be read, or a simulated one does not exist.
-    """
+    """Return every GPU here whose render node this process may open."""
     folder = node_directory(env)
     simulated = is_simulated(env)
     if simulated:

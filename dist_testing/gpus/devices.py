@@ -21,51 +21,32 @@ _SMALL_NUMBER = re.compile(r"[0-9]{1,9}")
 
 @dataclass(frozen=True, slots=True)
 class Vendor:
-    """A maker of GPUs, with everything that differs between vendors.
+    """A maker of GPUs, with everything that differs between vendors."""
 
-    Attributes:
-        name: As backends name it.
-        visible_variable: The variable that says which GPUs a process sees, and in which order.
-        find: Finds its GPUs, without touching them.
-        open_telemetry: Opens the library that reports memory, for the length of a `with` block; gives None if there is
-            none.
-        rank_env: Variables that ranks need beside `visible_variable`.
-        remark: A warning for users; "" if there is none.
-    """
-
-    name: str
-    visible_variable: str
-    find: Callable[[Mapping[str, str]], Found]
+    name: str  # as backends name it
+    visible_variable: str  # says which GPUs a process sees, and in which order
+    find: Callable[[Mapping[str, str]], Found]  # finds its GPUs, without touching them
+    # Opens the library that reports memory, for the length of a `with` block; gives None if there is none.
     open_telemetry: Callable[[], AbstractContextManager[Nvml | None]] = nullcontext
-    rank_env: Mapping[str, str] = field(default_factory=dict)
-    remark: str = ""
+    rank_env: Mapping[str, str] = field(default_factory=dict)  # that ranks need beside `visible_variable`
+    remark: str = ""  # a warning for users
 
 
 # GPUs without a known UUID are named by number, in this order, which CUDA uses only if this variable says so.
 NVIDIA = Vendor("nvidia", "CUDA_VISIBLE_DEVICES", find_nvidia, open_nvml, {"CUDA_DEVICE_ORDER": "PCI_BUS_ID"})
 AMD = Vendor("amd", "HIP_VISIBLE_DEVICES", find_amd, remark="AMD's GPUs: this has not been tried on hardware")
 
-_VENDORS = {vendor.name: vendor for vendor in (NVIDIA, AMD)}
-
-
-def vendor_named(name: str) -> Vendor | None:
-    """Return a backend's vendor; None if its GPUs cannot be found and leased."""
-    return _VENDORS.get(name)
+# Vendors whose GPUs can be found and leased, by the names in backends.
+VENDORS = {vendor.name: vendor for vendor in (NVIDIA, AMD)}
 
 
 @dataclass(frozen=True, slots=True)
 class VisibleGpus:
-    """GPUs that this process may use.
+    """GPUs that this process may use."""
 
-    Attributes:
-        gpus: In the order in which CUDA counts them.
-        remark: Why there are fewer than `CUDA_VISIBLE_DEVICES` names, or than the machine has; "" if there are not.
-        way_out: How to have more; "" if `remark` is.
-    """
-
-    gpus: tuple[Gpu, ...]
-    remark: str = ""
-    way_out: str = ""
+    gpus: tuple[Gpu, ...]  # in the order in which CUDA counts them
+    remark: str = ""  # why there are fewer than `CUDA_VISIBLE_DEVICES` names, or than the machine has
+    way_out: str = ""  # how to have more, if there is a remark
 
 
 def gpus_present(env: Mapping[str, str] = os.environ, vendor: Vendor = NVIDIA) -> tuple[Gpu, ...]:
@@ -88,31 +69,25 @@ def visible_gpus(
 
     The list ends at the first entry that is not a device, and a list that names a device twice allows none (CUDA
     programming guide, "CUDA Environment Variables"). GPUs in MIG mode are left out: MIG instances are not handed out.
-
-    Args:
-        present: GPUs of the machine.
-        env: Holds the variable.
-        vendor: Of the GPUs.
-        archs: Architectures of GPUs that the caller can use, such as "sm_90"; empty for any.
+    So are those of other architectures than `archs`, such as "sm_90"; empty for any.
     """
     variable = vendor.visible_variable
-    value = env.get(variable)
-    if value is None:
-        chosen, remark = list(present), ""
-    else:
+    chosen = list(present)
+    lacks: dict[str, str] = {}
+    if (value := env.get(variable)) is not None:
         chosen, remark = _chosen(value, present, f"{variable}={value[:80]!r}")
-    way_out = f"Correct {variable}, or unset it to have every GPU of the machine." if remark else ""
+        if remark:
+            lacks[remark] = f"Correct {variable}, or unset it to have every GPU of the machine."
     if split := [gpu for gpu in chosen if gpu.is_mig]:
         chosen = [gpu for gpu in chosen if not gpu.is_mig]
-        which = ", ".join(map(str, split))
-        remark = "; ".join(filter(None, [remark, f"{which} in MIG mode, and MIG instances are not handed out"]))
-        way_out = way_out or "Switch MIG mode off (`nvidia-smi -mig 0`), or use whole GPUs of another machine."
+        remark = f"{', '.join(map(str, split))} in MIG mode, and MIG instances are not handed out"
+        lacks[remark] = "Switch MIG mode off (`nvidia-smi -mig 0`), or use whole GPUs of another machine."
     if archs and (unfit := [gpu for gpu in chosen if gpu.arch not in archs]):
         chosen = [gpu for gpu in chosen if gpu.arch in archs]
         which = ", ".join(f"GPU {gpu.index} is {gpu.arch or 'of an unknown architecture'}" for gpu in unfit)
-        remark = "; ".join(filter(None, [remark, f"{which}, and the target needs {' or '.join(archs)}"]))
-        way_out = way_out or "Run the target on a machine with such GPUs, or correct its gpu_archs."
-    return VisibleGpus(tuple(chosen), remark, way_out)
+        remark = f"{which}, and the target needs {' or '.join(archs)}"
+        lacks[remark] = "Run the target on a machine with such GPUs, or correct its gpu_archs."
+    return VisibleGpus(tuple(chosen), "; ".join(lacks), next(iter(lacks.values()), ""))
 
 
 def _chosen(value: str, present: Sequence[Gpu], quoted: str) -> tuple[list[Gpu], str]:

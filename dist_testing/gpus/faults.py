@@ -44,30 +44,11 @@ def is_hardware_fault(summary: str) -> bool:
     return match is not None and match[1] in _CUDA_FAULTS
 
 
-class XidReader:
-    """Notes the Xid errors of some GPUs until it is closed; none if the driver does not report them.
-
-    The library has to stay open as long as the watch: the driver forgets errors when it is closed.
-    """
-
-    def __init__(self, gpus: Sequence[Gpu], nvml: Nvml) -> None:
-        by_minor = {gpu.minor: gpu for gpu in gpus}
-        shown = [gpu for gpu in nvml.gpus() if gpu.minor in by_minor]
-        self._gpus = {gpu.handle: by_minor[gpu.minor] for gpu in shown}
-        self._nvml = nvml
-        self._watch = nvml.watch_xids(shown)
-
-    def hardware_faults(self) -> list[str]:
-        """Return one text for each kind of error since the last call that only the hardware or its driver can cause."""
-        found = self._nvml.read_xids(self._watch) if self._watch else []
-        return [
-            f"{self._gpus[handle]}: Xid {number}, {_XID_FAULTS[number]}"
-            for handle, number in dict.fromkeys(found)
-            if handle in self._gpus and number in _XID_FAULTS
-        ]
-
-    def close(self) -> None:
-        """Stop watching."""
-        if self._watch:
-            self._nvml.end_watch(self._watch)
-        self._watch = 0
+def hardware_faults(nvml: Nvml, gpus: Sequence[Gpu]) -> list[str]:
+    """Return one text for each kind of Xid error of watched GPUs, since the last call, that no program can cause."""
+    by_minor = {gpu.minor: gpu for gpu in gpus}
+    return [
+        f"{by_minor[minor]}: Xid {number}, {_XID_FAULTS[number]}"
+        for minor, number in dict.fromkeys(nvml.read_xids())
+        if number in _XID_FAULTS
+    ]

@@ -26,26 +26,17 @@ class LeaseTimeoutError(GpuError):
 
 @dataclass(frozen=True, slots=True)
 class Gpu:
-    """One GPU.
+    """One GPU. A text is "" if the driver does not report it."""
 
-    Attributes:
-        index: Its number among the machine's GPUs of this vendor that may be used here, in the order of their PCI
-            addresses, or of their device nodes if the driver does not report addresses.
-        node: Its device node, which a lease locks.
-        uuid: As the vendor's variable takes it; "" if the driver does not report it.
-        model: The vendor's name for it; "" if the driver does not report it.
-        arch: Its architecture as compilers name it, such as "sm_90" or "gfx942"; "" if the driver does not report it.
-        control: The node on which processes queue for GPUs like this one.
-        is_mig: Whether it is in MIG mode: divided into instances, so that no program can use it as a whole.
-    """
-
+    # Its number among the machine's GPUs of this vendor that may be used here, in the order of their PCI addresses, or
+    # of their device nodes if the driver does not report addresses.
     index: int
-    node: Path
-    uuid: str = ""
-    model: str = ""
-    arch: str = ""
-    control: Path = Path()
-    is_mig: bool = False
+    node: Path  # its device node, which a lease locks
+    uuid: str = ""  # as the vendor's variable takes it
+    model: str = ""  # the vendor's name for it
+    arch: str = ""  # its architecture as compilers name it, such as "sm_90" or "gfx942"
+    control: Path = Path()  # the node on which processes queue for GPUs like this one
+    is_mig: bool = False  # whether it is divided into instances, so that no program can use it as a whole
 
     def __str__(self) -> str:
         return f"GPU {self.index} ({self.node})"
@@ -59,14 +50,10 @@ class Gpu:
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """GPUs of one vendor on this machine.
-
-    Attributes:
-        gpus: Those that this process may use.
-        left_out: A line for each device node that this process may not use, or that belongs to no GPU, with the reason.
-    """
+    """GPUs of one vendor on this machine that this process may use."""
 
     gpus: tuple[Gpu, ...]
+    # A line for each device node that this process may not use, or that belongs to no GPU, with the reason.
     left_out: tuple[str, ...] = ()
 
 

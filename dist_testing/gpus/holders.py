@@ -45,11 +45,7 @@ def find_holders(gpus: Sequence[Gpu]) -> dict[Gpu, str]:
 
 
 def is_locked(node: Path) -> bool:
-    """Whether any process holds a lease on a node, even one that cannot be seen from here.
-
-    Raises:
-        OSError: If the node cannot be opened or locked.
-    """
+    """Whether any process holds a lease on a node, even one that cannot be seen from here."""
     fd = os.open(node, os.O_RDONLY | os.O_CLOEXEC)
     try:
         # A shared lock: two processes that look do not see each other. A process that takes the GPU in this moment

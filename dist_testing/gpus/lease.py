@@ -19,7 +19,7 @@ import fcntl
 import math
 import os
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from dist_testing.gpus.gpu import Gpu, GpuError, LeaseTimeoutError
@@ -36,25 +36,15 @@ _NO_DEVICE = {errno.EIO, errno.ENODEV, errno.ENXIO}
 
 @dataclass(frozen=True, slots=True)
 class Lease:
-    """GPUs that no other process has, until `release` or the end of every process that has the descriptors.
+    """GPUs that no other process has, until `release` or the end of every process that has the descriptors."""
 
-    Attributes:
-        gpus: The GPUs, in the order of the machine.
-        fds: Open device nodes that carry the locks. A process that inherits them keeps the lease alive.
-    """
+    gpus: tuple[Gpu, ...]  # in the order of the machine
+    fds: tuple[int, ...]  # open device nodes that carry the locks; a process that inherits them keeps the lease alive
 
-    gpus: tuple[Gpu, ...]
-    fds: tuple[int, ...]
-
-    def release(self) -> None:
-        """Give the GPUs back, also for processes that have inherited the descriptors."""
+    def release(self, *, are_ranks_gone: bool = True) -> None:
+        """Give the GPUs back; without `are_ranks_gone`, processes that have inherited the descriptors keep them."""
         for fd in self.fds:
-            _release(fd)
-
-    def abandon(self) -> None:
-        """Close the descriptors here: processes that have inherited them keep the GPUs as long as they live."""
-        for fd in self.fds:
-            os.close(fd)
+            (_release if are_ranks_gone else os.close)(fd)
 
     def __enter__(self) -> Lease:
         return self
@@ -68,11 +58,7 @@ def lease_gpus(
 ) -> Lease:
     """Wait for `count` GPUs of the pool and take them. Nodes that cannot be opened are passed over.
 
-    Args:
-        count: At least 1.
-        pool: The GPUs that this process may use.
-        limit_s: How long to wait, in seconds.
-        on_wait: Called with one line that names the holders, if the GPUs are not free at once.
+    `on_wait` is called with one line that names the holders, if the GPUs are not free at once.
 
     Raises:
         GpuError: If the pool is too small, or too many of its nodes cannot be opened.
@@ -97,26 +83,33 @@ def lease_gpus(
         leaving.callback(taking.close)
         was_behind = None
         while not taking.step():
-            if taking.is_behind is not was_behind:
-                on_wait(taking.waiting())
-                was_behind = taking.is_behind
+            is_behind, got = taking.is_behind, len(taking.taken)
+            if is_behind is not was_behind:
+                where = " behind other processes" if is_behind else ""
+                on_wait(f"waiting for {count - got} of {count} GPU(s){where}; {taking.whose()}")
+                was_behind = is_behind
             left_s = deadline_s - time.monotonic()
             if left_s <= 0:
-                raise taking.timed_out(limit_s)
+                found = "other processes were first" if is_behind else f"{got} of them were free"
+                raise LeaseTimeoutError(
+                    f"{count} GPU(s) could not be had within {math.ceil(limit_s)} s: {found}; {taking.whose()}.\n"
+                    "Other tests, or another user of this machine, kept them all that time.\n"
+                    "Wait for these processes or stop them, run fewer GPU tests at once, or give the test more time."
+                )
             time.sleep(min(_POLL_S, left_s))
-        taken = taking.keep()
+        taken, taking.taken = taking.taken, {}
     chosen = sorted(taken, key=lambda gpu: gpu.index)
     return Lease(tuple(chosen), tuple(taken[gpu] for gpu in chosen))
 
 
 class _Taking:
-    """Takes GPUs one after the other, as they become free."""
+    """Takes GPUs one after the other, as they become free. `close` gives those back that are still in `taken`."""
 
     def __init__(self, pool: Sequence[Gpu], place: Place, count: int) -> None:
         self._pool = pool
         self._place = place
         self._count = count
-        self._taken: dict[Gpu, int] = {}
+        self.taken: dict[Gpu, int] = {}
         # Open, but locked by another process. Opening a node may wake the GPU up, so each is opened once.
         self._busy: dict[Gpu, int] = {}
         self._broken: dict[Gpu, OSError] = {}
@@ -124,24 +117,16 @@ class _Taking:
         self.is_behind = False
 
     def close(self) -> None:
-        """Give back the GPUs that were taken, without those that `keep` has handed over."""
-        for fd in (*self._taken.values(), *self._busy.values()):
+        for fd in (*self.taken.values(), *self._busy.values()):
             _release(fd)
 
     def step(self) -> bool:
-        """Take the GPUs that are free now.
-
-        Returns:
-            Whether all are taken.
-
-        Raises:
-            GpuError: If too few of the pool can ever be taken.
-        """
+        """Take the GPUs that are free now. Return whether all are taken; a `GpuError` if they never can be."""
         self.is_behind = not self._place.is_head()
         for gpu in self._pool:
-            if self.is_behind or len(self._taken) == self._count:
+            if self.is_behind or len(self.taken) == self._count:
                 break
-            if gpu not in self._taken and gpu not in self._broken:
+            if gpu not in self.taken and gpu not in self._broken:
                 self._try(gpu)
         usable_count = len(self._pool) - len(self._broken)
         if usable_count < self._count:
@@ -150,33 +135,15 @@ class _Taking:
                 f"{'; '.join(self._troubles())}.\n"
                 f"{_cause_and_way_out({error.errno for error in self._broken.values()})}"
             )
-        return len(self._taken) == self._count
+        return len(self.taken) == self._count
 
-    def waiting(self) -> str:
-        """Return one line that says how many GPUs are missing, and which processes hold them."""
-        where = " behind other processes" if self.is_behind else ""
-        return f"waiting for {self._count - len(self._taken)} of {self._count} GPU(s){where}; {self._whose()}"
-
-    def timed_out(self, limit_s: float) -> LeaseTimeoutError:
-        """Return the error for a wait that has reached its limit."""
-        got = "other processes were first" if self.is_behind else f"{len(self._taken)} of them were free"
-        return LeaseTimeoutError(
-            f"{self._count} GPU(s) could not be had within {math.ceil(limit_s)} s: {got}; {self._whose()}.\n"
-            "Other tests, or another user of this machine, kept them all that time.\n"
-            "Wait for these processes or stop them, run fewer GPU tests at once, or give the test more time."
-        )
-
-    def _whose(self) -> str:
-        rest = [gpu for gpu in self._pool if gpu not in self._taken and gpu not in self._broken]
+    def whose(self) -> str:
+        """Return who holds the GPUs that are not taken, in one line."""
+        rest = [gpu for gpu in self._pool if gpu not in self.taken and gpu not in self._broken]
         return "; ".join([holders_of(rest), *self._troubles()])
 
     def _troubles(self) -> list[str]:
         return [f"{gpu} cannot be used: {error.strerror}" for gpu, error in self._broken.items()]
-
-    def keep(self) -> Mapping[Gpu, int]:
-        """Hand the GPUs that were taken over to the caller."""
-        kept, self._taken = self._taken, {}
-        return kept
 
     def _try(self, gpu: Gpu) -> None:
         try:
@@ -188,7 +155,7 @@ class _Taking:
         except OSError as error:
             self._broken[gpu] = error
             return
-        self._taken[gpu] = self._busy.pop(gpu)
+        self.taken[gpu] = self._busy.pop(gpu)
 
 
 def _release(fd: int) -> None:

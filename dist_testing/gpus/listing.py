@@ -8,17 +8,13 @@ from collections.abc import Mapping
 from dist_testing.gpus.devices import AMD, NVIDIA, visible_gpus
 from dist_testing.gpus.gpu import NODES_VARIABLE, Gpu, GpuError, is_simulated, node_directory
 from dist_testing.gpus.holders import find_holders
-from dist_testing.gpus.nvml import Nvml, NvmlGpu, open_nvml, why_missing
+from dist_testing.gpus.nvml import Nvml, NvmlGpu, library_or_reason, open_nvml
 
 _GIB = 1 << 30
 
 
 def listing(env: Mapping[str, str] = os.environ) -> list[str]:
-    """Return the lines of the listing.
-
-    Raises:
-        GpuError: If the device nodes cannot be read.
-    """
+    """Return the lines of the listing."""
     found = NVIDIA.find(env)
     present = found.gpus
     simulated = f" (simulated: {NODES_VARIABLE} is set)" if is_simulated(env) else ""
@@ -52,11 +48,7 @@ def listing(env: Mapping[str, str] = os.environ) -> list[str]:
 
 
 def bazelrc(env: Mapping[str, str] = os.environ) -> str:
-    """Return Bazel's flags for this machine: as many GPU tests at once as it has GPUs.
-
-    Raises:
-        GpuError: If the device nodes cannot be read.
-    """
+    """Return Bazel's flags for this machine: as many GPU tests at once as it has GPUs."""
     counts = [len(visible_gpus(vendor.find(env).gpus, env, vendor).gpus) for vendor in (NVIDIA, AMD)]
     flags = f"test --local_resources=gpu={max(counts)}\n" if any(counts) else "# No GPUs.\n"
     return f"# Made by dist_testing's //tools/gpu for one machine. Make it again when its GPUs change.\n{flags}"
@@ -64,7 +56,7 @@ def bazelrc(env: Mapping[str, str] = os.environ) -> str:
 
 def _about_library(nvml: Nvml | None, env: Mapping[str, str]) -> list[str]:
     if nvml is None:
-        return [f"memory is unknown: no management library ({why_missing(env)})"]
+        return [f"memory is unknown: no management library ({library_or_reason(env)})"]
     lines = [f"driver {nvml.driver_version()}"]
     if nvml.lost_count:
         lines.append(f"the driver has lost {nvml.lost_count} GPU(s); it does not report which")
@@ -79,9 +71,9 @@ def _from_library(nvml: Nvml, gpu: NvmlGpu) -> list[str]:
         return [f"  {line}" for line in str(error).splitlines()]
     if memory is not None:
         lines.append(f"  memory: {memory.used / _GIB:.1f} of {memory.total / _GIB:.1f} GiB in use")
-    for process in nvml.processes(gpu) or ():
-        size = "size unknown" if process.used is None else f"{process.used / _GIB:.1f} GiB"
-        lines.append(f"  process {process.pid}: {size}")
+    for pid, used in (nvml.processes(gpu) or {}).items():
+        size = "size unknown" if used is None else f"{used / _GIB:.1f} GiB"
+        lines.append(f"  process {pid}: {size}")
     return lines
 
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import psutil
 
 from dist_testing.gpus.gpu import Gpu, GpuError
-from dist_testing.gpus.nvml import Nvml, NvmlGpu, NvmlMemory, NvmlProcess, lost_error
+from dist_testing.gpus.nvml import Nvml, NvmlGpu, NvmlMemory, lost_error
 
 # Free share of a GPU's memory that a world waits for, and the least with which it starts.
 _WANTED_FREE = 0.9
@@ -33,15 +33,10 @@ _GIB = 1 << 30
 
 @dataclass(frozen=True, slots=True)
 class MemoryUse:
-    """Used memory of a GPU, in bytes.
+    """Used memory of a GPU, in bytes."""
 
-    Attributes:
-        used: By all processes together.
-        by_process: Process number to its part; None where the driver does not report it.
-    """
-
-    used: int
-    by_process: Mapping[int, int | None]
+    used: int  # by all processes together
+    by_process: Mapping[int, int | None]  # process number to its part; None where the driver does not report it
 
 
 def wait_for_memory(
@@ -64,8 +59,7 @@ def wait_for_memory(
         on_wait: Called with one line, if a wait begins.
         settled: GPU to the bytes that are known to stay in use, for which no world waits again; updated by the call.
 
-    Returns:
-        The use that remains, of the GPUs that the library reports.
+    Returns the use that remains, of the GPUs that the library reports.
 
     Raises:
         GpuError: If less than half of a GPU's memory is free in the end, or a GPU is gone.
@@ -111,22 +105,14 @@ def wait_for_memory(
             "Stop that program, give it another GPU, or leave this GPU out of CUDA_VISIBLE_DEVICES."
         )
     # The total comes first: memory of a process that ends in between would otherwise count as left behind later.
-    return {
-        gpu: MemoryUse(its.used, {process.pid: process.used for process in nvml.processes(known[gpu]) or ()})
-        for gpu, its in memory.items()
-    }
+    return {gpu: MemoryUse(its.used, nvml.processes(known[gpu]) or {}) for gpu, its in memory.items()}
 
 
 def memory_left(nvml: Nvml, before: Mapping[Gpu, MemoryUse], *, started_s: float) -> list[str]:
-    """Return the memory that a world has not given back after its end.
+    """Return the memory that a world has not given back after its end: one text for each GPU that the driver reports.
 
-    Args:
-        nvml: The open library.
-        before: The result of `wait_for_memory` for the world.
-        started_s: When the world was started, in seconds since the epoch. The memory of older processes is not counted.
-
-    Returns:
-        One text for each GPU; empty if all memory is back, or the driver no longer reports it.
+    `before` is the result of `wait_for_memory`. Memory of processes that are older than `started_s`, in seconds since
+    the epoch, is not counted.
 
     Raises:
         GpuError: If a GPU is gone.
@@ -160,9 +146,9 @@ def _memory(nvml: Nvml, known: Mapping[Gpu, NvmlGpu]) -> dict[Gpu, NvmlMemory]:
     return {gpu: memory for gpu, its in known.items() if (memory := nvml.memory(its)) is not None}
 
 
-def _grown(before: MemoryUse, used: int, processes: Sequence[NvmlProcess] | None, started_s: float) -> int:
+def _grown(before: MemoryUse, used: int, processes: Mapping[int, int | None] | None, started_s: float) -> int:
     """Bytes in use since `before`, without those of processes that are older than the world."""
-    theirs = [process.used for process in processes or () if _is_older(process.pid, before, started_s)]
+    theirs = [size for pid, size in (processes or {}).items() if _is_older(pid, before, started_s)]
     theirs_before = before.by_process.values()
     if None in theirs or None in theirs_before or (processes is None and theirs_before):
         # The parts of older processes are unknown.
@@ -185,13 +171,13 @@ def _users(nvml: Nvml, known: Mapping[Gpu, NvmlGpu], memory: Mapping[Gpu, NvmlMe
     )
 
 
-def _names(processes: Sequence[NvmlProcess] | None) -> str:
+def _names(processes: Mapping[int, int | None] | None) -> str:
     names = []
-    for process in processes or ():
+    for pid, used in (processes or {}).items():
         try:
-            name = psutil.Process(process.pid).name()
+            name = psutil.Process(pid).name()
         except psutil.Error:
             name = "in another PID namespace, or ended"
-        size = f", {process.used / _GIB:.1f} GiB" if process.used is not None else ""
-        names.append(f"process {process.pid}: {name}{size}")
+        size = f", {used / _GIB:.1f} GiB" if used is not None else ""
+        names.append(f"process {pid}: {name}{size}")
     return "; ".join(names) or "the driver does not report the process"

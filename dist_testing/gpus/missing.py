@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
 
 from dist_testing.core.engine.needs import Lack
 from dist_testing.core.ground.case import Case
 from dist_testing.core.ground.skips import TEST_SKIPS, gpus_reason
 from dist_testing.core.ground.spec import Spec
-from dist_testing.gpus.devices import NVIDIA, gpus_present, vendor_named, visible_gpus
+from dist_testing.gpus.devices import NVIDIA, VENDORS, gpus_present, visible_gpus
 from dist_testing.gpus.gpu import GpuError
 from dist_testing.gpus.needs import needs_of
 
@@ -18,23 +17,18 @@ _RANK_BYTES = 1000 << 20
 
 
 def missing(case: Case, spec: Spec) -> str:
-    """Return why this machine cannot give a case its GPUs; "" if it can."""
-    needs = needs_of(spec)
-    gpus = needs.of(case.world_size)
-    return _lacking_gpus(gpus, spec.backend.vendor, needs.archs) if gpus else ""
-
-
-def _lacking_gpus(gpus: int, name: str, archs: Sequence[str]) -> str:
-    """Return why this machine cannot give so many GPUs of the vendor; "" if it can. Leases of others do not count."""
-    vendor = vendor_named(name)
-    if vendor is None:
+    """Return why this machine cannot give a case its GPUs; "" if it can. Leases of others do not count."""
+    needs, name = needs_of(spec), spec.backend.vendor
+    if not (gpus := needs.of(case.world_size)):
+        return ""
+    if (vendor := VENDORS.get(name)) is None:
         return f"{TEST_SKIPS['no_accelerator'].message} (GPUs by {name} are not supported, only by nvidia and amd)"
     try:
         found = vendor.find(os.environ)
     except GpuError as error:
         what, *_, way_out = str(error).splitlines()
         return Lack(f"{gpus_reason(gpus)} ({what} {way_out})", way_out)
-    visible = visible_gpus(found.gpus, vendor=vendor, archs=archs)
+    visible = visible_gpus(found.gpus, vendor=vendor, archs=needs.archs)
     if len(visible.gpus) >= gpus:
         return ""
     remark, way_out = visible.remark, visible.way_out
@@ -46,15 +40,11 @@ def _lacking_gpus(gpus: int, name: str, archs: Sequence[str]) -> str:
 
 
 def device_count(device: str, spec: Spec) -> int | None:
-    """Return how many devices of a type this process may use; None if that is not known. It makes no context on them.
-
-    Raises:
-        GpuError: If the GPUs cannot be found.
-    """
+    """Return how many devices of a type this process may use; None if that is not known. Makes no context on them."""
     if device not in ("cuda", spec.backend.device):
         return None
     # AMD's GPUs have the type "cuda", too.
-    vendor = vendor_named(spec.backend.vendor) or (NVIDIA if device == "cuda" else None)
+    vendor = VENDORS.get(spec.backend.vendor) or (NVIDIA if device == "cuda" else None)
     if vendor is None:
         return None
     return len(visible_gpus(gpus_present(vendor=vendor), vendor=vendor, archs=needs_of(spec).archs).gpus)

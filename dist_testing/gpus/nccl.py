@@ -7,8 +7,9 @@ import os
 import sys
 from collections.abc import Mapping
 from pathlib import Path
+from types import MappingProxyType
 
-from dist_testing.core.engine.hooks import HeldResource, ResourceWish, WorldResource
+from dist_testing.core.engine.hooks import HeldResource, ResourceWish
 from dist_testing.core.ground.case import Case, CaseResult
 from dist_testing.core.ground.errors import UsageError
 from dist_testing.core.ground.spec import Spec
@@ -19,16 +20,10 @@ _SHARED_MEMORY = Path("/dev/shm")
 # container's usual 64 MiB is too little for a few. Bytes per rank.
 _SHARED_MEMORY_PER_RANK = 64 << 20
 _MIB = 1 << 20
-# After a timeout torch would write its record to a file of the user's, and wait up to a minute for the other ranks.
-_NO_DUMP = {"TORCH_NCCL_DUMP_ON_TIMEOUT": "0"}
 
 
 def check(case: Case, spec: Spec) -> None:
-    """Refuse the world of a case that NCCL would refuse at its first collective ("Duplicate GPU detected").
-
-    Raises:
-        UsageError: If two ranks share a GPU.
-    """
+    """Refuse the world of a case that NCCL would refuse at its first collective ("Duplicate GPU detected")."""
     sharing = needs_of(spec).ranks_per_gpu
     if min(case.world_size, sharing) > 1:
         raise UsageError(
@@ -38,23 +33,21 @@ def check(case: Case, spec: Spec) -> None:
         )
 
 
-class NcclSupport(WorldResource):
-    """Warns once per run if shared memory is short, and adds to the report of a failure."""
+class NcclSupport(HeldResource):
+    """Warns once per run if shared memory is short, and adds to the report of a failure. All worlds share it."""
+
+    # After a timeout torch would write its record to a file of the user's, and wait up to a minute for the other ranks.
+    defaults: Mapping[str, str] = MappingProxyType({"TORCH_NCCL_DUMP_ON_TIMEOUT": "0"})
 
     def __init__(self) -> None:
         self._has_warned = False
 
     def acquire(self, wish: ResourceWish) -> HeldResource:
-        """Return what the report of a failure gets."""
+        """Warn, if need be."""
         if (warning := lack_of_memory(wish.case.world_size)) and not self._has_warned:
             self._has_warned = True
             wish.log_line(warning)
-        return _Facts()
-
-
-class _Facts(HeldResource):
-    def __init__(self) -> None:
-        self.defaults = _NO_DUMP
+        return self
 
     def explain(self, result: CaseResult) -> CaseResult:
         """Add NCCL's version, and the lack of memory."""
@@ -66,11 +59,7 @@ def lack_of_memory(world_size: int, env: Mapping[str, str] = os.environ, shared_
     """Return a warning if there may be too little shared memory for NCCL; "" if there is enough.
 
     It is no error: ranks whose GPUs reach each other need almost none, and only NCCL itself finds out which GPUs do.
-
-    Args:
-        world_size: Number of ranks.
-        env: Environment of the ranks, as far as NCCL reads it.
-        shared_memory: The folder of the kernel's shared memory.
+    `env` is the environment of the ranks, and `shared_memory` the folder of the kernel's shared memory.
     """
     if world_size < 2 or env.get("NCCL_SHM_DISABLE", "0") != "0":
         return ""

@@ -40,21 +40,13 @@ class _Promise:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class GpuNeeds:
-    """The GPUs that the ranks of a run need.
+    """The GPUs that the ranks of a run need."""
 
-    Attributes:
-        backend: Name of the backend that the next two are for.
-        per_rank: Number of GPUs that each rank needs, from 0.
-        ranks_per_gpu: Number of ranks that share a GPU; 1 if each has its own.
-        archs: Architectures of GPUs that the ranks can use, such as "sm_90"; empty for any.
-        promised: Number of GPUs that the configuration promises, which may be `ALL_GPUS`; None without a promise.
-    """
-
-    backend: str = ""
-    per_rank: int = 0
-    ranks_per_gpu: int = 1
-    archs: tuple[str, ...] = ()
-    promised: int | None = None
+    backend: str = ""  # name of the backend that the next two are for
+    per_rank: int = 0  # GPUs that each rank needs
+    ranks_per_gpu: int = 1  # ranks that share a GPU; 1 if each has its own
+    archs: tuple[str, ...] = ()  # architectures of GPUs that the ranks can use, such as "sm_90"; empty for any
+    promised: int | None = None  # GPUs that the configuration promises, which may be `ALL_GPUS`; None for no promise
 
     def __str__(self) -> str:
         return f"{self.per_rank} per rank"
@@ -124,11 +116,7 @@ def _wrong(source: str, what: str) -> SpecError:
 
 
 def from_options(spec: Spec, given: Mapping[str, str]) -> GpuNeeds:
-    """Return what a run needs whose command line says how many ranks share a GPU.
-
-    Raises:
-        UsageError: If the number is impossible.
-    """
+    """Return what a run needs whose command line says how many ranks share a GPU."""
     ((option, text),) = given.items()
     if not (text.isascii() and text.isdecimal() and 1 <= int(text) <= MAX_WORLD_SIZE):
         raise UsageError(

@@ -10,7 +10,6 @@ import functools
 import os
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 
 from dist_testing.gpus.gpu import (
@@ -33,20 +32,12 @@ _MINOR = re.compile(r"[0-9]{1,9}")
 _DRIVER_DIRECTORY = Path("/proc/driver/nvidia/gpus")
 
 
-@dataclass(frozen=True, slots=True)
-class _Facts:
-    # Behind all addresses in the order of GPUs.
-    address: str = "~"
-    uuid: str = ""
-    model: str = ""
+# Behind all addresses in the order of GPUs.
+_NO_ADDRESS = "~"
 
 
 def find_nvidia(env: Mapping[str, str] = os.environ) -> Found:
-    """Return every GPU here whose device node this process may open.
-
-    Raises:
-        GpuError: If the folder of the nodes cannot be read, or a simulated one does not exist.
-    """
+    """Return every GPU here whose device node this process may open."""
     folder = node_directory(env)
     simulated = is_simulated(env)
     names = node_names(folder, may_be_missing=not simulated)
@@ -56,36 +47,37 @@ def find_nvidia(env: Mapping[str, str] = os.environ) -> Found:
     nodes = {minor: folder / f"nvidia{minor}" for minor in minors}
     library, has_lost = _gpus_of_library(env.get(NODES_VARIABLE, ""), env.get(NVML_VARIABLE, ""))
     if simulated:
-        facts = {minor: _Facts("", f"GPU-simulated-{minor}", "simulated GPU") for minor in minors}
+        facts = {minor: NvmlGpu(minor, "", f"GPU-simulated-{minor}", "simulated GPU") for minor in minors}
     else:
         facts = _facts_of_driver()
         if any(minor not in facts or not facts[minor].uuid for minor in minors):
-            facts |= {minor: _Facts(gpu.address, gpu.uuid, gpu.model) for minor, gpu in library.items()}
+            facts |= library
     # Nodes stay when GPUs are taken out. With a lost GPU all nodes stay listed: which one is its shows only the lease.
     listed = nodes if not facts or has_lost else facts
     lacks = {
         minor: why_closed(node) if minor in listed else f"{node}: the driver has no such GPU"
         for minor, node in nodes.items()
     }
-    usable = {minor: facts.get(minor, _Facts()) for minor in minors if not lacks[minor]}
+    usable = [facts.get(minor, NvmlGpu(minor, _NO_ADDRESS, "", "")) for minor in minors if not lacks[minor]]
     gpus = tuple(
         Gpu(
             index,
-            nodes[minor],
+            nodes[its.minor],
             uuid=its.uuid,
             model=its.model,
-            arch=library[minor].arch if minor in library else "",
+            # The driver's files do not tell the last two.
+            arch=library.get(its.minor, its).arch,
             control=folder / _CONTROL_NODE,
-            is_mig=minor in library and library[minor].is_mig,
+            is_mig=library.get(its.minor, its).is_mig,
         )
-        for index, (minor, its) in enumerate(sorted(usable.items(), key=lambda item: (item[1].address, item[0])))
+        for index, its in enumerate(sorted(usable, key=lambda its: (its.address, its.minor)))
     )
     return Found(gpus, tuple(lack for lack in lacks.values() if lack))
 
 
-def _facts_of_driver() -> dict[int, _Facts]:
+def _facts_of_driver() -> dict[int, NvmlGpu]:
     """The facts in the driver's files by device minor. Empty where they are hidden, as in some containers."""
-    facts: dict[int, _Facts] = {}
+    facts: dict[int, NvmlGpu] = {}
     try:
         addresses = sorted(os.listdir(_DRIVER_DIRECTORY))
     except OSError:
@@ -103,7 +95,7 @@ def _facts_of_driver() -> dict[int, _Facts]:
         if _MINOR.fullmatch(minor):
             uuid = values.get("GPU UUID", "")
             # Until something has opened the GPU, the driver writes question marks.
-            facts[int(minor)] = _Facts(address, "" if "?" in uuid else uuid, values.get("Model", ""))
+            facts[int(minor)] = NvmlGpu(int(minor), address, "" if "?" in uuid else uuid, values.get("Model", ""))
     return facts
 
 

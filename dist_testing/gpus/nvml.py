@@ -13,9 +13,9 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import os
-from collections.abc import Iterator, Mapping, Sequence
-from ctypes import POINTER, byref, c_char_p, c_int, c_uint, c_ulonglong, c_void_p
-from dataclasses import dataclass
+from collections.abc import Collection, Iterator, Mapping
+from ctypes import byref, c_char_p, c_int, c_uint, c_ulonglong, c_void_p
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from dist_testing.gpus.gpu import NVML_VARIABLE, GpuError, is_simulated
@@ -78,49 +78,18 @@ class _Pci(ctypes.Structure):
     _fields_ = (("old_address", ctypes.c_char * 16), ("numbers", c_uint * 5), ("address", ctypes.c_char * 32))
 
 
-# Arguments of the functions that are called, each of which returns a nvmlReturn_t. A handle is a `c_void_p`.
-_ARGUMENTS: Mapping[str, tuple[type, ...]] = {
-    "nvmlInit_v2": (),
-    "nvmlShutdown": (),
-    "nvmlSystemGetDriverVersion": (c_char_p, c_uint),
-    "nvmlDeviceGetCount_v2": (POINTER(c_uint),),
-    "nvmlDeviceGetHandleByIndex_v2": (c_uint, POINTER(c_void_p)),
-    "nvmlDeviceGetMinorNumber": (c_void_p, POINTER(c_uint)),
-    "nvmlDeviceGetUUID": (c_void_p, c_char_p, c_uint),
-    "nvmlDeviceGetName": (c_void_p, c_char_p, c_uint),
-    "nvmlDeviceGetPciInfo_v3": (c_void_p, POINTER(_Pci)),
-    "nvmlDeviceGetMemoryInfo_v2": (c_void_p, POINTER(_MemoryV2)),
-    "nvmlDeviceGetCudaComputeCapability": (c_void_p, POINTER(c_int), POINTER(c_int)),
-    "nvmlDeviceGetMigMode": (c_void_p, POINTER(c_uint), POINTER(c_uint)),
-    "nvmlDeviceGetComputeRunningProcesses_v3": (c_void_p, POINTER(c_uint), POINTER(_Process)),
-    "nvmlEventSetCreate": (POINTER(c_void_p),),
-    "nvmlEventSetFree": (c_void_p,),
-    "nvmlDeviceRegisterEvents": (c_void_p, c_ulonglong, c_void_p),
-    "nvmlEventSetWait_v2": (c_void_p, POINTER(_Event), c_uint),
-}
-
-
 @dataclass(frozen=True, slots=True)
 class NvmlGpu:
-    """One GPU.
+    """What the driver reports of one GPU; "" for what it does not."""
 
-    Attributes:
-        handle: The library's number for it, valid while the library is open.
-        minor: The number of its device node.
-        address: Its PCI address.
-        uuid: As `CUDA_VISIBLE_DEVICES` takes it.
-        model: The vendor's name for it.
-        arch: Its architecture in the form of compilers, such as "sm_90"; "" if the driver does not report it.
-        is_mig: Whether it is divided into instances; False if it cannot be, or the driver does not report it.
-    """
-
-    handle: int
-    minor: int
-    address: str
-    uuid: str
-    model: str
-    arch: str
-    is_mig: bool
+    minor: int  # the number of its device node
+    address: str  # its PCI address
+    uuid: str  # as `CUDA_VISIBLE_DEVICES` takes it
+    model: str  # the vendor's name for it
+    arch: str = ""  # its architecture in the form of compilers, such as "sm_90"
+    is_mig: bool = False  # whether it is divided into instances, as far as the driver reports it
+    # The library's pointer to it, valid while the library is open.
+    handle: c_void_p = field(default_factory=c_void_p, compare=False)
 
 
 class NvmlMemory(NamedTuple):
@@ -135,45 +104,22 @@ class NvmlMemory(NamedTuple):
         return 1 - self.used / self.total if self.total else 1.0
 
 
-class NvmlProcess(NamedTuple):
-    """A process that computes on a GPU.
-
-    Attributes:
-        pid: Its number in this process's PID namespace; the driver may report that of another namespace.
-        used: Its memory in bytes; None if the driver does not report it.
-    """
-
-    pid: int
-    used: int | None
-
-
 @contextlib.contextmanager
 def open_nvml(env: Mapping[str, str] = os.environ) -> Iterator[Nvml | None]:
     """Open the library for the length of the block; None if the library or its driver is missing.
 
     The real library does not know simulated GPUs, so with those it stays closed.
     """
-    library = _open(env)
+    library = library_or_reason(env)
     if isinstance(library, str):
         yield None
         return
-    try:
-        yield Nvml(library)
-    finally:
-        _call(library, "nvmlShutdown")
+    with contextlib.closing(Nvml(library)) as nvml:
+        yield nvml
 
 
-def why_missing(env: Mapping[str, str] = os.environ) -> str:
-    """Return why the library cannot be opened, in its own or the system's words; "" if it can."""
-    library = _open(env)
-    if isinstance(library, str):
-        return library
-    _call(library, "nvmlShutdown")
-    return ""
-
-
-def _open(env: Mapping[str, str]) -> ctypes.CDLL | str:
-    """The library, or why it cannot be opened."""
+def library_or_reason(env: Mapping[str, str]) -> ctypes.CDLL | str:
+    """Open the library for `Nvml`. If it cannot be opened, return why, in its own or the system's words."""
     if is_simulated(env) and not env.get(NVML_VARIABLE):
         return "a real one does not know simulated GPUs"
     try:
@@ -189,12 +135,10 @@ def _open(env: Mapping[str, str]) -> ctypes.CDLL | str:
 
 
 def _call(library: ctypes.CDLL, name: str, *arguments: object) -> int:
+    """Call a function that returns a nvmlReturn_t. A Python number is passed as `int`: others need a type of ctypes."""
+    # The library of an old driver lacks newer functions.
     function = getattr(library, name, None)
-    if function is None:
-        # The library of an old driver lacks newer functions.
-        return _FUNCTION_NOT_FOUND
-    function.argtypes, function.restype = _ARGUMENTS[name], c_int
-    return int(function(*arguments))
+    return _FUNCTION_NOT_FOUND if function is None else int(function(*arguments))
 
 
 def lost_error(subject: str, *, is_reported: bool = True) -> GpuError:
@@ -217,6 +161,9 @@ class Nvml:
     def __init__(self, library: ctypes.CDLL) -> None:
         self.lost_count = 0
         self._library = library
+        # The driver's set of events, and the minors of the GPUs in it by their handles.
+        self._events = c_void_p()
+        self._watched: dict[int | None, int] = {}
 
     def driver_version(self) -> str:
         """Return the version of the driver, such as "580.65.06"."""
@@ -232,18 +179,15 @@ class Nvml:
         found = []
         self.lost_count = 0
         for index in range(self.gpu_count() or 0):
-            pointer, minor = c_void_p(), c_uint()
-            code = self._call("nvmlDeviceGetHandleByIndex_v2", index, byref(pointer))
+            handle, minor = c_void_p(), c_uint()
+            code = self._call("nvmlDeviceGetHandleByIndex_v2", index, byref(handle))
             self.lost_count += code == _GPU_IS_LOST
             # With other errors, the GPU belongs to another container.
-            if code != _SUCCESS:
-                continue
-            handle = pointer.value or 0
-            if self._call("nvmlDeviceGetMinorNumber", handle, byref(minor)) != _SUCCESS:
+            if code != _SUCCESS or self._call("nvmlDeviceGetMinorNumber", handle, byref(minor)) != _SUCCESS:
                 continue
             uuid, model = self._text("nvmlDeviceGetUUID", handle), self._text("nvmlDeviceGetName", handle)
             facts = (self._address(handle), uuid, model, self._arch(handle), self._is_mig(handle))
-            found.append(NvmlGpu(handle, minor.value, *facts))
+            found.append(NvmlGpu(minor.value, *facts, handle))
         return tuple(found)
 
     def memory(self, gpu: NvmlGpu) -> NvmlMemory | None:
@@ -258,79 +202,74 @@ class Nvml:
             raise lost_error(f"/dev/nvidia{gpu.minor} ({gpu.model or 'GPU'}, {gpu.uuid})")
         return NvmlMemory(memory.total, memory.used) if code == _SUCCESS else None
 
-    def processes(self, gpu: NvmlGpu) -> tuple[NvmlProcess, ...] | None:
-        """Return the processes that compute on the GPU and that the driver shows here; in a container often none.
+    def processes(self, gpu: NvmlGpu) -> dict[int, int | None] | None:
+        """Return the processes that compute on the GPU, each with its memory in bytes, or None if that is not reported.
 
-        None if the driver does not report them.
+        The driver may report numbers of another PID namespace, and in a container often shows no process. None if it
+        reports none at all.
         """
         function = "nvmlDeviceGetComputeRunningProcesses_v3"
         count = c_uint(0)
         code = self._call(function, gpu.handle, byref(count), None)
         if code != _TOO_SMALL:
-            return () if code == _SUCCESS else None
+            return {} if code == _SUCCESS else None
         room = min(count.value, _MAX_PROCESSES) + _SPARE_PROCESSES
         listed = (_Process * room)()
         count = c_uint(room)
         if self._call(function, gpu.handle, byref(count), listed) != _SUCCESS:
             return None
-        return tuple(
-            NvmlProcess(process.pid, None if process.used == _NOT_REPORTED else process.used)
-            for process in listed[: count.value]
-        )
+        return {
+            process.pid: None if process.used == _NOT_REPORTED else process.used for process in listed[: count.value]
+        }
 
-    def watch_xids(self, gpus: Sequence[NvmlGpu]) -> int:
-        """Have the driver note Xid errors of these GPUs from now on, until `end_watch`.
+    def watch_xids(self, minors: Collection[int]) -> None:
+        """Have the driver note Xid errors of the GPUs with these device minors, until the library is closed."""
+        if self._call("nvmlEventSetCreate", byref(self._events)) != _SUCCESS:
+            return
+        for gpu in self.gpus():
+            arguments = (gpu.handle, c_ulonglong(_XID_EVENT), self._events)
+            if gpu.minor in minors and self._call("nvmlDeviceRegisterEvents", *arguments) == _SUCCESS:
+                self._watched[gpu.handle.value] = gpu.minor
 
-        Returns:
-            The driver's number for the watch; 0 if the driver notes errors of none of them.
-        """
-        pointer = c_void_p()
-        if self._call("nvmlEventSetCreate", byref(pointer)) != _SUCCESS:
-            return 0
-        watch = pointer.value or 0
-        codes = [self._call("nvmlDeviceRegisterEvents", gpu.handle, _XID_EVENT, watch) for gpu in gpus]
-        if _SUCCESS not in codes:
-            self.end_watch(watch)
-            return 0
-        return watch
-
-    def read_xids(self, watch: int) -> list[tuple[int, int]]:
-        """Return the handle of the GPU and the number of each Xid since the last call, without waiting.
+    def read_xids(self) -> list[tuple[int, int]]:
+        """Return the device minor of the GPU and the number of each Xid since the last call, without waiting.
 
         Of several Xids since then, some drivers report the last number only.
         """
         found = []
-        for _ in range(_MAX_EVENTS):
+        for _ in range(_MAX_EVENTS if self._watched else 0):
             event = _Event()
-            if self._call("nvmlEventSetWait_v2", watch, byref(event), 0) != _SUCCESS:
+            if self._call("nvmlEventSetWait_v2", self._events, byref(event), 0) != _SUCCESS:
                 break
-            if event.kind == _XID_EVENT:
-                found.append((event.device or 0, int(event.data)))
+            if event.kind == _XID_EVENT and event.device in self._watched:
+                found.append((self._watched[event.device], int(event.data)))
         return found
 
-    def end_watch(self, watch: int) -> None:
-        """Stop watching."""
-        self._call("nvmlEventSetFree", watch)
+    def close(self) -> None:
+        """Close the library."""
+        if self._events:
+            self._call("nvmlEventSetFree", self._events)
+        self._call("nvmlShutdown")
 
     def _call(self, name: str, *arguments: object) -> int:
         return _call(self._library, name, *arguments)
 
-    def _text(self, name: str, *handle: int) -> str:
+    def _text(self, name: str, *handle: c_void_p) -> str:
         text = ctypes.create_string_buffer(_TEXT_BYTES)
         code = self._call(name, *handle, text, _TEXT_BYTES)
         return text.value.decode(errors="replace") if code == _SUCCESS else ""
 
-    def _arch(self, handle: int) -> str:
+    def _arch(self, handle: c_void_p) -> str:
         major, minor = c_int(), c_int()
         code = self._call("nvmlDeviceGetCudaComputeCapability", handle, byref(major), byref(minor))
         return f"sm_{major.value}{minor.value}" if code == _SUCCESS else ""
 
-    def _is_mig(self, handle: int) -> bool:
+    def _is_mig(self, handle: c_void_p) -> bool:
         current, pending = c_uint(), c_uint()
         code = self._call("nvmlDeviceGetMigMode", handle, byref(current), byref(pending))
         return code == _SUCCESS and bool(current.value)
 
-    def _address(self, handle: int) -> str:
+    def _address(self, handle: c_void_p) -> str:
         pci = _Pci()
         if self._call("nvmlDeviceGetPciInfo_v3", handle, byref(pci)) != _SUCCESS:
             return ""

@@ -1,4 +1,4 @@
-"""Leases the GPUs of one world before its ranks start, and gives them back when all its processes have ended.
+"""Leases the GPUs of each world before its ranks start, and gives them back when all its processes have ended.
 
     pool (CUDA_VISIBLE_DEVICES) -> lease -> memory free? -> CUDA_VISIBLE_DEVICES of the ranks -> memory back? -> release
 
@@ -14,54 +14,72 @@ import contextlib
 import dataclasses
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 
-from dist_testing.core.engine.hooks import HeldResource
+from dist_testing.core.engine.hooks import HeldResource, ResourceWish, WorldResource
 from dist_testing.core.ground.case import CaseResult
-from dist_testing.core.ground.outcomes import Cause, Status, Verdict
-from dist_testing.gpus.devices import NVIDIA, Vendor, gpus_present, visible_gpus
-from dist_testing.gpus.faults import XidReader
+from dist_testing.core.ground.outcomes import Cause, Kind, Status, Verdict
+from dist_testing.gpus.devices import NVIDIA, VENDORS, Vendor, gpus_present, visible_gpus
+from dist_testing.gpus.faults import hardware_faults, is_hardware_fault
 from dist_testing.gpus.gpu import Gpu, GpuError
 from dist_testing.gpus.lease import Lease, lease_gpus
 from dist_testing.gpus.memory import MemoryUse, memory_left, wait_for_memory
+from dist_testing.gpus.needs import needs_of
 from dist_testing.gpus.nvml import Nvml
 
 _HELD = "All ranks have ended, so the driver or a process that outlived them holds it. The next test would lack it."
 _REPAIR = "See the kernel's log for an Xid, and restart the machine or take the GPU out of CUDA_VISIBLE_DEVICES."
+# Largest share of a case's limit that it may wait for GPUs, so that the test has time left to run.
+_WAIT_SHARE = 0.5
 
 
-@dataclass(slots=True)
-class _Driver:
-    """What the driver tells of leased GPUs. The library is open as long as the world: that takes up to a second."""
+class GpuResource(WorldResource):
+    """Leases the GPUs of each world."""
 
-    nvml: Nvml
-    memory: Mapping[Gpu, MemoryUse]
-    xids: XidReader
+    def __init__(self) -> None:
+        self._settled: dict[Gpu, int] = {}
+
+    def acquire(self, wish: ResourceWish) -> HeldResource | None:
+        """Wait for free GPUs."""
+        needs, ranks = needs_of(wish.spec), range(wish.case.world_size)
+        count = needs.of(len(ranks))
+        vendor = VENDORS.get(wish.spec.backend.vendor)
+        if not count or vendor is None:
+            return None
+        held = HeldResource()
+        # Ranks that another launcher has started have what it gave them.
+        if wish.isolation.starts_ranks:
+            held = WorldGpus.take(
+                count,
+                vendor,
+                archs=needs.archs,
+                limit_s=_WAIT_SHARE * wish.limit_s,
+                on_wait=wish.log_line,
+                settled=self._settled,
+            )
+        held.devices = [rank // needs.ranks_per_gpu * needs.per_rank for rank in ranks]
+        return held
 
 
 class WorldGpus(HeldResource):
-    """GPUs that only one world uses, all of one vendor.
+    """GPUs that only one world uses, all of one vendor."""
 
-    Attributes:
-        lease: The lease on them.
-        names: The machine's numbers for them, such as "0, 1".
-        wait_s: How long the world has waited for them, in seconds.
-    """
-
-    def __init__(
-        self, lease: Lease, vendor: Vendor, driver: _Driver | None, library: contextlib.ExitStack, *, wait_s: float
-    ) -> None:
+    def __init__(self, lease: Lease, vendor: Vendor) -> None:
         self.lease = lease
         self.fds = lease.fds
-        self.wait_s = wait_s
+        # How long the world has waited for them, in seconds.
+        self.wait_s = 0.0
+        # The machine's numbers for them, such as "0, 1".
         self.names = ", ".join(str(gpu.index) for gpu in lease.gpus)
         # In a list that mixes UUIDs and numbers, CUDA ignores the entries that are not of the first one's kind.
         has_uuids = all(gpu.uuid for gpu in lease.gpus)
         seen = [gpu.uuid if has_uuids else str(gpu.index) for gpu in lease.gpus]
         self.env = {vendor.visible_variable: ",".join(seen), **vendor.rank_env}
-        self._driver = driver
-        self._library = library
-        self._started_s = time.time()
+        # Open as long as the world: opening takes up to a second, and a closed library forgets errors.
+        self._library = contextlib.ExitStack()
+        self._nvml: Nvml | None = None
+        # In use before the world, which starts at a time in seconds since the epoch.
+        self._memory: Mapping[Gpu, MemoryUse] = {}
+        self._started_s = 0.0
         # Hardware errors that the driver reported during the case.
         self._faults: Sequence[str] = ()
         # Whether the last case has left memory in use.
@@ -78,15 +96,9 @@ class WorldGpus(HeldResource):
         on_wait: Callable[[str], None],
         settled: dict[Gpu, int] | None = None,
     ) -> WorldGpus:
-        """Wait for free GPUs with free memory, and take them.
+        """Wait for free GPUs with free memory, and take them. The arguments are as for the functions that it calls.
 
-        Args:
-            count: How many.
-            vendor: Their vendor.
-            archs: Their possible architectures, such as "sm_90"; empty for any.
-            limit_s: Limit of all waits together, in seconds.
-            on_wait: Called with one line for each wait that begins.
-            settled: Memory that stays in use, as earlier worlds have found; see `wait_for_memory`.
+        `limit_s` limits all waits together.
 
         Raises:
             GpuError: If there are too few, one is gone, or their memory is in use.
@@ -94,31 +106,30 @@ class WorldGpus(HeldResource):
         """
         began_s = time.monotonic()
         pool = visible_gpus(gpus_present(vendor=vendor), vendor=vendor, archs=archs).gpus
-        lease = lease_gpus(count, pool, limit_s=limit_s, on_wait=on_wait)
-        with contextlib.ExitStack() as undo:
-            undo.callback(lease.release)
-            driver = None
-            library = undo.enter_context(contextlib.ExitStack())
-            nvml = library.enter_context(vendor.open_telemetry())
+        world = cls(lease_gpus(count, pool, limit_s=limit_s, on_wait=on_wait), vendor)
+        gpus = world.lease.gpus
+        try:
+            world._nvml = nvml = world._library.enter_context(vendor.open_telemetry())
             if nvml is not None:
                 left_s = max(0.0, began_s + limit_s - time.monotonic())
-                memory = wait_for_memory(nvml, lease.gpus, limit_s=left_s, on_wait=on_wait, settled=settled)
-                driver = _Driver(nvml, memory, XidReader(lease.gpus, nvml))
-                library.callback(driver.xids.close)
-            world = cls(lease, vendor, driver, library.pop_all(), wait_s=time.monotonic() - began_s)
-            undo.pop_all()
+                world._memory = wait_for_memory(nvml, gpus, limit_s=left_s, on_wait=on_wait, settled=settled)
+                nvml.watch_xids([gpu.minor for gpu in gpus])
+        except BaseException:
+            world.release(are_ranks_gone=True)
+            raise
+        world._started_s, world.wait_s = time.time(), time.monotonic() - began_s
         return world
 
     def check(self, *, are_ranks_gone: bool) -> Sequence[str]:
         """Return the memory that is still in use when the ranks are gone. Waits until it is free."""
-        if self._driver is None:
+        if self._nvml is None:
             return ()
         # Read after every case, so that the next case on the same ranks sees only its own faults.
-        self._faults = self._driver.xids.hardware_faults()
-        if not are_ranks_gone or not self._driver.memory:
+        self._faults = hardware_faults(self._nvml, self.lease.gpus)
+        if not are_ranks_gone or not self._memory:
             return ()
         try:
-            kept = memory_left(self._driver.nvml, self._driver.memory, started_s=self._started_s)
+            kept = memory_left(self._nvml, self._memory, started_s=self._started_s)
         except GpuError as error:
             self.loss = error
             return ()
@@ -145,22 +156,27 @@ class WorldGpus(HeldResource):
     def release(self, *, are_ranks_gone: bool) -> None:
         """Give the GPUs back; ranks that could not be killed keep them as long as they live."""
         self._library.close()
-        if are_ranks_gone:
-            self.lease.release()
-        else:
-            self.lease.abandon()
+        self.lease.release(are_ranks_gone=are_ranks_gone)
 
 
 def blame_machine(found: Verdict, *, faults: Sequence[str], lost: str) -> Verdict:
     """Return the verdict on a case after the driver's report about its GPUs is taken into account.
 
-    Args:
-        found: The verdict that follows from the outcomes.
-        faults: Hardware errors during the case. They change a failure into a failure of the infrastructure.
-        lost: Text about a GPU that is gone; "" if there is none. Such a case is a failure of the infrastructure, even
-            if it passed, because no result on that GPU can be trusted. An interrupted case stays interrupted.
+    Hardware errors during the case, `faults`, change a failure into one of the infrastructure. So does a GPU that is
+    gone, `lost`, even if the case passed, because no result on that GPU can be trusted. Interrupted stays interrupted.
     """
     texts = [text for text in (lost, *faults, found.reason) if text]
     if found.cause is Cause.INTERRUPTED or not (lost or (faults and found.status is Status.FAILED)):
         return found
     return dataclasses.replace(found, status=Status.FAILED, cause=Cause.INFRASTRUCTURE, reason="; ".join(texts))
+
+
+def blame_by_error(result: CaseResult) -> CaseResult:
+    """Blame the infrastructure if the culprit's own error says that the hardware is broken."""
+    found = result.verdict
+    culprit = None if found.culprit is None else result.outcomes[found.culprit]
+    if found.cause is not Cause.FAILURE or culprit is None:
+        return result
+    if culprit.kind is not Kind.RAISED or not is_hardware_fault(culprit.summary):
+        return result
+    return dataclasses.replace(result, verdict=dataclasses.replace(found, cause=Cause.INFRASTRUCTURE))

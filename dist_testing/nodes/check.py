@@ -56,11 +56,7 @@ def places_of(case: Case) -> tuple[int, ...]:
 
 
 def check(case: Case, spec: Spec) -> None:
-    """Check the nodes of a case.
-
-    Raises:
-        UsageError: If its ranks cannot be spread over that many nodes.
-    """
+    """Check the nodes of a case."""
     nodes = check_node_count(case.name, nodes_of(case))
     isolation = isolation_named(case.isolation)
     if case.world_size % nodes:

@@ -18,20 +18,17 @@ from dist_testing.core.ground.case import CaseResult
 from dist_testing.core.ground.outcomes import Cause, Status, Verdict
 from dist_testing.core.ground.record import Fault, LinkEnds, fault_in_words
 from dist_testing.nodes.check import nodes_of
-from dist_testing.nodes.fault_client import ADD_ON
 from dist_testing.nodes.fault_messages import (
-    FAULT_ANSWERS,
     FAULT_REQUESTS,
     LINK_ANSWERS,
     LINK_ORDERS,
     UNASKED,
-    ChangeLinks,
-    FaultDone,
     LinkFault,
     Request,
     SignalFault,
 )
-from dist_testing.nodes.planned import PlannedRequests, plan_of
+from dist_testing.nodes.faults import ADD_ON
+from dist_testing.nodes.planned import plan_of
 
 _SIGNALS = {
     "kill": signal.SIGKILL,
@@ -55,45 +52,34 @@ class _Pending:
 
     asker: RankRecord | None
     request: Request
-    number: int
     begun_s: float
 
 
 class FaultDesk(WorldWatcher):
-    """Carries out the faults of one world.
-
-    Attributes:
-        next_s: When to look at the ranks again, on the monotonic clock.
-    """
+    """Carries out the faults of one world."""
 
     def __init__(self, world: WatchedWorld) -> None:
-        """Make the desk of a world."""
-        self.next_s = math.inf
         self._world = world
         self._records = world.records
-        self._start: CaseStart | None = None
         self._asked: list[tuple[RankRecord, Request]] = []
-        self._pending: list[_Pending] = []
         self._number = 0
-        self._notes: list[str] = []
-        self._count = 0
-        self._faults: list[Fault] = []
-        self._plan: deque[PlannedRequests] = deque()
-        self._next_parts: deque[Request] = deque()
-        self._refused: list[str] = []
-        self._plan_s = math.inf
 
     def begin_case(self, start: CaseStart) -> None:
         """Forget the faults of the last case."""
         self._start = start
-        self._plan, self._next_parts, self._refused = deque(plan_of(start.case)), deque(), []
+        self._plan = deque(plan_of(start.case))
         self._plan_s = math.inf
+        self._next_parts: deque[Request] = deque()
+        self._pending: list[_Pending] = []
+        self._refused: list[str] = []
+        self._faults: list[Fault] = []
+        self._notes: list[str] = []
+        self._further_notes = 0
+        self.next_s = math.inf
         if self._plan:
             # A rank may wait for a fault.
             self._world.disable_proof()
-        self._notes, self._count, self._faults = [], 0, []
-        self._pending = []
-        self.next_s = start.began_s if self._plan else math.inf
+            self.next_s = start.began_s
 
     def on_message(self, rank: int, payload: str) -> None:
         """Note what a rank asks for."""
@@ -101,46 +87,33 @@ class FaultDesk(WorldWatcher):
 
     def explain(self, result: CaseResult) -> CaseResult:
         """Fail a case whose planned faults did not happen; name the faults of one that has failed."""
-        if result.verdict.status is Status.PASSED and (missed := self.missed()):
+        missed = list(self._refused)
+        if self._next_parts or any(pending.asker is None for pending in self._pending):
+            missed.append("the case ended during a fault")
+        missed += [f"{planned}: the case ended before" for planned, _ in self._plan]
+        if result.verdict.status is Status.PASSED and missed:
             reason = f"planned faults did not happen: {'; '.join(missed)}"
             result = dataclasses.replace(result, verdict=Verdict(Status.FAILED, Cause.FAILURE, reason))
-        return dataclasses.replace(result, notes=(*result.notes, *self.notes()), faults=tuple(self._faults))
-
-    def missed(self) -> list[str]:
-        """Return the faults of the plan that have not happened, each with why."""
-        is_inside = self._next_parts or any(pending.asker is None for pending in self._pending)
-        during = ["the case ended during a fault"] if is_inside else []
-        return [*self._refused, *during, *(f"{planned.text}: the case ended before" for planned in self._plan)]
-
-    def notes(self) -> list[str]:
-        """Return the faults of this case, one line each, for the report."""
-        further = self._count - len(self._notes)
-        return [*self._notes, *([f"{further} further faults"] if further else [])]
+        further = [f"{self._further_notes} further faults"] if self._further_notes else []
+        return dataclasses.replace(result, notes=(*result.notes, *self._notes, *further), faults=tuple(self._faults))
 
     def poll(self, now_s: float) -> None:
         """Begin what the ranks have asked for, and answer requests whose faults have happened."""
         asked, self._asked = self._asked, []
         for record, request in asked:
-            if refusal := self._refusal(request, is_running=self._world.is_running):
-                self._answer(record, refusal)
-            else:
-                self._begin(record, request, now_s)
+            self._begin(record, request, now_s)
         if self._world.is_running:
             self._follow_plan(now_s)
-        still = []
-        for pending in self._pending:
-            if isinstance(pending.request, LinkFault):
-                still.append(pending)
-            elif self._has_happened(pending.request):
-                for rank in pending.request.ranks:
-                    self._records[rank].is_stopped_on_purpose = pending.request.action == "stop"
-                self._tell(pending, now_s)
-                self._answer(pending.asker)
+        for pending in list(self._pending):
+            request = pending.request
+            if isinstance(request, LinkFault):
+                continue
+            if self._has_happened(request):
+                for rank in request.ranks:
+                    self._records[rank].is_stopped_on_purpose = request.action == "stop"
+                self._end(pending, now_s)
             elif now_s >= pending.begun_s + _SIGNAL_LIMIT_S:
-                self._answer(pending.asker, _stuck(pending.request))
-            else:
-                still.append(pending)
-        self._pending = still
+                self._end(pending, now_s, _stuck(request))
         self.next_s = self._next_look_s(now_s)
 
     def _next_look_s(self, now_s: float) -> float:
@@ -151,7 +124,7 @@ class FaultDesk(WorldWatcher):
             return math.inf
         # The begin of a test is no event of the runner.
         is_near = self._next_parts or self._plan_s == math.inf
-        return now_s + _LOOK_S if is_near else self._plan_s + self._plan[0].after_s
+        return now_s + _LOOK_S if is_near else self._plan_s + self._plan[0][0].after_s
 
     def _follow_plan(self, now_s: float) -> None:
         """Begin the next part of the plan, when its time has come and the part before it has happened."""
@@ -159,27 +132,19 @@ class FaultDesk(WorldWatcher):
             self._plan_s = now_s
         if any(pending.asker is None for pending in self._pending):
             return
-        if not self._next_parts and self._plan and now_s >= self._plan_s + self._plan[0].after_s:
-            self._next_parts.extend(self._plan.popleft().requests)
+        if not self._next_parts and self._plan and now_s >= self._plan_s + self._plan[0][0].after_s:
+            self._next_parts.extend(self._plan.popleft()[1])
         if self._next_parts:
-            request = self._next_parts.popleft()
-            if refusal := self._refusal(request, is_running=True):
-                self._answer(None, refusal)
-            else:
-                self._begin(None, request, now_s)
+            self._begin(None, self._next_parts.popleft(), now_s)
 
     def on_answer(self, payload: str) -> None:
         """Answer the request that the place of the world has carried out."""
         event = LINK_ANSWERS.from_wire(payload)
         if event.number == UNASKED:
             self._add_note(event.refusal.replace("\n", " "))
-        for pending in self._pending:
-            if pending.number == event.number:
-                if not event.refusal:
-                    self._tell(pending, time.monotonic())
-                self._answer(pending.asker, event.refusal)
-                self._pending.remove(pending)
-                return
+        for pending in list(self._pending):
+            if isinstance(pending.request, LinkFault) and pending.request.number == event.number:
+                self._end(pending, time.monotonic(), event.refusal)
 
     def ranks_settled(self) -> None:
         """Kill the ranks that the case has stopped until its end."""
@@ -188,10 +153,10 @@ class FaultDesk(WorldWatcher):
                 record.leave_stopped()
             self._world.signal_ranks([record.rank for record in stopped], signal.SIGKILL)
 
-    def _refusal(self, request: Request, *, is_running: bool) -> str:
-        if not is_running:
+    def _refusal(self, request: Request) -> str:
+        if not self._world.is_running:
             return _text("asked for after the end of the case", "A thread has called it.", "Wait for it in the test.")
-        if self._started.keeps_ranks and (isinstance(request, LinkFault) or _SIGNALS[request.action] == signal.SIGKILL):
+        if self._start.keeps_ranks and (isinstance(request, LinkFault) or _SIGNALS[request.action] == signal.SIGKILL):
             return _text(
                 "a fault that breaks the world of a worker pool",
                 "The ranks of a pool run the next test, too; dead ranks and broken links would fail it. stop, cont and "
@@ -199,9 +164,16 @@ class FaultDesk(WorldWatcher):
                 'Give the test ranks of its own: isolation="fork".',
             )
         if isinstance(request, LinkFault):
-            if nodes_of(self._started.case) == 1:
+            count = nodes_of(self._start.case)
+            if count == 1:
                 return _text("this world has no simulated nodes", "Its ranks share a network.", "Set nodes = 2.")
-            # The process that has the nodes knows their number, and checks it.
+            for link in request.links:
+                if link.source == link.target or max(link.source, link.target) >= count:
+                    return _text(
+                        f"link {link.source}->{link.target} in a world of {count} nodes",
+                        "A test can break only the links of its own world.",
+                        f"Name nodes from 0 to {count - 1}.",
+                    )
             return ""
         strangers = [rank for rank in request.ranks if rank >= len(self._records)]
         if strangers or not request.ranks:
@@ -220,26 +192,31 @@ class FaultDesk(WorldWatcher):
         return ""
 
     def _begin(self, asker: RankRecord | None, request: Request, now_s: float) -> None:
-        self._number += 1
-        self._pending.append(_Pending(asker, request, self._number, now_s))
-        self._note(asker, request, now_s)
+        """Begin a fault, or refuse it."""
+        if refusal := self._refusal(request):
+            self._answer(asker, refusal)
+            return
+        by = "the plan" if asker is None else f"rank {asker.rank}"
+        what = fault_in_words(*_recorded(request))
+        self._add_note(f"fault on purpose, by {by} after {now_s - self._start.began_s:.1f} s: {what}")
         if isinstance(request, LinkFault):
             # A packet that is lost or late comes again, after a time that only the kernel knows.
             self._world.disable_proof()
-            order = ChangeLinks(self._number, request)
-            if not self._world.order(ADD_ON, LINK_ORDERS.to_wire(order).decode()):
-                self._pending.pop()
+            self._number += 1
+            request = dataclasses.replace(request, number=self._number)
+            if not self._world.order(ADD_ON, LINK_ORDERS.to_wire(request).decode()):
                 refusal = _text(
                     "this launcher cannot change the network",
                     "A launcher of the project's own has made the ranks.",
                     'Set isolation = "fork".',
                 )
                 self._answer(asker, refusal)
-            return
-        number = _SIGNALS[request.action]
-        for rank in request.ranks:
-            self._records[rank].is_stopped_on_purpose = False
-        self._world.signal_ranks(request.ranks, number)
+                return
+        else:
+            for rank in request.ranks:
+                self._records[rank].is_stopped_on_purpose = False
+            self._world.signal_ranks(request.ranks, _SIGNALS[request.action])
+        self._pending.append(_Pending(asker, request, now_s))
 
     def _has_happened(self, request: SignalFault) -> bool:
         records = [self._records[rank] for rank in request.ranks]
@@ -248,33 +225,25 @@ class FaultDesk(WorldWatcher):
         wants_stop = request.action == "stop"
         return all(record.has_ended or record.kernel_state.startswith("T") == wants_stop for record in records)
 
-    @property
-    def _started(self) -> CaseStart:
-        assert self._start is not None
-        return self._start
+    def _end(self, pending: _Pending, now_s: float, refusal: str = "") -> None:
+        """Answer a request: its fault has happened, or could not be carried out."""
+        self._pending.remove(pending)
+        if not refusal and len(self._faults) < _MAX_FAULTS:
+            by = None if pending.asker is None else pending.asker.rank
+            self._faults.append(Fault(now_s, *_recorded(pending.request), by, pending.begun_s))
+        self._answer(pending.asker, refusal)
 
-    def _tell(self, pending: _Pending, now_s: float) -> None:
-        """Keep that a fault has happened."""
-        if len(self._faults) == _MAX_FAULTS:
-            return
-        by = None if pending.asker is None else pending.asker.rank
-        self._faults.append(Fault(now_s, *_recorded(pending.request), by, pending.begun_s))
-
-    def _answer(self, asker: RankRecord | None, refusal: str = "") -> None:
+    def _answer(self, asker: RankRecord | None, refusal: str) -> None:
         if asker is None:
             self._refused += [refusal.replace("\n", " ")] if refusal else []
         elif asker.channel.fileno() >= 0:
-            asker.answer(ADD_ON, FAULT_ANSWERS.to_wire(FaultDone(refusal)).decode())
-
-    def _note(self, asker: RankRecord | None, request: Request, now_s: float) -> None:
-        what = fault_in_words(*_recorded(request))
-        by = "the plan" if asker is None else f"rank {asker.rank}"
-        self._add_note(f"fault on purpose, by {by} after {now_s - self._started.began_s:.1f} s: {what}")
+            asker.answer(ADD_ON, refusal)
 
     def _add_note(self, line: str) -> None:
-        self._count += 1
         if len(self._notes) < _MAX_NOTES:
             self._notes.append(line)
+        else:
+            self._further_notes += 1
 
 
 def _recorded(request: Request) -> tuple[str, tuple[int, ...], tuple[LinkEnds, ...], str]:

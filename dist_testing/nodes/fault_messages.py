@@ -1,9 +1,9 @@
 """The messages about faults on purpose, and about the links between simulated nodes.
 
     rank  --- SignalFault, LinkFault --->   watcher
-    rank  <-- FaultDone -----------------   watcher
+    rank  <-- a refusal, or "" ----------   watcher
 
-    watcher  --- ChangeLinks --->   place, in the fork server  --- ChangeLinks --->   link process
+    watcher  --- LinkFault ----->   place, in the fork server  --- LinkFault ----->   link process
     watcher  <-- LinksChanged ---   place, in the fork server  <-- LinksChanged ---   link process
 
 The watcher does not trust a request: a rank runs test code. The link process carries the packets; the place only passes
@@ -29,69 +29,30 @@ _Number = Annotated[int, range(1 << 31)]
 
 @dataclass(frozen=True, slots=True)
 class SignalFault:
-    """Send a signal to ranks of this world, because the test wants the fault.
+    """Send a signal to ranks of this world, because the test wants the fault."""
 
-    Attributes:
-        action: Which signal: "kill" and "power off" are SIGKILL, "stop" is SIGSTOP, "cont" is SIGCONT.
-        ranks: Which ranks.
-    """
-
-    action: SignalAction
+    action: SignalAction  # "kill" and "power off" are SIGKILL, "stop" is SIGSTOP, "cont" is SIGCONT
     ranks: tuple[Annotated[int, range(MAX_WORLD_SIZE)], ...]
 
 
 @dataclass(frozen=True, slots=True)
 class LinkFault:
-    """Give links between the simulated nodes of this world a rule.
-
-    Attributes:
-        links: Which links.
-        rule: What they do to packets from now on.
-    """
+    """Give links between the simulated nodes of this world a rule."""
 
     links: tuple[Link, ...]
-    rule: LinkRule
-
-
-@dataclass(frozen=True, slots=True)
-class FaultDone:
-    """The fault that the rank has asked for has happened, or the runner refuses it.
-
-    Attributes:
-        refusal: What is wrong, the cause and the way out; "" if the fault has happened.
-    """
-
-    refusal: str = ""
-
-
-@dataclass(frozen=True, slots=True)
-class ChangeLinks:
-    """Carry out a fault of links. `LinksChanged` answers.
-
-    Attributes:
-        number: Of this order, from 1, for the answer.
-        fault: The fault.
-    """
-
-    number: _Number
-    fault: LinkFault
+    rule: LinkRule  # what they do to packets from now on
+    number: _Number = 0  # the watcher's number for it, from 1, which `LinksChanged` repeats
 
 
 @dataclass(frozen=True, slots=True)
 class LinksChanged:
-    """The links between nodes have their rule, or cannot get it.
+    """The links between nodes have their rule, or cannot get it."""
 
-    Attributes:
-        number: Of the order; `UNASKED` if the links have failed without one.
-        refusal: What is wrong, the cause and the way out; "" if they have it.
-    """
-
-    number: _Number
-    refusal: str = ""
+    number: _Number  # that of the `LinkFault`; `UNASKED` if the links have failed without one
+    refusal: str = ""  # what is wrong, the cause and the way out; "" if they have it
 
 
 Request: TypeAlias = SignalFault | LinkFault
-FAULT_REQUESTS: Family[Request] = Family("request for a fault", 1, (SignalFault, LinkFault))
-FAULT_ANSWERS: Family[FaultDone] = Family("answer to a request for a fault", 1, (FaultDone,))
-LINK_ORDERS: Family[ChangeLinks] = Family("order to the link process", 3, (ChangeLinks,))
+FAULT_REQUESTS: Family[Request] = Family("request for a fault", 2, (SignalFault, LinkFault))
+LINK_ORDERS: Family[LinkFault] = Family("order to the link process", 4, (LinkFault,))
 LINK_ANSWERS: Family[LinksChanged] = Family("answer of the link process", 2, (LinksChanged,))

@@ -6,12 +6,15 @@ happened: a rank that `kill` names is dead, and the next packet meets the new ne
 
 from __future__ import annotations
 
+import functools
+import time
 from collections.abc import Callable, Iterable, Sequence
 from typing import NoReturn, TypeAlias
 
 from dist_testing.core.ground.errors import UsageError
 from dist_testing.core.ground.layout import Layout
-from dist_testing.nodes.fault_messages import LinkFault, Request, SignalFault
+from dist_testing.core.ground.world import AsksRunner, World
+from dist_testing.nodes.fault_messages import FAULT_REQUESTS, LinkFault, Request, SignalFault
 from dist_testing.nodes.links import (
     CUT,
     MAX_DELAY_MS,
@@ -24,11 +27,15 @@ from dist_testing.nodes.links import (
     links_between,
 )
 
+# The add-on that carries faults out.
+ADD_ON = "faults"
 # Names a node, or several.
 Nodes: TypeAlias = int | Iterable[int]
 
 # Longest delay of a rank at a barrier. Seconds.
 MAX_BARRIER_DELAY_S = 3600.0
+# True is none, although it is an int.
+_NUMBERS = (int, float)
 
 
 class Faults:
@@ -89,7 +96,7 @@ class Faults:
                 "A delay belongs to a barrier with a name, because a test can have several.",
                 'Write world.barrier("step") in the test, and delay(1, "step", 0.5).',
             )
-        if not _is_number(seconds) or not 0 <= seconds <= MAX_BARRIER_DELAY_S:
+        if type(seconds) not in _NUMBERS or not 0 <= seconds <= MAX_BARRIER_DELAY_S:
             _refuse(
                 f"delay of {seconds!r} seconds",
                 f"It is a number of seconds from 0 to {MAX_BARRIER_DELAY_S:.0f}.",
@@ -161,14 +168,20 @@ class Faults:
         Raises:
             UsageError: If the world has no such nodes, or a value is not possible.
         """
-        for name, time_ms in (("delay_ms", delay_ms), ("jitter_ms", jitter_ms)):
-            _check(
-                name, time_ms, is_possible=_is_number(time_ms) and 0 <= time_ms <= MAX_DELAY_MS, largest=MAX_DELAY_MS
-            )
-        for name, share in (("loss", loss), ("reorder", reorder)):
-            _check(name, share, is_possible=_is_number(share) and 0 <= share <= 1, largest=1)
-        for name, number, largest in (("rate_kbit", rate_kbit, MAX_RATE_KBIT), ("seed", seed, MAX_SEED - 1)):
-            _check(name, number, is_possible=type(number) is int and 0 <= number <= largest, largest=largest)
+        for name, value, kinds, largest in (
+            ("delay_ms", delay_ms, _NUMBERS, MAX_DELAY_MS),
+            ("jitter_ms", jitter_ms, _NUMBERS, MAX_DELAY_MS),
+            ("loss", loss, _NUMBERS, 1),
+            ("reorder", reorder, _NUMBERS, 1),
+            ("rate_kbit", rate_kbit, (int,), MAX_RATE_KBIT),
+            ("seed", seed, (int,), MAX_SEED - 1),
+        ):
+            if type(value) not in kinds or not 0 <= value <= largest:
+                _refuse(
+                    f"wire with {name} = {value!r}",
+                    f"It is a number from 0 to {largest}.",
+                    "Correct it, or leave it out.",
+                )
         rule = LinkRule(
             delay_us=round(1000 * delay_ms),
             jitter_us=round(1000 * jitter_ms),
@@ -227,13 +240,36 @@ class Faults:
         return tuple(dict.fromkeys(found))
 
 
-def _is_number(value: object) -> bool:
-    return type(value) in (int, float)
+def ask(runner: AsksRunner, request: Request) -> None:
+    """Bring a request to the runner, and wait until the fault has happened.
+
+    Raises:
+        UsageError: If the runner refuses.
+    """
+    if refusal := runner.ask(ADD_ON, FAULT_REQUESTS.to_wire(request).decode(), "world.faults"):
+        raise UsageError(refusal)
 
 
-def _check(name: str, value: object, *, is_possible: bool, largest: int) -> None:
-    if not is_possible:
-        _refuse(f"wire with {name} = {value!r}", f"It is a number from 0 to {largest}.", "Correct it, or leave it out.")
+def faults_of(world: World, runner: AsksRunner, layout: Layout) -> Faults:
+    """Return `world.faults` of a rank."""
+
+    def note_delay(rank: int, barrier: str, seconds: float) -> None:
+        world.store.set(_delay_key(rank, barrier), str(seconds))
+
+    return Faults(layout, functools.partial(ask, runner), note_delay)
+
+
+def be_late(world: World, barrier: str) -> None:
+    """Wait before a barrier, if a rank has asked for a delay of this one."""
+    key = _delay_key(world.rank, barrier)
+    if world.store.check([key]):
+        seconds = float(world.store.get(key))
+        world.store.delete_key(key)
+        time.sleep(seconds)
+
+
+def _delay_key(rank: int, barrier: str) -> str:
+    return f"dist_testing/delay/{rank}/{barrier}"
 
 
 def _refuse(what: str, cause: str, way_out: str) -> NoReturn:

@@ -15,9 +15,9 @@ from collections.abc import Sequence
 from typing import NoReturn
 
 from dist_testing.core.process import wire
-from dist_testing.core.process.lifetime import die_with_parent, end_child, fork
+from dist_testing.core.process.lifetime import die_with_parent, fork
 from dist_testing.nodes.addresses import INTERFACE
-from dist_testing.nodes.fault_messages import LINK_ANSWERS, LINK_ORDERS, UNASKED, ChangeLinks, LinksChanged
+from dist_testing.nodes.fault_messages import LINK_ANSWERS, LINK_ORDERS, LinksChanged
 from dist_testing.nodes.namespaces import Nodes, enter, enter_network, port_name
 from dist_testing.nodes.netlink import Netlink
 from dist_testing.nodes.switch import Switch, open_port
@@ -26,71 +26,18 @@ _FIRST_FREE_FD = 3
 # How often the kernel repeats what a closed connection has sent, without an answer. By default it takes 100 s for that,
 # and keeps the network of the node so long.
 _ORPHAN_RETRIES = "/proc/sys/net/ipv4/tcp_orphan_retries"
-# Limit for the process to end by itself. Seconds.
-_END_LIMIT_S = 1.0
 
 
-class LinkProcess:
-    """The fork server's view of the link process of a world."""
-
-    def __init__(self, nodes: Nodes) -> None:
-        """Start the process.
-
-        Raises:
-            OSError: If the machine has no room for another process.
-        """
-        self._count = len(nodes.network)
-        parent_pid = os.getpid()
-        self._control, theirs = socket.socketpair()
-        try:
-            self._pid = fork()
-        except OSError:
-            self._control.close()
-            theirs.close()
-            raise
-        if self._pid == 0:
+def start_link_process(nodes: Nodes) -> tuple[int, socket.socket]:
+    """Start the process. Return its number, and the connection to it."""
+    parent_pid = os.getpid()
+    with contextlib.ExitStack() as undo:
+        ours, theirs = map(undo.enter_context, socket.socketpair())
+        if (pid := fork()) == 0:
             _serve(theirs, nodes, parent_pid)
         theirs.close()
-
-    def fileno(self) -> int:
-        """Return a descriptor that is readable when `answer` has something."""
-        return self._control.fileno()
-
-    def change(self, order: ChangeLinks) -> str:
-        """Pass an order on, which `answer` answers later. Return why it cannot be; "" if it is on its way."""
-        nodes = range(self._count)
-        for link in order.fault.links:
-            if link.source in nodes and link.target in nodes and link.source != link.target:
-                continue
-            return (
-                f"world.faults: link {link.source}->{link.target} in a world of {self._count} nodes.\n"
-                "A test can break only the links of its own world.\n"
-                f"Name nodes from 0 to {self._count - 1}."
-            )
-        try:
-            wire.send(self._control, LINK_ORDERS, order)
-        except (BrokenPipeError, ConnectionResetError):
-            return _DEAD
-        return ""
-
-    def answer(self) -> LinksChanged | None:
-        """Return the next answer; one with the number `UNASKED` if the process has ended, and None after it."""
-        received = wire.receive(self._control, LINK_ANSWERS)
-        return LinksChanged(UNASKED, _DEAD) if received is None else received[0]
-
-    def end(self) -> None:
-        """End the process, and wait until it is gone."""
-        self._control.close()
-        # Other code of this process may have waited for it already.
-        with contextlib.suppress(ProcessLookupError, ChildProcessError):
-            end_child(self._pid, os.pidfd_open(self._pid), _END_LIMIT_S)
-
-
-_DEAD = (
-    "world.faults: the process that carries the packets between the nodes has ended.\n"
-    "A test has killed it, or the kernel has for lack of memory; now no node reaches another.\n"
-    "Look for a test that kills processes which it has not started."
-)
+        undo.pop_all()
+    return pid, ours
 
 
 def _serve(control: socket.socket, nodes: Nodes, parent_pid: int) -> NoReturn:
@@ -164,7 +111,7 @@ def _obey(control: socket.socket, switch: Switch) -> bool:
     if received is None:
         return False
     order, _ = received
-    switch.set_rule(order.fault.links, order.fault.rule)
+    switch.set_rule(order.links, order.rule)
     wire.send(control, LINK_ANSWERS, LinksChanged(order.number))
     return True
 

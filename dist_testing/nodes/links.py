@@ -31,24 +31,14 @@ _DRAWS = struct.Struct(">4Q")
 
 @dataclass(frozen=True, slots=True)
 class LinkRule:
-    """What a link does to its packets.
+    """What a link does to its packets: `Faults.wire`, with times in microseconds and shares in millionths."""
 
-    Attributes:
-        is_cut: Whether it loses all packets.
-        delay_us: Time that each packet takes, in microseconds.
-        jitter_us: A packet takes up to so much longer, in microseconds.
-        loss_ppm: Share of the packets that are lost, in millionths.
-        reorder_ppm: Share of the packets that 1 to `MAX_OVERTAKING` later ones overtake, in millionths.
-        rate_kbit: Speed in thousands of bits per second; 0 for no limit.
-        seed: Chooses the fates.
-    """
-
-    is_cut: bool = False
+    is_cut: bool = False  # whether it loses all packets
     delay_us: Annotated[int, range(1000 * MAX_DELAY_MS + 1)] = 0
     jitter_us: Annotated[int, range(1000 * MAX_DELAY_MS + 1)] = 0
     loss_ppm: Annotated[int, range(MILLION + 1)] = 0
     reorder_ppm: Annotated[int, range(MILLION + 1)] = 0
-    rate_kbit: Annotated[int, range(MAX_RATE_KBIT + 1)] = 0
+    rate_kbit: Annotated[int, range(MAX_RATE_KBIT + 1)] = 0  # 0 for no limit
     seed: Annotated[int, range(MAX_SEED)] = 0
 
     def describe(self) -> str:
@@ -78,17 +68,11 @@ class Link:
 
 
 class Fate(NamedTuple):
-    """What happens to one packet.
-
-    Attributes:
-        is_lost: Whether it never arrives.
-        delay_us: How long it takes, in microseconds, without the limit of the rate.
-        overtaken_by: How many later packets of the link arrive before it.
-    """
+    """What happens to one packet."""
 
     is_lost: bool
-    delay_us: int
-    overtaken_by: int
+    delay_us: int  # how long it takes, without the limit of the rate
+    overtaken_by: int  # how many later packets of the link arrive before it
 
 
 def fate(rule: LinkRule, link: Link, number: int) -> Fate:
@@ -114,11 +98,7 @@ def links_between(sources: Iterable[int], targets: Iterable[int], *, both: bool)
 
 
 class LinkQueue:
-    """The packets of one link, from the moment when they are sent: gives each its number, and keeps those on their way.
-
-    Attributes:
-        rule: What happens to the next packets.
-    """
+    """The packets of one link, from when they are sent: gives each its number, and keeps those on their way."""
 
     def __init__(self, link: Link) -> None:
         self.rule: LinkRule = WHOLE

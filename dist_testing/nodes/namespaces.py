@@ -23,12 +23,12 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import functools
-import json
 import os
+import pickle
 import socket
 import subprocess
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn
@@ -46,15 +46,13 @@ _PR_SET_DUMPABLE = 4
 _BRIDGE = "switch"
 # Where the C library looks up names first.
 _HOSTS = "/etc/hosts"
-# Size of the answer of the process that makes the nodes: an error text.
+# Size of the answer of the process that makes the nodes: an error with a short text.
 _ANSWER_BYTES = 4096
 # Limit for the attempt in a bare interpreter. Seconds.
 _ATTEMPT_LIMIT_S = 30.0
 _ATTEMPT = """
-import sys, types
-package = types.ModuleType("dist_testing")
-package.__path__ = [sys.argv[1]]
-sys.modules["dist_testing"] = package
+import sys
+sys.path.append(sys.argv[1])
 from dist_testing.nodes.namespaces import attempt
 attempt()
 """
@@ -64,21 +62,13 @@ _libc: Any = ctypes.CDLL(None, use_errno=True)
 
 @dataclass(frozen=True, slots=True)
 class Nodes:
-    """The nodes of a world, as descriptors of this process.
+    """The nodes of a world, as descriptors of this process."""
 
-    Attributes:
-        bridge: The network namespace of the bridge. Keep it open as long as the nodes are to reach each other.
-        user: The user namespace around them; None if this process may make network namespaces itself.
-        network: The network namespace of each node.
-        uts: The UTS namespace of each node, which holds its host name.
-        store: A socket that listens on node 0; None if none was asked for.
-    """
-
-    bridge: int
-    user: int | None
-    network: tuple[int, ...]
-    uts: tuple[int, ...]
-    store: int | None
+    bridge: int  # network namespace of the bridge; keep it open as long as the nodes are to reach each other
+    user: int | None  # user namespace around them; None if this process may make network namespaces itself
+    network: tuple[int, ...]  # network namespace of each node
+    uts: tuple[int, ...]  # UTS namespace of each node, which holds its host name
+    store: int | None  # socket that listens on node 0; None if none was asked for
 
     def of(self, node: int) -> tuple[int, ...]:
         """Return the descriptors that `enter` needs for a node."""
@@ -95,11 +85,7 @@ def make_nodes(count: int, store_port: int, backlog: int) -> Nodes:
     """Make nodes that a bridge connects.
 
     A child process makes them, so this process stays in its own namespaces. It must be fit to be forked.
-
-    Args:
-        count: Number of nodes, from 1 to `addresses.MAX_NODES`.
-        store_port: Port of the listening socket on node 0; 0 for no socket.
-        backlog: Connections that may wait at that socket.
+    A socket listens at `store_port` of node 0; 0 for no socket.
     """
     near, far = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     with near, far:
@@ -109,10 +95,9 @@ def make_nodes(count: int, store_port: int, backlog: int) -> Nodes:
         far.close()
         answer, fds, _, _ = socket.recv_fds(near, _ANSWER_BYTES, 2 * count + 3)
         os.waitpid(pid, 0)
-    error = json.loads(answer) if answer else [0, "the process that makes them has ended"]
+    error = pickle.loads(answer) if answer else OSError(0, "the process that makes them has ended")
     if error is not None:
-        number, text = error
-        raise OSError(number, text)
+        raise error
     for fd in fds:
         os.set_inheritable(fd, False)
     bridge, *rest = fds
@@ -142,11 +127,7 @@ def port_name(node: int) -> str:
 
 
 def write_hosts(path: Path, count: int) -> None:
-    """Write the names and addresses of nodes to a file, and those that this machine knows.
-
-    Raises:
-        OSError: If the file cannot be written, or the machine's own cannot be read.
-    """
+    """Write the names and addresses of nodes to a file, and those that this machine knows."""
     # The first line with a name counts.
     named = "".join(f"{node_address(node)} {node_name(node)}\n" for node in range(count))
     path.write_bytes(named.encode() + Path(_HOSTS).read_bytes())
@@ -156,14 +137,14 @@ def name_nodes(hosts: Path) -> None:
     """Show a file of `write_hosts` as /etc/hosts to this process and those that it starts. Call it after `enter`."""
     _call(_libc.unshare, _CLONE_NEWNS)
     # Other processes must not see the next mount.
-    _mount("none", "/", _MS_REC | _MS_PRIVATE)
-    _mount(os.fspath(hosts), _HOSTS, _MS_BIND)
+    _call(_libc.mount, b"none", b"/", None, _MS_REC | _MS_PRIVATE, None, making="private mounts")
+    _call(_libc.mount, bytes(hosts), _HOSTS.encode(), None, _MS_BIND, None, making=f"a mount at {_HOSTS}")
 
 
 @functools.cache
 def missing_permission() -> str:
     """Return why this process cannot make nodes; "" if it can. Tries it once, in another process."""
-    command = [sys.executable, "-I", "-S", "-c", _ATTEMPT, str(Path(__file__).resolve().parents[1])]
+    command = [sys.executable, "-I", "-S", "-c", _ATTEMPT, str(Path(__file__).resolve().parents[2])]
     try:
         done = subprocess.run(
             command, capture_output=True, text=True, timeout=_ATTEMPT_LIMIT_S, check=False, stdin=subprocess.DEVNULL
@@ -189,15 +170,15 @@ def attempt() -> NoReturn:
 def _make_and_send(channel: socket.socket, count: int, store_port: int, backlog: int) -> NoReturn:
     """Make the nodes in this process, a child, send their descriptors to the parent, and end."""
     fds: list[int] = []
-    error = None
+    error: OSError | None = None
     try:
         fds = _make(count, store_port, backlog)
     except OSError as refused:
-        error = [refused.errno or 0, refused.strerror or str(refused)]
+        error = refused
     except BaseException as unexpected:
-        error = [0, f"{type(unexpected).__name__}: {unexpected}"]
+        error = OSError(0, f"{type(unexpected).__name__}: {unexpected}"[: _ANSWER_BYTES // 8])
     finally:
-        socket.send_fds(channel, [json.dumps(error).encode()[:_ANSWER_BYTES]], [] if error else fds)
+        socket.send_fds(channel, [pickle.dumps(error)], fds)
         os._exit(0)
 
 
@@ -208,8 +189,7 @@ def _make(count: int, store_port: int, backlog: int) -> list[int]:
     with Netlink() as on_bridge:
         on_bridge.add_bridge(_BRIDGE)
         for node in range(count):
-            with _explaining("a node"):
-                _call(_libc.unshare, _CLONE_NEWNET | _CLONE_NEWUTS)
+            _call(_libc.unshare, _CLONE_NEWNET | _CLONE_NEWUTS, making="a node")
             network.append(_open_namespace("net"))
             uts.append(_open_namespace("uts"))
             socket.sethostname(node_name(node))
@@ -231,8 +211,7 @@ def _separate() -> int | None:
     with contextlib.suppress(OSError):
         _call(_libc.unshare, _CLONE_NEWNET)
         return None
-    with _explaining("a user namespace"):
-        _call(_libc.unshare, _CLONE_NEWUSER | _CLONE_NEWNET)
+    _call(_libc.unshare, _CLONE_NEWUSER | _CLONE_NEWNET, making="a user namespace")
     # The user keeps the own number: a rank sees the same owners of files as the runner.
     Path("/proc/self/setgroups").write_text("deny")
     Path("/proc/self/uid_map").write_text(f"{uid} {uid} 1")
@@ -244,21 +223,8 @@ def _open_namespace(kind: str) -> int:
     return os.open(f"/proc/self/ns/{kind}", os.O_RDONLY | os.O_CLOEXEC)
 
 
-@contextlib.contextmanager
-def _explaining(what: str) -> Iterator[None]:
-    try:
-        yield
-    except OSError as error:
-        raise OSError(error.errno, f"the kernel does not let this user make {what}: {error.strerror}") from error
-
-
-def _mount(source: str, target: str, flags: int) -> None:
-    if _libc.mount(os.fsencode(source), os.fsencode(target), None, ctypes.c_ulong(flags), None):
+def _call(function: Any, *arguments: int | bytes | None, making: str = "") -> None:
+    if function(*(ctypes.c_ulong(one) if isinstance(one, int) else one for one in arguments)):
         number = ctypes.get_errno()
-        raise OSError(number, os.strerror(number), target)
-
-
-def _call(function: Any, *arguments: int) -> None:
-    if function(*map(ctypes.c_ulong, arguments)):
-        number = ctypes.get_errno()
-        raise OSError(number, os.strerror(number))
+        text = os.strerror(number)
+        raise OSError(number, f"the kernel does not let this user make {making}: {text}" if making else text)

@@ -58,13 +58,7 @@ class Netlink:
         self.switch_on(name)
 
     def add_pair(self, name: str, peer: str, peer_namespace: int) -> None:
-        """Make two connected interfaces: this one, which is switched on, and one in another network namespace, off.
-
-        Args:
-            name: Name of the interface in this namespace.
-            peer: Name of the other one.
-            peer_namespace: Descriptor of the other namespace.
-        """
+        """Make two connected interfaces: this one, which is switched on, and one in another network namespace, off."""
         other = _link(peer) + _number(_IFLA_NET_NS_FD, peer_namespace)
         data = _attribute(_IFLA_INFO_DATA, _attribute(_VETH_INFO_PEER, other))
         self._change(name, _info("veth", data), flags=_CREATE | _EXCL)
@@ -76,7 +70,7 @@ class Netlink:
         self.switch_on(name)
 
     def remove_port(self, name: str) -> None:
-        """Take an interface out of its bridge; it stays on."""
+        """Take an interface out of its bridge; it stays on, and what arrives there is lost."""
         self._change(name, _number(_IFLA_MASTER, 0))
 
     def send_single_packets(self, name: str) -> None:
@@ -88,11 +82,7 @@ class Netlink:
         if os.path.exists("/proc/net/if_inet6"):
             mode = _attribute(_IFLA_INET6_ADDR_GEN_MODE, bytes([_GENERATE_NONE]))
             self._change(name, _attribute(_IFLA_AF_SPEC, _attribute(socket.AF_INET6, mode)))
-        self._ask(_RTM_NEWLINK, 0, _link(name, flags=_IFF_UP, changed=_IFF_UP))
-
-    def switch_off(self, name: str) -> None:
-        """Switch an interface off: what it would carry is lost, and neither side is told."""
-        self._ask(_RTM_NEWLINK, 0, _link(name, changed=_IFF_UP))
+        self._ask(_RTM_NEWLINK, 0, _link(name, _IFF_UP))
 
     def add_address(self, name: str, address: str, network_bits: int) -> None:
         """Give an interface an IPv4 address in a network whose part of the address has so many bits."""
@@ -117,8 +107,8 @@ class Netlink:
             raise OSError(-code, os.strerror(-code))
 
 
-def _link(name: str, *, flags: int = 0, changed: int = 0) -> bytes:
-    return _LINK.pack(socket.AF_UNSPEC, 0, 0, flags, changed) + _text(_IFLA_IFNAME, name)
+def _link(name: str, flags: int = 0) -> bytes:
+    return _LINK.pack(socket.AF_UNSPEC, 0, 0, flags, flags) + _text(_IFLA_IFNAME, name)
 
 
 def _attribute(kind: int, content: bytes) -> bytes:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import ast
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, NoReturn, TypeVar
+from typing import Any, TypeVar
 
 from dist_testing.core.ground.case import SETTINGS, Case
 from dist_testing.core.ground.errors import UsageError
@@ -32,45 +32,20 @@ _CALLS = ("kill", "stop", "cont", "node_down", "partition", "heal", "wire")
 
 @dataclass(frozen=True, slots=True)
 class PlannedFault:
-    """One fault of a plan.
+    """One fault of a plan."""
 
-    Attributes:
-        after_s: When it happens, in seconds after the test has begun on all ranks.
-        call: A call of `world.faults`, such as "kill(2)".
-    """
-
-    after_s: float
-    call: str
+    after_s: float  # when it happens, in seconds after the test has begun on all ranks
+    call: str  # of `world.faults`, such as "kill(2)"
 
     def __str__(self) -> str:
         return f"{self.call} after {self.after_s:g} s"
 
 
-@dataclass(frozen=True, slots=True)
-class PlannedRequests:
-    """A planned fault.
-
-    Attributes:
-        after_s: When it happens, in seconds after the test has begun on all ranks.
-        text: The fault in words.
-        requests: Its parts, each of which waits for the one before.
-    """
-
-    after_s: float
-    text: str
-    requests: tuple[Request, ...]
-
-
 def read_fault_plan(subject: str, value: object, way_out: str = _EXAMPLE) -> tuple[PlannedFault, ...]:
     """Return the plan that a user gave as a table from seconds to calls, in the order of the times.
 
-    Args:
-        subject: Begins the text of an error.
-        value: The user's value.
-        way_out: Ends it.
-
     Raises:
-        UsageError: If it is no such table.
+        UsageError: If it is no such table. Its text begins with `subject`, and ends with `way_out`.
     """
     if not isinstance(value, dict) or not all(
         type(after_s) in (int, float) and 0 <= after_s <= _MAX_AFTER_S and isinstance(call, str)
@@ -104,11 +79,7 @@ def planned_faults(faults: Mapping[float, str]) -> Callable[[_Function], _Functi
 
 
 def check(case: Case, spec: Spec) -> None:
-    """Check the planned faults of a case.
-
-    Raises:
-        UsageError: If one of them is not possible in its world.
-    """
+    """Check the planned faults of a case."""
     del spec
     isolation = isolation_named(case.isolation)
     if _planned(case) and (isolation.in_process or case.pool):
@@ -120,13 +91,9 @@ def check(case: Case, spec: Spec) -> None:
     plan_of(case)
 
 
-def plan_of(case: Case) -> list[PlannedRequests]:
-    """Return the planned faults of a case.
-
-    Raises:
-        UsageError: If one of them is not possible in its world.
-    """
-    plan = []
+def plan_of(case: Case) -> list[tuple[PlannedFault, list[Request]]]:
+    """Return the planned faults of a case with their parts, each of which waits for the one before."""
+    plan: list[tuple[PlannedFault, list[Request]]] = []
     for planned in _planned(case):
         requests: list[Request] = []
         # No delay is noted: it is no call of a plan.
@@ -135,7 +102,7 @@ def plan_of(case: Case) -> list[PlannedRequests]:
             _ask(planned, faults)
         except UsageError as error:
             raise UsageError(f"{case.name}: {error}") from None
-        plan.append(PlannedRequests(planned.after_s, str(planned), tuple(requests)))
+        plan.append((planned, requests))
     return plan
 
 
@@ -145,29 +112,17 @@ def _planned(case: Case) -> tuple[PlannedFault, ...]:
 
 
 def _ask(planned: PlannedFault, faults: Faults) -> None:
-    """Make the call of a planned fault.
-
-    Raises:
-        UsageError: If it is none of `world.faults`, or if that refuses it.
-    """
+    """Make the call of a planned fault."""
     try:
         tree = ast.parse(planned.call.strip(), mode="eval").body
-    except (SyntaxError, ValueError, RecursionError, MemoryError):
-        _refuse(planned)
-    if not isinstance(tree, ast.Call) or not isinstance(tree.func, ast.Name) or tree.func.id not in _CALLS:
-        _refuse(planned)
-    try:
+        if not isinstance(tree, ast.Call) or not isinstance(tree.func, ast.Name) or tree.func.id not in _CALLS:
+            raise ValueError("no call of a fault")
         values = [ast.literal_eval(value) for value in tree.args]
         named = {str(word.arg): ast.literal_eval(word.value) for word in tree.keywords}
         getattr(faults, tree.func.id)(*values, **named)
-    except (ValueError, TypeError, RecursionError, MemoryError):
-        # Not a plain value, or not the arguments of the call.
-        _refuse(planned)
-
-
-def _refuse(planned: PlannedFault) -> NoReturn:
-    raise UsageError(
-        f"world.faults: planned fault {planned.call!r}.\n"
-        f"A plan has calls with plain values, of {', '.join(_CALLS)}.\n"
-        'Write "kill(2)", or "wire(loss=0.01, seed=7)", for example.'
-    )
+    except (SyntaxError, ValueError, TypeError, RecursionError, MemoryError):
+        raise UsageError(
+            f"world.faults: planned fault {planned.call!r}.\n"
+            f"A plan has calls with plain values, of {', '.join(_CALLS)}.\n"
+            'Write "kill(2)", or "wire(loss=0.01, seed=7)", for example.'
+        ) from None

@@ -42,11 +42,7 @@ _SOCKET_BUFFER_BYTES = 8 * 1024 * 1024
 
 
 def open_port(name: str) -> socket.socket:
-    """Return a socket that gets all packets that arrive at an interface, and sends by it.
-
-    Raises:
-        OSError: If the kernel refuses.
-    """
+    """Return a socket that gets all packets that arrive at an interface, and sends by it."""
     port = socket.socket(socket.AF_PACKET, socket.SOCK_RAW | socket.SOCK_CLOEXEC | socket.SOCK_NONBLOCK, 0)
     port.setsockopt(_SOL_PACKET, _PACKET_VNET_HDR, 1)
     port.setsockopt(_SOL_PACKET, _PACKET_IGNORE_OUTGOING, 1)

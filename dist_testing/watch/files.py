@@ -60,8 +60,8 @@ class Files:
 
     def __init__(self) -> None:
         self._seen: dict[str, tuple[_Status | None, bytes | None]] = {}
-        # The time of the last change of each watched folder, and whether the folders below it are watched, too.
-        self._folders: dict[str, tuple[int, bool]] = {}
+        # The status of each watched folder, and whether the folders below it are watched, too.
+        self._folders: dict[str, tuple[_Status | None, bool]] = {}
 
     def __len__(self) -> int:
         return len(self._seen)
@@ -90,15 +90,15 @@ class Files:
                 self._seen[path] = status, _content_of(path)
                 if self._seen[path][1] != content:
                     found.add(path)
-        for folder, (before_ns, is_tree) in list(self._folders.items()):
-            if _changed_ns(folder) != before_ns:
+        for folder, (before, is_tree) in list(self._folders.items()):
+            if _status_of(folder) != before:
                 found |= self._scan(folder, is_tree=is_tree)
         return found
 
     def _scan(self, folder: str, *, is_tree: bool) -> set[str]:
         """Watch a folder; return the Python files in it that were not watched yet."""
         created: set[str] = set()
-        changed_ns = _changed_ns(folder)
+        status = _status_of(folder)
         try:
             # Editors give hidden names to files of their own.
             entries = [entry for entry in os.scandir(folder) if not entry.name.startswith(".")]
@@ -106,12 +106,12 @@ class Files:
             entries = []
         if is_tree and any(entry.name == "pyvenv.cfg" for entry in entries):
             return created
-        self._folders[folder] = changed_ns, is_tree
+        self._folders[folder] = status, is_tree
         for entry in entries:
             if entry.name.endswith(".py") and entry.path not in self._seen:
                 self._seen[entry.path] = _status_of(entry.path), _content_of(entry.path)
                 created.add(entry.path)
-            elif is_tree and entry.name not in _LEFT_OUT and not self._folders.get(entry.path, (0, False))[1]:
+            elif is_tree and entry.name not in _LEFT_OUT and not self._folders.get(entry.path, (None, False))[1]:
                 created |= self._scan(entry.path, is_tree=True) if entry.is_dir(follow_symlinks=False) else set()
         return created
 
@@ -145,10 +145,3 @@ def _content_of(path: str) -> bytes | None:
         return hashlib.sha256(Path(path).read_bytes()).digest()
     except OSError:
         return None
-
-
-def _changed_ns(folder: str) -> int:
-    try:
-        return os.stat(folder).st_mtime_ns
-    except OSError:
-        return 0

@@ -10,6 +10,7 @@ import os
 import signal
 import sys
 from collections.abc import Generator
+from dataclasses import dataclass, field
 from pathlib import Path
 from types import FrameType, ModuleType
 
@@ -138,18 +139,18 @@ def _begin(config: pytest.Config, forked: Fork) -> _Run:
     return run
 
 
+@dataclass(eq=False, slots=True)
 class _Run:
     """The plugin of a run: chooses its tests, and tells the watcher about them."""
 
-    def __init__(self, config: pytest.Config, forked: Fork) -> None:
-        self._config = config
-        self._order = forked.order
-        self._watcher = forked
-        self._code: int | None = None
-        self._is_ending = False
-        self._test_files: set[str] = set()
-        # Sources that an import has run, also one that has failed.
-        self._files: set[str] = set()
+    _config: pytest.Config
+    _watcher: Fork
+    _code: int | None = None
+    # Whether the session only writes its end.
+    _is_ending: bool = False
+    _test_files: set[str] = field(default_factory=set)
+    # Sources that an import has run, also one that has failed.
+    _files: set[str] = field(default_factory=set)
 
     def stop(self, number: int, _: FrameType | None) -> None:
         """Handle the signal of the watcher: end the session without a word, because the next one follows at once."""
@@ -167,7 +168,7 @@ class _Run:
     @pytest.hookimpl(tryfirst=True)
     def pytest_cmdline_main(self, config: pytest.Config) -> None:
         """Set the options of this run before any plugin is configured."""
-        order, option = self._order, config.option
+        order, option = self._watcher.order, config.option
         if order.arguments:
             config.args[:] = order.arguments
         if order.pattern:
@@ -178,17 +179,17 @@ class _Run:
     @pytest.hookimpl(tryfirst=True)
     def pytest_ignore_collect(self, collection_path: Path) -> bool | None:
         """Leave out test files that the change does not concern."""
-        return True if str(collection_path) in self._order.left_out else None
+        return True if str(collection_path) in self._watcher.order.left_out else None
 
     @pytest.hookimpl(trylast=True)
     def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> None:
         """Put the tests that failed last first, or leave out all others."""
-        failed = set(self._order.failed)
+        failed = set(self._watcher.order.failed)
         # A file that could not be collected has failed as a whole.
         chosen = [item for item in items if item.nodeid in failed or item.nodeid.partition("::")[0] in failed]
         names = {item.nodeid for item in chosen}
         others = [item for item in items if item.nodeid not in names]
-        if self._order.only_failed and chosen:
+        if self._watcher.order.only_failed and chosen:
             self._config.hook.pytest_deselected(items=others)
             others = []
         items[:] = [*chosen, *others]

@@ -117,11 +117,7 @@ class Run:
 
 
 def fork_run(order: Order) -> Run | Fork:
-    """Fork a run. Returns a `Fork` in the new process, with SIGTERM blocked, and a `Run` in this one.
-
-    Raises:
-        OSError: If this machine has no room for another process.
-    """
+    """Fork a run. Returns a `Fork` in the new process, with SIGTERM blocked, and a `Run` in this one."""
     sys.stdout.flush()
     sys.stderr.flush()
     parent = os.getpid()

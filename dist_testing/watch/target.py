@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Generator, Sequence
+from collections.abc import Collection, Sequence
 
 import pytest
 
@@ -12,20 +12,14 @@ from dist_testing.core.pytest import plugin as pytest_plugin
 from dist_testing.core.pytest.marked_items import SPEC_KEY
 
 
-class _Target:
-    """A pytest plugin that knows the target. Nothing else of Bazel's protocol applies: a person reads the results."""
-
-    def __init__(self, spec: Spec) -> None:
-        self._spec = spec
-
-    @pytest.hookimpl(wrapper=True, tryfirst=True)
-    def pytest_load_initial_conftests(self, early_config: pytest.Config) -> Generator[None, object, object]:
-        """Pass the spec to the plugin before pytest configures any plugin."""
-        early_config.stash[SPEC_KEY] = self._spec
-        return (yield)
-
-
 def watch_target(spec: Spec, files: Sequence[str], repositories: Collection[str], arguments: Sequence[str]) -> int:
     """Watch the files of a target; see `test_session` for the arguments. Returns pytest's exit code in each run."""
+
+    class Target:
+        # Before pytest configures any plugin. Nothing else of Bazel's protocol applies: a person reads the results.
+        @pytest.hookimpl(tryfirst=True)
+        def pytest_load_initial_conftests(self, early_config: pytest.Config) -> None:
+            early_config.stash[SPEC_KEY] = spec
+
     command = test_session(files, repositories, arguments, fail_fast=False)
-    return int(pytest.main(command, plugins=[_Target(spec), pytest_plugin]))
+    return int(pytest.main(command, plugins=[Target(), pytest_plugin]))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import ctypes
 from collections.abc import Iterator
 from pathlib import Path
@@ -10,10 +9,10 @@ from pathlib import Path
 import pytest
 
 from dist_testing.gpus.devices import NVIDIA
-from dist_testing.gpus.faults import XidReader
+from dist_testing.gpus.faults import hardware_faults
 from dist_testing.gpus.gpu import NVML_VARIABLE, Gpu
 from dist_testing.gpus.lease import Lease
-from dist_testing.gpus.nvml import open_nvml
+from dist_testing.gpus.nvml import Nvml, open_nvml
 from dist_testing.gpus.world_gpus import WorldGpus
 from tests.support.fake_nvml import STATE_VARIABLE, FakeMachine, build_fake_nvml
 
@@ -35,53 +34,48 @@ def machine(library: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> F
 
 
 @pytest.fixture
-def watch(machine: FakeMachine) -> Iterator[XidReader]:
+def nvml(machine: FakeMachine) -> Iterator[Nvml]:
     """Watches the first GPU, after one error."""
     machine.set(lines=("xid 4 79",))
     with open_nvml() as nvml:
         assert nvml is not None
-        watch = XidReader(_GPUS[:1], nvml)
-        yield watch
-        watch.close()
+        nvml.watch_xids([4])
+        yield nvml
 
 
-def test_errors_of_the_hardware_are_reported_once(watch: XidReader, machine: FakeMachine) -> None:
+def test_errors_of_the_hardware_are_reported_once(nvml: Nvml, machine: FakeMachine) -> None:
     """An error during one case must not excuse the next case on the same ranks."""
-    assert watch.hardware_faults() == []
+    assert hardware_faults(nvml, _GPUS) == []
     machine.set(lines=("xid 4 79", "xid 4 48", "xid 4 48", "xid 4 95"))
-    assert watch.hardware_faults() == [
+    assert hardware_faults(nvml, _GPUS) == [
         "GPU 0 (/dev/nvidia4): Xid 48, memory error that ECC cannot correct",
         "GPU 0 (/dev/nvidia4): Xid 95, memory error that ECC cannot correct, not contained",
     ]
-    assert watch.hardware_faults() == []
+    assert hardware_faults(nvml, _GPUS) == []
 
 
 @pytest.mark.parametrize("number", [13, 31, 43, 45, 63, 68, 92, 154])
-def test_errors_that_a_program_can_cause_are_no_hardware_faults(
-    watch: XidReader, machine: FakeMachine, number: int
-) -> None:
+def test_errors_that_a_program_can_cause_are_no_hardware_faults(nvml: Nvml, machine: FakeMachine, number: int) -> None:
     """An illegal access of a kernel under test is an Xid, too."""
     machine.set(lines=("xid 4 79", f"xid 4 {number}"))
-    assert watch.hardware_faults() == []
+    assert hardware_faults(nvml, _GPUS) == []
 
 
-def test_errors_of_other_gpus_are_not_reported(watch: XidReader, machine: FakeMachine) -> None:
+def test_errors_of_other_gpus_are_not_reported(nvml: Nvml, machine: FakeMachine) -> None:
     """A broken GPU would excuse failures on all other GPUs."""
     machine.set(lines=("xid 4 79", "xid 5 79"))
-    assert watch.hardware_faults() == []
+    assert hardware_faults(nvml, _GPUS) == []
 
 
-def test_a_closed_watch_frees_its_event_set(library: Path, machine: FakeMachine) -> None:
+def test_a_closed_library_frees_its_event_set(library: Path, machine: FakeMachine) -> None:
     """A run with a thousand cases would leak a thousand event sets."""
     count = ctypes.CDLL(str(library)).fakeEventSets
     before = count()
     with open_nvml() as nvml:
         assert nvml is not None
-        watch = XidReader(_GPUS, nvml)
+        nvml.watch_xids([4, 5])
         assert count() == before + 1
-        watch.close()
-        assert count() == before
-        assert watch.hardware_faults() == []
+    assert count() == before
 
 
 @pytest.mark.parametrize("function", ["nvmlEventSetCreate", "nvmlDeviceRegisterEvents", "nvmlEventSetWait_v2"])
@@ -93,14 +87,13 @@ def test_a_library_without_events_reports_no_fault(
     monkeypatch.setenv(NVML_VARIABLE, library)
     with open_nvml() as nvml:
         assert nvml is not None
-        watch = XidReader(_GPUS, nvml)
+        nvml.watch_xids([4, 5])
         machine.set(lines=("xid 4 79",))
-        assert watch.hardware_faults() == []
-        watch.close()
+        assert hardware_faults(nvml, _GPUS) == []
     assert ctypes.CDLL(library).fakeEventSets() == 0
 
 
 def test_without_a_library_there_are_no_faults() -> None:
     """Most machines have no such library."""
-    world = WorldGpus(Lease(tuple(_GPUS), ()), NVIDIA, None, contextlib.ExitStack(), wait_s=0.0)
+    world = WorldGpus(Lease(tuple(_GPUS), ()), NVIDIA)
     assert world.check(are_ranks_gone=True) == ()

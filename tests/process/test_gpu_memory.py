@@ -19,7 +19,7 @@ from dist_testing.gpus.gpu import NODES_VARIABLE, NVML_VARIABLE, Gpu, GpuError
 from dist_testing.gpus.lease import lease_gpus
 from dist_testing.gpus.listing import listing
 from dist_testing.gpus.memory import MemoryUse, memory_left, wait_for_memory
-from dist_testing.gpus.nvml import Nvml, NvmlProcess, open_nvml
+from dist_testing.gpus.nvml import Nvml, open_nvml
 from tests.support.fake_nvml import STATE_VARIABLE, FakeMachine, build_fake_nvml
 
 _GIB = 1 << 30
@@ -75,7 +75,7 @@ def test_structures_of_the_library_are_read_in_their_layout(nvml: Nvml, machine:
     found = nvml.memory(four)
     assert found is not None
     assert (found.total, found.used) == (100 * _GIB, 7 * _GIB)
-    assert nvml.processes(four) == (NvmlProcess(42, 3 * _GIB), NvmlProcess(43, 2 * _GIB))
+    assert nvml.processes(four) == {42: 3 * _GIB, 43: 2 * _GIB}
     assert nvml.driver_version() == "580.65.06"
 
 

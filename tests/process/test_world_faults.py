@@ -24,8 +24,8 @@ from dist_testing.core.ground.procfs import status_of
 from dist_testing.core.process import wire
 from dist_testing.core.process.rank_messages import RANK_MESSAGES, Extra
 from dist_testing.core.rank.runner_client import RunnerClient
-from dist_testing.nodes.fault_client import ask
 from dist_testing.nodes.fault_messages import FAULT_REQUESTS, LinkFault, SignalFault
+from dist_testing.nodes.faults import ask
 from dist_testing.nodes.links import CUT, Link
 from dist_testing.nodes.planned import PlannedFault
 from tests.support.worlds import engine_for, run

@@ -42,10 +42,10 @@ def cut(nodes: Nodes, node: int) -> None:
         with contextlib.suppress(BaseException):
             enter([os.dup(fd) for fd in (nodes.user, nodes.bridge) if fd is not None])
             with Netlink() as netlink:
-                netlink.switch_off(f"port{node}")
+                netlink.remove_port(f"port{node}")
             os._exit(0)
         os._exit(1)
-    assert os.waitpid(pid, 0)[1] == 0, "the bridge's port could not be switched off"
+    assert os.waitpid(pid, 0)[1] == 0, "the port could not be taken out of the bridge"
 
 
 class Cluster:

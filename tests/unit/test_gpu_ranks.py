@@ -26,8 +26,7 @@ from dist_testing.core.rank.device import finish_device_work
 from dist_testing.core.rank.rank_world import RankWorld
 from dist_testing.gpus.faults import is_hardware_fault
 from dist_testing.gpus.needs import GpuNeeds
-from dist_testing.gpus.resource import GpuResource, blame_by_error
-from dist_testing.gpus.world_gpus import blame_machine
+from dist_testing.gpus.world_gpus import GpuResource, blame_by_error, blame_machine
 
 
 def world(rank: int, devices: tuple[int, ...] = (0, 1, 2, 3)) -> RankWorld:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import shutil
@@ -14,7 +13,7 @@ from typing import Any
 import pytest
 
 from dist_testing.gpus import nvidia
-from dist_testing.gpus.devices import AMD, NVIDIA, Vendor, vendor_named
+from dist_testing.gpus.devices import AMD, NVIDIA, VENDORS, Vendor
 from dist_testing.gpus.gpu import NODES_VARIABLE, Gpu
 from dist_testing.gpus.lease import Lease
 from dist_testing.gpus.world_gpus import WorldGpus
@@ -165,9 +164,7 @@ def test_a_machine_without_render_nodes_has_none(tmp_path: Path) -> None:
 
 def test_unknown_vendors_have_no_gpus() -> None:
     """A backend must not lease GPUs of another vendor."""
-    assert (vendor_named("nvidia"), vendor_named("amd")) == (NVIDIA, AMD)
-    assert vendor_named("intel") is None
-    assert vendor_named("") is None
+    assert VENDORS == {"nvidia": NVIDIA, "amd": AMD}
 
 
 def test_worlds_lease_amds_gpus_and_set_hips_variable(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -191,5 +188,5 @@ def test_worlds_lease_amds_gpus_and_set_hips_variable(tmp_path: Path, monkeypatc
 def test_ranks_get_all_uuids_or_all_numbers(uuids: tuple[str, str], expected: str) -> None:
     """In a mixed list CUDA ignores one kind, so a rank would lack its GPU."""
     gpus = tuple(Gpu(index, Path(f"/dev/nvidia{index}"), uuid) for index, uuid in enumerate(uuids))
-    world = WorldGpus(Lease(gpus, ()), NVIDIA, None, contextlib.ExitStack(), wait_s=0.0)
+    world = WorldGpus(Lease(gpus, ()), NVIDIA)
     assert world.env == {"CUDA_VISIBLE_DEVICES": expected, "CUDA_DEVICE_ORDER": "PCI_BUS_ID"}
