@@ -11,8 +11,7 @@ import multiprocessing.context
 import os
 from collections.abc import Generator
 from multiprocessing import popen_fork, process
-from types import TracebackType
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 
@@ -30,11 +29,14 @@ _BaseProcess: Any = process.BaseProcess
 def pytest_runtest_call(item: pytest.Item) -> Generator[None, Any, Any]:
     """Judge, at the end of a test, the processes that the test itself has not judged."""
     __tracebackhide__ = True
-    with Watch() as watch:
+    watch = Watch.current = Watch()
+    try:
         result = yield
         for context in open_contexts():
             context.join()
         watch.judge(item.nodeid)
+    finally:
+        Watch.current = None
     return result
 
 
@@ -63,46 +65,29 @@ class _Popen(popen_fork.Popen):
 
 
 class Watch:
-    """Notes the processes that a test starts. Use it as a context manager around the test."""
+    """The processes that a test starts."""
 
-    _current: Watch | None = None
+    current: ClassVar[Watch | None] = None
 
     def __init__(self) -> None:
         self._pid = os.getpid()
-        # With the name of the target: a process forgets it when it has started.
-        self._started: list[tuple[Any, str]] = []
-        # By identity: processes are not hashable by value.
-        self._seen: set[int] = set()
-
-    def __enter__(self) -> Watch:
-        Watch._current = self
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, where: TracebackType | None
-    ) -> None:
-        Watch._current = None
+        # The processes that the test has started, with the names of their targets, which they forget.
+        self.started: list[tuple[Any, str]] = []
+        # Those that the test judges itself: it has read the exit code, or has ended the process. By identity, because
+        # processes are not hashable by value.
+        self.looked_at: set[int] = set()
 
     @classmethod
     def active(cls) -> Watch | None:
         """Return the watch of the running test; None on ranks and in other processes that a test has made."""
-        watch = cls._current
-        return watch if watch is not None and watch._pid == os.getpid() else None
-
-    def started(self, started: Any) -> None:
-        """Note a process that the test has started."""
-        self._started.append((started, _target(started)))
-
-    def looked_at(self, seen: object) -> None:
-        """Note that the test judges a process itself: it has read its exit code, or has ended it."""
-        self._seen.add(id(seen))
+        return cls.current if cls.current is not None and cls.current._pid == os.getpid() else None
 
     def judge(self, nodeid: str) -> None:
         """Wait for the processes that the test has not judged, except daemons, and fail if one has failed."""
         __tracebackhide__ = True
         failed = []
-        for one, target in self._started:
-            if id(one) in self._seen or (one.daemon and one.is_alive()):
+        for one, target in self.started:
+            if id(one) in self.looked_at or (one.daemon and one.is_alive()):
                 continue
             one.join()
             code = one._popen.poll() if one._popen is not None else 0
@@ -110,7 +95,7 @@ class Watch:
                 failed.append(f"{one.name} ({target}) ended by {exit_name(code)}")
         if failed:
             raise TestProcessError(
-                f"{nodeid}: {len(failed)} of {len(self._started)} process(es) failed: {'; '.join(failed)}.\n"
+                f"{nodeid}: {len(failed)} of {len(self.started)} process(es) failed: {'; '.join(failed)}.\n"
                 "The test has passed without a look at their exit codes; what they raised is in the output.\n"
                 "Correct what failed, or check `process.exitcode` in the test if it is expected."
             )
@@ -118,17 +103,14 @@ class Watch:
 
 def install_processes() -> None:
     """Replace how processes of multiprocessing start, for this process."""
-    if getattr(_BaseProcess, "_dist_testing_start", None) is not None:
-        return
     start, exitcode = _BaseProcess.start, _BaseProcess.exitcode
 
     def started(self: Any) -> None:
         watch = Watch.active()
         if watch is not None and not _is_of_library(self):
-            watch.started(self)
+            watch.started.append((self, str(getattr(_target(self), "__qualname__", _target(self)))))
         start(self)
 
-    _BaseProcess._dist_testing_start = start
     _BaseProcess.start, _BaseProcess.exitcode = started, property(_looking(exitcode.fget))
     _BaseProcess.terminate, _BaseProcess.kill = _looking(_BaseProcess.terminate), _looking(_BaseProcess.kill)
     for cls in (multiprocessing.context.SpawnProcess, multiprocessing.context.ForkServerProcess):
@@ -154,7 +136,7 @@ def _looking(method: Any) -> Any:
     @functools.wraps(method)
     def call(self: Any) -> Any:
         if (watch := Watch.active()) is not None:
-            watch.looked_at(self)
+            watch.looked_at.add(id(self))
         return method(self)
 
     return call
@@ -162,13 +144,12 @@ def _looking(method: Any) -> Any:
 
 def _is_of_library(one: Any) -> bool:
     """Return whether a library has made the process for itself."""
-    target = one._target if one._target is not None else type(one)
-    return (getattr(target, "__module__", None) or "").partition(".")[0] in _LIBRARIES
+    return (getattr(_target(one), "__module__", None) or "").partition(".")[0] in _LIBRARIES
 
 
-def _target(one: Any) -> str:
-    target = one._target if one._target is not None else type(one)
-    return str(getattr(target, "__qualname__", target))
+def _target(one: Any) -> Any:
+    """Return the function of a process; its class, if that has the code."""
+    return one._target if one._target is not None else type(one)
 
 
 # At import: pytest imports the plugin before it collects tests, which may import the functions by name.

@@ -20,6 +20,7 @@ from dist_testing.core.ground.spec import check_world_size
 from dist_testing.core.unittest.exits import exit_code
 from dist_testing.core.unittest.handles import RankHandle
 from dist_testing.functions.function_world import CallWorld
+from dist_testing.functions.run import name_of
 
 # unittest leaves frames of modules with this mark out of its tracebacks.
 __unittest = True
@@ -164,7 +165,7 @@ def _on_engine(original: Callable[..., Any]) -> Callable[..., RanksContext | Non
         if is_own or keeps_own_way(getattr(fn, "__qualname__", str(fn)), "torch's own spawn runs it"):
             context: RanksContext | None = _original(fn, args, nprocs, join, daemon, start_method, **more)
             return context
-        name = f"{getattr(fn, '__module__', '')}.{getattr(fn, '__qualname__', repr(fn))}"
+        name = name_of(fn)
         subject = f"torch.multiprocessing.spawn({name})"
         check_world_size(subject, nprocs, _EXAMPLE)
         if start_method not in _METHODS:
