@@ -26,8 +26,7 @@ from types import FrameType
 from dist_testing.audit.audited_suite import NothingToAuditError, Settings, audit
 from dist_testing.audit.command import Runner
 from dist_testing.audit.findings import FAULTS, Audit
-from dist_testing.audit.page import page
-from dist_testing.audit.table import lines
+from dist_testing.audit.show import lines, page
 from dist_testing.core.ground.budget import MAX_TIMEOUT_S, timeout_in
 from dist_testing.core.ground.error_text import did_you_mean
 from dist_testing.core.ground.errors import ReportError, UsageError
@@ -91,7 +90,7 @@ def _audited(command: Sequence[str], logs: Path, settings: Settings) -> Audit:
     # Short, because harnesses put sockets below TMPDIR, and the kernel limits their paths.
     folder = Path(tempfile.mkdtemp(prefix="da-"))
     try:
-        return audit(command, Runner(command, folder, logs), settings, _tell)
+        return audit(command, Runner(command, folder, logs, settings.limit_s), settings, _tell)
     finally:
         shutil.rmtree(folder, ignore_errors=True)
         signal.signal(signal.SIGTERM, previous)

@@ -49,17 +49,15 @@ class Ran:
 class Runner:
     """Runs a command again and again, each time in an empty folder for its temporary files."""
 
-    def __init__(self, command: Sequence[str], folder: Path, logs: Path) -> None:
+    def __init__(self, command: Sequence[str], folder: Path, logs: Path, after_fault_s: float) -> None:
         self._command = list(command)
         self._folder = folder
         self._logs = logs
+        self._after_fault_s = after_fault_s  # limit from the moment when the fault came
         self._count = 0
 
-    def run(self, plan: Plan, *, limit_s: float, after_fault_s: float) -> Ran:
-        """Run the command, and return what happened; no process of it is alive then.
-
-        `after_fault_s`: limit from the moment when the fault came.
-        """
+    def run(self, plan: Plan, limit_s: float) -> Ran:
+        """Run the command, and return what happened; no process of it is alive then."""
         self._count += 1
         folder = self._folder / str(self._count)
         temp = folder / "t"
@@ -72,7 +70,7 @@ class Runner:
         with log.open("wb") as output:
             process = self._start(folder, temp, output.fileno())
         try:
-            in_time = _wait(process, folder / "planted", began_s + limit_s, after_fault_s, shm)
+            in_time = _wait(process, folder / "planted", began_s + limit_s, self._after_fault_s, shm)
             ended_s = time.monotonic()
             left = find_left(temp, shm) if in_time else Left()
         finally:
@@ -127,14 +125,12 @@ def _wait(
     process: subprocess.Popen[bytes], planted: Path, until_s: float, after_fault_s: float, shm: LeftSharedMemory
 ) -> bool:
     """Wait for the end of the command; return False if it did not come in time."""
-    fault_s: float | None = None
+    is_planted = False
     while process.poll() is None:
         shm.look()
-        now_s = time.monotonic()
-        if fault_s is None and planted.exists():
-            fault_s = now_s
-            until_s = min(until_s, fault_s + after_fault_s)
-        if now_s >= until_s:
+        if not is_planted and planted.exists():
+            is_planted, until_s = True, min(until_s, time.monotonic() + after_fault_s)
+        if time.monotonic() >= until_s:
             return False
         time.sleep(_LOOK_S)
     return True

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 from collections import defaultdict
 from dataclasses import dataclass, field
@@ -48,20 +49,13 @@ class Seen:
     processes: int = 0  # how many Python processes had the hook
     fault: FaultSeen | None = None  # the fault, if it came
 
-    @property
-    def has_ranks(self) -> bool:
-        """Whether any case started ranks."""
-        return any(case.ranks for case in self.cases.values())
-
 
 def read_records(path: Path) -> Seen:
     """Return what the records of a run say. A line that a killed process left unfinished is left out."""
     records: list[dict[str, Any]] = []
     for line in path.read_text(encoding="utf-8", errors="replace").splitlines():
-        try:
+        with contextlib.suppress(ValueError):
             records.append(json.loads(line))
-        except ValueError:
-            continue
     return seen_in(records)
 
 

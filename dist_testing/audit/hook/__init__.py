@@ -7,9 +7,19 @@ run.
 
 from __future__ import annotations
 
+import functools
+import importlib.util
 import os
+import sys
+from collections.abc import Callable, Sequence
+from importlib.abc import MetaPathFinder
+from importlib.machinery import ModuleSpec
+from types import ModuleType
+from typing import Any
 
-from . import cases, children, imports, leaving, ranks, record
+from . import cases, leaving, ranks, record
+
+_KEPT = ("DIST_TESTING_AUDIT", "DIST_TESTING_AUDIT_BOOTSTRAP")
 
 
 def start(folder: str) -> None:
@@ -18,19 +28,21 @@ def start(folder: str) -> None:
         return
     record.note("process", how="start", command=_command())
     os.register_at_fork(after_in_child=_forked)
-    imports.after_import(
-        {
-            "torch.distributed.distributed_c10d": ranks.watch,
-            "torch.testing._internal.common_distributed": leaving.open_torch_classes,
-            "torch.multiprocessing.spawn": leaving.open_torch_spawn,
-            "_pytest.config": cases.join_pytest,
-            "multiprocessing.pool": leaving.open_pool,
-            "multiprocessing.process": leaving.open_process,
-            "threading": leaving.open_thread,
-            "subprocess": children.keep_environment,
-            "unittest.case": cases.watch,
-        }
-    )
+    # What to do with a module: now if it is loaded, else right after its import.
+    patches: dict[str, Callable[[ModuleType], None]] = {
+        "torch.distributed.distributed_c10d": ranks.watch,
+        "torch.testing._internal.common_distributed": leaving.open_torch_classes,
+        "torch.multiprocessing.spawn": leaving.open_torch_spawn,
+        "_pytest.config": cases.join_pytest,
+        "multiprocessing.pool": leaving.open_pool,
+        "multiprocessing.process": lambda module: leaving.open_run(module.BaseProcess, "process"),
+        "threading": lambda module: leaving.open_run(module.Thread, "thread"),
+        "subprocess": keep_environment,
+        "unittest.case": cases.watch,
+    }
+    for name in [name for name in patches if name in sys.modules]:
+        patches.pop(name)(sys.modules[name])
+    sys.meta_path.insert(0, _Finder(patches))
 
 
 def _forked() -> None:
@@ -44,3 +56,55 @@ def _command() -> str:
             return file.read(300).replace(b"\0", b" ").decode(errors="replace").strip()
     except OSError:
         return ""
+
+
+class _Finder(MetaPathFinder):
+    """Finds modules as the other finders do, and has their own loaders call a function at the end."""
+
+    def __init__(self, patches: dict[str, Callable[[ModuleType], None]]) -> None:
+        self._patches = patches
+
+    def find_spec(
+        self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
+        # Taken out first, because the search below asks this finder again.
+        patch = self._patches.pop(fullname, None)
+        if patch is None:
+            return None
+        spec = importlib.util.find_spec(fullname)
+        if spec is None or spec.loader is None:
+            return spec
+        load = spec.loader.exec_module
+
+        def exec_module(module: ModuleType) -> None:
+            load(module)
+            patch(module)
+
+        # On the loader itself, so that its class and all its other methods stay what tools expect.
+        spec.loader.exec_module = exec_module  # type: ignore[method-assign]
+        return spec
+
+
+def keep_environment(subprocess: ModuleType) -> None:
+    """Have `subprocess.Popen` add the audit's variables to an environment of the harness's own that lacks them."""
+    start = subprocess.Popen.__init__
+
+    @functools.wraps(start)
+    def __init__(self: Any, *args: Any, **kwargs: Any) -> None:
+        if kwargs.get("env") is not None:
+            kwargs["env"] = with_hook(kwargs["env"])
+        start(self, *args, **kwargs)
+
+    subprocess.Popen.__init__ = __init__
+
+
+def with_hook(env: Any) -> Any:
+    """Return an environment in which Python starts the hook; the same one if its names are bytes."""
+    bootstrap = os.environ.get("DIST_TESTING_AUDIT_BOOTSTRAP", "")
+    if not bootstrap or not all(isinstance(name, str) for name in env):
+        return env
+    added = {**{name: os.environ[name] for name in _KEPT if name in os.environ}, **env}
+    paths = str(added.get("PYTHONPATH", "")).split(os.pathsep)
+    if bootstrap not in paths:
+        added["PYTHONPATH"] = os.pathsep.join([bootstrap, *filter(None, paths)])
+    return added

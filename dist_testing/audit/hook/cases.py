@@ -69,13 +69,8 @@ def _run(case: Any, call: Any, *args: Any, **kwargs: Any) -> Any:
     before = {part: len(getattr(result, part, ())) for part in ("failures", "errors", "unexpectedSuccesses", "skipped")}
     returned = call(case, *args, **kwargs)
     new = {part: getattr(result, part, [])[count:] for part, count in before.items()}
-    outcome = (
-        "failed"
-        if new["failures"] or new["errors"] or new["unexpectedSuccesses"]
-        else "skipped"
-        if new["skipped"]
-        else "passed"
-    )
+    has_failed = new["failures"] or new["errors"] or new["unexpectedSuccesses"]
+    outcome = "failed" if has_failed else "skipped" if new["skipped"] else "passed"
     text = "\n".join(str(entry[-1]) for part in ("failures", "errors", "skipped") for entry in new[part])
     record.note_result(name, outcome, text)
     record.begin_case("", "")

@@ -6,10 +6,11 @@ the test function (pytest, unittest, torch's classes), the function of `mp.spawn
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from types import ModuleType
 from typing import Any
 
@@ -42,16 +43,15 @@ def nearest_door() -> tuple[object, str] | None:
     return _doors.open[-1] if _doors.open else None
 
 
-def open_door(name: str) -> object:
-    """Begin a function that can be left; return its token, for `close_door`."""
+@contextlib.contextmanager
+def open_door(name: str) -> Iterator[object]:
+    """Yield the token of a function that can be left; it runs in the block."""
     token = object()
     _doors.open.append((token, name))
-    return token
-
-
-def close_door(token: object) -> None:
-    """End a function that could be left."""
-    _doors.open = [door for door in _doors.open if door[0] is not token]
+    try:
+        yield token
+    finally:
+        _doors.open = [door for door in _doors.open if door[0] is not token]
 
 
 def leavable(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
@@ -59,27 +59,20 @@ def leavable(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
 
     @functools.wraps(function)
     def call(*args: Any, **kwargs: Any) -> Any:
-        token = open_door(name)
-        try:
-            return function(*args, **kwargs)
-        except Leave as leave:
-            if leave.door is not token:
-                raise
-            return None
-        finally:
-            close_door(token)
+        with open_door(name) as token:
+            try:
+                return function(*args, **kwargs)
+            except Leave as leave:
+                if leave.door is not token:
+                    raise
+                return None
 
     return call
 
 
-def open_thread(module: ModuleType) -> None:
-    """Make the functions of threads leavable."""
-    module.Thread.run = leavable("the function of the thread", module.Thread.run)
-
-
-def open_process(module: ModuleType) -> None:
-    """Make the functions of `multiprocessing.Process` leavable."""
-    module.BaseProcess.run = leavable("the function of the process", module.BaseProcess.run)
+def open_run(owner: Any, what: str) -> None:
+    """Make the functions of `threading.Thread` or of `multiprocessing.Process` leavable."""
+    owner.run = leavable(f"the function of the {what}", owner.run)
 
 
 def open_pool(module: ModuleType) -> None:

@@ -17,30 +17,9 @@ from . import leaving, record
 
 # Functions of torch.distributed in which ranks meet.
 _COLLECTIVES = (
-    "all_gather",
-    "all_gather_coalesced",
-    "all_gather_into_tensor",
-    "all_gather_object",
-    "all_reduce",
-    "all_reduce_coalesced",
-    "all_to_all",
-    "all_to_all_single",
-    "barrier",
-    "batch_isend_irecv",
-    "broadcast",
-    "broadcast_object_list",
-    "gather",
-    "gather_object",
-    "irecv",
-    "isend",
-    "monitored_barrier",
-    "recv",
-    "reduce",
-    "reduce_scatter",
-    "reduce_scatter_tensor",
-    "scatter",
-    "scatter_object_list",
-    "send",
+    "all_gather all_gather_coalesced all_gather_into_tensor all_gather_object all_reduce all_reduce_coalesced "
+    "all_to_all all_to_all_single barrier batch_isend_irecv broadcast broadcast_object_list gather gather_object irecv "
+    "isend monitored_barrier recv reduce reduce_scatter reduce_scatter_tensor scatter scatter_object_list send"
 )
 _TEXT = "planted by dist_testing.audit"
 _LIBRARIES = tuple({sysconfig.get_path(name) + os.sep for name in ("stdlib", "platstdlib", "purelib", "platlib")})
@@ -61,7 +40,7 @@ def watch(c10d: ModuleType) -> None:
 
     c10d.init_process_group = init_process_group  # type: ignore[attr-defined]
     if record.plan().collectives:
-        for name in _COLLECTIVES:
+        for name in _COLLECTIVES.split():
             if hasattr(c10d, name):
                 setattr(c10d, name, _watched(c10d, name, getattr(c10d, name)))
 

@@ -24,20 +24,18 @@ class Plan(NamedTuple):
 
 
 class Case(NamedTuple):
-    """The case that runs now, and the file of its test."""
+    """The case that runs now, and the file of its test; "" if none does."""
 
-    id: str
-    file: str
+    id: str = ""
+    file: str = ""
 
-
-NO_CASE = Case("", "")
 
 _folder = ""
 _plan = Plan()
 # The process that has told the current case itself, and that case. A forked child has to look at the file again,
 # because ranks may be reused for other cases.
 _told_by = 0
-_told = NO_CASE
+_told = Case()
 # Whether another process has told of that case first.
 _is_echo = False
 
@@ -114,7 +112,7 @@ def _read_case() -> Case:
         with open(_case_file(), encoding="utf-8") as file:
             return Case(*json.load(file))
     except (OSError, ValueError):
-        return NO_CASE
+        return Case()
 
 
 def claim_fault() -> bool:
