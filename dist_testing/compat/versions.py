@@ -16,9 +16,8 @@ def warn_if_untested() -> None:
 
     version = str(torch.__version__)
     if not is_tested(version):
-        oldest, newest = (".".join(map(str, end)) for end in tested_range())
         warnings.warn(
-            f"torch {version}: dist_testing is tested with torch {oldest} to {newest}.\n"
+            f"torch {version}: dist_testing is tested with torch {' to '.join(_tested_range())}.\n"
             "Names and behaviour of torch's shared test library change from version to version.\n"
             "Use a version in the range, or check whether a failure comes from the version.",
             RuntimeWarning,
@@ -28,14 +27,14 @@ def warn_if_untested() -> None:
 
 def is_tested(version: str) -> bool:
     """Return whether a version, such as "2.13.0+cpu", is in the range."""
-    number = re.match(r"(\d+)\.(\d+)", version)
-    oldest, newest = tested_range()
-    return number is not None and oldest <= (int(number[1]), int(number[2])) <= newest
+    oldest, newest = map(_number, _tested_range())
+    return oldest <= _number(version) <= newest
 
 
-@functools.cache
-def tested_range() -> tuple[tuple[int, int], tuple[int, int]]:
-    """Return the oldest and the newest tested version, each as (major, minor)."""
+def _number(version: str) -> list[int]:
+    return [int(part) for part in re.findall(r"\d+", version)[:2]]
+
+
+def _tested_range() -> tuple[str, str]:
     torch = json.loads(resources.files("dist_testing").joinpath("versions.json").read_text(encoding="utf-8"))["torch"]
-    oldest, newest = ([int(part) for part in torch[end].split(".")] for end in ("oldest", "newest"))
-    return (oldest[0], oldest[1]), (newest[0], newest[1])
+    return torch["oldest"], torch["newest"]

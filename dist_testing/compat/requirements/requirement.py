@@ -63,14 +63,9 @@ def requirement(decide: Decide, *, on_rank_only: bool = False) -> Callable[[_Fun
 
 
 def handle_test_skip(args: Sequence[object], reason: str) -> bool:
-    """Let the instance of a test handle its own skip, by its method `_handle_test_skip(reason)`.
+    """Let the instance of a test, the first of `args`, handle its own skip by its method `_handle_test_skip(reason)`.
 
-    Args:
-        args: The arguments of the test method; the first is the instance.
-        reason: Why the test skips.
-
-    Returns:
-        Whether the instance has the method. torch's simulations of a world in one process have it.
+    Return whether it has the method, as torch's simulations of a world in one process have.
     """
     handle = getattr(args[0], "_handle_test_skip", None) if args else None
     if handle is None:
