@@ -20,7 +20,6 @@ from pathlib import Path
 from dist_testing.core.ground.errors import ReportError
 from dist_testing.report import files
 from dist_testing.report.compare import Comparison, compare, compare_lines
-from dist_testing.report.exports import ctrf, exported
 from dist_testing.report.gather import gather
 from dist_testing.report.github import annotation_lines, markdown
 from dist_testing.report.model import Problem, Report
@@ -97,8 +96,8 @@ def _written(
         for path, count in files.write_traces(report, options.trace):
             yield f"report: {path.absolute()}: trace, {size(count)}; open it at ui.perfetto.dev"
     more: tuple[tuple[Path | None, str, Callable[[Path], int]], ...] = (
-        (options.json, "JSON", lambda path: files.write_text(path, exported(report))),
-        (options.ctrf, "CTRF", lambda path: files.write_text(path, ctrf(report))),
+        (options.json, "JSON", lambda path: files.write_text(path, files.exported(report))),
+        (options.ctrf, "CTRF", lambda path: files.write_text(path, files.ctrf(report))),
         (options.markdown, "Markdown", lambda path: files.write_text(path, markdown(report, options.title))),
         (options.junit, "JUnit", lambda path: files.write_merged_junit(report, path)),
     )
