@@ -33,7 +33,6 @@ class FaultSeen:
     """The fault that came."""
 
     at_s: float  # when, on the clock of `time.monotonic`
-    pid: int  # the process of the rank
     call: str  # the call in which it came, such as "all_reduce"
     how: str  # for an early return, the function that was left
     hit_harness: bool  # whether the rank was a thread of the process that runs the cases
@@ -95,7 +94,7 @@ def seen_in(records: list[dict[str, Any]]) -> Seen:
                 case.processes += 1
         elif kind == "fault":
             pid = record["pid"]
-            seen.fault = FaultSeen(record["t"], pid, record["call"], record["how"], pid in begun, len(hosted[pid]) > 1)
+            seen.fault = FaultSeen(record["t"], record["call"], record["how"], pid in begun, len(hosted[pid]) > 1)
     return seen
 
 

@@ -26,7 +26,7 @@ def start(folder: str) -> None:
     """Start the hook in this process, unless the folder of the run has no plan: then the audit has ended."""
     if not record.open_run(folder):
         return
-    record.note("process", how="start", command=_command())
+    record.note("process")
     os.register_at_fork(after_in_child=_forked)
     # What to do with a module: now if it is loaded, else right after its import.
     patches: dict[str, Callable[[ModuleType], None]] = {
@@ -47,15 +47,7 @@ def start(folder: str) -> None:
 
 def _forked() -> None:
     leaving.forget_doors()
-    record.note("process", how="fork")
-
-
-def _command() -> str:
-    try:
-        with open("/proc/self/cmdline", "rb") as file:
-            return file.read(300).replace(b"\0", b" ").decode(errors="replace").strip()
-    except OSError:
-        return ""
+    record.note("process")
 
 
 class _Finder(MetaPathFinder):

@@ -7,9 +7,11 @@ import os
 import signal
 import sys
 import sysconfig
-import time
 import unittest
 from collections.abc import Callable
+
+# Taken now, because a suite may replace it in its module.
+from time import sleep
 from types import FrameType, ModuleType
 from typing import Any
 
@@ -63,10 +65,10 @@ def _reach(c10d: ModuleType, moment: str, call: str) -> None:
     key = (os.getpid(), record.current_case().id, rank, moment)
     if key not in _noted:
         _noted.add(key)
-        record.note("rank", rank=rank, world=int(c10d.get_world_size()), moment=moment, call=call)
+        record.note("rank", rank=rank, world=int(c10d.get_world_size()), moment=moment)
     plan = record.plan()
     if plan.fault is not None and rank == plan.rank and moment == plan.moment:
-        _plant(plan, rank, call)
+        _plant(plan, call)
 
 
 def _is_own(frame: FrameType | None) -> bool:
@@ -82,7 +84,7 @@ def _is_own(frame: FrameType | None) -> bool:
     return False
 
 
-def _plant(plan: record.Plan, rank: int, call: str) -> None:
+def _plant(plan: record.Plan, call: str) -> None:
     door = leaving.nearest_door()
     how = ""
     if plan.fault == "return":
@@ -92,23 +94,19 @@ def _plant(plan: record.Plan, rank: int, call: str) -> None:
             return
     if not record.claim_fault():
         return
-    record.note("fault", fault=plan.fault, rank=rank, call=call, how=how)
+    record.note("fault", call=call, how=how)
     if plan.fault == "raise":
         raise AssertionError(_TEXT)
     if plan.fault == "kill":
         os.kill(os.getpid(), signal.SIGKILL)
-    elif plan.fault == "exit0":
-        os._exit(0)
-    elif plan.fault == "exit3":
-        os._exit(3)
+    elif plan.fault in ("exit0", "exit3"):
+        os._exit(int(plan.fault[-1]))
     elif plan.fault == "skip":
         raise _skip()
     elif plan.fault == "return":
         raise SystemExit(0) if door is None else leaving.Leave(door[0])
     elif plan.fault == "hang":
-        until_s = time.monotonic() + plan.hold_s
-        while (left_s := until_s - time.monotonic()) > 0:
-            time.sleep(left_s)
+        sleep(plan.hold_s)
 
 
 def _skip() -> BaseException:
