@@ -24,7 +24,7 @@ from dist_testing.report.gather import gather
 from dist_testing.report.github import annotation_lines, markdown
 from dist_testing.report.model import Problem, Report
 from dist_testing.report.page import page
-from dist_testing.report.words import plural, size
+from dist_testing.report.words import grouped, plural, size
 
 _PAGE = "bazel-report.html"
 _LOCAL_PAGE = "dist-report.html"
@@ -65,9 +65,7 @@ def _run(options: argparse.Namespace) -> int:
 
 def _problem_lines(problems: Sequence[Problem]) -> Iterator[str]:
     """Yield the first problems. The same problem of several targets is one line."""
-    alike: dict[str, list[str]] = {}
-    for problem in problems:
-        alike.setdefault(problem.text.partition("\n")[0], []).append(problem.subject)
+    alike = grouped((problem.text.partition("\n")[0], problem.subject) for problem in problems)
     for text, subjects in list(alike.items())[:_PROBLEMS_SHOWN]:
         others = f" (and {len(subjects) - 1} more)" if len(subjects) > 1 else ""
         yield f"{subjects[0]}{others}: {text}"

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import re
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from dist_testing.core.ground.record import BAD, CaseRecord, Status
 from dist_testing.report.model import Action, NotRun, Report, RunRecord, is_label
 from dist_testing.report.result_xml import seconds_in
-from dist_testing.report.words import utc
+from dist_testing.report.words import grouped, utc
 
 # pytest's message of a test without ranks is only the place; the first such line of its text says more.
 _PLACE = re.compile(r"\S+:\d+: \w+")
@@ -82,12 +82,13 @@ def failures(report: Report) -> list[Failure]:
 
 def alike(found: Sequence[Failure]) -> list[list[Failure]]:
     """Return failures of the same case with the same message together, such as those of repeated runs."""
-    groups: dict[tuple[str, str, str, bool], list[Failure]] = {}
-    for failure in found:
+
+    def key(failure: Failure) -> tuple[str, str, str, bool]:
         # Times differ in each run.
         words = _NUMBERS.sub("", headline(failure.run, failure.case))
-        groups.setdefault((failure.run.suite, failure.name, words, failure.recovered), []).append(failure)
-    return list(groups.values())
+        return failure.run.suite, failure.name, words, failure.recovered
+
+    return list(grouped((key(failure), failure) for failure in found).values())
 
 
 def headline(run: RunRecord, case: CaseRecord | None) -> str:
@@ -128,9 +129,8 @@ def ledger(report: Report) -> list[NotRun]:
     """Return the skip ledger: each case and target that did not run, and why."""
     lines = list(report.not_run)
     broken = {line.target for line in lines}
-    idle: dict[tuple[int, str], list[RunRecord]] = defaultdict(list)
-    for run in final_runs(report):
-        idle[run.invocation, run.target].append(run)
+    final = final_runs(report)
+    for run in final:
         for case in run.cases:
             if case.status == "skipped":
                 reason = case.message.strip() or "skipped without a reason"
@@ -142,7 +142,7 @@ def ledger(report: Report) -> list[NotRun]:
             lines.append(NotRun("no results", run.target, "", f"its results cannot be read{run.in_part}", 0))
         if run.cached:
             lines.append(NotRun("cached", run.target, "", _cached(run), len(run.cases)))
-    for (invocation, target), runs in idle.items():
+    for (invocation, target), runs in grouped(((run.invocation, run.target), run) for run in final).items():
         cases = [case for run in runs for case in run.cases]
         if target in broken or any(not run.has_results for run in runs) or any(c.status != "skipped" for c in cases):
             continue

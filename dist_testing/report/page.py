@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import re
-from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
@@ -14,9 +13,9 @@ from dist_testing.core.ground.record import BAD, STATUSES, CaseRecord, Ledger, P
 from dist_testing.report import facts
 from dist_testing.report.compare import Comparison
 from dist_testing.report.flakes import measured, votes
-from dist_testing.report.model import LogRecord, NotRun, Problem, Report, RunRecord
+from dist_testing.report.model import LogRecord, NotRun, Report, RunRecord
 from dist_testing.report.render import fragment, html_bytes, rendered
-from dist_testing.report.words import WORDS, count_of, plural, seconds, slug
+from dist_testing.report.words import WORDS, count_of, grouped, plural, seconds, slug
 
 _TEMPLATE = Path(__file__).parent / "templates" / "page.html"
 _FAILURE = _TEMPLATE.with_name("failure.html")
@@ -86,7 +85,7 @@ def page(
         counts=counts,
         statuses=WORDS,
         bad=BAD,
-        problems=list(_problems(report.problems).items()),
+        problems=list(grouped((problem.text, problem.subject) for problem in report.problems).items()),
         failures=shown,
         failure_count=len(found),
         failures_left=sum(map(len, groups[len(shown) :])),
@@ -120,14 +119,6 @@ def _verdict(report: Report, found: Sequence[facts.Failure], counts: Mapping[Sta
     if not any(count for status, count in counts.items() if status != "skipped"):
         return "Nothing ran", "doubtful"
     return ("Passed after retries", "doubtful") if found else ("Passed", "good")
-
-
-def _problems(problems: Sequence[Problem]) -> dict[str, list[str]]:
-    """Return text -> subjects: the same of many targets stands there once."""
-    alike: dict[str, list[str]] = defaultdict(list)
-    for problem in problems:
-        alike[problem.text].append(problem.subject)
-    return alike
 
 
 def _fitting(parts: Iterable[_Part], limit_bytes: int, size_of: Callable[[_Part], int]) -> Iterator[_Part]:
@@ -191,9 +182,7 @@ def _failure(number: int, group: Sequence[facts.Failure], limit: int) -> str:
 
 def _ledgers(case: CaseRecord) -> list[tuple[tuple[int, ...], Ledger]]:
     """Return what each rank waits for, with its last collective calls; ranks that do the same stand together."""
-    alike: dict[object, list[Ledger]] = defaultdict(list)
-    for ledger in case.ledgers:
-        alike[ledger.state, ledger.place, tuple(call.words for call in ledger.calls)].append(ledger)
+    alike = grouped(((one.state, one.place, tuple(call.words for call in one.calls)), one) for one in case.ledgers)
     return [(tuple(ledger.rank for ledger in same), same[0]) for same in alike.values()]
 
 
@@ -209,13 +198,10 @@ def _own_logs(logs: Sequence[LogRecord], case: CaseRecord | None) -> Sequence[Lo
 def _ledger(lines: Sequence[NotRun]) -> Iterator[tuple[str, str, int, list[tuple[str, list[NotRun], list[str]]]]]:
     """Yield each kind of the skip ledger: title, note, number, and its reasons with their lines and names to show."""
     left_bytes = _LEDGER_BYTES
-    by_kind: dict[str, dict[str, list[NotRun]]] = defaultdict(lambda: defaultdict(list))
-    for line in lines:
-        # The time of each cached result differs; the names have it.
-        reason = "unchanged" if line.kind == "cached" else shorten(line.reason, 400)
-        by_kind[line.kind][reason].append(line)
     for kind, (title, note) in _KINDS.items():
-        if found := by_kind.get(kind):
+        # The time of each cached result differs; the names have it.
+        same_reason = "unchanged" if kind == "cached" else ""
+        if found := grouped((same_reason or shorten(line.reason, 400), line) for line in lines if line.kind == kind):
             sizes = {reason: sum(line.count or 1 for line in same) for reason, same in found.items()}
             reasons = []
             for reason, same in sorted(found.items(), key=lambda item: (-sizes[item[0]], item[0])):
@@ -255,11 +241,8 @@ def _row_bytes(row: _Row) -> int:
 
 
 def _versions(report: Report) -> str:
-    versions: dict[str, set[str]] = defaultdict(set)
-    for run in report.runs:
-        for name, version in run.versions.items():
-            versions[name].add(version)
-    told = ", ".join(f"{name} {' and '.join(sorted(found)[:3])}" for name, found in sorted(versions.items())[:8])
+    versions = grouped(item for run in report.runs for item in run.versions.items())
+    told = ", ".join(f"{name} {' and '.join(sorted(set(found))[:3])}" for name, found in sorted(versions.items())[:8])
     return shorten(told, 300)
 
 
