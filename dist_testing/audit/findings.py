@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass, field
 from typing import Any, Final
 
-from dist_testing.audit.left import Left
+from dist_testing.audit.command import Left
 
 SCHEMA: Final = 1
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
+from dist_testing.audit.command import Left
 from dist_testing.audit.findings import FAULTS, HOLES, Audit, CaseResult, FaultResult
-from dist_testing.audit.left import Left
 from dist_testing.core.ground.error_text import ranks_text
 from dist_testing.report.render import rendered
 from dist_testing.report.words import clean, plural, seconds

@@ -11,12 +11,11 @@ import pytest
 
 import dist_testing.audit
 from dist_testing.audit.__main__ import main
-from dist_testing.audit.command import Ran
+from dist_testing.audit.command import Left, Ran, shape
 from dist_testing.audit.findings import FAULTS, HOLES, Audit, CaseResult, FaultResult
 from dist_testing.audit.hook import with_hook
 from dist_testing.audit.hook.record import Plan
 from dist_testing.audit.judge import judge, ranks_named
-from dist_testing.audit.left import Left, shape
 from dist_testing.audit.seen import WHOLE, CaseSeen, FaultSeen, Seen, seen_in
 from dist_testing.audit.show import lines, page
 from tests.report.schema_check import check

@@ -14,7 +14,8 @@ from typing import Any, ClassVar
 import pytest
 import torch
 
-from dist_testing.compat import common_distributed, unknown, versions
+from dist_testing import compat
+from dist_testing.compat import common_distributed, unknown
 from dist_testing.compat.unknown import Unknown, torchs_own
 from dist_testing.core.ground.errors import UsageError
 from tests.compat.names_page import DIFFERENCES, PAGE, REPAIR, page, public_names
@@ -218,18 +219,18 @@ def test_a_name_that_does_not_exist_is_an_import_error() -> None:
 )
 def test_tested_versions_are_recognised(version: str, is_tested: bool) -> None:
     """If this fails, users get no warning for a torch whose names may differ, or a wrong one."""
-    assert versions.is_tested(version) == is_tested
+    assert compat.is_tested(version) == is_tested
 
 
 def test_an_untested_torch_causes_one_warning(monkeypatch: pytest.MonkeyPatch) -> None:
     """If this fails, a user does not learn that an untested torch may be the cause, or is warned too often."""
     monkeypatch.setitem(sys.modules, "torch", SimpleNamespace(__version__="3.1.0"))
-    versions.warn_if_untested.cache_clear()
+    compat.warn_if_untested.cache_clear()
     with pytest.warns(RuntimeWarning, match=r"torch 3.1.0: dist_testing is tested with torch 2.10 to 2.13"):
-        versions.warn_if_untested()
+        compat.warn_if_untested()
     # Here a warning is an error.
-    versions.warn_if_untested()
-    versions.warn_if_untested.cache_clear()
+    compat.warn_if_untested()
+    compat.warn_if_untested.cache_clear()
 
 
 @pytest.mark.parametrize(
