@@ -21,7 +21,6 @@ import tempfile
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from types import FrameType
 
 from dist_testing.audit.audited_suite import NothingToAuditError, Settings, audit
 from dist_testing.audit.command import Runner
@@ -86,7 +85,7 @@ def _audited(command: Sequence[str], logs: Path, settings: Settings) -> Audit:
     check_platform()
     # Processes whose parents have died come to this process, which ends them.
     become_subreaper()
-    previous = signal.signal(signal.SIGTERM, _interrupt)
+    previous = signal.signal(signal.SIGTERM, signal.default_int_handler)
     # Short, because harnesses put sockets below TMPDIR, and the kernel limits their paths.
     folder = Path(tempfile.mkdtemp(prefix="da-"))
     try:
@@ -94,10 +93,6 @@ def _audited(command: Sequence[str], logs: Path, settings: Settings) -> Audit:
     finally:
         shutil.rmtree(folder, ignore_errors=True)
         signal.signal(signal.SIGTERM, previous)
-
-
-def _interrupt(_number: int, _frame: FrameType | None) -> None:
-    raise KeyboardInterrupt
 
 
 def _tell(line: str) -> None:

@@ -207,7 +207,7 @@ class _SharedMemory:
         """Look who uses the new files; call it often while the run goes on."""
         if new := _shared_memory() - self._before - self._own:
             for process in _living():
-                self._own |= new & _files_used_by(process.pid)
+                self._own |= new & _files_used_by(process)
 
     def left(self) -> frozenset[str]:
         """Return the files of the run that still exist."""
@@ -220,15 +220,14 @@ def _shared_memory() -> frozenset[str]:
     return frozenset()
 
 
-def _files_used_by(pid: int) -> set[str]:
+def _files_used_by(process: psutil.Process) -> set[str]:
     """Return the files that a process has mapped or open."""
     used: set[str] = set()
-    with contextlib.suppress(OSError), open(f"/proc/{pid}/maps", encoding="utf-8", errors="replace") as maps:
+    # psutil's list of maps costs much more: it asks for the size of each.
+    with contextlib.suppress(OSError), open(f"/proc/{process.pid}/maps", encoding="utf-8", errors="replace") as maps:
         used.update("/" + line.rstrip("\n").partition("/")[2] for line in maps if "/" in line)
-    with contextlib.suppress(OSError):
-        for entry in os.scandir(f"/proc/{pid}/fd"):
-            with contextlib.suppress(OSError):
-                used.add(os.readlink(entry.path))
+    with contextlib.suppress(psutil.Error):
+        used.update(file.path for file in process.open_files())
     return used
 
 

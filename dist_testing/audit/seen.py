@@ -67,33 +67,29 @@ def seen_in(records: list[dict[str, Any]]) -> Seen:
         parents.setdefault(record["pid"], record["ppid"])
     told = _outermost(records, parents)
     seen = Seen()
-    # Without results of a harness that the hook knows, the command is the only case.
-    is_whole = not told
     begun: set[int] = set()
     hosted: dict[int, set[int]] = defaultdict(set)
     for record in records:
-        kind, name = record["kind"], WHOLE if is_whole else record["case"]
-        if kind == "process":
-            seen.processes += 1
-        if kind == "session":
-            seen.has_pytest = True
-            begun.add(record["pid"])
-        if kind == "begin":
-            begun.add(record["pid"])
-        if kind == "result" and record["pid"] in told.get(record["id"], ()):
+        kind, pid = record["kind"], record["pid"]
+        # Without results of a harness that the hook knows, the command is the only case.
+        name = record["case"] if told else WHOLE
+        seen.processes += kind == "process"
+        seen.has_pytest |= kind == "session"
+        if kind in ("session", "begin"):
+            begun.add(pid)
+        if kind == "result" and pid in told.get(record["id"], ()):
             case = _case(seen, record["id"])
             case.tellers = len(told[record["id"]])
             _add_result(case, record)
         elif kind in ("rank", "process", "begin") and name:
             case = _case(seen, name)
             if kind == "rank":
-                hosted[record["pid"]].add(record["rank"])
+                hosted[pid].add(record["rank"])
                 case.ranks[record["rank"]].add(record["moment"])
                 case.world_size = max(case.world_size, record["world"])
             elif kind == "process":
                 case.processes += 1
         elif kind == "fault":
-            pid = record["pid"]
             seen.fault = FaultSeen(record["t"], record["call"], record["how"], pid in begun, len(hosted[pid]) > 1)
     return seen
 
@@ -122,11 +118,7 @@ def _above(pid: int, parents: dict[int, int]) -> set[int]:
 def _add_result(case: CaseSeen, record: dict[str, Any]) -> None:
     # Phases of one case, and the ranks of `torchrun -m pytest`: a failure of any counts, then a pass, then a skip.
     order = ("", "skipped", "passed", "failed")
-    outcome = record["outcome"]
-    if outcome == "failed" and case.outcome != "failed":
-        case.ended_s = record["t"]
-    if order.index(outcome) > order.index(case.outcome):
-        case.outcome = outcome
     if case.outcome != "failed":
         case.ended_s = record["t"]
+    case.outcome = max(case.outcome, record["outcome"], key=order.index)
     case.text = "\n".join(filter(None, [case.text, record["text"]]))
