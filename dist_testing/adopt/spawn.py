@@ -216,17 +216,10 @@ class RanksContext:
         return [handle.pid or -1 for handle in self.processes]
 
     def join(self, timeout: float | None = None, grace_period: float | None = None) -> bool:
-        """Wait for the ranks and judge them.
+        """Wait for the ranks and judge them; return whether all have ended.
 
-        Args:
-            timeout: Seconds to wait at most; None for the limit of the session.
-            grace_period: Has no effect: the engine ends the ranks itself.
-
-        Returns:
-            Whether all ranks have ended.
-
-        Raises:
-            CaseFailedError: If a rank failed; also `ProcessRaisedException` or `ProcessExitedException`.
+        `timeout`: seconds to wait at most; None for the limit of the session. `grace_period` has no effect: the engine
+        ends the ranks itself. If a rank failed, raises what `_error_class` says.
         """
         del grace_period
         __tracebackhide__ = True

@@ -33,15 +33,10 @@ _PATTERN_SIGN = re.compile(r"[][*]")
 def start_coverage(
     request: CoverageRequest, rlocation: Callable[[str], str | None], workspace: str
 ) -> Callable[[], None] | None:
-    """Start to measure this process and its ranks.
+    """Start to measure this process and its ranks; raises ReportError if that is impossible.
 
-    Returns:
-        What writes the LCOV file; None if Bazel wants no file of this target.
-
-    `rlocation` finds a file by its path in the runfiles; `workspace` is the main repository's name there.
-
-    Raises:
-        ReportError: If coverage cannot be measured.
+    Return what writes the LCOV file; None if Bazel wants no file of this target. `rlocation` finds a file by its path
+    in the runfiles; `workspace` is the main repository's name there.
     """
     try:
         from coverage import Coverage

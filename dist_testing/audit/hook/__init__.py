@@ -1,8 +1,7 @@
 """Runs inside each Python process of an audited suite: notes what happens, and plants the one fault of the run.
 
 `bootstrap/sitecustomize.py` loads this package under the name `_dist_testing_audit`. It needs only the standard
-library, because the suite's Python may not have `dist_testing`. It writes only into the folder of the
-run.
+library, because the suite's Python may not have `dist_testing`. It writes only into the folder of the run.
 """
 
 from __future__ import annotations

@@ -89,13 +89,7 @@ def retrieve_result_from_completion_queue(
 ) -> Any:
     """Return the next result that a process puts into its queue.
 
-    Args:
-        process: A process; its end ends the wait.
-        completion_queue: A queue of `multiprocessing`.
-        timeout: Seconds; None to wait until the process ends.
-
-    Returns:
-        The result. If the process ends without one, or the time is over: a RuntimeError, returned and not raised.
+    If the process ends without one, or `timeout` seconds are over, it is a RuntimeError, returned and not raised.
     """
     started_s = time.monotonic()
     reader = completion_queue._reader  # type: ignore[attr-defined]  # the queue has no public one
