@@ -136,9 +136,9 @@ def _failures(groups: Sequence[Sequence[facts.Failure]]) -> Iterator[str]:
     left_bytes = _FAILURES_BYTES
     for number, group in enumerate(groups):
         html = _failure(number, group, limit)
-        if html_bytes(html) > left_bytes - _BRIEF_BYTES * (len(groups) - number):
+        if len(html.encode(errors="replace")) > left_bytes - _BRIEF_BYTES * (len(groups) - number):
             html = _failure(number, group, 0)
-        left_bytes -= html_bytes(html)
+        left_bytes -= len(html.encode(errors="replace"))
         if left_bytes < 0:
             return
         yield html

@@ -30,28 +30,18 @@ class _Doors(threading.local):
         self.open: list[tuple[object, str]] = []
 
 
-_doors = _Doors()
-
-
-def forget_doors() -> None:
-    """Forget the doors of a forked process: their functions would go on in a copy of the harness."""
-    _doors.open = []
-
-
-def nearest_door() -> tuple[object, str] | None:
-    """Return the innermost function of this thread that can be left, and its name."""
-    return _doors.open[-1] if _doors.open else None
+doors = _Doors()
 
 
 @contextlib.contextmanager
 def open_door(name: str) -> Iterator[object]:
     """Yield the token of a function that can be left; it runs in the block."""
     token = object()
-    _doors.open.append((token, name))
+    doors.open.append((token, name))
     try:
         yield token
     finally:
-        _doors.open = [door for door in _doors.open if door[0] is not token]
+        doors.open = [door for door in doors.open if door[0] is not token]
 
 
 def leavable(name: str, function: Callable[..., Any]) -> Callable[..., Any]:

@@ -85,7 +85,7 @@ def _is_own(frame: FrameType | None) -> bool:
 
 
 def _plant(plan: record.Plan, call: str) -> None:
-    door = leaving.nearest_door()
+    door = leaving.doors.open[-1] if leaving.doors.open else None
     how = ""
     if plan.fault == "return":
         # A script ends where it returns. In a forked process an exception would go on in a copy of the harness.

@@ -1,1 +1,1 @@
-"""Decorators that state what a test needs: a missing need is a skip with a reason, before ranks start where possible."""
+"""Decorators that state what a test needs: a missing need is a skip, before ranks start where possible."""

@@ -239,7 +239,7 @@ def get_required_world_size(obj: unittest.TestCase, default: int) -> int:
 
 
 def check_count(decorator: str, count: object, what: str) -> None:
-    """Refuse, at the import of the test file, a decorator's argument that is not a number, from 0, of such as "GPUs"."""
+    """Refuse, at the import of the test file, what is not a number from 0; `what` it counts is such as "GPUs"."""
     if type(count) is not int or count < 0:
         # A function shows that the decorator was used without arguments.
         given = f"the function {count.__qualname__}" if hasattr(count, "__qualname__") else repr(count)
