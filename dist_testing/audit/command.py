@@ -13,12 +13,13 @@ import shutil
 import signal
 import subprocess
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import psutil
 
+from dist_testing.audit.hook import with_hook
 from dist_testing.audit.hook.record import Plan
 from dist_testing.audit.seen import Seen, read_records
 from dist_testing.core.ground.error_text import shorten
@@ -135,13 +136,18 @@ class Runner:
 
     def _start(self, folder: Path, temp: Path, output: int) -> subprocess.Popen[bytes]:
         parent = os.getpid()
+        own = {
+            "DIST_TESTING_AUDIT": str(folder),
+            "DIST_TESTING_AUDIT_BOOTSTRAP": str(_BOOTSTRAP),
+            "TMPDIR": str(temp),
+        }
         try:
             return subprocess.Popen(
                 self._command,
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=subprocess.STDOUT,
-                env=environment(os.environ, folder, temp),
+                env=with_hook({**os.environ, **own}),
                 start_new_session=True,
                 # Safe: this process has one thread.
                 preexec_fn=lambda: die_with_parent(parent),
@@ -152,16 +158,6 @@ class Runner:
                 "The command could not be started.\n"
                 "Write the test command after `--` as in a shell without quotes: -- python -m pytest tests/."
             ) from error
-
-
-def environment(given: Mapping[str, str], folder: Path, temp: Path) -> dict[str, str]:
-    """Return the environment of a run: the given one, and the variables that the hook needs."""
-    added = dict(given)
-    added["DIST_TESTING_AUDIT"] = str(folder)
-    added["DIST_TESTING_AUDIT_BOOTSTRAP"] = str(_BOOTSTRAP)
-    added["TMPDIR"] = str(temp)
-    added["PYTHONPATH"] = os.pathsep.join([str(_BOOTSTRAP), *filter(None, [given.get("PYTHONPATH")])])
-    return added
 
 
 def _wait(

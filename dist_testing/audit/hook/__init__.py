@@ -18,7 +18,8 @@ from typing import Any
 
 from . import cases, leaving, ranks, record
 
-_KEPT = ("DIST_TESTING_AUDIT", "DIST_TESTING_AUDIT_BOOTSTRAP")
+_BOOTSTRAP = "DIST_TESTING_AUDIT_BOOTSTRAP"
+_KEPT = ("DIST_TESTING_AUDIT", _BOOTSTRAP)
 
 
 def start(folder: str) -> None:
@@ -92,11 +93,10 @@ def keep_environment(subprocess: ModuleType) -> None:
 
 def with_hook(env: Any) -> Any:
     """Return an environment in which Python starts the hook; the same one if its names are bytes."""
-    bootstrap = os.environ.get("DIST_TESTING_AUDIT_BOOTSTRAP", "")
-    if not bootstrap or not all(isinstance(name, str) for name in env):
+    if not all(isinstance(name, str) for name in env):
         return env
     added = {**{name: os.environ[name] for name in _KEPT if name in os.environ}, **env}
-    paths = str(added.get("PYTHONPATH", "")).split(os.pathsep)
-    if bootstrap not in paths:
+    bootstrap, paths = added.get(_BOOTSTRAP), str(added.get("PYTHONPATH", "")).split(os.pathsep)
+    if bootstrap and bootstrap not in paths:
         added["PYTHONPATH"] = os.pathsep.join([bootstrap, *filter(None, paths)])
     return added
