@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import functools
 import itertools
-import json
 import multiprocessing
 import os
 import signal
@@ -49,7 +48,6 @@ _SETUP = ("setup", "teardown")
 # Set on ranks, where the item is pytest's own.
 _ON_RANK = pytest.StashKey[bool]()
 _RANK, _SIZE = "LOCAL_RANK", "WORLD_SIZE"
-_NOT_NEEDED = b"{}"
 
 os.environ.setdefault(_SWITCH, "1")
 # At import, before a test file asks for the GPUs: no rank could be forked then.
@@ -123,7 +121,8 @@ def _run_item(item: pytest.Item, lines: _Lines, rank: int) -> dict[str, str] | N
     if rank == 0:
         return _run_first(item, lines)
     line = lines.ends[rank][1]
-    env = json.loads(line.recv_bytes())
+    # Empty if the test does not need the rank.
+    env = line.recv()
     if not env:
         return None
     os.environ.clear()
@@ -163,7 +162,7 @@ def _run_first(item: pytest.Item, lines: _Lines) -> dict[str, str]:
         subprocess.Popen = original  # type: ignore[misc]
         for rank, (line, _) in lines.ends.items():
             if rank not in started:
-                line.send_bytes(_NOT_NEEDED)
+                line.send({})
 
 
 def _rank_in(args: object, named: Mapping[str, Any]) -> int | None:
@@ -210,7 +209,7 @@ class _RankHandle:
         # 0 or 1 when the rank has ended the test; None before, and if its process was killed.
         self.returncode: int | None = None
         self._line = line
-        line.send_bytes(json.dumps(dict(env)).encode())
+        line.send(dict(env))
         self.pid: int = line.recv()  # the rank's process
 
     def poll(self) -> int | None:

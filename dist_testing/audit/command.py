@@ -77,17 +77,12 @@ class Ran:
 
     # Its exit status; minus the signal's number if a signal ended it; None if it had to be stopped.
     exit_status: int | None
-    began_s: float  # Start, on the clock of `time.monotonic`
-    ended_s: float  # End on the same clock
+    seconds: float  # how long it took
+    ended_s: float  # its end, on the clock of `time.monotonic`
     output: str  # the end of what it wrote
     log: Path  # file with all that it wrote
     left: Left  # what it left behind; nothing if it had to be stopped
     seen: Seen  # what the hook saw
-
-    @property
-    def seconds(self) -> float:
-        """How long it took."""
-        return self.ended_s - self.began_s
 
 
 class Runner:
@@ -121,7 +116,7 @@ class Runner:
             _end_all(process)
         ran = Ran(
             process.returncode if in_time else None,
-            began_s,
+            ended_s - began_s,
             ended_s,
             _tail(log),
             log,

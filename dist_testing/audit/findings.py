@@ -23,12 +23,8 @@ FAULTS: Final[dict[str, str]] = {
 # Faults after which the whole process of the rank is gone.
 ENDS_PROCESS: Final = frozenset({"kill", "exit0", "exit3"})
 
-# When a fault comes, from the latest moment to the earliest.
-MOMENTS: Final[dict[str, str]] = {
-    "own": "at the first collective call of the test itself",
-    "collective": "at the first collective call",
-    "init": "after init_process_group",
-}
+# When a fault comes: at the first collective call of the test itself, at the first one, after init_process_group.
+MOMENTS: Final = ("own", "collective", "init")
 # Each kind of hole, and what it means.
 HOLES: Final[dict[str, str]] = {
     "green": "the fault did not fail the run",

@@ -74,19 +74,14 @@ def install() -> None:
 
 def _holders(module_name: str) -> list[str]:
     """Return the names of modules that hold a class or function of that module."""
-    return sorted(
-        name
-        for name, module in list(sys.modules.items())
-        if name != module_name
+    found = set()
+    for name, module in list(sys.modules.items()):
         # An entry may be None, or another object than a module.
-        and any(_is_of(module_name, value) for value in list(getattr(module, "__dict__", {}).values()))
-    )
-
-
-def _is_of(module_name: str, value: object) -> bool:
-    # The type first: reading an attribute of other objects can have side effects, and torch's warn.
-    is_class_or_function = issubclass(type(value), type | FunctionType)
-    return is_class_or_function and getattr(value, "__module__", None) == module_name
+        for value in list(getattr(module, "__dict__", {}).values()):
+            # The type first: reading an attribute of other objects can have side effects, and torch's warn.
+            if issubclass(type(value), type | FunctionType) and getattr(value, "__module__", None) == module_name:
+                found.add(name)
+    return sorted(found - {module_name})
 
 
 @functools.cache

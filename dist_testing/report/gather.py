@@ -75,12 +75,19 @@ class _Gathering:
     def add(self, path: Path) -> None:
         """Add what a path names."""
         with self._noting_problems(path):
+            kind = _kind(path)
             if path.is_dir():
                 self._add_folder(path)
-            elif path.exists():
-                self._add_file(path)
-            else:
+            elif not path.exists():
                 raise _nothing(path, "there is no such file or folder")
+            elif kind == "build events":
+                self._add_build_events(path)
+            elif kind == "stream":
+                self._add_streams([path])
+            elif kind == "xml" or path.suffix == ".xml":
+                self._add_xml(path, str(path))
+            else:
+                raise _nothing(path, "it has neither build events, nor events of a run, nor JUnit's XML")
 
     @contextlib.contextmanager
     def _noting_problems(self, path: Path) -> Iterator[None]:
@@ -91,17 +98,6 @@ class _Gathering:
                 # A folder that this user may not read, or a name that no file can have.
                 error = _nothing(path, f"it cannot be read: {error}")
             self._problems.append(Problem(str(path), str(error).removeprefix(f"{path}: ")))
-
-    def _add_file(self, path: Path) -> None:
-        kind = _kind(path)
-        if kind == "build events":
-            self._add_build_events(path)
-        elif kind == "stream":
-            self._add_streams([path])
-        elif kind == "xml" or path.suffix == ".xml":
-            self._add_xml(path, str(path))
-        else:
-            raise _nothing(path, "it has neither build events, nor events of a run, nor JUnit's XML")
 
     def _add_folder(self, folder: Path) -> None:
         files = list(itertools.islice(_files(folder), _MAX_FILES))

@@ -111,7 +111,7 @@ def _ran(case: CaseSeen | None, exit_status: int | None, *, at_s: float | None =
     seen = Seen({case.id: case} if case else {}, True)
     if at_s is not None:
         seen.fault = FaultSeen(at_s, "barrier", "", hit)
-    return Ran(exit_status, 0.0, 100.0, "", Path("log"), Left(), seen)
+    return Ran(exit_status, 100.0, 100.0, "", Path("log"), Left(), seen)
 
 
 def _judged(fault: str, case: CaseSeen | None, exit_status: int | None, *, hit: bool = False) -> FaultResult:
