@@ -61,7 +61,7 @@ def _run(case: Any, call: Any, *args: Any, **kwargs: Any) -> Any:
     if _pytest_pids or result is None:
         return call(case, *args, **kwargs)
     name = case.id()
-    plan = record.plan()
+    plan = record.plan
     if plan.case is not None and plan.case != name:
         return result
     module = sys.modules.get(type(case).__module__)

@@ -19,7 +19,7 @@ def pytest_configure() -> None:
 @pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Leave out all cases except that of the plan."""
-    wanted = record.plan().case
+    wanted = record.plan.case
     if wanted is None:
         return
     left_out = [item for item in items if item.nodeid != wanted]

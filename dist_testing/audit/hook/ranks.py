@@ -41,7 +41,7 @@ def watch(c10d: ModuleType) -> None:
         return result
 
     c10d.init_process_group = init_process_group  # type: ignore[attr-defined]
-    if record.plan().collectives:
+    if record.plan.collectives:
         for name in _COLLECTIVES.split():
             if hasattr(c10d, name):
                 setattr(c10d, name, _watched(c10d, name, getattr(c10d, name)))
@@ -66,7 +66,7 @@ def _reach(c10d: ModuleType, moment: str, call: str) -> None:
     if key not in _noted:
         _noted.add(key)
         record.note("rank", rank=rank, world=int(c10d.get_world_size()), moment=moment)
-    plan = record.plan()
+    plan = record.plan
     if plan.fault is not None and rank == plan.rank and moment == plan.moment:
         _plant(plan, call)
 

@@ -31,7 +31,8 @@ class Case(NamedTuple):
 
 
 _folder = ""
-_plan = Plan()
+# The plan of this run.
+plan = Plan()
 # The process that has told the current case itself, and that case. A forked child has to look at the file again,
 # because ranks may be reused for other cases.
 _told_by = 0
@@ -42,20 +43,14 @@ _is_echo = False
 
 def open_run(folder: str) -> bool:
     """Read the plan of the run; return whether there is one."""
-    global _folder, _plan
+    global _folder, plan
     try:
         with open(os.path.join(folder, "plan.json"), encoding="utf-8") as file:
-            read = json.load(file)
+            plan = Plan(**json.load(file))
     except FileNotFoundError:
         return False
-    _plan = Plan(**read)
     _folder = folder
     return True
-
-
-def plan() -> Plan:
-    """Return the plan of this run."""
-    return _plan
 
 
 def note(kind: str, **fields: Any) -> None:
