@@ -207,7 +207,6 @@ class RanksContext:
         self.is_daemon = daemon  # whether the ranks end with the test, without a verdict
         self._error: BaseException | None = None
         self._is_over = False
-        # A handle for each rank.
         self.processes = [RankHandle(self._running, rank) for rank in range(self._running.case.world_size)]
         _contexts.append(self)
 
