@@ -153,7 +153,6 @@ class _Streaming(ProgramRankContext, ProgramRankFrontEnd):
         return self
 
     def open(self, start: RankStart, reporter: Reporter) -> None:
-        """Give the rank the streams of the command."""
         super().open(start, reporter)
         for number, fd in enumerate(self._streams, 1):
             os.dup2(fd, number)

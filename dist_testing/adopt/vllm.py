@@ -57,8 +57,6 @@ def _adopt(module: ModuleType) -> None:
 
 
 def _decorator(original: Callable[..., Any]) -> Callable[..., Any]:
-    """Return the replacement of a decorator."""
-
     @functools.wraps(original)
     def decorate(test: Callable[..., None]) -> Callable[..., None]:
         @functools.wraps(test)
@@ -112,7 +110,6 @@ class _AdoptOnImport(MetaPathFinder):
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
-        """Return what the next finder finds, with a loader that also changes the module."""
         if not fullname.endswith(_MODULES):
             return None
         for finder in sys.meta_path:

@@ -81,7 +81,6 @@ def left_text(left: Left) -> str:
 
 
 def _matrix(audited: list[CaseResult]) -> Iterator[str]:
-    """Yield a table with a row for each case and fault."""
     rows = [("case", "ranks", "fault", "result", "names")]
     for case in audited:
         for index, fault in enumerate(case.faults):

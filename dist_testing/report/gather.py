@@ -63,7 +63,6 @@ class _Gathering:
 
     @property
     def report(self) -> Report:
-        """All that was read."""
         return Report(
             tuple(self._invocations),
             tuple(self._runs),
@@ -73,7 +72,6 @@ class _Gathering:
         )
 
     def add(self, path: Path) -> None:
-        """Add what a path names."""
         with self._noting_problems(path):
             kind = _kind(path)
             if path.is_dir():
@@ -135,7 +133,6 @@ class _Gathering:
         return run
 
     def _add_build_events(self, path: Path) -> None:
-        """Add an invocation of Bazel."""
         invocation = read_invocation(path, self._disk_cache)
         self._known |= {attempt.xml.resolve() for attempt in invocation.attempts if attempt.xml is not None}
         self._invocations.append(invocation)
@@ -172,7 +169,6 @@ class _Gathering:
             self._add_run(RunRecord(label_of(xml), shard, number), files)
 
     def _add_streams(self, paths: Sequence[Path], folder: Path | None = None) -> None:
-        """Add the event streams of one run of pytest."""
         shown = _WORKER.sub("", str(paths[0].relative_to(folder) if folder else paths[0]))
         self._invocations.append(InvocationRecord(shown, "pytest"))
         run = self._add_run(RunRecord(shown), RunFiles(streams=sorted(paths)))

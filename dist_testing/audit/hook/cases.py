@@ -44,15 +44,13 @@ def watch(unittest_case: ModuleType) -> None:
     def __call__(self: Any, *args: Any, **kwargs: Any) -> Any:
         return _run(self, call, *args, **kwargs)
 
-    owner.__call__ = __call__
-    if hasattr(owner, "_callTestMethod"):
-        method_call = owner._callTestMethod
+    method_call = owner._callTestMethod
 
-        @functools.wraps(method_call)
-        def _callTestMethod(self: Any, method: Any) -> Any:
-            return method_call(self, leaving.leavable("the test function", method))
+    @functools.wraps(method_call)
+    def _callTestMethod(self: Any, method: Any) -> Any:
+        return method_call(self, leaving.leavable("the test function", method))
 
-        owner._callTestMethod = _callTestMethod
+    owner.__call__, owner._callTestMethod = __call__, _callTestMethod
 
 
 def _run(case: Any, call: Any, *args: Any, **kwargs: Any) -> Any:
