@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from dist_testing.compat.helpers.models import SaveForwardInputsModel as SaveForwardInputsModel
     from dist_testing.compat.helpers.models import SaveForwardInputsModule as SaveForwardInputsModule
     from dist_testing.compat.names import *  # noqa: F403
-    from dist_testing.compat.requirements.worlds import skip_if_small_worldsize as skip_if_small_worldsize
+    from dist_testing.compat.requirements.accelerators import skip_if_small_worldsize as skip_if_small_worldsize
     from dist_testing.core.unittest.classes import MultiProcContinousTest as MultiProcContinousTest
     from dist_testing.core.unittest.classes import MultiProcContinuousTest as MultiProcContinuousTest
     from dist_testing.core.unittest.classes import MultiProcessTestCase as MultiProcessTestCase
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 _NAMES = {
     "compat.device": "DistributedTestBase",
     "compat.helpers.models": "SaveForwardInputsModel SaveForwardInputsModule",
-    "compat.requirements.worlds": "skip_if_small_worldsize",
+    "compat.requirements.accelerators": "skip_if_small_worldsize",
     "core.ground.world": "World",
     "core.unittest.classes": "MultiProcContinousTest MultiProcContinuousTest MultiProcessTestCase",
     "core.unittest.exits": "expected_exits",

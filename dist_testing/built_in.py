@@ -168,7 +168,7 @@ ADD_ONS = (
         ext_version=1,
         order=-1,
         wanted=lambda case, spec: "DIST_TESTING_COVERAGE" in os.environ,
-        rank_service="dist_testing.coverage.rank_coverage:RankCoverage",
+        rank_service="dist_testing.coverage.bazel:RankCoverage",
         more={"bazel": "dist_testing.coverage.bazel:start_coverage"},
     ),
     AddOn(

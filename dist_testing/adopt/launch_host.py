@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
-import functools
 import importlib
 import json
 import os
@@ -154,28 +153,9 @@ class _Streaming(ProgramRankContext, ProgramRankFrontEnd):
         return self
 
     def open(self, start: RankStart, reporter: Reporter) -> None:
-        """Give the rank the streams of the command."""
         super().open(start, reporter)
         for number, fd in enumerate(self._streams, 1):
             os.dup2(fd, number)
-
-
-def _launch(original: Any, search_path: Sequence[str], config: Any, entrypoint: Any, *arguments: Any) -> dict[int, Any]:
-    """Do what torch's `elastic_launch` does: the engine makes the ranks, if it can make them as torch would."""
-    script = _script(entrypoint, arguments)
-    if script is None or (config.min_nodes, config.max_nodes, config.max_restarts) != (1, 1, 0):
-        result: dict[int, Any] = original(config=config, entrypoint=entrypoint)(*arguments)
-        return result
-    name, *rest = script
-    path = os.path.abspath(name)
-    program = Program(
-        path=path,
-        name=name,
-        arguments=tuple(rest),
-        search_path=(os.path.dirname(os.path.realpath(path)), *search_path),
-    )
-    _run_program(program, config.nproc_per_node)
-    return {}
 
 
 def _launched_by(command: Sequence[str], search_path: Sequence[str]) -> contextlib.AbstractContextManager[object]:
@@ -190,10 +170,21 @@ def _launched_by(command: Sequence[str], search_path: Sequence[str]) -> contextl
         return contextlib.nullcontext()
     original = torchrun.elastic_launch
 
-    def launch(config: Any, entrypoint: Any) -> Callable[..., dict[int, Any]]:
-        return functools.partial(_launch, original, search_path, config, entrypoint)
+    def elastic_launch(config: Any, entrypoint: Any) -> Callable[..., Any]:
+        def launch(*arguments: Any) -> Any:
+            script = _script(entrypoint, arguments)
+            # The engine makes the ranks, if it can make them as torch would.
+            if script is None or (config.min_nodes, config.max_nodes, config.max_restarts) != (1, 1, 0):
+                return original(config=config, entrypoint=entrypoint)(*arguments)
+            name, *rest = script
+            path = os.path.abspath(name)
+            folder = os.path.dirname(os.path.realpath(path))
+            _run_program(Program(path, name, tuple(rest), (folder, *search_path)), config.nproc_per_node)
+            return {}
 
-    return mock.patch.object(torchrun, "elastic_launch", launch)
+        return launch
+
+    return mock.patch.object(torchrun, "elastic_launch", elastic_launch)
 
 
 def _script(entrypoint: object, arguments: Sequence[object]) -> list[str] | None:

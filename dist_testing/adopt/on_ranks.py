@@ -12,6 +12,7 @@ import pytest
 
 from dist_testing.core.events.event import RankOutput
 from dist_testing.core.ground.case import CaseFailedError
+from dist_testing.core.ground.environment import environment
 from dist_testing.core.ground.errors import UsageError
 from dist_testing.core.ground.layout import Layout
 from dist_testing.core.launch.clean import unshareable_reasons
@@ -28,8 +29,8 @@ _told: set[str] = set()
 _limit_s: list[float | None] = [NO_LIMIT_S]
 
 
-def configure_limit(config: pytest.Config) -> None:
-    """Give worlds no limit, unless the command line has `--dist-timeout`.
+def pytest_configure(config: pytest.Config) -> None:
+    """Give worlds no limit, unless the command line has `--dist-timeout`. Some adapters take this hook over.
 
     The projects' own harnesses have none, and tests that load models take long. A proven hang ends without a limit.
     """
@@ -93,21 +94,13 @@ def run_on_ranks(call: Callable[[int], Any], name: str, size: int, timeout_s: fl
 
 
 def _on_rank(call: Callable[[int], Any], env: Mapping[str, str]) -> Any:
-    return call(_as_spawned_rank(env))
+    """Call with this rank, where torchrun's variables have the values of the caller's environment."""
+    rank = int(os.environ["RANK"])
+    layout = Layout(1)
+    with environment({name: env.get(name) for name in (*layout.rank_env(0), *layout.world_env())}):
+        return call(rank)
 
 
 def _show(event: RankOutput) -> None:
     # As the processes of the own harness print: without the rank.
     print(event.line, flush=True)
-
-
-def _as_spawned_rank(env: Mapping[str, str]) -> int:
-    """Give torchrun's variables the values that they have in the caller's environment, and return this rank."""
-    rank = int(os.environ["RANK"])
-    layout = Layout(1)
-    for variable in (*layout.rank_env(0), *layout.world_env()):
-        if variable in env:
-            os.environ[variable] = env[variable]
-        else:
-            os.environ.pop(variable, None)
-    return rank

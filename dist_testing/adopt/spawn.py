@@ -9,18 +9,41 @@ from __future__ import annotations
 import functools
 import multiprocessing.context
 import os
-from collections.abc import Generator
+import sys
+import time
+from collections.abc import Callable, Generator
 from multiprocessing import popen_fork, process
-from types import TracebackType
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
+import torch
+import torch.multiprocessing
+from torch.multiprocessing.spawn import ProcessExitedException, ProcessRaisedException
 
-from dist_testing.adopt.spawn_world import install_spawn, open_contexts, share_memory
-from dist_testing.core.ground.outcomes import exit_name
+from dist_testing.adopt.on_ranks import keeps_own_way, ranks_of
+from dist_testing.core.ground.case import CaseFailedError, CaseResult
+from dist_testing.core.ground.errors import UsageError
+from dist_testing.core.ground.outcomes import Kind, Status, exit_name
+from dist_testing.core.ground.spec import check_world_size
 from dist_testing.core.launch.clean import unshareable_reasons
 from dist_testing.core.process.lifetime import in_new_thread
+from dist_testing.core.unittest.exits import exit_code
+from dist_testing.core.unittest.handles import RankHandle
+from dist_testing.functions.function_world import CallWorld
+from dist_testing.functions.run import name_of
 
+# unittest leaves frames of modules with this mark out of its tracebacks.
+__unittest = True
+
+_EXAMPLE = "Pass the number of processes as nprocs."
+_METHODS = ("spawn", "fork", "forkserver")
+# The module of torch. The package has a function of the same name.
+_torch: Any = sys.modules["torch.multiprocessing.spawn"]
+
+_original: Callable[..., Any] = _torch.start_processes
+_contexts: list[RanksContext] = []
+# Whether this process is a rank, where the functions are torch's own.
+_is_rank = [False]
 # Whose processes are not the ranks of a test: data loaders, pools, managers.
 _LIBRARIES = ("concurrent", "multiprocessing", "torch")
 _BaseProcess: Any = process.BaseProcess
@@ -30,11 +53,14 @@ _BaseProcess: Any = process.BaseProcess
 def pytest_runtest_call(item: pytest.Item) -> Generator[None, Any, Any]:
     """Judge, at the end of a test, the processes that the test itself has not judged."""
     __tracebackhide__ = True
-    with Watch() as watch:
+    watch = Watch.current = Watch()
+    try:
         result = yield
         for context in open_contexts():
             context.join()
         watch.judge(item.nodeid)
+    finally:
+        Watch.current = None
     return result
 
 
@@ -63,46 +89,29 @@ class _Popen(popen_fork.Popen):
 
 
 class Watch:
-    """Notes the processes that a test starts. Use it as a context manager around the test."""
+    """The processes that a test starts."""
 
-    _current: Watch | None = None
+    current: ClassVar[Watch | None] = None
 
     def __init__(self) -> None:
         self._pid = os.getpid()
-        # With the name of the target: a process forgets it when it has started.
-        self._started: list[tuple[Any, str]] = []
-        # By identity: processes are not hashable by value.
-        self._seen: set[int] = set()
-
-    def __enter__(self) -> Watch:
-        Watch._current = self
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, where: TracebackType | None
-    ) -> None:
-        Watch._current = None
+        # The processes that the test has started, with the names of their targets, which they forget.
+        self.started: list[tuple[Any, str]] = []
+        # Those that the test judges itself: it has read the exit code, or has ended the process. By identity, because
+        # processes are not hashable by value.
+        self.looked_at: set[int] = set()
 
     @classmethod
     def active(cls) -> Watch | None:
         """Return the watch of the running test; None on ranks and in other processes that a test has made."""
-        watch = cls._current
-        return watch if watch is not None and watch._pid == os.getpid() else None
-
-    def started(self, started: Any) -> None:
-        """Note a process that the test has started."""
-        self._started.append((started, _target(started)))
-
-    def looked_at(self, seen: object) -> None:
-        """Note that the test judges a process itself: it has read its exit code, or has ended it."""
-        self._seen.add(id(seen))
+        return cls.current if cls.current is not None and cls.current._pid == os.getpid() else None
 
     def judge(self, nodeid: str) -> None:
         """Wait for the processes that the test has not judged, except daemons, and fail if one has failed."""
         __tracebackhide__ = True
         failed = []
-        for one, target in self._started:
-            if id(one) in self._seen or (one.daemon and one.is_alive()):
+        for one, target in self.started:
+            if id(one) in self.looked_at or (one.daemon and one.is_alive()):
                 continue
             one.join()
             code = one._popen.poll() if one._popen is not None else 0
@@ -110,7 +119,7 @@ class Watch:
                 failed.append(f"{one.name} ({target}) ended by {exit_name(code)}")
         if failed:
             raise TestProcessError(
-                f"{nodeid}: {len(failed)} of {len(self._started)} process(es) failed: {'; '.join(failed)}.\n"
+                f"{nodeid}: {len(failed)} of {len(self.started)} process(es) failed: {'; '.join(failed)}.\n"
                 "The test has passed without a look at their exit codes; what they raised is in the output.\n"
                 "Correct what failed, or check `process.exitcode` in the test if it is expected."
             )
@@ -118,17 +127,14 @@ class Watch:
 
 def install_processes() -> None:
     """Replace how processes of multiprocessing start, for this process."""
-    if getattr(_BaseProcess, "_dist_testing_start", None) is not None:
-        return
     start, exitcode = _BaseProcess.start, _BaseProcess.exitcode
 
     def started(self: Any) -> None:
         watch = Watch.active()
         if watch is not None and not _is_of_library(self):
-            watch.started(self)
+            watch.started.append((self, str(getattr(_target(self), "__qualname__", _target(self)))))
         start(self)
 
-    _BaseProcess._dist_testing_start = start
     _BaseProcess.start, _BaseProcess.exitcode = started, property(_looking(exitcode.fget))
     _BaseProcess.terminate, _BaseProcess.kill = _looking(_BaseProcess.terminate), _looking(_BaseProcess.kill)
     for cls in (multiprocessing.context.SpawnProcess, multiprocessing.context.ForkServerProcess):
@@ -154,7 +160,7 @@ def _looking(method: Any) -> Any:
     @functools.wraps(method)
     def call(self: Any) -> Any:
         if (watch := Watch.active()) is not None:
-            watch.looked_at(self)
+            watch.looked_at.add(id(self))
         return method(self)
 
     return call
@@ -162,15 +168,189 @@ def _looking(method: Any) -> Any:
 
 def _is_of_library(one: Any) -> bool:
     """Return whether a library has made the process for itself."""
-    target = one._target if one._target is not None else type(one)
-    return (getattr(target, "__module__", None) or "").partition(".")[0] in _LIBRARIES
+    return (getattr(_target(one), "__module__", None) or "").partition(".")[0] in _LIBRARIES
 
 
-def _target(one: Any) -> str:
-    target = one._target if one._target is not None else type(one)
-    return str(getattr(target, "__qualname__", target))
+def _target(one: Any) -> Any:
+    """Return the function of a process; its class, if that has the code."""
+    return one._target if one._target is not None else type(one)
+
+
+class _RanksError(CaseFailedError):
+    # The process is gone. torch's exceptions name it for logs only.
+    error_pid = -1
+
+    def __init__(self, text: str, result: CaseResult) -> None:
+        CaseFailedError.__init__(self, text, result)
+        self.msg, self.error_index = text, result.verdict.culprit or 0
+
+
+class RanksRaisedError(_RanksError, ProcessRaisedException):
+    """A rank has raised; torch's own exception, with the report as its text."""
+
+
+class RanksExitedError(_RanksError, ProcessExitedException):
+    """The process of a rank has ended early; torch's own exception, with the report as its text."""
+
+    def __init__(self, text: str, result: CaseResult) -> None:
+        _RanksError.__init__(self, text, result)
+        self.exit_code = exit_code(result.outcomes[self.error_index])
+        self.signal_name = exit_name(self.exit_code).partition(" ")[0] if self.exit_code < 0 else None
+
+
+class RanksContext:
+    """What `start_processes(join=False)` returns, with the names of torch's `ProcessContext`."""
+
+    def __init__(self, world: CallWorld, *, daemon: bool) -> None:
+        self._world = world
+        self._running = world.start()
+        self.is_daemon = daemon  # whether the ranks end with the test, without a verdict
+        self._error: BaseException | None = None
+        self._is_over = False
+        self.processes = [RankHandle(self._running, rank) for rank in range(self._running.case.world_size)]
+        _contexts.append(self)
+
+    def pids(self) -> list[int]:
+        """Return the process ids of the ranks, by rank."""
+        return [handle.pid or -1 for handle in self.processes]
+
+    def join(self, timeout: float | None = None, grace_period: float | None = None) -> bool:
+        """Wait for the ranks and judge them; return whether all have ended.
+
+        `timeout`: seconds to wait at most; None for the limit of the session. `grace_period` has no effect: the engine
+        ends the ranks itself. If a rank failed, raises what `_error_class` says.
+        """
+        del grace_period
+        __tracebackhide__ = True
+        if self._is_over:
+            if self._error is not None:
+                raise self._error
+            return True
+        if timeout is not None:
+            # A rank that fails ends the others, so all have ended as soon as one has failed.
+            until_s = time.monotonic() + max(0.0, timeout)
+            for handle in self.processes:
+                handle.join(max(0.0, until_s - time.monotonic()))
+            if any(handle.is_alive() for handle in self.processes):
+                return False
+        try:
+            result = self._world.finish(self._running)
+            for handle, outcome in zip(self.processes, result.outcomes, strict=True):
+                handle.settle(outcome)
+            self._world.judge(result, _error_class(result))
+        except BaseException as error:
+            self._error = error
+            raise
+        finally:
+            self._end()
+        return True
+
+    def close(self) -> None:
+        """Kill the ranks, if they are not over. No result is needed."""
+        if not self._is_over:
+            try:
+                self._world.engine.abandon(self._running)
+            finally:
+                self._end()
+
+    def _end(self) -> None:
+        self._is_over = True
+        if self in _contexts:
+            _contexts.remove(self)
+        self._world.close()
+
+
+def open_contexts() -> list[RanksContext]:
+    """Return the contexts of this process that have not been waited for; end those of daemons."""
+    if _is_rank[0]:
+        return []
+    for context in [context for context in _contexts if context.is_daemon]:
+        context.close()
+    return list(_contexts)
+
+
+def _on_engine(original: Callable[..., Any]) -> Callable[..., RanksContext | None]:
+    """Return the replacement of one of torch's functions. Both take the same arguments."""
+
+    @functools.wraps(original)
+    def start(
+        fn: Callable[..., Any],
+        args: tuple[Any, ...] = (),
+        nprocs: int = 1,
+        join: bool = True,
+        daemon: bool = False,
+        start_method: str = "spawn",
+        **more: Any,
+    ) -> RanksContext | None:
+        __tracebackhide__ = True
+        caller = str(sys._getframe(1).f_globals.get("__name__", ""))
+        # torchrun's agent, inside a test, looks after its processes itself; and a rank makes processes, no world.
+        is_own = _is_rank[0] or caller.startswith("torch.")
+        if is_own or keeps_own_way(getattr(fn, "__qualname__", str(fn)), "torch's own spawn runs it"):
+            context: RanksContext | None = _original(fn, args, nprocs, join, daemon, start_method, **more)
+            return context
+        name = name_of(fn)
+        subject = f"torch.multiprocessing.spawn({name})"
+        check_world_size(subject, nprocs, _EXAMPLE)
+        if start_method not in _METHODS:
+            raise UsageError(
+                f"{subject} with start_method = {start_method!r}; expected one of {', '.join(_METHODS)}.\n"
+                "The adapter dist_testing.adopt.spawn makes the processes, by fork, whatever the method.\n"
+                "Correct the name."
+            )
+        if start_method != "fork":
+            # Pickle moves tensors into shared memory, so that caller and ranks see the changes of each other.
+            share_memory(args)
+        world = ranks_of(functools.partial(_call, fn, args), name, nprocs, None, subject=subject)
+        if not join:
+            return RanksContext(world, daemon=daemon)
+        with world:
+            result = world.run()
+            world.judge(result, _error_class(result))
+        return None
+
+    return start
+
+
+def _call(fn: Callable[..., Any], args: tuple[Any, ...], rank: int) -> None:
+    """Call the function on a rank, in the environment that a spawned process has."""
+    _is_rank[0] = True
+    try:
+        fn(rank, *args)
+    except SystemExit as error:
+        # A process of multiprocessing that leaves so has succeeded.
+        if error.code:
+            raise
+
+
+def _error_class(result: CaseResult) -> type[CaseFailedError]:
+    if result.verdict.status is Status.FAILED and result.verdict.culprit is not None:
+        kind = result.outcomes[result.verdict.culprit].kind
+        if kind is Kind.RAISED:
+            return RanksRaisedError
+        if kind in (Kind.EXITED, Kind.SIGNALLED):
+            return RanksExitedError
+    return CaseFailedError
+
+
+def share_memory(value: object) -> None:
+    """Move tensors into shared memory, as their pickle for another process does."""
+    if isinstance(value, torch.Tensor):
+        if value.device.type == "cpu" and not value.is_sparse:
+            value.share_memory_()  # type: ignore[no-untyped-call]  # of torch
+    elif isinstance(value, torch.nn.Module):
+        value.share_memory()
+    elif isinstance(value, list | tuple):
+        for inner in value:
+            share_memory(inner)
+    elif isinstance(value, dict):
+        for inner in value.values():
+            share_memory(inner)
 
 
 # At import: pytest imports the plugin before it collects tests, which may import the functions by name.
-install_spawn()
+for _name in ("spawn", "start_processes"):
+    _replacement = _on_engine(getattr(_torch, _name))
+    for _owner in (_torch, torch.multiprocessing):
+        setattr(_owner, _name, _replacement)
 install_processes()

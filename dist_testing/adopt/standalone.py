@@ -13,19 +13,21 @@ The launcher of rank 0 decides about the number of ranks, their environment and 
 from __future__ import annotations
 
 import functools
-import json
+import itertools
 import multiprocessing
 import os
+import signal
 import subprocess
 import sys
 from collections.abc import Generator, Mapping, Sequence
 from multiprocessing.connection import Connection
 from types import TracebackType
-from typing import Any, NoReturn
+from typing import Any
 
 import pytest
 
-from dist_testing.adopt.on_ranks import configure_limit, ranks_of, refuse_unshareable, suite_limit_s
+from dist_testing.adopt.on_ranks import pytest_configure as pytest_configure
+from dist_testing.adopt.on_ranks import ranks_of, refuse_unshareable, suite_limit_s
 from dist_testing.core.ground.case import CaseFailedError
 from dist_testing.core.ground.errors import UsageError
 from dist_testing.core.launch.clean import spare_cuda
@@ -46,27 +48,17 @@ _SETUP = ("setup", "teardown")
 # Set on ranks, where the item is pytest's own.
 _ON_RANK = pytest.StashKey[bool]()
 _RANK, _SIZE = "LOCAL_RANK", "WORLD_SIZE"
-_NOT_NEEDED = b"{}"
 
 os.environ.setdefault(_SWITCH, "1")
 # At import, before a test file asks for the GPUs: no rank could be forked then.
 spare_cuda()
 
 
-def pytest_configure(config: pytest.Config) -> None:
-    """Read the limit of a test."""
-    configure_limit(config)
-
-
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtest_setup(item: pytest.Item) -> None:
     """Leave the setup of a standalone test to its ranks, and replace what its call does."""
     if _ON_RANK not in item.stash and any(mark.kwargs.get("standalone") for mark in item.iter_markers("skipif")):
-        vars(item).update(dict.fromkeys(_SETUP, _nothing), runtest=functools.partial(_run_test, item))
-
-
-def _nothing() -> None:
-    """Take the place of a step that only ranks do."""
+        vars(item).update(dict.fromkeys(_SETUP, lambda: None), runtest=functools.partial(_run_test, item))
 
 
 def _run_test(item: pytest.Item) -> None:
@@ -108,25 +100,14 @@ class _Lines:
     """What the ranks of one world use to talk; made before they are forked."""
 
     def __init__(self, size: int) -> None:
-        self.size = size  # number of ranks
-        # Both ends of each further rank's line: of rank 0, and of the rank itself.
-        self._lines = [multiprocessing.Pipe() for _ in range(1, size)]
+        # Further rank -> both ends of its line: of rank 0, and of the rank itself.
+        self.ends = {rank: multiprocessing.Pipe() for rank in range(1, size)}
         # Number of ranks that the test has asked for, if that is more than there are; else 0.
         self.needed = multiprocessing.RawValue("i", 0)
 
-    def of_first(self, rank: int) -> Connection:
-        """Return rank 0's end of the line to a rank."""
-        return self._lines[rank - 1][0]
-
-    def of_rank(self, rank: int) -> Connection:
-        """Return a rank's own end."""
-        return self._lines[rank - 1][1]
-
     def close(self) -> None:
-        """Close this process's ends."""
-        for pair in self._lines:
-            for end in pair:
-                end.close()
+        for end in itertools.chain.from_iterable(self.ends.values()):
+            end.close()
 
 
 def _run_item(item: pytest.Item, lines: _Lines, rank: int) -> dict[str, str] | None:
@@ -139,8 +120,9 @@ def _run_item(item: pytest.Item, lines: _Lines, rank: int) -> dict[str, str] | N
     replace_setup_state(item.session, lambda state: state())
     if rank == 0:
         return _run_first(item, lines)
-    line = lines.of_rank(rank)
-    env = json.loads(line.recv_bytes())
+    line = lines.ends[rank][1]
+    # Empty if the test does not need the rank.
+    env = line.recv()
     if not env:
         return None
     os.environ.clear()
@@ -166,25 +148,21 @@ def _run_first(item: pytest.Item, lines: _Lines) -> dict[str, str]:
             if rank is None:
                 return super().__new__(cls)
             _check_started(item, rank, more, named, started)
-            if rank >= lines.size:
-                _leave_for(lines, max(rank + 1, _number(named["env"].get(_SIZE)) or 0))
+            if rank not in lines.ends:
+                lines.needed.value = max(rank + 1, _number(named["env"].get(_SIZE)) or 0)
+                # Not by an exception: the test's own handlers would run, and some of them would hide it.
+                os._exit(0)
             started.add(rank)
-            return _RankHandle(args, lines.of_first(rank), named["env"])
+            return _RankHandle(args, lines.ends[rank][0], named["env"])
 
     original, subprocess.Popen = subprocess.Popen, Popen  # type: ignore[misc]
     try:
         return _run(item)
     finally:
         subprocess.Popen = original  # type: ignore[misc]
-        for rank in range(1, lines.size):
+        for rank, (line, _) in lines.ends.items():
             if rank not in started:
-                lines.of_first(rank).send_bytes(_NOT_NEEDED)
-
-
-def _leave_for(lines: _Lines, size: int) -> NoReturn:
-    # Not by an exception: the test's own handlers would run, and some of them would hide it.
-    lines.needed.value = size
-    os._exit(0)
+                line.send({})
 
 
 def _rank_in(args: object, named: Mapping[str, Any]) -> int | None:
@@ -231,17 +209,15 @@ class _RankHandle:
         # 0 or 1 when the rank has ended the test; None before, and if its process was killed.
         self.returncode: int | None = None
         self._line = line
-        line.send_bytes(json.dumps(dict(env)).encode())
+        line.send(dict(env))
         self.pid: int = line.recv()  # the rank's process
 
     def poll(self) -> int | None:
-        """Return the exit code, if the rank has ended."""
         if self.returncode is None and self._line.poll():
             self.returncode = self._line.recv()
         return self.returncode
 
     def wait(self, timeout: float | None = None) -> int:
-        """Wait for the end of the rank."""
         if self.returncode is None and not self._line.poll(timeout):
             raise subprocess.TimeoutExpired(self.args, timeout or 0.0)
         code = self.poll()
@@ -249,23 +225,19 @@ class _RankHandle:
         return code
 
     def communicate(self, input: object = None, timeout: float | None = None) -> tuple[None, None]:  # noqa: A002
-        """Wait for the end of the rank; there are no pipes."""
         del input
         self.wait(timeout)
         return None, None
 
     def send_signal(self, number: int) -> None:
-        """Signal the rank's process, unless it has ended."""
         if self.poll() is None:
             os.kill(self.pid, number)
 
     def terminate(self) -> None:
-        """Send SIGTERM."""
-        self.send_signal(15)
+        self.send_signal(signal.SIGTERM)
 
     def kill(self) -> None:
-        """Send SIGKILL."""
-        self.send_signal(9)
+        self.send_signal(signal.SIGKILL)
 
 
 class _Errors:

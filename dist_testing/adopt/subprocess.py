@@ -21,8 +21,7 @@ import socket
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, NoReturn
+from typing import Any, NoReturn, TypeAlias
 
 import pytest
 
@@ -42,6 +41,8 @@ _FLAGS = ("-u",)
 # Arguments of Popen that the proxy cannot follow; the command then starts as without the adapter.
 _UNFIT = ("preexec_fn", "pass_fds", "shell", "gids", "startupinfo")
 _STATUS_BYTES = 4
+# A command that launches ranks: the module of the launcher, and its `sys.argv`.
+Launch: TypeAlias = tuple[str, tuple[str, ...]]
 # A shell's way to tell that a command could not be started.
 _NO_STATUS = 1
 
@@ -139,7 +140,7 @@ def _be_proxy(
         life, theirs = socket.socketpair()
         request = os.memfd_create("dist-testing-launch")
         cwd = os.getcwd() if given["cwd"] is None else os.fsdecode(given["cwd"])
-        content = {"module": launch.module, "arguments": launch.arguments, "env": _env(given), "cwd": cwd}
+        content = {"module": launch[0], "arguments": launch[1], "env": _env(given), "cwd": cwd}
         os.write(request, json.dumps(content).encode())
         socket.send_fds(channel, [b"launch"], [request, *streams, theirs.fileno()])
         # The other ends of the command's pipes must not stay open here.
@@ -154,14 +155,6 @@ def _be_proxy(
         print(f"dist_testing: the command cannot be launched: {error}", file=sys.__stderr__)
     finally:
         os._exit(status)
-
-
-@dataclass(frozen=True, slots=True)
-class Launch:
-    """A command that launches ranks."""
-
-    module: str  # the module of the launcher
-    arguments: tuple[str, ...]  # its `sys.argv`
 
 
 def launch_in(command: Sequence[str], env: Mapping[str, str]) -> Launch | None:
@@ -181,7 +174,7 @@ def launch_in(command: Sequence[str], env: Mapping[str, str]) -> Launch | None:
         return None
     if module == _ACCELERATE and arguments[1:2] != ("launch",):
         return None
-    return Launch(module, arguments)
+    return module, arguments
 
 
 def _is_beside_this_python(program: str, env: Mapping[str, str]) -> bool:

@@ -7,22 +7,23 @@ A test with one of the decorators `fork_new_process_for_each_test`, `spawn_new_p
 
 from __future__ import annotations
 
+import copy
 import functools
 import sys
 from collections.abc import Callable, Sequence
-from importlib.abc import Loader, MetaPathFinder
+from importlib.abc import MetaPathFinder
 from importlib.machinery import ModuleSpec
 from pathlib import Path
 from types import FunctionType, ModuleType
 from typing import Any
 
-import pytest
-
-from dist_testing.adopt.on_ranks import configure_limit, keeps_own_way, refuse_unshareable, run_on_ranks, suite_limit_s
+from dist_testing.adopt.on_ranks import keeps_own_way, refuse_unshareable, run_on_ranks, suite_limit_s
+from dist_testing.adopt.on_ranks import pytest_configure as pytest_configure
 from dist_testing.core.ground.errors import UsageError
 from dist_testing.core.launch.clean import spare_cuda
 from dist_testing.core.process.lifetime import become_subreaper
 from dist_testing.core.process.orphans import Orphans
+from dist_testing.functions.run import name_of
 
 # unittest leaves frames of modules with this mark out of its tracebacks.
 __unittest = True
@@ -35,11 +36,6 @@ _PARALLEL = "multi_process_parallel"
 
 # At import, before a test file asks for the GPUs: no rank could be forked then.
 spare_cuda()
-
-
-def pytest_configure(config: pytest.Config) -> None:
-    """Read the limit of a test."""
-    configure_limit(config)
 
 
 def _adopt(module: ModuleType) -> None:
@@ -61,15 +57,13 @@ def _adopt(module: ModuleType) -> None:
 
 
 def _decorator(original: Callable[..., Any]) -> Callable[..., Any]:
-    """Return the replacement of a decorator."""
-
     @functools.wraps(original)
     def decorate(test: Callable[..., None]) -> Callable[..., None]:
         @functools.wraps(test)
         def run(*args: Any, **kwargs: Any) -> None:
             __tracebackhide__ = True
-            refuse_unshareable(_name(test), "vllm")
-            run_on_ranks(lambda _: _call(test, args, kwargs), _name(test), 1, suite_limit_s())
+            refuse_unshareable(name_of(test), "vllm")
+            run_on_ranks(lambda _: _call(test, args, kwargs), name_of(test), 1, suite_limit_s())
 
         return run
 
@@ -86,7 +80,7 @@ def _call(test: Callable[..., None], args: tuple[Any, ...], kwargs: dict[str, An
         children.remove()
 
 
-def _parallel(original: Callable[..., None]) -> Callable[..., None]:
+def _parallel(original: Any) -> Callable[..., None]:
     """Return the replacement of the function that runs one function of ray on all ranks."""
 
     @functools.wraps(original)
@@ -98,24 +92,16 @@ def _parallel(original: Callable[..., None]) -> Callable[..., None]:
         if keeps_own_way(_PARALLEL, "ray runs the ranks", unknown):
             original(monkeypatch, tp_size, pp_size, test_target)
             return
-        port = _open_port(original)
+        # As the suite chooses it.
+        port = original.__globals__["get_open_port"]()
         run_on_ranks(
             lambda rank: function(monkeypatch, tp_size, pp_size, rank, port),
-            _name(function),
+            name_of(function),
             tp_size * pp_size,
             suite_limit_s(),
         )
 
     return run
-
-
-def _open_port(original: Callable[..., None]) -> Any:
-    """Return a free port as the suite chooses it."""
-    return original.__globals__["get_open_port"]()
-
-
-def _name(function: Callable[..., None]) -> str:
-    return f"{function.__module__}.{function.__qualname__}"
 
 
 class _AdoptOnImport(MetaPathFinder):
@@ -124,7 +110,6 @@ class _AdoptOnImport(MetaPathFinder):
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
-        """Return what the next finder finds, with a loader that also changes the module."""
         if not fullname.endswith(_MODULES):
             return None
         for finder in sys.meta_path:
@@ -134,7 +119,7 @@ class _AdoptOnImport(MetaPathFinder):
             spec: ModuleSpec | None = find(fullname, path, target)
             if spec is not None:
                 if spec.loader is not None and not _is_installed(spec):
-                    spec.loader = _Loader(spec.loader)
+                    spec.loader = _adopting(spec.loader)
                 return spec
         return None
 
@@ -144,22 +129,16 @@ def _is_installed(spec: ModuleSpec) -> bool:
     return any(part in ("dist-packages", "site-packages") for part in Path(spec.origin or "").parts)
 
 
-class _Loader(Loader):
-    """Loads as another loader does, which answers all other questions, too."""
+def _adopting(loader: Any) -> Any:
+    """Return a copy of a loader that also changes the module. The loader itself may be that of other modules, too."""
 
-    def __init__(self, own: Any) -> None:
-        self._own = own
-
-    def create_module(self, spec: ModuleSpec) -> ModuleType | None:
-        created: ModuleType | None = self._own.create_module(spec)
-        return created
-
-    def exec_module(self, module: ModuleType) -> None:
-        self._own.exec_module(module)
+    def exec_module(module: ModuleType) -> None:
+        loader.exec_module(module)
         _adopt(module)
 
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._own, name)
+    changed = copy.copy(loader)
+    changed.exec_module = exec_module
+    return changed
 
 
 sys.meta_path.insert(0, _AdoptOnImport())

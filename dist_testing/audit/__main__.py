@@ -21,13 +21,11 @@ import tempfile
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from types import FrameType
 
 from dist_testing.audit.audited_suite import NothingToAuditError, Settings, audit
 from dist_testing.audit.command import Runner
 from dist_testing.audit.findings import FAULTS, Audit
-from dist_testing.audit.page import page
-from dist_testing.audit.table import lines
+from dist_testing.audit.show import lines, page
 from dist_testing.core.ground.budget import MAX_TIMEOUT_S, timeout_in
 from dist_testing.core.ground.error_text import did_you_mean
 from dist_testing.core.ground.errors import ReportError, UsageError
@@ -87,18 +85,14 @@ def _audited(command: Sequence[str], logs: Path, settings: Settings) -> Audit:
     check_platform()
     # Processes whose parents have died come to this process, which ends them.
     become_subreaper()
-    previous = signal.signal(signal.SIGTERM, _interrupt)
+    previous = signal.signal(signal.SIGTERM, signal.default_int_handler)
     # Short, because harnesses put sockets below TMPDIR, and the kernel limits their paths.
     folder = Path(tempfile.mkdtemp(prefix="da-"))
     try:
-        return audit(command, Runner(command, folder, logs), settings, _tell)
+        return audit(command, Runner(command, folder, logs, settings.limit_s), settings, _tell)
     finally:
         shutil.rmtree(folder, ignore_errors=True)
         signal.signal(signal.SIGTERM, previous)
-
-
-def _interrupt(_number: int, _frame: FrameType | None) -> None:
-    raise KeyboardInterrupt
 
 
 def _tell(line: str) -> None:

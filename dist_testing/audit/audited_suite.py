@@ -40,9 +40,7 @@ def audit(command: Sequence[str], runner: Runner, settings: Settings, tell: Call
     """Audit a suite. Raises NothingToAuditError if there is nothing to audit."""
     began_s = time.monotonic()
     tell(f"the suite as it is: {' '.join(command)}")
-    whole = runner.run(
-        Plan(collectives=settings.collectives), limit_s=settings.suite_limit_s, after_fault_s=settings.limit_s
-    )
+    whole = runner.run(Plan(collectives=settings.collectives), settings.suite_limit_s)
     _check(command, whole, settings)
     found = Audit(list(command), whole.exit_status, whole.seconds, settings.slow_s, settings.limit_s)
     found.unseen = _unseen(whole)
@@ -64,11 +62,7 @@ def audit(command: Sequence[str], runner: Runner, settings: Settings, tell: Call
 
 def _audit_case(result: CaseResult, runner: Runner, settings: Settings, tell: Callable[[str], None]) -> None:
     selected = None if result.id == WHOLE else result.id
-    clean = runner.run(
-        Plan(selected, collectives=settings.collectives),
-        limit_s=settings.suite_limit_s,
-        after_fault_s=settings.limit_s,
-    )
+    clean = runner.run(Plan(selected, collectives=settings.collectives), settings.suite_limit_s)
     alone = clean.seen.cases.get(result.id)
     if alone is None or not alone.ranks or clean.exit_status != 0 or alone.outcome not in ("passed", ""):
         result.why_not = f"it does not pass alone: exit status {clean.exit_status}, {clean.log}"
@@ -85,7 +79,7 @@ def _audit_case(result: CaseResult, runner: Runner, settings: Settings, tell: Ca
         plan = Plan(selected, fault, rank, moment_of(alone, rank), hold_s, settings.collectives)
         # Until the fault comes, the run is like the one without it; a machine may be ten times as slow.
         limit_s = min(settings.suite_limit_s, 10 * clean.seconds + settings.limit_s)
-        ran = runner.run(plan, limit_s=limit_s, after_fault_s=settings.limit_s)
+        ran = runner.run(plan, limit_s)
         one = judge(plan, ran, clean, result.id, slow_s=settings.slow_s, limit_s=settings.limit_s)
         result.faults.append(one)
         tell(f"{result.id}: {fault}: {', '.join(one.holes) or ('noticed' if one.planted else one.note)}")
@@ -108,7 +102,7 @@ def _check(command: Sequence[str], ran: Ran, settings: Settings) -> None:
             "It starts no Python, or starts it with -I, -E or -S, or in a container: PYTHONPATH has no effect there.\n"
             f"Give the command that runs the tests, such as -- python -m pytest tests/.{shown}"
         )
-    if not ran.seen.cases or (WHOLE in ran.seen.cases and not ran.seen.has_ranks):
+    if not ran.seen.cases or (WHOLE in ran.seen.cases and not any(case.ranks for case in ran.seen.cases.values())):
         what = "pytest collected no test" if ran.seen.has_pytest else "no test of pytest or unittest ran, and no rank"
         raise NothingToAuditError(
             f"{words}: {what} (exit status {ran.exit_status}).\n"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass, field
 from typing import Any, Final
 
-from dist_testing.audit.left import Left
+from dist_testing.audit.command import Left
 
 SCHEMA: Final = 1
 
@@ -23,12 +23,8 @@ FAULTS: Final[dict[str, str]] = {
 # Faults after which the whole process of the rank is gone.
 ENDS_PROCESS: Final = frozenset({"kill", "exit0", "exit3"})
 
-# When a fault comes, from the latest moment to the earliest.
-MOMENTS: Final[dict[str, str]] = {
-    "own": "at the first collective call of the test itself",
-    "collective": "at the first collective call",
-    "init": "after init_process_group",
-}
+# When a fault comes: at the first collective call of the test itself, at the first one, after init_process_group.
+MOMENTS: Final = ("own", "collective", "init")
 # Each kind of hole, and what it means.
 HOLES: Final[dict[str, str]] = {
     "green": "the fault did not fail the run",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 from collections import defaultdict
 from dataclasses import dataclass, field
@@ -32,7 +33,6 @@ class FaultSeen:
     """The fault that came."""
 
     at_s: float  # when, on the clock of `time.monotonic`
-    pid: int  # the process of the rank
     call: str  # the call in which it came, such as "all_reduce"
     how: str  # for an early return, the function that was left
     hit_harness: bool  # whether the rank was a thread of the process that runs the cases
@@ -48,20 +48,13 @@ class Seen:
     processes: int = 0  # how many Python processes had the hook
     fault: FaultSeen | None = None  # the fault, if it came
 
-    @property
-    def has_ranks(self) -> bool:
-        """Whether any case started ranks."""
-        return any(case.ranks for case in self.cases.values())
-
 
 def read_records(path: Path) -> Seen:
     """Return what the records of a run say. A line that a killed process left unfinished is left out."""
     records: list[dict[str, Any]] = []
     for line in path.read_text(encoding="utf-8", errors="replace").splitlines():
-        try:
+        with contextlib.suppress(ValueError):
             records.append(json.loads(line))
-        except ValueError:
-            continue
     return seen_in(records)
 
 
@@ -74,34 +67,30 @@ def seen_in(records: list[dict[str, Any]]) -> Seen:
         parents.setdefault(record["pid"], record["ppid"])
     told = _outermost(records, parents)
     seen = Seen()
-    # Without results of a harness that the hook knows, the command is the only case.
-    is_whole = not told
     begun: set[int] = set()
     hosted: dict[int, set[int]] = defaultdict(set)
     for record in records:
-        kind, name = record["kind"], WHOLE if is_whole else record["case"]
-        if kind == "process":
-            seen.processes += 1
-        if kind == "session":
-            seen.has_pytest = True
-            begun.add(record["pid"])
-        if kind == "begin":
-            begun.add(record["pid"])
-        if kind == "result" and record["pid"] in told.get(record["id"], ()):
+        kind, pid = record["kind"], record["pid"]
+        # Without results of a harness that the hook knows, the command is the only case.
+        name = record["case"] if told else WHOLE
+        seen.processes += kind == "process"
+        seen.has_pytest |= kind == "session"
+        if kind in ("session", "begin"):
+            begun.add(pid)
+        if kind == "result" and pid in told.get(record["id"], ()):
             case = _case(seen, record["id"])
             case.tellers = len(told[record["id"]])
             _add_result(case, record)
         elif kind in ("rank", "process", "begin") and name:
             case = _case(seen, name)
             if kind == "rank":
-                hosted[record["pid"]].add(record["rank"])
+                hosted[pid].add(record["rank"])
                 case.ranks[record["rank"]].add(record["moment"])
                 case.world_size = max(case.world_size, record["world"])
             elif kind == "process":
                 case.processes += 1
         elif kind == "fault":
-            pid = record["pid"]
-            seen.fault = FaultSeen(record["t"], pid, record["call"], record["how"], pid in begun, len(hosted[pid]) > 1)
+            seen.fault = FaultSeen(record["t"], record["call"], record["how"], pid in begun, len(hosted[pid]) > 1)
     return seen
 
 
@@ -129,11 +118,7 @@ def _above(pid: int, parents: dict[int, int]) -> set[int]:
 def _add_result(case: CaseSeen, record: dict[str, Any]) -> None:
     # Phases of one case, and the ranks of `torchrun -m pytest`: a failure of any counts, then a pass, then a skip.
     order = ("", "skipped", "passed", "failed")
-    outcome = record["outcome"]
-    if outcome == "failed" and case.outcome != "failed":
-        case.ended_s = record["t"]
-    if order.index(outcome) > order.index(case.outcome):
-        case.outcome = outcome
     if case.outcome != "failed":
         case.ended_s = record["t"]
+    case.outcome = max(case.outcome, record["outcome"], key=order.index)
     case.text = "\n".join(filter(None, [case.text, record["text"]]))

@@ -13,12 +13,15 @@ or, with unchanged imports, before the test files are imported::
 
 from __future__ import annotations
 
+import functools
 import importlib
+import json
+import re
 import sys
 import warnings
+from importlib import resources
 from types import FunctionType
 
-from dist_testing.compat.versions import warn_if_untested
 from dist_testing.core.engine.needs import import_torch
 from dist_testing.core.launch.fresh import import_first
 
@@ -71,16 +74,42 @@ def install() -> None:
 
 def _holders(module_name: str) -> list[str]:
     """Return the names of modules that hold a class or function of that module."""
-    return sorted(
-        name
-        for name, module in list(sys.modules.items())
-        if name != module_name
+    found = set()
+    for name, module in list(sys.modules.items()):
         # An entry may be None, or another object than a module.
-        and any(_is_of(module_name, value) for value in list(getattr(module, "__dict__", {}).values()))
-    )
+        for value in list(getattr(module, "__dict__", {}).values()):
+            # The type first: reading an attribute of other objects can have side effects, and torch's warn.
+            if issubclass(type(value), type | FunctionType) and getattr(value, "__module__", None) == module_name:
+                found.add(name)
+    return sorted(found - {module_name})
 
 
-def _is_of(module_name: str, value: object) -> bool:
-    # The type first: reading an attribute of other objects can have side effects, and torch's warn.
-    is_class_or_function = issubclass(type(value), type | FunctionType)
-    return is_class_or_function and getattr(value, "__module__", None) == module_name
+@functools.cache
+def warn_if_untested() -> None:
+    """Warn once per process if torch is older or newer than the tested versions. Nothing is switched off."""
+    import torch
+
+    version = str(torch.__version__)
+    if not is_tested(version):
+        warnings.warn(
+            f"torch {version}: dist_testing is tested with torch {' to '.join(_tested_range())}.\n"
+            "Names and behaviour of torch's shared test library change from version to version.\n"
+            "Use a version in the range, or check whether a failure comes from the version.",
+            RuntimeWarning,
+            stacklevel=3,
+        )
+
+
+def is_tested(version: str) -> bool:
+    """Return whether a version, such as "2.13.0+cpu", is in the range."""
+    oldest, newest = map(_number, _tested_range())
+    return oldest <= _number(version) <= newest
+
+
+def _number(version: str) -> list[int]:
+    return [int(part) for part in re.findall(r"\d+", version)[:2]]
+
+
+def _tested_range() -> tuple[str, str]:
+    torch = json.loads(resources.files("dist_testing").joinpath("versions.json").read_text(encoding="utf-8"))["torch"]
+    return torch["oldest"], torch["newest"]

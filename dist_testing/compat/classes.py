@@ -20,18 +20,8 @@ from dist_testing.core.unittest.process import ProcessCase
 from dist_testing.core.unittest.world_case import WorldCase
 from dist_testing.threaded.thread_case import ThreadCase
 
-__all__ = [
-    "DEFAULT_WORLD_SIZE",
-    "DistributedTestBase",
-    "MultiProcContinuousTest",
-    "MultiProcessTestCase",
-    "MultiThreadedTestCase",
-    "TestCase",
-    "common_utils",
-]
-
 try:
-    from torch.testing._internal import common_utils
+    from torch.testing._internal import common_utils as common_utils
 except ImportError as error:
     raise UsageError(
         f"dist_testing.compat: torch.testing._internal.common_utils cannot be imported: {error}.\n"

@@ -33,10 +33,13 @@ from dist_testing.compat.helpers.models import SaveForwardInputsModel, SaveForwa
 from dist_testing.compat.helpers.running import dynamo_dist_per_rank_init as _dynamo_dist_per_rank_init
 from dist_testing.compat.helpers.running import retrieve_result_from_completion_queue
 from dist_testing.compat.names import *  # noqa: F403
-from dist_testing.compat.requirements.accelerators import DDP_RANK_DEVICES, evaluate_platform_supports_symm_mem
+from dist_testing.compat.requirements.accelerators import (
+    DDP_RANK_DEVICES,
+    evaluate_platform_supports_symm_mem,
+    skip_below_world_size,
+)
 from dist_testing.compat.requirements.platforms import ACCELERATOR_DIST_BACKENDS
 from dist_testing.compat.requirements.requirement import handle_test_skip as _maybe_handle_skip_if_lt_x_gpu
-from dist_testing.compat.requirements.worlds import skip_below_world_size
 from dist_testing.compat.torchcomms import *  # noqa: F403
 from dist_testing.compat.unknown import imported_names, name_of_torch
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 from typing import TYPE_CHECKING, Any
 
 from dist_testing.core.ground.backends import all_declared, default_backend, device_backend
@@ -31,9 +30,7 @@ class DeviceCase(ProcessCase):
     def setUp(self) -> None:
         """Start the ranks, in the runner, and set `WORLD_SIZE` for the time of the test."""
         super().setUp()
-        with contextlib.ExitStack() as stack:
-            stack.enter_context(environment({"WORLD_SIZE": str(self.world_size)}))
-            self.addCleanup(stack.pop_all().close)
+        self.enterContext(environment({"WORLD_SIZE": str(self.world_size)}))
         self._spawn_processes()
 
     def backend(self, device: str | torch.device) -> str:

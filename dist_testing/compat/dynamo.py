@@ -31,11 +31,7 @@ class DynamoDistributedSingleProcTestCase(torch._dynamo.test_case.TestCase):
 
     @classmethod
     def setUpClass(cls) -> None:
-        """Create the default group.
-
-        Raises:
-            SkipTest: If there is no accelerator.
-        """
+        """Create the default group; raise SkipTest without an accelerator."""
         super().setUpClass()
         accelerator = torch.accelerator.current_accelerator()
         # A build for CUDA has one even on a machine without a GPU.

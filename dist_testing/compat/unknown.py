@@ -31,7 +31,7 @@ def name_of_torch(name: str) -> Any:
         with contextlib.suppress(ImportError):
             module = importlib.import_module(module_name)
             return getattr(module, attribute) if attribute else module
-    return _Unknown(name)
+    return Unknown(name)
 
 
 def imported_names() -> list[str]:
@@ -39,7 +39,7 @@ def imported_names() -> list[str]:
     return [name for name, source in _torchs_names().items() if source is not None]
 
 
-class _Unknown:
+class Unknown:
     """An object that raises a UsageError at every use."""
 
     def __init__(self, name: str) -> None:
@@ -61,11 +61,6 @@ class _Unknown:
             # Inspection reads such names, and works without them.
             raise AttributeError(attribute)
         self._fail()
-
-
-def is_unknown(value: object) -> bool:
-    """Return whether a value is a stand-in."""
-    return type(value) is _Unknown
 
 
 def torchs_own() -> ModuleType:

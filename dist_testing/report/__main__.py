@@ -20,12 +20,11 @@ from pathlib import Path
 from dist_testing.core.ground.errors import ReportError
 from dist_testing.report import files
 from dist_testing.report.compare import Comparison, compare, compare_lines
-from dist_testing.report.exports import ctrf, exported
 from dist_testing.report.gather import gather
 from dist_testing.report.github import annotation_lines, markdown
 from dist_testing.report.model import Problem, Report
 from dist_testing.report.page import page
-from dist_testing.report.words import plural, size
+from dist_testing.report.words import grouped, plural, size
 
 _PAGE = "bazel-report.html"
 _LOCAL_PAGE = "dist-report.html"
@@ -66,9 +65,7 @@ def _run(options: argparse.Namespace) -> int:
 
 def _problem_lines(problems: Sequence[Problem]) -> Iterator[str]:
     """Yield the first problems. The same problem of several targets is one line."""
-    alike: dict[str, list[str]] = {}
-    for problem in problems:
-        alike.setdefault(problem.text.partition("\n")[0], []).append(problem.subject)
+    alike = grouped((problem.text.partition("\n")[0], problem.subject) for problem in problems)
     for text, subjects in list(alike.items())[:_PROBLEMS_SHOWN]:
         others = f" (and {len(subjects) - 1} more)" if len(subjects) > 1 else ""
         yield f"{subjects[0]}{others}: {text}"
@@ -97,8 +94,8 @@ def _written(
         for path, count in files.write_traces(report, options.trace):
             yield f"report: {path.absolute()}: trace, {size(count)}; open it at ui.perfetto.dev"
     more: tuple[tuple[Path | None, str, Callable[[Path], int]], ...] = (
-        (options.json, "JSON", lambda path: files.write_text(path, exported(report))),
-        (options.ctrf, "CTRF", lambda path: files.write_text(path, ctrf(report))),
+        (options.json, "JSON", lambda path: files.write_text(path, files.exported(report))),
+        (options.ctrf, "CTRF", lambda path: files.write_text(path, files.ctrf(report))),
         (options.markdown, "Markdown", lambda path: files.write_text(path, markdown(report, options.title))),
         (options.junit, "JUnit", lambda path: files.write_merged_junit(report, path)),
     )

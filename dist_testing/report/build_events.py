@@ -1,21 +1,22 @@
-"""Reads what one invocation of Bazel did from its build events (`--build_event_json_file`).
+"""Reads what one invocation of Bazel did from its build events (`--build_event_json_file`), and finds its outputs.
 
 Needs only the standard library, because programs that plain Python starts use it, too (`tools/report/build_events.py`).
 """
 
 from __future__ import annotations
 
+import hashlib
 import json
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import datetime
 from pathlib import Path
 from typing import Any
+from urllib.parse import unquote, urlsplit
 
 from dist_testing.core.ground.errors import ReportError
 from dist_testing.report.model import InvocationRecord, RunRecord, bounded
-from dist_testing.report.outputs import Output, OutputFinder
 from dist_testing.report.result_xml import seconds_in
 
 # Bazel's words for a target that has passed, the best first. A flaky target has passed after a failure.
@@ -33,9 +34,24 @@ _UNANALYSED = re.compile(
     r"(?:\nDependency chain:(?:\n +[^\n]*?)*(?:<-- (?P<constraint>[^\n]+)))?"
 )
 
+# Length of a digest in hexadecimal -> the function that Bazel means if it gives no name.
+_FUNCTIONS = {32: "md5", 40: "sha1", 64: "sha256", 96: "sha384", 128: "sha512"}
+# The end of the address of an output on a remote executor: digest and size. BLAKE3 has its name before the digest;
+# Bazel leaves out the names of the functions that the length tells.
+_REMOTE = re.compile(r"(?:^|/)blobs/(?:(?P<function>[a-z0-9]+)/)?(?P<digest>[0-9a-f]{32,128})/(?P<size>\d+)$")
+
 
 class EventsError(ReportError):
     """A file cannot be read as build events."""
+
+
+@dataclass(frozen=True, slots=True)
+class Output:
+    """A file that a test action has left."""
+
+    name: str  # Bazel's name of it, such as "test.log" or "test.outputs__outputs.zip"
+    path: Path | None  # the file; None if it is not on this machine
+    uri: str = ""  # its address in the build events: "file:///..." or "bytestream://..."
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,12 +70,12 @@ class Attempt(RunRecord):
 class Invocation(InvocationRecord):
     """The content of the build events."""
 
-    attempts: Sequence[Attempt] = ()  # in the order in which they ended
-    summaries: Mapping[str, str] = field(default_factory=dict)  # target -> Bazel's last, or worst, word on it
+    attempts: list[Attempt] = field(default_factory=list)  # in the order in which they ended
+    summaries: dict[str, str] = field(default_factory=dict)  # target -> Bazel's last, or worst, word on it
     incompatible: Sequence[str] = ()  # targets that Bazel itself has skipped
-    broken: Mapping[str, str] = field(default_factory=dict)  # targets that could not be built -> Bazel's message
+    broken: dict[str, str] = field(default_factory=dict)  # targets that could not be built -> Bazel's message
     faulty: Sequence[str] = ()  # the broken targets that would be broken on any executor
-    unknown: Mapping[str, str] = field(default_factory=dict)  # patterns that Bazel could not expand -> its message
+    unknown: dict[str, str] = field(default_factory=dict)  # patterns that Bazel could not expand -> its message
 
 
 def read_events(path: Path) -> list[Mapping[str, Any]]:
@@ -124,13 +140,10 @@ def read_invocation(path: Path, disk_cache: Path | None = None) -> Invocation:
 
 def _summed_up(path: Path, events: Sequence[Mapping[str, Any]], disk_cache: Path | None) -> Invocation:
     used = [_option(event, "--disk_cache=") for event in events if "optionsParsed" in event]
-    testlogs = OutputFinder(disk_cache or (Path(used[-1]).expanduser() if used and used[-1] else None))
-    attempts: list[Attempt] = []
-    summaries: dict[str, str] = {}
+    testlogs = _OutputFinder(disk_cache or (Path(used[-1]).expanduser() if used and used[-1] else None))
+    found = Invocation(str(path))
     incompatible: set[str] = set()
-    broken: dict[str, str] = {}
     faulty: set[str] = set()
-    unknown: dict[str, str] = {}
     unanalysed = _unanalysed(events)
     facts: dict[str, Any] = {"command": "bazel test"}
     workspace: dict[str, str] = {}
@@ -140,29 +153,29 @@ def _summed_up(path: Path, events: Sequence[Mapping[str, Any]], disk_cache: Path
         identity = event["id"]
         testlogs.note(event)
         if "testResult" in event and "testResult" in identity:
-            attempts.append(_attempt(identity["testResult"], event["testResult"], testlogs))
+            found.attempts.append(_attempt(identity["testResult"], event["testResult"], testlogs))
         elif "testSummary" in event and "testSummary" in identity:
             label = str(identity["testSummary"]["label"])
             status = str(event["testSummary"].get("overallStatus", "NO_STATUS"))
-            words = (summaries.get(label, status), status)
-            summaries[label] = max(words, key=lambda word: (word not in GOOD, word != GOOD[0]))
+            words = (found.summaries.get(label, status), status)
+            found.summaries[label] = max(words, key=lambda word: (word not in GOOD, word != GOOD[0]))
         elif "targetCompleted" in identity:
             label = str(identity["targetCompleted"]["label"])
             if event.get("aborted", {}).get("reason") == "SKIPPED":
                 incompatible.add(label)
             elif "aborted" in event:
                 reason = event["aborted"].get("reason", "")
-                broken[label] = str(event["aborted"].get("description") or unanalysed.get(label) or reason)
+                found.broken[label] = str(event["aborted"].get("description") or unanalysed.get(label) or reason)
                 if reason not in _NOT_REACHED:
                     faulty.add(label)
             elif not event.get("completed", {}).get("success"):
                 detail = event.get("completed", {}).get("failureDetail", {})
-                broken[label] = str(detail.get("message", ""))
+                found.broken[label] = str(detail.get("message", ""))
                 if detail.get("spawn", {}).get("code") not in _INFRASTRUCTURE:
                     faulty.add(label)
         elif "aborted" in event and ("pattern" in identity or "patternSkipped" in identity):
             named = identity.get("pattern") or identity["patternSkipped"]
-            unknown[" ".join(map(str, named.get("pattern", [])))] = str(event["aborted"].get("description", ""))
+            found.unknown[" ".join(map(str, named.get("pattern", [])))] = str(event["aborted"].get("description", ""))
         elif started := event.get("started"):
             facts["identifier"] = str(started.get("uuid", ""))
             facts["command"] = f"bazel {started.get('command') or 'test'}"
@@ -179,15 +192,11 @@ def _summed_up(path: Path, events: Sequence[Mapping[str, Any]], disk_cache: Path
             facts["test_filter"] = _option(event, "--test_filter=")
     if ended_s is not None and (began_s := facts.get("began_wall_s")) is not None:
         facts["duration_s"] = bounded(ended_s - began_s)
-    return Invocation(
-        str(path),
+    return replace(
+        found,
         is_complete=is_whole(events),
-        attempts=attempts,
-        summaries=summaries,
         incompatible=sorted(incompatible),
-        broken=broken,
         faulty=sorted(faulty),
-        unknown=unknown,
         revision=_revision(workspace),
         **facts,
     )
@@ -227,7 +236,7 @@ def _time(text: object) -> float | None:
         return None
 
 
-def _attempt(identity: Mapping[str, Any], result: Mapping[str, Any], testlogs: OutputFinder) -> Attempt:
+def _attempt(identity: Mapping[str, Any], result: Mapping[str, Any], testlogs: _OutputFinder) -> Attempt:
     execution = result.get("executionInfo", {})
     cached = "local" if result.get("cachedLocally") else "remote" if execution.get("cachedRemotely") else ""
     outputs = [
@@ -250,3 +259,74 @@ def _attempt(identity: Mapping[str, Any], result: Mapping[str, Any], testlogs: O
         has_results=False,
         outputs=tuple(outputs),
     )
+
+
+class _OutputFinder:
+    """Finds the outputs of tests on this machine."""
+
+    def __init__(self, disk_cache: Path | None) -> None:
+        self._exec_root: Path | None = None
+        self._disk_cache = disk_cache
+        # Configuration -> the folder of its outputs.
+        self._folders: dict[str, str] = {}
+        # Folder of a target -> its files with their sizes.
+        self._listed: dict[Path, list[tuple[Path, int]]] = {}
+
+    def note(self, event: Mapping[str, Any]) -> None:
+        """Learn from an event where the outputs are."""
+        if root := event.get("workspaceInfo", {}).get("localExecRoot"):
+            self._exec_root = Path(str(root))
+        if "configuration" in event and "configuration" in event["id"]:
+            self._folders[event["id"]["configuration"]["id"]] = event["configuration"].get("mnemonic", "")
+
+    def find(self, identity: Mapping[str, Any], uri: str) -> Path | None:
+        """Return the file of an address; None if it is not on this machine."""
+        try:
+            if uri.startswith("file:"):
+                path = Path(unquote(urlsplit(uri).path))
+                return path if path.exists() else None
+            remote = _REMOTE.search(urlsplit(uri).path)
+            return None if remote is None else self._find_remote(identity, remote)
+        except (OSError, ValueError):
+            # Not a path that this machine can have: too long, or with a null character.
+            return None
+
+    def _find_remote(self, identity: Mapping[str, Any], remote: re.Match[str]) -> Path | None:
+        digest, size = remote["digest"], int(remote["size"])
+        function = remote["function"] or _FUNCTIONS.get(len(digest), "")
+        places = self._places(identity, size)
+        if self._disk_cache is not None:
+            root = self._disk_cache if function == "sha256" else self._disk_cache / function
+            places.append(root / "cas" / digest[:2] / digest)
+        for path in places:
+            if path.is_file() and path.stat().st_size == size and _digest_of(path, function) in (digest, None):
+                return path
+        return None
+
+    def _places(self, identity: Mapping[str, Any], size: int) -> list[Path]:
+        """Return the files of the target with this size.
+
+        The address names the copy on the executor, although Bazel may have fetched the file. A file here may also be
+        from an earlier run; the digest tells.
+        """
+        mnemonic = self._folders.get(identity.get("configuration", {}).get("id", ""))
+        if self._exec_root is None or not mnemonic:
+            return []
+        repository, _, rest = str(identity["label"]).rpartition("//")
+        place = self._exec_root / "bazel-out" / mnemonic / "testlogs"
+        if name := repository.lstrip("@"):
+            place = place / "external" / name
+        package, _, target = rest.partition(":")
+        folder = place / package / target
+        if folder not in self._listed:
+            self._listed[folder] = [(path, path.stat().st_size) for path in folder.rglob("*") if path.is_file()]
+        return [path for path, length in self._listed[folder] if length == size]
+
+
+def _digest_of(path: Path, function: str) -> str | None:
+    """Return the digest of a file in hexadecimal; None if Python lacks the function, as it lacks BLAKE3."""
+    if function not in _FUNCTIONS.values():
+        return None
+    with path.open("rb") as file:
+        # MD5 and SHA-1 only find files here.
+        return hashlib.file_digest(file, lambda: hashlib.new(function, usedforsecurity=False)).hexdigest()

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from dist_testing.core.ground.record import BAD, STATUSES, Status
 from dist_testing.report.facts import final_runs
 from dist_testing.report.model import Report
-from dist_testing.report.words import clean, seconds
+from dist_testing.report.words import clean, grouped, seconds
 
 # A case is slower if its ratio is so many robust standard deviations above the ratio of the middle case, ...
 _SIGMAS = 4.0
@@ -134,12 +133,13 @@ def _slower(before: Report, after: Report) -> tuple[tuple[Slower, ...], float]:
 
 def _durations(report: Report) -> dict[_Name, float]:
     """Return the median duration of each case that really ran and passed."""
-    found: dict[_Name, list[float]] = defaultdict(list)
-    for run in report.runs:
-        if not run.cached:
-            for case in run.cases:
-                if case.status == "passed":
-                    found[run.target, case.name].append(case.duration_s)
+    found = grouped(
+        ((run.target, case.name), case.duration_s)
+        for run in report.runs
+        if not run.cached
+        for case in run.cases
+        if case.status == "passed"
+    )
     return {name: statistics.median(values) for name, values in found.items()}
 
 

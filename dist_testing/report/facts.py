@@ -1,16 +1,16 @@
-"""Derives what people ask from a report: what failed, what did not run, and what is slow."""
+"""Derives what people ask from a report: what failed, what did not run, what is slow; the parts of a failure's text."""
 
 from __future__ import annotations
 
 import re
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from dist_testing.core.ground.record import BAD, CaseRecord, Status
 from dist_testing.report.model import Action, NotRun, Report, RunRecord, is_label
 from dist_testing.report.result_xml import seconds_in
-from dist_testing.report.words import utc
+from dist_testing.report.words import grouped, utc
 
 # pytest's message of a test without ranks is only the place; the first such line of its text says more.
 _PLACE = re.compile(r"\S+:\d+: \w+")
@@ -18,6 +18,18 @@ _ERROR = re.compile(r"^E +(\S.*)$", re.MULTILINE)
 _MARK = re.compile(r"^E +")
 _NUMBERS = re.compile(r"\d+\.\d+ s|0x[0-9a-f]+|pid \d+")
 _WORLD = re.compile(r"^ \(world of \d+\)(?=: )")
+# `core.engine.report` separates parts with such a line.
+_RULE = re.compile(r"^-{80,}$", re.MULTILINE)
+# Titles of parts, in the order in which they matter: the culprit, its output, others that failed, stacks.
+_TITLES = (
+    re.compile(r"ranks? [\d, ]+ of \d+ (failed first|is what the others wait for):"),
+    re.compile(r"output of rank \d+"),
+    re.compile(r"ranks? [\d, ]+ of \d+ also failed:"),
+    re.compile(r"stacks of rank\(s\) [\d, ]+:"),
+)
+_COMMAND = "This case alone: "
+_VICTIMS = "Victims: "
+_LEDGER = re.compile(r"Ledger of ranks? [\d, ]+: ")
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,12 +82,13 @@ def failures(report: Report) -> list[Failure]:
 
 def alike(found: Sequence[Failure]) -> list[list[Failure]]:
     """Return failures of the same case with the same message together, such as those of repeated runs."""
-    groups: dict[tuple[str, str, str, bool], list[Failure]] = {}
-    for failure in found:
+
+    def key(failure: Failure) -> tuple[str, str, str, bool]:
         # Times differ in each run.
         words = _NUMBERS.sub("", headline(failure.run, failure.case))
-        groups.setdefault((failure.run.suite, failure.name, words, failure.recovered), []).append(failure)
-    return list(groups.values())
+        return failure.run.suite, failure.name, words, failure.recovered
+
+    return list(grouped((key(failure), failure) for failure in found).values())
 
 
 def headline(run: RunRecord, case: CaseRecord | None) -> str:
@@ -116,9 +129,8 @@ def ledger(report: Report) -> list[NotRun]:
     """Return the skip ledger: each case and target that did not run, and why."""
     lines = list(report.not_run)
     broken = {line.target for line in lines}
-    idle: dict[tuple[int, str], list[RunRecord]] = defaultdict(list)
-    for run in final_runs(report):
-        idle[run.invocation, run.target].append(run)
+    final = final_runs(report)
+    for run in final:
         for case in run.cases:
             if case.status == "skipped":
                 reason = case.message.strip() or "skipped without a reason"
@@ -130,7 +142,7 @@ def ledger(report: Report) -> list[NotRun]:
             lines.append(NotRun("no results", run.target, "", f"its results cannot be read{run.in_part}", 0))
         if run.cached:
             lines.append(NotRun("cached", run.target, "", _cached(run), len(run.cases)))
-    for (invocation, target), runs in idle.items():
+    for (invocation, target), runs in grouped(((run.invocation, run.target), run) for run in final).items():
         cases = [case for run in runs for case in run.cases]
         if target in broken or any(not run.has_results for run in runs) or any(c.status != "skipped" for c in cases):
             continue
@@ -160,3 +172,64 @@ def slow_cases(report: Report, count: int) -> list[CaseRecord]:
             if case.status != "skipped" and case.duration_s > (known.duration_s if known else 0):
                 slowest[run.suite, case.name] = case
     return sorted(slowest.values(), key=lambda case: -case.duration_s)[:count]
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """One part of a failure's text."""
+
+    place: int  # index of its title in `_TITLES`; 0 is the culprit
+    title: str  # its first line
+    text: str  # the rest
+
+
+@dataclass(frozen=True, slots=True)
+class Story:
+    """The text of a failure."""
+
+    head: str  # what happened, in sentences
+    victims: str  # what became of the victims, in a sentence; "" if there are none
+    ledger: tuple[str, ...]  # Lines about collective calls: which rank waits where
+    command: str  # the command that runs this case alone; "" if the text gives none
+    parts: tuple[Part, ...]  # the parts, the culprit's first
+
+    @property
+    def culprits(self) -> list[Part]:
+        """The parts about the culprit."""
+        return [part for part in self.parts if part.place == 0]
+
+    @property
+    def others(self) -> list[Part]:
+        """The other parts that have a text."""
+        return [part for part in self.parts if part.place and part.text]
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether the head is a traceback or another text that this library has not written."""
+        return not (self.parts or self.command or self.victims or self.ledger)
+
+
+def story_of(text: str) -> Story:
+    """Take a text apart. A text that this library has not written becomes one head."""
+    head, *rest = _RULE.split(text)
+    command = victims = ""
+    lines: list[str] = []
+    ledger: list[str] = []
+    for line in head.strip().split("\n"):
+        if line.startswith(_COMMAND) and not command:
+            command = line.removeprefix(_COMMAND)
+        elif line.startswith(_VICTIMS) and not victims:
+            victims = line.removeprefix(_VICTIMS)
+        elif _LEDGER.match(line):
+            ledger.append(line.removeprefix("Ledger of "))
+        else:
+            lines.append(line)
+    parts = [_part(piece.strip("\n")) for piece in rest if piece.strip()]
+    parts.sort(key=lambda part: part.place)
+    return Story("\n".join(lines).strip(), victims, tuple(ledger), command, tuple(parts))
+
+
+def _part(piece: str) -> Part:
+    title, _, text = piece.partition("\n")
+    places = [place for place, pattern in enumerate(_TITLES) if pattern.match(title)]
+    return Part(places[0] if places else len(_TITLES), title.removesuffix(":"), text.strip("\n"))

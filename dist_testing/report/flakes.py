@@ -8,14 +8,14 @@ from __future__ import annotations
 
 import bisect
 import math
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Literal, get_args
 
 from dist_testing.core.ground.record import BAD, CaseRecord
 from dist_testing.report.model import Report, RunRecord
-from dist_testing.report.words import clean, percent, plural
+from dist_testing.report.words import clean, grouped, percent, plural
 
 # Stands for the name of a case where a target failed and no case says why.
 WHOLE = "(the target as a whole)"
@@ -144,9 +144,7 @@ def _vote(run: RunRecord, case: CaseRecord, inputs: str) -> Vote:
 
 def measured(given: Iterable[Vote]) -> list[Flake]:
     """Count votes. The flakiest cases come first, then the broken ones, then the others with the fewest runs."""
-    groups: dict[tuple[str, str, str, int], list[Vote]] = defaultdict(list)
-    for vote in given:
-        groups[vote.target, vote.case, vote.backend, vote.world_size].append(vote)
+    groups = grouped(((vote.target, vote.case, vote.backend, vote.world_size), vote) for vote in given)
     found = []
     for subject, of_case in groups.items():
         own = [vote for vote in of_case if not vote.is_machine]

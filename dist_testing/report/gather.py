@@ -63,7 +63,6 @@ class _Gathering:
 
     @property
     def report(self) -> Report:
-        """All that was read."""
         return Report(
             tuple(self._invocations),
             tuple(self._runs),
@@ -73,14 +72,20 @@ class _Gathering:
         )
 
     def add(self, path: Path) -> None:
-        """Add what a path names."""
         with self._noting_problems(path):
+            kind = _kind(path)
             if path.is_dir():
                 self._add_folder(path)
-            elif path.exists():
-                self._add_file(path)
-            else:
+            elif not path.exists():
                 raise _nothing(path, "there is no such file or folder")
+            elif kind == "build events":
+                self._add_build_events(path)
+            elif kind == "stream":
+                self._add_streams([path])
+            elif kind == "xml" or path.suffix == ".xml":
+                self._add_xml(path, str(path))
+            else:
+                raise _nothing(path, "it has neither build events, nor events of a run, nor JUnit's XML")
 
     @contextlib.contextmanager
     def _noting_problems(self, path: Path) -> Iterator[None]:
@@ -91,17 +96,6 @@ class _Gathering:
                 # A folder that this user may not read, or a name that no file can have.
                 error = _nothing(path, f"it cannot be read: {error}")
             self._problems.append(Problem(str(path), str(error).removeprefix(f"{path}: ")))
-
-    def _add_file(self, path: Path) -> None:
-        kind = _kind(path)
-        if kind == "build events":
-            self._add_build_events(path)
-        elif kind == "stream":
-            self._add_streams([path])
-        elif kind == "xml" or path.suffix == ".xml":
-            self._add_xml(path, str(path))
-        else:
-            raise _nothing(path, "it has neither build events, nor events of a run, nor JUnit's XML")
 
     def _add_folder(self, folder: Path) -> None:
         files = list(itertools.islice(_files(folder), _MAX_FILES))
@@ -139,7 +133,6 @@ class _Gathering:
         return run
 
     def _add_build_events(self, path: Path) -> None:
-        """Add an invocation of Bazel."""
         invocation = read_invocation(path, self._disk_cache)
         self._known |= {attempt.xml.resolve() for attempt in invocation.attempts if attempt.xml is not None}
         self._invocations.append(invocation)
@@ -176,7 +169,6 @@ class _Gathering:
             self._add_run(RunRecord(label_of(xml), shard, number), files)
 
     def _add_streams(self, paths: Sequence[Path], folder: Path | None = None) -> None:
-        """Add the event streams of one run of pytest."""
         shown = _WORKER.sub("", str(paths[0].relative_to(folder) if folder else paths[0]))
         self._invocations.append(InvocationRecord(shown, "pytest"))
         run = self._add_run(RunRecord(shown), RunFiles(streams=sorted(paths)))

@@ -13,7 +13,6 @@ from dist_testing.core.ground.record import STATUSES, CaseRecord
 from dist_testing.report import facts
 from dist_testing.report.model import Report
 from dist_testing.report.render import fragment
-from dist_testing.report.story import story_of
 from dist_testing.report.words import WORDS, clean, count_of
 
 _TEMPLATE = Path(__file__).parent / "templates" / "summary.jinja"
@@ -48,7 +47,7 @@ def _place(case: CaseRecord) -> str:
     Without such a line, because the culprit crashed or no rank is to blame, it is the file of the case.
     """
     own = case.nodeid.partition("::")[0]
-    story = story_of(case.text)
+    story = facts.story_of(case.text)
     # The stack of a culprit that crashed or hangs is in its output, or among the stacks of all ranks.
     of_culprit = re.compile(rf"output of rank {case.culprit}$|stacks of rank\(s\) ([\d, ]+, )?{case.culprit}(,|$)")
     pieces = [*story.culprits, *[part for part in story.parts if of_culprit.match(part.title)]]
@@ -115,7 +114,7 @@ def _first(case: CaseRecord | None) -> str:
     """Return what a case tells about its culprit, or all that it tells."""
     if case is None:
         return ""
-    culprits = story_of(case.text).culprits
+    culprits = facts.story_of(case.text).culprits
     told = culprits[0].text if culprits else case.text
     return told.strip("\n") if told.strip() else ""
 

@@ -2,22 +2,20 @@
 
 from __future__ import annotations
 
+import math
 import re
-from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
 from dist_testing.core.ground.error_text import shorten
-from dist_testing.core.ground.record import BAD, STATUSES, CaseRecord, Ledger, Status
+from dist_testing.core.ground.record import BAD, STATUSES, CaseRecord, Ledger, Phase, RankRecord, Status
 from dist_testing.report import facts
 from dist_testing.report.compare import Comparison
 from dist_testing.report.flakes import measured, votes
-from dist_testing.report.lanes import lanes
-from dist_testing.report.model import LogRecord, NotRun, Problem, Report, RunRecord
+from dist_testing.report.model import LogRecord, NotRun, Report, RunRecord
 from dist_testing.report.render import fragment, html_bytes, rendered
-from dist_testing.report.story import story_of
-from dist_testing.report.words import WORDS, count_of, plural, slug
+from dist_testing.report.words import WORDS, count_of, grouped, plural, seconds, slug
 
 _TEMPLATE = Path(__file__).parent / "templates" / "page.html"
 _FAILURE = _TEMPLATE.with_name("failure.html")
@@ -35,6 +33,11 @@ _BRIEF_BYTES, _TEXT_BYTES, _ROW_BYTES = 4_000, 30, 100
 _MAX_MESSAGE_CHARS = 300
 # Where an executor or a sandbox has put packages and files. In stacks it pushes the rest of the line out of sight.
 _DEEP = re.compile(r'(?<=File ")/[^"\n]*(?:/(?=site-packages/)|\.runfiles/[^/"\n]+/)')
+# Phases in the order of time. Others are drawn as "call".
+_PHASES = ("start", "import", "init", "setup", "call", "teardown", "destroy")
+_LEFT, _WIDTH, _ROW = 58, 582, 18
+# More lanes than this do not fit beside a text.
+_MAX_LANES = 16
 
 _Part = TypeVar("_Part")
 # A row of the table of all cases: the anchor of its failure, and its name, message and target, shortened.
@@ -82,7 +85,7 @@ def page(
         counts=counts,
         statuses=WORDS,
         bad=BAD,
-        problems=list(_problems(report.problems).items()),
+        problems=list(grouped((problem.text, problem.subject) for problem in report.problems).items()),
         failures=shown,
         failure_count=len(found),
         failures_left=sum(map(len, groups[len(shown) :])),
@@ -118,14 +121,6 @@ def _verdict(report: Report, found: Sequence[facts.Failure], counts: Mapping[Sta
     return ("Passed after retries", "doubtful") if found else ("Passed", "good")
 
 
-def _problems(problems: Sequence[Problem]) -> dict[str, list[str]]:
-    """Return text -> subjects: the same of many targets stands there once."""
-    alike: dict[str, list[str]] = defaultdict(list)
-    for problem in problems:
-        alike[problem.text].append(problem.subject)
-    return alike
-
-
 def _fitting(parts: Iterable[_Part], limit_bytes: int, size_of: Callable[[_Part], int]) -> Iterator[_Part]:
     """Yield the first parts that together have at most so many bytes."""
     for part in parts:
@@ -141,9 +136,9 @@ def _failures(groups: Sequence[Sequence[facts.Failure]]) -> Iterator[str]:
     left_bytes = _FAILURES_BYTES
     for number, group in enumerate(groups):
         html = _failure(number, group, limit)
-        if html_bytes(html) > left_bytes - _BRIEF_BYTES * (len(groups) - number):
+        if len(html.encode(errors="replace")) > left_bytes - _BRIEF_BYTES * (len(groups) - number):
             html = _failure(number, group, 0)
-        left_bytes -= html_bytes(html)
+        left_bytes -= len(html.encode(errors="replace"))
         if left_bytes < 0:
             return
         yield html
@@ -173,7 +168,7 @@ def _failure(number: int, group: Sequence[facts.Failure], limit: int) -> str:
         for log in _own_logs(run.logs, case):
             values["logs" if log.text and number < _WITH_LOGS else "left_out"].append(log)
     if limit and case is not None:
-        story = story_of(_DEEP.sub(".../", shorten(case.text, limit)))
+        story = facts.story_of(_DEEP.sub(".../", shorten(case.text, limit)))
         values |= {
             "story": story,
             # The first line is the headline.
@@ -187,9 +182,7 @@ def _failure(number: int, group: Sequence[facts.Failure], limit: int) -> str:
 
 def _ledgers(case: CaseRecord) -> list[tuple[tuple[int, ...], Ledger]]:
     """Return what each rank waits for, with its last collective calls; ranks that do the same stand together."""
-    alike: dict[object, list[Ledger]] = defaultdict(list)
-    for ledger in case.ledgers:
-        alike[ledger.state, ledger.place, tuple(call.words for call in ledger.calls)].append(ledger)
+    alike = grouped(((one.state, one.place, tuple(call.words for call in one.calls)), one) for one in case.ledgers)
     return [(tuple(ledger.rank for ledger in same), same[0]) for same in alike.values()]
 
 
@@ -205,13 +198,10 @@ def _own_logs(logs: Sequence[LogRecord], case: CaseRecord | None) -> Sequence[Lo
 def _ledger(lines: Sequence[NotRun]) -> Iterator[tuple[str, str, int, list[tuple[str, list[NotRun], list[str]]]]]:
     """Yield each kind of the skip ledger: title, note, number, and its reasons with their lines and names to show."""
     left_bytes = _LEDGER_BYTES
-    by_kind: dict[str, dict[str, list[NotRun]]] = defaultdict(lambda: defaultdict(list))
-    for line in lines:
-        # The time of each cached result differs; the names have it.
-        reason = "unchanged" if line.kind == "cached" else shorten(line.reason, 400)
-        by_kind[line.kind][reason].append(line)
     for kind, (title, note) in _KINDS.items():
-        if found := by_kind.get(kind):
+        # The time of each cached result differs; the names have it.
+        same_reason = "unchanged" if kind == "cached" else ""
+        if found := grouped((same_reason or shorten(line.reason, 400), line) for line in lines if line.kind == kind):
             sizes = {reason: sum(line.count or 1 for line in same) for reason, same in found.items()}
             reasons = []
             for reason, same in sorted(found.items(), key=lambda item: (-sizes[item[0]], item[0])):
@@ -251,9 +241,85 @@ def _row_bytes(row: _Row) -> int:
 
 
 def _versions(report: Report) -> str:
-    versions: dict[str, set[str]] = defaultdict(set)
-    for run in report.runs:
-        for name, version in run.versions.items():
-            versions[name].add(version)
-    told = ", ".join(f"{name} {' and '.join(sorted(found)[:3])}" for name, found in sorted(versions.items())[:8])
+    versions = grouped(item for run in report.runs for item in run.versions.items())
+    told = ", ".join(f"{name} {' and '.join(sorted(set(found))[:3])}" for name, found in sorted(versions.items())[:8])
     return shorten(told, 300)
+
+
+def lanes(case: CaseRecord) -> dict[str, Any] | None:
+    """Return where the parts of the picture of a case are: a lane for each rank; None if no times are known."""
+    known = [rank for rank in case.ranks if rank.phases or rank.seen_s is not None]
+    if not known:
+        return None
+    ends = [phase.end_s for rank in known for phase in rank.phases]
+    length_s = max([1e-6, *ends, *(rank.seen_s or 0.0 for rank in known)])
+
+    def x(time_s: float) -> int:
+        return round(_LEFT + _WIDTH * min(1.0, max(0.0, time_s / length_s)))
+
+    first = [case.culprit, *case.failing, *case.victims]
+    shown = sorted(known, key=lambda rank: (rank.rank not in first, rank.rank))[:_MAX_LANES]
+    shown.sort(key=lambda rank: rank.rank)
+    tops = {rank.rank: row * _ROW + 3 for row, rank in enumerate(shown)}
+    return {
+        "height": len(shown) * _ROW,
+        "length_s": length_s,
+        "ticks": list(_ticks(length_s, x)),
+        "lanes": [
+            {
+                "rank": rank.rank,
+                "top": tops[rank.rank],
+                "title": ", ".join(f"{shorten(name, 40)} {seconds(end - begin)}" for name, begin, end in rank.phases),
+                "phases": [_phase(phase, x) for phase in rank.phases],
+                "calls": list(_calls(case, rank, x)),
+                "seen": None if rank.seen_s is None else x(rank.seen_s),
+            }
+            for rank in shown
+        ],
+        "faults": [(x(one.at_s), f"{shorten(one.text, 80)}, after {seconds(one.at_s)}") for one in case.faults],
+        "arrows": list(_arrows(case, shown, tops, x)),
+        "used": [name for name in _PHASES if any(name == phase.name for rank in shown for phase in rank.phases)],
+        "left_out": len(known) - len(shown),
+    }
+
+
+def _ticks(length_s: float, x: Callable[[float], int]) -> Iterator[tuple[int, str, str]]:
+    """Yield up to six round times from 0 on."""
+    power = 10.0 ** math.floor(math.log10(length_s / 5))
+    step = next(factor * power for factor in (1, 2, 5, 10) if factor * power >= length_s / 5)
+    for number in range(int(length_s / step) + 1):
+        at = x(step * number)
+        yield at, "end" if at > _LEFT + _WIDTH - 20 else "middle" if number else "start", seconds(step * number)
+
+
+def _phase(phase: Phase, x: Callable[[float], int]) -> tuple[int, int, str]:
+    left = x(phase.begin_s)
+    return left, max(1, x(phase.end_s) - left), phase.name if phase.name in _PHASES else "call"
+
+
+def _calls(case: CaseRecord, rank: RankRecord, x: Callable[[float], int]) -> Iterator[dict[str, Any]]:
+    """Yield the collective calls of a rank, over its phases; of one whose end torch does not know, only the begin."""
+    for ledger in case.ledgers:
+        for call in ledger.calls:
+            if ledger.rank != rank.rank or call.begin_s is None:
+                continue
+            end_s = ledger.read_s if call.end_s is None and not call.is_done else call.end_s
+            told = "" if end_s is None else f", {seconds(end_s - call.begin_s)}"
+            yield {
+                "x": x(call.begin_s),
+                "width": max(1, x(end_s or call.begin_s) - x(call.begin_s)),
+                "title": f"{shorten(call.name, 80)}{told}{'' if call.is_done else ', not ended'}",
+            }
+
+
+def _arrows(
+    case: CaseRecord, shown: list[RankRecord], tops: dict[int, int], x: Callable[[float], int]
+) -> Iterator[str]:
+    seen = {rank.rank: x(rank.seen_s) for rank in shown if rank.seen_s is not None}
+    if case.culprit is None or case.culprit not in seen:
+        return
+    from_x, from_y = seen[case.culprit], tops[case.culprit] + 6
+    for victim in case.victims:
+        if victim in seen:
+            to_x, to_y = seen[victim], tops[victim] + 6
+            yield f"M{from_x},{from_y} Q{max(from_x, to_x) + 10},{(from_y + to_y) // 2} {to_x},{to_y}"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import functools
 import hashlib
+import html
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -14,7 +15,6 @@ from dist_testing.report.words import clean, count_of, percent, plural, ranks_te
 
 if TYPE_CHECKING:
     import jinja2
-    import markupsafe
 
 _FOLDER = Path(__file__).parent / "templates"
 
@@ -34,23 +34,20 @@ def rendered(template: Path, **values: object) -> str:
         template,
         **values,
         policy=f"{policy}base-uri 'none'; form-action 'none'",
-        style=_markup(style),
-        script=_markup(script),
+        style=style,
+        script=script,
     )
     return f"{page}\n"
 
 
-def fragment(template: Path, **values: object) -> markupsafe.Markup:
+def fragment(template: Path, **values: object) -> str:
     """Return a part of a page."""
-    environment = _environment(template.parent)
-    return _markup(environment.get_template(template.name).render(**values))
+    return _environment(template.parent).get_template(template.name).render(**values)
 
 
 def html_bytes(text: str) -> int:
-    """Return how many bytes a text, or a part of a page, takes in a page."""
-    import markupsafe
-
-    return len(markupsafe.escape(text).encode(errors="replace"))
+    """Return how many bytes a text takes in a page, at most."""
+    return len(html.escape(text).encode(errors="replace"))
 
 
 @functools.cache
@@ -82,14 +79,8 @@ def _environment(folder: Path) -> jinja2.Environment:
 
 
 def _cleaned(value: Any) -> Any:
-    # Most texts have nothing to clean. HTML of a template is a subclass of str.
+    # Most texts have nothing to clean. What the filter `safe` marks as HTML is a subclass of str.
     return clean(value) if type(value) is str and not (value.isascii() and value.isprintable()) else value
-
-
-def _markup(text: str) -> markupsafe.Markup:
-    import markupsafe
-
-    return markupsafe.Markup(text)
 
 
 def _digest(content: str) -> str:

@@ -22,11 +22,7 @@ _SECONDS = re.compile(r"\d{1,9}(\.\d{1,9})?")
 
 
 def read_xml(path: Path) -> list[XmlSuite]:
-    """Read a test.xml of any runner that writes JUnit's format.
-
-    Raises:
-        ReportError: If the file is too large, is not XML, or its root is no test suite.
-    """
+    """Read a test.xml; raises ReportError if it is too large, is not XML, or its root is no test suite."""
     try:
         if (size := path.stat().st_size) > _MAX_BYTES:
             raise ReportError(

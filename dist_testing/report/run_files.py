@@ -28,6 +28,7 @@ from dist_testing.core.ground.record import BAD, STATUSES, CaseRecord, case_name
 from dist_testing.event_file import iterate_events
 from dist_testing.report.model import LogRecord, Problem, RunRecord, bounded, is_label
 from dist_testing.report.result_xml import read_xml
+from dist_testing.report.words import grouped
 
 # Name of a target's event stream, and the part of a process of pytest-xdist in it: "events.gw0.jsonl.gz".
 _PACKED_STREAM = re.compile(r"events(\.gw\d+)?\.jsonl(\.gz)?")
@@ -111,9 +112,7 @@ def _merged(
     """Put the cases of a run together. The stream counts; at a contradiction the worse status does."""
     if not from_stream:
         return tuple(from_xml), []
-    by_name: dict[str, list[CaseRecord]] = {}
-    for case in from_xml:
-        by_name.setdefault(case.name, []).append(case)
+    by_name = grouped((case.name, case) for case in from_xml)
     merged: list[CaseRecord] = []
     contradicting: list[str] = []
     for case in from_stream:

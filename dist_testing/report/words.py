@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import itertools
 import re
+from collections import defaultdict
+from collections.abc import Iterable
 from datetime import UTC, datetime
+from typing import TypeVar
 
 from dist_testing.core.ground.record import MAX_S, Status
 
@@ -14,6 +17,8 @@ _INVISIBLE = re.compile(
 )
 # Colours and moves of a terminal.
 _TERMINAL = re.compile("\x1b\\[[0-9;:?]*[A-Za-z]|\x1b\\][^\x07\x1b]*(?:\x07|\x1b\\\\)")
+_Key = TypeVar("_Key")
+_Value = TypeVar("_Value")
 # A word for each status, after a number.
 WORDS: dict[Status, str] = {
     "failed": "failed",
@@ -86,6 +91,14 @@ def ranks_text(ranks: tuple[int, ...]) -> str:
     ]
     parts = [f"{run[0]}\u2013{run[-1]}" if len(run) > 2 else ", ".join(map(str, run)) for run in runs]
     return f"{'rank' if len(ordered) == 1 else 'ranks'} {', '.join(parts)}"
+
+
+def grouped(pairs: Iterable[tuple[_Key, _Value]]) -> dict[_Key, list[_Value]]:
+    """Return key -> its values: what many have in common stands there once."""
+    groups: dict[_Key, list[_Value]] = defaultdict(list)
+    for key, value in pairs:
+        groups[key].append(value)
+    return groups
 
 
 def slug(name: str) -> str:

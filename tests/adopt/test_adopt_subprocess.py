@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from dist_testing.adopt.launch_host import end_with
-from dist_testing.adopt.subprocess import Launch, launch_in
+from dist_testing.adopt.subprocess import launch_in
 from dist_testing.core.ground.errors import InterruptedRunError
 from tests.support.children import write_file
 from tests.support.starter import Starter
@@ -104,7 +104,7 @@ def test_modules_are_imported_once_for_all(starter: Starter, tmp_path: Path) -> 
 def test_commands_that_launch_ranks_are_recognised(command: list[str], module: str | None) -> None:
     """If this fails, a command runs without the engine, or the engine runs what it cannot."""
     found = launch_in(command, os.environ)
-    assert (found.module if found is not None else None) == module
+    assert (found[0] if found is not None else None) == module
 
 
 def test_a_launcher_of_another_python_is_left_alone(tmp_path: Path) -> None:
@@ -118,9 +118,9 @@ def test_a_launcher_of_another_python_is_left_alone(tmp_path: Path) -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(sys, "executable", str(beside / "python3"))
         env = {"PATH": str(beside)}
-        assert launch_in(["torchrun", "x.py"], env) == Launch("torch.distributed.run", ("torchrun", "x.py"))
+        assert launch_in(["torchrun", "x.py"], env) == ("torch.distributed.run", ("torchrun", "x.py"))
         accelerate = ("accelerate", "launch", "x.py")
-        assert launch_in(accelerate, env) == Launch("accelerate.commands.accelerate_cli", accelerate)
+        assert launch_in(accelerate, env) == ("accelerate.commands.accelerate_cli", accelerate)
         assert launch_in(["accelerate", "env"], env) is None
         assert launch_in(["torchrun", "x.py"], {"PATH": str(other)}) is None
 

@@ -16,7 +16,7 @@ import pytest
 
 import dist_testing.audit
 from dist_testing.audit.__main__ import main
-from dist_testing.audit.left import shape
+from dist_testing.audit.command import shape
 from tests.audit.audits import HARNESSES, Audited, audit, environment, suite
 from tests.report.schema_check import check
 

@@ -11,15 +11,13 @@ import pytest
 
 import dist_testing.audit
 from dist_testing.audit.__main__ import main
-from dist_testing.audit.command import Ran
+from dist_testing.audit.command import Left, Ran, shape
 from dist_testing.audit.findings import FAULTS, HOLES, Audit, CaseResult, FaultResult
-from dist_testing.audit.hook.children import with_hook
+from dist_testing.audit.hook import with_hook
 from dist_testing.audit.hook.record import Plan
 from dist_testing.audit.judge import judge, ranks_named
-from dist_testing.audit.left import Left, shape
-from dist_testing.audit.page import page
 from dist_testing.audit.seen import WHOLE, CaseSeen, FaultSeen, Seen, seen_in
-from dist_testing.audit.table import lines
+from dist_testing.audit.show import lines, page
 from tests.report.schema_check import check
 
 
@@ -83,12 +81,12 @@ def test_the_result_of_a_rank_does_not_count_beside_that_of_its_harness() -> Non
     seen = seen_in(
         [
             _record("session", 10, 1, 0.0, case=""),
-            _record("process", 11, 10, 1.0, how="fork"),
-            _record("rank", 12, 11, 2.0, rank=0, world=1, moment="init", call="init_process_group"),
+            _record("process", 11, 10, 1.0),
+            _record("rank", 12, 11, 2.0, rank=0, world=1, moment="init"),
             _record("result", 12, 11, 3.0, id="t::a", outcome="passed", text=""),
             _record("result", 10, 1, 4.0, id="t::a", outcome="failed", text="bad"),
             # An orphan of the audit later.
-            _record("process", 11, 99, 5.0, how="fork"),
+            _record("process", 11, 99, 5.0),
         ]
     )
     case = seen.cases["t::a"]
@@ -112,8 +110,8 @@ def test_ranks_that_are_pytests_all_count() -> None:
 def _ran(case: CaseSeen | None, exit_status: int | None, *, at_s: float | None = None, hit: bool = False) -> Ran:
     seen = Seen({case.id: case} if case else {}, True)
     if at_s is not None:
-        seen.fault = FaultSeen(at_s, 7, "barrier", "", hit)
-    return Ran(exit_status, 0.0, 100.0, "", Path("log"), Left(), seen)
+        seen.fault = FaultSeen(at_s, "barrier", "", hit)
+    return Ran(exit_status, 100.0, 100.0, "", Path("log"), Left(), seen)
 
 
 def _judged(fault: str, case: CaseSeen | None, exit_status: int | None, *, hit: bool = False) -> FaultResult:
@@ -152,8 +150,8 @@ def test_a_session_that_ended_with_a_rank() -> None:
 
 def test_ranks_that_end_together_are_all_right() -> None:
     """Threads of one process end with it, so no report can know which of them was killed."""
-    records = [_record("rank", 7, 1, rank, rank=rank, world=2, moment="own", call="barrier") for rank in (0, 1)]
-    fault = _record("fault", 7, 1, 2.0, fault="kill", rank=1, call="barrier", how="")
+    records = [_record("rank", 7, 1, rank, rank=rank, world=2, moment="own") for rank in (0, 1)]
+    fault = _record("fault", 7, 1, 2.0, call="barrier", how="")
     case = CaseSeen("t::a", "failed", "rank 0 was killed", ended_s=3.0, tellers=1)
     for known, holes in ((records, ()), (records[1:], ("blamed_other",))):
         ran = _ran(case, 1)
@@ -258,5 +256,5 @@ def test_an_audit_inside_an_audit(monkeypatch: pytest.MonkeyPatch, capsys: pytes
 
 def test_the_whole_command_is_a_case() -> None:
     """Without pytest and unittest, all ranks belong to one case."""
-    seen = seen_in([_record("rank", 5, 1, 0.0, case="", rank=1, world=2, moment="own", call="barrier")])
+    seen = seen_in([_record("rank", 5, 1, 0.0, case="", rank=1, world=2, moment="own")])
     assert seen.cases[WHOLE].ranks == {1: {"own"}}

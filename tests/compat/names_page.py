@@ -10,7 +10,7 @@ from types import ModuleType
 from typing import Any
 
 from dist_testing.compat import common_distributed
-from dist_testing.compat.unknown import is_unknown, torchs_own
+from dist_testing.compat.unknown import Unknown, torchs_own
 
 # Relative to the repository's root.
 PAGE = Path("docs", "torch_names.md")
@@ -161,7 +161,7 @@ def _more() -> str:
 
 def _here(theirs: ModuleType, name: str) -> str:
     ours: Any = getattr(common_distributed, name)
-    if is_unknown(ours):
+    if isinstance(ours, Unknown):
         return "**an error at its first use**"
     theirs_has: Any = getattr(theirs, name)
     home = inspect.getmodule(inspect.unwrap(ours)) if callable(ours) else None

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from dist_testing.compat.versions import is_tested
+from dist_testing.compat import is_tested
 from tests.compat.files import outcomes, run_file
 from tests.support.children import run_pytest, write_file
 from tests.support.starter import LIMIT_S, Starter

@@ -14,8 +14,9 @@ from typing import Any, ClassVar
 import pytest
 import torch
 
-from dist_testing.compat import common_distributed, unknown, versions
-from dist_testing.compat.unknown import is_unknown, torchs_own
+from dist_testing import compat
+from dist_testing.compat import common_distributed, unknown
+from dist_testing.compat.unknown import Unknown, torchs_own
 from dist_testing.core.ground.errors import UsageError
 from tests.compat.names_page import DIFFERENCES, PAGE, REPAIR, page, public_names
 
@@ -28,7 +29,7 @@ def theirs() -> ModuleType:
 
 def test_every_public_name_of_the_installed_torch_exists_here(theirs: ModuleType) -> None:
     """If this fails, a test file that imports one of these names is not collected, or fails in the middle of a run."""
-    missing = [name for name in public_names(theirs) if is_unknown(getattr(common_distributed, name))]
+    missing = [name for name in public_names(theirs) if isinstance(getattr(common_distributed, name), Unknown)]
     assert not missing, f"torch {torch.__version__} has names that dist_testing.compat does not: {missing}"
 
 
@@ -37,7 +38,7 @@ def test_every_private_name_that_the_module_defines_exists_here(theirs: ModuleTy
     private = [name for name, value in vars(theirs).items() if name.startswith("_") and not name.startswith("__")]
     own = [name for name in private if getattr(getattr(theirs, name), "__module__", "") == theirs.__name__]
     assert "_dynamo_dist_per_rank_init" in own
-    assert not [name for name in own if is_unknown(getattr(common_distributed, name))]
+    assert not [name for name in own if isinstance(getattr(common_distributed, name), Unknown)]
 
 
 def test_the_page_of_names_is_true(theirs: ModuleType) -> None:
@@ -177,7 +178,7 @@ def newer_torch(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_name_that_only_torch_has_fails_when_it_is_used(use: object) -> None:
     """The rest of the file still works, and the error says what to do."""
     name = common_distributed.brand_new
-    assert is_unknown(name)
+    assert isinstance(name, Unknown)
     assert callable(use)
     with pytest.raises(UsageError, match=r"brand_new: torch .* has this name") as error:
         use(name)
@@ -195,7 +196,7 @@ def test_names_that_torchs_module_imports_are_the_same_objects(theirs: ModuleTyp
 def test_a_name_of_a_package_that_is_missing_is_a_stand_in(monkeypatch: pytest.MonkeyPatch) -> None:
     """If this fails, `dir()` with `getattr` on the module ends with the missing package's ImportError."""
     monkeypatch.setattr(unknown, "_torchs_names", lambda: {"missing": ("no_such_package.of_torch", "missing")})
-    assert is_unknown(common_distributed.missing)
+    assert isinstance(common_distributed.missing, Unknown)
 
 
 def test_a_name_that_does_not_exist_is_an_import_error() -> None:
@@ -218,18 +219,18 @@ def test_a_name_that_does_not_exist_is_an_import_error() -> None:
 )
 def test_tested_versions_are_recognised(version: str, is_tested: bool) -> None:
     """If this fails, users get no warning for a torch whose names may differ, or a wrong one."""
-    assert versions.is_tested(version) == is_tested
+    assert compat.is_tested(version) == is_tested
 
 
 def test_an_untested_torch_causes_one_warning(monkeypatch: pytest.MonkeyPatch) -> None:
     """If this fails, a user does not learn that an untested torch may be the cause, or is warned too often."""
     monkeypatch.setitem(sys.modules, "torch", SimpleNamespace(__version__="3.1.0"))
-    versions.warn_if_untested.cache_clear()
+    compat.warn_if_untested.cache_clear()
     with pytest.warns(RuntimeWarning, match=r"torch 3.1.0: dist_testing is tested with torch 2.10 to 2.13"):
-        versions.warn_if_untested()
+        compat.warn_if_untested()
     # Here a warning is an error.
-    versions.warn_if_untested()
-    versions.warn_if_untested.cache_clear()
+    compat.warn_if_untested()
+    compat.warn_if_untested.cache_clear()
 
 
 @pytest.mark.parametrize(
@@ -253,7 +254,7 @@ def test_an_untested_torch_causes_one_warning(monkeypatch: pytest.MonkeyPatch) -
 def test_names_of_other_releases_of_torch_are_here(name: str) -> None:
     """If this fails, a file that was written for an older or a newer torch cannot be imported."""
     assert name in common_distributed.__all__
-    assert not is_unknown(getattr(common_distributed, name))
+    assert not isinstance(getattr(common_distributed, name), Unknown)
 
 
 def test_rocm_skips_also_where_a_variable_says_so(monkeypatch: pytest.MonkeyPatch) -> None:

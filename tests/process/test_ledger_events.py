@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from dist_testing.report.gather import gather
-from dist_testing.report.lanes import lanes
+from dist_testing.report.page import lanes
 from tests.support.children import run_cases
 from tests.support.starter import Starter
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from dist_testing.report.__main__ import main
-from dist_testing.report.exports import SCHEMA_FILE, ctrf, exported
+from dist_testing.report.files import SCHEMA_FILE, ctrf, exported
 from dist_testing.report.gather import gather
 from dist_testing.report.github import annotation_lines, markdown
 from dist_testing.report.model import Report

@@ -16,11 +16,10 @@ import pytest
 from dist_testing.core.bazel.junit import write_xml
 from dist_testing.core.ground.record import CaseRecord
 from dist_testing.report.__main__ import main
-from dist_testing.report.facts import failures, headline, ledger, slow_cases
+from dist_testing.report.facts import failures, headline, ledger, slow_cases, story_of
 from dist_testing.report.gather import gather
 from dist_testing.report.model import InvocationRecord, LogRecord, Report, RunRecord
 from dist_testing.report.page import page
-from dist_testing.report.story import story_of
 from dist_testing.report.words import clean, plural, ranks_text, seconds
 from tests.report.streams import Action, Case, build_events, write_build_events, write_stream
 

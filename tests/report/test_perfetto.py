@@ -12,8 +12,8 @@ from typing import Any
 from dist_testing.core.ground.record import CaseRecord, Ledger, LedgerCall, RankRecord
 from dist_testing.report.__main__ import main
 from dist_testing.report.gather import gather
-from dist_testing.report.lanes import lanes as lanes_of
 from dist_testing.report.model import RunRecord
+from dist_testing.report.page import lanes as lanes_of
 from dist_testing.report.perfetto import trace
 from tests.report.large_world import CASES, CULPRIT, PHASES, RANKS, large_run
 from tests.report.streams import Case, write_stream

@@ -15,8 +15,8 @@ import torch.distributed as dist
 
 import dist_testing
 from dist_testing.compat.requirements import accelerators
+from dist_testing.compat.requirements.accelerators import check_count, skip_below_world_size
 from dist_testing.compat.requirements.requirement import requirement
-from dist_testing.compat.requirements.worlds import check_count, skip_below_world_size
 from dist_testing.core.ground.errors import UsageError
 from dist_testing.core.ground.skips import TEST_SKIPS, unmet_requirement
 

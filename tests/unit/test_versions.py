@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from dist_testing.compat import versions
+from dist_testing import compat
 
 ROOT = Path(__file__).parents[2]
 TABLE = json.loads((ROOT / "dist_testing" / "versions.json").read_text(encoding="utf-8"))
@@ -85,11 +85,11 @@ def test_what_ci_runs_is_proven() -> None:
 def test_the_warning_uses_the_table(version: str, is_tested: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """If it fails, users of an untested torch are not warned, or all users are."""
     monkeypatch.setattr("torch.__version__", version)
-    versions.warn_if_untested.cache_clear()
+    compat.warn_if_untested.cache_clear()
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
-        versions.warn_if_untested()
-    versions.warn_if_untested.cache_clear()
+        compat.warn_if_untested()
+    compat.warn_if_untested.cache_clear()
     texts = [str(warning.message) for warning in caught]
     tested = f"{TABLE['torch']['oldest']} to {TABLE['torch']['newest']}"
     expected = f"torch {version}: dist_testing is tested with torch {tested}.\n"

@@ -12,7 +12,7 @@ from summary import summarise, summary_lines
 
 from dist_testing.core.bazel.junit import write_xml
 from dist_testing.core.ground.record import CaseRecord
-from dist_testing.report.outputs import Output
+from dist_testing.report.build_events import Output
 
 PASSED = CaseRecord("c.ok", "passed", duration_s=1.0)
 FAILED = CaseRecord("c.bad", "failed", duration_s=1.0, message="rank 1 raised ValueError")

@@ -44,15 +44,13 @@ def watch(unittest_case: ModuleType) -> None:
     def __call__(self: Any, *args: Any, **kwargs: Any) -> Any:
         return _run(self, call, *args, **kwargs)
 
-    owner.__call__ = __call__
-    if hasattr(owner, "_callTestMethod"):
-        method_call = owner._callTestMethod
+    method_call = owner._callTestMethod
 
-        @functools.wraps(method_call)
-        def _callTestMethod(self: Any, method: Any) -> Any:
-            return method_call(self, leaving.leavable("the test function", method))
+    @functools.wraps(method_call)
+    def _callTestMethod(self: Any, method: Any) -> Any:
+        return method_call(self, leaving.leavable("the test function", method))
 
-        owner._callTestMethod = _callTestMethod
+    owner.__call__, owner._callTestMethod = __call__, _callTestMethod
 
 
 def _run(case: Any, call: Any, *args: Any, **kwargs: Any) -> Any:
@@ -61,7 +59,7 @@ def _run(case: Any, call: Any, *args: Any, **kwargs: Any) -> Any:
     if _pytest_pids or result is None:
         return call(case, *args, **kwargs)
     name = case.id()
-    plan = record.plan()
+    plan = record.plan
     if plan.case is not None and plan.case != name:
         return result
     module = sys.modules.get(type(case).__module__)
@@ -69,13 +67,8 @@ def _run(case: Any, call: Any, *args: Any, **kwargs: Any) -> Any:
     before = {part: len(getattr(result, part, ())) for part in ("failures", "errors", "unexpectedSuccesses", "skipped")}
     returned = call(case, *args, **kwargs)
     new = {part: getattr(result, part, [])[count:] for part, count in before.items()}
-    outcome = (
-        "failed"
-        if new["failures"] or new["errors"] or new["unexpectedSuccesses"]
-        else "skipped"
-        if new["skipped"]
-        else "passed"
-    )
+    has_failed = new["failures"] or new["errors"] or new["unexpectedSuccesses"]
+    outcome = "failed" if has_failed else "skipped" if new["skipped"] else "passed"
     text = "\n".join(str(entry[-1]) for part in ("failures", "errors", "skipped") for entry in new[part])
     record.note_result(name, outcome, text)
     record.begin_case("", "")

@@ -6,10 +6,11 @@ the test function (pytest, unittest, torch's classes), the function of `mp.spawn
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from types import ModuleType
 from typing import Any
 
@@ -29,29 +30,18 @@ class _Doors(threading.local):
         self.open: list[tuple[object, str]] = []
 
 
-_doors = _Doors()
+doors = _Doors()
 
 
-def forget_doors() -> None:
-    """Forget the doors of a forked process: their functions would go on in a copy of the harness."""
-    _doors.open = []
-
-
-def nearest_door() -> tuple[object, str] | None:
-    """Return the innermost function of this thread that can be left, and its name."""
-    return _doors.open[-1] if _doors.open else None
-
-
-def open_door(name: str) -> object:
-    """Begin a function that can be left; return its token, for `close_door`."""
+@contextlib.contextmanager
+def open_door(name: str) -> Iterator[object]:
+    """Yield the token of a function that can be left; it runs in the block."""
     token = object()
-    _doors.open.append((token, name))
-    return token
-
-
-def close_door(token: object) -> None:
-    """End a function that could be left."""
-    _doors.open = [door for door in _doors.open if door[0] is not token]
+    doors.open.append((token, name))
+    try:
+        yield token
+    finally:
+        doors.open = [door for door in doors.open if door[0] is not token]
 
 
 def leavable(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
@@ -59,27 +49,20 @@ def leavable(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
 
     @functools.wraps(function)
     def call(*args: Any, **kwargs: Any) -> Any:
-        token = open_door(name)
-        try:
-            return function(*args, **kwargs)
-        except Leave as leave:
-            if leave.door is not token:
-                raise
-            return None
-        finally:
-            close_door(token)
+        with open_door(name) as token:
+            try:
+                return function(*args, **kwargs)
+            except Leave as leave:
+                if leave.door is not token:
+                    raise
+                return None
 
     return call
 
 
-def open_thread(module: ModuleType) -> None:
-    """Make the functions of threads leavable."""
-    module.Thread.run = leavable("the function of the thread", module.Thread.run)
-
-
-def open_process(module: ModuleType) -> None:
-    """Make the functions of `multiprocessing.Process` leavable."""
-    module.BaseProcess.run = leavable("the function of the process", module.BaseProcess.run)
+def open_run(owner: Any, what: str) -> None:
+    """Make the functions of `threading.Thread` or of `multiprocessing.Process` leavable."""
+    owner.run = leavable(f"the function of the {what}", owner.run)
 
 
 def open_pool(module: ModuleType) -> None:

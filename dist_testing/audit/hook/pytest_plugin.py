@@ -19,7 +19,7 @@ def pytest_configure() -> None:
 @pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Leave out all cases except that of the plan."""
-    wanted = record.plan().case
+    wanted = record.plan.case
     if wanted is None:
         return
     left_out = [item for item in items if item.nodeid != wanted]
@@ -39,11 +39,8 @@ def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, Any, None]:
 @pytest.hookimpl(hookwrapper=True, trylast=True)
 def pytest_pyfunc_call() -> Generator[None, Any, None]:
     """Make the test function leavable."""
-    token = leaving.open_door("the test function")
-    try:
+    with leaving.open_door("the test function") as token:
         outcome = yield
-    finally:
-        leaving.close_door(token)
     error = outcome.excinfo[1] if outcome.excinfo else None
     if isinstance(error, leaving.Leave) and error.door is token:
         outcome.force_result(True)

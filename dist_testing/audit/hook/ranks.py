@@ -7,9 +7,11 @@ import os
 import signal
 import sys
 import sysconfig
-import time
 import unittest
 from collections.abc import Callable
+
+# Taken now, because a suite may replace it in its module.
+from time import sleep
 from types import FrameType, ModuleType
 from typing import Any
 
@@ -17,30 +19,9 @@ from . import leaving, record
 
 # Functions of torch.distributed in which ranks meet.
 _COLLECTIVES = (
-    "all_gather",
-    "all_gather_coalesced",
-    "all_gather_into_tensor",
-    "all_gather_object",
-    "all_reduce",
-    "all_reduce_coalesced",
-    "all_to_all",
-    "all_to_all_single",
-    "barrier",
-    "batch_isend_irecv",
-    "broadcast",
-    "broadcast_object_list",
-    "gather",
-    "gather_object",
-    "irecv",
-    "isend",
-    "monitored_barrier",
-    "recv",
-    "reduce",
-    "reduce_scatter",
-    "reduce_scatter_tensor",
-    "scatter",
-    "scatter_object_list",
-    "send",
+    "all_gather all_gather_coalesced all_gather_into_tensor all_gather_object all_reduce all_reduce_coalesced "
+    "all_to_all all_to_all_single barrier batch_isend_irecv broadcast broadcast_object_list gather gather_object irecv "
+    "isend monitored_barrier recv reduce reduce_scatter reduce_scatter_tensor scatter scatter_object_list send"
 )
 _TEXT = "planted by dist_testing.audit"
 _LIBRARIES = tuple({sysconfig.get_path(name) + os.sep for name in ("stdlib", "platstdlib", "purelib", "platlib")})
@@ -60,8 +41,8 @@ def watch(c10d: ModuleType) -> None:
         return result
 
     c10d.init_process_group = init_process_group  # type: ignore[attr-defined]
-    if record.plan().collectives:
-        for name in _COLLECTIVES:
+    if record.plan.collectives:
+        for name in _COLLECTIVES.split():
             if hasattr(c10d, name):
                 setattr(c10d, name, _watched(c10d, name, getattr(c10d, name)))
 
@@ -84,10 +65,10 @@ def _reach(c10d: ModuleType, moment: str, call: str) -> None:
     key = (os.getpid(), record.current_case().id, rank, moment)
     if key not in _noted:
         _noted.add(key)
-        record.note("rank", rank=rank, world=int(c10d.get_world_size()), moment=moment, call=call)
-    plan = record.plan()
+        record.note("rank", rank=rank, world=int(c10d.get_world_size()), moment=moment)
+    plan = record.plan
     if plan.fault is not None and rank == plan.rank and moment == plan.moment:
-        _plant(plan, rank, call)
+        _plant(plan, call)
 
 
 def _is_own(frame: FrameType | None) -> bool:
@@ -103,8 +84,8 @@ def _is_own(frame: FrameType | None) -> bool:
     return False
 
 
-def _plant(plan: record.Plan, rank: int, call: str) -> None:
-    door = leaving.nearest_door()
+def _plant(plan: record.Plan, call: str) -> None:
+    door = leaving.doors.open[-1] if leaving.doors.open else None
     how = ""
     if plan.fault == "return":
         # A script ends where it returns. In a forked process an exception would go on in a copy of the harness.
@@ -113,23 +94,19 @@ def _plant(plan: record.Plan, rank: int, call: str) -> None:
             return
     if not record.claim_fault():
         return
-    record.note("fault", fault=plan.fault, rank=rank, call=call, how=how)
+    record.note("fault", call=call, how=how)
     if plan.fault == "raise":
         raise AssertionError(_TEXT)
     if plan.fault == "kill":
         os.kill(os.getpid(), signal.SIGKILL)
-    elif plan.fault == "exit0":
-        os._exit(0)
-    elif plan.fault == "exit3":
-        os._exit(3)
+    elif plan.fault in ("exit0", "exit3"):
+        os._exit(int(plan.fault[-1]))
     elif plan.fault == "skip":
         raise _skip()
     elif plan.fault == "return":
         raise SystemExit(0) if door is None else leaving.Leave(door[0])
     elif plan.fault == "hang":
-        until_s = time.monotonic() + plan.hold_s
-        while (left_s := until_s - time.monotonic()) > 0:
-            time.sleep(left_s)
+        sleep(plan.hold_s)
 
 
 def _skip() -> BaseException:

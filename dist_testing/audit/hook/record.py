@@ -24,40 +24,33 @@ class Plan(NamedTuple):
 
 
 class Case(NamedTuple):
-    """The case that runs now, and the file of its test."""
+    """The case that runs now, and the file of its test; "" if none does."""
 
-    id: str
-    file: str
+    id: str = ""
+    file: str = ""
 
-
-NO_CASE = Case("", "")
 
 _folder = ""
-_plan = Plan()
+# The plan of this run.
+plan = Plan()
 # The process that has told the current case itself, and that case. A forked child has to look at the file again,
 # because ranks may be reused for other cases.
 _told_by = 0
-_told = NO_CASE
+_told = Case()
 # Whether another process has told of that case first.
 _is_echo = False
 
 
 def open_run(folder: str) -> bool:
     """Read the plan of the run; return whether there is one."""
-    global _folder, _plan
+    global _folder, plan
     try:
         with open(os.path.join(folder, "plan.json"), encoding="utf-8") as file:
-            read = json.load(file)
+            plan = Plan(**json.load(file))
     except FileNotFoundError:
         return False
-    _plan = Plan(**read)
     _folder = folder
     return True
-
-
-def plan() -> Plan:
-    """Return the plan of this run."""
-    return _plan
 
 
 def note(kind: str, **fields: Any) -> None:
@@ -114,7 +107,7 @@ def _read_case() -> Case:
         with open(_case_file(), encoding="utf-8") as file:
             return Case(*json.load(file))
     except (OSError, ValueError):
-        return NO_CASE
+        return Case()
 
 
 def claim_fault() -> bool:

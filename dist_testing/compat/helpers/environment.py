@@ -1,24 +1,29 @@
-"""A test's surroundings: environment variables, time limits, shared folders, and TensorPipe's transports."""
+"""A test's surroundings: environment variables, time limits, shared folders, stores, gloo devices, and transports."""
 
 from __future__ import annotations
 
 import functools
 import os
 import resource
+import socket
 import subprocess
+import sys
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any, TypeVar, cast
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from dist_testing.core.ground.environment import environment
 from dist_testing.core.ground.errors import UsageError
+from dist_testing.core.ground.layout import LOOPBACK
+
+if TYPE_CHECKING:
+    from torch._C._distributed_c10d import TCPStore
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 
-_DEBUG_LEVEL = "TORCH_DISTRIBUTED_DEBUG"
 _TIMEOUT_VARIABLE = "DISTRIBUTED_TESTS_DEFAULT_TIMEOUT"
-_SHARED_FOLDERS = ("barrier", "test_dir", "init_dir")
 
 _temp_dirs: list[tempfile.TemporaryDirectory[str]] = []
 
@@ -66,7 +71,7 @@ def with_dist_debug_levels(levels: Iterable[str]) -> Callable[[_Function], _Func
             result = None
             try:
                 for level in every:
-                    with environment({_DEBUG_LEVEL: level}):
+                    with environment({"TORCH_DISTRIBUTED_DEBUG": level}):
                         set_debug_level_from_env()
                         result = func(*args, **kwargs)
                         if dist.is_initialized():
@@ -131,7 +136,7 @@ def initialize_temp_directories(init_method: str | None = None) -> None:
     """
     folder = tempfile.TemporaryDirectory()
     _temp_dirs.append(folder)
-    for name in _SHARED_FOLDERS:
+    for name in ("barrier", "test_dir", "init_dir"):
         os.mkdir(os.path.join(folder.name, name))
     os.environ["TEMP_DIR"] = folder.name
     os.environ["INIT_METHOD"] = init_method or f"file://{folder.name}/init_dir/shared_init_file"
@@ -168,3 +173,77 @@ def tp_transports() -> list[str] | None:
     With EFA the list leaves out InfiniBand, because TensorPipe mistakes EFA for it.
     """
     return ["shm", "uv"] if has_efa() else None
+
+
+def create_tcp_store(
+    addr: str = "localhost",
+    world_size: int = 1,
+    is_master: bool = True,
+    timeout: timedelta = timedelta(minutes=5),
+    wait_for_workers: bool = True,
+    jit_class: bool = False,
+    use_libuv: bool = True,
+) -> TCPStore:
+    """Make a TCP store with its server in this process.
+
+    The port is chosen and bound once, so no other process can take it.
+
+    Args:
+        addr: Address that the server listens on; default: loopback only.
+        world_size: Clients that the store waits for if `wait_for_workers`, this process included.
+        is_master: Must be True: a client needs the port of a server, which the server's `port` says.
+        timeout: Limit of each operation of the store; default: 5 minutes.
+        wait_for_workers: Whether to return only when all clients have connected.
+        jit_class: Must be False: torch has no TorchScript class any more.
+        use_libuv: Whether the server is torch's libuv server.
+
+    Returns:
+        The store; its attribute `port` is the server's port.
+
+    Raises:
+        UsageError: If `is_master` is False, or `jit_class` is True.
+    """
+    from torch._C._distributed_c10d import TCPStore
+
+    if not is_master:
+        raise UsageError(
+            "create_tcp_store(is_master=False): there is no port to connect to.\n"
+            "The function makes a server, on a port that is known only afterwards.\n"
+            "For a client write TCPStore(addr, server.port, ...), with the port of the server."
+        )
+    if jit_class:
+        raise UsageError(
+            "create_tcp_store(jit_class=True): torch has no TorchScript class of TCP stores any more.\n"
+            "Only releases of torch that are too old for this library had one.\n"
+            "Leave jit_class out; the function then returns a torch.distributed.TCPStore."
+        )
+    listening = socket.create_server((LOOPBACK if addr == "localhost" else addr, 0))
+    return TCPStore(
+        addr,
+        listening.getsockname()[1],
+        world_size,
+        True,
+        timeout=timeout,
+        wait_for_workers=wait_for_workers,
+        # From here on the store owns the descriptor.
+        master_listen_fd=listening.detach(),
+        use_libuv=use_libuv,
+    )
+
+
+def create_device(interface: str | None = None, lazy_init: bool = False) -> Any:
+    """Make a gloo device for the options of a gloo group.
+
+    Args:
+        interface: Name of a network interface; None, or any name on Windows, for loopback.
+        lazy_init: Whether ranks connect only when they send the first message.
+
+    Returns:
+        The device, a `ProcessGroupGloo.Device`.
+    """
+    import torch.distributed as dist
+
+    gloo: Any = dist.ProcessGroupGloo
+    if interface is None or sys.platform == "win32":
+        return gloo.create_device(hostname=LOOPBACK, lazy_init=lazy_init)
+    return gloo.create_device(interface=interface, lazy_init=lazy_init)

@@ -1,10 +1,12 @@
-"""Parts of a test: sub-tests, captured output, results of other processes, checks on DDP, compiled code."""
+"""Parts of a test: sub-tests, captured output, results of other processes, checks on DDP, compiled code, inputs."""
 
 from __future__ import annotations
 
 import contextlib
+import functools
 import io
 import itertools
+import operator
 import os
 import sys
 import tempfile
@@ -12,18 +14,23 @@ import time
 import unittest
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from multiprocessing.connection import wait
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 if TYPE_CHECKING:
     from multiprocessing.process import BaseProcess
     from multiprocessing.queues import Queue
 
+    from torch import Tensor
     from torch.nn.parallel import DistributedDataParallel
 
 # The C++ stack in a text of torch begins here.
 _CPP_STACK = "\nException raised from "
 # A second group of the same world must not find the first group's entries in its file.
 _rendezvous_numbers = itertools.count()
+# Length of each dense dimension.
+_DENSE = 2
+# (sparse dimensions, dense dimensions) of the tensors.
+_SHAPES = ((1, 0), (2, 0), (3, 0), (1, 1), (1, 2), (1, 3))
 
 
 def run_subtests(
@@ -82,13 +89,7 @@ def retrieve_result_from_completion_queue(
 ) -> Any:
     """Return the next result that a process puts into its queue.
 
-    Args:
-        process: A process; its end ends the wait.
-        completion_queue: A queue of `multiprocessing`.
-        timeout: Seconds; None to wait until the process ends.
-
-    Returns:
-        The result. If the process ends without one, or the time is over: a RuntimeError, returned and not raised.
+    If the process ends without one, or `timeout` seconds are over, it is a RuntimeError, returned and not raised.
     """
     started_s = time.monotonic()
     reader = completion_queue._reader  # type: ignore[attr-defined]  # the queue has no public one
@@ -125,14 +126,10 @@ def verify_ddp_error_logged(model_DDP: DistributedDataParallel, err_substr: str)
 def dynamo_dist_per_rank_init(
     rank: int, world_size: int, backend: str | None = None, init_pg: bool = True, fake_pg: bool = False
 ) -> Iterator[None]:
-    """Select a rank's accelerator, make its default group and reset `torch.compile`, for a block.
+    """Select the accelerator with the index `rank`, make a default group and reset `torch.compile`, for a block.
 
-    Args:
-        rank: This rank, and the index of its accelerator.
-        world_size: Ranks in the world.
-        backend: Backend of the group; None for the accelerator's own.
-        init_pg: Whether to make the group, and destroy it at the end.
-        fake_pg: Whether to make a fake group and select no accelerator.
+    `backend`: None for the accelerator's own. `init_pg`: whether to make the group, and destroy it at the end.
+    `fake_pg`: whether to make a fake group and select no accelerator.
     """
     import torch
     import torch._dynamo
@@ -168,3 +165,70 @@ def dynamo_dist_per_rank_init(
         reset()
         if init_pg:
             dist.destroy_process_group()
+
+
+class DistTestCases:
+    """Tables for tests that run on several backends.
+
+    Attributes:
+        skip_collective: Collective to the backends that lack it.
+        backend_feature: Feature to the backends that have it.
+    """
+
+    skip_collective: ClassVar[dict[str, set[str]]] = {
+        "allgather_coalesced": {"nccl", "mpi", "ucc", "xccl"},
+        "reduce": set(),
+        "sendrecv anysource": {"nccl", "ucc", "xccl"},
+        "cpu barrier": {"nccl", "ucc", "xccl"},
+    }
+    backend_feature: ClassVar[dict[str, set[str]]] = {
+        "gpu": {"nccl", "gloo", "ucc"},
+        "cuda": {"nccl", "gloo", "ucc"},
+        "ddp": {"nccl", "gloo", "ucc"},
+        "subgroup": {"nccl", "gloo", "ucc"},
+        "plugin": set(),
+        "hpu": {"hccl"},
+        "xpu": {"xccl"},
+    }
+
+
+def _contribution(index: int, count: int, sparse_dims: int, dense_dims: int) -> Tensor:
+    """Return a sparse tensor of shape `[count] * sparse_dims + [2] * dense_dims`, the contribution `index` of `count`.
+
+    Its values are ones, at the indices 0 to `index` of the first sparse dimension and at 0 of the others. So any two
+    contributions overlap.
+    """
+    import torch
+
+    indices = torch.zeros(sparse_dims, index + 1, dtype=torch.int64)
+    indices[0] = torch.arange(index + 1)
+    dense = [_DENSE] * dense_dims
+    size = [count] * sparse_dims + dense
+    # In torch 2.11 the argument `check_invariants` of `sparse_coo_tensor` does the same, but warns.
+    with torch.sparse.check_sparse_tensor_invariants():  # type: ignore[no-untyped-call]  # torch's
+        return torch.sparse_coo_tensor(indices, torch.ones(index + 1, *dense), size)
+
+
+def simple_sparse_reduce_tests(
+    rank: int, world_size: int, num_inputs: int = 1
+) -> list[tuple[list[Tensor], list[Tensor]]]:
+    """Return cases for a sum of sparse tensors over all ranks.
+
+    The tensors have one to three sparse dimensions of length `world_size * num_inputs`, and none to three dense
+    dimensions of length 2.
+
+    Args:
+        rank: The rank whose inputs are returned.
+        world_size: Ranks in the world.
+        num_inputs: Tensors of each rank.
+
+    Returns:
+        For each case, this rank's inputs and the expected value of each after the sum.
+    """
+    count = world_size * num_inputs
+    cases = []
+    for sparse_dims, dense_dims in _SHAPES:
+        every = [_contribution(index, count, sparse_dims, dense_dims) for index in range(count)]
+        total = functools.reduce(operator.add, every)
+        cases.append((every[rank * num_inputs : (rank + 1) * num_inputs], [total] * num_inputs))
+    return cases

@@ -23,15 +23,10 @@ _Function = TypeVar("_Function", bound=Callable[..., Any])
 
 
 def requirement(decide: Decide, *, on_rank_only: bool = False) -> Callable[[_Function], _Function]:
-    """Return a decorator that skips a test for the reason that `decide` gives.
+    """Return a decorator that skips a test for the reason that `decide` gives, on a rank as `handle_test_skip` says.
 
-    On a rank the skip is raised as `unittest.SkipTest` with the reason, unless the test's instance has a method
-    `_handle_test_skip(reason)`: then that is called in place of the test.
-
-    Args:
-        decide: Gives the reason, or None.
-        on_rank_only: Whether to decide only on ranks, because the decision imports packages or initialises CUDA, after
-            which the runner cannot be forked. For a class it is decided at once.
+    `on_rank_only`: whether to decide only on ranks, because the decision imports packages or initialises CUDA, after
+    which the runner cannot be forked. For a class it is decided at once.
     """
 
     def decorator(function: _Function) -> _Function:
@@ -47,8 +42,7 @@ def requirement(decide: Decide, *, on_rank_only: bool = False) -> Callable[[_Fun
 
         @functools.wraps(function)
         def wrapper(*args: Any, **kwargs: Any) -> Any:
-            reason = decide(os.environ)
-            if reason is None:
+            if (reason := decide(os.environ)) is None:
                 return function(*args, **kwargs)
             if not handle_test_skip(args, reason):
                 raise unittest.SkipTest(reason)
@@ -63,14 +57,9 @@ def requirement(decide: Decide, *, on_rank_only: bool = False) -> Callable[[_Fun
 
 
 def handle_test_skip(args: Sequence[object], reason: str) -> bool:
-    """Let the instance of a test handle its own skip, by its method `_handle_test_skip(reason)`.
+    """Let the instance of a test, the first of `args`, handle its own skip by its method `_handle_test_skip(reason)`.
 
-    Args:
-        args: The arguments of the test method; the first is the instance.
-        reason: Why the test skips.
-
-    Returns:
-        Whether the instance has the method. torch's simulations of a world in one process have it.
+    Return whether it has the method, as torch's simulations of a world in one process have.
     """
     handle = getattr(args[0], "_handle_test_skip", None) if args else None
     if handle is None:

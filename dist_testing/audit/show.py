@@ -1,15 +1,18 @@
-"""Writes the findings as text for a terminal."""
+"""Shows the findings: as text for a terminal, and as one HTML file in the style of the reports."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 
+from dist_testing.audit.command import Left
 from dist_testing.audit.findings import FAULTS, HOLES, Audit, CaseResult, FaultResult
-from dist_testing.audit.left import Left
 from dist_testing.core.ground.error_text import ranks_text
+from dist_testing.report.render import rendered
 from dist_testing.report.words import clean, plural, seconds
 
 _NAMES_SHOWN = 20
+_TEMPLATE = Path(__file__).parent / "templates" / "audit.html"
 
 
 def lines(found: Audit) -> Iterator[str]:
@@ -78,7 +81,6 @@ def left_text(left: Left) -> str:
 
 
 def _matrix(audited: list[CaseResult]) -> Iterator[str]:
-    """Yield a table with a row for each case and fault."""
     rows = [("case", "ranks", "fault", "result", "names")]
     for case in audited:
         for index, fault in enumerate(case.faults):
@@ -96,3 +98,24 @@ def _holes(case: CaseResult) -> Iterator[str]:
         if fault.holes:
             yield f"HOLE {case.id}: {fault.fault}: {'; '.join(HOLES[kind] for kind in fault.holes)}"
             yield f"  {story(fault)}"
+
+
+def page(found: Audit, *, made_wall_s: float) -> str:
+    """Return the page, which has no scripts. `made_wall_s` is the time of day, in seconds since 1970."""
+    if found.hole_count:
+        words, kind = plural(found.hole_count, "hole"), "bad"
+    else:
+        words, kind = ("No holes", "good") if found.audited else ("No case was audited", "doubtful")
+    return rendered(
+        _TEMPLATE,
+        words=words,
+        kind=kind,
+        found=found,
+        rows=[(case, fault) for case in found.audited for fault in case.faults],
+        meanings=HOLES,
+        faults=FAULTS,
+        story=story,
+        word=word,
+        names=names,
+        made_wall_s=made_wall_s,
+    )
