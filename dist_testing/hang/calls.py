@@ -12,6 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 from dist_testing.core.engine.hooks import CaseStart, WatchedWorld, WorldWatcher
+from dist_testing.core.engine.rank_logs import read_tail
 from dist_testing.core.ground.case import CaseResult
 from dist_testing.core.ground.codec import Family
 from dist_testing.core.ground.error_text import ranks_by_text, ranks_text
@@ -26,6 +27,9 @@ CALLS: Family[CallsMade] = Family("calls of a rank", 3, (CallsMade,))
 _MAX_DIFFERENCES = 3
 # For the answers of all ranks. Seconds.
 _ANSWER_LIMIT_S = 0.2
+# gloo's text, where another rank has sent more than this one expects. It ends the process.
+_GLOO_GOT_MORE = "Received data size doesn't match expected size"
+_LOG_BYTES = 1 << 14
 # What calls can explain. Other causes have nothing to do with them.
 _EXPLAINED = frozenset({Cause.FAILURE, Cause.CRASH, Cause.HANG, Cause.DISAGREEMENT})
 
@@ -80,7 +84,7 @@ class CallComparison(WorldWatcher):
         has_passed = found.status is Status.PASSED
         if not has_passed and (found.cause not in _EXPLAINED or found.is_proven):
             return result
-        first = first_difference(self._told, self._limits_ms, passed)
+        first = first_difference(self._told, self._limits_ms, passed) or self._other_size(found)
         every = "; ".join(differences(self._told, self._limits_ms)) if has_passed else ""
         # The lines alone fail no case that has passed.
         if first is None or (has_passed and not every):
@@ -90,6 +94,21 @@ class CallComparison(WorldWatcher):
         else:
             told = dataclasses.replace(found, reason=f"{first[0]}; then {found.reason}", suspects=first[1])
         return dataclasses.replace(result, verdict=told)
+
+    def _other_size(self, found: Verdict) -> tuple[str, tuple[int, ...]] | None:
+        """What a crash of gloo tells, if it got more data than the call of its rank expects.
+
+        That rank can tell no calls. So the last calls of the others are named, and any of these ranks may be wrong.
+        """
+        rank = found.culprit
+        if found.cause is not Cause.CRASH or rank is None:
+            return None
+        if _GLOO_GOT_MORE not in read_tail(self._world.logs[rank], _LOG_BYTES):
+            return None
+        last = {other: made.calls[-1] for other, made in self._told.items() if made.calls}
+        sides = ranks_by_text({one: f"{_text(call)} ({call.place})" for one, call in last.items()})
+        called = "".join(f"; the last call of {ranks_text(ranks)} is {text}" for text, ranks in sides.items())
+        return f"rank {rank} got more data than its call of gloo expects{called}", (rank, *last)
 
 
 class _Lane(NamedTuple):
@@ -194,7 +213,11 @@ def _follows(behind: Mapping[int, Call], ahead: Mapping[int, Call], number: int)
 
 
 def _line(call: Call) -> str:
-    return f"{call.operation} {call.sizes} {call.place}"
+    return f"{_text(call)} {call.place}"
+
+
+def _text(call: Call) -> str:
+    return f"{call.operation} of {call.sizes} {call.dtypes}"
 
 
 def _lanes(told: Mapping[int, CallsMade], limits_ms: frozenset[int]) -> Iterator[_Lane]:

@@ -71,6 +71,12 @@ _SOURCE = """
         assert world.rank != 2
 
 
+    @pytest.mark.distributed(world_size=2)
+    def test_longer(world):
+        # gloo ends the process of rank 0, which expects less data.
+        dist.all_reduce(torch.ones(500 if world.rank == 1 else 3))
+
+
     @pytest.mark.distributed(world_size=3)
     def test_early(world):
         # A rank that fails makes fewer calls than the others, and is no victim of them.
@@ -95,6 +101,11 @@ def test_headlines(starter: Starter, tmp_path: Path) -> None:
         "TestPool::test_pool[1] (world of 3)": f"{second}: rank 0 {_OTHER}, ranks 1, 2 {_CALL}; then ",
     }.items():
         assert f"{name}: {said}" in ended.log
+    more = (
+        "rank 0 got more data than its call of gloo expects; the last call of rank 1 is all_reduce of [[500]] Float ("
+    )
+    assert f"test_longer (world of 2): {more}test_cases.py:" in ended.log
+    assert "; then rank 0 was killed by SIGABRT (6)" in ended.log
     for name in ("test_branches", "test_early"):
         assert f"{name} (world of 3): rank 2 raised AssertionError" in ended.log
 
