@@ -33,8 +33,7 @@ from dist_testing.core.rank.bootstrap import (
 )
 from dist_testing.core.rank.capture import flush_streams, stream_on
 from dist_testing.core.rank.hooks import RankServices, ServedRank
-from dist_testing.core.rank.long_texts import LongTexts
-from dist_testing.core.rank.reporter import Reporter, send_message
+from dist_testing.core.rank.reporter import Reporter, fit_text, send_message
 from dist_testing.threaded.members import RankThread, current_member
 from dist_testing.threaded.shared_process import note_rank
 from dist_testing.threaded.thread_world import exit_process, fail_world, report_end, run_on_threads
@@ -72,7 +71,7 @@ class _Ranks:
                 board.write,
                 rank,
                 fail_world,
-                fit=LongTexts(self._request.directory, rank).fit,
+                fit=functools.partial(fit_text, self._request.directory, rank),
             )
             for rank, channel in enumerate(self._channels)
         ]
@@ -89,7 +88,7 @@ class _Ranks:
         try:
             services = RankServices(ServedRank(self._starts[0], self._reporters[0]))
             self._become_ranks()
-            services.start()
+            services.tell("start")
         except BaseException as error:
             for reporter in self._reporters:
                 reporter.never_started(error)
@@ -101,7 +100,7 @@ class _Ranks:
             self._run_case(body, services)
             instructions = [] if self._has_failed else list(map(next_instruction, self._channels, self._reporters))
             if self._has_failed or not isinstance(instructions[0], NextCase):
-                services.close()
+                services.tell("close")
                 return
             body = instructions[0].body
 
@@ -120,7 +119,7 @@ class _Ranks:
 
     def _run_case(self, body: CaseBody, services: RankServices) -> None:
         try:
-            services.case_begin(body)
+            services.tell("case_begin", body)
         except BaseException as error:
             for reporter in self._reporters:
                 reporter.never_started(error)
@@ -161,7 +160,7 @@ class _Ranks:
                 thread.join()
         # From now on no rank changes the process.
         try:
-            services.case_end(body)
+            services.tell("case_end", body)
         except BaseException as error:
             self._last.ended_by(error)
         self._last.case_over()

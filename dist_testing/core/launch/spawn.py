@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import os
 import socket
-from collections.abc import Iterator
 from typing import NoReturn
 
 from dist_testing.core.ground.errors import LaunchError
@@ -16,10 +14,16 @@ from dist_testing.core.process.launcher_messages import FreshRank, Loader, RankS
 from dist_testing.core.process.lifetime import die_with_parent
 from dist_testing.core.process.refusal import refusal
 from dist_testing.core.process.stacks import answer_with_stacks
-from dist_testing.core.rank.bootstrap import FAILED_EXIT_CODE, RankContext, enter, enter_place, rank_reporter, take_over
+from dist_testing.core.rank.bootstrap import (
+    FAILED_EXIT_CODE,
+    RankContext,
+    enter,
+    enter_place,
+    rank_reporter,
+    take_over,
+    world_env,
+)
 from dist_testing.core.rank.capture import own_streams, redirect_output
-from dist_testing.core.rank.environment import world_env
-from dist_testing.core.rank.reporter import Reporter
 
 
 def become_rank(start: RankStart, loader: Loader) -> NoReturn:
@@ -37,8 +41,7 @@ def become_rank(start: RankStart, loader: Loader) -> NoReturn:
         os.execve(arguments[0], arguments, {**world_env(request.env, request.layout, request.store_port), **rank_env})
     except OSError as error:
         text = f"Rank {start.rank} cannot become a fresh interpreter: {refusal(error)}"
-        with _reporter(start) as reporter:
-            reporter.never_started(LaunchError(text))
+        rank_reporter(start, socket.socket(fileno=start.channel_fd)).never_started(LaunchError(text))
     finally:
         os._exit(FAILED_EXIT_CODE)
 
@@ -55,30 +58,22 @@ def main(text: str) -> NoReturn:
         os.set_inheritable(fd, False)
     # Imports can hang, too.
     answer_with_stacks(start.stacks_fd)
-    with _reporter(start) as reporter:
-        reporter.importing()
+    channel = socket.socket(fileno=start.channel_fd)
+    reporter = rank_reporter(start, channel)
+    reporter.importing()
+
+    def be_rank(context: RankContext) -> NoReturn:
+        take_over(start.request)
+        context.prepare()
+        # The descriptor belongs to `enter` now.
+        channel.detach()
+        enter(start, context)
+
     try:
-        load_tests(order.loader, lambda context: _enter_prepared(start, context), start.request.body.only_test)
+        load_tests(order.loader, be_rank, start.request.body.only_test)
     except BaseException as error:
         # Imports run test code: an error there is the test's failure, and not the machine's.
-        with _reporter(start) as reporter:
-            reporter.phase("import")
-            reporter.raised(error)
+        reporter.phase("import")
+        reporter.raised(error)
     finally:
         os._exit(1)
-
-
-@contextlib.contextmanager
-def _reporter(start: RankStart) -> Iterator[Reporter]:
-    """Report before `enter`, to which the descriptors belong."""
-    channel = socket.socket(fileno=start.channel_fd)
-    try:
-        yield rank_reporter(start, channel)
-    finally:
-        channel.detach()
-
-
-def _enter_prepared(start: RankStart, context: RankContext) -> NoReturn:
-    take_over(start.request)
-    context.prepare()
-    enter(start, context)

@@ -60,19 +60,15 @@ _TEXTS: tuple[tuple[Collateral, tuple[str, ...]], ...] = (
 )
 
 
-def collateral(error: BaseException) -> Collateral:
+def collateral(error: BaseException, depth: int = _MAX_DEPTH) -> Collateral:
     """Return what the error reports about a peer: "lost" or "late"; "" if it reports something else.
 
     Only runtime and connection errors count: an assertion that quotes such a text is the test's own finding. A group of
-    exceptions counts if each of its members does.
+    exceptions counts if each of its members does, in groups down to this depth.
     """
-    return _collateral(error, _MAX_DEPTH)
-
-
-def _collateral(error: BaseException, depth: int) -> Collateral:
     members: tuple[BaseException, ...] = error.exceptions if isinstance(error, BaseExceptionGroup) else ()
     if members and depth > 0:
-        kinds = [_collateral(member, depth - 1) for member in members]
+        kinds = [collateral(member, depth - 1) for member in members]
         return "" if "" in kinds else "late" if "late" in kinds else "lost"
     for _ in range(_MAX_CAUSES):
         origin = _origin(error)
@@ -83,7 +79,7 @@ def _collateral(error: BaseException, depth: int) -> Collateral:
             return ""
         error = error.__cause__
         if isinstance(error, BaseExceptionGroup):
-            return _collateral(error, depth - 1) if depth > 0 else ""
+            return collateral(error, depth - 1) if depth > 0 else ""
     else:
         return ""
     if isinstance(error, PeerFailedError):

@@ -10,10 +10,11 @@ import unittest
 import warnings
 from collections.abc import Callable, Sequence
 
-from dist_testing.core.ground.error_text import format_error, message_of, shorten, summarise
+from dist_testing.core.ground.error_text import MAX_TEXT_CHARS, format_error, message_of, shorten, summarise
 from dist_testing.core.ground.outcomes import Kind
 from dist_testing.core.ground.skips import skip_for_exit_code
 from dist_testing.core.process import wire
+from dist_testing.core.process.files import text_name
 from dist_testing.core.process.rank_messages import (
     RANK_MESSAGES,
     Done,
@@ -32,6 +33,8 @@ from dist_testing.core.rank.runner_client import RunnerClient
 _COLLECTIVES = os.path.join("torch", "distributed", "distributed_c10d.py")
 # Distinct warnings that a rank sends per case. The runner keeps no more.
 _MAX_WARNINGS = 100
+# Limit of the file with the texts of a rank that are too long for a message. Bytes.
+_MAX_FILE_BYTES = 64 << 20
 
 
 def _operation(error: BaseException) -> str:
@@ -49,6 +52,19 @@ def send_message(channel: socket.socket, message: RankMessage) -> None:
     """
     with contextlib.suppress(BrokenPipeError, ConnectionResetError):
         wire.send(channel, RANK_MESSAGES, message)
+
+
+def fit_text(directory: str, rank: int, text: str) -> str:
+    """Return the text, or its head and tail if it is too long for a message; then a file gets the whole text."""
+    if len(text) > MAX_TEXT_CHARS:
+        # The report has the head and the tail in any case.
+        with contextlib.suppress(OSError):
+            flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC
+            descriptor = os.open(os.path.join(directory, text_name(rank)), flags, 0o600)
+            with os.fdopen(descriptor, "ab") as file:
+                room = _MAX_FILE_BYTES - file.tell()
+                file.write(f"{text}\n\n".encode(errors="backslashreplace")[: max(0, room)])
+    return shorten(text)
 
 
 class Reporter:

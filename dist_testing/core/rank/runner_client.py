@@ -34,12 +34,9 @@ class RunnerClient:
             self._is_open = False
 
     def ask(self, add_on: str, payload: str, subject: str) -> str:
-        """Ask the watcher of an add-on, and wait for its answer.
+        """Ask the watcher of an add-on, and wait for its answer. Only the add-on reads the question, `payload`.
 
-        Args:
-            add_on: Its name.
-            payload: The question, which only the add-on reads.
-            subject: What the user has called, such as "world.faults". It begins the texts of errors.
+        `subject` is what the user has called, such as "world.faults". It begins the texts of errors.
 
         Raises:
             UsageError: If a fork of the rank asks, or the case is over.
