@@ -83,7 +83,7 @@ class LinkProcess:
         self._control.close()
         # Other code of this process may have waited for it already.
         with contextlib.suppress(ProcessLookupError, ChildProcessError):
-            end_child(self._pid, os.pidfd_open(self._pid), _END_LIMIT_S)
+            end_child(os.pidfd_open(self._pid), _END_LIMIT_S)
 
 
 _DEAD = (

@@ -163,7 +163,8 @@ class _ForkServer:
         try:
             take_over(request)
             if request.place:
-                world.place = _made_place(request)
+                with blaming(request.place, "its place"):
+                    world.place = add_on_named(request.place, f"world {request.world}").load("place")(request)
             for name in request.services:
                 add_on_named(name, f"world {request.world}").load("rank_service")
             if request.together:
@@ -213,16 +214,16 @@ class _ForkServer:
         assert world.place is not None
         for add_on, answer in answers:
             self._send(WorldExtra(world.number, add_on, answer))
-        if (fd := world.place.fileno()) != world.place_fd:
-            self._forget_place(world)
+        self._await_place(world, world.place.fileno())
+
+    def _await_place(self, world: _World, fd: int) -> None:
+        """Wait for answers of the place at this descriptor from now on; -1 for none."""
+        if fd != world.place_fd:
+            if world.place_fd >= 0:
+                self._poller.unregister(world.place_fd)
             if fd >= 0:
                 self._poller.register(fd, select.POLLIN)
             world.place_fd = fd
-
-    def _forget_place(self, world: _World) -> None:
-        if world.place_fd >= 0:
-            self._poller.unregister(world.place_fd)
-        world.place_fd = -1
 
     def _refuse(self, world: int, rank: int, error: OSError) -> None:
         self._send(WorldRefused(world, rank, refusal(error)))
@@ -278,12 +279,14 @@ class _ForkServer:
         for work in self._idle_work.values():
             work.world_over()
         if world.place is not None:
-            self._forget_place(world)
+            self._await_place(world, -1)
             with blaming(world.place_name, "the end of its place"):
                 world.place.close()
         for fd in world.held_fds:
             os.close(fd)
-        self._send(WorldOver(world.number, tuple(map(_cut, self.orphans.remove()))))
+        leaked = self.orphans.remove()
+        shown = [one if len(one) <= _COMMAND_CHARS else f"{one[:_COMMAND_CHARS]} ..." for one in leaked]
+        self._send(WorldOver(world.number, tuple(shown)))
 
 
 def _idle_work(forks: int) -> dict[str, IdleWork]:
@@ -303,22 +306,11 @@ def _enter_together(request: WorldRequest) -> Callable[[Sequence[RankStart], Ran
     return enter
 
 
-def _made_place(request: WorldRequest) -> WorldPlace:
-    add_on = add_on_named(request.place, f"world {request.world}")
-    with blaming(add_on.name, "its place"):
-        place: WorldPlace = add_on.load("place")(request)
-    return place
-
-
 def _in_place(start: RankStart, place: WorldPlace | None) -> RankStart:
     if place is None:
         return start
     store_fd = place.store_fd if start.rank == 0 else start.store_fd
     return dataclasses.replace(start, place_fds=place.fds_of(start.rank), store_fd=store_fd)
-
-
-def _cut(command: str) -> str:
-    return command if len(command) <= _COMMAND_CHARS else f"{command[:_COMMAND_CHARS]} ..."
 
 
 def serve(
