@@ -28,11 +28,7 @@ _REASONS = re.compile(
 
 
 def native_reason(log: str) -> str:
-    """Return what native code said about the end of its process, in one line; "" if it said nothing.
-
-    Args:
-        log: The end of the rank's output.
-    """
+    """Return what native code said in a rank's log about the end of its process, in one line; "" for nothing."""
     found = ""
     for match in _REASONS.finditer(log):
         kind, text = next((kind, text.strip()) for kind, text in match.groupdict().items() if text is not None)

@@ -22,27 +22,21 @@ class Launchers:
 
     Attributes:
         run: The facts of the run that launchers get, without its folder.
+        forks: Number of ranks that the run will fork, as far as it is known.
     """
 
     run: RunContext
+    forks: int = 0
     _made: dict[Callable[[RunContext], Launcher], Launcher] = field(default_factory=dict, init=False)
     _directory: RunDirectory | None = field(default=None, init=False)
 
     def others(self, emit: Callable[[Event], None]) -> Launchers:
         """Return launchers like these, with a folder of their own, whose worlds can run beside those of these."""
-        return Launchers(dataclasses.replace(self.run, emit=emit, forks=0))
-
-    def expect_forks(self, count: int) -> None:
-        """Note that the run will fork so many ranks."""
-        self.run = dataclasses.replace(self.run, forks=max(self.run.forks, count))
+        return Launchers(dataclasses.replace(self.run, emit=emit))
 
     @property
     def directory(self) -> RunDirectory:
-        """The folder of the run.
-
-        Raises:
-            OSError: If it cannot be made.
-        """
+        """The folder of the run. An OSError says that it cannot be made."""
         if self._directory is None:
             self._directory = RunDirectory(os.environ)
         return self._directory
@@ -61,7 +55,7 @@ class Launchers:
                 import_torch()
                 add_ons()
             folder = self.directory
-            run = dataclasses.replace(self.run, directories=folder.all_paths, temp=str(folder.short))
+            run = dataclasses.replace(self.run, directories=folder.all_paths, temp=str(folder.short), forks=self.forks)
             launcher = self._made[isolation.make_launcher] = isolation.make_launcher(run)
         return launcher
 

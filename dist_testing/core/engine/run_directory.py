@@ -10,6 +10,8 @@ import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 
+from dist_testing.core.engine.rank_logs import open_regular
+
 # The path of a Unix socket has at most 107 bytes. This leaves room for the names that tests and libraries add.
 _MAX_PATH_BYTES = 50
 _PREFIX = "dist-"
@@ -28,11 +30,7 @@ class RunDirectory:
     """
 
     def __init__(self, env: Mapping[str, str]) -> None:
-        """Make the folder.
-
-        Raises:
-            OSError: If it cannot be made.
-        """
+        """Make the folder. Raise OSError if it cannot be made."""
         self._folders: list[Path] = []
         self._lives: list[int] = []
         try:
@@ -83,21 +81,8 @@ def _remove_dead(parent: Path) -> None:
     Bazel does at the end of a test's time.
     """
     for life in parent.glob(f"{_PREFIX}*/{_LIFE}"):
-        # The folder is another user's, or another run is removing it now.
-        with contextlib.suppress(OSError):
-            _remove_if_dead(life)
-
-
-def _remove_if_dead(life: Path) -> None:
-    """Remove the folder of a run whose processes are gone.
-
-    Raises:
-        OSError: If the run is alive, or the folder is another user's.
-    """
-    descriptor = os.open(life, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
-    try:
-        if os.fstat(descriptor).st_uid == os.getuid():
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            shutil.rmtree(life.parent, ignore_errors=True)
-    finally:
-        os.close(descriptor)
+        # It may be another user's, or of a living run, or another run is removing it now.
+        with contextlib.suppress(OSError), open_regular(life, os.O_RDWR) as file:
+            if os.fstat(file.fileno()).st_uid == os.getuid():
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                shutil.rmtree(life.parent, ignore_errors=True)
