@@ -89,7 +89,7 @@ def world(launcher: UnkillableLauncher, tmp_path: Path, monkeypatch: pytest.Monk
     gpus = WorldGpus.take(1, limit_s=0.0, on_wait=lambda _: None)
     case = Case("case", _SIZE, CaseBody("pytest"), 60.0, FORK.name)
     supervisor = Supervisor(launcher, 1, records, tmp_path, {}, math.inf)
-    world = RunningWorld(case, supervisor, board, [("gpus", gpus)], FORK, resources)
+    world = RunningWorld(case, supervisor, board, [("gpus", gpus)], resources)
     world.supervisor.begin_case(
         CaseStart(case, time.monotonic(), keeps_ranks=False), 60.0, latest_s=math.inf, body=None
     )

@@ -20,10 +20,9 @@ from collections.abc import Callable, Iterator, Sequence
 
 from dist_testing.core.engine.case_events import CaseEvents
 from dist_testing.core.engine.hooks import CaseStart, HeldResource, ResourceWish, WorldResource
-from dist_testing.core.engine.launchers import Launchers
 from dist_testing.core.engine.needs import check_add_ons
 from dist_testing.core.engine.report import failure_report
-from dist_testing.core.engine.run_directory import RunDirectory
+from dist_testing.core.engine.run_directory import Launchers, RunDirectory
 from dist_testing.core.engine.running_case import RunningCase, interrupted, judged, with_operation
 from dist_testing.core.engine.running_world import RunningWorld, check_world_size, release, start_world
 from dist_testing.core.events.stream import EventStream
@@ -218,7 +217,7 @@ class Engine:
                 with_operation(record.outcome(), supervisor.stacks.get(record.rank, ""))
                 for record in supervisor.records
             )
-            if world.isolation.in_process:
+            if supervisor.are_threads:
                 blame = add_on_named("threads", running.case.name).load("blame")
                 outcomes = blame(outcomes, supervisor.directory, world.log_tail(0))
             left = world.check()

@@ -110,11 +110,7 @@ def missing_backend(torch_backend: str, register_module: str = "") -> str:
 
 
 def _lacking_module(backend: Backend) -> str:
-    """Import the module that registers the backend. Returns why that is impossible; "" if it worked.
-
-    Raises:
-        UsageError: If the module exists and its import fails.
-    """
+    """Import the module that registers the backend. Return why it is missing; "" if it is not."""
     module = backend.register_module
     try:
         importlib.import_module(module)

@@ -21,7 +21,6 @@ from dist_testing.core.ground.case import Case
 from dist_testing.core.ground.errors import LaunchError, UsageError
 from dist_testing.core.ground.spec import check_world_size as check_range
 from dist_testing.core.ground.world import WorldSettings
-from dist_testing.core.launch.isolation import Isolation
 from dist_testing.core.launch.launcher import Launcher
 from dist_testing.core.process.board import PhaseBoard
 from dist_testing.core.process.launcher_messages import WorldRequest
@@ -56,7 +55,6 @@ class RunningWorld:
     supervisor: Supervisor
     board: PhaseBoard
     held: Sequence[tuple[str, HeldResource]]
-    isolation: Isolation
     resources: contextlib.ExitStack
 
     @property
@@ -203,7 +201,7 @@ def start_world(
         records = [RankRecord(rank, channel, board) for rank, channel in enumerate(channels)]
         supervisor = Supervisor(launcher, number, records, directory, stacks_fds, group_limit_s(limit_s), together)
         undo.pop_all()
-        return RunningWorld(case, supervisor, board, held, isolation, ours.pop_all())
+        return RunningWorld(case, supervisor, board, held, ours.pop_all())
 
 
 def _check_reachable(name: str, address: tuple[str, int]) -> None:

@@ -138,14 +138,17 @@ class Supervisor(WatchedWorld):
         Raises:
             LaunchError: If the launcher ends, cannot start a rank, or cannot kill one.
         """
-        self._wait(_Stage.BETWEEN, self.before_look)
+        while self._stage not in (_Stage.BETWEEN, _Stage.OVER):
+            self.before_look()
+            self._look(math.inf)
         self.watchers.tell(lambda watcher: watcher.case_over())
 
     def finish(self, limit_s: float) -> None:
         """End the waiting ranks of a worker pool, and wait until they are gone, at most about `limit_s` seconds."""
         self._deadline_s = time.monotonic() + limit_s
         self._instruct(FinishWorld(), _Stage.FINISHING)
-        self._wait(_Stage.OVER)
+        while not self.is_over:
+            self._look(math.inf)
 
     def abort(self, *, ask_where: bool = False) -> None:
         """Kill the ranks at once and wait until they are gone, because the run is interrupted.
@@ -157,7 +160,8 @@ class Supervisor(WatchedWorld):
             self.wait_until(lambda: self._stage is _Stage.KILLED, PEER_GRACE_S)
         if self._stage not in (_Stage.KILLED, _Stage.OVER):
             self._stop(Kind.STOPPED, time.monotonic(), _HUNG_STACKS_S if ask_where else None)
-        self._wait(_Stage.OVER)
+        while not self.is_over:
+            self._look(math.inf)
 
     def ignore_exits(self) -> None:
         """Do not stop the other ranks when a rank ends, until the case is over."""
@@ -196,11 +200,6 @@ class Supervisor(WatchedWorld):
     def stacks_now(self) -> dict[int, str]:
         """Return rank to stacks, for ranks that have not ended the case. The case goes on."""
         return ask_for_stacks(self, [one for one in self.records if not one.is_settled], _HUNG_STACKS_S)
-
-    def _wait(self, until: _Stage, before_look: Callable[[], None] = lambda: None) -> None:
-        while self._stage not in (until, _Stage.OVER):
-            before_look()
-            self._look(math.inf)
 
     @property
     def has_work(self) -> bool:
