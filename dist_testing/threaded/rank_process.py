@@ -19,8 +19,7 @@ from dist_testing.core.ground.budget import MAX_TIMEOUT_S
 from dist_testing.core.ground.case import CaseBody
 from dist_testing.core.ground.errors import LaunchError
 from dist_testing.core.process.board import PhaseBoard
-from dist_testing.core.process.files import log_name
-from dist_testing.core.process.launcher_messages import RankStart
+from dist_testing.core.process.launcher_messages import RankStart, log_name
 from dist_testing.core.process.lifetime import die_with_parent
 from dist_testing.core.process.rank_messages import NextCase
 from dist_testing.core.process.stacks import stack_of

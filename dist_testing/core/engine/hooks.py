@@ -18,7 +18,7 @@ from dist_testing.core.ground.outcomes import Kind
 from dist_testing.core.ground.spec import Spec
 from dist_testing.core.launch.isolation import Isolation
 from dist_testing.core.launch.launcher import Launcher, PlaceLauncher
-from dist_testing.core.process.files import log_name
+from dist_testing.core.process.launcher_messages import log_name
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,7 +9,7 @@ import socket
 import time
 from collections.abc import Callable, Sequence
 
-from dist_testing.core.engine.fatal_signals import handled_signal
+from dist_testing.core.engine.crash_text import handled_signal
 from dist_testing.core.ground.errors import FrameError
 from dist_testing.core.ground.outcomes import GOOD, Kind, RankOutcome, exit_name
 from dist_testing.core.ground.procfs import status_of
@@ -97,6 +97,7 @@ class RankRecord:
         end_session: Why the rank wants no further test to run; "" if it does not.
         extras: Messages for add-ons that no watcher has got yet.
         is_stopped_on_purpose: Whether the case itself has stopped the process, and has not let it go on.
+        was_left_stopped: Whether it has stood still until the end of the case, so that the runner is about to kill it.
         ignores_exits: Whether no end of the process is a sign of a failure in this case. The outcome still says how it
             ended, and the caller judges that.
     """
@@ -129,14 +130,10 @@ class RankRecord:
         self._has_hung_up = False
         self.extras: list[Extra] = []
         self.is_stopped_on_purpose = False
-        self._was_left_stopped = False
+        self.was_left_stopped = False
 
     def begin_case(self, expected_exit: int | None, *, exit_0_passes: bool = False) -> None:
-        """Forget the outcome of the last case.
-
-        `expected_exit` is how the process must end in the new case, as in `subprocess`: a negative number is a signal;
-        None if it must not end. With `exit_0_passes` exit code 0 is a pass, also without a report.
-        """
+        """Forget the outcome of the last case. In the new one the process must end as `Case` says for it; None: not."""
         self._report = None
         self.warnings = {}
         self._expected_exit = expected_exit
@@ -229,7 +226,7 @@ class RankRecord:
     @property
     def ended_as_expected(self) -> bool:
         """Whether the process has ended in the way that the case expects."""
-        was_left = self._was_left_stopped and self._exit_code == -signal.SIGKILL
+        was_left = self.was_left_stopped and self._exit_code == -signal.SIGKILL
         return was_left or self._is_expected(self._exit_code, self.phase) or self._has_passed_by_exit
 
     @property
@@ -237,10 +234,6 @@ class RankRecord:
         """Whether the process stands still on purpose, and the case expects that it does so until its end."""
         expects = self.is_stopped_on_purpose and self._expected_exit == -signal.SIGSTOP
         return expects and not self.has_ended and self._report is None and self.phase in _PHASES_OF_EXITS
-
-    def leave_stopped(self) -> None:
-        """Note that the runner is about to kill the process, which has stood still until the end of the case."""
-        self._was_left_stopped = True
 
     @property
     def _has_passed_by_exit(self) -> bool:

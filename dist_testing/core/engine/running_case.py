@@ -17,7 +17,7 @@ from dist_testing.core.ground.case import Case, CaseResult, RankWarning
 from dist_testing.core.ground.error_text import format_error, summarise
 from dist_testing.core.ground.outcomes import Cause, Kind, RankOutcome, Status, Verdict, verdict
 from dist_testing.core.ground.spec import Spec
-from dist_testing.core.process.files import text_name
+from dist_testing.core.process.launcher_messages import text_name
 from dist_testing.core.process.rank_messages import Warned
 
 

@@ -51,14 +51,11 @@ _connections: weakref.WeakSet[socket.socket] = weakref.WeakSet()
 
 
 class ForkServerClient:
-    """The runner's end of the connection to a fork server.
-
-    Attributes:
-        pending_events: Events of the fork server since the last world. The next world emits them.
-    """
+    """The runner's end of the connection to a fork server."""
 
     def __init__(self, control: socket.socket, exit_message: str, emit: Callable[[Event], None]) -> None:
         """Use a connection. `exit_message` is the text of the error when the fork server has ended."""
+        # Since the last world. The next one emits them.
         self.pending_events: list[Event] = []
         self._control = control
         self._exit_message = exit_message

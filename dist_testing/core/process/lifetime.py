@@ -91,8 +91,7 @@ def current_umask() -> int:
 def watch_child(pid: int) -> int:
     """Return a pidfd of a child that was just forked.
 
-    Raises:
-        OSError: If the kernel gives none. The child is then dead, because nothing would notice its end.
+    After an OSError, because the kernel gives none, the child is dead: nothing would notice its end.
     """
     try:
         return os.pidfd_open(pid)

@@ -29,8 +29,7 @@ _CROWD_PAUSE_S = 0.01
 def send(channel: socket.socket, family: Family[_Message], message: _Message, fds: Sequence[int] = ()) -> None:
     """Send one message and its descriptors. Blocks until the receiver has room.
 
-    Raises:
-        MessageError: If the message cannot be written as JSON; nothing is sent then.
+    If the message cannot be written as JSON, that is a MessageError, and nothing is sent.
     """
     channel.sendall(frame(family, message, len(fds)))
     for first in range(0, len(fds), _FDS_PER_MESSAGE):
