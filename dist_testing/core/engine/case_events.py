@@ -46,7 +46,7 @@ class CaseEvents:
         """Note the ranks that the case is about to begin on. Reused ranks (`is_new=False`) have run another case."""
         self._world = world
         self._is_new = is_new
-        self._changes_before = [0 if is_new else world.board.count(rank) for rank in range(world.size)]
+        self._changes_before = [0 if is_new else world.board.count(rank) for rank in range(self._case.world_size)]
         if is_new and self._stream.wants(RankOutput):
             # The first watcher, so before the limits of logs: what is not read then may be gone.
             live = LiveOutput(world.supervisor.logs, self._tell)
@@ -174,6 +174,6 @@ class CaseEvents:
         """Emit a record that says why the case has ended without a verdict."""
         if not self._has_ended and self._stream.wants(WorldEnded):
             self._has_ended = True
-            seen = map(self._seen, range(self._world.size if self._world is not None else 0))
+            seen = map(self._seen, range(self._case.world_size if self._world is not None else 0))
             ranks = tuple([rank for rank in seen if rank.pid is not None or rank.rank in self._phases])
             self._stream.emit(WorldEnded(time.monotonic(), replace(self._known("error", why), ranks=ranks)))

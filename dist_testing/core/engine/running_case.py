@@ -128,7 +128,7 @@ def interrupted(running: RunningCase) -> CaseResult:
         started_s=running.started_s,
         duration_s=duration_s,
         limit_s=running.limit_s,
-        logs={rank: world.log_tail(rank) for rank in range(world.size)},
+        logs={rank: world.log_tail(rank) for rank in range(running.case.world_size)},
         stacks=world.supervisor.stacks,
     )
 

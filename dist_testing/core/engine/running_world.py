@@ -57,14 +57,9 @@ class RunningWorld:
     held: Sequence[tuple[str, HeldResource]]
     resources: contextlib.ExitStack
 
-    @property
-    def size(self) -> int:
-        """Number of ranks."""
-        return len(self.supervisor.records)
-
     def fits(self, case: Case) -> bool:
         """Return whether the ranks can run a case, too."""
-        if (case.pool, case.world_size) != (self.first.pool, self.size):
+        if (case.pool, case.world_size) != (self.first.pool, self.first.world_size):
             return False
         # The other settings are those of a case, and not of its ranks.
         of_worlds = [add_on.name for add_on in add_ons() if add_on.resource or add_on.place]
