@@ -197,36 +197,32 @@ class Engine:
         return result
 
     def _finish_once(self, running: RunningCase) -> CaseResult:
-        with running.events.ending_on_error():
-            result = self._finish(running)
-        running.events.judged(result)
-        return result
-
-    def _finish(self, running: RunningCase) -> CaseResult:
         world = running.world
         supervisor = world.supervisor
-        with self._closing_if_over(world), running.events.watching():
-            try:
-                supervisor.wait_case()
-            except BaseException as error:
-                if not isinstance(error, Exception):
-                    # A signal raises it: Ctrl-C, or the time limit of a plugin. A second Ctrl-C ends this report, too.
-                    self._interrupt(running)
-                raise
-            outcomes = tuple(
-                with_operation(record.outcome(), supervisor.stacks.get(record.rank, ""))
-                for record in supervisor.records
-            )
-            if supervisor.are_threads:
-                blame = add_on_named("threads", running.case.name).load("blame")
-                outcomes = blame(outcomes, supervisor.directory, world.log_tail(0))
-            left = world.check()
-        result = judged(running, self.spec, outcomes, left)
+        with running.events.ending_on_error():
+            with self._closing_if_over(world), running.events.watching():
+                try:
+                    supervisor.wait_case()
+                except BaseException as error:
+                    if not isinstance(error, Exception):
+                        # A signal raises it: Ctrl-C, or the time limit of a plugin. A second Ctrl-C ends this report.
+                        self._interrupt(running)
+                    raise
+                outcomes = tuple(
+                    with_operation(record.outcome(), supervisor.stacks.get(record.rank, ""))
+                    for record in supervisor.records
+                )
+                if supervisor.are_threads:
+                    blame = add_on_named("threads", running.case.name).load("blame")
+                    outcomes = blame(outcomes, supervisor.directory, world.log_tail(0))
+                left = world.check()
+            result = judged(running, self.spec, outcomes, left)
         if not supervisor.is_over:
             # Its ranks have passed, whatever else is wrong with the case.
             self._pool = world
         elif result.verdict.status is not Status.FAILED:
             shutil.rmtree(supervisor.directory, ignore_errors=True)
+        running.events.judged(result)
         return result
 
     def interrupt(self, running: RunningCase) -> None:

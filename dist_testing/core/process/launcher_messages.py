@@ -15,7 +15,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Annotated, TypeAlias
+from typing import Annotated, TypeAlias, get_args
 
 from dist_testing.core.ground.case import CaseBody
 from dist_testing.core.ground.codec import Family
@@ -307,18 +307,12 @@ class FreshForkServer:
 
 
 ForkServerOrder: TypeAlias = WorldRequest | SignalRanks | WorldExtra
-FORK_SERVER_ORDERS: Family[ForkServerOrder] = Family(
-    "order to the fork server", 8, (WorldRequest, SignalRanks, WorldExtra)
-)
+FORK_SERVER_ORDERS: Family[ForkServerOrder] = Family("order to the fork server", 8, get_args(ForkServerOrder))
 
 # The events of every launcher.
 LauncherEvent: TypeAlias = WorldStarted | WorldRefused | RankEnded | WorldExtra | WorldOver
 ForkServerEvent: TypeAlias = LauncherEvent | RunEvent | Unfit
-FORK_SERVER_EVENTS: Family[ForkServerEvent] = Family(
-    "event of the fork server",
-    5,
-    (WorldStarted, WorldRefused, RankEnded, WorldExtra, WorldOver, RunEvent, Unfit),
-)
+FORK_SERVER_EVENTS: Family[ForkServerEvent] = Family("event of the fork server", 5, get_args(ForkServerEvent))
 
 FreshProgram: TypeAlias = FreshRank | FreshForkServer
-FRESH_PROGRAMS: Family[FreshProgram] = Family("order to a fresh interpreter", 8, (FreshRank, FreshForkServer))
+FRESH_PROGRAMS: Family[FreshProgram] = Family("order to a fresh interpreter", 8, get_args(FreshProgram))
