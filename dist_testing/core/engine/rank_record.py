@@ -334,7 +334,7 @@ class RankRecord:
             case Importing():
                 self._has_run_tests = True
             case Ready():
-                self.ready_s = now_s
+                self.ready_s = self.ready_s or now_s
                 self._has_run_tests = True
             case RankReport():
                 self._note(RankOutcome.of(self.rank, message.kind, now_s, message.phase, message))
