@@ -133,7 +133,7 @@ class RankRecord:
         self.was_left_stopped = False
 
     def begin_case(self, expected_exit: int | None, *, exit_0_passes: bool = False) -> None:
-        """Forget the outcome of the last case. In the new one the process must end as `Case` says for it; None: not."""
+        """Forget the outcome of the last case. The arguments are as in `Case`; None if the process must not end."""
         self._report = None
         self.warnings = {}
         self._expected_exit = expected_exit

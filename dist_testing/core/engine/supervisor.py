@@ -144,7 +144,7 @@ class Supervisor(WatchedWorld):
         self.watchers.tell(lambda watcher: watcher.case_over())
 
     def finish(self, limit_s: float) -> None:
-        """End the waiting ranks of a worker pool, and wait until they are gone, at most about `limit_s` seconds."""
+        """End the waiting ranks of a worker pool, which have `limit_s` seconds for it, and wait until they are gone."""
         self._deadline_s = time.monotonic() + limit_s
         self._instruct(FinishWorld(), _Stage.FINISHING)
         while not self.is_over:
