@@ -27,8 +27,14 @@ from dist_testing.core.ground.errors import MessageError
 from dist_testing.core.launch.fork import ForkServerLauncher
 from dist_testing.core.process import wire
 from dist_testing.core.process.board import PhaseBoard
-from dist_testing.core.process.files import log_name, text_name
-from dist_testing.core.process.launcher_messages import FORK_SERVER_ORDERS, ForkServerOrder, SignalRanks, WorldRequest
+from dist_testing.core.process.launcher_messages import (
+    FORK_SERVER_ORDERS,
+    ForkServerOrder,
+    SignalRanks,
+    WorldRequest,
+    log_name,
+    text_name,
+)
 
 # Between two looks at what a rank has written to the board and to its files. Seconds.
 _TELL_S = 0.5

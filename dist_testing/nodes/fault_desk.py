@@ -150,7 +150,7 @@ class FaultDesk(WorldWatcher):
         """Kill the ranks that the case has stopped until its end."""
         if stopped := [record for record in self._records if record.is_left_stopped]:
             for record in stopped:
-                record.leave_stopped()
+                record.was_left_stopped = True
             self._world.signal_ranks([record.rank for record in stopped], signal.SIGKILL)
 
     def _refusal(self, request: Request) -> str:

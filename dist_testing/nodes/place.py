@@ -86,7 +86,7 @@ class NodePlace:
             control.close()
             # Other code of this process may have waited for it already.
             with contextlib.suppress(ProcessLookupError, ChildProcessError):
-                end_child(pid, os.pidfd_open(pid), _END_LIMIT_S)
+                end_child(os.pidfd_open(pid), _END_LIMIT_S)
 
 
 def _written(answer: LinksChanged) -> str:

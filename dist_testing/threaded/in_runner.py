@@ -12,8 +12,8 @@ from functools import partial
 
 from dist_testing.core.engine.case_events import CaseEvents
 from dist_testing.core.engine.engine import Engine
-from dist_testing.core.engine.judging import with_operation
 from dist_testing.core.engine.rank_record import WORST_LAST, worst_of
+from dist_testing.core.engine.running_case import with_operation
 from dist_testing.core.engine.running_world import check_world_size
 from dist_testing.core.ground.case import Case, CaseResult
 from dist_testing.core.ground.error_text import summarise

@@ -19,8 +19,7 @@ from dist_testing.core.ground.budget import MAX_TIMEOUT_S
 from dist_testing.core.ground.case import CaseBody
 from dist_testing.core.ground.errors import LaunchError
 from dist_testing.core.process.board import PhaseBoard
-from dist_testing.core.process.files import log_name
-from dist_testing.core.process.launcher_messages import RankStart
+from dist_testing.core.process.launcher_messages import RankStart, log_name
 from dist_testing.core.process.lifetime import die_with_parent
 from dist_testing.core.process.rank_messages import NextCase
 from dist_testing.core.process.stacks import stack_of
@@ -33,8 +32,7 @@ from dist_testing.core.rank.bootstrap import (
 )
 from dist_testing.core.rank.capture import flush_streams, stream_on
 from dist_testing.core.rank.hooks import RankServices, ServedRank
-from dist_testing.core.rank.long_texts import LongTexts
-from dist_testing.core.rank.reporter import Reporter, send_message
+from dist_testing.core.rank.reporter import Reporter, fit_text, send_message
 from dist_testing.threaded.members import OfThread, RankThread, current_member
 from dist_testing.threaded.shared_process import note_rank
 from dist_testing.threaded.thread_world import exit_process, fail_world, report_end, run_on_threads
@@ -73,7 +71,7 @@ class _Ranks:
                 board.write,
                 rank,
                 fail_world,
-                fit=LongTexts(self._request.directory, rank).fit,
+                fit=functools.partial(fit_text, self._request.directory, rank),
             )
             for rank, channel in enumerate(self._channels)
         ]
@@ -95,7 +93,7 @@ class _Ranks:
             for name in ("RANK", "LOCAL_RANK"):
                 os.environ.pop(name, None)
             _split_output([os.path.join(self._request.directory, log_name(start.rank)) for start in self._starts])
-            services.start()
+            services.tell("start")
         except BaseException as error:
             for reporter in self.reporters:
                 reporter.never_started(error)
@@ -107,13 +105,13 @@ class _Ranks:
             self._run_case(body, services)
             instructions = [] if self._has_failed else list(map(next_instruction, self._channels, self.reporters))
             if self._has_failed or not isinstance(instructions[0], NextCase):
-                services.close()
+                services.tell("close")
                 return
             body = instructions[0].body
 
     def _run_case(self, body: CaseBody, services: RankServices) -> None:
         try:
-            services.case_begin(body)
+            services.tell("case_begin", body)
         except BaseException as error:
             for reporter in self.reporters:
                 reporter.never_started(error)
@@ -161,7 +159,7 @@ class _Ranks:
                 thread.join()
         # From now on no rank changes the process.
         try:
-            services.case_end(body)
+            services.tell("case_end", body)
         except BaseException as error:
             self._last.ended_by(error)
         self._last.case_over()

@@ -116,7 +116,7 @@ class _Watcher:
         run = self.loop.run
         if run is not None and run.code is None:
             run.stop()
-            end_child(run.pid, run.pidfd, _CLOSE_LIMIT_S)
+            end_child(run.pidfd, _CLOSE_LIMIT_S)
         Orphans().remove()
 
     def _begin(self) -> None:

@@ -23,7 +23,7 @@ from dist_testing.core.ground.case import CaseResult
 from dist_testing.core.ground.errors import UsageError
 from dist_testing.core.ground.outcomes import Status
 from dist_testing.core.ground.record import LinkEnds
-from dist_testing.core.rank.runner_client import RunnerClient
+from dist_testing.core.rank.reporter import RunnerClient
 from dist_testing.nodes.addresses import node_address
 from dist_testing.nodes.fault_messages import LinkFault
 from dist_testing.nodes.faults import ask

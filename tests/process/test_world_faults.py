@@ -23,7 +23,7 @@ from dist_testing.core.ground.outcomes import Cause, Kind, Status
 from dist_testing.core.ground.procfs import status_of
 from dist_testing.core.process import wire
 from dist_testing.core.process.rank_messages import RANK_MESSAGES, Extra
-from dist_testing.core.rank.runner_client import RunnerClient
+from dist_testing.core.rank.reporter import RunnerClient
 from dist_testing.nodes.fault_messages import FAULT_REQUESTS, LinkFault, SignalFault
 from dist_testing.nodes.faults import ask
 from dist_testing.nodes.links import CUT, Link

@@ -8,7 +8,7 @@ from unittest import mock
 import pytest
 
 from dist_testing.core.ground.layout import LOOPBACK, Layout
-from dist_testing.core.rank.environment import become, world_env
+from dist_testing.core.rank.bootstrap import become, world_env
 
 # The rank itself sets RANK, LOCAL_RANK and GROUP_RANK.
 BASE = {"WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_WORLD_SIZE"}

@@ -11,7 +11,7 @@ from contextlib import ExitStack
 import psutil
 import pytest
 
-from dist_testing.core.engine.fatal_signals import handled_signal
+from dist_testing.core.engine.crash_text import handled_signal
 from dist_testing.core.ground.procfs import blocked_signals, stat_of, threads_of
 
 # A thread handles a signal, or blocks some as threads of libraries do.

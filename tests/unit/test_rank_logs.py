@@ -9,8 +9,7 @@ from pathlib import Path
 import pytest
 
 from dist_testing import log_limits
-from dist_testing.core.engine.live_output import LiveOutput
-from dist_testing.core.engine.rank_logs import open_regular, read_tail
+from dist_testing.core.engine.rank_logs import LiveOutput, open_regular, read_tail
 from dist_testing.log_limits import LogLimits
 
 _MIB = 1 << 20

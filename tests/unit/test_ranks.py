@@ -89,7 +89,7 @@ def rank() -> Iterator[Rank]:
 def test_a_rank_that_reports_everything_has_passed(rank: Rank) -> None:
     """If this fails, the one complete sequence (outcome, done, exit code 0) is not a pass."""
     rank.start("init", "call")
-    assert (rank.record.is_ready, rank.record.phase) == (True, "call")
+    assert (rank.record.ready_s is not None, rank.record.phase) == (True, "call")
     rank.report(Kind.PASSED)
     assert rank.record.read(2.0)
     assert (rank.record.reported, rank.record.is_settled, rank.record.is_done) == (Kind.PASSED, True, False)
@@ -138,7 +138,7 @@ def test_the_end_of_a_failed_rank_does_not_change_its_outcome(rank: Rank, exit_c
     rank.report(Kind.RAISED, summary="ValueError: x")
     assert rank.record.read(2.0)
     rank.board.write(3, "teardown")
-    assert rank.record.read(2.5)
+    assert rank.record.read(2.5) is None
     if kind is not None:
         rank.record.stop(kind, 3.0)
     outcome = rank.end(exit_code, 4.0)
@@ -230,7 +230,7 @@ def test_an_unreadable_report_is_reported_as_such(rank: Rank, data: bytes, has_p
         rank.report(Kind.PASSED)
         assert rank.record.read(1.5)
     rank.channel.sendall(data)
-    assert not rank.record.read(2.0)
+    assert rank.record.read(2.0) is False
     rank.report(Kind.RAISED)
     outcome = rank.end(0, 3.0)
     assert (outcome.kind, outcome.at_s) == (Kind.UNREADABLE, 2.0)
@@ -247,7 +247,7 @@ def test_an_outcome_of_an_unknown_kind_is_unreadable(rank: Rank, field: str, val
     content = json.loads(RANK_MESSAGES.to_wire(RankReport(Kind.PASSED, "call")))
     payload = json.dumps({**content, field: value}).encode()
     rank.channel.sendall(struct.pack(">IH", len(payload), 0) + payload)
-    assert not rank.record.read(2.0)
+    assert rank.record.read(2.0) is False
     outcome = rank.end(0, 3.0)
     assert outcome.kind is Kind.UNREADABLE
     assert "RankReport" in outcome.summary
@@ -454,7 +454,7 @@ def test_a_reset_channel_is_the_end_of_the_stream(rank: Rank) -> None:
     rank.start("call")
     rank.record.channel.sendall(b"unread")
     rank.channel.close()
-    assert not rank.record.read(2.0)
+    assert rank.record.read(2.0) is False
     assert rank.record.first_trouble_s == 2.0
     assert rank.record.channel.fileno() < 0
 

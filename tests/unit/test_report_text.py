@@ -16,7 +16,7 @@ from dist_testing.core.engine.report_text import MAX_CHARS, cut_lines, printable
 from dist_testing.core.ground.case import Case, CaseBody, CaseResult
 from dist_testing.core.ground.error_text import MAX_TEXT_CHARS, shorten
 from dist_testing.core.ground.outcomes import Kind, RankOutcome, verdict
-from dist_testing.core.rank.long_texts import LongTexts
+from dist_testing.core.rank.reporter import fit_text
 
 # What a user sees of a log at first.
 _SCREEN = 40
@@ -128,10 +128,9 @@ def test_a_cut_text_keeps_its_ends_within_its_limits(lines: list[str], count: in
 def test_the_whole_text_of_a_rank_is_in_the_file_that_the_report_names(tmp_path: Path) -> None:
     """If this fails, what a message of 3 MB says in its middle is lost."""
     middle = "\n".join(f"line {number}" for number in range(400_000))
-    texts = LongTexts(str(tmp_path), 1)
-    assert texts.fit("short") == "short"
+    assert fit_text(str(tmp_path), 1, "short") == "short"
     assert not list(tmp_path.iterdir())
-    sent = texts.fit(middle)
+    sent = fit_text(str(tmp_path), 1, middle)
     assert len(sent) < MAX_TEXT_CHARS + 100
     (path,) = tmp_path.iterdir()
     folder = tmp_path / "kept"
@@ -147,10 +146,9 @@ def test_the_whole_text_of_a_rank_is_in_the_file_that_the_report_names(tmp_path:
 
 def test_texts_of_a_rank_do_not_fill_a_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """If this fails, a loop of failing sub-tests with long messages fills the disk."""
-    monkeypatch.setattr("dist_testing.core.rank.long_texts._MAX_BYTES", 1_000_000)
-    texts = LongTexts(str(tmp_path), 0)
+    monkeypatch.setattr("dist_testing.core.rank.reporter._MAX_FILE_BYTES", 1_000_000)
     for _ in range(5):
-        texts.fit("x" * 400_000)
+        fit_text(str(tmp_path), 0, "x" * 400_000)
     (path,) = tmp_path.iterdir()
     assert path.stat().st_size == 1_000_000
 

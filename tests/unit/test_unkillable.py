@@ -16,7 +16,6 @@ import pytest
 from dist_testing.core.engine.hooks import CaseStart
 from dist_testing.core.engine.rank_record import RankRecord
 from dist_testing.core.engine.running_world import RunningWorld
-from dist_testing.core.engine.stack_dumps import StackSource
 from dist_testing.core.engine.supervisor import Supervisor
 from dist_testing.core.ground.case import Case, CaseBody
 from dist_testing.core.ground.errors import LaunchError
@@ -88,16 +87,9 @@ def world(launcher: UnkillableLauncher, tmp_path: Path, monkeypatch: pytest.Monk
     for ours, _ in pairs:
         resources.callback(ours.close)
     gpus = WorldGpus.take(1, limit_s=0.0, on_wait=lambda _: None)
-    world = RunningWorld(
-        "",
-        Supervisor(launcher, 1, records, StackSource(launcher.signal, {}), [], math.inf),
-        tmp_path,
-        board,
-        [("gpus", gpus)],
-        FORK,
-        resources,
-    )
     case = Case("case", _SIZE, CaseBody("pytest"), 60.0, FORK.name)
+    supervisor = Supervisor(launcher, 1, records, tmp_path, {}, math.inf)
+    world = RunningWorld(case, supervisor, board, [("gpus", gpus)], resources)
     world.supervisor.begin_case(
         CaseStart(case, time.monotonic(), keeps_ranks=False), 60.0, latest_s=math.inf, body=None
     )

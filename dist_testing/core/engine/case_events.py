@@ -7,8 +7,7 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 
-from dist_testing.core.engine.hooks import WorldWatcher
-from dist_testing.core.engine.live_output import LiveOutput
+from dist_testing.core.engine.rank_logs import LiveOutput
 from dist_testing.core.engine.running_world import RunningWorld
 from dist_testing.core.events.event import RankOutput, WorldEnded
 from dist_testing.core.events.stream import EventStream
@@ -27,11 +26,10 @@ from dist_testing.core.ground.record import (
 )
 
 
-class CaseEvents(WorldWatcher):
+class CaseEvents:
     """Emits the output of the ranks of one case, and its record. Does what costs time only for a sink that wants it."""
 
     def __init__(self, stream: EventStream, case: Case) -> None:
-        """Make the emitter of a case. It emits nothing yet."""
         self._stream = stream
         self._case = case
         self._has_ended = False
@@ -39,37 +37,24 @@ class CaseEvents(WorldWatcher):
         self._world: RunningWorld | None = None
         # By rank: the changes of phase before the case began.
         self._changes_before: Sequence[int] = ()
-        # By rank: its process and when it was seen first, when the rank was ready, its phases and how many are missing.
-        self._started: dict[int, tuple[int, float]] = {}
-        self._ready: dict[int, float] = {}
+        # The record of their first case has the start of reused ranks.
+        self._is_new = False
+        # By rank: its phases, and how many are missing.
         self._phases: dict[int, tuple[Sequence[Phase], int]] = {}
 
     def begun_on(self, world: RunningWorld, *, is_new: bool) -> None:
         """Note the ranks that the case is about to begin on. Reused ranks (`is_new=False`) have run another case."""
         self._world = world
-        self._changes_before = [0 if is_new else world.board.count(rank) for rank in range(world.size)]
-        # The record of their first case has the start of reused ranks.
-        if is_new and self._stream.wants(WorldEnded):
-            world.supervisor.watchers["(starts)"] = self
+        self._is_new = is_new
+        self._changes_before = [0 if is_new else world.board.count(rank) for rank in range(self._case.world_size)]
         if is_new and self._stream.wants(RankOutput):
-            # Before the limits of logs: what is not read then may be gone.
-            live = LiveOutput(world.supervisor.logs, self._output)
+            # The first watcher, so before the limits of logs: what is not read then may be gone.
+            live = LiveOutput(world.supervisor.logs, self._tell)
             world.resources.callback(live.case_over)
-            world.supervisor.watchers.add_first("(output)", live)
+            world.supervisor.watchers["(output)"] = live
 
-    def _output(self, rank: int, line: str) -> None:
+    def _tell(self, rank: int, line: str) -> None:
         self._stream.emit(RankOutput(time.monotonic(), rank, line))
-
-    def poll(self, now_s: float) -> None:
-        """Note which ranks have started or become ready since the last look of the supervisor."""
-        if self._world is None or len(self._ready) == self._world.size:
-            return
-        for record in self._world.supervisor.records:
-            if record.pid is not None:
-                self._started.setdefault(record.rank, (record.pid, now_s))
-            # The rank's message may arrive before the launcher's.
-            if record.is_ready and record.rank in self._started:
-                self._ready.setdefault(record.rank, now_s)
 
     @contextlib.contextmanager
     def watching(self) -> Iterator[None]:
@@ -77,14 +62,11 @@ class CaseEvents(WorldWatcher):
         try:
             yield
         finally:
-            if self._world is not None and self._stream.wants(WorldEnded):
-                self._keep_phases(self._world)
-
-    def _keep_phases(self, world: RunningWorld) -> None:
-        now_s = time.monotonic()
-        for rank, before in enumerate(self._changes_before):
-            end_s = world.supervisor.records[rank].ended_s or now_s
-            self._phases[rank] = world.board.phases(rank, before, self._began_s, end_s)
+            if (world := self._world) is not None and self._stream.wants(WorldEnded):
+                now_s = time.monotonic()
+                for rank, before in enumerate(self._changes_before):
+                    end_s = world.supervisor.records[rank].ended_s or now_s
+                    self._phases[rank] = world.board.phases(rank, before, self._began_s, end_s)
 
     def over_on_threads(self, phases: Mapping[int, tuple[Phase, ...]]) -> None:
         """Keep the phases of ranks that are threads of the runner."""
@@ -154,16 +136,20 @@ class CaseEvents(WorldWatcher):
 
     def _seen(self, rank: int) -> RankRecord:
         """Return what the engine has seen of a rank, without its outcome."""
-        pid, started_s = self._started.get(rank, (None, None))
         phases, lost = self._phases.get(rank, ((), 0))
-        return RankRecord(
+        seen = RankRecord(
             rank,
-            pid=pid,
-            started_s=None if started_s is None else self._after(started_s),
-            ready_s=self._after(self._ready[rank]) if rank in self._ready else None,
             phases=tuple([Phase(name, self._after(begin), self._after(end)) for name, begin, end in phases]),
             lost_phases=lost,
         )
+        if self._world is None or not self._is_new:
+            return seen
+        told = self._world.supervisor.records[rank]
+        if told.started_s is None:
+            return seen
+        # The rank's message may have arrived before the launcher's.
+        ready_s = None if told.ready_s is None else self._after(max(told.ready_s, told.started_s))
+        return replace(seen, pid=told.pid, started_s=self._after(told.started_s), ready_s=ready_s)
 
     def _ledger(self, ledger: Ledger) -> Ledger:
         calls = [
@@ -188,5 +174,6 @@ class CaseEvents(WorldWatcher):
         """Emit a record that says why the case has ended without a verdict."""
         if not self._has_ended and self._stream.wants(WorldEnded):
             self._has_ended = True
-            ranks = tuple(map(self._seen, sorted({*self._started, *self._phases})))
+            seen = map(self._seen, range(self._case.world_size if self._world is not None else 0))
+            ranks = tuple([rank for rank in seen if rank.pid is not None or rank.rank in self._phases])
             self._stream.emit(WorldEnded(time.monotonic(), replace(self._known("error", why), ranks=ranks)))

@@ -1,8 +1,11 @@
-"""Reads what native code has written to a rank's log before its process ended."""
+"""Explains the end of a process by native code: from the rank's log, and from the signal that hangs in its handler."""
 
 from __future__ import annotations
 
 import re
+import signal
+
+from dist_testing.core.ground.procfs import blocked_signals, stat_of, threads_of
 
 # "SIGABRT(6), PID: 20494, Thread 20494: " begins the native stack of a thread, in the order of /proc/self/task.
 _THREAD = re.compile(r"^(?P<signal>SIG[A-Z0-9]+)\(\d+\), PID: \d+, Thread (?P<thread>\d+):\s*$")
@@ -25,14 +28,18 @@ _REASONS = re.compile(
     r"|(?P<undefined>\S+:\d+:\d+: runtime error: .+))$",
     re.MULTILINE,
 )
+# The kernel blocks a signal while its handler runs. Threads of libraries block many signals, or all.
+_NUMBER_OF_BIT = {
+    1 << (number - 1): int(number)
+    for number in (signal.SIGABRT, signal.SIGBUS, signal.SIGFPE, signal.SIGILL, signal.SIGSEGV)
+}
+_FATAL = sum(_NUMBER_OF_BIT)
+# A thread that also runs, or that a debugger has stopped, is not blocked.
+_ASLEEP = ("S", "D")
 
 
 def native_reason(log: str) -> str:
-    """Return what native code said about the end of its process, in one line; "" if it said nothing.
-
-    Args:
-        log: The end of the rank's output.
-    """
+    """Return what native code said in a rank's log about the end of its process, in one line; "" for nothing."""
     found = ""
     for match in _REASONS.finditer(log):
         kind, text = next((kind, text.strip()) for kind, text in match.groupdict().items() if text is not None)
@@ -58,33 +65,33 @@ def thread_of_signal(log: str) -> int | None:
 def shorten_native_stacks(text: str) -> str:
     """Return the text with the native stack of the thread that got the signal only, and readable frames."""
     lines: list[str] = []
-    signal = ""
+    name = ""
     # The frames of each thread, until the stacks end.
     threads: list[list[str]] = []
     for line in text.splitlines():
         if match := _THREAD.match(line):
-            signal = match["signal"]
+            name = match["signal"]
             threads.append([])
         elif threads and (_FRAME.match(line) or line == _LEFT_OUT):
             threads[-1].append(line)
         elif not threads:
             lines.append(line)
         elif line.strip() and not line.startswith("signal lost waiting for stacktrace"):
-            lines += [*_one_stack(signal, threads), line]
+            lines += [*_one_stack(name, threads), line]
             threads = []
     if threads:
-        lines += _one_stack(signal, threads)
+        lines += _one_stack(name, threads)
     return "\n".join(lines)
 
 
-def _one_stack(signal: str, threads: list[list[str]]) -> list[str]:
+def _one_stack(name: str, threads: list[list[str]]) -> list[str]:
     of_signal = next((frames for frames in threads if any(_GOT_SIGNAL in frame for frame in frames)), None)
     frames = threads[0] if of_signal is None else of_signal
     if _LEFT_OUT in frames:
         # The frames below have called the interpreter; the Python stack follows.
         frames = frames[: frames.index(_LEFT_OUT)]
     found = [match for match in map(_FRAME.match, frames) if match and _OF_HANDLER not in match["name"]]
-    whose = "a thread" if of_signal is None else f"the thread that got {signal}"
+    whose = "a thread" if of_signal is None else f"the thread that got {name}"
     others = [f"(native stacks of {len(threads) - 1} other thread(s) left out)"] if len(threads) > 1 else []
     return [
         f"{_HEAD}{whose} (most recent call first):",
@@ -100,3 +107,17 @@ def fatal_block(lines: list[str]) -> int:
         if line.startswith(_HEAD):
             return len(lines) - number
     return 0
+
+
+def handled_signal(pid: int | None) -> int | None:
+    """Return the fatal signal in whose handler a thread of a process seems to sleep; None if there is none.
+
+    torch prints native stacks in its handler, and that takes memory. If the signal comes while the allocator is locked,
+    as when the C library finds a damaged heap, the handler waits for ever, and the rank hangs. A thread that has
+    blocked one of these signals by itself looks the same.
+    """
+    for thread in threads_of(pid):
+        number = _NUMBER_OF_BIT.get(blocked_signals(pid, thread) & _FATAL)
+        if number is not None and "".join(stat_of(pid, thread)[:1]) in _ASLEEP:
+            return number
+    return None

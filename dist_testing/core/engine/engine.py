@@ -20,12 +20,10 @@ from collections.abc import Callable, Iterator, Sequence
 
 from dist_testing.core.engine.case_events import CaseEvents
 from dist_testing.core.engine.hooks import CaseStart, HeldResource, ResourceWish, WorldResource
-from dist_testing.core.engine.judging import interrupted, judged, with_operation
-from dist_testing.core.engine.launchers import Launchers
 from dist_testing.core.engine.needs import check_add_ons
 from dist_testing.core.engine.report import failure_report
-from dist_testing.core.engine.run_directory import RunDirectory
-from dist_testing.core.engine.running_case import RunningCase
+from dist_testing.core.engine.run_directory import Launchers, RunDirectory
+from dist_testing.core.engine.running_case import RunningCase, interrupted, judged, with_operation
 from dist_testing.core.engine.running_world import RunningWorld, check_world_size, release, start_world
 from dist_testing.core.events.stream import EventStream
 from dist_testing.core.ground.add_ons import AddOn, add_on_named, add_ons, blaming
@@ -103,26 +101,21 @@ class Engine:
     def prepare(self, forks: int = 0) -> tuple[Launcher, RunDirectory]:
         """Make the launcher of the target's isolation and the run's folder now, while this process may still be forked.
 
-        Args:
-            forks: Number of ranks that the run will fork, as far as the front end knows; 0 if it does not.
+        `forks` is the number of ranks that the run will fork, as far as the front end knows; 0 if it does not.
 
         Raises:
             LaunchError: If the machine lacks the resources.
             UsageError: If the isolation does not exist.
         """
         isolation = self.isolation_named(self.spec.isolation)
-        self._launchers.expect_forks(forks)
+        self._launchers.forks = max(self._launchers.forks, forks)
         try:
             return self._launchers.of(isolation), self._launchers.directory
         except OSError as error:
             raise _no_room("the run", error) from error
 
     def isolation_named(self, name: str) -> Isolation:
-        """Return the isolation of this name.
-
-        Raises:
-            UsageError: If no isolation has that name.
-        """
+        """Return the isolation of this name. Raise UsageError if there is none."""
         return isolation_named(name)
 
     def another(self) -> Engine:
@@ -204,37 +197,32 @@ class Engine:
         return result
 
     def _finish_once(self, running: RunningCase) -> CaseResult:
-        with running.events.ending_on_error():
-            result = self._finish(running)
-        running.events.judged(result)
-        return result
-
-    def _finish(self, running: RunningCase) -> CaseResult:
         world = running.world
         supervisor = world.supervisor
-        with self._closing_if_over(world), running.events.watching():
-            try:
-                supervisor.wait_case()
-            except Exception:
-                raise
-            except BaseException:
-                # A signal raises it: Ctrl-C, or the time limit of a plugin. A second Ctrl-C ends this report, too.
-                self._interrupt(running)
-                raise
-            outcomes = tuple(
-                with_operation(record.outcome(), supervisor.stacks.get(record.rank, ""))
-                for record in supervisor.records
-            )
-            if world.isolation.in_process:
-                blame = add_on_named("threads", running.case.name).load("blame")
-                outcomes = blame(outcomes, world.directory, world.log_tail(0))
-            left = world.check()
-        result = judged(running, self.spec, outcomes, left)
+        with running.events.ending_on_error():
+            with self._closing_if_over(world), running.events.watching():
+                try:
+                    supervisor.wait_case()
+                except BaseException as error:
+                    if not isinstance(error, Exception):
+                        # A signal raises it: Ctrl-C, or the time limit of a plugin. A second Ctrl-C ends this report.
+                        self._interrupt(running)
+                    raise
+                outcomes = tuple(
+                    with_operation(record.outcome(), supervisor.stacks.get(record.rank, ""))
+                    for record in supervisor.records
+                )
+                if supervisor.are_threads:
+                    blame = add_on_named("threads", running.case.name).load("blame")
+                    outcomes = blame(outcomes, supervisor.directory, world.log_tail(0))
+                left = world.check()
+            result = judged(running, self.spec, outcomes, left)
         if not supervisor.is_over:
             # Its ranks have passed, whatever else is wrong with the case.
             self._pool = world
         elif result.verdict.status is not Status.FAILED:
-            shutil.rmtree(world.directory, ignore_errors=True)
+            shutil.rmtree(supervisor.directory, ignore_errors=True)
+        running.events.judged(result)
         return result
 
     def interrupt(self, running: RunningCase) -> None:
@@ -248,11 +236,7 @@ class Engine:
             self.log_line(failure_report(interrupted(running), target=self.spec.target))
 
     def limit_s(self, case: Case) -> float:
-        """Return the limit of a case that begins now, in seconds.
-
-        Raises:
-            UsageError: If no time is left.
-        """
+        """Return the limit of a case that begins now, in seconds. Raise UsageError if no time is left."""
         limit_s = self._limit_s(case)
         if limit_s < min(_LEAST_CASE_S, case.timeout_s):
             raise UsageError(
@@ -269,10 +253,7 @@ class Engine:
         running.events.ended_early("the test ended before it waited for its ranks")
 
     def end_pool(self) -> str:
-        """End the current worker pool, if there is one.
-
-        Returns:
-            Why its ranks did not end well; "" if they did.
+        """End the current worker pool, if there is one. Return why its ranks did not end well; "" if they did.
 
         Raises:
             LaunchError: If a rank could not be killed, or one of its resources is lost.
@@ -319,10 +300,8 @@ class Engine:
         try:
             world = start_world(
                 launcher,
-                isolation,
+                wish,
                 self._worlds,
-                case,
-                self.spec,
                 directory,
                 limit_s,
                 held,
@@ -367,10 +346,10 @@ class Engine:
                 raise loss
         result = verdict(outcomes, leaked=supervisor.leaked, left=left)
         if result.status is not Status.FAILED:
-            shutil.rmtree(world.directory, ignore_errors=True)
+            shutil.rmtree(supervisor.directory, ignore_errors=True)
             return ""
         details = "\n".join(outcome.text for outcome in outcomes if outcome.text)
-        return f"the ranks of the pool {world.pool} did not end well: {result.reason}\n{details}".rstrip()
+        return f"the ranks of the pool {world.first.pool} did not end well: {result.reason}\n{details}".rstrip()
 
     @contextlib.contextmanager
     def _closing_if_over(self, world: RunningWorld) -> Iterator[None]:
@@ -395,11 +374,7 @@ def _no_room(subject: str, error: OSError) -> LaunchError:
 
 
 def check_expected_ranks(case: Case) -> None:
-    """Refuse expected exits of ranks that the world does not have.
-
-    Raises:
-        UsageError: If there is one.
-    """
+    """Raise UsageError if exits are expected of ranks that the world does not have."""
     if any(rank >= case.world_size for rank in case.expected_exits):
         raise UsageError(
             f"{case.name}: expected_exits = {case.expected_exits!r} in a world of {case.world_size} ranks.\n"

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 import math
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,6 +17,8 @@ from dist_testing.core.ground.errors import LaunchError
 from dist_testing.core.ground.outcomes import Kind
 from dist_testing.core.ground.spec import Spec
 from dist_testing.core.launch.isolation import Isolation
+from dist_testing.core.launch.launcher import Launcher
+from dist_testing.core.process.launcher_messages import log_name
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,45 +49,65 @@ class EndCase:
     kind: Literal[Kind.STOPPED, Kind.HUNG] = Kind.STOPPED
 
 
-class WatchedWorld(Protocol):
-    """What a watcher sees of its world, and can do to it."""
+@dataclass(eq=False)
+class WatchedWorld(ABC):
+    """What a watcher sees of its world, and can do to it.
+
+    Attributes:
+        records: What the runner knows of each rank.
+        directory: Its folder.
+        stacks_fds: Rank to the socket that its stacks come from, and other answers of its helper thread.
+        group_limit_s: The limit that this library gives to groups and stores, in seconds.
+        are_threads: Whether the ranks are threads of one process.
+        over_s: When it was over, on the monotonic clock; None before.
+    """
+
+    _launcher: Launcher
+    _number: int
+    records: Sequence[RankRecord]
+    directory: Path
+    stacks_fds: Mapping[int, int]
+    group_limit_s: float
+    are_threads: bool = False
+
+    def __post_init__(self) -> None:
+        self.over_s: float | None = None
+        self._is_disturbed = False
+
+    @functools.cached_property
+    def logs(self) -> Sequence[Path]:
+        """The files that take the output of the ranks, by rank. A rank makes its file."""
+        return [self.directory / log_name(record.rank) for record in self.records]
 
     @property
-    def records(self) -> Sequence[RankRecord]:
-        """What the runner knows of each rank."""
+    def is_over(self) -> bool:
+        """Whether the world has ended and nothing of it is left."""
+        return self.over_s is not None
 
     @property
+    @abstractmethod
     def is_running(self) -> bool:
         """Whether the ranks run a case, and no rank has been stopped by the runner."""
 
     @property
+    @abstractmethod
     def is_undisturbed(self) -> bool:
         """Whether only the ranks decide how the case goes on: all have begun, and nothing is broken on purpose."""
 
-    @property
-    def logs(self) -> Sequence[Path]:
-        """The files that take the output of the ranks, by rank. A rank makes its file."""
-
-    @property
-    def stacks_fds(self) -> Mapping[int, int]:
-        """Rank to the socket that its stacks come from, and other answers of its helper thread."""
-
-    @property
-    def group_limit_s(self) -> float:
-        """The limit that this library gives to groups and stores, in seconds."""
-
-    @property
-    def are_threads(self) -> bool:
-        """Whether the ranks are threads of one process."""
-
     def signal_ranks(self, ranks: Sequence[int], number: int) -> None:
         """Send a signal to those of the ranks that still run."""
+        if not self.is_over:
+            self._launcher.signal(ranks, number)
 
     def order(self, add_on: str, payload: str) -> bool:
         """Give the place of the world an order of the add-on. Return False if the launcher makes no places."""
+        if (order := getattr(self._launcher, "order", None)) is not None:
+            order(self._number, add_on, payload)
+        return order is not None
 
     def disable_proof(self) -> None:
         """Prove no hang in this case any more: a wait of its ranks may end by itself."""
+        self._is_disturbed = True
 
 
 class WorldWatcher:

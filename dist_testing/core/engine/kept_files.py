@@ -55,9 +55,6 @@ def keep_report(result: CaseResult, report: str, folder: Path) -> Path:
     """Write a report to a file of the case, and after it the texts that were too long for a message.
 
     The file replaces that of an earlier run. The folder of the result's world still exists.
-
-    Raises:
-        OSError: If it cannot be written.
     """
     with _new_file(result, "report.txt", folder) as file:
         file.write(report.encode(errors="backslashreplace")[:_MAX_REPORT_BYTES])
@@ -112,11 +109,7 @@ def _head_and_tail(path: Path) -> bytes:
 
 
 def _private_folder() -> Path:
-    """Return a folder below the folder for temporary files, which only this user can read.
-
-    Raises:
-        OSError: If it cannot be made, or belongs to another user.
-    """
+    """Return a folder below the folder for temporary files. Raise OSError if not only this user could read it."""
     folder = Path(tempfile.gettempdir()) / f"dist_testing-reports-{os.getuid()}"
     folder.mkdir(mode=0o700, exist_ok=True)
     status = folder.lstat()

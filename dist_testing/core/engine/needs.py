@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any
 
-from dist_testing.core.ground.add_ons import AddOn, add_on_named, add_ons, blaming, call_parts
+from dist_testing.core.ground.add_ons import add_on_named, add_ons, blaming, call_parts
 from dist_testing.core.ground.backends import Backend, any_declared, parts_of
 from dist_testing.core.ground.case import Case, CaseBody
 from dist_testing.core.ground.errors import AddOnError, UsageError
@@ -35,11 +35,7 @@ class Lack(str):
 
 
 def check_add_ons(case: Case, spec: Spec) -> None:
-    """Refuse a case that only an add-on can run, if it is missing.
-
-    Raises:
-        AddOnError: If one is missing.
-    """
+    """Raise AddOnError if an add-on is missing without which the case cannot run."""
     isolation = isolation_named(case.isolation)
     if isolation.in_process:
         add_on_named("threads", f'{case.name} with isolation "{isolation.name}"')
@@ -65,8 +61,11 @@ def missing_need(spec: Spec, world_size: int, settings: Mapping[str, Any] = Mapp
         # The engine refuses the case by this error; a skip would hide it.
         return None
     for add_on in add_ons():
-        if add_on.missing and add_on.wanted(case, spec) and (lack := _missing(add_on, case, spec)):
-            return lack
+        if add_on.missing and add_on.wanted(case, spec):
+            with blaming(add_on.name, "its look at the machine"):
+                lack: str = add_on.load("missing")(case, spec)
+            if lack:
+                return lack
     if backend.register_module and (unregistered := _lacking_module(backend)):
         return unregistered
 
@@ -83,11 +82,7 @@ def missing_need(spec: Spec, world_size: int, settings: Mapping[str, Any] = Mapp
 
 
 def import_torch() -> Any:
-    """Return the module `torch.distributed`.
-
-    Raises:
-        UsageError: If it cannot be imported.
-    """
+    """Return the module `torch.distributed`. Raise UsageError if it cannot be imported."""
     try:
         import torch.distributed as dist
     # A library of CUDA that is missing is an OSError.
@@ -98,11 +93,6 @@ def import_torch() -> Any:
             "Install your build of it (pip install torch, for example), or add it to the deps of the target."
         ) from error
     return dist
-
-
-def _missing(add_on: AddOn, case: Case, spec: Spec) -> str:
-    with blaming(add_on.name, "its look at the machine"):
-        return add_on.load("missing")(case, spec)  # type: ignore[no-any-return]
 
 
 def missing_backend(torch_backend: str, register_module: str = "") -> str:
@@ -120,11 +110,7 @@ def missing_backend(torch_backend: str, register_module: str = "") -> str:
 
 
 def _lacking_module(backend: Backend) -> str:
-    """Import the module that registers the backend. Returns why that is impossible; "" if it worked.
-
-    Raises:
-        UsageError: If the module exists and its import fails.
-    """
+    """Import the module that registers the backend. Return why it is missing; "" if it is not."""
     module = backend.register_module
     try:
         importlib.import_module(module)

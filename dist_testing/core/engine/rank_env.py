@@ -68,8 +68,7 @@ def cpu_count() -> int:
 def threads_per_rank(world_size: int, env: Mapping[str, str] = os.environ) -> int:
     """Return the number of intra-op threads of each rank: the user's value, else an equal share of the CPUs.
 
-    Returns:
-        At least 1; 0 if the value is unknown because this process has not loaded torch.
+    It is 0 if the value is unknown because this process has not loaded torch.
     """
     chosen = env.get("OMP_NUM_THREADS", "")
     if re.fullmatch(r"[1-9][0-9]{0,5}", chosen):
@@ -90,15 +89,11 @@ def rank_env(
     temp: str,
     device_env: Mapping[str, str] | None = None,
 ) -> dict[str, str]:
-    """Return the environment of ranks, made from the runner's.
+    """Return the environment of ranks, made from the runner's, `env`. Values that the user has set stay.
 
-    Args:
-        env: The runner's environment. Values that the user has set stay.
-        world_size: Number of ranks that share the CPUs.
-        backend_env: Defaults of the backend.
-        scratch: Folder for compile caches, under `TEST_TMPDIR`; None for the compilers' defaults.
-        temp: The world's folder for temporary files, which is removed with the world.
-        device_env: Variables that make the leased devices visible. They override the user's.
+    `world_size` is the number of ranks that share the CPUs, `backend_env` has the defaults of the backend, `scratch` is
+    the folder for compile caches, None for the compilers' defaults, and `temp` the world's folder for temporary files.
+    `device_env` makes the leased devices visible, and overrides the user's values.
     """
     result = {name: value for name, value in env.items() if name not in _PROTOCOL}
     result |= device_env or {}

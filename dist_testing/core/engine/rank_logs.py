@@ -5,17 +5,22 @@ from __future__ import annotations
 import errno
 import os
 import stat
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import BinaryIO
 
+from dist_testing.core.engine.hooks import WorldWatcher
+
+# Seconds between two looks at the logs.
+_LOOK_S = 0.05
+# A line that does not end is shown in pieces of this size. Bytes.
+_MAX_LINE_BYTES = 1 << 16
+
 
 def open_regular(path: Path, flags: int = os.O_RDONLY) -> BinaryIO:
-    """Open a file that a rank has written.
+    """Open a file that a rank has written. Raise OSError if it is not a regular file.
 
     A test may have put something else in its place: a pipe would block this process, and a device has no end.
-
-    Raises:
-        OSError: If it cannot be opened, or is not a regular file.
     """
     fd = os.open(path, flags | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC)
     try:
@@ -38,3 +43,56 @@ def read_tail(path: Path, limit_bytes: int) -> str:
         return ""
     except OSError as error:
         return f"(the output of this rank is lost: a test has replaced its log: {error})"
+
+
+class LiveOutput(WorldWatcher):
+    """Reads the logs of a world's ranks while they write, and passes on whole lines, those of each rank in order."""
+
+    next_s = 0.0
+
+    def __init__(self, logs: Sequence[Path], take_line: Callable[[int, str], None]) -> None:
+        """Watch the logs, by rank, which need not exist yet. `take_line` gets the rank and the text of each line."""
+        self._logs = logs
+        self._read_bytes = [0] * len(logs)
+        self._open_lines = [b""] * len(logs)
+        self._take_line = take_line
+
+    def poll(self, now_s: float) -> None:
+        """Pass on all new lines."""
+        self.next_s = now_s + _LOOK_S
+        for rank in range(len(self._logs)):
+            self._read(rank)
+
+    def case_over(self) -> None:
+        """Pass on the rest, also lines without an end."""
+        self.poll(self.next_s)
+        for rank, rest in enumerate(self._open_lines):
+            if rest:
+                self._open_lines[rank] = b""
+                self._line(rank, rest)
+
+    def _read(self, rank: int) -> None:
+        try:
+            # What comes later is for the next look. Most looks find nothing, and a file need not be opened for that.
+            left = os.stat(self._logs[rank]).st_size - self._read_bytes[rank]
+            if left <= 0:
+                return
+            file = open_regular(self._logs[rank])
+        except OSError:
+            # The rank has not opened its log yet, or a test has replaced it.
+            return
+        with file:
+            file.seek(self._read_bytes[rank])
+            while left > 0 and (data := file.read(min(left, _MAX_LINE_BYTES))):
+                left -= len(data)
+                self._read_bytes[rank] += len(data)
+                *lines, rest = (self._open_lines[rank] + data).split(b"\n")
+                if len(rest) >= _MAX_LINE_BYTES:
+                    lines.append(rest)
+                    rest = b""
+                self._open_lines[rank] = rest
+                for line in lines:
+                    self._line(rank, line)
+
+    def _line(self, rank: int, line: bytes) -> None:
+        self._take_line(rank, line.decode(errors="replace").rstrip("\r"))

@@ -9,7 +9,7 @@ import socket
 import time
 from collections.abc import Callable, Sequence
 
-from dist_testing.core.engine.fatal_signals import handled_signal
+from dist_testing.core.engine.crash_text import handled_signal
 from dist_testing.core.ground.errors import FrameError
 from dist_testing.core.ground.outcomes import GOOD, Kind, RankOutcome, exit_name
 from dist_testing.core.ground.procfs import status_of
@@ -87,7 +87,9 @@ class RankRecord:
         rank: Number of the rank.
         pid: Its process; None until it is known.
         channel: The runner's end of the channel; closed at the end of the stream.
-        is_ready: Whether it is ready. The limit of the case starts when all ranks are.
+        started_s: When the runner learned of the process, on the monotonic clock; None before that.
+        ready_s: When the rank was ready, on the monotonic clock; None before. The limit of the case starts when all
+            ranks are.
         is_done: Whether it has sent its last message.
         first_trouble_s: When the runner saw the first sign of a failure, on the monotonic clock; None if it saw none.
         ended_s: When the runner saw the end of the process, on the monotonic clock; None before that.
@@ -95,6 +97,7 @@ class RankRecord:
         end_session: Why the rank wants no further test to run; "" if it does not.
         extras: Messages for add-ons that no watcher has got yet.
         is_stopped_on_purpose: Whether the case itself has stopped the process, and has not let it go on.
+        was_left_stopped: Whether it has stood still until the end of the case, so that the runner is about to kill it.
         ignores_exits: Whether no end of the process is a sign of a failure in this case. The outcome still says how it
             ended, and the caller judges that.
     """
@@ -104,7 +107,8 @@ class RankRecord:
         self._board = board
         self.pid: int | None = None
         self.channel = channel
-        self.is_ready = False
+        self.started_s: float | None = None
+        self.ready_s: float | None = None
         # An import of the tests runs test code, too.
         self._has_run_tests = False
         self.is_done = False
@@ -126,37 +130,24 @@ class RankRecord:
         self._has_hung_up = False
         self.extras: list[Extra] = []
         self.is_stopped_on_purpose = False
-        self._was_left_stopped = False
+        self.was_left_stopped = False
 
     def begin_case(self, expected_exit: int | None, *, exit_0_passes: bool = False) -> None:
-        """Forget the outcome of the last case.
-
-        Args:
-            expected_exit: How the process must end in the new case, as in `subprocess`: a negative number is a signal.
-                None if it must not end.
-            exit_0_passes: Whether exit code 0 is a pass, also without a report.
-        """
+        """Forget the outcome of the last case. The arguments are as in `Case`; None if the process must not end."""
         self._report = None
         self.warnings = {}
         self._expected_exit = expected_exit
         self._exit_0_passes = exit_0_passes
         self.ignores_exits = False
 
-    def read(self, now_s: float) -> bool:
-        """Read the messages in the channel. Returns False at the end of the stream."""
-        data = self._received()
-        return data is None or self._digest(data, now_s)
-
-    def _received(self) -> bytes | None:
-        """Return the data in the channel: b"" at the end of the stream, None if there is none yet."""
+    def read(self, now_s: float) -> bool | None:
+        """Read the messages in the channel. Return False at the end of the stream, None if nothing has come."""
         try:
-            return self.channel.recv(1 << 18, socket.MSG_DONTWAIT)
+            data = self.channel.recv(1 << 18, socket.MSG_DONTWAIT)
         except BlockingIOError:
             return None
         except ConnectionResetError:
-            return b""
-
-    def _digest(self, data: bytes, now_s: float) -> bool:
+            data = b""
         if not data:
             self._hang_up(now_s)
             return False
@@ -197,8 +188,8 @@ class RankRecord:
         self._lost_by = reason
         self.ended_s = now_s
         # The socket may still hold the last messages, but no end of stream: a child of the rank can keep it open.
-        while self.channel.fileno() >= 0 and (data := self._received()) is not None:
-            self._digest(data, now_s)
+        while self.channel.fileno() >= 0 and self.read(now_s) is not None:
+            continue
         if self.channel.fileno() >= 0:
             self._hang_up(now_s)
         is_expected = exit_code == 0 if self._expected_exit is None else self.ended_as_expected
@@ -235,7 +226,7 @@ class RankRecord:
     @property
     def ended_as_expected(self) -> bool:
         """Whether the process has ended in the way that the case expects."""
-        was_left = self._was_left_stopped and self._exit_code == -signal.SIGKILL
+        was_left = self.was_left_stopped and self._exit_code == -signal.SIGKILL
         return was_left or self._is_expected(self._exit_code, self.phase) or self._has_passed_by_exit
 
     @property
@@ -243,10 +234,6 @@ class RankRecord:
         """Whether the process stands still on purpose, and the case expects that it does so until its end."""
         expects = self.is_stopped_on_purpose and self._expected_exit == -signal.SIGSTOP
         return expects and not self.has_ended and self._report is None and self.phase in _PHASES_OF_EXITS
-
-    def leave_stopped(self) -> None:
-        """Note that the runner is about to kill the process, which has stood still until the end of the case."""
-        self._was_left_stopped = True
 
     @property
     def _has_passed_by_exit(self) -> bool:
@@ -347,7 +334,8 @@ class RankRecord:
             case Importing():
                 self._has_run_tests = True
             case Ready():
-                self.is_ready = self._has_run_tests = True
+                self.ready_s = self.ready_s or now_s
+                self._has_run_tests = True
             case RankReport():
                 self._note(RankOutcome.of(self.rank, message.kind, now_s, message.phase, message))
             case Warned():

@@ -148,7 +148,7 @@ def _report(result: CaseResult, target: str, reproduce: str) -> list[_Part]:
     if reproduce:
         lines.append(f"This case alone: {reproduce}")
     if result.stacks:
-        lines += ["", _stacks(result.stacks)]
+        lines += ["", *_stacks(result.stacks)]
     alike = _alike(result)
     for ranks in alike:
         if verdict.culprit not in ranks:
@@ -165,7 +165,9 @@ def _report(result: CaseResult, target: str, reproduce: str) -> list[_Part]:
     else:
         lines += _logs(result, result.logs)
         if waited:
-            lines += _only_error(result, waited[0])
+            first = waited[0]
+            text = Quote(tidied(first.text), _OTHER_LINES, ends_only=True)
+            lines += [_RULE, f"rank {first.rank} of {result.case.world_size} {first.describe()}", "", text]
     return lines
 
 
@@ -175,11 +177,6 @@ def _waited_in_vain(result: CaseResult) -> list[RankOutcome]:
         return []
     waited = [result.outcomes[rank] for rank in result.verdict.victims]
     return sorted((outcome for outcome in waited if outcome.text), key=lambda outcome: outcome.at_s)
-
-
-def _only_error(result: CaseResult, waited: RankOutcome) -> list[_Part]:
-    text = Quote(tidied(waited.text), _OTHER_LINES, ends_only=True)
-    return [_RULE, f"rank {waited.rank} of {result.case.world_size} {waited.describe()}", "", text]
 
 
 _PROVEN = (
@@ -254,15 +251,11 @@ def _victims(result: CaseResult) -> str:
     )
 
 
-def _stacks(stacks: Mapping[int, str]) -> str:
+def _stacks(stacks: Mapping[int, str]) -> list[str]:
     by_stack: dict[str, list[str]] = defaultdict(list)
     for rank, stack in stacks.items():
         by_stack[tidied(stack)].append(str(rank))
-    parts = []
-    for stack, ranks in by_stack.items():
-        parts.append(f"{_RULE}\nstacks of rank(s) {', '.join(ranks)}:")
-        parts.append(stack)
-    return "\n".join(parts)
+    return [f"{_RULE}\nstacks of rank(s) {', '.join(ranks)}:\n{stack}" for stack, ranks in by_stack.items()]
 
 
 def tidied(text: str) -> str:

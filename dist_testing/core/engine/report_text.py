@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -59,12 +60,12 @@ def printable(text: str) -> str:
 
     Tabs and line feeds stay, and attributes such as colours are left out.
     """
-    return _OBEYED.sub(lambda match: _escape(match[0]), _ATTRIBUTES.sub("", text.replace("\r\n", "\n")))
 
+    def escape(match: re.Match[str]) -> str:
+        number = ord(match[0])
+        return f"\\x{number:02x}" if number < 0x100 else f"\\u{number:04x}"
 
-def _escape(character: str) -> str:
-    number = ord(character)
-    return f"\\x{number:02x}" if number < 0x100 else f"\\u{number:04x}"
+    return _OBEYED.sub(escape, _ATTRIBUTES.sub("", text.replace("\r\n", "\n")))
 
 
 def cut_lines(
@@ -75,14 +76,9 @@ def cut_lines(
     *,
     ends_only: bool = False,
 ) -> list[str]:
-    """Return the lines of a text, without those in the middle if it is too long.
+    """Return the lines of a text, without those in the middle, or with `ends_only` at the beginning, if it is too long.
 
-    Args:
-        text: Any text.
-        lines: Limit of lines; None for none.
-        chars: Limit of characters of all lines, apart from one line on what is left out; None for none.
-        line_chars: Limit of each line; None for none.
-        ends_only: Whether to leave out the beginning, not the middle.
+    `lines` limits them, `chars` the characters of all without the line on what is left out, `line_chars` each line.
     """
     head_share = 0.0 if ends_only else _HEAD_SHARE
     every = text.splitlines()
@@ -104,9 +100,4 @@ def cut_lines(
 
 def _count_within(lines: Sequence[str], chars: float) -> int:
     """Return how many of the first lines have together at most this many characters."""
-    used = 0
-    for count, line in enumerate(lines):
-        used += len(line)
-        if used > chars:
-            return count
-    return len(lines)
+    return sum(used <= chars for used in itertools.accumulate(map(len, lines)))

@@ -1,14 +1,23 @@
-"""Makes the folder of a run, and a short path to it."""
+"""Makes what the worlds of a run share: its folder, with a short path to it, and the launchers."""
 
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import fcntl
 import os
 import shutil
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
+
+from dist_testing.core.engine.needs import import_torch
+from dist_testing.core.engine.rank_logs import open_regular
+from dist_testing.core.events.event import Event
+from dist_testing.core.ground.add_ons import add_ons
+from dist_testing.core.launch.isolation import Isolation
+from dist_testing.core.launch.launcher import Launcher, RunContext
 
 # The path of a Unix socket has at most 107 bytes. This leaves room for the names that tests and libraries add.
 _MAX_PATH_BYTES = 50
@@ -23,17 +32,14 @@ class RunDirectory:
 
     Attributes:
         path: The folder, in `TEST_TMPDIR` under Bazel.
+        all_paths: The folders to remove at the end.
         short: A path to the same folder that is short enough for sockets. Under Bazel it is a link in a private folder
             in /tmp, which the test encyclopedia allows for this purpose.
     """
 
     def __init__(self, env: Mapping[str, str]) -> None:
-        """Make the folder.
-
-        Raises:
-            OSError: If it cannot be made.
-        """
-        self._folders: list[Path] = []
+        """Make the folder. Raise OSError if it cannot be made."""
+        self.all_paths: list[str] = []
         self._lives: list[int] = []
         try:
             self.path = self.short = self._make(env.get("TEST_TMPDIR"))
@@ -48,7 +54,7 @@ class RunDirectory:
     def _make(self, parent: str | None) -> Path:
         """Make a folder, after removing the folders of dead runs."""
         path = Path(tempfile.mkdtemp(prefix=_PREFIX, dir=parent))
-        self._folders.append(path)
+        self.all_paths.append(str(path))
         _remove_dead(path.parent)
         # Lock the file before it gets the name that other runs look for.
         unborn = path / f"{_LIFE}.new"
@@ -57,11 +63,6 @@ class RunDirectory:
         fcntl.flock(life, fcntl.LOCK_EX | fcntl.LOCK_NB)
         unborn.rename(path / _LIFE)
         return path
-
-    @property
-    def all_paths(self) -> list[str]:
-        """The folders to remove at the end."""
-        return list(map(str, self._folders))
 
     def remove_files(self) -> None:
         """Remove all folders; processes that still use them can leave new files."""
@@ -83,21 +84,71 @@ def _remove_dead(parent: Path) -> None:
     Bazel does at the end of a test's time.
     """
     for life in parent.glob(f"{_PREFIX}*/{_LIFE}"):
-        # The folder is another user's, or another run is removing it now.
-        with contextlib.suppress(OSError):
-            _remove_if_dead(life)
+        # It may be another user's, or of a living run, or another run is removing it now.
+        with contextlib.suppress(OSError), open_regular(life, os.O_RDWR) as file:
+            if os.fstat(file.fileno()).st_uid == os.getuid():
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                shutil.rmtree(life.parent, ignore_errors=True)
 
 
-def _remove_if_dead(life: Path) -> None:
-    """Remove the folder of a run whose processes are gone.
+@dataclass(slots=True)
+class Launchers:
+    """Holds the folder of a run, and one launcher for all isolations with the same `make_launcher`.
 
-    Raises:
-        OSError: If the run is alive, or the folder is another user's.
+    Attributes:
+        run: The facts of the run that launchers get, without its folder.
+        forks: Number of ranks that the run will fork, as far as it is known.
     """
-    descriptor = os.open(life, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
-    try:
-        if os.fstat(descriptor).st_uid == os.getuid():
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            shutil.rmtree(life.parent, ignore_errors=True)
-    finally:
-        os.close(descriptor)
+
+    run: RunContext
+    forks: int = 0
+    _made: dict[Callable[[RunContext], Launcher], Launcher] = field(default_factory=dict, init=False)
+    _directory: RunDirectory | None = field(default=None, init=False)
+
+    def others(self, emit: Callable[[Event], None]) -> Launchers:
+        """Return launchers like these, with a folder of their own, whose worlds can run beside those of these."""
+        return Launchers(dataclasses.replace(self.run, emit=emit))
+
+    @property
+    def directory(self) -> RunDirectory:
+        """The folder of the run. An OSError says that it cannot be made."""
+        if self._directory is None:
+            self._directory = RunDirectory(os.environ)
+        return self._directory
+
+    def of(self, isolation: Isolation) -> Launcher:
+        """Return the launcher of an isolation.
+
+        Raises:
+            LaunchError: If it cannot be made.
+            OSError: If the machine lacks the resources.
+            UsageError: If torch cannot be imported.
+        """
+        if (launcher := self._made.get(isolation.make_launcher)) is None:
+            if self.run.may_fork_runner:
+                # Every rank needs it, even if the test file does not import it. The fork server loads it once for all.
+                import_torch()
+                add_ons()
+            folder = self.directory
+            run = dataclasses.replace(self.run, directories=folder.all_paths, temp=str(folder.short), forks=self.forks)
+            launcher = self._made[isolation.make_launcher] = isolation.make_launcher(run)
+        return launcher
+
+    def close(self) -> None:
+        """Close all launchers. The next case makes new ones."""
+        made, self._made = self._made, {}
+        with contextlib.ExitStack() as whatever_happens:
+            for launcher in made.values():
+                whatever_happens.callback(launcher.close)
+
+    def end(self) -> None:
+        """Close all launchers, and remove the folder whatever happens."""
+        directory, self._directory = self._directory, None
+        try:
+            if directory is not None:
+                # If this process is killed now, the fork server does it. When that has ended, no process would.
+                directory.remove_files()
+            self.close()
+        finally:
+            if directory is not None:
+                directory.remove()

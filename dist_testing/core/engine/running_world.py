@@ -6,29 +6,23 @@ import contextlib
 import os
 import resource
 import socket
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass
 from itertools import chain
-from pathlib import Path
-from typing import Any
 
-from dist_testing.core.engine.hooks import HeldResource
+from dist_testing.core.engine.hooks import HeldResource, ResourceWish
 from dist_testing.core.engine.rank_env import rank_env, threads_per_rank
 from dist_testing.core.engine.rank_logs import read_tail
 from dist_testing.core.engine.rank_record import RankRecord
 from dist_testing.core.engine.run_directory import RunDirectory
-from dist_testing.core.engine.stack_dumps import StackSource
 from dist_testing.core.engine.supervisor import Supervisor
 from dist_testing.core.ground.add_ons import AddOn, add_ons, blaming
 from dist_testing.core.ground.case import Case
 from dist_testing.core.ground.errors import LaunchError, UsageError
-from dist_testing.core.ground.spec import Spec
 from dist_testing.core.ground.spec import check_world_size as check_range
 from dist_testing.core.ground.world import WorldSettings
-from dist_testing.core.launch.isolation import Isolation
 from dist_testing.core.launch.launcher import Launcher
 from dist_testing.core.process.board import PhaseBoard
-from dist_testing.core.process.files import log_name, text_name
 from dist_testing.core.process.launcher_messages import WorldRequest
 from dist_testing.core.process.lifetime import current_umask
 
@@ -52,38 +46,24 @@ class RunningWorld:
     """The ranks of a world, and the runner's resources for them.
 
     Attributes:
-        pool: Name of the worker pool; "" if the ranks live for one case.
-        directory: The world's folder.
+        first: The case that it was started for.
         held: The resources of add-ons, each with the add-on's name, in the order in which they were acquired.
         resources: Closes the board, the channels and the other descriptors.
-        settings: What its first case asks of add-ons.
     """
 
-    pool: str
+    first: Case
     supervisor: Supervisor
-    directory: Path
     board: PhaseBoard
     held: Sequence[tuple[str, HeldResource]]
-    isolation: Isolation
     resources: contextlib.ExitStack
-    settings: Mapping[str, Any] = field(default_factory=dict)
-
-    @property
-    def size(self) -> int:
-        """Number of ranks."""
-        return len(self.supervisor.records)
 
     def fits(self, case: Case) -> bool:
         """Return whether the ranks can run a case, too."""
-        if (case.pool, case.world_size) != (self.pool, self.size):
+        if (case.pool, case.world_size) != (self.first.pool, self.first.world_size):
             return False
         # The other settings are those of a case, and not of its ranks.
         of_worlds = [add_on.name for add_on in add_ons() if add_on.resource or add_on.place]
-        return all(case.settings.get(name) == self.settings.get(name) for name in of_worlds)
-
-    def text_file(self, rank: int) -> Path:
-        """Return the file that takes the texts of a rank that are too long for a message; most ranks make none."""
-        return self.directory / text_name(rank)
+        return all(case.settings.get(name) == self.first.settings.get(name) for name in of_worlds)
 
     def log_tail(self, rank: int) -> str:
         """Return the end of a rank's output; "" if the rank has not opened its file."""
@@ -104,11 +84,7 @@ class RunningWorld:
 
 
 def release(held: Sequence[tuple[str, HeldResource]], *, are_ranks_gone: bool) -> None:
-    """Give resources back, the last one first, whatever happens.
-
-    Raises:
-        AddOnError: If one cannot be given back.
-    """
+    """Give resources back, the last one first, whatever happens."""
     with contextlib.ExitStack() as releasing:
         for name, one in held:
             releasing.enter_context(blaming(name, "the release of its resource"))
@@ -117,18 +93,16 @@ def release(held: Sequence[tuple[str, HeldResource]], *, are_ranks_gone: bool) -
 
 def start_world(
     launcher: Launcher,
-    isolation: Isolation,
+    wish: ResourceWish,
     number: int,
-    case: Case,
-    spec: Spec,
     run: RunDirectory,
     limit_s: float,
-    held: Sequence[tuple[str, HeldResource]] = (),
+    held: Sequence[tuple[str, HeldResource]],
     *,
-    neighbours: int = 1,
-    taking_part: Sequence[AddOn] = (),
+    neighbours: int,
+    taking_part: Sequence[AddOn],
 ) -> RunningWorld:
-    """Ask the launcher for the ranks of a case with a limit of `limit_s` seconds, the first one of the world.
+    """Ask the launcher for the ranks of a world, whose first case has a limit of `limit_s` seconds.
 
     The held resources are released with the world, also if it cannot start. `neighbours` is the number of worlds that
     share the CPUs, with this one. `taking_part` are the add-ons of the world.
@@ -136,11 +110,11 @@ def start_world(
     Raises:
         LaunchError: If the launcher is gone, or ranks could not reach each other.
     """
+    case, spec, isolation, directory = wish.case, wish.spec, wish.isolation, wish.directory
     size = case.world_size
     together = isolation.in_process
     place = next((add_on.name for add_on in taking_part if add_on.place), "")
     of_place = dict(held).get(place, HeldResource())
-    directory = run.path / str(number)
     with contextlib.ExitStack() as undo, contextlib.ExitStack() as ours, contextlib.ExitStack() as theirs:
         undo.callback(release, held, are_ranks_gone=True)
         (directory / "temp").mkdir(parents=True)
@@ -220,11 +194,9 @@ def start_world(
             fds,
         )
         records = [RankRecord(rank, channel, board) for rank, channel in enumerate(channels)]
-        stack_source = StackSource(launcher.signal, stacks_fds, directory if together else None)
-        logs = [directory / log_name(rank) for rank in range(size)]
-        supervisor = Supervisor(launcher, number, records, stack_source, logs, group_limit_s(limit_s))
+        supervisor = Supervisor(launcher, number, records, directory, stacks_fds, group_limit_s(limit_s), together)
         undo.pop_all()
-        return RunningWorld(case.pool, supervisor, directory, board, held, isolation, ours.pop_all(), case.settings)
+        return RunningWorld(case, supervisor, board, held, ours.pop_all())
 
 
 def _check_reachable(name: str, address: tuple[str, int]) -> None:

@@ -7,9 +7,8 @@ import re
 import select
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from pathlib import Path
 
+from dist_testing.core.engine.hooks import WatchedWorld
 from dist_testing.core.engine.rank_record import RankRecord
 from dist_testing.core.ground.add_ons import add_on_named
 from dist_testing.core.ground.procfs import STOPPED
@@ -23,35 +22,20 @@ _OPERATION = re.compile(r"torch/distributed/distributed_c10d\.py\", line \d+ in 
 _QUIET_S = 0.1
 
 
-@dataclass(frozen=True, slots=True)
-class StackSource:
-    """Where the stacks of a world's ranks come from.
-
-    Attributes:
-        signal_ranks: Sends ranks the signal that asks for them.
-        fds: Rank to the descriptor of its stacks.
-        threads_directory: Where ranks that are threads note which of them they are; None for processes.
-    """
-
-    signal_ranks: Callable[[Sequence[int], int], None]
-    fds: Mapping[int, int]
-    threads_directory: Path | None = None
-
-    def ask(self, records: Sequence[RankRecord], limit_s: float) -> dict[int, str]:
-        """Return rank to stacks, or to why there are none, after at most `limit_s` seconds."""
-        states = {record.rank: record.kernel_state for record in records}
-        # A stopped process answers only after SIGCONT, and one that another process traces when that one lets it.
-        asked = [rank for rank, state in states.items() if not state.startswith(STOPPED)]
-        # If ranks are threads, rank 0 answers for all.
-        fds = {rank: self.fds[rank] for rank in (asked if self.threads_directory is None else asked and [0])}
-        stacks = collect_stacks(fds, lambda: self.signal_ranks(list(fds), STACKS_SIGNAL), limit_s) if fds else {}
-        if self.threads_directory is not None:
-            split = add_on_named("threads", "the stacks of ranks that are threads").load("stacks_by_rank")
-            stacks = split(stacks.get(0, ""), self.threads_directory)
-        return {
-            rank: stacks.get(rank) or f"no answer; its state is {state or 'not known'}"
-            for rank, state in states.items()
-        }
+def ask_for_stacks(world: WatchedWorld, records: Sequence[RankRecord], limit_s: float) -> dict[int, str]:
+    """Return rank to stacks, or to why there are none, after at most `limit_s` seconds."""
+    states = {record.rank: record.kernel_state for record in records}
+    # A stopped process answers only after SIGCONT, and one that another process traces when that one lets it.
+    asked = [rank for rank, state in states.items() if not state.startswith(STOPPED)]
+    # If ranks are threads, rank 0 answers for all.
+    fds = {rank: world.stacks_fds[rank] for rank in (asked and [0] if world.are_threads else asked)}
+    stacks = collect_stacks(fds, lambda: world.signal_ranks(list(fds), STACKS_SIGNAL), limit_s) if fds else {}
+    if world.are_threads:
+        split = add_on_named("threads", "the stacks of ranks that are threads").load("stacks_by_rank")
+        stacks = split(stacks.get(0, ""), world.directory)
+    return {
+        rank: stacks.get(rank) or f"no answer; its state is {state or 'not known'}" for rank, state in states.items()
+    }
 
 
 def operation_in(stack: str) -> str:

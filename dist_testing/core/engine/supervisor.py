@@ -11,18 +11,16 @@ import math
 import select
 import signal
 import time
-from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
+from collections.abc import Callable, Sequence
 
-from dist_testing.core.engine.hooks import CaseStart
+from dist_testing.core.engine.hooks import CaseStart, WatchedWorld
 from dist_testing.core.engine.rank_record import RankRecord, unkillable
-from dist_testing.core.engine.stack_dumps import StackSource
+from dist_testing.core.engine.stack_dumps import ask_for_stacks
 from dist_testing.core.engine.watchers import Watchers
 from dist_testing.core.ground.add_ons import AddOn, blaming
 from dist_testing.core.ground.case import CaseBody
 from dist_testing.core.ground.errors import LaunchError
 from dist_testing.core.ground.outcomes import Kind
-from dist_testing.core.launch.launcher import Launcher, PlaceLauncher
 from dist_testing.core.process.launcher_messages import RankEnded, WorldExtra, WorldOver, WorldRefused, WorldStarted
 from dist_testing.core.process.rank_messages import FinishWorld, Instruction, LeaveWorld, NextCase
 
@@ -59,39 +57,22 @@ class _Stage(enum.Enum):
     OVER = enum.auto()  # nothing is left
 
 
-class Supervisor:
-    """Watches the cases of one world, until the world has ended.
+class Supervisor(WatchedWorld):
+    """Watches the cases of one world, which was just asked for, until it has ended.
 
     Attributes:
-        records: One per rank.
         stacks: Rank to its stacks, of ranks that were running when something went wrong.
         leaked: Command lines of what the ranks left behind.
         ended_by: Why a watcher has ended the case, with the name of its add-on; "" if none has.
         beside: All worlds that run side by side, with this one; empty if this one runs alone.
         before_look: Called before each look of `wait_case`.
         log_line: Takes a line for the log, such as how many ranks are ready.
-        over_s: When the world was over, on the monotonic clock; None before.
     """
 
-    def __init__(
-        self,
-        launcher: Launcher,
-        world: int,
-        records: Sequence[RankRecord],
-        stack_source: StackSource,
-        logs: Sequence[Path],
-        group_limit_s: float,
-    ) -> None:
-        """Watch a world that was just asked for."""
-        self.records = records
+    def __post_init__(self) -> None:
+        super().__post_init__()
         self.stacks: dict[int, str] = {}
         self.leaked: list[str] = []
-        self._launcher = launcher
-        self._world = world
-        self._stack_source = stack_source
-        self.logs = logs
-        self.group_limit_s = group_limit_s
-        self._is_disturbed = False
         # While the caller waits for a condition, the case is not left to the ranks.
         self._is_waiting = False
         self.watchers = Watchers(self)
@@ -109,16 +90,10 @@ class Supervisor:
         self.before_look: Callable[[], None] = lambda: None
         self.log_line: Callable[[str], None] = lambda line: None
         self._next_line_s = math.inf
-        self.over_s: float | None = None
         self._looked_s = time.monotonic()
         # Raised by the next wait for this world; it happened while another one was awaited.
         self._error: Exception | None = None
-        self._by_fd = {record.channel.fileno(): record for record in records}
-
-    @property
-    def is_over(self) -> bool:
-        """Whether the world has ended and nothing of it is left."""
-        return self._stage is _Stage.OVER
+        self._by_fd = {record.channel.fileno(): record for record in self.records}
 
     def begin_case(
         self,
@@ -129,14 +104,10 @@ class Supervisor:
         body: CaseBody | None,
         taking_part: Sequence[AddOn] = (),
     ) -> None:
-        """Begin a case.
+        """Begin a case, whose limit counts from the moment when every rank is ready.
 
-        Args:
-            start: The case.
-            limit_s: Limit from the moment when every rank is ready, in seconds.
-            latest_s: When the case must have ended, on the monotonic clock.
-            body: What waiting ranks run; None if the ranks were started with it.
-            taking_part: The add-ons that take part.
+        It must have ended at `latest_s`, on the monotonic clock. `body` is what waiting ranks run; None if the ranks
+        were started with it.
         """
         self._stage = _Stage.RUNNING
         self._is_disturbed = False
@@ -162,36 +133,35 @@ class Supervisor:
     def wait_case(self) -> None:
         """Wait until the case is over, and until the ranks are gone unless a worker pool keeps them.
 
+        Each wait of this class can raise the same.
+
         Raises:
             LaunchError: If the launcher ends, cannot start a rank, or cannot kill one.
         """
-        self._wait(_Stage.BETWEEN, self.before_look)
+        while self._stage not in (_Stage.BETWEEN, _Stage.OVER):
+            self.before_look()
+            self._look(math.inf)
         self.watchers.tell(lambda watcher: watcher.case_over())
 
     def finish(self, limit_s: float) -> None:
-        """End the waiting ranks of a worker pool, and wait until they are gone. Their clean-up has `limit_s` seconds.
-
-        Raises:
-            LaunchError: As for `wait_case`.
-        """
+        """End the waiting ranks of a worker pool, which have `limit_s` seconds for it, and wait until they are gone."""
         self._deadline_s = time.monotonic() + limit_s
         self._instruct(FinishWorld(), _Stage.FINISHING)
-        self._wait(_Stage.OVER)
+        while not self.is_over:
+            self._look(math.inf)
 
     def abort(self, *, ask_where: bool = False) -> None:
         """Kill the ranks at once and wait until they are gone, because the run is interrupted.
 
         With `ask_where`, first wait for the reports of ranks that got the same Ctrl-C, and ask the others for their
         stacks.
-
-        Raises:
-            LaunchError: As for `wait_case`.
         """
         if ask_where:
             self.wait_until(lambda: self._stage is _Stage.KILLED, PEER_GRACE_S)
         if self._stage not in (_Stage.KILLED, _Stage.OVER):
             self._stop(Kind.STOPPED, time.monotonic(), _HUNG_STACKS_S if ask_where else None)
-        self._wait(_Stage.OVER)
+        while not self.is_over:
+            self._look(math.inf)
 
     def ignore_exits(self) -> None:
         """Do not stop the other ranks when a rank ends, until the case is over."""
@@ -202,9 +172,6 @@ class Supervisor:
         """Watch the case until a condition holds, or the case is over; return whether the condition holds.
 
         It is checked after every look, for at most `limit_s` seconds; 0 looks once.
-
-        Raises:
-            LaunchError: As for `wait_case`.
         """
         until_s = time.monotonic() + limit_s
         is_first = True
@@ -230,40 +197,9 @@ class Supervisor:
         is_left_to_ranks = self._is_timed and self._debugged is None and not self._is_waiting
         return self.is_running and is_left_to_ranks and not self._is_disturbed
 
-    @property
-    def stacks_fds(self) -> Mapping[int, int]:
-        """Rank to the socket that its stacks come from, and other answers of its helper thread."""
-        return self._stack_source.fds
-
-    @property
-    def are_threads(self) -> bool:
-        """Whether the ranks are threads of one process."""
-        return self._stack_source.threads_directory is not None
-
-    def signal_ranks(self, ranks: Sequence[int], number: int) -> None:
-        """Send a signal to those of the ranks that still run."""
-        if not self.is_over:
-            self._launcher.signal(ranks, number)
-
-    def order(self, add_on: str, payload: str) -> bool:
-        """Give the place of the world an order of an add-on. Return False if the launcher makes no places."""
-        if not isinstance(self._launcher, PlaceLauncher):
-            return False
-        self._launcher.order(self._world, add_on, payload)
-        return True
-
-    def disable_proof(self) -> None:
-        """Prove no hang in this case any more: a wait of its ranks may end by itself."""
-        self._is_disturbed = True
-
     def stacks_now(self) -> dict[int, str]:
         """Return rank to stacks, for ranks that have not ended the case. The case goes on."""
-        return self._stack_source.ask([one for one in self.records if not one.is_settled], _HUNG_STACKS_S)
-
-    def _wait(self, until: _Stage, before_look: Callable[[], None] = lambda: None) -> None:
-        while self._stage not in (until, _Stage.OVER):
-            before_look()
-            self._look(math.inf)
+        return ask_for_stacks(self, [one for one in self.records if not one.is_settled], _HUNG_STACKS_S)
 
     @property
     def has_work(self) -> bool:
@@ -309,7 +245,7 @@ class Supervisor:
         if self._launcher.fileno() in ready:
             self._hear_launcher(now_s)
         for fd in ready:
-            if (record := self._by_fd.get(fd)) and (not record.read(now_s) or record.is_done):
+            if (record := self._by_fd.get(fd)) and (record.read(now_s) is False or record.is_done):
                 del self._by_fd[fd]
         self.watchers.deliver(self.records, now_s)
         for name, end in self.watchers.poll(now_s):
@@ -321,12 +257,13 @@ class Supervisor:
 
     def _hear_launcher(self, now_s: float) -> None:
         for event in self._launcher.events():
-            if event.world != self._world:
+            if event.world != self._number:
                 continue
             match event:
                 case WorldStarted():
                     for record, pid in zip(self.records, event.pids, strict=False):
-                        record.pid = pid
+                        if pid is not None and record.pid is None:
+                            record.pid, record.started_s = pid, now_s
                 case RankEnded() if event.rank >= len(self.records):
                     raise LaunchError(
                         f"Rank {event.rank} of world {event.world}, which has {len(self.records)} ranks, has ended.\n"
@@ -353,7 +290,7 @@ class Supervisor:
             if now_s >= self._deadline_s:
                 raise LaunchError(unkillable(records, _KILL_LIMIT_S))
             return
-        if self._stage is _Stage.RUNNING and not self._is_timed and all(record.is_ready for record in records):
+        if self.is_running and not self._is_timed and all(record.ready_s is not None for record in records):
             self._is_timed = True
             self._deadline_s = min(now_s + self._limit_s, self._latest_s)
         if any(record.first_trouble_s is not None for record in records):
@@ -376,7 +313,7 @@ class Supervisor:
     def _decide_running(self, now_s: float) -> None:
         if not self._is_timed and now_s >= self._next_line_s:
             self._next_line_s = now_s + _STARTING_S
-            ready = sum(record.is_ready for record in self.records)
+            ready = sum(record.ready_s is not None for record in self.records)
             self.log_line(f"starting ranks: {ready} of {len(self.records)} are ready")
         reported = [record.reported for record in self.records]
         if all(record.is_settled for record in self.records):
@@ -407,7 +344,7 @@ class Supervisor:
                 if not (record.is_settled if self._stage is _Stage.RUNNING else record.is_done)
             ]
             # What a rank has answered before stays: it may be unable to answer again.
-            self.stacks = self._stack_source.ask(wanted, stacks_limit_s) | self.stacks
+            self.stacks = ask_for_stacks(self, wanted, stacks_limit_s) | self.stacks
         self._stage = _Stage.KILLED
         self._grace_end_s = math.inf
         self._deadline_s = time.monotonic() + _KILL_LIMIT_S

@@ -19,12 +19,6 @@ class Watchers(dict[str, WorldWatcher]):
         self._world = world
         self._start: CaseStart | None = None
 
-    def add_first(self, name: str, watcher: WorldWatcher) -> None:
-        """Add a watcher before all others."""
-        others = dict(self)
-        self.clear()
-        self.update({name: watcher, **others})
-
     def begin_case(self, start: CaseStart, taking_part: Sequence[AddOn]) -> None:
         """Tell all that a case begins, and make those of the add-ons that take part and have none yet."""
         self._start = start

@@ -3,15 +3,21 @@
 from __future__ import annotations
 
 import contextlib
+import importlib.metadata
 import os
+import platform
 import sys
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from dist_testing.core.events.event import KINDS, ON_DEMAND, Event, RunStarted
+from dist_testing.core.events.event import KINDS, ON_DEMAND, SCHEMA, Event, RunStarted
 from dist_testing.core.ground.error_text import summarise
+from dist_testing.core.ground.spec import Spec
 
+# Packages whose versions an event file names.
+_PACKAGES = ("torch", "pytest")
 # mypy cannot express "the union of the types in `kinds`".
 _Sink = Callable[[Any], object]
 
@@ -75,15 +81,26 @@ class EventStream:
         except Exception as error:
             if subscription.is_essential:
                 raise
-            self._drop(subscription, error)
+            self._by_kind = {
+                kind: tuple(one for one in subscriptions if one is not subscription)
+                for kind, subscriptions in self._by_kind.items()
+            }
+            text = f"{subscription.name} gets no more events: {summarise(error)}. No verdict depends on it."
+            # If the log itself is broken, there is no place for the warning.
+            with contextlib.suppress(OSError, ValueError):
+                self.warn(f"dist_testing: {text}")
 
-    def _drop(self, dropped: _Subscription, error: Exception) -> None:
-        self._by_kind = {
-            kind: tuple(subscription for subscription in subscriptions if subscription is not dropped)
-            for kind, subscriptions in self._by_kind.items()
-        }
-        # If the log itself is broken, there is no place for the warning.
-        with contextlib.suppress(OSError, ValueError):
-            self.warn(
-                f"dist_testing: {dropped.name} gets no more events: {summarise(error)}. No verdict depends on it."
-            )
+
+def run_started(spec: Spec) -> RunStarted:
+    """Return the event that a run begins now. Finds the versions of packages in a few milliseconds, without imports."""
+    versions = {"python": platform.python_version()}
+    for name in _PACKAGES:
+        try:
+            versions[name] = importlib.metadata.version(name)
+        except importlib.metadata.PackageNotFoundError:
+            # The package has no metadata, or runs from a source tree.
+            continue
+    now_s = time.monotonic()
+    # A worker of a remote executor may have a name of its own, and share its machine.
+    host = os.environ.get("DIST_TESTING_RBE_WORKER") or platform.node()
+    return RunStarted(now_s, SCHEMA, time.time() - now_s, spec.target, spec.backend.name, versions, host)

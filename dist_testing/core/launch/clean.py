@@ -59,17 +59,12 @@ def unclean_reasons() -> list[str]:
     A fork copies the locks of other threads in their current state, and a second process cannot use a CUDA context or
     a process group.
     """
-    return [*_thread_reasons(), *unshareable_reasons()]
-
-
-def _thread_reasons() -> list[str]:
-    reasons = []
     others = [thread for thread in threading.enumerate() if thread is not threading.main_thread()]
-    reasons += [f"the thread {thread.name!r} is running" for thread in others]
+    reasons = [f"the thread {thread.name!r} is running" for thread in others]
     native = len(os.listdir("/proc/self/task")) - 1 - len(others)
     if (unknown := native - _openblas_threads()) > 0:
         reasons.append(f"{unknown} thread(s) of native code are running (did an import compute something?)")
-    return reasons
+    return [*reasons, *unshareable_reasons()]
 
 
 def unshareable_reasons() -> list[str]:

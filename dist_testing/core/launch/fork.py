@@ -8,14 +8,11 @@ import functools
 import gc
 import json
 import os
-import select
-import signal
 import socket
 import subprocess
 import time
 import weakref
 from collections.abc import Callable, Iterator, Sequence
-from typing import NoReturn
 
 from dist_testing.core.events.event import Event, event_of
 from dist_testing.core.ground.errors import LaunchError, MessageError
@@ -36,7 +33,14 @@ from dist_testing.core.process.launcher_messages import (
     WorldExtra,
     WorldRequest,
 )
-from dist_testing.core.process.lifetime import become_subreaper, check_platform, fork, in_new_thread, watch_child
+from dist_testing.core.process.lifetime import (
+    become_subreaper,
+    check_platform,
+    end_child,
+    fork,
+    in_new_thread,
+    watch_child,
+)
 from dist_testing.core.process.orphans import Orphans
 from dist_testing.core.process.refusal import refusal
 
@@ -47,14 +51,11 @@ _connections: weakref.WeakSet[socket.socket] = weakref.WeakSet()
 
 
 class ForkServerClient:
-    """The runner's end of the connection to a fork server.
-
-    Attributes:
-        pending_events: Events of the fork server since the last world. The next world emits them.
-    """
+    """The runner's end of the connection to a fork server."""
 
     def __init__(self, control: socket.socket, exit_message: str, emit: Callable[[Event], None]) -> None:
         """Use a connection. `exit_message` is the text of the error when the fork server has ended."""
+        # Since the last world. The next one emits them.
         self.pending_events: list[Event] = []
         self._control = control
         self._exit_message = exit_message
@@ -133,12 +134,7 @@ class ForkServerLauncher(ForkServerClient):
     """
 
     def __init__(self, run: RunContext) -> None:
-        """Fork the fork server. If this process is unfit for that, or must not be forked, start a fresh interpreter.
-
-        Raises:
-            LaunchError: If the platform is not Linux.
-            OSError: If the machine has no room for another process.
-        """
+        """Fork the fork server. If this process is unfit for that, or must not be forked, start a fresh interpreter."""
         check_platform()
         self.unclean_reasons = unclean_reasons() if run.may_fork_runner and not run.keeps_state else []
         become_subreaper()
@@ -153,13 +149,15 @@ class ForkServerLauncher(ForkServerClient):
                 self._pid = _start_fresh(theirs, run)
             else:
 
-                def serve() -> NoReturn:
-                    # Another fork server would not notice the end of the runner while this one has its connection.
-                    for connection in (ours, *_connections):
-                        connection.close()
-                    fork_server.serve(theirs, run.ranks, run.loader, run.directories, run.forks)
+                def start() -> int:
+                    if (pid := fork()) == 0:
+                        # Another fork server would not notice the end of the runner while this one has its connection.
+                        for connection in (ours, *_connections):
+                            connection.close()
+                        fork_server.serve(theirs, run.ranks, run.loader, run.directories, run.forks)
+                    return pid
 
-                self._pid = in_new_thread(lambda: _fork(serve)) if run.keeps_state else _fork(serve)
+                self._pid = in_new_thread(start) if run.keeps_state else start()
             # A test may wait for all children. Then the pid could belong to another process.
             self._pidfd = watch_child(self._pid)
             undo.pop_all()
@@ -178,33 +176,15 @@ class ForkServerLauncher(ForkServerClient):
             return
         pidfd, self._pidfd = self._pidfd, -1
         has_cleaned_up = False
-        poller = select.poll()
-        poller.register(pidfd, select.POLLIN)
-        try:
-            # The socket stays open until the fork server has ended, and so proves that the runner is alive.
+        # The socket stays open until the fork server has ended, and so proves that the runner is alive. The exit status
+        # is lost if a test has waited for the fork server, or this process ignores SIGCHLD.
+        with self._control, contextlib.suppress(ChildProcessError, ProcessLookupError):
             self._control.shutdown(socket.SHUT_WR)
-            if not poller.poll(1000 * _CLOSE_LIMIT_S):
-                # A test has stopped the fork server. The ranks die with it.
-                signal.pidfd_send_signal(pidfd, signal.SIGKILL)
-            ended = os.waitid(os.P_PIDFD, pidfd, os.WEXITED)
-            has_cleaned_up = ended is not None and (ended.si_code, ended.si_status) == (os.CLD_EXITED, 0)
-        except (ChildProcessError, ProcessLookupError):
-            # Its exit status is lost: a test has waited for it, or this process ignores SIGCHLD.
-            pass
-        finally:
-            os.close(pidfd)
-            self._control.close()
+            # It is killed if a test has stopped it. The ranks die with it.
+            has_cleaned_up = end_child(pidfd, _CLOSE_LIMIT_S)
         if not has_cleaned_up:
             # If it was killed, Linux has made this process the parent of all processes that the ranks had started.
             Orphans(self._pid).remove()
-
-
-def _fork(program: Callable[[], NoReturn]) -> int:
-    """Return the pid of a child of this process that runs the program."""
-    pid = fork()
-    if pid == 0:
-        program()
-    return pid
 
 
 @functools.cache

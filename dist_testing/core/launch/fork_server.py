@@ -29,9 +29,8 @@ from typing import Any, NoReturn
 
 from dist_testing.core.ground.add_ons import add_on_named, add_ons, always, blaming
 from dist_testing.core.ground.errors import AddOnError, MessageError
-from dist_testing.core.launch.fresh import load_tests, order_for
+from dist_testing.core.launch.fresh import become_rank, load_tests, order_for
 from dist_testing.core.launch.hooks import IdleWork, WorldPlace
-from dist_testing.core.launch.spawn import become_rank
 from dist_testing.core.process import collector, wire
 from dist_testing.core.process.launcher_messages import (
     FORK_SERVER_EVENTS,
@@ -71,11 +70,6 @@ class _World:
     place_name: str = ""  # of its add-on
     place: WorldPlace | None = None
     place_fd: int = -1  # in the poller
-
-    @property
-    def held_fds(self) -> tuple[int, ...]:
-        """The descriptors that hold the place until the world is over."""
-        return self.place.fds if self.place is not None else ()
 
 
 class _ForkServer:
@@ -163,12 +157,13 @@ class _ForkServer:
         try:
             take_over(request)
             if request.place:
-                world.place = _made_place(request)
+                with blaming(request.place, "its place"):
+                    world.place = add_on_named(request.place, f"world {request.world}").load("place")(request)
             for name in request.services:
                 add_on_named(name, f"world {request.world}").load("rank_service")
             if request.together:
                 # Imported before the fork, so once for all worlds.
-                _enter_together(request)
+                add_on_named("threads", f"world {request.world}").load("rank_process")
         except OSError as error:
             self._refuse(request.world, 0, error)
             every = []
@@ -183,7 +178,8 @@ class _ForkServer:
             if pid == 0:
                 starts = [_in_place(request.start_of(rank, fds, fork_server_pid), world.place) for rank in ranks]
                 mine = {fd for start in starts for fd in start.fds}
-                for fd in [*fds, *world.held_fds, *world.pidfds, self._control.detach()]:
+                of_place = world.place.fds if world.place is not None else ()
+                for fd in [*fds, *of_place, *world.pidfds, self._control.detach()]:
                     if fd not in mine:
                         os.close(fd)
                 self._run_ranks(starts)
@@ -213,16 +209,16 @@ class _ForkServer:
         assert world.place is not None
         for add_on, answer in answers:
             self._send(WorldExtra(world.number, add_on, answer))
-        if (fd := world.place.fileno()) != world.place_fd:
-            self._forget_place(world)
+        self._await_place(world, world.place.fileno())
+
+    def _await_place(self, world: _World, fd: int) -> None:
+        """Wait for answers of the place at this descriptor from now on; -1 for none."""
+        if fd != world.place_fd:
+            if world.place_fd >= 0:
+                self._poller.unregister(world.place_fd)
             if fd >= 0:
                 self._poller.register(fd, select.POLLIN)
             world.place_fd = fd
-
-    def _forget_place(self, world: _World) -> None:
-        if world.place_fd >= 0:
-            self._poller.unregister(world.place_fd)
-        world.place_fd = -1
 
     def _refuse(self, world: int, rank: int, error: OSError) -> None:
         self._send(WorldRefused(world, rank, refusal(error)))
@@ -232,7 +228,8 @@ class _ForkServer:
             signal.signal(signal.SIGCHLD, self._on_child)
         request = starts[0].request
         if request.together:
-            _enter_together(request)(starts, self._context)
+            # It never returns.
+            add_on_named("threads", f"world {request.world}").load("rank_process")(starts, self._context)
         (start,) = starts
         mark_rank(start.rank)
         if not request.fresh:
@@ -278,12 +275,14 @@ class _ForkServer:
         for work in self._idle_work.values():
             work.world_over()
         if world.place is not None:
-            self._forget_place(world)
+            self._await_place(world, -1)
             with blaming(world.place_name, "the end of its place"):
                 world.place.close()
-        for fd in world.held_fds:
-            os.close(fd)
-        self._send(WorldOver(world.number, tuple(map(_cut, self.orphans.remove()))))
+            for fd in world.place.fds:
+                os.close(fd)
+        leaked = self.orphans.remove()
+        shown = [one if len(one) <= _COMMAND_CHARS else f"{one[:_COMMAND_CHARS]} ..." for one in leaked]
+        self._send(WorldOver(world.number, tuple(shown)))
 
 
 def _idle_work(forks: int) -> dict[str, IdleWork]:
@@ -296,29 +295,11 @@ def _idle_work(forks: int) -> dict[str, IdleWork]:
     return made
 
 
-def _enter_together(request: WorldRequest) -> Callable[[Sequence[RankStart], RankContext], NoReturn]:
-    """Return what runs ranks that are threads in a process of their own."""
-    enter: Callable[[Sequence[RankStart], RankContext], NoReturn]
-    enter = add_on_named("threads", f"world {request.world}").load("rank_process")
-    return enter
-
-
-def _made_place(request: WorldRequest) -> WorldPlace:
-    add_on = add_on_named(request.place, f"world {request.world}")
-    with blaming(add_on.name, "its place"):
-        place: WorldPlace = add_on.load("place")(request)
-    return place
-
-
 def _in_place(start: RankStart, place: WorldPlace | None) -> RankStart:
     if place is None:
         return start
     store_fd = place.store_fd if start.rank == 0 else start.store_fd
     return dataclasses.replace(start, place_fds=place.fds_of(start.rank), store_fd=store_fd)
-
-
-def _cut(command: str) -> str:
-    return command if len(command) <= _COMMAND_CHARS else f"{command[:_COMMAND_CHARS]} ..."
 
 
 def serve(

@@ -76,12 +76,7 @@ class PhaseBoard:
         """Return the phases of a rank in a case that is over, in order, and the number of earlier ones that are lost.
 
         Leaves out entries that cannot be true: no name of a phase, a time outside the case, or one that goes back.
-
-        Args:
-            rank: Number of the rank.
-            since: Result of `count` when the case began.
-            begin_s: When that was, on the monotonic clock.
-            end_s: When the case was over.
+        `since` is the result of `count` when the case began, at `begin_s`.
         """
         count = self.count(rank)
         first = max(since, count - ENTRIES)

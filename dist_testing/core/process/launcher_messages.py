@@ -15,7 +15,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Annotated, TypeAlias
+from typing import Annotated, TypeAlias, get_args
 
 from dist_testing.core.ground.case import CaseBody
 from dist_testing.core.ground.codec import Family
@@ -135,6 +135,16 @@ class WorldRequest:
         )
 
 
+def log_name(rank: int) -> str:
+    """Return the name of the file in the folder of a world that takes the output of a rank."""
+    return f"rank-{rank}.log"
+
+
+def text_name(rank: int) -> str:
+    """Return the name of the file there that takes the texts of a rank that are too long for a message."""
+    return f"rank-{rank}.texts"
+
+
 @dataclass(frozen=True, slots=True)
 class SignalRanks:
     """Send a signal to those of the ranks of the running world that still run."""
@@ -201,11 +211,7 @@ class RankEnded:
 
 @dataclass(frozen=True, slots=True)
 class WorldOver:
-    """Nothing of a world is left.
-
-    Attributes:
-        leaked: Command lines of orphan processes that the ranks left behind.
-    """
+    """Nothing of a world is left. `leaked` are command lines of orphan processes that the ranks left behind."""
 
     world: _WorldNumber
     leaked: tuple[str, ...]
@@ -220,11 +226,7 @@ class Unfit:
 
 @dataclass(frozen=True, slots=True)
 class RunEvent:
-    """Idle work of the fork server has an event for the run.
-
-    Attributes:
-        event: The event as JSON; `core.events.event` reads it.
-    """
+    """Idle work of the fork server has an event for the run, as JSON; `core.events.event` reads it."""
 
     event: str
 
@@ -294,7 +296,6 @@ class FreshForkServer:
         control_fd: Its end of the connection to the runner.
         run_directories: Folders of the run, which it removes if the runner is killed.
         runner_pid: The runner, which is the parent as long as it lives.
-        loader: How to find the tests.
         forks: Number of ranks that the run will fork, as far as the runner knows.
     """
 
@@ -306,18 +307,12 @@ class FreshForkServer:
 
 
 ForkServerOrder: TypeAlias = WorldRequest | SignalRanks | WorldExtra
-FORK_SERVER_ORDERS: Family[ForkServerOrder] = Family(
-    "order to the fork server", 8, (WorldRequest, SignalRanks, WorldExtra)
-)
+FORK_SERVER_ORDERS: Family[ForkServerOrder] = Family("order to the fork server", 8, get_args(ForkServerOrder))
 
 # The events of every launcher.
 LauncherEvent: TypeAlias = WorldStarted | WorldRefused | RankEnded | WorldExtra | WorldOver
 ForkServerEvent: TypeAlias = LauncherEvent | RunEvent | Unfit
-FORK_SERVER_EVENTS: Family[ForkServerEvent] = Family(
-    "event of the fork server",
-    5,
-    (WorldStarted, WorldRefused, RankEnded, WorldExtra, WorldOver, RunEvent, Unfit),
-)
+FORK_SERVER_EVENTS: Family[ForkServerEvent] = Family("event of the fork server", 5, get_args(ForkServerEvent))
 
 FreshProgram: TypeAlias = FreshRank | FreshForkServer
-FRESH_PROGRAMS: Family[FreshProgram] = Family("order to a fresh interpreter", 8, (FreshRank, FreshForkServer))
+FRESH_PROGRAMS: Family[FreshProgram] = Family("order to a fresh interpreter", 8, get_args(FreshProgram))

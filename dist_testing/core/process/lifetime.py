@@ -34,11 +34,7 @@ _NEEDED = ((os, "pidfd_open"), (os, "memfd_create"), (signal, "SIGRTMIN"))
 
 
 def check_platform() -> None:
-    """Refuse to make ranks that are processes on a platform other than Linux.
-
-    Raises:
-        LaunchError: If the platform lacks a system call that such ranks need.
-    """
+    """Raise LaunchError if the platform lacks a system call that ranks need that are processes: on all but Linux."""
     if missing := [name for module, name in _NEEDED if not hasattr(module, name)]:
         raise LaunchError(
             f"Ranks that are processes cannot be started on {sys.platform}: Python has no {', '.join(missing)} here.\n"
@@ -66,26 +62,22 @@ def in_new_thread(function: Callable[[], _Result]) -> _Result:
     The threads of OpenMP belong to the thread that used them first. In a child that this thread forks, the next
     computation would wait for them for ever; a new thread, which is the only one of its child, gets new ones.
     """
-    ended: list[_Result | BaseException] = []
-    returned = False
+    returned: list[_Result] = []
+    raised: list[BaseException] = []
 
     def body() -> None:
-        nonlocal returned
         try:
-            ended.append(function())
-            returned = True
+            returned.append(function())
         except BaseException as error:
-            ended.append(error)
+            raised.append(error)
 
     # Not an executor: in the child, that would wait at the exit for its own thread.
     thread = threading.Thread(target=body, name="fork")
     thread.start()
     thread.join()
-    (end,) = ended
-    if not returned:
-        assert isinstance(end, BaseException)
-        raise end
-    return end  # type: ignore[return-value]  # it has returned
+    for error in raised:
+        raise error
+    return returned[0]
 
 
 def current_umask() -> int:
@@ -99,8 +91,7 @@ def current_umask() -> int:
 def watch_child(pid: int) -> int:
     """Return a pidfd of a child that was just forked.
 
-    Raises:
-        OSError: If the kernel gives none. The child is then dead, because nothing would notice its end.
+    After an OSError, because the kernel gives none, the child is dead: nothing would notice its end.
     """
     try:
         return os.pidfd_open(pid)
@@ -112,13 +103,10 @@ def watch_child(pid: int) -> int:
         raise
 
 
-def end_child(pid: int, pidfd: int, limit_s: float) -> None:
-    """Wait until a child has ended by itself, kill it if it has not after `limit_s` seconds, and reap it.
+def end_child(pidfd: int, limit_s: float) -> bool:
+    """Wait until a child that was told to end has ended, kill it if it has not after `limit_s` seconds, and reap it.
 
-    Args:
-        pid: Of a child that has been told to end.
-        pidfd: Of the same child. It is closed.
-        limit_s: Limit for the child to end by itself, in seconds.
+    Closes the pidfd. Returns whether the exit code was 0.
 
     Raises:
         ChildProcessError: If other code has reaped it.
@@ -128,9 +116,10 @@ def end_child(pid: int, pidfd: int, limit_s: float) -> None:
     try:
         if not poller.poll(1000 * limit_s):
             signal.pidfd_send_signal(pidfd, signal.SIGKILL)
+        ended = os.waitid(os.P_PIDFD, pidfd, os.WEXITED)
     finally:
         os.close(pidfd)
-    os.waitpid(pid, 0)
+    return ended is not None and (ended.si_code, ended.si_status) == (os.CLD_EXITED, 0)
 
 
 def die_with_parent(parent_pid: int, number: int = signal.SIGKILL) -> None:

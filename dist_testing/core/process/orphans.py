@@ -38,19 +38,14 @@ class Orphans:
     """The descendants of this process that ranks have left behind."""
 
     def __init__(self, mark: int | None = None) -> None:
-        """Make the object.
-
-        Args:
-            mark: The fork server that they descend from; other children are not ours to kill. None for all descendants.
-        """
+        """Those of the fork server `mark` alone: other children are not ours to kill. None for all descendants."""
         self._mark = mark
         self._given_up: set[psutil.Process] = set()
 
     def remove(self) -> list[str]:
         """Kill and reap them, except those that an earlier call could not kill.
 
-        Returns:
-            Command lines of the processes that this call has killed, or could not kill.
+        Returns the command lines of the processes that this call has killed, or could not kill.
         """
         if not self._reap():
             return []
@@ -103,17 +98,14 @@ def kill_tracer(pid: int) -> None:
 
 
 def _kill(processes: Sequence[psutil.Process], limit_s: float) -> tuple[list[str], set[psutil.Process]]:
-    """Kill processes.
-
-    Returns:
-        Their command lines for the report, without helpers; and the processes that are still alive.
-    """
+    """Kill processes. Return their command lines, without helpers, and the processes that are still alive."""
     helpers, killed, given_up = [], [], set()
     named: list[str] = []
     for process in processes:
         # A process that has ended by itself is not left behind.
         with contextlib.suppress(psutil.NoSuchProcess):
-            command, pid, (_, rank) = _command(process), f"pid {process.pid}", mark_of(process.pid)
+            command = command_of(process.pid) or process.as_dict(["name"], ad_value="a process")["name"]
+            (_, rank), pid = mark_of(process.pid), f"pid {process.pid}"
             origin = "" if rank is None else f", of rank {rank}"
             if is_helper(process.pid, command):
                 helpers.append(process)
@@ -143,13 +135,6 @@ def _try_to_kill(process: psutil.Process) -> bool:
     except psutil.AccessDenied:
         return False
     return True
-
-
-def _command(process: psutil.Process) -> str:
-    try:
-        return command_of(process.pid) or process.name()
-    except psutil.AccessDenied:
-        return "a process"
 
 
 def is_dead(process: psutil.Process) -> bool:
@@ -184,11 +169,10 @@ def _set_limit(soft: int) -> None:
 
 
 def mark_of(pid: int) -> tuple[int | None, int | None]:
-    """Return which fork server and which rank a process descends from.
+    """Return the pid of the fork server, and the rank, that a process descends from.
 
-    Returns:
-        The pid of the nearest ancestor that has called `mark_descendants`, or its own pid; and the rank. Both are None
-        without such an ancestor, or if the process has ended; the rank is also None for other descendants of it.
+    The fork server is the nearest ancestor that has called `mark_descendants`, or the process itself. Both are None
+    without such an ancestor, or if the process has ended; the rank is also None for other descendants of it.
     """
     try:
         with open(f"/proc/{pid}/limits", "rb") as limits:

@@ -20,7 +20,7 @@ Raise the schema number of a family with every change of one of its messages.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal, TypeAlias
+from typing import Literal, TypeAlias, get_args
 
 from dist_testing.core.ground.case import CaseBody
 from dist_testing.core.ground.codec import Family
@@ -119,12 +119,8 @@ class LeaveWorld:
 
 RankMessage: TypeAlias = Importing | Ready | RankReport | Warned | EndSession | Extra | Done
 RANK_MESSAGES: Family[RankMessage] = Family(
-    "message of a rank",
-    7,
-    (Importing, Ready, RankReport, Warned, EndSession, Extra, Done),
-    max_bytes=MAX_FRAME_BYTES,
-    error=FrameError,
+    "message of a rank", 7, get_args(RankMessage), max_bytes=MAX_FRAME_BYTES, error=FrameError
 )
 
 Instruction: TypeAlias = NextCase | FinishWorld | LeaveWorld | Extra
-INSTRUCTIONS: Family[Instruction] = Family("instruction to a rank", 4, (NextCase, FinishWorld, LeaveWorld, Extra))
+INSTRUCTIONS: Family[Instruction] = Family("instruction to a rank", 4, get_args(Instruction))

@@ -11,21 +11,12 @@ from collections.abc import Iterable
 from traceback import walk_stack
 from types import FrameType
 
-
-def real_time_signal(offset: int) -> int:
-    """Return the number of a real-time signal: SIGRTMIN plus `offset`.
-
-    On macOS, which has none, the number belongs to no signal. Nothing sends it there, because ranks that are processes
-    need Linux (`lifetime.check_platform`).
-    """
-    return int(getattr(signal, "SIGRTMIN", signal.NSIG)) + offset
-
-
 # Begins a packet that is an answer of another kind. faulthandler writes text.
 ANSWER_MARK = b"\0"
 # faulthandler answers in the signal handler itself, so also while C code holds the GIL. This is a real-time signal,
-# because test code uses SIGUSR1 and SIGUSR2.
-STACKS_SIGNAL = real_time_signal(7)
+# because test code uses SIGUSR1 and SIGUSR2. On macOS, which has none, the number belongs to no signal, and nothing
+# sends it: ranks that are processes need Linux (`lifetime.check_platform`).
+STACKS_SIGNAL = int(getattr(signal, "SIGRTMIN", signal.NSIG)) + 7
 # Each sanitizer of GCC and Clang brings one of these functions, and handlers of its own that explain a fault better.
 _OF_SANITIZERS = ("__asan_init", "__tsan_init", "__msan_init", "__hwasan_init")
 

@@ -29,8 +29,7 @@ _CROWD_PAUSE_S = 0.01
 def send(channel: socket.socket, family: Family[_Message], message: _Message, fds: Sequence[int] = ()) -> None:
     """Send one message and its descriptors. Blocks until the receiver has room.
 
-    Raises:
-        MessageError: If the message cannot be written as JSON; nothing is sent then.
+    If the message cannot be written as JSON, that is a MessageError, and nothing is sent.
     """
     channel.sendall(frame(family, message, len(fds)))
     for first in range(0, len(fds), _FDS_PER_MESSAGE):
@@ -38,11 +37,7 @@ def send(channel: socket.socket, family: Family[_Message], message: _Message, fd
 
 
 def frame(family: Family[_Message], message: _Message, fd_count: int = 0) -> bytes:
-    """Return the bytes of one message, as they are sent before its `fd_count` descriptors.
-
-    Raises:
-        MessageError: If the message cannot be written as JSON.
-    """
+    """Return the bytes of one message, as they are sent before its `fd_count` descriptors."""
     payload = family.to_wire(message)
     return _HEADER.pack(len(payload), fd_count) + payload
 
@@ -61,11 +56,9 @@ def _send_fds(channel: socket.socket, fds: Sequence[int]) -> None:
 
 
 def receive(channel: socket.socket, family: Family[_Message]) -> tuple[_Message, list[int]] | None:
-    """Wait for one message with its descriptors.
+    """Wait for one message with its descriptors, and return both; None at the end of the stream.
 
-    Returns:
-        The message and its descriptors, without any if this process may not open that many files; None at the end of
-        the stream.
+    It is without any descriptors if this process may not open that many files.
 
     Raises:
         MessageError: If the bytes are no message of the family. Nothing that follows can be trusted.

@@ -10,7 +10,6 @@ from typing import Any
 
 import pytest
 
-from dist_testing.core.engine.run_events import run_started
 from dist_testing.core.events.event import (
     CaseEnded,
     CaseRecorded,
@@ -20,7 +19,7 @@ from dist_testing.core.events.event import (
     TestsCollected,
     WorldEnded,
 )
-from dist_testing.core.events.stream import EventStream
+from dist_testing.core.events.stream import EventStream, run_started
 from dist_testing.core.ground.add_ons import add_on_named
 from dist_testing.core.ground.errors import UsageError
 from dist_testing.core.ground.record import BAD, DIGITS, OF_THE_MACHINE, STATUSES, CaseRecord, Status, case_name

@@ -10,30 +10,29 @@ import socket
 import sys
 import tempfile
 import traceback
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import NoReturn, Protocol
 
 from dist_testing.core.ground.add_ons import add_on_named, blaming
 from dist_testing.core.ground.case import CaseBody
 from dist_testing.core.ground.errors import MessageError
+from dist_testing.core.ground.layout import Layout
 from dist_testing.core.process import wire
 from dist_testing.core.process.board import PhaseBoard
-from dist_testing.core.process.files import log_name
-from dist_testing.core.process.launcher_messages import RankStart, WorldRequest
+from dist_testing.core.process.launcher_messages import RankStart, WorldRequest, log_name
 from dist_testing.core.process.lifetime import die_with_parent
 from dist_testing.core.process.rank_messages import INSTRUCTIONS, Instruction, NextCase
 from dist_testing.core.process.stacks import answer_with_stacks, print_native_stacks
 from dist_testing.core.rank.capture import flush_streams, redirect_output
 from dist_testing.core.rank.debugging import set_breakpoint_hook, take_terminal
 from dist_testing.core.rank.device import finish_device_work
-from dist_testing.core.rank.environment import become, world_env
 from dist_testing.core.rank.hooks import RankServices, ServedRank
-from dist_testing.core.rank.long_texts import LongTexts
-from dist_testing.core.rank.reporter import Reporter, send_message
-from dist_testing.core.rank.runner_client import RunnerClient
+from dist_testing.core.rank.reporter import Reporter, RunnerClient, fit_text, send_message
 
 # torch's code for "this rank's test failed" (MultiProcessTestCase.TEST_ERROR_EXIT_CODE).
 FAILED_EXIT_CODE = 10
+# Tells torch that another process than rank 0 serves every store, whatever its address.
+_AGENT_STORE = "TORCHELASTIC_USE_AGENT_STORE"
 
 
 class RankFrontEnd(Protocol):
@@ -73,9 +72,8 @@ def enter(start: RankStart, context: RankContext) -> NoReturn:
         channel = own_channel(start)
         reporter = rank_reporter(start, channel)
         os.close(start.board_fd)
-        services = _run(start, reporter, channel, context)
-        if services is not None:
-            services.close()
+        with contextlib.ExitStack() as at_end:
+            _run(start, reporter, channel, context, at_end)
         flush_streams()
         reporter.done()
         if reporter.exit_code:
@@ -96,7 +94,8 @@ def rank_reporter(start: RankStart, channel: socket.socket) -> Reporter:
     """Return the reporter of a rank that is a process."""
     board = PhaseBoard(start.board_fd, start.request.size)
     send = functools.partial(send_message, channel)
-    reporter = Reporter(send, board.write, start.rank, fit=LongTexts(start.request.directory, start.rank).fit)
+    fit = functools.partial(fit_text, start.request.directory, start.rank)
+    reporter = Reporter(send, board.write, start.rank, fit=fit)
     reporter.runner = RunnerClient(channel)
     return reporter
 
@@ -113,11 +112,7 @@ def own_channel(start: RankStart) -> socket.socket:
 
 
 def next_instruction(channel: socket.socket, reporter: Reporter) -> Instruction | None:
-    """Wait for the runner's next instruction.
-
-    Returns:
-        The instruction; None if the runner is gone or has sent unreadable bytes. The rank reports unreadable bytes.
-    """
+    """Wait for the runner's next instruction; None if it is gone, or has sent unreadable bytes, which are reported."""
     try:
         received = wire.receive(channel, INSTRUCTIONS)
     except MessageError as error:
@@ -127,33 +122,21 @@ def next_instruction(channel: socket.socket, reporter: Reporter) -> Instruction 
     return None if received is None else received[0]
 
 
-def _run(start: RankStart, reporter: Reporter, channel: socket.socket, context: RankContext) -> RankServices | None:
-    services = None
+def _run(
+    start: RankStart, reporter: Reporter, channel: socket.socket, context: RankContext, at_end: contextlib.ExitStack
+) -> None:
+    """Run the cases of a world, and report every outcome to the runner."""
     try:
         services = RankServices(ServedRank(start, reporter))
+        at_end.callback(services.tell, "close")
         enter_place(start)
         become_rank_process(start)
-        services.start()
+        services.tell("start")
         os.environ.update(start.request.layout.rank_env(start.rank))
         front_end = context.front_end(start.request.body)
     except BaseException as error:
         reporter.never_started(error)
-    else:
-        run_world(start, reporter, channel, front_end, services)
-    return services
-
-
-def run_world(
-    start: RankStart,
-    reporter: Reporter,
-    channel: socket.socket,
-    front_end: RankFrontEnd,
-    services: RankServices,
-) -> None:
-    """Run the cases of a world in a process that already is its rank, and report every outcome to the runner.
-
-    The `channel` brings the instructions; the `services` of add-ons have started.
-    """
+        return
     reporter.ready()
     with _reporting(reporter):
         front_end.open(start, reporter)
@@ -161,11 +144,11 @@ def run_world(
         while True:
             reporter.begin_case()
             with _reporting(reporter):
-                services.case_begin(body)
+                services.tell("case_begin", body)
                 front_end.run(body, reporter)
                 if not (reporter.is_forked or reporter.failed):
                     finish_device_work()
-                    services.case_end(body)
+                    services.tell("case_end", body)
             if reporter.is_forked:
                 os._exit(FAILED_EXIT_CODE if reporter.failed else 0)
             reporter.case_over()
@@ -186,13 +169,38 @@ def _reporting(reporter: Reporter) -> Iterator[None]:
         reporter.ended_by(error)
 
 
+def world_env(env: Mapping[str, str], layout: Layout, store_port: int) -> dict[str, str]:
+    """Return `env` with the variables that torchrun sets, except those of `Layout.rank_env`.
+
+    With `store_port` 0 the world has no store, and no MASTER_ADDR.
+    """
+    result = {**env, **layout.world_env()}
+    if store_port:
+        result |= {
+            "MASTER_ADDR": layout.address,
+            "MASTER_PORT": str(store_port),
+            "TORCHELASTIC_RESTART_COUNT": "0",
+        }
+        # Under torchrun the runner has it. With it, rank 0 would serve no store at a port that a test has chosen, and
+        # all ranks would wait for one. With env://, rank 0 finds the store of the world in its own process.
+        result.pop(_AGENT_STORE, None)
+    return result
+
+
+def become(env: Mapping[str, str]) -> None:
+    """Make `env` this process's whole environment. Changes only variables that differ; most are inherited."""
+    for name in os.environ.keys() - env.keys():
+        del os.environ[name]
+    for name, value in env.items():
+        if os.environ.get(name) != value:
+            os.environ[name] = value
+
+
 def take_over(request: WorldRequest) -> None:
     """Take over the directory, environment and limits that the runner had when it asked for the world.
 
-    The fork server does this before it forks the ranks, so that no rank has to do it and pay for copied pages.
-
-    Raises:
-        OSError: If the working directory is gone.
+    The fork server does this before it forks the ranks, so that no rank has to do it and pay for copied pages. An
+    OSError says that the working directory is gone.
     """
     # Python caches the first answer, which was the runner's.
     tempfile.tempdir = None
@@ -205,11 +213,7 @@ def take_over(request: WorldRequest) -> None:
 
 
 def enter_place(start: RankStart) -> None:
-    """Move this process into the place of its rank, if an add-on has made one. It must have one thread.
-
-    Raises:
-        OSError: If the kernel refuses.
-    """
+    """Move this process into the place of its rank, if an add-on has made one. It must have one thread."""
     if start.place_fds:
         add_on = add_on_named(start.request.place, f"rank {start.rank}")
         with blaming(add_on.name, "the entry into its place"):

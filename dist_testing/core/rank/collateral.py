@@ -5,7 +5,6 @@ from __future__ import annotations
 import dis
 import os
 import traceback
-from types import TracebackType
 
 from dist_testing.core.ground.errors import CollectiveTimeoutError, PeerFailedError
 from dist_testing.core.ground.outcomes import Collateral
@@ -60,30 +59,25 @@ _TEXTS: tuple[tuple[Collateral, tuple[str, ...]], ...] = (
 )
 
 
-def collateral(error: BaseException) -> Collateral:
+def collateral(error: BaseException, depth: int = _MAX_DEPTH) -> Collateral:
     """Return what the error reports about a peer: "lost" or "late"; "" if it reports something else.
 
     Only runtime and connection errors count: an assertion that quotes such a text is the test's own finding. A group of
-    exceptions counts if each of its members does.
+    exceptions counts if each of its members does, in groups down to this depth.
     """
-    return _collateral(error, _MAX_DEPTH)
-
-
-def _collateral(error: BaseException, depth: int) -> Collateral:
     members: tuple[BaseException, ...] = error.exceptions if isinstance(error, BaseExceptionGroup) else ()
     if members and depth > 0:
-        kinds = [_collateral(member, depth - 1) for member in members]
+        kinds = [collateral(member, depth - 1) for member in members]
         return "" if "" in kinds else "late" if "late" in kinds else "lost"
     for _ in range(_MAX_CAUSES):
-        origin = _origin(error)
-        if origin is None or not _is_raise(origin) or isinstance(error, PeerFailedError | CollectiveTimeoutError):
+        if isinstance(error, PeerFailedError | CollectiveTimeoutError) or not _is_raised_by_test(error):
             break
         # Python code has raised it, so its author wrote the text. Its cause may still come from a peer.
         if not isinstance(error.__cause__, Exception):
             return ""
         error = error.__cause__
         if isinstance(error, BaseExceptionGroup):
-            return _collateral(error, depth - 1) if depth > 0 else ""
+            return collateral(error, depth - 1) if depth > 0 else ""
     else:
         return ""
     if isinstance(error, PeerFailedError):
@@ -104,15 +98,12 @@ def _collateral(error: BaseException, depth: int) -> Collateral:
     return next((kind for kind, patterns in _TEXTS if any(pattern in text for pattern in patterns)), "")
 
 
-def _origin(error: BaseException) -> TracebackType | None:
-    """Return the entry of the traceback where the error was raised; None for an error that was never raised."""
+def _is_raised_by_test(error: BaseException) -> bool:
+    """Whether a `raise` outside torch.distributed has raised the error, and not native code that was called there."""
     last = error.__traceback__
     while last is not None and last.tb_next is not None:
         last = last.tb_next
-    return last
-
-
-def _is_raise(origin: TracebackType) -> bool:
-    """Whether a `raise` outside torch.distributed has raised the error, and not native code that was called there."""
-    code = origin.tb_frame.f_code
-    return _TORCH_DISTRIBUTED not in code.co_filename and dis.opname[code.co_code[origin.tb_lasti]] == "RAISE_VARARGS"
+    if last is None:
+        return False
+    code = last.tb_frame.f_code
+    return _TORCH_DISTRIBUTED not in code.co_filename and dis.opname[code.co_code[last.tb_lasti]] == "RAISE_VARARGS"

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable
 from typing import Any
 
 from dist_testing.core.ground.errors import UsageError
@@ -22,28 +21,21 @@ def debug_by(command: str) -> None:
 
 
 def take_terminal() -> None:
-    """Make the terminal this rank's input and output.
-
-    Raises:
-        OSError: If the run has no terminal.
-    """
+    """Make the terminal this rank's input and output. An OSError says that the run has none."""
     terminal = os.open(TERMINAL, os.O_RDWR)
     for fd in range(3):
         os.dup2(terminal, fd)
     os.close(terminal)
 
 
-def set_breakpoint_hook(rank: int, debug_rank: int | None) -> Callable[[], None]:
+def set_breakpoint_hook(rank: int, debug_rank: int | None) -> None:
     """Set what `breakpoint()` and `pdb.set_trace()` do on a rank.
 
     The debugged rank enters the debugger. The other ranks then ignore the call, and run on until they wait for the
     debugged rank. If no rank is debugged, the call fails, because a prompt without a terminal waits forever.
-
-    Returns:
-        A function that restores the previous hooks.
     """
     if rank == debug_rank:
-        return lambda: None
+        return
 
     def hook(*_: Any, **__: Any) -> None:
         if debug_rank is None:
@@ -53,16 +45,7 @@ def set_breakpoint_hook(rank: int, debug_rank: int | None) -> Callable[[], None]
                 f"Run the test again with the option, for this rank: {_command[0]} --dist-debug-rank={rank}"
             )
 
-    # pytest, which loads pdb, has replaced pdb.set_trace.
-    pdb: Any = sys.modules.get("pdb")
-    before = sys.breakpointhook, getattr(pdb, "set_trace", None)
     sys.breakpointhook = hook
-    if pdb is not None:
-        pdb.set_trace = hook
-
-    def undo() -> None:
-        sys.breakpointhook = before[0]
-        if pdb is not None:
-            pdb.set_trace = before[1]
-
-    return undo
+    # pytest, which loads pdb, has replaced pdb.set_trace.
+    if (pdb := sys.modules.get("pdb")) is not None:
+        pdb.set_trace = hook  # type: ignore[attr-defined]

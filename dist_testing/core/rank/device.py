@@ -16,9 +16,6 @@ def finish_device_work(limit_s: float = _LIMIT_S) -> None:
 
     CUDA reports a failed kernel to the next caller. Without this call the error would be lost, or would fail the next
     case of a worker pool. After `limit_s` seconds, unfinished work goes on.
-
-    Raises:
-        RuntimeError: torch's error, if the work has failed.
     """
     torch = sys.modules.get("torch")
     if torch is None or not torch.cuda.is_initialized():

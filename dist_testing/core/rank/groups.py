@@ -31,11 +31,7 @@ def end_groups() -> None:
 
 
 def backends_in_use(c10d: Any) -> set[str]:
-    """Return torch's backend string of each group of this process, such as "nccl" or "cpu:gloo,cuda:nccl".
-
-    Args:
-        c10d: The module `torch.distributed.distributed_c10d`.
-    """
+    """Return torch's backend string of each group that the module `c10d` knows, such as "cpu:gloo,cuda:nccl"."""
     # There is no public list of groups. A group that was made without a name of a backend is "undefined" here, and its
     # backends are in its configuration.
     configured = c10d._world.pg_backend_config

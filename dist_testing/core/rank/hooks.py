@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 from dist_testing.core.ground.add_ons import add_on_named, blaming
 from dist_testing.core.ground.case import CaseBody
@@ -56,35 +56,13 @@ class RankServices:
     """The services of a rank, in the order of the add-ons. They end in the opposite one."""
 
     def __init__(self, rank: ServedRank) -> None:
-        """Make them.
-
-        Raises:
-            AddOnError: If one cannot be made.
-        """
         self._made: list[tuple[str, RankService]] = []
         for name in rank.start.request.services:
             with blaming(name, "its rank service"):
                 self._made.append((name, add_on_named(name, f"rank {rank.start.rank}").load("rank_service")(rank)))
 
-    def start(self) -> None:
-        """Tell them that the process is the rank."""
-        self._call(lambda service: service.start())
-
-    def case_begin(self, body: CaseBody) -> None:
-        """Tell them that a case begins."""
-        self._call(lambda service: service.case_begin(body))
-
-    def case_end(self, body: CaseBody) -> None:
-        """Tell them that the test has passed here."""
-        self._call(lambda service: service.case_end(body), self._made[::-1])
-
-    def close(self) -> None:
-        """Tell them that the last case is over."""
-        self._call(lambda service: service.close(), self._made[::-1])
-
-    def _call(
-        self, tell: Callable[[RankService], None], in_order: Sequence[tuple[str, RankService]] | None = None
-    ) -> None:
-        for name, service in self._made if in_order is None else in_order:
+    def tell(self, event: Literal["start", "case_begin", "case_end", "close"], *facts: CaseBody) -> None:
+        """Call this method of each."""
+        for name, service in self._made[::-1] if event in ("case_end", "close") else self._made:
             with blaming(name, "its rank service"):
-                tell(service)
+                getattr(service, event)(*facts)

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from torch._C._distributed_c10d import Store
 
     from dist_testing.core.process.launcher_messages import RankStart, WorldRequest
-    from dist_testing.core.rank.runner_client import RunnerClient
+    from dist_testing.core.rank.reporter import RunnerClient
 
 # Share of a device's memory that all ranks on it may allocate. Each rank's context takes some hundred MiB more.
 _SHARED_MEMORY = 0.8

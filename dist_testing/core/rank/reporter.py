@@ -1,20 +1,24 @@
-"""Reports a rank's phases and outcomes to the runner as soon as they are known."""
+"""Reports a rank's phases and outcomes to the runner as soon as they are known, and asks the runner for the tests."""
 
 from __future__ import annotations
 
 import contextlib
 import os
 import socket
+import threading
 import traceback
 import unittest
 import warnings
 from collections.abc import Callable, Sequence
 
-from dist_testing.core.ground.error_text import format_error, message_of, shorten, summarise
+from dist_testing.core.ground.error_text import MAX_TEXT_CHARS, format_error, message_of, shorten, summarise
+from dist_testing.core.ground.errors import UsageError
 from dist_testing.core.ground.outcomes import Kind
 from dist_testing.core.ground.skips import skip_for_exit_code
 from dist_testing.core.process import wire
+from dist_testing.core.process.launcher_messages import text_name
 from dist_testing.core.process.rank_messages import (
+    INSTRUCTIONS,
     RANK_MESSAGES,
     Done,
     EndSession,
@@ -26,12 +30,13 @@ from dist_testing.core.process.rank_messages import (
     Warned,
 )
 from dist_testing.core.rank.collateral import collateral
-from dist_testing.core.rank.runner_client import RunnerClient
 
 # The file of torch's collectives.
 _COLLECTIVES = os.path.join("torch", "distributed", "distributed_c10d.py")
 # Distinct warnings that a rank sends per case. The runner keeps no more.
 _MAX_WARNINGS = 100
+# Limit of the file with the texts of a rank that are too long for a message. Bytes.
+_MAX_FILE_BYTES = 64 << 20
 
 
 def _operation(error: BaseException) -> str:
@@ -49,6 +54,71 @@ def send_message(channel: socket.socket, message: RankMessage) -> None:
     """
     with contextlib.suppress(BrokenPipeError, ConnectionResetError):
         wire.send(channel, RANK_MESSAGES, message)
+
+
+def fit_text(directory: str, rank: int, text: str) -> str:
+    """Return the text, or its head and tail if it is too long for a message; then a file gets the whole text."""
+    if len(text) > MAX_TEXT_CHARS:
+        # The report has the head and the tail in any case.
+        with contextlib.suppress(OSError):
+            flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC
+            descriptor = os.open(os.path.join(directory, text_name(rank)), flags, 0o600)
+            with os.fdopen(descriptor, "ab") as file:
+                room = _MAX_FILE_BYTES - file.tell()
+                file.write(f"{text}\n\n".encode(errors="backslashreplace")[: max(0, room)])
+    return shorten(text)
+
+
+class RunnerClient:
+    """The rank's end of its questions to the runner.
+
+    During a case the runner sends nothing but answers to them, so the answer is the next message in the channel.
+    """
+
+    def __init__(self, channel: socket.socket) -> None:
+        self._channel = channel
+        # A test may ask from several threads.
+        self._lock = threading.Lock()
+        self._pid = os.getpid()
+        self._is_open = True
+
+    def begin_case(self) -> None:
+        """Accept questions again."""
+        self._is_open = True
+
+    def end_case(self) -> None:
+        """Accept no more questions: from now on, the channel brings other instructions."""
+        with self._lock:
+            self._is_open = False
+
+    def ask(self, add_on: str, payload: str, subject: str) -> str:
+        """Ask the watcher of an add-on, and wait for its answer. Only the add-on reads the question, `payload`.
+
+        `subject` is what the user has called, such as "world.faults". It begins the texts of errors.
+
+        Raises:
+            UsageError: If a fork of the rank asks, or the case is over.
+            ConnectionResetError: If the runner ends the case meanwhile.
+        """
+        with self._lock:
+            if os.getpid() != self._pid:
+                raise UsageError(
+                    f"{subject}: asked for by a process that the rank has forked.\n"
+                    "The runner answers the rank, and only the rank reads its answers.\n"
+                    "Ask for it in the rank's own process."
+                )
+            if not self._is_open:
+                raise UsageError(
+                    f"{subject}: asked for after the end of the case.\n"
+                    "A thread that the test left behind has called it.\n"
+                    "Wait for the thread before the test ends."
+                )
+            wire.send(self._channel, RANK_MESSAGES, Extra(add_on, payload))
+            match wire.receive(self._channel, INSTRUCTIONS):
+                case (Extra(add_on=answering, payload=answer), _) if answering == add_on:
+                    return answer
+        # The runner is gone, or has ended the case: this process is about to be killed.
+        raise ConnectionResetError(f"{subject}: the runner does not answer, because it ends the case")
 
 
 class Reporter:
