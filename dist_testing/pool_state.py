@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import fnmatch
 import gc
 import logging
@@ -20,6 +19,7 @@ from typing import Any
 from dist_testing.core.ground.case import CaseBody
 from dist_testing.core.ground.errors import StateLeakError
 from dist_testing.core.ground.keepable import ALL_ENV, ENV_PREFIX
+from dist_testing.core.ground.procfs import open_files
 from dist_testing.core.process.lifetime import current_umask
 from dist_testing.core.rank.children import LOOKING, child_processes, children_but, helpers_of_multiprocessing
 from dist_testing.core.rank.hooks import RankService, ServedRank
@@ -44,7 +44,6 @@ _SET_BY_OTHERS = frozenset(
 _LEAVING_S = 2.0
 _LOOK_S = 0.01
 _GROUPS = "process groups"
-_DESCRIPTORS = "/proc/self/fd"
 # Importing setuptools, which torch's extension builder does, adds this folder to sys.path and leaves it there.
 _ADDED_BY_SETUPTOOLS = os.path.join("setuptools", "_vendor")
 # Where the manager of torch's `file_system` sharing listens.
@@ -63,11 +62,7 @@ class PoolState(RankService):
         self._before = self._before or RankState.now()
 
     def case_end(self, body: CaseBody) -> None:
-        """Compare, and reset the random generators.
-
-        Raises:
-            StateLeakError: If the case has changed something.
-        """
+        """Compare, which raises StateLeakError if the case has changed something; reset the random generators."""
         assert self._before is not None
         if self._are_threads:
             self._before.verify(are_threads=True, may_change=body.may_change)
@@ -96,11 +91,11 @@ class RankState:
     def now(cls) -> RankState:
         """Return the current state."""
         with LOOKING:
-            descriptors = _descriptors()
+            files = open_files()
         return cls(
             _environment(),
             _settings(),
-            descriptors,
+            frozenset(files),
             frozenset(thread.ident or 0 for thread in threading.enumerate()),
             child_processes(),
             _generators(),
@@ -109,17 +104,10 @@ class RankState:
     def verify(
         self, *, keeps_groups: bool = False, are_threads: bool = False, may_change: Collection[str] = ()
     ) -> None:
-        """Compare the current state with this one.
+        """Compare the current state with this one. What can end by itself has two seconds to do so.
 
-        Args:
-            keeps_groups: Whether a case may leave process groups to the next one.
-            are_threads: Whether the ranks are threads of this process.
-            may_change: What a case may leave changed, by the names of `core.ground.keepable.KEEPABLE`; variables as
-                `env:NAME`, where `NAME` may be a pattern.
-
-        Raises:
-            StateLeakError: If a case has changed something; the text lists all of it. What can end by itself has two
-                seconds to do so.
+        `may_change` is what a case may leave changed, by the names of `core.ground.keepable.KEEPABLE`; variables as
+        `env:NAME`, where `NAME` may be a pattern. The text of a StateLeakError lists all other changes.
         """
         until_s = time.monotonic() + _LEAVING_S
         has_collected = False
@@ -135,17 +123,15 @@ class RankState:
             has_collected = True
         changes = self._changes(has_kept_groups, may_change) + running
         if changes:
-            if are_threads:
-                cause = (
-                    "its ranks are threads of one process, which runs the next test, too. Any of them may have done it."
-                )
-                way_out = "put the test into a class or module of its own"
-            else:
-                cause = "its ranks belong to a worker pool, which runs the next test, too."
-                way_out = "use the default isolation, which gives each test new ranks"
+            ranks, way_out = (
+                ("are threads of one process", "put the test into a class or module of its own")
+                if are_threads
+                else ("belong to a worker pool", "use the default isolation, which gives each test new ranks")
+            )
             raise StateLeakError(
                 f"changed and not undone: {'; '.join(changes)}.\n"
-                f"The test itself has passed, but {cause}\n"
+                f"The test itself has passed, but its ranks {ranks}, which runs the next test, too."
+                f"{' Any of them may have done it.' if are_threads else ''}\n"
                 f"Undo the change in the test or a fixture, or {way_out}."
             )
 
@@ -161,17 +147,13 @@ class RankState:
         """Return the changes that stay as they are."""
         changes = []
         env = _environment()
-        if env != self.env:
-            names = {os.fsdecode(name) for name in env.keys() | self.env.keys() if env.get(name) != self.env.get(name)}
-            patterns = [kept.removeprefix(ENV_PREFIX) for kept in may_change if kept.startswith(ENV_PREFIX)]
-            patterns += ["*"] if ALL_ENV in may_change else []
-            names = {name for name in names - _SET_BY_OTHERS if not any(fnmatch.fnmatchcase(name, p) for p in patterns)}
-            if names:
-                changes.append(f"environment variable(s) {', '.join(sorted(names))}")
+        patterns = [kept.removeprefix(ENV_PREFIX) for kept in may_change if kept.startswith(ENV_PREFIX)]
+        patterns += ["*"] if ALL_ENV in may_change else []
+        names = {os.fsdecode(name) for name, _ in env.items() ^ self.env.items()} - _SET_BY_OTHERS
+        if names := {name for name in names if not any(fnmatch.fnmatchcase(name, p) for p in patterns)}:
+            changes.append(f"environment variable(s) {', '.join(sorted(names))}")
         for kind, now in _settings().items():
             before = self.settings[kind]
-            if before == now:
-                continue
             changes += [
                 _described(name, before.get(name), now.get(name))
                 for name in sorted(before.keys() | now.keys())
@@ -183,27 +165,25 @@ class RankState:
 
     def _running(self, has_kept_groups: bool, may_change: Collection[str]) -> tuple[list[str], bool]:
         """Return the changes of descriptors, threads and processes, and whether they can still end by themselves."""
-        changes: list[str] = []
         helpers, pipes = helpers_of_multiprocessing()
-        with LOOKING:
-            descriptors = _descriptors()
-            names_opened = [name for fd in descriptors - self.descriptors - pipes if (name := _descriptor_name(fd))]
         # Sockets and pipes of a process group look like all others.
-        allowed = ("socket:", "pipe:") if has_kept_groups else ()
-        opened = [name for name in names_opened if not name.startswith(allowed) and "files" not in may_change]
-        if opened:
-            changes.append(f"open file(s) {', '.join(sorted(opened))}")
-        if (closed := self.descriptors - descriptors) and "files" not in may_change:
-            changes.append(f"closed descriptor(s) {', '.join(map(str, sorted(closed)))}")
+        allowed = ("anon_inode:", "socket:", "pipe:") if has_kept_groups else ("anon_inode:",)
+        with LOOKING:
+            files = open_files()
+            new = files.keys() - self.descriptors - pipes
+            opened = [files[fd] for fd in new if not files[fd].startswith(allowed) and not _stays(fd, files[fd])]
         known = self.threads | _threads_of_torch()
-        started = [thread.name for thread in threading.enumerate() if thread.ident not in known]
-        started = [] if "threads" in may_change else started
-        if started:
-            changes.append(f"running thread(s) {', '.join(sorted(started))}")
-        left = frozenset[int]() if "processes" in may_change else children_but(helpers) - self.children
-        if left:
-            changes.append(f"running process(es) {', '.join(map(str, sorted(left)))}")
-        return changes, bool(started or left or any(name.startswith("pipe:") for name in opened))
+        found: tuple[tuple[str, str, Collection[Any]], ...] = (
+            ("files", "open file(s)", opened),
+            ("files", "closed descriptor(s)", self.descriptors - files.keys()),
+            ("threads", "running thread(s)", [one.name for one in threading.enumerate() if one.ident not in known]),
+            ("processes", "running process(es)", children_but(helpers) - self.children),
+        )
+        left = [row for row in found if row[2] and row[0] not in may_change]
+        can_end = any(
+            kind != "files" or any(str(name).startswith("pipe:") for name in names) for kind, _, names in left
+        )
+        return [f"{what} {', '.join(map(str, sorted(names)))}" for _, what, names in left], can_end
 
 
 def _threads_of_torch() -> frozenset[int]:
@@ -216,30 +196,10 @@ def _threads_of_torch() -> frozenset[int]:
     return frozenset(thread.ident or 0 for thread in pool()._threads)
 
 
-def _descriptors() -> frozenset[int]:
-    # The list includes the descriptor that read it, which is closed by now.
-    return frozenset(filter(_is_open, map(int, os.listdir(_DESCRIPTORS))))
-
-
-def _is_open(fd: int) -> bool:
-    try:
-        os.fstat(fd)
-    except OSError:
+def _stays(fd: int, name: str) -> bool:
+    """Return whether it is a connection of torch's `file_system` sharing, which stays once it is needed."""
+    if not name.startswith("socket:"):
         return False
-    return True
-
-
-def _descriptor_name(fd: int) -> str | None:
-    """Return the name of a descriptor's file; None if it is no leak."""
-    with contextlib.suppress(OSError):
-        name = os.readlink(f"{_DESCRIPTORS}/{fd}")
-        if not name.startswith("anon_inode:") and not (name.startswith("socket:") and _leads_to_torchs_manager(fd)):
-            return name
-    return None
-
-
-def _leads_to_torchs_manager(fd: int) -> bool:
-    """Return whether a socket is a connection of torch's `file_system` sharing, which stays once it is needed."""
     try:
         with socket.socket(fileno=os.dup(fd)) as copy:
             return _MANAGER.search(str(copy.getpeername())) is not None
