@@ -175,7 +175,7 @@ class RankThreads(list[RankHandle]):
             self._errors.append((rank, error))
             raise
         finally:
-            self._errors += [(rank, error) for error in pipe.errors]
+            self._errors += [(rank, error) for error in pipe.raised]
         self._report_caught(rank, reporter)
         if not pipe.has_run and self._must_run:
             raise UsageError(
