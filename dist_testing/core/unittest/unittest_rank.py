@@ -15,7 +15,6 @@ from dist_testing.core.rank.generators import load_generators, seed_generators
 from dist_testing.core.rank.groups import destroy_groups, end_groups
 from dist_testing.core.rank.rank_world import RankWorld
 from dist_testing.core.rank.reporter import Reporter
-from dist_testing.core.unittest.lookup import find_class
 from dist_testing.core.unittest.unittest_messages import UNITTEST_CASES
 
 # unittest leaves frames of modules with this mark out of its tracebacks.
@@ -61,14 +60,14 @@ class UnittestRankFrontEnd:
         if start.request.store_port:
             self._world = RankWorld.of(start, runner=reporter.runner)
             self._world.prepare()
-        cls = find_class(UNITTEST_CASES.from_wire(start.request.body.content).cls)
+        cls = UNITTEST_CASES.from_wire(start.request.body.content).cls.find()
         cls._open_rank(start.rank, start.request.size, start.request.directory)
 
     def run(self, body: CaseBody, reporter: Reporter) -> None:
         """Make the instance anew and run the method."""
         reporter.phase("setup")
         case = UNITTEST_CASES.from_wire(body.content)
-        cls = find_class(case.cls)
+        cls = case.cls.find()
         pipe = RankPipe(reporter, exit_0_passes=cls.exit_0_passes, tb_locals=case.tb_locals or self._shows_locals)
         try:
             cls._run_on_rank(self._rank, case, pipe)

@@ -28,9 +28,8 @@ from dist_testing.core.rank.bootstrap import FAILED_EXIT_CODE
 from dist_testing.core.session.front_ends import register_front_end
 from dist_testing.core.session.session import warnings_of
 from dist_testing.core.unittest.exits import declared_exits
-from dist_testing.core.unittest.lookup import class_name
 from dist_testing.core.unittest.plain import current_session
-from dist_testing.core.unittest.unittest_messages import FRONT_END, UNITTEST_CASES, UnittestCase
+from dist_testing.core.unittest.unittest_messages import FRONT_END, UNITTEST_CASES, ClassName, UnittestCase
 from dist_testing.core.unittest.unittest_rank import RankPipe
 
 # unittest leaves frames of modules with this mark out of its tracebacks.
@@ -181,7 +180,7 @@ class WorldCase(unittest.TestCase):
             self._skip_or_fail(missing, world_size)
         cls = type(self)
         content = UnittestCase(
-            class_name(cls),
+            ClassName.of(cls),
             self._testMethodName,
             self._shows_locals,
             file_name,
