@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import enum
 import functools
@@ -13,6 +12,7 @@ import sys
 import tempfile
 import traceback
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any
 
 from dist_testing.core.ground.case import CaseResult
@@ -99,11 +99,7 @@ class ProcessCase(WorldCase):
         self._make_file()
 
     def _spawn_processes(self) -> None:
-        """Start the ranks. They inherit the environment and the working directory of this moment.
-
-        Raises:
-            UsageError: If the ranks of this test have been started already, or the world is larger than declared.
-        """
+        """Start the ranks, once per test. They inherit the environment and the working directory of this moment."""
         self._start_processes(_RankProcess)
 
     def _fork_processes(self) -> None:
@@ -113,13 +109,8 @@ class ProcessCase(WorldCase):
     def _start_processes(self, proc: object) -> None:
         """Start the ranks as `_spawn_processes` does, by the start method of a process class of `multiprocessing`.
 
-        `_spawn_processes` and `_fork_processes` call it, so an override runs just before the ranks start.
-
-        Args:
-            proc: Such a class, as `multiprocessing.get_context("spawn").Process`.
-
-        Raises:
-            UsageError: If it is another callable: the engine makes the ranks, and cannot call it.
+        `_spawn_processes` and `_fork_processes` call it, so an override runs just before the ranks start. `proc` is
+        such a class, as `multiprocessing.get_context("spawn").Process`: the engine could not call another callable.
         """
         if proc is _RankProcess:
             self._ask(self.isolation)
@@ -227,11 +218,17 @@ class ProcessCase(WorldCase):
         method = fn if elapsed_time is not None else getattr(self, self._testMethodName)
         result = self._end_ranks(method)
         names = names_of(method)
-        special = next((self.special_return_code_checks[n] for n in names if n in self.special_return_code_checks), 0)
+        codes = self.special_return_code_checks
+        special = next((int(codes[name]) for name in names if name in codes), 0)
         if any(name in self.skip_return_code_checks for name in names):
             self._check_no_test_errors(result.duration_s)
         elif special:
-            self._judge_special(result, int(special))
+            self._judge_forgiving(result, special)
+            if (first := exit_code(result.outcomes[0])) != special:
+                self.fail(
+                    f"{self.id()}: rank 0 ended by {exit_name(first)}; expected {exit_name(special)}.\n"
+                    "special_return_code_checks of the class requires it."
+                )
         else:
             self._judge(result)
 
@@ -239,14 +236,6 @@ class ProcessCase(WorldCase):
         """Fail if a rank raised or did not end; any exit code is a pass. For classes that check codes themselves."""
         if self._result is not None:
             self._judge_forgiving(self._result, None)
-
-    def _judge_special(self, result: CaseResult, required: int) -> None:
-        self._judge_forgiving(result, required)
-        if (first := exit_code(result.outcomes[0])) != required:
-            self.fail(
-                f"{self.id()}: rank 0 ended by {exit_name(first)}; expected {exit_name(required)}.\n"
-                "special_return_code_checks of the class requires it."
-            )
 
     def _judge_forgiving(self, result: CaseResult, allowed: int | None) -> None:
         """Judge the test as if the ranks that ended by this code had passed; None for any code or signal."""
@@ -307,9 +296,5 @@ class ProcessCase(WorldCase):
         _, run = current_session().engine.prepare()
         descriptor, self.file_name = tempfile.mkstemp(prefix="rendezvous-", dir=run.path)
         os.close(descriptor)
-        self.addCleanup(self._remove_file)
-
-    def _remove_file(self) -> None:
         # The last user of a FileStore removes its file.
-        with contextlib.suppress(FileNotFoundError):
-            os.unlink(self.file_name)
+        self.addCleanup(Path(self.file_name).unlink, missing_ok=True)

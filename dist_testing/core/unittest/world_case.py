@@ -151,7 +151,7 @@ class WorldCase(unittest.TestCase):
         file_name: str = "",
         **keeps: Any,
     ) -> RunningCase:
-        """Check the test and start its ranks.
+        """Check the test, which may skip it, and start its ranks.
 
         Args:
             size: World size, as the class gives it.
@@ -159,11 +159,6 @@ class WorldCase(unittest.TestCase):
             lacking: A need that the class knows to be missing; None if there is none.
             file_name: The file that the ranks share for a rendezvous; "" for none.
             keeps: What the test may leave to the next one on the same ranks: fields of `CaseBody`.
-
-        Raises:
-            UsageError: If an attribute of the class is impossible, or the world is larger than declared.
-            PromiseError: If hardware is missing that the run promises or requires.
-            unittest.SkipTest: If the machine lacks something else that the test needs.
         """
         session = current_session()
         method = getattr(type(self), self._testMethodName, None)
@@ -237,41 +232,29 @@ class WorldCase(unittest.TestCase):
         try:
             current_session().judge(result)
         except CaseFailedError:
-            self._expect_nothing_but_failures(result)
+            # `expectedFailure` means an exception in the method. A crash, a hang or a broken machine is never expected,
+            # nor, for unittest, a failure around the method.
+            if not (result.has_only_raised and all(failure.phase == "call" for failure in result.failures)):
+                self._expect_no_failure()
             raise
-
-    def _expect_nothing_but_failures(self, result: CaseResult) -> None:
-        # `expectedFailure` means an exception in the method. A crash, a hang or a broken machine is never expected,
-        # nor, for unittest, a failure around the method.
-        if not (result.has_only_raised and all(failure.phase == "call" for failure in result.failures)):
-            self._expect_no_failure()
 
     def _expect_no_failure(self) -> None:
         if (outcome := self._outcome) is not None:  # type: ignore[attr-defined]  # unittest's own, not in typeshed
             outcome.expecting_failure = False
 
     def _checked(self, method: object, size: object, isolation: object) -> tuple[int, float, Isolation]:
-        """Return the world size, the limit in seconds and the isolation of a test.
-
-        Raises:
-            UsageError: If one of them is impossible, the world is larger than declared, or the method cannot run on
-                ranks.
-        """
+        """Return the world size, the limit in seconds and the isolation of a test, whose method can run on ranks."""
         try:
             self._check_members()
             self._check_method(method)
-            return self._checked_size(size), self._checked_timeout(), self._checked_isolation(isolation)
+            # torch's suites also give it as a text.
+            number = int(size) if isinstance(size, str) and size.isascii() and size.isdecimal() else size
+            world_size = check_world_size(self.id(), number)
+            current_session().check_declared(self.id(), world_size)
+            return world_size, self._checked_timeout(), self._checked_isolation(isolation)
         except DistTestingError as error:
             # The text is for the user; a traceback through this library does not help.
             raise error.with_traceback(None) from None
-
-    def _checked_size(self, size: object) -> int:
-        # torch's suites also give it as a text.
-        if isinstance(size, str) and size.isascii() and size.isdecimal():
-            size = int(size)
-        world_size = check_world_size(self.id(), size)
-        current_session().check_declared(self.id(), world_size)
-        return world_size
 
     def _checked_timeout(self) -> float:
         value: object = self.case_timeout_s if self.case_timeout_s is not None else current_session().timeout_s
@@ -300,7 +283,8 @@ class WorldCase(unittest.TestCase):
         return isolation
 
     def _check_members(self) -> None:
-        if hasattr(type(self), "worldsize") and not self._sets_size():
+        owner = next(cls for cls in type(self).__mro__ if "world_size" in vars(cls))
+        if hasattr(type(self), "worldsize") and owner.__module__.startswith("dist_testing."):
             warnings.warn(
                 f"{self.id()}: the class has an attribute worldsize, and sets no world_size.\n"
                 "The library does not read it, so the world has the default size.\n"
@@ -314,10 +298,6 @@ class WorldCase(unittest.TestCase):
                 "torch's class starts its ranks and talks to them by this method; here the engine does that.\n"
                 "Put code for the ranks into setUpRank and tearDownRank; docs/torch_names.md has the members that work."
             )
-
-    def _sets_size(self) -> bool:
-        owner = next(cls for cls in type(self).__mro__ if "world_size" in vars(cls))
-        return not owner.__module__.startswith("dist_testing.")
 
     def _check_method(self, method: object) -> None:
         is_coroutine = inspect.iscoroutinefunction(method) or inspect.isasyncgenfunction(method)
