@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 import time
 from dataclasses import dataclass
+from typing import TypeGuard
 
 # Longest time limit, about thirty years. A finite number, so that times can be added on every clock. Seconds.
 MAX_TIMEOUT_S = 10**9
@@ -28,7 +29,7 @@ _STUCK_SHARE = 0.75
 _REPORT_S = 2.0
 
 
-def is_timeout(value: object) -> bool:
+def is_timeout(value: object) -> TypeGuard[float]:
     """Return whether `value` is a possible limit: a number of seconds above 0, up to MAX_TIMEOUT_S, and not a bool."""
     return not isinstance(value, bool) and isinstance(value, int | float) and 0 < value <= MAX_TIMEOUT_S
 
@@ -70,10 +71,6 @@ class Budget:
 
         A case gets at most half of the remaining time if more cases follow. So the next case still runs however many
         cases hang, and a long case is cut only if the timeout of the whole target is too short for it.
-
-        Args:
-            own_limit_s: Time limit of the case itself, in seconds.
-            cases_after: Number of cases that follow it.
         """
         left = max(0.0, self.end_s - time.monotonic())
         return min(own_limit_s, left / 2 if cases_after else left)

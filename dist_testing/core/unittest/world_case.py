@@ -260,7 +260,6 @@ class WorldCase(unittest.TestCase):
         value: object = self.case_timeout_s if self.case_timeout_s is not None else current_session().timeout_s
         if not is_timeout(value):
             raise self._wrong("case_timeout_s", value, f"a number of seconds above 0, up to {MAX_TIMEOUT_S}")
-        assert isinstance(value, int | float)
         return float(value)
 
     def _checked_strict(self) -> bool | None:
