@@ -219,12 +219,8 @@ def verdict(
     7. A skip, which is a failure if it is about promised hardware.
     8. A pass.
 
-    Args:
-        outcomes: One for each rank, in any order.
-        promised: Whether the configuration promises the hardware, so that a skip because of missing hardware is a
-            failure.
-        leaked: Command lines of processes that the ranks left behind.
-        left: What the ranks have left behind in resources of add-ons, a text each.
+    The outcomes may be in any order. `promised` says whether the configuration promises the hardware; `leaked` has the
+    command lines of processes that the ranks left behind, and `left` texts of what they left in resources of add-ons.
     """
     assert outcomes, "every case has ranks"
     every = sorted(outcomes, key=lambda outcome: outcome.rank)
