@@ -65,11 +65,7 @@ class Program:
 
 
 def check_program(path: str) -> None:
-    """Check that Python can run a file.
-
-    Raises:
-        UsageError: If the file cannot be read, is no Python, or has nothing but definitions.
-    """
+    """Refuse a file that cannot be read, is no Python, or has nothing but definitions."""
     try:
         source = Path(path).read_bytes()
     except (OSError, ValueError) as error:
@@ -104,11 +100,7 @@ def check_program(path: str) -> None:
 
 
 def check_isolation_of_program(name: str, isolation: Isolation) -> None:
-    """Refuse ranks that cannot run a program. `name` is the subject of the error text.
-
-    Raises:
-        UsageError: If each rank does not get a process of its own, for the program alone.
-    """
+    """Refuse ranks without a process of their own, for the program alone. `name` is the subject of the error text."""
     if isolation not in (FORK, SPAWN):
         raise UsageError(
             f'{name}: isolation "{isolation.name}" for a program.\n'

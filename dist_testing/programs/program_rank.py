@@ -48,8 +48,7 @@ def load(state: str, then: ThenBe, test: str | None) -> NoReturn:
 class ProgramRankFrontEnd:
     """Runs one program, in a process that ends with it."""
 
-    def __init__(self) -> None:
-        self._world: RankWorld | None = None
+    _world: RankWorld | None = None
 
     def open(self, start: RankStart, reporter: Reporter) -> None:
         """Serve the store of the world, and set the rest of torchrun's variables."""
