@@ -90,7 +90,9 @@ class Family(Generic[_Message]):
         self.messages = tuple(messages)
         self.max_bytes = max_bytes
         self._error = error
-        self._shapes = {cls.__name__: _shape_of_dataclass(cls) for cls in messages}
+        # mypy does not know that they are dataclasses.
+        classes: Sequence[Any] = messages
+        self._shapes = {cls.__name__: _shape_of_dataclass(cls) for cls in classes}
 
     def to_wire(self, message: _Message) -> bytes:
         """Return the message as JSON; refuse one that is too large, or holds a number that JSON cannot express."""

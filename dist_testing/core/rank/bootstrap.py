@@ -60,7 +60,7 @@ class RankContext(Protocol):
 
     def thread_front_ends(self, body: CaseBody, world_size: int) -> Sequence[RankFrontEnd]:
         """Return one front end per rank for a case. Called in the process whose threads are the ranks, if any are."""
-        raise NotImplementedError
+        raise RuntimeError("this context has no ranks that are threads")
 
 
 def enter(start: RankStart, context: RankContext) -> NoReturn:

@@ -232,11 +232,14 @@ class WorldCase(unittest.TestCase):
         try:
             current_session().judge(result)
         except CaseFailedError:
-            # `expectedFailure` means an exception in the method. A crash, a hang or a broken machine is never expected,
-            # nor, for unittest, a failure around the method.
-            if not (result.has_only_raised and all(failure.phase == "call" for failure in result.failures)):
-                self._expect_no_failure()
+            self._expect_nothing_but_failures(result)
             raise
+
+    def _expect_nothing_but_failures(self, result: CaseResult) -> None:
+        # `expectedFailure` means an exception in the method. A crash, a hang or a broken machine is never expected,
+        # nor, for unittest, a failure around the method.
+        if not (result.has_only_raised and all(failure.phase == "call" for failure in result.failures)):
+            self._expect_no_failure()
 
     def _expect_no_failure(self) -> None:
         if (outcome := self._outcome) is not None:  # type: ignore[attr-defined]  # unittest's own, not in typeshed
