@@ -25,12 +25,8 @@ _SUFFIX = ".runfiles"
 def start_directly(environ: MutableMapping[str, str], given: Sequence[str]) -> list[str]:
     """Give this process the environment and the folder of the test, and return its arguments.
 
-    Args:
-        environ: The environment of the process. Variables that it has stay as they are.
-        given: The arguments of the command line. `--rank=<n>` gives the terminal to that rank.
-
-    Raises:
-        SpecError: If the spec of the target is not in the runfiles.
+    Variables that the environment has stay as they are. `--rank=<n>` on the command line gives the terminal to that
+    rank.
     """
     runfiles, file = _own_spec(environ)
     settings, text = file.read_text(encoding="utf-8").splitlines()

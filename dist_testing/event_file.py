@@ -132,8 +132,7 @@ def keep_events(outputs: Path | None, events: EventStream, warn: Callable[[str],
 def read_events(path: Path) -> list[Event]:
     """Read a file of events, compressed or not. Ignores an incomplete last line, and unknown kinds.
 
-    Raises:
-        ReportError: If the file cannot be read, is empty, is too large, has other content, or has a newer schema.
+    A ReportError refuses one that is unreadable, empty or too large, has other content, or has a newer schema.
     """
     return list(iterate_events(path))
 

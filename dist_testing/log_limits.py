@@ -46,11 +46,7 @@ class LogLimits(WorldWatcher):
     """Keeps the logs of a world's ranks within a limit."""
 
     def __init__(self, logs: Sequence[Path]) -> None:
-        """Watch logs that need not exist yet.
-
-        Args:
-            logs: The ranks' logs, by rank.
-        """
+        """Watch the ranks' logs, which need not exist yet."""
         self._logs = logs
         self.limit_bytes = max(_LEAST_BYTES, min(_MOST_BYTES, _WORLD_BYTES // max(1, len(logs))))
         self._kept_bytes = self.limit_bytes // _PARTS
@@ -111,11 +107,7 @@ class LogLimits(WorldWatcher):
 
 
 def _punch(fd: int, begin: int, length: int) -> None:
-    """Free the blocks of a part of a file; it then reads as zeros.
-
-    Raises:
-        OSError: If the file system does not support it.
-    """
+    """Free the blocks of a part of a file, which then reads as zeros; an OSError says that this is not supported."""
     fallocate: Any = getattr(_libc, "fallocate", None)
     if fallocate is None:
         raise OSError(errno.EOPNOTSUPP, "this system makes no holes in files")

@@ -93,11 +93,7 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _read(given: argparse.Namespace) -> tuple[Program, list[str]]:
-    """Return the program, and pytest's options for the settings.
-
-    Raises:
-        UsageError: If an argument is impossible.
-    """
+    """Return the program, and pytest's options for the settings; refuse impossible arguments."""
     if given.script is None:
         raise UsageError(
             f"{_COMMAND}: expected a script; got none.\n"

@@ -133,7 +133,8 @@ def add_ons() -> tuple[AddOn, ...]:
     One that cannot be loaded, was written for another version, or has the name of another one is an AddOnError.
     """
     found: dict[str, AddOn] = {}
-    for add_on in (*_built_in(), *_installed()):
+    own = importlib.import_module(_BUILT_IN).ADD_ONS if importlib.util.find_spec(_BUILT_IN) else ()
+    for add_on in (*own, *_installed()):
         if add_on.ext_version != EXT_VERSION:
             raise AddOnError(
                 f"Add-on {add_on.name!r} has ext_version = {add_on.ext_version}; this dist_testing has {EXT_VERSION}.\n"
@@ -190,13 +191,6 @@ def call_parts(name: str, *arguments: object) -> Iterator[tuple[AddOn, Any]]:
             with blaming(add_on.name, f"its part {name!r}"):
                 result = add_on.load(name)(*arguments)
             yield add_on, result
-
-
-def _built_in() -> tuple[AddOn, ...]:
-    if importlib.util.find_spec(_BUILT_IN) is None:
-        return ()
-    declared: tuple[AddOn, ...] = importlib.import_module(_BUILT_IN).ADD_ONS
-    return declared
 
 
 def _installed() -> Iterator[AddOn]:

@@ -212,7 +212,12 @@ def shape_of(annotation: Any) -> Shape:
         items = [shape_of(hint) for hint in get_type_hints(annotation, include_extras=True).values()]
         return _shape_of_fixed(items, functools.partial(tuple.__new__, annotation))
     if origin is dict and arguments[0] is str:
-        return _shape_of_dict(shape_of(arguments[1]))
+        item = shape_of(arguments[1])
+        return _simple(
+            f"an object of {item.expected}",
+            lambda value: type(value) is dict,
+            lambda value: {name: item.read(one) for name, one in value.items()},
+        )
     if isinstance(annotation, type) and issubclass(annotation, enum.Enum):
         return _shape_of_choice(tuple(annotation))
     if isinstance(annotation, type) and dataclasses.is_dataclass(annotation):
@@ -280,14 +285,6 @@ def _shape_of_fixed(items: Sequence[Shape], convert: Callable[[Iterable[Any]], A
         f"a list of {', '.join(item.expected for item in items)}",
         lambda value: type(value) is list and len(value) == len(readers),
         read,
-    )
-
-
-def _shape_of_dict(item: Shape) -> Shape:
-    return _simple(
-        f"an object of {item.expected}",
-        lambda value: type(value) is dict,
-        lambda value: {name: item.read(one) for name, one in value.items()},
     )
 
 

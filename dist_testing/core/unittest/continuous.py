@@ -1,4 +1,4 @@
-"""A test class whose tests share one world and its process group: the logic of `MultiProcContinuousTest`."""
+"""`MultiProcContinuousTest` and its logic: the tests of a class share one world and its process group."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ from dist_testing.core.ground.skips import TEST_SKIPS
 from dist_testing.core.launch.isolation import POOL
 from dist_testing.core.rank.generators import seed_generators
 from dist_testing.core.rank.groups import destroy_groups
+from dist_testing.core.unittest.comparison import TensorComparisons
 from dist_testing.core.unittest.plain import current_session
 from dist_testing.core.unittest.unittest_messages import UnittestCase
 from dist_testing.core.unittest.unittest_rank import RankPipe
@@ -235,6 +236,14 @@ class ContinuousCase(WorldCase):
         self = cls(method)
         self.rank = cls.rank
         cls._pipe.run(self, method)
+
+
+class MultiProcContinuousTest(ContinuousCase, TensorComparisons):
+    """Runs all tests on the same ranks and process group. See `ContinuousCase`; `assertEqual` compares tensors."""
+
+
+# The first spelling in torch.
+MultiProcContinousTest = MultiProcContinuousTest
 
 
 def _called(value: Any) -> Any:

@@ -54,11 +54,7 @@ class RankHandle:
         return self.exitcode is None
 
     def join(self, timeout: float | None = None) -> None:
-        """Wait until the rank has ended its test, or the case is over.
-
-        Args:
-            timeout: Seconds to wait at most; None for the limit of the case.
-        """
+        """Wait until the rank has ended its test, at most `timeout` seconds, or until the case is over."""
         self._wait(_has_ended, math.inf if timeout is None else timeout)
 
     def terminate(self) -> None:
@@ -107,11 +103,7 @@ class StackPipe:
         return bool(self._answers)
 
     def recv(self) -> str:
-        """Return the oldest answer.
-
-        Raises:
-            EOFError: If there is none: nothing was asked, or the rank had ended.
-        """
+        """Return the oldest answer, or raise EOFError: nothing was asked, or the rank had ended."""
         if not self._answers:
             raise EOFError(f"{self._handle.name} has not been asked for its stacks, or had ended its test by then")
         return self._answers.pop(0)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import contextlib
 import json
 import runpy
 import sys
@@ -18,7 +19,7 @@ from dist_testing.core.launch.fresh import ThenBe
 from dist_testing.core.launch.isolation import default_isolation
 from dist_testing.core.process.launcher_messages import Loader
 from dist_testing.core.session import session
-from dist_testing.core.session.existing_world import ExistingRank, existing_rank
+from dist_testing.core.session.existing_world import existing_rank
 from dist_testing.core.session.session import Session, open_session
 from dist_testing.core.unittest.unittest_rank import UnittestRankContext
 
@@ -30,18 +31,13 @@ def current_session() -> Session:
         spec = Spec("", backend, (DEFAULT_WORLD_SIZE,), default_isolation(backend).name)
         engine = Engine(spec, Budget(), UnittestRankContext(), unittest_loader())
         atexit.register(engine.close)
-        current = Session(engine, float(backend.timeout_s), ignored_rank_info=_rank_info())
+        found = None
+        # RANK without the other variables, or an impossible one: there is no world.
+        with contextlib.suppress(UsageError):
+            found = existing_rank()
+        current = Session(engine, float(backend.timeout_s), ignored_rank_info=found and found[1])
         open_session(current)
     return current
-
-
-def _rank_info() -> ExistingRank | None:
-    try:
-        found = existing_rank()
-    except UsageError:
-        # RANK without the other variables, or an impossible one: there is no world.
-        return None
-    return None if found is None else found[1]
 
 
 def unittest_loader() -> Loader:

@@ -1,4 +1,4 @@
-"""The logic of `MultiProcessTestCase`: each method runs on fresh rank processes."""
+"""`MultiProcessTestCase` and its logic: each method runs on fresh rank processes."""
 
 from __future__ import annotations
 
@@ -19,6 +19,7 @@ from dist_testing.core.ground.case import CaseResult
 from dist_testing.core.ground.errors import UsageError
 from dist_testing.core.ground.outcomes import Kind, exit_name, verdict
 from dist_testing.core.launch.isolation import FORK, SPAWN
+from dist_testing.core.unittest.comparison import TensorComparisons
 from dist_testing.core.unittest.exits import exit_code, forgiven, names_of
 from dist_testing.core.unittest.handles import RankHandle, StackPipe
 from dist_testing.core.unittest.plain import current_session
@@ -298,3 +299,7 @@ class ProcessCase(WorldCase):
         os.close(descriptor)
         # The last user of a FileStore removes its file.
         self.addCleanup(Path(self.file_name).unlink, missing_ok=True)
+
+
+class MultiProcessTestCase(ProcessCase, TensorComparisons):
+    """Runs each test on fresh rank processes. See `ProcessCase` for the rules; `assertEqual` compares tensors."""
