@@ -83,18 +83,10 @@ class CallWorld(contextlib.AbstractContextManager["CallWorld"]):
         with_store: bool = True,
         show: Callable[[RankOutput], object],
     ) -> None:
-        """Describe the world. It starts no process yet.
+        """Describe the world, whose ranks call `call()`. It starts no process yet.
 
-        Args:
-            call: What each rank calls, without arguments.
-            name: Name of the function, for reports.
-            size: Number of ranks.
-            spec: Backend and isolation.
-            settings: What the call asks of add-ons, by their names.
-            timeout_s: Limit in seconds; None for that of the session, else of the backend.
-            init: Whether the library makes the default group.
-            with_store: Whether the library serves a store at MASTER_ADDR and MASTER_PORT.
-            show: Takes each line that a rank prints.
+        `name` is that of the function, for reports; `settings`, `init` and `with_store` are those of `Case`; `show`
+        takes each line that a rank prints. Without `timeout_s` the limit is that of the session, else of the backend.
         """
         way = isolation_named(spec.isolation)
         session = current_session()

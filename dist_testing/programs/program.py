@@ -27,16 +27,12 @@ _DEFINITIONS = (ast.Import, ast.ImportFrom, ast.FunctionDef, ast.AsyncFunctionDe
 
 @dataclass(frozen=True, slots=True)
 class Program:
-    """A program and its command line.
+    """A program, by its absolute path, and its command line.
 
     Attributes:
-        path: Its file; absolute.
-        name: The file as the user wrote it, which is the program's `sys.argv[0]`.
-        arguments: Its other arguments.
+        name: The file as the user wrote it, which is the program's `sys.argv[0]`; `arguments` has the others.
         search_path: Its `sys.path`.
-        expected_exits: Rank to how its process must end; a negative number is a signal.
-        timeout_s: Limit of a run in seconds.
-        settings: Those of add-ons, by their names.
+        expected_exits: As in `Case`, and so are the `settings`.
     """
 
     path: str

@@ -169,25 +169,20 @@ class ProcessCase(WorldCase):
             self._spawn_processes()
         result = self._end_ranks(fn)
         if any(outcome.kind is Kind.HUNG for outcome in result.outcomes):
-            self._show_stacks_of_class()
+            try:
+                self._get_timedout_process_traceback()
+            except Exception:
+                # The report of the hang says more than an error in a class that asks ranks for their stacks.
+                traceback.print_exc()
         # Older releases of torch passed only the time, and classes from then override the method with one argument.
-        takes_time_alone = len(inspect.signature(self._check_return_codes).parameters) == 1
-        if not takes_time_alone:
+        if len(inspect.signature(self._check_return_codes).parameters) != 1:
             self._check_return_codes(fn, result.duration_s)
         elif any(name in self.skip_return_code_checks for name in names_of(fn)):
             # Those releases called only one of the two.
             self._check_no_test_errors(result.duration_s)
         else:
-            check: Callable[[float], None] = self._check_return_codes
-            check(result.duration_s)
+            self._check_return_codes(result.duration_s)
         self._is_judged = True
-
-    def _show_stacks_of_class(self) -> None:
-        try:
-            self._get_timedout_process_traceback()
-        except Exception:
-            # The report of the hang says more than an error in a class that asks ranks for their stacks.
-            traceback.print_exc()
 
     def _end_ranks(self, fn: Any) -> CaseResult:
         """Wait for the ranks of the method `fn`, if they have not been waited for, and return their result."""
@@ -210,11 +205,8 @@ class ProcessCase(WorldCase):
     def _check_return_codes(self, fn: Any, elapsed_time: float | None = None) -> None:
         """Judge the test by how the ranks have ended. An override finds them in `self.processes`; all have ended.
 
-        A class that overrides `_join_processes` calls this at the end of it. Then it also waits for the ranks.
-
-        Args:
-            fn: The test method; or the duration of the test in seconds, as in older releases of torch.
-            elapsed_time: Duration of the test in seconds; None if `fn` is it.
+        A class that overrides `_join_processes` calls this at the end of it. Then it also waits for the ranks. `fn` is
+        the test method; or the duration in seconds, as in older releases of torch, and then there is no `elapsed_time`.
         """
         method = fn if elapsed_time is not None else getattr(self, self._testMethodName)
         result = self._end_ranks(method)

@@ -90,14 +90,10 @@ def _below(cls: type) -> Iterator[type]:
 
 @dataclass(frozen=True, slots=True)
 class UnittestCase:
-    """A test method to run; the content of a `CaseBody`.
+    """A test method to run; the content of a `CaseBody`. `tb_locals`: whether tracebacks show local variables.
 
-    Attributes:
-        cls: Its class.
-        method: Its name.
-        tb_locals: Whether tracebacks show local variables.
-        file_name: The file for a rendezvous that torch's classes hand to `_run`; "" for none.
-        fake_pg: Whether the class asks for torch's fake group; torch's classes hand it to `_run`.
+    torch's classes hand two of them to `_run`: `file_name`, the file for a rendezvous ("" for none), and `fake_pg`,
+    whether the class asks for torch's fake group.
     """
 
     cls: ClassName
