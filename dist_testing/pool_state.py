@@ -13,7 +13,6 @@ import sys
 import threading
 import time
 from collections.abc import Collection
-from dataclasses import dataclass
 from typing import Any
 
 from dist_testing.core.ground.case import CaseBody
@@ -59,7 +58,7 @@ class PoolState(RankService):
 
     def case_begin(self, body: CaseBody) -> None:
         """Note the state before the first case."""
-        self._before = self._before or RankState.now()
+        self._before = self._before or RankState()
 
     def case_end(self, body: CaseBody) -> None:
         """Compare, which raises StateLeakError if the case has changed something; reset the random generators."""
@@ -71,35 +70,26 @@ class PoolState(RankService):
         self._before.rewind_generators()
 
 
-@dataclass(frozen=True, slots=True)
 class RankState:
-    """The state of a rank between two cases.
+    """The state of a rank between two cases, as it is when this is made.
 
     The comparison leaves out random generators, which are reset instead: drawing a number is no leak. It leaves out
     native threads and descriptors of the kernel's own objects, because torch makes pools of both at the first use, and
     the helpers of multiprocessing, which stay after their first use.
     """
 
-    env: dict[bytes, bytes]
-    settings: dict[str, dict[str, Any]]
-    descriptors: frozenset[int]
-    threads: frozenset[int]
-    children: frozenset[int]
-    generators: dict[str, Any]
-
-    @classmethod
-    def now(cls) -> RankState:
-        """Return the current state."""
+    def __init__(self) -> None:
         with LOOKING:
-            files = open_files()
-        return cls(
-            _environment(),
-            _settings(),
-            frozenset(files),
-            frozenset(thread.ident or 0 for thread in threading.enumerate()),
-            child_processes(),
-            _generators(),
-        )
+            self.descriptors = open_files().keys()
+        self.env = _environment()
+        self.settings = _settings()
+        self.threads = frozenset(thread.ident for thread in threading.enumerate())
+        self.children = child_processes()
+        self.generators: dict[str, Any] = {"random": random.getstate()}
+        if (numpy := sys.modules.get("numpy")) is not None:
+            self.generators["numpy"] = numpy.random.get_state()
+        if (torch := sys.modules.get("torch")) is not None:
+            self.generators["torch"] = torch.get_rng_state()
 
     def verify(
         self, *, keeps_groups: bool = False, are_threads: bool = False, may_change: Collection[str] = ()
@@ -186,14 +176,14 @@ class RankState:
         return [f"{what} {', '.join(map(str, sorted(names)))}" for _, what, names in left], can_end
 
 
-def _threads_of_torch() -> frozenset[int]:
+def _threads_of_torch() -> frozenset[int | None]:
     """Return the threads in which torch.compile runs compilers; torch keeps them once they are needed."""
     compiler = getattr(sys.modules.get("torch._inductor.async_compile"), "AsyncCompile", None)
     pool = getattr(compiler, "pool", None)
     # The call would make the pool if there is none.
     if pool is None or not hasattr(pool, "cache_info") or not pool.cache_info().currsize:
         return frozenset()
-    return frozenset(thread.ident or 0 for thread in pool()._threads)
+    return frozenset(thread.ident for thread in pool()._threads)
 
 
 def _stays(fd: int, name: str) -> bool:
@@ -257,12 +247,3 @@ def _count_groups() -> int:
     if torch is None or not torch.distributed.is_available():
         return 0
     return len(torch.distributed.distributed_c10d._world.pg_map)
-
-
-def _generators() -> dict[str, Any]:
-    generators: dict[str, Any] = {"random": random.getstate()}
-    if (numpy := sys.modules.get("numpy")) is not None:
-        generators["numpy"] = numpy.random.get_state()
-    if (torch := sys.modules.get("torch")) is not None:
-        generators["torch"] = torch.get_rng_state()
-    return generators
