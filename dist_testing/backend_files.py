@@ -25,8 +25,7 @@ _BUILD_ONLY = "deps"
 def read_backend_file(path: str | os.PathLike[str]) -> list[Backend]:
     """Return the backends that a .bzl file declares, one for each call of `declare_backend`, in their order.
 
-    Raises:
-        UsageError: If the file cannot be read, does not parse, declares no backend, or declares one wrongly.
+    A UsageError refuses a file that cannot be read or parsed, declares no backend, or declares one wrongly.
     """
     file = Path(path)
     try:

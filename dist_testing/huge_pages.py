@@ -17,18 +17,17 @@ import ctypes
 import errno
 import math
 import os
+import re
 import time
 from collections import deque
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 from dist_testing.core.events.event import ForkServerMemory
-from dist_testing.core.ground.procfs import free_bytes
+from dist_testing.core.ground.procfs import content_of, free_bytes
 
 # <asm-generic/mman-common.h>, since Linux 6.1.
 _MADV_COLLAPSE = 25
-# The kernel's files are read as UTF-8 and not as ASCII: Python loads that codec from a file at its first use, which a
-# process that has changed its user may not be able to read.
 _THP = "/sys/kernel/mm/transparent_hugepage"
 # The forks and the ends of this many ranks gain more than the copies cost; measured with tools/bench/launch.
 LEAST_FORKS = 24
@@ -114,13 +113,10 @@ def pieces(ranges: Sequence[range], huge_bytes: int, at_once: int = _AT_ONCE) ->
 
 def read_facts(forks: int) -> MemoryFacts:
     """Ask the kernel for the facts."""
-    mode, size = "", 0
-    with contextlib.suppress(OSError), open(f"{_THP}/enabled", encoding="utf-8") as file:
-        # Such as "always [madvise] never".
-        mode = file.read().partition("[")[2].partition("]")[0]
-    with contextlib.suppress(OSError, ValueError), open(f"{_THP}/hpage_pmd_size", encoding="utf-8") as file:
-        size = int(file.read())
-    return MemoryFacts(mode, size, free_bytes(), forks)
+    # Such as "always [madvise] never".
+    mode = content_of(f"{_THP}/enabled").partition(b"[")[2].partition(b"]")[0].decode()
+    size = content_of(f"{_THP}/hpage_pmd_size").strip()
+    return MemoryFacts(mode, int(size) if size.isdigit() else 0, free_bytes(), forks)
 
 
 def in_use(ranges: Sequence[range], huge_bytes: int) -> list[range]:
@@ -258,7 +254,5 @@ def collapse(piece: range) -> int:
 
 def _own_memory() -> tuple[int, int]:
     """Return the bytes of this process in huge pages, and those of its share of all memory; zeros if not known."""
-    with contextlib.suppress(OSError, ValueError), open("/proc/self/smaps_rollup", encoding="utf-8") as file:
-        kilobytes = {name: int(rest.split()[0]) for name, _, rest in (line.partition(":") for line in file) if rest}
-        return kilobytes.get("AnonHugePages", 0) << 10, kilobytes.get("Pss", 0) << 10
-    return 0, 0
+    found = dict(re.findall(rb"^(AnonHugePages|Pss): +(\d+) kB", content_of("/proc/self/smaps_rollup"), re.MULTILINE))
+    return int(found.get(b"AnonHugePages", 0)) << 10, int(found.get(b"Pss", 0)) << 10

@@ -58,10 +58,6 @@ class NoRunner:
     way_out: str
 
 
-# Of a world that a test of the library has made by itself.
-NO_RUNNER = NoRunner("No runner has started this rank.", "Use the world that the fixture `world` gives.")
-
-
 class World:
     """One rank's view of the world of the running case; a test gets it from the fixture `world`.
 
@@ -87,7 +83,7 @@ class World:
         store_fd: int | None,
         store: Store | None = None,
         cases: int = 0,
-        runner: AsksRunner | NoRunner = NO_RUNNER,
+        runner: AsksRunner | NoRunner,
     ) -> None:
         self.rank = rank
         self.size = layout.size

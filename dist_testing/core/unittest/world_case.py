@@ -151,14 +151,10 @@ class WorldCase(unittest.TestCase):
         file_name: str = "",
         **keeps: Any,
     ) -> RunningCase:
-        """Check the test, which may skip it, and start its ranks.
+        """Check the test, which may skip it, and start its ranks, with size and isolation as the class gives them.
 
-        Args:
-            size: World size, as the class gives it.
-            isolation: Name of the isolation, as the class gives it; "" for the target's.
-            lacking: A need that the class knows to be missing; None if there is none.
-            file_name: The file that the ranks share for a rendezvous; "" for none.
-            keeps: What the test may leave to the next one on the same ranks: fields of `CaseBody`.
+        `lacking` is a need that the class knows to be missing, `file_name` the file that the ranks share for a
+        rendezvous. `keeps` has fields of `CaseBody`: what the test may leave to the next one on the same ranks.
         """
         session = current_session()
         method = getattr(type(self), self._testMethodName, None)
@@ -254,16 +250,13 @@ class WorldCase(unittest.TestCase):
             number = int(size) if isinstance(size, str) and size.isascii() and size.isdecimal() else size
             world_size = check_world_size(self.id(), number)
             current_session().check_declared(self.id(), world_size)
-            return world_size, self._checked_timeout(), self._checked_isolation(isolation)
+            limit_s = current_session().timeout_s if self.case_timeout_s is None else self.case_timeout_s
+            if not is_timeout(limit_s):
+                raise self._wrong("case_timeout_s", limit_s, f"a number of seconds above 0, up to {MAX_TIMEOUT_S}")
+            return world_size, float(limit_s), self._checked_isolation(isolation)
         except DistTestingError as error:
             # The text is for the user; a traceback through this library does not help.
             raise error.with_traceback(None) from None
-
-    def _checked_timeout(self) -> float:
-        value: object = self.case_timeout_s if self.case_timeout_s is not None else current_session().timeout_s
-        if not is_timeout(value):
-            raise self._wrong("case_timeout_s", value, f"a number of seconds above 0, up to {MAX_TIMEOUT_S}")
-        return float(value)
 
     def _checked_strict(self) -> bool | None:
         value: object = self.strict_collectives
