@@ -21,7 +21,7 @@ from dist_testing.core.ground.outcomes import Kind, exit_name, verdict
 from dist_testing.core.launch.isolation import FORK, SPAWN
 from dist_testing.core.unittest.comparison import TensorComparisons
 from dist_testing.core.unittest.exits import exit_code, forgiven, names_of
-from dist_testing.core.unittest.handles import RankHandle, StackPipe
+from dist_testing.core.unittest.handles import RankHandle
 from dist_testing.core.unittest.plain import current_session
 from dist_testing.core.unittest.unittest_messages import UnittestCase
 from dist_testing.core.unittest.unittest_rank import RankPipe
@@ -87,12 +87,10 @@ class ProcessCase(WorldCase):
         return True
 
     @property
-    def pid_to_pipe(self) -> Mapping[int, StackPipe]:
+    def pid_to_pipe(self) -> Mapping[int, RankHandle]:
         """In the runner, while a test runs: process id of each rank to an object that asks it for its stacks."""
-        running = self._running
-        if running is None:
-            return {}
-        return {handle.pid: StackPipe(handle, running) for handle in self.processes if handle.pid is not None}
+        handles = [] if self._running is None else self.processes
+        return {handle.pid: handle for handle in handles if handle.pid is not None}
 
     def setUp(self) -> None:
         """Prepare the test, in the runner, before the ranks are started: make `file_name`."""
