@@ -205,29 +205,25 @@ def _environment() -> dict[bytes, bytes]:
 
 def _settings() -> dict[str, dict[str, Any]]:
     """Return the settings of the process: by the name of their kind, each by the name that a report uses."""
-    return {
+    settings: dict[str, dict[str, Any]] = {
         "cwd": {"working directory": os.getcwd()},
         "umask": {"umask": f"{current_umask():#o}"},
         "sys.path": {"sys.path": [entry for entry in sys.path if not entry.endswith(_ADDED_BY_SETUPTOOLS)]},
         "logging": {"logging.disable": logging.root.manager.disable},
-        "torch": _torch_settings(),
+        "torch": {},
     }
-
-
-def _torch_settings() -> dict[str, Any]:
-    torch = sys.modules.get("torch")
-    if torch is None:
-        return {}
-    return {
-        "default dtype": torch.get_default_dtype(),
-        "default device": torch.get_default_device(),
-        "gradient mode": torch.is_grad_enabled(),
-        "anomaly detection": torch.is_anomaly_enabled(),
-        "deterministic algorithms": torch.are_deterministic_algorithms_enabled(),
-        "float32 matmul precision": torch.get_float32_matmul_precision(),
-        "intra-op threads": torch.get_num_threads(),
-        _GROUPS: _count_groups(),
-    }
+    if (torch := sys.modules.get("torch")) is not None:
+        settings["torch"] = {
+            "default dtype": torch.get_default_dtype(),
+            "default device": torch.get_default_device(),
+            "gradient mode": torch.is_grad_enabled(),
+            "anomaly detection": torch.is_anomaly_enabled(),
+            "deterministic algorithms": torch.are_deterministic_algorithms_enabled(),
+            "float32 matmul precision": torch.get_float32_matmul_precision(),
+            "intra-op threads": torch.get_num_threads(),
+            _GROUPS: _count_groups(),
+        }
+    return settings
 
 
 def _described(name: str, before: object, now: object) -> str:

@@ -121,10 +121,6 @@ class CallWorld(contextlib.AbstractContextManager["CallWorld"]):
         )
 
     def __exit__(self, *_: object) -> None:
-        self.close()
-
-    def close(self) -> None:
-        """End all processes, and remove the files."""
         self.engine.close()
 
     def run(self) -> CaseResult:

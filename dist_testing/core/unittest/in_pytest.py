@@ -25,11 +25,10 @@ class UnittestInPytest(UnittestRankFrontEnd):
         """Run a method, with pytest's warnings."""
         case = UNITTEST_CASES.from_wire(body.content)
         cls = case.cls.find()
-        methods = [item for item in self._items.values() if getattr(item, "cls", None) is cls]
-        item = next((item for item in methods if item.name == case.method), None)
         run = functools.partial(super().run, body, reporter)
-        if item is None:
-            # A test may also run, by unittest, a class that pytest has not collected.
-            run()
-        else:
-            run_as_test(item, reporter, run)
+        for item in self._items.values():
+            if item.name == case.method and getattr(item, "cls", None) is cls:
+                run_as_test(item, reporter, run)
+                return
+        # A test may also run, by unittest, a class that pytest has not collected.
+        run()

@@ -165,7 +165,9 @@ class WorldCase(unittest.TestCase):
             self._skip_or_fail(unmet, max(spec.world_sizes))
         session.check_not_attached(self.id())
         world_size, timeout_s, how = self._checked(method, size, isolation)
-        strict_calls = session.is_strict(self._checked_strict())
+        if not isinstance(self.strict_collectives, bool | None):
+            raise self._wrong("strict_collectives", self.strict_collectives, "True, False or None")
+        strict_calls = session.is_strict(self.strict_collectives)
         settings = {**spec.settings, **self._settings(), **getattr(method, SETTINGS, {})}
         if missing := missing_need(spec, world_size, settings) or lacking:
             self._skip_or_fail(missing, world_size)
@@ -257,12 +259,6 @@ class WorldCase(unittest.TestCase):
         except DistTestingError as error:
             # The text is for the user; a traceback through this library does not help.
             raise error.with_traceback(None) from None
-
-    def _checked_strict(self) -> bool | None:
-        value: object = self.strict_collectives
-        if value is not None and not isinstance(value, bool):
-            raise self._wrong("strict_collectives", value, "True, False or None")
-        return value
 
     def _checked_isolation(self, name: object) -> Isolation:
         name = name or current_session().engine.spec.isolation
