@@ -12,8 +12,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, ClassVar, Literal, NamedTuple
 
-from dist_testing.core.ground.error_text import ranks_text
-
 SCHEMA_FILE = Path(__file__).with_suffix(".schema.json")
 
 # The worst first. "error": the machine failed and not the test. "unfinished": the run ended within the case.
@@ -251,7 +249,7 @@ def module_of(path: str) -> str:
 def fault_in_words(action: str, ranks: Sequence[int], links: Iterable[tuple[int, int]], rule: str) -> str:
     """Return a fault in words: of ranks, or the new rule of links."""
     if ranks:
-        return f"{action} of {ranks_text(ranks)}"
+        return f"{action} of rank{'s' if len(ranks) > 1 else ''} {', '.join(map(str, ranks))}"
     named = [f"{source}->{target}" for source, target in links]
     shown = [*named[:_MAX_LINKS], "..."] if len(named) > _MAX_LINKS else named
     return f"links between nodes {', '.join(shown)}: {rule}"
