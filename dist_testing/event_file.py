@@ -168,7 +168,6 @@ def iterate_events(path: Path, *, is_brief: bool = False) -> Iterator[Event]:
 
 
 def _check_schema(path: Path, wire: object) -> None:
-    """Check the schema in the first event."""
     schema = wire.get("schema") if isinstance(wire, dict) and wire.get("event") == "run_started" else None
     if type(schema) is not int:
         raise ValueError('expected "run_started", with a number under "schema"')

@@ -110,7 +110,6 @@ __all__ = sorted(["EXT_VERSION", "GROUP", "AddOn", "always", *_HOMES])
 
 
 def __getattr__(name: str) -> Any:
-    """Load a name at its first use."""
     if name not in _HOMES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     return getattr(importlib.import_module(f"dist_testing.{_HOMES[name]}"), name)

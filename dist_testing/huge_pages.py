@@ -47,9 +47,8 @@ _LONGEST_PAUSE_MS = 320
 _PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 
 # Loaded at import, as in `process.lifetime`. Python's own `mmap.madvise` takes no foreign memory.
-_madvise = getattr(ctypes.CDLL(None, use_errno=True), "madvise", None)
-if _madvise is not None:
-    _madvise.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
+_madvise = ctypes.CDLL(None, use_errno=True).madvise
+_madvise.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
 # Keeps the two highest bits of a byte.
 _PRESENT = bytes(byte & 0xC0 for byte in range(256))
 
@@ -247,8 +246,6 @@ class HugePages:
 
 def collapse(piece: range) -> int:
     """Ask the kernel to copy memory of this process into huge pages. Return 0, or its error number."""
-    if _madvise is None:
-        return errno.ENOSYS
     return 0 if _madvise(piece.start, len(piece), _MADV_COLLAPSE) == 0 else ctypes.get_errno()
 
 
