@@ -137,11 +137,8 @@ def _problems(values: Mapping[str, Any]) -> dict[str, str]:
 
 
 @functools.cache
-def _table() -> Mapping[str, Any]:
-    table: dict[str, Any] = json.loads(
-        resources.files("dist_testing").joinpath("backends.json").read_text(encoding="utf-8")
-    )
-    return table
+def _table() -> Any:
+    return json.loads(resources.files("dist_testing").joinpath("backends.json").read_text(encoding="utf-8"))
 
 
 @functools.cache

@@ -149,10 +149,7 @@ class CaseResult:
 
     @property
     def has_only_raised(self) -> bool:
-        """Whether it failed by exceptions and nothing else: the one way in which a failure can be expected.
-
-        What it left behind is something else.
-        """
+        """Whether it failed by exceptions and left nothing behind: the one way in which a failure can be expected."""
         return self._has_raised and left_behind(self.leaked, self.left) is None
 
     def with_exceptions_expected(self) -> CaseResult:
