@@ -93,7 +93,7 @@ class World:
         self._directory = directory
         self._cases = cases
         self._settings = settings
-        self._store_host = layout.address
+        self._timeout = timedelta(seconds=settings.timeout_s)
         self._store_port = store_port
         self._store_fd = store_fd
         self._barriers = 0
@@ -144,7 +144,7 @@ class World:
         from torch._C._distributed_c10d import TCPStore
 
         return TCPStore(
-            self._store_host,
+            self._layout.address,
             self._store_port,
             self.size,
             is_master=self._store_fd is not None,
@@ -215,7 +215,3 @@ class World:
         if self.store.add(f"{key}/arrived", 1) == self.size:
             self.store.set(f"{key}/open", "1")
         self.store.wait([f"{key}/open"], self._timeout)
-
-    @property
-    def _timeout(self) -> timedelta:
-        return timedelta(seconds=self._settings.timeout_s)
