@@ -22,10 +22,10 @@ if TYPE_CHECKING:
     from dist_testing.compat.helpers.models import SaveForwardInputsModule as SaveForwardInputsModule
     from dist_testing.compat.names import *  # noqa: F403
     from dist_testing.compat.requirements.accelerators import skip_if_small_worldsize as skip_if_small_worldsize
-    from dist_testing.core.unittest.classes import MultiProcContinousTest as MultiProcContinousTest
-    from dist_testing.core.unittest.classes import MultiProcContinuousTest as MultiProcContinuousTest
-    from dist_testing.core.unittest.classes import MultiProcessTestCase as MultiProcessTestCase
+    from dist_testing.core.unittest.continuous import MultiProcContinousTest as MultiProcContinousTest
+    from dist_testing.core.unittest.continuous import MultiProcContinuousTest as MultiProcContinuousTest
     from dist_testing.core.unittest.exits import expected_exits as expected_exits
+    from dist_testing.core.unittest.process import MultiProcessTestCase as MultiProcessTestCase
     from dist_testing.functions.function_world import RunFailedError as RunFailedError
     from dist_testing.functions.run import run as run
     from dist_testing.functions.start_processes import start_processes as start_processes
@@ -41,8 +41,9 @@ _NAMES = {
     "compat.helpers.models": "SaveForwardInputsModel SaveForwardInputsModule",
     "compat.requirements.accelerators": "skip_if_small_worldsize",
     "core.ground.world": "World",
-    "core.unittest.classes": "MultiProcContinousTest MultiProcContinuousTest MultiProcessTestCase",
+    "core.unittest.continuous": "MultiProcContinousTest MultiProcContinuousTest",
     "core.unittest.exits": "expected_exits",
+    "core.unittest.process": "MultiProcessTestCase",
     "functions.run": "run",
     "functions.start_processes": "start_processes",
     "functions.function_world": "RunFailedError",

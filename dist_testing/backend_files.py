@@ -9,7 +9,7 @@ from __future__ import annotations
 import ast
 import os
 from collections.abc import Iterator
-from dataclasses import MISSING, fields
+from dataclasses import MISSING, asdict, fields
 from pathlib import Path
 from typing import Any
 
@@ -25,8 +25,7 @@ _BUILD_ONLY = "deps"
 def read_backend_file(path: str | os.PathLike[str]) -> list[Backend]:
     """Return the backends that a .bzl file declares, one for each call of `declare_backend`, in their order.
 
-    Raises:
-        UsageError: If the file cannot be read, does not parse, declares no backend, or declares one wrongly.
+    A UsageError refuses a file that cannot be read or parsed, declares no backend, or declares one wrongly.
     """
     file = Path(path)
     try:
@@ -83,16 +82,12 @@ def _backend(place: str, call: ast.Call) -> Backend:
         if name in known:
             entry[name] = _literal(place, name, keyword.value)
     for name, declared in known.items():
-        if name in entry:
-            continue
-        if declared.default_factory is not MISSING:
-            entry[name] = declared.default_factory()
-        elif declared.default is not MISSING:
-            entry[name] = list(declared.default) if isinstance(declared.default, tuple) else declared.default
-        else:
+        if name not in entry and declared.default is MISSING and declared.default_factory is MISSING:
             raise _wrong(place, f"lacks the argument {name}", f"Add {name} = ...; docs/backends.md explains it.")
+    # As in JSON, the features are a list.
+    defaults = {**asdict(Backend("", "", "")), "features": []}
     try:
-        return Backend.from_json(entry)
+        return Backend.from_json({**defaults, **entry})
     except SpecError as error:
         raise UsageError(
             f"{place}: {error}.\n"
@@ -101,16 +96,15 @@ def _backend(place: str, call: ast.Call) -> Backend:
         ) from error
 
 
-def _literal(place: str, name: str, value: ast.expr) -> object:
+def _literal(place: str, name: str, value: ast.expr) -> Any:
     try:
-        literal: object = ast.literal_eval(value)
+        return ast.literal_eval(value)
     except (ValueError, TypeError, SyntaxError, MemoryError, RecursionError) as error:
         raise _wrong(
             place,
             f"has {name} = {ast.unparse(value)}, which is not a literal",
             "Write the value itself: a string, a number, True or False, a list or a dict of these.",
         ) from error
-    return literal
 
 
 def _wrong(place: str, what: str, way_out: str) -> UsageError:

@@ -2,91 +2,72 @@
 
 from __future__ import annotations
 
+import functools
 import os
 from typing import TYPE_CHECKING
 
-from dist_testing.core.ground.add_ons import AddOn
+from dist_testing.core.ground.add_ons import EXT_VERSION, AddOn
 
 if TYPE_CHECKING:
     from dist_testing.core.ground.case import Case
     from dist_testing.core.ground.spec import Spec
 
 
-def _are_threads(case: Case) -> bool:
+def _has_processes(case: Case, spec: Spec) -> bool:
     # Late: every session of pytest loads this table.
     from dist_testing.core.launch.isolation import isolation_named
 
-    return isolation_named(case.isolation).in_process
-
-
-def _reuses_process(case: Case, spec: Spec) -> bool:
     del spec
-    return bool(case.pool) or _are_threads(case)
+    return not isolation_named(case.isolation).in_process
 
 
-def _has_processes(case: Case, spec: Spec) -> bool:
-    del spec
-    return not _are_threads(case)
-
+# All have the version of this library.
+_own = functools.partial(AddOn, ext_version=EXT_VERSION)
 
 ADD_ONS = (
-    AddOn(name="backend_files", ext_version=1, more={"read": "dist_testing.backend_files:read_backend_file"}),
-    AddOn(
+    _own(name="backend_files", more={"read": "dist_testing.backend_files:read_backend_file"}),
+    _own(
         name="event_file",
-        ext_version=1,
         more={"kept_events": "dist_testing.event_file:keep_events", "file": "dist_testing.event_file:EventFile"},
     ),
-    AddOn(name="watchdog", ext_version=1, more={"watchdog": "dist_testing.watchdog:watchdog_for"}),
-    AddOn(name="direct", ext_version=1, more={"start": "dist_testing.direct:start_directly"}),
-    AddOn(name="log_limits", ext_version=1, order=-3, watcher="dist_testing.log_limits:watch"),
-    AddOn(name="dtensor", ext_version=1, wanted=_has_processes, rank_service="dist_testing.dtensor:SparedImport"),
+    _own(name="watchdog", more={"watchdog": "dist_testing.watchdog:watchdog_for"}),
+    _own(name="direct", more={"start": "dist_testing.direct:start_directly"}),
+    _own(name="log_limits", order=-3, watcher="dist_testing.log_limits:watch"),
+    _own(name="dtensor", wanted=_has_processes, rank_service="dist_testing.dtensor:SparedImport"),
     # The last to start, and so the first to end: what the others find then is left behind.
-    AddOn(
-        name="daemons", ext_version=1, order=1000, wanted=_has_processes, rank_service="dist_testing.daemons:Daemons"
-    ),
-    AddOn(
+    _own(name="daemons", order=1000, wanted=_has_processes, rank_service="dist_testing.daemons:Daemons"),
+    _own(
         name="attach",
-        ext_version=1,
         more={
             "existing_rank": "dist_testing.attach.launchers:rank_info_in",
             "pytest_engine": "dist_testing.attach.pytest_ranks:make_engine",
         },
     ),
-    AddOn(
+    _own(
         name="jobs",
-        ext_version=1,
-        more={
-            "read": "dist_testing.jobs.count:read_jobs",
-            "look_ahead": "dist_testing.jobs.look_ahead:LookAhead",
-        },
+        more={"read": "dist_testing.jobs.count:read_jobs", "look_ahead": "dist_testing.jobs.look_ahead:LookAhead"},
     ),
-    AddOn(
+    _own(
         name="watch",
-        ext_version=1,
         more={
             "around_conftests": "dist_testing.watch.pytest_session:watched_session",
             "target": "dist_testing.watch.target:watch_target",
             "at_configure": "dist_testing.watch.pytest_session:check_taken_over",
         },
     ),
-    AddOn(name="programs", ext_version=1, more={"session": "dist_testing.programs.items:target_session"}),
-    AddOn(
+    _own(name="programs", more={"session": "dist_testing.programs.items:target_session"}),
+    _own(
         name="hang",
-        ext_version=1,
         # It tells the cause; what other add-ons say of a failure comes after it.
         order=-2,
         rank_service="dist_testing.hang.ledger_thread:LedgerService",
         watcher="dist_testing.hang.watch:watch",
     ),
-    AddOn(
-        name="calls",
-        ext_version=1,
-        rank_service="dist_testing.hang.call_record:CallRecord",
-        watcher="dist_testing.hang.calls:watch",
+    _own(
+        name="calls", rank_service="dist_testing.hang.call_record:CallRecord", watcher="dist_testing.hang.calls:watch"
     ),
-    AddOn(
+    _own(
         name="perturb",
-        ext_version=1,
         # Its note comes before those about calls.
         order=-3,
         wanted=lambda case, spec: "perturb" in case.settings,
@@ -101,9 +82,8 @@ ADD_ONS = (
         rerun="dist_testing.perturb.search:search",
         rank_service="dist_testing.perturb.rank:Delays",
     ),
-    AddOn(
+    _own(
         name="threads",
-        ext_version=1,
         more={
             "pytest_items": "dist_testing.threaded.pytest_items:ThreadItems",
             "rank_process": "dist_testing.threaded.rank_process:enter_together",
@@ -112,9 +92,8 @@ ADD_ONS = (
             "blame": "dist_testing.threaded.shared_process:blame",
         },
     ),
-    AddOn(
+    _own(
         name="nodes",
-        ext_version=1,
         wanted=lambda case, spec: case.settings.get("nodes", 1) != 1,
         setting="dist_testing.nodes.check:check_node_count",
         options={
@@ -126,9 +105,8 @@ ADD_ONS = (
         resource="dist_testing.nodes.check:Spread",
         place="dist_testing.nodes.place:NodePlace",
     ),
-    AddOn(
+    _own(
         name="gpus",
-        ext_version=1,
         wanted=lambda case, spec: spec.backend.gpus_per_rank > 0 or spec.backend.device != "cpu",
         target="dist_testing.gpus.needs:of_target",
         promised="dist_testing.gpus.needs:promised",
@@ -137,14 +115,10 @@ ADD_ONS = (
         missing="dist_testing.gpus.missing:missing",
         resource="dist_testing.gpus.world_gpus:GpuResource",
         explainer="dist_testing.gpus.world_gpus:blame_by_error",
-        more={
-            "device_count": "dist_testing.gpus.missing:device_count",
-            "room": "dist_testing.gpus.missing:room",
-        },
+        more={"device_count": "dist_testing.gpus.missing:device_count", "room": "dist_testing.gpus.missing:room"},
     ),
-    AddOn(
+    _own(
         name="nccl",
-        ext_version=1,
         # Its check, and what it says of the machine, come before the wait for GPUs.
         order=-1,
         wanted=lambda case, spec: spec.backend.uses_nccl,
@@ -152,9 +126,8 @@ ADD_ONS = (
         resource="dist_testing.gpus.nccl:NcclSupport",
     ),
     # Wanted for planned faults; those of `world.faults` bring it with their first message.
-    AddOn(
+    _own(
         name="faults",
-        ext_version=1,
         wanted=lambda case, spec: "faults" in case.settings,
         setting="dist_testing.nodes.planned:read_fault_plan",
         check="dist_testing.nodes.planned:check",
@@ -163,22 +136,20 @@ ADD_ONS = (
         more={"at_barrier": "dist_testing.nodes.faults:be_late"},
     ),
     # Before all others on a rank, to measure what they do.
-    AddOn(
+    _own(
         name="coverage",
-        ext_version=1,
         order=-1,
         wanted=lambda case, spec: "DIST_TESTING_COVERAGE" in os.environ,
         rank_service="dist_testing.coverage.bazel:RankCoverage",
         more={"bazel": "dist_testing.coverage.bazel:start_coverage"},
     ),
-    AddOn(
+    _own(
         name="pool_state",
-        ext_version=1,
         # What another add-on does before and after a test is no change by the test.
         order=100,
-        wanted=_reuses_process,
+        wanted=lambda case, spec: bool(case.pool) or not _has_processes(case, spec),
         rank_service="dist_testing.pool_state:PoolState",
     ),
     # Half the price of a fork is page tables.
-    AddOn(name="huge_pages", ext_version=1, idle_work="dist_testing.huge_pages:HugePages"),
+    _own(name="huge_pages", idle_work="dist_testing.huge_pages:HugePages"),
 )

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shlex
 import sys
 from collections.abc import MutableMapping, Sequence
@@ -25,12 +26,8 @@ _SUFFIX = ".runfiles"
 def start_directly(environ: MutableMapping[str, str], given: Sequence[str]) -> list[str]:
     """Give this process the environment and the folder of the test, and return its arguments.
 
-    Args:
-        environ: The environment of the process. Variables that it has stay as they are.
-        given: The arguments of the command line. `--rank=<n>` gives the terminal to that rank.
-
-    Raises:
-        SpecError: If the spec of the target is not in the runfiles.
+    Variables that the environment has stay as they are. `--rank=<n>` on the command line gives the terminal to that
+    rank.
     """
     runfiles, file = _own_spec(environ)
     settings, text = file.read_text(encoding="utf-8").splitlines()
@@ -45,17 +42,12 @@ def start_directly(environ: MutableMapping[str, str], given: Sequence[str]) -> l
     arguments = [word for text in spec["args"] for word in shlex.split(text)]
     if not spec["is_program"]:
         # Live output, because a person reads it.
-        return ["-s", *arguments, *map(_renamed, given)]
+        return ["-s", *arguments, *(re.sub("^--rank=", _DEBUG_RANK, text) for text in given)]
     # All other arguments are the program's own.
     ranks = [text for text in given if text.startswith(_DEBUG_RANK)]
     for text in ranks:
         environ[DEBUG_RANK_VARIABLE] = text.removeprefix(_DEBUG_RANK)
     return [*arguments, *(text for text in given if text not in ranks)]
-
-
-def _renamed(argument: str) -> str:
-    option, equals, rank = argument.partition("=")
-    return _DEBUG_RANK + rank if (option, equals) == ("--rank", "=") else argument
 
 
 def _own_spec(environ: MutableMapping[str, str]) -> tuple[Path, Path]:

@@ -13,18 +13,6 @@ _COMPARISON = "torch.testing._comparison"
 _SWITCH = "_HAS_DTENSOR"
 
 
-class SparedImport(RankService):
-    """Spares its rank the import."""
-
-    def __init__(self, rank: ServedRank) -> None:
-        del rank
-
-    def case_begin(self, body: CaseBody) -> None:
-        """Look at torch's comparison: a test may have imported it."""
-        del body
-        spare_dtensor()
-
-
 class _HasDTensor:
     """True as soon as this process has imported DTensor."""
 
@@ -32,12 +20,19 @@ class _HasDTensor:
         return _PACKAGE in sys.modules
 
 
-def spare_dtensor() -> None:
-    """Let torch's comparison look for values of type DTensor only if this process has imported that type.
+class SparedImport(RankService):
+    """Lets torch's comparison look for values of type DTensor only if this process has imported that type.
 
     `torch.testing.assert_close`, and `assertEqual` of torch's `TestCase`, import `torch.distributed.tensor` to see
     whether a value is a DTensor: 0.5 s of CPU on each fresh rank. Without that import no value can be one.
     """
-    comparison = sys.modules.get(_COMPARISON)
-    if comparison is not None and getattr(comparison, _SWITCH, None) is True:
-        setattr(comparison, _SWITCH, _HasDTensor())
+
+    def __init__(self, rank: ServedRank) -> None:
+        del rank
+
+    def case_begin(self, body: CaseBody) -> None:
+        """Look at torch's comparison: a test may have imported it."""
+        del body
+        comparison = sys.modules.get(_COMPARISON)
+        if comparison is not None and getattr(comparison, _SWITCH, None) is True:
+            setattr(comparison, _SWITCH, _HasDTensor())

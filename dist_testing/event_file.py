@@ -132,8 +132,7 @@ def keep_events(outputs: Path | None, events: EventStream, warn: Callable[[str],
 def read_events(path: Path) -> list[Event]:
     """Read a file of events, compressed or not. Ignores an incomplete last line, and unknown kinds.
 
-    Raises:
-        ReportError: If the file cannot be read, is empty, is too large, has other content, or has a newer schema.
+    A ReportError refuses one that is unreadable, empty or too large, has other content, or has a newer schema.
     """
     return list(iterate_events(path))
 
@@ -169,7 +168,6 @@ def iterate_events(path: Path, *, is_brief: bool = False) -> Iterator[Event]:
 
 
 def _check_schema(path: Path, wire: object) -> None:
-    """Check the schema in the first event."""
     schema = wire.get("schema") if isinstance(wire, dict) and wire.get("event") == "run_started" else None
     if type(schema) is not int:
         raise ValueError('expected "run_started", with a number under "schema"')

@@ -41,34 +41,48 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from dist_testing.core.ground.add_ons import EXT_VERSION, GROUP, AddOn, always
+from dist_testing.core.ground.add_ons import EXT_VERSION as EXT_VERSION
+from dist_testing.core.ground.add_ons import GROUP as GROUP
+from dist_testing.core.ground.add_ons import AddOn as AddOn
+from dist_testing.core.ground.add_ons import always as always
 
 if TYPE_CHECKING:
-    from dist_testing.core.engine.hooks import (
-        CaseStart,
-        EndCase,
-        Explainer,
-        HeldResource,
-        ResourceWish,
-        WatchedWorld,
-        WorldResource,
-        WorldWatcher,
-    )
-    from dist_testing.core.engine.needs import Lack
-    from dist_testing.core.events.event import Event
-    from dist_testing.core.events.stream import EventStream
-    from dist_testing.core.ground.backends import Backend
-    from dist_testing.core.ground.case import Case, CaseBody, CaseResult
-    from dist_testing.core.ground.errors import AddOnError, LaunchError, StateLeakError, UsageError
-    from dist_testing.core.ground.outcomes import Cause, Status, Verdict
-    from dist_testing.core.ground.spec import Spec
-    from dist_testing.core.launch.hooks import IdleWork, WorldPlace
-    from dist_testing.core.launch.isolation import Isolation, register_isolation
-    from dist_testing.core.launch.launcher import Launcher, RunContext
-    from dist_testing.core.process.launcher_messages import RankStart, WorldRequest
-    from dist_testing.core.rank.bootstrap import RankContext, RankFrontEnd
-    from dist_testing.core.rank.hooks import RankService, ServedRank
-    from dist_testing.core.session.front_ends import register_front_end
+    from dist_testing.core.engine.hooks import CaseStart as CaseStart
+    from dist_testing.core.engine.hooks import EndCase as EndCase
+    from dist_testing.core.engine.hooks import Explainer as Explainer
+    from dist_testing.core.engine.hooks import HeldResource as HeldResource
+    from dist_testing.core.engine.hooks import ResourceWish as ResourceWish
+    from dist_testing.core.engine.hooks import WatchedWorld as WatchedWorld
+    from dist_testing.core.engine.hooks import WorldResource as WorldResource
+    from dist_testing.core.engine.hooks import WorldWatcher as WorldWatcher
+    from dist_testing.core.engine.needs import Lack as Lack
+    from dist_testing.core.events.event import Event as Event
+    from dist_testing.core.events.stream import EventStream as EventStream
+    from dist_testing.core.ground.backends import Backend as Backend
+    from dist_testing.core.ground.case import Case as Case
+    from dist_testing.core.ground.case import CaseBody as CaseBody
+    from dist_testing.core.ground.case import CaseResult as CaseResult
+    from dist_testing.core.ground.errors import AddOnError as AddOnError
+    from dist_testing.core.ground.errors import LaunchError as LaunchError
+    from dist_testing.core.ground.errors import StateLeakError as StateLeakError
+    from dist_testing.core.ground.errors import UsageError as UsageError
+    from dist_testing.core.ground.outcomes import Cause as Cause
+    from dist_testing.core.ground.outcomes import Status as Status
+    from dist_testing.core.ground.outcomes import Verdict as Verdict
+    from dist_testing.core.ground.spec import Spec as Spec
+    from dist_testing.core.launch.hooks import IdleWork as IdleWork
+    from dist_testing.core.launch.hooks import WorldPlace as WorldPlace
+    from dist_testing.core.launch.isolation import Isolation as Isolation
+    from dist_testing.core.launch.isolation import register_isolation as register_isolation
+    from dist_testing.core.launch.launcher import Launcher as Launcher
+    from dist_testing.core.launch.launcher import RunContext as RunContext
+    from dist_testing.core.process.launcher_messages import RankStart as RankStart
+    from dist_testing.core.process.launcher_messages import WorldRequest as WorldRequest
+    from dist_testing.core.rank.bootstrap import RankContext as RankContext
+    from dist_testing.core.rank.bootstrap import RankFrontEnd as RankFrontEnd
+    from dist_testing.core.rank.hooks import RankService as RankService
+    from dist_testing.core.rank.hooks import ServedRank as ServedRank
+    from dist_testing.core.session.front_ends import register_front_end as register_front_end
 
 # Where the names are. A rank must not import the engine for a name that it does not use.
 _NAMES = {
@@ -92,52 +106,10 @@ _NAMES = {
 }
 _HOMES = {name: home for home, names in _NAMES.items() for name in names.split()}
 
-__all__ = [
-    "EXT_VERSION",
-    "GROUP",
-    "AddOn",
-    "AddOnError",
-    "Backend",
-    "Case",
-    "CaseBody",
-    "CaseResult",
-    "CaseStart",
-    "Cause",
-    "EndCase",
-    "Event",
-    "EventStream",
-    "Explainer",
-    "HeldResource",
-    "IdleWork",
-    "Isolation",
-    "Lack",
-    "LaunchError",
-    "Launcher",
-    "RankContext",
-    "RankFrontEnd",
-    "RankService",
-    "RankStart",
-    "ResourceWish",
-    "RunContext",
-    "ServedRank",
-    "Spec",
-    "StateLeakError",
-    "Status",
-    "UsageError",
-    "Verdict",
-    "WatchedWorld",
-    "WorldPlace",
-    "WorldRequest",
-    "WorldResource",
-    "WorldWatcher",
-    "always",
-    "register_front_end",
-    "register_isolation",
-]
+__all__ = sorted(["EXT_VERSION", "GROUP", "AddOn", "always", *_HOMES])
 
 
 def __getattr__(name: str) -> Any:
-    """Load a name at its first use."""
     if name not in _HOMES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     return getattr(importlib.import_module(f"dist_testing.{_HOMES[name]}"), name)

@@ -15,20 +15,19 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import errno
+import math
 import os
+import re
 import time
 from collections import deque
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from typing import NamedTuple
 
 from dist_testing.core.events.event import ForkServerMemory
-from dist_testing.core.ground.procfs import free_bytes
+from dist_testing.core.ground.procfs import content_of, free_bytes
 
 # <asm-generic/mman-common.h>, since Linux 6.1.
 _MADV_COLLAPSE = 25
-# The kernel's files are read as UTF-8 and not as ASCII: Python loads that codec from a file at its first use, which a
-# process that has changed its user may not be able to read.
 _THP = "/sys/kernel/mm/transparent_hugepage"
 # The forks and the ends of this many ranks gain more than the copies cost; measured with tools/bench/launch.
 LEAST_FORKS = 24
@@ -48,19 +47,10 @@ _LONGEST_PAUSE_MS = 320
 _PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 
 # Loaded at import, as in `process.lifetime`. Python's own `mmap.madvise` takes no foreign memory.
-_madvise = getattr(ctypes.CDLL(None, use_errno=True), "madvise", None)
-if _madvise is not None:
-    _madvise.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
+_madvise = ctypes.CDLL(None, use_errno=True).madvise
+_madvise.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
 # Keeps the two highest bits of a byte.
 _PRESENT = bytes(byte & 0xC0 for byte in range(256))
-
-
-@dataclass(frozen=True, slots=True)
-class Range:
-    """Memory at addresses from `start` to `end`, in whole huge pages."""
-
-    start: int
-    end: int
 
 
 class MemoryFacts(NamedTuple):
@@ -96,8 +86,8 @@ def refusal_of(facts: MemoryFacts, needed_bytes: int = 0) -> str:
     return ""
 
 
-def ranges_in(maps: str, huge_bytes: int) -> list[Range]:
-    """Return the aligned parts of private, writable, anonymous memory in the text of `/proc/<pid>/maps`."""
+def ranges_in(maps: str, huge_bytes: int) -> list[range]:
+    """Return the addresses of private, writable, anonymous memory in `/proc/<pid>/maps`, in whole huge pages."""
     found = []
     for line in maps.splitlines():
         # Address, permissions, offset, device, inode, and a name that may contain spaces.
@@ -109,48 +99,38 @@ def ranges_in(maps: str, huge_bytes: int) -> list[Range]:
         low, high = (int(address, 16) for address in fields[0].split("-"))
         start, end = -(-low // huge_bytes) * huge_bytes, high // huge_bytes * huge_bytes
         if start < end:
-            found.append(Range(start, end))
+            found.append(range(start, end))
     return found
 
 
-def pieces(ranges: Sequence[Range], huge_bytes: int, at_once: int = _AT_ONCE) -> Iterator[Range]:
+def pieces(ranges: Sequence[range], huge_bytes: int, at_once: int = _AT_ONCE) -> Iterator[range]:
     """Cut ranges into pieces of at most `at_once` huge pages."""
     step = at_once * huge_bytes
     for one in ranges:
-        for start in range(one.start, one.end, step):
-            yield Range(start, min(start + step, one.end))
+        yield from (one[first : first + step] for first in range(0, len(one), step))
 
 
 def read_facts(forks: int) -> MemoryFacts:
     """Ask the kernel for the facts."""
-    mode, size = "", 0
-    with contextlib.suppress(OSError), open(f"{_THP}/enabled", encoding="utf-8") as file:
-        # Such as "always [madvise] never".
-        mode = file.read().partition("[")[2].partition("]")[0]
-    with contextlib.suppress(OSError, ValueError), open(f"{_THP}/hpage_pmd_size", encoding="utf-8") as file:
-        size = int(file.read())
-    return MemoryFacts(mode, size, free_bytes(), forks)
+    # Such as "always [madvise] never".
+    mode = content_of(f"{_THP}/enabled").partition(b"[")[2].partition(b"]")[0].decode()
+    size = content_of(f"{_THP}/hpage_pmd_size").strip()
+    return MemoryFacts(mode, int(size) if size.isdigit() else 0, free_bytes(), forks)
 
 
-def in_use(ranges: Sequence[Range], huge_bytes: int) -> list[Range]:
-    """Return the parts of ranges of this process whose huge pages would be mostly full. Neighbours stay together.
-
-    Raises:
-        OSError: If the kernel does not tell which pages are in use.
-    """
-    found: list[Range] = []
+def in_use(ranges: Sequence[range], huge_bytes: int) -> list[range]:
+    """Return the parts of ranges of this process whose huge pages would be mostly full. Neighbours stay together."""
+    found: list[range] = []
     pages = huge_bytes // _PAGE_BYTES
     with open("/proc/self/pagemap", "rb", buffering=0) as pagemap:
         for one in ranges:
-            for start in range(one.start, one.end, huge_bytes):
+            for start in one[::huge_bytes]:
                 # Eight bytes per page. The two highest bits of the last one: in memory, or swapped out.
                 entries = os.pread(pagemap.fileno(), 8 * pages, start // _PAGE_BYTES * 8)
                 if len(entries) != 8 * pages or entries[7::8].translate(_PRESENT).count(0) > _MOST_UNUSED * pages:
                     continue
-                if found and found[-1].end == start:
-                    found[-1] = Range(found[-1].start, start + huge_bytes)
-                else:
-                    found.append(Range(start, start + huge_bytes))
+                first = found.pop().start if found and found[-1].stop == start else start
+                found.append(range(first, start + huge_bytes))
     return found
 
 
@@ -162,7 +142,7 @@ def has_free_cpu() -> bool:
     return False
 
 
-def plan(facts: MemoryFacts) -> list[Range] | str:
+def plan(facts: MemoryFacts) -> list[range] | str:
     """Return the pieces of this process's memory to move, or why there are none."""
     if refusal := refusal_of(facts):
         return refusal
@@ -171,7 +151,7 @@ def plan(facts: MemoryFacts) -> list[Range] | str:
             ranges = in_use(ranges_in(maps.read(), facts.huge_bytes), facts.huge_bytes)
     except (OSError, ValueError) as error:
         return f"the map of this process cannot be read: {error}"
-    if refusal := refusal_of(facts, sum(one.end - one.start for one in ranges)):
+    if refusal := refusal_of(facts, sum(map(len, ranges))):
         return refusal
     return list(pieces(ranges, facts.huge_bytes)) or "no memory fills a huge page"
 
@@ -181,20 +161,21 @@ class HugePages:
 
     def __init__(self, forks: int) -> None:
         """Plan the work. `forks` is the number of ranks that will be forked, as far as it is known; 0 if it is not."""
-        self._told_forks = forks
+        self._forks = forks
         self._forked = 0
         self._worlds_over = 0
         self._is_due = False
         self._pause_ms = _FIRST_PAUSE_MS
         self._work = self._steps()
-        self._waits_for_forks = False
-        self._is_over = False
+        # Ranks that must be forked before there is work: 0 from the begin, none can be enough after the end.
+        self._least_forks: float = 0
         self._has_taken = False
         self._work_s = 0.0
 
     def forked(self, ranks: int) -> None:
         """Count the ranks of a new world: a process that has forked many will probably fork as many again."""
         self._forked += ranks
+        self._forks = max(self._forks, self._forked)
         # They need longer to start than a step needs, also on a busy machine.
         self._is_due = self._worlds_over > 0
 
@@ -208,9 +189,7 @@ class HugePages:
         `has_world` says whether ranks run. Between two worlds there is nothing to do, because a request for the next
         world would wait for the end of a step, which can be long on a busy machine.
         """
-        if self._has_no_work:
-            return None
-        if self._worlds_over and not has_world:
+        if self._forks < self._least_forks or (self._worlds_over and not has_world):
             return None
         if self._is_due or has_free_cpu():
             return 0
@@ -220,7 +199,7 @@ class HugePages:
 
     def idle_step(self) -> ForkServerMemory | None:
         """Do a part of the work, in some milliseconds. Return its result if this was the last part, else None."""
-        if self._has_no_work or not (self._is_due or has_free_cpu()):
+        if self._forks < self._least_forks or not (self._is_due or has_free_cpu()):
             return None
         self._is_due = False
         start_s = time.perf_counter()
@@ -231,25 +210,17 @@ class HugePages:
         huge_bytes, pss_bytes = _own_memory() if self._has_taken else (0, 0)
         return ForkServerMemory(time.monotonic(), huge_bytes, pss_bytes, self._work_s, refusal)
 
-    @property
-    def _has_no_work(self) -> bool:
-        return self._is_over or (self._waits_for_forks and self._forks < LEAST_FORKS)
-
-    @property
-    def _forks(self) -> int:
-        return max(self._told_forks, self._forked)
-
     def _steps(self) -> Iterator[str | None]:
         """Do the work, with a `yield` after each part: of None, or of why it ends; "" at its end."""
         facts = read_facts(self._forks)
         if (refusal := refusal_of(facts)) and not refusal_of(facts._replace(forks=LEAST_FORKS)):
             # More forks than the runner knew of can make it pay later.
-            self._waits_for_forks = True
+            self._least_forks = LEAST_FORKS
             yield refusal
             facts = read_facts(self._forks)
         planned = plan(facts)
         if isinstance(planned, str):
-            self._is_over = True
+            self._least_forks = math.inf
             yield planned
             return
         # Pieces with pages that other work in the kernel held (EAGAIN) get a second try.
@@ -268,21 +239,17 @@ class HugePages:
             else:
                 refusals += 1
             last_error = error or last_error
-        self._is_over = True
+        self._least_forks = math.inf
         hint = "; Linux 6.1 is the first that can" if last_error == errno.EINVAL and not self._has_taken else ""
         yield f"the kernel refuses to collapse pages: {os.strerror(last_error)}{hint}" if last_error else ""
 
 
-def collapse(piece: Range) -> int:
+def collapse(piece: range) -> int:
     """Ask the kernel to copy memory of this process into huge pages. Return 0, or its error number."""
-    if _madvise is None:
-        return errno.ENOSYS
-    return 0 if _madvise(piece.start, piece.end - piece.start, _MADV_COLLAPSE) == 0 else ctypes.get_errno()
+    return 0 if _madvise(piece.start, len(piece), _MADV_COLLAPSE) == 0 else ctypes.get_errno()
 
 
 def _own_memory() -> tuple[int, int]:
     """Return the bytes of this process in huge pages, and those of its share of all memory; zeros if not known."""
-    with contextlib.suppress(OSError, ValueError), open("/proc/self/smaps_rollup", encoding="utf-8") as file:
-        kilobytes = {name: int(rest.split()[0]) for name, _, rest in (line.partition(":") for line in file) if rest}
-        return kilobytes.get("AnonHugePages", 0) << 10, kilobytes.get("Pss", 0) << 10
-    return 0, 0
+    found = dict(re.findall(rb"^(AnonHugePages|Pss): +(\d+) kB", content_of("/proc/self/smaps_rollup"), re.MULTILINE))
+    return int(found.get(b"AnonHugePages", 0)) << 10, int(found.get(b"Pss", 0)) << 10

@@ -8,12 +8,10 @@ from __future__ import annotations
 
 import ctypes
 import dataclasses
-import errno
 import os
 import stat
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 from dist_testing.core.engine.hooks import WatchedWorld, WorldWatcher
 from dist_testing.core.engine.rank_logs import open_regular
@@ -46,11 +44,7 @@ class LogLimits(WorldWatcher):
     """Keeps the logs of a world's ranks within a limit."""
 
     def __init__(self, logs: Sequence[Path]) -> None:
-        """Watch logs that need not exist yet.
-
-        Args:
-            logs: The ranks' logs, by rank.
-        """
+        """Watch the ranks' logs, which need not exist yet."""
         self._logs = logs
         self.limit_bytes = max(_LEAST_BYTES, min(_MOST_BYTES, _WORLD_BYTES // max(1, len(logs))))
         self._kept_bytes = self.limit_bytes // _PARTS
@@ -100,8 +94,8 @@ class LogLimits(WorldWatcher):
                 try:
                     _punch(file.fileno(), begin, end - begin)
                     self._hole_ends[rank] = end
-                except OSError:
-                    # The rank writes at the end of the file, wherever that is.
+                except (AttributeError, OSError):
+                    # There are no holes here. The rank writes at the end of the file, wherever that is.
                     os.ftruncate(file.fileno(), 0)
                     self._lost_bytes[rank] += size
                     self._sizes[rank] = self._hole_ends[rank] = 0
@@ -111,15 +105,7 @@ class LogLimits(WorldWatcher):
 
 
 def _punch(fd: int, begin: int, length: int) -> None:
-    """Free the blocks of a part of a file; it then reads as zeros.
-
-    Raises:
-        OSError: If the file system does not support it.
-    """
-    fallocate: Any = getattr(_libc, "fallocate", None)
-    if fallocate is None:
-        raise OSError(errno.EOPNOTSUPP, "this system makes no holes in files")
-    fallocate.argtypes = (ctypes.c_int, ctypes.c_int, ctypes.c_int64, ctypes.c_int64)
-    if fallocate(fd, _KEEP_SIZE | _PUNCH_HOLE, begin, length) != 0:
+    """Free the blocks of a part of a file, which then reads as zeros. An error says that this is not supported."""
+    if _libc.fallocate(fd, _KEEP_SIZE | _PUNCH_HOLE, ctypes.c_int64(begin), ctypes.c_int64(length)) != 0:
         number = ctypes.get_errno()
         raise OSError(number, os.strerror(number))

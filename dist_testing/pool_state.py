@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import fnmatch
 import gc
 import logging
@@ -14,12 +13,12 @@ import sys
 import threading
 import time
 from collections.abc import Collection
-from dataclasses import dataclass
 from typing import Any
 
 from dist_testing.core.ground.case import CaseBody
 from dist_testing.core.ground.errors import StateLeakError
 from dist_testing.core.ground.keepable import ALL_ENV, ENV_PREFIX
+from dist_testing.core.ground.procfs import open_files
 from dist_testing.core.process.lifetime import current_umask
 from dist_testing.core.rank.children import LOOKING, child_processes, children_but, helpers_of_multiprocessing
 from dist_testing.core.rank.hooks import RankService, ServedRank
@@ -44,7 +43,6 @@ _SET_BY_OTHERS = frozenset(
 _LEAVING_S = 2.0
 _LOOK_S = 0.01
 _GROUPS = "process groups"
-_DESCRIPTORS = "/proc/self/fd"
 # Importing setuptools, which torch's extension builder does, adds this folder to sys.path and leaves it there.
 _ADDED_BY_SETUPTOOLS = os.path.join("setuptools", "_vendor")
 # Where the manager of torch's `file_system` sharing listens.
@@ -60,14 +58,10 @@ class PoolState(RankService):
 
     def case_begin(self, body: CaseBody) -> None:
         """Note the state before the first case."""
-        self._before = self._before or RankState.now()
+        self._before = self._before or RankState()
 
     def case_end(self, body: CaseBody) -> None:
-        """Compare, and reset the random generators.
-
-        Raises:
-            StateLeakError: If the case has changed something.
-        """
+        """Compare, which raises StateLeakError if the case has changed something; reset the random generators."""
         assert self._before is not None
         if self._are_threads:
             self._before.verify(are_threads=True, may_change=body.may_change)
@@ -76,50 +70,34 @@ class PoolState(RankService):
         self._before.rewind_generators()
 
 
-@dataclass(frozen=True, slots=True)
 class RankState:
-    """The state of a rank between two cases.
+    """The state of a rank between two cases, as it is when this is made.
 
     The comparison leaves out random generators, which are reset instead: drawing a number is no leak. It leaves out
     native threads and descriptors of the kernel's own objects, because torch makes pools of both at the first use, and
     the helpers of multiprocessing, which stay after their first use.
     """
 
-    env: dict[bytes, bytes]
-    settings: dict[str, dict[str, Any]]
-    descriptors: frozenset[int]
-    threads: frozenset[int]
-    children: frozenset[int]
-    generators: dict[str, Any]
-
-    @classmethod
-    def now(cls) -> RankState:
-        """Return the current state."""
+    def __init__(self) -> None:
         with LOOKING:
-            descriptors = _descriptors()
-        return cls(
-            _environment(),
-            _settings(),
-            descriptors,
-            frozenset(thread.ident or 0 for thread in threading.enumerate()),
-            child_processes(),
-            _generators(),
-        )
+            self.descriptors = open_files().keys()
+        self.env = _environment()
+        self.settings = _settings()
+        self.threads = frozenset(thread.ident for thread in threading.enumerate())
+        self.children = child_processes()
+        self.generators: dict[str, Any] = {"random": random.getstate()}
+        if (numpy := sys.modules.get("numpy")) is not None:
+            self.generators["numpy"] = numpy.random.get_state()
+        if (torch := sys.modules.get("torch")) is not None:
+            self.generators["torch"] = torch.get_rng_state()
 
     def verify(
         self, *, keeps_groups: bool = False, are_threads: bool = False, may_change: Collection[str] = ()
     ) -> None:
-        """Compare the current state with this one.
+        """Compare the current state with this one. What can end by itself has two seconds to do so.
 
-        Args:
-            keeps_groups: Whether a case may leave process groups to the next one.
-            are_threads: Whether the ranks are threads of this process.
-            may_change: What a case may leave changed, by the names of `core.ground.keepable.KEEPABLE`; variables as
-                `env:NAME`, where `NAME` may be a pattern.
-
-        Raises:
-            StateLeakError: If a case has changed something; the text lists all of it. What can end by itself has two
-                seconds to do so.
+        `may_change` is what a case may leave changed, by the names of `core.ground.keepable.KEEPABLE`; variables as
+        `env:NAME`, where `NAME` may be a pattern. The text of a StateLeakError lists all other changes.
         """
         until_s = time.monotonic() + _LEAVING_S
         has_collected = False
@@ -135,17 +113,15 @@ class RankState:
             has_collected = True
         changes = self._changes(has_kept_groups, may_change) + running
         if changes:
-            if are_threads:
-                cause = (
-                    "its ranks are threads of one process, which runs the next test, too. Any of them may have done it."
-                )
-                way_out = "put the test into a class or module of its own"
-            else:
-                cause = "its ranks belong to a worker pool, which runs the next test, too."
-                way_out = "use the default isolation, which gives each test new ranks"
+            ranks, way_out = (
+                ("are threads of one process", "put the test into a class or module of its own")
+                if are_threads
+                else ("belong to a worker pool", "use the default isolation, which gives each test new ranks")
+            )
             raise StateLeakError(
                 f"changed and not undone: {'; '.join(changes)}.\n"
-                f"The test itself has passed, but {cause}\n"
+                f"The test itself has passed, but its ranks {ranks}, which runs the next test, too."
+                f"{' Any of them may have done it.' if are_threads else ''}\n"
                 f"Undo the change in the test or a fixture, or {way_out}."
             )
 
@@ -161,17 +137,13 @@ class RankState:
         """Return the changes that stay as they are."""
         changes = []
         env = _environment()
-        if env != self.env:
-            names = {os.fsdecode(name) for name in env.keys() | self.env.keys() if env.get(name) != self.env.get(name)}
-            patterns = [kept.removeprefix(ENV_PREFIX) for kept in may_change if kept.startswith(ENV_PREFIX)]
-            patterns += ["*"] if ALL_ENV in may_change else []
-            names = {name for name in names - _SET_BY_OTHERS if not any(fnmatch.fnmatchcase(name, p) for p in patterns)}
-            if names:
-                changes.append(f"environment variable(s) {', '.join(sorted(names))}")
+        patterns = [kept.removeprefix(ENV_PREFIX) for kept in may_change if kept.startswith(ENV_PREFIX)]
+        patterns += ["*"] if ALL_ENV in may_change else []
+        names = {os.fsdecode(name) for name, _ in env.items() ^ self.env.items()} - _SET_BY_OTHERS
+        if names := {name for name in names if not any(fnmatch.fnmatchcase(name, p) for p in patterns)}:
+            changes.append(f"environment variable(s) {', '.join(sorted(names))}")
         for kind, now in _settings().items():
             before = self.settings[kind]
-            if before == now:
-                continue
             changes += [
                 _described(name, before.get(name), now.get(name))
                 for name in sorted(before.keys() | now.keys())
@@ -183,63 +155,41 @@ class RankState:
 
     def _running(self, has_kept_groups: bool, may_change: Collection[str]) -> tuple[list[str], bool]:
         """Return the changes of descriptors, threads and processes, and whether they can still end by themselves."""
-        changes: list[str] = []
         helpers, pipes = helpers_of_multiprocessing()
-        with LOOKING:
-            descriptors = _descriptors()
-            names_opened = [name for fd in descriptors - self.descriptors - pipes if (name := _descriptor_name(fd))]
         # Sockets and pipes of a process group look like all others.
-        allowed = ("socket:", "pipe:") if has_kept_groups else ()
-        opened = [name for name in names_opened if not name.startswith(allowed) and "files" not in may_change]
-        if opened:
-            changes.append(f"open file(s) {', '.join(sorted(opened))}")
-        if (closed := self.descriptors - descriptors) and "files" not in may_change:
-            changes.append(f"closed descriptor(s) {', '.join(map(str, sorted(closed)))}")
+        allowed = ("anon_inode:", "socket:", "pipe:") if has_kept_groups else ("anon_inode:",)
+        with LOOKING:
+            files = open_files()
+            new = files.keys() - self.descriptors - pipes
+            opened = [files[fd] for fd in new if not files[fd].startswith(allowed) and not _stays(fd, files[fd])]
         known = self.threads | _threads_of_torch()
-        started = [thread.name for thread in threading.enumerate() if thread.ident not in known]
-        started = [] if "threads" in may_change else started
-        if started:
-            changes.append(f"running thread(s) {', '.join(sorted(started))}")
-        left = frozenset[int]() if "processes" in may_change else children_but(helpers) - self.children
-        if left:
-            changes.append(f"running process(es) {', '.join(map(str, sorted(left)))}")
-        return changes, bool(started or left or any(name.startswith("pipe:") for name in opened))
+        found: tuple[tuple[str, str, Collection[Any]], ...] = (
+            ("files", "open file(s)", opened),
+            ("files", "closed descriptor(s)", self.descriptors - files.keys()),
+            ("threads", "running thread(s)", [one.name for one in threading.enumerate() if one.ident not in known]),
+            ("processes", "running process(es)", children_but(helpers) - self.children),
+        )
+        left = [row for row in found if row[2] and row[0] not in may_change]
+        can_end = any(
+            kind != "files" or any(str(name).startswith("pipe:") for name in names) for kind, _, names in left
+        )
+        return [f"{what} {', '.join(map(str, sorted(names)))}" for _, what, names in left], can_end
 
 
-def _threads_of_torch() -> frozenset[int]:
+def _threads_of_torch() -> frozenset[int | None]:
     """Return the threads in which torch.compile runs compilers; torch keeps them once they are needed."""
     compiler = getattr(sys.modules.get("torch._inductor.async_compile"), "AsyncCompile", None)
     pool = getattr(compiler, "pool", None)
     # The call would make the pool if there is none.
     if pool is None or not hasattr(pool, "cache_info") or not pool.cache_info().currsize:
         return frozenset()
-    return frozenset(thread.ident or 0 for thread in pool()._threads)
+    return frozenset(thread.ident for thread in pool()._threads)
 
 
-def _descriptors() -> frozenset[int]:
-    # The list includes the descriptor that read it, which is closed by now.
-    return frozenset(filter(_is_open, map(int, os.listdir(_DESCRIPTORS))))
-
-
-def _is_open(fd: int) -> bool:
-    try:
-        os.fstat(fd)
-    except OSError:
+def _stays(fd: int, name: str) -> bool:
+    """Return whether it is a connection of torch's `file_system` sharing, which stays once it is needed."""
+    if not name.startswith("socket:"):
         return False
-    return True
-
-
-def _descriptor_name(fd: int) -> str | None:
-    """Return the name of a descriptor's file; None if it is no leak."""
-    with contextlib.suppress(OSError):
-        name = os.readlink(f"{_DESCRIPTORS}/{fd}")
-        if not name.startswith("anon_inode:") and not (name.startswith("socket:") and _leads_to_torchs_manager(fd)):
-            return name
-    return None
-
-
-def _leads_to_torchs_manager(fd: int) -> bool:
-    """Return whether a socket is a connection of torch's `file_system` sharing, which stays once it is needed."""
     try:
         with socket.socket(fileno=os.dup(fd)) as copy:
             return _MANAGER.search(str(copy.getpeername())) is not None
@@ -255,29 +205,25 @@ def _environment() -> dict[bytes, bytes]:
 
 def _settings() -> dict[str, dict[str, Any]]:
     """Return the settings of the process: by the name of their kind, each by the name that a report uses."""
-    return {
+    settings: dict[str, dict[str, Any]] = {
         "cwd": {"working directory": os.getcwd()},
         "umask": {"umask": f"{current_umask():#o}"},
         "sys.path": {"sys.path": [entry for entry in sys.path if not entry.endswith(_ADDED_BY_SETUPTOOLS)]},
         "logging": {"logging.disable": logging.root.manager.disable},
-        "torch": _torch_settings(),
+        "torch": {},
     }
-
-
-def _torch_settings() -> dict[str, Any]:
-    torch = sys.modules.get("torch")
-    if torch is None:
-        return {}
-    return {
-        "default dtype": torch.get_default_dtype(),
-        "default device": torch.get_default_device(),
-        "gradient mode": torch.is_grad_enabled(),
-        "anomaly detection": torch.is_anomaly_enabled(),
-        "deterministic algorithms": torch.are_deterministic_algorithms_enabled(),
-        "float32 matmul precision": torch.get_float32_matmul_precision(),
-        "intra-op threads": torch.get_num_threads(),
-        _GROUPS: _count_groups(),
-    }
+    if (torch := sys.modules.get("torch")) is not None:
+        settings["torch"] = {
+            "default dtype": torch.get_default_dtype(),
+            "default device": torch.get_default_device(),
+            "gradient mode": torch.is_grad_enabled(),
+            "anomaly detection": torch.is_anomaly_enabled(),
+            "deterministic algorithms": torch.are_deterministic_algorithms_enabled(),
+            "float32 matmul precision": torch.get_float32_matmul_precision(),
+            "intra-op threads": torch.get_num_threads(),
+            _GROUPS: _count_groups(),
+        }
+    return settings
 
 
 def _described(name: str, before: object, now: object) -> str:
@@ -297,12 +243,3 @@ def _count_groups() -> int:
     if torch is None or not torch.distributed.is_available():
         return 0
     return len(torch.distributed.distributed_c10d._world.pg_map)
-
-
-def _generators() -> dict[str, Any]:
-    generators: dict[str, Any] = {"random": random.getstate()}
-    if (numpy := sys.modules.get("numpy")) is not None:
-        generators["numpy"] = numpy.random.get_state()
-    if (torch := sys.modules.get("torch")) is not None:
-        generators["torch"] = torch.get_rng_state()
-    return generators

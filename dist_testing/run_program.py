@@ -29,10 +29,7 @@ _WRONG_COMMAND = 2
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the program that the command line names.
-
-    Args:
-        arguments: The command line without the command; None (default) for the command line's.
+    """Run the program that the command line names, by default this process's; `arguments` are without the command.
 
     Returns:
         0 if every rank has passed, or if all skip; 1 if the run failed; 2 if the command line is wrong.
@@ -93,11 +90,7 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _read(given: argparse.Namespace) -> tuple[Program, list[str]]:
-    """Return the program, and pytest's options for the settings.
-
-    Raises:
-        UsageError: If an argument is impossible.
-    """
+    """Return the program, and pytest's options for the settings; refuse impossible arguments."""
     if given.script is None:
         raise UsageError(
             f"{_COMMAND}: expected a script; got none.\n"

@@ -31,8 +31,8 @@ def run_tests(arguments: Sequence[str] | None = None) -> NoReturn:
 
     from dist_testing.core.pytest import plugin as pytest_plugin
 
-    file = getattr(sys.modules["__main__"], "__file__", None)
-    if file is None:
+    main = sys.modules["__main__"]
+    if (file := getattr(main, "__file__", None)) is None:
         print(
             "run_tests() was called, but the main module has no file.\n"
             "It runs the tests of the file that Python was started with.\n"
@@ -44,14 +44,9 @@ def run_tests(arguments: Sequence[str] | None = None) -> NoReturn:
     names = [
         argument
         for previous, argument in zip(["", *given], given, strict=False)
-        # After `-k` the argument is an expression.
-        if _names_test(argument) and previous not in _OPTIONS_WITH_VALUE
+        # "Class" and "Class.test_method" begin with a name of the main module. After `-k` it is an expression.
+        if hasattr(main, argument.partition(".")[0]) and previous not in _OPTIONS_WITH_VALUE
     ]
     options = [_OF_UNITTEST.get(argument, argument) for argument in given if argument not in names]
     paths = [f"{file}::{name.replace('.', '::')}" for name in names] or [file]
     raise SystemExit(int(pytest.main([*options, *paths], plugins=[pytest_plugin])))
-
-
-def _names_test(argument: str) -> bool:
-    """Return whether `argument` begins with a name of the main module, as "Class" and "Class.test_method" do."""
-    return hasattr(sys.modules["__main__"], argument.partition(".")[0])

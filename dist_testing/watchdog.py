@@ -91,7 +91,6 @@ class Watchdog:
 
 
 def _serve(runner: int, times: int, stacks: int, record: int, conclusion: Conclusion, end_s: float) -> NoReturn:
-    """Run the watchdog's process."""
     try:
         # Bazel signals the whole process group. If the runner does not react, its deadline still applies.
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):

@@ -257,7 +257,7 @@ class RanksContext:
         self._is_over = True
         if self in _contexts:
             _contexts.remove(self)
-        self._world.close()
+        self._world.engine.close()
 
 
 def open_contexts() -> list[RanksContext]:

@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING, Any
 from dist_testing.core.ground.backends import all_declared, default_backend, device_backend
 from dist_testing.core.ground.environment import environment
 from dist_testing.core.ground.errors import UsageError
-from dist_testing.core.unittest.classes import MultiProcessTestCase
-from dist_testing.core.unittest.process import ProcessCase
+from dist_testing.core.unittest.process import MultiProcessTestCase, ProcessCase
 
 if TYPE_CHECKING:
     import torch

@@ -67,7 +67,7 @@ class RunFailedError(CaseFailedError, RuntimeError):
         return tuple(self.result.verdict.victims)
 
 
-class CallWorld:
+class CallWorld(contextlib.AbstractContextManager["CallWorld"]):
     """The ranks of one call. Use it as a context manager; its end removes everything that is left."""
 
     def __init__(
@@ -83,18 +83,10 @@ class CallWorld:
         with_store: bool = True,
         show: Callable[[RankOutput], object],
     ) -> None:
-        """Describe the world. It starts no process yet.
+        """Describe the world, whose ranks call `call()`. It starts no process yet.
 
-        Args:
-            call: What each rank calls, without arguments.
-            name: Name of the function, for reports.
-            size: Number of ranks.
-            spec: Backend and isolation.
-            settings: What the call asks of add-ons, by their names.
-            timeout_s: Limit in seconds; None for that of the session, else of the backend.
-            init: Whether the library makes the default group.
-            with_store: Whether the library serves a store at MASTER_ADDR and MASTER_PORT.
-            show: Takes each line that a rank prints.
+        `name` is that of the function, for reports; `settings`, `init` and `with_store` are those of `Case`; `show`
+        takes each line that a rank prints. Without `timeout_s` the limit is that of the session, else of the backend.
         """
         way = isolation_named(spec.isolation)
         session = current_session()
@@ -128,33 +120,16 @@ class CallWorld:
             settings=settings or {},
         )
 
-    def __enter__(self) -> CallWorld:
-        return self
-
     def __exit__(self, *_: object) -> None:
-        self.close()
-
-    def close(self) -> None:
-        """End all processes, and remove the files."""
         self.engine.close()
 
     def run(self) -> CaseResult:
-        """Run the call to its end on all ranks. A second thread that calls it waits.
-
-        Raises:
-            LaunchError: If the ranks cannot be started.
-            UsageError: If the call cannot be sent to the ranks.
-        """
+        """Run the call to its end on all ranks. A second thread that calls it waits."""
         with _one_call, self._pause():
             return self.engine.run(self._sent_case())
 
     def start(self) -> RunningCase:
-        """Start the ranks, and return without waiting for them.
-
-        Raises:
-            LaunchError: If the ranks cannot be started.
-            UsageError: If the call cannot be sent to the ranks.
-        """
+        """Start the ranks, and return without waiting for them."""
         with _one_call:
             return self.engine.start(self._sent_case())
 
@@ -169,24 +144,20 @@ class CallWorld:
         self._session.judge(result, error)
 
     def values(self, result: CaseResult) -> list[Any]:
-        """Return what the ranks have returned, by rank.
-
-        Raises:
-            RunFailedError: If a value cannot be read.
-        """
-        return [self._value(result, rank) for rank in range(result.case.world_size)]
-
-    def _value(self, result: CaseResult, rank: int) -> Any:
-        try:
-            return read_value(self._folder, rank)
-        except Exception as error:
-            raise RunFailedError(
-                f"run({result.case.name}): the value of rank {rank} cannot be read: {summarise(error)}\n"
-                "The rank could read it. Its type needs something that only ranks have, such as a process group; or "
-                "the function has changed the file.\n"
-                "Return tensors, numbers, strings and containers of them.",
-                result,
-            ) from None
+        """Return what the ranks have returned, by rank."""
+        values = []
+        for rank in range(result.case.world_size):
+            try:
+                values.append(read_value(self._folder, rank))
+            except Exception as error:
+                raise RunFailedError(
+                    f"run({result.case.name}): the value of rank {rank} cannot be read: {summarise(error)}\n"
+                    "The rank could read it. Its type needs something that only ranks have, such as a process group; "
+                    "or the function has changed the file.\n"
+                    "Return tensors, numbers, strings and containers of them.",
+                    result,
+                ) from None
+        return values
 
     def _sent_case(self) -> Case:
         name = self._case.name
@@ -198,11 +169,7 @@ class CallWorld:
 
 
 def _send(call: Callable[[], Any], name: str, folder: str) -> None:
-    """Write the call for fresh interpreters.
-
-    Raises:
-        UsageError: If it cannot travel.
-    """
+    """Write the call for fresh interpreters; refuse one that cannot travel."""
     function = call.func if isinstance(call, functools.partial) else call
     if getattr(function, "__module__", "") == "__main__" and not hasattr(sys.modules["__main__"], "__file__"):
         why = "its module is this interactive session, which has no file"

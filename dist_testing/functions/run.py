@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 from dist_testing.core.engine.needs import Lack, missing_need
 from dist_testing.core.events.event import RankOutput
 from dist_testing.core.ground.add_ons import read_settings
-from dist_testing.core.ground.backends import Backend, backend_named, default_backend
+from dist_testing.core.ground.backends import backend_named, default_backend
 from dist_testing.core.ground.budget import MAX_TIMEOUT_S, is_timeout
 from dist_testing.core.ground.errors import UsageError
 from dist_testing.core.ground.spec import DEFAULT_WORLD_SIZE, Spec, check_world_size
@@ -27,6 +27,7 @@ from dist_testing.threaded.members import current_member
 __unittest = True
 
 _Value = TypeVar("_Value")
+LIMIT = f"a number of seconds above 0, up to {MAX_TIMEOUT_S}"
 _EXAMPLE = "Write dist_testing.run(train, world_size=4, args=(0.1,)), for example."
 
 
@@ -74,7 +75,16 @@ def run(
     __tracebackhide__ = True
     name = name_of(fn)
     subject = f"run({name})"
-    _check(subject, fn, args, kwargs, timeout)
+    is_named = kwargs is None or (isinstance(kwargs, Mapping) and all(isinstance(key, str) for key in kwargs))
+    check_arguments(
+        subject,
+        "fn, world_size, args, kwargs, backend, nodes, timeout and isolation",
+        _EXAMPLE,
+        ("fn", fn, "a function", callable(fn)),
+        ("args", args, "a tuple", isinstance(args, tuple)),
+        ("kwargs", kwargs, "a dict with names as keys", is_named),
+        ("timeout", timeout, LIMIT, timeout is None or is_timeout(timeout)),
+    )
     check_world_size(subject, world_size, _EXAMPLE)
     settings = read_settings(subject, {} if type(nodes) is int and nodes == 1 else {"nodes": nodes})
     check_no_rank(subject)
@@ -106,20 +116,12 @@ def _show(event: RankOutput) -> None:
     print(f"[rank {event.rank}] {event.line}", flush=True)
 
 
-def _check(subject: str, fn: object, args: object, kwargs: object, timeout: object) -> None:
-    is_named = kwargs is None or (isinstance(kwargs, Mapping) and all(isinstance(key, str) for key in kwargs))
-    limit = f"a number of seconds above 0, up to {MAX_TIMEOUT_S}"
-    for name, value, expected, is_right in (
-        ("fn", fn, "a function", callable(fn)),
-        ("args", args, "a tuple", isinstance(args, tuple)),
-        ("kwargs", kwargs, "a dict with names as keys", is_named),
-        ("timeout", timeout, limit, timeout is None or is_timeout(timeout)),
-    ):
+def check_arguments(subject: str, names: str, example: str, *rows: tuple[str, object, str, bool]) -> None:
+    """Refuse a wrong argument. A row has its name, its value, what is expected, and whether the value is that."""
+    for name, value, expected, is_right in rows:
         if not is_right:
             raise UsageError(
-                f"{subject} with {name} = {value!r:.200}; expected {expected}.\n"
-                "Its arguments are fn, world_size, args, kwargs, backend, nodes, timeout and isolation.\n"
-                f"{_EXAMPLE}"
+                f"{subject} with {name} = {value!r:.200}; expected {expected}.\nIts arguments are {names}.\n{example}"
             )
 
 
@@ -141,15 +143,9 @@ def _check_call(subject: str, fn: Callable[..., Any], args: tuple[Any, ...], kwa
 
 
 def check_no_rank(subject: str) -> None:
-    """Refuse a world inside a rank.
-
-    Raises:
-        UsageError: If this process is a rank, or this thread.
-    """
-    rank: object = os.environ.get("RANK")
-    if (member := current_member()) is not None:
-        rank = member.rank
-    if rank is not None:
+    """Refuse a world inside a rank: this process, or this thread."""
+    member = current_member()
+    if (rank := os.environ.get("RANK") if member is None else member.rank) is not None:
         raise UsageError(
             f"{subject} was called on rank {rank} of a world.\n"
             "Each rank would make a world of its own. A script whose isolation is spawn also comes here if its main "
@@ -161,8 +157,7 @@ def check_no_rank(subject: str) -> None:
 def call_spec(subject: str, session: Session | None, size: int, backend: str | None, isolation: str | None) -> Spec:
     """Return what the call asks for: what it says itself, then what the target or the command line says.
 
-    Raises:
-        UsageError: If a name does not exist, or the world is larger than the target declares.
+    A UsageError refuses a name that does not exist, and a world that is larger than the target declares.
     """
     for argument, value in (("backend", backend), ("isolation", isolation)):
         if value is not None and not isinstance(value, str):
@@ -173,7 +168,6 @@ def call_spec(subject: str, session: Session | None, size: int, backend: str | N
             )
     if session is not None:
         session.check_declared(subject, size)
-    chosen: Backend
     if backend is not None:
         chosen = backend_named(backend)
     else:
@@ -191,13 +185,7 @@ def call_spec(subject: str, session: Session | None, size: int, backend: str | N
 
 
 def _check_hardware(subject: str, session: Session | None, spec: Spec, size: int, settings: Mapping[str, Any]) -> None:
-    """Refuse a world that the machine cannot make.
-
-    Raises:
-        PromiseError: If the configuration promises the hardware.
-        unittest.SkipTest: In a test.
-        UsageError: In any other program.
-    """
+    """Refuse a world that the machine cannot make: a test skips, unless the configuration promises the hardware."""
     if not (missing := missing_need(spec, size, settings)):
         return
     if session is None:

@@ -7,13 +7,13 @@ import pickle
 from collections.abc import Callable
 from typing import Any
 
-from dist_testing.core.ground.budget import MAX_TIMEOUT_S, is_timeout
+from dist_testing.core.ground.budget import is_timeout
 from dist_testing.core.ground.errors import UsageError
 from dist_testing.core.ground.spec import check_world_size
 from dist_testing.core.launch.isolation import FORK, SPAWN, Isolation, Reuse, isolation_named
 from dist_testing.core.unittest.plain import current_session
 from dist_testing.core.unittest.process import ProcessCase
-from dist_testing.functions.run import check_no_rank, name_of
+from dist_testing.functions.run import LIMIT, check_arguments, check_no_rank, name_of
 
 # unittest leaves frames of modules with this mark out of its tracebacks.
 __unittest = True
@@ -58,16 +58,16 @@ def start_processes(
     __tracebackhide__ = True
     name = name_of(fn)
     check_world_size(f"start_processes({name})", nprocs, _EXAMPLE)
-    if not callable(fn):
-        raise _wrong(name, "fn", fn, "a function")
-    if not isinstance(args, tuple):
-        raise _wrong(name, "args", args, "a tuple")
-    if join is not True:
-        raise _wrong(name, "join", join, "True: the call returns when all ranks have ended")
-    if start_method not in _METHODS:
-        raise _wrong(name, "start_method", start_method, "one of fork, forkserver, spawn")
-    if timeout is not None and not is_timeout(timeout):
-        raise _wrong(name, "timeout", timeout, f"a number of seconds above 0, up to {MAX_TIMEOUT_S}")
+    check_arguments(
+        f"start_processes({name})",
+        "fn, args, nprocs, join, start_method and timeout",
+        _EXAMPLE,
+        ("fn", fn, "a function", callable(fn)),
+        ("args", args, "a tuple", isinstance(args, tuple)),
+        ("join", join, "True: the call returns when all ranks have ended", join is True),
+        ("start_method", start_method, "one of fork, forkserver, spawn", start_method in _METHODS),
+        ("timeout", timeout, LIMIT, timeout is None or is_timeout(timeout)),
+    )
     try:
         call = pickle.dumps((fn, args))
     except _UNSENDABLE as error:
@@ -136,11 +136,3 @@ class _FunctionCase(ProcessCase):
         with open(self.file_name, "rb") as file:
             fn, args = pickle.load(file)
         fn(int(os.environ["RANK"]), *args)
-
-
-def _wrong(name: str, argument: str, value: object, expected: str) -> UsageError:
-    return UsageError(
-        f"start_processes({name}) with {argument} = {value!r}; expected {expected}.\n"
-        "Its arguments are fn, args, nprocs, join, start_method and timeout.\n"
-        f"{_EXAMPLE}"
-    )

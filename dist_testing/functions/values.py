@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 import pickle
 from collections import OrderedDict
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -26,81 +26,62 @@ def value_file(folder: str | Path, rank: int) -> Path:
 
 
 def write_value(value: object, name: str, folder: str, rank: int) -> None:
-    """Write what a function has returned on a rank, for the caller.
-
-    Args:
-        value: The value.
-        name: Name of the function, for the error text.
-        folder: The folder of the call.
-        rank: This rank.
-
-    Raises:
-        UsageError: If the value cannot travel as data.
-    """
+    """Write what the function `name` has returned on this rank, for the caller; refuse what cannot travel as data."""
     # Most functions return nothing, and no file says so.
     if value is None:
         return
-    import torch
-
-    buffer = io.BytesIO()
     try:
-        torch.save(value, buffer)
-        buffer.seek(0)
-        # The caller reads it so. What fails there fails here, on the rank that is to blame.
-        torch.load(buffer, weights_only=True, map_location="cpu")
+        content = _packed(value)
     except Exception as error:
-        place, found = _culprit(value)
+        place, found = _culprit("", value, _MAX_DEPTH)
         # torch's text about its own files would mislead.
         why = "" if isinstance(error, pickle.UnpicklingError) else f": {' '.join(summarise(error).split())}"
         raise UsageError(
-            f"run({name}): rank {rank} has returned {place} of type {_type_name(found)}, which cannot travel to the "
-            f"caller{why or '.'}\n{_CAUSE}\n{_advice(found)}"
+            f"run({name}): rank {rank} has returned a value{f' with {place}' if place else ''} of type "
+            f"{_type_name(found)}, which cannot travel to the caller{why or '.'}\n{_CAUSE}\n{_advice(found)}"
         ) from None
-    value_file(folder, rank).write_bytes(buffer.getbuffer())
+    value_file(folder, rank).write_bytes(content)
 
 
 def read_value(folder: str | Path, rank: int) -> Any:
-    """Return the value of a rank that has passed; its tensors are on the CPU.
-
-    Raises:
-        Exception: If the file is not what `write_value` has written.
-    """
-    import torch
-
+    """Return the value of a rank that has passed; its tensors are on the CPU. A damaged file raises any exception."""
     path = value_file(folder, rank)
-    return torch.load(path, weights_only=True, map_location="cpu") if path.exists() else None
+    return _read(path) if path.exists() else None
 
 
-def _culprit(value: object) -> tuple[str, object]:
-    """Return the place and the object that cannot travel: the first one inside containers, else the whole value."""
-    found = next(_unfit("", value, _MAX_DEPTH), None)
-    if found is None or not found[0]:
-        return "a value", value
-    return f"a value with {found[0]}", found[1]
-
-
-def _unfit(place: str, value: object, depth: int) -> Iterator[tuple[str, object]]:
-    if depth and type(value) in (dict, OrderedDict):
-        assert isinstance(value, dict)
-        for key, inner in value.items():
-            yield from _unfit(f"{place} key {key!r:.60}" if not _is_plain(key) else "", key, 0)
-            yield from _unfit(f"{place}[{key!r:.60}]", inner, depth - 1)
-    elif depth and type(value) in (list, tuple, set):
-        assert isinstance(value, list | tuple | set)
-        for index, inner in enumerate(value):
-            inner_place = f"{place} member" if isinstance(value, set) else f"{place}[{index}]"
-            yield from _unfit(inner_place, inner, depth - 1)
-    elif not _is_plain(value):
-        yield place.strip(), value
-
-
-def _is_plain(value: object) -> bool:
+def _packed(value: object) -> memoryview:
     import torch
 
-    plain = (bool, int, float, complex, str, bytes, bytearray, type(None), torch.Size, torch.dtype, torch.device)
-    if type(value) in plain or type(value) in (torch.Tensor, torch.nn.Parameter):
-        return True
-    return type(value) is tuple and all(map(_is_plain, value))
+    buffer = io.BytesIO()
+    torch.save(value, buffer)
+    buffer.seek(0)
+    # What fails in the caller fails here, on the rank that is to blame.
+    _read(buffer)
+    return buffer.getbuffer()
+
+
+def _read(file: Path | io.BytesIO) -> Any:
+    import torch
+
+    return torch.load(file, weights_only=True, map_location="cpu")
+
+
+def _culprit(place: str, value: object, depth: int) -> tuple[str, object]:
+    """Return the place and the object that cannot travel: the first one inside containers, else the whole value."""
+    items: list[tuple[str, object]] = []
+    if isinstance(value, dict) and type(value) in (dict, OrderedDict):
+        for key, inner in value.items():
+            items += [(f"{place} key {key!r:.60}".strip(), key), (f"{place}[{key!r:.60}]", inner)]
+    elif isinstance(value, set) and type(value) is set:
+        items = [(f"{place} member".strip(), inner) for inner in value]
+    elif isinstance(value, list | tuple) and type(value) in (list, tuple):
+        items = [(f"{place}[{index}]", inner) for index, inner in enumerate(value)]
+    for inner_place, inner in items if depth else ():
+        try:
+            _packed(inner)
+        except Exception:
+            return _culprit(inner_place, inner, depth - 1)
+    return place, value
 
 
 def _type_name(value: object) -> str:

@@ -60,13 +60,7 @@ class ProgramPlugin:
 
 
 def target_session(spec: Spec, file: str, arguments: Sequence[str]) -> tuple[list[str], ProgramPlugin]:
-    """Return the command line and the plugin of a session of pytest for a target of Bazel.
-
-    Args:
-        spec: The target's spec.
-        file: The program.
-        arguments: The program's own.
-    """
+    """Return the command line and the plugin of a session of pytest for a target of Bazel that runs the program."""
     # The folder as the runfiles show it: its links lead to the source tree, with files that are not declared.
     search_path = (os.path.dirname(file), *sys.path)
     program = Program(file, file, tuple(arguments), search_path, dict(spec.program_exits or ()))

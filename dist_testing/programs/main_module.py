@@ -24,12 +24,7 @@ from typing import Any
 
 
 def run_as_main(path: str, arguments: Sequence[str], search_path: Sequence[str]) -> BaseException | None:
-    """Run the program to its end.
-
-    Args:
-        path: Its file; absolute.
-        arguments: Its `sys.argv`, which begins with the name of the file as the user wrote it.
-        search_path: Its `sys.path`.
+    """Run the program to its end: its file, by an absolute path, with its `sys.argv` and `sys.path`.
 
     Returns:
         The exception that has ended it, also `SystemExit`; its traceback begins in the program. None if there was none.
@@ -67,9 +62,7 @@ def exit_status(error: BaseException | None) -> int:
 def print_end(error: BaseException, *, always: bool) -> None:
     """Print what Python prints for the exception that ends a program.
 
-    Args:
-        error: The exception.
-        always: Whether to print a traceback, too. The report of a rank has it; hooks of the program run in any case.
+    The report of a rank has the traceback, so it is printed only with `always`; hooks of the program run in any case.
     """
     if isinstance(error, SystemExit):
         if not (error.code is None or isinstance(error.code, int)):

@@ -27,16 +27,12 @@ _DEFINITIONS = (ast.Import, ast.ImportFrom, ast.FunctionDef, ast.AsyncFunctionDe
 
 @dataclass(frozen=True, slots=True)
 class Program:
-    """A program and its command line.
+    """A program, by its absolute path, and its command line.
 
     Attributes:
-        path: Its file; absolute.
-        name: The file as the user wrote it, which is the program's `sys.argv[0]`.
-        arguments: Its other arguments.
+        name: The file as the user wrote it, which is the program's `sys.argv[0]`; `arguments` has the others.
         search_path: Its `sys.path`.
-        expected_exits: Rank to how its process must end; a negative number is a signal.
-        timeout_s: Limit of a run in seconds.
-        settings: Those of add-ons, by their names.
+        expected_exits: As in `Case`, and so are the `settings`.
     """
 
     path: str
@@ -65,11 +61,7 @@ class Program:
 
 
 def check_program(path: str) -> None:
-    """Check that Python can run a file.
-
-    Raises:
-        UsageError: If the file cannot be read, is no Python, or has nothing but definitions.
-    """
+    """Refuse a file that cannot be read, is no Python, or has nothing but definitions."""
     try:
         source = Path(path).read_bytes()
     except (OSError, ValueError) as error:
@@ -104,11 +96,7 @@ def check_program(path: str) -> None:
 
 
 def check_isolation_of_program(name: str, isolation: Isolation) -> None:
-    """Refuse ranks that cannot run a program. `name` is the subject of the error text.
-
-    Raises:
-        UsageError: If each rank does not get a process of its own, for the program alone.
-    """
+    """Refuse ranks without a process of their own, for the program alone. `name` is the subject of the error text."""
     if isolation not in (FORK, SPAWN):
         raise UsageError(
             f'{name}: isolation "{isolation.name}" for a program.\n'

@@ -5,13 +5,12 @@ from __future__ import annotations
 import importlib
 import json
 import os
-from collections.abc import Sequence
 from typing import NoReturn
 
 from dist_testing.core.ground.case import CaseBody
 from dist_testing.core.launch.fresh import ThenBe
 from dist_testing.core.process.launcher_messages import Loader, RankStart
-from dist_testing.core.rank.bootstrap import RankFrontEnd
+from dist_testing.core.rank.bootstrap import RankContext
 from dist_testing.core.rank.capture import flush_streams
 from dist_testing.core.rank.rank_world import RankWorld
 from dist_testing.core.rank.reporter import Reporter
@@ -23,7 +22,7 @@ BACKEND_VARIABLE = "DIST_TESTING_BACKEND"
 _OF_PYTEST = ("PYTEST_CURRENT_TEST", "PYTEST_VERSION")
 
 
-class ProgramRankContext:
+class ProgramRankContext(RankContext):
     """The rank context of programs: a rank needs nothing but the case."""
 
     def prepare(self) -> None:
@@ -33,10 +32,6 @@ class ProgramRankContext:
     def front_end(self, body: CaseBody) -> ProgramRankFrontEnd:
         """Return the only front end there is."""
         return ProgramRankFrontEnd()
-
-    def thread_front_ends(self, body: CaseBody, world_size: int) -> Sequence[RankFrontEnd]:
-        """Never called: a program has a process for each rank."""
-        raise NotImplementedError
 
 
 def program_loader() -> Loader:
@@ -53,8 +48,7 @@ def load(state: str, then: ThenBe, test: str | None) -> NoReturn:
 class ProgramRankFrontEnd:
     """Runs one program, in a process that ends with it."""
 
-    def __init__(self) -> None:
-        self._world: RankWorld | None = None
+    _world: RankWorld | None = None
 
     def open(self, start: RankStart, reporter: Reporter) -> None:
         """Serve the store of the world, and set the rest of torchrun's variables."""

@@ -140,7 +140,7 @@ class _Ranks(list[SimpleNamespace]):
             self._errors.append((rank, error))
             raise
         finally:
-            self._errors += [(rank, error) for error in pipe.errors]
+            self._errors += [(rank, error) for error in pipe.raised]
         self._report_caught(rank, reporter)
         # A class with its own `run_test_with_threaded_pg` runs the test in its own way.
         if not pipe.has_run and cls.run_test_with_threaded_pg is ThreadCase.run_test_with_threaded_pg:

@@ -23,7 +23,8 @@ from dist_testing.watch.project import Project, syntax_error
 from dist_testing.watch.run import Fork, Order, Run, fork_run
 
 # What each session with marked tests, or with classes of the library, imports.
-_WARM = ("torch.distributed", "dist_testing.core.pytest.in_runner", "dist_testing.core.unittest.classes")
+_CORE = "dist_testing.core"
+_WARM = ("torch.distributed", f"{_CORE}.pytest.in_runner", f"{_CORE}.unittest.continuous", f"{_CORE}.unittest.process")
 _BLAS_THREADS = "OPENBLAS_NUM_THREADS"
 # Seconds for a run to end when the watch does.
 _CLOSE_LIMIT_S = 30.0

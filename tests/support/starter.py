@@ -43,7 +43,8 @@ _OURS = ("BAZEL_", "COVERAGE", "DIST_", "PYTEST_", "PYTHONSAFEPATH", "RUNFILES_"
 _LOADED = (
     "pytest",
     "torch.distributed",
-    "dist_testing.core.unittest.classes",
+    "dist_testing.core.unittest.continuous",
+    "dist_testing.core.unittest.process",
     "dist_testing.core.bazel.main",
     "dist_testing.core.pytest.marked_items",
 )

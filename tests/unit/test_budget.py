@@ -7,7 +7,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from dist_testing.core.ground import budget
-from dist_testing.core.ground.budget import MAX_TIMEOUT_S, REPORT_RESERVE_S, Budget, TimeShares, is_timeout, timeout_in
+from dist_testing.core.ground.budget import MAX_TIMEOUT_S, REPORT_RESERVE_S, Budget, is_timeout, timeout_in
 
 SETTINGS = settings(
     derandomize=True, database=None, deadline=None, max_examples=100, suppress_health_check=[HealthCheck.too_slow]
@@ -35,7 +35,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
 
 def test_without_a_total_limit_every_case_has_its_own_limit(clock: Clock) -> None:
     """If this fails, a run outside Bazel, which has no time limit, shortens its cases."""
-    unlimited = TimeShares.starting_now(None).budget
+    unlimited = Budget.starting_now(None)
     clock.now_s += 1e6
     assert unlimited.limit_s(300.0, cases_after=99) == 300.0
 
@@ -46,7 +46,7 @@ def test_without_a_total_limit_every_case_has_its_own_limit(clock: Clock) -> Non
 )
 def test_the_reserve_is_kept_and_leaves_most_of_a_short_timeout(clock: Clock, total_s: float, usable_s: float) -> None:
     """If this fails, Bazel kills the report, or a short timeout leaves no time for the test."""
-    assert TimeShares.starting_now(total_s).budget.limit_s(1e9, cases_after=0) == pytest.approx(usable_s)
+    assert Budget.starting_now(total_s).limit_s(1e9, cases_after=0) == pytest.approx(usable_s)
     assert total_s - usable_s <= REPORT_RESERVE_S
 
 
@@ -80,7 +80,7 @@ def test_every_case_gets_time_and_the_reserve_is_kept_however_many_hang(total_s:
     clock = Clock()
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(budget, "time", clock)
-        shared = TimeShares.starting_now(total_s).budget
+        shared = Budget.starting_now(total_s)
         for position, own_limit_s in enumerate(own_s):
             limit_s = shared.limit_s(own_limit_s, cases_after=len(own_s) - position - 1)
             assert 0 < limit_s <= own_limit_s
@@ -118,16 +118,16 @@ def test_a_limit_of_the_command_line_is_a_limit(text: str, found: float | None) 
 
 def test_the_last_teardown_and_the_watchdog_come_after_the_cases(clock: Clock) -> None:
     """If this fails, the watchdog ends a runner that still reports, or a teardown takes the report's time."""
-    shares = TimeShares.starting_now(100.0)
-    assert (shares.budget.end_s, shares.late_s, shares.stuck_s) == (1090.0, 1095.0, 1097.5)
-    short = TimeShares.starting_now(5.0)
-    assert (short.budget.end_s, short.late_s, short.stuck_s) == (1004.0, 1004.5, 1006.0)
-    assert (TimeShares.starting_now(None).late_s, TimeShares.starting_now(None).stuck_s) == (float("inf"), None)
+    shares = Budget.starting_now(100.0)
+    assert (shares.end_s, shares.late_s, shares.stuck_s) == (1090.0, 1095.0, 1097.5)
+    short = Budget.starting_now(5.0)
+    assert (short.end_s, short.late_s, short.stuck_s) == (1004.0, 1004.5, 1006.0)
+    assert (Budget.starting_now(None).late_s, Budget.starting_now(None).stuck_s) == (float("inf"), None)
 
 
 def test_a_part_of_a_case_gets_the_least_time_while_the_reserve_has_it(clock: Clock) -> None:
     """If this fails, the teardown of the last case has no time, or takes all of the report's."""
-    shares = TimeShares.starting_now(100.0)
+    shares = Budget.starting_now(100.0)
     assert shares.case_end_s(0) == 1090.0
     assert shares.case_end_s(1) == 1045.0
     clock.now_s = 1090.0

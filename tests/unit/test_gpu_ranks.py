@@ -20,7 +20,7 @@ from dist_testing.core.ground.case import Case, CaseBody, CaseResult
 from dist_testing.core.ground.layout import Layout
 from dist_testing.core.ground.outcomes import Cause, Kind, RankOutcome, Status, Verdict, verdict
 from dist_testing.core.ground.spec import Spec
-from dist_testing.core.ground.world import WorldSettings
+from dist_testing.core.ground.world import NoRunner, WorldSettings
 from dist_testing.core.launch.isolation import FORK
 from dist_testing.core.rank.device import finish_device_work
 from dist_testing.core.rank.rank_world import RankWorld
@@ -28,11 +28,14 @@ from dist_testing.gpus.faults import is_hardware_fault
 from dist_testing.gpus.needs import GpuNeeds
 from dist_testing.gpus.world_gpus import GpuResource, blame_by_error, blame_machine
 
+# No runner has started these ranks.
+_ALONE = NoRunner("", "")
+
 
 def world(rank: int, devices: tuple[int, ...] = (0, 1, 2, 3)) -> RankWorld:
     """A rank of a world of four on CUDA."""
     settings = WorldSettings("gloo", "cuda", "", 60.0, False, devices=devices)
-    return RankWorld(rank, Layout(4), settings, directory=Path(), store_port=0, store_fd=None)
+    return RankWorld(rank, Layout(4), settings, directory=Path(), store_port=0, store_fd=None, runner=_ALONE)
 
 
 @pytest.mark.parametrize(
@@ -56,7 +59,10 @@ def test_ranks_take_the_devices_of_a_plug_in_in_turn(monkeypatch: pytest.MonkeyP
     """The library leases none of them, and rank 3 of a world on two devices must not ask for a fourth."""
     monkeypatch.setattr(torch, "get_device_module", lambda device: SimpleNamespace(device_count=lambda: 2))
     settings = WorldSettings("gloo", "privateuseone", "", 60.0, False)
-    ranks = [RankWorld(rank, Layout(4), settings, directory=Path(), store_port=0, store_fd=None) for rank in range(4)]
+    ranks = [
+        RankWorld(rank, Layout(4), settings, directory=Path(), store_port=0, store_fd=None, runner=_ALONE)
+        for rank in range(4)
+    ]
     assert [rank.device.index for rank in ranks] == [0, 1, 0, 1]
 
 
@@ -67,7 +73,9 @@ def test_a_group_gets_the_ranks_device_where_the_backend_says_so(monkeypatch: py
     monkeypatch.setattr("torch.distributed.init_process_group", lambda backend, **arguments: given.update(arguments))
     monkeypatch.setattr(torch, "get_device_module", lambda device: SimpleNamespace(set_device=lambda device: None))
     settings = WorldSettings("any", "cuda", "", 60.0, True, binds, (0, 1, 2, 3))
-    RankWorld(2, Layout(4), settings, directory=Path(), store_port=0, store_fd=None, store=HashStore()).prepare()
+    RankWorld(
+        2, Layout(4), settings, directory=Path(), store_port=0, store_fd=None, store=HashStore(), runner=_ALONE
+    ).prepare()
     assert given["device_id"] == (torch.device("cuda", 2) if binds else None)
 
 

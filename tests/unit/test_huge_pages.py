@@ -16,7 +16,6 @@ from dist_testing.huge_pages import (
     LEAST_FORKS,
     HugePages,
     MemoryFacts,
-    Range,
     has_free_cpu,
     in_use,
     pieces,
@@ -70,9 +69,9 @@ _MAPS = """\
 def test_only_whole_huge_pages_of_own_anonymous_memory_are_taken() -> None:
     """Files, shared memory and the stack must stay as they are; so must a mapping without a whole huge page."""
     assert ranges_in(_MAPS, _HUGE) == [
-        Range(0x01400000, 0x05600000),
-        Range(0x7F0000000000, 0x7F0000400000),
-        Range(0x7F0001000000, 0x7F0001200000),
+        range(0x01400000, 0x05600000),
+        range(0x7F0000000000, 0x7F0000400000),
+        range(0x7F0001000000, 0x7F0001200000),
     ]
 
 
@@ -84,9 +83,9 @@ def test_a_map_of_another_form_is_empty(maps: str) -> None:
 
 def test_pieces_cover_the_ranges_and_are_small() -> None:
     """A request for a world waits for the end of a piece."""
-    ranges = [Range(0, 9 * _HUGE), Range(20 * _HUGE, 21 * _HUGE)]
+    ranges = [range(9 * _HUGE), range(20 * _HUGE, 21 * _HUGE)]
     found = list(pieces(ranges, _HUGE, 4))
-    assert [(one.start // _HUGE, one.end // _HUGE) for one in found] == [(0, 4), (4, 8), (8, 9), (20, 21)]
+    assert [(one.start // _HUGE, one.stop // _HUGE) for one in found] == [(0, 4), (4, 8), (8, 9), (20, 21)]
 
 
 def test_memory_that_is_hardly_used_is_left_alone() -> None:
@@ -99,7 +98,7 @@ def test_memory_that_is_hardly_used_is_left_alone() -> None:
         for page in range(start - first, start - first + 2 * _HUGE, mmap.PAGESIZE):
             memory[page] = 1
         memory[start - first + 3 * _HUGE] = 1
-        assert in_use([Range(start, start + 4 * _HUGE)], _HUGE) == [Range(start, start + 2 * _HUGE)]
+        assert in_use([range(start, start + 4 * _HUGE)], _HUGE) == [range(start, start + 2 * _HUGE)]
 
 
 def test_facts_of_this_machine_can_be_read() -> None:
@@ -128,15 +127,15 @@ class _Machine:
     def __init__(self, monkeypatch: pytest.MonkeyPatch, errors: Sequence[int] = ()) -> None:
         self.has_free_cpu = False
         self.facts = _GOOD
-        self.in_use = Range(0, 20 * _HUGE)
-        self.taken: list[Range] = []
+        self.in_use = range(20 * _HUGE)
+        self.taken: list[range] = []
         self._errors = list(errors)
         monkeypatch.setattr(huge_pages, "has_free_cpu", lambda: self.has_free_cpu)
         monkeypatch.setattr(huge_pages, "read_facts", lambda forks: self.facts._replace(forks=forks))
         monkeypatch.setattr(huge_pages, "in_use", lambda ranges, huge_bytes: [self.in_use])
         monkeypatch.setattr(huge_pages, "collapse", self._collapse)
 
-    def _collapse(self, piece: Range) -> int:
+    def _collapse(self, piece: range) -> int:
         error = self._errors.pop(0) if self._errors else 0
         if not error:
             self.taken.append(piece)
@@ -185,7 +184,7 @@ def test_each_step_takes_one_piece_and_the_last_one_tells(monkeypatch: pytest.Mo
     while pages.pause_ms(has_world=False) == 0:
         results.append(pages.idle_step())
     assert [one is None for one in results] == [True, True, True, False], "the plan, and three pieces"
-    assert [(one.start // _HUGE, one.end // _HUGE) for one in machine.taken] == [(0, 8), (8, 16), (16, 20)]
+    assert [(one.start // _HUGE, one.stop // _HUGE) for one in machine.taken] == [(0, 8), (8, 16), (16, 20)]
     assert results[-1] is not None
     assert results[-1].refusal == ""
     assert pages.pause_ms(has_world=True) is None
@@ -232,7 +231,7 @@ def test_a_map_that_cannot_be_read_is_a_reason(monkeypatch: pytest.MonkeyPatch, 
     machine = _Machine(monkeypatch)
     machine.has_free_cpu = True
 
-    def fail(*_: object) -> list[Range]:
+    def fail(*_: object) -> list[range]:
         raise error
 
     monkeypatch.setattr(huge_pages, "in_use", fail)
@@ -280,7 +279,7 @@ def test_a_piece_with_pages_that_the_kernel_holds_is_tried_once_more(
 ) -> None:
     """While memory is short, the kernel moves single pages; the others of a piece can be had, and soon all."""
     machine = _Machine(monkeypatch, errors)
-    machine.in_use = Range(0, 100 * _HUGE)
+    machine.in_use = range(100 * _HUGE)
     machine.has_free_cpu = True
     pages = HugePages(1000)
     told = []

@@ -34,7 +34,7 @@ def test_every_case_gets_the_same_random_numbers_as_the_first(monkeypatch: pytes
         get_state=lambda: numpy.drawn, set_state=lambda drawn: setattr(numpy, "drawn", drawn)
     )
     monkeypatch.setitem(sys.modules, "numpy", numpy)
-    state = RankState.now()
+    state = RankState()
     first = (random.random(), torch.rand(1).item(), numpy.drawn)
     numpy.drawn += 1
     state.rewind_generators()
@@ -43,7 +43,7 @@ def test_every_case_gets_the_same_random_numbers_as_the_first(monkeypatch: pytes
 
 def test_a_thread_and_a_pipe_that_end_a_moment_later_are_not_left_behind() -> None:
     """If this fails, a correct test of a data loader fails now and then by the thread that feeds a queue."""
-    state = RankState.now()
+    state = RankState()
     ends = os.pipe()
     is_looked_at = threading.Event()
 
@@ -61,7 +61,7 @@ def test_a_thread_and_a_pipe_that_end_a_moment_later_are_not_left_behind() -> No
 def test_what_does_not_end_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     """If this fails, the wait hides a thread or a pipe that the next case would see."""
     monkeypatch.setattr("dist_testing.pool_state._LEAVING_S", 0.1)
-    state = RankState.now()
+    state = RankState()
     ends = os.pipe()
     end = threading.Event()
     thread = threading.Thread(target=end.wait, name="left")
@@ -79,7 +79,7 @@ def test_what_torch_compile_keeps_is_not_left_behind(monkeypatch: pytest.MonkeyP
     """If this fails, every first case of a worker pool that compiles something fails."""
     async_compile = pytest.importorskip("torch._inductor.async_compile")
     monkeypatch.setattr("torch._inductor.config.compile_threads", 2)
-    state = RankState.now()
+    state = RankState()
     monkeypatch.setenv("_TORCHINDUCTOR_PYOBJECT_TENSOR_DATA_PTR", "1")
     pool = async_compile.AsyncCompile.pool
     assert pool().submit(threading.get_ident).result() in {thread.ident for thread in threading.enumerate()}
@@ -112,7 +112,7 @@ def test_settings_that_the_next_case_would_see_are_reported(
     change: Callable[[], Any], undo: Callable[[Any], Any], said: str, request: pytest.FixtureRequest
 ) -> None:
     """If this fails, the case that changed the setting passes, and the next one fails for no reason of its own."""
-    state = RankState.now()
+    state = RankState()
     before = change()
     try:
         with pytest.raises(StateLeakError, match=said):
@@ -125,14 +125,14 @@ def test_settings_that_the_next_case_would_see_are_reported(
 
 def test_a_folder_that_setuptools_adds_is_no_change(monkeypatch: pytest.MonkeyPatch) -> None:
     """If this fails, the first case of a pool that builds an extension of torch fails."""
-    state = RankState.now()
+    state = RankState()
     monkeypatch.setattr(sys, "path", [*sys.path, "/site-packages/setuptools/_vendor"])
     state.verify()
 
 
 def test_variables_are_kept_by_name_or_pattern(monkeypatch: pytest.MonkeyPatch) -> None:
     """If this fails, a project has to give up all checks for one variable of a library."""
-    state = RankState.now()
+    state = RankState()
     monkeypatch.setenv("OF_LIBRARY_A", "1")
     state.verify(may_change=["env:OF_LIBRARY_*"])
     state.verify(may_change=["env"])
@@ -142,7 +142,7 @@ def test_variables_are_kept_by_name_or_pattern(monkeypatch: pytest.MonkeyPatch) 
 
 def test_threads_files_and_processes_can_be_kept() -> None:
     """If this fails, a name in the list of what a project keeps has no effect."""
-    state = RankState.now()
+    state = RankState()
     ends = os.pipe()
     end = threading.Event()
     thread = threading.Thread(target=end.wait)
@@ -187,7 +187,7 @@ def test_a_file_that_the_ledger_reads_is_not_left_behind(tmp_path: Path, monkeyp
     monkeypatch.setattr(LedgerThread, "in_use", None)
     with ours, theirs:
         ledger = LedgerThread(theirs.fileno())
-        state = RankState.now()
+        state = RankState()
         ours.send(b"\1")
         assert is_open.wait(60)
         state.verify()
@@ -208,7 +208,7 @@ class _Holder:
 
 def test_a_file_of_garbage_is_not_left_behind(tmp_path: Path) -> None:
     """If this fails, a test that has closed a pool of processes passes or fails by the time of a garbage collection."""
-    state = RankState.now()
+    state = RankState()
     gc.disable()
     try:
         _Holder(tmp_path / "file")
@@ -219,6 +219,6 @@ def test_a_file_of_garbage_is_not_left_behind(tmp_path: Path) -> None:
 
 def test_the_variable_that_pytest_sets_is_no_change(monkeypatch: pytest.MonkeyPatch) -> None:
     """A pytest that another pytest has started removes the outer one's."""
-    state = RankState.now()
+    state = RankState()
     monkeypatch.delenv("PYTEST_CURRENT_TEST")
     state.verify()

@@ -13,7 +13,7 @@ from dist_testing.core.ground.case import Case, CaseBody
 from dist_testing.core.ground.errors import UsageError
 from dist_testing.core.ground.layout import Layout
 from dist_testing.core.ground.spec import Spec
-from dist_testing.core.ground.world import NO_RUNNER, NoRunner, WorldSettings
+from dist_testing.core.ground.world import NoRunner, WorldSettings
 from dist_testing.nodes.fault_messages import LinkFault, Request, SignalFault
 from dist_testing.nodes.faults import Faults
 from dist_testing.nodes.links import CUT, WHOLE, Link, LinkRule
@@ -113,10 +113,10 @@ def test_a_world_without_nodes_has_no_network_to_break(call: str) -> None:
 def test_a_world_that_cannot_have_faults_says_why() -> None:
     """If this fails, a rank of torchrun, or one that is a thread, gets an error without a way out."""
     settings = WorldSettings("gloo", "cpu", "", 60.0, init=False)
-    for refused in (NO_RUNNER, NoRunner("The cause.", "The way out.")):
-        world = World(1, Layout(4), settings, directory=Path(), store_port=0, store_fd=None, runner=refused)
-        with pytest.raises(UsageError, match=r"^world\.faults on rank 1 of 4: not possible here\.\n.+\n.+$"):
-            assert world.faults
+    refused = NoRunner("The cause.", "The way out.")
+    world = World(1, Layout(4), settings, directory=Path(), store_port=0, store_fd=None, runner=refused)
+    with pytest.raises(UsageError, match=r"^world\.faults on rank 1 of 4: not possible here\.\n.+\n.+$"):
+        assert world.faults
 
 
 def _case(*calls: str, nodes: int = 2, isolation: str = "fork", pool: str = "") -> Case:

@@ -17,7 +17,7 @@ from dist_testing.core.bazel.sharding import assign_shards
 from dist_testing.core.bazel.timings import read_timings
 from dist_testing.core.bazel.watch import Watch
 from dist_testing.core.events.stream import EventStream
-from dist_testing.core.ground.budget import TimeShares
+from dist_testing.core.ground.budget import Budget
 from dist_testing.core.ground.errors import InterruptedRunError, ReportError
 from dist_testing.core.ground.record import case_name, module_of, name_parts
 from dist_testing.core.ground.spec import Spec
@@ -79,7 +79,7 @@ class BazelSession:
     _head: Banner
     _conclusion: Conclusion
     _events: EventStream
-    _shares: TimeShares
+    _shares: Budget
     _watch: Watch
     timings: Path | None
     on_collected: Callable[[], None]
@@ -92,12 +92,12 @@ class BazelSession:
     def pytest_load_initial_conftests(self, early_config: pytest.Config) -> Generator[None, object, object]:
         """Pass the spec to the plugin before pytest configures any plugin, and limit the import of conftest files."""
         early_config.stash[SPEC_KEY] = self._spec
-        early_config.stash[BUDGET_KEY] = self._shares.budget
+        early_config.stash[BUDGET_KEY] = self._shares
         early_config.stash[EVENTS_KEY] = self._events
         early_config.stash[OUTPUTS_KEY] = self._protocol.outputs
         early_config.stash[PAUSE_LIMIT_KEY] = self._watch.paused
         self._doing = "a conftest.py was being imported"
-        with self._watch.until(self._shares.budget.end_s, self._collection_over):
+        with self._watch.until(self._shares.end_s, self._collection_over):
             return (yield)
 
     @pytest.hookimpl(tryfirst=True)
@@ -121,7 +121,7 @@ class BazelSession:
     def pytest_collection(self) -> Generator[None, object, object]:
         """Limit the time of the import of test files."""
         try:
-            with self._watch.until(self._shares.budget.end_s, self._collection_over):
+            with self._watch.until(self._shares.end_s, self._collection_over):
                 return (yield)
         finally:
             self.on_collected()

@@ -22,7 +22,7 @@ from dist_testing.core.engine.rank_env import show_cpp_stacks
 from dist_testing.core.events.event import RunEnded
 from dist_testing.core.events.stream import EventStream, run_started
 from dist_testing.core.ground.add_ons import add_on_named, call_parts
-from dist_testing.core.ground.budget import TimeShares
+from dist_testing.core.ground.budget import Budget
 from dist_testing.core.ground.errors import DistTestingError, InterruptedRunError, SpecError, UsageError
 from dist_testing.core.ground.runfiles import declared_file, find_runfiles, locations
 from dist_testing.core.ground.spec import SPEC_VARIABLE, Spec, program_of, read_spec
@@ -202,7 +202,7 @@ def _run(target: _Target, protocol: Protocol, arguments: Sequence[str], guard: E
     head = Banner(sys.stdout, banner(spec, protocol))
     with head.in_place():
         conclusion = Conclusion(spec, protocol, head)
-        shares = TimeShares.starting_now(protocol.time_left_s())
+        shares = Budget.starting_now(protocol.time_left_s())
         watch = Watch()
         events = EventStream()
         events.warn = conclusion.warn_at_end

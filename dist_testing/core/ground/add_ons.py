@@ -99,8 +99,7 @@ class AddOn:
     def load(self, part: str) -> Any:
         """Return what the attribute `part` of this value names, or that part of `more`. Imports its module.
 
-        Raises:
-            AddOnError: If the module cannot be imported, or lacks the attribute.
+        An import that fails, or a missing attribute, is an AddOnError.
         """
         where: str = self.more[part] if part in self.more else getattr(self, part)
         module, _, attribute = where.partition(":")
@@ -113,14 +112,7 @@ def blaming(name: str, doing: str) -> Iterator[None]:
     """Run code of an add-on: an error in it becomes one that names the add-on.
 
     Errors whose text this library or the add-on has written for the user, skips, and errors of the system stay as they
-    are.
-
-    Args:
-        name: The add-on.
-        doing: What it does in the block, such as "its watcher".
-
-    Raises:
-        AddOnError: In place of any other exception.
+    are. `doing` is what the add-on does in the block, such as "its watcher".
     """
     try:
         yield
@@ -138,11 +130,11 @@ def blaming(name: str, doing: str) -> Iterator[None]:
 def add_ons() -> tuple[AddOn, ...]:
     """Return the add-ons of this process in their order. The first call looks for installed packages.
 
-    Raises:
-        AddOnError: If one of them cannot be loaded, was written for another version, or has the name of another one.
+    One that cannot be loaded, was written for another version, or has the name of another one is an AddOnError.
     """
     found: dict[str, AddOn] = {}
-    for add_on in (*_built_in(), *_installed()):
+    own = importlib.import_module(_BUILT_IN).ADD_ONS if importlib.util.find_spec(_BUILT_IN) else ()
+    for add_on in (*own, *_installed()):
         if add_on.ext_version != EXT_VERSION:
             raise AddOnError(
                 f"Add-on {add_on.name!r} has ext_version = {add_on.ext_version}; this dist_testing has {EXT_VERSION}.\n"
@@ -159,11 +151,7 @@ def add_ons() -> tuple[AddOn, ...]:
 
 
 def add_on_named(name: str, needed_by: str) -> AddOn:
-    """Return the add-on with a name. `needed_by` begins the text of an error, such as "nodes = 2".
-
-    Raises:
-        AddOnError: If there is none.
-    """
+    """Return the add-on with a name, or raise AddOnError; `needed_by` begins its text, such as "nodes = 2"."""
     for add_on in add_ons():
         if add_on.name == name:
             return add_on
@@ -177,11 +165,7 @@ def add_on_named(name: str, needed_by: str) -> AddOn:
 def read_settings(subject: str, values: Mapping[str, Any], target: Spec | None = None) -> dict[str, Any]:
     """Read what a test asks of add-ons, by their names, or a target. None asks for nothing.
 
-    `subject` begins the texts of errors.
-
-    Raises:
-        AddOnError: If an add-on is missing, or has no settings.
-        UsageError: If a value is wrong.
+    A missing add-on is an AddOnError; a wrong value, or one without a setting, a UsageError; `subject` begins its text.
     """
     read = {}
     for name, value in values.items():
@@ -201,23 +185,12 @@ def read_settings(subject: str, values: Mapping[str, Any], target: Spec | None =
 
 
 def call_parts(name: str, *arguments: object) -> Iterator[tuple[AddOn, Any]]:
-    """Call the part of this name in `more` of each add-on that has one; yield the add-on and the result.
-
-    Raises:
-        AddOnError: If a part raises.
-    """
+    """Call the part of this name in `more` of each add-on that has one; yield the add-on and the result."""
     for add_on in add_ons():
         if name in add_on.more:
             with blaming(add_on.name, f"its part {name!r}"):
                 result = add_on.load(name)(*arguments)
             yield add_on, result
-
-
-def _built_in() -> tuple[AddOn, ...]:
-    if importlib.util.find_spec(_BUILT_IN) is None:
-        return ()
-    declared: tuple[AddOn, ...] = importlib.import_module(_BUILT_IN).ADD_ONS
-    return declared
 
 
 def _installed() -> Iterator[AddOn]:

@@ -137,11 +137,8 @@ def _problems(values: Mapping[str, Any]) -> dict[str, str]:
 
 
 @functools.cache
-def _table() -> Mapping[str, Any]:
-    table: dict[str, Any] = json.loads(
-        resources.files("dist_testing").joinpath("backends.json").read_text(encoding="utf-8")
-    )
-    return table
+def _table() -> Any:
+    return json.loads(resources.files("dist_testing").joinpath("backends.json").read_text(encoding="utf-8"))
 
 
 @functools.cache
@@ -163,12 +160,11 @@ def backends() -> Mapping[str, Backend]:
 def add_backends(declared: Iterable[tuple[Backend, str]], sibling_names: Iterable[str] = ()) -> None:
     """Add the backends of a repository. They replace those of an earlier session of this process.
 
+    A UsageError refuses two declarations of the same name, or for the default of the same device.
+
     Args:
         declared: Backends, each with the place of its declaration, for errors. Equal declarations may be repeated.
         sibling_names: Names of other existing backends, which this session does not use.
-
-    Raises:
-        UsageError: If two declarations have the same name or are the default of the same device.
     """
     added: dict[str, tuple[Backend, str]] = {}
     for backend, source in declared:
@@ -200,11 +196,7 @@ def _is_default(backend: Backend, device: str) -> bool:
 
 
 def backend_named(name: str) -> Backend:
-    """Return the backend of that name.
-
-    Raises:
-        UsageError: If there is none.
-    """
+    """Return the backend of that name, or raise UsageError."""
     table = backends()
     if name in table:
         return table[name]
@@ -216,21 +208,13 @@ def backend_named(name: str) -> Backend:
 
 
 def check_backend_name(name: str) -> None:
-    """Check that a backend of that name exists, also if only other targets use it.
-
-    Raises:
-        UsageError: If there is none.
-    """
+    """Raise UsageError if no backend of that name exists, not even one that only other targets use."""
     if name not in _sibling_names:
         backend_named(name)
 
 
 def check_features(features: Iterable[str]) -> None:
-    """Check that features exist.
-
-    Raises:
-        UsageError: If one of them does not.
-    """
+    """Raise UsageError for a feature that does not exist."""
     known = _table()["features"]
     for feature in features:
         if feature not in known:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 import time
 from dataclasses import dataclass
+from typing import TypeGuard
 
 # Longest time limit, about thirty years. A finite number, so that times can be added on every clock. Seconds.
 MAX_TIMEOUT_S = 10**9
@@ -28,7 +29,7 @@ _STUCK_SHARE = 0.75
 _REPORT_S = 2.0
 
 
-def is_timeout(value: object) -> bool:
+def is_timeout(value: object) -> TypeGuard[float]:
     """Return whether `value` is a possible limit: a number of seconds above 0, up to MAX_TIMEOUT_S, and not a bool."""
     return not isinstance(value, bool) and isinstance(value, int | float) and 0 < value <= MAX_TIMEOUT_S
 
@@ -44,58 +45,37 @@ def timeout_in(text: str) -> float | None:
 
 @dataclass(frozen=True, slots=True)
 class Budget:
-    """The time that the cases of a run may use.
+    """Bazel's timeout, divided among cases, last teardown and report. Times are seconds on the monotonic clock.
 
     Attributes:
-        end_s: When the last case has to end, in seconds on the monotonic clock; infinity without a limit.
+        end_s: When the last case has to end; infinity without a limit.
         late_s: When what belongs to the last case has to end, too, such as a teardown in the runner.
+        stuck_s: When the watchdog ends a runner that has not ended by itself; None without a limit.
     """
 
     end_s: float = math.inf
     late_s: float = math.inf
+    stuck_s: float | None = None
+
+    @classmethod
+    def starting_now(cls, total_s: float | None) -> Budget:
+        """Divide a time limit of `total_s` seconds that starts now; None for no limit."""
+        if total_s is None:
+            return cls()
+        reserve_s = min(REPORT_RESERVE_S, _RESERVE_SHARE * total_s)
+        end_s = time.monotonic() + total_s - reserve_s
+        return cls(end_s, end_s + _LATE_SHARE * reserve_s, end_s + max(_REPORT_S, _STUCK_SHARE * reserve_s))
 
     def limit_s(self, own_limit_s: float, *, cases_after: int) -> float:
         """Return how long the next case may run, in seconds; 0 if the budget is used up.
 
         A case gets at most half of the remaining time if more cases follow. So the next case still runs however many
         cases hang, and a long case is cut only if the timeout of the whole target is too short for it.
-
-        Args:
-            own_limit_s: Time limit of the case itself, in seconds.
-            cases_after: Number of cases that follow it.
         """
         left = max(0.0, self.end_s - time.monotonic())
         return min(own_limit_s, left / 2 if cases_after else left)
 
-
-@dataclass(frozen=True, slots=True)
-class TimeShares:
-    """Bazel's timeout, divided among cases, last teardown and report. Times are seconds on the monotonic clock.
-
-    Attributes:
-        budget: The time of the cases.
-        late_s: When the last teardown has to end; infinity without a limit.
-        stuck_s: When the watchdog ends a runner that has not ended by itself; None without a limit.
-    """
-
-    budget: Budget
-    late_s: float = math.inf
-    stuck_s: float | None = None
-
-    @classmethod
-    def starting_now(cls, total_s: float | None) -> TimeShares:
-        """Divide a time limit of `total_s` seconds that starts now; None for no limit."""
-        if total_s is None:
-            return cls(Budget())
-        reserve_s = min(REPORT_RESERVE_S, _RESERVE_SHARE * total_s)
-        end_s = time.monotonic() + total_s - reserve_s
-        late_s = end_s + _LATE_SHARE * reserve_s
-        return cls(Budget(end_s, late_s), late_s, end_s + max(_REPORT_S, _STUCK_SHARE * reserve_s))
-
     def case_end_s(self, cases_after: int) -> float:
-        """Return when a part of a case that starts now has to end, in seconds on the monotonic clock."""
+        """Return when a part of a case that starts now has to end."""
         now_s = time.monotonic()
-        return max(
-            now_s + self.budget.limit_s(math.inf, cases_after=cases_after),
-            min(now_s + LEAST_S, self.late_s),
-        )
+        return max(now_s + self.limit_s(math.inf, cases_after=cases_after), min(now_s + LEAST_S, self.late_s))

@@ -149,24 +149,17 @@ class CaseResult:
 
     @property
     def has_only_raised(self) -> bool:
-        """Whether it failed by exceptions and nothing else: the one way in which a failure can be expected.
-
-        What it left behind is something else.
-        """
-        return self._has_raised and self._left is None
+        """Whether it failed by exceptions and left nothing behind: the one way in which a failure can be expected."""
+        return self._has_raised and left_behind(self.leaked, self.left) is None
 
     def with_exceptions_expected(self) -> CaseResult:
         """Return the result with the verdict on what it left behind, if it also failed by exceptions; else itself."""
-        left = self._left if self._has_raised else None
+        left = left_behind(self.leaked, self.left) if self._has_raised else None
         return self if left is None else replace(self, verdict=left)
 
     @property
     def _has_raised(self) -> bool:
         return self.verdict.cause is Cause.FAILURE and all(failure.kind is Kind.RAISED for failure in self.failures)
-
-    @property
-    def _left(self) -> Verdict | None:
-        return left_behind(self.leaked, self.left)
 
 
 class CaseFailedError(AssertionError):

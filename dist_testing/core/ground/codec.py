@@ -30,6 +30,15 @@ MAX_MESSAGE_BYTES = 64 * 1024 * 1024
 _MOST = 1 << 63
 # An error shows this much of an unreadable message.
 _SHOWN_BYTES = 80
+# The last two lines of errors: the cause and the way out.
+_NO_MESSAGE = (
+    "Test code has used a descriptor that it did not open, or the processes have different versions.\n"
+    "Let tests use only descriptors that they have opened; use one version of dist_testing everywhere."
+)
+_OTHER_SCHEMA = (
+    "The two processes have loaded different versions of dist_testing.\n"
+    "Run every process of the run in the same environment, with one version of dist_testing."
+)
 
 _encode_json = json.JSONEncoder(allow_nan=False, separators=(",", ":")).encode
 
@@ -75,11 +84,7 @@ class Family(Generic[_Message]):
         max_bytes: int = MAX_MESSAGE_BYTES,
         error: type[MessageError] = MessageError,
     ) -> None:
-        """Make the checks of all messages of the family. The arguments are the attributes, and the class of the errors.
-
-        Raises:
-            TypeError: If messages do not support an annotation.
-        """
+        """Make the checks of all messages. The arguments are the attributes, and the class of the errors."""
         self.name = name
         self.schema = schema
         self.messages = tuple(messages)
@@ -87,31 +92,22 @@ class Family(Generic[_Message]):
         self._error = error
         # mypy does not know that they are dataclasses.
         classes: Sequence[Any] = messages
-        self._shapes = {cls: _shape_of_dataclass(cls) for cls in classes}
-        self._by_name = {cls.__name__: shape for cls, shape in self._shapes.items()}
+        self._shapes = {cls.__name__: _shape_of_dataclass(cls) for cls in classes}
 
     def to_wire(self, message: _Message) -> bytes:
-        """Return the message as JSON.
-
-        Raises:
-            MessageError: If it is too large, or holds a number that JSON cannot express.
-        """
-        cls = type(message)
-        write = self._shapes[cls].write
+        """Return the message as JSON; refuse one that is too large, or holds a number that JSON cannot express."""
+        name = type(message).__name__
+        write = self._shapes[name].write
         assert write is not None
         try:
-            payload = _encode_json({"schema": self.schema, "message": cls.__name__, **write(message)}).encode()
+            payload = _encode_json({"schema": self.schema, "message": name, **write(message)}).encode()
         except ValueError as error:
-            raise self.refused(f"{cls.__name__} cannot be sent: {error}") from error
+            raise self.refused(f"{name} cannot be sent: {error}") from error
         self.check_size(len(payload))
         return payload
 
     def from_wire(self, payload: bytes | bytearray | str) -> _Message:
-        """Return the message that the JSON encodes.
-
-        Raises:
-            MessageError: If it is not a message of this family and of this schema, with exactly its fields.
-        """
+        """Return the message that the JSON encodes; refuse all but this family and schema, with exactly its fields."""
         self.check_size(len(payload))
         try:
             content = json.loads(payload)
@@ -121,14 +117,12 @@ class Family(Generic[_Message]):
         if type(schema) is not int:
             raise self.refused(f"no message: {payload[:_SHOWN_BYTES]!r}")
         if schema != self.schema:
-            raise self.refused(
-                f"the other process uses schema {_shown(schema)} and this one schema {self.schema}",
-                is_other_schema=True,
-            )
+            what = f"the other process uses schema {_shown(schema)} and this one schema {self.schema}"
+            raise self.refused(what, _OTHER_SCHEMA)
         name = content.pop("message", None)
-        shape = self._by_name.get(name) if type(name) is str else None
+        shape = self._shapes.get(name) if type(name) is str else None
         if shape is None:
-            raise self.refused(f"unknown message {_shown(name)}; expected one of {', '.join(self._by_name)}")
+            raise self.refused(f"unknown message {_shown(name)}; expected one of {', '.join(self._shapes)}")
         try:
             message: _Message = shape.read(content)
         except WrongValueError as error:
@@ -136,25 +130,13 @@ class Family(Generic[_Message]):
         return message
 
     def check_size(self, length: int) -> None:
-        """Check the size of a message.
-
-        Raises:
-            MessageError: If `length`, in bytes, is over the limit.
-        """
+        """Refuse a message whose length, in bytes, is over the limit."""
         if length > self.max_bytes:
             raise self.refused(f"a message of {length} bytes; the limit is {self.max_bytes}")
 
-    def refused(self, what: str, *, is_other_schema: bool = False) -> MessageError:
+    def refused(self, what: str, advice: str = _NO_MESSAGE) -> MessageError:
         """Return the error for a message of this family, with the problem in one line."""
-        if is_other_schema:
-            cause = "The two processes have loaded different versions of dist_testing."
-            way_out = "Run every process of the run in the same environment, with one version of dist_testing."
-        else:
-            cause = "Test code has used a descriptor that it did not open, or the processes have different versions."
-            way_out = (
-                "Let tests use only descriptors that they have opened; use one version of dist_testing everywhere."
-            )
-        return self._error(f"{self.name}: {what}.\n{cause}\n{way_out}")
+        return self._error(f"{self.name}: {what}.\n{advice}")
 
 
 @functools.cache
@@ -202,23 +184,19 @@ def _shape_of_dataclass(cls: type[Any]) -> Shape:
 
 
 def shape_of(annotation: Any) -> Shape:
-    """Return the checks and conversions of an annotation.
-
-    Raises:
-        TypeError: If messages do not support it.
-    """
+    """Return the checks and conversions of an annotation; raise TypeError if messages do not support it."""
     origin, arguments = get_origin(annotation), get_args(annotation)
     if annotation in (str, bool):
         return _simple(annotation.__name__, lambda value: type(value) is annotation)._replace(plain=annotation)
     if annotation is int:
         return _simple("int", lambda value: type(value) is int and -_MOST <= value < _MOST)
     if annotation is float:
-        return _FLOAT
+        return _shape_of_number("a finite number", sys.float_info.max)
     if origin is Annotated and arguments[0] is int:
         first, stop = arguments[1].start, arguments[1].stop
         return _simple(f"int from {first} to {stop - 1}", lambda value: type(value) is int and first <= value < stop)
     if origin is Annotated and arguments[0] is float:
-        return Shape(f"a number of at most {arguments[1]:g}", functools.partial(_read_float, largest=arguments[1]))
+        return _shape_of_number(f"a number of at most {arguments[1]:g}", arguments[1])
     if origin is Literal:
         return _shape_of_choice(arguments)
     if origin in (Union, types.UnionType) and arguments[1:] == (types.NoneType,):
@@ -234,7 +212,12 @@ def shape_of(annotation: Any) -> Shape:
         items = [shape_of(hint) for hint in get_type_hints(annotation, include_extras=True).values()]
         return _shape_of_fixed(items, functools.partial(tuple.__new__, annotation))
     if origin is dict and arguments[0] is str:
-        return _shape_of_dict(shape_of(arguments[1]))
+        item = shape_of(arguments[1])
+        return _simple(
+            f"an object of {item.expected}",
+            lambda value: type(value) is dict,
+            lambda value: {name: item.read(one) for name, one in value.items()},
+        )
     if isinstance(annotation, type) and issubclass(annotation, enum.Enum):
         return _shape_of_choice(tuple(annotation))
     if isinstance(annotation, type) and dataclasses.is_dataclass(annotation):
@@ -251,14 +234,8 @@ def _simple(expected: str, fits: Callable[[Any], bool], convert: Callable[[Any],
     return Shape(expected, read)
 
 
-def _read_float(value: Any, largest: float = sys.float_info.max) -> float:
-    if type(value) in (float, int) and -largest <= value <= largest:
-        return float(value)
-    limit = "a finite number" if largest == sys.float_info.max else f"a number of at most {largest:g}"
-    raise WrongValueError(f"{_shown(value)}; expected {limit}")
-
-
-_FLOAT = Shape("a finite number", _read_float)
+def _shape_of_number(expected: str, largest: float) -> Shape:
+    return _simple(expected, lambda value: type(value) in (float, int) and -largest <= value <= largest, float)
 
 
 def _shape_of_choice(choices: Sequence[Any]) -> Shape:
@@ -308,14 +285,6 @@ def _shape_of_fixed(items: Sequence[Shape], convert: Callable[[Iterable[Any]], A
         f"a list of {', '.join(item.expected for item in items)}",
         lambda value: type(value) is list and len(value) == len(readers),
         read,
-    )
-
-
-def _shape_of_dict(item: Shape) -> Shape:
-    return _simple(
-        f"an object of {item.expected}",
-        lambda value: type(value) is dict,
-        lambda value: {name: item.read(one) for name, one in value.items()},
     )
 
 

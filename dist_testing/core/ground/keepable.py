@@ -14,14 +14,10 @@ KEEPABLE = ("cwd", ALL_ENV, "files", "logging", "processes", "sys.path", "thread
 
 
 def check_keepable(where: str, names: object) -> tuple[str, ...]:
-    """Check a list of what cases on a worker pool may leave changed, and return it.
+    """Check a user's list of what cases on a worker pool may leave changed, and return it.
 
-    Args:
-        where: Where the user has written it, such as "dist_pool_keeps".
-        names: The user's value.
-
-    Raises:
-        UsageError: If it is no list of names of `KEEPABLE` and of variables.
+    A UsageError refuses all but names of `KEEPABLE` and of variables. `where` is the user's place, such as
+    "dist_pool_keeps".
     """
     listed: Sequence[object] = names if isinstance(names, list | tuple) else [names]
     for name in listed:

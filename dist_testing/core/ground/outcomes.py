@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Annotated, Literal
 
+from dist_testing.core.ground.error_text import ranks_by_text, ranks_text
 from dist_testing.core.ground.skips import is_about_hardware
 
 
@@ -219,12 +220,8 @@ def verdict(
     7. A skip, which is a failure if it is about promised hardware.
     8. A pass.
 
-    Args:
-        outcomes: One for each rank, in any order.
-        promised: Whether the configuration promises the hardware, so that a skip because of missing hardware is a
-            failure.
-        leaked: Command lines of processes that the ranks left behind.
-        left: What the ranks have left behind in resources of add-ons, a text each.
+    The outcomes may be in any order. `promised` says whether the configuration promises the hardware; `leaked` has the
+    command lines of processes that the ranks left behind, and `left` texts of what they left in resources of add-ons.
     """
     assert outcomes, "every case has ranks"
     every = sorted(outcomes, key=lambda outcome: outcome.rank)
@@ -245,11 +242,19 @@ def verdict(
 
     skipped = [outcome for outcome in every if outcome.kind is Kind.SKIPPED]
     stopped = [outcome for outcome in every if outcome.kind is Kind.STOPPED]
-    if skipped:
-        return _skipped(every, skipped, promised=promised, left=left_behind(leaked, left))
+    if skipped and (len(skipped) < len(every) or len({outcome.reason for outcome in skipped}) > 1):
+        sides = "; ".join(f"rank {outcome.rank} {outcome.describe()}" for outcome in every)
+        return Verdict(Status.FAILED, Cause.DISAGREEMENT, f"ranks disagree about a skip: {sides}")
     if stopped:
         return Verdict(Status.FAILED, Cause.INTERRUPTED, "the run was stopped before the case ended")
-    return left_behind(leaked, left) or Verdict(Status.PASSED)
+    if (found := left_behind(leaked, left)) is not None:
+        return found
+    if not skipped:
+        return Verdict(Status.PASSED)
+    reason = skipped[0].reason
+    if promised and is_about_hardware(reason):
+        return Verdict(Status.FAILED, Cause.PROMISE, f"promised hardware missing: {reason}")
+    return Verdict(Status.SKIPPED, reason=reason)
 
 
 def _failed(every: Sequence[RankOutcome], broken: Sequence[RankOutcome], cause: Cause) -> Verdict:
@@ -286,43 +291,20 @@ def _failed(every: Sequence[RankOutcome], broken: Sequence[RankOutcome], cause: 
 
 
 def _still_running(hung: Sequence[RankOutcome]) -> str:
-    by_place: dict[str, list[str]] = {}
-    for outcome in hung:
-        by_place.setdefault(outcome.operation or outcome.phase, []).append(str(outcome.rank))
-    every = ", ".join(str(outcome.rank) for outcome in hung)
-    places = "; ".join(f"{', '.join(ranks)} in {place}" for place, ranks in by_place.items())
-    return f"ranks {every} were still running at the deadline ({places})"
+    by_place = ranks_by_text({outcome.rank: outcome.operation or outcome.phase for outcome in hung})
+    places = "; ".join(f"{', '.join(map(str, ranks))} in {place}" for place, ranks in by_place.items())
+    return f"{ranks_text(outcome.rank for outcome in hung)} were still running at the deadline ({places})"
 
 
 def _never_arrived(waited: Sequence[RankOutcome], missing: Sequence[RankOutcome]) -> Verdict:
     """Return a hang of the ranks that did not come; the time limit of the group ended the waits of the others."""
-    names = ", ".join(str(outcome.rank) for outcome in missing)
     return Verdict(
         Status.FAILED,
         Cause.HANG,
-        f"rank{'s' if len(missing) > 1 else ''} {names} did not come to where the others waited",
+        f"{ranks_text(outcome.rank for outcome in missing)} did not come to where the others waited",
         missing[0].rank if len(missing) == 1 and missing[0].kind is not Kind.PASSED else None,
         victims=tuple(outcome.rank for outcome in waited),
     )
-
-
-def _skipped(
-    every: Sequence[RankOutcome],
-    skipped: Sequence[RankOutcome],
-    *,
-    promised: bool,
-    left: Verdict | None,
-) -> Verdict:
-    reasons = {outcome.reason for outcome in skipped}
-    if len(skipped) < len(every) or len(reasons) > 1:
-        sides = "; ".join(f"rank {outcome.rank} {outcome.describe()}" for outcome in every)
-        return Verdict(Status.FAILED, Cause.DISAGREEMENT, f"ranks disagree about a skip: {sides}")
-    if left is not None:
-        return left
-    reason = skipped[0].reason
-    if promised and is_about_hardware(reason):
-        return Verdict(Status.FAILED, Cause.PROMISE, f"promised hardware missing: {reason}")
-    return Verdict(Status.SKIPPED, reason=reason)
 
 
 def left_behind(leaked: Sequence[str], left: Sequence[str]) -> Verdict | None:

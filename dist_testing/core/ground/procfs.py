@@ -10,6 +10,13 @@ from collections.abc import Iterator
 STOPPED = ("T", "t")
 
 
+def content_of(path: str) -> bytes:
+    """Return what a file of the kernel says; nothing if it does not exist, or may not be read."""
+    with contextlib.suppress(OSError), open(path, "rb", buffering=0) as file:
+        return file.read()
+    return b""
+
+
 def threads_of(pid: int | None) -> list[str]:
     """Return the ids of all threads of a process."""
     with contextlib.suppress(OSError):
@@ -19,37 +26,30 @@ def threads_of(pid: int | None) -> list[str]:
 
 def children_of(pid: int) -> frozenset[int]:
     """Return the pids of the children of a process, zombies included."""
-    children: set[int] = set()
-    for thread in threads_of(pid):
-        with contextlib.suppress(OSError), open(f"/proc/{pid}/task/{thread}/children", encoding="utf-8") as listed:
-            children.update(map(int, listed.read().split()))
-    return frozenset(children)
+    files = (f"/proc/{pid}/task/{thread}/children" for thread in threads_of(pid))
+    return frozenset(int(child) for file in files for child in content_of(file).split())
 
 
 def command_of(pid: int) -> str:
     """Return the command line of a process. If the main thread has ended, only the other threads still know it."""
     for folder in (f"/proc/{pid}", *(f"/proc/{pid}/task/{thread}" for thread in threads_of(pid))):
-        with contextlib.suppress(OSError), open(f"{folder}/cmdline", "rb") as cmdline:
-            if command := cmdline.read().rstrip(b"\0"):
-                return command.replace(b"\0", b" ").decode(errors="replace")
+        if command := content_of(f"{folder}/cmdline").rstrip(b"\0"):
+            return command.replace(b"\0", b" ").decode(errors="replace")
     return ""
 
 
 def stat_of(pid: int | None, thread: str = "") -> list[str]:
     """Return the fields of proc(5)'s `stat` that follow the name, the state first. For one thread, if it is given."""
     folder = f"/proc/{pid}/task/{thread}" if thread else f"/proc/{pid}"
-    with contextlib.suppress(OSError), open(f"{folder}/stat", "rb") as stat:
-        # The name, in parentheses, may contain any character.
-        return stat.read().rpartition(b")")[2].decode("ascii").split()
-    return []
+    # The name, in parentheses, may contain any character.
+    return content_of(f"{folder}/stat").rpartition(b")")[2].decode("ascii").split()
 
 
 def status_of(pid: int | None, field: str, thread: str = "") -> str:
     """Return a field of proc(5)'s `status`, but not its first, `Name`; "" if the process has ended."""
     folder = f"/proc/{pid}/task/{thread}" if thread else f"/proc/{pid}"
-    with contextlib.suppress(OSError), open(f"{folder}/status", "rb", buffering=0) as status:
-        return status.read().partition(f"\n{field}:".encode())[2].partition(b"\n")[0].decode("ascii").strip()
-    return ""
+    rest = content_of(f"{folder}/status").partition(f"\n{field}:".encode())[2]
+    return rest.partition(b"\n")[0].decode("ascii").strip()
 
 
 def blocked_signals(pid: int | None, thread: str) -> int:
@@ -69,30 +69,22 @@ def open_files() -> dict[int, str]:
 
 def free_bytes() -> int:
     """Return the memory that is available on the machine and within the limits of this process's control groups."""
-    free = 0
-    with contextlib.suppress(OSError), open("/proc/meminfo", encoding="utf-8") as file:
-        known = dict(line.split(":", 1) for line in file)
-        free = int(known.get("MemAvailable", "0 kB").split()[0]) << 10
+    known = dict(line.split(b":", 1) for line in content_of("/proc/meminfo").splitlines())
+    free = int(known.get(b"MemAvailable", b"0 kB").split()[0]) << 10
     for folder in _memory_groups():
-        with contextlib.suppress(OSError, ValueError):
-            limit, used = (_number(f"{folder}/{name}") for name in ("memory.max", "memory.current"))
+        # A group without a limit says "max", which is a ValueError; so is the empty text of a group without the file.
+        with contextlib.suppress(ValueError):
+            limit, used = (int(content_of(f"{folder}/{name}")) for name in ("memory.max", "memory.current"))
             free = min(free, max(0, limit - used))
     return free
 
 
 def _memory_groups() -> Iterator[str]:
     """Yield the folders of the control groups of this process, from its own to the root."""
-    with contextlib.suppress(OSError), open("/proc/self/cgroup", encoding="utf-8", errors="surrogateescape") as file:
-        for line in file:
-            if line.startswith("0::/"):
-                path = line[3:].rstrip("\n").rstrip("/")
-                while path:
-                    yield f"/sys/fs/cgroup{path}"
-                    path = path.rpartition("/")[0]
+    for line in os.fsdecode(content_of("/proc/self/cgroup")).splitlines():
+        if line.startswith("0::/"):
+            path = line[3:].rstrip("/")
+            while path:
+                yield f"/sys/fs/cgroup{path}"
+                path = path.rpartition("/")[0]
     yield "/sys/fs/cgroup"
-
-
-def _number(path: str) -> int:
-    with open(path, encoding="utf-8") as file:
-        # A group without a limit says "max", which is a ValueError.
-        return int(file.read())

@@ -92,11 +92,10 @@ _BY_EXIT_CODE = {skip.exit_code: skip for skip in TEST_SKIPS.values()}
 
 
 def skip_for_exit_code(code: int) -> TestSkip | None:
-    """Return the row for an exit code, or None if it stands for no skip.
+    """Return the row for an exit code that test code passed to `sys.exit`, or None if it stands for no skip.
 
-    Args:
-        code: A code that test code passed to `sys.exit`. Do not pass the exit code of a process that ended otherwise:
-            sysexits.h also uses 72 to 78, so such a process has crashed, not skipped.
+    Do not pass the exit code of a process that ended otherwise: sysexits.h also uses 72 to 78, so such a process has
+    crashed, not skipped.
     """
     if code in _MANY_GPUS_CODES:
         return TEST_SKIPS[f"multi-gpu-{code - _MANY_GPUS_CODE}"]

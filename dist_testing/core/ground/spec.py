@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import Annotated, Any, NoReturn
+from typing import Annotated, Any, TypeGuard
 
 from dist_testing.core.ground.add_ons import add_on_named, blaming, read_settings
 from dist_testing.core.ground.backends import Backend
@@ -67,16 +67,15 @@ class Spec:
         return ""
 
 
-def is_world_size(value: object) -> bool:
+def is_world_size(value: object) -> TypeGuard[int]:
     """Return whether `value` is a possible number of ranks: an int from 1 to MAX_WORLD_SIZE, and not a bool."""
     return type(value) is int and 1 <= value <= MAX_WORLD_SIZE
 
 
 def check_world_size(subject: str, value: object, way_out: str) -> int:
-    """Return `value`, if it is a possible number of ranks.
+    """Return `value`, if it is a possible number of ranks; else raise UsageError.
 
-    Raises:
-        UsageError: If it is not. Its text begins with `subject`, such as the name of the case, and ends with `way_out`.
+    Its text begins with `subject`, such as the name of the case, and ends with `way_out`.
     """
     if not is_world_size(value):
         raise UsageError(
@@ -84,15 +83,13 @@ def check_world_size(subject: str, value: object, way_out: str) -> int:
             "A world has at least one rank, and no machine runs more than that.\n"
             f"{way_out}"
         )
-    assert isinstance(value, int)
     return value
 
 
 def program_of(target: str) -> str:
     """Return the program of a built target, as a person starts it in the root of the workspace.
 
-    Args:
-        target: The label: `//package:name`, after the canonical name of another repository.
+    `target` is its label: `//package:name`, after the canonical name of another repository.
     """
     repository, _, path = target.lstrip("@").partition("//")
     parts = ["bazel-bin", *(["external", repository] if repository else []), *path.split(":")]
@@ -107,75 +104,60 @@ def read_spec(text: str) -> Spec:
         AddOnError: If the target asks for an add-on that is missing.
         UsageError: If it asks an add-on for something impossible.
     """
-    fields = _Fields.parse(SPEC_VARIABLE, text, SCHEMA)
-    spec = Spec(
-        target=fields.read("target", str),
-        backend=fields.backend(),
-        world_sizes=fields.read("world_sizes", tuple[Annotated[int, range(1, MAX_WORLD_SIZE + 1)], ...]),
-        isolation=fields.read("isolation", str),
-        srcs=fields.read("srcs", tuple[str, ...]),
-        text=text,
-        backend_names=fields.read("backends", tuple[str, ...]),
-        program_exits=fields.read("program_exits", tuple[tuple[_Rank, _Exit], ...] | None, may_be_empty=True),
-    )
-    return replace(spec, settings=read_settings(SPEC_VARIABLE, fields.settings(), spec))
-
-
-@dataclass(frozen=True, slots=True)
-class _Fields:
-    """Reads the fields of a JSON object that the build rules wrote; checks the type of each. Errors name `source`."""
-
-    source: str
-    content: Mapping[str, Any]
-
-    @classmethod
-    def parse(cls, source: str, text: str, schema: int) -> _Fields:
-        try:
-            content = json.loads(text)
-        except (ValueError, RecursionError) as error:
-            raise SpecError(
-                f"{source} is not JSON: {error}.\n"
-                f"It has {len(text)} characters; most likely it was cut off.\n"
-                "Build the target again."
-            ) from error
-        fields = cls(source, content if isinstance(content, dict) else {})
-        found = fields.read("schema", Annotated[int, range(1, 1 << 31)])
-        if found > schema:
-            raise SpecError(
-                f"{source} has schema {found}; this library reads schema {schema}.\n"
-                "The build rules are newer than the Python package they are used with.\n"
-                "Use both from one version of dist_testing."
-            )
-        if found < schema:
-            fields.refuse("schema", str(schema))
-        return fields
-
-    def refuse(self, name: str, expected: str) -> NoReturn:
+    try:
+        content = json.loads(text)
+    except (ValueError, RecursionError) as error:
         raise SpecError(
-            f"{self.source} says {name} = {self.content.get(name)!r}; expected {expected}.\n"
-            "It was not written by the build rules of this version of dist_testing.\n"
-            "Build the target again; if it stays, the rules and the Python package are of two versions."
+            f"{SPEC_VARIABLE} is not JSON: {error}.\n"
+            f"It has {len(text)} characters; most likely it was cut off.\n"
+            "Build the target again."
+        ) from error
+    fields: Mapping[str, Any] = content if isinstance(content, dict) else {}
+    schema = _read(fields, "schema", Annotated[int, range(1, 1 << 31)])
+    if schema > SCHEMA:
+        raise SpecError(
+            f"{SPEC_VARIABLE} has schema {schema}; this library reads schema {SCHEMA}.\n"
+            "The build rules are newer than the Python package they are used with.\n"
+            "Use both from one version of dist_testing."
         )
+    if schema < SCHEMA:
+        raise _refused(fields, "schema", str(SCHEMA))
+    target = _read(fields, "target", str)
+    try:
+        backend = Backend.from_json(fields.get("backend"))
+    except SpecError as error:
+        raise _refused(fields, "backend", f"an entry of the backend table ({error})") from None
+    spec = Spec(
+        target=target,
+        backend=backend,
+        world_sizes=_read(fields, "world_sizes", tuple[Annotated[int, range(1, MAX_WORLD_SIZE + 1)], ...]),
+        isolation=_read(fields, "isolation", str),
+        srcs=_read(fields, "srcs", tuple[str, ...]),
+        text=text,
+        backend_names=_read(fields, "backends", tuple[str, ...]),
+        program_exits=_read(fields, "program_exits", tuple[tuple[_Rank, _Exit], ...] | None, may_be_empty=True),
+    )
+    settings = fields.get("settings")
+    if not isinstance(settings, dict):
+        raise _refused(fields, "settings", "an object")
+    return replace(spec, settings=read_settings(SPEC_VARIABLE, settings, spec))
 
-    def backend(self) -> Backend:
-        try:
-            return Backend.from_json(self.content.get("backend"))
-        except SpecError as error:
-            self.refuse("backend", f"an entry of the backend table ({error})")
 
-    def settings(self) -> dict[str, Any]:
-        settings = self.content.get("settings")
-        if not isinstance(settings, dict):
-            self.refuse("settings", "an object")
-        return settings
+def _read(fields: Mapping[str, Any], name: str, annotation: Any, *, may_be_empty: bool = False) -> Any:
+    """Return a field that fits an annotation (`core.ground.codec`), and is not empty unless it may be."""
+    value = fields.get(name)
+    shape = shape_of(annotation)
+    if value in ("", []) and not may_be_empty:
+        raise _refused(fields, name, f"{shape.expected}, not empty")
+    try:
+        return shape.read(value)
+    except WrongValueError:
+        raise _refused(fields, name, shape.expected) from None
 
-    def read(self, name: str, annotation: Any, *, may_be_empty: bool = False) -> Any:
-        """Return a field that fits an annotation (`core.ground.codec`), and is not empty unless it may be."""
-        value = self.content.get(name)
-        shape = shape_of(annotation)
-        if value in ("", []) and not may_be_empty:
-            self.refuse(name, f"{shape.expected}, not empty")
-        try:
-            return shape.read(value)
-        except WrongValueError:
-            self.refuse(name, shape.expected)
+
+def _refused(fields: Mapping[str, Any], name: str, expected: str) -> SpecError:
+    return SpecError(
+        f"{SPEC_VARIABLE} says {name} = {fields.get(name)!r}; expected {expected}.\n"
+        "It was not written by the build rules of this version of dist_testing.\n"
+        "Build the target again; if it stays, the rules and the Python package are of two versions."
+    )

@@ -58,10 +58,6 @@ class NoRunner:
     way_out: str
 
 
-# Of a world that a test of the library has made by itself.
-NO_RUNNER = NoRunner("No runner has started this rank.", "Use the world that the fixture `world` gives.")
-
-
 class World:
     """One rank's view of the world of the running case; a test gets it from the fixture `world`.
 
@@ -87,7 +83,7 @@ class World:
         store_fd: int | None,
         store: Store | None = None,
         cases: int = 0,
-        runner: AsksRunner | NoRunner = NO_RUNNER,
+        runner: AsksRunner | NoRunner,
     ) -> None:
         self.rank = rank
         self.size = layout.size
@@ -97,7 +93,7 @@ class World:
         self._directory = directory
         self._cases = cases
         self._settings = settings
-        self._store_host = layout.address
+        self._timeout = timedelta(seconds=settings.timeout_s)
         self._store_port = store_port
         self._store_fd = store_fd
         self._barriers = 0
@@ -135,15 +131,9 @@ class World:
 
         if self._settings.device == "cpu":
             return torch.device("cpu")
-        devices = self._settings.devices
-        index = devices[self.local_rank] if devices else self.local_rank % self._device_count
-        return torch.device(self._settings.device, index)
-
-    @cached_property
-    def _device_count(self) -> int:
-        import torch
-
-        return int(torch.get_device_module(self._settings.device).device_count())
+        own = self._settings.devices
+        devices = own or range(torch.get_device_module(self._settings.device).device_count())
+        return torch.device(self._settings.device, devices[self.local_rank % len(devices)])
 
     @cached_property
     def store(self) -> Store:
@@ -154,7 +144,7 @@ class World:
         from torch._C._distributed_c10d import TCPStore
 
         return TCPStore(
-            self._store_host,
+            self._layout.address,
             self._store_port,
             self.size,
             is_master=self._store_fd is not None,
@@ -225,7 +215,3 @@ class World:
         if self.store.add(f"{key}/arrived", 1) == self.size:
             self.store.set(f"{key}/open", "1")
         self.store.wait([f"{key}/open"], self._timeout)
-
-    @property
-    def _timeout(self) -> timedelta:
-        return timedelta(seconds=self._settings.timeout_s)

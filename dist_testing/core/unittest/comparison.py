@@ -18,10 +18,6 @@ __unittest = True
 _Message = str | Callable[[str], str] | None
 
 
-# How tensors and numbers are compared: keyword arguments of `torch.testing.assert_close`.
-_Rules = Mapping[str, Any]
-
-
 class TensorComparisons(unittest.TestCase):
     """A base class whose `assertEqual` and `assertNotEqual` compare tensors; other values are compared by unittest.
 
@@ -68,6 +64,7 @@ class TensorComparisons(unittest.TestCase):
                 "The allowed difference is atol + rtol * abs(second).\n"
                 "Give both; one of them may be 0."
             )
+        # Keyword arguments of `torch.testing.assert_close`.
         rules = {
             "atol": atol,
             "rtol": rtol,
@@ -136,7 +133,7 @@ def _holds_tensor(value: Any) -> bool:
     return _is_tensor_like(value)
 
 
-def _difference(first: Any, second: Any, rules: _Rules, place: str) -> str:
+def _difference(first: Any, second: Any, rules: Mapping[str, Any], place: str) -> str:
     """Return the first difference with its place; "" if there is none."""
     if _is_tensor_like(first) or _is_tensor_like(second):
         text = _tensor_difference(first, second, rules)
@@ -157,7 +154,7 @@ def _difference(first: Any, second: Any, rules: _Rules, place: str) -> str:
     return f"{place}: {text}" if text and place else text
 
 
-def _are_close(first: Any, second: Any, rules: _Rules) -> bool:
+def _are_close(first: Any, second: Any, rules: Mapping[str, Any]) -> bool:
     if first == second:
         return True
     if first != first and second != second:
@@ -166,7 +163,7 @@ def _are_close(first: Any, second: Any, rules: _Rules) -> bool:
     return math.isfinite(difference) and bool(difference <= rules["atol"] + rules["rtol"] * abs(second))
 
 
-def _tensor_difference(first: Any, second: Any, rules: _Rules) -> str:
+def _tensor_difference(first: Any, second: Any, rules: Mapping[str, Any]) -> str:
     torch: Any = sys.modules["torch"]
     # A number has no dtype and no device.
     is_like_for_like = _is_tensor_like(first) and _is_tensor_like(second)

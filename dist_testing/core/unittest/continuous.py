@@ -1,4 +1,4 @@
-"""A test class whose tests share one world and its process group: the logic of `MultiProcContinuousTest`."""
+"""`MultiProcContinuousTest` and its logic: the tests of a class share one world and its process group."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ from dist_testing.core.ground.skips import TEST_SKIPS
 from dist_testing.core.launch.isolation import POOL
 from dist_testing.core.rank.generators import seed_generators
 from dist_testing.core.rank.groups import destroy_groups
+from dist_testing.core.unittest.comparison import TensorComparisons
 from dist_testing.core.unittest.plain import current_session
 from dist_testing.core.unittest.unittest_messages import UnittestCase
 from dist_testing.core.unittest.unittest_rank import RankPipe
@@ -107,10 +108,7 @@ class ContinuousCase(WorldCase):
     def _init_pg(cls, rank: int, world_size: int, rdvz_file: str | None) -> None:
         """Make the group, on a rank. If the method calls `sys.exit` with the code of a skip, every test is skipped.
 
-        Args:
-            rank: This rank.
-            world_size: Ranks in the world.
-            rdvz_file: For a FileStore; None to take the rendezvous from the environment.
+        `rdvz_file` is for a FileStore; None to take the rendezvous from the environment.
         """
         import torch.distributed as dist
 
@@ -153,7 +151,10 @@ class ContinuousCase(WorldCase):
             )
         cls.rank, cls.world_size, cls.rdvz_file = rank, world_size, rdvz_file
         cls._is_attached = True
-        result = unittest.main(testLoader=_LoaderOf(cls), exit=False).result
+        loader = unittest.TestLoader()
+        # In place of the main module. Names on the command line are found as usual.
+        loader.loadTestsFromModule = lambda *_, **__: loader.loadTestsFromTestCase(cls)  # type: ignore[method-assign]
+        result = unittest.main(testLoader=loader, exit=False).result
         if not (result.testsRun or result.skipped):
             raise SystemExit(_NO_TESTS_EXIT_CODE)
         raise SystemExit(not result.wasSuccessful())
@@ -228,11 +229,8 @@ class ContinuousCase(WorldCase):
     def _run_test_given_id(cls, test_id: str) -> None:
         """Make the instance and run its test, on a rank. A class may override it, to do something around its tests.
 
-        Args:
-            test_id: As of `unittest.TestCase.id()`.
-
-        Raises:
-            SystemExit: If the test did not pass, so that the code after it does not run.
+        `test_id` is as of `unittest.TestCase.id()`. A SystemExit ends it if the test did not pass, so that the code
+        after it does not run.
         """
         method = test_id.rpartition(".")[2]
         self = cls(method)
@@ -240,15 +238,12 @@ class ContinuousCase(WorldCase):
         cls._pipe.run(self, method)
 
 
-class _LoaderOf(unittest.TestLoader):
-    """Loads one class instead of the main module. Names on the command line are found as usual."""
+class MultiProcContinuousTest(ContinuousCase, TensorComparisons):
+    """Runs all tests on the same ranks and process group. See `ContinuousCase`; `assertEqual` compares tensors."""
 
-    def __init__(self, cls: type[unittest.TestCase]) -> None:
-        super().__init__()
-        self._cls = cls
 
-    def loadTestsFromModule(self, *_: Any, **__: Any) -> unittest.TestSuite:
-        return self.loadTestsFromTestCase(self._cls)
+# The first spelling in torch.
+MultiProcContinousTest = MultiProcContinuousTest
 
 
 def _called(value: Any) -> Any:
@@ -259,8 +254,7 @@ def _called(value: Any) -> Any:
 def _lacking(backend: str | None) -> str | None:
     """Return why torch cannot make a group of that backend; None if it can, or if that is unknown.
 
-    Raises:
-        UsageError: If the name is a misspelt one.
+    A misspelt name raises UsageError.
     """
     import torch.distributed as dist
 

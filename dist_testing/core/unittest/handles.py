@@ -1,4 +1,4 @@
-"""Handles of a test's ranks in the runner, in place of the `multiprocessing.Process` objects of torch's classes."""
+"""Handles of a test's ranks in the runner, in place of the processes and the pipes to them of torch's classes."""
 
 from __future__ import annotations
 
@@ -28,6 +28,7 @@ class RankHandle:
         self._running: RunningCase | None = running
         self._pid: int | None = None
         self._outcome: RankOutcome | None = None
+        self._answers: list[str] = []
 
     def settle(self, outcome: RankOutcome) -> None:
         """Keep the outcome when the case is over; from now on the handle only reports it."""
@@ -54,11 +55,7 @@ class RankHandle:
         return self.exitcode is None
 
     def join(self, timeout: float | None = None) -> None:
-        """Wait until the rank has ended its test, or the case is over.
-
-        Args:
-            timeout: Seconds to wait at most; None for the limit of the case.
-        """
+        """Wait until the rank has ended its test, at most `timeout` seconds, or until the case is over."""
         self._wait(_has_ended, math.inf if timeout is None else timeout)
 
     def terminate(self) -> None:
@@ -68,6 +65,26 @@ class RankHandle:
     def kill(self) -> None:
         """Send SIGKILL, if the case is not over."""
         self._signal(signal.SIGKILL)
+
+    def send(self, event: object) -> None:
+        """Ask the rank for its stacks, if it still runs its test. torch has one event only, `GET_TRACEBACK`."""
+        del event
+        if self._running is not None and self.is_alive():
+            self._answers.append(self._running.world.supervisor.stacks_now()[self.rank])
+
+    def poll(self, timeout: float | None = 0.0) -> bool:
+        """Return whether there is an answer. Never waits: `send` has waited for the answer."""
+        del timeout
+        return bool(self._answers)
+
+    def recv(self) -> str:
+        """Return the oldest answer, or raise EOFError: nothing was asked, or the rank had ended."""
+        if not self._answers:
+            raise EOFError(f"{self.name} has not been asked for its stacks, or had ended its test by then")
+        return self._answers.pop(0)
+
+    def close(self) -> None:
+        """Do nothing: there is no real pipe."""
 
     def _signal(self, number: int) -> None:
         if self._running is not None:
@@ -85,36 +102,3 @@ class RankHandle:
 
 def _has_ended(record: RankRecord) -> bool:
     return record.is_settled or record.has_ended
-
-
-class StackPipe:
-    """Asks a rank for its stacks and returns them, in place of the runner's end of the pipes of torch's classes."""
-
-    def __init__(self, handle: RankHandle, running: RunningCase) -> None:
-        self._handle = handle
-        self._running = running
-        self._answers: list[str] = []
-
-    def send(self, event: object) -> None:
-        """Ask the rank for its stacks, if it still runs its test. torch has one event only, `GET_TRACEBACK`."""
-        del event
-        if self._handle.is_alive():
-            self._answers.append(self._running.world.supervisor.stacks_now()[self._handle.rank])
-
-    def poll(self, timeout: float | None = 0.0) -> bool:
-        """Return whether there is an answer. Never waits: `send` has waited for the answer."""
-        del timeout
-        return bool(self._answers)
-
-    def recv(self) -> str:
-        """Return the oldest answer.
-
-        Raises:
-            EOFError: If there is none: nothing was asked, or the rank had ended.
-        """
-        if not self._answers:
-            raise EOFError(f"{self._handle.name} has not been asked for its stacks, or had ended its test by then")
-        return self._answers.pop(0)
-
-    def close(self) -> None:
-        """Do nothing: there is no real pipe."""

@@ -10,7 +10,6 @@ import pytest
 from dist_testing.core.ground.case import CaseBody
 from dist_testing.core.pytest.pytest_rank import run_as_test
 from dist_testing.core.rank.reporter import Reporter
-from dist_testing.core.unittest.lookup import find_class
 from dist_testing.core.unittest.unittest_messages import UNITTEST_CASES
 from dist_testing.core.unittest.unittest_rank import UnittestRankFrontEnd
 
@@ -25,12 +24,11 @@ class UnittestInPytest(UnittestRankFrontEnd):
     def run(self, body: CaseBody, reporter: Reporter) -> None:
         """Run a method, with pytest's warnings."""
         case = UNITTEST_CASES.from_wire(body.content)
-        cls = find_class(case.cls)
-        methods = [item for item in self._items.values() if getattr(item, "cls", None) is cls]
-        item = next((item for item in methods if item.name == case.method), None)
+        cls = case.cls.find()
         run = functools.partial(super().run, body, reporter)
-        if item is None:
-            # A test may also run, by unittest, a class that pytest has not collected.
-            run()
-        else:
-            run_as_test(item, reporter, run)
+        for item in self._items.values():
+            if item.name == case.method and getattr(item, "cls", None) is cls:
+                run_as_test(item, reporter, run)
+                return
+        # A test may also run, by unittest, a class that pytest has not collected.
+        run()

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import atexit
+import contextlib
+import json
 import runpy
 import sys
 import types
@@ -17,9 +19,8 @@ from dist_testing.core.launch.fresh import ThenBe
 from dist_testing.core.launch.isolation import default_isolation
 from dist_testing.core.process.launcher_messages import Loader
 from dist_testing.core.session import session
-from dist_testing.core.session.existing_world import ExistingRank, existing_rank
+from dist_testing.core.session.existing_world import existing_rank
 from dist_testing.core.session.session import Session, open_session
-from dist_testing.core.unittest.unittest_messages import MAIN_MODULES, MainModule
 from dist_testing.core.unittest.unittest_rank import UnittestRankContext
 
 
@@ -30,18 +31,13 @@ def current_session() -> Session:
         spec = Spec("", backend, (DEFAULT_WORLD_SIZE,), default_isolation(backend).name)
         engine = Engine(spec, Budget(), UnittestRankContext(), unittest_loader())
         atexit.register(engine.close)
-        current = Session(engine, float(backend.timeout_s), ignored_rank_info=_rank_info())
+        found = None
+        # RANK without the other variables, or an impossible one: there is no world.
+        with contextlib.suppress(UsageError):
+            found = existing_rank()
+        current = Session(engine, float(backend.timeout_s), ignored_rank_info=found and found[1])
         open_session(current)
     return current
-
-
-def _rank_info() -> ExistingRank | None:
-    try:
-        found = existing_rank()
-    except UsageError:
-        # RANK without the other variables, or an impossible one: there is no world.
-        return None
-    return None if found is None else found[1]
 
 
 def unittest_loader() -> Loader:
@@ -53,11 +49,8 @@ def main_module() -> str:
     """Return how a fresh interpreter imports the main module of this process: a text for `import_main`."""
     main = sys.modules["__main__"]
     spec = getattr(main, "__spec__", None)
-    module = MainModule(
-        name=spec.name if spec is not None else None,
-        path=getattr(main, "__file__", None) if spec is None else None,
-    )
-    return MAIN_MODULES.to_wire(module).decode()
+    # Its name, if Python was started with `-m`; or its file.
+    return json.dumps([spec.name, None] if spec is not None else [None, getattr(main, "__file__", None)])
 
 
 def load(state: str, then: ThenBe, test: str | None) -> NoReturn:
@@ -69,11 +62,11 @@ def load(state: str, then: ThenBe, test: str | None) -> NoReturn:
 
 def import_main(state: str) -> None:
     """Import the main module as multiprocessing does: not under the name that makes it run its tests."""
-    main = MAIN_MODULES.from_wire(state)
-    if main.name is not None and not main.name.endswith("__main__"):
-        content = runpy.run_module(main.name, run_name="__mp_main__", alter_sys=True)
-    elif main.path is not None:
-        content = runpy.run_path(main.path, run_name="__mp_main__")
+    name, path = json.loads(state)
+    if name is not None and not name.endswith("__main__"):
+        content = runpy.run_module(name, run_name="__mp_main__", alter_sys=True)
+    elif path is not None:
+        content = runpy.run_path(path, run_name="__mp_main__")
     else:
         # `python -m unittest`: its main module has no tests, and its import would start a run.
         return

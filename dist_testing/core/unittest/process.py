@@ -1,8 +1,7 @@
-"""The logic of `MultiProcessTestCase`: each method runs on fresh rank processes."""
+"""`MultiProcessTestCase` and its logic: each method runs on fresh rank processes."""
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import enum
 import functools
@@ -13,14 +12,16 @@ import sys
 import tempfile
 import traceback
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any
 
 from dist_testing.core.ground.case import CaseResult
 from dist_testing.core.ground.errors import UsageError
 from dist_testing.core.ground.outcomes import Kind, exit_name, verdict
 from dist_testing.core.launch.isolation import FORK, SPAWN
+from dist_testing.core.unittest.comparison import TensorComparisons
 from dist_testing.core.unittest.exits import exit_code, forgiven, names_of
-from dist_testing.core.unittest.handles import RankHandle, StackPipe
+from dist_testing.core.unittest.handles import RankHandle
 from dist_testing.core.unittest.plain import current_session
 from dist_testing.core.unittest.unittest_messages import UnittestCase
 from dist_testing.core.unittest.unittest_rank import RankPipe
@@ -86,12 +87,10 @@ class ProcessCase(WorldCase):
         return True
 
     @property
-    def pid_to_pipe(self) -> Mapping[int, StackPipe]:
+    def pid_to_pipe(self) -> Mapping[int, RankHandle]:
         """In the runner, while a test runs: process id of each rank to an object that asks it for its stacks."""
-        running = self._running
-        if running is None:
-            return {}
-        return {handle.pid: StackPipe(handle, running) for handle in self.processes if handle.pid is not None}
+        handles = [] if self._running is None else self.processes
+        return {handle.pid: handle for handle in handles if handle.pid is not None}
 
     def setUp(self) -> None:
         """Prepare the test, in the runner, before the ranks are started: make `file_name`."""
@@ -99,11 +98,7 @@ class ProcessCase(WorldCase):
         self._make_file()
 
     def _spawn_processes(self) -> None:
-        """Start the ranks. They inherit the environment and the working directory of this moment.
-
-        Raises:
-            UsageError: If the ranks of this test have been started already, or the world is larger than declared.
-        """
+        """Start the ranks, once per test. They inherit the environment and the working directory of this moment."""
         self._start_processes(_RankProcess)
 
     def _fork_processes(self) -> None:
@@ -113,13 +108,8 @@ class ProcessCase(WorldCase):
     def _start_processes(self, proc: object) -> None:
         """Start the ranks as `_spawn_processes` does, by the start method of a process class of `multiprocessing`.
 
-        `_spawn_processes` and `_fork_processes` call it, so an override runs just before the ranks start.
-
-        Args:
-            proc: Such a class, as `multiprocessing.get_context("spawn").Process`.
-
-        Raises:
-            UsageError: If it is another callable: the engine makes the ranks, and cannot call it.
+        `_spawn_processes` and `_fork_processes` call it, so an override runs just before the ranks start. `proc` is
+        such a class, as `multiprocessing.get_context("spawn").Process`: the engine could not call another callable.
         """
         if proc is _RankProcess:
             self._ask(self.isolation)
@@ -177,25 +167,20 @@ class ProcessCase(WorldCase):
             self._spawn_processes()
         result = self._end_ranks(fn)
         if any(outcome.kind is Kind.HUNG for outcome in result.outcomes):
-            self._show_stacks_of_class()
+            try:
+                self._get_timedout_process_traceback()
+            except Exception:
+                # The report of the hang says more than an error in a class that asks ranks for their stacks.
+                traceback.print_exc()
         # Older releases of torch passed only the time, and classes from then override the method with one argument.
-        takes_time_alone = len(inspect.signature(self._check_return_codes).parameters) == 1
-        if not takes_time_alone:
+        if len(inspect.signature(self._check_return_codes).parameters) != 1:
             self._check_return_codes(fn, result.duration_s)
         elif any(name in self.skip_return_code_checks for name in names_of(fn)):
             # Those releases called only one of the two.
             self._check_no_test_errors(result.duration_s)
         else:
-            check: Callable[[float], None] = self._check_return_codes
-            check(result.duration_s)
+            self._check_return_codes(result.duration_s)
         self._is_judged = True
-
-    def _show_stacks_of_class(self) -> None:
-        try:
-            self._get_timedout_process_traceback()
-        except Exception:
-            # The report of the hang says more than an error in a class that asks ranks for their stacks.
-            traceback.print_exc()
 
     def _end_ranks(self, fn: Any) -> CaseResult:
         """Wait for the ranks of the method `fn`, if they have not been waited for, and return their result."""
@@ -218,20 +203,23 @@ class ProcessCase(WorldCase):
     def _check_return_codes(self, fn: Any, elapsed_time: float | None = None) -> None:
         """Judge the test by how the ranks have ended. An override finds them in `self.processes`; all have ended.
 
-        A class that overrides `_join_processes` calls this at the end of it. Then it also waits for the ranks.
-
-        Args:
-            fn: The test method; or the duration of the test in seconds, as in older releases of torch.
-            elapsed_time: Duration of the test in seconds; None if `fn` is it.
+        A class that overrides `_join_processes` calls this at the end of it. Then it also waits for the ranks. `fn` is
+        the test method; or the duration in seconds, as in older releases of torch, and then there is no `elapsed_time`.
         """
         method = fn if elapsed_time is not None else getattr(self, self._testMethodName)
         result = self._end_ranks(method)
         names = names_of(method)
-        special = next((self.special_return_code_checks[n] for n in names if n in self.special_return_code_checks), 0)
+        codes = self.special_return_code_checks
+        special = next((int(codes[name]) for name in names if name in codes), 0)
         if any(name in self.skip_return_code_checks for name in names):
             self._check_no_test_errors(result.duration_s)
         elif special:
-            self._judge_special(result, int(special))
+            self._judge_forgiving(result, special)
+            if (first := exit_code(result.outcomes[0])) != special:
+                self.fail(
+                    f"{self.id()}: rank 0 ended by {exit_name(first)}; expected {exit_name(special)}.\n"
+                    "special_return_code_checks of the class requires it."
+                )
         else:
             self._judge(result)
 
@@ -239,14 +227,6 @@ class ProcessCase(WorldCase):
         """Fail if a rank raised or did not end; any exit code is a pass. For classes that check codes themselves."""
         if self._result is not None:
             self._judge_forgiving(self._result, None)
-
-    def _judge_special(self, result: CaseResult, required: int) -> None:
-        self._judge_forgiving(result, required)
-        if (first := exit_code(result.outcomes[0])) != required:
-            self.fail(
-                f"{self.id()}: rank 0 ended by {exit_name(first)}; expected {exit_name(required)}.\n"
-                "special_return_code_checks of the class requires it."
-            )
 
     def _judge_forgiving(self, result: CaseResult, allowed: int | None) -> None:
         """Judge the test as if the ranks that ended by this code had passed; None for any code or signal."""
@@ -307,9 +287,9 @@ class ProcessCase(WorldCase):
         _, run = current_session().engine.prepare()
         descriptor, self.file_name = tempfile.mkstemp(prefix="rendezvous-", dir=run.path)
         os.close(descriptor)
-        self.addCleanup(self._remove_file)
-
-    def _remove_file(self) -> None:
         # The last user of a FileStore removes its file.
-        with contextlib.suppress(FileNotFoundError):
-            os.unlink(self.file_name)
+        self.addCleanup(Path(self.file_name).unlink, missing_ok=True)
+
+
+class MultiProcessTestCase(ProcessCase, TensorComparisons):
+    """Runs each test on fresh rank processes. See `ProcessCase` for the rules; `assertEqual` compares tensors."""

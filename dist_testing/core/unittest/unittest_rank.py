@@ -5,18 +5,16 @@ from __future__ import annotations
 import functools
 import sys
 import unittest
-from collections.abc import Sequence
 from types import TracebackType
 from typing import Any
 
 from dist_testing.core.ground.case import CaseBody
 from dist_testing.core.process.launcher_messages import RankStart
-from dist_testing.core.rank.bootstrap import RankFrontEnd
+from dist_testing.core.rank.bootstrap import RankContext
 from dist_testing.core.rank.generators import load_generators, seed_generators
 from dist_testing.core.rank.groups import destroy_groups, end_groups
 from dist_testing.core.rank.rank_world import RankWorld
 from dist_testing.core.rank.reporter import Reporter
-from dist_testing.core.unittest.lookup import find_class
 from dist_testing.core.unittest.unittest_messages import UNITTEST_CASES
 
 # unittest leaves frames of modules with this mark out of its tracebacks.
@@ -25,7 +23,7 @@ __unittest = True
 _ExcInfo = tuple[type[BaseException], BaseException, TracebackType] | tuple[None, None, None]
 
 
-class UnittestRankContext:
+class UnittestRankContext(RankContext):
     """The rank context under plain unittest: a rank finds a class by its name."""
 
     def prepare(self) -> None:
@@ -36,10 +34,6 @@ class UnittestRankContext:
     def front_end(self, body: CaseBody) -> UnittestRankFrontEnd:
         """Return the only front end there is."""
         return UnittestRankFrontEnd()
-
-    def thread_front_ends(self, body: CaseBody, world_size: int) -> Sequence[RankFrontEnd]:
-        """Never called: the engine refuses classes of processes on threads."""
-        raise NotImplementedError
 
 
 class UnittestRankFrontEnd:
@@ -66,14 +60,14 @@ class UnittestRankFrontEnd:
         if start.request.store_port:
             self._world = RankWorld.of(start, runner=reporter.runner)
             self._world.prepare()
-        cls = find_class(UNITTEST_CASES.from_wire(start.request.body.content).cls)
+        cls = UNITTEST_CASES.from_wire(start.request.body.content).cls.find()
         cls._open_rank(start.rank, start.request.size, start.request.directory)
 
     def run(self, body: CaseBody, reporter: Reporter) -> None:
         """Make the instance anew and run the method."""
         reporter.phase("setup")
         case = UNITTEST_CASES.from_wire(body.content)
-        cls = find_class(case.cls)
+        cls = case.cls.find()
         pipe = RankPipe(reporter, exit_0_passes=cls.exit_0_passes, tb_locals=case.tb_locals or self._shows_locals)
         try:
             cls._run_on_rank(self._rank, case, pipe)
@@ -94,30 +88,38 @@ class UnittestRankFrontEnd:
             end_groups()
 
 
-class RankPipe:
+# The class of the argument of addSubTest; it has no public name.
+_SubTest: Any = unittest.case._SubTest  # type: ignore[attr-defined]
+
+
+class _TestEnded(SystemExit):
+    """Skips the code that a class runs after its test. The test's outcome has been reported."""
+
+
+class RankPipe(unittest.TestResult):
     """The way from a test to the runner: a class's `_run` receives it and passes it on to `run_test`."""
 
     def __init__(self, reporter: Reporter, *, exit_0_passes: bool, tb_locals: bool, seeds: bool = True) -> None:
+        super().__init__()
         self._reporter = reporter
         # Whether `sys.exit(0)` in the test is a pass.
         self._exit_0_passes = exit_0_passes
         # Whether tracebacks show local variables.
-        self._tb_locals = tb_locals
+        self.tb_locals = tb_locals
         # Whether the rank has its own random generators, which the pipe seeds for the test.
         self._seeds = seeds
         self.has_run = False
         self.has_passed = False
         self.destroys_groups = True
         # What the test has raised on this rank, skips included.
-        self.errors: list[BaseException] = []
+        self.raised: list[BaseException] = []
 
     def run(self, test: Any, method: str) -> None:
         """Run one method of an instance, between its `setUpRank` and `tearDownRank`, and report how it went.
 
-        Raises:
-            SystemExit: If it did not pass. The outcome has been reported; this ends the test on this rank.
+        If it does not pass, its outcome is reported, and a SystemExit ends the test on this rank.
         """
-        self.has_run = True
+        self.has_run = self.has_passed = True
         self.destroys_groups = bool(getattr(test, "destroy_pg_upon_exit", True))
         if self._seeds:
             seed_generators()
@@ -125,66 +127,45 @@ class RankPipe:
         test.__unittest_expecting_failure__ = False
         setattr(test, method, functools.partial(self._in_phase, "call", getattr(test, method)))
         test.tearDown = functools.partial(self._in_phase, "teardown", test.tearDownRank)
-        result = _RankResult(self._reporter, self._exit_0_passes, self.errors)
-        result.tb_locals = self._tb_locals
         test.setUp = functools.partial(self._in_phase, "setup", test.setUpRank)
         # Not `test.run`: base classes override it for the runner.
-        unittest.TestCase.run(test, result)
-        if not result.has_passed:
+        unittest.TestCase.run(test, self)
+        if not self.has_passed:
             raise _TestEnded
-        self.has_passed = True
 
     def _in_phase(self, phase: str, function: Any) -> Any:
         self._reporter.phase(phase)
         return function()
 
-
-class _TestEnded(SystemExit):
-    """Skips the code that a class runs after its test. The test's outcome has been reported."""
-
-
-# The class of the argument of addSubTest; it has no public name.
-_SubTest: Any = unittest.case._SubTest  # type: ignore[attr-defined]
-
-
-class _RankResult(unittest.TestResult):
-    def __init__(self, reporter: Reporter, exit_0_passes: bool, raised: list[BaseException]) -> None:
-        super().__init__()
-        self._raised = raised
-        self._reporter = reporter
-        self._exit_0_passes = exit_0_passes
-        self.has_passed = True
-
     def addError(self, test: unittest.TestCase, err: _ExcInfo) -> None:
-        self._report(test, err)
-
-    addFailure = addError
-
-    def addSubTest(self, test: unittest.TestCase, subtest: unittest.TestCase, err: _ExcInfo | None) -> None:
-        if err is not None:
-            self._report(subtest, err)
-
-    def addSkip(self, test: unittest.TestCase, reason: str) -> None:
-        self.has_passed = False
-        self._raised.append(unittest.SkipTest(reason))
-        self._reporter.skipped(reason)
-
-    def _report(self, test: unittest.TestCase, err: _ExcInfo) -> None:
+        """Report what the test has raised: a failure, or a skip by pytest."""
         error = err[1]
         assert error is not None
         self.has_passed = False
         if isinstance(error, pytest_skip_class()):
-            self._raised.append(unittest.SkipTest(str(error)))
-            self._reporter.skipped(str(error))
+            self.addSkip(test, str(error))
             return
         if self._exit_0_passes and isinstance(error, SystemExit) and not error.code:
             return
-        self._raised.append(error)
+        self.raised.append(error)
         # unittest's own text has no frames of unittest.
         text: str = self._exc_info_to_string(err, test)  # type: ignore[attr-defined]  # not in typeshed
         if isinstance(test, _SubTest):
             text = f"{test}\n{text}"
         self._reporter.ended_by(error, text)
+
+    addFailure = addError
+
+    def addSubTest(self, test: unittest.TestCase, subtest: unittest.TestCase, err: _ExcInfo | None) -> None:
+        """Report the failure of a sub-test."""
+        if err is not None:
+            self.addError(subtest, err)
+
+    def addSkip(self, test: unittest.TestCase, reason: str) -> None:
+        """Report a skip."""
+        self.has_passed = False
+        self.raised.append(unittest.SkipTest(reason))
+        self._reporter.skipped(reason)
 
 
 def pytest_skip_class() -> type[BaseException] | tuple[()]:

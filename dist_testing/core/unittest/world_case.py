@@ -28,9 +28,8 @@ from dist_testing.core.rank.bootstrap import FAILED_EXIT_CODE
 from dist_testing.core.session.front_ends import register_front_end
 from dist_testing.core.session.session import warnings_of
 from dist_testing.core.unittest.exits import declared_exits
-from dist_testing.core.unittest.lookup import class_name
 from dist_testing.core.unittest.plain import current_session
-from dist_testing.core.unittest.unittest_messages import FRONT_END, UNITTEST_CASES, UnittestCase
+from dist_testing.core.unittest.unittest_messages import FRONT_END, UNITTEST_CASES, ClassName, UnittestCase
 from dist_testing.core.unittest.unittest_rank import RankPipe
 
 # unittest leaves frames of modules with this mark out of its tracebacks.
@@ -152,19 +151,10 @@ class WorldCase(unittest.TestCase):
         file_name: str = "",
         **keeps: Any,
     ) -> RunningCase:
-        """Check the test and start its ranks.
+        """Check the test, which may skip it, and start its ranks, with size and isolation as the class gives them.
 
-        Args:
-            size: World size, as the class gives it.
-            isolation: Name of the isolation, as the class gives it; "" for the target's.
-            lacking: A need that the class knows to be missing; None if there is none.
-            file_name: The file that the ranks share for a rendezvous; "" for none.
-            keeps: What the test may leave to the next one on the same ranks: fields of `CaseBody`.
-
-        Raises:
-            UsageError: If an attribute of the class is impossible, or the world is larger than declared.
-            PromiseError: If hardware is missing that the run promises or requires.
-            unittest.SkipTest: If the machine lacks something else that the test needs.
+        `lacking` is a need that the class knows to be missing, `file_name` the file that the ranks share for a
+        rendezvous. `keeps` has fields of `CaseBody`: what the test may leave to the next one on the same ranks.
         """
         session = current_session()
         method = getattr(type(self), self._testMethodName, None)
@@ -175,13 +165,15 @@ class WorldCase(unittest.TestCase):
             self._skip_or_fail(unmet, max(spec.world_sizes))
         session.check_not_attached(self.id())
         world_size, timeout_s, how = self._checked(method, size, isolation)
-        strict_calls = session.is_strict(self._checked_strict())
+        if not isinstance(self.strict_collectives, bool | None):
+            raise self._wrong("strict_collectives", self.strict_collectives, "True, False or None")
+        strict_calls = session.is_strict(self.strict_collectives)
         settings = {**spec.settings, **self._settings(), **getattr(method, SETTINGS, {})}
         if missing := missing_need(spec, world_size, settings) or lacking:
             self._skip_or_fail(missing, world_size)
         cls = type(self)
         content = UnittestCase(
-            class_name(cls),
+            ClassName.of(cls),
             self._testMethodName,
             self._shows_locals,
             file_name,
@@ -252,40 +244,21 @@ class WorldCase(unittest.TestCase):
             outcome.expecting_failure = False
 
     def _checked(self, method: object, size: object, isolation: object) -> tuple[int, float, Isolation]:
-        """Return the world size, the limit in seconds and the isolation of a test.
-
-        Raises:
-            UsageError: If one of them is impossible, the world is larger than declared, or the method cannot run on
-                ranks.
-        """
+        """Return the world size, the limit in seconds and the isolation of a test, whose method can run on ranks."""
         try:
             self._check_members()
             self._check_method(method)
-            return self._checked_size(size), self._checked_timeout(), self._checked_isolation(isolation)
+            # torch's suites also give it as a text.
+            number = int(size) if isinstance(size, str) and size.isascii() and size.isdecimal() else size
+            world_size = check_world_size(self.id(), number)
+            current_session().check_declared(self.id(), world_size)
+            limit_s = current_session().timeout_s if self.case_timeout_s is None else self.case_timeout_s
+            if not is_timeout(limit_s):
+                raise self._wrong("case_timeout_s", limit_s, f"a number of seconds above 0, up to {MAX_TIMEOUT_S}")
+            return world_size, float(limit_s), self._checked_isolation(isolation)
         except DistTestingError as error:
             # The text is for the user; a traceback through this library does not help.
             raise error.with_traceback(None) from None
-
-    def _checked_size(self, size: object) -> int:
-        # torch's suites also give it as a text.
-        if isinstance(size, str) and size.isascii() and size.isdecimal():
-            size = int(size)
-        world_size = check_world_size(self.id(), size)
-        current_session().check_declared(self.id(), world_size)
-        return world_size
-
-    def _checked_timeout(self) -> float:
-        value: object = self.case_timeout_s if self.case_timeout_s is not None else current_session().timeout_s
-        if not is_timeout(value):
-            raise self._wrong("case_timeout_s", value, f"a number of seconds above 0, up to {MAX_TIMEOUT_S}")
-        assert isinstance(value, int | float)
-        return float(value)
-
-    def _checked_strict(self) -> bool | None:
-        value: object = self.strict_collectives
-        if value is not None and not isinstance(value, bool):
-            raise self._wrong("strict_collectives", value, "True, False or None")
-        return value
 
     def _checked_isolation(self, name: object) -> Isolation:
         name = name or current_session().engine.spec.isolation
@@ -301,7 +274,8 @@ class WorldCase(unittest.TestCase):
         return isolation
 
     def _check_members(self) -> None:
-        if hasattr(type(self), "worldsize") and not self._sets_size():
+        owner = next(cls for cls in type(self).__mro__ if "world_size" in vars(cls))
+        if hasattr(type(self), "worldsize") and owner.__module__.startswith("dist_testing."):
             warnings.warn(
                 f"{self.id()}: the class has an attribute worldsize, and sets no world_size.\n"
                 "The library does not read it, so the world has the default size.\n"
@@ -315,10 +289,6 @@ class WorldCase(unittest.TestCase):
                 "torch's class starts its ranks and talks to them by this method; here the engine does that.\n"
                 "Put code for the ranks into setUpRank and tearDownRank; docs/torch_names.md has the members that work."
             )
-
-    def _sets_size(self) -> bool:
-        owner = next(cls for cls in type(self).__mro__ if "world_size" in vars(cls))
-        return not owner.__module__.startswith("dist_testing.")
 
     def _check_method(self, method: object) -> None:
         is_coroutine = inspect.iscoroutinefunction(method) or inspect.isasyncgenfunction(method)
