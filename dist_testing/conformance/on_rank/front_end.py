@@ -6,7 +6,6 @@ import contextlib
 import functools
 import importlib
 import json
-import os
 import time
 import warnings
 from collections.abc import Sequence
@@ -14,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from dist_testing.conformance.axes import members
-from dist_testing.conformance.catalogue import cell_named
+from dist_testing.conformance.catalogue import cells_by_name
 from dist_testing.conformance.cell import WHOLE, Observation, Seen
 from dist_testing.conformance.kit import AbsentError, Kit, WrongError, first_line
 from dist_testing.conformance.rows.registry import script_of
@@ -115,9 +114,14 @@ class CellFrontEnd:
         self._world.begin_case()
         self._number += 1
         reporter.phase("call")
-        kit = Kit(cell_named(order["cell"]), self._world, self._groups, self._number)
+        kit = Kit(cells_by_name()[order["cell"]], self._world, self._groups, self._number)
         observation = _observe(kit)
-        write_observation(Path(order["directory"]), observation)
+        # In one step: the runner may end this rank at any time.
+        partial = Path(order["directory"], f"rank-{observation.rank}.partial")
+        write = shape_of(Observation).write
+        assert write is not None
+        partial.write_text(json.dumps(write(observation)), encoding="utf-8")
+        partial.replace(partial.with_suffix(".json"))
         if not observation.lives:
             raise PoisonedError(observation.text)
         if observation.seen is Seen.RIGHT:
@@ -129,28 +133,16 @@ class CellFrontEnd:
         self._world.finish()
 
 
-def write_observation(directory: Path, observation: Observation) -> None:
-    """Write a rank's observation where the runner reads it, in one step."""
-    partial = directory / f"rank-{observation.rank}.partial"
-    write = shape_of(Observation).write
-    assert write is not None
-    partial.write_text(json.dumps(write(observation)), encoding="utf-8")
-    os.replace(partial, directory / f"rank-{observation.rank}.json")
-
-
 def _observe(kit: Kit) -> Observation:
     from dist_testing.conformance.on_rank.table import Site, run_table_cell
 
     cell = kit.cell
     kit.site = functools.partial(Site, kit)
-    script = script_of(cell)
+    run = script_of(cell) or run_table_cell
     started_s = time.monotonic()
     seen, text = Seen.RIGHT, ""
     try:
-        if script is not None:
-            script(kit)
-        else:
-            run_table_cell(kit)
+        run(kit)
     except WrongError as error:
         seen, text = Seen.WRONG, str(error)
     except AbsentError as error:
@@ -174,10 +166,8 @@ def _lives(kit: Kit, seen: Seen) -> bool:
             return True
         group = kit.group(kit.cell.group or WHOLE)
         ranks = members(kit.cell.group, kit.size)
-        if kit.rank not in ranks:
-            return True
-        tensor = kit.torch.full((3,), float(kit.rank + 1), device=kit.device)
-        kit.dist.all_reduce(tensor, group=group)
-        return bool((tensor == sum(rank + 1 for rank in ranks)).all())
+        if kit.rank in ranks:
+            kit.check_sum(group, ranks)
+        return True
     except Exception:
         return False
