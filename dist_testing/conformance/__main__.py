@@ -14,11 +14,9 @@ from pathlib import Path
 from dist_testing.backend_files import read_backend_file
 from dist_testing.conformance.catalogue import all_cells, chosen_cells
 from dist_testing.conformance.cell import Status
-from dist_testing.conformance.contract import CONTRACT
-from dist_testing.conformance.expectations import Expectations, read_expectations
-from dist_testing.conformance.features import feature_problems
+from dist_testing.conformance.expectations import CONTRACT, Expectations, read_expectations
 from dist_testing.conformance.kit_session import CELL_LIMIT_S, CellSession, cell_limit
-from dist_testing.conformance.matrix import read_matrix
+from dist_testing.conformance.matrix import feature_problems, read_matrix
 from dist_testing.conformance.page import write_matrix
 from dist_testing.core.ground.backends import Backend, add_backends, backend_named, backends
 from dist_testing.core.ground.errors import DistTestingError, InterruptedRunError, UsageError
@@ -39,13 +37,9 @@ print("kit:" + json.dumps({
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the kit.
+    """Run the kit with these arguments, by default with those of the process.
 
-    Args:
-        arguments: The command line; by default that of the process.
-
-    Returns:
-        The exit code: 0 if every cell ended as expected, 1 if one did not, 2 for a bad command line.
+    The exit code is 0 if every cell ended as expected, 1 if one did not, 2 for a bad command line.
     """
     options = _parser().parse_args(arguments)
     try:
@@ -122,11 +116,9 @@ def _run(options: argparse.Namespace) -> int:
                 write_matrix(matrix, Path(options.out), before)
         lack = session.missing_need(cells[0].world_size)
     # A backend without a declaration has no features that could be untrue.
-    notes = [] if options.module else feature_problems(matrix, backend)
-    if note := expectations.run_problem(lack):
-        notes.append(note)
-    problems += notes
-    for note in notes:
+    notes = [*([] if options.module else feature_problems(matrix, backend)), expectations.run_problem(lack)]
+    for note in filter(None, notes):
+        problems.append(note)
         print(f"FAILED {note}\n")
     seconds = time.monotonic() - started_s
     print(f"{len(matrix.cells)} cells of {backend.name} in {seconds:.1f} s: {matrix.counts_text()}.")

@@ -23,12 +23,9 @@ td.n{text-align:right}.works{background:#e3f6e3}.refuses{background:#fff3cd}.wro
 
 
 def write_matrix(matrix: Matrix, folder: Path, before: Matrix | None = None) -> None:
-    """Write a matrix in its three forms.
+    """Write a matrix in its three forms to a folder, which is made if it is missing.
 
-    Args:
-        matrix: The matrix.
-        folder: Where the files go; made if it is missing.
-        before: Another matrix, with which matrix.html compares. Default: none.
+    `before` is another matrix, with which matrix.html compares.
 
     Raises:
         UsageError: If the files cannot be written.
@@ -47,12 +44,7 @@ def write_matrix(matrix: Matrix, folder: Path, before: Matrix | None = None) -> 
 
 
 def page(matrix: Matrix, before: Matrix | None = None) -> str:
-    """Return the page of a matrix.
-
-    Args:
-        matrix: The matrix.
-        before: Another matrix, of another torch or backend; the page then begins with the difference. Default: none.
-    """
+    """Return the page of a matrix. It begins with the difference from `before`, such as that of another torch."""
     return _PAGE.substitute(
         title=escape(matrix.title),
         counts=escape(f"{len(matrix.cells)} cells: {matrix.counts_text()}"),

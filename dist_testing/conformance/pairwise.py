@@ -8,20 +8,12 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 
-def pairwise(
-    axes: Mapping[str, Sequence[Any]], allowed: Callable[[Mapping[str, Any]], bool] = lambda _: True
-) -> list[dict[str, Any]]:
+def pairwise(axes: Mapping[str, Sequence[Any]], allowed: Callable[[Mapping[str, Any]], bool]) -> list[dict[str, Any]]:
     """Return combinations that cover every pair of values that an allowed combination can have.
 
     The choice is greedy and depends on the arguments alone: equal arguments give equal combinations in equal order.
-
-    Args:
-        axes: Name of each axis, of two at least, to its values, which are hashable.
-        allowed: Whether values can stand together. It gets some axes or all of them, and must not refuse a part of a
-            combination that it allows as a whole. Default: everything can.
-
-    Returns:
-        One dict per combination, with a value for each axis, in the order of the axes.
+    There are two axes at least, with hashable values, and every combination has a value for each axis, in their order.
+    `allowed` gets some axes or all of them, and must not refuse a part of a combination that it allows as a whole.
     """
     # In a dict, because it keeps their order. A pair is the set of its two axes with their values.
     open_pairs = {
