@@ -23,16 +23,12 @@ from dist_testing.core.ground.errors import DistTestingError, InterruptedRunErro
 
 # Limit of the process that imports torch and the module. Seconds.
 _IMPORT_LIMIT_S = 120.0
-# Tells about a backend that a module registers.
+# Tells the devices of a backend that a module registers.
 _PLUG_IN = """
 import importlib, json, sys
 importlib.import_module(sys.argv[1])
 import torch.distributed as dist
-name = sys.argv[2].lower()
-print("kit:" + json.dumps({
-    "registered": name in dist.Backend.backend_list,
-    "devices": list(dist.Backend.backend_capability.get(name, [])),
-}))
+print("kit:" + json.dumps(dist.Backend.backend_capability.get(sys.argv[2].lower())))
 """
 
 
@@ -101,7 +97,7 @@ def _run(options: argparse.Namespace) -> int:
         expectations.check_cells(all_cells())
     problems = []
     started_s = time.monotonic()
-    preloads = any(cell.functional for cell in cells)
+    preloads = any("functional/" in cell.name for cell in cells)
     limit_s = cell_limit("--cell-limit", options.cell_limit)
     with CellSession(backend, expectations=expectations, preloads=preloads, limit_s=limit_s) as session:
         matrix = session.matrix
@@ -172,20 +168,20 @@ def _plug_in(name: str, module: str, device: str | None) -> Backend:
             "Its import must register the backend with torch.\n"
             f"Correct PYTHONPATH or the module; `python -c 'import {module}'` shows the whole error."
         )
-    facts = json.loads(found.removeprefix("kit:"))
-    if not facts["registered"]:
+    devices = json.loads(found.removeprefix("kit:"))
+    if devices is None:
         raise UsageError(
             f"--backend={name}: the import of {module} does not register this name.\n"
             "A plug-in calls torch.distributed.Backend.register_backend(name, creator, devices=[...]).\n"
             "Name the backend that it registers, or another module."
         )
-    if not facts["devices"]:
+    if not devices:
         raise UsageError(
             f"--backend={name}: {module} registers no device for it.\n"
             "A group finds the backend of a tensor by the tensor's device.\n"
             'Register it with devices=["cpu"], for example.'
         )
-    return Backend(name.lower(), name.lower(), device or facts["devices"][0], register_module=module)
+    return Backend(name.lower(), name.lower(), device or devices[0], register_module=module)
 
 
 if __name__ == "__main__":

@@ -51,11 +51,6 @@ class Cell:
     fresh: bool = False  # whether it needs ranks of its own, without a default group
 
     @property
-    def functional(self) -> bool:
-        """Whether it uses functional collectives, whose modules take a second to import."""
-        return self.row == "11.7"
-
-    @property
     def name(self) -> str:
         """The cell's stable name, such as "all_reduce/sum/float32/strided/odd/none/sync/w3"."""
         tensors = (self.op, self.dtype, self.layout, self.size, self.root, self.group, self.mode)

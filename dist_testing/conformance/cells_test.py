@@ -37,7 +37,7 @@ def kit(request: pytest.FixtureRequest) -> Iterator[CellSession]:
     assert session is not None, "the pytest plugin of dist_testing is not loaded"
     limit_s = cell_limit(_LIMIT, os.environ.get(_LIMIT))
     budget = request.config.stash.get(BUDGET_KEY, None)
-    preloads = any(cell.functional for cell in _CELLS)
+    preloads = any("functional/" in item.name for item in request.session.items)
     backend = session.engine.spec.backend
     expectations = Expectations()
     if source := os.environ.get("CONFORMANCE_EXPECTATIONS"):

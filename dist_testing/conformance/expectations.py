@@ -1,19 +1,8 @@
 """Reads the expectation file of a backend: the cells that end otherwise than the contract asks for, and why.
 
-The file is JSON in the backend's own repository:
-
-    {"schema": 1, "backend": "gloo", "rows": [{
-        "cells": ["broadcast/*/strided/*"], "except": ["*/w1"], "status": "wrong",
-        "reason": "ignores the strides of the tensor", "link": "pytorch#192920", "until": "2027-06-30",
-        "torch": ">=2.13"}]}
-
-It is strict both ways: a cell that ends otherwise than its row says fails, also if it works.
-
-The file of a backend that was never run has no rows:
-
-    {"schema": 1, "backend": "mpi", "not_run": "absent: torch's wheels are built without MPI", "rows": []}
-
-It claims nothing about the backend. A run in which cells do run fails until the file says what they did.
+docs/conformance.md shows one. It is strict both ways: a cell that ends otherwise than its row says fails, also if it
+works. The file of a backend that was never run has no rows, and claims nothing about the backend: a run in which cells
+do run fails until the file says what they did.
 """
 
 from __future__ import annotations

@@ -35,6 +35,7 @@ class Kit:
         self.world = world
         self.rank = world.rank
         self.size = world.size
+        self.ranks = members(cell.group, world.size)  # global ranks of the cell's group
         # As modules of any content: torch's stubs have neither all names nor all forms of calls.
         self.torch: Any = torch
         self.dist: Any = dist
@@ -49,11 +50,11 @@ class Kit:
         self._meetings = 0
 
     def group(self, name: str) -> Any:
-        """Return the handle of a group by its name (`axes.GROUPS`); None for the default group by None.
+        """Return the handle of a group by its name (`axes.GROUPS`); None for the default group by None or by "".
 
         Each group of a world is made once. All ranks ask for the same groups in the same order.
         """
-        if name in (WHOLE, "world"):
+        if name in ("", WHOLE, "world"):
             return self.dist.group.WORLD if name == "world" else None
         if name not in self._groups:
             self._groups[name] = self.dist.new_group(list(members(name, self.size)))

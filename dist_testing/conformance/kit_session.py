@@ -60,14 +60,11 @@ class CellSession:
         preloads: bool = True,
         limit_s: float = CELL_LIMIT_S,
     ) -> None:
-        """Make a session. It starts no process yet.
+        """Make a session, without a limit of time unless there is a budget. It starts no process yet.
 
-        Args:
-            backend: The backend.
-            budget: The time of the whole run; None for no limit.
-            expectations: What is expected of the backend; None for what the contract asks for.
-            preloads: Whether the cells to come use functional collectives, whose modules then load before the ranks.
-            limit_s: Limit of one cell, in seconds: what a hang costs at most.
+        `expectations` says what is expected of the backend, by default what the contract asks for. `preloads`: the
+        cells to come use functional collectives, whose modules then load before the ranks. `limit_s` is the limit of
+        one cell, in seconds: what a hang costs at most.
         """
         self.expectations = expectations or Expectations()
         self.matrix = Matrix(backend.name, torch_version())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from html import escape
 from pathlib import Path
 from string import Template
@@ -99,12 +100,8 @@ def _operations(matrix: Matrix) -> str:
 
 def _cells(matrix: Matrix) -> str:
     parts = []
-    for operation in operations(matrix):
-        rows = [
-            [_name(name), _status(cell.status.value)]
-            for name, cell in sorted(matrix.cells.items())
-            if name.partition("/")[0] == operation
-        ]
+    for operation, names in itertools.groupby(sorted(matrix.cells), lambda name: name.partition("/")[0]):
+        rows = [[_name(name), _status(matrix.cells[name].status.value)] for name in names]
         parts.append(
             f"<details><summary>{escape(operation)} ({len(rows)})</summary>{_table(['cell', 'status'], rows)}</details>"
         )

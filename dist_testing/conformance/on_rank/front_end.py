@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import importlib
 import json
 import time
 import warnings
@@ -12,9 +11,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from dist_testing.conformance.axes import members
 from dist_testing.conformance.catalogue import cells_by_name
-from dist_testing.conformance.cell import WHOLE, Observation, Seen
+from dist_testing.conformance.cell import Observation, Seen
 from dist_testing.conformance.kit import AbsentError, Kit, WrongError, first_line
 from dist_testing.conformance.rows.registry import script_of
 from dist_testing.core.ground.case import CaseBody
@@ -27,14 +25,6 @@ from dist_testing.core.rank.reporter import Reporter
 
 if TYPE_CHECKING:
     from torch._C._distributed_c10d import Store
-
-
-_FUNCTIONAL = (
-    "torch._dynamo",
-    "torch.distributed._dist2",
-    "torch.distributed._functional_collectives",
-    "torch.distributed.nn.functional",
-)
 
 
 class PoisonedError(Exception):
@@ -51,7 +41,7 @@ class CellContext:
 
     def prepare(self) -> None:
         """Import what all ranks need, once."""
-        import torch.distributed  # noqa: F401
+        import torch.distributed
 
         from dist_testing.conformance.on_rank import table  # noqa: F401
 
@@ -60,10 +50,9 @@ class CellContext:
         warnings.simplefilter("ignore")
 
         if self._preloads:
-            # Otherwise each rank would import it in the middle of a cell.
-            for name in _FUNCTIONAL:
-                with contextlib.suppress(ImportError):
-                    importlib.import_module(name)
+            # Functional collectives import it with their first call: each rank for a second, in the middle of a cell.
+            with contextlib.suppress(ImportError):
+                import torch._dynamo  # noqa: F401
 
     def front_end(self, body: CaseBody) -> RankFrontEnd:
         """Return the front end of a rank that is a process."""
@@ -104,11 +93,7 @@ class CellFrontEnd:
         self._world.prepare()
 
     def run(self, body: CaseBody, reporter: Reporter) -> None:
-        """Run one cell and write the observation.
-
-        Raises:
-            PoisonedError: If the group does not work any more.
-        """
+        """Run one cell and write the observation; raise `PoisonedError` if the group does not work any more."""
         assert self._world is not None
         order = json.loads(body.content)
         self._world.begin_case()
@@ -164,10 +149,9 @@ def _lives(kit: Kit, seen: Seen) -> bool:
         kit.meet()
         if not store.add(key, 0):
             return True
-        group = kit.group(kit.cell.group or WHOLE)
-        ranks = members(kit.cell.group, kit.size)
-        if kit.rank in ranks:
-            kit.check_sum(group, ranks)
+        group = kit.group(kit.cell.group)
+        if kit.rank in kit.ranks:
+            kit.check_sum(group, kit.ranks)
         return True
     except Exception:
         return False

@@ -31,7 +31,6 @@ class Site:
         self.me = kit.rank
         self.place = self.ranks.index(self.me) if self.me in self.ranks else -1
         self.shape = SHAPES[cell.size] if shape is None else shape
-        self.dtype = cell.dtype
         self.inputs: dict[str, Guarded] = {}
         self.outputs: dict[str, tuple[Guarded, Tensor | None]] = {}
         # Makes the call; takes `async_op`. None on a rank that is no member.
@@ -48,7 +47,7 @@ class Site:
         return {f"group_{argument}": self.ranks.index(rank)} if by_place else {argument: rank}
 
     def _new(self, value: Tensor) -> Guarded:
-        return guarded(value.shape, self.dtype, self.cell.layout, self.kit.device)
+        return guarded(value.shape, self.cell.dtype, self.cell.layout, self.kit.device)
 
     def input(self, value: Any, name: str = "input") -> Any:
         """Return a tensor that the backend may only read, or a list of such tensors for a list of values."""
@@ -74,7 +73,7 @@ class Site:
 
     def moved(self, source: int, part: int, shape: Sequence[int] | None = None) -> Tensor:
         """Return what one rank sends in one part."""
-        return moved(self.dtype, source, part, self.shape if shape is None else shape, self.call)
+        return moved(self.cell.dtype, source, part, self.shape if shape is None else shape, self.call)
 
     def every(self) -> list[Tensor]:
         """Return what the ranks of the group send, each one part."""
@@ -82,7 +81,7 @@ class Site:
 
     def given(self, part: int) -> Tensor:
         """Return what this rank gives to a reduction."""
-        return contribution(self.cell.op, self.dtype, self.ranks, self.me, part, self.shape, self.call)
+        return contribution(self.cell.op, self.cell.dtype, self.ranks, self.me, part, self.shape, self.call)
 
     def parts(self) -> list[Tensor]:
         """Return what this rank gives to the reduction of each part."""
@@ -90,10 +89,10 @@ class Site:
 
     def reduced(self, part: int) -> Tensor:
         """Return the reduction."""
-        if not is_defined(self.cell.op, self.dtype):
+        if not is_defined(self.cell.op, self.cell.dtype):
             # Nothing is right, so nothing is compared: a call that returns is wrong.
             return self.given(part)
-        return reduced(self.cell.op, self.dtype, self.ranks, part, self.shape, self.call)
+        return reduced(self.cell.op, self.cell.dtype, self.ranks, part, self.shape, self.call)
 
     def joined(self, parts: list[Tensor]) -> Tensor:
         """Return one tensor of these: a stack where the cell asks for it, or where there is nothing to concatenate."""
@@ -106,11 +105,7 @@ class Site:
         return lambda is_async: function(*given, **more, group=self.group, async_op=is_async)
 
     def compare(self) -> None:
-        """Compare the tensors with the oracle's, after the end of the call.
-
-        Raises:
-            WrongError: If the backend gave something else.
-        """
+        """Raise `WrongError` if a tensor differs from the oracle's, after the end of the call."""
         self.kit.synchronize()
         for name, (made, expected) in self.outputs.items():
             if expected is not None:
@@ -252,12 +247,7 @@ _OPERATIONS: dict[str, Callable[[Site], Callable[[bool], Any]]] = {
 
 
 def run_table_cell(kit: Kit) -> None:
-    """Run one cell of the table on this rank.
-
-    Raises:
-        WrongError: If the backend gave something else than the oracle.
-        Exception: If the backend refused the call.
-    """
+    """Run one cell of the table on this rank. It ends as a script does: see `rows.registry.script`."""
     cell = kit.cell
     sites = [Site(kit, cell, number) for number in range(2)]
     runs = [site.run for site in sites if site.run is not None]
