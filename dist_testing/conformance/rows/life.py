@@ -17,30 +17,25 @@ from dist_testing.conformance.rows.registry import script
 from dist_testing.core.ground.environment import environment
 
 
-def _init(k: Kit, name: str = "", **more: Any) -> None:
-    """Make the default group with a part of the world's store that no other call uses."""
-    k.init(**{"store": k.dist.PrefixStore(k.key(name), k.world.store), **more})
-
-
 @script("3.1", "init_process_group/twice", fresh=True)
 def _twice(k: Kit) -> None:
-    _init(k)
+    k.init()
     with k.raises(ValueError, "initialize the default process group twice"):
-        _init(k, "again")
+        k.init()
 
 
 @script("3.1", "init_process_group/bad_arguments", fresh=True)
 def _bad(k: Kit) -> None:
     with k.raises(AssertionError):
-        _init(k, init_method="env://")
+        k.init(init_method="env://")
     with k.raises((AssertionError, ValueError), "world_size"):
-        _init(k, world_size=-1)
+        k.init(world_size=-1)
     with k.raises((AssertionError, ValueError), "rank"):
-        _init(k, rank=-1)
+        k.init(rank=-1)
     for limit in (5, 5.0):
         with k.raises(TypeError, "timeout"):
-            _init(k, timeout=limit)
-    _init(k)
+            k.init(timeout=limit)
+    k.init()
     k.check_sum()
 
 
@@ -76,10 +71,10 @@ def _env(k: Kit) -> None:
 def _device_id(k: Kit) -> None:
     """The CPU is no accelerator, and a device without an index is none in particular."""
     with k.raises(ValueError, "accelerator"):
-        _init(k, device_id=k.torch.device("cpu"))
+        k.init(device_id=k.torch.device("cpu"))
     if not k.torch.accelerator.is_available():
         with k.raises(ValueError):
-            _init(k, device_id=0)
+            k.init(device_id=0)
 
 
 @script("3.4", "init_process_group/unknown_backend", fresh=True)
@@ -118,7 +113,7 @@ def _hook(k: Kit) -> None:
     sys.excepthook = former
     error = ValueError("boom")
     try:
-        _init(k)
+        k.init()
         with contextlib.redirect_stderr(io.StringIO()) as written:
             sys.excepthook(ValueError, error, None)
             k.check(sys.stderr is written, "the hook did not put sys.stderr back")
@@ -136,7 +131,7 @@ def _init_barrier(k: Kit) -> None:
         k.world.store.set(k.key("called"), "1")
     # Ranks may share one environment, so none removes the variable before all have used it.
     os.environ["TORCH_DIST_INIT_BARRIER"] = "1"
-    _init(k)
+    k.init()
     k.meet()
     os.environ.pop("TORCH_DIST_INIT_BARRIER", None)
     k.check(k.world.store.check([k.key("called")]), "init returned before the other rank had called it")
@@ -144,7 +139,7 @@ def _init_barrier(k: Kit) -> None:
 
 @script("3.9", "new_group/same_name_twice", fresh=True)
 def _same_name(k: Kit) -> None:
-    _init(k)
+    k.init()
     name = k.dist.group.WORLD.group_name
     with k.raises((ValueError, RuntimeError), "group name|already"):
         k.c10d._new_process_group_helper(k.size, k.rank, [0], k.dist.Backend(k.backend), k.world.store, group_name=name)
@@ -160,7 +155,7 @@ def _nothing(k: Kit) -> None:
 
 @script("3.10", "destroy_process_group/a_part", (2, 3), fresh=True)
 def _part(k: Kit) -> None:
-    _init(k)
+    k.init()
     part = k.dist.new_group(list(range(k.size)))
     other = k.dist.new_group(list(range(k.size)))
     k.check_sum(part)
@@ -174,7 +169,8 @@ def _part(k: Kit) -> None:
 @script("3.10", "destroy_process_group/init_again_three_times", (1, 2, 3), fresh=True)
 def _again(k: Kit) -> None:
     for number in range(3):
-        _init(k, str(number))
+        # In a part of the store that no other call uses.
+        k.init(store=k.dist.PrefixStore(str(number), k.world.store))
         k.check_sum()
         k.dist.destroy_process_group()
         k.equal(k.dist.get_pg_count(), 0, "get_pg_count()")
@@ -182,7 +178,7 @@ def _again(k: Kit) -> None:
 
 @script("3.10", "destroy_process_group/pending_work", (2,), fresh=True)
 def _pending(k: Kit) -> None:
-    _init(k)
+    k.init()
     tensors = [k.tensor(k.rank + 1) for _ in range(8)]
     works = [k.dist.all_reduce(tensor, async_op=True) for tensor in tensors]
     k.dist.destroy_process_group()
@@ -193,7 +189,7 @@ def _pending(k: Kit) -> None:
 
 @script("3.10", "destroy_process_group/kept_handle", (2,), fresh=True)
 def _kept(k: Kit) -> None:
-    _init(k)
+    k.init()
     group = k.dist.new_group()
     k.dist.destroy_process_group(group)
     with k.raises((ValueError, RuntimeError)):
@@ -203,7 +199,7 @@ def _kept(k: Kit) -> None:
 @script("3.11", "_abort_process_group/bookkeeping", fresh=True)
 def _abort(k: Kit) -> None:
     abort = k.need("_abort_process_group")
-    _init(k)
+    k.init()
     group = k.dist.new_group()
     abort(group)
     with k.raises(ValueError, "Invalid process group|has been destroyed"):

@@ -112,12 +112,7 @@ def _shutdown(k: Kit) -> None:
     group.shutdown()
 
 
-@script(
-    "11.7",
-    "functional/{}",
-    (2, 3),
-    each=("all_reduce", "all_gather_tensor", "reduce_scatter_tensor", "broadcast"),
-)
+@script("11.7", "functional/{}", (2, 3), each=("all_reduce", "all_gather_tensor", "reduce_scatter_tensor", "broadcast"))
 def _functional(k: Kit, what: str) -> None:
     """By group and by its name."""
     functional: Any = importlib.import_module("torch.distributed._functional_collectives")

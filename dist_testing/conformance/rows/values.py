@@ -200,10 +200,7 @@ def _in_place(k: Kit) -> None:
 def _old_names(k: Kit, what: str) -> None:
     """A deprecated name warns, and gives the same result, here on a world of one."""
     output, value = k.tensor(0, 0), k.tensor(4, 5)
-    given: dict[str, Any] = {
-        "all_reduce_coalesced": ([value],),
-        "all_gather_coalesced": ([[output]], [value]),
-    }
+    given: dict[str, Any] = {"all_reduce_coalesced": ([value],), "all_gather_coalesced": ([[output]], [value])}
     with warnings.catch_warnings(record=True, action="always") as caught:
         getattr(k.c10d, what)(*given.get(what, (output, value)))
     k.equal(value if what == "all_reduce_coalesced" else output, [4.0, 5.0], "the result")
@@ -252,19 +249,13 @@ def _golden_reduce(k: Kit) -> None:
 def _golden_uneven(k: Kit) -> None:
     """Golden values: the uneven tables of all_to_all and of all_to_all_single."""
     sends = [[2, 2, 1, 1], [3, 2, 2, 2], [2, 1, 1, 1], [2, 2, 2, 1]]
-    values = [
-        [0, 1, 2, 3, 4, 5],
-        [10, 11, 12, 13, 14, 15, 16, 17, 18],
-        [20, 21, 22, 23, 24],
-        [30, 31, 32, 33, 34, 35, 36],
-    ]
     expected = [
         [0, 1, 10, 11, 12, 20, 21, 30, 31],
         [2, 3, 13, 14, 22, 32, 33],
         [4, 15, 16, 23, 34, 35],
         [5, 17, 18, 24, 36],
     ]
-    source = k.tensor(*values[k.rank], dtype="int64")
+    source = k.tensor(*range(10 * k.rank, 10 * k.rank + sum(sends[k.rank])), dtype="int64")
     gets = [sends[rank][k.rank] for rank in range(4)]
     output = k.torch.zeros(sum(gets), dtype=k.torch.int64, device=k.device)
     k.dist.all_to_all_single(output, source, gets, sends[k.rank])
