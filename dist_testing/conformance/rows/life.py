@@ -211,10 +211,10 @@ _LIMIT_S = 0.5
 _LATEST_S = 3.5
 
 
-def _late(k: Kit, call: Any, what: str, earliest_s: float = 0.6 * _LIMIT_S) -> None:
+def _late(k: Kit, run: Any, what: str, earliest_s: float = 0.6 * _LIMIT_S) -> None:
     """Check that a call is refused by its limit: not at once, and not much later."""
     started_s = time.monotonic()
-    text = k.refused(call)
+    text = k.refused(run)
     seconds = time.monotonic() - started_s
     k.check(seconds >= earliest_s, f"{what} failed before its limit: {text}")
     k.check(seconds <= _LATEST_S, f"{what} ended long after its limit: {text}")
