@@ -14,38 +14,28 @@ from pathlib import Path
 from dist_testing.backend_files import read_backend_file
 from dist_testing.conformance.catalogue import all_cells, chosen_cells
 from dist_testing.conformance.cell import Status
-from dist_testing.conformance.contract import CONTRACT
-from dist_testing.conformance.expectations import Expectations, read_expectations
-from dist_testing.conformance.features import feature_problems
+from dist_testing.conformance.expectations import CONTRACT, Expectations, read_expectations
 from dist_testing.conformance.kit_session import CELL_LIMIT_S, CellSession, cell_limit
-from dist_testing.conformance.matrix import read_matrix
+from dist_testing.conformance.matrix import feature_problems, read_matrix
 from dist_testing.conformance.page import write_matrix
 from dist_testing.core.ground.backends import Backend, add_backends, backend_named, backends
 from dist_testing.core.ground.errors import DistTestingError, InterruptedRunError, UsageError
 
 # Limit of the process that imports torch and the module. Seconds.
 _IMPORT_LIMIT_S = 120.0
-# Tells about a backend that a module registers.
+# Tells the devices of a backend that a module registers.
 _PLUG_IN = """
 import importlib, json, sys
 importlib.import_module(sys.argv[1])
 import torch.distributed as dist
-name = sys.argv[2].lower()
-print("kit:" + json.dumps({
-    "registered": name in dist.Backend.backend_list,
-    "devices": list(dist.Backend.backend_capability.get(name, [])),
-}))
+print("kit:" + json.dumps(dist.Backend.backend_capability.get(sys.argv[2].lower())))
 """
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the kit.
+    """Run the kit with these arguments, by default with those of the process.
 
-    Args:
-        arguments: The command line; by default that of the process.
-
-    Returns:
-        The exit code: 0 if every cell ended as expected, 1 if one did not, 2 for a bad command line.
+    The exit code is 0 if every cell ended as expected, 1 if one did not, 2 for a bad command line.
     """
     options = _parser().parse_args(arguments)
     try:
@@ -107,7 +97,7 @@ def _run(options: argparse.Namespace) -> int:
         expectations.check_cells(all_cells())
     problems = []
     started_s = time.monotonic()
-    preloads = any(cell.functional for cell in cells)
+    preloads = any("functional/" in cell.name for cell in cells)
     limit_s = cell_limit("--cell-limit", options.cell_limit)
     with CellSession(backend, expectations=expectations, preloads=preloads, limit_s=limit_s) as session:
         matrix = session.matrix
@@ -122,11 +112,9 @@ def _run(options: argparse.Namespace) -> int:
                 write_matrix(matrix, Path(options.out), before)
         lack = session.missing_need(cells[0].world_size)
     # A backend without a declaration has no features that could be untrue.
-    notes = [] if options.module else feature_problems(matrix, backend)
-    if note := expectations.run_problem(lack):
-        notes.append(note)
-    problems += notes
-    for note in notes:
+    notes = [*([] if options.module else feature_problems(matrix, backend)), expectations.run_problem(lack)]
+    for note in filter(None, notes):
+        problems.append(note)
         print(f"FAILED {note}\n")
     seconds = time.monotonic() - started_s
     print(f"{len(matrix.cells)} cells of {backend.name} in {seconds:.1f} s: {matrix.counts_text()}.")
@@ -180,20 +168,20 @@ def _plug_in(name: str, module: str, device: str | None) -> Backend:
             "Its import must register the backend with torch.\n"
             f"Correct PYTHONPATH or the module; `python -c 'import {module}'` shows the whole error."
         )
-    facts = json.loads(found.removeprefix("kit:"))
-    if not facts["registered"]:
+    devices = json.loads(found.removeprefix("kit:"))
+    if devices is None:
         raise UsageError(
             f"--backend={name}: the import of {module} does not register this name.\n"
             "A plug-in calls torch.distributed.Backend.register_backend(name, creator, devices=[...]).\n"
             "Name the backend that it registers, or another module."
         )
-    if not facts["devices"]:
+    if not devices:
         raise UsageError(
             f"--backend={name}: {module} registers no device for it.\n"
             "A group finds the backend of a tensor by the tensor's device.\n"
             'Register it with devices=["cpu"], for example.'
         )
-    return Backend(name.lower(), name.lower(), device or facts["devices"][0], register_module=module)
+    return Backend(name.lower(), name.lower(), device or devices[0], register_module=module)
 
 
 if __name__ == "__main__":

@@ -12,19 +12,13 @@ GROUPS = {
     "overlap": 3,  # shares a rank with "part", and leaves rank 0 out
     "single": 2,  # a group of the last rank alone
 }
+# Members of the groups that are not the default one.
+_PLACES = {"part": slice(1, None, 2), "overlap": slice(1, None), "single": slice(-1, None)}
 
 
 def members(group: str, world_size: int) -> tuple[int, ...]:
     """Return the global ranks of a group, by their rank in the group."""
-    match group:
-        case "part":
-            return tuple(range(1, world_size, 2))
-        case "overlap":
-            return tuple(range(1, world_size))
-        case "single":
-            return (world_size - 1,)
-        case _:
-            return tuple(range(world_size))
+    return tuple(range(world_size))[_PLACES.get(group, slice(None))]
 
 
 def root_of(root: str, ranks: tuple[int, ...]) -> int:
@@ -62,39 +56,22 @@ def part_length(source: int, target: int, call: int) -> int:
 
 
 OPS = ("sum", "product", "min", "max", "band", "bor", "bxor", "avg", "premul_sum")
-DTYPES = (
-    "bool",
-    "uint8",
-    "int8",
-    "int16",
-    "int32",
-    "int64",
-    "float16",
-    "bfloat16",
-    "float32",
-    "float64",
-    "complex64",
-    "complex128",
-)
-_BITWISE = ("band", "bor", "bxor")
-
-
-def is_complex(dtype: str) -> bool:
-    """Return whether a dtype is complex, by its name."""
-    return dtype.startswith("complex")
-
-
-def is_floating(dtype: str) -> bool:
-    """Return whether a dtype is a real floating-point one, by its name."""
-    return dtype.startswith(("float", "bfloat"))
+_BITS = ("bool", "uint8", "int8", "int16", "int32", "int64")
+FLOATS = ("float16", "bfloat16", "float32", "float64")
+COMPLEX = ("complex64", "complex128")
+DTYPES = (*_BITS, *FLOATS, *COMPLEX)
 
 
 def is_defined(op: str, dtype: str) -> bool:
     """Return whether the reduction of this dtype has a value. Without one, a backend has to refuse it."""
-    if is_complex(dtype):
-        return op in ("sum", "avg", "product", "premul_sum")
-    if is_floating(dtype):
-        return op not in _BITWISE
-    if dtype == "bool":
-        return op not in ("avg", "premul_sum")
-    return op != "premul_sum"
+    match op:
+        case "min" | "max":
+            return dtype not in COMPLEX
+        case "band" | "bor" | "bxor":
+            return dtype in _BITS
+        case "avg":
+            return dtype != "bool"
+        case "premul_sum":
+            return dtype not in _BITS
+        case _:
+            return True

@@ -4,57 +4,45 @@ from __future__ import annotations
 
 import functools
 import itertools
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
-from dist_testing.conformance.axes import (
-    DTYPES,
-    GROUPS,
-    LAYOUTS,
-    OPS,
-    SHAPES,
-    fits,
-    is_complex,
-    is_defined,
-    is_floating,
-)
+from dist_testing.conformance.axes import COMPLEX, DTYPES, FLOATS, GROUPS, LAYOUTS, OPS, SHAPES, fits, is_defined
 from dist_testing.conformance.cell import WHOLE, Cell, Status, matches
-from dist_testing.conformance.pairwise import pairwise
 from dist_testing.conformance.rows.registry import scripted_cells
 from dist_testing.core.ground.errors import UsageError
 
 WORLD_SIZES = (1, 2, 3, 4, 5, 7)
-_ROOTS = ("first", "middle", "last", "first_in_group", "middle_in_group", "last_in_group")
 _MODES = ("sync", "async")
 # Of the axes that all operations share, the values that matter for reductions beside the operation itself.
 _SOME_DTYPES = ("float32", "int64", "bfloat16", "complex64")
-
 # The same for operations that move bytes.
 _MOVED_DTYPES = ("bool", "int8", "int64", "bfloat16", "float32", "complex64")
 
 # Operations that reduce, with their rows.
-_REDUCING = {
-    "all_reduce": "6.1",
-    "reduce": "6.3",
-    "reduce_scatter": "6.4",
-    "reduce_scatter_tensor": "6.5",
+_REDUCING = {"all_reduce": "6.1", "reduce": "6.3", "reduce_scatter": "6.4", "reduce_scatter_tensor": "6.5"}
+# Operations that move, with their rows.
+_MOVING = {
+    "broadcast": "7.1",
+    "all_gather": "7.2",
+    "all_gather_into_tensor": "7.3",
+    "gather": "7.5",
+    "scatter": "7.6",
+    "all_to_all_single": "7.7",
+    "all_to_all": "7.8",
+    "send_recv": "5.1",
+    "batch_isend_irecv": "5.7",
 }
-# Operations that move, each with its row and its variants.
-_MOVING: dict[str, tuple[str, tuple[str, ...]]] = {
-    "broadcast": ("7.1", ("",)),
-    "all_gather": ("7.2", ("",)),
-    "all_gather_into_tensor": ("7.3", ("concat", "stack")),
-    "gather": ("7.5", ("",)),
-    "scatter": ("7.6", ("",)),
-    "all_to_all_single": ("7.7", ("even", "uneven")),
-    "all_to_all": ("7.8", ("even", "uneven")),
-    "send_recv": ("5.1", ("",)),
-    "batch_isend_irecv": ("5.7", ("",)),
-}
-_WITH_ROOT = {"broadcast": _ROOTS, "gather": _ROOTS, "scatter": _ROOTS, "reduce": _ROOTS}
+_EVEN = ("even", "uneven")
+_VARIANTS = {"all_gather_into_tensor": ("concat", "stack"), "all_to_all_single": _EVEN, "all_to_all": _EVEN}
+_ROOTS = ("first", "middle", "last", "first_in_group", "middle_in_group", "last_in_group")
 # Peers by global rank, or by their rank in the group.
 _PEERS = ("first", "first_in_group")
-_WITH_PEERS = ("send_recv", "batch_isend_irecv")
+_ROOTS_OF = {
+    **dict.fromkeys(("broadcast", "gather", "scatter", "reduce"), _ROOTS),
+    **dict.fromkeys(("send_recv", "batch_isend_irecv"), _PEERS),
+}
 # Names that few programs use: one cell for each of some settings.
 _RARE = (
     ("6.2", "all_reduce_coalesced", "sum"),
@@ -66,8 +54,8 @@ _RARE = (
 
 def table_cells() -> list[Cell]:
     """Return the cells of the table of tensor operations, each once."""
-    cells = [*itertools.chain.from_iterable(map(_reducing, _REDUCING)), *map(_as_cell, _moving()), *_rare()]
-    return list(dict.fromkeys(cells))
+    every = [_reducing(operation) for operation in _REDUCING] + [_moving(operation) for operation in _MOVING]
+    return list(dict.fromkeys(map(_cell, itertools.chain(*every, _rare()))))
 
 
 @functools.cache
@@ -79,26 +67,15 @@ def all_cells() -> tuple[Cell, ...]:
 
 
 @functools.cache
-def _by_name() -> Mapping[str, Cell]:
+def cells_by_name() -> Mapping[str, Cell]:
+    """Return every cell by its name."""
     return {cell.name: cell for cell in all_cells()}
 
 
-def cell_named(name: str) -> Cell:
-    """Return the cell of that name.
-
-    Raises:
-        KeyError: If there is none.
-    """
-    return _by_name()[name]
-
-
 def chosen_cells(cells: Sequence[Cell], patterns: Sequence[str], world_sizes: str | None) -> list[Cell]:
-    """Return the cells that a command line asks for.
+    """Return those of all cells that a command line asks for.
 
-    Args:
-        cells: All cells.
-        patterns: Patterns of names; empty for all.
-        world_sizes: The sizes, such as "2,4"; None for all.
+    No pattern stands for all names. `world_sizes` are such as "2,4"; None for all.
 
     Raises:
         UsageError: If a pattern matches nothing, or a size is none of the kit's.
@@ -130,61 +107,46 @@ def chosen_cells(cells: Sequence[Cell], patterns: Sequence[str], world_sizes: st
     return chosen
 
 
-def _contract(operation: str, op: str, dtype: str) -> Status:
+def _cell(values: dict[str, Any]) -> Cell:
+    operation, op, dtype = values["operation"], values.get("op"), values["dtype"]
     # Products of complex numbers have a value. These functions alone ask c10d's `supports_complex`, which refuses them.
     asks = operation in ("all_reduce", "all_reduce_coalesced")
-    refuses = op and (not is_defined(op, dtype) or (asks and op == "product" and is_complex(dtype)))
-    return Status.REFUSES if refuses else Status.WORKS
+    refuses = op and (not is_defined(op, dtype) or (asks and op == "product" and dtype in COMPLEX))
+    return Cell(**values, contract=Status.REFUSES if refuses else Status.WORKS)
 
 
-def _as_cell(values: Mapping[str, Any]) -> Cell:
-    operation = values["operation"]
-    contract = _contract(operation, values.get("op", ""), values["dtype"])
-    return Cell(**values, contract=contract)
-
-
-def _reducing(operation: str) -> list[Cell]:
-    """Return the cells of an operation that reduces: every op with every dtype, then the other axes by pairs."""
-    row = _REDUCING[operation]
-    roots = _WITH_ROOT.get(operation, ("",))
-    common = {"row": row, "operation": operation}
-    cells = []
+def _reducing(operation: str) -> Iterator[dict[str, Any]]:
+    """Yield the cells of an operation that reduces: every op with every dtype, then the other axes by pairs."""
+    common = {"row": _REDUCING[operation], "operation": operation}
+    roots = _ROOTS_OF.get(operation, ("",))
     for number, (op, dtype) in enumerate(itertools.product(OPS, DTYPES)):
         # Every pair once, for the function that most programs call; for the others every op, and every dtype.
         if operation != "all_reduce" and op != "sum" and dtype not in ("bool", "int32", "float32", "complex64"):
             continue
-        if op == "premul_sum" and not is_floating(dtype):
+        if op == "premul_sum" and dtype not in FLOATS:
             # c10d offers its factor for floating-point tensors.
             continue
-        size = 2 + number % 2
-        axes = {"world_size": size, "op": op, "dtype": dtype, "layout": "contiguous", "size": "odd"}
-        cells.append(_as_cell({**common, **axes, "root": roots[-1], "group": WHOLE, "mode": _MODES[number // 2 % 2]}))
-    for values in pairwise({**_axes(_SOME_DTYPES, roots), "op": ("sum", "avg")}, _possible_reduction):
-        cells.append(_as_cell({**common, **values}))
-    return cells
+        axes = {"world_size": 2 + number % 2, "op": op, "dtype": dtype, "layout": "contiguous", "size": "odd"}
+        yield {**common, **axes, "root": roots[-1], "group": WHOLE, "mode": _MODES[number // 2 % 2]}
+    pairs = pairwise({**_axes(_SOME_DTYPES, roots), "op": ("sum", "avg")}, functools.partial(_possible, operation))
+    for values in pairs:
+        yield {**common, **values}
 
 
-def _moving() -> list[dict[str, Any]]:
-    found = []
-    for operation, (row, variants) in _MOVING.items():
-        roots = _PEERS if operation in _WITH_PEERS else _WITH_ROOT.get(operation, ("",))
-        axes = {**_axes(_MOVED_DTYPES, roots), "variant": variants}
-        if operation == "batch_isend_irecv":
-            axes["mode"] = ("async",)
-
-        def possible(values: Mapping[str, Any], operation: str = operation) -> bool:
-            return _possible(values) and _possible_move(operation, values)
-
-        chosen = pairwise(axes, possible)
-        # The other dtypes once each, in turn under the conditions that the pairs have.
-        for number, dtype in enumerate(sorted(set(DTYPES) - set(_MOVED_DTYPES))):
-            chosen.append({**chosen[(7 * number) % len(chosen)], "dtype": dtype})
-        found += [{"row": row, "operation": operation, **values} for values in chosen]
-    return found
+def _moving(operation: str) -> Iterator[dict[str, Any]]:
+    axes = _axes(_MOVED_DTYPES, _ROOTS_OF.get(operation, ("",)))
+    axes["variant"] = _VARIANTS.get(operation, ("",))
+    if operation == "batch_isend_irecv":
+        axes["mode"] = ("async",)
+    chosen = pairwise(axes, functools.partial(_possible, operation))
+    # The other dtypes once each, in turn under the conditions that the pairs have.
+    for number, dtype in enumerate(sorted(set(DTYPES) - set(_MOVED_DTYPES))):
+        chosen.append({**chosen[(7 * number) % len(chosen)], "dtype": dtype})
+    for values in chosen:
+        yield {"row": _MOVING[operation], "operation": operation, **values}
 
 
-def _rare() -> list[Cell]:
-    cells = []
+def _rare() -> Iterator[dict[str, Any]]:
     for row, operation, op in _RARE:
         for size, dtype, mode, group in (
             (1, "float32", "sync", WHOLE),
@@ -194,8 +156,7 @@ def _rare() -> list[Cell]:
             (5, "bfloat16", "async", "overlap"),
         ):
             axes = {"world_size": size, "op": op, "dtype": dtype, "layout": "contiguous", "size": "matrix"}
-            cells.append(_as_cell({"row": row, "operation": operation, **axes, "group": group, "mode": mode}))
-    return cells
+            yield {"row": row, "operation": operation, **axes, "group": group, "mode": mode}
 
 
 def _axes(dtypes: Sequence[str], roots: Sequence[str]) -> dict[str, Sequence[Any]]:
@@ -210,35 +171,72 @@ def _axes(dtypes: Sequence[str], roots: Sequence[str]) -> dict[str, Sequence[Any
     }
 
 
-def _possible(values: Mapping[str, Any]) -> bool:
-    if "layout" in values and "size" in values and not fits(values["layout"], values["size"]):
+def _possible(operation: str, values: Mapping[str, Any]) -> bool:
+    """Return whether an operation can have these values together: some of the axes, or all."""
+    size, layout, variant = values.get("size"), values.get("layout"), values.get("variant")
+    group, world_size = values.get("group"), values.get("world_size")
+    if (layout and size and not fits(layout, size)) or (group and world_size and world_size < GROUPS[group]):
         return False
-    if "group" in values and "world_size" in values:
-        return int(values["world_size"]) >= GROUPS[values["group"]]
-    return True
+    match operation:
+        case "all_to_all" | "all_to_all_single" if variant == "uneven":
+            # Uneven parts have lengths of their own. One of a single row is contiguous in every layout, so some ranks
+            # could refuse the others.
+            return size in (None, "odd", "matrix") and layout in (None, "contiguous", "offset")
+        case "all_to_all" | "all_to_all_single":
+            # Parts are cut along the first dimension.
+            return size != "0d"
+        case "all_gather_into_tensor":
+            # The output of a stack has three dimensions.
+            return layout != "transposed" or variant != "stack"
+        case "send_recv":
+            # c10d refuses a blocking send to the own rank.
+            return values.get("mode") != "sync" or (group != "single" and world_size != 1)
+        case _:
+            # An average of integers is rounded, and some backends refuse it: one cell per dtype shows that.
+            return values.get("op") != "avg" or values.get("dtype") != "int64"
 
 
-def _possible_reduction(values: Mapping[str, Any]) -> bool:
-    # An average of integers is rounded, and some backends refuse it: one cell per dtype shows that.
-    return _possible(values) and not (values.get("op") == "avg" and values.get("dtype") == "int64")
+def pairwise(axes: Mapping[str, Sequence[Any]], allowed: Callable[[Mapping[str, Any]], bool]) -> list[dict[str, Any]]:
+    """Return combinations that cover every pair of values that an allowed combination can have.
 
+    The choice is greedy and depends on the arguments alone: equal arguments give equal combinations in equal order.
+    There are two axes at least, with hashable values, and every combination has a value for each axis, in their order.
+    `allowed` gets some axes or all of them, and must not refuse a part of a combination that it allows as a whole.
+    """
+    # In a dict, because it keeps their order. A pair is the set of its two axes with their values.
+    open_pairs = {
+        frozenset({(first, value), (second, other)}): None
+        for first, second in itertools.combinations(axes, 2)
+        for value in axes[first]
+        for other in axes[second]
+    }
+    used: Counter[tuple[str, Any]] = Counter()
+    chosen: list[dict[str, Any]] = []
 
-def _possible_move(operation: str, values: Mapping[str, Any]) -> bool:
-    size, variant = values.get("size"), values.get("variant")
-    if operation in ("all_to_all", "all_to_all_single"):
-        # Parts are cut along the first dimension.
-        if size == "0d":
-            return False
-        # Uneven parts have lengths of their own.
-        if variant == "uneven" and size not in (None, "odd", "matrix"):
-            return False
-        # A part of one row is contiguous in every layout, so some ranks could refuse the others.
-        if variant == "uneven" and values.get("layout") not in (None, "contiguous", "offset"):
-            return False
-    if operation == "all_gather_into_tensor" and values.get("layout") == "transposed" and variant == "stack":
-        # Its output has three dimensions.
-        return False
-    if operation == "send_recv" and values.get("mode") == "sync":
-        # c10d refuses a blocking send to the own rank.
-        return values.get("group") != "single" and values.get("world_size") != 1
-    return True
+    def completed(begun: dict[str, Any]) -> dict[str, Any] | None:
+        """Return an allowed combination with these values, that covers many open pairs; None if there is none."""
+        if not allowed(begun):
+            return None
+        name = next((name for name in axes if name not in begun), None)
+        if name is None:
+            return begun
+
+        def worth(value: Any) -> tuple[int, int]:
+            new = sum(frozenset({item, (name, value)}) in open_pairs for item in begun.items())
+            return (-new, used[name, value])
+
+        # Lazily: most often the first value leads to a combination.
+        every = (completed({**begun, name: value}) for value in sorted(axes[name], key=worth))
+        return next((found for found in every if found is not None), None)
+
+    while open_pairs:
+        pair = next(iter(open_pairs))
+        combination = completed(dict(pair))
+        if combination is None:
+            del open_pairs[pair]
+            continue
+        chosen.append({name: combination[name] for name in axes})
+        used.update(combination.items())
+        for covered in itertools.combinations(combination.items(), 2):
+            open_pairs.pop(frozenset(covered), None)
+    return chosen

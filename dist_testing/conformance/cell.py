@@ -33,40 +33,22 @@ class Seen(enum.StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Cell:
-    """One call of `torch.distributed` under fixed conditions.
+    """One call of `torch.distributed` under fixed conditions. A text is "" where it does not apply."""
 
-    Attributes:
-        row: Number of its row in the contract, such as "6.1".
-        operation: What is called, such as "all_reduce".
-        world_size: Number of ranks.
-        op: Reduce operation, such as "sum"; "" if the operation does not reduce.
-        dtype: Such as "float32"; "" for no tensor, or where a script chooses it.
-        layout: Layout of the tensors, such as "strided"; see `layouts`.
-        size: Name of the shape of one part, such as "odd"; see `layouts`.
-        root: Name of the root: "first", "middle" or "last" of the group, by global rank; with "_in_group" by its
-            rank in the group.
-        group: Name of the group; see `groups`.
-        mode: "sync" or "async".
-        variant: What a script does, such as "twice"; "" for cells of the table.
-        contract: The status that the contract asks for: works, or refuses where no value is defined.
-        fresh: Whether it needs ranks of its own, without a default group.
-        functional: Whether it uses functional collectives, whose modules take a second to import.
-    """
-
-    row: str
-    operation: str
+    row: str  # number of its row in the contract, such as "6.1"
+    operation: str  # what is called, such as "all_reduce"
     world_size: int
-    op: str = ""
-    dtype: str = ""
+    op: str = ""  # reduce operation, such as "sum"
+    dtype: str = ""  # such as "float32"; "" also where a script chooses it
+    # Names of values in `axes`.
     layout: str = ""
-    size: str = ""
+    size: str = ""  # of one part
     root: str = ""
     group: str = ""
-    mode: str = ""
-    variant: str = ""
-    contract: Status = Status.WORKS
-    fresh: bool = False
-    functional: bool = False
+    mode: str = ""  # "sync" or "async"
+    variant: str = ""  # what a script does, such as "twice"
+    contract: Status = Status.WORKS  # what the contract asks for: works, or refuses where no value is defined
+    fresh: bool = False  # whether it needs ranks of its own, without a default group
 
     @property
     def name(self) -> str:
@@ -83,37 +65,21 @@ def matches(name: str, patterns: Iterable[str]) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Observation:
-    """What one rank observed.
-
-    Attributes:
-        rank: The rank.
-        seen: Right, wrong, or an error.
-        text: What is wrong, or the error's class and first line.
-        seconds: How long the call took.
-        lives: Whether a good call on the same group worked afterwards. True after a right result, which needs none.
-    """
+    """What one rank observed."""
 
     rank: int
     seen: Seen
-    text: str = ""
-    seconds: float = 0.0
-    lives: bool = True
+    text: str = ""  # what is wrong, or the error's class and first line
+    seconds: float = 0.0  # how long the call took
+    lives: bool = True  # whether a good call on the same group worked afterwards; a right result needs none
 
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """How a cell ended.
-
-    Attributes:
-        cell: The cell.
-        status: The status.
-        detail: Why, in text without times or addresses; "" for works.
-        seconds: Duration of the run that counts.
-        lives: Whether the group lived on after an error; None if that was not asked or not answered.
-    """
+    """How a cell ended."""
 
     cell: Cell
     status: Status
-    detail: str = ""
-    seconds: float = 0.0
-    lives: bool | None = None
+    detail: str = ""  # why, in text without times or addresses; "" for works
+    seconds: float = 0.0  # of the run that counts
+    lives: bool | None = None  # whether the group lived on after an error; None if that was not asked or not answered

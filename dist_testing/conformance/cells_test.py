@@ -17,10 +17,10 @@ import pytest
 from dist_testing.conformance.catalogue import all_cells, chosen_cells
 from dist_testing.conformance.cell import Cell, Status, matches
 from dist_testing.conformance.expectations import Expectations, read_expectations
-from dist_testing.conformance.features import FEATURE_CELLS, feature_problems
 from dist_testing.conformance.kit_session import CellSession, cell_limit
+from dist_testing.conformance.matrix import FEATURE_CELLS, feature_problems
 from dist_testing.conformance.page import write_matrix
-from dist_testing.core.ground.errors import UsageError
+from dist_testing.core.ground.runfiles import find_runfiles
 from dist_testing.core.pytest.in_runner import BUDGET_KEY
 from dist_testing.core.session.session import current_session
 
@@ -30,24 +30,6 @@ _CELLS = chosen_cells(
 )
 
 
-def _expectations_file() -> str:
-    """Return the path of the expectation file; "" for none. Under Bazel the variable names a runfile."""
-    name = os.environ.get("CONFORMANCE_EXPECTATIONS", "")
-    if not name or os.path.isabs(name) or "TEST_SRCDIR" not in os.environ:
-        return name
-    from runfiles import Runfiles
-
-    runfiles = Runfiles.Create()
-    found: str | None = runfiles.Rlocation(name) if runfiles is not None else None
-    if found is None or not Path(found).is_file():
-        raise UsageError(
-            f"CONFORMANCE_EXPECTATIONS={name}: there is no such runfile.\n"
-            "backend_conformance_test sets the variable to the location of its file.\n"
-            "Give the file as the argument expectations."
-        )
-    return found
-
-
 @pytest.fixture(scope="session")
 def kit(request: pytest.FixtureRequest) -> Iterator[CellSession]:
     """The running kit. Two tests want the cells that show features; they run once."""
@@ -55,14 +37,13 @@ def kit(request: pytest.FixtureRequest) -> Iterator[CellSession]:
     assert session is not None, "the pytest plugin of dist_testing is not loaded"
     limit_s = cell_limit(_LIMIT, os.environ.get(_LIMIT))
     budget = request.config.stash.get(BUDGET_KEY, None)
-    items = [item for item in request.session.items if isinstance(item, pytest.Function) and hasattr(item, "callspec")]
-    cells = [item.callspec.params.get("cell") for item in items]
-    preloads = any(isinstance(cell, Cell) and cell.functional for cell in cells)
+    preloads = any("functional/" in item.name for item in request.session.items)
     backend = session.engine.spec.backend
     expectations = Expectations()
-    if file := _expectations_file():
-        # A runfile's whole path differs from machine to machine.
-        source = os.environ["CONFORMANCE_EXPECTATIONS"]
+    if source := os.environ.get("CONFORMANCE_EXPECTATIONS"):
+        # Under Bazel it names a runfile, whose whole path differs from machine to machine.
+        rlocation = find_runfiles() if "TEST_SRCDIR" in os.environ else None
+        file = (rlocation and rlocation(source)) or source
         expectations = dataclasses.replace(read_expectations(file, backend.name), source=source)
         expectations.check_cells(all_cells())
     with CellSession(backend, budget, expectations=expectations, preloads=preloads, limit_s=limit_s) as running:

@@ -1,19 +1,8 @@
 """Reads the expectation file of a backend: the cells that end otherwise than the contract asks for, and why.
 
-The file is JSON in the backend's own repository:
-
-    {"schema": 1, "backend": "gloo", "rows": [{
-        "cells": ["broadcast/*/strided/*"], "except": ["*/w1"], "status": "wrong",
-        "reason": "ignores the strides of the tensor", "link": "pytorch#192920", "until": "2027-06-30",
-        "torch": ">=2.13"}]}
-
-It is strict both ways: a cell that ends otherwise than its row says fails, also if it works.
-
-The file of a backend that was never run has no rows:
-
-    {"schema": 1, "backend": "mpi", "not_run": "absent: torch's wheels are built without MPI", "rows": []}
-
-It claims nothing about the backend. A run in which cells do run fails until the file says what they did.
+docs/conformance.md shows one. It is strict both ways: a cell that ends otherwise than its row says fails, also if it
+works. The file of a backend that was never run has no rows, and claims nothing about the backend: a run in which cells
+do run fails until the file says what they did.
 """
 
 from __future__ import annotations
@@ -30,11 +19,18 @@ from pathlib import Path
 from typing import Any
 
 from dist_testing.conformance.cell import Cell, Result, Status, matches
-from dist_testing.conformance.contract import ROWS
 from dist_testing.core.ground.codec import WrongValueError, shape_of
 from dist_testing.core.ground.errors import UsageError
 
 SCHEMA = 1
+# What torch.distributed promises, whatever the backend. Each cell names its row in the tables of this file, of which
+# docs/conformance_contract.md is a copy.
+CONTRACT = Path(__file__).with_name("contract.md").read_text(encoding="utf-8")
+_FOUND = re.findall(r"^\| ([\d.]+) \| (.+?)(?: \(No cell of its own: (.+)\.\))? \|$", CONTRACT, re.MULTILINE)
+# Number of a row to its text.
+ROWS: dict[str, str] = {row: text for row, text, _ in _FOUND}
+# Rows without a cell of their own: cells of other rows that show them, or why none can.
+WITHOUT_CELL: dict[str, str] = {row: reason for row, _, reason in _FOUND if reason}
 # Key of a row to its type. The status "not run" leaves out cells that do not end alike every time.
 _REQUIRED = {"cells": tuple[str, ...], "status": Status, "reason": str, "link": str, "until": str}
 _OPTIONAL = {"except": tuple[str, ...], "torch": str}
@@ -52,27 +48,16 @@ def torch_version() -> str:
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One row of an expectation file.
+    """One row of an expectation file."""
 
-    Attributes:
-        number: Its number in the file, from 1.
-        cells: Patterns of names of cells; "*" stands for any text.
-        excluded: Patterns of cells that the row does not cover.
-        status: How its cells end.
-        reason: Why.
-        link: A public thread such as "pytorch#192920", or "new: ..." with the place of a reproduction.
-        until: Date by which the owners of the file look at the row again.
-        is_active: Whether it holds for the installed torch.
-    """
-
-    number: int
-    cells: tuple[str, ...]
-    excluded: tuple[str, ...]
-    status: Status
+    number: int  # its number in the file, from 1
+    cells: tuple[str, ...]  # patterns of names of cells; "*" stands for any text
+    excluded: tuple[str, ...]  # patterns of cells that the row does not cover
+    status: Status  # how its cells end
     reason: str
-    link: str
-    until: datetime.date
-    is_active: bool = True
+    link: str  # a public thread such as "pytorch#192920", or "new: ..." with the place of a reproduction
+    until: datetime.date  # when the owners of the file look at the row again
+    is_active: bool  # whether it holds for the installed torch
 
     def covers(self, name: str) -> bool:
         """Return whether the row is about the cell of this name."""
@@ -81,17 +66,11 @@ class Row:
 
 @dataclass(frozen=True, slots=True)
 class Expectations:
-    """What is expected of one backend.
+    """What is expected of one backend."""
 
-    Attributes:
-        rows: The rows of its file; the first one that covers a cell counts.
-        source: Name of the file, for errors.
-        not_run: Why no run on this backend has been made; "" if the rows are what runs have shown.
-    """
-
-    rows: tuple[Row, ...] = ()
-    source: str = "no expectation file"
-    not_run: str = ""
+    rows: tuple[Row, ...] = ()  # the first one that covers a cell counts
+    source: str = "no expectation file"  # name of the file, for errors
+    not_run: str = ""  # why no run on this backend has been made; "" if the rows are what runs have shown
 
     def row_of(self, cell: Cell) -> Row | None:
         """Return the row that covers a cell; None if the contract alone counts."""
@@ -126,8 +105,7 @@ class Expectations:
     def run_problem(self, lack: str | None) -> str:
         """Return the problem of a file that says that its backend was not run, in a run of it; "" if there is none.
 
-        Args:
-            lack: Why the cells of this run cannot run here; None if they can.
+        `lack` says why the cells of this run cannot run here; None if they can.
         """
         if not self.not_run or lack is not None:
             return ""
@@ -138,10 +116,7 @@ class Expectations:
         )
 
     def check_cells(self, cells: Sequence[Cell]) -> None:
-        """Check that every row counts for a cell.
-
-        Args:
-            cells: All cells of the kit, not only those of this run.
+        """Check that every row counts for one of all the kit's cells.
 
         Raises:
             UsageError: If a row covers none, or only cells that earlier rows cover.
@@ -157,12 +132,7 @@ class Expectations:
 
 
 def read_expectations(path: str | Path, backend: str, today: datetime.date | None = None) -> Expectations:
-    """Read the expectation file of a backend.
-
-    Args:
-        path: The file.
-        backend: Name of the backend that is tested.
-        today: The date that counts; today by default.
+    """Read the expectation file of a backend, as of `today`, by default the date of today.
 
     Raises:
         UsageError: If the file cannot be read, is of another backend, or has a row without reason, link or date, past

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from dist_testing.conformance.axes import members
 from dist_testing.conformance.cell import Cell, Observation, Result, Seen, Status
@@ -16,11 +16,8 @@ _LATE_SHARE = 0.6
 def judge(cell: Cell, result: CaseResult, observed: Mapping[int, Observation], limit_s: float) -> Result:
     """Return how a cell ended.
 
-    Args:
-        cell: The cell.
-        result: What the engine found.
-        observed: What ranks observed, by rank; a rank that did not come to its end is not there.
-        limit_s: Limit of the group of the world, in seconds.
+    `observed` has what ranks observed, without those that did not come to their end. `limit_s` is the limit of the
+    group of the world, in seconds.
     """
     seconds = round(result.duration_s, 3)
     crashed = [outcome for outcome in result.outcomes if outcome.kind in CRASHES and not outcome.collateral]
@@ -32,9 +29,9 @@ def judge(cell: Cell, result: CaseResult, observed: Mapping[int, Observation], l
     every = [observed[rank] for rank in sorted(observed)]
     status, detail = _status(cell, every, limit_s)
     lives = None if all(one.seen is Seen.RIGHT for one in every) else all(one.lives for one in every)
-    if status is Status.WORKS and (trouble := _trouble(result)):
+    if status is Status.WORKS and result.verdict.cause not in (Cause.NONE, Cause.INTERRUPTED):
         # Every rank saw the right thing, and the ranks did not survive the cell.
-        return Result(cell, Status.WRONG, trouble, seconds, lives=False)
+        return Result(cell, Status.WRONG, f"after the cell: {result.verdict.reason}", seconds, lives=False)
     return Result(cell, status, detail, seconds, lives)
 
 
@@ -53,10 +50,8 @@ def _not_observed(cell: Cell, result: CaseResult, missing: Sequence[RankOutcome]
 
 def _hang(missing: Sequence[RankOutcome]) -> str:
     """Return who waits where, by the collective ledger."""
-    places: dict[str, list[str]] = {}
-    for outcome in missing:
-        places.setdefault(outcome.operation or outcome.phase, []).append(str(outcome.rank))
-    return "; ".join(f"rank(s) {', '.join(ranks)} in {place}" for place, ranks in places.items())
+    places = _ranks_by((outcome.operation or outcome.phase, outcome.rank) for outcome in missing)
+    return "; ".join(f"{ranks} in {place}" for place, ranks in places.items())
 
 
 def _status(cell: Cell, every: Sequence[Observation], limit_s: float) -> tuple[Status, str]:
@@ -79,15 +74,14 @@ def _status(cell: Cell, every: Sequence[Observation], limit_s: float) -> tuple[S
 
 def _told(some: Sequence[Observation]) -> str:
     """Return the texts of ranks, each text once."""
-    texts: dict[str, list[str]] = {}
-    for one in some:
-        texts.setdefault(one.text, []).append(str(one.rank))
-    first, *others = texts.items()
+    (text, ranks), *others = _ranks_by((one.text, one.rank) for one in some).items()
     more = f" ({len(others)} other text(s))" if others else ""
-    return f"rank(s) {', '.join(first[1])}: {first[0]}{more}"
+    return f"{ranks}: {text}{more}"
 
 
-def _trouble(result: CaseResult) -> str:
-    if result.verdict.cause in (Cause.NONE, Cause.INTERRUPTED):
-        return ""
-    return f"after the cell: {result.verdict.reason}"
+def _ranks_by(pairs: Iterable[tuple[str, int]]) -> dict[str, str]:
+    """Return the ranks that have each text, such as "rank(s) 0, 2"."""
+    found: dict[str, list[str]] = {}
+    for text, rank in pairs:
+        found.setdefault(text, []).append(str(rank))
+    return {text: f"rank(s) {', '.join(ranks)}" for text, ranks in found.items()}

@@ -23,19 +23,7 @@ class AbsentError(Exception):
 
 
 class Kit:
-    """One cell on one rank.
-
-    Attributes:
-        cell: The cell.
-        world: The rank's world.
-        rank: This rank, from 0.
-        size: Number of ranks.
-        torch: The module `torch`.
-        dist: The module `torch.distributed`.
-        c10d: The module `torch.distributed.distributed_c10d`.
-        device: Where tensors lie.
-        backend: torch's name of the backend.
-    """
+    """One cell on one rank."""
 
     def __init__(self, cell: Cell, world: RankWorld, groups: dict[str, Any], number: int) -> None:
         """Make the kit of the cell of this number in its world; `groups` are those that the world has made."""
@@ -47,25 +35,26 @@ class Kit:
         self.world = world
         self.rank = world.rank
         self.size = world.size
+        self.ranks = members(cell.group, world.size)  # global ranks of the cell's group
         # As modules of any content: torch's stubs have neither all names nor all forms of calls.
         self.torch: Any = torch
         self.dist: Any = dist
         self.c10d: Any = dist.distributed_c10d
         self.device = world.device
-        self.backend = world.backend
+        self.backend = world.backend  # torch's name of it
+        self.mine: list[Any] = []  # groups that the cell has made
+        # `on_rank.table.Site` with this kit: a module of scripts cannot import it, as it imports torch.
+        self.site: Callable[..., Any] | None = None
         self._groups = groups
         self._number = number
         self._meetings = 0
-        self.mine: list[Any] = []
-        # `on_rank.table.Site` with this kit: a module of scripts cannot import it, as it imports torch.
-        self.site: Callable[..., Any] | None = None
 
     def group(self, name: str) -> Any:
-        """Return the handle of a group by its name (`axes.GROUPS`); None for the default group by None.
+        """Return the handle of a group by its name (`axes.GROUPS`); None for the default group by None or by "".
 
         Each group of a world is made once. All ranks ask for the same groups in the same order.
         """
-        if name in (WHOLE, "world"):
+        if name in ("", WHOLE, "world"):
             return self.dist.group.WORLD if name == "world" else None
         if name not in self._groups:
             self._groups[name] = self.dist.new_group(list(members(name, self.size)))
@@ -76,17 +65,15 @@ class Kit:
 
         `seconds` is its limit; None for torch's.
         """
-        if seconds is not None:
-            more["timeout"] = timedelta(seconds=seconds)
         own = {"store": self.world.store, "rank": self.rank, "world_size": self.size}
+        if seconds is not None:
+            own["timeout"] = timedelta(seconds=seconds)
         self.dist.init_process_group(self.backend, **{**own, **more})
 
-    def new_group(self, ranks: Sequence[int] | None = None, seconds: float | None = None, **more: Any) -> Any:
+    def new_group(self, ranks: list[int] | None = None, **more: Any) -> Any:
         """Make a group of these global ranks, by default of all. The cell destroys it at its end."""
-        limit = None if seconds is None else timedelta(seconds=seconds)
-        made = self.dist.new_group(None if ranks is None else list(ranks), timeout=limit, **more)
-        self.mine.append(made)
-        return made
+        self.mine.append(self.dist.new_group(ranks, **more))
+        return self.mine[-1]
 
     def call(self, operation: str, number: int = 0, op: str = "sum", root: str = "first") -> Any:
         """Return a call of the table (`on_rank.table.Site`) on small tensors, by all ranks."""

@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
-import itertools
+import functools
 import json
-import shutil
 import tempfile
-from collections.abc import Callable
 from pathlib import Path
-from types import TracebackType
 
 from dist_testing.conformance.cell import Cell, Observation, Result, Status
 from dist_testing.conformance.expectations import Expectations, torch_version
@@ -26,7 +22,7 @@ from dist_testing.core.ground.case import Case, CaseBody
 from dist_testing.core.ground.codec import shape_of
 from dist_testing.core.ground.errors import UsageError
 from dist_testing.core.ground.spec import Spec
-from dist_testing.core.launch.isolation import POOL, THREAD, Isolation
+from dist_testing.core.launch.isolation import POOL, THREAD
 from dist_testing.core.process.launcher_messages import Loader
 
 # Default limit of one cell. Seconds.
@@ -35,11 +31,9 @@ _LEFT_OUT = "left out by a row of the expectation file, which says why"
 
 
 def cell_limit(name: str, text: str | None) -> float:
-    """Return the limit of a cell that a user gave, in seconds; the default for None or "".
+    """Return the limit of a cell that a user gave as an option or variable of this name, in seconds.
 
-    Args:
-        name: Name of the option or variable, for the error.
-        text: Its value.
+    It is the default for None or "".
 
     Raises:
         UsageError: If it is no number of seconds from 1.
@@ -55,33 +49,22 @@ def cell_limit(name: str, text: str | None) -> float:
 
 
 class CellSession:
-    """Runs cells of one backend. Use it as a context manager.
-
-    Attributes:
-        backend: The backend.
-        expectations: What is expected of it.
-        matrix: What it did.
-    """
+    """Runs cells of one backend. Use it as a context manager."""
 
     def __init__(
         self,
         backend: Backend,
         budget: Budget | None = None,
-        log_line: Callable[[str], None] | None = None,
         *,
         expectations: Expectations | None = None,
         preloads: bool = True,
         limit_s: float = CELL_LIMIT_S,
     ) -> None:
-        """Make a session. It starts no process yet.
+        """Make a session, without a limit of time unless there is a budget. It starts no process yet.
 
-        Args:
-            backend: The backend.
-            budget: The time of the whole run; None for no limit.
-            log_line: Takes lines for the log; by default they go to the standard error.
-            expectations: What is expected of the backend; None for what the contract asks for.
-            preloads: Whether the cells to come use functional collectives, whose modules then load before the ranks.
-            limit_s: Limit of one cell, in seconds: what a hang costs at most.
+        `expectations` says what is expected of the backend, by default what the contract asks for. `preloads`: the
+        cells to come use functional collectives, whose modules then load before the ranks. `limit_s` is the limit of
+        one cell, in seconds: what a hang costs at most.
         """
         self.expectations = expectations or Expectations()
         self.matrix = Matrix(backend.name, torch_version())
@@ -89,30 +72,21 @@ class CellSession:
         # Cells compute little, and threads that wait for each other's turn on a busy machine would cost their limit.
         self.backend = dataclasses.replace(backend, env={"OMP_NUM_THREADS": "1", **backend.env})
         self._limit_s = limit_s
-        isolation = self._isolation
-        self._spec = Spec("", self.backend, (1,), isolation.name)
+        # Threads, where the backend is one of threads.
+        self._isolation = (THREAD if backend.in_process else POOL).name
+        self._spec = Spec("", self.backend, (1,), self._isolation)
         loader = Loader(CellContext.__module__, "preload" if preloads else "")
         self._engine = Engine(self._spec, budget or Budget(), CellContext(preloads), loader)
-        if log_line is not None:
-            self._engine.log_line = log_line
-        self._directory = Path(tempfile.mkdtemp(prefix="dist-testing-cells-"))
-        self._numbers = itertools.count(1)
-        self._missing: dict[int, str | None] = {}
-
-    @property
-    def _isolation(self) -> Isolation:
-        return THREAD if self.backend.in_process else POOL
+        # Returns why a world of this size cannot run here; None if it can. It raises `UsageError` if the import of the
+        # backend's module fails.
+        self.missing_need = functools.cache(functools.partial(missing_need, self._spec))
 
     def __enter__(self) -> CellSession:
         raise_on_termination()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        with contextlib.ExitStack() as stack:
-            stack.callback(shutil.rmtree, self._directory, ignore_errors=True)
-            stack.callback(self._engine.close)
+    def __exit__(self, *_: object) -> None:
+        self._engine.close()
 
     def checked(self, cell: Cell) -> tuple[Result, str]:
         """Run a cell once, enter it in the matrix, and return its result and `Expectations.problem`."""
@@ -125,9 +99,7 @@ class CellSession:
     def run(self, cell: Cell, expected: Status | None = None) -> Result:
         """Run a cell. If it ends otherwise than expected, run it again on ranks of its own, and return that result.
 
-        Args:
-            cell: The cell.
-            expected: The status that the expectation file names; by default the contract's.
+        `expected` is the status that the expectation file names; by default the contract's.
 
         Raises:
             LaunchError: If ranks could not be started.
@@ -151,45 +123,29 @@ class CellSession:
             )
         return alone
 
-    def missing_need(self, world_size: int) -> str | None:
-        """Return why a world of this size cannot run here; None if it can.
-
-        Raises:
-            UsageError: If the import of the backend's module fails.
-        """
-        if world_size not in self._missing:
-            self._missing[world_size] = missing_need(self._spec, world_size)
-        return self._missing[world_size]
-
     def _once(self, cell: Cell, limit_s: float, *, alone: bool = False) -> Result:
-        directory = self._directory / str(next(self._numbers))
-        directory.mkdir()
         pool = "" if cell.fresh or alone else "cells"
         if not pool:
             # A new world, but not before the ranks of the last one are gone.
             self._engine.end_pool()
-        case = Case(
-            name=cell.name,
-            world_size=cell.world_size,
-            body=CaseBody(
-                "conformance",
-                json.dumps({"cell": cell.name, "directory": str(directory)}),
-                # Groups stay for the next cell, and the kit puts back everything else.
-                keeps_state=True,
-                keeps_groups=True,
-            ),
-            timeout_s=limit_s,
-            isolation=self._isolation.name,
-            pool=pool,
-            init=not cell.fresh,
-        )
-        result = self._engine.run(case)
-        observed = _read(directory)
-        shutil.rmtree(directory, ignore_errors=True)
-        return judge(cell, result, observed, limit_s)
-
-
-def _read(directory: Path) -> dict[int, Observation]:
-    read = shape_of(Observation).read
-    every = [read(json.loads(file.read_text(encoding="utf-8"))) for file in directory.glob("rank-*.json")]
-    return {one.rank: one for one in every}
+        # A rank that is left may still write.
+        with tempfile.TemporaryDirectory(prefix="dist-testing-cell-", ignore_cleanup_errors=True) as directory:
+            case = Case(
+                name=cell.name,
+                world_size=cell.world_size,
+                body=CaseBody(
+                    "conformance",
+                    json.dumps({"cell": cell.name, "directory": directory}),
+                    # Groups stay for the next cell, and the kit puts back everything else.
+                    keeps_state=True,
+                    keeps_groups=True,
+                ),
+                timeout_s=limit_s,
+                isolation=self._isolation,
+                pool=pool,
+                init=not cell.fresh,
+            )
+            result = self._engine.run(case)
+            files = Path(directory).glob("rank-*.json")
+            every = [shape_of(Observation).read(json.loads(file.read_bytes())) for file in files]
+        return judge(cell, result, {one.rank: one for one in every}, limit_s)

@@ -1,4 +1,7 @@
-"""Writes the capability matrix: what every cell of a backend did. `page` makes HTML of it."""
+"""Writes the capability matrix: what every cell of a backend did. `page` makes HTML of it.
+
+It also shows whether the features that the backend declares are true.
+"""
 
 from __future__ import annotations
 
@@ -8,12 +11,25 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import ClassVar
 
-from dist_testing.conformance.cell import Result, Status
+from dist_testing.conformance.cell import Result, Status, matches
 from dist_testing.conformance.expectations import Expectations
+from dist_testing.core.ground.backends import Backend
 from dist_testing.core.ground.codec import WrongValueError, shape_of
 from dist_testing.core.ground.errors import ReportError
 
 SCHEMA = 1
+# Feature to the cells that show it. Every feature of a declaration has an entry here or in `WITHOUT_CELLS`.
+FEATURE_CELLS = {
+    "coalesced_all_reduce": "_coalescing_manager/all_reduce_*/w2",
+    "coalescing": "_coalescing_manager/with_device/w2",
+    "cpu_tensors": "all_gather/handle_completes/w2",
+    "monitored_barrier": "monitored_barrier/*/w[23]",
+    "moves_data": "all_gather/outputs_are_views_of_one_tensor/w2",
+    "recv_any_source": "recv/from_anybody/w2",
+    "uneven_gather": "all_gather/uneven/w[23]",
+}
+# Feature to the reason why no cell can show it.
+WITHOUT_CELLS = {"needs_no_gloo": "a cell sees one build of torch, and the feature is about builds without gloo"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,9 +155,8 @@ def read_matrix(path: str | Path) -> Matrix:
 
 def difference(before: Matrix, after: Matrix) -> dict[str, tuple[str, str]]:
     """Return the cells that differ: name to the statuses before and after; "" where a matrix lacks the cell."""
-    names = sorted(before.cells.keys() | after.cells.keys())
     old, new = ({name: cell.status.value for name, cell in matrix.cells.items()} for matrix in (before, after))
-    pairs = {name: (old.get(name, ""), new.get(name, "")) for name in names}
+    pairs = {name: (old.get(name, ""), new.get(name, "")) for name in sorted(old.keys() | new.keys())}
     return {name: pair for name, pair in pairs.items() if pair[0] != pair[1]}
 
 
@@ -188,3 +203,34 @@ def markdown(matrix: Matrix) -> str:
 
 def _cell(text: str) -> str:
     return text.replace("|", "\\|").replace("\n", " ")
+
+
+def feature_problems(matrix: Matrix, backend: Backend) -> list[str]:
+    """Return what is wrong with the features that a backend declares, each in three parts.
+
+    A feature whose cells did not run is neither right nor wrong.
+    """
+    problems = []
+    for feature, pattern in FEATURE_CELLS.items():
+        statuses = {
+            name: cell.status
+            for name, cell in matrix.cells.items()
+            if matches(name, [pattern]) and cell.status is not Status.NOT_RUN
+        }
+        # The cells move CPU tensors only where the backend's device is the CPU.
+        if not statuses or (feature == "cpu_tensors" and backend.device != "cpu"):
+            continue
+        failed = sorted(name for name, status in statuses.items() if status is not Status.WORKS)
+        if feature in backend.features and failed:
+            problems.append(
+                f"Backend {backend.name} declares the feature {feature}, but {failed[0]} {statuses[failed[0]].value}.\n"
+                "Tests that ask for the feature would fail on this backend.\n"
+                "Correct the backend, or drop the feature from its declaration."
+            )
+        if feature not in backend.features and not failed:
+            problems.append(
+                f"Backend {backend.name} does not declare the feature {feature}, but its cells work.\n"
+                "Tests that ask for the feature leave this backend out.\n"
+                "Add the feature to its declaration."
+            )
+    return problems

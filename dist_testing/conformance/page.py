@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from html import escape
 from pathlib import Path
 from string import Template
@@ -23,12 +24,9 @@ td.n{text-align:right}.works{background:#e3f6e3}.refuses{background:#fff3cd}.wro
 
 
 def write_matrix(matrix: Matrix, folder: Path, before: Matrix | None = None) -> None:
-    """Write a matrix in its three forms.
+    """Write a matrix in its three forms to a folder, which is made if it is missing.
 
-    Args:
-        matrix: The matrix.
-        folder: Where the files go; made if it is missing.
-        before: Another matrix, with which matrix.html compares. Default: none.
+    `before` is another matrix, with which matrix.html compares.
 
     Raises:
         UsageError: If the files cannot be written.
@@ -47,12 +45,7 @@ def write_matrix(matrix: Matrix, folder: Path, before: Matrix | None = None) -> 
 
 
 def page(matrix: Matrix, before: Matrix | None = None) -> str:
-    """Return the page of a matrix.
-
-    Args:
-        matrix: The matrix.
-        before: Another matrix, of another torch or backend; the page then begins with the difference. Default: none.
-    """
+    """Return the page of a matrix. It begins with the difference from `before`, such as that of another torch."""
     return _PAGE.substitute(
         title=escape(matrix.title),
         counts=escape(f"{len(matrix.cells)} cells: {matrix.counts_text()}"),
@@ -107,12 +100,8 @@ def _operations(matrix: Matrix) -> str:
 
 def _cells(matrix: Matrix) -> str:
     parts = []
-    for operation in operations(matrix):
-        rows = [
-            [_name(name), _status(cell.status.value)]
-            for name, cell in sorted(matrix.cells.items())
-            if name.partition("/")[0] == operation
-        ]
+    for operation, names in itertools.groupby(sorted(matrix.cells), lambda name: name.partition("/")[0]):
+        rows = [[_name(name), _status(matrix.cells[name].status.value)] for name in names]
         parts.append(
             f"<details><summary>{escape(operation)} ({len(rows)})</summary>{_table(['cell', 'status'], rows)}</details>"
         )

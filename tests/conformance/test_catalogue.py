@@ -12,10 +12,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dist_testing.conformance.axes import GROUPS, members, root_of
-from dist_testing.conformance.catalogue import WORLD_SIZES, all_cells, table_cells
+from dist_testing.conformance.catalogue import WORLD_SIZES, all_cells, pairwise, table_cells
 from dist_testing.conformance.cell import matches
-from dist_testing.conformance.contract import CONTRACT, ROWS, WITHOUT_CELL
-from dist_testing.conformance.pairwise import pairwise
+from dist_testing.conformance.expectations import CONTRACT, ROWS, WITHOUT_CELL
 
 # Every public name of `distributed_c10d`, over all builds of torch.
 NAMES = (

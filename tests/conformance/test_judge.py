@@ -80,6 +80,8 @@ def test_late_errors_are_hangs_from_a_share_of_the_limit() -> None:
         assert found.status is status
     late = judge(CELL, PASSED, seen(Seen.ERROR, Seen.ERROR, seconds=4), LIMIT_S)
     assert late.detail == "until the limit of the group: rank(s) 0, 1: boom"
+    one_late = {0: Observation(0, Seen.ERROR, "boom", 0.1), 1: Observation(1, Seen.ERROR, "boom", 4.0)}
+    assert judge(CELL, PASSED, one_late, LIMIT_S).detail == "until the limit of the group: rank(s) 1: boom"
 
 
 def test_texts_name_their_ranks() -> None:
@@ -117,6 +119,8 @@ def test_ranks_without_an_observation() -> None:
     assert judge(CELL, both, {}, LIMIT_S).detail == "rank(s) 0, 1 did not come to the end of the cell: boom"
     other = result_of(RankOutcome(0, Kind.RAISED, summary="one"), RankOutcome(1, Kind.RAISED, summary="two"))
     assert judge(CELL, other, {}, LIMIT_S).detail.endswith(": one; two")
+    silent = result_of(RankOutcome(0, Kind.RAISED, summary="one"), RankOutcome(1, Kind.UNREADABLE))
+    assert judge(CELL, silent, {}, LIMIT_S).detail.endswith(": one")
     waiting = result_of(RankOutcome(0, Kind.HUNG, operation="send"), RankOutcome(1, Kind.HUNG, operation="send"))
     assert judge(CELL, waiting, {}, LIMIT_S).detail == "rank(s) 0, 1 in send"
     silent = result_of(RankOutcome(0, Kind.PASSED), RankOutcome(1, Kind.UNREADABLE))
@@ -125,12 +129,15 @@ def test_ranks_without_an_observation() -> None:
         stopped = result_of(RankOutcome(0, Kind.PASSED), RankOutcome(1, kind, phase="init"))
         hung = judge(CELL, stopped, seen(Seen.RIGHT), LIMIT_S)
         assert (hung.status, hung.detail, hung.seconds) == (Status.HANGS, "rank(s) 1 in init", 0.25)
+        beside = result_of(RankOutcome(0, Kind.RAISED, summary="boom"), RankOutcome(1, kind, phase="init"))
+        assert judge(CELL, beside, {}, LIMIT_S).status is Status.HANGS
 
 
 def test_whether_the_group_lives_on() -> None:
     """Not asked after right results; else every rank must say so."""
     assert judge(CELL, PASSED, seen(Seen.RIGHT, Seen.RIGHT), LIMIT_S).lives is None
     assert judge(CELL, PASSED, seen(Seen.ERROR, Seen.ERROR), LIMIT_S).lives is True
+    assert judge(CELL, PASSED, seen(Seen.ERROR, Seen.RIGHT), LIMIT_S).lives is True
     broken = {0: Observation(0, Seen.ERROR, "boom"), 1: Observation(1, Seen.ERROR, "boom", lives=False)}
     assert judge(CELL, PASSED, broken, LIMIT_S).lives is False
 

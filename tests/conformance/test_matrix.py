@@ -11,8 +11,15 @@ import pytest
 from dist_testing.conformance.catalogue import all_cells
 from dist_testing.conformance.cell import Cell, Result, Status, matches
 from dist_testing.conformance.expectations import Expectations
-from dist_testing.conformance.features import FEATURE_CELLS, WITHOUT_CELLS, feature_problems
-from dist_testing.conformance.matrix import Matrix, difference, markdown, read_matrix
+from dist_testing.conformance.matrix import (
+    FEATURE_CELLS,
+    WITHOUT_CELLS,
+    Matrix,
+    difference,
+    feature_problems,
+    markdown,
+    read_matrix,
+)
 from dist_testing.conformance.page import page, write_matrix
 from dist_testing.core.ground.backends import Backend
 from dist_testing.core.ground.errors import ReportError, UsageError

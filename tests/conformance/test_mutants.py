@@ -10,7 +10,7 @@ import os
 
 import pytest
 
-from dist_testing.conformance.catalogue import all_cells, cell_named
+from dist_testing.conformance.catalogue import all_cells, cells_by_name
 from dist_testing.conformance.cell import Result, Status, matches
 from dist_testing.conformance.kit_session import CellSession
 from dist_testing.core.ground.backends import Backend
@@ -84,7 +84,7 @@ def run(number: int, names: list[str]) -> list[Result]:
         env={"KIT_MUTANT": str(number)},
     )
     with CellSession(backend, preloads=False) as session:
-        return [session.run(cell_named(name)) for name in names]
+        return [session.run(cells_by_name()[name]) for name in names]
 
 
 def cells_for(pattern: str) -> list[str]:
@@ -111,7 +111,7 @@ def test_the_bug_is_found(number: int) -> None:
 def test_no_alarm_without_a_bug() -> None:
     """The same cells on the plain wrapper. Otherwise the cells, and not the bugs, would be found."""
     names = dict.fromkeys(name for number in _CHOSEN for name in cells_for(MUTANTS[number][1]))
-    order = sorted(names, key=lambda name: (cell_named(name).fresh, cell_named(name).world_size))
+    order = sorted(names, key=lambda name: (cells_by_name()[name].fresh, cells_by_name()[name].world_size))
     alarms = {
         result.cell.name: (result.status.value, result.detail)
         for result in run(0, order)

@@ -13,15 +13,15 @@ import pytest
 import torch
 
 from dist_testing.conformance.axes import (
+    COMPLEX,
     DTYPES,
+    FLOATS,
     GROUPS,
     LAYOUTS,
     OPS,
     SHAPES,
     fits,
-    is_complex,
     is_defined,
-    is_floating,
     members,
     part_length,
     root_of,
@@ -209,10 +209,9 @@ def test_which_reductions_have_a_value() -> None:
     }
     assert tuple(defined) == OPS
     assert set(DTYPES) == {*bits, *real, *pairs}
+    assert (FLOATS, COMPLEX) == (real, pairs)
     for op, dtype in itertools.product(OPS, DTYPES):
         assert is_defined(op, dtype) == (dtype in defined[op]), (op, dtype)
-        assert is_complex(dtype) == (dtype in pairs)
-        assert is_floating(dtype) == (dtype in real)
 
 
 def test_layouts_and_shapes() -> None:

@@ -23,7 +23,8 @@ def lines() -> list[str]:
 @pytest.fixture
 def session(lines: list[str]) -> Iterator[CellSession]:
     """A session that starts no ranks."""
-    with CellSession(backend_named("gloo"), log_line=lines.append, preloads=False) as session:
+    with CellSession(backend_named("gloo"), preloads=False) as session:
+        session._engine.log_line = lines.append
         yield session
 
 

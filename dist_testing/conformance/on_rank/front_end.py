@@ -4,18 +4,15 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import importlib
 import json
-import os
 import time
 import warnings
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from dist_testing.conformance.axes import members
-from dist_testing.conformance.catalogue import cell_named
-from dist_testing.conformance.cell import WHOLE, Observation, Seen
+from dist_testing.conformance.catalogue import cells_by_name
+from dist_testing.conformance.cell import Observation, Seen
 from dist_testing.conformance.kit import AbsentError, Kit, WrongError, first_line
 from dist_testing.conformance.rows.registry import script_of
 from dist_testing.core.ground.case import CaseBody
@@ -28,14 +25,6 @@ from dist_testing.core.rank.reporter import Reporter
 
 if TYPE_CHECKING:
     from torch._C._distributed_c10d import Store
-
-
-_FUNCTIONAL = (
-    "torch._dynamo",
-    "torch.distributed._dist2",
-    "torch.distributed._functional_collectives",
-    "torch.distributed.nn.functional",
-)
 
 
 class PoisonedError(Exception):
@@ -52,7 +41,7 @@ class CellContext:
 
     def prepare(self) -> None:
         """Import what all ranks need, once."""
-        import torch.distributed  # noqa: F401
+        import torch.distributed
 
         from dist_testing.conformance.on_rank import table  # noqa: F401
 
@@ -61,10 +50,9 @@ class CellContext:
         warnings.simplefilter("ignore")
 
         if self._preloads:
-            # Otherwise each rank would import it in the middle of a cell.
-            for name in _FUNCTIONAL:
-                with contextlib.suppress(ImportError):
-                    importlib.import_module(name)
+            # Functional collectives import it with their first call: each rank for a second, in the middle of a cell.
+            with contextlib.suppress(ImportError):
+                import torch._dynamo  # noqa: F401
 
     def front_end(self, body: CaseBody) -> RankFrontEnd:
         """Return the front end of a rank that is a process."""
@@ -105,19 +93,20 @@ class CellFrontEnd:
         self._world.prepare()
 
     def run(self, body: CaseBody, reporter: Reporter) -> None:
-        """Run one cell and write the observation.
-
-        Raises:
-            PoisonedError: If the group does not work any more.
-        """
+        """Run one cell and write the observation; raise `PoisonedError` if the group does not work any more."""
         assert self._world is not None
         order = json.loads(body.content)
         self._world.begin_case()
         self._number += 1
         reporter.phase("call")
-        kit = Kit(cell_named(order["cell"]), self._world, self._groups, self._number)
+        kit = Kit(cells_by_name()[order["cell"]], self._world, self._groups, self._number)
         observation = _observe(kit)
-        write_observation(Path(order["directory"]), observation)
+        # In one step: the runner may end this rank at any time.
+        partial = Path(order["directory"], f"rank-{observation.rank}.partial")
+        write = shape_of(Observation).write
+        assert write is not None
+        partial.write_text(json.dumps(write(observation)), encoding="utf-8")
+        partial.replace(partial.with_suffix(".json"))
         if not observation.lives:
             raise PoisonedError(observation.text)
         if observation.seen is Seen.RIGHT:
@@ -129,28 +118,16 @@ class CellFrontEnd:
         self._world.finish()
 
 
-def write_observation(directory: Path, observation: Observation) -> None:
-    """Write a rank's observation where the runner reads it, in one step."""
-    partial = directory / f"rank-{observation.rank}.partial"
-    write = shape_of(Observation).write
-    assert write is not None
-    partial.write_text(json.dumps(write(observation)), encoding="utf-8")
-    os.replace(partial, directory / f"rank-{observation.rank}.json")
-
-
 def _observe(kit: Kit) -> Observation:
     from dist_testing.conformance.on_rank.table import Site, run_table_cell
 
     cell = kit.cell
     kit.site = functools.partial(Site, kit)
-    script = script_of(cell)
+    run = script_of(cell) or run_table_cell
     started_s = time.monotonic()
     seen, text = Seen.RIGHT, ""
     try:
-        if script is not None:
-            script(kit)
-        else:
-            run_table_cell(kit)
+        run(kit)
     except WrongError as error:
         seen, text = Seen.WRONG, str(error)
     except AbsentError as error:
@@ -172,12 +149,9 @@ def _lives(kit: Kit, seen: Seen) -> bool:
         kit.meet()
         if not store.add(key, 0):
             return True
-        group = kit.group(kit.cell.group or WHOLE)
-        ranks = members(kit.cell.group, kit.size)
-        if kit.rank not in ranks:
-            return True
-        tensor = kit.torch.full((3,), float(kit.rank + 1), device=kit.device)
-        kit.dist.all_reduce(tensor, group=group)
-        return bool((tensor == sum(rank + 1 for rank in ranks)).all())
+        group = kit.group(kit.cell.group)
+        if kit.rank in kit.ranks:
+            kit.check_sum(group, kit.ranks)
+        return True
     except Exception:
         return False

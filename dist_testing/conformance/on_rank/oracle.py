@@ -7,83 +7,56 @@ every result is exact in the dtype that it is converted to. The oracle never ask
 
 from __future__ import annotations
 
+import functools
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
 
-# The kind of values for operations that only move data.
-MOVE = "move"
 # Factor of premul_sum.
 FACTOR = 2
 # Values of moves stay below it, so that the dtype represents each of them exactly.
-_MODULUS = {
-    "uint8": 251,
-    "int8": 127,
-    "int16": 32_749,
-    "float16": 2_039,
-    "bfloat16": 251,
-}
+_MODULUS = {"uint8": 251, "int8": 127, "int16": 32_749, "float16": 2_039, "bfloat16": 251}
 _LARGE_MODULUS = 1_000_003
+# Of the values of all ranks, one row each.
+_REDUCE: dict[str, Callable[[Tensor], Tensor]] = {
+    "sum": lambda every: every.sum(0),
+    "product": lambda every: every.prod(0),
+    "min": lambda every: every.amin(0),
+    "max": lambda every: every.amax(0),
+    "band": lambda every: functools.reduce(torch.bitwise_and, every),
+    "bor": lambda every: functools.reduce(torch.bitwise_or, every),
+    "bxor": lambda every: functools.reduce(torch.bitwise_xor, every),
+    # Exact: `_given` makes the sums divisible.
+    "avg": lambda every: every.sum(0) // len(every),
+    "premul_sum": lambda every: every.sum(0) * FACTOR,
+}
 
 
 def moved(dtype: str, source: int, part: int, shape: Sequence[int], call: int) -> Tensor:
-    """Return the values that one rank sends in one part.
+    """Return the values that one rank sends in one part, such as what another rank gets.
 
-    Args:
-        dtype: Name of the dtype.
-        source: Global rank that sends.
-        part: Number of the part, such as the rank that gets it.
-        shape: Shape of the part.
-        call: Number of the call in its cell.
+    `source` is a global rank; `shape` is that of the part; `call` is the number of the call in its cell.
     """
-    return _typed(_raw(MOVE, dtype, source, part, math.prod(shape), call), dtype).reshape(tuple(shape))
+    return contribution("", dtype, (), source, part, shape, call)
 
 
 def contribution(
     op: str, dtype: str, ranks: Sequence[int], source: int, part: int, shape: Sequence[int], call: int
 ) -> Tensor:
-    """Return the values that one rank gives to a reduction.
-
-    Args:
-        op: The reduce operation.
-        dtype: Name of the dtype.
-        ranks: Global ranks of the group.
-        source: Global rank that gives them.
-        part: Number of the part; 0 if there is one.
-        shape: Shape of the part.
-        call: Number of the call in its cell.
-    """
+    """Return the values that one rank of a group gives to a reduction; ranks are global. See `moved`."""
     return _typed(_given(op, dtype, ranks, source, part, math.prod(shape), call), dtype).reshape(tuple(shape))
 
 
 def reduced(op: str, dtype: str, ranks: Sequence[int], part: int, shape: Sequence[int], call: int) -> Tensor:
     """Return the reduction of all ranks' contributions; see `contribution` for the arguments."""
-    count = math.prod(shape)
-    every = torch.stack([_given(op, dtype, ranks, rank, part, count, call) for rank in ranks])
+    every = torch.stack([_given(op, dtype, ranks, rank, part, math.prod(shape), call) for rank in ranks])
     if dtype.startswith("complex") and op == "product":
-        return torch.stack([_typed(given, "complex128") for given in every]).prod(0).to(_dtype(dtype)).reshape(shape)
-    match op:
-        case "sum":
-            value = every.sum(0)
-        case "premul_sum":
-            value = every.sum(0) * FACTOR
-        case "avg":
-            # Exact: `_given` makes the sums divisible.
-            value = every.sum(0) // len(ranks)
-        case "product":
-            value = every.prod(0)
-        case "min":
-            value = every.min(0).values
-        case "max":
-            value = every.max(0).values
-        case _:
-            combine = {"band": torch.bitwise_and, "bor": torch.bitwise_or, "bxor": torch.bitwise_xor}[op]
-            value = every[0]
-            for other in every[1:]:
-                value = combine(value, other)
-    return _typed(value, dtype).reshape(tuple(shape))
+        value = _typed(every, "complex128").prod(0).to(getattr(torch, dtype))
+    else:
+        value = _typed(_REDUCE[op](every), dtype)
+    return value.reshape(tuple(shape))
 
 
 def _given(op: str, dtype: str, ranks: Sequence[int], source: int, part: int, count: int, call: int) -> Tensor:
@@ -115,9 +88,4 @@ def _typed(value: Tensor, dtype: str) -> Tensor:
         part = torch.float32 if dtype == "complex64" else torch.float64
         # The imaginary part is another number, so that exchanged parts show.
         return torch.complex(value.to(part), (value * 2).to(part))
-    return value.to(_dtype(dtype))
-
-
-def _dtype(name: str) -> torch.dtype:
-    found: torch.dtype = getattr(torch, name)
-    return found
+    return value.to(getattr(torch, dtype))

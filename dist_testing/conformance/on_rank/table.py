@@ -6,6 +6,7 @@ import warnings
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from dist_testing.conformance.axes import SHAPES, is_defined, members, part_length, root_of
@@ -16,14 +17,9 @@ from dist_testing.conformance.on_rank.tensors import Guarded, check_same, guarde
 
 
 class Site:
-    """One call: the group with its ranks, and the tensors to compare when it is over.
+    """One call: the group with its ranks, and the tensors to compare when it is over."""
 
-    Attributes:
-        run: Makes the call; takes `async_op`.
-        arguments: Those of the call, without those that are named; for scripts that make it in another way.
-    """
-
-    arguments: tuple[Any, ...] = ()
+    arguments: tuple[Any, ...] = ()  # those of the call that have no name; for scripts that make it in another way
 
     def __init__(self, kit: Kit, cell: Cell, call: int, shape: tuple[int, ...] | None = None) -> None:
         """Prepare the call of this number; by default with tensors of the cell's size."""
@@ -35,9 +31,9 @@ class Site:
         self.me = kit.rank
         self.place = self.ranks.index(self.me) if self.me in self.ranks else -1
         self.shape = SHAPES[cell.size] if shape is None else shape
-        self.dtype = cell.dtype
         self.inputs: dict[str, Guarded] = {}
         self.outputs: dict[str, tuple[Guarded, Tensor | None]] = {}
+        # Makes the call; takes `async_op`. None on a rank that is no member.
         self.run = _OPERATIONS[cell.operation](self) if self.place >= 0 else None
 
     @property
@@ -50,41 +46,57 @@ class Site:
         by_place = self.cell.root.endswith("_in_group")
         return {f"group_{argument}": self.ranks.index(rank)} if by_place else {argument: rank}
 
-    def _new(self, shape: Sequence[int]) -> Guarded:
-        return guarded(shape, self.dtype, self.cell.layout, self.kit.device)
+    def _new(self, value: Tensor) -> Guarded:
+        return guarded(value.shape, self.cell.dtype, self.cell.layout, self.kit.device)
 
-    def input(self, name: str, value: Tensor) -> Tensor:
-        """Return a tensor that the backend may only read."""
-        made = self._new(value.shape).fill(value)
-        self.inputs[name] = made
-        return made.view
+    def input(self, value: Any, name: str = "input") -> Any:
+        """Return a tensor that the backend may only read, or a list of such tensors for a list of values."""
+        if isinstance(value, list):
+            return [self.input(one, f"{name}[{index}]") for index, one in enumerate(value)]
+        self.inputs[name] = self._new(value).fill(value)
+        return self.inputs[name].view
 
-    def output(self, name: str, expected: Tensor) -> Tensor:
-        """Return a tensor that the backend has to write."""
-        made = self._new(expected.shape).unlike(expected)
+    def output(self, expected: Any, name: str = "output") -> Any:
+        """Return a tensor that the backend has to write, or a list of such tensors for a list of values."""
+        if isinstance(expected, list):
+            return [self.output(one, f"{name}[{index}]") for index, one in enumerate(expected)]
+        made = self._new(expected).unlike(expected)
         self.outputs[name] = (made, expected)
         return made.view
 
-    def in_place(self, name: str, value: Tensor, expected: Tensor | None) -> Tensor:
-        """Return a tensor that the backend reads and writes. Its result is undefined without an expected value."""
-        made = self._new(value.shape).fill(value)
-        self.outputs[name] = (made, expected)
+    def in_place(self, part: int = 0, name: str = "tensor", *, has_result: bool = True) -> Tensor:
+        """Return a tensor that the backend reads, and reduces in place unless the result is undefined on this rank."""
+        value = self.given(part)
+        made = self._new(value).fill(value)
+        self.outputs[name] = (made, self.reduced(part) if has_result else None)
         return made.view
 
     def moved(self, source: int, part: int, shape: Sequence[int] | None = None) -> Tensor:
         """Return what one rank sends in one part."""
-        return moved(self.dtype, source, part, self.shape if shape is None else shape, self.call)
+        return moved(self.cell.dtype, source, part, self.shape if shape is None else shape, self.call)
+
+    def every(self) -> list[Tensor]:
+        """Return what the ranks of the group send, each one part."""
+        return [self.moved(rank, 0) for rank in self.ranks]
 
     def given(self, part: int) -> Tensor:
         """Return what this rank gives to a reduction."""
-        return contribution(self.cell.op, self.dtype, self.ranks, self.me, part, self.shape, self.call)
+        return contribution(self.cell.op, self.cell.dtype, self.ranks, self.me, part, self.shape, self.call)
+
+    def parts(self) -> list[Tensor]:
+        """Return what this rank gives to the reduction of each part."""
+        return [self.given(part) for part in range(len(self.ranks))]
 
     def reduced(self, part: int) -> Tensor:
         """Return the reduction."""
-        if not is_defined(self.cell.op, self.dtype):
+        if not is_defined(self.cell.op, self.cell.dtype):
             # Nothing is right, so nothing is compared: a call that returns is wrong.
             return self.given(part)
-        return reduced(self.cell.op, self.dtype, self.ranks, part, self.shape, self.call)
+        return reduced(self.cell.op, self.cell.dtype, self.ranks, part, self.shape, self.call)
+
+    def joined(self, parts: list[Tensor]) -> Tensor:
+        """Return one tensor of these: a stack where the cell asks for it, or where there is nothing to concatenate."""
+        return torch.stack(parts) if self.cell.variant == "stack" or not self.shape else torch.cat(parts)
 
     def bound(self, *given: Any, **more: Any) -> Callable[[bool], Any]:
         """Return the call of the cell's operation with these arguments; it takes `async_op`."""
@@ -93,11 +105,7 @@ class Site:
         return lambda is_async: function(*given, **more, group=self.group, async_op=is_async)
 
     def compare(self) -> None:
-        """Compare the tensors with the oracle's, after the end of the call.
-
-        Raises:
-            WrongError: If the backend gave something else.
-        """
+        """Raise `WrongError` if a tensor differs from the oracle's, after the end of the call."""
         self.kit.synchronize()
         for name, (made, expected) in self.outputs.items():
             if expected is not None:
@@ -114,77 +122,46 @@ class Site:
         return getattr(self.kit.dist.ReduceOp, self.cell.op.upper())
 
 
-def _all_reduce(site: Site) -> Callable[[bool], Any]:
-    tensor = site.in_place("tensor", site.given(0), site.reduced(0))
-    return site.bound(tensor, op=site.op)
-
-
 def _all_reduce_coalesced(site: Site) -> Callable[[bool], Any]:
-    tensors = [site.in_place(f"tensor[{part}]", site.given(part), site.reduced(part)) for part in range(2)]
-    return site.bound(tensors, op=site.op)
+    return site.bound([site.in_place(part, f"tensor[{part}]") for part in range(2)], op=site.op)
 
 
 def _reduce(site: Site) -> Callable[[bool], Any]:
     # The tensors of other ranks are undefined; a script looks at what becomes of them.
-    expected = site.reduced(0) if site.me == site.root else None
-    tensor = site.in_place("tensor", site.given(0), expected)
+    tensor = site.in_place(has_result=site.me == site.root)
     return site.bound(tensor, **site.by_name("dst", site.root), op=site.op)
 
 
-def _reduce_scatter(site: Site) -> Callable[[bool], Any]:
-    inputs = [site.input(f"input[{part}]", site.given(part)) for part in range(len(site.ranks))]
-    output = site.output("output", site.reduced(site.place))
-    return site.bound(output, inputs, op=site.op)
-
-
-def _reduce_scatter_tensor(site: Site) -> Callable[[bool], Any]:
-    whole = _joined(site, [site.given(part) for part in range(len(site.ranks))])
-    source = site.input("input", whole)
-    output = site.output("output", site.reduced(site.place))
-    return site.bound(output, source, op=site.op)
-
-
 def _broadcast(site: Site) -> Callable[[bool], Any]:
-    value = site.moved(site.root, 0)
-    tensor = site.input("tensor", value) if site.me == site.root else site.output("tensor", value)
-    return site.bound(tensor, **site.by_name("src", site.root))
-
-
-def _all_gather(site: Site) -> Callable[[bool], Any]:
-    outputs = [site.output(f"output[{index}]", site.moved(rank, 0)) for index, rank in enumerate(site.ranks)]
-    source = site.input("input", site.moved(site.me, 0))
-    return site.bound(outputs, source)
+    make = site.input if site.me == site.root else site.output
+    return site.bound(make(site.moved(site.root, 0), "tensor"), **site.by_name("src", site.root))
 
 
 def _all_gather_coalesced(site: Site) -> Callable[[bool], Any]:
-    outputs = [
-        [site.output(f"output[{index}][{part}]", site.moved(rank, part)) for part in range(2)]
-        for index, rank in enumerate(site.ranks)
-    ]
-    sources = [site.input(f"input[{part}]", site.moved(site.me, part)) for part in range(2)]
-    return site.bound(outputs, sources)
+    outputs = site.output([[site.moved(rank, part) for part in range(2)] for rank in site.ranks])
+    return site.bound(outputs, site.input([site.moved(site.me, part) for part in range(2)]))
 
 
 def _all_gather_into_tensor(site: Site) -> Callable[[bool], Any]:
-    output = site.output("output", _joined(site, [site.moved(rank, 0) for rank in site.ranks]))
-    source = site.input("input", site.moved(site.me, 0))
-    return site.bound(output, source)
+    return site.bound(site.output(site.joined(site.every())), site.input(site.moved(site.me, 0)))
 
 
 def _gather(site: Site) -> Callable[[bool], Any]:
-    outputs = None
-    if site.me == site.root:
-        outputs = [site.output(f"output[{index}]", site.moved(rank, 0)) for index, rank in enumerate(site.ranks)]
-    source = site.input("input", site.moved(site.me, 0))
-    return site.bound(source, outputs, **site.by_name("dst", site.root))
+    outputs = site.output(site.every()) if site.me == site.root else None
+    return site.bound(site.input(site.moved(site.me, 0)), outputs, **site.by_name("dst", site.root))
 
 
 def _scatter(site: Site) -> Callable[[bool], Any]:
-    inputs = None
-    if site.me == site.root:
-        inputs = [site.input(f"input[{index}]", site.moved(site.root, rank)) for index, rank in enumerate(site.ranks)]
-    output = site.output("output", site.moved(site.root, site.me))
-    return site.bound(output, inputs, **site.by_name("src", site.root))
+    inputs = site.input([site.moved(site.me, rank) for rank in site.ranks]) if site.me == site.root else None
+    return site.bound(site.output(site.moved(site.root, site.me)), inputs, **site.by_name("src", site.root))
+
+
+def _reduce_scatter(site: Site) -> Callable[[bool], Any]:
+    return site.bound(site.output(site.reduced(site.place)), site.input(site.parts()), op=site.op)
+
+
+def _reduce_scatter_tensor(site: Site) -> Callable[[bool], Any]:
+    return site.bound(site.output(site.reduced(site.place)), site.input(site.joined(site.parts())), op=site.op)
 
 
 def _exchanged(site: Site) -> tuple[list[Tensor], list[Tensor]]:
@@ -199,28 +176,21 @@ def _exchanged(site: Site) -> tuple[list[Tensor], list[Tensor]]:
 
 def _all_to_all(site: Site) -> Callable[[bool], Any]:
     sent, got = _exchanged(site)
-    inputs = [site.input(f"input[{index}]", value) for index, value in enumerate(sent)]
-    outputs = [site.output(f"output[{index}]", value) for index, value in enumerate(got)]
-    return site.bound(outputs, inputs)
+    return site.bound(site.output(got), site.input(sent))
 
 
 def _all_to_all_single(site: Site) -> Callable[[bool], Any]:
-    import torch
-
     sent, got = _exchanged(site)
     uneven = site.cell.variant == "uneven"
     sizes = ([len(part) for part in got], [len(part) for part in sent]) if uneven else (None, None)
-    source = site.input("input", torch.cat(sent))
-    output = site.output("output", torch.cat(got))
-    return site.bound(output, source, *sizes)
+    return site.bound(site.output(torch.cat(got)), site.input(torch.cat(sent)), *sizes)
 
 
 def _ring(site: Site) -> Callable[[bool], Any]:
     """Send to the next rank of the group and receive from the one before it."""
     count = len(site.ranks)
     after, before = site.ranks[(site.place + 1) % count], site.ranks[(site.place - 1) % count]
-    source = site.input("input", site.moved(site.me, after))
-    output = site.output("output", site.moved(before, site.me))
+    source, output = site.input(site.moved(site.me, after)), site.output(site.moved(before, site.me))
     dist, group = site.kit.dist, site.group
     to, by = site.by_name("dst", after), site.by_name("src", before)
 
@@ -246,8 +216,8 @@ def _batch(site: Site) -> Callable[[bool], Any]:
     receives, sends = [], []
     for step in range(1, count) if count > 1 else range(1):
         to, by = site.ranks[(site.place + step) % count], site.ranks[(site.place - step) % count]
-        output = site.output(f"output from {by}", site.moved(by, site.me))
-        source = site.input(f"input to {to}", site.moved(site.me, to))
+        output = site.output(site.moved(by, site.me), f"output from {by}")
+        source = site.input(site.moved(site.me, to), f"input to {to}")
         receives.append(dist.P2POp(dist.irecv, output, group=site.group, **site.by_name("peer", by)))
         sends.append(dist.P2POp(dist.isend, source, group=site.group, **site.by_name("peer", to)))
     # Receives first: a backend that starts one after the other would wait forever.
@@ -255,11 +225,11 @@ def _batch(site: Site) -> Callable[[bool], Any]:
 
 
 _OPERATIONS: dict[str, Callable[[Site], Callable[[bool], Any]]] = {
-    "all_gather": _all_gather,
+    "all_gather": lambda site: site.bound(site.output(site.every()), site.input(site.moved(site.me, 0))),
     "all_gather_coalesced": _all_gather_coalesced,
     "all_gather_into_tensor": _all_gather_into_tensor,
     "all_gather_single": _all_gather_into_tensor,
-    "all_reduce": _all_reduce,
+    "all_reduce": lambda site: site.bound(site.in_place(), op=site.op),
     "all_reduce_coalesced": _all_reduce_coalesced,
     "all_to_all": _all_to_all,
     "all_to_all_single": _all_to_all_single,
@@ -276,21 +246,8 @@ _OPERATIONS: dict[str, Callable[[Site], Callable[[bool], Any]]] = {
 }
 
 
-def _joined(site: Site, parts: list[Tensor]) -> Tensor:
-    import torch
-
-    if site.cell.variant == "stack" or not site.shape:
-        return torch.stack(parts)
-    return torch.cat(parts)
-
-
 def run_table_cell(kit: Kit) -> None:
-    """Run one cell of the table on this rank.
-
-    Raises:
-        WrongError: If the backend gave something else than the oracle.
-        Exception: If the backend refused the call.
-    """
+    """Run one cell of the table on this rank. It ends as a script does: see `rows.registry.script`."""
     cell = kit.cell
     sites = [Site(kit, cell, number) for number in range(2)]
     runs = [site.run for site in sites if site.run is not None]

@@ -20,19 +20,12 @@ _UNWRITTEN = 0xA5
 
 @dataclass(slots=True)
 class Guarded:
-    """A tensor in a larger buffer.
+    """A tensor in a larger buffer."""
 
-    Attributes:
-        view: The tensor, for the backend.
-        buffer: The whole memory, one-dimensional.
-        outside: Which elements of the buffer are not the tensor's.
-        untouched: The buffer as it was before the call; `fill` and `unlike` set it.
-    """
-
-    view: Tensor
-    buffer: Tensor
-    outside: Tensor
-    untouched: Tensor = field(init=False)
+    view: Tensor  # the tensor, for the backend
+    buffer: Tensor  # the whole memory, one-dimensional
+    outside: Tensor  # which elements of the buffer are not the tensor's
+    untouched: Tensor = field(init=False)  # the buffer as it was before the call; `fill` and `unlike` set it
 
     def fill(self, value: Tensor) -> Guarded:
         """Write the tensor's elements, before the call."""
@@ -50,22 +43,14 @@ class Guarded:
         return self
 
     def check_guards(self, name: str) -> None:
-        """Check that the backend wrote nothing outside of the tensor.
-
-        Raises:
-            WrongError: If it did.
-        """
+        """Raise `WrongError` if the backend wrote outside of the tensor."""
         changed = (_bits(self.buffer) != _bits(self.untouched)).any(1) & self.outside
         if changed.any():
             places = changed.nonzero().flatten().tolist()
             raise WrongError(f"{name}: {len(places)} element(s) outside of the tensor were written")
 
     def check_unchanged(self, name: str) -> None:
-        """Check that the backend wrote nothing at all.
-
-        Raises:
-            WrongError: If it did.
-        """
+        """Raise `WrongError` if the backend wrote anything at all."""
         if not torch.equal(_bits(self.buffer), _bits(self.untouched)):
             raise WrongError(f"{name}: the input was changed, {_shown(self.view)}")
 
@@ -73,12 +58,8 @@ class Guarded:
 def guarded(shape: Sequence[int], dtype: str, layout: str, device: torch.device) -> Guarded:
     """Make a tensor that nothing has written.
 
-    Args:
-        shape: Its shape.
-        dtype: Name of its dtype.
-        layout: "contiguous", "offset" (a slice of a larger tensor), "strided" (every second element), or "transposed"
-            (two dimensions, the first one dense).
-        device: Where it lies.
+    The layout is "contiguous", "offset" (a slice of a larger tensor), "strided" (every second element), or "transposed"
+    (two dimensions, the first one dense).
     """
     steps = torch.empty(tuple(shape), device="meta").stride()
     reach = max(1, math.prod(shape))
@@ -102,11 +83,7 @@ def guarded(shape: Sequence[int], dtype: str, layout: str, device: torch.device)
 
 
 def check_same(name: str, actual: Tensor, expected: Tensor) -> None:
-    """Compare a tensor with the oracle's, bit for bit.
-
-    Raises:
-        WrongError: If they differ.
-    """
+    """Raise `WrongError` if a tensor differs from the oracle's in a bit."""
     actual = actual.detach().cpu()
     if actual.shape != expected.shape or actual.dtype != expected.dtype:
         raise WrongError(
@@ -115,7 +92,7 @@ def check_same(name: str, actual: Tensor, expected: Tensor) -> None:
         )
     if actual.dtype is torch.bool:
         # A bool whose byte is neither 0 nor 1 is true, and is no right value.
-        actual, expected = _bytes(actual), _bytes(expected)
+        actual, expected = (bools.contiguous().view(torch.uint8) for bools in (actual, expected))
     if torch.equal(actual, expected):
         return
     differs = (actual != expected).flatten()
@@ -128,10 +105,6 @@ def check_same(name: str, actual: Tensor, expected: Tensor) -> None:
 
 def _bits(buffer: Tensor) -> Tensor:
     return buffer.view(torch.uint8).reshape(buffer.numel(), buffer.element_size())
-
-
-def _bytes(bools: Tensor) -> Tensor:
-    return bools.contiguous().view(torch.uint8)
 
 
 def _shown(tensor: Tensor) -> str:

@@ -64,27 +64,11 @@ ARGUMENTS: dict[str, Callable[[Kit], tuple[Any, ...]]] = {
     "send": lambda k: (small(k),),
     "send_object_list": lambda k: ([1],),
 }
-# Function to the place of its tensor, and to that of its list of tensors, among these arguments.
-TENSOR_AT = {
-    "all_gather": 1,
-    "all_gather_into_tensor": 1,
-    "all_reduce": 0,
-    "all_to_all_single": 1,
-    "broadcast": 0,
-    "gather": 0,
-    "irecv": 0,
-    "isend": 0,
-    "recv": 0,
-    "reduce": 0,
-    "reduce_scatter": 0,
-    "reduce_scatter_tensor": 0,
-    "scatter": 0,
-}
-LIST_AT = {"all_gather": 0, "all_to_all": 0, "gather": 1, "reduce_scatter": 1, "scatter": 1}
 
 
-def call_with(k: Kit, name: str, place: int, value: Any) -> Any:
-    """Call a function with this value in one place; the other arguments are right in a world of one."""
+def call_with(k: Kit, name: str, kind: type, value: Any) -> Any:
+    """Call a function with this value as its first argument of a type; the others are right in a world of one."""
     given = list(ARGUMENTS[name](k))
+    place = next(place for place, one in enumerate(given) if isinstance(one, kind))
     given[place] = value
     return call(k, name, *given)

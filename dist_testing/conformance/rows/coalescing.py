@@ -2,14 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from dist_testing.conformance.kit import Kit
 from dist_testing.conformance.rows.registry import script
-
-
-def _block(k: Kit, is_async: bool, group: Any = None) -> Any:
-    return k.c10d._coalescing_manager(group=group, async_ops=is_async)
 
 
 @script(
@@ -26,7 +20,7 @@ def _values(k: Kit, what: str) -> None:
     """Several calls in one block."""
     name, _, mode = what.rpartition("_")
     calls = [k.call(name, number) for number in range(3)]
-    with _block(k, mode == "async") as manager:
+    with k.c10d._coalescing_manager(async_ops=mode == "async") as manager:
         for call in calls:
             call.run(False)
     if mode == "async":
@@ -37,7 +31,7 @@ def _values(k: Kit, what: str) -> None:
 
 @script("8.1", "_coalescing_manager/empty_block", (2,))
 def _empty(k: Kit) -> None:
-    with _block(k, False):
+    with k.c10d._coalescing_manager():
         pass
 
 
@@ -46,7 +40,7 @@ def _on_part(k: Kit) -> None:
     group = k.group("part")
     if k.rank % 2:
         tensor = k.tensor(k.rank)
-        with _block(k, False, group):
+        with k.c10d._coalescing_manager(group):
             k.dist.all_reduce(tensor, group=group)
         k.equal(tensor, [4.0], "the sum")
 
@@ -74,7 +68,7 @@ def _illegal(k: Kit) -> None:
 @script("8.3", "_coalescing_manager/body_that_raises", fresh=True)
 def _raises(k: Kit) -> None:
     k.init()
-    with k.raises(KeyError), _block(k, False):
+    with k.raises(KeyError), k.c10d._coalescing_manager():
         raise KeyError("user code")
     tensor = k.tensor(3)
     k.dist.all_reduce(tensor, op=k.dist.ReduceOp.SUM)
@@ -86,7 +80,7 @@ def _mixed(k: Kit) -> None:
     k.init()
     output = k.tensor(0)
     try:
-        with _block(k, False):
+        with k.c10d._coalescing_manager():
             k.dist.all_reduce(k.tensor(5))
             k.dist.all_gather_into_tensor(output, k.tensor(7))
     except RuntimeError:
@@ -100,7 +94,7 @@ def _mixed_ops(k: Kit) -> None:
     k.init()
     first, second = k.tensor(k.rank + 1), k.tensor(k.rank + 1)
     try:
-        with _block(k, False):
+        with k.c10d._coalescing_manager():
             k.dist.all_reduce(first)
             k.dist.all_reduce(second, op=k.dist.ReduceOp.MAX)
     except (RuntimeError, ValueError, AssertionError):

@@ -1,4 +1,4 @@
-"""Section 3 of the contract: init_process_group, destroy, abort."""
+"""Section 3 of the contract: init_process_group, destroy, abort; and the rows about time limits and absence."""
 
 from __future__ import annotations
 
@@ -8,37 +8,34 @@ import os
 import sys
 import time
 import warnings
+from datetime import timedelta
 from typing import Any
 
 from dist_testing.conformance.kit import Kit
+from dist_testing.conformance.rows.calls import ARGUMENTS, call
 from dist_testing.conformance.rows.registry import script
 from dist_testing.core.ground.environment import environment
 
 
-def _init(k: Kit, name: str = "", **more: Any) -> None:
-    """Make the default group with a part of the world's store that no other call uses."""
-    k.init(**{"store": k.dist.PrefixStore(k.key(name), k.world.store), **more})
-
-
 @script("3.1", "init_process_group/twice", fresh=True)
 def _twice(k: Kit) -> None:
-    _init(k)
+    k.init()
     with k.raises(ValueError, "initialize the default process group twice"):
-        _init(k, "again")
+        k.init()
 
 
 @script("3.1", "init_process_group/bad_arguments", fresh=True)
 def _bad(k: Kit) -> None:
     with k.raises(AssertionError):
-        _init(k, init_method="env://")
+        k.init(init_method="env://")
     with k.raises((AssertionError, ValueError), "world_size"):
-        _init(k, world_size=-1)
+        k.init(world_size=-1)
     with k.raises((AssertionError, ValueError), "rank"):
-        _init(k, rank=-1)
+        k.init(rank=-1)
     for limit in (5, 5.0):
         with k.raises(TypeError, "timeout"):
-            _init(k, timeout=limit)
-    _init(k)
+            k.init(timeout=limit)
+    k.init()
     k.check_sum()
 
 
@@ -74,10 +71,10 @@ def _env(k: Kit) -> None:
 def _device_id(k: Kit) -> None:
     """The CPU is no accelerator, and a device without an index is none in particular."""
     with k.raises(ValueError, "accelerator"):
-        _init(k, device_id=k.torch.device("cpu"))
+        k.init(device_id=k.torch.device("cpu"))
     if not k.torch.accelerator.is_available():
         with k.raises(ValueError):
-            _init(k, device_id=0)
+            k.init(device_id=0)
 
 
 @script("3.4", "init_process_group/unknown_backend", fresh=True)
@@ -116,7 +113,7 @@ def _hook(k: Kit) -> None:
     sys.excepthook = former
     error = ValueError("boom")
     try:
-        _init(k)
+        k.init()
         with contextlib.redirect_stderr(io.StringIO()) as written:
             sys.excepthook(ValueError, error, None)
             k.check(sys.stderr is written, "the hook did not put sys.stderr back")
@@ -134,7 +131,7 @@ def _init_barrier(k: Kit) -> None:
         k.world.store.set(k.key("called"), "1")
     # Ranks may share one environment, so none removes the variable before all have used it.
     os.environ["TORCH_DIST_INIT_BARRIER"] = "1"
-    _init(k)
+    k.init()
     k.meet()
     os.environ.pop("TORCH_DIST_INIT_BARRIER", None)
     k.check(k.world.store.check([k.key("called")]), "init returned before the other rank had called it")
@@ -142,7 +139,7 @@ def _init_barrier(k: Kit) -> None:
 
 @script("3.9", "new_group/same_name_twice", fresh=True)
 def _same_name(k: Kit) -> None:
-    _init(k)
+    k.init()
     name = k.dist.group.WORLD.group_name
     with k.raises((ValueError, RuntimeError), "group name|already"):
         k.c10d._new_process_group_helper(k.size, k.rank, [0], k.dist.Backend(k.backend), k.world.store, group_name=name)
@@ -158,7 +155,7 @@ def _nothing(k: Kit) -> None:
 
 @script("3.10", "destroy_process_group/a_part", (2, 3), fresh=True)
 def _part(k: Kit) -> None:
-    _init(k)
+    k.init()
     part = k.dist.new_group(list(range(k.size)))
     other = k.dist.new_group(list(range(k.size)))
     k.check_sum(part)
@@ -172,7 +169,8 @@ def _part(k: Kit) -> None:
 @script("3.10", "destroy_process_group/init_again_three_times", (1, 2, 3), fresh=True)
 def _again(k: Kit) -> None:
     for number in range(3):
-        _init(k, str(number))
+        # In a part of the store that no other call uses.
+        k.init(store=k.dist.PrefixStore(str(number), k.world.store))
         k.check_sum()
         k.dist.destroy_process_group()
         k.equal(k.dist.get_pg_count(), 0, "get_pg_count()")
@@ -180,7 +178,7 @@ def _again(k: Kit) -> None:
 
 @script("3.10", "destroy_process_group/pending_work", (2,), fresh=True)
 def _pending(k: Kit) -> None:
-    _init(k)
+    k.init()
     tensors = [k.tensor(k.rank + 1) for _ in range(8)]
     works = [k.dist.all_reduce(tensor, async_op=True) for tensor in tensors]
     k.dist.destroy_process_group()
@@ -191,7 +189,7 @@ def _pending(k: Kit) -> None:
 
 @script("3.10", "destroy_process_group/kept_handle", (2,), fresh=True)
 def _kept(k: Kit) -> None:
-    _init(k)
+    k.init()
     group = k.dist.new_group()
     k.dist.destroy_process_group(group)
     with k.raises((ValueError, RuntimeError)):
@@ -201,8 +199,115 @@ def _kept(k: Kit) -> None:
 @script("3.11", "_abort_process_group/bookkeeping", fresh=True)
 def _abort(k: Kit) -> None:
     abort = k.need("_abort_process_group")
-    _init(k)
+    k.init()
     group = k.dist.new_group()
     abort(group)
     with k.raises(ValueError, "Invalid process group|has been destroyed"):
         abort(group)
+
+
+# Limit of the calls, and the latest end of one. Seconds.
+_LIMIT_S = 0.5
+_LATEST_S = 3.5
+
+
+def _late(k: Kit, run: Any, what: str, earliest_s: float = 0.6 * _LIMIT_S) -> None:
+    """Check that a call is refused by its limit: not at once, and not much later."""
+    started_s = time.monotonic()
+    text = k.refused(run)
+    seconds = time.monotonic() - started_s
+    k.check(seconds >= earliest_s, f"{what} failed before its limit: {text}")
+    k.check(seconds <= _LATEST_S, f"{what} ended long after its limit: {text}")
+
+
+def _begin(k: Kit, seconds: float) -> None:
+    k.init(seconds)
+    k.dist.barrier()
+
+
+@script(
+    "1.15",
+    "{}/limit_of_the_group",
+    (2,),
+    each=(
+        "all_reduce",
+        "barrier",
+        "all_gather",
+        "broadcast",
+        "gather",
+        "scatter",
+        "reduce",
+        "recv",
+        "all_to_all_single",
+    ),
+    fresh=True,
+)
+def _group_limit(k: Kit, what: str) -> None:
+    _begin(k, _LIMIT_S)
+    if k.rank == 0:
+        given = (k.tensor(0),) if what == "scatter" else ARGUMENTS[what](k)
+        more = {"src": 1} if what in ("recv", "broadcast", "scatter") else {}
+        _late(k, lambda: call(k, what, *given, **more), what)
+    k.meet()
+
+
+@script("2.16", "_set_pg_timeout/holds_for_the_next_call", (2,), fresh=True)
+def _set_limit(k: Kit) -> None:
+    _begin(k, 60)
+    limit = timedelta(seconds=_LIMIT_S)
+    with warnings.catch_warnings(record=True, action="always") as caught:
+        k.c10d._set_pg_timeout(limit)
+    if caught:
+        # c10d passes the limit on to some backends only, and warns for others, whose groups have a method for it.
+        k.dist.group.WORLD.set_timeout(limit)
+    if k.rank == 0:
+        _late(k, lambda: k.dist.all_reduce(k.tensor(1)), "all_reduce")
+    k.meet()
+
+
+@script("1.15", "wait/own_limit", (2,), fresh=True)
+def _wait_limit(k: Kit) -> None:
+    """The limit of wait() itself."""
+    _begin(k, 60)
+    if k.rank == 0:
+        work = k.dist.irecv(k.tensor(0), src=1)
+        _late(k, lambda: work.wait(timedelta(seconds=_LIMIT_S)), "wait()")
+    k.meet()
+
+
+@script(
+    "11.2", "{}/limit_of_the_call", (2,), each=("allreduce", "broadcast", "gather", "scatter", "reduce"), fresh=True
+)
+def _own_limit(k: Kit, what: str) -> None:
+    """The limit in the options of one call holds, although the group's is longer."""
+    _begin(k, 60)
+    if k.rank == 0:
+        tensors, others = [k.tensor(1)], [k.tensor(0) for _ in range(k.size)]
+        options = getattr(k.c10d, f"{what.title()}Options")()
+        options.timeout = timedelta(seconds=_LIMIT_S)
+        if what in ("broadcast", "scatter"):
+            options.rootRank = 1
+        given = {"gather": ([others], tensors), "scatter": (tensors, [])}.get(what, (tensors,))
+        _late(k, lambda: getattr(k.dist.group.WORLD, what)(*given, options), what)
+    k.meet()
+
+
+@script("1.16", "all_reduce/a_rank_dies", (2, 3), fresh=True)
+def _dies(k: Kit) -> None:
+    _begin(k, 1.0)
+    if k.rank == k.size - 1:
+        k.dist.destroy_process_group()
+    else:
+        _late(k, lambda: k.dist.all_reduce(k.tensor(1)), "all_reduce", earliest_s=0)
+    k.meet()
+
+
+@script("1.16", "send/peer_never_connects", (2,), fresh=True)
+def _lazy(k: Kit) -> None:
+    """The first message to a rank that is gone ends by the limit of the group."""
+    _begin(k, _LIMIT_S)
+    if k.rank == 1:
+        k.dist.destroy_process_group()
+    else:
+        _late(k, lambda: k.dist.recv(k.tensor(1), src=1), "recv", earliest_s=0)
+    k.meet()

@@ -12,13 +12,9 @@ from dist_testing.conformance.rows.registry import script
 from dist_testing.core.ground.environment import environment
 
 
-def _dist2(k: Kit) -> Any:
-    return importlib.import_module("torch.distributed._dist2")
-
-
 @script("11.1", "dist2/current_process_group", (2,))
 def _current(k: Kit) -> None:
-    dist2 = _dist2(k)
+    dist2: Any = importlib.import_module("torch.distributed._dist2")
     group = k.dist.group.WORLD
     k.equal(dist2.current_process_group(), None, "the group before")
     with dist2.process_group(group):
@@ -31,7 +27,7 @@ def _current(k: Kit) -> None:
 
 @script("11.1", "dist2/unknown_backend", fresh=True)
 def _unknown(k: Kit) -> None:
-    dist2 = _dist2(k)
+    dist2: Any = importlib.import_module("torch.distributed._dist2")
     with environment({"RANK": "0", "WORLD_SIZE": "1"}), k.raises((ValueError, RuntimeError, KeyError)):
         dist2.new_group("unheard_of", timedelta(seconds=5), "cpu")
 
@@ -71,8 +67,6 @@ def _method(k: Kit, what: str) -> None:
 def _split(k: Kit) -> None:
     """Every rank makes every split; None elsewhere; the limit and the name are the split's."""
     group = k.dist.group.WORLD
-    if not hasattr(group, "split_group"):
-        k.need("split_group")
     kept = []
     for number, ranks in enumerate(([0, 2], [1, 3])):
         made = group.split_group(ranks, timeout=timedelta(seconds=9), group_name=k.key(f"split{number}"))
@@ -94,8 +88,6 @@ def _merge(k: Kit) -> None:
     """Two groups of one rank become a group of two."""
     k.init()
     group = k.dist.group.WORLD
-    if not hasattr(group, "split_group"):
-        k.need("split_group")
     mine: Any = None
     for rank in range(2):
         made = group.split_group([rank], group_name=f"alone{rank}")
@@ -120,36 +112,24 @@ def _shutdown(k: Kit) -> None:
     group.shutdown()
 
 
-@script(
-    "11.7",
-    "functional/{}",
-    (2, 3),
-    each=("all_reduce", "all_gather_tensor", "reduce_scatter_tensor", "broadcast"),
-    functional=True,
-)
+@script("11.7", "functional/{}", (2, 3), each=("all_reduce", "all_gather_tensor", "reduce_scatter_tensor", "broadcast"))
 def _functional(k: Kit, what: str) -> None:
     """By group and by its name."""
     functional: Any = importlib.import_module("torch.distributed._functional_collectives")
+    mine = k.tensor(k.rank + 1, 2)
+    calls: dict[str, tuple[tuple[Any, ...], list[float], str]] = {
+        "all_reduce": ((mine, "sum"), [k.size * (k.size + 1) / 2, 2.0 * k.size], "the sum"),
+        "all_gather_tensor": ((mine, 0), [v for rank in range(k.size) for v in (rank + 1.0, 2.0)], "the tensors"),
+        "reduce_scatter_tensor": ((k.arange(k.size), "sum", 0), [float(k.size * k.rank)], "the part"),
+        "broadcast": ((mine, k.size - 1), [float(k.size), 2.0], "the root's tensor"),
+    }
+    given, expected, text = calls[what]
     for group in (k.dist.group.WORLD, k.dist.group.WORLD.group_name):
-        mine = k.tensor(k.rank + 1, 2)
-        match what:
-            case "all_reduce":
-                found = functional.wait_tensor(functional.all_reduce(mine, "sum", group))
-                k.equal(found, [float(k.size * (k.size + 1) // 2), 2.0 * k.size], "the sum")
-                k.equal(mine, [k.rank + 1.0, 2.0], "the input")
-            case "all_gather_tensor":
-                found = functional.wait_tensor(functional.all_gather_tensor(mine, 0, group))
-                k.equal(found, [v for rank in range(k.size) for v in (rank + 1.0, 2.0)], "the tensors")
-            case "reduce_scatter_tensor":
-                whole = k.arange(k.size)
-                found = functional.wait_tensor(functional.reduce_scatter_tensor(whole, "sum", 0, group))
-                k.equal(found, [float(k.size * k.rank)], "the part")
-            case _:
-                found = functional.wait_tensor(functional.broadcast(mine, k.size - 1, group))
-                k.equal(found, [float(k.size), 2.0], "the root's tensor")
+        k.equal(functional.wait_tensor(getattr(functional, what)(*given, group)), expected, text)
+        k.equal(mine, [k.rank + 1.0, 2.0], "the input")
 
 
-@script("11.7", "functional/backward", (2, 3), functional=True)
+@script("11.7", "functional/backward", (2, 3))
 def _backward(k: Kit) -> None:
     functional: Any = importlib.import_module("torch.distributed._functional_collectives")
     group = k.dist.group.WORLD
@@ -161,7 +141,7 @@ def _backward(k: Kit) -> None:
     k.equal(whole.grad, [rank + 1.0 for rank in range(k.size)], "the gradient of reduce_scatter_tensor")
 
 
-@script("11.7", "nn.functional/gradient_in_a_part", (4,), group="part", functional=True)
+@script("11.7", "nn.functional/gradient_in_a_part", (4,), group="part")
 def _gradient(k: Kit) -> None:
     """The gradient of the source of a broadcast in a part is the sum of the members'."""
     functional: Any = importlib.import_module("torch.distributed.nn.functional")

@@ -18,20 +18,14 @@ def _things(ranks: Iterable[int]) -> list[Any]:
     return [_thing(rank) for rank in ranks]
 
 
+@script("9.1", "all_gather_object/part", (4, 5), group="part")
 @script("9.1", "all_gather_object/values", (1, 2, 3, 5))
 def _all_gather(k: Kit) -> None:
-    found: list[Any] = [None] * k.size
-    k.dist.all_gather_object(found, _thing(k.rank))
-    k.equal(found, _things(range(k.size)), "the objects")
-
-
-@script("9.1", "all_gather_object/part", (4, 5), group="part")
-def _part(k: Kit) -> None:
-    if k.rank % 2:
-        ranks = list(range(1, k.size, 2))
-        found: list[Any] = [None] * len(ranks)
-        k.dist.all_gather_object(found, _thing(k.rank), group=k.group("part"))
-        k.equal(found, _things(ranks), "the objects")
+    group = k.group(k.cell.group)
+    if k.rank in k.ranks:
+        found: list[Any] = [None] * len(k.ranks)
+        k.dist.all_gather_object(found, _thing(k.rank), group=group)
+        k.equal(found, _things(k.ranks), "the objects")
 
 
 @script("9.1", "all_gather_object/large_and_longer_list", (2,))

@@ -26,21 +26,15 @@ def script(
     each: Collection[str] = (),
     group: str = "",
     fresh: bool = False,
-    functional: bool = False,
 ) -> Callable[[Callable[..., None]], Any]:
     """Return a decorator that registers a script as cells, one per world size.
 
     A script that returns has seen the right thing. It raises `WrongError` for a wrong result; any other exception is a
-    refusal by the backend.
+    refusal by the backend. Its name is "operation/what it shows"; each entry of `each` takes the place of "{}" there,
+    and the function gets it as `what`. A mapping as `row` names the row for each entry, which its keys are then.
 
-    Args:
-        row: Number of the row in the contract; a mapping names it for each entry of `each`, which its keys are then.
-        name: "operation/what it shows".
-        worlds: Sizes of its worlds.
-        each: What takes the place of "{}" in the name, one script for each; the function gets it as `what`.
-        group: Name of the group on which a good call must work afterwards; "" for the default group.
-        fresh: Whether it needs ranks of its own, without a default group.
-        functional: Whether it uses functional collectives.
+    `group` is the name of the group on which a good call must work afterwards, by default the default group. `fresh`:
+    the script needs ranks of its own, without a default group.
     """
     rows = row if isinstance(row, Mapping) else dict.fromkeys(each or [""], row)
 
@@ -50,10 +44,7 @@ def script(
             if (operation, variant) in _scripts:
                 raise ValueError(f"two scripts are called {name.format(what)}")
             _scripts[operation, variant] = partial(function, what=what) if "{}" in name else function
-            _cells.extend(
-                Cell(number, operation, size, group=group, variant=variant, fresh=fresh, functional=functional)
-                for size in worlds
-            )
+            _cells.extend(Cell(number, operation, size, group=group, variant=variant, fresh=fresh) for size in worlds)
         return function
 
     return register

@@ -7,16 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 from dist_testing.conformance.kit import Kit
-from dist_testing.conformance.rows.calls import (
-    ARGUMENTS,
-    DESTINATIONS,
-    LIST_AT,
-    SOURCES,
-    TENSOR_AT,
-    call_with,
-    right_call,
-    small,
-)
+from dist_testing.conformance.rows.calls import ARGUMENTS, DESTINATIONS, SOURCES, call_with, right_call, small
 from dist_testing.conformance.rows.registry import script
 
 # They ask the handle for its rank first, which a non-member's does not have.
@@ -24,6 +15,9 @@ _ASK_FIRST = ("recv_object_list", "send", "send_object_list")
 # They look at the membership before the rank argument.
 _MEMBERSHIP_FIRST = ("gather", "irecv", "recv")
 _WITH_RANK = (*SOURCES, *DESTINATIONS)
+# `send` refuses its own rank as the destination first.
+_TAKE_TENSORS = [name for name in ARGUMENTS if "object" not in name and name not in ("all_to_all", "barrier", "send")]
+_TAKE_LISTS = ("all_gather", "all_to_all", "gather", "reduce_scatter", "scatter")
 
 
 def _ranks(name: str, rank: int | None, in_group: int) -> dict[str, int | None]:
@@ -109,25 +103,24 @@ def _large_group_rank(k: Kit, what: str) -> None:
     k.refused(lambda: right_call(k, what, **_ranks(what, None, k.size + 7)))
 
 
-# `send` refuses its own rank as the destination first.
-@script("1.6", "{}/refuses_other_than_tensor", each=TENSOR_AT)
+@script("1.6", "{}/refuses_other_than_tensor", each=_TAKE_TENSORS)
 def _not_a_tensor(k: Kit, what: str) -> None:
     with k.raises(TypeError, "Tensor"):
-        call_with(k, what, TENSOR_AT[what], [1.0])
+        call_with(k, what, k.torch.Tensor, [1.0])
 
 
-@script("1.7", "{}/refuses_other_than_list", each=LIST_AT)
+@script("1.7", "{}/refuses_other_than_list", each=_TAKE_LISTS)
 def _not_a_list(k: Kit, what: str) -> None:
     with k.raises(TypeError, "[Ll]ist"):
-        call_with(k, what, LIST_AT[what], (small(k),))
+        call_with(k, what, list, (small(k),))
     with k.raises(TypeError, "Tensor"):
-        call_with(k, what, LIST_AT[what], [1])
+        call_with(k, what, list, [1])
 
 
-@script("1.8", "{}/refuses_mixed_dtypes", each=LIST_AT)
+@script("1.8", "{}/refuses_mixed_dtypes", each=_TAKE_LISTS)
 def _mixed_dtypes(k: Kit, what: str) -> None:
     with k.raises(ValueError, "different dtypes"):
-        call_with(k, what, LIST_AT[what], [k.tensor(1, 2, dtype="int64")])
+        call_with(k, what, list, [k.tensor(1, 2, dtype="int64")])
 
 
 @script("1.8", "all_gather/complex_and_its_float_are_one_dtype")

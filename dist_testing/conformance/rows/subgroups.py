@@ -71,7 +71,8 @@ def _bad_limit(k: Kit) -> None:
 @script("4.1", "new_group/local_synchronization", (4,))
 def _local(k: Kit) -> None:
     """Two groups side by side, of which each rank makes its own only."""
-    ranks = [0, 1] if k.rank < 2 else [2, 3]
+    # torch names them by the number of the rank's groups, which earlier cells leave equal on ranks of one parity only.
+    ranks = [k.rank % 2, k.rank % 2 + 2]
     group = k.new_group(ranks, use_local_synchronization=True)
     k.check_sum(group, ranks)
 
@@ -109,14 +110,21 @@ def _orders(k: Kit) -> None:
     k.equal(tensors[1], [30.0], "the second sum")
 
 
-@script("4.2", "new_subgroups/cuts_the_world", (4,))
-def _subgroups(k: Kit) -> None:
-    own, every = k.dist.new_subgroups(2)
+def _check_parts(k: Kit, made: tuple[Any, list[Any]], ranks: list[int]) -> None:
+    """Check what a function has returned that makes two groups at once: the own group, of these ranks, and both."""
+    own, every = made
     k.mine += every
     k.equal(len(every), 2, "the number of groups")
-    ranks = [0, 1] if k.rank < 2 else [2, 3]
+    if k.rank not in ranks:
+        k.equal(own, None, "the own group of a rank in no list")
+        return
     k.equal(k.dist.get_process_group_ranks(own), ranks, "the ranks of the own group")
     k.check_sum(own, ranks)
+
+
+@script("4.2", "new_subgroups/cuts_the_world", (4,))
+def _subgroups(k: Kit) -> None:
+    _check_parts(k, k.dist.new_subgroups(2), [0, 1] if k.rank < 2 else [2, 3])
 
 
 @script("4.2", "new_subgroups/refusals", (4,))
@@ -129,15 +137,8 @@ def _bad_subgroups(k: Kit) -> None:
 @script("4.3", "new_subgroups_by_enumeration/lists", (4, 5))
 def _enumeration(k: Kit) -> None:
     """Ranks in no list get None and all groups."""
-    own, every = k.dist.new_subgroups_by_enumeration([[0, 2], [1, 3]])
-    k.mine += every
-    k.equal(len(every), 2, "the number of groups")
-    if k.rank > 3:
-        k.equal(own, None, "the own group of a rank in no list")
-        return
-    ranks = [k.rank % 2, k.rank % 2 + 2]
-    k.equal(k.dist.get_process_group_ranks(own), ranks, "the ranks of the own group")
-    k.check_sum(own, ranks)
+    lists = [[0, 2], [1, 3]]
+    _check_parts(k, k.dist.new_subgroups_by_enumeration(lists), lists[k.rank % 2])
 
 
 @script("4.3", "new_subgroups_by_enumeration/refusals", (2,))
@@ -212,11 +213,11 @@ def _estimator(k: Kit) -> None:
 
 @script("4.1", "broadcast/root_in_both_spaces", (4, 5, 7), group="part")
 def _roots(k: Kit) -> None:
-    ranks = list(range(1, k.size, 2))
-    if k.rank not in ranks:
+    group = k.group("part")
+    if k.rank not in k.ranks:
         return
-    for place, rank in enumerate(ranks):
+    for place, rank in enumerate(k.ranks):
         for named in ({"src": rank}, {"group_src": place}):
             tensor = k.tensor(k.rank * 10 + place)
-            k.dist.broadcast(tensor, group=k.group("part"), **named)
+            k.dist.broadcast(tensor, group=group, **named)
             k.equal(tensor, [float(rank * 10 + place)], f"the tensor of {named}")

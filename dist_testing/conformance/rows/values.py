@@ -11,13 +11,17 @@ from dist_testing.conformance.rows.calls import call
 from dist_testing.conformance.rows.registry import script
 
 
+def _reduced(k: Kit, tensor: Any, op: str = "SUM") -> Any:
+    """Return the tensor after an all_reduce by all ranks."""
+    k.dist.all_reduce(tensor, op=getattr(k.dist.ReduceOp, op))
+    return tensor
+
+
 @script("6", "all_reduce/nan_through_{}", (2, 3), each=("sum", "min", "max"))
 def _nan(k: Kit, what: str) -> None:
     """A NaN of one rank arrives on all, and so does an infinity."""
     first = [math.nan, math.inf, -math.inf] if k.rank == k.size - 1 else [1.0, 2.0, 3.0]
-    tensor = k.tensor(*first)
-    k.dist.all_reduce(tensor, op=getattr(k.dist.ReduceOp, what.upper()))
-    values = tensor.tolist()
+    values = _reduced(k, k.tensor(*first), what.upper()).tolist()
     k.check(math.isnan(values[0]), f"a NaN became {values[0]}")
     if what == "sum":
         k.equal(values[1:], [math.inf, -math.inf], "the infinities")
@@ -25,8 +29,7 @@ def _nan(k: Kit, what: str) -> None:
 
 @script("6", "all_reduce/integers_wrap", (2, 3))
 def _wraps(k: Kit) -> None:
-    tensor = k.tensor(100, -100, dtype="int8")
-    k.dist.all_reduce(tensor)
+    tensor = _reduced(k, k.tensor(100, -100, dtype="int8"))
     wrapped = [((sign * 100 * k.size + 128) % 256) - 128 for sign in (1, -1)]
     k.equal(tensor, k.torch.tensor(wrapped, dtype=k.torch.int8), "the wrapped sum")
 
@@ -35,8 +38,7 @@ def _wraps(k: Kit) -> None:
 def _same_bits(k: Kit) -> None:
     """Rounding differs by order, and all ranks get the same bits."""
     generator = k.torch.Generator().manual_seed(k.rank)
-    tensor = (k.torch.rand(1001, generator=generator) * 1e3).to(k.device)
-    k.dist.all_reduce(tensor)
+    tensor = _reduced(k, (k.torch.rand(1001, generator=generator) * 1e3).to(k.device))
     bits = tensor.cpu().view(k.torch.int32).tolist()
     k.world.store.set(k.key(f"bits/{k.rank}"), str(hash(tuple(bits))))
     k.meet()
@@ -46,33 +48,28 @@ def _same_bits(k: Kit) -> None:
 
 @script("6", "all_reduce/average_of_integers_is_truncated", (2, 3))
 def _truncated(k: Kit) -> None:
-    tensor = k.tensor(*([1, -1] if k.rank == 0 else [2, -2]), dtype="int32")
-    k.dist.all_reduce(tensor, op=k.dist.ReduceOp.AVG)
+    tensor = _reduced(k, k.tensor(*([1, -1] if k.rank == 0 else [2, -2]), dtype="int32"), "AVG")
     total = 1 + 2 * (k.size - 1)
     k.equal(tensor, [total // k.size, -(total // k.size)], "the average")
 
 
 @script("6", "all_reduce/average_is_divided_by_ranks", (1, 3))
 def _average(k: Kit) -> None:
-    tensor = k.full(3 * (k.rank + 1), 5)
-    k.dist.all_reduce(tensor, op=k.dist.ReduceOp.AVG)
-    k.equal(tensor, [3.0 * (k.size + 1) / 2] * 5, "the average")
+    k.equal(_reduced(k, k.full(3 * (k.rank + 1), 5), "AVG"), [3.0 * (k.size + 1) / 2] * 5, "the average")
 
 
 @script("6", "all_reduce/group_of_one_keeps_values")
 def _alone(k: Kit) -> None:
     """In a world of one the result is the input, for lengths around the sizes of blocks."""
     for length in (1, 3, 5, 7, 31, 33, 127):
-        tensor = k.arange(length) + 1
-        k.dist.all_reduce(tensor)
-        k.equal(tensor, [float(value) for value in range(1, length + 1)], f"the result of {length} elements")
+        expected = [float(value) for value in range(1, length + 1)]
+        k.equal(_reduced(k, k.arange(length) + 1), expected, f"the result of {length} elements")
 
 
 @script("6", "all_reduce/average_of_many", (2, 3))
 def _large_average(k: Kit) -> None:
     """Above any threshold of a fast path."""
-    tensor = k.full(2 * k.rank, 300_001)
-    k.dist.all_reduce(tensor, op=k.dist.ReduceOp.AVG)
+    tensor = _reduced(k, k.full(2 * k.rank, 300_001), "AVG")
     k.check(bool((tensor == float(k.size - 1)).all()), f"the average is {tensor[0].item()}")
 
 
@@ -203,10 +200,7 @@ def _in_place(k: Kit) -> None:
 def _old_names(k: Kit, what: str) -> None:
     """A deprecated name warns, and gives the same result, here on a world of one."""
     output, value = k.tensor(0, 0), k.tensor(4, 5)
-    given: dict[str, Any] = {
-        "all_reduce_coalesced": ([value],),
-        "all_gather_coalesced": ([[output]], [value]),
-    }
+    given: dict[str, Any] = {"all_reduce_coalesced": ([value],), "all_gather_coalesced": ([[output]], [value])}
     with warnings.catch_warnings(record=True, action="always") as caught:
         getattr(k.c10d, what)(*given.get(what, (output, value)))
     k.equal(value if what == "all_reduce_coalesced" else output, [4.0, 5.0], "the result")
@@ -217,8 +211,7 @@ def _old_names(k: Kit, what: str) -> None:
 def _sparse(k: Kit) -> None:
     indices = k.torch.tensor([[k.rank]], device=k.device)
     tensor = k.torch.sparse_coo_tensor(indices, k.torch.ones(1, device=k.device), (k.size,))
-    k.dist.all_reduce(tensor)
-    k.equal(tensor.to_dense(), [1.0] * k.size, "the sum")
+    k.equal(_reduced(k, tensor).to_dense(), [1.0] * k.size, "the sum")
 
 
 @script("7.7", "all_to_all_single/sizes_of_many_kinds", (2, 3))
@@ -247,31 +240,22 @@ def _sums(k: Kit) -> None:
 
 @script("7.9", "all_reduce/table_of_the_docs", (2,))
 def _golden_reduce(k: Kit) -> None:
-    tensor = k.torch.arange(2, dtype=k.torch.int64, device=k.device) + 1 + 2 * k.rank
-    k.dist.all_reduce(tensor)
-    k.equal(tensor, [4, 6], "the sum")
-    tensor = k.torch.tensor([1 + 1j, 2 + 2j], device=k.device) + 2 * k.rank * (1 + 1j)
-    k.dist.all_reduce(tensor)
-    k.equal(tensor, k.torch.tensor([4 + 4j, 6 + 6j]), "the complex sum")
+    k.equal(_reduced(k, k.tensor(1, 2, dtype="int64") + 2 * k.rank), [4, 6], "the sum")
+    tensor = k.tensor(1 + 1j, 2 + 2j, dtype="complex64") + 2 * k.rank * (1 + 1j)
+    k.equal(_reduced(k, tensor), k.torch.tensor([4 + 4j, 6 + 6j]), "the complex sum")
 
 
 @script("7.9", "all_to_all/uneven_table_of_the_docs", (4,))
 def _golden_uneven(k: Kit) -> None:
     """Golden values: the uneven tables of all_to_all and of all_to_all_single."""
     sends = [[2, 2, 1, 1], [3, 2, 2, 2], [2, 1, 1, 1], [2, 2, 2, 1]]
-    values = [
-        [0, 1, 2, 3, 4, 5],
-        [10, 11, 12, 13, 14, 15, 16, 17, 18],
-        [20, 21, 22, 23, 24],
-        [30, 31, 32, 33, 34, 35, 36],
-    ]
     expected = [
         [0, 1, 10, 11, 12, 20, 21, 30, 31],
         [2, 3, 13, 14, 22, 32, 33],
         [4, 15, 16, 23, 34, 35],
         [5, 17, 18, 24, 36],
     ]
-    source = k.tensor(*values[k.rank], dtype="int64")
+    source = k.tensor(*range(10 * k.rank, 10 * k.rank + sum(sends[k.rank])), dtype="int64")
     gets = [sends[rank][k.rank] for rank in range(4)]
     output = k.torch.zeros(sum(gets), dtype=k.torch.int64, device=k.device)
     k.dist.all_to_all_single(output, source, gets, sends[k.rank])
@@ -283,7 +267,7 @@ def _golden_uneven(k: Kit) -> None:
 
 @script("7.9", "reduce_scatter_tensor/table_of_the_docs", (2,))
 def _golden_scatter(k: Kit) -> None:
-    source = k.torch.arange(4, dtype=k.torch.int64, device=k.device)
+    source = k.tensor(*range(4), dtype="int64")
     for shape in ((4,), (2, 2)):
         output = k.torch.zeros(2, dtype=k.torch.int64, device=k.device)
         k.dist.reduce_scatter_tensor(output, source.reshape(shape))
