@@ -46,7 +46,10 @@ def kit(request: pytest.FixtureRequest) -> Iterator[CellSession]:
         file = (rlocation and rlocation(source)) or source
         expectations = dataclasses.replace(read_expectations(file, backend.name), source=source)
         expectations.check_cells(all_cells())
-    with CellSession(backend, budget, expectations=expectations, preloads=preloads, limit_s=limit_s) as running:
+    debug_rank = session.engine.debug_rank
+    with CellSession(
+        backend, budget, expectations=expectations, preloads=preloads, limit_s=limit_s, debug_rank=debug_rank
+    ) as running:
         yield running
         if outputs := os.environ.get("TEST_UNDECLARED_OUTPUTS_DIR"):
             write_matrix(running.matrix, Path(outputs))

@@ -59,12 +59,13 @@ class CellSession:
         expectations: Expectations | None = None,
         preloads: bool = True,
         limit_s: float = CELL_LIMIT_S,
+        debug_rank: int | None = None,
     ) -> None:
         """Make a session, without a limit of time unless there is a budget. It starts no process yet.
 
         `expectations` says what is expected of the backend, by default what the contract asks for. `preloads`: the
         cells to come use functional collectives, whose modules then load before the ranks. `limit_s` is the limit of
-        one cell, in seconds: what a hang costs at most.
+        one cell, in seconds: what a hang costs at most. `debug_rank` is the rank that gets the terminal.
         """
         self.expectations = expectations or Expectations()
         self.matrix = Matrix(backend.name, torch_version())
@@ -77,6 +78,7 @@ class CellSession:
         self._spec = Spec("", self.backend, (1,), self._isolation)
         loader = Loader(CellContext.__module__, "preload" if preloads else "")
         self._engine = Engine(self._spec, budget or Budget(), CellContext(preloads), loader)
+        self._engine.debug_rank = debug_rank
         # Returns why a world of this size cannot run here; None if it can. It raises `UsageError` if the import of the
         # backend's module fails.
         self.missing_need = functools.cache(functools.partial(missing_need, self._spec))

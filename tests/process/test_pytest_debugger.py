@@ -156,3 +156,46 @@ def test_pytest_exit_on_a_rank_ends_the_session(starter: Starter, tmp_path: Path
     assert ended.code == pytest.ExitCode.INTERRUPTED, ended.log
     assert ended.outcomes() == {"test_exits": "FAILED"}
     assert "Interrupted: enough for today" in ended.log, ended.log[-3000:]
+
+
+_OWN_BACKEND = """
+    from pathlib import Path
+
+    import torch.distributed as dist
+
+    def create(store, rank, size, timeout):
+        if rank == 1:
+            breakpoint()
+        return dist.ProcessGroupGloo(store, rank, size, timeout)
+
+    dist.Backend.register_backend("foreign", create, devices=["cpu"])
+
+    def pytest_dist_backends():
+        return Path(__file__).parent / "backend.bzl"
+"""
+_DECLARATION = """
+    load("@dist_testing//dist_testing:backends.bzl", "declare_backend")
+
+    FOREIGN = declare_backend(
+        name = "foreign",
+        torch_backend = "foreign",
+        device = "cpu",
+        register_module = "own",
+    )
+"""
+
+
+def test_one_cell_of_the_conformance_kit(starter: Starter, tmp_path: Path) -> None:
+    """If this fails, a backend's author has no way to stop in the call that the kit makes (docs/conformance.md)."""
+    write_file(tmp_path, "own.py", _OWN_BACKEND)
+    write_file(tmp_path, "backend.bzl", _DECLARATION)
+    cell = "dist_testing.conformance.cells_test::test_cell[barrier/waits_for_all/w2]"
+    options = ["-s", "-p", "conftest", "-p", "own", "--dist-backend=foreign", "--dist-debug-rank=1", "--pyargs", cell]
+    with Terminal(tmp_path) as terminal:
+        child = start_pytest(starter, tmp_path, *options, env=terminal.env)
+        assert "create()" in terminal.wait(_PROMPT, child)
+        terminal.type("p size + 40")
+        assert "42" in terminal.wait(_PROMPT, child)
+        terminal.type("c")
+        assert child.wait() == 0, child.log
+    assert "1 passed" in child.log

@@ -10,11 +10,13 @@ import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from dist_testing.core.events.event import KINDS, ON_DEMAND, SCHEMA, Event, RunStarted
 from dist_testing.core.ground.error_text import summarise
-from dist_testing.core.ground.spec import Spec
+
+if TYPE_CHECKING:
+    from dist_testing.core.ground.spec import Spec
 
 # Packages whose versions an event file names.
 _PACKAGES = ("torch", "pytest")
