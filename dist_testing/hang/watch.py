@@ -116,6 +116,9 @@ class DeadlockDetector(WorldWatcher):
 
     def poll(self, now_s: float) -> EndCase | None:
         """Look, if it is time. End the case if a hang is proven."""
+        if self._world.is_running and not self._world.is_undisturbed:
+            # What ranks waited for before a fault on purpose says nothing of the time after it.
+            self.latest = None
         if now_s < self.next_s:
             return None
         if not self.is_on or all(record.is_settled for record in self._records):

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import replace
+from unittest import mock
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -13,6 +15,7 @@ from dist_testing.core.ground.outcomes import Cause, Kind, RankOutcome, Status, 
 from dist_testing.hang.analysis import RankView, analyse
 from dist_testing.hang.ledger import Call, Group, Wait, WaitKind
 from dist_testing.hang.story import HangStory, blame_by_ledger, mark_stuck, story_of
+from dist_testing.hang.watch import DeadlockDetector
 from tests.support.hang_machine import (
     LIMIT_MS,
     LIMITS,
@@ -250,3 +253,13 @@ def test_stuck_ranks_were_not_at_the_deadline() -> None:
     marked = mark_stuck(outcomes, _story(_two()))
     assert marked[0].describe() == "was still in all_reduce when no rank could go on any more"
     assert marked[1] == outcomes[1]
+
+
+@pytest.mark.parametrize("is_undisturbed", [True, False])
+def test_a_look_before_a_fault_on_purpose_is_forgotten(is_undisturbed: bool) -> None:
+    """If this fails, ranks that met for a moment before a cable was cut have "proven" the wait after it."""
+    world = mock.Mock(records=[], stacks_fds={}, group_limit_s=1.0, is_running=True, is_undisturbed=is_undisturbed)
+    detector = DeadlockDetector(world)
+    detector.latest = before = HangStory(analyse(_two(), LIMITS))
+    detector.poll(-math.inf)
+    assert detector.latest is (before if is_undisturbed else None)
