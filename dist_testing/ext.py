@@ -33,7 +33,7 @@ written for the user (`UsageError`, `LaunchError` and so on) and skips pass as t
 
 Launchers, rank front ends, backends and sinks of events are registered by calls: `register_isolation` and
 `register_front_end` (at the end of their module, or in a conftest.py), a declaration of the backend
-(`docs/backends.md`), and `EventStream.subscribe`.
+(`docs/backends.md`), and `event_stream().subscribe`.
 """
 
 from __future__ import annotations
@@ -56,6 +56,7 @@ if TYPE_CHECKING:
     from dist_testing.core.engine.hooks import WorldResource as WorldResource
     from dist_testing.core.engine.hooks import WorldWatcher as WorldWatcher
     from dist_testing.core.engine.needs import Lack as Lack
+    from dist_testing.core.events.event import CaseRecorded as CaseRecorded
     from dist_testing.core.events.event import Event as Event
     from dist_testing.core.events.stream import EventStream as EventStream
     from dist_testing.core.ground.backends import Backend as Backend
@@ -83,6 +84,7 @@ if TYPE_CHECKING:
     from dist_testing.core.rank.hooks import RankService as RankService
     from dist_testing.core.rank.hooks import ServedRank as ServedRank
     from dist_testing.core.session.front_ends import register_front_end as register_front_end
+    from dist_testing.core.session.session import event_stream as event_stream
 
 # Where the names are. A rank must not import the engine for a name that it does not use.
 _NAMES = {
@@ -92,7 +94,7 @@ _NAMES = {
     "WorldWatcher",
     "core.engine.needs": "Lack",
     "core.ground.errors": "AddOnError LaunchError StateLeakError UsageError",
-    "core.events.event": "Event",
+    "core.events.event": "CaseRecorded Event",
     "core.events.stream": "EventStream",
     "core.launch.hooks": "IdleWork WorldPlace",
     "core.launch.isolation": "Isolation register_isolation",
@@ -102,6 +104,7 @@ _NAMES = {
     "core.rank.bootstrap": "RankContext RankFrontEnd",
     "core.rank.hooks": "RankService ServedRank",
     "core.session.front_ends": "register_front_end",
+    "core.session.session": "event_stream",
     "core.ground.spec": "Spec",
 }
 _HOMES = {name: home for home, names in _NAMES.items() for name in names.split()}

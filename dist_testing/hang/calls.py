@@ -26,7 +26,7 @@ CALLS: Family[CallsMade] = Family("calls of a rank", 3, (CallsMade,))
 # Of one case. One difference shifts all calls after it.
 _MAX_DIFFERENCES = 3
 # For the answers of all ranks. Seconds.
-_ANSWER_LIMIT_S = 0.2
+_ANSWER_LIMIT_S = 0.5
 # gloo's text, where another rank has sent more than this one expects. It ends the process.
 _GLOO_GOT_MORE = "Received data size doesn't match expected size"
 _LOG_BYTES = 1 << 14
@@ -84,7 +84,9 @@ class CallComparison(WorldWatcher):
         has_passed = found.status is Status.PASSED
         if not has_passed and (found.cause not in _EXPLAINED or found.is_proven):
             return result
-        first = first_difference(self._told, self._limits_ms, passed) or self._other_size(found)
+        first = first_difference(self._told, self._limits_ms, passed)
+        if first is None and found.cause is Cause.CRASH and found.culprit is not None:
+            first = got_more(self._told, found.culprit, read_tail(self._world.logs[found.culprit], _LOG_BYTES))
         every = "; ".join(differences(self._told, self._limits_ms)) if has_passed else ""
         # The lines alone fail no case that has passed.
         if first is None or (has_passed and not every):
@@ -94,21 +96,6 @@ class CallComparison(WorldWatcher):
         else:
             told = dataclasses.replace(found, reason=f"{first[0]}; then {found.reason}", suspects=first[1])
         return dataclasses.replace(result, verdict=told)
-
-    def _other_size(self, found: Verdict) -> tuple[str, tuple[int, ...]] | None:
-        """What a crash of gloo tells, if it got more data than the call of its rank expects.
-
-        That rank can tell no calls. So the last calls of the others are named, and any of these ranks may be wrong.
-        """
-        rank = found.culprit
-        if found.cause is not Cause.CRASH or rank is None:
-            return None
-        if _GLOO_GOT_MORE not in read_tail(self._world.logs[rank], _LOG_BYTES):
-            return None
-        last = {other: made.calls[-1] for other, made in self._told.items() if made.calls}
-        sides = ranks_by_text({one: f"{_text(call)} ({call.place})" for one, call in last.items()})
-        called = "".join(f"; the last call of {ranks_text(ranks)} is {text}" for text, ranks in sides.items())
-        return f"rank {rank} got more data than its call of gloo expects{called}", (rank, *last)
 
 
 class _Lane(NamedTuple):
@@ -179,6 +166,19 @@ def first_difference(
         if short and lane.complete >= lane.calls.keys():
             return _counts(lane), tuple(short) if len(short) == 1 < len(lane.counts) - 1 else tuple(lane.counts)
     return None
+
+
+def got_more(told: Mapping[int, CallsMade], rank: int, log: str) -> tuple[str, tuple[int, ...]] | None:
+    """Return what a crash of gloo says, if `rank` got more data than its call expects, and who may be to blame.
+
+    That rank can tell no calls, so the last calls of the others are named. None if its `log` says nothing of it.
+    """
+    if _GLOO_GOT_MORE not in log:
+        return None
+    last = {other: made.calls[-1] for other, made in told.items() if made.calls}
+    sides = ranks_by_text({other: f"{_text(call)} ({call.place})" for other, call in last.items()})
+    called = "".join(f"; the last call of {ranks_text(ranks)} is {text}" for text, ranks in sides.items())
+    return f"rank {rank} got more data than its call of gloo expects{called}", (rank, *last)
 
 
 def _counts(lane: _Lane) -> str:

@@ -101,10 +101,7 @@ def test_headlines(starter: Starter, tmp_path: Path) -> None:
         "TestPool::test_pool[1] (world of 3)": f"{second}: rank 0 {_OTHER}, ranks 1, 2 {_CALL}; then ",
     }.items():
         assert f"{name}: {said}" in ended.log
-    more = (
-        "rank 0 got more data than its call of gloo expects; the last call of rank 1 is all_reduce of [[500]] Float ("
-    )
-    assert f"test_longer (world of 2): {more}test_cases.py:" in ended.log
+    assert "test_longer (world of 2): rank 0 got more data than its call of gloo expects; " in ended.log
     assert "; then rank 0 was killed by SIGABRT (6)" in ended.log
     for name in ("test_branches", "test_early"):
         assert f"{name} (world of 3): rank 2 raised AssertionError" in ended.log

@@ -362,7 +362,7 @@ def test_a_broken_sink_changes_no_verdict(starter: Starter, tmp_path: Path, opti
         import pytest
 
         from dist_testing.core.events.event import KINDS
-        from dist_testing.core.session.session import current_session
+        from dist_testing.ext import event_stream
 
 
         @pytest.hookimpl(trylast=True)
@@ -371,7 +371,7 @@ def test_a_broken_sink_changes_no_verdict(starter: Starter, tmp_path: Path, opti
                 def broken(event):
                     raise ZeroDivisionError(event.to_wire()["event"])
 
-                current_session().engine.events.subscribe(broken, kind, name=f"the sink of {name}")
+                event_stream().subscribe(broken, kind, name=f"the sink of {name}")
         """,
     )
     ended, events = _run(starter, tmp_path, _WAYS, *options)

@@ -13,6 +13,8 @@ from dist_testing.core.ground import add_ons as add_ons_module
 from dist_testing.core.ground.add_ons import EXT_VERSION, AddOn, add_on_named, add_ons, blaming, call_parts
 from dist_testing.core.ground.errors import AddOnError, UsageError
 from dist_testing.core.ground.world import World
+from dist_testing.core.session import session
+from dist_testing.ext import event_stream
 
 _DECLARED = """
 from dist_testing.ext import AddOn
@@ -119,3 +121,11 @@ def test_part_that_raises_names_its_add_on(monkeypatch: pytest.MonkeyPatch) -> N
     assert list(call_parts("room", 4)) == [(broken, 2.0)]
     with pytest.raises(AddOnError, match="Add-on 'broken': its part 'room' raised ValueError"):
         list(call_parts("room", -1))
+
+
+def test_a_sink_without_a_session_is_told_when_to_subscribe(monkeypatch: pytest.MonkeyPatch) -> None:
+    """If this fails, a conftest that subscribes too early ends in an AttributeError of ours."""
+    monkeypatch.setattr(session, "_sessions", [])
+    monkeypatch.setattr(session, "open_offered_session", lambda: None)
+    with pytest.raises(UsageError, match="trylast=True"):
+        event_stream()

@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from dist_testing.hang.calls import differences, first_difference
+from dist_testing.hang.calls import differences, first_difference, got_more
 from dist_testing.hang.ledger import Call, CallsMade, Group
 from dist_testing.hang.recorder import recorded_calls
 
@@ -249,3 +249,15 @@ def test_calls_of_earlier_cases_do_not_count(monkeypatch: pytest.MonkeyPatch) ->
     assert calls is not None
     assert [call.number for call in calls] == [8]
     assert is_complete
+
+
+def test_a_crash_of_gloo_names_the_calls_of_the_others() -> None:
+    """If this fails, the headline blames the rank that died, which may have made the right call."""
+    text = "enforce fail at pair.cc:456. 500 vs 4. Received data size doesn't match expected size. Is there a mismatch?"
+    others = {1: _made(_BARRIER, _REDUCE), 2: _made(_REDUCE), 3: _made()}
+    found = got_more(others, 0, text)
+    assert found is not None
+    assert found[0].startswith("rank 0 got more data than its call of gloo expects; the last call of ranks 1, 2 is ")
+    assert found[0].endswith("all_reduce of [[3]] Float ()")
+    assert found[1] == (0, 1, 2)
+    assert got_more(others, 0, "Segmentation fault") is None

@@ -14,6 +14,7 @@ from dist_testing.core.engine.engine import Engine
 from dist_testing.core.engine.kept_files import ReportFolder
 from dist_testing.core.engine.needs import Lack
 from dist_testing.core.engine.report import failure_report, missing_hardware
+from dist_testing.core.events.stream import EventStream
 from dist_testing.core.ground.case import CaseFailedError, CaseResult
 from dist_testing.core.ground.errors import PromiseError, UsageError
 from dist_testing.core.ground.outcomes import Status
@@ -132,6 +133,25 @@ def current_session() -> Session | None:
     if not _sessions:
         open_offered_session()
     return _sessions[0] if _sessions else None
+
+
+def event_stream() -> EventStream:
+    """Return the stream of the session's events, for a sink of an add-on or a conftest.py.
+
+        @pytest.hookimpl(trylast=True)
+        def pytest_configure(config):
+            event_stream().subscribe(print, CaseRecorded, name="the printed cases")
+
+    Raises:
+        UsageError: If this process has no session.
+    """
+    if (session := current_session()) is None:
+        raise UsageError(
+            "event_stream(): this process has no session of dist_testing.\n"
+            "pytest opens it in pytest_configure of the plugin, and unittest before the first test on ranks.\n"
+            "Call it later: in a pytest_configure hook, use @pytest.hookimpl(trylast=True)."
+        )
+    return session.engine.events
 
 
 def warnings_of(result: CaseResult) -> Iterator[warnings.WarningMessage]:
