@@ -176,7 +176,8 @@ def got_more(told: Mapping[int, CallsMade], rank: int, log: str) -> tuple[str, t
     if _GLOO_GOT_MORE not in log:
         return None
     last = {other: made.calls[-1] for other, made in told.items() if made.calls}
-    sides = ranks_by_text({other: f"{_text(call)} ({call.place})" for other, call in last.items()})
+    texts = {other: _text(call) + (f" ({call.place})" if call.place else "") for other, call in last.items()}
+    sides = ranks_by_text(texts)
     called = "".join(f"; the last call of {ranks_text(ranks)} is {text}" for text, ranks in sides.items())
     return f"rank {rank} got more data than its call of gloo expects{called}", (rank, *last)
 

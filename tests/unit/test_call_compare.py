@@ -258,6 +258,6 @@ def test_a_crash_of_gloo_names_the_calls_of_the_others() -> None:
     found = got_more(others, 0, text)
     assert found is not None
     assert found[0].startswith("rank 0 got more data than its call of gloo expects; the last call of ranks 1, 2 is ")
-    assert found[0].endswith("all_reduce of [[3]] Float ()")
+    assert found[0].endswith("all_reduce of [[3]] Float")
     assert found[1] == (0, 1, 2)
     assert got_more(others, 0, "Segmentation fault") is None
