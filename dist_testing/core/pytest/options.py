@@ -84,7 +84,7 @@ def add_options(parser: pytest.Parser) -> None:
     group.addoption(
         "--dist-strict-collectives",
         action="store_true",
-        help="fail a test whose ranks pass but make different collective calls (default: a warning)",
+        help="fail a test whose ranks pass but make different collective calls (default: compared if the test fails)",
     )
     group.addoption(
         "--dist-debug-rank",
