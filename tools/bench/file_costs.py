@@ -3,6 +3,9 @@
 A file's cost is all that its process does after the imports, its end included, divided by its cases. So the first case,
 which starts the fork server, and the copies into huge pages count. CPU seconds are those of all processes of the
 contestant, and other work on the machine changes them little. The contestants take turns case by case.
+
+The raw forks destroy their group. The library's front ends leave gloo's to the end of the process, which saves 20 to
+45 ms of a case; a unittest class whose test destroys it by itself costs about 1.1 times a raw fork.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The library's `MultiProcessTestCase` under plain unittest."""
+"""The library's `MultiProcessTestCase` under plain unittest. The class ends the group, as torch's does."""
 
 from __future__ import annotations
 

@@ -15,7 +15,6 @@ def _run(test: MultiProcessTestCase, case: str) -> None:
     store = FileStore(test.file_name, test.world_size)
     dist.init_process_group("gloo", store=store, rank=test.rank, world_size=test.world_size)
     run_trivial(case, test.rank)
-    dist.destroy_process_group()
 
 
 @add_cases(_run)
