@@ -29,7 +29,8 @@ _MAX_DIFFERENCES = 3
 _ANSWER_LIMIT_S = 0.5
 # gloo's text, where another rank has sent more than this one expects. It ends the process.
 _GLOO_GOT_MORE = "Received data size doesn't match expected size"
-_LOG_BYTES = 1 << 14
+# Native stacks of many threads follow it. Bytes.
+_LOG_BYTES = 1 << 19
 # What calls can explain. Other causes have nothing to do with them.
 _EXPLAINED = frozenset({Cause.FAILURE, Cause.CRASH, Cause.HANG, Cause.DISAGREEMENT})
 
