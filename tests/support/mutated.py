@@ -11,6 +11,10 @@ def _unit(*names: str) -> Sequence[str]:
     return tuple(_UNIT.format(name) for name in names)
 
 
+def _process(*names: str) -> Sequence[str]:
+    return tuple(f"tests/process/test_{name}.py" for name in names)
+
+
 def _threaded(*names: str) -> Sequence[str]:
     return tuple(f"tests/threaded/test_{name}.py" for name in names)
 
@@ -21,7 +25,7 @@ AREAS: Mapping[str, Mapping[str, Sequence[str]]] = {
     "runner": {
         "core.ground.budget": _unit("budget"),
         "hang.blame": _unit("hang_blame"),
-        "hang.calls": _unit("call_compare"),
+        "hang.calls": (*_unit("call_compare"), *_process("call_differences", "strict_collectives")),
         "hang.call_rules": _unit("call_compare"),
         "core.engine.needs": _unit("needs"),
         "core.engine.rank_env": _unit("rank_env"),

@@ -130,15 +130,26 @@ def test_first_difference_of_a_failure(own: tuple[str, ...], said: str | None) -
     assert found == (None if said is None else (f"the ranks disagree about {said}", (2,)))
 
 
-def test_lines_show_a_call_that_was_left_out() -> None:
+@pytest.mark.parametrize(
+    ("theirs", "own", "number"),
+    [
+        pytest.param((3, 4, 5), (4, 5), 1, id="one too few"),
+        pytest.param((4, 5), (3, 4, 5), 1, id="one too many"),
+        pytest.param((2, 9, 3, 4, 5), (2, 9, 4, 5), 3, id="one too few, later"),
+        pytest.param((3, 4, 5), (6, 7, 8), 0, id="a branch of its own"),
+        pytest.param((3, 4, 5), (4, 6, 7), 0, id="only one line in common"),
+    ],
+)
+def test_lines_show_a_call_that_was_left_out(theirs: tuple[int, ...], own: tuple[int, ...], number: int) -> None:
     """Only the lines of the test differ: the calls themselves belong together, and mix up the data."""
-    others = _called(*(f"all_reduce {line}" for line in (3, 4, 5)))
-    found = first_difference({0: others, 1: others, 2: _called("all_reduce 4", "all_reduce 5")}, _LIMITS, [])
-    assert found == (
-        "the ranks disagree about call #1 of the default group: rank 2 calls all_reduce of [[3]] Float (test_x.py:4), "
-        "ranks 0, 1 call all_reduce of [[3]] Float (test_x.py:3)",
-        (2,),
-    )
+    others, odd = (_called(*(f"all_reduce {line}" for line in lines)) for lines in (theirs, own))
+    found = first_difference({0: others, 1: others, 2: odd}, _LIMITS, [])
+    if number == 0:
+        assert found is None
+        return
+    calls = (f"all_reduce of [[3]] Float (test_x.py:{lines[number - 1]})" for lines in (own, theirs))
+    told = "rank 2 calls {}, ranks 0, 1 call {}".format(*calls)
+    assert found == (f"the ranks disagree about call #{number} of the default group: {told}", (2,))
 
 
 def test_two_ranks_are_both_suspects() -> None:
@@ -155,6 +166,15 @@ def test_fewer_calls_of_a_rank_that_has_passed(passed: list[int], is_told: bool)
     found = first_difference({0: others, 1: others, 2: _called("all_reduce 3")}, _LIMITS, passed)
     text = "ranks 0, 1 made 2 calls, rank 2 made 1 call of the default group"
     assert found == ((text, (2,)) if is_told else None)
+
+
+@pytest.mark.parametrize("ranks", [2, 3])
+def test_more_than_one_rank_may_have_made_fewer_calls(ranks: int) -> None:
+    """If this fails, one of two ranks is blamed, or one of two that made fewer calls than a third."""
+    told = {0: _called("all_reduce 3", "all_reduce 3"), 1: _called("all_reduce 3"), 2: _called("all_reduce 3")}
+    found = first_difference({rank: told[rank] for rank in range(ranks)}, _LIMITS, [1, 2])
+    assert found is not None
+    assert found[1] == tuple(range(ranks))
 
 
 def test_ranks_that_pass_with_fewer_calls() -> None:

@@ -26,7 +26,7 @@ def _attempt(label: str, xml: Path | None = None, **values: Any) -> Attempt:
 
 def _invocation(attempts: Sequence[Attempt], **values: Any) -> Invocation:
     usual: dict[str, Any] = {"exit_code": 0, "exit_name": "SUCCESS"}
-    return Invocation("events", attempts=attempts, **{**usual, **values})
+    return Invocation("events", attempts=list(attempts), **{**usual, **values})
 
 
 def _xml(file: Path, *cases: CaseRecord) -> Path:
