@@ -1,4 +1,7 @@
-"""torch's object-style API for groups (`torch.distributed._dist2`): a group is a value, not a global.
+"""torch's object-style API for groups: a group is a value, with methods for its calls.
+
+torch up to 2.13 also makes such groups without a default group (`torch.distributed._dist2`). A newer torch has the
+groups alone, so there the same calls run on the default group and on groups beside it.
 
 World size and device come from the target: two ranks on gloo or on NCCL. Every rank sends and receives other numbers
 than its peers, so that a collective that mixes up ranks cannot pass.
@@ -6,6 +9,7 @@ than its peers, so that a collective that mixes up ranks cannot pass.
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections.abc import Iterator
 from datetime import timedelta
@@ -15,7 +19,6 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch._C._distributed_c10d import FileStore, PrefixStore, TCPStore
-from torch.distributed import _dist2 as dist2
 from torch.distributed.distributed_c10d import GroupName
 
 from dist_testing import create_tcp_store
@@ -23,7 +26,13 @@ from dist_testing import create_tcp_store
 if TYPE_CHECKING:
     from dist_testing import World
 
+dist2: Any = None
+with contextlib.suppress(ImportError):
+    from torch.distributed import _dist2 as dist2
+
 pytestmark = pytest.mark.distributed(init=False)
+
+needs_api = pytest.mark.skipif(dist2 is None, reason=f"torch {torch.__version__} has no object-style API")
 
 TIMEOUT = timedelta(seconds=60)
 # A different limit, to see that a group has its own.
@@ -39,10 +48,28 @@ class Filled(Protocol):
         """Return a tensor of that shape, by default of `LENGTH` numbers, all of them `value`."""
 
 
+def new_group(world: World, timeout: timedelta, device: torch.device | str) -> dist.ProcessGroup:
+    """Return a group of all ranks, found by the variables that torchrun sets."""
+    if dist2 is not None:
+        return dist2.new_group(world.backend, timeout, device)  # type: ignore[no-any-return]
+    if dist.is_initialized():
+        group = dist.new_group(timeout=timeout)
+    else:
+        dist.init_process_group(world.backend, timeout=timeout, device_id=_gpu(device))
+        group = dist.group.WORLD
+    assert isinstance(group, dist.ProcessGroup)
+    return group
+
+
+def _gpu(device: torch.device | str) -> torch.device | None:
+    device = torch.device(device)
+    return None if device.type == "cpu" else device
+
+
 @pytest.fixture
 def group(world: World) -> Iterator[dist.ProcessGroup]:
-    """A group of all ranks, found by the variables that torchrun sets."""
-    group = dist2.new_group(world.backend, TIMEOUT, world.device)
+    """A group of all ranks."""
+    group = new_group(world, TIMEOUT, world.device)
     # A rank that shuts its group down while another one still connects to it makes that one fail.
     world.barrier()
     yield group
@@ -67,6 +94,7 @@ def all_ranks(world: World) -> range:
 # --- Which group is current ------------------------------------------------------------------------------------------
 
 
+@needs_api
 def test_the_context_nests_and_restores(world: World) -> None:
     """If this fails, code after a block continues with the block's group."""
     store = FileStore(str(world.rank_tmp_path / "store"), 1)
@@ -92,7 +120,7 @@ def test_two_groups_of_all_ranks_are_independent(
         server = TCPStore(os.environ["MASTER_ADDR"], 0, is_master=True, wait_for_workers=False, multi_tenant=True)
         world.store.set("port of the second store", str(server.port))
     monkeypatch.setenv("MASTER_PORT", world.store.get("port of the second store").decode())
-    other = dist2.new_group(world.backend, SHORT_TIMEOUT, str(world.device))
+    other = new_group(world, SHORT_TIMEOUT, str(world.device))
     assert other is not group
     assert [options_of(each, world)._timeout for each in (group, other)] == [TIMEOUT, SHORT_TIMEOUT]
     # The ranks use the groups in opposite orders, which one group would report or mix up.
@@ -112,12 +140,14 @@ def test_two_groups_of_all_ranks_are_independent(
     torch.testing.assert_close(value, filled(world.size))
 
 
+@needs_api
 def test_a_new_group_knows_its_rank_and_is_not_the_default_one(world: World, group: dist.ProcessGroup) -> None:
     """If this fails, a group needs more than RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT, or replaces the default."""
     assert (group.rank(), group.size()) == (world.rank, world.size)
     assert not dist.is_initialized()
 
 
+@needs_api
 def test_an_unknown_backend_is_refused(world: World) -> None:
     """If this fails, a mistyped backend waits for the other ranks before it is refused."""
     with pytest.raises(ValueError, match="no_such_backend"):
@@ -130,7 +160,7 @@ def test_an_unknown_backend_is_refused(world: World) -> None:
 def test_allreduce(world: World, group: dist.ProcessGroup, filled: Filled) -> None:
     """If this fails, an all-reduce with sum or maximum gives a wrong value."""
     value = filled(world.rank + 1)
-    group.allreduce(value, dist2.ReduceOp.SUM, TIMEOUT).wait()
+    group.allreduce(value, dist.ReduceOp.SUM, TIMEOUT).wait()
     torch.testing.assert_close(value, filled(sum(rank + 1 for rank in all_ranks(world))))
 
     value = filled(world.rank + 1)
@@ -138,17 +168,17 @@ def test_allreduce(world: World, group: dist.ProcessGroup, filled: Filled) -> No
     torch.testing.assert_close(value, filled(sum(rank + 1 for rank in all_ranks(world))))
 
     value = filled(world.rank + 1)
-    group.allreduce(value, dist2.ReduceOp.MAX, TIMEOUT).wait()
+    group.allreduce(value, dist.ReduceOp.MAX, TIMEOUT).wait()
     torch.testing.assert_close(value, filled(world.size))
 
 
 def test_integers_stay_integers(world: World) -> None:
     """If this fails, large whole numbers come back rounded, or a device that is given as a text is refused."""
-    group = dist2.new_group(world.backend, TIMEOUT, str(world.device))
+    group = new_group(world, TIMEOUT, str(world.device))
     # Not a float, whose 24 or 53 bits do not hold the sum.
     large = 2**60 + 1
     value = torch.tensor([large + world.rank, world.rank], device=world.device)
-    group.allreduce(value, dist2.ReduceOp.SUM, TIMEOUT).wait()
+    group.allreduce(value, dist.ReduceOp.SUM, TIMEOUT).wait()
     ranks_sum = sum(all_ranks(world))
     assert value.tolist() == [large * world.size + ranks_sum, ranks_sum]
 
@@ -202,7 +232,7 @@ def test_scatter(world: World, group: dist.ProcessGroup, filled: Filled, root: i
 def test_reduce(world: World, group: dist.ProcessGroup, filled: Filled, root: int) -> None:
     """If this fails, the root does not have the sum. The values on the other ranks are undefined."""
     value = filled(world.rank + 1)
-    group.reduce(value, root=root, op=dist2.ReduceOp.SUM, timeout=TIMEOUT).wait()
+    group.reduce(value, root=root, op=dist.ReduceOp.SUM, timeout=TIMEOUT).wait()
     if world.rank == root:
         torch.testing.assert_close(value, filled(sum(rank + 1 for rank in all_ranks(world))))
 
@@ -211,7 +241,7 @@ def test_reduce_scatter(world: World, group: dist.ProcessGroup, filled: Filled) 
     """If this fails, a rank does not get the sum of its own parts."""
     value = filled(-1)
     parts = [filled(10 * world.rank + rank) for rank in all_ranks(world)]
-    group.reduce_scatter(value, parts, op=dist2.ReduceOp.SUM, timeout=TIMEOUT).wait()
+    group.reduce_scatter(value, parts, op=dist.ReduceOp.SUM, timeout=TIMEOUT).wait()
     torch.testing.assert_close(value, filled(sum(10 * rank + world.rank for rank in all_ranks(world))))
 
 
@@ -244,7 +274,7 @@ def test_alltoall_base_with_equal_parts(world: World, group: dist.ProcessGroup) 
 
 def test_shutting_down_is_for_every_rank_and_may_be_repeated(world: World, filled: Filled) -> None:
     """If this fails, clean-up code that runs twice raises an error."""
-    group = dist2.new_group(world.backend, TIMEOUT, world.device)
+    group = new_group(world, TIMEOUT, world.device)
     group.allreduce([filled(1)]).wait()
     world.barrier()
     group.shutdown()

@@ -4,11 +4,16 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
+from pathlib import Path
+from unittest import mock
 
 import pytest
 import torch
 
-from dist_testing.hang.calls import differences, first_difference, got_more
+from dist_testing.core.engine.hooks import CaseStart
+from dist_testing.core.ground.case import Case, CaseBody, CaseResult
+from dist_testing.core.ground.outcomes import Cause, Kind, RankOutcome, Status, Verdict
+from dist_testing.hang.calls import CALLS, CallComparison, differences, first_difference, got_more
 from dist_testing.hang.ledger import Call, CallsMade, Group
 from dist_testing.hang.recorder import recorded_calls
 
@@ -281,3 +286,45 @@ def test_a_crash_of_gloo_names_the_calls_of_the_others() -> None:
     assert found[0].endswith("all_reduce of [[3]] Float")
     assert found[1] == (0, 1, 2)
     assert got_more(others, 0, "Segmentation fault") is None
+
+
+_GOT_MORE = "gloo: Received data size doesn't match expected size"
+_SAME, _OTHER = _called("all_reduce 3 with SUM"), _called("all_reduce 3 with MAX")
+
+
+@pytest.mark.parametrize(
+    ("cause", "own", "log", "said"),
+    [
+        pytest.param(Cause.NONE, _SAME, "", None, id="a pass"),
+        pytest.param(Cause.NONE, _OTHER, "", "the ranks disagree about call #1", id="a pass with another call"),
+        pytest.param(Cause.FAILURE, _SAME, _GOT_MORE, None, id="a failure with the same calls"),
+        pytest.param(Cause.FAILURE, _OTHER, "", "the ranks disagree about call #1", id="a failure with another call"),
+        pytest.param(Cause.INFRASTRUCTURE, _OTHER, "", None, id="no failure of the test"),
+        pytest.param(Cause.CRASH, _SAME, "Segmentation fault", None, id="a crash"),
+        pytest.param(Cause.CRASH, _SAME, _GOT_MORE, "rank 2 got more data", id="a crash of gloo"),
+        pytest.param(
+            Cause.CRASH, _OTHER, _GOT_MORE, "the ranks disagree about call #1", id="a crash after another call"
+        ),
+    ],
+)
+def test_when_calls_explain_a_result(tmp_path: Path, cause: Cause, own: CallsMade, log: str, said: str | None) -> None:
+    """If this fails, a report blames calls for what they have not done, or is silent about them."""
+    file = tmp_path / "log"
+    file.write_text(log, encoding="utf-8")
+    world = mock.Mock(group_limit_s=_LIMIT_MS / 1000, records=[], stacks_fds={}, logs=[file] * 3)
+    has_passed = cause is Cause.NONE
+    kind = Kind.PASSED if has_passed else Kind.RAISED
+    case = Case("test_a.py::test_b", 3, CaseBody("pytest"), 60.0, "fork")
+    found = Verdict(Status.PASSED) if has_passed else Verdict(Status.FAILED, cause, "it ended so", culprit=2)
+    result = CaseResult(case, found, tuple(RankOutcome(rank, kind) for rank in range(3)), 0.0, 1.0, 60.0)
+    comparison = CallComparison(world)
+    comparison.begin_case(CaseStart(case, 0.0, keeps_ranks=False))
+    for rank, made in enumerate((_SAME, _SAME, own)):
+        comparison.on_message(rank, CALLS.to_wire(made).decode())
+    told = comparison.explain(result).verdict
+    if said is None:
+        assert told == found
+        return
+    assert told.reason.startswith(said)
+    assert told.cause is (Cause.CALLS if has_passed else cause)
+    assert told.reason.endswith("" if has_passed else "; then it ended so")

@@ -194,6 +194,21 @@ def test_a_gate_is_a_lock() -> None:
     assert not gate.locked()
 
 
+def test_without_turns_a_rank_continues_as_soon_as_it_can() -> None:
+    """If this fails, the ranks of a world that is over, or of one without an order, wait for turns that never come."""
+    turns, add, had = _turns(2)
+    add(1)
+    turns.stop()
+    assert had == [1]
+    add(0)
+    add(1)
+    assert had == [1, 0, 1]
+    gate = threading.Lock()
+    gate.acquire()
+    Turns(2, are_on=False).add(0, gate)
+    assert not gate.locked()
+
+
 def _transfer(rank: int, peer: int, *, is_send: bool, tag: int = 0) -> Transfer:
     label = GroupLabel("the default group", (4, 5, 6))
     call = Call("send" if is_send else "recv", (), lambda: "float32[2]", "test_f.py:6 in test_f")
