@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from tests.support.children import run_cases, write_file
+from tests.support.children import run_cases, run_pytest, write_file
 from tests.support.starter import Starter
 
 
@@ -85,3 +85,38 @@ def test_the_outcome_of_a_report_counts(starter: Starter, tmp_path: Path) -> Non
     assert "raised Failed: soft: after the test in teardown" in ended.log
     assert "SKIPPED [1]" in ended.log
     assert "by a hook" in ended.log
+
+
+def test_the_runner_captures_no_logs_of_tests_on_ranks(starter: Starter, tmp_path: Path) -> None:
+    """If this fails, each case pays for handlers on all loggers of torch, or plain tests lose theirs."""
+    write_file(
+        tmp_path,
+        "conftest.py",
+        """
+        import logging
+        import os
+
+        def pytest_runtest_call(item):
+            if "RANK" not in os.environ:
+                print(f"{item.name} {len(logging.getLogger().handlers)}", file=open("seen", "a"))
+        """,
+    )
+    write_file(
+        tmp_path,
+        "test_cases.py",
+        """
+        import pytest
+
+        @pytest.mark.distributed(world_size=2)
+        def test_ranks(world):
+            pass
+
+        def test_plain():
+            pass
+        """,
+    )
+    ended = run_pytest(starter, tmp_path, "test_cases.py")
+    assert ended.code == 0, ended.log
+    seen = dict(line.split() for line in (tmp_path / "seen").read_text(encoding="utf-8").splitlines())
+    # One for `caplog`, and one for the report.
+    assert int(seen["test_plain"]) == int(seen["test_ranks"]) + 2

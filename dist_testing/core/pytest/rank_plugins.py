@@ -12,11 +12,11 @@ import logging
 import os
 import sys
 import warnings
+from collections.abc import Collection
 from typing import Any
 
 import pytest
 
-_HOOK = "pytest_runtest_protocol"
 # The runner keeps the limit of the time.
 _NOT_ON_RANKS = ("dist_testing", "pytest_timeout", "xdist")
 # The first three run a failed test again, in the process that failed: a rank would repeat it alone, while its peers
@@ -44,11 +44,20 @@ def run_phases(item: pytest.Item) -> list[pytest.TestReport]:
 
 def run_in_wrappers(item: pytest.Item, inner: object) -> None:
     """Run an item inside what pytest and the plugins of a rank do around a test; the plugin `inner` runs the item."""
-    manager = item.config.pluginmanager
-    impls = item.ihook.pytest_runtest_protocol.get_hookimpls()
-    kept = {id(impl.plugin) for impl in impls if _package_of(impl.plugin) not in _NOT_ON_RANKS} | {id(inner)}
+    caller = item.ihook.pytest_runtest_protocol
+    left_out = [
+        impl.plugin
+        for impl in caller.get_hookimpls()
+        if _package_of(impl.plugin) in _NOT_ON_RANKS and impl.plugin is not inner
+    ]
+    caller_without(item.config.pluginmanager, caller, left_out)(item=item, nextitem=None)
+
+
+def caller_without(manager: pytest.PytestPluginManager, caller: Any, left_out: Collection[object]) -> Any:
+    """Return the caller of a hook without some plugins, and without those that `caller` leaves out already."""
+    kept = {id(impl.plugin) for impl in caller.get_hookimpls()} - set(map(id, left_out))
     others = [plugin for plugin in manager.get_plugins() if id(plugin) not in kept]
-    manager.subset_hook_caller(_HOOK, others)(item=item, nextitem=None)
+    return manager.subset_hook_caller(caller.name, others)
 
 
 def _package_of(plugin: object) -> str:

@@ -19,6 +19,7 @@ from dist_testing.core.ground.outcomes import Cause
 from dist_testing.core.pytest.expectations import decide_xfail
 from dist_testing.core.pytest.marked_items import RUN_KEY
 from dist_testing.core.pytest.pytest_rank import current_world
+from dist_testing.core.pytest.rank_plugins import caller_without
 from dist_testing.core.pytest.reports import text_at_test
 from dist_testing.core.session.session import loaded_class
 
@@ -46,8 +47,36 @@ class RanksFailedError(CaseFailedError):
         return self._raised or type(self)
 
 
+# Hooks around which pytest captures log records.
+_LOGGED = ("pytest_runtest_setup", "pytest_runtest_call", "pytest_runtest_teardown")
+
+
+class _HooksOfRunner:
+    """The hooks of a marked item in the runner, without pytest's capture of log records.
+
+    The records of the test are in the logs of its ranks. In the runner, the capture adds two handlers to each of
+    torch's 42 loggers, three times per test, which takes some 6 % of a case in a worker pool.
+    """
+
+    def __init__(self, hooks: Any, plugins: pytest.PytestPluginManager) -> None:
+        self._hooks = hooks
+        self._plugins = plugins
+
+    def __getattr__(self, name: str) -> Any:
+        caller = getattr(self._hooks, name)
+        if name not in _LOGGED or (capture := self._plugins.getplugin("logging-plugin")) is None:
+            return caller
+        return caller_without(self._plugins, caller, [capture])
+
+
 class WorldItem(pytest.Function):
     """A marked test function."""
+
+    @property
+    def ihook(self) -> Any:
+        """pytest's hooks for this item."""
+        hooks = super().ihook
+        return hooks if current_world() is not None else _HooksOfRunner(hooks, self.config.pluginmanager)
 
     def setup(self) -> None:
         """On a rank, set the fixtures up."""
