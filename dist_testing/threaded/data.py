@@ -37,6 +37,10 @@ _COMBINE: dict[str, Callable[..., Tensor]] = {
 }
 
 
+# Device types whose operations are over when the call returns.
+_NO_STREAMS = ("cpu", "meta")
+
+
 class Share(NamedTuple):
     """One rank's part in a collective: the tensors that it writes, those that it reads, the factor of PREMUL_SUM."""
 
@@ -54,24 +58,38 @@ def tensor_text(tensor: Tensor) -> str:
     return f"{str(tensor.dtype).removeprefix('torch.')}{list(tensor.shape)}"
 
 
-def run_move(move: Callable[..., None], *args: Any, tensors: Iterable[Tensor]) -> None:
+def run_move(move: Callable[..., None], *args: Any, devices: Iterable[torch.device]) -> None:
     """Call one of the functions below, hidden from autograd and from the calling thread's dispatch and function modes.
 
     The last rank to arrive does the work of all ranks. Which rank that is depends on timing, so the work must not
-    appear in that rank's traces. All threads see its results in `tensors`.
+    appear in that rank's traces. `devices` are the accelerators that hold the tensors.
     """
-    with torch.no_grad():
-        if torch._C._len_torch_dispatch_stack() or torch._C._len_torch_function_stack():
-            with _disable_current_modes(), torch._C.DisableTorchFunction():
-                move(*args)
-        else:
-            move(*args)
-        settle(tensors)
+    if torch._C._len_torch_dispatch_stack() or torch._C._len_torch_function_stack():
+        with _disable_current_modes(), torch._C.DisableTorchFunction():
+            _without_autograd(move, args, devices)
+    else:
+        _without_autograd(move, args, devices)
 
 
-def settle(tensors: Iterable[Tensor]) -> None:
-    """Wait for the calling thread's current stream of each tensor's accelerator, so that all threads see its values."""
-    for device in {tensor.device for tensor in tensors if not (tensor.is_cpu or tensor.is_meta)}:
+def _without_autograd(move: Callable[..., None], args: Sequence[Any], devices: Iterable[torch.device]) -> None:
+    has_grad = torch.is_grad_enabled()
+    # torch.no_grad() takes longer than a small collective.
+    torch._C._set_grad_enabled(False)
+    try:
+        move(*args)
+        settle(devices)
+    finally:
+        torch._C._set_grad_enabled(has_grad)
+
+
+def accelerators(tensors: Iterable[Tensor]) -> set[torch.device]:
+    """Return the devices of those tensors that lie on an accelerator."""
+    return {tensor.device for tensor in tensors if tensor.device.type not in _NO_STREAMS}
+
+
+def settle(devices: Iterable[torch.device]) -> None:
+    """Wait for the calling thread's current stream on each device, so that all threads see its results."""
+    for device in devices:
         torch.get_device_module(device.type).current_stream(device).synchronize()
 
 
@@ -160,7 +178,8 @@ def _reduced(op: str, shares: Sequence[Share], index: int) -> Tensor:
     values = [inputs[index] if factor is None else inputs[index] * factor for _, inputs, factor in shares]
     total = values[0].clone()
     for value in values[1:]:
-        _COMBINE[op](total, value.reshape(total.shape).to(total.device), out=total)
+        is_alike = value.shape == total.shape and value.device == total.device
+        _COMBINE[op](total, value if is_alike else value.reshape(total.shape).to(total.device), out=total)
     if op == "AVG":
         total.div_(len(values), rounding_mode=None if total.is_floating_point() or total.is_complex() else "trunc")
     return total

@@ -131,9 +131,11 @@ def _routed_property(name: str, of_process: property) -> property:
             return of_process.__get__(world)
         if name == _DEFAULT_GROUP and _is_for_all_ranks():
             return None
-        # At first the empty value of the same type: a mapping, a list, a number, or None.
-        kind = type(of_process.__get__(world))
-        return member.c10d.setdefault(name, kind() if kind in (dict, list, int) else None)
+        if name not in member.c10d:
+            # The empty value of the same type: a mapping, a list, a number, or None.
+            kind = type(of_process.__get__(world))
+            member.c10d[name] = kind() if kind in (dict, list, int) else None
+        return member.c10d[name]
 
     def put(world: Any, value: Any) -> None:
         member = current_member()

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from typing import TypeAlias
 
-from torch import Tensor
+import torch
 
 from dist_testing.core.ground.error_text import ranks_text
 from dist_testing.core.ground.errors import CollectiveError, UsageError
-from dist_testing.threaded.data import Share, UnequalError, copy, run_move
+from dist_testing.threaded.data import Share, UnequalError, accelerators, copy, run_move
 from dist_testing.threaded.members import Member, ThreadWorld
 from dist_testing.threaded.operation import (
     Call,
@@ -89,7 +89,7 @@ class SharedGroup:
     def _lose(self, rank: int) -> None:
         self._gone.add(rank)
         for collective in self._collectives.values():
-            if collective.calls[rank] is None:
+            if rank not in collective.calls:
                 self._world.finish(collective, collective.lost(rank))
         for transfers in self._transfers.values():
             for transfer in transfers:
@@ -114,10 +114,11 @@ class SharedGroup:
         for transfers in self._transfers.values():
             yield from transfers
 
-    def meet(self, rank: int, call: Call, share: Share, move: Move) -> Collective:
+    def meet(self, rank: int, call: Call, share: Share, move: Move, devices: Iterable[torch.device] = ()) -> Collective:
         """Make a rank's next collective call. Does not wait for other ranks; the last rank to call does the work.
 
-        Calls with equal signatures pass equivalent moves. The collective that it returns may have failed already.
+        Calls with equal signatures pass equivalent moves. `devices` are the accelerators that hold the share. The
+        collective that it returns may have failed already.
         """
         world = self._world
         with world:
@@ -130,25 +131,26 @@ class SharedGroup:
             if collective is None:
                 collective = self._collectives[number] = Collective(self.label, number, call.signature)
             collective.calls[rank] = call
-            if is_complete := None not in collective.calls:
+            if is_complete := len(collective.calls) == self.size:
                 del self._collectives[number]
             if collective.is_done:
                 return collective
             collective.shares[rank] = share
-            gone = min((rank for rank in self._gone if collective.calls[rank] is None), default=None)
+            collective.devices.update(devices)
             failure = None
             if call.signature != collective.signature:
                 failure = collective.mismatch("the calls of its ranks differ")
-            elif gone is not None:
-                failure = collective.lost(gone)
+            elif gone := self._gone - collective.calls.keys():
+                failure = collective.lost(min(gone))
             if failure is not None:
                 world.finish(collective, failure)
         if is_complete and failure is None:
             shares = [collective.shares[rank] for rank in range(self.size)]
             # Works keep the collective alive for longer; they need no shares.
             collective.shares = {}
-            tensors = [tensor for share in shares for tensor in (*share.outputs, *share.inputs)]
-            failure = _moved(sentence(collective.title()), collective.mismatch, tensors, move, shares)
+            failure = _moved(
+                lambda: sentence(collective.title()), collective.mismatch, collective.devices, move, shares
+            )
             with world:
                 world.finish(collective, failure)
         return collective
@@ -175,29 +177,35 @@ class SharedGroup:
                 waiting.append(own)
         if other is not None:
             send, receive = (own, other) if own.is_send else (other, own)
-            tensors, subject = (receive.tensor, send.tensor), f"A send and its receive in {own.title()}"
-            failure = _moved(subject, partial(own.mismatch, other), tensors, copy, *tensors)
+            tensors = receive.tensor, send.tensor
+            failure = _moved(
+                lambda: f"A send and its receive in {own.title()}",
+                partial(own.mismatch, other),
+                accelerators(tensors),
+                copy,
+                *tensors,
+            )
             with world:
                 world.finish(other, failure)
                 world.finish(own, failure)
 
 
 def _moved(
-    subject: str,
+    subject: Callable[[], str],
     mismatch: Callable[[str], Failure],
-    tensors: Sequence[Tensor],
+    devices: Iterable[torch.device],
     move: Callable[..., None],
     *args: object,
 ) -> Failure | None:
-    """Move the data of an operation, which is in `tensors`; return why that failed."""
+    """Move the data of an operation, which is on these accelerators; return why that failed."""
     try:
-        run_move(move, *args, tensors=tensors)
+        run_move(move, *args, devices=devices)
     except UnequalError as error:
         return mismatch(str(error))
     except Exception as error:
         return Failure(
             CollectiveError,
-            f"{subject} failed: {type(error).__name__}: {error}\n"
+            f"{subject()} failed: {type(error).__name__}: {error}\n"
             "Most likely torch cannot read or write one of the tensors, such as an output made by expand().\n"
             "Look at the tensors that the ranks pass to this call.",
             names_call=True,

@@ -7,7 +7,7 @@ import math
 import sys
 import threading
 import time
-from collections import defaultdict
+from collections import defaultdict, deque
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any, Protocol
@@ -135,15 +135,19 @@ class ThreadWorld:
         # Number of the ranks' threads that are in no wait of a group. At 0, no thread can complete a wait any more.
         self._busy = 0
         # Functions of operations that have ended while the lock was held.
-        self._callbacks: list[Callable[[], None]] = []
+        self._callbacks: deque[Callable[[], None]] = deque()
 
     def __enter__(self) -> None:
         self._lock.acquire()
 
     def __exit__(self, *error: object) -> None:
-        callbacks, self._callbacks = self._callbacks, []
         self._lock.release()
-        for callback in callbacks:
+        # One at a time: if one raises, the next thread that has held the lock calls the others.
+        while self._callbacks:
+            try:
+                callback = self._callbacks.popleft()
+            except IndexError:
+                return  # Another thread has taken the last one.
             callback()
 
     def add_thread(self, member: Member) -> None:
@@ -160,7 +164,7 @@ class ThreadWorld:
 
     def give_way(self) -> None:
         """With turns, let the other ranks run before the calling rank continues; else do nothing."""
-        if _current.member is not None and _is_rank_thread():
+        if self.turns.are_on and _current.member is not None and _is_rank_thread():
             self._take_turn(_current.member, has_one=True)
 
     def _take_turn(self, member: Member, *, has_one: bool) -> None:
@@ -208,6 +212,13 @@ class ThreadWorld:
 
         At the limit the operation fails on all ranks if `fails_operation`; else only this wait fails.
         """
+        # Without the lock: `finish` sets the failure first.
+        failure = None if operation.is_done else self._block(operation, call, limit_s, fails_operation=fails_operation)
+        if (failure := failure or operation.failure) is not None:
+            raise failure.error(call)
+
+    def _block(self, operation: Operation, call: Call, limit_s: float, *, fails_operation: bool) -> Failure | None:
+        """Block until an operation is done; return the failure of this wait alone, at its limit."""
         member = _current.member
         if member is not None and member.world is not self:
             member = None
@@ -240,8 +251,7 @@ class ThreadWorld:
                         self._wake([wait])
             # The wait has ended, by this thread or another; its gate is open, or opens when the rank gets its turn.
             wait.gate.acquire()
-        if (failure := failure or operation.failure) is not None:
-            raise failure.error(call)
+        return failure
 
     def finish(self, operation: Operation, failure: Failure | None) -> None:
         """End an operation that is not done, with success if `failure` is None, and wake the threads that wait for it.

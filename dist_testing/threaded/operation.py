@@ -126,18 +126,17 @@ class Collective(_State):
     Attributes:
         number: How many collectives of the group came before.
         signature: That of the first call.
-        calls: The ranks' calls, by rank of the group; None for ranks that have not called yet.
+        calls: The calls, by rank of the group, of the ranks that have called.
         shares: The ranks' shares of the move, by rank of the group, as they arrive.
+        devices: Those of the shares' tensors that are accelerators.
     """
 
     label: GroupLabel
     number: int
     signature: tuple[object, ...]
-    calls: list[Call | None] = field(init=False)
+    calls: dict[int, Call] = field(default_factory=dict, init=False)
     shares: dict[int, Share] = field(default_factory=dict, init=False)
-
-    def __post_init__(self) -> None:
-        self.calls = [None] * len(self.label.ranks)
+    devices: set[torch.device] = field(default_factory=set, init=False)
 
     def title(self) -> str:
         """Return its number from 1, as torch's recorder counts, and its group: "collective #3 of the default group"."""
@@ -145,7 +144,7 @@ class Collective(_State):
 
     def missing(self) -> str:
         """Return the ranks that have not called yet, such as "ranks 1, 3"."""
-        return ranks_text(self.label.ranks[rank] for rank, call in enumerate(self.calls) if call is None)
+        return ranks_text(own for rank, own in enumerate(self.label.ranks) if rank not in self.calls)
 
     def mismatch(self, reason: str) -> Failure:
         """Return the failure of a collective whose calls do not fit together; `reason` says how they differ."""
@@ -172,12 +171,12 @@ class Collective(_State):
 
     def _sides(self, text: Callable[[Call], str]) -> list[tuple[str, str]]:
         """Return the ranks of each call in words, and the call."""
-        calls = {self.label.ranks[rank]: text(call) for rank, call in enumerate(self.calls) if call is not None}
+        calls = {self.label.ranks[rank]: text(call) for rank, call in sorted(self.calls.items())}
         return [(ranks_text(ranks), call) for call, ranks in ranks_by_text(calls).items()]
 
     def _calls_text(self) -> str:
         lines = [f"  {ranks}: {call}" for ranks, call in self._sides(str)]
-        if None in self.calls:
+        if len(self.calls) < len(self.label.ranks):
             lines.append(f"  no call yet: {self.missing()}")
         return "\n".join(lines)
 

@@ -27,9 +27,12 @@ _DEADLOCK = f"{DeadlockError.__module__}.{DeadlockError.__qualname__}"
 
 def note_rank(directory: str, rank: int) -> None:
     """Note that the calling thread is rank `rank` of the world whose folder `directory` is."""
-    with open(os.path.join(directory, _FILE), "a", encoding="ascii") as file:
+    fd = os.open(os.path.join(directory, _FILE), os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+    try:
         # In one call of the kernel, so threads do not mix their lines.
-        file.write(f"{rank} {threading.get_ident():x} {threading.get_native_id()}\n")
+        os.write(fd, f"{rank} {threading.get_ident():x} {threading.get_native_id()}\n".encode())
+    finally:
+        os.close(fd)
 
 
 def read_ranks(directory: str | os.PathLike[str]) -> dict[int, int]:

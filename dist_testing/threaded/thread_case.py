@@ -11,8 +11,8 @@ from collections import ChainMap
 from collections.abc import Callable, Sequence
 from datetime import timedelta
 from functools import partial
-from types import SimpleNamespace, TracebackType
-from typing import TYPE_CHECKING, Any, ClassVar
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 from dist_testing.core.engine.running_world import group_limit_s
 from dist_testing.core.ground.case import Case, CaseBody, CaseFailedError, CaseResult
@@ -82,12 +82,21 @@ def _check_entries(failed_ranks: Sequence[tuple[int, Any]]) -> None:
         raise unittest.SkipTest(skips[0])
 
 
-class _Ranks(list[SimpleNamespace]):
-    """The ranks of a test, prepared at first and run once: a handle of each, with a thread's `name` and methods."""
+class _Handle(NamedTuple):
+    """A rank of a test in the runner, with the name and the methods of a thread."""
+
+    rank: int
+    name: str
+    join: Callable[..., None]
+    is_alive: Callable[[], bool]
+
+
+class _Ranks(list[_Handle]):
+    """The ranks of a test, prepared at first and run once."""
 
     def __init__(self, test: ThreadCase, case: Case) -> None:
         super().__init__(
-            SimpleNamespace(name=f"rank {rank}", join=self._join, is_alive=partial(self._is_left_behind, rank))
+            _Handle(rank, f"rank {rank}", self._join, partial(self._is_left_behind, rank))
             for rank in range(case.world_size)
         )
         self.case = case

@@ -32,6 +32,7 @@ class ThreadWork(Work):
         self._call = call
         self._results = results
         self._deadline_s = time.monotonic() + timeout_s
+        self._future: Future[Any] | None = None
 
     def wait(self, timeout: timedelta | None = None) -> bool:
         """Block until the operation is done; see `torch.distributed.Work.wait`. Returns True, always.
@@ -90,7 +91,10 @@ class ThreadWork(Work):
 
         The world sees its `wait` as a wait of the rank, so it takes part in the detection of deadlocks.
         """
-        future, member = _WaitingFuture(self), current_member()
+        if self._future is not None:
+            return self._future
+        self._future = future = _WaitingFuture(self)
+        member = current_member()
 
         def settle() -> None:
             # The thread that ends the operation runs the functions chained to the future; they belong to this rank.

@@ -128,6 +128,34 @@ def test_a_dispatch_mode_of_a_rank_does_not_see_the_work_for_the_others() -> Non
     pass_on_threads(body)
 
 
+def test_a_function_mode_sees_the_same_on_all_ranks() -> None:
+    """If this fails, the rank that comes last also records what was done for the others."""
+    from torch.overrides import TorchFunctionMode
+
+    class Count(TorchFunctionMode):
+        def __init__(self) -> None:
+            super().__init__()
+            self.calls = 0
+
+        def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            self.calls += 1
+            return func(*args, **(kwargs or {}))
+
+    seen: dict[int, int] = {}
+
+    def body(rank: int) -> None:
+        group, tensor = dist.group.WORLD, torch.ones(3)
+        assert group is not None
+        with Count() as count:
+            # torch hides what is inside its own functions.
+            work = group.allreduce([tensor])
+        work.wait()
+        seen[rank] = count.calls
+
+    pass_on_threads(body)
+    assert len(set(seen.values())) == 1, seen
+
+
 @pytest.mark.filterwarnings("ignore:torch.distributed.nn.functional:FutureWarning")
 def test_a_module_that_a_rank_imports_keeps_no_rank_s_group(monkeypatch: pytest.MonkeyPatch) -> None:
     """If this fails, every rank but the one that imports torch.distributed.nn.functional first fails in its calls."""

@@ -60,15 +60,15 @@ def test_a_move_does_not_appear_in_what_the_last_rank_records() -> None:
         data.copy(output, value)
 
     with Record():  # type: ignore[no-untyped-call]  # torch's
-        data.run_move(move, target, source, tensors=[])
+        data.run_move(move, target, source, devices=[])
         assert seen == []
         data.copy(torch.zeros(1), torch.ones(1))
     assert seen
     assert target.tolist() == [1.0, 1.0]
     assert target.grad_fn is None
-    data.run_move(move, target, source, tensors=[])
+    data.run_move(move, target, source, devices=[])
     with torch.no_grad():
-        data.run_move(move, target, source, tensors=[])
+        data.run_move(move, target, source, devices=[])
         assert not torch.is_grad_enabled()
     assert grads == [False] * 3
 
@@ -76,18 +76,15 @@ def test_a_move_does_not_appear_in_what_the_last_rank_records() -> None:
 def test_a_move_that_fails_leaves_autograd_as_it_was() -> None:
     """If this fails, a rank whose collective failed trains on without gradients."""
     with pytest.raises(data.UnequalError, match=r"float32\[3\] does not fit into float32\[2\]"):
-        data.run_move(data.copy, torch.zeros(2), torch.ones(3), tensors=[])
+        data.run_move(data.copy, torch.zeros(2), torch.ones(3), devices=[])
     assert torch.is_grad_enabled()
 
 
 def test_a_move_waits_for_the_streams_of_its_devices(monkeypatch: pytest.MonkeyPatch) -> None:
     """If this fails, another thread reads a GPU's memory before the result is there."""
     device = torch.device("cuda", 1)
-    tensors: list[Any] = [
-        torch.ones(1),
-        torch.ones(1, device="meta"),
-        *[SimpleNamespace(device=device, is_cpu=False, is_meta=False)] * 2,
-    ]
+    tensors: list[Any] = [torch.ones(1), torch.ones(1, device="meta"), *[SimpleNamespace(device=device)] * 2]
+    assert data.accelerators(tensors) == {device}
     waited: list[object] = []
 
     def stream_of(*where: object) -> SimpleNamespace:
@@ -98,7 +95,7 @@ def test_a_move_waits_for_the_streams_of_its_devices(monkeypatch: pytest.MonkeyP
         "get_device_module",
         lambda kind: SimpleNamespace(current_stream=lambda of: stream_of(kind, of)),
     )
-    data.run_move(data.meet_only, [], tensors=tensors)
+    data.run_move(data.meet_only, [], devices=[device])
     assert waited == ["cuda", device]
 
 
