@@ -159,7 +159,7 @@ class RankState:
         # Sockets and pipes of a process group look like all others.
         allowed = ("anon_inode:", "socket:", "pipe:") if has_kept_groups else ("anon_inode:",)
         with LOOKING:
-            files = open_files(self.descriptors)
+            files = open_files(known=self.descriptors)
             new = files.keys() - self.descriptors - pipes
             opened = [files[fd] for fd in new if not files[fd].startswith(allowed) and not _stays(fd, files[fd])]
         known = self.threads | _threads_of_torch()

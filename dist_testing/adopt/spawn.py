@@ -22,6 +22,7 @@ from torch.multiprocessing.spawn import ProcessExitedException, ProcessRaisedExc
 
 from dist_testing.adopt.on_ranks import keeps_own_way, ranks_of
 from dist_testing.core.ground.case import CaseFailedError, CaseResult
+from dist_testing.core.ground.error_text import name_of
 from dist_testing.core.ground.errors import UsageError
 from dist_testing.core.ground.outcomes import Kind, Status, exit_name
 from dist_testing.core.ground.spec import check_world_size
@@ -30,7 +31,6 @@ from dist_testing.core.process.lifetime import in_new_thread
 from dist_testing.core.unittest.exits import exit_code
 from dist_testing.core.unittest.handles import RankHandle
 from dist_testing.functions.function_world import CallWorld
-from dist_testing.functions.run import name_of
 
 # unittest leaves frames of modules with this mark out of its tracebacks.
 __unittest = True

@@ -21,7 +21,7 @@ import socket
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
-from typing import Any, NoReturn, TypeAlias
+from typing import Any, NamedTuple, NoReturn
 
 import pytest
 
@@ -41,8 +41,6 @@ _FLAGS = ("-u",)
 # Arguments of Popen that the proxy cannot follow; the command then starts as without the adapter.
 _UNFIT = ("preexec_fn", "pass_fds", "shell", "gids", "startupinfo")
 _STATUS_BYTES = 4
-# A command that launches ranks: the module of the launcher, and its `sys.argv`.
-Launch: TypeAlias = tuple[str, tuple[str, ...]]
 # A shell's way to tell that a command could not be started.
 _NO_STATUS = 1
 
@@ -50,6 +48,13 @@ _host: dict[str, Any] = {}
 _preloaded: list[str] = []
 _original = subprocess.Popen
 _signature = inspect.signature(_original._execute_child)  # type: ignore[attr-defined]  # not in typeshed
+
+
+class Launch(NamedTuple):
+    """A command that launches ranks: the module of the launcher, and its `sys.argv`."""
+
+    module: str
+    arguments: tuple[str, ...]
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -140,7 +145,7 @@ def _be_proxy(
         life, theirs = socket.socketpair()
         request = os.memfd_create("dist-testing-launch")
         cwd = os.getcwd() if given["cwd"] is None else os.fsdecode(given["cwd"])
-        content = {"module": launch[0], "arguments": launch[1], "env": _env(given), "cwd": cwd}
+        content = {"module": launch.module, "arguments": launch.arguments, "env": _env(given), "cwd": cwd}
         os.write(request, json.dumps(content).encode())
         socket.send_fds(channel, [b"launch"], [request, *streams, theirs.fileno()])
         # The other ends of the command's pipes must not stay open here.
@@ -174,7 +179,7 @@ def launch_in(command: Sequence[str], env: Mapping[str, str]) -> Launch | None:
         return None
     if module == _ACCELERATE and arguments[1:2] != ("launch",):
         return None
-    return module, arguments
+    return Launch(module, arguments)
 
 
 def _is_beside_this_python(program: str, env: Mapping[str, str]) -> bool:

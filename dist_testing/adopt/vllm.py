@@ -19,11 +19,11 @@ from typing import Any
 
 from dist_testing.adopt.on_ranks import keeps_own_way, refuse_unshareable, run_on_ranks, suite_limit_s
 from dist_testing.adopt.on_ranks import pytest_configure as pytest_configure
+from dist_testing.core.ground.error_text import name_of
 from dist_testing.core.ground.errors import UsageError
 from dist_testing.core.launch.clean import spare_cuda
 from dist_testing.core.process.lifetime import become_subreaper
 from dist_testing.core.process.orphans import Orphans
-from dist_testing.functions.run import name_of
 
 # unittest leaves frames of modules with this mark out of its tracebacks.
 __unittest = True

@@ -24,7 +24,7 @@ from dist_testing.audit.hook.record import Plan
 from dist_testing.audit.seen import Seen, read_records
 from dist_testing.core.ground.error_text import shorten
 from dist_testing.core.ground.errors import UsageError
-from dist_testing.core.ground.procfs import command_of
+from dist_testing.core.ground.procfs import command_of, content_of, open_files
 from dist_testing.core.process.lifetime import die_with_parent, is_helper
 from dist_testing.core.process.orphans import Orphans, is_dead
 
@@ -213,13 +213,9 @@ def _shared_memory() -> frozenset[str]:
 
 def _files_used_by(process: psutil.Process) -> set[str]:
     """Return the files that a process has mapped or open."""
-    used: set[str] = set()
-    # psutil's list of maps costs much more: it asks for the size of each.
-    with contextlib.suppress(OSError), open(f"/proc/{process.pid}/maps", encoding="utf-8", errors="replace") as maps:
-        used.update("/" + line.rstrip("\n").partition("/")[2] for line in maps if "/" in line)
-    with contextlib.suppress(psutil.Error):
-        used.update(file.path for file in process.open_files())
-    return used
+    # psutil's lists cost much more: it asks for the size of each map, and for the flags and place of each open file.
+    maps = content_of(f"/proc/{process.pid}/maps").decode(errors="replace").split("\n")
+    return {"/" + line.partition("/")[2] for line in maps if "/" in line} | set(open_files(process.pid).values())
 
 
 def _living() -> list[psutil.Process]:

@@ -77,11 +77,14 @@ def _holders(module_name: str) -> list[str]:
     found = set()
     for name, module in list(sys.modules.items()):
         # An entry may be None, or another object than a module.
-        for value in list(getattr(module, "__dict__", {}).values()):
-            # The type first: reading an attribute of other objects can have side effects, and torch's warn.
-            if issubclass(type(value), type | FunctionType) and getattr(value, "__module__", None) == module_name:
-                found.add(name)
-    return sorted(found - {module_name})
+        values = list(getattr(module, "__dict__", {}).values()) if name != module_name else ()
+        # The type first: reading an attribute of other objects can have side effects, and torch's warn.
+        if any(
+            issubclass(type(value), type | FunctionType) and getattr(value, "__module__", None) == module_name
+            for value in values
+        ):
+            found.add(name)
+    return sorted(found)
 
 
 @functools.cache

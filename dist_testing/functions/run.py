@@ -15,6 +15,7 @@ from dist_testing.core.events.event import RankOutput
 from dist_testing.core.ground.add_ons import read_settings
 from dist_testing.core.ground.backends import backend_named, default_backend
 from dist_testing.core.ground.budget import MAX_TIMEOUT_S, is_timeout
+from dist_testing.core.ground.error_text import name_of
 from dist_testing.core.ground.errors import UsageError
 from dist_testing.core.ground.spec import DEFAULT_WORLD_SIZE, Spec, check_world_size
 from dist_testing.core.launch.clean import unshareable_reasons
@@ -105,11 +106,6 @@ def run(
         result = world.run()
         world.judge(result, RunFailedError)
         return world.values(result)
-
-
-def name_of(fn: object) -> str:
-    """Return how errors and reports name a function."""
-    return f"{fn.__module__}.{fn.__qualname__}" if hasattr(fn, "__qualname__") else repr(fn)
 
 
 def _show(event: RankOutput) -> None:

@@ -8,12 +8,13 @@ from collections.abc import Callable
 from typing import Any
 
 from dist_testing.core.ground.budget import is_timeout
+from dist_testing.core.ground.error_text import name_of
 from dist_testing.core.ground.errors import UsageError
 from dist_testing.core.ground.spec import check_world_size
 from dist_testing.core.launch.isolation import FORK, SPAWN, Isolation, Reuse, isolation_named
 from dist_testing.core.unittest.plain import current_session
 from dist_testing.core.unittest.process import ProcessCase
-from dist_testing.functions.run import LIMIT, check_arguments, check_no_rank, name_of
+from dist_testing.functions.run import LIMIT, check_arguments, check_no_rank
 
 # unittest leaves frames of modules with this mark out of its tracebacks.
 __unittest = True

@@ -23,7 +23,7 @@ from dist_testing.core.ground.record import BAD
 from dist_testing.report.facts import final_runs, last_passes, ledger, status_counts
 from dist_testing.report.model import Report, RunRecord
 from dist_testing.report.perfetto import trace
-from dist_testing.report.words import slug
+from dist_testing.report.words import grouped, slug
 
 # Increase it when a field is removed or changes its meaning. Readers leave out fields that they do not know.
 _SCHEMA = 2
@@ -68,11 +68,12 @@ def write_traces(report: Report, path: Path) -> list[tuple[Path, int]]:
         return [_write_trace(path, report.runs)]
     with _writing(path):
         path.mkdir(parents=True, exist_ok=True)
-    groups: dict[str, list[RunRecord]] = {}
-    for run in report.runs:
-        if run.wall_zero_s is not None:
-            groups.setdefault(f"invocation-{run.invocation + 1}", []).append(run)
-            groups.setdefault(slug(run.target) or "target", []).append(run)
+    groups = grouped(
+        (name, run)
+        for run in report.runs
+        if run.wall_zero_s is not None
+        for name in (f"invocation-{run.invocation + 1}", slug(run.target) or "target")
+    )
     return [_write_trace(path / f"{name}.json.gz", runs) for name, runs in sorted(groups.items())]
 
 

@@ -73,12 +73,11 @@ class _Gathering:
 
     def add(self, path: Path) -> None:
         with self._noting_problems(path):
-            kind = _kind(path)
             if path.is_dir():
                 self._add_folder(path)
             elif not path.exists():
                 raise _nothing(path, "there is no such file or folder")
-            elif kind == "build events":
+            elif (kind := _kind(path)) == "build events":
                 self._add_build_events(path)
             elif kind == "stream":
                 self._add_streams([path])

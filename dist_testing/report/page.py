@@ -136,9 +136,11 @@ def _failures(groups: Sequence[Sequence[facts.Failure]]) -> Iterator[str]:
     left_bytes = _FAILURES_BYTES
     for number, group in enumerate(groups):
         html = _failure(number, group, limit)
-        if len(html.encode(errors="replace")) > left_bytes - _BRIEF_BYTES * (len(groups) - number):
+        size = len(html.encode(errors="replace"))
+        if size > left_bytes - _BRIEF_BYTES * (len(groups) - number):
             html = _failure(number, group, 0)
-        left_bytes -= len(html.encode(errors="replace"))
+            size = len(html.encode(errors="replace"))
+        left_bytes -= size
         if left_bytes < 0:
             return
         yield html

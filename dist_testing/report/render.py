@@ -58,7 +58,7 @@ def _environment(folder: Path) -> jinja2.Environment:
         raise ReportError(
             "jinja2 is not installed.\n"
             "The page is made from a template of jinja2, and needs no other package.\n"
-            'Run `pip install "dist_testing[report]"`; under Bazel add jinja2 to the hub of dist_testing.packages().'
+            "Run `pip install jinja2`; under Bazel add jinja2 to the hub of dist_testing.packages()."
         ) from error
     environment = jinja2.Environment(
         autoescape=True,

@@ -98,7 +98,7 @@ def grouped(pairs: Iterable[tuple[_Key, _Value]]) -> dict[_Key, list[_Value]]:
     groups: dict[_Key, list[_Value]] = defaultdict(list)
     for key, value in pairs:
         groups[key].append(value)
-    return groups
+    return dict(groups)
 
 
 def slug(name: str) -> str:

@@ -10,6 +10,7 @@ from typing import Any, TypeVar, overload
 from dist_testing.core.engine.running_world import group_limit_s
 from dist_testing.core.ground.budget import MAX_TIMEOUT_S, is_timeout
 from dist_testing.core.ground.case import Case, CaseBody, CaseFailedError
+from dist_testing.core.ground.error_text import name_of
 from dist_testing.core.ground.errors import UsageError
 from dist_testing.core.ground.spec import DEFAULT_WORLD_SIZE, check_world_size
 from dist_testing.core.launch.isolation import THREAD
@@ -74,8 +75,7 @@ def spawn_threads_and_init_comms(
 
     @functools.wraps(decorated)
     def wrapper(*args: Any, **kwargs: Any) -> None:
-        name = f"{getattr(decorated, '__module__', '')}.{getattr(decorated, '__qualname__', repr(decorated))}"
-        _run(functools.partial(decorated, *args, **kwargs), name, timeout, world_size)
+        _run(functools.partial(decorated, *args, **kwargs), name_of(decorated), timeout, world_size)
 
     # For the pytest front end.
     wrapper.starts_ranks = True  # type: ignore[attr-defined]

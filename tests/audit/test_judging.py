@@ -220,6 +220,8 @@ def test_an_environment_that_a_harness_makes_keeps_the_hook(monkeypatch: pytest.
         "DIST_TESTING_AUDIT_BOOTSTRAP": "/boot",
         "PYTHONPATH": "/boot:src",
     }
+    assert with_hook({"PYTHONPATH": ":src"})["PYTHONPATH"] == "/boot::src", "an empty entry is the working directory"
+    assert with_hook({})["PYTHONPATH"] == "/boot"
     assert with_hook({b"A": b"1"}) == {b"A": b"1"}
 
 

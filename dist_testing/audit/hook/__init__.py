@@ -96,7 +96,8 @@ def with_hook(env: Any) -> Any:
     if not all(isinstance(name, str) for name in env):
         return env
     added = {**{name: os.environ[name] for name in _KEPT if name in os.environ}, **env}
-    bootstrap, paths = added.get(_BOOTSTRAP), str(added.get("PYTHONPATH", "")).split(os.pathsep)
-    if bootstrap and bootstrap not in paths:
-        added["PYTHONPATH"] = os.pathsep.join([bootstrap, *filter(None, paths)])
+    bootstrap, paths = added.get(_BOOTSTRAP), str(added.get("PYTHONPATH", ""))
+    if bootstrap and bootstrap not in paths.split(os.pathsep):
+        # The text itself stays: an empty entry in it is the working directory.
+        added["PYTHONPATH"] = f"{bootstrap}{os.pathsep}{paths}" if paths else bootstrap
     return added

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import re
 import signal
-from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from dist_testing.core.engine.crash_text import fatal_block, native_reason, shorten_native_stacks
@@ -15,7 +14,7 @@ from dist_testing.core.engine.needs import Lack
 from dist_testing.core.engine.report_text import MAX_LINES, Quote, printable
 from dist_testing.core.ground.budget import LEAST_S
 from dist_testing.core.ground.case import CaseResult
-from dist_testing.core.ground.error_text import ranks_text, shorten
+from dist_testing.core.ground.error_text import ranks_by_text, ranks_text, shorten
 from dist_testing.core.ground.outcomes import UNKNOWN_EXIT_CODE, Cause, Kind, RankOutcome
 
 _LOG_TAIL_LINES = 40
@@ -242,20 +241,16 @@ def _crash_explanation(result: CaseResult) -> str:
 
 
 def _victims(result: CaseResult) -> str:
-    by_fate: dict[str, list[str]] = defaultdict(list)
-    for rank in result.verdict.victims:
-        by_fate[result.outcomes[rank].describe()].append(str(rank))
+    by_fate = ranks_by_text({rank: result.outcomes[rank].describe() for rank in result.verdict.victims})
     return "; ".join(
-        f"ranks {', '.join(ranks)}: each {fate}" if len(ranks) > 1 else f"rank {ranks[0]} {fate}"
+        f"{ranks_text(ranks)}: each {fate}" if len(ranks) > 1 else f"{ranks_text(ranks)} {fate}"
         for fate, ranks in by_fate.items()
     )
 
 
 def _stacks(stacks: Mapping[int, str]) -> list[str]:
-    by_stack: dict[str, list[str]] = defaultdict(list)
-    for rank, stack in stacks.items():
-        by_stack[tidied(stack)].append(str(rank))
-    return [f"{_RULE}\nstacks of rank(s) {', '.join(ranks)}:\n{stack}" for stack, ranks in by_stack.items()]
+    by_stack = ranks_by_text({rank: tidied(stack) for rank, stack in stacks.items()})
+    return [f"{_RULE}\nstacks of rank(s) {', '.join(map(str, ranks))}:\n{text}" for text, ranks in by_stack.items()]
 
 
 def tidied(text: str) -> str:
@@ -293,23 +288,22 @@ def _logs(result: CaseResult, ranks: Iterable[int]) -> list[_Part]:
 
 def _alike(result: CaseResult) -> list[list[int]]:
     """Return the failed ranks, each with those that failed in the same way, in the order of failing."""
-    alike: dict[tuple[str, ...], list[int]] = defaultdict(list)
     culprit = result.verdict.culprit
+    texts = {}
     for rank in [*([] if culprit is None else [culprit]), *result.verdict.failing]:
         outcome = result.outcomes[rank]
-        texts = [outcome.describe(), outcome.text, result.logs.get(rank, "")]
-        texts += [failure.describe() for failure in outcome.further]
-        alike[tuple(_OF_RANK.sub("", text) for text in texts)].append(rank)
-    return list(alike.values())
+        own = [outcome.describe(), outcome.text, result.logs.get(rank, "")]
+        own += [failure.describe() for failure in outcome.further]
+        texts[rank] = tuple(_OF_RANK.sub("", text) for text in own)
+    return list(ranks_by_text(texts).values())
 
 
 def _section(result: CaseResult, ranks: Sequence[int], part: str, *, is_culprit: bool = True) -> list[_Part]:
     """Return the section about ranks with the same failure."""
     outcome = result.outcomes[ranks[0]]
-    who = f"ranks {', '.join(map(str, ranks))}" if len(ranks) > 1 else f"rank {ranks[0]}"
     each = "each" if len(ranks) > 1 else "it"
     lines = _logs(result, ranks[:1])
-    lines += [_RULE, f"{who} of {result.case.world_size} {part}: {each} {outcome.describe()}"]
+    lines += [_RULE, f"{ranks_text(ranks)} of {result.case.world_size} {part}: {each} {outcome.describe()}"]
     if text := tidied(outcome.text):
         lines += ["", Quote(text, MAX_LINES if is_culprit else _OTHER_LINES, ends_only=not is_culprit)]
     for further in outcome.further:

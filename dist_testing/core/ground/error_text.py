@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import difflib
 import traceback
-from collections.abc import Iterable, Mapping
+from collections.abc import Hashable, Iterable, Mapping
+from typing import TypeVar
 
 from dist_testing.core.ground.errors import DistTestingError
 
+_Text = TypeVar("_Text", bound=Hashable)
 # Text of one rank report; the head and the tail are kept. JSON needs up to twelve bytes for a character, so that a
 # report of this size always fits into a frame (`core.process.rank_messages.MAX_FRAME_BYTES`).
 MAX_TEXT_CHARS = 256 * 1024
@@ -29,12 +31,17 @@ def ranks_text(ranks: Iterable[int]) -> str:
     return f"rank{'s' if len(texts) > 1 else ''} {', '.join(texts)}"
 
 
-def ranks_by_text(texts: Mapping[int, str]) -> dict[str, list[int]]:
-    """Return the ranks of each text, from the text of each rank, in its order."""
-    by_text: dict[str, list[int]] = {}
+def ranks_by_text(texts: Mapping[int, _Text]) -> dict[_Text, list[int]]:
+    """Return the ranks of each text, or of texts in a tuple, from those of each rank, in its order."""
+    by_text: dict[_Text, list[int]] = {}
     for rank, text in texts.items():
         by_text.setdefault(text, []).append(rank)
     return by_text
+
+
+def name_of(fn: object) -> str:
+    """Return how errors and reports name a function."""
+    return f"{fn.__module__}.{fn.__qualname__}" if hasattr(fn, "__qualname__") else repr(fn)
 
 
 def did_you_mean(name: str, known: Iterable[str], otherwise: str) -> str:

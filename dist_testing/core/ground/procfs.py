@@ -57,18 +57,21 @@ def blocked_signals(pid: int | None, thread: str) -> int:
     return int(status_of(pid, "SigBlk", thread) or "0", 16)
 
 
-def open_files(known: Collection[int] = ()) -> dict[int, str]:
-    """Return the open descriptors of this process with the kernel's names of their files, such as "socket:[4711]".
+def open_files(pid: int | str = "self", *, known: Collection[int] = ()) -> dict[int, str]:
+    """Return the open descriptors of a process with the kernel's names of their files, such as "socket:[4711]".
 
-    A name takes some microseconds; those that are `known` have none.
+    A name takes some microseconds; those of `known` are "".
     """
     names = {}
-    for fd in map(int, os.listdir("/proc/self/fd")):
-        # The descriptor that read the list is closed by now.
-        with contextlib.suppress(OSError):
-            if fd in known:
-                os.fstat(fd)
-            names[fd] = "" if fd in known else os.readlink(f"/proc/self/fd/{fd}")
+    with contextlib.suppress(OSError):
+        for fd in os.listdir(f"/proc/{pid}/fd"):
+            path = f"/proc/{pid}/fd/{fd}"
+            # The descriptor that has read the list is closed by now.
+            with contextlib.suppress(OSError):
+                if int(fd) not in known:
+                    names[int(fd)] = os.readlink(path)
+                elif os.lstat(path):
+                    names[int(fd)] = ""
     return names
 
 

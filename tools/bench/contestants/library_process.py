@@ -1,4 +1,4 @@
-"""The library's `MultiProcessTestCase` under plain unittest. The class ends the group, as torch's does."""
+"""The library's `MultiProcessTestCase` under plain unittest. The group is left to the class, as torch's allows."""
 
 from __future__ import annotations
 
