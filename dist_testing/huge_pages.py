@@ -136,9 +136,9 @@ def in_use(ranges: Sequence[range], huge_bytes: int) -> list[range]:
 
 def has_free_cpu() -> bool:
     """Return whether a CPU of the machine has nothing to do but this process; False if the kernel does not tell."""
-    with contextlib.suppress(OSError, ValueError, IndexError), open("/proc/loadavg", encoding="utf-8") as file:
+    with contextlib.suppress(ValueError, IndexError):
         # Such as "0.05 0.10 0.09 2/139 4711": two processes run, this one is one of them.
-        return int(file.read().split()[3].partition("/")[0]) <= len(os.sched_getaffinity(0))
+        return int(content_of("/proc/loadavg").split()[3].partition(b"/")[0]) <= len(os.sched_getaffinity(0))
     return False
 
 

@@ -94,7 +94,7 @@ class LogLimits(WorldWatcher):
                 try:
                     _punch(file.fileno(), begin, end - begin)
                     self._hole_ends[rank] = end
-                except (AttributeError, OSError):
+                except OSError:
                     # There are no holes here. The rank writes at the end of the file, wherever that is.
                     os.ftruncate(file.fileno(), 0)
                     self._lost_bytes[rank] += size

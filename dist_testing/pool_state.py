@@ -18,7 +18,7 @@ from typing import Any
 from dist_testing.core.ground.case import CaseBody
 from dist_testing.core.ground.errors import StateLeakError
 from dist_testing.core.ground.keepable import ALL_ENV, ENV_PREFIX
-from dist_testing.core.ground.procfs import open_files
+from dist_testing.core.ground.procfs import open_descriptors, open_files
 from dist_testing.core.process.lifetime import current_umask
 from dist_testing.core.rank.children import LOOKING, child_processes, children_but, helpers_of_multiprocessing
 from dist_testing.core.rank.hooks import RankService, ServedRank
@@ -80,7 +80,7 @@ class RankState:
 
     def __init__(self) -> None:
         with LOOKING:
-            self.descriptors = open_files().keys()
+            self.descriptors = open_descriptors()
         self.env = _environment()
         self.settings = _settings()
         self.threads = frozenset(thread.ident for thread in threading.enumerate())
@@ -139,11 +139,14 @@ class RankState:
         env = _environment()
         patterns = [kept.removeprefix(ENV_PREFIX) for kept in may_change if kept.startswith(ENV_PREFIX)]
         patterns += ["*"] if ALL_ENV in may_change else []
-        names = {os.fsdecode(name) for name, _ in env.items() ^ self.env.items()} - _SET_BY_OTHERS
+        differ = env.items() ^ self.env.items() if env != self.env else ()
+        names = {os.fsdecode(name) for name, _ in differ} - _SET_BY_OTHERS
         if names := {name for name in names if not any(fnmatch.fnmatchcase(name, p) for p in patterns)}:
             changes.append(f"environment variable(s) {', '.join(sorted(names))}")
         for kind, now in _settings().items():
             before = self.settings[kind]
+            if now == before:
+                continue
             changes += [
                 _described(name, before.get(name), now.get(name))
                 for name in sorted(before.keys() | now.keys())
@@ -159,13 +162,14 @@ class RankState:
         # Sockets and pipes of a process group look like all others.
         allowed = ("anon_inode:", "socket:", "pipe:") if has_kept_groups else ("anon_inode:",)
         with LOOKING:
-            files = open_files(known=self.descriptors)
-            new = files.keys() - self.descriptors - pipes
-            opened = [files[fd] for fd in new if not files[fd].startswith(allowed) and not _stays(fd, files[fd])]
+            now = open_descriptors()
+            new = now - self.descriptors - pipes
+            named = {fd: name for fd, name in open_files().items() if fd in new} if new else {}
+            opened = [name for fd, name in named.items() if not name.startswith(allowed) and not _stays(fd, name)]
         known = self.threads | _threads_of_torch()
         found: tuple[tuple[str, str, Collection[Any]], ...] = (
             ("files", "open file(s)", opened),
-            ("files", "closed descriptor(s)", self.descriptors - files.keys()),
+            ("files", "closed descriptor(s)", self.descriptors - now),
             ("threads", "running thread(s)", [one.name for one in threading.enumerate() if one.ident not in known]),
             ("processes", "running process(es)", children_but(helpers) - self.children),
         )

@@ -215,7 +215,10 @@ def _files_used_by(process: psutil.Process) -> set[str]:
     """Return the files that a process has mapped or open."""
     # psutil's lists cost much more: it asks for the size of each map, and for the flags and place of each open file.
     maps = content_of(f"/proc/{process.pid}/maps").decode(errors="replace").split("\n")
-    return {"/" + line.partition("/")[2] for line in maps if "/" in line} | set(open_files(process.pid).values())
+    used = {"/" + line.partition("/")[2] for line in maps if "/" in line}
+    with contextlib.suppress(OSError):
+        used.update(open_files(process.pid).values())
+    return used
 
 
 def _living() -> list[psutil.Process]:

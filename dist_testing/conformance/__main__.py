@@ -28,7 +28,8 @@ _PLUG_IN = """
 import importlib, json, sys
 importlib.import_module(sys.argv[1])
 import torch.distributed as dist
-print("kit:" + json.dumps(dist.Backend.backend_capability.get(sys.argv[2].lower())))
+devices = dist.Backend.backend_capability.get(sys.argv[2].lower())
+print("kit:" + json.dumps(devices and list(devices)))
 """
 
 
@@ -97,7 +98,7 @@ def _run(options: argparse.Namespace) -> int:
         expectations.check_cells(all_cells())
     problems = []
     started_s = time.monotonic()
-    preloads = any("functional/" in cell.name for cell in cells)
+    preloads = any(cell.is_functional for cell in cells)
     limit_s = cell_limit("--cell-limit", options.cell_limit)
     with CellSession(backend, expectations=expectations, preloads=preloads, limit_s=limit_s) as session:
         matrix = session.matrix

@@ -57,6 +57,11 @@ class Cell:
         parts = (self.operation, self.variant, *tensors, f"w{self.world_size}")
         return "/".join(part for part in parts if part)
 
+    @property
+    def is_functional(self) -> bool:
+        """Whether it uses functional collectives, whose modules take a second to load."""
+        return self.operation in ("functional", "nn.functional")
+
 
 def matches(name: str, patterns: Iterable[str]) -> bool:
     """Return whether one of the patterns covers the whole name of a cell; "*" stands for any text."""

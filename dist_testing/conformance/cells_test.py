@@ -20,6 +20,7 @@ from dist_testing.conformance.expectations import Expectations, read_expectation
 from dist_testing.conformance.kit_session import CellSession, cell_limit
 from dist_testing.conformance.matrix import FEATURE_CELLS, feature_problems
 from dist_testing.conformance.page import write_matrix
+from dist_testing.core.ground.errors import UsageError
 from dist_testing.core.ground.runfiles import find_runfiles
 from dist_testing.core.pytest.in_runner import BUDGET_KEY
 from dist_testing.core.session.session import current_session
@@ -30,6 +31,21 @@ _CELLS = chosen_cells(
 )
 
 
+def _found(file: str) -> str:
+    """Return the path of the expectation file. Under Bazel the variable names a runfile."""
+    if os.path.isabs(file) or "TEST_SRCDIR" not in os.environ:
+        return file
+    rlocation = find_runfiles()
+    found = rlocation and rlocation(file)
+    if not found or not Path(found).is_file():
+        raise UsageError(
+            f"CONFORMANCE_EXPECTATIONS={file}: there is no such runfile.\n"
+            "backend_conformance_test sets the variable to the location of its file.\n"
+            "Give the file as the argument expectations."
+        )
+    return found
+
+
 @pytest.fixture(scope="session")
 def kit(request: pytest.FixtureRequest) -> Iterator[CellSession]:
     """The running kit. Two tests want the cells that show features; they run once."""
@@ -37,14 +53,14 @@ def kit(request: pytest.FixtureRequest) -> Iterator[CellSession]:
     assert session is not None, "the pytest plugin of dist_testing is not loaded"
     limit_s = cell_limit(_LIMIT, os.environ.get(_LIMIT))
     budget = request.config.stash.get(BUDGET_KEY, None)
-    preloads = any("functional/" in item.name for item in request.session.items)
+    items = [item for item in request.session.items if isinstance(item, pytest.Function) and hasattr(item, "callspec")]
+    cells = [item.callspec.params.get("cell") for item in items]
+    preloads = any(isinstance(cell, Cell) and cell.is_functional for cell in cells)
     backend = session.engine.spec.backend
     expectations = Expectations()
     if source := os.environ.get("CONFORMANCE_EXPECTATIONS"):
-        # Under Bazel it names a runfile, whose whole path differs from machine to machine.
-        rlocation = find_runfiles() if "TEST_SRCDIR" in os.environ else None
-        file = (rlocation and rlocation(source)) or source
-        expectations = dataclasses.replace(read_expectations(file, backend.name), source=source)
+        # A runfile's whole path differs from machine to machine.
+        expectations = dataclasses.replace(read_expectations(_found(source), backend.name), source=source)
         expectations.check_cells(all_cells())
     debug_rank = session.engine.debug_rank
     with CellSession(

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dist_testing.conformance.axes import members
 from dist_testing.conformance.cell import Cell, Observation, Result, Seen, Status
 from dist_testing.core.ground.case import CaseResult
+from dist_testing.core.ground.error_text import ranks_by_text
 from dist_testing.core.ground.outcomes import CRASHES, Cause, Kind, RankOutcome, exit_name
 
 # A call that fails after this share of its limit has waited for something that never came.
@@ -50,8 +51,8 @@ def _not_observed(cell: Cell, result: CaseResult, missing: Sequence[RankOutcome]
 
 def _hang(missing: Sequence[RankOutcome]) -> str:
     """Return who waits where, by the collective ledger."""
-    places = _ranks_by((outcome.operation or outcome.phase, outcome.rank) for outcome in missing)
-    return "; ".join(f"{ranks} in {place}" for place, ranks in places.items())
+    places = ranks_by_text({outcome.rank: outcome.operation or outcome.phase for outcome in missing})
+    return "; ".join(f"{_named(ranks)} in {place}" for place, ranks in places.items())
 
 
 def _status(cell: Cell, every: Sequence[Observation], limit_s: float) -> tuple[Status, str]:
@@ -74,14 +75,10 @@ def _status(cell: Cell, every: Sequence[Observation], limit_s: float) -> tuple[S
 
 def _told(some: Sequence[Observation]) -> str:
     """Return the texts of ranks, each text once."""
-    (text, ranks), *others = _ranks_by((one.text, one.rank) for one in some).items()
+    (text, ranks), *others = ranks_by_text({one.rank: one.text for one in some}).items()
     more = f" ({len(others)} other text(s))" if others else ""
-    return f"{ranks}: {text}{more}"
+    return f"{_named(ranks)}: {text}{more}"
 
 
-def _ranks_by(pairs: Iterable[tuple[str, int]]) -> dict[str, str]:
-    """Return the ranks that have each text, such as "rank(s) 0, 2"."""
-    found: dict[str, list[str]] = {}
-    for text, rank in pairs:
-        found.setdefault(text, []).append(str(rank))
-    return {text: f"rank(s) {', '.join(ranks)}" for text, ranks in found.items()}
+def _named(ranks: Iterable[int]) -> str:
+    return f"rank(s) {', '.join(map(str, ranks))}"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 import pickle
 from collections import OrderedDict
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +14,8 @@ from dist_testing.core.ground.errors import UsageError
 
 # Values in containers are searched to this depth for the one that cannot travel.
 _MAX_DEPTH = 20
+# Types of values that can travel in any case.
+_PLAIN = (bool, int, float, complex, str, bytes, type(None))
 _CAUSE = (
     "Values come back as data: tensors, numbers, strings, bytes, None, and lists, tuples, dicts and sets of them. "
     "Objects of other classes would need code of the rank."
@@ -68,20 +70,28 @@ def _read(file: Path | io.BytesIO) -> Any:
 
 def _culprit(place: str, value: object, depth: int) -> tuple[str, object]:
     """Return the place and the object that cannot travel: the first one inside containers, else the whole value."""
-    items: list[tuple[str, object]] = []
+    for inner_place, inner in _items(place, value) if depth else ():
+        # An attempt takes some 100 us, and a list may have a million numbers.
+        if type(inner) not in _PLAIN:
+            try:
+                _packed(inner)
+            except Exception:
+                return _culprit(inner_place, inner, depth - 1)
+    return place, value
+
+
+def _items(place: str, value: object) -> Iterator[tuple[str, object]]:
+    """Yield what is in a container, with its place."""
     if isinstance(value, dict) and type(value) in (dict, OrderedDict):
         for key, inner in value.items():
-            items += [(f"{place} key {key!r:.60}".strip(), key), (f"{place}[{key!r:.60}]", inner)]
+            yield f"{place} key {key!r:.60}".strip(), key
+            yield f"{place}[{key!r:.60}]", inner
     elif isinstance(value, set) and type(value) is set:
-        items = [(f"{place} member".strip(), inner) for inner in value]
+        for inner in value:
+            yield f"{place} member".strip(), inner
     elif isinstance(value, list | tuple) and type(value) in (list, tuple):
-        items = [(f"{place}[{index}]", inner) for index, inner in enumerate(value)]
-    for inner_place, inner in items if depth else ():
-        try:
-            _packed(inner)
-        except Exception:
-            return _culprit(inner_place, inner, depth - 1)
-    return place, value
+        for index, inner in enumerate(value):
+            yield f"{place}[{index}]", inner
 
 
 def _type_name(value: object) -> str:

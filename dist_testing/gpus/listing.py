@@ -56,7 +56,9 @@ def bazelrc(env: Mapping[str, str] = os.environ) -> str:
 
 def _about_library(nvml: Nvml | None, env: Mapping[str, str]) -> list[str]:
     if nvml is None:
-        return [f"memory is unknown: no management library ({library_or_reason(env)})"]
+        reason = library_or_reason(env)
+        # It opens now if a driver has come up meanwhile.
+        return [f"memory is unknown: no management library ({reason if isinstance(reason, str) else 'it was busy'})"]
     lines = [f"driver {nvml.driver_version()}"]
     if nvml.lost_count:
         lines.append(f"the driver has lost {nvml.lost_count} GPU(s); it does not report which")

@@ -64,9 +64,19 @@ def _described(calls: Mapping[int, Call]) -> dict[int, str]:
         return {rank: call.operation for rank, call in calls.items()}
     differ = len({call.details for call in calls.values()}) > 1
     return {
-        rank: f"{call.operation} of {call.sizes} {call.dtypes} {call.details if differ else ''}".rstrip()
+        rank: f"{call.operation} of {inputs_text(call)} {call.details if differ else ''}".rstrip()
         for rank, call in calls.items()
     }
+
+
+def inputs_text(call: Call) -> str:
+    """Return such as "[[3]] Float"."""
+    return f"{call.sizes} {call.dtypes}".rstrip()
+
+
+def at(place: str) -> str:
+    """Return such as " (test_x.py:9)"; "" for a place that is not known."""
+    return f" ({place})" if place else ""
 
 
 def group_text(name: str) -> str:

@@ -17,7 +17,7 @@ from dist_testing.core.ground.case import CaseResult
 from dist_testing.core.ground.codec import Family
 from dist_testing.core.ground.error_text import ranks_by_text, ranks_text
 from dist_testing.core.ground.outcomes import Cause, Kind, Status, Verdict
-from dist_testing.hang.call_rules import are_alike, disagreement, group_text
+from dist_testing.hang.call_rules import are_alike, at, disagreement, group_text, inputs_text
 from dist_testing.hang.ledger import FOR_CALLS, TORCH_LIMITS_MS, Call, CallsMade, limits_of
 from dist_testing.hang.watch import collect_ledgers
 
@@ -29,8 +29,6 @@ _MAX_DIFFERENCES = 3
 _ANSWER_LIMIT_S = 0.5
 # gloo's text, where another rank has sent more than this one expects. It ends the process.
 _GLOO_GOT_MORE = "Received data size doesn't match expected size"
-# Native stacks of many threads follow it. Bytes.
-_LOG_BYTES = 1 << 19
 # What calls can explain. Other causes have nothing to do with them.
 _EXPLAINED = frozenset({Cause.FAILURE, Cause.CRASH, Cause.HANG, Cause.DISAGREEMENT})
 
@@ -87,7 +85,7 @@ class CallComparison(WorldWatcher):
             return result
         first = first_difference(self._told, self._limits_ms, passed)
         if first is None and found.cause is Cause.CRASH and found.culprit is not None:
-            first = got_more(self._told, found.culprit, read_tail(self._world.logs[found.culprit], _LOG_BYTES))
+            first = got_more(self._told, found.culprit, read_tail(self._world.logs[found.culprit]))
         every = "; ".join(differences(self._told, self._limits_ms)) if has_passed else ""
         # The lines alone fail no case that has passed.
         if first is None or (has_passed and not every):
@@ -177,8 +175,9 @@ def got_more(told: Mapping[int, CallsMade], rank: int, log: str) -> tuple[str, t
     if _GLOO_GOT_MORE not in log:
         return None
     last = {other: made.calls[-1] for other, made in told.items() if made.calls}
-    texts = {other: _text(call) + (f" ({call.place})" if call.place else "") for other, call in last.items()}
-    sides = ranks_by_text(texts)
+    sides = ranks_by_text(
+        {other: f"{call.operation} of {inputs_text(call)}{at(call.place)}" for other, call in last.items()}
+    )
     called = "".join(f"; the last call of {ranks_text(ranks)} is {text}" for text, ranks in sides.items())
     return f"rank {rank} got more data than its call of gloo expects{called}", (rank, *last)
 
@@ -215,11 +214,7 @@ def _follows(behind: Mapping[int, Call], ahead: Mapping[int, Call], number: int)
 
 
 def _line(call: Call) -> str:
-    return f"{_text(call)} {call.place}"
-
-
-def _text(call: Call) -> str:
-    return f"{call.operation} of {call.sizes} {call.dtypes}"
+    return f"{call.operation} {call.sizes} {call.place}"
 
 
 def _lanes(told: Mapping[int, CallsMade], limits_ms: frozenset[int]) -> Iterator[_Lane]:

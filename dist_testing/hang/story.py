@@ -15,7 +15,7 @@ from dist_testing.core.ground.record import Ledger as RankLedger
 from dist_testing.core.ground.record import LedgerCall
 from dist_testing.hang.analysis import Analysis, Waiting
 from dist_testing.hang.blame import blame
-from dist_testing.hang.call_rules import disagreement, group_text
+from dist_testing.hang.call_rules import at, disagreement, group_text, inputs_text
 from dist_testing.hang.ledger import Call, Ledger, WaitKind
 
 # Python's own modules, in whose lines a reader cannot see what their test does.
@@ -125,7 +125,7 @@ def _of_calls(analysis: Analysis) -> HangStory | None:
                     continue
                 who = _each_with(
                     {
-                        other: analysis.views[other].ended or f"has not begun it{_at(place_in_test(ledgers[other]))}"
+                        other: analysis.views[other].ended or f"has not begun it{at(place_in_test(ledgers[other]))}"
                         for other in absent
                     }
                 )
@@ -162,13 +162,13 @@ def _awaited(analysis: Analysis) -> dict[int, list[int]]:
 def _absent(analysis: Analysis, awaited: Mapping[int, Sequence[int]], absent: Sequence[int]) -> str:
     views = {rank: analysis.views[rank] for rank in absent}
     who = _each_with(
-        {rank: view.ended or f"{analysis.free[rank]}{_at(place_in_test(view.ledger))}" for rank, view in views.items()}
+        {rank: view.ended or f"{analysis.free[rank]}{at(place_in_test(view.ledger))}" for rank, view in views.items()}
     )
     waiting = sorted({rank for other in absent for rank in awaited[other]})
     verb = "wait" if len(waiting) > 1 else "waits"
     them = "it" if len(absent) == 1 else "them"
     where = _common(
-        [_what(analysis.waiting[rank]) + _at(place_in_test(analysis.views[rank].ledger)) for rank in waiting]
+        [_what(analysis.waiting[rank]) + at(place_in_test(analysis.views[rank].ledger)) for rank in waiting]
     )
     if where:
         return f"{who}; {ranks_text(waiting)} {verb} for {them} in {where}"
@@ -193,7 +193,7 @@ def _cycle(analysis: Analysis) -> list[int]:
 def _each(analysis: Analysis, ranks: Iterable[int]) -> str:
     return _each_with(
         {
-            rank: f"in {_what(analysis.waiting[rank])}{_at(place_in_test(analysis.views[rank].ledger))}"
+            rank: f"in {_what(analysis.waiting[rank])}{at(place_in_test(analysis.views[rank].ledger))}"
             for rank in sorted(ranks)
         }
     )
@@ -210,14 +210,14 @@ def _lines(analysis: Analysis) -> Iterator[str]:
         if view.ended:
             text = f"{view.ended}, and {view.busy}" if view.busy else view.ended
         elif waiting is None:
-            text = f"{analysis.free.get(rank, '')}{_at(place_in_test(view.ledger))}"
+            text = f"{analysis.free.get(rank, '')}{at(place_in_test(view.ledger))}"
         else:
-            inputs = f" {_inputs(waiting.call)}" if waiting.call is not None else ""
-            text = f"waits in {_what(waiting)}{inputs}{_at(place_in_test(view.ledger))}"
+            inputs = f" {inputs_text(waiting.call)}" if waiting.call is not None else ""
+            text = f"waits in {_what(waiting)}{inputs}{at(place_in_test(view.ledger))}"
         if last := _last_done(view.ledger):
             text += f"; the last collective that it ended: {last}"
         if pending := [call for call in _not_shown(view.ledger, waiting) if not call.is_done]:
-            shown = ", ".join(f"{_call_text(call)} {_inputs(call)}" for call in pending[:_MAX_PENDING])
+            shown = ", ".join(f"{_call_text(call)} {inputs_text(call)}" for call in pending[:_MAX_PENDING])
             text += f"; not ended on {pending[0].backend}: {shown}"
         texts[rank] = text
     for text, ranks in ranks_by_text(texts).items():
@@ -244,10 +244,6 @@ def _call_text(call: Call) -> str:
     return f"{call.operation} #{call.number} of {group_text(call.group)}"
 
 
-def _inputs(call: Call) -> str:
-    return f"{call.sizes} {call.dtypes}".rstrip()
-
-
 def rank_ledgers(analysis: Analysis) -> tuple[RankLedger, ...]:
     """Return what each rank does, for the record of the case."""
     now_s = time.monotonic()
@@ -257,7 +253,7 @@ def rank_ledgers(analysis: Analysis) -> tuple[RankLedger, ...]:
     def recorded(call: Call) -> LedgerCall:
         begun_s, ended_s = ((at_ns + offset_ns) / 1e9 if at_ns else None for at_ns in (call.begun_ns, call.ended_ns))
         return LedgerCall(
-            call.group, call.number, call.backend, call.operation, _inputs(call), call.is_done, begun_s, ended_s
+            call.group, call.number, call.backend, call.operation, inputs_text(call), call.is_done, begun_s, ended_s
         )
 
     ledgers = []
@@ -313,10 +309,6 @@ def _placed(analysis: Analysis, calls: Mapping[int, Call]) -> dict[int, Call]:
 
 def _common(texts: Sequence[str]) -> str:
     return texts[0] if len(set(texts)) == 1 else ""
-
-
-def _at(place: str) -> str:
-    return f" ({place})" if place else ""
 
 
 def mark_stuck(outcomes: Sequence[RankOutcome], story: HangStory) -> tuple[RankOutcome, ...]:

@@ -124,7 +124,7 @@ class FaultDesk(WorldWatcher):
             return math.inf
         # The begin of a test is no event of the runner.
         is_near = self._next_parts or self._plan_s == math.inf
-        return now_s + _LOOK_S if is_near else self._plan_s + self._plan[0][0].after_s
+        return now_s + _LOOK_S if is_near else self._plan_s + self._plan[0].planned.after_s
 
     def _follow_plan(self, now_s: float) -> None:
         """Begin the next part of the plan, when its time has come and the part before it has happened."""
@@ -132,8 +132,8 @@ class FaultDesk(WorldWatcher):
             self._plan_s = now_s
         if any(pending.asker is None for pending in self._pending):
             return
-        if not self._next_parts and self._plan and now_s >= self._plan_s + self._plan[0][0].after_s:
-            self._next_parts.extend(self._plan.popleft()[1])
+        if not self._next_parts and self._plan and now_s >= self._plan_s + self._plan[0].planned.after_s:
+            self._next_parts.extend(self._plan.popleft().requests)
         if self._next_parts:
             self._begin(None, self._next_parts.popleft(), now_s)
 

@@ -23,8 +23,8 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import functools
+import json
 import os
-import pickle
 import socket
 import subprocess
 import sys
@@ -95,9 +95,9 @@ def make_nodes(count: int, store_port: int, backlog: int) -> Nodes:
         far.close()
         answer, fds, _, _ = socket.recv_fds(near, _ANSWER_BYTES, 2 * count + 3)
         os.waitpid(pid, 0)
-    error = pickle.loads(answer) if answer else OSError(0, "the process that makes them has ended")
+    error = json.loads(answer) if answer else [0, "the process that makes them has ended"]
     if error is not None:
-        raise error
+        raise OSError(*error)
     for fd in fds:
         os.set_inheritable(fd, False)
     bridge, *rest = fds
@@ -170,15 +170,16 @@ def attempt() -> NoReturn:
 def _make_and_send(channel: socket.socket, count: int, store_port: int, backlog: int) -> NoReturn:
     """Make the nodes in this process, a child, send their descriptors to the parent, and end."""
     fds: list[int] = []
-    error: OSError | None = None
+    error: list[int | str] | None = None
     try:
         fds = _make(count, store_port, backlog)
     except OSError as refused:
-        error = refused
+        error = [refused.errno or 0, refused.strerror or str(refused)]
     except BaseException as unexpected:
-        error = OSError(0, f"{type(unexpected).__name__}: {unexpected}"[: _ANSWER_BYTES // 8])
+        # JSON needs up to six bytes for a character.
+        error = [0, f"{type(unexpected).__name__}: {unexpected}"[: _ANSWER_BYTES // 8]]
     finally:
-        socket.send_fds(channel, [pickle.dumps(error)], fds)
+        socket.send_fds(channel, [json.dumps(error).encode()], fds)
         os._exit(0)
 
 

@@ -70,7 +70,7 @@ class Netlink:
         self.switch_on(name)
 
     def remove_port(self, name: str) -> None:
-        """Take an interface out of its bridge; it stays on, and what arrives there is lost."""
+        """Take an interface out of its bridge; it stays on, and the bridge no longer gets what arrives there."""
         self._change(name, _number(_IFLA_MASTER, 0))
 
     def send_single_packets(self, name: str) -> None:

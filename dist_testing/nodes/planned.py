@@ -11,7 +11,7 @@ from __future__ import annotations
 import ast
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 from dist_testing.core.ground.case import SETTINGS, Case
 from dist_testing.core.ground.errors import UsageError
@@ -91,9 +91,16 @@ def check(case: Case, spec: Spec) -> None:
     plan_of(case)
 
 
-def plan_of(case: Case) -> list[tuple[PlannedFault, list[Request]]]:
-    """Return the planned faults of a case with their parts, each of which waits for the one before."""
-    plan: list[tuple[PlannedFault, list[Request]]] = []
+class PlannedRequests(NamedTuple):
+    """A planned fault with its parts, each of which waits for the one before."""
+
+    planned: PlannedFault
+    requests: list[Request]
+
+
+def plan_of(case: Case) -> list[PlannedRequests]:
+    """Return the planned faults of a case with their parts."""
+    plan: list[PlannedRequests] = []
     for planned in _planned(case):
         requests: list[Request] = []
         # No delay is noted: it is no call of a plan.
@@ -102,7 +109,7 @@ def plan_of(case: Case) -> list[tuple[PlannedFault, list[Request]]]:
             _ask(planned, faults)
         except UsageError as error:
             raise UsageError(f"{case.name}: {error}") from None
-        plan.append((planned, requests))
+        plan.append(PlannedRequests(planned, requests))
     return plan
 
 

@@ -146,8 +146,6 @@ class _Run:
     _config: pytest.Config
     _watcher: Fork
     _code: int | None = None
-    # Whether the session only writes its end.
-    _is_ending: bool = False
     _test_files: set[str] = field(default_factory=set)
     # Sources that an import has run, also one that has failed.
     _files: set[str] = field(default_factory=set)
@@ -160,7 +158,7 @@ class _Run:
             os.kill(os.getpid(), number)
         signal.signal(number, signal.SIG_IGN)
         write_terminal_to(self._config, open(os.devnull, "w", encoding="utf-8"))  # noqa: SIM115
-        if self._is_ending:
+        if self._code is not None:
             # pytest would print the exception with all its frames, and the session is over in a moment.
             return
         raise InterruptedRunError(f"the runner got {exit_name(-number)}")
@@ -218,19 +216,19 @@ class _Run:
         if report.failed or report.when == "call" or report.skipped:
             self._watcher.tell(test=report.nodeid, outcome=report.outcome)
 
-    @pytest.hookimpl(tryfirst=True)
+    @pytest.hookimpl(trylast=True)
     def pytest_sessionfinish(self, exitstatus: int) -> None:
         """Keep the exit code, and tell what tests have imported."""
-        self._code, self._is_ending = int(exitstatus), True
+        self._code = int(exitstatus)
         self.tell_imports()
 
     @pytest.hookimpl(wrapper=True, tryfirst=True)
     def pytest_unconfigure(self) -> Generator[None]:
         """Tell the watcher the exit code when all reports are printed. The process itself ends a little later."""
         yield
-        self._is_ending = False
-        if self._code is not None:
-            self._watcher.tell(code=self._code)
+        code, self._code = self._code, None
+        if code is not None:
+            self._watcher.tell(code=code)
 
     def pytest_keyboard_interrupt(self) -> None:
         """Let the session end: the watcher was interrupted, too, and would send its signal into the clean-up."""

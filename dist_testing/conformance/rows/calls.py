@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 
 from dist_testing.conformance.kit import Kit
@@ -66,9 +67,9 @@ ARGUMENTS: dict[str, Callable[[Kit], tuple[Any, ...]]] = {
 }
 
 
-def call_with(k: Kit, name: str, kind: type, value: Any) -> Any:
-    """Call a function with this value as its first argument of a type; the others are right in a world of one."""
-    given = list(ARGUMENTS[name](k))
-    place = next(place for place, one in enumerate(given) if isinstance(one, kind))
-    given[place] = value
-    return call(k, name, *given)
+def calls_with(k: Kit, name: str, kind: type, value: Any) -> Iterator[Callable[[], Any]]:
+    """Yield a call of a function for each argument of a type: with this value, the others right in a world of one."""
+    right = ARGUMENTS[name](k)
+    for place, one in enumerate(right):
+        if isinstance(one, kind):
+            yield partial(call, k, name, *right[:place], value, *right[place + 1 :])

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 from dist_testing.conformance.kit import Kit
-from dist_testing.conformance.rows.calls import ARGUMENTS, DESTINATIONS, SOURCES, call_with, right_call, small
+from dist_testing.conformance.rows.calls import ARGUMENTS, DESTINATIONS, SOURCES, calls_with, right_call, small
 from dist_testing.conformance.rows.registry import script
 
 # They ask the handle for its rank first, which a non-member's does not have.
@@ -105,22 +105,26 @@ def _large_group_rank(k: Kit, what: str) -> None:
 
 @script("1.6", "{}/refuses_other_than_tensor", each=_TAKE_TENSORS)
 def _not_a_tensor(k: Kit, what: str) -> None:
-    with k.raises(TypeError, "Tensor"):
-        call_with(k, what, k.torch.Tensor, [1.0])
+    for run in calls_with(k, what, k.torch.Tensor, [1.0]):
+        with k.raises(TypeError, "Tensor"):
+            run()
 
 
 @script("1.7", "{}/refuses_other_than_list", each=_TAKE_LISTS)
 def _not_a_list(k: Kit, what: str) -> None:
-    with k.raises(TypeError, "[Ll]ist"):
-        call_with(k, what, list, (small(k),))
-    with k.raises(TypeError, "Tensor"):
-        call_with(k, what, list, [1])
+    for run in calls_with(k, what, list, (small(k),)):
+        with k.raises(TypeError, "[Ll]ist"):
+            run()
+    for run in calls_with(k, what, list, [1]):
+        with k.raises(TypeError, "Tensor"):
+            run()
 
 
 @script("1.8", "{}/refuses_mixed_dtypes", each=_TAKE_LISTS)
 def _mixed_dtypes(k: Kit, what: str) -> None:
-    with k.raises(ValueError, "different dtypes"):
-        call_with(k, what, list, [k.tensor(1, 2, dtype="int64")])
+    for run in calls_with(k, what, list, [k.tensor(1, 2, dtype="int64")]):
+        with k.raises(ValueError, "different dtypes"):
+            run()
 
 
 @script("1.8", "all_gather/complex_and_its_float_are_one_dtype")

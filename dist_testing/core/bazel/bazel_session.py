@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import time
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
@@ -69,8 +69,6 @@ class BazelSession:
     """A pytest plugin for a run under Bazel. Register it before all other plugins.
 
     Attributes:
-        timings: File with the durations of cases, for the shard assignment.
-        on_collected: Called when the tests are imported and the fork server runs, also after a failure.
         has_run_tests: Whether a test has run in this process, and not only on ranks.
     """
 
@@ -81,12 +79,14 @@ class BazelSession:
     _events: EventStream
     _shares: Budget
     _watch: Watch
-    timings: Path | None
-    on_collected: Callable[[], None]
-    has_run_tests: bool = False
-    _doing: str = ""
-    _over: str = ""
-    _knows_all: bool = True
+    # The durations of cases, for the shard assignment.
+    _timings: Path | None
+    # Called when the tests are imported and the fork server runs, also after a failure.
+    _on_collected: Callable[[], None]
+    has_run_tests: bool = field(default=False, init=False)
+    _doing: str = field(default="", init=False)
+    _over: str = field(default="", init=False)
+    _knows_all: bool = field(default=True, init=False)
 
     @pytest.hookimpl(wrapper=True)
     def pytest_load_initial_conftests(self, early_config: pytest.Config) -> Generator[None, object, object]:
@@ -124,7 +124,7 @@ class BazelSession:
             with self._watch.until(self._shares.end_s, self._collection_over):
                 return (yield)
         finally:
-            self.on_collected()
+            self._on_collected()
 
     def pytest_collectstart(self, collector: pytest.Collector) -> None:
         """Note the file that pytest collects now."""
@@ -212,10 +212,10 @@ class BazelSession:
             config.option.keyword = f"({given}) and ({wanted})" if given else wanted
 
     def _durations(self, items: Sequence[pytest.Item]) -> Mapping[str, float]:
-        if self.timings is None:
+        if self._timings is None:
             return {}
         try:
-            known = read_timings(self.timings).get(self._spec.target, {})
+            known = read_timings(self._timings).get(self._spec.target, {})
         except ReportError as error:
             self._conclusion.warn(f"{error}\nThe shard assignment takes all cases for equally long.")
             return {}

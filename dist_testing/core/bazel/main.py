@@ -214,9 +214,7 @@ def _run(target: _Target, protocol: Protocol, arguments: Sequence[str], guard: E
         if watchdog is not None:
             watch.remind = watchdog.remind
         finish_coverage = _start_coverage(target, protocol, conclusion)
-        session = BazelSession(
-            spec, protocol, head, conclusion, events, shares, watch, timings=target.timings, on_collected=end_imports
-        )
+        session = BazelSession(spec, protocol, head, conclusion, events, shares, watch, target.timings, end_imports)
         if spec.program_exits is None:
             command = test_session(target.files, target.repositories, arguments, fail_fast=protocol.fail_fast)
             plugins: list[object] = [session, FailuresLast(), pytest_plugin]

@@ -28,10 +28,11 @@ def _unnamed_plugins(runfiles: Path) -> list[str]:
     for folder in runfiles.glob(f"*/{_FOLDER}"):
         named.update(os.listdir(folder))
         packages.update((folder / _PACKAGES).read_text(encoding="utf-8").split())
+    unnamed = packages - named
     return [
         point.name
         for point in entry_points(group="pytest11")
-        if point.dist is not None and re.sub(r"[-_.]+", "_", point.dist.name).lower() in packages - named
+        if point.dist is not None and re.sub(r"[-_.]+", "_", point.dist.name).lower() in unnamed
     ]
 
 

@@ -30,6 +30,8 @@ def assign_shards(groups: Mapping[str, str], shards: int, durations: Mapping[str
     for key in seconds:
         units[groups[key], "" if groups[key] else key].append(key)
     apart, longest_apart = _assign_units([[key] for key in seconds], seconds, shards)
+    if not any(groups.values()):
+        return apart
     together, longest_together = _assign_units(units.values(), seconds, shards)
     return together if longest_together <= longest_apart * _MAX_POOL_SLOWDOWN else apart
 

@@ -313,7 +313,7 @@ class Engine:
         except OSError as error:
             raise _no_room(case.name, error) from error
         except BaseException:
-            # It can be a signal, as in `_finish`: the launcher may have begun a world that has no owner.
+            # It can be a signal, as in `_finish_once`: the launcher may have begun a world that has no owner.
             self._launchers.close()
             raise
 

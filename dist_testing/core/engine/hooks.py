@@ -17,7 +17,7 @@ from dist_testing.core.ground.errors import LaunchError
 from dist_testing.core.ground.outcomes import Kind
 from dist_testing.core.ground.spec import Spec
 from dist_testing.core.launch.isolation import Isolation
-from dist_testing.core.launch.launcher import Launcher
+from dist_testing.core.launch.launcher import Launcher, PlaceLauncher
 from dist_testing.core.process.launcher_messages import log_name
 
 
@@ -101,9 +101,10 @@ class WatchedWorld(ABC):
 
     def order(self, add_on: str, payload: str) -> bool:
         """Give the place of the world an order of the add-on. Return False if the launcher makes no places."""
-        if (order := getattr(self._launcher, "order", None)) is not None:
-            order(self._number, add_on, payload)
-        return order is not None
+        if not isinstance(self._launcher, PlaceLauncher):
+            return False
+        self._launcher.order(self._number, add_on, payload)
+        return True
 
     def disable_proof(self) -> None:
         """Prove no hang in this case any more: a wait of its ranks may end by itself."""

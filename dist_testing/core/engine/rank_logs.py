@@ -13,6 +13,8 @@ from dist_testing.core.engine.hooks import WorldWatcher
 
 # Seconds between two looks at the logs.
 _LOOK_S = 0.05
+# Of a rank's output in a report. Native stacks of all threads can stand at its end. Bytes.
+_TAIL_BYTES = 512 * 1024
 # A line that does not end is shown in pieces of this size. Bytes.
 _MAX_LINE_BYTES = 1 << 16
 
@@ -32,7 +34,7 @@ def open_regular(path: Path, flags: int = os.O_RDONLY) -> BinaryIO:
         raise
 
 
-def read_tail(path: Path, limit_bytes: int) -> str:
+def read_tail(path: Path, limit_bytes: int = _TAIL_BYTES) -> str:
     """Return the end of a rank's log; "" if the rank has not opened it; one line if a test has replaced it."""
     try:
         with open_regular(path) as file:

@@ -30,8 +30,6 @@ from dist_testing.core.process.lifetime import current_umask
 _FDS_PER_RANK = 4
 # Other descriptors: log files, those of pytest and Python.
 _FDS_SPARE = 64
-# Limit of a rank's output in a report.
-_LOG_TAIL_BYTES = 512 * 1024
 # Port of the store in a place of an add-on, which is a network of its own; torchrun's default.
 _PLACE_STORE_PORT = 29500
 # Share of the case's limit for operations of the group, so that torch gives up before the runner and reports its wait.
@@ -67,7 +65,7 @@ class RunningWorld:
 
     def log_tail(self, rank: int) -> str:
         """Return the end of a rank's output; "" if the rank has not opened its file."""
-        return read_tail(self.supervisor.logs[rank], _LOG_TAIL_BYTES)
+        return read_tail(self.supervisor.logs[rank])
 
     def close(self) -> None:
         """Release the runner's resources. The ranks must be gone; one that could not be killed may keep what it has."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Collection, Iterator
+from collections.abc import Iterator
 
 # States of a process that a signal, or a debugger, has stopped.
 STOPPED = ("T", "t")
@@ -57,21 +57,26 @@ def blocked_signals(pid: int | None, thread: str) -> int:
     return int(status_of(pid, "SigBlk", thread) or "0", 16)
 
 
-def open_files(pid: int | str = "self", *, known: Collection[int] = ()) -> dict[int, str]:
+def open_descriptors() -> frozenset[int]:
+    """Return the open descriptors of this process."""
+    found = set()
+    for fd in map(int, os.listdir("/proc/self/fd")):
+        # The one that has read the list is closed by now.
+        with contextlib.suppress(OSError):
+            os.fstat(fd)
+            found.add(fd)
+    return frozenset(found)
+
+
+def open_files(pid: int | str = "self") -> dict[int, str]:
     """Return the open descriptors of a process with the kernel's names of their files, such as "socket:[4711]".
 
-    A name takes some microseconds; those of `known` are "".
+    A name takes some microseconds. Raises OSError if the process has ended, or may not be looked at.
     """
     names = {}
-    with contextlib.suppress(OSError):
-        for fd in os.listdir(f"/proc/{pid}/fd"):
-            path = f"/proc/{pid}/fd/{fd}"
-            # The descriptor that has read the list is closed by now.
-            with contextlib.suppress(OSError):
-                if int(fd) not in known:
-                    names[int(fd)] = os.readlink(path)
-                elif os.lstat(path):
-                    names[int(fd)] = ""
+    for fd in os.listdir(f"/proc/{pid}/fd"):
+        with contextlib.suppress(OSError):
+            names[int(fd)] = os.readlink(f"/proc/{pid}/fd/{fd}")
     return names
 
 

@@ -132,8 +132,14 @@ class World:
         if self._settings.device == "cpu":
             return torch.device("cpu")
         own = self._settings.devices
-        devices = own or range(torch.get_device_module(self._settings.device).device_count())
-        return torch.device(self._settings.device, devices[self.local_rank % len(devices)])
+        index = own[self.local_rank] if own else self.local_rank % self._device_count
+        return torch.device(self._settings.device, index)
+
+    @cached_property
+    def _device_count(self) -> int:
+        import torch
+
+        return int(torch.get_device_module(self._settings.device).device_count())
 
     @cached_property
     def store(self) -> Store:

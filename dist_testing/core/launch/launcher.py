@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 from dist_testing.core.events.event import Event
 from dist_testing.core.process.launcher_messages import LauncherEvent, Loader, WorldRequest
@@ -38,10 +38,7 @@ class RunContext:
 
 
 class Launcher(Protocol):
-    """Makes worlds, one at a time, and reports how their ranks end.
-
-    One whose worlds can have a place also has the method `order` of `core.launch.fork.ForkServerClient`.
-    """
+    """Makes worlds, one at a time, and reports how their ranks end."""
 
     @property
     def unclean_reasons(self) -> Sequence[str]:
@@ -74,3 +71,11 @@ class Launcher(Protocol):
 
     def close(self) -> None:
         """End everything that the launcher has started."""
+
+
+@runtime_checkable
+class PlaceLauncher(Protocol):
+    """A launcher whose worlds can have a place that an add-on has made."""
+
+    def order(self, world: int, add_on: str, payload: str) -> None:
+        """Give the place of a world an order of an add-on. The event `WorldExtra` can answer."""

@@ -27,7 +27,8 @@ def expected_classes(item: pytest.Item) -> list[tuple[type, ...]]:
 
 def check_expectation(item: pytest.Item) -> None:
     """Refuse an xfail mark that needs the exception itself."""
-    raises: Any = getattr(item.stash.get(xfailed_key, None), "raises", None)
+    mark = item.stash.get(xfailed_key, None)
+    raises: Any = None if mark is None else mark.raises
     for cls in raises if isinstance(raises, tuple) else (raises,):
         if cls is not None and not isinstance(cls, type):
             raise UsageError(

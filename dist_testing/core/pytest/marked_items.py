@@ -188,8 +188,10 @@ def _check_function(definition: pytest.Function) -> None:
 
 
 def _world_size(item: pytest.Function, sizes: tuple[int, ...]) -> int:
-    params = getattr(getattr(item, "callspec", None), "params", {})
-    size: int | None = params.get("world_size", sizes[0] if len(sizes) == 1 else None)
+    callspec = getattr(item, "callspec", None)
+    size: int | None = None if callspec is None else callspec.params.get("world_size")
+    if size is None and len(sizes) == 1:
+        return sizes[0]
     if size in sizes and size is not None:
         return size
     name = marker_name(item.config)

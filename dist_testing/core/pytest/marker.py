@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -13,6 +12,7 @@ import pytest
 from dist_testing.core.ground.add_ons import add_ons, read_settings
 from dist_testing.core.ground.backends import Backend, check_backend_name, check_features
 from dist_testing.core.ground.budget import MAX_TIMEOUT_S, is_timeout
+from dist_testing.core.ground.error_text import did_you_mean
 from dist_testing.core.ground.errors import UsageError
 from dist_testing.core.ground.spec import MAX_WORLD_SIZE, is_world_size
 from dist_testing.core.launch.isolation import isolation_names
@@ -79,9 +79,8 @@ def read_marker(definition: pytest.Function | Any) -> Distributed | None:
         arguments |= mark.kwargs
     known = argument_names()
     if unknown := min(arguments.keys() - known, default=""):
-        way_out = f"Leave it out, or install the add-on {unknown!r} if it is a setting of one. {_OTHER_PROJECT}"
-        for near in difflib.get_close_matches(unknown, known, n=1):
-            way_out = f"Did you mean {near}?"
+        otherwise = f"Leave it out, or install the add-on {unknown!r} if it is a setting of one. {_OTHER_PROJECT}"
+        way_out = did_you_mean(unknown, known, otherwise)
         raise _wrong(definition, f"{unknown} = {arguments[unknown]!r}", f"It takes {', '.join(known)}", way_out)
     given = {
         name: _READERS[name](definition, f"{name} = {value!r}", value)
@@ -115,7 +114,6 @@ def _true_or_false(definition: Any, given: str, value: object) -> bool:
 def _timeout(definition: Any, given: str, value: object) -> float:
     if not is_timeout(value):
         raise _wrong(definition, given, f"It is a number of seconds above 0, up to {MAX_TIMEOUT_S}")
-    assert isinstance(value, int | float)
     return float(value)
 
 

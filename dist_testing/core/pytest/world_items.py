@@ -51,6 +51,9 @@ class RanksFailedError(CaseFailedError):
 _LOGGED = ("pytest_runtest_setup", "pytest_runtest_call", "pytest_runtest_teardown")
 
 
+_HOOKS_KEY = pytest.StashKey[dict[Any, "_HooksOfRunner"]]()
+
+
 class _HooksOfRunner:
     """The hooks of a marked item in the runner, without pytest's capture of log records.
 
@@ -66,7 +69,9 @@ class _HooksOfRunner:
         caller = getattr(self._hooks, name)
         if name not in _LOGGED or (capture := self._plugins.getplugin("logging-plugin")) is None:
             return caller
-        return caller_without(self._plugins, caller, [capture])
+        # As pytest's own proxy of a folder's hooks does: the next item finds it.
+        vars(self)[name] = caller_without(self._plugins, caller, [capture])
+        return vars(self)[name]
 
 
 class WorldItem(pytest.Function):
@@ -76,7 +81,13 @@ class WorldItem(pytest.Function):
     def ihook(self) -> Any:
         """pytest's hooks for this item."""
         hooks = super().ihook
-        return hooks if current_world() is not None else _HooksOfRunner(hooks, self.config.pluginmanager)
+        if current_world() is not None:
+            return hooks
+        # One for each of pytest's proxies, which belong to folders.
+        made = self.session.stash.setdefault(_HOOKS_KEY, {})
+        if hooks not in made:
+            made[hooks] = _HooksOfRunner(hooks, self.config.pluginmanager)
+        return made[hooks]
 
     def setup(self) -> None:
         """On a rank, set the fixtures up."""

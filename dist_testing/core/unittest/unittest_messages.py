@@ -103,4 +103,16 @@ class UnittestCase:
     fake_pg: bool = False
 
 
+@dataclass(frozen=True, slots=True)
+class MainModule:
+    """How to import the main module of the runner again; the state of a `Loader`.
+
+    Its name, if Python was started with `-m`; or its file.
+    """
+
+    name: str | None
+    path: str | None
+
+
 UNITTEST_CASES: Family[UnittestCase] = Family("case of the unittest front end", 1, (UnittestCase,))
+MAIN_MODULES: Family[MainModule] = Family("main module of the unittest front end", 1, (MainModule,))
