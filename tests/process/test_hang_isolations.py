@@ -51,7 +51,9 @@ def test_other_isolations_prove_it_too(starter: Starter, tmp_path: Path) -> None
 # Interpreters take seconds of CPU to start, so an ordinary run starts those of torchrun only. A stress run takes all.
 _IS_STRESS = "DIST_TESTING_STRESS_CASES" in os.environ
 _KINDS = (
-    tuple(KINDS) if _IS_STRESS else ("early return", "barrier in finally", "missing init_process_group", "other tag")
+    tuple(KINDS)
+    if _IS_STRESS
+    else ("early return", "barrier in finally", "other root", "missing init_process_group", "other tag")
 )
 
 

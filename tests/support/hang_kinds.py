@@ -259,9 +259,7 @@ KINDS: dict[str, HangKind] = {
     "sub-group forgotten": HangKind(
         _forgets_a_subgroup, "ranks 1, 2 wait for each other: rank 1 in broadcast #1", suspects=(1, 2)
     ),
-    "other root": HangKind(
-        _broadcasts_from_another_root, "", None, "all ranks are in one call; the recorder does not hold its root"
-    ),
+    "other root": HangKind(_broadcasts_from_another_root, "rank 0 calls broadcast of [[3]] Float from rank 0", 0),
     "coalesced against plain": HangKind(_coalesces, "rank 3 calls all_reduce of [[3], [3]] Float", 3),
     "missing barrier": HangKind(_all_but(1, lambda _: dist.barrier()), _left_out(1, "barrier #1"), 1),
     "missing world.barrier": HangKind(_all_but(1, World.barrier), _left_out(1, "world.barrier"), 1),

@@ -11,7 +11,7 @@ RACES = """
     import torch
     import torch.distributed as dist
 
-    _WHILE_S = 0.06
+    _WHILE_S = 0.085
     marked = pytest.mark.distributed(world_size=3)
 
 

@@ -59,13 +59,10 @@ def blocked_signals(pid: int | None, thread: str) -> int:
 
 def open_descriptors() -> frozenset[int]:
     """Return the open descriptors of this process."""
-    found = set()
-    for fd in map(int, os.listdir("/proc/self/fd")):
-        # The one that has read the list is closed by now.
-        with contextlib.suppress(OSError):
-            os.fstat(fd)
-            found.add(fd)
-    return frozenset(found)
+    # The list holds the descriptor that reads it: the lowest free one, which this finds. To ask for each costs thrice.
+    own = os.open("/proc/self/fd", os.O_RDONLY | os.O_CLOEXEC)
+    os.close(own)
+    return frozenset(map(int, os.listdir("/proc/self/fd"))) - {own}
 
 
 def open_files(pid: int | str = "self") -> dict[int, str]:
