@@ -7,6 +7,9 @@ load("//backends/gloo:backend.bzl", "GLOO")
 load("//backends/gloo_nccl:backend.bzl", "GLOO_NCCL")
 load("//backends/mpi:backend.bzl", "MPI")
 load("//backends/nccl:backend.bzl", "NCCL")
+load("//backends/nccl2:backend.bzl", "NCCL2")
+load("//backends/nccl_lazy:backend.bzl", "NCCL_LAZY")
+load("//backends/nccl_legacy:backend.bzl", "NCCL_LEGACY")
 load("//backends/rccl:backend.bzl", "RCCL")
 load("//backends/threaded:backend.bzl", "THREADED")
 load("//backends/ucc:backend.bzl", "UCC")
@@ -36,6 +39,9 @@ BACKENDS = _by_name([
     GLOO_NCCL,
     MPI,
     NCCL,
+    NCCL2,
+    NCCL_LAZY,
+    NCCL_LEGACY,
     RCCL,
     THREADED,
     UCC,

@@ -8,6 +8,7 @@ from dataclasses import fields
 from pathlib import Path
 
 import pytest
+import torch
 
 from dist_testing.backend_files import read_backend_file
 from tests.support.children import Ended, Target, run_pytest, write_file
@@ -155,6 +156,38 @@ def test_a_wrong_declaration_is_an_error_of_the_run(
     assert ended.code == pytest.ExitCode.USAGE_ERROR
     assert said in ended.log
     assert "Traceback" not in ended.log
+
+
+_ENTRY_POINTS = "[torch.distributed.backends]\nloop-fast = loop_group:register\n"
+# Since torch 2.14 there is such a group; before it, an entry point means nothing.
+_HAS_ENTRY_POINTS = torch.__version__ >= "2.14"
+
+
+@pytest.mark.parametrize("isolation", ["fork", "spawn"])
+def test_an_installed_package_brings_its_backend(starter: Starter, tmp_path: Path, isolation: str) -> None:
+    """If this fails, a plug-in that torch knows needs a declaration, too."""
+    registrar = "def register():\n    dist.Backend.register_backend('loop-fast', LoopGroup, devices=['cpu'])\n"
+    write_file(tmp_path, "loop_group.py", _PLUGIN.partition("dist.Backend")[0] + registrar)
+    write_file(tmp_path, "loop-1.0.dist-info/METADATA", "Metadata-Version: 2.1\nName: loop\nVersion: 1.0\n")
+    write_file(tmp_path, "loop-1.0.dist-info/entry_points.txt", _ENTRY_POINTS)
+    cases = _CASES.replace('["loop"]', '["loop_fast"]').replace('("loop", "hello")', '("loop-fast", "hello")')
+    write_file(tmp_path, "test_loop.py", cases)
+
+    def run_here() -> Ended:
+        options = ["-rA", "--dist-backend=loop_fast", f"--dist-isolation={isolation}"]
+        env = {"PYTHONPATH": os.pathsep.join([str(tmp_path), *sys.path]), "LOOP_GREETING": "hello"}
+        return run_pytest(starter, tmp_path, *options, "test_loop.py", env=env, fresh=True)
+
+    ended = run_here()
+    if not _HAS_ENTRY_POINTS:
+        assert "Backend 'loop_fast' is not declared." in ended.log
+        return
+    assert ended.outcomes() == {"test_loop": "PASSED"}, ended.log
+    write_file(tmp_path, "loop_group.py", "def register():\n    raise OSError('no cable')\n")
+    broken = run_here()
+    assert broken.code == pytest.ExitCode.USAGE_ERROR
+    assert "its entry point loop-fast of 'torch.distributed.backends' failed: no cable" in broken.log
+    assert "Traceback" not in broken.log
 
 
 def test_a_plug_in_that_is_not_installed_is_a_skip_that_says_what_to_do(starter: Starter, project: Path) -> None:

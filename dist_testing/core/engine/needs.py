@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import sys
 from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any
@@ -100,10 +101,13 @@ def missing_backend(torch_backend: str, register_module: str = "") -> str:
 
     `register_module` is the imported module that should have registered the name; "" for none.
     """
-    if any_declared(torch_backend, lambda declared: declared.uses_nccl):
+    dist = import_torch()
+    is_nccl = any_declared(torch_backend, lambda declared: declared.uses_nccl)
+    if is_nccl and not (dist.is_available() and dist.is_nccl_available()):
         # torch's own text, which people search for.
         return TEST_SKIPS["nccl"].message
-    remark = f"torch was built without {torch_backend}"
+    # A build may leave it out, and a version may not have it yet, such as "nccl2" before 2.14.
+    remark = f"torch {sys.modules['torch'].__version__} has no {torch_backend}"
     if register_module:
         remark += f", and module {register_module} does not register it"
     return f"{TEST_SKIPS['backend_unavailable'].message} ({remark})"

@@ -2,7 +2,8 @@
 
 dist_testing declares its backends once, in Starlark (`//backends`). `backends.json` beside this file is a copy of that
 table: `./bazelw run //tools/docs:backends` writes it, and a test fails when the two differ. A repository can add
-backends: they come with the spec of the target under Bazel, from the hook `pytest_dist_backends` under plain pytest.
+backends: they come with the spec of the target under Bazel, from the hook `pytest_dist_backends` under plain pytest. An
+installed package can bring one, too, by torch's entry points.
 
 No other module compares the names of backends or torch backend strings. Modules ask for a declared fact instead.
 """
@@ -15,6 +16,7 @@ import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, fields
 from importlib import resources
+from importlib.metadata import entry_points
 from types import MappingProxyType
 from typing import Any
 
@@ -22,6 +24,8 @@ from dist_testing.core.ground.error_text import did_you_mean
 from dist_testing.core.ground.errors import SpecError, UsageError
 
 _NAME = re.compile(r"[a-z][a-z0-9_]*")
+# The group in which packages publish backends, since torch 2.14.
+_ENTRY_POINTS = "torch.distributed.backends"
 # Devices that torch itself knows. A plug-in registers any other.
 _TORCH_DEVICES = ("cpu", "cuda", "xpu")
 _TYPES: Mapping[str, type] = {
@@ -200,11 +204,50 @@ def backend_named(name: str) -> Backend:
     table = backends()
     if name in table:
         return table[name]
+    if installed := _installed_backend(name):
+        return installed
     raise UsageError(
         f"Backend {name!r} is not declared.\n"
         f"The declared backends are {', '.join(sorted(table))}.\n"
         f"{did_you_mean(name, table, 'Name one of these.')} You can also declare your own (docs/backends.md)."
     )
+
+
+def _installed_backend(name: str) -> Backend | None:
+    """Return the backend that a package has registered with torch 2.14 or newer by an entry point; None if none has.
+
+    "-" in the package's name is "_" here. What no entry point tells has the value that is right for most backends.
+    """
+    offered = {point.name.lower().replace("-", "_"): point.name for point in entry_points(group=_ENTRY_POINTS)}
+    if name not in offered:
+        return None
+    from torch import distributed, version
+
+    torch_name = offered[name].lower()
+    try:
+        # This calls the entry point.
+        if not distributed.is_backend_available(torch_name):
+            return None
+    except Exception as error:
+        raise UsageError(
+            f"Backend {name!r}: its entry point {offered[name]} of {_ENTRY_POINTS!r} failed: {error}\n"
+            f"Its cause: {error.__cause__!r}.\n"
+            "An installed package offers the backend to torch. Correct or update that package."
+        ) from error
+    devices = distributed.Backend.backend_capability[torch_name]
+    device = next((known for known in _TORCH_DEVICES if known in devices), None)
+    if device is None:
+        raise UsageError(
+            f"Backend {name!r} of an installed package is for {', '.join(devices)}.\n"
+            f"The library knows ranks on {', '.join(_TORCH_DEVICES)} without a declaration.\n"
+            "Declare the backend (docs/backends.md), with the module that registers its device."
+        )
+    vendor = {"cpu": "", "cuda": "amd" if version.hip else "nvidia", "xpu": "intel"}[device]
+    backend = Backend(
+        name, torch_name, device, gpus_per_rank=1 if vendor else 0, vendor=vendor, binds_device=bool(vendor)
+    )
+    _added[name] = backend
+    return backend
 
 
 def check_backend_name(name: str) -> None:
