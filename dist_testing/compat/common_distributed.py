@@ -39,6 +39,7 @@ from dist_testing.compat.requirements.accelerators import (
     skip_below_world_size,
 )
 from dist_testing.compat.requirements.platforms import ACCELERATOR_DIST_BACKENDS
+from dist_testing.compat.requirements.platforms import rocm_version as _rocm_version_tuple
 from dist_testing.compat.requirements.requirement import handle_test_skip as _maybe_handle_skip_if_lt_x_gpu
 from dist_testing.compat.torchcomms import *  # noqa: F403
 from dist_testing.compat.unknown import imported_names, name_of_torch
@@ -88,6 +89,7 @@ __all__ = [
     "Union",
     "_dynamo_dist_per_rank_init",
     "_maybe_handle_skip_if_lt_x_gpu",
+    "_rocm_version_tuple",
     "abc",
     "evaluate_platform_supports_symm_mem",
     "logger",

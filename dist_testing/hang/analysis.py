@@ -175,6 +175,12 @@ def _waiting(view: RankView, views: Mapping[int, RankView], known_ms: frozenset[
     return Waiting(view.rank, wait, None, missing)
 
 
+def _hooked(ledger: Ledger, group: str) -> list[Call]:
+    """The last call of a group that hooks record: for them a call ends when it returns, and the wait comes after."""
+    calls = [call for call in ledger.calls if call.group == group]
+    return [call for call in calls[-1:] if not all_declared(call.backend, lambda declared: declared.records_calls)]
+
+
 def _in_collective(
     rank: int, ledger: Ledger, wait: Wait, views: Mapping[int, RankView], known_ms: frozenset[int]
 ) -> Waiting | str:
@@ -182,15 +188,14 @@ def _in_collective(
         return NOT_RECORDED
     pending = [call for call in ledger.calls if not call.is_done]
     if wait.kind is WaitKind.COLLECTIVE:
-        pending = [call for call in pending if call.group == wait.group][-1:]
+        pending = [call for call in pending if call.group == wait.group][-1:] or _hooked(ledger, wait.group)
     if not pending:
         return "waits for a call that has just ended"
     missing = []
     mismatches = []
     for call in pending:
         members = ledger.members(call.group)
-        is_recorded = all_declared(call.backend, lambda declared: declared.records_calls)
-        if members is None or not is_recorded or not set(members) <= views.keys():
+        if members is None or not set(members) <= views.keys():
             return f"waits in a group that is not known ({call.group})"
         if call.limit_ms not in known_ms:
             return "waits with a limit of the test's own"

@@ -21,7 +21,7 @@ from collections.abc import Iterator
 from types import FrameType
 from typing import Any, ClassVar
 
-from dist_testing.core.ground.backends import all_declared
+from dist_testing.core.ground.backends import all_declared, parts_of
 from dist_testing.core.ground.errors import MessageError
 from dist_testing.core.rank.children import LOOKING, child_processes
 from dist_testing.core.rank.groups import backends_in_use
@@ -36,7 +36,15 @@ from dist_testing.hang.ledger import (
     NoLedger,
     Place,
 )
-from dist_testing.hang.recorder import MAX_TEXT, calls_made, device_calls, known_groups, recorded_calls, with_details
+from dist_testing.hang.recorder import (
+    MAX_TEXT,
+    calls_made,
+    device_calls,
+    hooked_groups,
+    known_groups,
+    recorded_calls,
+    with_details,
+)
 from dist_testing.hang.waits import C10D, wait_of
 
 # Of the calls that have ended.
@@ -233,8 +241,17 @@ def _kept(calls: list[Call]) -> list[Call]:
 
 def _other_backends(c10d: Any) -> Iterator[str]:
     """Groups whose calls the recorder does not show, or that end without a rank."""
+    configured = c10d._world.pg_backend_config if c10d is not None else {}
+    # A device can go on without its rank.
+    hooked = {
+        name
+        for group in hooked_groups()
+        if {device.type for device in group._device_types} == {"cpu"}
+        for name in parts_of(str(configured.get(group)))
+    }
     for backend in sorted(backends_in_use(c10d)) if c10d is not None else ():
-        if not all_declared(backend, lambda declared: declared.records_calls):
+        is_recorded = hooked.issuperset(parts_of(backend))
+        if not is_recorded and not all_declared(backend, lambda declared: declared.records_calls):
             yield f"a group of the backend {backend[:MAX_TEXT]}"
 
 

@@ -17,6 +17,8 @@ from dist_testing.hang.waits import C10D
 MAX_TEXT = 200
 # torch has a recorder for backends on the CPU, and one for NCCL.
 _CPU_DUMP = "_dump_fr_trace_json"
+# Of the backend whose calls the first one returns by default.
+_CPU_BACKEND = "gloo"
 _DEVICE_DUMP = "_dump_nccl_trace_json"
 
 
@@ -29,18 +31,37 @@ def recorded_calls(since_ns: int = 0) -> tuple[list[Call] | None, bool]:
     Returns:
         None in place of the calls if torch's recorder is off, or if this torch has none.
     """
-    entries = _recorded(_CPU_DUMP)
-    if entries is None:
-        return None, False
-    calls = list(_calls(entries))
-    oldest_ns = int(entries[0].get("time_created_ns") or 0) if entries else 0
-    is_complete = len(entries) < _recorder_size() or oldest_ns < since_ns
+    recorders = [_recorded(_CPU_DUMP), *(_recorded(_CPU_DUMP, backend=name) for name in _hooked_backends("cpu"))]
+    calls: list[Call] = []
+    is_complete = True
+    for entries in recorders:
+        if entries is None:
+            return None, False
+        calls += _calls(entries)
+        oldest_ns = int(entries[0].get("time_created_ns") or 0) if entries else 0
+        is_complete &= len(entries) < _recorder_size() or oldest_ns < since_ns
+    if len(recorders) > 1:
+        calls.sort(key=lambda call: call.begun_ns)
     return [call for call in calls if call.begun_ns >= since_ns], is_complete
 
 
 def device_calls() -> list[Call]:
     """Return the calls of backends that run them on a device."""
-    return list(_calls(_recorded(_DEVICE_DUMP) or []))
+    recorders = [_recorded(_DEVICE_DUMP), *(_recorded(_CPU_DUMP, backend=name) for name in _hooked_backends("cuda"))]
+    return [call for entries in recorders for call in _calls(entries or [])]
+
+
+def hooked_groups() -> list[Any]:
+    """Return the groups whose calls torch records by hooks, because their backend does not: since torch 2.15."""
+    c10d: Any = sys.modules.get(C10D)
+    return list(getattr(c10d._world, "pg_flight_recorder_hooks", ())) if c10d is not None else []
+
+
+def _hooked_backends(device: str) -> set[str]:
+    """The names by which torch keeps what hooks record of the groups' backends for a type of device."""
+    return {
+        group._get_backend(one).name() for group in hooked_groups() for one in group._device_types if one.type == device
+    } - {_CPU_BACKEND}
 
 
 def calls_made(since_ns: int = 0, most: int | None = None) -> CallsMade:
@@ -73,7 +94,7 @@ def known_groups() -> tuple[Group, ...]:
     )
 
 
-def _recorded(name: str) -> list[dict[str, Any]] | None:
+def _recorded(name: str, **backend: str) -> list[dict[str, Any]] | None:
     """The calls that a flight recorder of torch has, in the order in which they began; None if there is none."""
     torch = sys.modules.get("torch")
     if torch is None or _recorder_size() == 0:
@@ -82,7 +103,9 @@ def _recorded(name: str) -> list[dict[str, Any]] | None:
     if dump is None:
         return None
     # Without entries it has recorded nothing yet; or the size in the environment is not the one that it began with.
-    entries: list[dict[str, Any]] = json.loads(dump(includeCollectives=True, onlyActive=False)).get("entries") or []
+    entries: list[dict[str, Any]] = (
+        json.loads(dump(includeCollectives=True, onlyActive=False, **backend)).get("entries") or []
+    )
     return sorted(entries, key=lambda entry: int(entry["record_id"]))
 
 
@@ -95,9 +118,10 @@ def _recorder_size() -> int:
 def _calls(entries: list[dict[str, Any]]) -> Iterator[Call]:
     generations: dict[str, list[int]] = {}
     for entry in entries:
-        if entry["is_p2p"]:
-            continue
         group = str(entry["process_group"][0])[:MAX_TEXT]
+        # A group without a name is part of a backend of another one.
+        if entry["is_p2p"] or not group:
+            continue
         seen = generations.setdefault(group, [])
         if entry["pg_id"] not in seen:
             seen.append(entry["pg_id"])

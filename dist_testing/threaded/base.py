@@ -56,6 +56,10 @@ class GroupBase(dist.ProcessGroup):
     supports_shrinking = False
     supports_splitting = False
     supports_time_estimate = False
+    _supports_time_estimate = False
+    supports_abort_hooks = False
+    supports_reconfigure = False
+    supports_window = False
 
     def getBackendName(self) -> str:
         """Return the backend's name, for c10d's `name()`."""

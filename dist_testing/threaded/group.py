@@ -131,6 +131,14 @@ class ThreadedGroup(GroupBase):
         note, move = f"to rank {self._global(root)}, ", partial(data.gather, root)
         return self._meet("gather", (root, value.dtype), Share(outputs, [value]), move, limit_s, note)
 
+    def gather_single(self, output: Tensor, input: Tensor, opts: Any = None) -> ThreadWork:  # noqa: A002
+        """Copy every rank's input into one tensor of the root; see `torch.distributed.gather_single` of torch 2.15."""
+        outputs: list[list[Tensor]] = []
+        if self._rank == self._root(opts, None):
+            self._check_is_whole(output, input, "output", "input")
+            outputs = [list(output.view(self._size, *input.shape))]
+        return self.gather(outputs, [input], opts)
+
     def scatter(
         self, outputs: Any, inputs: Any, opts: Any = None, timeout: Any = None, *, root: int | None = None
     ) -> ThreadWork:

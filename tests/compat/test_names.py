@@ -212,7 +212,8 @@ def test_a_name_that_does_not_exist_is_an_import_error() -> None:
         ("2.9.1", False),
         ("2.10.0", True),
         ("2.13.0+cpu", True),
-        ("2.14.0a0+git123", False),
+        ("2.15.0+cu132", True),
+        ("2.16.0a0+git123", False),
         ("3.0", False),
         ("x", False),
     ],
@@ -226,7 +227,7 @@ def test_an_untested_torch_causes_one_warning(monkeypatch: pytest.MonkeyPatch) -
     """If this fails, a user does not learn that an untested torch may be the cause, or is warned too often."""
     monkeypatch.setitem(sys.modules, "torch", SimpleNamespace(__version__="3.1.0"))
     compat.warn_if_untested.cache_clear()
-    with pytest.warns(RuntimeWarning, match=r"torch 3.1.0: dist_testing is tested with torch 2.10 to 2.13"):
+    with pytest.warns(RuntimeWarning, match=r"torch 3.1.0: dist_testing is tested with torch 2.10 to 2.15"):
         compat.warn_if_untested()
     # Here a warning is an error.
     compat.warn_if_untested()

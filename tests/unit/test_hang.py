@@ -117,7 +117,6 @@ def test_wait_for_a_rank_that_has_ended_is_proven(wait: Wait | None) -> None:
         (_two(calls=[call("0", 1, limit_ms=2000)]), "waits with a limit of the test's own"),
         (_two(replace(RECEIVE, limit_ms=0)), "waits with a limit of the test's own"),
         (_two(replace(RECEIVE, group="9")), "waits in a group that is not known"),
-        (_two(calls=[replace(call("0", 1), backend="nccl")]), "waits in a group that is not known (0)"),
     ],
 )
 def test_not_proven(views: list[RankView], why: str) -> None:

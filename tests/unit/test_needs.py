@@ -58,6 +58,7 @@ def machine(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> SimpleNamespace:
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     torch, distributed = ModuleType("torch"), ModuleType("torch.distributed")
     distributed.is_available = lambda: machine.has_distributed  # type: ignore[attr-defined]
+    torch.__version__ = "2.13.0"  # type: ignore[attr-defined]
     distributed.is_backend_available = lambda name: name in machine.backends  # type: ignore[attr-defined]
     torch.distributed = distributed  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, "torch", torch)
@@ -208,7 +209,7 @@ def test_a_torch_without_another_backend_is_reported_by_its_name(machine: Simple
     reason = missing_need(spec("ucc"), 2)
     assert reason is not None
     assert reason.startswith(TEST_SKIPS["backend_unavailable"].message)
-    assert "without ucc" in reason
+    assert "torch 2.13.0 has no ucc" in reason
     assert is_about_hardware(reason)
 
 
@@ -253,7 +254,7 @@ def test_a_module_that_does_not_register_the_backend_is_named(machine: SimpleNam
     """torch is not to blame: a plug-in that registers another name is the usual reason."""
     reason = missing_need(spec("mine", register_module="json"), 2)
     assert reason is not None
-    assert "without mine, and module json does not register it" in reason
+    assert "torch 2.13.0 has no mine, and module json does not register it" in reason
 
 
 @pytest.mark.parametrize(

@@ -40,7 +40,8 @@ def test_the_readme_has_the_table() -> None:
 def test_bazelw_and_the_module_take_the_same_bazels() -> None:
     """If it fails, one of them refuses what the other one uses."""
     bounds = re.findall(r'"([<>]=?)(\d+)\.(\d+)\.0"', _text("MODULE.bazel"))
-    assert bounds == [(">=", *OLDEST.split(".")), ("<", str(int(NEWEST) + 1), "0")]
+    # Consumers can try a Bazel that is newer than this table.
+    assert bounds == [(">=", *OLDEST.split("."))]
     bazelw = _text("bazelw")
     assert f"FITS_TEXT='{OLDEST} up to {NEWEST}.x'" in bazelw
     fits = re.search(r"^readonly FITS='([^']+)'", bazelw, re.MULTILINE)
@@ -75,12 +76,14 @@ def test_the_package_takes_the_same_pythons_and_packages() -> None:
 def test_what_ci_runs_is_proven() -> None:
     """If it fails, the table calls a combination proven that no job of this repository runs."""
     proven = [row for row in TABLE["combinations"] if row["proven"]]
-    assert [row["bazel"] for row in proven] == [_text(".bazelversion").strip()]
-    assert all(f"torch=={row['torch']}+cpu" in _text("requirements.txt") for row in TABLE["combinations"])
+    assert {row["bazel"] for row in proven} == {_text(".bazelversion").strip()}
+    locked = re.findall(r"^torch==([\d.]+)", _text("requirements.txt") + _text("requirements_cuda.txt"), re.MULTILINE)
+    assert {row["torch"] for row in TABLE["combinations"]} <= set(locked)
 
 
 @pytest.mark.parametrize(
-    ("version", "is_tested"), [("2.9.1", False), ("2.10.0", True), ("2.13.1+cpu", True), ("2.14", False)]
+    ("version", "is_tested"),
+    [("2.9.1", False), ("2.10.0", True), ("2.13.1+cpu", True), ("2.15.0+cu132", True), ("2.16", False)],
 )
 def test_the_warning_uses_the_table(version: str, is_tested: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """If it fails, users of an untested torch are not warned, or all users are."""

@@ -32,6 +32,7 @@ _CASES = "tools/gpu/checklist_cases.py"
 # Limit of one step: a context takes seconds, and torch's first import on a cold disk takes a minute. Seconds.
 _LIMIT_S = 300.0
 _NCCL = f"{_CASES}::test_a_world_of_nccl"
+_RECORD = f"{_CASES}::test_the_ledger_has_the_calls_of_nccl"
 _SHARED = ("--dist-backend=cuda_gloo", "--dist-ranks-per-gpu=4", "--dist-world-size=4")
 
 
@@ -76,6 +77,12 @@ def _steps() -> list[Step]:
     ]
     return [
         Step("listing", "discovery, without a CUDA context", ["-m", "dist_testing.gpus"], output=r"[1-9]\d* GPU\(s\)"),
+        Step(
+            "nccl_record",
+            "the calls that the ledger has of nccl, whose engine is another one since torch 2.15",
+            _pytest("--dist-backend=nccl", "--dist-world-size=1", "--dist-on-missing=fail", _RECORD),
+            output="all_reduce",
+        ),
         *cases,
         Step(
             "suite",

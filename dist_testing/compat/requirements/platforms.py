@@ -80,7 +80,7 @@ def skip_if_rocm_ver_lessthan_multiprocess(version: Sequence[int] | None = None)
     Args:
         version: Such as `(6, 2)`; None (default) to skip on every ROCm.
     """
-    found = _rocm_version()
+    found = rocm_version()
     is_older = found is not None and (version is None or found < tuple(version))
     return unittest.skipIf(
         is_older,
@@ -95,7 +95,7 @@ def skip_if_rocm_ver_atleast_multiprocess(version: Sequence[int] | None = None) 
     Args:
         version: Such as `(7, 0)`; None (default) to skip on none.
     """
-    found = _rocm_version()
+    found = rocm_version()
     is_newer = found is not None and version is not None and found >= tuple(version)
     return unittest.skipIf(
         is_newer,
@@ -103,7 +103,7 @@ def skip_if_rocm_ver_atleast_multiprocess(version: Sequence[int] | None = None) 
     )
 
 
-def _rocm_version() -> tuple[int, ...] | None:
+def rocm_version() -> tuple[int, ...] | None:
     """Return the version of ROCm that torch was built for; None for another build."""
     import torch
 

@@ -7,14 +7,22 @@ import warnings
 from datetime import timedelta
 from typing import Any
 
-from dist_testing.conformance.kit import Kit
+from dist_testing.conformance.kit import AbsentError, Kit
 from dist_testing.conformance.rows.registry import script
 from dist_testing.core.ground.environment import environment
 
 
+def _dist2() -> Any:
+    """Return the module, which torch has up to 2.13."""
+    try:
+        return importlib.import_module("torch.distributed._dist2")
+    except ModuleNotFoundError as error:
+        raise AbsentError(str(error)) from error
+
+
 @script("11.1", "dist2/current_process_group", (2,))
 def _current(k: Kit) -> None:
-    dist2: Any = importlib.import_module("torch.distributed._dist2")
+    dist2 = _dist2()
     group = k.dist.group.WORLD
     k.equal(dist2.current_process_group(), None, "the group before")
     with dist2.process_group(group):
@@ -27,7 +35,7 @@ def _current(k: Kit) -> None:
 
 @script("11.1", "dist2/unknown_backend", fresh=True)
 def _unknown(k: Kit) -> None:
-    dist2: Any = importlib.import_module("torch.distributed._dist2")
+    dist2 = _dist2()
     with environment({"RANK": "0", "WORLD_SIZE": "1"}), k.raises((ValueError, RuntimeError, KeyError)):
         dist2.new_group("unheard_of", timedelta(seconds=5), "cpu")
 

@@ -103,7 +103,7 @@ def missing_backend(torch_backend: str, register_module: str = "") -> str:
     """
     dist = import_torch()
     is_nccl = any_declared(torch_backend, lambda declared: declared.uses_nccl)
-    if is_nccl and not (dist.is_available() and dist.is_nccl_available()):
+    if is_nccl and not (dist.is_available() and dist.is_backend_available("nccl")):
         # torch's own text, which people search for.
         return TEST_SKIPS["nccl"].message
     # A build may leave it out, and a version may not have it yet, such as "nccl2" before 2.14.
