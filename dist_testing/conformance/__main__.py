@@ -63,7 +63,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--world-sizes", metavar="N[,N...]", help="world sizes to run (default: 1,2,3,4,5,7)")
     parser.add_argument("--expectations", metavar="FILE", help="expectation file of the backend")
-    parser.add_argument("--out", metavar="DIR", help="folder for matrix.json, matrix.md and matrix.html")
+    parser.add_argument("--out", metavar="DIR", help="folder for matrix.json, matrix.md, matrix.html and crcr.json")
     parser.add_argument(
         "--cell-limit",
         metavar="SECONDS",

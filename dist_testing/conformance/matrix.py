@@ -5,6 +5,7 @@ It also shows whether the features that the backend declares are true.
 
 from __future__ import annotations
 
+import itertools
 import json
 from collections import Counter
 from dataclasses import dataclass, field
@@ -18,6 +19,9 @@ from dist_testing.core.ground.codec import WrongValueError, shape_of
 from dist_testing.core.ground.errors import ReportError
 
 SCHEMA = 1
+# Limits of the relay: failed tests in a payload, and the message of each, 1 KB of at most four bytes a character.
+_RELAY_TESTS = 1000
+_RELAY_MESSAGE = 250
 # Feature to the cells that show it. Every feature of a declaration has an entry here or in `WITHOUT_CELLS`.
 FEATURE_CELLS = {
     "coalesced_all_reduce": "_coalescing_manager/all_reduce_*/w2",
@@ -131,6 +135,31 @@ class Matrix:
             "cells": {name: write(cell) for name, cell in sorted(self.cells.items())},
         }
         return json.dumps(content, indent=1, ensure_ascii=False) + "\n"
+
+    def to_relay(self) -> str:
+        """Return the text of crcr.json: what PyTorch's cross-repository CI relay takes of a finished run (RFC-0054).
+
+        A cell is passed if it ended as the expectation file says. The relay takes at most 1,000 failed tests, each with
+        a message of at most 1 KB.
+        """
+        ran = {name: cell for name, cell in self.cells.items() if cell.status is not Status.NOT_RUN}
+        failed = {name: cell for name, cell in sorted(self.cells.items()) if not cell.as_expected}
+        content = {
+            "status": "completed",
+            "conclusion": "failure" if failed or not ran else "success",
+            "test_results": {
+                "passed": len(ran.keys() - failed.keys()),
+                "failed": len(failed),
+                "skipped": len(self.cells.keys() - ran.keys() - failed.keys()),
+                "total": len(self.cells),
+            },
+            "failed_tests": [
+                {"name": name, "message": f"{cell.status.value}: {cell.detail}"[:_RELAY_MESSAGE]}
+                for name, cell in itertools.islice(failed.items(), _RELAY_TESTS)
+            ],
+            "environment": {"backend": self.backend, "torch": self.torch},
+        }
+        return json.dumps(content, indent=1) + "\n"
 
 
 def read_matrix(path: str | Path) -> Matrix:

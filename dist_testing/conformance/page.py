@@ -1,4 +1,4 @@
-"""Writes the files of a run: matrix.json, matrix.md and matrix.html, a page that needs no other file and no script."""
+"""Writes the files of a run: matrix.json, crcr.json, matrix.md and matrix.html, which needs no other file."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ td.n{text-align:right}.works{background:#e3f6e3}.refuses{background:#fff3cd}.wro
 
 
 def write_matrix(matrix: Matrix, folder: Path, before: Matrix | None = None) -> None:
-    """Write a matrix in its three forms to a folder, which is made if it is missing.
+    """Write a matrix in its forms to a folder, which is made if it is missing.
 
     `before` is another matrix, with which matrix.html compares.
 
@@ -34,6 +34,7 @@ def write_matrix(matrix: Matrix, folder: Path, before: Matrix | None = None) -> 
     try:
         folder.mkdir(parents=True, exist_ok=True)
         (folder / "matrix.json").write_text(matrix.to_json(), encoding="utf-8")
+        (folder / "crcr.json").write_text(matrix.to_relay(), encoding="utf-8")
         (folder / "matrix.md").write_text(markdown(matrix), encoding="utf-8")
         (folder / "matrix.html").write_text(page(matrix, before), encoding="utf-8")
     except OSError as error:

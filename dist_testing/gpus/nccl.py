@@ -37,7 +37,10 @@ class NcclSupport(HeldResource):
     """Warns once per run if shared memory is short, and adds to the report of a failure. All worlds share it."""
 
     # After a timeout torch would write its record to a file of the user's, and wait up to a minute for the other ranks.
-    defaults: Mapping[str, str] = MappingProxyType({"TORCH_NCCL_DUMP_ON_TIMEOUT": "0"})
+    # The second name is that of torch 2.15.
+    defaults: Mapping[str, str] = MappingProxyType(
+        dict.fromkeys(("TORCH_NCCL_DUMP_ON_TIMEOUT", "TORCH_FR_DUMP_ON_TIMEOUT"), "0")
+    )
 
     def __init__(self) -> None:
         self._has_warned = False

@@ -1,4 +1,4 @@
-"""Bugs of groups, messages, handles and limits, numbers 32 to 48."""
+"""Bugs of groups, messages, handles and limits, numbers 32 to 51."""
 
 from __future__ import annotations
 
@@ -185,6 +185,7 @@ def _limit_of_the_call_is_dropped() -> None:
 
 
 @plant(46)
+@plant(51)
 def _new_limit_has_no_effect() -> None:
     wrap("set_timeout", lambda call, group, timeout: None)
 
@@ -220,3 +221,19 @@ def _lengths_are_not_checked() -> None:
         return call(group, output, source, gets, sends, *given)
 
     wrap_all_to_all(mutant)
+
+
+@plant(49)
+def _root_of_one_tensor_is_global() -> None:
+    def mutant(call: Any, group: Any, output: Any, tensor: Any, opts: Any) -> Any:
+        return call(group, output, tensor, copied_options(opts, rootRank=global_root(group, opts.rootRank)))
+
+    wrap("gather_single", mutant)
+
+
+@plant(50)
+def _parts_of_one_tensor_are_in_another_order() -> None:
+    def mutant(call: Any, group: Any, output: Any, tensor: Any, opts: Any) -> Any:
+        return after(call(group, output, tensor, opts), lambda: output.copy_(output.flip(0)))
+
+    wrap("gather_single", mutant)

@@ -54,7 +54,28 @@ def test_what_is_written_can_be_read(tmp_path: Path) -> None:
         "group_lives": True,
     }
     assert read_matrix(tmp_path / "out" / "matrix.json") == matrix
-    assert {file.name for file in (tmp_path / "out").iterdir()} == {"matrix.json", "matrix.md", "matrix.html"}
+    assert {file.name for file in (tmp_path / "out").iterdir()} == {
+        "crcr.json",
+        "matrix.json",
+        "matrix.md",
+        "matrix.html",
+    }
+
+
+def test_the_relay_gets_what_ended_otherwise_than_expected() -> None:
+    """If this fails, a backend is shown as good that is not, or as bad because a machine lacks what a cell needs."""
+    lacking = Result(Cell("7.2", "all_gather", 2), Status.NOT_RUN, "no GPU")
+    payload = json.loads(matrix_of(WORKS, WRONG, lacking).to_relay())
+    assert payload["conclusion"] == "failure"
+    assert payload["test_results"] == {"passed": 1, "failed": 1, "skipped": 1, "total": 3}
+    assert payload["failed_tests"] == [{"name": "all_reduce/w2", "message": "wrong: <7> & 8"}]
+    assert json.loads(matrix_of(WORKS, lacking).to_relay())["conclusion"] == "success"
+    # Nothing has run, so nothing is known.
+    assert json.loads(matrix_of(lacking).to_relay())["conclusion"] == "failure"
+    many = matrix_of(*(Result(Cell("7.2", f"call_{number}", 2), Status.HANGS, "é" * 300) for number in range(1100)))
+    failed = json.loads(many.to_relay())["failed_tests"]
+    assert len(failed) == 1000
+    assert max(len(test["message"].encode()) for test in failed) <= 1024
 
 
 def test_shards_merge_and_other_runs_do_not() -> None:

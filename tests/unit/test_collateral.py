@@ -35,6 +35,7 @@ LATE = [
     "Operation timed out!",
     "[Rank 0]: Ranks 1, 2 failed to pass monitoredBarrier in 3000 ms",
     "[Rank 0] Watchdog caught collective operation timeout: WorkNCCL(SeqNum=2, OpType=ALLREDUCE)",
+    "NCCL operation timed out",
 ]
 
 

@@ -14,7 +14,7 @@ _TORCH_DISTRIBUTED = f"{os.sep}torch{os.sep}distributed{os.sep}"
 _MAX_CAUSES = 10
 # Of groups of exceptions in each other.
 _MAX_DEPTH = 5
-# Parts of the errors that torch 2.10 to 2.13 raises when another rank is gone or late. A rank with such an error is a
+# Parts of the errors that torch 2.10 to 2.15 raises when another rank is gone or late. A rank with such an error is a
 # victim if another rank has a better reason for its failure; otherwise the error is still a failure.
 _TEXTS: tuple[tuple[Collateral, tuple[str, ...]], ...] = (
     (
@@ -32,8 +32,9 @@ _TEXTS: tuple[tuple[Collateral, tuple[str, ...]], ...] = (
             # a work with a limit of its own; the monitored barrier on rank 0
             "Operation timed out!",
             "failed to pass monitoredBarrier",
-            # NCCL's watchdog
+            # NCCL's watchdog, and the engine nccl2
             "Watchdog caught collective operation timeout",
+            "NCCL operation timed out",
         ),
     ),
     (
