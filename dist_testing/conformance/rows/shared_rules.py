@@ -53,7 +53,7 @@ def _refuses_non_member(k: Kit, what: str) -> None:
 @script("1.2", "new_group/none_handle_is_default_group", (2,))
 def _none_is_default(k: Kit) -> None:
     group = k.new_group([0], use_local_synchronization=True)
-    # Since torch 2.15 the handle is the one of other groups.
+    # Since torch 2.14 the handle is the one of other groups.
     is_none = group is None or group == k.dist.GroupMember.NON_GROUP_MEMBER
     k.equal(is_none, k.rank == 1, "whether the handle is None or that of no member")
 
