@@ -74,5 +74,5 @@ def test_the_cpu_lock_has_torch_without_cuda() -> None:
 def test_the_cuda_lock_has_torch_with_cuda_on_every_python() -> None:
     """If a resolver is offered the CPU build, it takes it for some Pythons, and a GPU job would test no GPU."""
     text = (ROOT / "requirements_cuda.txt").read_text(encoding="utf-8")
-    assert re.findall(r"^(torch==\S+.*) \\$", text, re.MULTILINE) == ["torch==2.13.0"]
+    assert re.findall(r"^(torch==\S+.*) \\$", text, re.MULTILINE) == ["torch==2.15.0"]
     assert "\nnvidia-nccl-cu13==" in text
