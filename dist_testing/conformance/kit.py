@@ -118,10 +118,14 @@ class Kit:
         if self.device.type != "cpu":
             self.torch.get_device_module(self.device.type).synchronize(self.device)
 
-    def need(self, name: str) -> Any:
-        """Return a function of `torch.distributed`; raise `AbsentError` if this version of torch does not have it."""
-        for module in (self.dist, self.c10d):
-            if (found := getattr(module, name, None)) is not None:
+    def need(self, name: str, *places: Any) -> Any:
+        """Return an attribute, by default a function of `torch.distributed`, of the first place that has it.
+
+        Raises:
+            AbsentError: If this version of torch does not have it.
+        """
+        for place in places or (self.dist, self.c10d):
+            if (found := getattr(place, name, None)) is not None:
                 return found
         raise AbsentError(f"torch {self.torch.__version__} has no {name}")
 

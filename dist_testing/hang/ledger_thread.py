@@ -21,10 +21,10 @@ from collections.abc import Iterator
 from types import FrameType
 from typing import Any, ClassVar
 
-from dist_testing.core.ground.backends import all_declared, parts_of
+from dist_testing.core.ground.backends import all_declared
 from dist_testing.core.ground.errors import MessageError
 from dist_testing.core.rank.children import LOOKING, child_processes
-from dist_testing.core.rank.groups import backends_in_use
+from dist_testing.core.rank.groups import backend_of_groups
 from dist_testing.core.rank.hooks import RankService, ServedRank
 from dist_testing.hang.ledger import (
     ANSWER_MARK,
@@ -241,18 +241,17 @@ def _kept(calls: list[Call]) -> list[Call]:
 
 def _other_backends(c10d: Any) -> Iterator[str]:
     """Groups whose calls the recorder does not show, or that end without a rank."""
-    configured = c10d._world.pg_backend_config if c10d is not None else {}
+    if c10d is None:
+        return
     # A device can go on without its rank.
-    hooked = {
-        name
-        for group in hooked_groups()
-        if {device.type for device in group._device_types} == {"cpu"}
-        for name in parts_of(str(configured.get(group)))
+    hooked = [group for group in hooked_groups() if all(device.type == "cpu" for device in group._device_types)]
+    others = {
+        backend
+        for group, backend in backend_of_groups(c10d)
+        if group not in hooked and not all_declared(backend, lambda declared: declared.records_calls)
     }
-    for backend in sorted(backends_in_use(c10d)) if c10d is not None else ():
-        is_recorded = hooked.issuperset(parts_of(backend))
-        if not is_recorded and not all_declared(backend, lambda declared: declared.records_calls):
-            yield f"a group of the backend {backend[:MAX_TEXT]}"
+    for backend in sorted(others):
+        yield f"a group of the backend {backend[:MAX_TEXT]}"
 
 
 def _places(frame: FrameType) -> Iterator[Place]:

@@ -31,24 +31,24 @@ def recorded_calls(since_ns: int = 0) -> tuple[list[Call] | None, bool]:
     Returns:
         None in place of the calls if torch's recorder is off, or if this torch has none.
     """
-    recorders = [_recorded(_CPU_DUMP), *(_recorded(_CPU_DUMP, backend=name) for name in _hooked_backends("cpu"))]
+    records = _records(_CPU_DUMP, of_cpu=True)
     calls: list[Call] = []
     is_complete = True
-    for entries in recorders:
+    for entries in records:
         if entries is None:
             return None, False
         calls += _calls(entries)
         oldest_ns = int(entries[0].get("time_created_ns") or 0) if entries else 0
         is_complete &= len(entries) < _recorder_size() or oldest_ns < since_ns
-    if len(recorders) > 1:
+    if len(records) > 1:
+        # A record by itself is in order, also if the clock was set back.
         calls.sort(key=lambda call: call.begun_ns)
     return [call for call in calls if call.begun_ns >= since_ns], is_complete
 
 
 def device_calls() -> list[Call]:
     """Return the calls of backends that run them on a device."""
-    recorders = [_recorded(_DEVICE_DUMP), *(_recorded(_CPU_DUMP, backend=name) for name in _hooked_backends("cuda"))]
-    return [call for entries in recorders for call in _calls(entries or [])]
+    return [call for entries in _records(_DEVICE_DUMP, of_cpu=False) for call in _calls(entries or [])]
 
 
 def hooked_groups() -> list[Any]:
@@ -57,11 +57,18 @@ def hooked_groups() -> list[Any]:
     return list(getattr(c10d._world, "pg_flight_recorder_hooks", ())) if c10d is not None else []
 
 
-def _hooked_backends(device: str) -> set[str]:
-    """The names by which torch keeps what hooks record of the groups' backends for a type of device."""
-    return {
-        group._get_backend(one).name() for group in hooked_groups() for one in group._device_types if one.type == device
-    } - {_CPU_BACKEND}
+def _records(dump: str, *, of_cpu: bool) -> list[list[dict[str, Any]] | None]:
+    """What a flight recorder has, and what hooks have recorded of groups on the CPU, or of those on other devices.
+
+    torch keeps the latter by the name that a backend gives itself. The CPU's recorder has gloo's name.
+    """
+    names = {
+        group._get_backend(device).name()
+        for group in hooked_groups()
+        for device in group._device_types
+        if (device.type == "cpu") == of_cpu
+    }
+    return [_recorded(dump), *(_recorded(_CPU_DUMP, backend=name) for name in sorted(names - {_CPU_BACKEND}))]
 
 
 def calls_made(since_ns: int = 0, most: int | None = None) -> CallsMade:

@@ -132,7 +132,7 @@ class ThreadedGroup(GroupBase):
         return self._meet("gather", (root, value.dtype), Share(outputs, [value]), move, limit_s, note)
 
     def gather_single(self, output: Tensor, input: Tensor, opts: Any = None) -> ThreadWork:  # noqa: A002
-        """Copy every rank's input into one tensor of the root; see `torch.distributed.gather_single` of torch 2.15."""
+        """Copy every rank's input into one tensor of the root; see `torch.distributed.gather_single` of torch 2.14."""
         outputs: list[list[Tensor]] = []
         if self._rank == self._root(opts, None):
             self._check_is_whole(output, input, "output", "input")

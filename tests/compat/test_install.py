@@ -254,11 +254,10 @@ def test_a_file_that_runs_no_test_is_an_error(starter: Starter, tmp_path: Path) 
     """If this fails, a file without `run_tests()` at its end passes in CI although none of its tests ran."""
     ended = run_file(starter, tmp_path, _FILE.replace("        run_tests()", "        pass  # run_tests()"))
     assert ended.code == 1
-    # A build of torch with CUDA may say before it that it has found no device.
-    first, *rest = ended.log.splitlines()[-3:]
-    assert first.endswith("NOTHING RAN: test_file.py calls neither run_tests() nor unittest.main()."), ended.log
-    assert len(rest) == 2
-    assert "Traceback" not in ended.log
+    assert "NOTHING RAN: test_file.py calls neither run_tests() nor unittest.main()." in ended.log
+    # A build of torch with CUDA says so on a machine without a GPU.
+    lines = [line for line in ended.log.splitlines() if "No CUDA runtime is found" not in line]
+    assert len(lines) == 3, ended.log
     # It goes on, as in plain Python.
     ended = run_file(starter, tmp_path, "import unittest\n\nunittest.main(exit=False)\n")
     assert ended.code == 0, ended.log

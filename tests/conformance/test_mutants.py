@@ -68,7 +68,7 @@ MUTANTS = {
     46: ("pytorch#165422, #167052", "_set_pg_timeout/holds_for_the_next_call/w2"),
     47: ("gloo#520", "send/peer_never_connects/w2"),
     48: ("pytorch#101380, nccl#1394, #117486", "all_to_all_single/indivisible_length_is_refused/w2"),
-    # No public ones yet: these functions are new in torch 2.15.
+    # No public ones yet: these functions are new in torch 2.14.
     49: ("as 34", "gather_single/in_a_part/part/w4"),
     50: ("as 28", "gather_single/concatenation_and_stack/w3"),
     51: ("as 46", "set_timeout/holds_for_the_next_call/w2"),

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import pytest
 import torch.distributed as dist
 
-from dist_testing.core.rank.groups import backends_in_use, end_groups
+from dist_testing.core.rank.groups import backend_of_groups, end_groups
 
 
 @pytest.fixture
@@ -30,7 +30,7 @@ def have(monkeypatch: pytest.MonkeyPatch, *backends: str) -> None:
 def test_a_group_without_a_named_backend_counts_by_its_configuration(monkeypatch: pytest.MonkeyPatch) -> None:
     """Without it no hang of a program that calls `init_process_group()` without an argument is ever proven."""
     have(monkeypatch, "undefined", "nccl")
-    assert backends_in_use(dist.distributed_c10d) == {"cpu:gloo", "nccl"}
+    assert [name for _, name in backend_of_groups(dist.distributed_c10d)] == ["cpu:gloo", "nccl"]
 
 
 @pytest.mark.parametrize(
@@ -51,6 +51,6 @@ def test_a_process_that_ends_destroys_the_groups_that_need_it(
 ) -> None:
     """To destroy gloo's takes 20 to 40 ms of each case; not to destroy NCCL's loses what it holds."""
     have(monkeypatch, *backends)
-    assert backends_in_use(dist.distributed_c10d) == set(backends)
+    assert [name for _, name in backend_of_groups(dist.distributed_c10d)] == list(backends)
     end_groups()
     assert ended == expected

@@ -100,6 +100,14 @@ def test_wait_for_a_rank_that_has_ended_is_proven(wait: Wait | None) -> None:
     assert analyse(_two(wait), LIMITS).is_proven
 
 
+def test_a_call_that_a_hook_has_seen_return_is_waited_for() -> None:
+    """If this fails, a hang on a backend that torch records by hooks is told at its limit only."""
+    views = _two(calls=[replace(call("0", 1, is_done=True), backend="plug")])
+    assert analyse(views, LIMITS).is_proven
+    # All have begun it, so it is on its way.
+    assert not analyse([views[0], replace(views[0], rank=1)], LIMITS).is_proven
+
+
 @pytest.mark.parametrize(
     ("views", "why"),
     [
@@ -114,6 +122,7 @@ def test_wait_for_a_rank_that_has_ended_is_proven(wait: Wait | None) -> None:
         (_changed(_two(), 0, groups=()), "waits in a group that is not known (0)"),
         (_changed(_two(), 0, waits=()), "has not reached the call"),
         (_two(calls=[call("0", 1, is_done=True)]), "waits for a call that has just ended"),
+        (_changed(_two(), 1, others=("a group of the backend nccl",)), "has a group of the backend nccl"),
         (_two(calls=[call("0", 1, limit_ms=2000)]), "waits with a limit of the test's own"),
         (_two(replace(RECEIVE, limit_ms=0)), "waits with a limit of the test's own"),
         (_two(replace(RECEIVE, group="9")), "waits in a group that is not known"),

@@ -78,6 +78,7 @@ def test_what_ci_runs_is_proven() -> None:
     proven = [row for row in TABLE["combinations"] if row["proven"]]
     assert {row["bazel"] for row in proven} == {_text(".bazelversion").strip()}
     locked = re.findall(r"^torch==([\d.]+)", _text("requirements.txt") + _text("requirements_cuda.txt"), re.MULTILINE)
+    assert {row["torch"] for row in proven} == set(locked)
     assert {row["torch"] for row in TABLE["combinations"]} <= set(locked)
 
 

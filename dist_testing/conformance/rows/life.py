@@ -252,12 +252,13 @@ def _group_limit(k: Kit, what: str) -> None:
     k.meet()
 
 
-@script("2.16", "_set_pg_timeout/holds_for_the_next_call", (2,), fresh=True)
-def _set_limit(k: Kit) -> None:
+@script("2.16", "{}/holds_for_the_next_call", (2,), each=("_set_pg_timeout", "set_timeout"), fresh=True)
+def _set_limit(k: Kit, what: str) -> None:
+    set_limit = k.need(what)
     _begin(k, 60)
     limit = timedelta(seconds=_LIMIT_S)
     with warnings.catch_warnings(record=True, action="always") as caught:
-        k.c10d._set_pg_timeout(limit)
+        set_limit(limit)
     if caught:
         # c10d passes the limit on to some backends only, and warns for others, whose groups have a method for it.
         k.dist.group.WORLD.set_timeout(limit)

@@ -300,9 +300,10 @@ def _private(k: Kit) -> None:
     k.check(len(k.c10d._world.pg_config_info) >= 1, "pg_config_info is empty")
 
 
-@script("2.16", "_set_pg_timeout/refusals")
-def _set_limit(k: Kit) -> None:
+@script("2.16", "{}/refusals", each=("_set_pg_timeout", "set_timeout"))
+def _set_limit(k: Kit, what: str) -> None:
+    set_limit = k.need(what)
     with k.raises(ValueError, "Invalid process group"):
-        k.c10d._set_pg_timeout(timedelta(seconds=5), k.dist.GroupMember.NON_GROUP_MEMBER)
+        set_limit(timedelta(seconds=5), k.dist.GroupMember.NON_GROUP_MEMBER)
     with k.raises(AssertionError):
-        k.c10d._set_pg_timeout(timedelta(seconds=5), "no group")
+        set_limit(timedelta(seconds=5), "no group")

@@ -1,11 +1,10 @@
-"""What torch has since 2.14: gather into one tensor, limits and backends of a group, hooks, and what a group can do."""
+"""What torch has since 2.14: gather into one tensor, backends of a group, hooks, and what a group can do."""
 
 from __future__ import annotations
 
-from datetime import timedelta
 from typing import Any
 
-from dist_testing.conformance.kit import AbsentError, Kit
+from dist_testing.conformance.kit import Kit
 from dist_testing.conformance.rows.registry import script
 
 _GATHERS = ("gather_single", "gather_into_tensor")
@@ -52,25 +51,6 @@ def _gathers_wrongly(k: Kit) -> None:
             gather(k.torch.ones(2, device=k.device), wrong, 0)
 
 
-@script("2.16", "set_timeout/refusals")
-def _refuses_limit(k: Kit) -> None:
-    set_timeout = k.need("set_timeout")
-    with k.raises(ValueError, "Invalid process group"):
-        set_timeout(timedelta(seconds=5), k.dist.GroupMember.NON_GROUP_MEMBER)
-    with k.raises(AssertionError):
-        set_timeout(timedelta(seconds=5), "no group")
-
-
-@script("2.16", "set_timeout/holds_for_the_next_call", (2,))
-def _limits(k: Kit) -> None:
-    set_timeout = k.need("set_timeout")
-    group = k.new_group()
-    set_timeout(timedelta(milliseconds=500), group)
-    if k.rank == 0:
-        k.refused(lambda: k.dist.all_reduce(k.tensor(1), group=group))
-    k.meet()
-
-
 @script("2.17", "get_backend_impl/by_group_name_and_device", (2,))
 def _backend_of(k: Kit) -> None:
     get_backend_impl = k.need("get_backend_impl")
@@ -88,10 +68,10 @@ def _backend_of(k: Kit) -> None:
 
 @script("2.18", "hooks/see_each_call_before_and_after", (2,))
 def _hooks(k: Kit) -> None:
-    k.need("get_backend_impl")
     group = k.new_group()
+    register_pre_hook = k.need("register_pre_hook", group)
     seen: list[Any] = []
-    group.register_pre_hook(1, lambda call: seen.append(("pre", call.name.name, call.op_id)))
+    register_pre_hook(1, lambda call: seen.append(("pre", call.name.name, call.op_id)))
     group.register_post_hook(2, lambda call: seen.append(("post", call.name.name, call.op_id)))
     k.dist.all_reduce(k.tensor(1), group=group)
     k.dist.broadcast(k.tensor(1), 0, group=group)
@@ -109,9 +89,9 @@ def _hooks(k: Kit) -> None:
 
 @script("2.19", "{}/agrees_with_its_method", each=_CAPABILITIES)
 def _capability(k: Kit, what: str) -> None:
+    # A group in Python can say it to each torch.
+    k.need(what, k.dist.ProcessGroup)
     group = k.dist.group.WORLD
-    if not hasattr(group, what):
-        raise AbsentError(f"torch {k.torch.__version__} has no {what}")
     name, arguments = _CAPABILITIES[what]
     if not getattr(group, what):
         with k.raises((RuntimeError, NotImplementedError, ValueError)):

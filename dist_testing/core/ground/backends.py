@@ -238,7 +238,7 @@ def _installed_backend(name: str) -> Backend | None:
     device = next((known for known in _TORCH_DEVICES if known in devices), None)
     if device is None:
         raise UsageError(
-            f"Backend {name!r} of an installed package is for {', '.join(devices)}.\n"
+            f"Backend {name!r} of an installed package is for {', '.join(devices) or 'no device'}.\n"
             f"The library knows ranks on {', '.join(_TORCH_DEVICES)} without a declaration.\n"
             "Declare the backend (docs/backends.md), with the module that registers its device."
         )

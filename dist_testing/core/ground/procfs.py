@@ -59,7 +59,7 @@ def blocked_signals(pid: int | None, thread: str) -> int:
 
 def open_descriptors() -> frozenset[int]:
     """Return the open descriptors of this process."""
-    # The list holds the descriptor that reads it: the lowest free one, which this finds. To ask for each costs thrice.
+    # The list holds the descriptor that reads it: the lowest free one, which this finds. To ask for each takes longer.
     own = os.open("/proc/self/fd", os.O_RDONLY | os.O_CLOEXEC)
     os.close(own)
     return frozenset(map(int, os.listdir("/proc/self/fd"))) - {own}

@@ -25,15 +25,18 @@ def end_groups() -> None:
     if not dist.is_available() or not dist.is_initialized():
         return
     # Some backends, NCCL above all, hold things that have to be given back in order.
-    in_use = backends_in_use(dist.distributed_c10d)
-    if not all(all_declared(name, lambda backend: backend.ends_with_process) for name in in_use):
+    in_use = backend_of_groups(dist.distributed_c10d)
+    if not all(all_declared(name, lambda backend: backend.ends_with_process) for _, name in in_use):
         dist.destroy_process_group()
 
 
-def backends_in_use(c10d: Any) -> set[str]:
-    """Return torch's backend string of each group that the module `c10d` knows, such as "cpu:gloo,cuda:nccl"."""
+def backend_of_groups(c10d: Any) -> list[tuple[Any, str]]:
+    """Return each group that the module `c10d` knows, with torch's backend string, such as "cpu:gloo,cuda:nccl"."""
     # There is no public list of groups. A group that was made without a name of a backend is "undefined" here, and its
     # backends are in its configuration.
     configured = c10d._world.pg_backend_config
     groups = list(c10d._world.pg_map.items())
-    return {str(configured.get(group, backend) if backend == _NOT_NAMED else backend) for group, (backend, _) in groups}
+    return [
+        (group, str(configured.get(group, backend) if backend == _NOT_NAMED else backend))
+        for group, (backend, _) in groups
+    ]
