@@ -15,12 +15,13 @@ import sys
 from pathlib import Path
 
 from dist_testing import compat
+from dist_testing.compat.spawned import import_in_children
 from dist_testing.core.ground.errors import DistTestingError, UsageError
 from dist_testing.core.session.session import started_by
 
 _USAGE = "usage: python -m dist_testing.compat FILE [ARGUMENTS]"
-# A file that calls nothing with such a name runs no test: run_tests(), unittest.main(), TextTestRunner().
-_RUNS_TESTS = re.compile("run|main", re.IGNORECASE)
+# A file that calls nothing with such a name runs no test: run_tests(), unittest.main(), TextTestRunner(), mp.spawn().
+_RUNS_TESTS = re.compile("run|main|spawn", re.IGNORECASE)
 
 
 def main() -> None:
@@ -51,6 +52,7 @@ def main() -> None:
     sys.argv = sys.argv[1:]
     # Before the working directory, which `-m` has added, and which may contain this package.
     sys.path.insert(0, str(path.resolve().parent))
+    import_in_children(path)
     runpy.run_path(str(path), run_name="__main__")
     # The call that runs tests ends the process, except in some modes of torch's, and with `main(exit=False)`.
     if not any(_RUNS_TESTS.search(name) for name in _calls(path)):

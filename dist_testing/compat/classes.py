@@ -7,18 +7,23 @@ import importlib
 import multiprocessing
 import os
 import unittest
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, ClassVar
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from dist_testing.compat.device import DeviceCase
 from dist_testing.compat.helpers.environment import TIMEOUT_OVERRIDE, get_timeout
 from dist_testing.compat.requirements.accelerators import accelerator_count
+from dist_testing.core.ground.case import CaseFailedError, CaseResult
 from dist_testing.core.ground.errors import UsageError
+from dist_testing.core.ground.outcomes import Kind
 from dist_testing.core.ground.spec import DEFAULT_WORLD_SIZE as _RANKS
 from dist_testing.core.unittest.continuous import ContinuousCase
 from dist_testing.core.unittest.process import ProcessCase
 from dist_testing.core.unittest.world_case import WorldCase
 from dist_testing.threaded.thread_case import ThreadCase
+
+# unittest leaves frames of modules with this mark out of its tracebacks.
+__unittest = True
 
 try:
     from torch.testing._internal import common_utils as common_utils
@@ -82,8 +87,29 @@ class _TorchEnvironment(_TorchBehaviour):
         super()._open_rank(rank, world_size, directory)
 
 
+class RanksFailedError(CaseFailedError, RuntimeError):
+    """A test failed on its ranks. The text begins with that of the RuntimeError of torch's class, which tests match."""
+
+
+def _in_torchs_words(error: CaseFailedError, raised: str, hung: str) -> CaseFailedError:
+    """Put torch's lines before the report: one for each rank that raised, or for the first one that hung."""
+    outcomes = error.result.outcomes
+    lines = [f"{raised.format(one.rank)}:\n{one.summary}\n" for one in outcomes if one.kind is Kind.RAISED]
+    if not lines:
+        hangs = (one.rank for one in outcomes if one.kind is Kind.HUNG)
+        lines = [f"{hung.format(rank)} {error.result.duration_s} seconds\n" for rank in hangs][:1]
+    return RanksFailedError("".join(lines) + f"\n{error}", error.result) if lines else error
+
+
 class MultiProcessTestCase(_TorchEnvironment, ProcessCase, TestCase):
     """Runs each test on the processes of a fresh world; see `dist_testing.MultiProcessTestCase`."""
+
+    def _judge(self, result: CaseResult) -> None:
+        try:
+            super()._judge(result)
+        except CaseFailedError as error:
+            raised = f"Process {{}} exited with error code {self.TEST_ERROR_EXIT_CODE} and exception"
+            raise _in_torchs_words(error, raised, "Process {} terminated or timed out after") from None
 
 
 class DistributedTestBase(DeviceCase, MultiProcessTestCase):
@@ -92,6 +118,14 @@ class DistributedTestBase(DeviceCase, MultiProcessTestCase):
 
 class MultiThreadedTestCase(_TorchBehaviour, ThreadCase, TestCase):
     """Runs each test on threads of this process; see `dist_testing.MultiThreadedTestCase`."""
+
+    @classmethod
+    def _check_return_codes(cls, failed_ranks: Any, timeout: float, fn: Callable[[], Any]) -> None:
+        try:
+            super()._check_return_codes(failed_ranks, timeout, fn)
+        except CaseFailedError as error:
+            raised, hung = "Thread {} exited with exception", "Thread {} terminated or timed out after"
+            raise _in_torchs_words(error, raised, hung) from None
 
 
 class MultiProcContinuousTest(_TorchEnvironment, ContinuousCase, TestCase):

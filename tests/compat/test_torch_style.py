@@ -25,7 +25,7 @@ _FILE = """
     from torch.testing._internal.common_distributed import (
         TEST_SKIPS, C10dTorchCommsTestBase, DistributedTestBase, DynamoDistributedMultiProcTestCase,
         DynamoDistributedSingleProcTestCase, MultiProcContinousTest, MultiProcContinuousTest, MultiProcessTestCase,
-        _dynamo_dist_per_rank_init, run_subtests, skip_if_lt_x_gpu, with_dist_debug_levels,
+        MultiThreadedTestCase, _dynamo_dist_per_rank_init, run_subtests, skip_if_lt_x_gpu, with_dist_debug_levels,
     )
     from torch.testing._internal.common_utils import instantiate_parametrized_tests, parametrize, run_tests
     from torch.testing._internal.distributed._tensor.common_dtensor import (
@@ -242,6 +242,35 @@ _FILE = """
             raise AssertionError
 
 
+    class Words(Spawning):
+        def _join_processes(self, fn):
+            with self.assertRaisesRegex(RuntimeError, "Process 1 exited with error code 10 and exception:\\nValueError"):
+                super()._join_processes(fn)
+
+        def test_words(self):
+            if self.rank == 1:
+                raise ValueError("planted")
+
+
+    class WordsOfThreads(MultiThreadedTestCase):
+        world_size = 2
+
+        def setUp(self):
+            super().setUp()
+            self._spawn_threads()
+
+        @classmethod
+        def _check_return_codes(cls, failed_ranks, timeout, fn):
+            try:
+                super()._check_return_codes(failed_ranks, timeout, fn)
+            except RuntimeError as error:
+                assert str(error).startswith("Thread 1 exited with exception:\\nValueError: planted"), error
+
+        def test_words_of_threads(self):
+            if self.rank == 1:
+                raise ValueError("planted")
+
+
     class NotCalled(Spawning):
         def _event_listener(parent_pipe, signal_pipe, rank):
             pass
@@ -278,6 +307,8 @@ _EXPECTED = {
     "test_dtensor_in_one_process": "PASSED",
     "test_handles_its_skip": "SKIPPED",
     "test_compiled": "SKIPPED",
+    "test_words": "PASSED",
+    "test_words_of_threads": "PASSED",
     "test_not_called": "ERROR",
     "test_comms": "SKIPPED",
 }
@@ -314,6 +345,7 @@ def test_variables_of_torch(starter: Starter, tmp_path: Path) -> None:
     arguments = ["-m", "dist_testing.compat", "test_file.py", "-v", "Limits"]
     child = starter.start(arguments, tmp_path, env=env)
     assert child.wait() == 1
+    assert "Process 1 terminated or timed out after 10." in child.log
     expected = {"test_hang": "FAILED", "test_skips": "SKIPPED", "test_skips_before_ranks": "SKIPPED"}
     assert outcomes(child.log) == expected, child.log
     assert "rank 1 was still in call at the deadline" in child.log
@@ -346,6 +378,34 @@ def test_an_invalid_limit_is_reported_where_it_is_used(starter: Starter, tmp_pat
     assert ended.outcomes() == {"test_own": "PASSED", "test_default": "FAILED"}, ended.log
     assert "DISTRIBUTED_TESTS_DEFAULT_TIMEOUT = 'abc'; expected a number of seconds" in ended.log
     assert "Traceback" not in ended.log
+
+
+def test_processes_of_torchs_spawn_have_these_classes(starter: Starter, tmp_path: Path) -> None:
+    """If this fails, `torch.multiprocessing.spawn(Class.run_rank, ...)` gets torch's class, without `run_rank`."""
+    source = """
+        import torch
+        import torch.distributed as dist
+        from torch.testing._internal.common_distributed import MultiProcContinuousTest
+
+
+        class TestSpawned(MultiProcContinuousTest):
+            @classmethod
+            def backend_str(cls):
+                return "gloo"
+
+            def test_sum(self):
+                value = torch.ones(1)
+                dist.all_reduce(value)
+                print(f"the sum is {value.item()} with {MultiProcContinuousTest.__module__}", flush=True)
+
+
+        if __name__ == "__main__":
+            torch.multiprocessing.spawn(TestSpawned.run_rank, nprocs=2, args=(2, "rendezvous"))
+    """
+    write_file(tmp_path, "test_spawned.py", source)
+    child = starter.start(["-m", "dist_testing.compat", "test_spawned.py"], tmp_path)
+    assert child.wait() == 0, child.log
+    assert child.log.count("the sum is 2.0 with dist_testing.compat.classes") == 2, child.log
 
 
 def test_native_errors_of_ranks_have_their_native_stack(starter: Starter, tmp_path: Path) -> None:

@@ -7,12 +7,15 @@ import contextlib
 import runpy
 import sys
 import types
+import unittest
+from collections.abc import Iterator
 from typing import NoReturn
 
 from dist_testing.core.engine.engine import Engine
 from dist_testing.core.ground.backends import default_backend
 from dist_testing.core.ground.budget import Budget
-from dist_testing.core.ground.errors import UsageError
+from dist_testing.core.ground.case import RUNS_ON_RANKS
+from dist_testing.core.ground.errors import DistTestingError, UsageError
 from dist_testing.core.ground.spec import DEFAULT_WORLD_SIZE, Spec
 from dist_testing.core.launch.fresh import ThenBe
 from dist_testing.core.launch.isolation import default_isolation
@@ -38,6 +41,29 @@ def current_session() -> Session:
         current = Session(engine, float(backend.timeout_s), ignored_rank_info=found and found[1])
         open_session(current)
     return current
+
+
+def _first_run(self: unittest.TestSuite, result: unittest.TestResult, debug: bool = False) -> unittest.TestResult:
+    """Run a suite, after the fork server has been forked from this process, in which no test has run yet."""
+    unittest.TestSuite.run = _suite_run  # type: ignore[method-assign]  # only once
+    if any(getattr(test, RUNS_ON_RANKS, False) for test in _tests(self)):
+        # What is wrong with the run is the error of its first case.
+        with contextlib.suppress(DistTestingError):
+            current_session().engine.prepare()
+    return _suite_run(self, result, debug)
+
+
+def _tests(suite: unittest.TestSuite) -> Iterator[unittest.TestCase]:
+    for test in suite:
+        if isinstance(test, unittest.TestSuite):
+            yield from _tests(test)
+        else:
+            yield test
+
+
+# unittest has no hook before the first test, and a test or `setUpClass` would leave its traces to all ranks.
+_suite_run = unittest.TestSuite.run
+unittest.TestSuite.run = _first_run  # type: ignore[method-assign]
 
 
 def unittest_loader() -> Loader:

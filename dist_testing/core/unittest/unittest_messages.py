@@ -93,7 +93,7 @@ class UnittestCase:
     """A test method to run; the content of a `CaseBody`. `tb_locals`: whether tracebacks show local variables.
 
     torch's classes hand two of them to `_run`: `file_name`, the file for a rendezvous ("" for none), and `fake_pg`,
-    whether the class asks for torch's fake group.
+    whether the class asks for torch's fake group. `values` is the file with what `setUpClass` has bound; "" for none.
     """
 
     cls: ClassName
@@ -101,6 +101,7 @@ class UnittestCase:
     tb_locals: bool
     file_name: str = ""
     fake_pg: bool = False
+    values: str = ""
 
 
 @dataclass(frozen=True, slots=True)

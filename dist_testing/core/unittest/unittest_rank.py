@@ -15,6 +15,7 @@ from dist_testing.core.rank.generators import load_generators, seed_generators
 from dist_testing.core.rank.groups import destroy_groups, end_groups
 from dist_testing.core.rank.rank_world import RankWorld
 from dist_testing.core.rank.reporter import Reporter
+from dist_testing.core.unittest.class_values import read_values
 from dist_testing.core.unittest.unittest_messages import UNITTEST_CASES
 
 # unittest leaves frames of modules with this mark out of its tracebacks.
@@ -60,7 +61,9 @@ class UnittestRankFrontEnd:
         if start.request.store_port:
             self._world = RankWorld.of(start, runner=reporter.runner)
             self._world.prepare()
-        cls = UNITTEST_CASES.from_wire(start.request.body.content).cls.find()
+        case = UNITTEST_CASES.from_wire(start.request.body.content)
+        cls = case.cls.find()
+        read_values(case.values)
         cls._open_rank(start.rank, start.request.size, start.request.directory)
 
     def run(self, body: CaseBody, reporter: Reporter) -> None:

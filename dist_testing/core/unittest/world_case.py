@@ -27,6 +27,7 @@ from dist_testing.core.launch.isolation import Isolation, Reuse, isolation_named
 from dist_testing.core.rank.bootstrap import FAILED_EXIT_CODE
 from dist_testing.core.session.front_ends import register_front_end
 from dist_testing.core.session.session import warnings_of
+from dist_testing.core.unittest.class_values import record_values, write_values
 from dist_testing.core.unittest.exits import declared_exits
 from dist_testing.core.unittest.plain import current_session
 from dist_testing.core.unittest.unittest_messages import FRONT_END, UNITTEST_CASES, ClassName, UnittestCase
@@ -60,6 +61,10 @@ class WorldCase(unittest.TestCase):
 
     MAIN_PROCESS_RANK: ClassVar[int] = -1
     TEST_ERROR_EXIT_CODE: ClassVar[int] = FAILED_EXIT_CODE
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        record_values(cls)
 
     def __init__(self, methodName: str = "runTest", method_name: str | None = None) -> None:
         # The second name is torch's. Classes pass both on, in torch's order or in unittest's; one then has the default
@@ -179,6 +184,7 @@ class WorldCase(unittest.TestCase):
             file_name,
             # torch's classes pass it on, and those of FSDP read it.
             fake_pg=bool(getattr(self, "fake_pg", False)),
+            values=write_values(cls, lambda: session.engine.prepare()[1].path),
         )
         case = Case(
             name=self.id(),
