@@ -244,7 +244,7 @@ _FILE = """
 
     class Words(Spawning):
         def _join_processes(self, fn):
-            with self.assertRaisesRegex(RuntimeError, "Process 1 exited with error code 10 and exception:\\nValueError"):
+            with self.assertRaisesRegex(RuntimeError, "1 exited with error code 10 and exception:\\nValueError"):
                 super()._join_processes(fn)
 
         def test_words(self):
