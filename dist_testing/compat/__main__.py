@@ -21,7 +21,7 @@ from dist_testing.core.session.session import started_by
 
 _USAGE = "usage: python -m dist_testing.compat FILE [ARGUMENTS]"
 # A file that calls nothing with such a name runs no test: run_tests(), unittest.main(), TextTestRunner(), mp.spawn().
-_RUNS_TESTS = re.compile("run|main|spawn", re.IGNORECASE)
+_RUNS_TESTS = re.compile("run|main|^spawn$", re.IGNORECASE)
 
 
 def main() -> None:

@@ -68,6 +68,10 @@ class _TorchBehaviour(WorldCase):
         """Limit in seconds, by the method's name: `TIMEOUT_OVERRIDE`, else `DISTRIBUTED_TESTS_DEFAULT_TIMEOUT`."""
         return float(get_timeout(self.id()))
 
+    _limit_switch = (
+        'TIMEOUT_OVERRIDE["the method\'s name"] of this module, or the variable DISTRIBUTED_TESTS_DEFAULT_TIMEOUT'
+    )
+
     def _should_stop_test_suite(self) -> bool:
         # torch's own asks CUDA, which the runner must not initialise.
         return False

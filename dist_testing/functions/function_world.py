@@ -118,6 +118,7 @@ class CallWorld(contextlib.AbstractContextManager["CallWorld"]):
             init=init,
             with_store=with_store,
             settings=settings or {},
+            limit_switch="the call's timeout",
         )
 
     def __exit__(self, *_: object) -> None:

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
 from dist_testing.core.engine.needs import Lack, missing_need
-from dist_testing.core.events.event import RankOutput
+from dist_testing.core.engine.rank_logs import print_output
 from dist_testing.core.ground.add_ons import read_settings
 from dist_testing.core.ground.backends import backend_named, default_backend
 from dist_testing.core.ground.budget import MAX_TIMEOUT_S, is_timeout
@@ -102,14 +102,10 @@ def run(
     _check_hardware(subject, session, spec, world_size, settings)
     call = functools.partial(fn, *args, **(kwargs or {}))
     timeout_s = None if timeout is None else float(timeout)
-    with CallWorld(call, name, world_size, spec, settings=settings, timeout_s=timeout_s, show=_show) as world:
+    with CallWorld(call, name, world_size, spec, settings=settings, timeout_s=timeout_s, show=print_output) as world:
         result = world.run()
         world.judge(result, RunFailedError)
         return world.values(result)
-
-
-def _show(event: RankOutput) -> None:
-    print(f"[rank {event.rank}] {event.line}", flush=True)
 
 
 def check_arguments(subject: str, names: str, example: str, *rows: tuple[str, object, str, bool]) -> None:

@@ -27,8 +27,8 @@ def gpus_of_world(world_size, gpus_per_rank, ranks_per_gpu):
 # Promise value: as many GPUs as the target asks for. The same as ALL_GPUS in spec.py.
 ALL_GPUS = 1 << 30
 
-# Steps of the cumulative tags: a target with 4 GPUs has gpus_ge_1, gpus_ge_2 and gpus_ge_4.
-CUMULATIVE_STEPS = [1, 2, 4, 8, 16]
+# Steps of the cumulative tags: a target with 3 GPUs has gpus_ge_1, gpus_ge_2 and gpus_ge_3.
+CUMULATIVE_STEPS = [1, 2, 3, 4, 5, 6, 7, 8, 16]
 
 def _machine(available, *, is_promised, archs = {}):
     return GpuCountInfo(archs = archs, available = available, is_promised = is_promised, pools = None)

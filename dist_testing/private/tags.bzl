@@ -84,6 +84,8 @@ def dist_tags(*, backend, world_sizes, gpus, gpu_archs, isolation, jobs, nodes, 
         tags += [
             "gpu",
             "gpus:{}".format(gpus),
+            # In a sandbox a test sees neither who holds a GPU nor whose its memory is.
+            "no-sandbox",
             # Without a number, for executors that know the plain tag only.
             requires,
             "{}:{}".format(requires, gpus),

@@ -99,7 +99,14 @@ def _run(call: Callable[[], Any], name: str, timeout: float | None, world_size: 
 
     session = current_session()
     timeout_s = session.timeout_s if timeout is None else float(timeout)
-    case = Case(name, world_size, CaseBody("unittest"), timeout_s, isolation=THREAD.name)
+    case = Case(
+        name,
+        world_size,
+        CaseBody("unittest"),
+        timeout_s,
+        isolation=THREAD.name,
+        limit_switch="the decorator's timeout",
+    )
     with session.pause_limit():
         result = run_here(session.engine, case, run_rank)
     session.judge(result, ThreadsFailedError)

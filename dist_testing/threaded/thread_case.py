@@ -237,7 +237,14 @@ class ThreadCase(WorldCase):
         environment = ChainMap({"WORLD_SIZE": str(world_size)}, os.environ)
         if reason := method and unmet_requirement(method, environment):
             self.skipTest(reason)
-        case = Case(self.id(), world_size, CaseBody("unittest"), timeout_s, isolation=isolation.name)
+        case = Case(
+            self.id(),
+            world_size,
+            CaseBody("unittest"),
+            timeout_s,
+            isolation=isolation.name,
+            limit_switch=self._limit_switch,
+        )
         self.threads = _Ranks(self, case)
 
     def _checked_isolation(self, name: object) -> Isolation:

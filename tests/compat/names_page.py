@@ -98,6 +98,18 @@ _MEMBERS = {
         "An override is called after a test in which a rank hung. All ranks have ended by then; the report has their "
         "stacks."
     ),
+    "`MultiProcessTestCase._spawn_processes`": (
+        "A second call in one test is refused: a test has one world. torch's makes other processes, and judges only "
+        "those."
+    ),
+    "`MultiProcessTestCase.pid_to_pipe`": "Empty after the test; torch's keeps closed pipes.",
+    "`MultiThreadedTestCase.perThreadTearDown`": (
+        "Runs while the default group exists, so that it can use the group; torch's has destroyed the group by then."
+    ),
+    "`requires_gloo`, `requires_nccl`, `requires_ucc` and others, on a helper function that is no test": (
+        "Its call skips the test. torch's only marks the helper, which then fails for want of the backend. Tests that "
+        "are plain functions of pytest need the skip."
+    ),
     "`_maybe_handle_skip_if_lt_x_gpu`": "Without arguments it returns False, where torch's raises an IndexError.",
     "`MultiThreadedTestCase._spawn_threads`, `threads`": (
         "`self.threads` has one object per rank, with `join`, `is_alive` and `name`. The ranks run when the "

@@ -242,6 +242,16 @@ _FILE = """
             raise AssertionError
 
 
+    class TakesAny(Spawning):
+        def _check_return_codes(self, *args):
+            fn, elapsed = args
+            print("took", fn.__name__, elapsed > 0, flush=True)
+            super()._check_return_codes(*args)
+
+        def test_takes_any(self):
+            pass
+
+
     class Words(Spawning):
         def _join_processes(self, fn):
             with self.assertRaisesRegex(RuntimeError, "1 exited with error code 10 and exception:\\nValueError"):
@@ -307,6 +317,7 @@ _EXPECTED = {
     "test_dtensor_in_one_process": "PASSED",
     "test_handles_its_skip": "SKIPPED",
     "test_compiled": "SKIPPED",
+    "test_takes_any": "PASSED",
     "test_words": "PASSED",
     "test_words_of_threads": "PASSED",
     "test_not_called": "ERROR",
@@ -330,6 +341,7 @@ def test_torchs_usages_of_the_classes_work(starter: Starter, tmp_path: Path) -> 
     assert outcomes(ended.log) == expected, ended.log
     assert "rank 1 raised AssertionError" in ended.log
     assert "exited with code 91" in ended.log
+    assert "took test_takes_any True" in ended.log
     assert "test_not_called: the class has a method _event_listener, which the library would never call" in ended.log
     # A build of torch for CUDA has an accelerator even without a GPU; torch's class uses it, too.
     backend = "gloo" if torch.accelerator.current_accelerator() is None else "nccl"
@@ -346,6 +358,7 @@ def test_variables_of_torch(starter: Starter, tmp_path: Path) -> None:
     child = starter.start(arguments, tmp_path, env=env)
     assert child.wait() == 1
     assert "Process 1 terminated or timed out after 10." in child.log
+    assert "or the variable DISTRIBUTED_TESTS_DEFAULT_TIMEOUT." in child.log
     expected = {"test_hang": "FAILED", "test_skips": "SKIPPED", "test_skips_before_ranks": "SKIPPED"}
     assert outcomes(child.log) == expected, child.log
     assert "rank 1 was still in call at the deadline" in child.log

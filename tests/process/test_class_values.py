@@ -30,6 +30,7 @@ _CASES = """
     def note(case):
         if case.rank == 0:
             seen = [LOG, FOUND, getattr(case, "seen", None)]
+            print("a line of", type(case).__name__, flush=True)
             Path({folder!r}, type(case).__name__).write_text(json.dumps(seen))
 
 
@@ -104,8 +105,9 @@ def test_ranks_see_a_fresh_import_and_their_own_set_up_class(
             ended = run_pytest(starter, tmp_path, *arguments[2:])
             code, log = ended.code, ended.log
         else:
-            child = starter.start(arguments, tmp_path)
+            child = starter.start(arguments, tmp_path, env={"DIST_TESTING_LIVE": "1"})
             code, log = child.wait(), child.log
+            assert all(f"[rank 0] a line of {name}\n" in log for name in order), log
             assert_no_folder_left(tmp_path)
         assert code == 0, log
     assert code == 0

@@ -352,7 +352,7 @@ def test_gpus_are_assigned_to_ranks(machine: SimpleNamespace) -> None:
 def test_accelerators_of_a_plugin_count(machine: SimpleNamespace, monkeypatch: pytest.MonkeyPatch) -> None:
     """HPUs come with one."""
     assert not dist_testing.at_least_x_gpu(1)
-    assert dist_testing.at_least_x_gpu(0)
+    assert not dist_testing.at_least_x_gpu(0)
     monkeypatch.setattr(torch, "hpu", SimpleNamespace(device_count=lambda: 2), raising=False)
     assert dist_testing.at_least_x_gpu(2)
     assert not dist_testing.at_least_x_gpu(3)

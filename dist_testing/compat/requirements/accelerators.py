@@ -48,8 +48,8 @@ def accelerator_count() -> int:
 
 
 def at_least_x_gpu(x: int) -> bool:
-    """Return whether the machine has at least `x` accelerators of one kind."""
-    return accelerator_count() >= x
+    """Return whether the machine has at least `x` accelerators of one kind, and at least one."""
+    return accelerator_count() >= max(x, 1)
 
 
 def skip_if_no_gpu(func: _Function) -> _Function:

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 from dist_testing.core.engine.hooks import WorldWatcher
+from dist_testing.core.events.event import RankOutput
 
 # Seconds between two looks at the logs.
 _LOOK_S = 0.05
@@ -45,6 +46,11 @@ def read_tail(path: Path, limit_bytes: int = _TAIL_BYTES) -> str:
         return ""
     except OSError as error:
         return f"(the output of this rank is lost: a test has replaced its log: {error})"
+
+
+def print_output(event: RankOutput) -> None:
+    """Print a line of a rank, as a sink of the event."""
+    print(f"[rank {event.rank}] {event.line}", flush=True)
 
 
 class LiveOutput(WorldWatcher):

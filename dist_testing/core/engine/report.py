@@ -124,7 +124,7 @@ def _report(result: CaseResult, target: str, reproduce: str) -> list[_Part]:
     elif verdict.cause is Cause.HANG and waited:
         lines.append(_NEVER_CAME)
     elif explanation := _EXPLANATIONS.get(verdict.cause):
-        lines.append(explanation)
+        lines.append(explanation.format(limit_switch=result.case.limit_switch))
     if verdict.victims:
         because = "other ranks" if verdict.culprit is None else f"rank {verdict.culprit}"
         lines.append(f"Victims: {_victims(result)} (failed because of {because}).")
@@ -188,9 +188,7 @@ _NEVER_CAME = (
 )
 # The likely cause and the way out, where there is no traceback that shows them.
 _EXPLANATIONS = {
-    Cause.HANG: (
-        "The stacks of the running ranks are below. For a longer limit, set the marker's timeout or --dist-timeout."
-    ),
+    Cause.HANG: "The stacks of the running ranks are below. For a longer limit, set {limit_switch}.",
     Cause.INFRASTRUCTURE: (
         "Test code did not cause this: a rank could not be started, its report was destroyed, or its GPU is broken."
     ),

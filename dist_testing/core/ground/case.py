@@ -61,6 +61,7 @@ class Case:
         settings: What the test and its target ask of add-ons, by their names.
         exit_0_passes: Whether a rank whose process ends with exit code 0 has passed, also without a report. True for
             programs, whose result is their exit code.
+        limit_switch: Where the user sets another limit; an object of "set".
     """
 
     name: str
@@ -75,6 +76,7 @@ class Case:
     debug_rank: int | None = None
     settings: Mapping[str, Any] = field(default_factory=dict)
     exit_0_passes: bool = False
+    limit_switch: str = "the marker's timeout or --dist-timeout"
 
 
 @dataclass(frozen=True, slots=True)

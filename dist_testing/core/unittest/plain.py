@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import os
 import runpy
 import sys
 import types
@@ -12,6 +13,8 @@ from collections.abc import Iterator
 from typing import NoReturn
 
 from dist_testing.core.engine.engine import Engine
+from dist_testing.core.engine.rank_logs import print_output
+from dist_testing.core.events.event import RankOutput
 from dist_testing.core.ground.backends import default_backend
 from dist_testing.core.ground.budget import Budget
 from dist_testing.core.ground.case import RUNS_ON_RANKS
@@ -26,6 +29,9 @@ from dist_testing.core.session.session import Session, open_session
 from dist_testing.core.unittest.unittest_messages import MAIN_MODULES, MainModule
 from dist_testing.core.unittest.unittest_rank import UnittestRankContext
 
+# Set, it shows the output of ranks as they print it, as `-s` does under pytest.
+_SHOWS_OUTPUT = "DIST_TESTING_LIVE"
+
 
 def current_session() -> Session:
     """Return the current session; under plain unittest, one with the defaults of the command line."""
@@ -34,6 +40,8 @@ def current_session() -> Session:
         spec = Spec("", backend, (DEFAULT_WORLD_SIZE,), default_isolation(backend).name)
         engine = Engine(spec, Budget(), UnittestRankContext(), unittest_loader())
         atexit.register(engine.close)
+        if os.environ.get(_SHOWS_OUTPUT, "") not in ("", "0"):
+            engine.events.subscribe(print_output, RankOutput, name="the ranks' output")
         found = None
         # RANK without the other variables, or an impossible one: there is no world.
         with contextlib.suppress(UsageError):

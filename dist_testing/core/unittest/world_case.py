@@ -54,6 +54,9 @@ class WorldCase(unittest.TestCase):
     # Whether `sys.exit(0)` in a test is a pass of that rank, as with torch's classes. Otherwise it ended too early.
     exit_0_passes: ClassVar[bool] = False
 
+    # `Case.limit_switch`.
+    _limit_switch: ClassVar[str] = "case_timeout_s of the class (under pytest also --dist-timeout)"
+
     # Whether the library serves a store for the world; torch's classes leave that to the test.
     _with_store: ClassVar[bool] = False
     # Members of torch's class whose work the engine does. It would not call them in a class that has them.
@@ -197,6 +200,7 @@ class WorldCase(unittest.TestCase):
             with_store=self._with_store,
             expected_exits=declared_exits(method) if method else {},
             settings=settings,
+            limit_switch=self._limit_switch,
         )
         self._running = running = session.engine.start(case)
         # The ranks never outlive the test, even if setUp fails after this, or the method does not run.
