@@ -45,7 +45,7 @@ errors() {
 # Each test must run in the CI job without GPUs or in the one with eight.
 tags() {
     timed python3 -m tests.starlark.tags_check
-    timed ./bazelw run //tools/tags -- --job=--config=ci --job="--//dist_testing/config:gpus=8 --test_tag_filters=gpu"
+    timed ./bazelw run //tools/tags -- --known=nightly --job=--config=ci --job="--//dist_testing/config:gpus=8 --test_tag_filters=gpu"
 }
 
 protocol() {

@@ -100,6 +100,17 @@ class Kit:
         self.dist.all_reduce(tensor, group=group)
         self.equal(tensor, [float(sum(rank + 1 for rank in ranks))], f"the sum over {list(ranks)}")
 
+    def check_gather(self, group: Any = None, ranks: Sequence[int] | None = None) -> None:
+        """Check a gathering in a group, whose output differs from the input also in a group of one rank."""
+        ranks = range(self.size) if ranks is None else ranks
+        output = self.full(-1, len(ranks))
+        try:
+            # A block that is still open collects it.
+            self.dist.all_gather_into_tensor(output, self.tensor(self.rank + 1), group=group)
+        except (NotImplementedError, RuntimeError):
+            self.dist.all_gather(list(output.split(1)), self.tensor(self.rank + 1), group=group)
+        self.equal(output, [float(rank + 1) for rank in ranks], f"what {list(ranks)} gather")
+
     def key(self, name: str) -> str:
         """Return a key of the world's store that no other cell uses."""
         return f"cell/{self._number}/{name}"

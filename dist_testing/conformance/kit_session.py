@@ -21,6 +21,7 @@ from dist_testing.core.ground.budget import Budget, timeout_in
 from dist_testing.core.ground.case import Case, CaseBody
 from dist_testing.core.ground.codec import shape_of
 from dist_testing.core.ground.errors import UsageError
+from dist_testing.core.ground.outcomes import Status as CaseStatus
 from dist_testing.core.ground.spec import Spec
 from dist_testing.core.launch.isolation import POOL, THREAD
 from dist_testing.core.process.launcher_messages import Loader
@@ -70,6 +71,8 @@ class CellSession:
         self.expectations = expectations or Expectations()
         self.matrix = Matrix(backend.name, torch_version())
         self._results: dict[Cell, tuple[Result, str]] = {}
+        # The cells that have run on the ranks of the present pool.
+        self._before: list[Cell] = []
         # Cells compute little, and threads that wait for each other's turn on a busy machine would cost their limit.
         self.backend = dataclasses.replace(backend, env={"OMP_NUM_THREADS": "1", **backend.env})
         self._limit_s = limit_s
@@ -101,6 +104,9 @@ class CellSession:
     def run(self, cell: Cell, expected: Status | None = None) -> Result:
         """Run a cell. If it ends otherwise than expected, run it again on ranks of its own, and return that result.
 
+        If the two differ, it runs once more after the cells that came before it. If it ends there as it did at first,
+        the result that does not work counts, and its detail has both circumstances.
+
         `expected` is the status that the expectation file names; by default the contract's.
 
         Raises:
@@ -113,23 +119,40 @@ class CellSession:
             return Result(cell, Status.NOT_RUN, missing)
         # A cell that must hang tells so by the default limit, too, and costs the whole of it.
         limit_s = min(self._limit_s, CELL_LIMIT_S) if expected is Status.HANGS else self._limit_s
+        before = self._cells_before(cell)
         first = self._once(cell, limit_s)
         if first.status is (expected or cell.contract) or first.status is Status.NOT_RUN:
             return first
         alone = self._once(cell, limit_s, alone=True)
-        if alone.status is not first.status:
-            # In the log only: it depends on the cells before it, and the table must be the same in every run.
-            self._engine.log_line(
-                f"dist_testing: {cell.name}: {alone.status.value} on ranks of its own, which counts; "
-                f"among other cells it was: {first.status.value}, {first.detail}"
-            )
+        if alone.status is first.status:
+            return alone
+        for one in before:
+            self._once(one, limit_s)
+        again = self._once(cell, limit_s) if before else alone
+        if again.status is first.status:
+            # What a cell leaves in its process changes a later one. That is no chance, and no cell that works.
+            counts, other = (alone, again) if again.status is Status.WORKS else (again, alone)
+            place = "on ranks of its own" if other is alone else "after other cells on the same ranks"
+            return dataclasses.replace(counts, detail=f"{counts.detail} ({place}: {other.status.value})")
+        # In the log only: it happened once, and the table must be the same in every run.
+        self._engine.log_line(
+            f"dist_testing: {cell.name}: {alone.status.value} on ranks of its own, which counts; "
+            f"among other cells it was, once: {first.status.value}, {first.detail}"
+        )
         return alone
+
+    def _cells_before(self, cell: Cell) -> list[Cell]:
+        """Return the cells that have run on the ranks that this one will get."""
+        if cell.fresh or (self._before and self._before[-1].world_size != cell.world_size):
+            return []
+        return self._before.copy()
 
     def _once(self, cell: Cell, limit_s: float, *, alone: bool = False) -> Result:
         pool = "" if cell.fresh or alone else "cells"
         if not pool:
             # A new world, but not before the ranks of the last one are gone.
             self._engine.end_pool()
+            self._before = []
         # A rank that is left may still write.
         with tempfile.TemporaryDirectory(prefix="dist-testing-cell-", ignore_cleanup_errors=True) as directory:
             case = Case(
@@ -147,7 +170,10 @@ class CellSession:
                 pool=pool,
                 init=not cell.fresh,
             )
+            before = self._cells_before(cell)
             result = self._engine.run(case)
+            is_kept = pool and result.verdict.status is CaseStatus.PASSED
+            self._before = [*before, cell] if is_kept else []
             files = Path(directory).glob("rank-*.json")
             every = [shape_of(Observation).read(json.loads(file.read_bytes())) for file in files]
         return judge(cell, result, {one.rank: one for one in every}, limit_s)

@@ -151,7 +151,11 @@ def _lives(kit: Kit, seen: Seen) -> bool:
             return True
         group = kit.group(kit.cell.group)
         if kit.rank in kit.ranks:
-            kit.check_sum(group, kit.ranks)
+            # More than once: an error may come with a later call.
+            for _ in range(2):
+                kit.check_sum(group, kit.ranks)
+                kit.check_gather(group, kit.ranks)
+                kit.dist.barrier(group)
         return True
     except Exception:
         return False

@@ -133,6 +133,8 @@ def _exception(k: Kit) -> None:
         work = k.dist.all_reduce(k.tensor(1), async_op=True)
         k.refused(work.wait)
         k.check(work.is_completed(), "the failed call is not completed")
+        k.check(not work.is_success(), "the failed call counts as a success")
+        k.check(work.exception() is not None, "the failed call has no exception")
     k.meet()
 
 
@@ -158,6 +160,12 @@ def _barrier(k: Kit) -> None:
 @script("10.1", "barrier/async", (2, 3))
 def _async(k: Kit) -> None:
     _witnessed(k, k.size, lambda: k.dist.barrier(async_op=True).wait())
+
+
+@script("10.1", "barrier/device_ids", (1, 2))
+def _device_ids(k: Kit) -> None:
+    """`device_ids` has the number of the device; on the CPU it changes nothing."""
+    _witnessed(k, k.size, lambda: k.dist.barrier(device_ids=[k.device.index or 0]))
 
 
 @script("10.2", "monitored_barrier/all_come", (1, 2, 3))

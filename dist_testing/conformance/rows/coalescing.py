@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+
 from dist_testing.conformance.kit import Kit
 from dist_testing.conformance.rows.registry import script
 
@@ -63,6 +65,37 @@ def _illegal(k: Kit) -> None:
     for name in ("wait", "result", "is_success", "exception", "synchronize", "source_rank"):
         with k.raises(ValueError, "Illegal to call"):
             getattr(kind(), name)()
+
+
+@script("8.2", "_coalescing_manager/handle_of_a_call_inside")
+def _inside(k: Kit) -> None:
+    """A call with `async_op=True` gives a handle that may not be used; the block waits for the call."""
+    tensor = k.tensor(3)
+    with k.c10d._coalescing_manager():
+        work = k.dist.all_reduce(tensor, async_op=True)
+        for name in ("wait", "result", "synchronize"):
+            with k.raises(ValueError, "Illegal to call"):
+                getattr(work, name)()
+    k.equal(tensor, [3.0], "the sum of one rank")
+
+
+@script("8.2", "_coalescing_manager/block_in_a_block", fresh=True)
+def _nested(k: Kit) -> None:
+    k.init()
+    with k.raises(ValueError, "non-empty"), k.c10d._coalescing_manager():
+        k.dist.all_reduce(k.tensor(1))
+        with k.c10d._coalescing_manager():
+            pass
+
+
+@script("8.3", "_coalescing_manager/after_a_refused_device", (2,), fresh=True)
+def _refused_device(k: Kit) -> None:
+    """If the backend cannot collect calls by a device, later calls are not collected either."""
+    k.init()
+    refused = contextlib.suppress(RuntimeError, ValueError, NotImplementedError)
+    with refused, k.c10d._coalescing_manager(device=k.device):
+        pass
+    k.check_sum()
 
 
 @script("8.3", "_coalescing_manager/body_that_raises", fresh=True)

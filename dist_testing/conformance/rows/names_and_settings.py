@@ -92,13 +92,14 @@ def _creators(k: Kit) -> None:
 
     def extended(options: Any, pg_options: Any) -> Any:
         given.append((options.group_rank, options.group_size, options.timeout))
+        k.equal(pg_options, wanted, "pg_options")
         k.check(isinstance(options.global_ranks_in_group, list), "global_ranks_in_group is no list")
         return k.dist.ProcessGroup(options.group_rank, options.group_size)
 
-    limit = timedelta(seconds=7)
+    limit, wanted = timedelta(seconds=7), object()
     with _registered(k, kit_five={"func": plain}, kit_six={"func": extended, "extended_api": True}):
-        for name in ("kit_five", "kit_six"):
-            k.dist.init_process_group(name, store=k.dist.HashStore(), rank=0, world_size=1, timeout=limit)
+        for name, more in (("kit_five", {}), ("kit_six", {"pg_options": wanted})):
+            k.dist.init_process_group(name, store=k.dist.HashStore(), rank=0, world_size=1, timeout=limit, **more)
             k.dist.destroy_process_group()
     k.equal(given, [(0, 1, limit)] * 2, "what a plain and an extended creator get")
 
@@ -138,6 +139,8 @@ def _available(k: Kit) -> None:
         k.equal(ask(name), built, f"is_backend_available({name!r})")
         k.equal(ask(name.upper()), built, f"is_backend_available({name.upper()!r})")
     k.equal(ask("unheard_of"), False, "the availability of an unknown name")
+    k.equal(ask("cpu:gloo"), k.dist.is_gloo_available(), "the availability of one pair")
+    k.equal(ask("cpu:unheard_of"), False, "the availability of a pair with an unknown name alone")
     k.equal(ask("cpu:gloo,cuda:unheard_of"), False, "the availability of a pair with an unknown name")
 
 
@@ -207,6 +210,16 @@ def _translate(k: Kit) -> None:
     with k.raises(ValueError, "not part of group"):
         k.dist.get_global_rank(part, k.size)
     k.equal(k.dist.get_global_rank(k.dist.group.WORLD, k.rank), k.rank, "the global rank in the default group")
+
+
+@script("2.9", "get_group_rank/unregistered_group", (2,), fresh=True)
+def _unregistered(k: Kit) -> None:
+    k.init()
+    group = k.dist.new_group()
+    k.dist.destroy_process_group(group)
+    for translate in (k.dist.get_group_rank, k.dist.get_global_rank):
+        with k.raises(ValueError, "not registered"):
+            translate(group, 0)
 
 
 @script("2.10", "get_process_group_ranks/in_group_order", (4, 5))
@@ -296,8 +309,12 @@ def _default_limit(k: Kit) -> None:
 def _private(k: Kit) -> None:
     k.check(isinstance(k.c10d._get_default_store(), k.dist.Store), "_get_default_store() is no store")
     k.equal(k.c10d._get_object_coll_device(), k.device.type, "the device of objects")
-    k.check(k.c10d._get_pg_config() is not None, "_get_pg_config() is None")
-    k.check(len(k.c10d._world.pg_config_info) >= 1, "pg_config_info is empty")
+    config = k.c10d._get_pg_config()
+    k.equal((config["pg_size"], config["ranks"]), (1, [0]), "size and ranks of _get_pg_config()")
+    k.check(k.backend in config["backend_config"], f"the backend of _get_pg_config() is {config['backend_config']}")
+    known = [(one["pg_name"], one["group_size"], one["ranks"]) for one in k.c10d._world.pg_config_info]
+    # No ranks: all of them.
+    k.check((config["pg_name"], 1, []) in known, f"pg_config_info has {known}")
 
 
 @script("2.16", "{}/refusals", each=("_set_pg_timeout", "set_timeout"))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 from collections.abc import Iterable
 from typing import Any
 
@@ -47,7 +48,7 @@ def _tensors(k: Kit) -> None:
 
 @script("9.1", "all_gather_object/unpicklable")
 def _unpicklable(k: Kit) -> None:
-    with k.raises(Exception):
+    with k.raises((AttributeError, TypeError, pickle.PicklingError), "pickle"):
         k.dist.all_gather_object([None], lambda: None)
 
 
@@ -58,6 +59,42 @@ def _gather(k: Kit) -> None:
         k.dist.gather_object(_thing(k.rank), found, dst=root)
         if k.rank == root:
             k.equal(found, _things(range(k.size)), f"the objects at {root}")
+
+
+@script("9.2", "gather_object/refuses_lists_on_others", (2, 3))
+def _gather_elsewhere(k: Kit) -> None:
+    """Only the root has a list, and it must have one; the refused call leaves the group usable."""
+    with k.raises(ValueError, "object_gather_list|destination|dst|gather list"):
+        k.dist.gather_object(1, None if k.rank == 0 else [None] * k.size, dst=0)
+
+
+@script("9.3", "{}/device_of_the_tensors", (2,), each=("broadcast_object_list", "send_object_list"))
+def _device(k: Kit, what: str) -> None:
+    """`device` says where the objects travel."""
+    found = [_thing(1) if k.rank == 0 else None]
+    if what == "broadcast_object_list":
+        k.dist.broadcast_object_list(found, src=0, device=k.device)
+    elif k.rank == 0:
+        k.dist.send_object_list(found, dst=1, device=k.device)
+    else:
+        k.dist.recv_object_list(found, src=0, device=k.device)
+    k.equal(found, [_thing(1)], "the objects")
+
+
+@script("9.5", "recv_object_list/from_anybody", (2,))
+def _receive_any(k: Kit) -> None:
+    """Without a source it takes a list of any rank, as its documentation says."""
+    if k.rank == 0:
+        k.dist.send_object_list([_thing(2)], dst=1)
+    else:
+        found: list[Any] = [None]
+        try:
+            k.equal(k.dist.recv_object_list(found), 0, "the sender")
+        except Exception:
+            # The sender waits.
+            k.dist.recv_object_list([None], src=0)
+            raise
+        k.equal(found, [_thing(2)], "the objects")
 
 
 @script("9.3", "broadcast_object_list/values", (1, 2, 3))

@@ -44,6 +44,18 @@ def _anybody(k: Kit) -> None:
     k.equal(senders, set(range(1, k.size)), "the senders")
 
 
+@script("5.2", "recv/from_anybody_of_a_part", (4, 5), group="part")
+def _anybody_of_part(k: Kit) -> None:
+    """The sender is told by its global rank, and by its rank in the group not at all."""
+    group = k.group("part")
+    if k.rank == 3:
+        k.dist.send(k.tensor(7), dst=1, group=group)
+    elif k.rank == 1:
+        tensor = k.tensor(0)
+        k.equal(k.dist.recv(tensor, group=group), 3, "what recv() returns")
+        k.equal(tensor, [7.0], "the message")
+
+
 @script("5.3", "recv/tags_kept_apart", (2, 3))
 def _tags(k: Kit) -> None:
     """Messages with other tags wait; the order within a tag is kept."""
@@ -138,7 +150,7 @@ def _op(k: Kit) -> None:
         with k.raises(error, "Tensor" if error is TypeError else ""):
             kind(*given)
     text = repr(kind(send, k.tensor(1, 2), 1 - k.rank))
-    for part in ("isend", "2", "float32"):
+    for part in ("isend", str(k.rank), str(1 - k.rank), "[2]", "float32"):
         k.check(part in text, f"the text {text} lacks {part}")
 
 

@@ -15,6 +15,11 @@ _ASK_FIRST = ("recv_object_list", "send", "send_object_list")
 # They look at the membership before the rank argument.
 _MEMBERSHIP_FIRST = ("gather", "irecv", "recv")
 _WITH_RANK = (*SOURCES, *DESTINATIONS)
+_WITH_OUTPUT = (
+    *("all_gather", "all_gather_coalesced", "all_gather_into_tensor", "all_gather_object", "all_reduce"),
+    *("all_reduce_coalesced", "all_to_all", "all_to_all_single", "broadcast", "broadcast_object_list", "gather"),
+    *("gather_object", "reduce", "reduce_scatter", "reduce_scatter_tensor", "scatter", "scatter_object_list"),
+)
 # `send` refuses its own rank as the destination first.
 _TAKE_TENSORS = [name for name in ARGUMENTS if "object" not in name and name not in ("all_to_all", "barrier", "send")]
 _TAKE_LISTS = ("all_gather", "all_to_all", "gather", "reduce_scatter", "scatter")
@@ -44,14 +49,43 @@ def _warns_non_member(k: Kit, what: str) -> None:
     _check_warns(what, k, lambda: right_call(k, what, group=k.dist.GroupMember.NON_GROUP_MEMBER, **more))
 
 
+def _coalesced(k: Kit, name: str) -> tuple[Any, ...]:
+    """Return the arguments of a function that takes lists of tensors."""
+    return ([small(k)],) if name == "all_reduce_coalesced" else ([[small(k)]], [small(k)])
+
+
+@script("1.1", "{}/warns_non_member", each=("all_gather_coalesced", "all_reduce_coalesced", "monitored_barrier"))
+def _others_warn(k: Kit, what: str) -> None:
+    given = _coalesced(k, what) if what.endswith("_coalesced") else ()
+    _check_warns(what, k, lambda: getattr(k.dist, what)(*given, group=k.dist.GroupMember.NON_GROUP_MEMBER))
+
+
+@script("1.1", "{}/changes_no_output_of_a_non_member", each=_WITH_OUTPUT)
+def _changes_nothing(k: Kit, what: str) -> None:
+    """What a rank that is no member passes as outputs, tensors and lists of objects, stays as it was."""
+    given = _coalesced(k, what) if what.endswith("_coalesced") else ARGUMENTS[what](k)
+    before = [_values(k, one) for one in given]
+    more: dict[str, Any] = _ranks(what, None, 0) if what in _WITH_RANK else {}
+    with warnings.catch_warnings(action="ignore"):
+        getattr(k.dist, what)(*given, group=k.dist.GroupMember.NON_GROUP_MEMBER, **more)
+    k.equal([_values(k, one) for one in given], before, "what the rank has passed")
+
+
+def _values(k: Kit, one: Any) -> Any:
+    if isinstance(one, k.torch.Tensor):
+        return one.tolist()
+    return [_values(k, part) for part in one] if isinstance(one, list) else one
+
+
 @script("1.1", "{}/refuses_non_member", each=_ASK_FIRST)
 def _refuses_non_member(k: Kit, what: str) -> None:
     with k.raises((ValueError, AttributeError), "Invalid process group|rank"):
         right_call(k, what, group=k.dist.GroupMember.NON_GROUP_MEMBER)
 
 
-@script("1.2", "new_group/none_handle_is_default_group", (2,))
+@script("1.2", "new_group/none_handle_is_default_group", (2,), fresh=True)
 def _none_is_default(k: Kit) -> None:
+    k.init()
     group = k.new_group([0], use_local_synchronization=True)
     # Since torch 2.14 the handle is the one of other groups.
     is_none = group is None or group == k.dist.GroupMember.NON_GROUP_MEMBER
@@ -127,6 +161,13 @@ def _mixed_dtypes(k: Kit, what: str) -> None:
     for run in calls_with(k, what, list, [k.tensor(1, 2, dtype="int64")]):
         with k.raises(ValueError, "different dtypes"):
             run()
+
+
+@script("1.8", "{}/refuses_tensors_of_two_dtypes", each=("all_reduce_coalesced", "all_to_all_single"))
+def _two_dtypes(k: Kit, what: str) -> None:
+    one, other = small(k), k.tensor(1, 2, dtype="int64")
+    with k.raises(ValueError, "different dtypes"), warnings.catch_warnings(action="ignore"):
+        getattr(k.dist, what)(*([[one, other]] if what == "all_reduce_coalesced" else [one, other]))
 
 
 @script("1.8", "all_gather/complex_and_its_float_are_one_dtype")

@@ -77,6 +77,23 @@ def _local(k: Kit) -> None:
     k.check_sum(group, ranks)
 
 
+@script("4.1", "new_group/local_synchronization_after_a_part", (4,), fresh=True)
+def _local_after_part(k: Kit) -> None:
+    """The ranks of a part have made one group more than the others, and still find their peers by the name."""
+    k.init(2)
+    k.dist.new_group([1, 3])
+    ranks = [0, 1] if k.rank < 2 else [2, 3]
+    k.check_sum(k.dist.new_group(ranks, use_local_synchronization=True), ranks)
+
+
+@script("4.1", "new_group/after_local_synchronization_of_some", (2,), fresh=True)
+def _after_local(k: Kit) -> None:
+    """Some ranks have made one group more than the others, and all of them make the next one."""
+    k.init(2)
+    k.dist.new_group([0], use_local_synchronization=True)
+    k.check_sum(k.dist.new_group())
+
+
 @script("4.1", "new_group/overlapping_interleaved", (3, 4, 5, 7))
 def _overlap(k: Kit) -> None:
     first, last = list(range(k.size - 1)), list(range(1, k.size))
@@ -125,6 +142,15 @@ def _check_parts(k: Kit, made: tuple[Any, list[Any]], ranks: list[int]) -> None:
 @script("4.2", "new_subgroups/cuts_the_world", (4,))
 def _subgroups(k: Kit) -> None:
     _check_parts(k, k.dist.new_subgroups(2), [0, 1] if k.rank < 2 else [2, 3])
+
+
+@script("4.2", "new_subgroups/of_a_group", (4, 5))
+def _subgroups_of(k: Kit) -> None:
+    """`group` is cut, and not the world; its ranks are global."""
+    part = k.new_group([0, 1, 2, 3])
+    made = k.dist.new_subgroups(2, part if k.rank < 4 else None) if k.size == 4 else None
+    if made is not None:
+        _check_parts(k, made, [0, 1] if k.rank < 2 else [2, 3])
 
 
 @script("4.2", "new_subgroups/refusals", (4,))
