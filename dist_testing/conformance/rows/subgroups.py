@@ -158,6 +158,10 @@ def _bad_subgroups(k: Kit) -> None:
     for size, text in ((0, "0"), (5, "5"), (3, "3")):
         with k.raises(ValueError, text):
             k.dist.new_subgroups(size)
+    if not k.torch.accelerator.is_available():
+        # The default is the number of GPUs of a machine.
+        with k.raises(ValueError, "group size"):
+            k.dist.new_subgroups()
 
 
 @script("4.3", "new_subgroups_by_enumeration/lists", (4, 5))
