@@ -209,7 +209,8 @@ def _translate(k: Kit) -> None:
         k.dist.get_group_rank(part, 0)
     with k.raises(ValueError, "not part of group"):
         k.dist.get_global_rank(part, k.size)
-    k.equal(k.dist.get_global_rank(k.dist.group.WORLD, k.rank), k.rank, "the global rank in the default group")
+    for translate in (k.dist.get_global_rank, k.dist.get_group_rank):
+        k.equal(translate(k.dist.group.WORLD, k.rank), k.rank, f"{translate.__name__} in the default group")
 
 
 @script("2.9", "get_group_rank/unregistered_group", (2,), fresh=True)
