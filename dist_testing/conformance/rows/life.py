@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import io
-import os
 import sys
 import time
 import warnings
@@ -123,19 +122,6 @@ def _hook(k: Kit) -> None:
     k.equal(seen, [(ValueError, error, None)], "the calls of the former hook")
     expected = "".join(f"[rank{k.rank}]: {line} line\n" for line in ("first", "second"))
     k.equal(written.getvalue(), expected, "what the hook writes")
-
-
-@script("3.7", "init_process_group/barrier_at_the_end", (2,), fresh=True)
-def _init_barrier(k: Kit) -> None:
-    if k.rank == 1:
-        time.sleep(0.3)
-        k.world.store.set(k.key("called"), "1")
-    # Ranks may share one environment, so none removes the variable before all have used it.
-    os.environ["TORCH_DIST_INIT_BARRIER"] = "1"
-    k.init()
-    k.meet()
-    os.environ.pop("TORCH_DIST_INIT_BARRIER", None)
-    k.check(k.world.store.check([k.key("called")]), "init returned before the other rank had called it")
 
 
 @script("3.9", "new_group/same_name_twice", fresh=True)

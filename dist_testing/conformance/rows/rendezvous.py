@@ -9,6 +9,7 @@ from datetime import timedelta
 
 from dist_testing.conformance.kit import Kit
 from dist_testing.conformance.rows.registry import script
+from dist_testing.core.ground.environment import set_variables
 
 
 def _port(k: Kit) -> int:
@@ -38,16 +39,12 @@ def _env(k: Kit) -> None:
     # Ranks may share one environment.
     before = {name: os.environ.get(name) for name in values}
     k.meet()
-    os.environ.update(values)
+    set_variables(values)
     k.dist.init_process_group(k.backend, init_method="env://", **own)
     k.check_sum()
     k.dist.destroy_process_group()
     k.meet()
-    for name, value in before.items():
-        if value is None:
-            os.environ.pop(name, None)
-        else:
-            os.environ[name] = value
+    set_variables(before)
 
 
 @script("3.4", "init_process_group/one_device_of_a_backend", (2,), fresh=True)
@@ -69,20 +66,21 @@ def _no_backend(k: Kit) -> None:
     k.equal(ones, [1.0, 1.0], "the sum of one rank")
 
 
-@script("3.7", "new_group/barrier_at_the_end", (2,), fresh=True)
-def _group_barrier(k: Kit) -> None:
-    k.init()
-    k.meet()
+@script("3.7", "{}/barrier_at_the_end", (2,), each=("init_process_group", "new_group"), fresh=True)
+def _barrier_at_the_end(k: Kit, what: str) -> None:
+    if what == "new_group":
+        k.init()
+        k.meet()
     # Ranks may share one environment, so none removes the variable before all have used it.
-    os.environ["TORCH_DIST_INIT_BARRIER"] = "1"
+    set_variables({"TORCH_DIST_INIT_BARRIER": "1"})
     if k.rank == 1:
         time.sleep(0.3)
         k.world.store.set(k.key("called"), "1")
-    k.dist.new_group()
+    k.init() if what == "init_process_group" else k.dist.new_group()
     called = k.world.store.check([k.key("called")])
     k.meet()
-    os.environ.pop("TORCH_DIST_INIT_BARRIER", None)
-    k.check(called, "new_group returned before the other rank had called it")
+    set_variables({"TORCH_DIST_INIT_BARRIER": None})
+    k.check(called, f"{what} returned before the other rank had called it")
 
 
 @script("3.11", "_abort_process_group/default_group", fresh=True)

@@ -11,14 +11,15 @@ from contextlib import contextmanager
 def environment(changes: Mapping[str, str | None]) -> Iterator[None]:
     """Set variables, or remove those with None; afterwards restore all of them."""
     before = {name: os.environ.get(name) for name in changes}
-    _apply(changes)
+    set_variables(changes)
     try:
         yield
     finally:
-        _apply(before)
+        set_variables(before)
 
 
-def _apply(changes: Mapping[str, str | None]) -> None:
+def set_variables(changes: Mapping[str, str | None]) -> None:
+    """Set variables, or remove those with None."""
     for name, value in changes.items():
         if value is None:
             os.environ.pop(name, None)
