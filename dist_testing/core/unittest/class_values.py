@@ -76,18 +76,19 @@ def record_values(cls: Any) -> None:
 
     @functools.wraps(method.__func__)
     def set_up_class(of: Any) -> None:
-        # The method of a base class is called by this one, for the same class.
-        is_outermost, before = of not in _in_set_up, _bound_names(of)
+        if of in _in_set_up:
+            # The method of a derived class has called this one, and notes what both bind.
+            method.__func__(of)
+            return
+        before = _bound_names(of)
         _in_set_up.add(of)
         try:
             method.__func__(of)
         finally:
-            if is_outermost:
-                _in_set_up.remove(of)
-        if is_outermost:
-            bound = _bound_names(of).items()
-            _values[of] = [_value(*key, value) for key, value in bound if before.get(key, _NOTHING) is not value]
-            _files.pop(of, None)
+            _in_set_up.remove(of)
+        bound = _bound_names(of).items()
+        _values[of] = [_value(*key, value) for key, value in bound if before.get(key, _NOTHING) is not value]
+        _files.pop(of, None)
 
     set_up_class.records_values = True  # type: ignore[attr-defined]  # a mark of this module
     cls.setUpClass = classmethod(set_up_class)
