@@ -1,7 +1,7 @@
 """Changes torch.distributed's Python layer in one place at a time, and runs the cells that must notice it.
 
 Run it by hand: `python -m tests.conformance.mutate_c10d [FUNCTION ...]`, on the backend gloo. It takes the public
-functions of `torch.distributed.distributed_c10d`, leaves out a check, a warning or a return value, or negates a
+functions of `torch.distributed.distributed_c10d`, leaves out a check, another statement or a return value, or negates a
 condition, and runs the cells of that function until one ends otherwise than its expectation says. It prints each change
 that no cell notices, and the score. docs/conformance.md has the last one.
 """
@@ -9,7 +9,6 @@ that no cell notices, and the score. docs/conformance.md has the last one.
 from __future__ import annotations
 
 import ast
-import copy
 import inspect
 import os
 import re
@@ -29,9 +28,12 @@ from dist_testing.conformance.expectations import read_expectations
 from dist_testing.conformance.kit_session import CellSession
 from dist_testing.conformance.rows.registry import script_of
 from dist_testing.core.ground.backends import backend_named
+from tests.support.mutate import mutants_of
 
 _C10D: Any = dist.distributed_c10d
 _EXPECTATIONS = Path(__file__).parents[2] / "backends" / "gloo" / "conformance.json"
+# A check, a warning or another call that is left out; a value that is not returned; a condition that is negated.
+_CHANGES = ("statement", "return", "if")
 # A change can make every cell of a function hang. Seconds.
 _LIMIT_S = 90
 
@@ -42,27 +44,11 @@ def functions() -> list[str]:
     return [name for name in found if inspect.unwrap(getattr(_C10D, name)).__module__ == _C10D.__name__]
 
 
-def changes(tree: ast.FunctionDef) -> Iterator[tuple[str, ast.FunctionDef]]:
+def changes(tree: ast.FunctionDef) -> Iterator[tuple[str, Any]]:
     """Yield each change of a function: a text, and the changed function."""
-    for place, node in enumerate(ast.walk(tree)):
-        changed = copy.deepcopy(tree)
-        same: Any = list(ast.walk(changed))[place]
-        match node:
-            case ast.Raise():
-                text = "raises nothing"
-                same.__class__ = ast.Pass
-            case ast.Expr(value=ast.Call(func=ast.Name(id=name))) if "warn" in name:
-                text = "does not warn"
-                same.__class__ = ast.Pass
-            case ast.Return(value=ast.expr() as value):
-                text = f"returns None in place of {ast.unparse(value)}"
-                same.value = ast.Constant(None)
-            case ast.If():
-                text = f"if not ({ast.unparse(node.test)})"
-                same.test = ast.UnaryOp(ast.Not(), same.test)
-            case _:
-                continue
-        yield f"{node.lineno}: {text}", ast.fix_missing_locations(changed)
+    for line, what, mutant in mutants_of(ast.Module([tree], []), texts=False):
+        if what in _CHANGES:
+            yield f"{line}: {what}", mutant.body[0]
 
 
 def cells_of(name: str) -> list[Cell]:
