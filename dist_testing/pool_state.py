@@ -45,6 +45,8 @@ _LOOK_S = 0.01
 _GROUPS = "process groups"
 # Importing setuptools, which torch's extension builder does, adds this folder to sys.path and leaves it there.
 _ADDED_BY_SETUPTOOLS = os.path.join("setuptools", "_vendor")
+# Nodes that a driver opens for a process that computes on a GPU, and keeps open.
+_GPU_NODES = ("/dev/nvidia", "/dev/kfd", "/dev/dri/")
 # Where the manager of torch's `file_system` sharing listens.
 _MANAGER = re.compile(r"/torch-shm-dir-[^/]+/manager\.sock$")
 
@@ -75,7 +77,8 @@ class RankState:
 
     The comparison leaves out random generators, which are reset instead: drawing a number is no leak. It leaves out
     native threads and descriptors of the kernel's own objects, because torch makes pools of both at the first use, and
-    the helpers of multiprocessing, which stay after their first use.
+    the helpers of multiprocessing, which stay after their first use. Once the process uses CUDA, it also leaves out
+    sockets, pipes and the nodes of GPUs: CUDA and NCCL open some at any call, and keep them.
     """
 
     def __init__(self) -> None:
@@ -159,8 +162,12 @@ class RankState:
     def _running(self, has_kept_groups: bool, may_change: Collection[str]) -> tuple[list[str], bool]:
         """Return the changes of descriptors, threads and processes, and whether they can still end by themselves."""
         helpers, pipes = helpers_of_multiprocessing()
-        # Sockets and pipes of a process group look like all others.
-        allowed = ("anon_inode:", "socket:", "pipe:") if has_kept_groups else ("anon_inode:",)
+        allowed: tuple[str, ...] = ("anon_inode:",)
+        if uses_cuda := _uses_cuda():
+            allowed += _GPU_NODES
+        # Sockets and pipes of a process group, and those of CUDA and NCCL, look like all others.
+        if has_kept_groups or uses_cuda:
+            allowed += ("socket:", "pipe:")
         with LOOKING:
             now = open_descriptors()
             new = now - self.descriptors - pipes
@@ -188,6 +195,11 @@ def _threads_of_torch() -> frozenset[int | None]:
     if pool is None or not hasattr(pool, "cache_info") or not pool.cache_info().currsize:
         return frozenset()
     return frozenset(thread.ident for thread in pool()._threads)
+
+
+def _uses_cuda() -> bool:
+    torch = sys.modules.get("torch")
+    return torch is not None and torch.cuda.is_initialized()
 
 
 def _stays(fd: int, name: str) -> bool:

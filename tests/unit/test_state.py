@@ -58,6 +58,18 @@ def test_a_thread_and_a_pipe_that_end_a_moment_later_are_not_left_behind() -> No
     thread.join()
 
 
+def test_what_cuda_keeps_open_is_not_left_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """CUDA and NCCL open pipes and sockets at any call. Files of the test still count."""
+    state = RankState()
+    with socket.socket(), (tmp_path / "log").open("w"):
+        monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
+        with pytest.raises(StateLeakError, match=r"open file\(s\) \S+log\.\n"):
+            state.verify()
+        monkeypatch.undo()
+        with pytest.raises(StateLeakError, match="socket:"):
+            state.verify()
+
+
 def test_what_does_not_end_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     """If this fails, the wait hides a thread or a pipe that the next case would see."""
     monkeypatch.setattr("dist_testing.pool_state._LEAVING_S", 0.1)
