@@ -119,11 +119,11 @@ ADD_ONS = (
     ),
     _own(
         name="nccl",
-        # Its check, and what it says of the machine, come before the wait for GPUs.
+        # What it says of the machine comes before the wait for GPUs.
         order=-1,
         wanted=lambda case, spec: spec.backend.uses_nccl,
-        check="dist_testing.gpus.nccl:check",
         resource="dist_testing.gpus.nccl:NcclSupport",
+        rank_service="dist_testing.gpus.nccl_rank:OwnHost",
     ),
     # Wanted for planned faults; those of `world.faults` bring it with their first message.
     _own(

@@ -14,6 +14,7 @@ GLOO_NCCL = declare_backend(
         "moves_data",
     ],
     gpus_per_rank = 1,
+    shares_gpus = True,
     uses_nccl = True,
     vendor = "nvidia",
 )

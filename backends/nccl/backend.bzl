@@ -17,6 +17,7 @@ NCCL = declare_backend(
         "uneven_gather",
     ],
     gpus_per_rank = 1,
+    shares_gpus = True,
     uses_nccl = True,
     vendor = "nvidia",
 )

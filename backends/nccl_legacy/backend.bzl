@@ -15,6 +15,7 @@ NCCL_LEGACY = declare_backend(
         "uneven_gather",
     ],
     gpus_per_rank = 1,
+    shares_gpus = True,
     uses_nccl = True,
     vendor = "nvidia",
 )

@@ -10,6 +10,7 @@ import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from dist_testing.backend_files import read_backend_file
 from dist_testing.conformance.catalogue import all_cells, chosen_cells
@@ -18,11 +19,16 @@ from dist_testing.conformance.expectations import CONTRACT, Expectations, read_e
 from dist_testing.conformance.kit_session import CELL_LIMIT_S, CellSession, cell_limit
 from dist_testing.conformance.matrix import feature_problems, read_matrix
 from dist_testing.conformance.page import write_matrix
+from dist_testing.core.ground.add_ons import add_on_named
 from dist_testing.core.ground.backends import Backend, add_backends, backend_named, backends
 from dist_testing.core.ground.errors import DistTestingError, InterruptedRunError, UsageError
+from dist_testing.core.ground.spec import Spec
+from dist_testing.core.launch.isolation import FORK
 
 # Limit of the process that imports torch and the module. Seconds.
 _IMPORT_LIMIT_S = 120.0
+# The option, as errors name it.
+_SHARING = "--ranks-per-gpu"
 # Tells the devices of a backend that a module registers.
 _PLUG_IN = """
 import importlib, json, sys
@@ -69,6 +75,7 @@ def _parser() -> argparse.ArgumentParser:
         metavar="SECONDS",
         help=f"limit of one cell (default: {CELL_LIMIT_S:.0f}); raise it on a busy machine",
     )
+    parser.add_argument(_SHARING, metavar="N", help="ranks that share a GPU (default: 1)")
     parser.add_argument("--list", action="store_true", help="print the names of the chosen cells, and run none")
     parser.add_argument("--contract", action="store_true", help="print the rows of the contract, and run no cell")
     parser.add_argument("--compare", metavar="FILE", help="matrix.json to compare with, in matrix.html")
@@ -100,7 +107,13 @@ def _run(options: argparse.Namespace) -> int:
     started_s = time.monotonic()
     preloads = any(cell.is_functional for cell in cells)
     limit_s = cell_limit("--cell-limit", options.cell_limit)
-    with CellSession(backend, expectations=expectations, preloads=preloads, limit_s=limit_s) as session:
+    with CellSession(
+        backend,
+        expectations=expectations,
+        preloads=preloads,
+        limit_s=limit_s,
+        settings=_settings(backend, options.ranks_per_gpu),
+    ) as session:
         matrix = session.matrix
         try:
             for cell in cells:
@@ -125,6 +138,14 @@ def _run(options: argparse.Namespace) -> int:
     elif not_run := next((cell for cell in matrix.cells.values() if cell.status is Status.NOT_RUN), None):
         print(f"Not run: {not_run.detail}")
     return 1 if problems else 0
+
+
+def _settings(backend: Backend, ranks_per_gpu: str | None) -> dict[str, Any]:
+    """Return the setting of the add-on for GPUs, which says how many ranks share one."""
+    if ranks_per_gpu is None:
+        return {}
+    spec = Spec("", backend, (1,), FORK.name)
+    return {"gpus": add_on_named("gpus", _SHARING).load("from_options")(spec, {_SHARING: ranks_per_gpu})}
 
 
 def _backend(options: argparse.Namespace) -> Backend:

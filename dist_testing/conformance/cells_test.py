@@ -62,9 +62,14 @@ def kit(request: pytest.FixtureRequest) -> Iterator[CellSession]:
         # A runfile's whole path differs from machine to machine.
         expectations = dataclasses.replace(read_expectations(_found(source), backend.name), source=source)
         expectations.check_cells(all_cells())
-    debug_rank = session.engine.debug_rank
     with CellSession(
-        backend, budget, expectations=expectations, preloads=preloads, limit_s=limit_s, debug_rank=debug_rank
+        backend,
+        budget,
+        expectations=expectations,
+        preloads=preloads,
+        limit_s=limit_s,
+        debug_rank=session.engine.debug_rank,
+        settings=session.engine.spec.settings,
     ) as running:
         yield running
         if outputs := os.environ.get("TEST_UNDECLARED_OUTPUTS_DIR"):

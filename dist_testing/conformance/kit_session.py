@@ -6,7 +6,9 @@ import dataclasses
 import functools
 import json
 import tempfile
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from dist_testing.conformance.cell import Cell, Observation, Result, Status
 from dist_testing.conformance.expectations import Expectations, torch_version
@@ -61,12 +63,14 @@ class CellSession:
         preloads: bool = True,
         limit_s: float = CELL_LIMIT_S,
         debug_rank: int | None = None,
+        settings: Mapping[str, Any] | None = None,
     ) -> None:
         """Make a session, without a limit of time unless there is a budget. It starts no process yet.
 
         `expectations` says what is expected of the backend, by default what the contract asks for. `preloads`: the
         cells to come use functional collectives, whose modules then load before the ranks. `limit_s` is the limit of
         one cell, in seconds: what a hang costs at most. `debug_rank` is the rank that gets the terminal.
+        `settings` is what a target or the command line asks of add-ons, as in a `Spec`.
         """
         self.expectations = expectations or Expectations()
         self.matrix = Matrix(backend.name, torch_version())
@@ -78,7 +82,7 @@ class CellSession:
         self._limit_s = limit_s
         # Threads, where the backend is one of threads.
         self._isolation = (THREAD if backend.in_process else POOL).name
-        self._spec = Spec("", self.backend, (1,), self._isolation)
+        self._spec = Spec("", self.backend, (1,), self._isolation, settings=settings or {})
         loader = Loader(CellContext.__module__, "preload" if preloads else "")
         self._engine = Engine(self._spec, budget or Budget(), CellContext(preloads), loader)
         self._engine.debug_rank = debug_rank

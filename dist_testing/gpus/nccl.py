@@ -10,27 +10,13 @@ from pathlib import Path
 from types import MappingProxyType
 
 from dist_testing.core.engine.hooks import HeldResource, ResourceWish
-from dist_testing.core.ground.case import Case, CaseResult
-from dist_testing.core.ground.errors import UsageError
-from dist_testing.core.ground.spec import Spec
-from dist_testing.gpus.needs import needs_of
+from dist_testing.core.ground.case import CaseResult
 
 _SHARED_MEMORY = Path("/dev/shm")
 # NCCL's segments take some ten MB for each connection between ranks that cannot reach each other's memory; a
 # container's usual 64 MiB is too little for a few. Bytes per rank.
 _SHARED_MEMORY_PER_RANK = 64 << 20
 _MIB = 1 << 20
-
-
-def check(case: Case, spec: Spec) -> None:
-    """Refuse the world of a case that NCCL would refuse at its first collective ("Duplicate GPU detected")."""
-    sharing = needs_of(spec).ranks_per_gpu
-    if min(case.world_size, sharing) > 1:
-        raise UsageError(
-            f"{case.name}: {case.world_size} ranks of NCCL, {sharing} to a GPU.\n"
-            "NCCL takes one rank of a group on each GPU, no more.\n"
-            "Give each rank a GPU of its own, or use the backend cuda_gloo."
-        )
 
 
 class NcclSupport(HeldResource):

@@ -134,7 +134,7 @@ def _check_sharing(subject: str, needs: GpuNeeds, spec: Spec) -> None:
         sharing = [name for name, other in backends().items() if other.shares_gpus]
         raise UsageError(
             f"{subject} with backend {needs.backend} and {needs.per_rank} GPU(s) per rank.\n"
-            "Ranks can share a GPU only if each needs one GPU and the backend allows it; NCCL does not.\n"
+            "Ranks can share a GPU only if each needs one GPU and the backend allows it.\n"
             f"Use one of the backends {', '.join(sharing)}, or leave it out."
         )
 

@@ -111,7 +111,7 @@ def dist_py_test(
             is a signal. Default: all end with 0.
         gpus_per_rank: GPUs that each rank owns alone, or a dict by backend. Default: the backend's own.
         ranks_per_gpu: Ranks that share a GPU, or a dict by backend. Each may allocate its part of the
-            memory. Only for backends with `shares_gpus`, such as cuda_gloo. Default: 1, so each rank has its own.
+            memory. Only for backends with `shares_gpus`, such as cuda_gloo and nccl. Default: 1, so each rank has its own.
         gpu_archs: Architectures of GPUs that the tests can run on, such as ["sm_90", "sm_100"] or ["gfx942"], or a dict by
             backend. All GPUs of a world have one of them. Default: any.
         isolation: How the library makes the ranks of a case, or a dict by backend. "fork": fresh processes for

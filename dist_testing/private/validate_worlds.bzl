@@ -139,7 +139,7 @@ def ranks_per_gpu_problems(ranks_per_gpu, backends, known):
         elif value > 1 and not known[backend]["shares_gpus"]:
             problems.append(problem(
                 "{} = {} with backend \"{}\"".format(argument, value, backend),
-                "Its ranks cannot share a GPU: NCCL refuses a device that two ranks name, and a CPU backend has none.",
+                "Its ranks cannot share a GPU: its declaration does not say shares_gpus, or it is for the CPU.",
                 "Use a dict that names only {}.".format(", ".join([
                     name
                     for name in sorted(known)

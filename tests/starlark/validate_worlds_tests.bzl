@@ -85,15 +85,15 @@ gpus_per_rank_test = unittest.make(_gpus_per_rank_test_impl)
 
 def _ranks_per_gpu_test_impl(ctx):
     env = unittest.begin(ctx)
-    for right in [None, {}, 1, {"cuda_gloo": 4}]:
+    for right in [None, {}, 1, {"cuda_gloo": 4, "nccl": 2}]:
         assert_accepted(env, ranks_per_gpu_problems(right, ["gloo", "cuda_gloo", "nccl"], BACKENDS))
     assert_refused(
         env,
-        ranks_per_gpu_problems(2, ["nccl"], BACKENDS),
-        "ranks_per_gpu = 2 with backend \"nccl\"",
-        "a dict that names only cuda_gloo",
+        ranks_per_gpu_problems(2, ["rccl"], BACKENDS),
+        "ranks_per_gpu = 2 with backend \"rccl\"",
+        "a dict that names only cuda_gloo, gloo_nccl, nccl,",
     )
-    assert_refused(env, ranks_per_gpu_problems(2, ["gloo"], BACKENDS), "a CPU backend has none")
+    assert_refused(env, ranks_per_gpu_problems(2, ["gloo"], BACKENDS), "or it is for the CPU")
     for wrong in [0, -1, "1", True, [1]]:
         assert_refused(
             env,

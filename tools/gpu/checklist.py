@@ -33,7 +33,7 @@ _CASES = "tools/gpu/checklist_cases.py"
 _LIMIT_S = 300.0
 _NCCL = f"{_CASES}::test_a_world_of_nccl"
 _RECORD = f"{_CASES}::test_the_ledger_has_the_calls_of_nccl"
-_SHARED = ("--dist-backend=cuda_gloo", "--dist-ranks-per-gpu=4", "--dist-world-size=4")
+_SHARDED = "test_ranks_of_nccl_train_a_sharded_model"
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,12 +66,17 @@ def _pytest(*arguments: str) -> list[str]:
     return ["-m", "pytest", "-q", "-rA", "-p", "no:cacheprovider", "--durations=0", *arguments]
 
 
+def _shared(backend: str, ranks: int) -> list[str]:
+    sizes = (f"--dist-backend={backend}", f"--dist-ranks-per-gpu={ranks}", f"--dist-world-size={ranks}")
+    return [*sizes, "--dist-on-missing=fail"]
+
+
 def _steps() -> list[Step]:
     cases = [
         Step(
             f"shared_{isolation}",
             f"four ranks of gloo share the first GPU, made by {isolation}; the times are those of one case",
-            _pytest(*_SHARED, f"--dist-isolation={isolation}", "--dist-on-missing=fail", _CASES),
+            _pytest(*_shared("cuda_gloo", 4), f"--dist-isolation={isolation}", _CASES),
         )
         for isolation in ("fork", "spawn", "pool")
     ]
@@ -81,13 +86,13 @@ def _steps() -> list[Step]:
             "nccl_record",
             "the calls that the ledger has of nccl, whose engine is another one since torch 2.15",
             _pytest("--dist-backend=nccl", "--dist-world-size=1", "--dist-on-missing=fail", _RECORD),
-            output="all_reduce",
+            output="1 passed",
         ),
         *cases,
         Step(
             "suite",
             "the wrapper's suite on CUDA tensors, four ranks on one GPU",
-            _pytest(*_SHARED, "--dist-on-missing=fail", "tests/test_pg_wrapper.py"),
+            _pytest(*_shared("cuda_gloo", 4), "tests/test_pg_wrapper.py"),
         ),
         Step(
             "autograd",
@@ -120,9 +125,39 @@ def _steps() -> list[Step]:
         ),
         Step(
             "nccl_suites",
-            "the suites on NCCL: they run on two GPUs or more; with one, each case says why it is skipped",
-            _pytest("--dist-backend=nccl", "--dist-world-size=2", "tests/test_pg_wrapper.py", "tests/test_dist2.py"),
-            output=r"Need at least 2 CUDA devices \(found 1\)|[1-9]\d* passed",
+            "the suites on two ranks of NCCL that share the first GPU",
+            _pytest(*_shared("nccl", 2), "tests/test_pg_wrapper.py", "tests/test_dist2.py"),
+            output=r"[1-9]\d* passed",
+        ),
+        *(
+            Step(
+                f"nccl_shared_{isolation}",
+                f"four ranks of NCCL share the first GPU, made by {isolation}, and train a sharded model",
+                _pytest(*_shared("nccl", 4), f"--dist-isolation={isolation}", _NCCL, f"{_CASES}::{_SHARDED}"),
+                output="2 passed",
+            )
+            for isolation in ("fork", "pool")
+        ),
+        Step(
+            "hang",
+            "a rank that makes one call less than the others is named, with the call",
+            _pytest(*_shared("nccl", 3), "--dist-timeout=20", f"{_CASES}::test_a_rank_that_stays_away"),
+            code=1,
+            output="all_reduce",
+        ),
+        Step(
+            "death",
+            "a rank that is killed during a call is the culprit, and the others end",
+            _pytest(*_shared("nccl", 3), "--dist-timeout=60", f"{_CASES}::test_a_rank_that_dies"),
+            code=1,
+            output=r"rank 1 was killed by SIGKILL",
+        ),
+        Step(
+            "kernel",
+            "an error of a kernel fails the test that has started it, although the test does not wait for it",
+            _pytest("--dist-backend=nccl", "--dist-world-size=1", f"{_CASES}::test_a_kernel_that_fails"),
+            code=1,
+            output="device-side assert",
         ),
         Step(
             "memory",
