@@ -143,7 +143,7 @@ def test_a_missing_folder_of_nodes_is_an_error_without_a_traceback(starter: Star
 @pytest.mark.parametrize(
     ("options", "text"),
     [
-        (("--dist-backend=nccl", "--dist-ranks-per-gpu=2"), "NCCL does not"),
+        (("--dist-backend=rccl", "--dist-ranks-per-gpu=2"), "backend rccl and 1 GPU(s) per rank"),
         (("--dist-backend=gloo", "--dist-ranks-per-gpu=2"), "backend gloo and 0 GPU(s) per rank"),
         (("--dist-backend=cuda_gloo", "--dist-ranks-per-gpu=0"), "expected a number from 1"),
         (("--dist-backend=cuda_gloo", "--dist-ranks-per-gpu=two"), "expected a number from 1"),
@@ -152,7 +152,7 @@ def test_a_missing_folder_of_nodes_is_an_error_without_a_traceback(starter: Star
 def test_ranks_that_cannot_share_are_refused(
     starter: Starter, tmp_path: Path, options: tuple[str, ...], text: str
 ) -> None:
-    """NCCL itself reports "Duplicate GPU detected" after a minute."""
+    """RCCL itself reports "Duplicate GPU detected" after a minute."""
     ended = run_cases(starter, tmp_path, "def test_x(): pass", *options)
     assert ended.code == 4
     assert text in ended.log

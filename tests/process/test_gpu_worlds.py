@@ -21,7 +21,7 @@ from dist_testing.core.engine.engine import Engine
 from dist_testing.core.engine.report import failure_report
 from dist_testing.core.events.event import WorldEnded
 from dist_testing.core.ground.backends import Backend
-from dist_testing.core.ground.errors import LaunchError, UsageError
+from dist_testing.core.ground.errors import LaunchError
 from dist_testing.core.ground.outcomes import Cause, Status
 from dist_testing.core.pytest.reports import cause_of, properties
 from dist_testing.gpus import memory
@@ -441,12 +441,15 @@ def test_little_shared_memory_is_reported_before_nccl_needs_it(monkeypatch: pyte
             )
 
 
-def test_two_ranks_of_nccl_on_a_gpu_are_refused(pool: tuple[Gpu, ...]) -> None:
+@pytest.mark.parametrize(("ranks_per_gpu", "hosts"), [(2, 4), (1, 0)])
+def test_ranks_of_nccl_that_share_a_gpu_have_hosts_of_their_own(tmp_path: Path, ranks_per_gpu: int, hosts: int) -> None:
     """NCCL would report "Duplicate GPU detected", on one of them."""
-    with engine(backend=backend("nccl"), settings={"gpus": GpuNeeds("fake_gpu", 1, 2)}) as worlds:
-        with pytest.raises(UsageError, match="do_nothing: 4 ranks of NCCL, 2 to a GPU"):
-            run(worlds, "do_nothing", world_size=4, init=False)
-        assert is_free(pool)
+    with engine(backend=backend("nccl"), settings={"gpus": GpuNeeds("fake_gpu", 1, ranks_per_gpu)}) as worlds:
+        result = run(worlds, "report_nccl", world_size=4, init=False, arguments={"notes": str(tmp_path)})
+    assert result.verdict.status is Status.PASSED
+    lines = [line for rank in range(4) for line in (tmp_path / str(rank)).read_text().splitlines()]
+    assert len({line for line in lines if line.startswith("NCCL_HOSTID=")}) == hosts
+    assert lines.count("NCCL_NET=Socket") == hosts
 
 
 @pytest.mark.parametrize(

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
-import os
 import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
-from unittest.mock import Mock
 
 import pytest
 import torch
@@ -25,10 +23,8 @@ from dist_testing.core.ground.spec import Spec
 from dist_testing.core.ground.world import NoRunner, WorldSettings
 from dist_testing.core.launch.isolation import FORK
 from dist_testing.core.rank.device import finish_device_work
-from dist_testing.core.rank.hooks import ServedRank
 from dist_testing.core.rank.rank_world import RankWorld
 from dist_testing.gpus.faults import is_hardware_fault
-from dist_testing.gpus.nccl_rank import OwnHost
 from dist_testing.gpus.needs import GpuNeeds
 from dist_testing.gpus.world_gpus import GpuResource, blame_by_error, blame_machine
 
@@ -57,23 +53,6 @@ def test_a_ranks_device_is_one_of_its_own(gpus_per_rank: int, ranks_per_gpu: int
     assert held is not None
     ranks = [world(rank, tuple(held.devices)) for rank in range(4)]
     assert [rank.device for rank in ranks] == [torch.device("cuda", index) for index in expected]
-
-
-@pytest.mark.parametrize(("devices", "shares"), [((0, 0, 1, 1), True), ((0, 1, 2, 3), False), ((), False)])
-def test_ranks_of_nccl_that_share_a_gpu_have_hosts_of_their_own(
-    devices: tuple[int, ...], shares: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """NCCL refuses two ranks of one host on one GPU; ranks with GPUs of their own are faster on one host."""
-    env: dict[str, str] = {}
-    monkeypatch.setattr(os, "environ", env)
-    hosts = []
-    for rank in range(4):
-        env.clear()
-        start: Any = SimpleNamespace(rank=rank, request=SimpleNamespace(settings=SimpleNamespace(devices=devices)))
-        OwnHost(ServedRank(start, Mock())).start()
-        hosts.append(env.get("NCCL_HOSTID"))
-    assert len(set(hosts)) == (4 if shares else 1)
-    assert (None in hosts, env.get("NCCL_NET")) == ((False, "Socket") if shares else (True, None))
 
 
 def test_ranks_take_the_devices_of_a_plug_in_in_turn(monkeypatch: pytest.MonkeyPatch) -> None:
