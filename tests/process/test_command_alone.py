@@ -173,7 +173,11 @@ _KINDS = (
     ),
     _Kind("option of a conftest", ("--limit", "5"), _WITH_OPTION, {"conftest.py": _CONFTEST}, test="test_option"),
     _Kind(
-        "options in the environment", (), _OWN_MARKER, env={"PYTEST_ADDOPTS": "-o dist_marker=ranks"}, test="test_own"
+        "options in the environment",
+        (),
+        _OWN_MARKER,
+        env={"PYTEST_ADDOPTS": "-o dist_marker=ranks", "NCCL_VERSION": "of an image", "NCCL_DEBUG": "WARN"},
+        test="test_own",
     ),
     _Kind("torch's class", ("-p", "dist_testing.compat.pytest_install"), _OF_TORCH, test="test_torch"),
     _Kind("adapter", ("-p", "dist_testing.adopt.spawn"), _SPAWNS, test="body"),
@@ -203,6 +207,8 @@ def test_command_gives_the_same_verdict(starter: Starter, tmp_path: Path, kind: 
     program = words.index("pytest")
     assert words[program - 2 : program] == ["python", "-m"]
     env = dict(word.split("=", 1) for word in words[: program - 2])
+    # A fact of NVIDIA's images sets nothing.
+    assert env == {name: value for name, value in kind.env.items() if name != "NCCL_VERSION"}
     again = run_pytest(starter, tmp_path, *words[program + 1 :], env=env)
     assert _said(again, kind.test) == (reason, command)
     assert "1 failed in" in again.log

@@ -40,6 +40,8 @@ _WITH_VALUE = (
 # Variables that configure pytest, or torch and its backends.
 _VARIABLES = ("PYTEST_ADDOPTS", "PYTEST_PLUGINS", "TORCH_DISTRIBUTED_DEBUG", "TORCH_FR_BUFFER_SIZE")
 _PREFIXES = ("GLOO_", "NCCL_")
+# NVIDIA's images set it, for their own information.
+_NO_SETTING = "NCCL_VERSION"
 # Folder in pytest's cache for reports that are too long for the log.
 _REPORTS = "dist_testing-reports"
 
@@ -94,7 +96,7 @@ def _command_alone(item: pytest.Item, target: str) -> str:
     variables = [
         f"{name}={shlex.quote(value)}"
         for name, value in sorted(os.environ.items())
-        if name in _VARIABLES or name.startswith(_PREFIXES)
+        if name in _VARIABLES or (name.startswith(_PREFIXES) and name != _NO_SETTING)
     ]
     # `python -m` makes the working directory importable.
     is_module = os.path.basename(sys.argv[0]) == "__main__.py"
