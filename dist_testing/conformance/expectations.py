@@ -24,7 +24,7 @@ from dist_testing.core.ground.errors import UsageError
 
 SCHEMA = 1
 # What torch.distributed promises, whatever the backend. Each cell names its row in the tables of this file, of which
-# docs/conformance_contract.md is a copy.
+# docs/evidence/conformance_contract.md is a copy.
 CONTRACT = Path(__file__).with_name("contract.md").read_text(encoding="utf-8")
 _FOUND = re.findall(r"^\| ([\d.]+) \| (.+?)(?: \(No cell of its own: (.+)\.\))? \|$", CONTRACT, re.MULTILINE)
 # Number of a row to its text.

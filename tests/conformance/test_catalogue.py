@@ -198,8 +198,8 @@ def test_every_row_of_the_contract_has_cells() -> None:
 
 
 def test_the_page_of_the_contract_is_up_to_date() -> None:
-    """`python -m dist_testing.conformance --contract > docs/conformance_contract.md` writes it anew."""
-    page = Path(__file__).resolve().parents[2] / "docs" / "conformance_contract.md"
+    """`python -m dist_testing.conformance --contract > docs/evidence/conformance_contract.md` writes it anew."""
+    page = Path(__file__).resolve().parents[2] / "docs" / "evidence" / "conformance_contract.md"
     assert page.read_text(encoding="utf-8") == CONTRACT
 
 

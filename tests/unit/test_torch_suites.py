@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 _ROOT = Path(__file__).parents[2]
-_PAGE = _ROOT / "docs" / "torch_suites.md"
+_PAGE = _ROOT / "docs" / "evidence" / "torch_suites.md"
 # Heading of a table to the files of its tests.
 _FILES = {
     "The debug wrapper": ["tests/test_pg_wrapper.py"],

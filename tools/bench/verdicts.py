@@ -9,10 +9,10 @@ library's, which share the test's body, or with torch's `MultiProcContinuousTest
 program records the verdict, the seconds until it was printed, whether its message tells which rank did what, and the
 processes and temporary files that are left. It stops a suite that does not end, and kills everything that is left.
 
-A run of the whole table takes about twenty minutes and writes docs/compared_with_torch.md; other runs only print their
-rows. With --keep, the results of several runs make the page: a run continues where another one ended, and
-`--keep FILE --only ROW` measures a row of FILE again. torch's classes need the packages expecttest,
-hypothesis and numpy; without them, use --no-torch.
+A run of the whole table takes about twenty minutes and writes docs/evidence/compared_with_torch.md; other runs only
+print their rows. With --keep, the results of several runs make the page: a run continues where another one ended, and
+`--keep FILE --only ROW` measures a row of FILE again. torch's classes need the packages expecttest, hypothesis and
+numpy; without them, use --no-torch.
 """
 
 from __future__ import annotations

@@ -14,7 +14,8 @@ import pytest
 from version_runs import cli, commands, environments, pythons, source_build, suites, table
 from version_runs.errors import VersionsError
 
-DOCS = Path(__file__).parents[2] / "docs"
+ROOT = Path(__file__).parents[2]
+DOCS = ROOT / "docs" / "evidence"
 ENDED = commands.Ended(1, "", True)
 XML = """<testsuites><testsuite>
 <testcase classname="tests.unit.test_a" name="test_good"/>
@@ -77,7 +78,7 @@ def test_a_run_with_the_oldest_packages_has_a_row_of_its_own() -> None:
 
 def test_the_oldest_packages_are_those_of_the_project() -> None:
     """If this fails, nothing shows that the library works with what pip may leave installed."""
-    packages = environments.oldest_packages(DOCS.parent)
+    packages = environments.oldest_packages(ROOT)
     assert sorted(wish.partition("==")[0] for wish in packages) == ["bazel-runfiles", "psutil", "pytest"]
     assert all(re.fullmatch(r"[\w-]+==[\d.]+", wish) for wish in packages)
 

@@ -23,7 +23,7 @@ from verdict_table.watch import Observed, watch
 
 _BENCH = Path(__file__).resolve().parents[1]
 _REPOSITORY = _BENCH.parents[1]
-_PAGE = _REPOSITORY / "docs" / "compared_with_torch.md"
+_PAGE = _REPOSITORY / "docs" / "evidence" / "compared_with_torch.md"
 
 _LIMIT_S = 20
 # Time for the ranks to start; on a busy machine torch's class needs many times as long as on a quiet one. Seconds.

