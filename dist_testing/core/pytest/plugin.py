@@ -18,11 +18,11 @@ from dist_testing.core.ground.errors import DistTestingError, UsageError
 from dist_testing.core.pytest import backend_hook
 from dist_testing.core.pytest.options import (
     KEEPS_OPTION,
-    MARKER_HELP,
     WATCH_OPTION,
     add_options,
     has_mark,
     has_options,
+    marker_help,
     marker_name,
 )
 from dist_testing.core.session.offered_session import offer_session, withdraw_session
@@ -59,7 +59,7 @@ def pytest_load_initial_conftests(early_config: pytest.Config) -> Generator[None
 def pytest_configure(config: pytest.Config) -> None:
     """Register the marker, and the runner's half of the plugin if the session certainly uses the library."""
     try:
-        config.addinivalue_line("markers", f"{marker_name(config)}{MARKER_HELP}")
+        config.addinivalue_line("markers", f"{marker_name(config)}{marker_help()}")
         if config.getoption("dist_watch"):
             add_on_named("watch", WATCH_OPTION).load("at_configure")(config)
     except DistTestingError as error:
