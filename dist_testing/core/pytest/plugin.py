@@ -2,6 +2,10 @@
 
 pytest loads it in every session of an environment that has the library, so it imports little before the session has a
 distributed test: the library's other modules take ten times as long to import.
+
+Exit status: 0 if no test failed; 1 if a test failed; 2 if the run was interrupted, or a test file could not be
+collected; 3 after an internal error of pytest; 4 if the command line or the configuration is wrong; 5 if no test was
+collected; 128 + N if signal N ended --dist-watch.
 """
 
 from __future__ import annotations
