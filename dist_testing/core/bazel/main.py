@@ -60,7 +60,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         with protocol.not_over_yet():
             raise_on_termination()
             given = list(sys.argv[1:] if arguments is None else arguments)
-            # $TEST_TARGET (Bazel): label of the target. Without it a person has started the program.
+            # $TEST_TARGET (Bazel): label of the target. If it is not set, Bazel has not started the program.
             if SPEC_VARIABLE not in os.environ and "TEST_TARGET" not in os.environ:
                 start = add_on_named("direct", "a target that Bazel has not started").load("start")
                 given = start(os.environ, given)
