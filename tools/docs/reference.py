@@ -169,7 +169,7 @@ def _attributes(cls: type) -> Iterator[tuple[str, str, str, str]]:
     for name, member in vars(cls).items():
         if isinstance(member, property) and not name.startswith("_"):
             text = docstrings.split(member.__doc__ or "")[0]
-            yield _code(name), _code(str(inspect.get_annotations(member.fget).get("return", ""))), "", _told(text)[0]
+            yield _code(name), _code(getattr(member.fget, "__annotations__", {})["return"]), "", _told(text)[0]
 
 
 def _classes() -> Iterator[str]:
