@@ -230,16 +230,11 @@ def variables(files: Mapping[str, str]) -> Iterator[str]:
         raise PageError(f"{name} uses {variable}, and no comment '# ${variable} (who): meaning.' describes it")
     yield "## Environment variables"
     for who, (heading, remark) in _SETTERS.items():
-        rows = []
-        for note in sorted(told[who]):
-            meaning, default = _told(note.text)
-            rows.append(
-                (", ".join(map(_code, note.names)), *([default] if who in ("user", "library") else []), meaning)
-            )
+        rows = [(", ".join(map(_code, note.names)), *reversed(_told(note.text))) for note in sorted(told[who])]
         if rows:
             yield f"### {heading}"
             yield remark
-            yield _table(("variable", *(["default"] if who in ("user", "library") else []), "meaning"), rows)
+            yield _table(("variable", "default", "meaning"), rows)
 
 
 def exit_codes(sources: Mapping[str, str]) -> Iterator[str]:
