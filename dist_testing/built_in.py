@@ -72,9 +72,12 @@ ADD_ONS = (
         order=-3,
         wanted=lambda case, spec: "perturb" in case.settings,
         setting="dist_testing.perturb.plan:read_plan",
+        setting_help="int or str: seed of the delays before calls of ranks: a number, random, or a seed with its "
+        "delays from a report, as 7:1.3,0.2 (default: --dist-perturb, else no delays)",
         options={
-            "--dist-perturb": "delay ranks before their calls, by this seed; random chooses one",
-            "--dist-repeat": "with --dist-perturb: runs of a case with the next seeds, until it fails (default: 1)",
+            "--dist-perturb": "delay ranks before their calls, by this seed; random chooses one (default: no delays)",
+            "--dist-repeat": "with --dist-perturb: number of runs of a case, each with the next seed, until the case "
+            "fails (default: 1)",
         },
         from_options="dist_testing.perturb.plan:from_options",
         resource="dist_testing.perturb.delays:PlanOfWorld",
@@ -96,8 +99,9 @@ ADD_ONS = (
         name="nodes",
         wanted=lambda case, spec: case.settings.get("nodes", 1) != 1,
         setting="dist_testing.nodes.check:check_node_count",
+        setting_help="int: number of simulated nodes that the ranks are spread over (default: --dist-nodes, else 1)",
         options={
-            "--dist-nodes": "simulated nodes that the ranks of a test are spread over, if it sets no nodes (default: 1)"
+            "--dist-nodes": "simulated nodes for the ranks of a test that sets no nodes (default: 1)",
         },
         from_options="dist_testing.nodes.check:from_options",
         check="dist_testing.nodes.check:check",
@@ -110,7 +114,7 @@ ADD_ONS = (
         wanted=lambda case, spec: spec.backend.gpus_per_rank > 0 or spec.backend.device != "cpu",
         target="dist_testing.gpus.needs:of_target",
         promised="dist_testing.gpus.needs:promised",
-        options={"--dist-ranks-per-gpu": "ranks that share a GPU, if the backend allows it (default: 1)"},
+        options={"--dist-ranks-per-gpu": "number of ranks that share a GPU, if the backend allows it (default: 1)"},
         from_options="dist_testing.gpus.needs:from_options",
         missing="dist_testing.gpus.missing:missing",
         resource="dist_testing.gpus.world_gpus:GpuResource",
@@ -130,6 +134,8 @@ ADD_ONS = (
         name="faults",
         wanted=lambda case, spec: "faults" in case.settings,
         setting="dist_testing.nodes.planned:read_fault_plan",
+        setting_help="dict[float, str]: faults that the runner causes: seconds after the test has begun on all ranks, "
+        "to a call of world.faults, as {3: 'kill(2)'} (default: none)",
         check="dist_testing.nodes.planned:check",
         watcher="dist_testing.nodes.fault_desk:FaultDesk",
         on_world="dist_testing.nodes.faults:faults_of",

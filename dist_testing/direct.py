@@ -32,6 +32,7 @@ def start_directly(environ: MutableMapping[str, str], given: Sequence[str]) -> l
     runfiles, file = _own_spec(environ)
     settings, text = file.read_text(encoding="utf-8").splitlines()
     spec: dict[str, Any] = json.loads(settings)
+    # $RUNFILES_DIR, $RUNFILES_MANIFEST_FILE (Bazel): runfiles of the program that started this one.
     environ["RUNFILES_DIR"] = environ["TEST_SRCDIR"] = str(runfiles)
     # The manifest leads into the source tree. A test finds its files as under Bazel.
     environ.pop("RUNFILES_MANIFEST_FILE", None)

@@ -2,6 +2,9 @@
 
 Use it where torchrun would start the script. The ranks have torchrun's variables, so `init_process_group()` works as
 there. The run ends with one verdict, and with the report of the rank that failed first.
+
+Exit status: 0 if every rank passed, or every rank skipped; 1 if the run failed; 2 if the command line is wrong, or the
+run was interrupted; 4 if the run is not possible with these options.
 """
 
 from __future__ import annotations
@@ -29,10 +32,9 @@ _WRONG_COMMAND = 2
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the program that the command line names, by default this process's; `arguments` are without the command.
+    """Run the program that the command line names, by default this process's, and return the exit status.
 
-    Returns:
-        0 if every rank has passed, or if all skip; 1 if the run failed; 2 if the command line is wrong.
+    `arguments` are without the command.
     """
     given = _parser().parse_args(arguments)
     try:

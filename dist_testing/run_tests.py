@@ -1,4 +1,7 @@
-"""Runs the tests of a file that is started as a program: `python test_file.py`."""
+"""Runs the tests of a file that is started as a program: `python test_file.py`.
+
+Exit status: N as pytest ends; 2 also if `run_tests` was called without a file, as in an interactive session.
+"""
 
 from __future__ import annotations
 

@@ -39,7 +39,8 @@ from dist_testing.core.pytest.reports import skip_reason
 # unittest leaves frames of modules with this mark out of its tracebacks.
 __unittest = True
 
-# What their conftest and their marks read: without it these tests are skipped, with it all others are left out.
+# $PL_RUN_STANDALONE_TESTS (library): with the adapter for Lightning: its conftest selects the standalone tests
+# (default: 1).
 _SWITCH = "PL_RUN_STANDALONE_TESTS"
 # Most of these tests ask for two ranks. A larger world costs a second start of the test.
 _FIRST_SIZE = 2

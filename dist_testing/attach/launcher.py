@@ -42,7 +42,8 @@ from dist_testing.core.process.launcher_messages import (
 
 # Key in the store of the `Home` of rank 0.
 HOME_KEY = "home"
-# A token that every rank has in its environment, so that it is not in the store.
+# $DIST_TESTING_TOKEN (user): secret of an attached world; set the same text on every rank to keep it out of the store
+# (default: rank 0 makes one and puts it into the store).
 TOKEN_VARIABLE = "DIST_TESTING_TOKEN"
 # Limit for the first message of a process that has connected. Seconds.
 _JOINING_LIMIT_S = 5.0

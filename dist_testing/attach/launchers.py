@@ -25,7 +25,7 @@ from dist_testing.core.ground.spec import MAX_WORLD_SIZE
 
 Env = Mapping[str, str]
 
-# Set in each process that torchrun's agent starts.
+# $TORCHELASTIC_RUN_ID (launcher): name of the run, in each process that the agent of torchrun starts.
 _RUN_ID = "TORCHELASTIC_RUN_ID"
 # Ports for jobs whose launcher names none. Below the range from which Linux takes ports for connections.
 _FIRST_PORT, _PORTS = 20000, 10000
@@ -48,6 +48,18 @@ class Names:
     starter: str  # the command that starts the ranks
 
 
+# $RANK, $WORLD_SIZE, $LOCAL_WORLD_SIZE, $GROUP_RANK, $GROUP_WORLD_SIZE (launcher): with torchrun: this process is a
+# rank of an attached world; with RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT are necessary.
+# $MASTER_ADDR, $MASTER_PORT (launcher): host of rank 0, and a free port there. Set them yourself if the launcher does
+# not.
+# $OMPI_COMM_WORLD_RANK, $OMPI_COMM_WORLD_SIZE, $OMPI_COMM_WORLD_LOCAL_SIZE, $PMIX_NAMESPACE (launcher): with Open MPI:
+# rank, number of ranks, number of ranks of the node, name of the job.
+# $SLURM_PROCID, $SLURM_STEP_NUM_TASKS, $SLURM_NODEID, $SLURM_STEP_NUM_NODES, $SLURM_STEP_NODELIST, $SLURM_JOB_ID,
+# $SLURM_STEP_ID (launcher): with srun: rank, number of ranks, node, number of nodes, names of the nodes, job, step.
+# $PMI_RANK, $PMI_SIZE, $MPI_LOCALNRANKS (launcher): with MPICH or Intel MPI: rank, number of ranks, number of ranks of
+# the node.
+# $PET_NNODES (launcher): number of nodes for torchrun; above 1 without RANK it is an error, as torchrun is missing.
+# $TORCHELASTIC_RESTART_COUNT (launcher): with torchrun: how often the ranks have been started again.
 TORCHRUN = Names("torchrun", "RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_RANK", "GROUP_WORLD_SIZE", "torchrun")
 OPEN_MPI = Names(
     "Open MPI", "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_SIZE", "", "", "mpirun"

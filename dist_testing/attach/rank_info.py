@@ -22,7 +22,8 @@ if TYPE_CHECKING:
 ATTACH_LIMIT_S = 300.0
 # When the first line about missing ranks comes, and after how long each further one. Seconds.
 _FIRST_LINE_S, NEXT_LINE_S = 5.0, 30.0
-# Names the address of this machine that the other nodes reach, if it is not that of MASTER_ADDR.
+# $DIST_TESTING_ADDRESS (user): on the node of rank 0 of an attached world: the address at which the other nodes reach
+# it (default: MASTER_ADDR).
 ADDRESS_VARIABLE = "DIST_TESTING_ADDRESS"
 
 

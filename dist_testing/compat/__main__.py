@@ -2,6 +2,9 @@
 
 The file runs as `__main__`, as if Python had been started with it. The call at its end (`run_tests()`,
 `unittest.main()`) gets the arguments and decides the exit code.
+
+Exit status: N as the file ends; 1 also if the file calls nothing that runs tests; 2 if there is no such file, or
+torch's `TestCase` is missing.
 """
 
 from __future__ import annotations
@@ -25,7 +28,7 @@ _RUNS_TESTS = re.compile("run|main|^spawn$", re.IGNORECASE)
 
 
 def main() -> None:
-    """Run the test file that the command line names; exit with 2 if there is none, or torch's `TestCase` is missing."""
+    """Run the test file that the command line names."""
     if sys.argv[1:2] in (["--help"], ["-h"]):
         print(f"{_USAGE}\n\n{__doc__}", end="")
         return

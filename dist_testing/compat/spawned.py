@@ -14,6 +14,7 @@ from typing import Any
 
 from dist_testing import compat
 
+# $DIST_TESTING_COMPAT_FILE (internal): the test file, for processes that it starts.
 _FILE = "DIST_TESTING_COMPAT_FILE"
 
 

@@ -1,4 +1,8 @@
-"""Runs the conformance kit from the command line: `python -m dist_testing.conformance --backend=gloo`."""
+"""Runs the conformance kit from the command line: `python -m dist_testing.conformance --backend=gloo`.
+
+Exit status: 0 if every cell ended as expected; 1 if a cell did not; 2 if the command line is wrong; 130 if the run was
+interrupted.
+"""
 
 from __future__ import annotations
 
@@ -40,10 +44,7 @@ print("kit:" + json.dumps(devices and list(devices)))
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the kit with these arguments, by default with those of the process.
-
-    The exit code is 0 if every cell ended as expected, 1 if one did not, 2 for a bad command line.
-    """
+    """Run the kit with these arguments, by default with those of the process, and return the exit status."""
     options = _parser().parse_args(arguments)
     try:
         return _run(options)

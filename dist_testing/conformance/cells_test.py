@@ -1,8 +1,6 @@
 """The cells as pytest tests: one node id per cell. `backend_conformance_test` and `pytest --pyargs` run this file.
 
-The backend is that of the target or of `--dist-backend`. The environment variable `CONFORMANCE_EXPECTATIONS` names the
-expectation file, and `CONFORMANCE_CELLS` chooses cells by patterns that are separated by spaces.
-`CONFORMANCE_CELL_LIMIT` is the limit of one cell, in seconds; `CONFORMANCE_WORLD_SIZES` are the sizes to run.
+The backend is that of the target or of `--dist-backend`. Environment variables have the other settings.
 """
 
 from __future__ import annotations
@@ -25,6 +23,10 @@ from dist_testing.core.ground.runfiles import find_runfiles
 from dist_testing.core.pytest.in_runner import BUDGET_KEY
 from dist_testing.core.session.session import current_session
 
+# $CONFORMANCE_CELL_LIMIT (user): with the conformance kit: limit of one cell in seconds (default: 5).
+# $CONFORMANCE_CELLS (user): with the conformance kit: patterns of the cells to run, separated by spaces (default: all).
+# $CONFORMANCE_WORLD_SIZES (user): with the conformance kit: sizes to run, separated by commas (default: 1,2,3,4,5,7).
+# $CONFORMANCE_EXPECTATIONS (user): with the conformance kit: the expectation file (default: none).
 _LIMIT = "CONFORMANCE_CELL_LIMIT"
 _CELLS = chosen_cells(
     all_cells(), os.environ.get("CONFORMANCE_CELLS", "").split(), os.environ.get("CONFORMANCE_WORLD_SIZES") or None

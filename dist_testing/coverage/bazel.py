@@ -24,7 +24,8 @@ if TYPE_CHECKING:
 
 # Bazel merges every .dat file in COVERAGE_DIR.
 _LCOV_NAME = "dist_testing.dat"
-# Tells ranks the file with the arguments of `_measure`; not set in a run without coverage.
+# $DIST_TESTING_COVERAGE (internal): file with the arguments of `_measure`, for ranks; not set in a run without
+# coverage.
 _VARIABLE = "DIST_TESTING_COVERAGE"
 _PATTERN_SIGN = re.compile(r"[][*]")
 

@@ -1,4 +1,8 @@
-"""`python -m dist_testing.gpus`: the GPUs of this machine, and the processes that lease them."""
+"""`python -m dist_testing.gpus`: the GPUs of this machine, and the processes that lease them.
+
+Exit status: 0 if the listing was printed or written; 1 if the GPUs cannot be read, or the file cannot be written; 2 if
+the command line is wrong.
+"""
 
 from __future__ import annotations
 

@@ -32,7 +32,10 @@ class Vendor:
     remark: str = ""  # a warning for users
 
 
-# GPUs without a known UUID are named by number, in this order, which CUDA uses only if this variable says so.
+# $CUDA_VISIBLE_DEVICES, $HIP_VISIBLE_DEVICES (library): the leased GPUs of the rank. In the runner it is yours, and
+# limits the GPUs that worlds get.
+# $CUDA_DEVICE_ORDER (library): GPUs without a known UUID are named by their numbers in this order. It replaces your
+# value (default: PCI_BUS_ID).
 NVIDIA = Vendor("nvidia", "CUDA_VISIBLE_DEVICES", find_nvidia, open_nvml, {"CUDA_DEVICE_ORDER": "PCI_BUS_ID"})
 AMD = Vendor("amd", "HIP_VISIBLE_DEVICES", find_amd, remark="AMD's GPUs: this has not been tried on hardware")
 

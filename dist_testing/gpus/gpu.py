@@ -9,10 +9,11 @@ from pathlib import Path
 
 from dist_testing.core.ground.errors import LaunchError
 
-# The folder of the device nodes. If it is set, the GPUs are simulated: the nodes are files that are named like nodes.
-# For tests of this library and of schedulers, on machines without GPUs.
+# $DIST_TESTING_GPU_NODES (user): directory with files that are named like device nodes: each simulates a GPU, for tests
+# of schedulers on machines without GPUs (default: the real GPUs).
 NODES_VARIABLE = "DIST_TESTING_GPU_NODES"
-# Another file of NVIDIA's management library. With simulated GPUs, only this one is asked. For tests of this library.
+# $DIST_TESTING_NVML (internal): file of another NVIDIA management library, for tests of this library. With simulated
+# GPUs, only this one is asked.
 NVML_VARIABLE = "DIST_TESTING_NVML"
 
 

@@ -23,7 +23,8 @@ class NcclSupport(HeldResource):
     """Warns once per run if shared memory is short, and adds to the report of a failure. All worlds share it."""
 
     # After a timeout torch would write its record to a file of the user's, and wait up to a minute for the other ranks.
-    # The second name is that of torch 2.15.
+    # $TORCH_NCCL_DUMP_ON_TIMEOUT, $TORCH_FR_DUMP_ON_TIMEOUT (library): with NCCL: whether torch writes its flight
+    # recorder to a file after a timeout (default: 0).
     defaults: Mapping[str, str] = MappingProxyType(
         dict.fromkeys(("TORCH_NCCL_DUMP_ON_TIMEOUT", "TORCH_FR_DUMP_ON_TIMEOUT"), "0")
     )
@@ -50,6 +51,8 @@ def lack_of_memory(world_size: int, env: Mapping[str, str] = os.environ, shared_
     It is no error: ranks whose GPUs reach each other need almost none, and only NCCL itself finds out which GPUs do.
     `env` is the environment of the ranks, and `shared_memory` the folder of the kernel's shared memory.
     """
+    # $NCCL_SHM_DISABLE (user): value other than 0: NCCL uses no shared memory, and the library does not warn of too
+    # little.
     if world_size < 2 or env.get("NCCL_SHM_DISABLE", "0") != "0":
         return ""
     try:

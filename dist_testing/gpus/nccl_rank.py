@@ -7,6 +7,8 @@ import socket
 
 from dist_testing.core.rank.hooks import RankService, ServedRank
 
+# $NCCL_HOSTID, $NCCL_NET (library): with ranks that share a GPU: a host name for each rank, and the transport of NCCL
+# (default: HOST-rank-RANK, Socket).
 _HOST_VARIABLE = "NCCL_HOSTID"
 _NETWORK_VARIABLE = "NCCL_NET"
 

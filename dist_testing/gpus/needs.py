@@ -16,8 +16,10 @@ from dist_testing.core.ground.spec import MAX_WORLD_SIZE, Spec
 
 # Promise value: as many GPUs as the target asks for.
 ALL_GPUS = 1 << 30
-# Schema of the file with the promise, and the variable that names it. Only targets with GPUs depend on the file.
+# Schema of the file with the promise.
 _PROMISE_SCHEMA = 1
+# $DIST_TESTING_GPU_PROMISE (internal): runfiles path of the file with the promised GPUs. Only targets with GPUs depend
+# on the file.
 _PROMISE_VARIABLE = "DIST_TESTING_GPU_PROMISE"
 
 _Count = Annotated[int, range(1 << 31)]

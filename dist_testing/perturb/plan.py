@@ -12,7 +12,7 @@ from dist_testing.core.ground.errors import UsageError
 from dist_testing.core.ground.spec import Spec
 
 NAME = "perturb"
-# Variable of the ranks with the text of their plan.
+# $DIST_TESTING_PERTURB (internal): on a rank: the text of its plan.
 VARIABLE = "DIST_TESTING_PERTURB"
 _SEED_OPTION, _REPEAT_OPTION = "--dist-perturb", "--dist-repeat"
 _RANDOM = "random"

@@ -9,7 +9,7 @@ load("//dist_testing/private:visibility.bzl", "LIBRARY")
 
 visibility(LIBRARY)
 
-# Chooses one of several executors, with --repo_env.
+# $DIST_TESTING_EXECUTOR (user): with --repo_env: name of the remote executor (default: the first in MODULE.bazel).
 EXECUTOR_VARIABLE = "DIST_TESTING_EXECUTOR"
 
 def _executors_repo_impl(repository_ctx):

@@ -8,7 +8,8 @@ load("//dist_testing/private:visibility.bzl", "LIBRARY")
 
 visibility(LIBRARY)
 
-# Replaces `/` if it is set: gives the facts of another machine, for tests and for builds without a test run.
+# $DIST_TESTING_HOST_ROOT (user): with --repo_env: directory in place of `/` when Bazel looks for GPUs, to build for
+# another machine (default: /).
 ROOT_VARIABLE = "DIST_TESTING_HOST_ROOT"
 
 # One device node per GPU of NVIDIA's driver. `nvidiactl`, `nvidia-uvm` and the like have no number.

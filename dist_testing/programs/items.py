@@ -21,6 +21,7 @@ from dist_testing.programs.program_rank import ProgramRankContext, program_loade
 _PROGRAM_KEY = pytest.StashKey[Program]()
 # The last part of the name of each case.
 _NAME = "program"
+# $PYTEST_ADDOPTS (user): options of pytest. Programs that are tests ignore it, and their ranks inherit it.
 _ADDOPTS = "PYTEST_ADDOPTS"
 
 

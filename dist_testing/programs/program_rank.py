@@ -16,7 +16,7 @@ from dist_testing.core.rank.rank_world import RankWorld
 from dist_testing.core.rank.reporter import Reporter
 from dist_testing.programs.main_module import end_as_main, exit_status, print_end, run_as_main
 
-# torch's name of the target's backend, such as "nccl", for `init_process_group`.
+# $DIST_TESTING_BACKEND (library): in programs: torch's name of the backend, such as nccl, for `init_process_group`.
 BACKEND_VARIABLE = "DIST_TESTING_BACKEND"
 # What pytest tells its tests; a program is none.
 _OF_PYTEST = ("PYTEST_CURRENT_TEST", "PYTEST_VERSION")
@@ -59,6 +59,8 @@ class ProgramRankFrontEnd:
             _ = self._world.store
         for name in _OF_PYTEST:
             os.environ.pop(name, None)
+        # $ROLE_NAME, $ROLE_RANK, $ROLE_WORLD_SIZE, $TORCHELASTIC_MAX_RESTARTS, $TORCHELASTIC_RUN_ID (library): in
+        # programs: as torchrun sets them.
         os.environ |= {
             "ROLE_NAME": "default",
             "ROLE_RANK": str(start.rank),

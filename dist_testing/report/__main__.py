@@ -46,6 +46,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _run(options: argparse.Namespace) -> int:
+    # $BUILD_WORKSPACE_DIRECTORY, $BUILD_WORKING_DIRECTORY (Bazel): with `bazel run`: root of the workspace, and the
+    # directory of the user, for relative paths.
     workspace = os.environ.get("BUILD_WORKSPACE_DIRECTORY")
     if directory := os.environ.get("BUILD_WORKING_DIRECTORY"):
         os.chdir(directory)
@@ -104,6 +106,7 @@ def _written(
             yield f"report: {file.absolute()}: {what}, {size(write(file))}"
     if options.github:
         yield from annotation_lines(report)
+        # $GITHUB_STEP_SUMMARY (CI): with --github of `dist_testing.report`: file that gets the Markdown.
         if place := os.environ.get("GITHUB_STEP_SUMMARY"):
             files.append_text(Path(place), markdown(report, options.title))
     if changed is not None:

@@ -67,6 +67,7 @@ def _source(path: str, own: str) -> str:
         return ""
     if not path.startswith(("/", "../")):
         return path
+    # $GITHUB_WORKSPACE (CI): root of the checkout, for annotations (default: the working directory).
     root = os.environ.get("GITHUB_WORKSPACE") or os.getcwd()
     found = os.path.relpath(path, root)
     if not found.startswith("../"):

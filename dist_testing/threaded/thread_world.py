@@ -26,7 +26,8 @@ _END_LIMIT_S = 1.0
 # Longest single wait. Python handles a signal that arrives just before a wait only when the wait ends. Shorter than the
 # grace, because a failure ends no wait. Seconds.
 _LONGEST_WAIT_S = 1.0
-# Environment variable; with "ranks", one rank runs at a time, in the order of ranks (see `Turns`).
+# $DIST_TESTING_THREAD_ORDER (user): for ranks that are threads; ranks: one rank runs at a time, in the order of their
+# numbers (default: all ranks run at once).
 ORDER_VARIABLE = "DIST_TESTING_THREAD_ORDER"
 # A process whose threads are the ranks gives test code a replacement: see `rank_process`.
 exit_process = os._exit

@@ -14,8 +14,8 @@ from dist_testing.core.ground.backends import backend_named
 from dist_testing.core.ground.errors import UsageError
 from dist_testing.core.ground.spec import MAX_WORLD_SIZE
 from dist_testing.core.launch.isolation import THREAD, isolation_names
-from dist_testing.core.pytest.marker import Distributed, argument_names, read_marker
-from dist_testing.core.pytest.options import ISOLATIONS, MARKER_HELP
+from dist_testing.core.pytest.marker import Distributed, read_marker
+from dist_testing.core.pytest.options import ISOLATIONS, argument_texts, marker_help
 
 NODEID = "tests/test_a.py::test_b"
 
@@ -84,7 +84,7 @@ def test_every_argument_is_read() -> None:
     assert marker == Distributed((2, 4), False, 5.0, THREAD.name, {1: -9, 0: 3}, ("gloo",))
 
 
-@pytest.mark.parametrize("name", argument_names())
+@pytest.mark.parametrize("name", argument_texts())
 def test_none_is_the_default(name: str) -> None:
     """If this fails, a helper that passes its own optional arguments on gets an error."""
     assert read(**{name: None}) == Distributed()
@@ -177,10 +177,10 @@ def test_a_wrong_mark_of_a_class_is_refused_too() -> None:
     refusal(Definition({"world_size": 2}, {"worldsize": 4}))
 
 
-def test_the_help_names_every_argument() -> None:
-    """If this fails, `pytest --markers` does not show an argument."""
-    for name in argument_names():
-        assert re.search(rf"\b{name}\b", MARKER_HELP), name
+@pytest.mark.parametrize("name", argument_texts())
+def test_the_help_describes_every_argument(name: str) -> None:
+    """If this fails, `pytest --markers` and docs/reference.md do not tell the type or the default of an argument."""
+    assert re.search(rf"\b{name} \([\w\[\], ]+\): .+? \(default: [^()]+\)\.", marker_help())
 
 
 def test_the_help_names_every_isolation() -> None:

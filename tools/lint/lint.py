@@ -33,7 +33,7 @@ _MYPY_GROUPS: dict[tuple[str, ...], tuple[str, ...]] = {
     ): (".",),
     ("tools/bazel", "tools/debian_prefix"): ("tools/bazel", "tools/bazel/tests", "tools/debian_prefix"),
     ("tools/bench",): (".", "tools/bench"),
-    ("tools/docs",): ("tools/docs",),
+    ("tools/docs",): (".", "tools/docs"),
     ("tools/gpu",): (".", "tools/gpu"),
     ("tools/init",): ("tools/init",),
     ("tools/nodes",): (".", "tools/debian_prefix", "tools/nodes"),

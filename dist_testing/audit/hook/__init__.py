@@ -18,6 +18,8 @@ from typing import Any
 
 from . import cases, leaving, ranks, record
 
+# $DIST_TESTING_AUDIT, $DIST_TESTING_AUDIT_BOOTSTRAP (internal): in an audited suite: directories of its findings and of
+# the hook.
 _BOOTSTRAP = "DIST_TESTING_AUDIT_BOOTSTRAP"
 _KEPT = ("DIST_TESTING_AUDIT", _BOOTSTRAP)
 

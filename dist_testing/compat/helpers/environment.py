@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 
+# $DISTRIBUTED_TESTS_DEFAULT_TIMEOUT (user): with torch-style test files: limit of each test in seconds (default: 300).
 _TIMEOUT_VARIABLE = "DISTRIBUTED_TESTS_DEFAULT_TIMEOUT"
 
 _temp_dirs: list[tempfile.TemporaryDirectory[str]] = []

@@ -29,9 +29,10 @@ from dist_testing.core.ground.spec import SPEC_VARIABLE, Spec, program_of, read_
 from dist_testing.core.process import collector
 from dist_testing.core.process.stacks import has_sanitizer
 
-# The build rules set these if a target has the file: its runfiles path, as `$(rlocationpath)` writes it.
+# $DIST_TESTING_TIMINGS (internal): runfiles path of the target's file of timings, as `$(rlocationpath)` writes it.
 _TIMINGS_VARIABLE = "DIST_TESTING_TIMINGS"
-# Runfiles paths of the source files, if `srcs` is a select(): then the spec names a target that stands for them.
+# $DIST_TESTING_SPEC_SRCS (internal): runfiles paths of the source files if `srcs` is a select(): then the spec names a
+# target that stands for them.
 _SOURCES_VARIABLE = "DIST_TESTING_SPEC_SRCS"
 _BLAS_THREADS = "OPENBLAS_NUM_THREADS"
 # The option of the pytest front end, which is imported later.
@@ -59,6 +60,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         with protocol.not_over_yet():
             raise_on_termination()
             given = list(sys.argv[1:] if arguments is None else arguments)
+            # $TEST_TARGET (Bazel): label of the target. If it is not set, Bazel has not started the program.
             if SPEC_VARIABLE not in os.environ and "TEST_TARGET" not in os.environ:
                 start = add_on_named("direct", "a target that Bazel has not started").load("start")
                 given = start(os.environ, given)
@@ -154,6 +156,7 @@ def _location(label: str) -> tuple[str, str]:
             "Build rules of another version of dist_testing wrote it.\n"
             "Build the target again; if the error stays, use the rules and the Python package of the same version."
         )
+    # $TEST_WORKSPACE (Bazel): name of the main repository in the runfiles.
     repository = match["repository"] or os.environ.get("TEST_WORKSPACE", "")
     return repository, os.path.normpath(os.path.join(repository, match["package"], match["name"]))
 

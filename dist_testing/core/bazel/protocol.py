@@ -16,41 +16,40 @@ import psutil
 
 from dist_testing.core.ground.errors import UsageError
 
-# Not Bazel's: which rank of a program that is a test gets the terminal. The arguments of a program are its own.
+# $DIST_TESTING_PROGRAM_DEBUG_RANK (internal): the rank of a program that gets the terminal. The arguments of a program
+# are its own.
 DEBUG_RANK_VARIABLE = "DIST_TESTING_PROGRAM_DEBUG_RANK"
 
 
 @dataclass(frozen=True, slots=True)
 class Protocol:
-    """Bazel's settings of this run. A field is empty if Bazel has not set its variable.
+    """Bazel's settings of this run. A field is empty if Bazel has not set its variable."""
 
-    Attributes:
-        timeout_s: `TEST_TIMEOUT`: seconds until Bazel ends the test.
-        xml_file: `XML_OUTPUT_FILE`: path of the XML.
-        outputs: `TEST_UNDECLARED_OUTPUTS_DIR`: a folder that Bazel keeps and shows to the user.
-        premature_exit_file: `TEST_PREMATURE_EXIT_FILE`: exists while the test is not over.
-        infrastructure_file: `TEST_INFRASTRUCTURE_FAILURE_FILE`: tells executors that the infrastructure failed.
-        warnings_file: `TEST_WARNINGS_OUTPUT_FILE`: Bazel prints its content.
-        test_filter: `TESTBRIDGE_TEST_ONLY`: `--test_filter`.
-        fail_fast: `TESTBRIDGE_TEST_RUNNER_FAIL_FAST`: `--test_runner_fail_fast`.
-        shard: Index of this shard, and number of shards.
-        run_number: `TEST_RUN_NUMBER`: number of this run among `--runs_per_test`, from 1.
-        random_seed: `TEST_RANDOM_SEED`: unchanged, for the XML. Tests read it from their environment.
-        coverage: `COVERAGE_DIR`, whose LCOV files all go into the target's report, and `COVERAGE_MANIFEST`, which lists
-            the sources to measure.
-    """
-
+    # $TEST_TIMEOUT (Bazel): seconds until Bazel ends the test.
     timeout_s: float | None = None
+    # $XML_OUTPUT_FILE (Bazel): file for the results in JUnit's format.
     xml_file: Path | None = None
+    # $TEST_UNDECLARED_OUTPUTS_DIR (Bazel): directory that Bazel keeps and shows to the user.
     outputs: Path | None = None
+    # $TEST_PREMATURE_EXIT_FILE (Bazel): file that exists while the test is not over.
     premature_exit_file: Path | None = None
+    # $TEST_INFRASTRUCTURE_FAILURE_FILE (Bazel): file that tells executors that the machine failed, and not the test.
     infrastructure_file: Path | None = None
+    # $TEST_WARNINGS_OUTPUT_FILE (Bazel): file with warnings, which Bazel prints.
     warnings_file: Path | None = None
+    # $TESTBRIDGE_TEST_ONLY (Bazel): value of --test_filter.
     test_filter: str = ""
+    # $TESTBRIDGE_TEST_RUNNER_FAIL_FAST (Bazel): 1 with --test_runner_fail_fast: the run ends after the first failure.
     fail_fast: bool = False
+    # $TEST_SHARD_INDEX, $TEST_TOTAL_SHARDS (Bazel): number of this shard, from 0, and of all shards.
+    # $TEST_SHARD_STATUS_FILE (Bazel): file that the runner makes to tell Bazel that it supports shards.
     shard: tuple[int, int] = (0, 1)
+    # $TEST_RUN_NUMBER (Bazel): number of this run among --runs_per_test, from 1.
     run_number: int | None = None
+    # $TEST_RANDOM_SEED (Bazel): seed of this run, for tests; the library copies it into the XML.
     random_seed: str = ""
+    # $COVERAGE_DIR (Bazel): directory whose LCOV files all go into the coverage report of the target.
+    # $COVERAGE_MANIFEST (Bazel): file with the sources to measure.
     coverage: tuple[Path, Path] | None = None
 
     @property

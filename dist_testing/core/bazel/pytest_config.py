@@ -67,6 +67,7 @@ def _folders(files: Sequence[str], repositories: Collection[str]) -> tuple[Path,
     The root is the repository's folder in the runfiles; of several repositories, the runfiles; else the tests' folder.
     """
     tests = Path(os.path.commonpath([os.path.dirname(file) for file in files]))
+    # $TEST_SRCDIR (Bazel): directory of the target's runfiles.
     source = os.environ.get("TEST_SRCDIR")
     if source and "" not in repositories:
         root = Path(source, *repositories) if len(repositories) == 1 else Path(source)

@@ -13,6 +13,9 @@ from dist_testing.core.ground.layout import INTERFACE_VARIABLES
 
 # Bazel's test protocol (Test encyclopedia, "Initial conditions"). Only the runner follows it: a rank that inherits
 # it would write the runner's XML file or shard its own cases.
+# $BAZEL_TEST, $COVERAGE_OUTPUT_FILE, $TEST_LOGSPLITTER_OUTPUT_FILE, $TEST_UNDECLARED_OUTPUTS_ANNOTATIONS_DIR,
+# $TEST_UNDECLARED_OUTPUTS_MANIFEST, $TEST_UNUSED_RUNFILES_LOG_FILE (Bazel): the library does not read them, and removes
+# them from the environment of ranks, with the other variables of the test protocol.
 _PROTOCOL = (
     "BAZEL_TEST",
     "COVERAGE_DIR",
@@ -33,16 +36,19 @@ _PROTOCOL = (
     "XML_OUTPUT_FILE",
 )
 
-# Collectives that torch's flight recorder keeps on each rank. It keeps the newest; a hang is told from the last ones.
+# $TORCH_FR_BUFFER_SIZE (library): number of calls that torch's flight recorder keeps on each rank. Reports of hangs
+# read the newest ones (default: 256).
 _RECORDED_CALLS = 256
 
-# Variables that set the number of threads of torch. If a user has set one of them, its value counts.
+# $OMP_NUM_THREADS, $MKL_NUM_THREADS, $OPENBLAS_NUM_THREADS (library): number of threads of each rank. If you set one of
+# the first two, the library sets none of the three (default: an equal share of the CPUs).
 _THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS")
 
 # Linux's name of the loopback interface.
 _LOOPBACK = "lo"
 
-# Caches of compilers. Per target, not per rank: the ranks of one test compile the same code.
+# $TORCHINDUCTOR_CACHE_DIR, $TRITON_CACHE_DIR, $TORCH_EXTENSIONS_DIR (library): under Bazel: caches of compilers, one
+# for all ranks of a target, which compile the same code (default: directories below TEST_TMPDIR).
 _CACHES = {
     "TORCHINDUCTOR_CACHE_DIR": "inductor",
     "TRITON_CACHE_DIR": "triton",
@@ -56,6 +62,8 @@ def show_cpp_stacks(env: MutableMapping[str, str]) -> None:
     torch reads the variables while it is imported. The stack has the names of functions: by default torch also looks up
     lines of source files, in another program, which takes seconds to minutes for the first error of a process.
     """
+    # $TORCH_SHOW_CPP_STACKTRACES, $TORCH_DISABLE_ADDR2LINE (library): errors of native code contain the native stack,
+    # without lines of source files (default: 1).
     env.setdefault("TORCH_SHOW_CPP_STACKTRACES", "1")
     env.setdefault("TORCH_DISABLE_ADDR2LINE", "1")
 
@@ -97,6 +105,7 @@ def rank_env(
     """
     result = {name: value for name, value in env.items() if name not in _PROTOCOL}
     result |= device_env or {}
+    # $TMPDIR (library): directory of the world for temporary files. It replaces your value; the library removes it.
     result["TMPDIR"] = temp
     if _LOOPBACK in (name for _, name in socket.if_nameindex()):
         # By default gloo looks up the address of the hostname, which may not exist in a sandbox or on a laptop.
@@ -109,17 +118,20 @@ def rank_env(
         result.setdefault(name, value)
     result.setdefault("TORCH_FR_BUFFER_SIZE", str(_RECORDED_CALLS))
     # torch asks DNS for the name of 127.0.0.1 at each connection to a TCPStore, for a text that it seldom shows. By
-    # default the C library waits 5 s for an answer that is lost; with this it asks again after 1 s.
+    # default the C library waits 5 s for an answer that is lost.
+    # $RES_OPTIONS (library): options of the C library's resolver (default: timeout:1 attempts:2).
     result.setdefault("RES_OPTIONS", "timeout:1 attempts:2")
     show_cpp_stacks(result)
-    # Older C libraries write their last words to the terminal.
+    # $LIBC_FATAL_STDERR_ (library): has older C libraries write their last error to the output of the rank (default:
+    # 1).
     result.setdefault("LIBC_FATAL_STDERR_", "1")
     if scratch is not None:
         for name, folder in _CACHES.items():
             if _is_torchs_own_choice(result.get(name, "")):
                 del result[name]
             result.setdefault(name, os.path.join(scratch, "cache", folder))
-        # torch asks getpass for the user name for a cache path; a sandbox may have no passwd entry.
+        # $USER (library): under Bazel: torch makes a cache path from the user name, and a sandbox may have no entry in
+        # passwd (default: dist_testing).
         result.setdefault("USER", "dist_testing")
     return result
 

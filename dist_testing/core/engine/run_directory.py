@@ -42,6 +42,7 @@ class RunDirectory:
         self.all_paths: list[str] = []
         self._lives: list[int] = []
         try:
+            # $TEST_TMPDIR (Bazel): directory for all temporary files of the run (default: the system's).
             self.path = self.short = self._make(env.get("TEST_TMPDIR"))
             if len(os.fsencode(self.path)) > _MAX_PATH_BYTES:
                 # Only this user can write to the private folder, so no other user can replace the link.

@@ -103,6 +103,7 @@ def run_started(spec: Spec) -> RunStarted:
             # The package has no metadata, or runs from a source tree.
             continue
     now_s = time.monotonic()
-    # A worker of a remote executor may have a name of its own, and share its machine.
+    # $DIST_TESTING_RBE_WORKER (user): name of the worker in events and reports, for remote executors that run several
+    # workers on one machine (default: the host name).
     host = os.environ.get("DIST_TESTING_RBE_WORKER") or platform.node()
     return RunStarted(now_s, SCHEMA, time.time() - now_s, spec.target, spec.backend.name, versions, host)

@@ -61,6 +61,7 @@ class AddOn:
             value; it raises `UsageError` if the value is wrong. The marker then has an argument of the add-on's name,
             unittest classes have an attribute, and targets a key of `settings`. What the function returns is in
             `Case.settings`.
+        setting_help: The setting for the user, on one line: "TYPE: MEANING (default: VALUE)".
         target: A function that reads what only targets can set, from the `Spec` without settings and the value. It has
             the place of `setting` there.
         promised: A function of `Spec` and world size that returns what the configuration promises of the hardware, as
@@ -86,6 +87,7 @@ class AddOn:
     explainer: str = ""
     rerun: str = ""
     setting: str = ""
+    setting_help: str = "object: a setting of an add-on (default: none)"
     target: str = ""
     promised: str = ""
     options: Mapping[str, str] = field(default_factory=dict)

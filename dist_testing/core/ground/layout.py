@@ -8,7 +8,8 @@ from dataclasses import dataclass
 # Ranks of one machine reach each other here, and no other machine can.
 LOOPBACK = "127.0.0.1"
 
-# By these variables the libraries below torch choose their interface.
+# $GLOO_SOCKET_IFNAME, $NCCL_SOCKET_IFNAME, $TP_SOCKET_IFNAME (library): network interface of gloo, NCCL and TensorPipe
+# (default: lo, which only this machine reaches).
 INTERFACE_VARIABLES = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME", "TP_SOCKET_IFNAME")
 
 
@@ -50,6 +51,8 @@ class Layout:
 
     def world_env(self) -> dict[str, str]:
         """Return the variables that torchrun sets equally for all ranks. Groups may differ in `LOCAL_WORLD_SIZE`."""
+        # $WORLD_SIZE, $GROUP_WORLD_SIZE, $LOCAL_WORLD_SIZE (library): number of ranks, of nodes, and of ranks of the
+        # node.
         return {
             "WORLD_SIZE": str(self.size),
             "GROUP_WORLD_SIZE": str(self.groups),
@@ -58,6 +61,8 @@ class Layout:
 
     def rank_env(self, rank: int) -> Mapping[str, str]:
         """Return the variables that torchrun sets for one rank."""
+        # $RANK, $LOCAL_RANK, $GROUP_RANK (library): number of the rank in the world, and on its node; number of the
+        # node.
         return {
             "RANK": str(rank),
             "LOCAL_RANK": str(self.local_rank(rank)),

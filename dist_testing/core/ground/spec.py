@@ -16,7 +16,7 @@ from dist_testing.core.ground.backends import Backend
 from dist_testing.core.ground.codec import WrongValueError, shape_of
 from dist_testing.core.ground.errors import SpecError, UsageError
 
-# Name of the environment variable with the spec; the build rules set it.
+# $DIST_TESTING_SPEC (internal): the spec of the target, from the build rules.
 SPEC_VARIABLE = "DIST_TESTING_SPEC"
 SCHEMA = 6
 # The largest world of a case. Far above what one machine runs well: the bound turns a typing error into a text.

@@ -18,6 +18,8 @@ def spare_cuda() -> None:
 
     Test files call that function at import. It would initialise CUDA, and a fork of such a process cannot use a GPU.
     """
+    # $PYTORCH_NVML_BASED_CUDA_CHECK (library): 1: torch asks NVIDIA's management library whether there is a GPU, and
+    # does not initialise CUDA, so that ranks can be forked (default: 1).
     os.environ.setdefault("PYTORCH_NVML_BASED_CUDA_CHECK", "1")
 
 

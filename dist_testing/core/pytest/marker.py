@@ -9,14 +9,14 @@ from typing import Any
 
 import pytest
 
-from dist_testing.core.ground.add_ons import add_ons, read_settings
+from dist_testing.core.ground.add_ons import read_settings
 from dist_testing.core.ground.backends import Backend, check_backend_name, check_features
 from dist_testing.core.ground.budget import MAX_TIMEOUT_S, is_timeout
 from dist_testing.core.ground.error_text import did_you_mean
 from dist_testing.core.ground.errors import UsageError
 from dist_testing.core.ground.spec import MAX_WORLD_SIZE, is_world_size
 from dist_testing.core.launch.isolation import isolation_names
-from dist_testing.core.pytest.options import MARKER_OPTION, marker_name
+from dist_testing.core.pytest.options import MARKER_OPTION, argument_texts, marker_name
 
 # The way out where the marker is another one than the library's.
 _OTHER_PROJECT = (
@@ -27,7 +27,7 @@ _OTHER_PROJECT = (
 
 @dataclass(frozen=True, slots=True)
 class Distributed:
-    """The marker's arguments, as `options.MARKER_HELP` tells them, and the settings of add-ons, by their names.
+    """The marker's arguments, as `options.argument_texts` describes them, and the settings of add-ons, by their names.
 
     For an empty one, or None, the target, the command line or the backend decides.
     """
@@ -77,7 +77,7 @@ def read_marker(definition: pytest.Function | Any) -> Distributed | None:
                 f"Write world_size=4, for example. {_OTHER_PROJECT}",
             )
         arguments |= mark.kwargs
-    known = argument_names()
+    known = argument_texts()
     if unknown := min(arguments.keys() - known, default=""):
         otherwise = f"Leave it out, or install the add-on {unknown!r} if it is a setting of one. {_OTHER_PROJECT}"
         way_out = did_you_mean(unknown, known, otherwise)
@@ -89,11 +89,6 @@ def read_marker(definition: pytest.Function | Any) -> Distributed | None:
     }
     asked = {name: value for name, value in arguments.items() if name not in _READERS}
     return Distributed(**given, settings=read_settings(definition.nodeid, asked))
-
-
-def argument_names() -> list[str]:
-    """Return the arguments that the marker takes, those for add-ons at the end."""
-    return [*_READERS, *(add_on.name for add_on in add_ons() if add_on.setting)]
 
 
 def _world_sizes(definition: Any, given: str, value: object) -> tuple[int, ...]:

@@ -24,23 +24,22 @@ _DEFAULT_NAME = "distributed"
 
 # For texts of help. The table itself is in `launch.isolation`, which takes long to import.
 ISOLATIONS = "fork, spawn, pool or thread"
-# Follows the marker's name.
-MARKER_HELP = (
-    "(world_size=None, init=True, timeout=None, isolation=None, expected_exits=None, backends=None, "
-    "features=None, strict_collectives=None): "
-    "run the test on every rank of a world. "
-    "world_size: a number, or a list of numbers of which each makes a case; default: the target's. "
-    "init=False: the test makes its own groups. "
-    "timeout: limit of the case in seconds. "
-    f"isolation: how ranks are made: {ISOLATIONS}; "
-    "the tests of a class or module share a worker pool. "
-    "expected_exits: rank to the exit code that its process must end with, as {1: -9}; a negative one is a signal. "
-    "backends: names of the backends that the test is for; with others it is deselected. "
-    "features: features that a backend must have; with others the test is deselected. "
-    "strict_collectives: whether the test fails if its ranks pass but make different collective calls. "
-    "Add-ons have further arguments, by their names, such as nodes (simulated ones, that the ranks are spread over), "
-    "faults, and perturb (a seed that delays ranks)."
-)
+# Argument of the marker to its text for the user: "TYPE: MEANING (default: VALUE)".
+_ARGUMENTS = {
+    "world_size": "int or list of int: number of ranks; each number of a list makes a case "
+    f"(default: --dist-world-size, else the target's, else {DEFAULT_WORLD_SIZE})",
+    "init": "bool: whether the library makes the default process group, and destroys it after a pass (default: True)",
+    "timeout": "float: limit of the case in seconds (default: --dist-timeout, else the backend's)",
+    "isolation": f"str: how ranks are made: {ISOLATIONS}; with pool, the tests of a class or module share their ranks "
+    "(default: --dist-isolation, else the target's, else the backend's)",
+    "expected_exits": "dict[int, int]: rank to the exit code that its process must end with; a negative code is a "
+    "signal, as {1: -9} (default: every process must end with 0)",
+    "backends": "list of str: names of the backends that the test is for; with others it is deselected (default: all)",
+    "features": "list of str: features that a backend must have; with other backends the test is deselected "
+    "(default: none)",
+    "strict_collectives": "bool: whether the test fails if its ranks pass but make different collective calls "
+    "(default: --dist-strict-collectives)",
+}
 # The ini option that lists what a worker pool lets a test leave changed.
 KEEPS_OPTION = "dist_pool_keeps"
 EVENTS_OPTION = "--dist-events"
@@ -52,8 +51,8 @@ def add_options(parser: pytest.Parser) -> None:
     """Declare the options."""
     parser.addini(
         MARKER_OPTION,
-        "name of the marker that runs a test on ranks (default: distributed); set it if the project has a marker of "
-        "that name",
+        "name of the marker that runs a test on ranks; set it if the project has its own marker distributed "
+        "(default: distributed)",
         default="",
     )
     parser.addini(
@@ -75,16 +74,19 @@ def add_options(parser: pytest.Parser) -> None:
         metavar="ISOLATION",
         help=f"how ranks are made: {ISOLATIONS} (default: the target's, else the backend's)",
     )
-    group.addoption("--dist-timeout", metavar="SECONDS", help="limit of a case that sets none (default: the backend's)")
+    group.addoption(
+        "--dist-timeout", metavar="SECONDS", help="limit of a case that sets no timeout (default: the backend's)"
+    )
     group.addoption(
         "--dist-on-missing",
         metavar="skip|fail",
-        help="for a test whose hardware the machine lacks (default: skip, or fail if it is promised)",
+        help="what to do with a test whose hardware the machine lacks (default: skip, or fail if it is promised)",
     )
     group.addoption(
         "--dist-strict-collectives",
         action="store_true",
-        help="fail a test whose ranks pass but make different collective calls (default: compared if the test fails)",
+        help="fail a test whose ranks pass but make different collective calls (default: compare calls only after a "
+        "failure)",
     )
     group.addoption(
         "--dist-debug-rank",
@@ -94,23 +96,38 @@ def add_options(parser: pytest.Parser) -> None:
     group.addoption(
         JOBS_OPTION,
         metavar="N|auto",
-        help="worlds that run side by side; auto: as many as the CPUs, GPUs and memory allow (default: 1)",
+        help="number of worlds that run side by side; auto: as many as the CPUs, GPUs and memory allow (default: 1)",
     )
     group.addoption(
         WATCH_OPTION,
         action="store_true",
-        help="run tests again after each save, in forks of a process with torch; typed commands choose tests",
+        help="run the tests again after each save of a file, in forks of a process that has imported torch",
     )
     group.addoption(
         EVENTS_OPTION,
         metavar="FILE",
-        help='write what happens in the run, with times, as JSON lines; ".gz" at the end compresses',
+        help="write the events of the run, with times, as JSON lines; a name that ends in .gz compresses them",
     )
     # An add-on that cannot be loaded must not end a session without distributed tests; others report it.
     with contextlib.suppress(DistTestingError, OSError):
         for add_on in add_ons():
             for option, text in add_on.options.items():
                 group.addoption(option, metavar="N", help=text)
+
+
+def argument_texts() -> dict[str, str]:
+    """Return the texts of the marker's arguments, by name, those for add-ons at the end: as "TYPE: MEANING"."""
+    return _ARGUMENTS | {add_on.name: add_on.setting_help for add_on in add_ons() if add_on.setting}
+
+
+def marker_help() -> str:
+    """Return the line for `pytest --markers`, without the marker's name."""
+    texts = _ARGUMENTS
+    # As with the options.
+    with contextlib.suppress(DistTestingError, OSError):
+        texts = argument_texts()
+    told = " ".join(f"{name} ({text.replace(': ', '): ', 1)}." for name, text in texts.items())
+    return f"({', '.join(f'{name}=...' for name in texts)}): run the test on every rank of a world. {told}"
 
 
 def arguments_of_part(config: pytest.Config) -> tuple[str, ...]:

@@ -2,6 +2,10 @@
 
 pytest loads it in every session of an environment that has the library, so it imports little before the session has a
 distributed test: the library's other modules take ten times as long to import.
+
+Exit status: 0 if no test failed; 1 if a test failed; 2 if the run was interrupted, or a test file could not be
+collected; 3 after an internal error of pytest; 4 if the command line or the configuration is wrong; 5 if no test was
+collected; 128 + N if signal N ended --dist-watch.
 """
 
 from __future__ import annotations
@@ -18,11 +22,11 @@ from dist_testing.core.ground.errors import DistTestingError, UsageError
 from dist_testing.core.pytest import backend_hook
 from dist_testing.core.pytest.options import (
     KEEPS_OPTION,
-    MARKER_HELP,
     WATCH_OPTION,
     add_options,
     has_mark,
     has_options,
+    marker_help,
     marker_name,
 )
 from dist_testing.core.session.offered_session import offer_session, withdraw_session
@@ -59,7 +63,7 @@ def pytest_load_initial_conftests(early_config: pytest.Config) -> Generator[None
 def pytest_configure(config: pytest.Config) -> None:
     """Register the marker, and the runner's half of the plugin if the session certainly uses the library."""
     try:
-        config.addinivalue_line("markers", f"{marker_name(config)}{MARKER_HELP}")
+        config.addinivalue_line("markers", f"{marker_name(config)}{marker_help()}")
         if config.getoption("dist_watch"):
             add_on_named("watch", WATCH_OPTION).load("at_configure")(config)
     except DistTestingError as error:

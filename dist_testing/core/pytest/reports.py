@@ -38,6 +38,7 @@ _WITH_VALUE = (
     *(EVENTS_OPTION, JOBS_OPTION),
 )
 # Variables that configure pytest, or torch and its backends.
+# $TORCH_DISTRIBUTED_DEBUG (user): level of torch's own checks; the command in a report repeats your value.
 _VARIABLES = ("PYTEST_ADDOPTS", "PYTEST_PLUGINS", "TORCH_DISTRIBUTED_DEBUG", "TORCH_FR_BUFFER_SIZE")
 _PREFIXES = ("GLOO_", "NCCL_")
 # NVIDIA's images set it, for their own information.

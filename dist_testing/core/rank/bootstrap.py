@@ -31,7 +31,8 @@ from dist_testing.core.rank.reporter import Reporter, RunnerClient, fit_text, se
 
 # torch's code for "this rank's test failed" (MultiProcessTestCase.TEST_ERROR_EXIT_CODE).
 FAILED_EXIT_CODE = 10
-# Tells torch that another process than rank 0 serves every store, whatever its address.
+# $TORCHELASTIC_USE_AGENT_STORE (launcher): True tells torch that the agent of torchrun serves the store of the ranks.
+# Ranks of the library do not have it.
 _AGENT_STORE = "TORCHELASTIC_USE_AGENT_STORE"
 
 
@@ -177,6 +178,8 @@ def world_env(env: Mapping[str, str], layout: Layout, store_port: int) -> dict[s
     """
     result = {**env, **layout.world_env()}
     if store_port:
+        # $MASTER_ADDR, $MASTER_PORT, $TORCHELASTIC_RESTART_COUNT (library): address and port of the world's store; 0
+        # restarts. A unittest class whose tests make their own store does not have them.
         result |= {
             "MASTER_ADDR": layout.address,
             "MASTER_PORT": str(store_port),

@@ -29,7 +29,8 @@ from dist_testing.core.session.session import Session, open_session
 from dist_testing.core.unittest.unittest_messages import MAIN_MODULES, MainModule
 from dist_testing.core.unittest.unittest_rank import UnittestRankContext
 
-# Set, it shows the output of ranks as they print it, as `-s` does under pytest.
+# $DIST_TESTING_LIVE (user): 1 shows the output of ranks while they print it, under plain unittest and `python -m
+# dist_testing.compat`; with pytest, use -s (default: 0).
 _SHOWS_OUTPUT = "DIST_TESTING_LIVE"
 
 

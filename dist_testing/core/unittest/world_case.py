@@ -42,16 +42,19 @@ register_front_end(FRONT_END, "dist_testing.core.unittest.in_pytest:UnittestInPy
 
 
 class WorldCase(unittest.TestCase):
-    """Base of the test classes whose methods run on the ranks of a world. Not for direct use."""
+    """Base of the test classes whose methods run on the ranks of a world. Not for direct use.
 
-    # Name of the isolation, such as "fork", "spawn" or "pool"; "" for the target's or the command line's choice.
+    Attributes:
+        isolation: How the ranks are made: "fork", "spawn" or "pool"; "" for the choice of the target or command line.
+        case_timeout_s: Limit of each test in seconds; None for the limit of the target or command line.
+        strict_collectives: Whether a test fails if its ranks pass but make different collective calls; None for the
+            choice of the command line.
+        exit_0_passes: Whether `sys.exit(0)` in a test is a pass of that rank. With False the rank has ended too early.
+    """
+
     isolation: ClassVar[str] = ""
-    # Limit of each test in seconds; None for the target's or the command line's.
     case_timeout_s: ClassVar[float | None] = None
-    # Whether a test fails if its ranks pass but make different collective calls; None for the command line's choice.
     strict_collectives: ClassVar[bool | None] = None
-
-    # Whether `sys.exit(0)` in a test is a pass of that rank, as with torch's classes. Otherwise it ended too early.
     exit_0_passes: ClassVar[bool] = False
 
     # `Case.limit_switch`.

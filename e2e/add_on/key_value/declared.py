@@ -12,4 +12,5 @@ ADD_ON = AddOn(
     explainer="key_value.runner:explain_unknown_key",
     rank_service="key_value.rank:Tidiness",
     setting="key_value.runner:read_limit",
+    setting_help="int: largest number of keys (default: no limit)",
 )
