@@ -41,7 +41,7 @@ _WITH_VALUE = (
 # $TORCH_DISTRIBUTED_DEBUG (user): level of torch's own checks; the command in a report repeats your value.
 _VARIABLES = ("PYTEST_ADDOPTS", "PYTEST_PLUGINS", "TORCH_DISTRIBUTED_DEBUG", "TORCH_FR_BUFFER_SIZE")
 _PREFIXES = ("GLOO_", "NCCL_")
-# NVIDIA's images set it, for their own information.
+# $NCCL_VERSION (user): set by NVIDIA's images, for information; the command that repeats a case leaves it out.
 _NO_SETTING = "NCCL_VERSION"
 # Folder in pytest's cache for reports that are too long for the log.
 _REPORTS = "dist_testing-reports"
