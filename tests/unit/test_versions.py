@@ -85,8 +85,12 @@ def test_every_file_names_the_version_of_the_package() -> None:
     """If it fails, pip and Bazel name two versions for one release, or a page shows an old one."""
     dynamic = tomllib.loads(_text("pyproject.toml"))["tool"]["setuptools"]["dynamic"]
     assert dynamic["version"] == {"attr": "dist_testing.__version__"}
-    module = re.search(r'^module\(\n    name = "dist_testing",\n    version = "(.+)"', _text("MODULE.bazel"), re.MULTILINE)
-    shown = re.search(r'^bazel_dep\(name = "dist_testing", version = "(.+)"\)', _text("docs/consumers.md"), re.MULTILINE)
+    module = re.search(
+        r'^module\(\n    name = "dist_testing",\n    version = "(.+)"', _text("MODULE.bazel"), re.MULTILINE
+    )
+    shown = re.search(
+        r'^bazel_dep\(name = "dist_testing", version = "(.+)"\)', _text("docs/consumers.md"), re.MULTILINE
+    )
     assert [found and found[1] for found in (module, shown)] == [dist_testing.__version__] * 2
 
 

@@ -23,7 +23,10 @@ PIP = 'pip = use_extension("@rules_python//python/extensions:pip.bzl", "pip")\n'
         (
             {"MODULE.bazel": MINE.format("0.0.9", "")},
             (),
-            [f"MODULE.bazel:1: dist_testing is there in version 0.0.9; this is {VERSION}", f'Write version = "{VERSION}"'],
+            [
+                f"MODULE.bazel:1: dist_testing is there in version 0.0.9; this is {VERSION}",
+                f'Write version = "{VERSION}"',
+            ],
         ),
         (
             {"MODULE.bazel": MINE.format(VERSION, ', repo_name = "dt"')},
