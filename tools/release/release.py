@@ -12,7 +12,7 @@ ROOT = Path(os.environ.get("BUILD_WORKSPACE_DIRECTORY") or Path(__file__).absolu
 
 # It runs the tutorial by the code of that page's test.
 if not any(Path(entry, "tests", "support").is_dir() for entry in sys.path):
-    sys.path.append(str(ROOT))
+    sys.path.insert(1, str(ROOT))
 
 from release_steps import cli  # noqa: E402 - after the path is complete
 
