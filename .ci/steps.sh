@@ -52,6 +52,11 @@ protocol() {
     timed python3 -m tests.bazel.protocol_check
 }
 
+# The wheel as a stranger uses it. The archives stay in dist/, which git ignores.
+release() {
+    timed ./bazelw run //tools/release
+}
+
 # The program of a target runs without Bazel's test environment.
 program() {
     timed ./bazelw build //tests:pg_wrapper_gloo

@@ -35,6 +35,9 @@ if TYPE_CHECKING:
 
     __all__: list[str]
 
+# The only place of the version: pip's metadata take it from here, and a test compares MODULE.bazel with it.
+__version__ = "0.2.0"
+
 # Module to its names. All other public names are torch's, and `compat.names` has them.
 _NAMES = {
     "compat.device": "DistributedTestBase",

@@ -60,7 +60,7 @@ def serve(rank_info: RankInfo, context: RankContext, loader: Loader, collected: 
             closing.callback(server.close)
             joining = Joining(rank, home.difference(rank, set(collected)), "" if is_here else socket.gethostname())
             if is_here:
-                connection = _connect_here(home.path)
+                connection = closing.enter_context(_connect_here(home.path))
                 wire.send(connection, MESSAGES, joining, [server.fileno()])
             else:
                 # The store may be open to others, so a token of the environment comes first.

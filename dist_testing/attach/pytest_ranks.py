@@ -153,8 +153,10 @@ class Follower:
         if (cache := getattr(self.config, "cache", None)) is not None:
             cache.set = lambda key, value: None
             self.undo.callback(delattr, cache, "set")
-        terminal = write_terminal_to(self.config, open(os.devnull, "w", encoding="utf-8"))  # noqa: SIM115
-        self.undo.callback(write_terminal_to, self.config, terminal)
+        # Python warns of a file that is never closed, which `filterwarnings = error` makes a failure.
+        nothing = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115
+        self.config.add_cleanup(nothing.close)
+        self.undo.callback(write_terminal_to, self.config, write_terminal_to(self.config, nothing))
 
     def pytest_internalerror(self, excrepr: object) -> None:
         """Print an internal error, because it ends this process."""

@@ -132,7 +132,8 @@ _SESSION = """
 
 def test_one_session_over_all_ranks(agent: Agent, tmp_path: Path) -> None:
     """If this fails, rank 0 reports wrong results, exit codes differ, or another rank prints or writes."""
-    first, second = agent.run(_SESSION, "--junitxml=out.xml", "--dist-events=events.jsonl.gz")
+    # Nothing of the library may warn either.
+    first, second = agent.run(_SESSION, "-W", "error", "--junitxml=out.xml", "--dist-events=events.jsonl.gz")
     assert first.outcomes() == {
         "test_plain": "PASSED",
         "test_env": "PASSED",

@@ -48,6 +48,19 @@ def test_a_target_without_the_package_names_its_flag(tmp_path: Path) -> None:
     assert _FLAG in way_out
 
 
+def test_a_target_without_runfiles_names_its_flag() -> None:
+    """pip does not install it with the library, so a hub that is made from the library's needs may lack it."""
+    main = Path(dist_testing.__file__).parent / "main" / "dist_test_main.py"
+    # Python's own way to say that a module is not there.
+    body = f"import runpy, sys; sys.modules['runfiles'] = None; runpy.run_path({str(main)!r}, run_name='__main__')"
+    env = {"PYTHONPATH": ":".join([str(main.parents[2]), *sys.path]), "TEST_TARGET": "//pkg:case_gloo"}
+    done = subprocess.run([sys.executable, "-c", body], env=env, capture_output=True, text=True, check=False)
+    assert done.returncode == 1
+    subject, _, way_out = done.stderr.splitlines()
+    assert subject.startswith("//pkg:case_gloo: import of runfiles halted")
+    assert "--@dist_testing//dist_testing/config:runfiles=" in way_out
+
+
 def test_a_fault_inside_a_package_keeps_its_traceback(tmp_path: Path) -> None:
     """If it fails, a package that lacks one of its own dependencies looks like a wrong flag."""
     (tmp_path / "psutil.py").write_text("import a_module_that_nobody_has\n", encoding="utf-8")

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 import re
+import tomllib
 import warnings
 from pathlib import Path
 
 import pytest
 
+import dist_testing
 from dist_testing import compat
 
 ROOT = Path(__file__).parents[2]
@@ -67,10 +69,29 @@ def test_the_registry_runs_every_bazel() -> None:
 
 def test_the_package_takes_the_same_pythons_and_packages() -> None:
     """If it fails, pip installs the package where it cannot work."""
-    project = _text("pyproject.toml")
-    assert f'requires-python = ">={TABLE["python"]["oldest"]}"' in project
-    dependencies = re.findall(r'^    "([\w-]+)>=([\d.]+)",$', project, re.MULTILINE)
-    assert dict(dependencies) == {"torch": TABLE["torch"]["oldest"], **TABLE["oldest_packages"]}
+    project = tomllib.loads(_text("pyproject.toml"))["project"]
+    assert project["requires-python"] == f">={TABLE['python']['oldest']}"
+    # Only Bazel's targets need this one.
+    runfiles = f"bazel-runfiles>={TABLE['oldest_packages']['bazel-runfiles']}"
+    assert project["optional-dependencies"]["bazel"] == [runfiles]
+    # A bound above would let pip replace the user's torch.
+    oldest = {"torch": TABLE["torch"]["oldest"], **TABLE["oldest_packages"]}
+    assert sorted([*project["dependencies"], runfiles]) == sorted(f"{name}>={low}" for name, low in oldest.items())
+    shown = [text.rpartition(" ")[2] for text in project["classifiers"] if "Python :: 3." in text]
+    assert {row["python"] for row in TABLE["combinations"]} == set(shown)
+
+
+def test_every_file_names_the_version_of_the_package() -> None:
+    """If it fails, pip and Bazel name two versions for one release, or a page shows an old one."""
+    dynamic = tomllib.loads(_text("pyproject.toml"))["tool"]["setuptools"]["dynamic"]
+    assert dynamic["version"] == {"attr": "dist_testing.__version__"}
+    module = re.search(
+        r'^module\(\n    name = "dist_testing",\n    version = "(.+)"', _text("MODULE.bazel"), re.MULTILINE
+    )
+    shown = re.search(
+        r'^bazel_dep\(name = "dist_testing", version = "(.+)"\)', _text("docs/consumers.md"), re.MULTILINE
+    )
+    assert [found and found[1] for found in (module, shown)] == [dist_testing.__version__] * 2
 
 
 def test_what_ci_runs_is_proven() -> None:

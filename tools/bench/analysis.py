@@ -56,7 +56,7 @@ KB_PER_MB = 1.024e-3
 MODULE = """\
 module(name = "analysed")
 bazel_dep(name = "rules_python", version = "1.0.0")
-bazel_dep(name = "dist_testing", version = "0.1.0")
+bazel_dep(name = "dist_testing", version = "0.2.0")
 local_path_override(module_name = "dist_testing", path = "{root}")
 """
 

@@ -7,6 +7,9 @@ from pathlib import Path
 
 import pytest
 from consumer_setup import cli
+from consumer_setup.library import read_library
+
+VERSION = read_library(Path(cli.__file__).absolute().parents[1] / "init.py").version
 
 MINE = 'bazel_dep(name = "dist_testing", version = "{}"{})\n'
 PYTHON = 'python = use_extension("@rules_python//python/extensions:python.bzl", "python")\n'
@@ -20,10 +23,13 @@ PIP = 'pip = use_extension("@rules_python//python/extensions:pip.bzl", "pip")\n'
         (
             {"MODULE.bazel": MINE.format("0.0.9", "")},
             (),
-            ["MODULE.bazel:1: dist_testing is there in version 0.0.9; this is 0.1.0", 'Write version = "0.1.0"'],
+            [
+                f"MODULE.bazel:1: dist_testing is there in version 0.0.9; this is {VERSION}",
+                f'Write version = "{VERSION}"',
+            ],
         ),
         (
-            {"MODULE.bazel": MINE.format("0.1.0", ', repo_name = "dt"')},
+            {"MODULE.bazel": MINE.format(VERSION, ', repo_name = "dt"')},
             (),
             ['repo_name = "dt"', "Remove repo_name from that line"],
         ),

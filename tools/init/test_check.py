@@ -7,6 +7,9 @@ from pathlib import Path
 
 import pytest
 from consumer_setup import cli
+from consumer_setup.library import read_library
+
+VERSION = read_library(Path(cli.__file__).absolute().parents[1] / "init.py").version
 
 
 def _replace(name: str, old: str, new: str) -> Callable[[Path], None]:
@@ -48,7 +51,7 @@ def _repository(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
         (
             _replace("dist_testing.bazelrc", "test --local_resources=gpu=1", "test --local_resources=gpu=8"),
             [
-                "dist_testing.bazelrc differs from that of dist_testing 0.1.0",
+                f"dist_testing.bazelrc differs from that of dist_testing {VERSION}",
                 "    -test --local_resources=gpu=8\n    +test --local_resources=gpu=1",
                 " --update. Flags of your own belong into .bazelrc",
             ],
@@ -63,8 +66,8 @@ def _repository(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
             ["dist_testing.bazelrc differs", "    ... ", " more lines"],
         ),
         (
-            _replace("MODULE.bazel", 'version = "0.1.0"', 'version = "0.0.9"'),
-            ["MODULE.bazel:1: dist_testing is there in version 0.0.9", 'Write version = "0.1.0"'],
+            _replace("MODULE.bazel", f'version = "{VERSION}"', 'version = "0.0.9"'),
+            ["MODULE.bazel:1: dist_testing is there in version 0.0.9", f'Write version = "{VERSION}"'],
         ),
         (
             _replace("MODULE.bazel", '(name = "dist_testing"', '(name = "dist_testing2"'),
@@ -112,7 +115,7 @@ def test_repository_that_fits(tmp_path: Path, capsys: pytest.CaptureFixture[str]
     _repository(tmp_path, capsys)
     (tmp_path / ".bazelversion").write_text(version, encoding="utf-8")
     assert 0 == cli.main([f"--dir={tmp_path}", "--check"])
-    assert "fits dist_testing 0.1.0" in capsys.readouterr().out
+    assert f"fits dist_testing {VERSION}" in capsys.readouterr().out
 
 
 def test_repository_with_flags(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

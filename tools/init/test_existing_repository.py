@@ -7,6 +7,9 @@ from pathlib import Path
 
 import pytest
 from consumer_setup import cli
+from consumer_setup.library import read_library
+
+VERSION = read_library(Path(cli.__file__).absolute().parents[1] / "init.py").version
 
 DEPENDENCY = 'bazel_dep(name = "rules_python", version = "1.4.0")\n'
 PIP = """\
@@ -141,13 +144,13 @@ def test_own_package_and_changed_copy_stay(tmp_path: Path, capsys: pytest.Captur
         assert text == _text(tmp_path, name)
     assert ["BUILD"] == [path.name for path in (tmp_path / "mytests").iterdir()]
     told = capsys.readouterr().out
-    assert "init: left dist_testing.bazelrc: it differs from that of 0.1.0" in told
+    assert f"init: left dist_testing.bazelrc: it differs from that of {VERSION}" in told
     assert "init: left mytests/: it exists" in told
     # Only the word of the user replaces it.
     assert 0 == cli.main([f"--dir={tmp_path}", "--update"])
     assert "init: replaced dist_testing.bazelrc\n" in capsys.readouterr().out
     assert 0 == cli.main([f"--dir={tmp_path}", "--update"])
-    assert "dist_testing.bazelrc: it is that of 0.1.0" in capsys.readouterr().out
+    assert f"dist_testing.bazelrc: it is that of {VERSION}" in capsys.readouterr().out
 
 
 def test_links_within_the_repository_are_followed(tmp_path: Path) -> None:

@@ -28,6 +28,7 @@ LOCKS = (
     "requirements_lint",
     "requirements_plugins",
     "requirements_rbe",
+    "requirements_release",
     "requirements_report",
     "requirements_trace",
     "requirements_unit",

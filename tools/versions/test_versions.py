@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import io
+import json
 import re
 import sys
 import tarfile
@@ -11,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import supported
 from version_runs import cli, commands, environments, pythons, source_build, suites, table
 from version_runs.errors import VersionsError
 
@@ -50,6 +52,15 @@ def test_the_page_is_made_of_the_file() -> None:
     """If this fails, the page shows other results than were found. The program writes both."""
     written = (DOCS / "versions_tried.md").read_text(encoding="utf-8")
     assert written == table.page(table.read(DOCS / "versions_tried.json"))
+
+
+def test_the_promised_versions_are_those_of_the_table() -> None:
+    """If this fails, the page promises other versions than the library checks. The program writes them."""
+    versions = json.loads((DOCS.parent / "dist_testing" / "versions.json").read_text(encoding="utf-8"))
+    page = (DOCS / "stability.md").read_text(encoding="utf-8")
+    assert page == supported.with_table(page, versions)
+    versions["torch"]["newest"] = "9.9"
+    assert "| torch | 2.10 to 9.9;" in supported.with_table(page, versions)
 
 
 def test_a_later_run_replaces_what_it_ran_and_keeps_the_rest() -> None:
