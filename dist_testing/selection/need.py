@@ -52,7 +52,8 @@ def need_of(item: pytest.Item, spec: Spec) -> Need:
         except (Exception, pytest.fail.Exception, pytest.skip.Exception):
             # The class's own code. The error is reported when the test runs.
             return replace(need, ranks=None, gpus=None)
-    assert need.ranks is not None and need.gpus is not None
+    assert need.ranks is not None
+    assert need.gpus is not None
     return replace(need, gpus=max([need.gpus, *(gpus(need.ranks) for gpus, _ in required)]))
 
 
