@@ -9,13 +9,14 @@ Exit status: 0 if some job has run each case; 1 if not; 2 if a result cannot be 
 from __future__ import annotations
 
 import argparse
+import json
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
-from dist_testing.core.ground.error_text import shorten
+from dist_testing.core.ground.error_text import shorten, summarise
 from dist_testing.core.ground.errors import ReportError
-from dist_testing.core.ground.record import CaseRecord, module_of
+from dist_testing.core.ground.record import CaseRecord, case_name, module_of
 from dist_testing.report.gather import gather
 from dist_testing.report.words import clean, grouped, plural
 
@@ -37,6 +38,14 @@ def parser() -> argparse.ArgumentParser:
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
     )
+    made.add_argument(
+        "--cases",
+        action="append",
+        default=[],
+        type=Path,
+        metavar="FILE",
+        help="output of `pytest --dist-needs-json`: cases that must run, also if every job deselects them; repeatable",
+    )
     made.add_argument("results", nargs="+", type=Path, metavar="RESULTS", help="the results of each job")
     return made
 
@@ -45,15 +54,16 @@ def run(options: argparse.Namespace) -> int:
     """Print what no job has run, and return the exit status.
 
     Raises:
-        ReportError: If a result cannot be read, has no case, or is named twice.
+        ReportError: If a result cannot be read, has no case, or is named twice; or if there is no list of cases in a file.
     """
     paths = options.results
     jobs = dict(zip(job_names(paths), map(_read_job, paths), strict=True))
-    found = nowhere(jobs)
+    listed = [case for path in options.cases for case in _listed_cases(path)]
+    found = nowhere(jobs, listed)
     for name, job in jobs.items():
         ran = sum(not reason for reason in job.values())
         print(f"{_in_one_line(name)}: has run {ran} of {plural(len(job), 'case')}")
-    count = len({case for job in jobs.values() for case in job})
+    count = len({*listed, *(case for job in jobs.values() for case in job)})
     print(f"{len(found)} of {plural(count, 'case')} ran in no job")
     for line in _lines(found, list(jobs)):
         print(line)
@@ -112,9 +122,32 @@ def _reason(case: CaseRecord) -> str:
     return _in_one_line(shorten(said, _MAX_REASON_CHARS)) or "skipped without a reason"
 
 
-def nowhere(jobs: Mapping[str, Job]) -> dict[str, tuple[str, ...]]:
-    """Return the cases that no job has run, with the reason of each job, in the order of the jobs."""
-    names = list(dict.fromkeys(name for job in jobs.values() for name in job))
+def _listed_cases(path: Path) -> list[str]:
+    """Return the cases in the output of `--dist-needs-json`, which also has other lines of pytest."""
+    try:
+        lines = path.read_text(encoding="utf-8").splitlines()
+        found = [case_name(str(json.loads(line)["case"])) for line in lines if line.startswith("{")]
+    except (OSError, ValueError, LookupError, TypeError, RecursionError) as error:
+        raise _no_list(path, f"cannot be read as a list of cases: {summarise(error)}") from error
+    if not found:
+        raise _no_list(path, "no cases")
+    return found
+
+
+def _no_list(path: Path, what: str) -> ReportError:
+    return ReportError(
+        f"{path}: {what}.\n"
+        "--cases reads a line of JSON for each case, and leaves out lines that begin otherwise.\n"
+        "Write the file with `pytest -q --dist-needs-json`."
+    )
+
+
+def nowhere(jobs: Mapping[str, Job], listed: Sequence[str] = ()) -> dict[str, tuple[str, ...]]:
+    """Return the cases that no job has run, with the reason of each job, in the order of the jobs.
+
+    `listed` has cases that must run, and that may be in no job.
+    """
+    names = list(dict.fromkeys([*(name for job in jobs.values() for name in job), *listed]))
     # A file that one job could not collect is none of the cases if another job knows its cases.
     files = {owner for name in names for owner in _owners(name)}
     return {

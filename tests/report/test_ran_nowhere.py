@@ -133,6 +133,29 @@ def test_bad_input(tmp_path: Path, capsys: pytest.CaptureFixture[str], content: 
     assert len(told.splitlines()) == 3
 
 
+def test_listed_cases_must_run_too(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """If this fails, a test that every job deselects is in no result, and so looks as if it did not exist."""
+    good = _write(tmp_path / "good.xml", _case("test_a"))
+    cases = tmp_path / "cases"
+    lines = ['{"case": "tests/test_a.py::test_a"}', '{"case": "tests/test_a.py::Test::test_b[1::2]"}', "", "2 tests"]
+    cases.write_text("\n".join(lines), encoding="utf-8")
+    assert main(["ran-nowhere", f"--cases={cases}", str(good)]) == 1
+    assert capsys.readouterr().out.splitlines() == [
+        "good.xml: has run 1 of 1 case",
+        "1 of 2 cases ran in no job",
+        "",
+        "tests.test_a.Test.test_b[1::2]",
+        "    good.xml: not collected",
+    ]
+    for content in ("", "2 tests", '{"case": ', '{"name": 1}', "\udcff", "{" + "[" * 100_000):
+        cases.write_text(content, encoding="utf-8", errors="surrogateescape")
+        assert main(["ran-nowhere", f"--cases={cases}", str(good)]) == 2
+        told = capsys.readouterr().err
+        assert "no cases" in told or "cannot be read as a list of cases" in told
+        assert len(told.splitlines()) == 3
+    assert main(["ran-nowhere", "--cases", str(tmp_path / "missing"), str(good)]) == 2
+
+
 def test_names_of_jobs_differ(tmp_path: Path) -> None:
     """If this fails, nobody knows which job a reason is from."""
     assert job_names([Path("a/x.xml"), Path("b/y.xml")]) == ["x.xml", "y.xml"]
