@@ -54,7 +54,7 @@ def run(options: argparse.Namespace) -> int:
     """Print what no job has run, and return the exit status.
 
     Raises:
-        ReportError: If a result cannot be read, has no case, or is named twice; or if there is no list of cases in a file.
+        ReportError: If a file cannot be read, or a result has no case or is named twice.
     """
     paths = options.results
     jobs = dict(zip(job_names(paths), map(_read_job, paths), strict=True))
