@@ -55,6 +55,26 @@ ADD_ONS = (
             "at_configure": "dist_testing.watch.pytest_session:check_taken_over",
         },
     ),
+    _own(
+        name="selection",
+        options={
+            "--dist-min-gpus": "deselect tests that need fewer GPUs",
+            "--dist-max-gpus": "deselect tests that need more GPUs; 0 leaves those without GPUs",
+            "--dist-min-world-size": "deselect tests with fewer ranks; a test without ranks counts as 1",
+            "--dist-max-world-size": "deselect tests with more ranks",
+        },
+        from_options="dist_testing.selection.limits:from_options",
+        flags={
+            "--dist-needs": "print what each test needs (backend, ranks, GPUs, nodes), and run none",
+            "--dist-needs-json": "the same, as a line of JSON for each test",
+        },
+        marks={
+            "gpus_0": "tests that need no GPU; computed, for -m",
+            "gpus_ge_N": "tests that need N GPUs or more, such as gpus_ge_4; computed, for -m",
+            "world_size_ge_N": "tests with N ranks or more; computed, for -m",
+        },
+        pytest_plugin="dist_testing.selection.pytest_selection:Selection",
+    ),
     _own(name="programs", more={"session": "dist_testing.programs.items:target_session"}),
     _own(
         name="hang",

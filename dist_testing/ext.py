@@ -17,6 +17,7 @@ the declaring module must import nothing but this one. The library's own add-ons
 | part | where | what it is |
 |---|---|---|
 | `setting`, `options` | runner | functions that read what a test, or the command line, asks of the add-on |
+| `pytest_plugin`, `flags`, `marks` | runner | a plugin of pytest, and what in the command line asks for it |
 | `target`, `promised` | runner | functions: what a target asks of it; what the configuration promises |
 | `check`, `missing` | runner | functions: is the case possible, and can this machine run it |
 | `resource` | runner | `WorldResource`: something that each world needs for itself |

@@ -4,6 +4,8 @@ RESULTS are files of build events (--build_event_json_file), event streams (pyte
 format, and folders with any of these. Without RESULTS it reads the last build events of this workspace
 (bazel-events.json), else its bazel-testlogs.
 
+With `ran-nowhere` before RESULTS it makes no page: it lists the cases that no job of a matrix has run.
+
 Exit status: 0 if the outputs were written, also if tests have failed; 2 if nothing could be read or written.
 """
 
@@ -24,6 +26,7 @@ from dist_testing.report.gather import gather
 from dist_testing.report.github import annotation_lines, markdown
 from dist_testing.report.model import Problem, Report
 from dist_testing.report.page import page
+from dist_testing.report.ran_nowhere import NAME, parser, run
 from dist_testing.report.words import grouped, plural, size
 
 _PAGE = "bazel-report.html"
@@ -33,11 +36,16 @@ _PROBLEMS_SHOWN = 5
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Make the outputs that the options ask for, and return the exit status."""
-    options = _parser().parse_args(arguments)
+    given = sys.argv[1:] if arguments is None else list(arguments)
+    if given[:1] == [NAME]:
+        options, command = parser().parse_args(given[1:]), run
+    else:
+        options, command = _parser().parse_args(given), _run
     # The records live until the end, so that looking for garbage among them only takes time.
     gc.disable()
     try:
-        return _run(options)
+        _enter_working_directory()
+        return command(options)
     except ReportError as error:
         sys.stderr.write(f"report: {error}\n")
         return 2
@@ -45,12 +53,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
         gc.enable()
 
 
-def _run(options: argparse.Namespace) -> int:
-    # $BUILD_WORKSPACE_DIRECTORY, $BUILD_WORKING_DIRECTORY (Bazel): with `bazel run`: root of the workspace, and the
-    # directory of the user, for relative paths.
-    workspace = os.environ.get("BUILD_WORKSPACE_DIRECTORY")
+def _enter_working_directory() -> None:
+    """Go where the user has called `bazel run`."""
+    # $BUILD_WORKING_DIRECTORY (Bazel): with `bazel run`: the directory of the user, for relative paths.
     if directory := os.environ.get("BUILD_WORKING_DIRECTORY"):
         os.chdir(directory)
+
+
+def _run(options: argparse.Namespace) -> int:
+    # $BUILD_WORKSPACE_DIRECTORY (Bazel): with `bazel run`: the root of the workspace.
+    workspace = os.environ.get("BUILD_WORKSPACE_DIRECTORY")
     usual = Path(workspace or ".", "bazel-events.json")
     paths = options.results or [usual if usual.exists() else usual.with_name("bazel-testlogs")]
     report = _read(paths, options)

@@ -16,6 +16,8 @@ _MAX_BYTES = 128 << 20
 # The elements of JUnit's format that tell an outcome, the mildest first. A case without one has passed.
 _TAGS = ("skipped", "failure", "error")
 _RANK = re.compile(r"rank_(\d{1,7})")
+# pytest's type of an expected failure, which is a <skipped>.
+_XFAIL = "pytest.xfail"
 # Numbers in properties, which any program may have written.
 _NUMBER = re.compile(r"\d{1,7}")
 _SECONDS = re.compile(r"\d{1,9}(\.\d{1,9})?")
@@ -62,9 +64,8 @@ def _read_case(element: ElementTree.Element) -> CaseRecord:
     ranks = {int(match[1]): value for key, value in told.items() if (match := _RANK.fullmatch(key))}
     return CaseRecord(
         name=f"{classname}.{name}" if classname else name,
-        status=_status(tag, message, cause),
-        # JUnit's word for a failure outside of the test's body: in a fixture, or while a file is imported.
-        when="setup" if tag == "error" else "call",
+        status=_status(tag, message, cause, tag != "" and found[tag].get("type") == _XFAIL),
+        when=_when(tag, classname),
         message=message.removeprefix(EXPECTED),
         text=(found[tag].text or "") if tag else "",
         duration_s=seconds_in(element.get("time", "")),
@@ -76,9 +77,17 @@ def _read_case(element: ElementTree.Element) -> CaseRecord:
     )
 
 
-def _status(tag: str, message: str, cause: str) -> Status:
+def _when(tag: str, classname: str) -> str:
+    if not classname and tag in ("skipped", "error"):
+        # A file as a whole.
+        return "collect"
+    # JUnit's word for a failure outside of the test's body, such as in a fixture.
+    return "setup" if tag == "error" else "call"
+
+
+def _status(tag: str, message: str, cause: str, is_expected: bool) -> Status:
     if tag == "skipped":
-        return "xfailed" if message.startswith(EXPECTED) else "skipped"
+        return "xfailed" if is_expected or message.startswith(EXPECTED) else "skipped"
     if not tag:
         return "passed"
     return "error" if cause in OF_THE_MACHINE else "failed"

@@ -43,6 +43,7 @@ _CLASSES = ("MultiProcessTestCase", "MultiProcContinuousTest", "MultiThreadedTes
 _PROGRAMS = {
     _PLUGIN: "`pytest`",
     "dist_testing.main.dist_test_main": "a target of `dist_py_test`",
+    "dist_testing.report.ran_nowhere": "`python -m dist_testing.report ran-nowhere`",
     "dist_testing.run_tests": "`python test_file.py` with `run_tests()`",
 }
 # Who sets a variable, as comments have it, to the heading and the remark of the page.

@@ -43,6 +43,7 @@ _ALLOWED = {
     "nodes": _Mentions("(^|_)nodes($|_)|node_|_node$", 0, ""),
     "pool_state": _Mentions("pool_state", 0, ""),
     "programs": _Mentions("program_(exits|session)|^programs$", 3, "a field of the spec, and its session of pytest"),
+    "selection": _Mentions("selection|dist_(min|max|needs)", 0, ""),
     "threads": _Mentions(
         "^THREAD$|are_threads|thread_(items|front)", 6, "the isolation's name; pytest's items for threads"
     ),

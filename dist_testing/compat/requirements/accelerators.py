@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from dist_testing.compat.requirements.platforms import is_rocm, with_parentheses
-from dist_testing.compat.requirements.requirement import requirement
+from dist_testing.compat.requirements.requirement import note_required, requirement
 from dist_testing.core.ground.backends import any_declared
 from dist_testing.core.ground.errors import UsageError
 from dist_testing.core.ground.skips import TEST_SKIPS, gpus_reason
@@ -62,7 +62,7 @@ def skip_if_no_gpu(func: _Function) -> _Function:
         size = world_size_in(environment)
         return gpus_reason(size) if size is not None and count < size else None
 
-    return requirement(decide)(func)
+    return requirement(decide, gpus=lambda size: size)(func)
 
 
 def skip_if_lt_x_gpu(x: int, *, allow_cpu: bool = False) -> Callable[[_Function], _Function]:
@@ -81,7 +81,7 @@ def skip_if_lt_x_gpu(x: int, *, allow_cpu: bool = False) -> Callable[[_Function]
         count = accelerator_count()
         return None if count >= x or (allow_cpu and not count) else gpus_reason(x)
 
-    return requirement(decide)
+    return requirement(decide, gpus=lambda size: 0 if allow_cpu else x)
 
 
 def nccl_skip_if_lt_x_gpu(backend: str, x: int) -> Callable[[_Function], _Function]:
@@ -96,11 +96,14 @@ def nccl_skip_if_lt_x_gpu(backend: str, x: int) -> Callable[[_Function], _Functi
     """
     check_count(f"nccl_skip_if_lt_x_gpu({backend!r}, x)", x, "GPUs")
 
-    def decide(environment: Mapping[str, str]) -> str | None:
-        uses_nccl = any_declared(backend, lambda declared: declared.uses_nccl)
-        return gpus_reason(x) if uses_nccl and _cuda_count() < x else None
+    def needed() -> int:
+        # Late: a conftest may declare the backend.
+        return x if any_declared(backend, lambda declared: declared.uses_nccl) else 0
 
-    return requirement(decide)
+    def decide(environment: Mapping[str, str]) -> str | None:
+        return gpus_reason(x) if needed() and _cuda_count() < x else None
+
+    return requirement(decide, gpus=lambda size: needed())
 
 
 def require_n_gpus_for_nccl_backend(n: int, backend: str) -> Callable[[_Function], _Function]:
@@ -225,6 +228,7 @@ def requires_world_size(n: int) -> Callable[[_Function], _Function]:
         import torch
 
         setattr(func, _MARK, n)
+        note_required(func, gpus=lambda size: n)
         found = torch.cuda.device_count()
         return unittest.skipUnless(found >= n, f"requires {n} GPUs, found {found}")(func)
 

@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 from importlib.util import find_spec
 from typing import Any, TypeVar, cast
 
-from dist_testing.compat.requirements.requirement import requirement
+from dist_testing.compat.requirements.requirement import note_required, requirement
 from dist_testing.core.ground.errors import UsageError
 from dist_testing.core.ground.skips import TEST_SKIPS
 
@@ -150,7 +150,12 @@ def _has(backend: str) -> bool:
 
 
 def _requires(backend: str, name: str) -> Callable[[_Test], _Test]:
-    return unittest.skipUnless(_has(backend), f"c10d was not compiled with the {name} backend")
+    def decorator(test: _Test) -> _Test:
+        skipping = unittest.skipUnless(_has(backend), f"c10d was not compiled with the {name} backend")(test)
+        note_required(skipping, backend=backend)
+        return skipping
+
+    return decorator
 
 
 @with_parentheses

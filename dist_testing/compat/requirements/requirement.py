@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, TypeVar, cast
 
 from dist_testing.core.ground.errors import UsageError
-from dist_testing.core.ground.skips import REQUIREMENTS, Decide
+from dist_testing.core.ground.skips import REQUIRED, REQUIREMENTS, Decide
 
 # unittest leaves frames of modules with this mark out of its tracebacks.
 __unittest = True
@@ -22,11 +22,14 @@ __unittest = True
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 
 
-def requirement(decide: Decide, *, on_rank_only: bool = False) -> Callable[[_Function], _Function]:
+def requirement(
+    decide: Decide, *, on_rank_only: bool = False, gpus: Callable[[int], int] | None = None
+) -> Callable[[_Function], _Function]:
     """Return a decorator that skips a test for the reason that `decide` gives, on a rank as `handle_test_skip` says.
 
     `on_rank_only`: whether to decide only on ranks, because the decision imports packages or initialises CUDA, after
-    which the runner cannot be forked. For a class it is decided at once.
+    which the runner cannot be forked. For a class it is decided at once. `gpus` returns the number of GPUs that the
+    test needs in a world of a size; None if the requirement is about something else.
     """
 
     def decorator(function: _Function) -> _Function:
@@ -51,9 +54,16 @@ def requirement(decide: Decide, *, on_rank_only: bool = False) -> Callable[[_Fun
         if not on_rank_only:
             # The outermost decorator decides first, as in a call of the function.
             setattr(wrapper, REQUIREMENTS, (decide, *getattr(function, REQUIREMENTS, ())))
+        if gpus is not None:
+            note_required(wrapper, gpus=gpus)
         return cast(_Function, wrapper)
 
     return decorator
+
+
+def note_required(test: Any, *, gpus: Callable[[int], int] = lambda size: 0, backend: str = "") -> None:
+    """Note on a function or a class what one of its requirements is about, also if it is met."""
+    setattr(test, REQUIRED, ((gpus, backend), *getattr(test, REQUIRED, ())))
 
 
 def handle_test_skip(args: Sequence[object], reason: str) -> bool:

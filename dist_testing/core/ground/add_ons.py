@@ -69,6 +69,10 @@ class AddOn:
         options: Options of the command line, `--dist-...`, to a line of help; each has a value.
         from_options: A function that returns the setting of a run, from its `Spec` and from the options that the user
             has given, with their texts.
+        flags: Options of the command line without a value, `--dist-...`, to a line of help.
+        marks: Marks of pytest that `pytest_plugin` gives to tests, to a line of help. N in a name stands for a number.
+        pytest_plugin: What makes a plugin of pytest, from the config of the session. It is made and registered if the
+            command line has one of `options` or `flags`, or its `-m` one of `marks`.
         on_world: What makes the attribute of `World` with the add-on's name, from the world, its runner and layout.
         rank_service: A `RankService`, made with a `ServedRank`.
         place: The class of a `WorldPlace`; the add-on then has the place of each world that it is wanted for.
@@ -92,6 +96,9 @@ class AddOn:
     promised: str = ""
     options: Mapping[str, str] = field(default_factory=dict)
     from_options: str = ""
+    flags: Mapping[str, str] = field(default_factory=dict)
+    marks: Mapping[str, str] = field(default_factory=dict)
+    pytest_plugin: str = ""
     on_world: str = ""
     rank_service: str = ""
     place: str = ""

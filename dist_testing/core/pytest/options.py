@@ -8,11 +8,13 @@ The plugin imports this module in every session, so it imports nothing that take
 from __future__ import annotations
 
 import contextlib
+import re
+from collections.abc import Iterable
 from typing import Any
 
 import pytest
 
-from dist_testing.core.ground.add_ons import add_ons
+from dist_testing.core.ground.add_ons import AddOn, add_ons
 from dist_testing.core.ground.backends import default_backend
 from dist_testing.core.ground.errors import DistTestingError, UsageError
 from dist_testing.core.ground.keepable import ENV_PREFIX, KEEPABLE
@@ -108,11 +110,45 @@ def add_options(parser: pytest.Parser) -> None:
         metavar="FILE",
         help="write the events of the run, with times, as JSON lines; a name that ends in .gz compresses them",
     )
-    # An add-on that cannot be loaded must not end a session without distributed tests; others report it.
+    for add_on in _loadable():
+        for option, text in add_on.options.items():
+            group.addoption(option, metavar="N", help=text)
+        for flag, text in add_on.flags.items():
+            group.addoption(flag, action="store_true", help=text)
+
+
+def _loadable() -> tuple[AddOn, ...]:
+    """Return the add-ons; none if one cannot be loaded, which must not end a session without distributed tests."""
     with contextlib.suppress(DistTestingError, OSError):
-        for add_on in add_ons():
-            for option, text in add_on.options.items():
-                group.addoption(option, metavar="N", help=text)
+        return add_ons()
+    return ()
+
+
+def add_marks(config: pytest.Config) -> None:
+    """Register the library's marker, and the marks that add-ons give to tests."""
+    config.addinivalue_line("markers", f"{marker_name(config)}{marker_help()}")
+    for add_on in _loadable():
+        for mark, text in add_on.marks.items():
+            config.addinivalue_line("markers", f"{mark}: {text}")
+
+
+def with_plugin(config: pytest.Config) -> list[AddOn]:
+    """Return the add-ons whose plugin of pytest the command line asks for."""
+    return [
+        add_on
+        for add_on in _loadable()
+        if add_on.pytest_plugin
+        and (
+            any(config.getoption(option) not in (None, False) for option in (*add_on.options, *add_on.flags))
+            or named_marks(config, add_on.marks)
+        )
+    ]
+
+
+def named_marks(config: pytest.Config, marks: Iterable[str]) -> list[str]:
+    """Return the names in the expression of `-m` that have the form of one of these marks, with a number for an N."""
+    forms = "|".join(mark.replace("N", "[0-9]+") for mark in marks)
+    return re.findall(rf"\b(?:{forms})\b", config.option.markexpr) if forms else []
 
 
 def argument_texts() -> dict[str, str]:
@@ -122,10 +158,7 @@ def argument_texts() -> dict[str, str]:
 
 def marker_help() -> str:
     """Return the line for `pytest --markers`, without the marker's name."""
-    texts = _ARGUMENTS
-    # As with the options.
-    with contextlib.suppress(DistTestingError, OSError):
-        texts = argument_texts()
+    texts = argument_texts() if _loadable() else _ARGUMENTS
     told = " ".join(f"{name} ({text.replace(': ', '): ', 1)}." for name, text in texts.items())
     return f"({', '.join(f'{name}=...' for name in texts)}): run the test on every rank of a world. {told}"
 

@@ -23,11 +23,12 @@ from dist_testing.core.pytest import backend_hook
 from dist_testing.core.pytest.options import (
     KEEPS_OPTION,
     WATCH_OPTION,
+    add_marks,
     add_options,
     has_mark,
     has_options,
-    marker_help,
     marker_name,
+    with_plugin,
 )
 from dist_testing.core.session.offered_session import offer_session, withdraw_session
 
@@ -61,9 +62,9 @@ def pytest_load_initial_conftests(early_config: pytest.Config) -> Generator[None
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Register the marker, and the runner's half of the plugin if the session certainly uses the library."""
+    """Register the marks, and the runner's half of the plugin if the session certainly uses the library."""
     try:
-        config.addinivalue_line("markers", f"{marker_name(config)}{marker_help()}")
+        add_marks(config)
         if config.getoption("dist_watch"):
             add_on_named("watch", WATCH_OPTION).load("at_configure")(config)
     except DistTestingError as error:
@@ -106,6 +107,7 @@ def _is_set_up(config: pytest.Config) -> bool:
     """
     return bool(
         has_options(config)
+        or with_plugin(config)
         or config.getini(KEEPS_OPTION)
         or config.hook.pytest_dist_backends.get_hookimpls()
         # The reports of pytest-xdist's workers come to this process.

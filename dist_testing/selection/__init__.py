@@ -1,0 +1,1 @@
+"""Chooses tests by what they need: GPUs and ranks."""
