@@ -125,6 +125,17 @@ ADD_ONS = (
         resource="dist_testing.gpus.nccl:NcclSupport",
         rank_service="dist_testing.gpus.nccl_rank:OwnHost",
     ),
+    _own(
+        name="services",
+        # Its verdict, that a service has ended, comes after what other add-ons say of the ranks.
+        order=10,
+        wanted=lambda case, spec: "services" in case.settings,
+        setting="dist_testing.services.of_world:read_services",
+        check="dist_testing.services.of_world:check",
+        resource="dist_testing.services.of_world:ServiceResource",
+        watcher="dist_testing.services.of_world:ServiceWatch",
+        more={"pytest_plugin": "dist_testing.services.pytest_plugin:register"},
+    ),
     # Wanted for planned faults; those of `world.faults` bring it with their first message.
     _own(
         name="faults",

@@ -72,6 +72,8 @@ class AddOn:
         rank_service: A `RankService`, made with a `ServedRank`.
         place: The class of a `WorldPlace`; the add-on then has the place of each world that it is wanted for.
         more: Further parts, by names that one caller asks for: for the front ends, which no stranger replaces yet.
+            "pytest_plugin" is a function of pytest's plugin manager that registers a plugin there, once; it is called
+            if a marked test of the session has a setting of the add-on.
         idle_work: An `IdleWork`, made with the number of ranks that the run will fork (0: not known).
     """
 

@@ -50,6 +50,7 @@ from dist_testing.core.pytest.marked_items import (
     is_multi_process,
     item_marker,
     mark_items,
+    register_plugins,
     starts_ranks,
 )
 from dist_testing.core.pytest.marker import Distributed
@@ -169,6 +170,7 @@ class RunnerPlugin:
             return case
 
         mark_items(items, self.world_sizes, case_of)
+        register_plugins(self._config.pluginmanager, items)
         if other:
             items[:] = [item for item in items if item not in other]
             self._config.hook.pytest_deselected(items=list(other))

@@ -19,6 +19,7 @@ from typing import Any
 
 import pytest
 
+from dist_testing.core.ground.add_ons import add_ons, blaming
 from dist_testing.core.ground.case import RUNS_ON_RANKS, Case, CaseResult
 from dist_testing.core.ground.errors import UsageError
 from dist_testing.core.ground.spec import Spec
@@ -118,6 +119,15 @@ def mark_items(
     items[:] = [item for item in items if item not in wrong]
     for item, reason in wrong.items():
         item.ihook.pytest_collectreport(report=pytest.CollectReport(item.nodeid, "failed", str(reason), []))
+
+
+def register_plugins(plugins: pytest.PytestPluginManager, items: Iterable[pytest.Item]) -> None:
+    """Register the plugin of each add-on that a marked item asks for by a setting, if the add-on has one for pytest."""
+    names = {name for item in items if is_marked(item) for name in item.stash[CASE_KEY].settings}
+    for add_on in add_ons():
+        if add_on.name in names and "pytest_plugin" in add_on.more:
+            with blaming(add_on.name, "its plugin of pytest"):
+                add_on.load("pytest_plugin")(plugins)
 
 
 def check_is_marked(item: pytest.Item) -> None:
