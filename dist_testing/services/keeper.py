@@ -11,6 +11,7 @@ import contextlib
 import errno
 import os
 import select
+import shutil
 import signal
 import socket
 import subprocess
@@ -70,7 +71,14 @@ class _Keeper:
             self._tell(Started(service.pid, port))
             self._wait(service)
             killed, leaked = self._end_processes(service.pid)
+        if self._is_orphaned():
+            shutil.rmtree(self._order.folder, ignore_errors=True)
         self._tell(Over(tuple(killed), tuple(leaked), port_taken=bool(port) and not _is_free(port)))
+
+    def _is_orphaned(self) -> bool:
+        poller = select.poll()
+        poller.register(self._runner, select.POLLIN)
+        return bool(poller.poll(0))
 
     def _tell(self, event: KeeperEvent) -> None:
         # The runner may have been killed.

@@ -26,6 +26,7 @@ class Keep:
     port: int  # 0 for a free one
     grace_s: float  # from SIGTERM to SIGKILL
     runner_pid: int
+    folder: str  # of the log, which this process removes if the runner has ended before
     control_fd: int  # the connection to the runner
     fds: tuple[int, ...]  # that the service inherits
 

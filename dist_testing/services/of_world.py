@@ -162,5 +162,4 @@ def blamed(result: CaseResult, service: Shared) -> Verdict:
     failed = [one for one in result.outcomes if one.kind not in GOOD and one.kind not in (Kind.STOPPED, Kind.HUNG)]
     if any(one.at_s + _SAME_MOMENT_S < ended.at_s for one in failed):
         return result.verdict
-    after_s = ended.at_s - result.started_s
-    return Verdict(Status.FAILED, Cause.FAILURE, f"{service.running.headline()} after {after_s:.1f} s of the case")
+    return Verdict(Status.FAILED, Cause.FAILURE, service.running.headline())

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Callable, Generator, Iterator
 from typing import Any
 
@@ -12,7 +11,7 @@ from dist_testing.core.ground.errors import DistTestingError
 from dist_testing.core.pytest.pytest_rank import current_world
 from dist_testing.services.definition import Address, Definition
 from dist_testing.services.running import Running
-from dist_testing.services.scopes import Shared, check_runs, end_after, end_all, ended_in, share, shared_by
+from dist_testing.services.scopes import Shared, ended_before, end_after, end_all, ended_in, share, shared_by
 
 _NAME = "dist_testing_services"
 
@@ -35,8 +34,11 @@ def fixture_of(definition: Definition, entered: list[Running], address: Callable
             yield address()
             return
         register(request.config.pluginmanager)
-        with _failing():
+        try:
             shared = share(definition, request.node.nodeid, lambda line: None)
+        except DistTestingError as error:
+            # Its text is enough, also in a session without tests on ranks.
+            raise pytest.fail.Exception(str(error), pytrace=False) from None
         shared.fixtures.add(str(request.fixturename))
         entered.append(shared.running)
         yield shared.running
@@ -46,22 +48,13 @@ def fixture_of(definition: Definition, entered: list[Running], address: Callable
     return service
 
 
-@contextlib.contextmanager
-def _failing(subject: str = "") -> Iterator[None]:
-    """Fail the test with the text of an error of this library, also in a session without tests on ranks."""
-    try:
-        yield
-    except DistTestingError as error:
-        raise pytest.fail.Exception(f"{subject}{error}", pytrace=False) from None
-
-
 class _Plugin:
     @pytest.hookimpl(tryfirst=True)
     def pytest_runtest_setup(self, item: pytest.Item) -> None:
         """Fail a test whose service has ended before it."""
         for shared in _used_by(item):
-            with _failing(f"{item.nodeid}: "):
-                check_runs(shared)
+            if text := ended_before(shared):
+                pytest.fail(f"{item.nodeid}: {text}", pytrace=False)
 
     @pytest.hookimpl(wrapper=True)
     def pytest_runtest_teardown(

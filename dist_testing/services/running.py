@@ -196,7 +196,14 @@ class Running(Address):
         command, fds = definition.prepared()
         held = list(self._gpus.fds) if self._gpus is not None else []
         order = Keep(
-            tuple(command), definition.opens, definition.fixed_port, definition.grace, os.getpid(), control, tuple(fds)
+            command=tuple(command),
+            opens=definition.opens,
+            port=definition.fixed_port,
+            grace_s=definition.grace,
+            runner_pid=os.getpid(),
+            folder=str(self._folder),
+            control_fd=control,
+            fds=tuple(fds),
         )
         arguments, descriptor = interpreter("dist_testing.services.keeper", KEEPER_ORDERS.to_wire(order).decode())
         env = {**os.environ, **definition.env, **(self._gpus.env if self._gpus is not None else {})}

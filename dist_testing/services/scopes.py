@@ -70,7 +70,8 @@ def share(definition: Definition, key: str, log_line: Callable[[str], None], *, 
     """
     for shared in _shared:
         if shared.running.definition is definition and shared.key == key:
-            check_runs(shared)
+            if text := ended_before(shared):
+                raise ServiceError(f"{text}\n{shared.running.tail()}")
             break
     else:
         if not may_start:
@@ -83,14 +84,15 @@ def share(definition: Definition, key: str, log_line: Callable[[str], None], *, 
     return shared
 
 
-def check_runs(shared: Shared) -> None:
-    """Raise ServiceError if a service has ended before a test that needs it."""
-    if headline := shared.ended():
-        raise ServiceError(
-            f"{headline} before this test.\n"
-            f'The tests of its scope, "{shared.running.definition.scope}", share it, so it is not started again.\n'
-            f"Mend what ended it, or give it a smaller scope.\n{shared.running.tail()}"
-        )
+def ended_before(shared: Shared) -> str:
+    """Return the error text of a test that needs a service which has ended before it; "" if it runs."""
+    if not (headline := shared.ended()):
+        return ""
+    return (
+        f"{headline} before this test.\n"
+        f'The tests of its scope, "{shared.running.definition.scope}", share it, so it is not started again.\n'
+        "Mend what ended it, or give it a smaller scope."
+    )
 
 
 def ended_in(shared: Shared) -> str:
