@@ -5,26 +5,25 @@ from __future__ import annotations
 import http.client
 import re
 import socket
-from typing import TYPE_CHECKING
 
 from dist_testing.core.ground.error_text import summarise
-from dist_testing.services.definition import TCP
-
-if TYPE_CHECKING:
-    from dist_testing.services.running import Running
+from dist_testing.services.definition import TCP, Address, Definition
 
 # Limit of one look. Seconds.
 _LOOK_S = 2.0
 _FIRST_GOOD, _FIRST_BAD = 200, 400
 
 
-def unhealthy_reason(running: Running) -> str:
-    """Return why the service cannot be used yet, such as "GET /health: 503 Service Unavailable"; "" if it can."""
-    healthy = running.definition.healthy
-    if running.definition.announces and not running.port:
-        return f"its output does not announce a port by {running.definition.announces!r}"
+def unhealthy_reason(definition: Definition, running: Address, output: str) -> str:
+    """Return why a service cannot be used yet, such as "GET /health: 503 Service Unavailable"; "" if it can.
+
+    `output` is what it has printed.
+    """
+    healthy = definition.healthy
+    if definition.announces and not running.port:
+        return f"its output does not announce a port by {definition.announces!r}"
     if isinstance(healthy, re.Pattern):
-        return "" if healthy.search(running.output()) else f"its output does not contain {healthy.pattern!r}"
+        return "" if healthy.search(output) else f"its output does not contain {healthy.pattern!r}"
     try:
         if callable(healthy):
             return "" if healthy(running) else f"{healthy!r} returned nothing true"
@@ -37,12 +36,12 @@ def unhealthy_reason(running: Running) -> str:
         return summarise(error)
 
 
-def _connect(running: Running) -> str:
+def _connect(running: Address) -> str:
     socket.create_connection((running.host, running.port), _LOOK_S).close()
     return ""
 
 
-def _get(running: Running, path: str) -> str:
+def _get(running: Address, path: str) -> str:
     # Not urllib, which may send the request to a proxy.
     connection = http.client.HTTPConnection(running.host, running.port, timeout=_LOOK_S)
     try:

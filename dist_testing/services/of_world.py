@@ -86,9 +86,9 @@ class HeldServices(HeldResource):
 
     def __init__(self, wish: ResourceWish) -> None:
         self._wish = wish
-        self.shared: list[Shared] = []
-        # Of services that were for this world alone, and have been stopped.
-        self._stopped: list[Shared] = []
+        self._services: list[Shared] = []
+        # Those that have not been given back.
+        self._used: list[Shared] = []
         self._ended: Shared | None = None
         _held[wish.directory] = self
 
@@ -97,13 +97,15 @@ class HeldServices(HeldResource):
         wish = self._wish
         # A world of its own, also if the test runs again.
         key = str(wish.directory) if service.scope == "function" else key_of(wish.case.name, service.scope)
-        self.shared.append(share(service, key, wish.log_line, may_start=wish.limit_s > 0))
-        addresses = {one.running.definition.name: [one.running.port, one.running.pid] for one in self.shared}
+        shared = share(service, key, wish.log_line, may_start=wish.limit_s > 0)
+        self._services.append(shared)
+        self._used.append(shared)
+        addresses = {one.running.definition.name: [one.running.port, one.running.pid] for one in self._services}
         self.env = {VARIABLE: json.dumps(addresses)}
 
     def first_ended(self) -> Shared | None:
         """Return the service that was the first to end by itself; None if all run."""
-        ended = [one for one in (*self.shared, *self._stopped) if one.ended()]
+        ended = [one for one in self._services if one.ended()]
         return min(ended, key=lambda one: one.running.ended.at_s if one.running.ended else 0.0, default=None)
 
     def check(self, *, are_ranks_gone: bool) -> Sequence[str]:
@@ -115,24 +117,26 @@ class HeldServices(HeldResource):
         return self._stop() if are_ranks_gone else ()
 
     def explain(self, result: CaseResult) -> CaseResult:
-        """Blame a service that has ended before a rank failed; add the ends of the logs."""
+        """Blame a service that has ended before a rank failed; add the ends of the logs of all."""
         found = result.verdict if self._ended is None else blamed(result, self._ended)
-        tails = [one.running.tail() for one in (*self.shared, *self._stopped)]
-        return dataclasses.replace(result, verdict=found, notes=(*result.notes, *tails))
+        if found.status is not Status.FAILED:
+            return result
+        ended = [f"{one.ended()}." for one in self._services if one.ended() and found is result.verdict]
+        tails = [one.running.tail() for one in self._services]
+        return dataclasses.replace(result, verdict=found, notes=(*result.notes, *ended, *tails))
 
     def release(self, *, are_ranks_gone: bool) -> None:
         """Give them back. Those of a wider scope go on."""
         _held.pop(self._wish.directory, None)
         for text in self._stop():
             self._wish.log_line(text)
-        for one in self.shared:
+        for one in self._used:
             one.users -= 1
-        self.shared.clear()
+        self._used.clear()
 
     def _stop(self) -> list[str]:
-        own = [one for one in self.shared if one.running.definition.scope == "function"]
-        self.shared = [one for one in self.shared if one not in own]
-        self._stopped += own
+        own = [one for one in self._used if one.running.definition.scope == "function"]
+        self._used = [one for one in self._used if one not in own]
         return [text for one in own for text in end(one)]
 
 

@@ -11,7 +11,7 @@ from dist_testing.core.ground.errors import DistTestingError
 from dist_testing.core.pytest.pytest_rank import current_world
 from dist_testing.services.definition import Address, Definition
 from dist_testing.services.running import Running
-from dist_testing.services.scopes import Shared, ended_before, end_after, end_all, ended_in, share, shared_by
+from dist_testing.services.scopes import Shared, end_after, end_all, ended_before, ended_in, share, shared_by
 
 _NAME = "dist_testing_services"
 

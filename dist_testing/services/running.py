@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 import psutil
 
 from dist_testing.core.engine.rank_logs import read_tail
-from dist_testing.core.engine.report_text import cut_lines
+from dist_testing.core.engine.report_text import cut_lines, printable
 from dist_testing.core.ground.errors import LaunchError
 from dist_testing.core.ground.outcomes import exit_name
 from dist_testing.core.launch.fresh import interpreter
@@ -37,6 +37,7 @@ from dist_testing.services.keeper_messages import (
     Refused,
     Started,
 )
+from dist_testing.services.ports import is_free
 
 if TYPE_CHECKING:
     from dist_testing.gpus.world_gpus import WorldGpus
@@ -45,6 +46,8 @@ if TYPE_CHECKING:
 _PAUSE_S = 0.05
 # Beside the grace: the keeper kills, waits for helpers of multiprocessing, and looks at the port. Seconds.
 _KEEPER_S = 15.0
+# For processes that were killed. Only one that is stuck in the kernel takes longer. Seconds.
+_KILLED_S = 5.0
 _TAIL_LINES = 40
 _LOG = "log.txt"
 
@@ -70,7 +73,7 @@ class Running(Address):
         self._over: Over | None = None
         self._owner = os.getpid()
         # Kept when the log is removed.
-        self._tail = ""
+        self._output = ""
         self._is_awaited = False
         self._folder = Path(tempfile.mkdtemp(prefix="dist-service-"))
         self.log_file = self._folder / _LOG
@@ -91,8 +94,8 @@ class Running(Address):
             undo.pop_all()
 
     def output(self) -> str:
-        """Return what the service has printed, at most its last 512 KiB."""
-        return read_tail(self.log_file)
+        """Return what the service has printed, at most its last 512 KiB; also after its end."""
+        return self._output or read_tail(self.log_file)
 
     def wait_healthy(self) -> None:
         """Wait until the service is healthy.
@@ -151,7 +154,7 @@ class Running(Address):
 
     def tail(self) -> str:
         """Return the last lines of its output, with a line on what they are."""
-        lines = cut_lines(self._tail or self.output(), _TAIL_LINES, ends_only=True)
+        lines = cut_lines(printable(self.output()), _TAIL_LINES, ends_only=True)
         if not lines:
             return f"The service {self.definition.name} has printed nothing."
         return "\n".join([f"The end of the output of the service {self.definition.name}:", *lines])
@@ -182,12 +185,12 @@ class Running(Address):
                 )
         if over.leaked:
             found.append(f"the service {name} has left processes behind, now killed: {'; '.join(over.leaked)}")
-        if over.port_taken:
+        if over.port_taken or (self.definition.announces and self.port and not is_free(self.port)):
             found.append(f"port {self.port} of the service {name} is still in use after its end")
         if self._gpus is not None:
             found += self._gpus.check(are_ranks_gone=True)
             self._gpus.release(are_ranks_gone=True)
-        self._tail = self.output()
+        self._output = self.output()
         shutil.rmtree(self._folder)
         return found
 
@@ -206,7 +209,9 @@ class Running(Address):
             fds=tuple(fds),
         )
         arguments, descriptor = interpreter("dist_testing.services.keeper", KEEPER_ORDERS.to_wire(order).decode())
-        env = {**os.environ, **definition.env, **(self._gpus.env if self._gpus is not None else {})}
+        gpu_env = self._gpus.env if self._gpus is not None else {}
+        # Else Python keeps back what it prints to a file: the port, and its last words.
+        env = {"PYTHONUNBUFFERED": "1", **os.environ, **definition.env, **gpu_env}
         try:
             with self.log_file.open("ab") as log:
                 return subprocess.Popen(
@@ -266,11 +271,12 @@ class Running(Address):
         return received[0] if received is not None else None
 
     def _unhealthy(self) -> str:
-        if self.definition.announces and not self.port:
-            found = re.search(self.definition.announces, self.output())
-            if found is not None:
-                self.port = int(found[1])
-        return unhealthy_reason(self)
+        output = self.output()
+        announces = self.definition.announces
+        found = re.search(announces, output) if announces and not self.port else None
+        if found is not None and re.fullmatch("[0-9]{1,5}", found[1] or ""):
+            self.port = int(found[1])
+        return unhealthy_reason(self.definition, self, output)
 
     def _error(self, what: str, cause: str, way_out: str) -> ServiceError:
         return ServiceError(f"Service {self.definition.name}: {what}.\n{cause}\n{way_out}\n{self.tail()}")
@@ -308,11 +314,15 @@ def _lease(definition: Definition, log_line: Callable[[str], None]) -> WorldGpus
 
 def _kill_marked(keeper: int) -> list[str]:
     """Kill what descends from a keeper that was killed. Return the command lines."""
-    killed = []
-    while marked := [one for one in psutil.process_iter() if mark_of(one.pid)[0] == keeper]:
+    killed: list[str] = []
+    until_s = time.monotonic() + _KILLED_S
+    # Several rounds, because a process may start another one between the look and the kill.
+    while (marked := [one for one in psutil.process_iter() if mark_of(one.pid)[0] == keeper]) and (
+        left_s := until_s - time.monotonic()
+    ) > 0:
         for process in marked:
             with contextlib.suppress(psutil.NoSuchProcess):
                 killed.append(f"{' '.join(process.cmdline())} (pid {process.pid})")
                 process.kill()
-        psutil.wait_procs(marked)
+        psutil.wait_procs(marked, timeout=left_s)
     return killed
