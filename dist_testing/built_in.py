@@ -133,7 +133,7 @@ ADD_ONS = (
         setting="dist_testing.services.of_world:read_services",
         check="dist_testing.services.of_world:check",
         resource="dist_testing.services.of_world:ServiceResource",
-        watcher="dist_testing.services.of_world:ServiceWatch",
+        watcher="dist_testing.services.of_world:watch",
         more={"pytest_plugin": "dist_testing.services.pytest_plugin:register"},
     ),
     # Wanted for planned faults; those of `world.faults` bring it with their first message.

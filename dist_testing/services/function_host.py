@@ -18,7 +18,7 @@ def main(text: str) -> None:
     try:
         module = importlib.import_module(given["module"])
     except ModuleNotFoundError as error:
-        if error.name not in (given["module"], given["module"].partition(".")[0]):
+        if not f"{given['module']}.".startswith(f"{error.name}."):
             raise
         # pytest can import files that no path leads to; and the main module of a program has another name.
         spec = importlib.util.spec_from_file_location(given["module"], given["file"])

@@ -6,7 +6,7 @@ import http.client
 import re
 import socket
 
-from dist_testing.core.ground.error_text import summarise
+from dist_testing.core.ground.error_text import name_of, summarise
 from dist_testing.services.definition import TCP, Address, Definition
 
 # Limit of one look. Seconds.
@@ -26,7 +26,7 @@ def unhealthy_reason(definition: Definition, running: Address, output: str) -> s
         return "" if healthy.search(output) else f"its output does not contain {healthy.pattern!r}"
     try:
         if callable(healthy):
-            return "" if healthy(running) else f"{healthy!r} returned nothing true"
+            return "" if healthy(running) else f"{name_of(healthy)} returned nothing true"
         if healthy is None and not running.port:
             return ""
         if healthy in (None, TCP):

@@ -140,11 +140,17 @@ class HeldServices(HeldResource):
         return [text for one in own for text in end(one)]
 
 
+def watch(world: WatchedWorld) -> ServiceWatch | None:
+    """Return the watcher of a world; None if it has no services."""
+    held = _held.get(world.directory)
+    return ServiceWatch(held) if held is not None else None
+
+
 class ServiceWatch(WorldWatcher):
     """Ends a case when one of its services has ended."""
 
-    def __init__(self, world: WatchedWorld) -> None:
-        self._services = _held[world.directory]
+    def __init__(self, services: HeldServices) -> None:
+        self._services = services
 
     def begin_case(self, start: CaseStart) -> None:
         """Look from now on."""

@@ -127,7 +127,8 @@ class Running(Address):
 
     def poll(self, limit_s: float = 0.0) -> Ended | None:
         """Return how the service has ended by itself; None if it runs. Wait for that at most `limit_s` seconds."""
-        if self.ended is None and self._over is None:
+        # A process that was forked from the runner must not take its messages.
+        if self.ended is None and self._over is None and os.getpid() == self._owner:
             self._hear(limit_s, Ended)
         return self.ended
 
@@ -189,6 +190,7 @@ class Running(Address):
             found.append(f"port {self.port} of the service {name} is still in use after its end")
         if self._gpus is not None:
             found += self._gpus.check(are_ranks_gone=True)
+            found += [str(self._gpus.loss).partition("\n")[0].rstrip(".")] if self._gpus.loss is not None else []
             self._gpus.release(are_ranks_gone=True)
         self._output = self.output()
         shutil.rmtree(self._folder)

@@ -76,8 +76,6 @@ def share(definition: Definition, key: str, log_line: Callable[[str], None], *, 
     else:
         if not may_start:
             raise ServiceError(f"Service {definition.name} is not running yet.")
-        if not _shared:
-            atexit.register(_end_at_exit)
         shared = Shared(started(definition, log_line), key)
         _shared.append(shared)
     shared.users += 1
@@ -126,6 +124,7 @@ def end_all() -> list[str]:
     return [text for shared in list(_shared) for text in end(shared)]
 
 
+@atexit.register
 def _end_at_exit() -> None:
     # Of unittest, which has no end of a module, and of a session of pytest that was cut off.
     for text in end_all():

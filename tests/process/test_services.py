@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import importlib.util
 import os
 import re
 import signal
@@ -93,6 +94,27 @@ def test_server_of_a_function() -> None:
         assert _read(http.url) == f"{http.pid} "
     with Service(serve_port, env={"GREETING": "unused"}) as http:
         assert _read(http.url) == f"{http.pid} hello"
+
+
+def test_function_of_a_file_that_no_path_leads_to(tmp_path: Path) -> None:
+    """pytest imports test files so with `--import-mode=importlib`."""
+    write_file(
+        tmp_path,
+        "elsewhere.py",
+        """
+            def serve():
+                print(__name__, "is ready", flush=True)
+                input()
+        """,
+    )
+    spec = importlib.util.spec_from_file_location("no_package.elsewhere", tmp_path / "elsewhere.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    # Its input is empty, so that it ends.
+    with Service(module.serve, healthy=re.compile("no_package.elsewhere is ready")) as running:
+        assert running.wait(_LIMIT_S) == 1
 
 
 def test_announced_port_and_a_function_as_health() -> None:
