@@ -149,6 +149,18 @@ ADD_ONS = (
         resource="dist_testing.gpus.nccl:NcclSupport",
         rank_service="dist_testing.gpus.nccl_rank:OwnHost",
     ),
+    _own(
+        name="services",
+        # Its verdict, that a service has ended, comes after what other add-ons say of the ranks.
+        order=10,
+        wanted=lambda case, spec: "services" in case.settings,
+        setting="dist_testing.services.of_world:read_services",
+        check="dist_testing.services.of_world:check",
+        resource="dist_testing.services.of_world:ServiceResource",
+        watcher="dist_testing.services.of_world:watch",
+        setting_help="list of Service: servers that run while the ranks do (default: none)",
+        pytest_plugin="dist_testing.services.pytest_plugin:plugin_of",
+    ),
     # Wanted for planned faults; those of `world.faults` bring it with their first message.
     _own(
         name="faults",

@@ -71,8 +71,9 @@ class AddOn:
             has given, with their texts.
         flags: Options of the command line without a value, `--dist-...`, to a line of help.
         marks: Marks of pytest that `pytest_plugin` gives to tests, to a line of help. N in a name stands for a number.
-        pytest_plugin: What makes a plugin of pytest, from the config of the session. It is made and registered if the
-            command line has one of `options` or `flags`, or its `-m` one of `marks`.
+        pytest_plugin: What makes a plugin of pytest, from the config of the session. It is made and registered, as
+            `dist_testing_<name>`, if the command line has one of `options` or `flags`, its `-m` one of `marks`, or a
+            marked test the setting.
         on_world: What makes the attribute of `World` with the add-on's name, from the world, its runner and layout.
         rank_service: A `RankService`, made with a `ServedRank`.
         place: The class of a `WorldPlace`; the add-on then has the place of each world that it is wanted for.

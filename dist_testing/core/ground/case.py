@@ -161,7 +161,9 @@ class CaseResult:
 
     @property
     def _has_raised(self) -> bool:
-        return self.verdict.cause is Cause.FAILURE and all(failure.kind is Kind.RAISED for failure in self.failures)
+        # Without a culprit, a watcher has ended the case.
+        kinds = {failure.kind for failure in self.failures}
+        return self.verdict.cause is Cause.FAILURE and kinds == {Kind.RAISED}
 
 
 class CaseFailedError(AssertionError):

@@ -72,8 +72,12 @@ def command(program: str, order: FreshProgram) -> tuple[list[str], int]:
 
     The interpreter calls `main` of the module `program` with the order.
     """
+    return interpreter(program, FRESH_PROGRAMS.to_wire(order).decode())
+
+
+def interpreter(program: str, text: str) -> tuple[list[str], int]:
+    """Return the same for a program whose order is any text, such as one of an add-on."""
     descriptor = os.memfd_create("dist-testing-fresh", 0)
-    text = FRESH_PROGRAMS.to_wire(order).decode()
     with open(descriptor, "w", encoding="utf-8", closefd=False) as file:
         # No schema: the interpreter reads this part before it can import this library.
         json.dump({"program": program, "order": text, "sys_path": sys.path}, file)

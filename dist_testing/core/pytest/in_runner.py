@@ -20,7 +20,7 @@ from dist_testing.core.engine.engine import Engine, check_expected_ranks
 from dist_testing.core.engine.interrupts import raise_on_termination
 from dist_testing.core.engine.kept_files import keep_logs
 from dist_testing.core.engine.needs import missing_need
-from dist_testing.core.ground.add_ons import AddOn, add_on_named, blaming
+from dist_testing.core.ground.add_ons import AddOn, add_on_named
 from dist_testing.core.ground.backends import add_backends
 from dist_testing.core.ground.budget import Budget
 from dist_testing.core.ground.case import Case, CaseBody, CaseFailedError, CaseResult
@@ -50,11 +50,12 @@ from dist_testing.core.pytest.marked_items import (
     is_multi_process,
     item_marker,
     mark_items,
+    register_plugins,
     starts_ranks,
 )
 from dist_testing.core.pytest.marker import Distributed
 from dist_testing.core.pytest.option_values import check_plugins, chosen, read_spec, timeout_s, worlds_at_once
-from dist_testing.core.pytest.options import JOBS_OPTION, KEEPS_OPTION, arguments_of_part, with_plugin
+from dist_testing.core.pytest.options import JOBS_OPTION, KEEPS_OPTION, arguments_of_part, register_plugin, with_plugin
 from dist_testing.core.pytest.pytest_messages import PYTEST_SESSIONS, PytestSession
 from dist_testing.core.pytest.pytest_rank import EXPECTED, FRONT_END, PytestRankContext, current_world
 from dist_testing.core.pytest.session_events import SessionEvents
@@ -131,8 +132,7 @@ class RunnerPlugin:
             self._look_ahead = look_ahead(config, jobs, self, self._engine, self._events)
             config.pluginmanager.register(self._look_ahead)
         for add_on in with_plugin(config):
-            with blaming(add_on.name, "its plugin of pytest"):
-                config.pluginmanager.register(add_on.load("pytest_plugin")(config))
+            register_plugin(config, add_on)
 
     def _make_engine(self) -> Engine:
         config = self._config
@@ -172,6 +172,7 @@ class RunnerPlugin:
             return case
 
         mark_items(items, self.world_sizes, case_of)
+        register_plugins(self._config, items)
         if other:
             items[:] = [item for item in items if item not in other]
             self._config.hook.pytest_deselected(items=list(other))

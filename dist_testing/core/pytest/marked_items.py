@@ -19,13 +19,14 @@ from typing import Any
 
 import pytest
 
+from dist_testing.core.ground.add_ons import add_ons
 from dist_testing.core.ground.case import RUNS_ON_RANKS, Case, CaseResult
 from dist_testing.core.ground.errors import UsageError
 from dist_testing.core.ground.spec import Spec
 from dist_testing.core.launch.isolation import FORK, Isolation
 from dist_testing.core.process.launcher_messages import Loader
 from dist_testing.core.pytest.marker import Distributed, read_marker
-from dist_testing.core.pytest.options import MARKER_OPTION, has_mark, has_options, marker_name
+from dist_testing.core.pytest.options import MARKER_OPTION, has_mark, has_options, marker_name, register_plugin
 from dist_testing.core.rank.bootstrap import RankContext
 
 # The case of a marked item.
@@ -118,6 +119,14 @@ def mark_items(
     items[:] = [item for item in items if item not in wrong]
     for item, reason in wrong.items():
         item.ihook.pytest_collectreport(report=pytest.CollectReport(item.nodeid, "failed", str(reason), []))
+
+
+def register_plugins(config: pytest.Config, items: Iterable[pytest.Item]) -> None:
+    """Register the plugin of each add-on that a marked item asks for by a setting, if the add-on has one for pytest."""
+    names = {name for item in items if is_marked(item) for name in item.stash[CASE_KEY].settings}
+    for add_on in add_ons():
+        if add_on.name in names and add_on.pytest_plugin:
+            register_plugin(config, add_on)
 
 
 def check_is_marked(item: pytest.Item) -> None:

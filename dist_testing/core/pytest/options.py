@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from dist_testing.core.ground.add_ons import AddOn, add_ons
+from dist_testing.core.ground.add_ons import AddOn, add_ons, blaming
 from dist_testing.core.ground.backends import default_backend
 from dist_testing.core.ground.errors import DistTestingError, UsageError
 from dist_testing.core.ground.keepable import ENV_PREFIX, KEEPABLE
@@ -143,6 +143,14 @@ def with_plugin(config: pytest.Config) -> list[AddOn]:
             or named_marks(config, add_on.marks)
         )
     ]
+
+
+def register_plugin(config: pytest.Config, add_on: AddOn) -> None:
+    """Register the plugin of an add-on, once."""
+    name = f"dist_testing_{add_on.name}"
+    if not config.pluginmanager.hasplugin(name):
+        with blaming(add_on.name, "its plugin of pytest"):
+            config.pluginmanager.register(add_on.load("pytest_plugin")(config), name)
 
 
 def named_marks(config: pytest.Config, marks: Iterable[str]) -> list[str]:

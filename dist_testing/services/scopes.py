@@ -1,0 +1,131 @@
+"""The running services of this process that tests share, by their scope.
+
+A fixture and the marked tests of one module share a service of scope "module". The scope is a text: that part of the
+name of a test which all tests of the scope have.
+"""
+
+from __future__ import annotations
+
+import atexit
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+
+from dist_testing.services.definition import Definition, Scope, ServiceError
+from dist_testing.services.running import Running, started
+
+
+@dataclass(eq=False)
+class Shared:
+    """A running service, and who uses it.
+
+    Attributes:
+        key: Its scope.
+        users: Number of worlds and fixtures that use it now.
+        fixtures: Names of the fixtures that have it.
+        is_told: Whether a test has failed because it has ended.
+    """
+
+    running: Running
+    key: str
+    users: int = 0
+    fixtures: set[str] = field(default_factory=set)
+    is_told: bool = False
+
+    def ended(self) -> str:
+        """Return one sentence on how it has ended by itself, without a full stop; "" if it has not."""
+        self.running.poll()
+        return self.running.headline()
+
+    def is_for(self, test: str) -> bool:
+        """Return whether it is in the scope of a test."""
+        return key_of(test, self.running.definition.scope) == self.key
+
+
+_shared: list[Shared] = []
+
+
+def key_of(test: str, scope: Scope) -> str:
+    """Return the scope of a test, by its name: a node id of pytest, or `module.Class.method` of unittest."""
+    if scope == "session":
+        return ""
+    if scope == "function":
+        return test
+    path, colons, rest = test.partition("::")
+    if not colons:
+        cls = test.rpartition(".")[0]
+        return cls if scope == "class" else cls.rpartition(".")[0]
+    if scope == "module":
+        return path
+    # Parameters can contain colons. Outside a class, pytest's scope of a class is the test.
+    owner = rest.partition("[")[0].rpartition("::")[0]
+    return f"{path}::{owner}" if owner else test
+
+
+def share(definition: Definition, key: str, log_line: Callable[[str], None], *, may_start: bool = True) -> Shared:
+    """Return the running service of a scope; start it for the first user, unless it must not wait.
+
+    Raises:
+        ServiceError: If it cannot be started, or has ended in the meantime.
+    """
+    for shared in _shared:
+        if shared.running.definition is definition and shared.key == key:
+            if text := ended_before(shared):
+                raise ServiceError(f"{text}\n{shared.running.tail()}")
+            break
+    else:
+        if not may_start:
+            raise ServiceError(f"Service {definition.name} is not running yet.")
+        shared = Shared(started(definition, log_line), key)
+        _shared.append(shared)
+    shared.users += 1
+    return shared
+
+
+def ended_before(shared: Shared) -> str:
+    """Return the error text of a test that needs a service which has ended before it; "" if it runs."""
+    if not (headline := shared.ended()):
+        return ""
+    return (
+        f"{headline} before this test.\n"
+        f'The tests of its scope, "{shared.running.definition.scope}", share it, so it is not started again.\n'
+        "Mend what ended it, or give it a smaller scope."
+    )
+
+
+def ended_in(shared: Shared) -> str:
+    """Return how a service has ended, once: for the test in which it did. "" if it runs, or this was told before."""
+    headline = "" if shared.is_told else shared.ended()
+    shared.is_told |= bool(headline)
+    return headline
+
+
+def end(shared: Shared) -> list[str]:
+    """Stop a service, and return what is wrong."""
+    _shared.remove(shared)
+    headline = ended_in(shared)
+    return [*([headline] if headline else []), *shared.running.stop()]
+
+
+def shared_by(test: str) -> Iterator[Shared]:
+    """Yield the running services in whose scopes a test is."""
+    return (shared for shared in _shared if shared.is_for(test))
+
+
+def end_after(test: str, next_test: str | None) -> list[str]:
+    """Stop the services whose last test is over; return what is wrong with them. None if no test follows."""
+    over = [shared for shared in shared_by(test) if next_test is None or not shared.is_for(next_test)]
+    # A world that was started ahead of its turn keeps its own until it ends.
+    return [text for shared in over if not shared.users for text in end(shared)]
+
+
+def end_all() -> list[str]:
+    """Stop what is left, because the run has ended early; return what is wrong."""
+    return [text for shared in list(_shared) for text in end(shared)]
+
+
+@atexit.register
+def _end_at_exit() -> None:
+    # Of unittest, which has no end of a module, and of a session of pytest that was cut off.
+    for text in end_all():
+        print(f"dist_testing: {text}", file=sys.stderr, flush=True)
