@@ -140,7 +140,7 @@ def check_no_rank(subject: str) -> None:
     if (rank := os.environ.get("RANK") if member is None else member.rank) is not None:
         raise UsageError(
             f"{subject} was called on rank {rank} of a world.\n"
-            "Each rank would make a world of its own. With isolation \"spawn\", each rank imports the script again, and "
+            'Each rank would make a world of its own. With isolation "spawn", each rank imports the script again, and '
             "repeats each call that is not below `if __name__ == '__main__':`.\n"
             "Call it where no world exists yet; if no launcher has started this process, unset RANK."
         )
