@@ -162,8 +162,9 @@ def _address(env: Env, names: Names, *, has_other_nodes: bool) -> tuple[str, int
         return address, port
     raise UsageError(
         f"{names.rank}={env[names.rank]} is set without {' and '.join(missing)}.\n"
-        f"{names.launcher} does not tell the ranks on which node rank 0 is, so they cannot find it.\n"
-        f"Pass on the host of rank 0 and a free port there, such as with `-x {missing[0]}=...` of mpirun."
+        f"{names.launcher} does not tell the ranks which node has rank 0, so they cannot connect to it.\n"
+        "Set MASTER_ADDR to the host of rank 0, and MASTER_PORT to a free port there, for all ranks: "
+        f"`mpirun -x {missing[0]}=...`, for example."
     )
 
 

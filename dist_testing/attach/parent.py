@@ -113,7 +113,7 @@ def _folder_of_node(
     if not home.address:
         raise LaunchError(
             f"Rank {rank_info.rank} of {rank_info.size} is not on the node of rank 0, which expects all ranks there.\n"
-            f"{rank_info.launcher}'s variables name no other node; set by hand, they lack LOCAL_WORLD_SIZE.\n"
+            f"{rank_info.launcher}'s variables name no other node. Variables set by hand may lack LOCAL_WORLD_SIZE.\n"
             "Set LOCAL_WORLD_SIZE to the number of ranks of each node."
         )
     key = f"folder/{rank_info.node_key}"

@@ -128,8 +128,8 @@ def _check_call(subject: str, fn: Callable[..., Any], args: tuple[Any, ...], kwa
         signature.bind(*args, **kwargs)
     except TypeError as error:
         raise UsageError(
-            f"{subject}: the function takes {signature}, and the call: {error}.\n"
-            "It gets args and kwargs, and no rank before them as under torch.multiprocessing.spawn.\n"
+            f"{subject}: the call does not fit the parameters {signature}: {error}.\n"
+            "The function gets args and kwargs. Unlike torch.multiprocessing.spawn, run() passes no rank before them.\n"
             "Ask for the rank by torch.distributed.get_rank(), or pass what is missing by args or kwargs."
         ) from None
 
@@ -140,8 +140,8 @@ def check_no_rank(subject: str) -> None:
     if (rank := os.environ.get("RANK") if member is None else member.rank) is not None:
         raise UsageError(
             f"{subject} was called on rank {rank} of a world.\n"
-            "Each rank would make a world of its own. A script whose isolation is spawn also comes here if its main "
-            "part is not below `if __name__ == '__main__':`.\n"
+            'Each rank would make a world of its own. With isolation "spawn", each rank imports the script again, and '
+            "repeats each call that is not below `if __name__ == '__main__':`.\n"
             "Call it where no world exists yet; if no launcher has started this process, unset RANK."
         )
 

@@ -113,7 +113,7 @@ def _wrong(source: str, what: str) -> SpecError:
     return SpecError(
         f"{source}: {what}.\n"
         "It was not written by the build rules of this version of dist_testing.\n"
-        "Build the target again; if it stays, the rules and the Python package are of two versions."
+        "Build the target again; if the error stays, use the rules and the Python package of the same version."
     )
 
 

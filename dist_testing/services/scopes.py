@@ -89,7 +89,7 @@ def ended_before(shared: Shared) -> str:
     return (
         f"{headline} before this test.\n"
         f'The tests of its scope, "{shared.running.definition.scope}", share it, so it is not started again.\n'
-        "Mend what ended it, or give it a smaller scope."
+        "Fix what ended it, or give it a smaller scope."
     )
 
 

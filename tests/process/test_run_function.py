@@ -107,7 +107,7 @@ _SCRIPT = """
         error = error_of(RunFailedError, lambda: dist_testing.run(total, 2), 1, backend="threaded")
         assert "was called on rank 0 of a world" in str(error)
         error = error_of(UsageError, lambda rank: rank, 2)
-        assert "takes (rank), and the call: missing a required argument: 'rank'." in str(error), error
+        assert "the call does not fit the parameters (rank): missing a required argument: 'rank'." in str(error), error
         assert str(error_of(UsageError, "total", 2)).startswith("run('total') with fn = 'total'"), "no module is shown"
         assert "small world size" in str(error_of(unittest.SkipTest, skips, 2))
 

@@ -301,7 +301,9 @@ def test_an_outcome_reads_as_a_sentence_about_its_rank(outcome: RankOutcome, exp
     assert outcome.describe() == expected
 
 
-@pytest.mark.parametrize(("collateral", "expected"), [("lost", "lost a peer"), ("late", "waited for a peer in vain")])
+@pytest.mark.parametrize(
+    ("collateral", "expected"), [("lost", "lost a peer"), ("late", "timed out waiting for a peer")]
+)
 def test_an_error_about_a_peer_is_described_by_its_type_only(collateral: Collateral, expected: str) -> None:
     """If this fails, torch's long text with addresses fills the line."""
     text = RankOutcome(0, Kind.RAISED, summary="RuntimeError: [1.2.3.4]", collateral=collateral).describe()

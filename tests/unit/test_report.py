@@ -133,7 +133,7 @@ def test_the_only_error_of_a_case_is_quoted() -> None:
     late = replace(raised(1, 102.0, text="the wait's traceback"), collateral="late")
     waits = [RankOutcome(0, Kind.PASSED, 101.0), late, replace(late, rank=2, at_s=103.0, text="a later one")]
     text = failure_report(result(waits))
-    assert text.endswith("rank 1 of 3 waited for a peer in vain in call (ValueError)\n\nthe wait's traceback")
+    assert text.endswith("rank 1 of 3 timed out waiting for a peer in call (ValueError)\n\nthe wait's traceback")
     assert "a later one" not in text
     assert "The stacks of the running ranks are below" not in text
     assert "the wait's traceback" not in failure_report(result(waits, stacks={0: "running"}))

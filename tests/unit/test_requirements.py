@@ -174,14 +174,14 @@ def test_an_instance_may_handle_the_skip_itself(machine: SimpleNamespace) -> Non
 @pytest.mark.parametrize(
     ("apply", "message"),
     [
-        (lambda: dist_testing.skip_if_lt_x_gpu(body), "@skip_if_lt_x_gpu: the function body where"),  # type: ignore[arg-type]
-        (lambda: dist_testing.skip_if_lt_x_gpu(-1), "@skip_if_lt_x_gpu: -1 where"),
-        (lambda: dist_testing.skip_if_lt_x_gpu(True), "@skip_if_lt_x_gpu: True where"),
+        (lambda: dist_testing.skip_if_lt_x_gpu(body), "@skip_if_lt_x_gpu: got the function body instead"),  # type: ignore[arg-type]
+        (lambda: dist_testing.skip_if_lt_x_gpu(-1), "@skip_if_lt_x_gpu: got -1 instead"),
+        (lambda: dist_testing.skip_if_lt_x_gpu(True), "@skip_if_lt_x_gpu: got True instead"),
         (lambda: dist_testing.nccl_skip_if_lt_x_gpu("nccl", "2"), "@nccl_skip_if_lt_x_gpu"),  # type: ignore[arg-type]
-        (lambda: dist_testing.requires_world_size("2"), "@requires_world_size: '2' where"),  # type: ignore[arg-type]
+        (lambda: dist_testing.requires_world_size("2"), "@requires_world_size: got '2' instead"),  # type: ignore[arg-type]
         (lambda: dist_testing.skip_if_no_gpu(SimpleNamespace), "SimpleNamespace is a class"),
-        (lambda: dist_testing.requires_gloo(body), "@requires_gloo: the function body where"),  # type: ignore[call-arg]
-        (lambda: dist_testing.skip_if_rocm_arch_multiprocess(body), "@skip_if_rocm_arch_multiprocess: the"),  # type: ignore[arg-type]
+        (lambda: dist_testing.requires_gloo(body), "@requires_gloo: got the function body instead"),  # type: ignore[call-arg]
+        (lambda: dist_testing.skip_if_rocm_arch_multiprocess(body), "@skip_if_rocm_arch_multiprocess: got the"),  # type: ignore[arg-type]
     ],
 )
 def test_misused_decorators_are_refused_at_once(apply: Callable[[], Any], message: str) -> None:

@@ -248,7 +248,7 @@ def check_count(decorator: str, count: object, what: str) -> None:
         # A function shows that the decorator was used without arguments.
         given = f"the function {count.__qualname__}" if hasattr(count, "__qualname__") else repr(count)
         raise UsageError(
-            f"@{decorator}: {given} where the number of {what} belongs.\n"
+            f"@{decorator}: got {given} instead of the number of {what}.\n"
             "The decorator takes the number in parentheses.\n"
             f"Write @{decorator}(2), for example."
         )

@@ -33,8 +33,8 @@ def with_parentheses(decorator: _Test) -> _Test:
     def wrapper(*given: Any, **named: Any) -> Any:
         if given and hasattr(given[0], "__qualname__"):
             raise UsageError(
-                f"@{decorator.__name__}: the function {given[0].__qualname__} where its arguments belong.\n"
-                "The decorator takes parentheses, also without arguments.\n"
+                f"@{decorator.__name__}: got the function {given[0].__qualname__} instead of arguments.\n"
+                "The decorator needs parentheses, even without arguments.\n"
                 f"Write @{decorator.__name__}(), with its arguments if it has any."
             )
         return decorator(*given, **named)

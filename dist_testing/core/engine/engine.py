@@ -242,7 +242,7 @@ class Engine:
             raise UsageError(
                 f"{case.name}: not run, because the target's time was over: {limit_s:.1f} s were left for it.\n"
                 "The cases before it have used the time; those that hang use the most.\n"
-                "Mend them, or give the target a larger timeout or size, or more shards. This test is not to blame."
+                "Fix them, or give the target a larger timeout or size, or more shards. This test is not to blame."
             )
         return limit_s
 

@@ -213,7 +213,7 @@ def _cut_limit(result: CaseResult) -> str:
     """Explain a hang of a case that had less time than its own limit, because the target's time is shared."""
     return (
         f"The target's time was {'over' if result.limit_s < LEAST_S else 'short'}: it left this case "
-        f"{result.limit_s:.1f} s of its limit of {result.case.timeout_s:g} s, so the test may be good. Mend the cases "
+        f"{result.limit_s:.1f} s of its limit of {result.case.timeout_s:g} s, so the test may be good. Fix the cases "
         "before it that hang, or give the target a larger timeout or size, or more shards; a longer limit of the case "
         "does not help. Stacks of the ranks that were running are below."
     )

@@ -135,7 +135,7 @@ class RankOutcome(ReportDetails):
             case Kind.SKIPPED:
                 return f"skipped: {self.reason}"
             case Kind.RAISED if self.collateral:
-                what = "lost a peer" if self.collateral == "lost" else "waited for a peer in vain"
+                what = "lost a peer" if self.collateral == "lost" else "timed out waiting for a peer"
                 return f"{what} in {self.operation or self.phase} ({self.summary.partition(':')[0]})"
             case Kind.RAISED:
                 return f"raised {_END.sub('', self.summary)} in {self.phase}"

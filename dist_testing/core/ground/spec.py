@@ -159,5 +159,5 @@ def _refused(fields: Mapping[str, Any], name: str, expected: str) -> SpecError:
     return SpecError(
         f"{SPEC_VARIABLE} says {name} = {fields.get(name)!r}; expected {expected}.\n"
         "It was not written by the build rules of this version of dist_testing.\n"
-        "Build the target again; if it stays, the rules and the Python package are of two versions."
+        "Build the target again; if the error stays, use the rules and the Python package of the same version."
     )

@@ -54,7 +54,7 @@ class _StaysInRunner:
         raise AttributeError(
             f"{owner.__qualname__}.{self._value.name} is not on the rank: setUpClass has made it in the runner, and it "
             f"cannot be pickled ({self._value.reason}).\n"
-            "Ranks get by pickle what setUpClass binds.\n"
+            "setUpClass runs in the runner, and its values reach the ranks by pickle.\n"
             "Make the object in setUpRank, or let setUpClass bind what a rank needs of it, such as a path or a port."
         )
 
@@ -155,6 +155,6 @@ def _unpickled(data: bytes, value: _Value) -> object:
     except Exception as error:
         raise UsageError(
             f"{value.name}, which setUpClass has bound, cannot be made on a rank: {type(error).__name__}: {error}\n"
-            "Ranks get by pickle what setUpClass binds, and this value's own code cannot read what it has written.\n"
+            "Values of setUpClass reach the ranks by pickle, and pickle cannot read back what this value has written.\n"
             "Make the value in setUpRank."
         ) from error
