@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import functools
 import os
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from dist_testing.core.ground.add_ons import EXT_VERSION, AddOn
 
 if TYPE_CHECKING:
+    import pytest
+
     from dist_testing.core.ground.case import Case
     from dist_testing.core.ground.spec import Spec
 
@@ -19,6 +22,14 @@ def _has_processes(case: Case, spec: Spec) -> bool:
 
     del spec
     return not isolation_named(case.isolation).in_process
+
+
+# Where the build flag //dist_testing/config:quarantine puts its file.
+_QUARANTINE = Path(__file__).with_name("config") / "quarantine.toml"
+
+
+def _has_quarantine(config: pytest.Config) -> bool:
+    return bool(config.getoption("dist_quarantine") or config.getini("dist_quarantine")) or _QUARANTINE.exists()
 
 
 # All have the version of this library.
@@ -149,6 +160,13 @@ ADD_ONS = (
         order=100,
         wanted=lambda case, spec: bool(case.pool) or not _has_processes(case, spec),
         rank_service="dist_testing.pool_state:PoolState",
+    ),
+    _own(
+        name="quarantine",
+        options={"--dist-quarantine": "file of cases that are known to fail, and do not decide about the run"},
+        ini={"dist_quarantine": "as --dist-quarantine; from the folder of the ini file"},
+        in_session=_has_quarantine,
+        pytest_plugin="dist_testing.quarantine.session:quarantine_of",
     ),
     # Half the price of a fork is page tables.
     _own(name="huge_pages", idle_work="dist_testing.huge_pages:HugePages"),

@@ -34,9 +34,8 @@ GROUP = "dist_testing"
 _BUILT_IN = "dist_testing.built_in"
 
 
-def always(case: Case, spec: Spec) -> bool:
-    """Return True: the add-on takes part in every case."""
-    del case, spec
+def always(*_: object) -> bool:
+    """Return True: the add-on takes part in every case, or every session."""
     return True
 
 
@@ -73,6 +72,10 @@ class AddOn:
         place: The class of a `WorldPlace`; the add-on then has the place of each world that it is wanted for.
         more: Further parts, by names that one caller asks for: for the front ends, which no stranger replaces yet.
         idle_work: An `IdleWork`, made with the number of ranks that the run will fork (0: not known).
+        ini: Options of pytest's ini file, `dist_...`, to a line of help; each has a text.
+        in_session: Whether a session of pytest has `pytest_plugin`, from pytest's config. It must be cheap.
+        pytest_plugin: A function of pytest's config that returns a plug-in of the session, when pytest configures it.
+            It raises `UsageError` if an option is wrong.
     """
 
     name: str
@@ -94,6 +97,9 @@ class AddOn:
     rank_service: str = ""
     place: str = ""
     idle_work: str = ""
+    ini: Mapping[str, str] = field(default_factory=dict)
+    in_session: Callable[[Any], bool] = always
+    pytest_plugin: str = ""
     more: Mapping[str, str] = field(default_factory=dict)
 
     def load(self, part: str) -> Any:

@@ -7,12 +7,11 @@ The plugin imports this module in every session, so it imports nothing that take
 
 from __future__ import annotations
 
-import contextlib
 from typing import Any
 
 import pytest
 
-from dist_testing.core.ground.add_ons import add_ons
+from dist_testing.core.ground.add_ons import AddOn, add_ons
 from dist_testing.core.ground.backends import default_backend
 from dist_testing.core.ground.errors import DistTestingError, UsageError
 from dist_testing.core.ground.keepable import ENV_PREFIX, KEEPABLE
@@ -106,11 +105,22 @@ def add_options(parser: pytest.Parser) -> None:
         metavar="FILE",
         help='write what happens in the run, with times, as JSON lines; ".gz" at the end compresses',
     )
-    # An add-on that cannot be loaded must not end a session without distributed tests; others report it.
-    with contextlib.suppress(DistTestingError, OSError):
-        for add_on in add_ons():
-            for option, text in add_on.options.items():
-                group.addoption(option, metavar="N", help=text)
+    for add_on in usable_add_ons():
+        for option, text in add_on.options.items():
+            group.addoption(option, metavar="VALUE", help=text)
+        for name, text in add_on.ini.items():
+            parser.addini(name, text, default="")
+
+
+def usable_add_ons() -> tuple[AddOn, ...]:
+    """Return the add-ons; none if one of them cannot be loaded.
+
+    That must not end a session without distributed tests. A session with one reports it.
+    """
+    try:
+        return add_ons()
+    except (DistTestingError, OSError):
+        return ()
 
 
 def arguments_of_part(config: pytest.Config) -> tuple[str, ...]:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from dist_testing.core.ground.add_ons import add_on_named
+from dist_testing.core.ground.add_ons import add_on_named, blaming
 from dist_testing.core.ground.errors import DistTestingError, UsageError
 from dist_testing.core.pytest import backend_hook
 from dist_testing.core.pytest.options import (
@@ -24,6 +24,7 @@ from dist_testing.core.pytest.options import (
     has_mark,
     has_options,
     marker_name,
+    usable_add_ons,
 )
 from dist_testing.core.session.offered_session import offer_session, withdraw_session
 
@@ -57,11 +58,16 @@ def pytest_load_initial_conftests(early_config: pytest.Config) -> Generator[None
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Register the marker, and the runner's half of the plugin if the session certainly uses the library."""
+    """Register the marker, plug-ins of add-ons, and the runner's half if the session certainly uses the library."""
     try:
         config.addinivalue_line("markers", f"{marker_name(config)}{MARKER_HELP}")
         if config.getoption("dist_watch"):
             add_on_named("watch", WATCH_OPTION).load("at_configure")(config)
+        for add_on in usable_add_ons():
+            if add_on.pytest_plugin and add_on.in_session(config):
+                with blaming(add_on.name, "its plug-in of pytest"):
+                    plugin = add_on.load("pytest_plugin")(config)
+                config.pluginmanager.register(plugin, f"dist_testing_{add_on.name}")
     except DistTestingError as error:
         raise pytest.UsageError(str(error)) from error
     if _is_in_use() or _is_set_up(config):
