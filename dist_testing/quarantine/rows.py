@@ -86,7 +86,8 @@ def read_rows(path: Path) -> tuple[Row, ...]:
 def read_text(path: Path) -> str:
     """Return the text of a file; a UsageError says why it cannot be read."""
     try:
-        return path.read_text(encoding="utf-8")
+        # With its own line ends.
+        return path.read_bytes().decode()
     except (OSError, ValueError) as error:
         raise UsageError(
             f"{path} cannot be read: {error}.\n"

@@ -62,8 +62,8 @@ class Quarantine:
         self._stale: list[tuple[int, str]] = []
         # Rows that name a case here, and do not apply to it, and why.
         self._unmet: dict[int, str] = {}
-        # The names under which such rows are reported.
-        self._failed_rows: set[str] = set()
+        # The report of a row, while pytest takes it.
+        self._row_report: pytest.TestReport | None = None
         self._told: list[pytest.TestReport] = []
         # A plug-in of Bazel's session changes it while pytest prints its summary.
         self._style: str = config.option.tbstyle
@@ -143,8 +143,8 @@ class Quarantine:
     @pytest.hookimpl(tryfirst=True)
     def pytest_report_teststatus(self, report: pytest.TestReport) -> tuple[str, str, Any] | None:
         """Count quarantined failures by themselves; print no letter for a row, because the tests are over."""
-        if report.nodeid in self._failed_rows:
-            return "failed", "", "FAILED"
+        if report is self._row_report:
+            return "failed", "", ""
         if getattr(report, "quarantined", {}).get(PROPERTY) != "failed":
             return None
         return "quarantined", "q", ("QUARANTINED", {"yellow": True})
@@ -176,11 +176,12 @@ class Quarantine:
 
     def _fail(self, session: pytest.Session, row: Row, text: str) -> None:
         nodeid = f"{row.file.name}::row {row.number}"
-        self._failed_rows.add(nodeid)
         report = pytest.TestReport(nodeid, (row.file.name, None, nodeid), {}, "failed", text, "call")
         # Written for the user: the first line tells it.
         report.is_distributed = True  # type: ignore[attr-defined]
+        self._row_report = report
         session.config.hook.pytest_runtest_logreport(report=report)
+        self._row_report = None
 
     def pytest_terminal_summary(self, terminalreporter: Any) -> None:
         """Print the failures, and a list of the quarantined cases."""

@@ -163,6 +163,16 @@ def _cached(run: RunRecord) -> str:
     return f"nothing has changed: the result is from {place}{since}{run.in_part}"
 
 
+def ended(case: CaseRecord) -> Status:
+    """Return how a case ended. A failure that a quarantine file has taken out of the verdict is one here."""
+    return "failed" if is_quarantined_failure(case) else case.status
+
+
+def is_quarantined_failure(case: CaseRecord) -> bool:
+    """Return whether a case has failed, and a quarantine file says that this does not decide about the run."""
+    return ("quarantine", "failed") in case.properties
+
+
 def slow_cases(report: Report, count: int) -> list[CaseRecord]:
     """Return the slowest cases that ran and took a known time, the slowest first; of several runs, the slowest."""
     slowest: dict[tuple[str, str], CaseRecord] = {}
