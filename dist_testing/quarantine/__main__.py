@@ -84,10 +84,13 @@ def _prune(options: argparse.Namespace) -> int:
 
 
 def _report(paths: Sequence[Path]) -> Report:
-    """Read results; refuse a path that cannot be read, because numbers without it would be wrong."""
+    """Read results. Say what cannot be read or is incomplete, and refuse results without a case."""
     report = gather(paths, is_brief=True)
-    if report.problems:
-        raise ReportError("\n".join(f"{problem.subject}: {problem.text}" for problem in report.problems))
+    told = "\n".join(f"{problem.subject}: {problem.text}" for problem in report.problems)
+    if not any(run.cases for run in report.runs):
+        raise ReportError(told or f"{paths[0]}: there is no case in it.\nThe run has ended early.\nName other results.")
+    if told:
+        sys.stderr.write(f"{told}\n")
     return report
 
 
@@ -102,13 +105,13 @@ def _parser() -> argparse.ArgumentParser:
     check = commands.add_parser("check", help="read the file, and list what should be removed from it")
     check.set_defaults(run=_check)
     check.add_argument("file", type=Path, metavar="FILE")
-    check.add_argument("results", nargs="*", type=Path, metavar="RESULTS", help="recorded runs")
+    check.add_argument("--results", nargs="+", default=[], type=Path, metavar="RESULTS", help="recorded runs")
     check.add_argument(
         "--passes",
         type=_count,
         default=_PASSES,
         metavar="N",
-        help=f"list cases that have passed their last N recorded runs (default: {_PASSES})",
+        help=f"with --results: list cases that have passed their last N recorded runs (default: {_PASSES})",
     )
     propose = commands.add_parser("propose", help="print rows for cases that recorded runs show to be flaky")
     propose.set_defaults(run=_propose)
