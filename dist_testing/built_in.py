@@ -25,11 +25,11 @@ def _has_processes(case: Case, spec: Spec) -> bool:
 
 
 # Where the build flag //dist_testing/config:quarantine puts its file.
-_QUARANTINE = Path(__file__).with_name("config") / "quarantine.toml"
+QUARANTINE_FILE = Path(__file__).with_name("config") / "quarantine.toml"
 
 
 def _has_quarantine(config: pytest.Config) -> bool:
-    return bool(config.getoption("dist_quarantine") or config.getini("dist_quarantine")) or _QUARANTINE.exists()
+    return bool(config.getoption("dist_quarantine") or config.getini("dist_quarantine")) or QUARANTINE_FILE.exists()
 
 
 # All have the version of this library.

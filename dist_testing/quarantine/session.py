@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from dist_testing import built_in
 from dist_testing.core.ground.error_text import shorten
 from dist_testing.core.ground.errors import DistTestingError
 from dist_testing.core.ground.record import OF_THE_MACHINE
@@ -21,14 +22,13 @@ from dist_testing.quarantine.conditions import Place
 from dist_testing.quarantine.rows import Row, RowFinder, read_rows, two_rows
 
 _OPTION = "dist_quarantine"
-_FLAG_FILE = Path(__file__).parent.with_name("config") / "quarantine.toml"
 _ROW_KEY = pytest.StashKey[Row]()
 # The name of the property that tells how a quarantined case ended; `report.flakes` reads it, too.
 PROPERTY = "quarantine"
 # Begins the reason of a skip, and of a failure that does not count.
 _PREFIX = "quarantined: "
-# Where a worker of pytest-xdist leaves its stale entries for the process that reports.
-_STALE = "dist_quarantine_stale"
+# Where a worker of pytest-xdist leaves what it has found for the process that reports.
+_FOUND = "dist_quarantine"
 
 
 def quarantine_of(config: pytest.Config) -> Quarantine:
@@ -42,7 +42,7 @@ def _file_of(config: pytest.Config) -> Path:
     elif text := config.getini(_OPTION):
         folder = config.inipath.parent if config.inipath else config.rootpath
     else:
-        return _FLAG_FILE
+        return built_in.QUARANTINE_FILE
     path = folder / text
     if not path.exists() and (rlocation := find_runfiles()) is not None and (found := rlocation(text)):
         # Bazel's `$(rlocationpath)`.
@@ -159,7 +159,7 @@ class Quarantine:
         """Fail for each row that has expired or names no case, after the tests."""
         result = yield
         if hasattr(self._config, "workerinput"):
-            self._config.workeroutput[_STALE] = self._stale  # type: ignore[attr-defined]
+            self._config.workeroutput[_FOUND] = self._stale, list(self._unmet.items())  # type: ignore[attr-defined]
         elif not self._config.option.collectonly:
             for row in self._expired:
                 self._fail(session, row, _expired_text(row))
@@ -171,8 +171,10 @@ class Quarantine:
 
     @pytest.hookimpl(optionalhook=True)
     def pytest_testnodedown(self, node: Any) -> None:
-        """Take the stale entries of a worker of pytest-xdist. All workers collect the same."""
-        self._stale += map(tuple, getattr(node, "workeroutput", {}).get(_STALE, ()))
+        """Take what a worker of pytest-xdist has found. All collect the same; one that has crashed tells nothing."""
+        stale, unmet = getattr(node, "workeroutput", {}).get(_FOUND, ((), ()))
+        self._stale += map(tuple, stale)
+        self._unmet.update(unmet)
 
     def _fail(self, session: pytest.Session, row: Row, text: str) -> None:
         nodeid = f"{row.file.name}::row {row.number}"

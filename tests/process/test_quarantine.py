@@ -247,8 +247,8 @@ def test_only_files_that_were_collected_as_a_whole_are_judged(starter: Starter, 
     )
     (tmp_path / "quarantine.toml").write_text(_quarantine(*rows), encoding="utf-8")
     given = ("-rA", "--dist-quarantine=quarantine.toml")
-    for chosen in (["test_a.py::test_one"], ["test_a.py", "-k", "one"], ["test_a.py"], ["test_b.py::test_three"]):
-        run = run_pytest(starter, tmp_path, *given, *chosen)
+    for tests in (["test_a.py::test_one"], ["test_a.py", "-k", "one"], ["test_a.py"], ["test_b.py::test_three"]):
+        run = run_pytest(starter, tmp_path, *given, *tests)
         assert run.code == pytest.ExitCode.OK, run.log
     for chosen, stale in {
         "test_b.py": "'test_b.py::test_gone';",
@@ -319,7 +319,16 @@ def test_under_bazel(starter: Starter, tmp_path: Path) -> None:
     # An expired row fails the target, and has its case in the XML.
     text = (target.package / "quarantine.toml").read_text(encoding="utf-8").replace("2999", "2020", 1)
     (target.package / "quarantine.toml").write_text(text, encoding="utf-8")
-    run = target.run(starter, "--dist-quarantine=_main/pkg/quarantine.toml", env={"TESTBRIDGE_TEST_ONLY": "test_plain"})
+    # The flag of the workspace puts the file beside the library; that is another place here.
+    conftest = """
+        from pathlib import Path
+
+        from dist_testing import built_in
+
+        built_in.QUARANTINE_FILE = Path(__file__).with_name("quarantine.toml")
+    """
+    write_file(target.package, "conftest.py", conftest)
+    run = target.run(starter, env={"TESTBRIDGE_TEST_ONLY": "test_plain"})
     assert run.code == pytest.ExitCode.TESTS_FAILED, run.log
     results = {name: result.outcome for name, result in target.xml().items()}
-    assert results == {"test_plain": "skipped", "quarantine.toml.row 1": "failure"}
+    assert results == {"test_plain": "skipped", "row 1": "failure"}
