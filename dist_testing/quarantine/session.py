@@ -208,9 +208,13 @@ def _place_of(item: pytest.Item) -> Place:
         case = item.stash[CASE_KEY]
         size, nodes = case.world_size, case.settings.get("nodes", 1)
     elif is_multi_process(item):
-        # Also where the size is a property, which only an instance has.
-        made = item.cls(item.name)  # type: ignore[attr-defined]
-        size, nodes = made.world_size, getattr(made, "nodes", 1)
+        try:
+            # The size may be a property, which only an instance has.
+            made = item.cls(item.name)  # type: ignore[attr-defined]
+            size, nodes = made.world_size, getattr(made, "nodes", 1)
+        except Exception:
+            # The test reports it when it runs.
+            size, nodes = None, None
     else:
         return Place()
     runner_plugin(item.config)
