@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import os
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from dist_testing.core.ground.add_ons import EXT_VERSION, AddOn
@@ -19,6 +20,10 @@ def _has_processes(case: Case, spec: Spec) -> bool:
 
     del spec
     return not isolation_named(case.isolation).in_process
+
+
+# Where the build flag //dist_testing/config:quarantine puts its file.
+QUARANTINE_FILE = Path(__file__).with_name("config") / "quarantine.toml"
 
 
 # All have the version of this library.
@@ -187,6 +192,13 @@ ADD_ONS = (
         order=100,
         wanted=lambda case, spec: bool(case.pool) or not _has_processes(case, spec),
         rank_service="dist_testing.pool_state:PoolState",
+    ),
+    _own(
+        name="quarantine",
+        options={"--dist-quarantine": "file of cases that are known to fail, and do not decide about the run"},
+        ini={"dist_quarantine": "as --dist-quarantine; from the folder of the ini file"},
+        in_session=lambda config: QUARANTINE_FILE.exists(),
+        pytest_plugin="dist_testing.quarantine.session:quarantine_of",
     ),
     # Half the price of a fork is page tables.
     _own(name="huge_pages", idle_work="dist_testing.huge_pages:HugePages"),

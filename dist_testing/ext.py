@@ -25,6 +25,7 @@ the declaring module must import nothing but this one. The library's own add-ons
 | `explainer` | runner | `Explainer`: a pure function from result to result |
 | `rerun` | runner | a function that may run a case again, and returns the result that counts |
 | `place` | fork server | `WorldPlace`: where the ranks live, such as simulated nodes |
+| `pytest_plugin`, `ini` | runner | a function that makes a plug-in of pytest; options of the ini file |
 | `idle_work` | fork server | `IdleWork`: what it does while it waits |
 | `rank_service` | ranks | `RankService`: work at the begin and the end of each case |
 

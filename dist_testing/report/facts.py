@@ -29,6 +29,10 @@ _TITLES = (
 )
 _COMMAND = "This case alone: "
 _VICTIMS = "Victims: "
+# The properties of a quarantined case, which XML of any program may have in part.
+_QUARANTINE = dict.fromkeys(
+    ("quarantine", *(f"quarantine_{name}" for name in ("reason", "link", "owner", "expires", "failure"))), ""
+)
 _LEDGER = re.compile(r"Ledger of ranks? [\d, ]+: ")
 
 
@@ -161,6 +165,27 @@ def _cached(run: RunRecord) -> str:
     place = "a remote cache" if run.cached == "remote" else "this machine"
     since = f", from a run of {utc(run.began_wall_s)}" if run.began_wall_s is not None else ""
     return f"nothing has changed: the result is from {place}{since}{run.in_part}"
+
+
+def ended(case: CaseRecord) -> Status:
+    """Return how a case ended. A failure that a quarantine file has taken out of the verdict is one here."""
+    return "failed" if is_quarantined_failure(case) else case.status
+
+
+def is_quarantined_failure(case: CaseRecord) -> bool:
+    """Return whether a case has failed, and a quarantine file says that this does not decide about the run."""
+    return ("quarantine", "failed") in case.properties
+
+
+def quarantined(report: Report) -> list[tuple[RunRecord, CaseRecord, dict[str, str]]]:
+    """Return the cases that a quarantine file names, with their properties; those that have failed come first."""
+    found = [
+        (run, case, told)
+        for run in final_runs(report)
+        for case in run.cases
+        if (told := {**_QUARANTINE, **{name: str(value) for name, value in case.properties}})["quarantine"]
+    ]
+    return sorted(found, key=lambda one: not is_quarantined_failure(one[1]))
 
 
 def slow_cases(report: Report, count: int) -> list[CaseRecord]:

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from typing import Literal, get_args
 
 from dist_testing.core.ground.record import BAD, CaseRecord
+from dist_testing.report.facts import ended
 from dist_testing.report.model import Report, RunRecord
 from dist_testing.report.words import clean, grouped, percent, plural
 
@@ -114,7 +115,7 @@ def votes(report: Report, *, same_inputs: bool = False) -> Iterator[Vote]:
             continue
         inputs = _inputs(report, run, same_inputs)
         for case in run.cases:
-            if case.status != "skipped":
+            if ended(case) != "skipped":
                 yield _vote(run, case, inputs)
         if (run.invocation, run.target) in whole:
             kind = run.status.lower() if _failed_as_a_whole(run) else ""
@@ -136,8 +137,9 @@ def _inputs(report: Report, run: RunRecord, same_inputs: bool) -> str:
 
 
 def _vote(run: RunRecord, case: CaseRecord, inputs: str) -> Vote:
-    is_bad = case.status in (*BAD, "xpassed")
-    kind = (case.cause if case.cause not in ("", "none") else case.status) if is_bad else ""
+    status = ended(case)
+    is_bad = status in (*BAD, "xpassed")
+    kind = (case.cause if case.cause not in ("", "none") else status) if is_bad else ""
     culprit = case.culprit if is_bad else None
     return Vote(run.suite, case.name, run.backend, case.world_size, inputs, kind, culprit, case.status == "error")
 

@@ -100,6 +100,7 @@ def markdown(report: Report, title: str = "") -> str:
             (failure, shorten(facts.headline(failure.run, failure.case), 600), _first(failure.case))
             for failure in found[:_MAX_FAILURES]
         ],
+        quarantined=facts.quarantined(report),
         failures_left=len(found) - _MAX_FAILURES,
         reasons=sorted(reasons.items(), key=lambda item: (-item[1], item[0])),
         slow=[one for one in facts.slow_cases(report, 5) if one.duration_s >= 1],

@@ -89,6 +89,7 @@ def page(
         failures=shown,
         failure_count=len(found),
         failures_left=sum(map(len, groups[len(shown) :])),
+        quarantined=facts.quarantined(report),
         ledger=list(_ledger(ledger)),
         ledger_count=len(ledger),
         changed=changed and changed[0],

@@ -7,11 +7,16 @@ from pathlib import Path
 
 import pytest
 
+from dist_testing.core.bazel.junit import write_xml
+from dist_testing.core.ground.record import CaseRecord
 from dist_testing.report.__main__ import main
+from dist_testing.report.facts import ledger, quarantined
 from dist_testing.report.files import SCHEMA_FILE, ctrf, exported
+from dist_testing.report.flakes import votes
 from dist_testing.report.gather import gather
 from dist_testing.report.github import annotation_lines, markdown
 from dist_testing.report.model import Report
+from dist_testing.report.page import page
 from dist_testing.report.result_xml import read_xml
 from tests.report.schema_check import check
 from tests.report.streams import Case, write_stream
@@ -185,3 +190,35 @@ def test_markdown_stays_text(tmp_path: Path) -> None:
     assert "<b>" not in outside
     assert block.count("````") == 1
     assert "  </details>" in block.partition("  ````")[2]
+
+
+def test_quarantined_cases_have_a_place_of_their_own(tmp_path: Path) -> None:
+    """If it fails, a known failure is lost among the skips, or an entry of the file writes into the page."""
+    nasty = "<b>|x"
+    told = {"reason": nasty, "link": nasty, "owner": nasty, "expires": "2999-01-31", "failure": nasty}
+    properties = (("quarantine", "failed"), *((f"quarantine_{name}", text) for name, text in told.items()))
+    cases = [
+        CaseRecord("t.known", "xfailed", message="quarantined: x", properties=properties),
+        # As XML of another program may have it.
+        CaseRecord("t.healed", "passed", properties=(("quarantine", "passed"),)),
+        CaseRecord("t.other", "passed"),
+    ]
+    # A record of ours, and pytest's own XML.
+    write_xml(tmp_path / "test.xml", "//a:a", cases)
+    text = (tmp_path / "test.xml").read_text(encoding="utf-8").replace('message="xfail: ', 'message="')
+    (tmp_path / "pytest.xml").write_text(text, encoding="utf-8")
+    for file in ("test.xml", "pytest.xml"):
+        report = gather([tmp_path / file])
+        assert [case.name for _, case, _ in quarantined(report)] == ["t.known", "t.healed"]
+        assert {vote.case: vote.kind for vote in votes(report)} == {"t.known": "failed", "t.healed": "", "t.other": ""}
+        assert not ledger(report)
+        shown, summary = page(report, made_wall_s=0.0), markdown(report)
+        part = shown.partition('<section id="quarantined">')[2].partition("</section>")[0]
+        assert "t.known" in part
+        assert "t.healed" in part
+        assert "t.other" not in part
+        assert "2999-01-31" in part
+        assert part.count("&lt;b&gt;|x") == 4
+        assert "**Quarantined**" in summary
+        assert nasty not in shown + summary
+    assert "quarantined" not in markdown(Report())

@@ -40,6 +40,12 @@ def always(case: Case, spec: Spec) -> bool:
     return True
 
 
+def never(config: object) -> bool:
+    """Return False: the add-on waits until a session asks for it."""
+    del config
+    return False
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AddOn:
     """What one add-on adds to the worlds of a run. `dist_testing.ext` documents the parts.
@@ -70,10 +76,12 @@ class AddOn:
         from_options: A function that returns the setting of a run, from its `Spec` and from the options that the user
             has given, with their texts.
         flags: Options of the command line without a value, `--dist-...`, to a line of help.
+        ini: Options of pytest's ini file, `dist_...`, to a line of help; each has a text.
         marks: Marks of pytest that `pytest_plugin` gives to tests, to a line of help. N in a name stands for a number.
-        pytest_plugin: What makes a plugin of pytest, from the config of the session. It is made and registered, as
-            `dist_testing_<name>`, if the command line has one of `options` or `flags`, its `-m` one of `marks`, or a
-            marked test the setting.
+        in_session: Whether a session has `pytest_plugin`, from pytest's config, although it does not ask for it.
+        pytest_plugin: What makes a plugin of pytest, from the config of the session; a `UsageError` ends the session.
+            It is made and registered, as `dist_testing_<name>`, if the session has one of `options`, `flags`, `ini` or,
+            in its `-m`, `marks`; if a marked test has the setting; or if `in_session` says so.
         on_world: What makes the attribute of `World` with the add-on's name, from the world, its runner and layout.
         rank_service: A `RankService`, made with a `ServedRank`.
         place: The class of a `WorldPlace`; the add-on then has the place of each world that it is wanted for.
@@ -98,7 +106,9 @@ class AddOn:
     options: Mapping[str, str] = field(default_factory=dict)
     from_options: str = ""
     flags: Mapping[str, str] = field(default_factory=dict)
+    ini: Mapping[str, str] = field(default_factory=dict)
     marks: Mapping[str, str] = field(default_factory=dict)
+    in_session: Callable[[Any], bool] = never
     pytest_plugin: str = ""
     on_world: str = ""
     rank_service: str = ""

@@ -63,7 +63,8 @@ def read_spec(config: pytest.Config, spec: Spec | None, rank_info: ExistingRank 
     settings = dict(spec.settings)
     for add_on in add_ons():
         texts = {option: config.getoption(option) for option in add_on.options}
-        if given := {option: text for option, text in texts.items() if text is not None}:
+        given = {option: text for option, text in texts.items() if text is not None}
+        if given and add_on.from_options:
             with blaming(add_on.name, f"the reading of {', '.join(given)}"):
                 settings[add_on.name] = add_on.load("from_options")(spec, given)
     return dataclasses.replace(spec, settings=settings)

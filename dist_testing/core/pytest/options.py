@@ -112,9 +112,11 @@ def add_options(parser: pytest.Parser) -> None:
     )
     for add_on in _loadable():
         for option, text in add_on.options.items():
-            group.addoption(option, metavar="N", help=text)
+            group.addoption(option, metavar="VALUE", help=text)
         for flag, text in add_on.flags.items():
             group.addoption(flag, action="store_true", help=text)
+        for name, text in add_on.ini.items():
+            parser.addini(name, text, default="")
 
 
 def _loadable() -> tuple[AddOn, ...]:
@@ -133,14 +135,16 @@ def add_marks(config: pytest.Config) -> None:
 
 
 def with_plugin(config: pytest.Config) -> list[AddOn]:
-    """Return the add-ons whose plugin of pytest the command line asks for."""
+    """Return the add-ons whose plugin of pytest the session has, by its command line, its ini file or its target."""
     return [
         add_on
         for add_on in _loadable()
         if add_on.pytest_plugin
         and (
             any(config.getoption(option) not in (None, False) for option in (*add_on.options, *add_on.flags))
+            or any(map(config.getini, add_on.ini))
             or named_marks(config, add_on.marks)
+            or add_on.in_session(config)
         )
     ]
 

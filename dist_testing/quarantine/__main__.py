@@ -1,0 +1,138 @@
+"""Looks after a quarantine file: `python -m dist_testing.quarantine check|propose|prune`.
+
+RESULTS are what `python -m dist_testing.report` reads: event streams, test.xml files, build events, folders with them.
+
+Exit status: 0; 1 if `check` has something to say; 2 if a file cannot be read or written.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Iterator, Sequence
+from datetime import date, timedelta
+from pathlib import Path
+
+from dist_testing.core.ground.errors import ReportError, UsageError
+from dist_testing.quarantine.recorded import healed, proposals
+from dist_testing.quarantine.rows import SCHEMA, Row, is_pattern, read_rows, read_text, rows_in
+from dist_testing.quarantine.text import without_rows
+from dist_testing.report.files import write_text
+from dist_testing.report.gather import gather
+from dist_testing.report.model import Report
+
+# Days until a proposed row expires.
+_DAYS = 30
+# After so many passes without a failure, a rate of 10 % is unlikely (12 %).
+_PASSES = 20
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the command, and return the exit status."""
+    options = _parser().parse_args(arguments)
+    try:
+        return int(options.run(options))
+    except (ReportError, UsageError) as error:
+        sys.stderr.write(f"quarantine: {error}\n")
+        return 2
+
+
+def _check(options: argparse.Namespace) -> int:
+    rows = read_rows(options.file)
+    complaints = list(_complaints(rows))
+    if options.results:
+        for row, nodeid, count in healed(_report(options.results), rows, options.passes):
+            complaints.append(f"{row.name}: {nodeid} has passed its last {count} recorded runs")
+    for complaint in complaints:
+        print(complaint)
+    if not complaints:
+        print(f"{options.file}: {len(rows)} rows, none has expired")
+    return 1 if complaints else 0
+
+
+def _complaints(rows: Sequence[Row]) -> Iterator[str]:
+    for row in rows:
+        if row.expires < date.today():
+            yield f"{row.name} has expired on {row.expires}: {row.reason}; owner {row.owner}, {row.link}"
+        for case in row.cases:
+            file = case.partition("::")[0]
+            if not is_pattern(file) and not Path(file).exists():
+                yield f"{row.name}: there is no file {file} here; owner {row.owner}, {row.link}"
+
+
+def _propose(options: argparse.Namespace) -> int:
+    rows = read_rows(options.file) if options.file else ()
+    expires = date.today() + timedelta(days=options.days)
+    found = list(proposals(_report(options.results), rows, expires, same_inputs=options.same_inputs))
+    if not options.file:
+        print(f"schema = {SCHEMA}\n")
+    print("\n\n".join(found) or "# No case has both passed and failed with equal inputs.")
+    return 0
+
+
+def _prune(options: argparse.Namespace) -> int:
+    text = read_text(options.file)
+    expired = [row for row in rows_in(text, options.file) if row.expires < date.today()]
+    shorter = without_rows(text, options.file, [row.number for row in expired])
+    if expired:
+        write_text(options.file, shorter)
+    for row in expired:
+        print(f"removed: {row.name}, expired on {row.expires}: {row.reason}; owner {row.owner}, {row.link}")
+    if not expired:
+        print(f"{options.file}: no row has expired")
+    return 0
+
+
+def _report(paths: Sequence[Path]) -> Report:
+    """Read results. Say what cannot be read or is incomplete, and refuse results without a case."""
+    report = gather(paths, is_brief=True)
+    told = "\n".join(f"{problem.subject}: {problem.text}" for problem in report.problems)
+    if not any(run.cases for run in report.runs):
+        raise ReportError(told or f"{paths[0]}: there is no case in it.\nThe run has ended early.\nName other results.")
+    if told:
+        sys.stderr.write(f"{told}\n")
+    return report
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="python -m dist_testing.quarantine",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    commands = parser.add_subparsers(required=True, metavar="COMMAND")
+    check = commands.add_parser("check", help="read the file, and list what should be removed from it")
+    check.set_defaults(run=_check)
+    check.add_argument("file", type=Path, metavar="FILE")
+    check.add_argument("--results", nargs="+", default=[], type=Path, metavar="RESULTS", help="recorded runs")
+    check.add_argument(
+        "--passes",
+        type=_count,
+        default=_PASSES,
+        metavar="N",
+        help=f"with --results: list cases that have passed their last N recorded runs (default: {_PASSES})",
+    )
+    propose = commands.add_parser("propose", help="print rows for cases that recorded runs show to be flaky")
+    propose.set_defaults(run=_propose)
+    propose.add_argument("results", nargs="+", type=Path, metavar="RESULTS", help="recorded runs")
+    propose.add_argument("--file", type=Path, metavar="FILE", help="leave out cases that this file names")
+    propose.add_argument(
+        "--days", type=_count, default=_DAYS, metavar="N", help=f"days until the rows expire (default: {_DAYS})"
+    )
+    propose.add_argument("--same-inputs", action="store_true", help="all results are of the same sources")
+    prune = commands.add_parser("prune", help="remove rows that have expired, and keep all other text")
+    prune.set_defaults(run=_prune)
+    prune.add_argument("file", type=Path, metavar="FILE")
+    return parser
+
+
+def _count(text: str) -> int:
+    # Argparse shows the text of this error. 10,000 days are a date that exists.
+    if not (text.isascii() and text.isdecimal() and 1 <= int(text[:9]) <= 10_000):
+        raise argparse.ArgumentTypeError(f"{text!r}; expected a number from 1 to 10000")
+    return int(text)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

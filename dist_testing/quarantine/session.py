@@ -1,0 +1,239 @@
+"""The quarantine in a session of pytest."""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Mapping, Sequence
+from datetime import date
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dist_testing import built_in
+from dist_testing.core.ground.error_text import shorten
+from dist_testing.core.ground.errors import DistTestingError
+from dist_testing.core.ground.record import OF_THE_MACHINE
+from dist_testing.core.ground.runfiles import find_runfiles
+from dist_testing.core.pytest.marked_items import RUN_SPEC_KEY, is_marked, is_multi_process
+from dist_testing.core.pytest.pytest_rank import current_world
+from dist_testing.quarantine.collected import Collected
+from dist_testing.quarantine.conditions import Place
+from dist_testing.quarantine.rows import Row, RowFinder, read_rows, two_rows
+from dist_testing.selection.need import need_of
+
+_OPTION = "dist_quarantine"
+_ROW_KEY = pytest.StashKey[Row]()
+# The name of the property that tells how a quarantined case ended; `report.flakes` reads it, too.
+PROPERTY = "quarantine"
+# Begins the reason of a skip, and of a failure that does not count.
+_PREFIX = "quarantined: "
+# Where a worker of pytest-xdist leaves what it has found for the process that reports.
+_FOUND = "dist_quarantine"
+
+
+def quarantine_of(config: pytest.Config) -> Quarantine:
+    """Return the plug-in of a session that has a quarantine file."""
+    return Quarantine(config, read_rows(_file_of(config)))
+
+
+def _file_of(config: pytest.Config) -> Path:
+    if given := config.getoption(_OPTION):
+        folder, text = config.invocation_params.dir, str(given)
+    elif text := config.getini(_OPTION):
+        folder = config.inipath.parent if config.inipath else config.rootpath
+    else:
+        return built_in.QUARANTINE_FILE
+    path = folder / text
+    if not path.exists() and (rlocation := find_runfiles()) is not None and (found := rlocation(text)):
+        # Bazel's `$(rlocationpath)`.
+        return Path(found)
+    return path
+
+
+class Quarantine:
+    """Skips cases, takes failures of cases out of the verdict, tells both, and fails the session for wrong rows."""
+
+    def __init__(self, config: pytest.Config, rows: Sequence[Row]) -> None:
+        self._config = config
+        today = date.today()
+        self._expired = [row for row in rows if row.expires < today]
+        self._rows = [row for row in rows if row.expires >= today]
+        self._collected = Collected(config)
+        self._stale: list[tuple[int, str]] = []
+        # Rows that name a case here, and do not apply to it, and why.
+        self._unmet: dict[int, str] = {}
+        # The report of a row, while pytest takes it.
+        self._row_report: pytest.TestReport | None = None
+        self._told: list[pytest.TestReport] = []
+        # A plug-in of Bazel's session changes it while pytest prints its summary.
+        self._style: str = config.option.tbstyle
+
+    @pytest.hookimpl(wrapper=True, tryfirst=True)
+    def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> Generator[None]:
+        """Find the rows of all cases, also of those that will be deselected."""
+        known = [item.nodeid for item in items]
+        yield
+        finder = RowFinder(self._rows)
+        named = {found for nodeid in known for found in finder.find(nodeid)}
+        self._stale = [
+            (row.number, case)
+            for row in self._rows
+            for case in row.cases
+            if (case, row) not in named and self._collected.is_judged(case)
+        ]
+        try:
+            for item in items:
+                self._put_in(item, dict.fromkeys(row for _, row in finder.find(item.nodeid)))
+        except DistTestingError as error:
+            raise pytest.UsageError(str(error)) from error
+
+    def _put_in(self, item: pytest.Item, rows: Mapping[Row, None]) -> None:
+        applied: list[Row] = []
+        for row in rows:
+            if unmet := row.conditions.unmet(_place_of(item)):
+                self._unmet.setdefault(row.number, unmet)
+            else:
+                applied.append(row)
+        if len(applied) > 1:
+            raise two_rows(item.nodeid, *applied[:2])
+        for row in applied:
+            item.stash[_ROW_KEY] = row
+            if row.mode == "skip":
+                item.add_marker(pytest.mark.skip(reason=f"{_PREFIX}{row.reason}"))
+
+    def pytest_collectreport(self, report: pytest.CollectReport) -> None:
+        """Note what was collected."""
+        self._collected.add(report)
+
+    # First, and so around all others: the report is final then.
+    @pytest.hookimpl(wrapper=True, tryfirst=True)
+    def pytest_runtest_makereport(
+        self, item: pytest.Item, call: pytest.CallInfo[None]
+    ) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+        """Tell how a quarantined case ended. Its own failure becomes one that was expected."""
+        report = yield
+        row = item.stash.get(_ROW_KEY, None)
+        # Fixtures that other cases have used are torn down after the last of them.
+        is_decisive = report.when == "call" or (report.when == "setup" and not report.passed)
+        # The runner decides, not a rank.
+        if row is None or not is_decisive or current_world() is not None:
+            return report
+        if report.failed and not _is_of_the_case(call, report):
+            return report
+        ended = "failed as expected" if report.skipped and hasattr(report, "wasxfail") else str(report.outcome)
+        headline = _headline(report) if report.failed else ""
+        if report.failed:
+            report.outcome = "skipped"
+            report.wasxfail = f"{_PREFIX}{row.reason}"
+        told = {
+            PROPERTY: ended,
+            "quarantine_reason": row.reason,
+            "quarantine_link": row.link,
+            "quarantine_owner": row.owner,
+            "quarantine_expires": str(row.expires),
+            **({"quarantine_failure": headline} if headline else {}),
+        }
+        # The report of the teardown has them, too, and pytest's XML takes them from there.
+        item.user_properties += told.items()
+        report.user_properties += told.items()
+        # It travels with the report, also under xdist.
+        report.quarantined = told  # type: ignore[attr-defined]
+        return report
+
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_report_teststatus(self, report: pytest.TestReport) -> tuple[str, str, Any] | None:
+        """Count quarantined failures by themselves; print no letter for a row, because the tests are over."""
+        if report is self._row_report:
+            return "failed", "", ""
+        if getattr(report, "quarantined", {}).get(PROPERTY) != "failed":
+            return None
+        return "quarantined", "q", ("QUARANTINED", {"yellow": True})
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        """Keep the reports of quarantined cases."""
+        if hasattr(report, "quarantined"):
+            self._told.append(report)
+
+    @pytest.hookimpl(wrapper=True, tryfirst=True)
+    def pytest_runtestloop(self, session: pytest.Session) -> Generator[None, object, object]:
+        """Fail for each row that has expired or names no case, after the tests."""
+        result = yield
+        if hasattr(self._config, "workerinput"):
+            self._config.workeroutput[_FOUND] = self._stale, list(self._unmet.items())  # type: ignore[attr-defined]
+        elif not self._config.option.collectonly:
+            for row in self._expired:
+                self._fail(session, row, _expired_text(row))
+            stale = set(self._stale)
+            for row in self._rows:
+                if cases := [case for case in row.cases if (row.number, case) in stale]:
+                    self._fail(session, row, _stale_text(row, cases))
+        return result
+
+    @pytest.hookimpl(optionalhook=True)
+    def pytest_testnodedown(self, node: Any) -> None:
+        """Take what a worker of pytest-xdist has found. All collect the same; one that has crashed tells nothing."""
+        stale, unmet = getattr(node, "workeroutput", {}).get(_FOUND, ((), ()))
+        self._stale += map(tuple, stale)
+        self._unmet.update(unmet)
+
+    def _fail(self, session: pytest.Session, row: Row, text: str) -> None:
+        nodeid = f"{row.file.name}::row {row.number}"
+        report = pytest.TestReport(nodeid, (row.file.name, None, nodeid), {}, "failed", text, "call")
+        # Written for the user: the first line tells it.
+        report.is_distributed = True  # type: ignore[attr-defined]
+        self._row_report = report
+        session.config.hook.pytest_runtest_logreport(report=report)
+        self._row_report = None
+
+    def pytest_terminal_summary(self, terminalreporter: Any) -> None:
+        """Print the failures, and a list of the quarantined cases."""
+        style = "short" if self._style == "line" else self._style
+        terminalreporter.summary_failures_combined("quarantined", "QUARANTINED FAILURES", style=style)
+        if not (self._told or self._unmet):
+            return
+        terminalreporter.write_sep("=", "quarantined cases")
+        for report in self._told:
+            told = report.quarantined
+            more = told.get("quarantine_failure", "")
+            terminalreporter.write_line(f"{told[PROPERTY]}: {report.nodeid}{more and f': {more}'}")
+            terms = f"owner {told['quarantine_owner']}, {told['quarantine_link']}, until {told['quarantine_expires']}"
+            terminalreporter.write_line(f"    {told['quarantine_reason']} ({terms})")
+        for row in self._rows:
+            if row.number in self._unmet:
+                terminalreporter.write_line(f"does not apply: {row.name}: {self._unmet[row.number]}")
+
+
+def _place_of(item: pytest.Item) -> Place:
+    if not (is_marked(item) or is_multi_process(item)):
+        return Place()
+    need = need_of(item, item.config.stash[RUN_SPEC_KEY])
+    return Place(need.backend, need.ranks, need.nodes)
+
+
+def _is_of_the_case(call: pytest.CallInfo[None], report: pytest.TestReport) -> bool:
+    """Return whether a failure is the test's own: not of the machine, and no wrong use of the library."""
+    error = call.excinfo and call.excinfo.value
+    cause = dict(report.user_properties).get("cause")
+    return not isinstance(error, DistTestingError) and cause not in OF_THE_MACHINE
+
+
+def _headline(report: pytest.TestReport) -> str:
+    """Return the first line that tells a failure."""
+    crash = getattr(report.longrepr, "reprcrash", None)
+    return shorten((crash.message if crash is not None else report.longreprtext).partition("\n")[0])
+
+
+def _expired_text(row: Row) -> str:
+    return (
+        f"{row.name} has expired on {row.expires}: {row.reason}; owner {row.owner}, {row.link}.\n"
+        "The row does not apply any more, so failures of its cases count again.\n"
+        "Repair the cases and remove the row (python -m dist_testing.quarantine prune FILE), or agree on a later date."
+    )
+
+
+def _stale_text(row: Row, cases: Sequence[str]) -> str:
+    return (
+        f"{row.name} names no case: {', '.join(map(repr, cases))}; owner {row.owner}, {row.link}.\n"
+        "A test was removed or renamed; its file was collected as a whole, and has no case of this name.\n"
+        "Remove the entry, or write the node id as reports show it, from the root of the project."
+    )
