@@ -205,7 +205,9 @@ def test_quarantined_cases_have_a_place_of_their_own(tmp_path: Path) -> None:
     ]
     # A record of ours, and pytest's own XML.
     write_xml(tmp_path / "test.xml", "//a:a", cases)
-    text = (tmp_path / "test.xml").read_text(encoding="utf-8").replace('message="xfail: ', 'message="')
+    text = (
+        (tmp_path / "test.xml").read_text(encoding="utf-8").replace('message="xfail: ', 'type="pytest.xfail" message="')
+    )
     (tmp_path / "pytest.xml").write_text(text, encoding="utf-8")
     for file in ("test.xml", "pytest.xml"):
         report = gather([tmp_path / file])
