@@ -2,7 +2,8 @@
 
 RESULTS are what `python -m dist_testing.report` reads: event streams, test.xml files, build events, folders with them.
 
-Exit status: 0 if the command has done its work; 1 if `check` has found something; 2 if a file cannot be read or written.
+Exit status: 0 if the command has done its work; 1 if `check` has found something; 2 if a file cannot be read or
+written.
 """
 
 from __future__ import annotations
