@@ -13,8 +13,8 @@ from typing import Any, NamedTuple
 
 # Part of a test function's __dict__, which functools.wraps copies: its requirements, the outermost decorator's first.
 REQUIREMENTS = "__dist_requirements__"
-# Another one, also of a class: what its requirements are about, as pairs of a function from the size of the world to a
-# number of GPUs, and the name of a backend, "" for any. In a word of the one above, because `-k` finds these names.
+# Attribute of a test function or a class: what its requirements ask for. It has pairs of a function from the world size
+# to a number of GPUs, and the name of a backend, "" for any. The name has no new word, because `-k` matches it.
 REQUIRED = "__dist_requirement__"
 # From the ranks' environment to the reason why the test cannot run; None if it can run, or if that is unknown.
 Decide = Callable[[Mapping[str, str]], str | None]
