@@ -30,6 +30,12 @@ ADD_ONS = (
         name="event_file",
         more={"kept_events": "dist_testing.event_file:keep_events", "file": "dist_testing.event_file:EventFile"},
     ),
+    _own(
+        name="continued",
+        options={"--dist-continue": "run the cases that have not passed yet; the file VALUE keeps their results"},
+        from_options="dist_testing.continued:from_options",
+        more={"pytest_plugin": "dist_testing.continued:ContinuedRun"},
+    ),
     _own(name="watchdog", more={"watchdog": "dist_testing.watchdog:watchdog_for"}),
     _own(name="direct", more={"start": "dist_testing.direct:start_directly"}),
     _own(name="log_limits", order=-3, watcher="dist_testing.log_limits:watch"),

@@ -71,7 +71,9 @@ class AddOn:
         on_world: What makes the attribute of `World` with the add-on's name, from the world, its runner and layout.
         rank_service: A `RankService`, made with a `ServedRank`.
         place: The class of a `WorldPlace`; the add-on then has the place of each world that it is wanted for.
-        more: Further parts, by names that one caller asks for: for the front ends, which no stranger replaces yet.
+        more: Further parts, by names that one caller asks for: for the front ends, which no stranger replaces yet. Of
+            them, `pytest_plugin` makes a plugin of pytest from the config and the `Spec`, for a session whose options
+            or target have a setting of the add-on.
         idle_work: An `IdleWork`, made with the number of ranks that the run will fork (0: not known).
     """
 

@@ -20,7 +20,7 @@ from dist_testing.core.engine.engine import Engine, check_expected_ranks
 from dist_testing.core.engine.interrupts import raise_on_termination
 from dist_testing.core.engine.kept_files import keep_logs
 from dist_testing.core.engine.needs import missing_need
-from dist_testing.core.ground.add_ons import AddOn, add_on_named
+from dist_testing.core.ground.add_ons import AddOn, add_on_named, blaming
 from dist_testing.core.ground.backends import add_backends
 from dist_testing.core.ground.budget import Budget
 from dist_testing.core.ground.case import Case, CaseBody, CaseFailedError, CaseResult
@@ -125,6 +125,11 @@ class RunnerPlugin:
         )
         open_session(self._session)
         config.pluginmanager.register(other_plugins)
+        if FRESH_KEY not in config.stash:
+            for name in self._spec.settings:
+                if "pytest_plugin" in (add_on := add_on_named(name, "this run")).more:
+                    with blaming(name, "its plugin of pytest"):
+                        config.pluginmanager.register(add_on.load("pytest_plugin")(config, self._spec))
         self._look_ahead: Any = None
         if jobs != 1:
             look_ahead = add_on_named("jobs", JOBS_OPTION).load("look_ahead")

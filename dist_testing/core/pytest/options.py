@@ -110,7 +110,7 @@ def add_options(parser: pytest.Parser) -> None:
     with contextlib.suppress(DistTestingError, OSError):
         for add_on in add_ons():
             for option, text in add_on.options.items():
-                group.addoption(option, metavar="N", help=text)
+                group.addoption(option, metavar="VALUE", help=text)
 
 
 def arguments_of_part(config: pytest.Config) -> tuple[str, ...]:
