@@ -141,6 +141,19 @@ ADD_ONS = (
         on_world="dist_testing.nodes.faults:faults_of",
         more={"at_barrier": "dist_testing.nodes.faults:be_late"},
     ),
+    _own(
+        name="record",
+        # Of a run that compares or writes numbers: a case may miss one that it had. Others bring it with their first.
+        wanted=lambda case, spec: "record" in case.settings,
+        options={
+            "--dist-numbers": "compare the numbers that cases record with those in the file VALUE",
+            "--dist-numbers-update": "write the numbers that cases record to the file VALUE",
+        },
+        from_options="dist_testing.numbers.base:from_options",
+        watcher="dist_testing.numbers.desk:NumberDesk",
+        on_world="dist_testing.numbers.recorder:recorder_of",
+    ),
+    _own(name="parity", on_world="dist_testing.numbers.parity:parity_of"),
     # Before all others on a rank, to measure what they do.
     _own(
         name="coverage",
