@@ -6,17 +6,15 @@ import dataclasses
 import json
 import statistics
 from collections.abc import Iterator, Mapping
-from typing import Any
 
 from dist_testing.core.engine.hooks import CaseStart, WatchedWorld, WorldWatcher
 from dist_testing.core.ground.case import CaseResult
+from dist_testing.core.ground.codec import shape_of
 from dist_testing.core.ground.outcomes import Cause, Status, Verdict
 from dist_testing.core.ground.record import case_name
 from dist_testing.numbers.base import COMPARE, UPDATE, Base, Bases, Key, Kind, replace_bases
-from dist_testing.numbers.number import NAME, NUMBERS, Number
+from dist_testing.numbers.number import NAME, NUMBERS, PROPERTY, Number, Summary
 
-# Prefix of the property of a number.
-PROPERTY = "number."
 # A test that records in a loop without end must not fill the record. Names of a case.
 _MAX_NAMES = 200
 
@@ -157,13 +155,15 @@ class NumberDesk(WorldWatcher):
         )
 
     def _fact(self, of_ranks: Mapping[int, Number]) -> str:
-        first = next(iter(of_ranks.values()))
-        least, middle, most = _spread(of_ranks)
-        fact: dict[str, Any] = {"unit": first.unit, "better": first.better, "min": least, "median": middle, "max": most}
-        if base := self._base(first):
-            fact |= {"base": base.value, "within": first.within}
-        fact["ranks"] = {str(rank): of_ranks[rank].value for rank in sorted(of_ranks)}
-        return json.dumps(fact)
+        first = of_ranks[min(of_ranks)]
+        base = self._base(first)
+        values = {str(rank): of_ranks[rank].value for rank in sorted(of_ranks)}
+        spread = _spread(of_ranks)
+        write = shape_of(Summary).write
+        assert write is not None
+        return json.dumps(
+            write(Summary(first.unit, first.better, *spread, values, base.value if base else None, first.within))
+        )
 
 
 def _spread(of_ranks: Mapping[int, Number]) -> tuple[float, float, float]:

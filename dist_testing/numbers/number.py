@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Literal
+from typing import ClassVar, Literal
 
 from dist_testing.core.ground.codec import Family
 
@@ -53,5 +53,35 @@ class Number:
         if self.within is not None and not 0 <= self.within < math.inf:
             raise ValueError(f"within = {self.within}; expected a part of the base from 0, such as 0.1")
 
+
+@dataclass(frozen=True, slots=True)
+class Summary:
+    """The numbers of one name in a case, of all ranks that recorded it: the value of its property, as JSON.
+
+    Attributes:
+        unit: Their unit.
+        better: Which numbers are good.
+        min: The least of the ranks.
+        median: The middle one.
+        max: The largest.
+        ranks: Rank to its number.
+        base: The number in the file; None if it has none for the lowest of these ranks.
+        within: The part of the base by which a number may be worse; None if they are not compared.
+    """
+
+    is_open: ClassVar[bool] = True
+
+    unit: str
+    better: Better
+    min: float
+    median: float
+    max: float
+    ranks: dict[str, float]
+    base: float | None = None
+    within: float | None = None
+
+
+# Prefix of the name of that property.
+PROPERTY = "number."
 
 NUMBERS: Family[Number] = Family("number of a rank", 1, (Number,))

@@ -49,7 +49,7 @@ class Parity:
         `fn` gets a process group: one of rank 0 alone, then the default group. It returns a state: nested dicts, lists
         and tuples of tensors and numbers. A generator yields a state after each step. Each rank compares its states
         with those of rank 0 alone, so `fn` reduces what depends on the rank, such as the loss of its part of a batch.
-        torch's generators begin with `seed` in both runs.
+        torch's generators begin with `seed` in both runs. Ranks that are threads share them: there `fn` makes its own.
 
         Args:
             fn: The function. Its tensors are compared on the CPU.
@@ -61,6 +61,7 @@ class Parity:
             AssertionError: On the rank with the first difference, and only there: it names step, tensor and values.
             UsageError: If a state has something other than tensors and numbers.
         """
+        __tracebackhide__ = True
         world = self._world
         self._calls += 1
         key = f"dist_testing/parity/{world._cases}/{self._calls}"
