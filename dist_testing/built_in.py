@@ -39,6 +39,14 @@ ADD_ONS = (
     _own(name="watchdog", more={"watchdog": "dist_testing.watchdog:watchdog_for"}),
     _own(name="direct", more={"start": "dist_testing.direct:start_directly"}),
     _own(name="log_limits", order=-3, watcher="dist_testing.log_limits:watch"),
+    _own(
+        name="memory_limit",
+        wanted=lambda case, spec: "memory_limit" in case.settings,
+        setting="dist_testing.memory_limit:read_limit",
+        options={"--dist-memory-limit": "limit of all ranks of a case together, such as 2GiB (default: none)"},
+        from_options="dist_testing.memory_limit:from_options",
+        watcher="dist_testing.memory_limit:MemoryWatch",
+    ),
     _own(name="dtensor", wanted=_has_processes, rank_service="dist_testing.dtensor:SparedImport"),
     # The last to start, and so the first to end: what the others find then is left behind.
     _own(name="daemons", order=1000, wanted=_has_processes, rank_service="dist_testing.daemons:Daemons"),
