@@ -1,9 +1,9 @@
 """A memory limit of a case: its ranks are killed when they, with all processes below them, use more together.
 
 The memory of a process is what it holds alone, and its share of what it holds together with others. So the pages that
-ranks inherit from the fork server do not count for each of them in full. The pages of libraries, which are files, do not
-count at all. The kernel takes 30 to 100 ms to find that number for a rank with torch. So the limit is first compared with
-a larger number, which takes 10 microseconds.
+ranks inherit from the fork server do not count for each of them in full. The pages of libraries, which are files, do
+not count at all. The kernel takes 30 to 100 ms to find that number for a rank with torch. So the limit is first
+compared with a larger number, which takes 10 microseconds.
 """
 
 from __future__ import annotations
@@ -95,7 +95,10 @@ class MemoryWatch(WorldWatcher):
 
     def poll(self, now_s: float) -> EndCase | None:
         """Compare the memory of the ranks with the limit."""
-        if self._limit is None or now_s < self.next_s or not self._world.is_running:
+        if self._limit is None or now_s < self.next_s:
+            return None
+        self.next_s = now_s + _LOOK_S
+        if not self._world.is_running:
             return None
         began_s = time.monotonic()
         trees = {ranks: list(_tree(pid)) for pid, ranks in self._ranks_by_pid().items()}
@@ -104,8 +107,7 @@ class MemoryWatch(WorldWatcher):
             used = {ranks: sum(map(_used_bytes, pids)) for ranks, pids in trees.items()}
             total = sum(used.values())
             self._peaks |= {ranks: max(size, self._peaks.get(ranks, 0)) for ranks, size in used.items()}
-        ended_s = time.monotonic()
-        self.next_s = ended_s + max(_LOOK_S, (ended_s - began_s) / _TIME_PART)
+        self.next_s += (time.monotonic() - began_s) / _TIME_PART
         if total <= self._limit.size:
             return None
         self._ended = True

@@ -8,7 +8,7 @@ import fcntl
 import json
 import os
 import tempfile
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
@@ -72,19 +72,21 @@ class Bases:
     """What the command line asks for: the setting of the add-on.
 
     Attributes:
+        text: The file, as the user has written it.
         path: The file.
         is_update: Whether to write the numbers there, and compare nothing.
         backend: Name of the run's backend.
         known: The numbers in the file.
     """
 
+    text: str
     path: Path
     is_update: bool
     backend: str
     known: Mapping[Key, Base]
 
     def __str__(self) -> str:
-        return str(self.path)
+        return self.text
 
 
 def from_options(spec: Spec, given: Mapping[str, str]) -> Bases:
@@ -98,9 +100,15 @@ def from_options(spec: Spec, given: Mapping[str, str]) -> Bases:
     ((option, text),) = given.items()
     path = Path(text)
     is_update = option == UPDATE
+    if is_update and not os.access(path.parent, os.W_OK | os.X_OK):
+        raise UsageError(
+            f"{option}={path}: no file can be written in {path.absolute().parent}.\n"
+            "The folder does not exist, or this user may not write there.\n"
+            "Make the folder, or name another file."
+        )
     # Later changes of the directory by a test must not change the file.
     known = {} if is_update and not path.exists() else read_bases(path, option)
-    return Bases(path.absolute(), is_update, spec.backend.name, known)
+    return Bases(text, path.absolute(), is_update, spec.backend.name, known)
 
 
 def read_bases(path: Path, option: str) -> dict[Key, Base]:
@@ -126,14 +134,20 @@ def read_bases(path: Path, option: str) -> dict[Key, Base]:
     return known
 
 
-def replace_bases(path: Path, kind: Kind, hardware: Collection[str], new: Iterable[Base]) -> None:
-    """Replace the numbers of a kind of case on some hardware; all other numbers in the file stay.
+def replace_bases(path: Path, kind: Kind, hardware: Collection[str], new: Collection[Base]) -> None:
+    """Replace the numbers of a kind of case on some hardware. Those of other names are removed on all hardware.
 
+    All others in the file stay.
     Other processes may do the same for other cases at the same time. A reader sees the old file or the new one.
     """
     with _locked(path.parent):
         known = read_bases(path, UPDATE) if path.exists() else {}
-        kept = [base for key, base in known.items() if key.kind != kind or key.hardware not in hardware]
+        names = {base.name for base in new}
+        kept = [
+            base
+            for key, base in known.items()
+            if key.kind != kind or (key.hardware not in hardware and key.name in names)
+        ]
         # In this order a change of one number is a change of one place.
         numbers = sorted([*kept, *new], key=lambda base: base.key)
         content = {"schema": _SCHEMA, "numbers": list(map(dataclasses.asdict, numbers))}

@@ -70,16 +70,16 @@ class NumberDesk(WorldWatcher):
         base = self._bases.known.get(Key(self._kind, number.hardware, number.name))
         if base is None:
             return _text(
-                f"no base in {self._bases.path}",
+                f"no base in {self._bases}",
                 f"It has none for this case on {self._kind.backend}, {number.hardware!r}, world size "
                 f"{self._kind.world_size}.",
-                f"Add it: run the case with {UPDATE}={self._bases.path.name}, and check the file in.",
+                f"Add it: run the case with {UPDATE}={self._bases}, and check the file in.",
             )
         if (base.unit, base.better) != (number.unit, number.better):
             return _text(
                 f"unit {number.unit!r}, better {number.better!r}; the base has {base.unit!r}, {base.better!r}",
                 "The test was changed after the base was written, so the two numbers mean different things.",
-                f"Change the test back, or write the base again: {UPDATE}={self._bases.path.name}.",
+                f"Change the test back, or write the base again: {UPDATE}={self._bases}.",
             )
         return ""
 
@@ -96,7 +96,7 @@ class NumberDesk(WorldWatcher):
         wrong = [*self._worse()]
         if result.verdict.status is Status.PASSED and (wrong := [*wrong, *self._missing(self._bases)]):
             found = Verdict(Status.FAILED, Cause.FAILURE, "; ".join(wrong))
-            way_out = f"If the change is meant, {UPDATE}={self._bases.path.name} writes the new numbers."
+            way_out = f"If the change is meant, {UPDATE}={self._bases} writes the new numbers."
             return dataclasses.replace(result, verdict=found, notes=(*result.notes, way_out))
         return dataclasses.replace(result, notes=(*result.notes, *wrong))
 
@@ -130,7 +130,7 @@ class NumberDesk(WorldWatcher):
         """Yield a sentence on each number that has a base, and that no rank has recorded."""
         for name in dict.fromkeys(key.name for key in bases.known if key.kind == self._kind):
             if name not in self._numbers:
-                yield f"no rank has recorded {name}, which has a base in {bases.path}"
+                yield f"no rank has recorded {name}, which has a base in {bases}"
 
     def _write(self, bases: Bases) -> None:
         new: dict[Key, list[Number]] = {}

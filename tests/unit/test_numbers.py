@@ -67,6 +67,8 @@ def test_a_missing_file_is_an_error_unless_the_run_writes_it(tmp_path: Path) -> 
     with pytest.raises(UsageError, match="it is no file of numbers"):
         from_options(_SPEC, {"--dist-numbers": path})
     assert from_options(_SPEC, {"--dist-numbers-update": path}).known == {}
+    with pytest.raises(UsageError, match="no file can be written in"):
+        from_options(_SPEC, {"--dist-numbers-update": str(tmp_path / "none" / "numbers.json")})
     with pytest.raises(UsageError, match=r"either compares its numbers with those of a file, or writes them"):
         from_options(_SPEC, {"--dist-numbers": path, "--dist-numbers-update": path})
 
@@ -82,6 +84,10 @@ def test_an_update_keeps_the_numbers_of_others(tmp_path: Path) -> None:
     kept = list(read_bases(path, "--dist-numbers").values())
     expected = [other_machine, other_case, other_size, {**_BASE, "value": 12.0}]
     assert sorted(kept, key=str) == sorted((Base(**base) for base in expected), key=str)
+    # A case that records nothing any more has no base on any machine: it would fail everywhere.
+    replace_bases(path, Kind("t.test_x", "gloo", 2), (), [])
+    left = sorted(read_bases(path, "--dist-numbers").values(), key=str)
+    assert left == sorted((Base(**other_case), Base(**other_size)), key=str)
     assert [entry.name for entry in tmp_path.iterdir()] == ["numbers.json"]
 
 

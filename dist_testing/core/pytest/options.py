@@ -39,7 +39,7 @@ MARKER_HELP = (
     "features: features that a backend must have; with others the test is deselected. "
     "strict_collectives: whether the test fails if its ranks pass but make different collective calls. "
     "Add-ons have further arguments, by their names, such as nodes (simulated ones, that the ranks are spread over), "
-    "faults, and perturb (a seed that delays ranks)."
+    "faults, memory_limit (of all ranks together), and perturb (a seed that delays ranks)."
 )
 # The ini option that lists what a worker pool lets a test leave changed.
 KEEPS_OPTION = "dist_pool_keeps"
