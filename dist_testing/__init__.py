@@ -30,8 +30,8 @@ if TYPE_CHECKING:
     from dist_testing.functions.run import run as run
     from dist_testing.functions.start_processes import start_processes as start_processes
     from dist_testing.nodes.planned import planned_faults as planned_faults
-    from dist_testing.nodes.world_with_faults import World as World
     from dist_testing.threaded.thread_case import MultiThreadedTestCase as MultiThreadedTestCase
+    from dist_testing.whole_world import World as World
 
     __all__: list[str]
 

@@ -35,9 +35,24 @@ ADD_ONS = (
         name="event_file",
         more={"kept_events": "dist_testing.event_file:keep_events", "file": "dist_testing.event_file:EventFile"},
     ),
+    _own(
+        name="continued",
+        options={"--dist-continue": "run the cases that have not passed yet; the file VALUE keeps their results"},
+        from_options="dist_testing.continued:from_options",
+        pytest_plugin="dist_testing.continued:continued_run",
+    ),
     _own(name="watchdog", more={"watchdog": "dist_testing.watchdog:watchdog_for"}),
     _own(name="direct", more={"start": "dist_testing.direct:start_directly"}),
     _own(name="log_limits", order=-3, watcher="dist_testing.log_limits:watch"),
+    _own(
+        name="memory_limit",
+        wanted=lambda case, spec: "memory_limit" in case.settings,
+        setting="dist_testing.memory_limit:read_limit",
+        setting_help="str: memory that all ranks may use together, as 2GiB (default: --dist-memory-limit, else none)",
+        options={"--dist-memory-limit": "limit of all ranks of a case together, such as 2GiB (default: none)"},
+        from_options="dist_testing.memory_limit:from_options",
+        watcher="dist_testing.memory_limit:MemoryWatch",
+    ),
     _own(name="dtensor", wanted=_has_processes, rank_service="dist_testing.dtensor:SparedImport"),
     # The last to start, and so the first to end: what the others find then is left behind.
     _own(name="daemons", order=1000, wanted=_has_processes, rank_service="dist_testing.daemons:Daemons"),
@@ -178,6 +193,19 @@ ADD_ONS = (
         on_world="dist_testing.nodes.faults:faults_of",
         more={"at_barrier": "dist_testing.nodes.faults:be_late"},
     ),
+    _own(
+        name="record",
+        # Of a run that compares or writes numbers: a case may miss one that it had. Others bring it with their first.
+        wanted=lambda case, spec: "record" in case.settings,
+        options={
+            "--dist-numbers": "compare the numbers that cases record with those in the file VALUE",
+            "--dist-numbers-update": "write the numbers that cases record to the file VALUE",
+        },
+        from_options="dist_testing.numbers.base:from_options",
+        watcher="dist_testing.numbers.desk:NumberDesk",
+        on_world="dist_testing.numbers.recorder:recorder_of",
+    ),
+    _own(name="parity", on_world="dist_testing.numbers.parity:parity_of"),
     # Before all others on a rank, to measure what they do.
     _own(
         name="coverage",

@@ -13,7 +13,7 @@ from typing import NoReturn, TypeAlias
 
 from dist_testing.core.ground.errors import UsageError
 from dist_testing.core.ground.layout import Layout
-from dist_testing.core.ground.world import AsksRunner, World
+from dist_testing.core.ground.world import AsksRunner, NoRunner, World
 from dist_testing.nodes.fault_messages import FAULT_REQUESTS, LinkFault, Request, SignalFault
 from dist_testing.nodes.links import (
     CUT,
@@ -252,6 +252,8 @@ def ask(runner: AsksRunner, request: Request) -> None:
 
 def faults_of(world: World, runner: AsksRunner, layout: Layout) -> Faults:
     """Return `world.faults` of a rank."""
+    if isinstance(runner, NoRunner):
+        raise runner.refusal(f"world.faults on rank {world.rank} of {world.size}")
 
     def note_delay(rank: int, barrier: str, seconds: float) -> None:
         world.store.set(_delay_key(rank, barrier), str(seconds))

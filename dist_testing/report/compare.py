@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 from dist_testing.core.ground.record import BAD, STATUSES, Status
 from dist_testing.report.facts import final_runs
 from dist_testing.report.model import Report
+from dist_testing.report.numbers import RecordedNumber, numbers_of
 from dist_testing.report.words import clean, grouped, seconds
 
 # A case is slower if its ratio is so many robust standard deviations above the ratio of the middle case, ...
@@ -22,6 +23,8 @@ _LEAST_S = 0.2
 _FEW = 8
 _FACTOR_OF_FEW = 2.0
 _MAX_NAMES = 60
+# A number has moved if its median has changed by this part of the median before.
+_MOVED = 0.05
 _MAX_SHIFT = 1.15
 
 _Name = tuple[str, str]
@@ -45,11 +48,13 @@ class Comparison:
     groups: dict[str, tuple[_Name, ...]]
     slower: tuple[Slower, ...]  # cases that are slower beyond the noise, the most first
     shift: float  # ratio of the durations of the middle case: 1.2 if everything is 20 % slower
+    # Numbers of cases that have moved, before and after, the most first.
+    numbers: tuple[tuple[RecordedNumber, RecordedNumber], ...] = ()
 
     @property
     def is_empty(self) -> bool:
         """Whether nothing differs."""
-        return not (self.slower or self.groups)
+        return not (self.slower or self.groups or self.numbers)
 
     @property
     def shift_words(self) -> str:
@@ -85,7 +90,9 @@ def compare(before: Report, after: Report) -> Comparison:
         "Newly from a cache": [(target, "") for target in _cached(after) & (old_targets - _cached(before))],
     }
     return Comparison(
-        {title: tuple(sorted(names)) for title, names in groups.items() if names}, *_slower(before, after)
+        {title: tuple(sorted(names)) for title, names in groups.items() if names},
+        *_slower(before, after),
+        tuple(_moved(before, after)),
     )
 
 
@@ -131,6 +138,19 @@ def _slower(before: Report, after: Report) -> tuple[tuple[Slower, ...], float]:
     return tuple(found), math.exp(shift)
 
 
+def _moved(before: Report, after: Report) -> list[tuple[RecordedNumber, RecordedNumber]]:
+    old = {number.key: number for number in numbers_of(before)}
+    pairs = [(old[number.key], number) for number in numbers_of(after) if number.key in old]
+    moved = [(one, other) for one, other in pairs if _move(one, other) >= _MOVED]
+    return sorted(moved, key=lambda pair: -_move(*pair))
+
+
+def _move(before: RecordedNumber, after: RecordedNumber) -> float:
+    """Return by which part of itself a number has changed."""
+    change = abs(after.summary.median - before.summary.median)
+    return change / abs(before.summary.median) if before.summary.median else change and math.inf
+
+
 def _durations(report: Report) -> dict[_Name, float]:
     """Return the median duration of each case that really ran and passed."""
     found = grouped(
@@ -153,6 +173,9 @@ def compare_lines(comparison: Comparison) -> Iterator[str]:
     for one in comparison.slower[:_MAX_NAMES]:
         name = clean(" ".join(filter(None, (one.target, one.case))))
         yield f"slower: {name}: {seconds(one.before_s)} -> {seconds(one.after_s)}"
+    for before, after in comparison.numbers[:_MAX_NAMES]:
+        name = clean(" ".join(filter(None, (after.target, after.case, after.name))))
+        yield f"number: {name}: {before.median_text} -> {after.median_text}"
     if comparison.shift_words:
         yield comparison.shift_words
     if comparison.is_empty:

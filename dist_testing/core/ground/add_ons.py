@@ -79,7 +79,7 @@ class AddOn:
         ini: Options of pytest's ini file, `dist_...`, to a line of help; each has a text.
         marks: Marks of pytest that `pytest_plugin` gives to tests, to a line of help. N in a name stands for a number.
         in_session: Whether a session has `pytest_plugin`, from pytest's config, although it does not ask for it.
-        pytest_plugin: What makes a plugin of pytest, from the config of the session; a `UsageError` ends the session.
+        pytest_plugin: What makes a plugin of pytest, or None, from the config of the session. A `UsageError` ends it.
             It is made and registered, as `dist_testing_<name>`, if the session has one of `options`, `flags`, `ini` or,
             in its `-m`, `marks`; if a marked test has the setting; or if `in_session` says so.
         on_world: What makes the attribute of `World` with the add-on's name, from the world, its runner and layout.

@@ -57,6 +57,14 @@ class NoRunner:
     cause: str
     way_out: str
 
+    def refusal(self, subject: str) -> UsageError:
+        """Return the error for what needs the runner. `subject` is what the user has called."""
+        return UsageError(f"{subject}: not possible here.\n{self.cause}\n{self.way_out}")
+
+    def ask(self, add_on: str, payload: str, subject: str) -> str:
+        """Refuse a question to the runner."""
+        raise self.refusal(subject)
+
 
 class World:
     """One rank's view of the world of the running case; a test gets it from the fixture `world`.
@@ -194,11 +202,6 @@ class World:
                     f"world.{name}: a world has no attribute of this name.\n"
                     f"Add-ons give it these: {', '.join(names) or 'none'}.\n"
                     f"{'Use world.size.' if name == 'world_size' else way_out}"
-                )
-            if isinstance(self._runner, NoRunner):
-                raise UsageError(
-                    f"world.{name} on rank {self.rank} of {self.size}: not possible here.\n"
-                    f"{self._runner.cause}\n{self._runner.way_out}"
                 )
             made = names[name].load("on_world")(self, self._runner, self._layout)
             setattr(self, name, made)

@@ -154,7 +154,9 @@ def register_plugin(config: pytest.Config, add_on: AddOn) -> None:
     name = f"dist_testing_{add_on.name}"
     if not config.pluginmanager.hasplugin(name):
         with blaming(add_on.name, "its plugin of pytest"):
-            config.pluginmanager.register(add_on.load("pytest_plugin")(config), name)
+            plugin = add_on.load("pytest_plugin")(config)
+        if plugin is not None:
+            config.pluginmanager.register(plugin, name)
 
 
 def named_marks(config: pytest.Config, marks: Iterable[str]) -> list[str]:

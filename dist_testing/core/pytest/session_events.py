@@ -139,9 +139,9 @@ class SessionEvents:
         self.stream.emit(CaseEnded(time.monotonic(), nodeid))
 
     @pytest.hookimpl(trylast=True)
-    def pytest_sessionfinish(self, exitstatus: int) -> None:
-        """Keep the exit code of the run."""
-        self._exit_code = int(exitstatus)
+    def pytest_sessionfinish(self, session: pytest.Session) -> None:
+        """Keep the exit code of the run, which a plugin may have changed."""
+        self._exit_code = int(session.exitstatus)
 
 
 def _open(text: str, config: pytest.Config) -> Any:

@@ -97,10 +97,10 @@ class RankWorld(World):
 def _refusal(request: WorldRequest) -> NoRunner:
     if request.together:
         return NoRunner(
-            "The ranks are threads of one process, so no rank can be killed, stopped or cut off alone.",
+            "The ranks are threads of one process: no rank alone can ask the runner, or be killed, stopped or cut off.",
             'Set isolation="fork", with a backend that supports it.',
         )
     return NoRunner(
-        "A launcher such as torchrun or srun has started these ranks, and it ends all of them when one ends.",
+        "A launcher such as torchrun or srun has started these ranks. They ask no runner, and all end when one ends.",
         "Let the library start the ranks: run the test by plain pytest, or as a Bazel target.",
     )

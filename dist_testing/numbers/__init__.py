@@ -1,0 +1,1 @@
+"""Numbers of a case, which must hold against a file; README.md has an overview."""

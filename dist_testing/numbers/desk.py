@@ -1,0 +1,195 @@
+"""Takes the numbers of the ranks of one world, keeps them in the record of the case, and judges them at its end."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import statistics
+from collections.abc import Iterator, Mapping
+
+from dist_testing.core.engine.hooks import CaseStart, WatchedWorld, WorldWatcher
+from dist_testing.core.ground.case import CaseResult
+from dist_testing.core.ground.codec import shape_of
+from dist_testing.core.ground.outcomes import Cause, Status, Verdict
+from dist_testing.core.ground.record import case_name
+from dist_testing.numbers.base import COMPARE, UPDATE, Base, Bases, Key, Kind, replace_bases
+from dist_testing.numbers.number import NAME, NUMBERS, PROPERTY, Number, Summary
+
+# A test that records in a loop without end must not fill the record. Names of a case.
+_MAX_NAMES = 200
+
+
+class NumberDesk(WorldWatcher):
+    """Keeps and judges the numbers of the cases of one world."""
+
+    def __init__(self, world: WatchedWorld) -> None:
+        self._world = world
+
+    def begin_case(self, start: CaseStart) -> None:
+        """Forget the numbers of the last case."""
+        self._bases: Bases | None = start.case.settings.get(NAME)
+        backend = self._bases.backend if self._bases else ""
+        self._kind = Kind(case_name(start.case.name), backend, start.case.world_size)
+        # By name, then by rank.
+        self._numbers: dict[str, dict[int, Number]] = {}
+
+    def on_message(self, rank: int, payload: str) -> None:
+        """Keep a number, or refuse it."""
+        number = NUMBERS.from_wire(payload)
+        refusal = self._refusal(rank, number)
+        if not refusal:
+            self._numbers.setdefault(number.name, {})[rank] = number
+        self._world.records[rank].answer(NAME, refusal)
+
+    def _refusal(self, rank: int, number: Number) -> str:
+        of_ranks = self._numbers.get(number.name, {})
+        if rank in of_ranks:
+            return _text("recorded before", "A rank has one number of each name in a case.", "Use another name.")
+        if not of_ranks and len(self._numbers) >= _MAX_NAMES:
+            most = f"one of more than {_MAX_NAMES} names"
+            return _text(most, "The record of a case has room for so many.", "Record fewer numbers.")
+        for other, told in of_ranks.items():
+            if _terms(told) != _terms(number):
+                return _text(
+                    f"{_terms(number)}; rank {other} has {_terms(told)}",
+                    "The numbers of all ranks are compared with one base.",
+                    "Use the same arguments on all ranks.",
+                )
+        return self._no_base(number) if number.within is not None else ""
+
+    def _no_base(self, number: Number) -> str:
+        """Return why a number cannot be compared; "" if it can, or if this run writes the bases."""
+        if self._bases is None:
+            return _text(
+                f"within = {number.within}, and no base",
+                f"The run has no {COMPARE}.",
+                f"{UPDATE}=numbers.json writes the numbers of this run; {COMPARE}=numbers.json compares with them.",
+            )
+        if self._bases.is_update:
+            return ""
+        base = self._bases.known.get(Key(self._kind, number.hardware, number.name))
+        if base is None:
+            return _text(
+                f"no base in {self._bases}",
+                f"It has none for this case on {self._kind.backend}, {number.hardware!r}, world size "
+                f"{self._kind.world_size}.",
+                f"Add it: run the case with {UPDATE}={self._bases}, and check the file in.",
+            )
+        if (base.unit, base.better) != (number.unit, number.better):
+            return _text(
+                f"unit {number.unit!r}, better {number.better!r}; the base has {base.unit!r}, {base.better!r}",
+                "The test was changed after the base was written, so the two numbers mean different things.",
+                f"Change the test back, or write the base again: {UPDATE}={self._bases}.",
+            )
+        return ""
+
+    def explain(self, result: CaseResult) -> CaseResult:
+        """Put the numbers into the result, and judge them; with `--dist-numbers-update`, write those of a pass."""
+        facts = {f"{PROPERTY}{name}": self._fact(of_ranks) for name, of_ranks in self._numbers.items()}
+        result = dataclasses.replace(result, facts={**result.facts, **facts})
+        if self._bases is None:
+            return result
+        if self._bases.is_update:
+            if result.verdict.status is Status.PASSED:
+                self._write(self._bases)
+            return result
+        wrong = [*self._worse()]
+        if result.verdict.status is Status.PASSED and (wrong := [*wrong, *self._missing(self._bases)]):
+            found = Verdict(Status.FAILED, Cause.FAILURE, "; ".join(wrong))
+            way_out = f"If the change is meant, {UPDATE}={self._bases} writes the new numbers."
+            return dataclasses.replace(result, verdict=found, notes=(*result.notes, way_out))
+        return dataclasses.replace(result, notes=(*result.notes, *wrong))
+
+    def _base(self, number: Number) -> Base | None:
+        """Return the base of a number, if it has one of the same unit."""
+        known = self._bases.known if self._bases and not self._bases.is_update else {}
+        base = known.get(Key(self._kind, number.hardware, number.name))
+        return base if base and (base.unit, base.better) == (number.unit, number.better) else None
+
+    def _worse(self) -> Iterator[str]:
+        """Yield a sentence on each number that is worse than its base, of the rank where it is so the most."""
+        for name, of_ranks in self._numbers.items():
+            found = [
+                (worse, rank, number, base)
+                for rank, number in of_ranks.items()
+                if number.within is not None
+                and (base := self._base(number)) is not None
+                and (worse := _worse_by(number, base)) > number.within * abs(base.value)
+            ]
+            if found:
+                worse, rank, number, base = max(found, key=lambda one: one[0])
+                part = f" by {worse / abs(base.value):.1%}" if base.value else ""
+                least, middle, most = _spread(of_ranks)
+                yield (
+                    f"{name} = {number.value:g}{_unit(number.unit)} on rank {rank} is worse than the base "
+                    f"{base.value:g}{part}, and not within {number.within:.1%} ({len(found)} of {len(of_ranks)} ranks "
+                    f"are worse; min {least:g}, median {middle:g}, max {most:g})"
+                )
+
+    def _missing(self, bases: Bases) -> Iterator[str]:
+        """Yield a sentence on each number that has a base, and that no rank has recorded."""
+        for name in dict.fromkeys(key.name for key in bases.known if key.kind == self._kind):
+            if name not in self._numbers:
+                yield f"no rank has recorded {name}, which has a base in {bases}"
+
+    def _write(self, bases: Bases) -> None:
+        new: dict[Key, list[Number]] = {}
+        for of_ranks in self._numbers.values():
+            for number in of_ranks.values():
+                new.setdefault(Key(self._kind, number.hardware, number.name), []).append(number)
+        replace_bases(
+            bases.path,
+            self._kind,
+            {key.hardware for key in new},
+            [
+                Base(
+                    **self._kind._asdict(),
+                    name=key.name,
+                    hardware=key.hardware,
+                    value=_worst([number.value for number in numbers], numbers[0]),
+                    unit=numbers[0].unit,
+                    better=numbers[0].better,
+                )
+                for key, numbers in new.items()
+            ],
+        )
+
+    def _fact(self, of_ranks: Mapping[int, Number]) -> str:
+        first = of_ranks[min(of_ranks)]
+        base = self._base(first)
+        values = {str(rank): of_ranks[rank].value for rank in sorted(of_ranks)}
+        spread = _spread(of_ranks)
+        write = shape_of(Summary).write
+        assert write is not None
+        return json.dumps(
+            write(Summary(first.unit, first.better, *spread, values, base.value if base else None, first.within))
+        )
+
+
+def _spread(of_ranks: Mapping[int, Number]) -> tuple[float, float, float]:
+    values = [number.value for number in of_ranks.values()]
+    return min(values), statistics.median(values), max(values)
+
+
+def _worst(values: list[float], number: Number) -> float:
+    if number.better == "same":
+        return statistics.median_low(values)
+    return min(values) if number.better == "higher" else max(values)
+
+
+def _worse_by(number: Number, base: Base) -> float:
+    """Return by how much a number is worse than its base; negative if it is better."""
+    more = number.value - base.value
+    return {"higher": -more, "lower": more, "same": abs(more)}[number.better]
+
+
+def _terms(number: Number) -> str:
+    return f"unit {number.unit!r}, better {number.better!r}, within {number.within}"
+
+
+def _unit(unit: str) -> str:
+    return f" {unit}" if unit else ""
+
+
+def _text(what: str, cause: str, way_out: str) -> str:
+    return f"{what}.\n{cause}\n{way_out}"
