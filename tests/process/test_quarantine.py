@@ -332,3 +332,15 @@ def test_under_bazel(starter: Starter, tmp_path: Path) -> None:
     assert run.code == pytest.ExitCode.TESTS_FAILED, run.log
     results = {name: result.outcome for name, result in target.xml().items()}
     assert results == {"test_plain": "skipped", "row 1": "failure"}
+
+
+def test_a_test_in_the_runner_that_hangs_under_bazel_is_quarantined(starter: Starter, tmp_path: Path) -> None:
+    """If this fails, the limit of the target makes a known hang a failure that decides."""
+    target = Target(
+        tmp_path, {"test_cases.py": "import threading\n\ndef test_hangs():\n    threading.Event().wait()\n"}
+    )
+    write_file(target.package, "quarantine.toml", _quarantine(_row('"pkg/test_cases.py"')))
+    run = target.run(starter, "--dist-quarantine=_main/pkg/quarantine.toml", env={"TEST_TIMEOUT": "20"})
+    assert run.code == pytest.ExitCode.OK, run.log
+    (result,) = target.xml().values()
+    assert "its call had not ended after" in result.properties["quarantine_failure"]
