@@ -39,11 +39,6 @@ class Row:
         more = f" and {len(self.cases) - 1} more" if len(self.cases) > 1 else ""
         return f"{self.file.name}: row {self.number} ({self.cases[0]}{more})"
 
-    @property
-    def terms(self) -> str:
-        """Who has to repair the cases, and until when, in one line."""
-        return f"owner {self.owner}, {self.link}, until {self.expires}"
-
 
 def is_text(value: object) -> bool:
     """Return whether a value is a text of one line that a terminal shows as it is, and not empty."""

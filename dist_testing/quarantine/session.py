@@ -60,7 +60,7 @@ class Quarantine:
         self._rows = [row for row in rows if row.expires >= today]
         self._collected = Collected(config)
         self._stale: list[tuple[int, str]] = []
-        # Rows that name a case here, and do not apply to it, and why.
+        # Rows that name cases here and apply to none of them, and why.
         self._unmet: dict[int, str] = {}
         # The report of a row, while pytest takes it.
         self._row_report: pytest.TestReport | None = None
@@ -86,6 +86,9 @@ class Quarantine:
                 self._put_in(item, dict.fromkeys(row for _, row in finder.find(item.nodeid)))
         except DistTestingError as error:
             raise pytest.UsageError(str(error)) from error
+        for item in items:
+            if (applied := item.stash.get(_ROW_KEY, None)) is not None:
+                self._unmet.pop(applied.number, None)
 
     def _put_in(self, item: pytest.Item, rows: Mapping[Row, None]) -> None:
         applied: list[Row] = []

@@ -156,7 +156,8 @@ def _all_of(file: str) -> str:
         _row(f'"{ranks}test_dies", "{ranks}test_fresh"', 'torch = ">=2.0"', "world_size = 2"),
         _row(f'"{ranks}test_hangs_the_machine"', mode="skip"),
         _row(f'"{ranks}test_expected"', 'backend = "gloo"', "nodes = 1"),
-        _row(f'"{file}::TestUnittest"', "world_size = 2"),
+        # It applies to one of the two.
+        _row(f'"{file}::TestUnittest", "{file}::test_plain"', "world_size = 2"),
         _row(f'"{file}::test_plain", "{file}::test_with*"'),
     )
 
@@ -180,6 +181,7 @@ def test_failures_of_quarantined_cases_are_told_and_do_not_decide(starter: Start
     for told in ("rank 1 is wrong", "rank 1 was killed by SIGKILL", "plain is wrong", "the fixture is wrong"):
         assert told in failures
     assert "breaks (owner comms, bug/1, until 2999-01-31)" in run.log
+    assert "does not apply" not in run.log
     failed = {name for name, status in _EXPECTED.items() if status == "failed"}
     # pytest's own XML.
     cases = {str(case.get("name")): case for case in ElementTree.parse(tmp_path / "junit.xml").iter("testcase")}
@@ -332,3 +334,15 @@ def test_under_bazel(starter: Starter, tmp_path: Path) -> None:
     assert run.code == pytest.ExitCode.TESTS_FAILED, run.log
     results = {name: result.outcome for name, result in target.xml().items()}
     assert results == {"test_plain": "skipped", "row 1": "failure"}
+
+
+def test_a_test_in_the_runner_that_hangs_under_bazel_is_quarantined(starter: Starter, tmp_path: Path) -> None:
+    """If this fails, the limit of the target makes a known hang a failure that decides."""
+    target = Target(
+        tmp_path, {"test_cases.py": "import threading\n\ndef test_hangs():\n    threading.Event().wait()\n"}
+    )
+    write_file(target.package, "quarantine.toml", _quarantine(_row('"pkg/test_cases.py"')))
+    run = target.run(starter, "--dist-quarantine=_main/pkg/quarantine.toml", env={"TEST_TIMEOUT": "20"})
+    assert run.code == pytest.ExitCode.OK, run.log
+    (result,) = target.xml().values()
+    assert "its call had not ended after" in result.properties["quarantine_failure"]
