@@ -15,7 +15,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 from dist_testing.core.engine.running_world import group_limit_s
-from dist_testing.core.ground.case import Case, CaseBody, CaseFailedError, CaseResult
+from dist_testing.core.ground.case import SETTINGS, Case, CaseBody, CaseFailedError, CaseResult
 from dist_testing.core.ground.errors import UsageError
 from dist_testing.core.ground.outcomes import Kind, RankOutcome
 from dist_testing.core.ground.skips import skip_for_exit_code, unmet_requirement
@@ -259,6 +259,12 @@ class ThreadCase(WorldCase):
                 f"{self.id()}: @expected_exits on a test whose ranks are threads.\n"
                 "A thread has no exit code, and a signal that kills it kills the runner.\n"
                 "Derive the class from MultiProcessTestCase."
+            )
+        if settings := self._settings() | getattr(method, SETTINGS, {}):
+            raise UsageError(
+                f"{self.id()}: {', '.join(sorted(settings))} on a test whose ranks are threads.\n"
+                "Add-ons take part in worlds of processes.\n"
+                "Derive the class from MultiProcessTestCase, or leave it out."
             )
 
     def _join_processes(self, fn: Callable[[], Any]) -> None:

@@ -244,6 +244,7 @@ def test_under_bazel(starter: Starter, tmp_path: Path) -> None:
         ("case_timeout_s = 0", "case_timeout_s = 0"),
         ("setUp = lambda self: (self._spawn_threads(), self._spawn_threads())", "was called twice"),
         ("test_it = dist_testing.expected_exits({1: -9})(lambda self: None)", "@expected_exits"),
+        ("nodes = 2", "nodes on a test whose ranks are threads"),
         ("async def test_it(self): pass", "async def"),
         ("_run = classmethod(lambda cls, *args: None)", "has not run"),
     ],
