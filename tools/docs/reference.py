@@ -55,7 +55,7 @@ _SETTERS = {
     ),
     "launcher": (
         "Which variables of launchers does it read?",
-        "See [torchrun](torchrun.md) and [clusters](clusters.md).",
+        "See [clusters](clusters.md).",
     ),
     "Bazel": ("Which variables of Bazel does it read?", "See [protocol](protocol.md)."),
     "CI": ("Which variables of CI does it read?", "See [reports](reports.md)."),
