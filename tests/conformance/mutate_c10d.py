@@ -3,7 +3,7 @@
 Run it by hand: `python -m tests.conformance.mutate_c10d [FUNCTION ...]`, on the backend gloo. It takes the public
 functions of `torch.distributed.distributed_c10d`, leaves out a check, another statement or a return value, or negates a
 condition, and runs the cells of that function until one ends otherwise than its expectation says. It prints each change
-that no cell notices, and the score. docs/conformance.md has the last one.
+that no cell notices, and the score. docs/evidence/mutants.md has the last one.
 """
 
 from __future__ import annotations

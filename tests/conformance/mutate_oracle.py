@@ -1,7 +1,8 @@
 """Changes the code of the oracle in one place at a time, and runs the tests that must notice it.
 
 Run it by hand: `python -m tests.conformance.mutate_oracle [MODULE ...]`. It prints each change that no test notices,
-and the score. docs/conformance.md has the last score and explains what is left. `tests.support.mutate` does the work.
+and the score. docs/evidence/mutants.md has the last score and explains what is left. `tests.support.mutate` does the
+work.
 """
 
 from __future__ import annotations
