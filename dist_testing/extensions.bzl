@@ -1,6 +1,6 @@
 """The module extensions by which MODULE.bazel names the library's packages and declares remote executors.
 
-docs/consumers.md and docs/executors.md have examples.
+docs/consumers.md and docs/remote.md have examples.
 """
 
 load("//dist_testing/private:executors_repo.bzl", "EXECUTOR_VARIABLE", "chosen_executor", "executors_repo")

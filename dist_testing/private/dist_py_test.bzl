@@ -123,8 +123,8 @@ def dist_py_test(
         settings: What the tests ask of add-ons of other packages: a dict from their names to values (docs/add_ons.md).
         shard_count: Number of shards that share the cases, 1 to 50, or a dict by backend. Default: one shard.
         jobs: Number of worlds that run side by side in one target, or shard, 1 to 64, or a dict by backend. Only for backends
-            without GPUs (docs/sharding.md). Default: 1.
-        timings: Label of one file with the durations of cases, by which shards are balanced (docs/sharding.md).
+            without GPUs (docs/side_by_side.md). Default: 1.
+        timings: Label of one file with the durations of cases, by which shards are balanced (docs/side_by_side.md).
             Default: shards get the cases in turn.
         lock: Name of the lock (docs/wheels.md) that all packages of the test come from, or a dict by backend. Default: the
             lock of the command line.

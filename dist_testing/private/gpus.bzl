@@ -51,7 +51,7 @@ def _gpu_count_flag_impl(ctx):
         if not pools:
             fail(("{}=pools: no pool is declared.\n" +
                   "With this value tests run in the pools of a remote executor, and MODULE.bazel declares them.\n" +
-                  "Declare them (docs/executors.md), or use \"auto\", \"present\" or a number.").format(user_label(ctx.label)))
+                  "Declare them (docs/remote.md), or use \"auto\", \"present\" or a number.").format(user_label(ctx.label)))
         return GpuCountInfo(archs = {}, available = largest_pools(pools), is_promised = True, pools = pools)
     if not value.isdigit():
         fail(("{}={}: not \"auto\", \"present\", \"pools\" or a number.\n" +

@@ -292,7 +292,7 @@ COMMAND_CASES = (
     Command(
         "pools that are not declared",
         ("build", "--nobuild", "--@dist_testing//dist_testing/config:gpus=pools", "//right:case_nccl"),
-        ("dist_testing/config:gpus=pools: no pool is declared.", "Declare them (docs/executors.md)"),
+        ("dist_testing/config:gpus=pools: no pool is declared.", "Declare them (docs/remote.md)"),
     ),
     Command(
         "root of the machine that is no folder",

@@ -112,7 +112,7 @@ pools_flag_test = analysistest.make(_pools_flag_test_impl)
 def _no_pools_test_impl(ctx):
     env = analysistest.begin(ctx)
     asserts.expect_failure(env, "=pools: no pool is declared.")
-    asserts.expect_failure(env, "Declare them (docs/executors.md), or use \"auto\", \"present\" or a number.")
+    asserts.expect_failure(env, "Declare them (docs/remote.md), or use \"auto\", \"present\" or a number.")
     return analysistest.end(env)
 
 no_pools_test = analysistest.make(_no_pools_test_impl, expect_failure = True)

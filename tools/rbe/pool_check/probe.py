@@ -292,7 +292,7 @@ def report(findings: Sequence[Finding]) -> int:
         sys.stdout.write(
             f"{failed} of {len(findings)} properties that the library needs are missing (FAILED above).\n"
             "The workers of this pool are not set up for the tests.\n"
-            "Change them, or send the tests to another pool (docs/executors.md).\n"
+            "Change them, or send the tests to another pool (docs/remote.md).\n"
         )
     return 1 if failed else 0
 
