@@ -1,6 +1,6 @@
 """Runs the tests of a file that is started as a program: `python test_file.py`.
 
-Exit status: N as pytest ends; 2 also if `run_tests` was called without a file, as in an interactive session.
+Exit status: N as pytest ends; 2 if `run_tests` was called without a file, as in an interactive session.
 """
 
 from __future__ import annotations

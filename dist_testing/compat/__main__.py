@@ -3,7 +3,7 @@
 The file runs as `__main__`, as if Python had been started with it. The call at its end (`run_tests()`,
 `unittest.main()`) gets the arguments and decides the exit code.
 
-Exit status: N as the file ends; 1 also if the file calls nothing that runs tests; 2 if there is no such file, or
+Exit status: N as the file ends; 1 if the file calls nothing that runs tests; 2 if there is no such file, or
 torch's `TestCase` is missing.
 """
 

@@ -6,7 +6,7 @@ format, and folders with any of these. Without RESULTS it reads the last build e
 
 With `ran-nowhere` before RESULTS it makes no page: it lists the cases that no job of a matrix has run.
 
-Exit status: 0 if the outputs were written, also if tests have failed; 2 if nothing could be read or written.
+Exit status: 0 if the outputs were written, even if tests have failed; 2 if nothing could be read or written.
 """
 
 from __future__ import annotations

@@ -129,7 +129,7 @@ _MEMBERS = {
     "`MultiProcContinuousTest._ensure_processes_spawned`, `_spawn_processes`, `_worker_loop`, `_get_world_size`, "
     "`_worker_run_main_wait`; `MultiProcessTestCase._event_listener`": (
         "Not here: the engine starts the ranks, sends them tests and asks them for stacks. A class that has one of "
-        "them fails with a text that names the way out, because the library would never call the method."
+        "them fails with a text that names the fix, because the library would never call the method."
     ),
     "`EFA_PROBE_RESULT`, `MultiProcContinousTest`, `run_tests`, `abc`, `Dict`, `List`, `Optional`, `Tuple`, `Union`": (
         "Names of older releases of torch; still here."

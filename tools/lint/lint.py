@@ -1,7 +1,7 @@
 """Runs all static checks of this repository: `./bazelw run //tools/lint`; with `-- --fix` it repairs what it can.
 
 Python: ruff (rules and form), mypy (strict), import-linter (layers; the contracts are in pyproject.toml). Starlark:
-buildifier. Pages: links. Sizes: sizes.json, which `--fix` writes anew. Names of add-ons in the core: mentions.py. CI
+buildifier. Pages: links, words. Sizes: sizes.json, which `--fix` writes anew. Names of add-ons in the core: mentions.py. CI
 runs the same command.
 """
 
@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -18,6 +19,7 @@ from pathlib import Path
 from links import broken_links
 from mentions import wrong_mentions
 from sizes import wrong_sizes
+from words import wrong_words
 
 # Each group is checked by itself, because a program's folder is on its path and its module names may repeat those of
 # others. Group -> folders on its path.
@@ -83,7 +85,14 @@ def main() -> int:
             failed.append(step)
     for step in failed:
         print(f"lint: failed: {' '.join(step[:6])}{' ...' if len(step) > 6 else ''}")
-    complaints = [*broken_links(_files("*.md")), *wrong_mentions(Path()), *wrong_sizes(Path(), fix=fix)]
+    pages = _files("*.md")
+    for_users = [page for page in pages if re.fullmatch(r"docs/[^/]+|README.md|CHANGELOG.md", page)]
+    complaints = [
+        *broken_links(pages),
+        *wrong_words(for_users),
+        *wrong_mentions(Path()),
+        *wrong_sizes(Path(), fix=fix),
+    ]
     for complaint in complaints:
         print(f"lint: {complaint}")
     return 1 if failed or complaints else 0

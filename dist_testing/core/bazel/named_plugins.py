@@ -42,7 +42,7 @@ class _Unnamed:
     def __init__(self, manager: pytest.PytestPluginManager) -> None:
         runfiles = os.environ.get("TEST_SRCDIR") or os.environ.get("RUNFILES_DIR")
         found = _unnamed_plugins(Path(runfiles)) if runfiles else []
-        # $PYTEST_PLUGINS (user): plug-ins that pytest loads; under Bazel also those of packages that the target does
+        # $PYTEST_PLUGINS (user): plug-ins that pytest loads; under Bazel including those of packages that the target does
         # not name.
         wanted = os.environ.get("PYTEST_PLUGINS", "").split(",")
         # A `-p` in the configuration comes before.
