@@ -1,8 +1,8 @@
 """Runs all static checks of this repository: `./bazelw run //tools/lint`; with `-- --fix` it repairs what it can.
 
 Python: ruff (rules and form), mypy (strict), import-linter (layers; the contracts are in pyproject.toml). Starlark:
-buildifier. Pages: links, words. Sizes: sizes.json, which `--fix` writes anew. Names of add-ons in the core: mentions.py. CI
-runs the same command.
+buildifier. Pages: links, words. Sizes: sizes.json, which `--fix` writes anew. Names of add-ons in the core:
+mentions.py. CI runs the same command.
 """
 
 from __future__ import annotations

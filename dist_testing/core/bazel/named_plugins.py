@@ -42,8 +42,8 @@ class _Unnamed:
     def __init__(self, manager: pytest.PytestPluginManager) -> None:
         runfiles = os.environ.get("TEST_SRCDIR") or os.environ.get("RUNFILES_DIR")
         found = _unnamed_plugins(Path(runfiles)) if runfiles else []
-        # $PYTEST_PLUGINS (user): plug-ins that pytest loads; under Bazel including those of packages that the target does
-        # not name.
+        # $PYTEST_PLUGINS (user): plug-ins that pytest loads; under Bazel including those of packages that the target
+        # does not name.
         wanted = os.environ.get("PYTEST_PLUGINS", "").split(",")
         # A `-p` in the configuration comes before.
         self._names = [name for name in found if name not in wanted and not manager.has_plugin(name)]
