@@ -56,8 +56,8 @@ def test_the_page_is_made_of_the_file() -> None:
 
 def test_the_promised_versions_are_those_of_the_table() -> None:
     """If this fails, the page promises other versions than the library checks. The program writes them."""
-    versions = json.loads((DOCS.parent / "dist_testing" / "versions.json").read_text(encoding="utf-8"))
-    page = (DOCS / "stability.md").read_text(encoding="utf-8")
+    versions = json.loads((ROOT / "dist_testing" / "versions.json").read_text(encoding="utf-8"))
+    page = (ROOT / "docs" / "stability.md").read_text(encoding="utf-8")
     assert page == supported.with_table(page, versions)
     versions["torch"]["newest"] = "9.9"
     assert "| torch | 2.10 to 9.9;" in supported.with_table(page, versions)
