@@ -20,7 +20,7 @@ import torch
 import torch.multiprocessing
 from torch.multiprocessing.spawn import ProcessExitedException, ProcessRaisedException
 
-from dist_testing.adopt.on_ranks import keeps_own_way, ranks_of
+from dist_testing.adopt.on_ranks import is_rank, keeps_own_way, ranks_of, share_memory
 from dist_testing.core.ground.case import CaseFailedError, CaseResult
 from dist_testing.core.ground.error_text import name_of
 from dist_testing.core.ground.errors import UsageError
@@ -42,8 +42,6 @@ _torch: Any = sys.modules["torch.multiprocessing.spawn"]
 
 _original: Callable[..., Any] = _torch.start_processes
 _contexts: list[RanksContext] = []
-# Whether this process is a rank, where the functions are torch's own.
-_is_rank = [False]
 # Whose processes are not the ranks of a test: data loaders, pools, managers.
 _LIBRARIES = ("concurrent", "multiprocessing", "torch")
 _BaseProcess: Any = process.BaseProcess
@@ -262,7 +260,7 @@ class RanksContext:
 
 def open_contexts() -> list[RanksContext]:
     """Return the contexts of this process that have not been waited for; end those of daemons."""
-    if _is_rank[0]:
+    if is_rank():
         return []
     for context in [context for context in _contexts if context.is_daemon]:
         context.close()
@@ -285,7 +283,7 @@ def _on_engine(original: Callable[..., Any]) -> Callable[..., RanksContext | Non
         __tracebackhide__ = True
         caller = str(sys._getframe(1).f_globals.get("__name__", ""))
         # torchrun's agent, inside a test, looks after its processes itself; and a rank makes processes, no world.
-        is_own = _is_rank[0] or caller.startswith("torch.")
+        is_own = is_rank() or caller.startswith("torch.")
         if is_own or keeps_own_way(getattr(fn, "__qualname__", str(fn)), "torch's own spawn runs it"):
             context: RanksContext | None = _original(fn, args, nprocs, join, daemon, start_method, **more)
             return context
@@ -314,7 +312,6 @@ def _on_engine(original: Callable[..., Any]) -> Callable[..., RanksContext | Non
 
 def _call(fn: Callable[..., Any], args: tuple[Any, ...], rank: int) -> None:
     """Call the function on a rank, in the environment that a spawned process has."""
-    _is_rank[0] = True
     try:
         fn(rank, *args)
     except SystemExit as error:
@@ -331,21 +328,6 @@ def _error_class(result: CaseResult) -> type[CaseFailedError]:
         if kind in (Kind.EXITED, Kind.SIGNALLED):
             return RanksExitedError
     return CaseFailedError
-
-
-def share_memory(value: object) -> None:
-    """Move tensors into shared memory, as their pickle for another process does."""
-    if isinstance(value, torch.Tensor):
-        if value.device.type == "cpu" and not value.is_sparse:
-            value.share_memory_()  # type: ignore[no-untyped-call]  # of torch
-    elif isinstance(value, torch.nn.Module):
-        value.share_memory()
-    elif isinstance(value, list | tuple):
-        for inner in value:
-            share_memory(inner)
-    elif isinstance(value, dict):
-        for inner in value.values():
-            share_memory(inner)
 
 
 # At import: pytest imports the plugin before it collects tests, which may import the functions by name.
