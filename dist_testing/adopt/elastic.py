@@ -18,6 +18,7 @@ from torch.distributed.elastic.multiprocessing.errors import ChildFailedError, P
 from torch.distributed.elastic.utils.api import macros
 from torch.distributed.launcher import api
 
+from dist_testing.adopt.as_process import run_as_process
 from dist_testing.adopt.on_ranks import is_rank, keeps_own_way, ranks_of, share_memory
 from dist_testing.core.ground.case import CaseFailedError, CaseResult
 from dist_testing.core.ground.error_text import name_of
@@ -119,7 +120,8 @@ def _envs(config: Any, attempt: int) -> dict[int, dict[str, str]]:
 
 def _call(entrypoint: Callable[..., Any], args: Sequence[Any], envs: Mapping[int, Mapping[str, str]], rank: int) -> Any:
     os.environ.update(envs[rank])
-    return record(entrypoint)(*macros.substitute(list(args), str(rank)))
+    # They are processes of torch.multiprocessing, also under the agent.
+    return run_as_process(functools.partial(record(entrypoint), *macros.substitute(list(args), str(rank))))
 
 
 def _run(call: Callable[[int], Any], name: str, size: int, error_files: Mapping[int, str]) -> dict[int, Any]:

@@ -12,7 +12,7 @@ import os
 import sys
 import time
 from collections.abc import Callable, Generator
-from multiprocessing import popen_fork, process
+from multiprocessing import process
 from typing import Any, ClassVar
 
 import pytest
@@ -20,14 +20,13 @@ import torch
 import torch.multiprocessing
 from torch.multiprocessing.spawn import ProcessExitedException, ProcessRaisedException
 
+from dist_testing.adopt.as_process import SpawnedPopen, run_as_process, set_root
 from dist_testing.adopt.on_ranks import is_rank, keeps_own_way, ranks_of, share_memory
 from dist_testing.core.ground.case import CaseFailedError, CaseResult
 from dist_testing.core.ground.error_text import name_of
 from dist_testing.core.ground.errors import UsageError
 from dist_testing.core.ground.outcomes import Kind, Status, exit_name
 from dist_testing.core.ground.spec import check_world_size
-from dist_testing.core.launch.clean import unshareable_reasons
-from dist_testing.core.process.lifetime import in_new_thread
 from dist_testing.core.unittest.exits import exit_code
 from dist_testing.core.unittest.handles import RankHandle
 from dist_testing.functions.function_world import CallWorld
@@ -45,6 +44,11 @@ _contexts: list[RanksContext] = []
 # Whose processes are not the ranks of a test: data loaders, pools, managers.
 _LIBRARIES = ("concurrent", "multiprocessing", "torch")
 _BaseProcess: Any = process.BaseProcess
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Tell processes where the suite is."""
+    set_root(str(config.rootpath))
 
 
 @pytest.hookimpl(wrapper=True)
@@ -76,14 +80,6 @@ class TestProcessError(AssertionError):
     """A process of a test has failed, and the test has not looked at its exit code."""
 
     __test__ = False
-
-
-class _Popen(popen_fork.Popen):
-    """Forks from a new thread: a child of a thread that has used OpenMP would wait for its threads for ever."""
-
-    def _launch(self, process_obj: Any) -> None:
-        launch: Any = super()._launch  # type: ignore[misc]  # not in typeshed
-        in_new_thread(lambda: launch(process_obj))
 
 
 class Watch:
@@ -130,7 +126,7 @@ def install_processes() -> None:
     def started(self: Any) -> None:
         watch = Watch.active()
         if watch is not None and not _is_of_library(self):
-            watch.started.append((self, str(getattr(_target(self), "__qualname__", _target(self)))))
+            watch.started.append((self, _target_name(self)))
         start(self)
 
     _BaseProcess.start, _BaseProcess.exitcode = started, property(_looking(exitcode.fget))
@@ -143,11 +139,10 @@ def _fork_tests_of(cls: Any) -> None:
     original = cls._Popen
 
     def popen(process_obj: Any) -> Any:
-        if Watch.active() is None or _is_of_library(process_obj) or unshareable_reasons():
+        is_own = Watch.active() is None or _is_of_library(process_obj)
+        if is_own or keeps_own_way(_target_name(process_obj), "a fresh interpreter runs it"):
             return original(process_obj)
-        # As their pickle does.
-        share_memory((process_obj._args, process_obj._kwargs))
-        return _Popen(process_obj)
+        return SpawnedPopen(process_obj)
 
     cls._Popen = staticmethod(popen)
 
@@ -167,6 +162,10 @@ def _looking(method: Any) -> Any:
 def _is_of_library(one: Any) -> bool:
     """Return whether a library has made the process for itself."""
     return (getattr(_target(one), "__module__", None) or "").partition(".")[0] in _LIBRARIES
+
+
+def _target_name(one: Any) -> str:
+    return str(getattr(_target(one), "__qualname__", _target(one)))
 
 
 def _target(one: Any) -> Any:
@@ -311,13 +310,17 @@ def _on_engine(original: Callable[..., Any]) -> Callable[..., RanksContext | Non
 
 
 def _call(fn: Callable[..., Any], args: tuple[Any, ...], rank: int) -> None:
-    """Call the function on a rank, in the environment that a spawned process has."""
-    try:
-        fn(rank, *args)
-    except SystemExit as error:
-        # A process of multiprocessing that leaves so has succeeded.
-        if error.code:
-            raise
+    """Call the function on a rank, which then ends as a process of multiprocessing does."""
+
+    def call() -> None:
+        try:
+            fn(rank, *args)
+        except SystemExit as error:
+            # A process of multiprocessing that leaves so has succeeded.
+            if error.code:
+                raise
+
+    run_as_process(call)
 
 
 def _error_class(result: CaseResult) -> type[CaseFailedError]:
