@@ -76,7 +76,7 @@ class SpawnedPopen(popen_fork.Popen):
         launch: Any = super()._launch  # type: ignore[misc]  # not in typeshed
         content = io.BytesIO()
         try:
-            set_spawning_popen(self)
+            set_spawning_popen(self)  # type: ignore[arg-type]  # their pickles ask it for copies
             try:
                 reduction.dump(process_obj, content)
             finally:

@@ -111,6 +111,7 @@ def _envs(config: Any, attempt: int) -> dict[int, dict[str, str]]:
         "TORCHELASTIC_RESTART_COUNT": str(attempt),
         "TORCHELASTIC_MAX_RESTARTS": str(config.max_restarts),
         "TORCHELASTIC_RUN_ID": config.run_id,
+        "TORCHELASTIC_SIGNALS_TO_HANDLE": config.signals_to_handle,
         # Rank 0 serves it before any rank begins, and until all have ended, so all are clients, as under the agent.
         "TORCHELASTIC_USE_AGENT_STORE": "True",
         _ASYNC_ERRORS: os.environ.get(_ASYNC_ERRORS, "1"),
@@ -134,7 +135,7 @@ def _run(call: Callable[[int], Any], name: str, size: int, error_files: Mapping[
         except CaseFailedError as error:
             pids = [record.pid or -1 for record in running.world.supervisor.records]
             if failures := _failures(result, pids, error_files):
-                raise RanksFailedError(str(error), result, name, failures) from None
+                raise RanksFailedError(str(error), result, name.rpartition(".")[2], failures) from None
             raise
         return dict(enumerate(world.values(result)))
 

@@ -89,7 +89,7 @@ class Watch:
 
     def __init__(self) -> None:
         self._pid = os.getpid()
-        # The processes that the test has started, with the names of their targets, which they forget.
+        # The processes that the test has started, with the names of their targets.
         self.started: list[tuple[Any, str]] = []
         # Those that the test judges itself: it has read the exit code, or has ended the process. By identity, because
         # processes are not hashable by value.
@@ -124,10 +124,12 @@ def install_processes() -> None:
     start, exitcode = _BaseProcess.start, _BaseProcess.exitcode
 
     def started(self: Any) -> None:
-        watch = Watch.active()
-        if watch is not None and not _is_of_library(self):
-            watch.started.append((self, _target_name(self)))
+        # It forgets its target.
+        name = _target_name(self)
+        is_own = _is_of_library(self)
         start(self)
+        if (watch := Watch.active()) is not None and not is_own:
+            watch.started.append((self, name))
 
     _BaseProcess.start, _BaseProcess.exitcode = started, property(_looking(exitcode.fget))
     _BaseProcess.terminate, _BaseProcess.kill = _looking(_BaseProcess.terminate), _looking(_BaseProcess.kill)

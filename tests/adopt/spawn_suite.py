@@ -13,7 +13,7 @@ import socket
 import sys
 import threading
 import unittest
-from multiprocessing.util import Finalize  # type: ignore[attr-defined]  # not in typeshed
+from multiprocessing.util import Finalize
 from pathlib import Path
 from typing import Any
 
