@@ -27,7 +27,7 @@ _Value = TypeVar("_Value")
 _process: Any = process
 _util: Any = util
 
-# The folder in which the suite is; "" before pytest has told it.
+# The folder in which the suite is, with a separator at its end; "" before pytest has told it.
 _root = [""]
 
 
@@ -125,12 +125,13 @@ class _Sent:
 
 
 def _forget_suite() -> dict[str, ModuleType]:
-    """Have the modules of tests imported anew: those below the suite's folder with "test" in their path there."""
-    root = _root[0]
+    """Have the modules of the suite imported anew: those below its folder with "test" in their path there."""
     kept = {}
     for name, module in list(sys.modules.items()):
         path = getattr(module, "__file__", None) or ""
-        inner = path.removeprefix(root)
-        if inner != path and "test" in inner and "site-packages" not in inner and not name.startswith("dist_testing"):
+        inner = path.removeprefix(_root[0])
+        is_of_suite = inner != path and "test" in inner and "site-packages" not in inner
+        # This library is no part of the suite, and the main program runs.
+        if is_of_suite and name.partition(".")[0] not in ("dist_testing", "__main__"):
             kept[name] = sys.modules.pop(name)
     return kept

@@ -77,7 +77,8 @@ def launch_agent(config: Any, entrypoint: Any, args: Sequence[Any], *more: Any, 
         try:
             return _run(functools.partial(_call, entrypoint, args, envs), name, config.nproc_per_node, logs.error_files)
         except RanksFailedError as error:
-            if attempt == config.max_restarts:
+            # torch's agent knows no hangs.
+            if attempt == config.max_restarts or error.result.verdict.cause is Cause.HANG:
                 raise
             reason = error.result.verdict.reason
             print(f"dist_testing: {name}: restart {attempt + 1} of {config.max_restarts}: {reason}", file=sys.stderr)

@@ -31,10 +31,8 @@ _OF_AGENT = ("RANK", "WORLD_SIZE", "MASTER_", "TORCHELASTIC_", "ROLE_")
 
 def _config(size: int = 2, **more: Any) -> LaunchConfig:
     method = os.environ.get("START_METHOD", "spawn")
-    given: dict[str, Any] = dict(
-        min_nodes=1, max_nodes=1, rdzv_backend="c10d", rdzv_endpoint="localhost:0", run_id="run", start_method=method
-    )
-    return LaunchConfig(nproc_per_node=size, **given | {"max_restarts": 0, "monitor_interval": 0.1} | more)
+    given = {"rdzv_endpoint": "localhost:0", "run_id": "run", "max_restarts": 0, "start_method": method, **more}
+    return LaunchConfig(1, given.pop("max_nodes", 1), size, rdzv_backend="c10d", monitor_interval=0.1, **given)
 
 
 def _note(name: str, seen: object) -> None:
