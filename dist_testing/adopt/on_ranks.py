@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import pytest
+import torch
 
 from dist_testing.core.events.event import RankOutput
 from dist_testing.core.ground.case import CaseFailedError
@@ -27,6 +28,8 @@ __unittest = True
 
 _told: set[str] = set()
 _limit_s: list[float | None] = [NO_LIMIT_S]
+# Whether this process is a rank, where the functions of the suite's harness are its own.
+_is_rank = [False]
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -42,12 +45,24 @@ def suite_limit_s() -> float | None:
     return _limit_s[0]
 
 
+def is_rank() -> bool:
+    """Return whether this process is a rank that an adapter has made: what it starts is no world."""
+    return _is_rank[0]
+
+
 def ranks_of(
-    call: Callable[[int], Any], name: str, size: int, timeout_s: float | None, *, subject: str = ""
+    call: Callable[[int], Any],
+    name: str,
+    size: int,
+    timeout_s: float | None,
+    *,
+    subject: str = "",
+    with_store: bool = False,
 ) -> CallWorld:
     """Return a world in which each rank calls `call(rank)`, without a group and without variables of a launcher.
 
-    `timeout_s`: None for the limit of the session. `subject`: what errors name; "" for the name.
+    `timeout_s`: None for the limit of the session. `subject`: what errors name; "" for the name. `with_store`: whether
+    the library serves a store at MASTER_ADDR and MASTER_PORT.
     """
     return CallWorld(
         functools.partial(_on_rank, call, dict(os.environ)),
@@ -56,7 +71,7 @@ def ranks_of(
         call_spec(subject or name, current_session(), size, None, FORK.name),
         timeout_s=timeout_s,
         init=False,
-        with_store=False,
+        with_store=with_store,
         show=_show,
     )
 
@@ -95,6 +110,7 @@ def run_on_ranks(call: Callable[[int], Any], name: str, size: int, timeout_s: fl
 
 def _on_rank(call: Callable[[int], Any], env: Mapping[str, str]) -> Any:
     """Call with this rank, where torchrun's variables have the values of the caller's environment."""
+    _is_rank[0] = True
     rank = int(os.environ["RANK"])
     layout = Layout(1)
     with environment({name: env.get(name) for name in (*layout.rank_env(0), *layout.world_env())}):
@@ -104,3 +120,18 @@ def _on_rank(call: Callable[[int], Any], env: Mapping[str, str]) -> Any:
 def _show(event: RankOutput) -> None:
     # As the processes of the own harness print: without the rank.
     print(event.line, flush=True)
+
+
+def share_memory(value: object) -> None:
+    """Move tensors into shared memory, as their pickle for another process does."""
+    if isinstance(value, torch.Tensor):
+        if value.device.type == "cpu" and not value.is_sparse:
+            value.share_memory_()  # type: ignore[no-untyped-call]  # of torch
+    elif isinstance(value, torch.nn.Module):
+        value.share_memory()
+    elif isinstance(value, list | tuple):
+        for inner in value:
+            share_memory(inner)
+    elif isinstance(value, dict):
+        for inner in value.values():
+            share_memory(inner)

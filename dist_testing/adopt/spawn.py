@@ -12,7 +12,7 @@ import os
 import sys
 import time
 from collections.abc import Callable, Generator
-from multiprocessing import popen_fork, process
+from multiprocessing import process
 from typing import Any, ClassVar
 
 import pytest
@@ -20,14 +20,13 @@ import torch
 import torch.multiprocessing
 from torch.multiprocessing.spawn import ProcessExitedException, ProcessRaisedException
 
-from dist_testing.adopt.on_ranks import keeps_own_way, ranks_of
+from dist_testing.adopt.as_process import SpawnedPopen, run_as_process, set_root
+from dist_testing.adopt.on_ranks import is_rank, keeps_own_way, ranks_of, share_memory
 from dist_testing.core.ground.case import CaseFailedError, CaseResult
 from dist_testing.core.ground.error_text import name_of
 from dist_testing.core.ground.errors import UsageError
 from dist_testing.core.ground.outcomes import Kind, Status, exit_name
 from dist_testing.core.ground.spec import check_world_size
-from dist_testing.core.launch.clean import unshareable_reasons
-from dist_testing.core.process.lifetime import in_new_thread
 from dist_testing.core.unittest.exits import exit_code
 from dist_testing.core.unittest.handles import RankHandle
 from dist_testing.functions.function_world import CallWorld
@@ -42,11 +41,14 @@ _torch: Any = sys.modules["torch.multiprocessing.spawn"]
 
 _original: Callable[..., Any] = _torch.start_processes
 _contexts: list[RanksContext] = []
-# Whether this process is a rank, where the functions are torch's own.
-_is_rank = [False]
 # Whose processes are not the ranks of a test: data loaders, pools, managers.
 _LIBRARIES = ("concurrent", "multiprocessing", "torch")
 _BaseProcess: Any = process.BaseProcess
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Tell processes where the suite is."""
+    set_root(str(config.rootpath))
 
 
 @pytest.hookimpl(wrapper=True)
@@ -80,14 +82,6 @@ class TestProcessError(AssertionError):
     __test__ = False
 
 
-class _Popen(popen_fork.Popen):
-    """Forks from a new thread: a child of a thread that has used OpenMP would wait for its threads for ever."""
-
-    def _launch(self, process_obj: Any) -> None:
-        launch: Any = super()._launch  # type: ignore[misc]  # not in typeshed
-        in_new_thread(lambda: launch(process_obj))
-
-
 class Watch:
     """The processes that a test starts."""
 
@@ -95,7 +89,7 @@ class Watch:
 
     def __init__(self) -> None:
         self._pid = os.getpid()
-        # The processes that the test has started, with the names of their targets, which they forget.
+        # The processes that the test has started, with the names of their targets.
         self.started: list[tuple[Any, str]] = []
         # Those that the test judges itself: it has read the exit code, or has ended the process. By identity, because
         # processes are not hashable by value.
@@ -130,10 +124,12 @@ def install_processes() -> None:
     start, exitcode = _BaseProcess.start, _BaseProcess.exitcode
 
     def started(self: Any) -> None:
-        watch = Watch.active()
-        if watch is not None and not _is_of_library(self):
-            watch.started.append((self, str(getattr(_target(self), "__qualname__", _target(self)))))
+        # It forgets its target.
+        name = _target_name(self)
+        is_own = _is_of_library(self)
         start(self)
+        if (watch := Watch.active()) is not None and not is_own:
+            watch.started.append((self, name))
 
     _BaseProcess.start, _BaseProcess.exitcode = started, property(_looking(exitcode.fget))
     _BaseProcess.terminate, _BaseProcess.kill = _looking(_BaseProcess.terminate), _looking(_BaseProcess.kill)
@@ -145,11 +141,10 @@ def _fork_tests_of(cls: Any) -> None:
     original = cls._Popen
 
     def popen(process_obj: Any) -> Any:
-        if Watch.active() is None or _is_of_library(process_obj) or unshareable_reasons():
+        is_own = Watch.active() is None or _is_of_library(process_obj)
+        if is_own or keeps_own_way(_target_name(process_obj), "a fresh interpreter runs it"):
             return original(process_obj)
-        # As their pickle does.
-        share_memory((process_obj._args, process_obj._kwargs))
-        return _Popen(process_obj)
+        return SpawnedPopen(process_obj)
 
     cls._Popen = staticmethod(popen)
 
@@ -169,6 +164,10 @@ def _looking(method: Any) -> Any:
 def _is_of_library(one: Any) -> bool:
     """Return whether a library has made the process for itself."""
     return (getattr(_target(one), "__module__", None) or "").partition(".")[0] in _LIBRARIES
+
+
+def _target_name(one: Any) -> str:
+    return str(getattr(_target(one), "__qualname__", _target(one)))
 
 
 def _target(one: Any) -> Any:
@@ -262,7 +261,7 @@ class RanksContext:
 
 def open_contexts() -> list[RanksContext]:
     """Return the contexts of this process that have not been waited for; end those of daemons."""
-    if _is_rank[0]:
+    if is_rank():
         return []
     for context in [context for context in _contexts if context.is_daemon]:
         context.close()
@@ -285,7 +284,7 @@ def _on_engine(original: Callable[..., Any]) -> Callable[..., RanksContext | Non
         __tracebackhide__ = True
         caller = str(sys._getframe(1).f_globals.get("__name__", ""))
         # torchrun's agent, inside a test, looks after its processes itself; and a rank makes processes, no world.
-        is_own = _is_rank[0] or caller.startswith("torch.")
+        is_own = is_rank() or caller.startswith("torch.")
         if is_own or keeps_own_way(getattr(fn, "__qualname__", str(fn)), "torch's own spawn runs it"):
             context: RanksContext | None = _original(fn, args, nprocs, join, daemon, start_method, **more)
             return context
@@ -313,14 +312,17 @@ def _on_engine(original: Callable[..., Any]) -> Callable[..., RanksContext | Non
 
 
 def _call(fn: Callable[..., Any], args: tuple[Any, ...], rank: int) -> None:
-    """Call the function on a rank, in the environment that a spawned process has."""
-    _is_rank[0] = True
-    try:
-        fn(rank, *args)
-    except SystemExit as error:
-        # A process of multiprocessing that leaves so has succeeded.
-        if error.code:
-            raise
+    """Call the function on a rank, which then ends as a process of multiprocessing does."""
+
+    def call() -> None:
+        try:
+            fn(rank, *args)
+        except SystemExit as error:
+            # A process of multiprocessing that leaves so has succeeded.
+            if error.code:
+                raise
+
+    run_as_process(call)
 
 
 def _error_class(result: CaseResult) -> type[CaseFailedError]:
@@ -331,21 +333,6 @@ def _error_class(result: CaseResult) -> type[CaseFailedError]:
         if kind in (Kind.EXITED, Kind.SIGNALLED):
             return RanksExitedError
     return CaseFailedError
-
-
-def share_memory(value: object) -> None:
-    """Move tensors into shared memory, as their pickle for another process does."""
-    if isinstance(value, torch.Tensor):
-        if value.device.type == "cpu" and not value.is_sparse:
-            value.share_memory_()  # type: ignore[no-untyped-call]  # of torch
-    elif isinstance(value, torch.nn.Module):
-        value.share_memory()
-    elif isinstance(value, list | tuple):
-        for inner in value:
-            share_memory(inner)
-    elif isinstance(value, dict):
-        for inner in value.values():
-            share_memory(inner)
 
 
 # At import: pytest imports the plugin before it collects tests, which may import the functions by name.

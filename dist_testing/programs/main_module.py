@@ -29,7 +29,7 @@ def run_as_main(path: str, arguments: Sequence[str], search_path: Sequence[str])
     Returns:
         The exception that has ended it, also `SystemExit`; its traceback begins in the program. None if there was none.
     """
-    _forget_handlers()
+    forget_handlers()
     sys.argv[:] = arguments
     sys.path[:] = search_path
     # An interpreter that looked there for modules before may have cached what it saw.
@@ -106,7 +106,7 @@ def _main_module(path: str) -> ModuleType:
     return main
 
 
-def _forget_handlers() -> None:
+def forget_handlers() -> None:
     """Leave out the exit handlers and finalisers that this process has from its parent, or that set up the rank.
 
     Keep those of the standard library that every program has as soon as it imports the module.

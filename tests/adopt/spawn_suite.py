@@ -7,10 +7,14 @@
 
 from __future__ import annotations
 
+import atexit
 import os
 import socket
 import sys
+import threading
 import unittest
+from multiprocessing.util import Finalize
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -67,6 +71,32 @@ def _leaves(rank: int) -> None:
 
 def _puts(rank: int, queue: Any) -> None:
     queue.put(rank)
+
+
+def _ends_late(rank: int, folder: Path) -> None:
+    def note(what: str) -> None:
+        (folder / f"{what}-{rank}").touch()
+
+    def wait() -> None:
+        # Main threads end before all others.
+        threading.main_thread().join()
+        note("thread")
+
+    threading.Thread(target=wait).start()
+    Finalize(None, note, args=("finaliser",), exitpriority=0)
+    atexit.register(note, "handler")
+
+
+class Registry:
+    """What a suite keeps in a module, and a fresh interpreter has anew."""
+
+    changed = False
+
+
+def _tells_state(queue: Any, folder: Path, values: torch.Tensor) -> None:
+    _ends_late(0, folder)
+    values += 1
+    queue.put((Registry.changed, mp.current_process().name.partition("-")[0]))
 
 
 def _trains(rank: int, world_size: int, port: int, model: torch.nn.Module) -> None:
@@ -136,6 +166,32 @@ def test_processes() -> None:
     for process in processes:
         process.join()
         assert process.exitcode == 0
+
+
+def test_threads_and_handlers(tmp_path: Path) -> None:
+    mp.spawn(_ends_late, (tmp_path,), nprocs=2)
+    expected = {f"{what}-{rank}" for what in ("thread", "finaliser", "handler") for rank in (0, 1)}
+    assert {path.name for path in tmp_path.iterdir()} == expected
+
+
+def test_process_is_as_a_fresh_one(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(Registry, "changed", True)
+    context = mp.get_context("spawn")
+    queue, values = context.Queue(), torch.zeros(2)
+    process = context.Process(target=_tells_state, args=(queue, tmp_path, values))
+    process.start()
+    assert queue.get() == (False, "SpawnProcess")
+    process.join()
+    assert process.exitcode == 0
+    # The tensor is in shared memory.
+    assert values.tolist() == [1.0, 1.0]
+    assert {path.name for path in tmp_path.iterdir()} == {"thread-0", "finaliser-0", "handler-0"}
+
+
+def test_process_has_arguments_by_pickle() -> None:
+    process = mp.get_context("spawn").Process(target=lambda: None)
+    with pytest.raises(Exception, match="pickle"):
+        process.start()
 
 
 def test_fails() -> None:

@@ -39,6 +39,9 @@ def test_what_is_right_passes(outcomes: dict[str, str]) -> None:
         "test_leaves",
         "test_without_join",
         "test_processes",
+        "test_threads_and_handlers",
+        "test_process_is_as_a_fresh_one",
+        "test_process_has_arguments_by_pickle",
         "test_method",
     ]
     passed = [name for name, line in outcomes.items() if line.startswith("PASSED ")]

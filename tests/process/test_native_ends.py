@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -141,6 +142,38 @@ def test_a_handler_that_cannot_end_is_named_at_the_deadline(starter: Starter, tm
     assert "at the deadline, probably blocked in the handler of SIGABRT (6)" in ended.log, ended.log
     assert "malloc(): corrupted top size" in ended.log
     assert "in test_damaged_heap" in ended.log
+
+
+_LEAK_REPORT = """
+import ctypes
+
+# As nanobind does for its report of leaks. This one is of the C library, and begins with "Arena 0".
+report = ctypes.cast(ctypes.CDLL(None).malloc_stats, ctypes.c_void_p)
+assert ctypes.pythonapi.Py_AtExit(report) == 0
+"""
+_REPORTS = """
+    import pytest
+
+
+    @pytest.mark.parametrize("where", [pytest.param(name, marks=pytest.mark.distributed(
+        world_size=2, init=False, isolation=name)) for name in ("fork", "spawn", "pool")])
+    def test_reports(world, where):
+        import leak_report
+
+        print(f"ran in {where}")
+"""
+
+
+def test_reports_at_the_end_of_an_interpreter_are_not_in_the_log(starter: Starter, tmp_path: Path) -> None:
+    """If this fails, an extension such as Triton's fills the log of each rank that has passed with its leak report."""
+    write_file(tmp_path, "leak_report.py", _LEAK_REPORT)
+    plain = [sys.executable, "-c", "import leak_report"]
+    assert "Arena 0" in subprocess.run(plain, cwd=tmp_path, capture_output=True, text=True, check=True).stderr
+    ended = run_cases(starter, tmp_path, _REPORTS, "-s")
+    assert set(ended.outcomes().values()) == {"PASSED"}, ended.log
+    for name in ("fork", "spawn", "pool"):
+        assert ended.log.count(f"ran in {name}") == 2, ended.log
+    assert "Arena 0" not in ended.log
 
 
 def test_report_of_a_sanitizer_is_the_reason(starter: Starter, tmp_path: Path) -> None:

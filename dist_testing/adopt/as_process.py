@@ -1,0 +1,137 @@
+"""What a process of multiprocessing does before and after its function, for processes and ranks that are forks.
+
+A fork has more than a fresh interpreter: what the test's process has registered for its own end, and what it has
+changed in the suite's modules. It ends as multiprocessing ends a process: it waits for threads and children, and runs
+finalisers and exit handlers.
+"""
+
+from __future__ import annotations
+
+import io
+import os
+import sys
+import traceback
+from collections.abc import Callable
+from multiprocessing import popen_fork, process, reduction, util
+from multiprocessing.context import set_spawning_popen
+from types import ModuleType
+from typing import Any, TypeVar
+
+from dist_testing.core.ground.error_text import summarise
+from dist_testing.core.process.lifetime import in_new_thread
+from dist_testing.programs.main_module import end_as_main, forget_handlers
+
+_Value = TypeVar("_Value")
+
+# All of multiprocessing's own is private.
+_process: Any = process
+_util: Any = util
+
+# The folder in which the suite is, with a separator at its end; "" before pytest has told it.
+_root = [""]
+
+
+def set_root(folder: str) -> None:
+    """Set the folder in which the suite is."""
+    _root[0] = os.path.join(folder, "")
+
+
+def run_as_process(call: Callable[[], _Value]) -> _Value:
+    """Call a function on a rank, and end as a process of multiprocessing does. An error ends the rank at once."""
+    forget_handlers()
+    _process._children = set()
+    _process.BaseProcess._after_fork()
+    value = call()
+    _util._exit_function()
+    end_as_main()
+    return value
+
+
+class SpawnedPopen(popen_fork.Popen):
+    """Starts a process as the method "spawn" does, in a fork that has torch and the project imported.
+
+    The process object travels by pickle, and the modules of the suite are imported anew.
+    """
+
+    def __init__(self, process_obj: Any) -> None:
+        self._fds: list[int] = []
+        super().__init__(process_obj)
+
+    class DupFd:
+        """A descriptor in a pickle, by the name that multiprocessing asks for."""
+
+        def __init__(self, fd: int) -> None:
+            self._fd = fd
+
+        def detach(self) -> int:
+            """Return the descriptor, which the caller then owns."""
+            return self._fd
+
+    def duplicate_for_child(self, fd: int) -> int:
+        """Return a descriptor for an object of the fork. The object in this process has its own."""
+        self._fds.append(os.dup(fd))
+        return self._fds[-1]
+
+    def _launch(self, process_obj: Any) -> None:
+        launch: Any = super()._launch  # type: ignore[misc]  # not in typeshed
+        content = io.BytesIO()
+        try:
+            set_spawning_popen(self)  # type: ignore[arg-type]  # their pickles ask it for copies
+            try:
+                reduction.dump(process_obj, content)
+            finally:
+                set_spawning_popen(None)
+            in_new_thread(lambda: launch(_Sent(content.getvalue())))
+        finally:
+            for fd in self._fds:
+                os.close(fd)
+
+
+class _Sent:
+    """A process object on its way to the process."""
+
+    def __init__(self, content: bytes) -> None:
+        self._content = content
+
+    def _bootstrap(self, parent_sentinel: int) -> int:
+        """Be the process, and return its exit code."""
+        forget_handlers()
+        try:
+            code: int = self._read()._bootstrap(parent_sentinel=parent_sentinel)
+        except BaseException:
+            # As an interpreter that ends so.
+            traceback.print_exc()
+            return 1
+        end_as_main()
+        return code
+
+    def _read(self) -> Any:
+        current: Any = process.current_process()
+        current._inheriting = True
+        kept = _forget_suite()
+        try:
+            return reduction.ForkingPickler.loads(self._content)
+        except Exception as error:
+            # Some modules cannot be imported twice, such as those that register operators of torch.
+            print(
+                "dist_testing: the modules of the suite are those of the test's process, because their import in a new "
+                f"process has failed: {summarise(error)}",
+                file=sys.stderr,
+            )
+            sys.modules.update(kept)
+            return reduction.ForkingPickler.loads(self._content)
+        finally:
+            del current._inheriting
+
+
+def _forget_suite() -> dict[str, ModuleType]:
+    """Have the modules of the suite imported anew: those below its folder with "test" in their path there."""
+    kept = {}
+    for name, module in list(sys.modules.items()):
+        path = getattr(module, "__file__", None) or ""
+        inner = path.removeprefix(_root[0])
+        is_of_suite = inner != path and "test" in inner and "site-packages" not in inner
+        # This library is no part of the suite, and the main program runs.
+        if is_of_suite and name.partition(".")[0] not in ("dist_testing", "__main__"):
+            kept[name] = sys.modules.pop(name)
+    return kept
