@@ -103,6 +103,7 @@ def _unknown(config: Any, entrypoint: object, has_more: bool) -> str:
 
 def _envs(config: Any, attempt: int) -> dict[int, dict[str, str]]:
     """Return the variables that the agent sets, by rank; those of the store are the engine's."""
+    # $TORCHELASTIC_SIGNALS_TO_HANDLE (library): as torch's agent sets it, with the adapter for the agent.
     layout = Layout(config.nproc_per_node)
     size = str(layout.size)
     common = {
