@@ -40,6 +40,7 @@ _KNOWN = frozenset(
 )
 # Rendezvous that one node has with itself. Others ask a server that the test has started.
 _OF_ONE_NODE = ("c10d", "static")
+# $TORCH_NCCL_ASYNC_ERROR_HANDLING (library): 1, as torch's agent sets it, with the adapter for the agent.
 _ASYNC_ERRORS = "TORCH_NCCL_ASYNC_ERROR_HANDLING"
 # The exit code of a Python process that ends by an exception.
 _RAISED = 1
