@@ -136,7 +136,7 @@ def _run(call: Callable[[int], Any], name: str, size: int, error_files: Mapping[
         try:
             world.judge(result, CaseFailedError)
         except CaseFailedError as error:
-            pids = [record.pid or -1 for record in running.world.supervisor.records]
+            pids = [rank.pid or -1 for rank in running.world.supervisor.records]
             if failures := _failures(result, pids, error_files):
                 raise RanksFailedError(str(error), result, name.rpartition(".")[2], failures) from None
             raise

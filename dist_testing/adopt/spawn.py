@@ -125,10 +125,9 @@ def install_processes() -> None:
 
     def started(self: Any) -> None:
         # It forgets its target.
-        name = _target_name(self)
-        is_own = _is_of_library(self)
+        name, is_of_library = _target_name(self), _is_of_library(self)
         start(self)
-        if (watch := Watch.active()) is not None and not is_own:
+        if (watch := Watch.active()) is not None and not is_of_library:
             watch.started.append((self, name))
 
     _BaseProcess.start, _BaseProcess.exitcode = started, property(_looking(exitcode.fget))

@@ -106,6 +106,11 @@ def _ends() -> None:
     sys.exit(0)
 
 
+def _waits() -> None:
+    dist.init_process_group("gloo")
+    dist.recv(torch.zeros(1), 1 - dist.get_rank())
+
+
 def _leaks() -> None:
     subprocess.Popen(["sleep", "30"])
 
@@ -189,3 +194,11 @@ def test_fails() -> None:
 
 def test_hole_leak() -> None:
     pet.elastic_launch(_config(1), _leaks)()
+
+
+def test_hole_hang() -> None:
+    pet.elastic_launch(_config(max_restarts=3), _waits)()
+
+
+def test_hole_exit_0() -> None:
+    pet.elastic_launch(_config(1), os._exit)(0)

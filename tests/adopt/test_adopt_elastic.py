@@ -46,11 +46,13 @@ def test_tests_see_what_they_see_under_torchs_agent(both: dict[str, tuple[Child,
 
 
 def test_what_is_wrong_fails(both: dict[str, tuple[Child, dict[str, list[Any]]]]) -> None:
-    """If this fails, a test passes although a rank has failed, or has left a process behind."""
+    """If this fails, a test passes or hangs although a rank has failed, waits for ever or leaves a process behind."""
     log = both["adapted"][0].log
     failed = [line.split(" - ")[0].rpartition("::")[2] for line in log.splitlines() if line.startswith("FAILED ")]
-    assert failed == ["test_fails", "test_hole_leak"], log
+    assert failed == ["test_fails", "test_hole_leak", "test_hole_hang", "test_hole_exit_0"], log
     assert "rank 1 raised ValueError: planted" in log
+    assert "restart 1 of 3" not in log, "a hang would come again"
+    assert "rank 0 exited with code 0" in log
     assert "restart 1 of 1: rank 1 raised ValueError: planted in the first attempt" in log
 
 

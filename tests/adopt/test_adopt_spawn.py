@@ -68,15 +68,27 @@ def test_what_is_wrong_fails(outcomes: dict[str, str], name: str, said: str) -> 
     assert said in outcomes["log"]
 
 
-def test_where_no_rank_can_be_forked_torchs_own_function_runs(starter: Starter, tmp_path: Path) -> None:
-    """If this fails, a suite with a process group in the test's process gets ranks that inherit the group."""
+def test_what_cannot_be_as_in_a_fresh_interpreter_is_told(starter: Starter, tmp_path: Path) -> None:
+    """If this fails, ranks inherit a process group, or a suite that registers operators of torch cannot run."""
     source = """
+import multiprocessing
+
+import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
+
+# torch refuses a second import in a process.
+OPERATORS = torch.library.Library("planted", "DEF")
+OPERATORS.define("same(Tensor x) -> Tensor")
+OPERATORS.impl("same", lambda x: x.clone(), "CPU")
 
 
 def leave(rank):
     assert not dist.is_initialized()
+
+
+def call(values):
+    torch.ops.planted.same(values)
 
 
 def test_with_a_group():
@@ -84,8 +96,16 @@ def test_with_a_group():
     mp.spawn(leave, nprocs=1)
     dist.destroy_process_group()
     mp.spawn(leave, nprocs=1)
+
+
+def test_operators():
+    process = multiprocessing.get_context("spawn").Process(target=call, args=(torch.ones(2),))
+    process.start()
+    process.join()
+    assert process.exitcode == 0
 """
     (tmp_path / "test_suite.py").write_text(source, encoding="utf-8")
     child = starter.start(["-m", "pytest", "-s", "-p", "dist_testing.adopt.spawn", "test_suite.py"], tmp_path)
     assert child.wait() == 0, child.log
     assert "torch's own spawn runs it, because a process group is initialised" in child.log
+    assert "their import in a new process has failed: RuntimeError: Only a single TORCH_LIBRARY" in child.log
