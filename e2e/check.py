@@ -71,6 +71,17 @@ def check_everyday(bazel: NestedBazel) -> list[str]:
         status=0,
         parts=(r"Analyzed \d+ targets",),
     )
+    found += problems(
+        "everyday: a quarantine of the workspace",
+        bazel.run(
+            "test",
+            "--@dist_testing//dist_testing/config:quarantine=//readme:quarantine.toml",
+            "--test_output=all",
+            "//readme:all_reduce_gloo",
+        ),
+        status=0,
+        parts=("quarantined: shows that the flag reaches the runner", r"^//readme:all_reduce_gloo +PASSED"),
+    )
     actions = bazel.run("aquery", promise, "--output=text", 'mnemonic("PyCompile", //...)')
     found += problems("everyday: actions that compile", actions, status=0, parts=())
     needs = re.findall(r"^ *ExecutionInfo: .*(?:cpu|resources|requires-gpu[^:]*):.*", actions.stdout, re.MULTILINE)
