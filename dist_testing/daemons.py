@@ -39,7 +39,7 @@ class Daemons(RankService):
         # Private. Most ranks have none, and a thread costs a sixth of the end of a case.
         if util._finalizer_registry:
             # 0 leaves out the finaliser that waits until a queue's items have been read. In a thread, because that of a
-            # pool waits for ever if a worker has died with the pool's lock.
+            # pool waits forever if a worker has died with the pool's lock.
             finalizers = threading.Thread(target=util._run_finalizers, args=(0,), daemon=True)
             finalizers.start()
             finalizers.join(_LIMIT_S / 2)

@@ -4,7 +4,7 @@
 
 A lease is an exclusive `flock` on the GPU's device node. It needs no writable folder, holds across sandboxes, users and
 the actions of a remote worker, and ends with the processes that have it, however they end. Only the head of the queue
-may take GPUs, so a process that asks for eight is not overtaken for ever by those that ask for one, and two processes
+may take GPUs, so a process that asks for eight is not overtaken forever by those that ask for one, and two processes
 never wait for each other's GPUs. Processes that may use different GPUs wait in the same queue.
 
 Programs without this library ignore leases. Bazel's own count (`resources:gpu:<n>`) separates the tests of one Bazel;

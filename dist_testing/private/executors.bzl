@@ -1,7 +1,7 @@
 """Remote executors: the properties by which each kind knows a pool and a number of GPUs, and the pool of a target.
 
 No name is portable, and a wrong name is not an error everywhere: with NativeLink an action with an unknown property
-waits for ever, Buildbarn refuses it. So the library sets only properties that the kind understands, and only on the action that
+waits forever, Buildbarn refuses it. So the library sets only properties that the kind understands, and only on the action that
 runs the test.
 """
 
@@ -93,7 +93,7 @@ def capacity_text(target, vendor, gpus, archs, pools):
         if pool["gpus"]
     ]
     return ("{}: needs {} GPU(s) of {}{}, and no declared pool has them.\n" +
-            "Declared in MODULE.bazel: {}. On a remote executor the test would wait for ever.\n" +
+            "Declared in MODULE.bazel: {}. On a remote executor the test would never start.\n" +
             "Lower its world_size or gpus_per_rank, or declare {} with executors.pool().").format(
         target,
         gpus,

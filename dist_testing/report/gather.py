@@ -26,7 +26,7 @@ _BUILD_EVENT = re.compile(rb'\{\s*"id"\s*:\s*\{')
 # The name of an event stream, and the part of a process of pytest-xdist in it.
 _STREAM = re.compile(r".+\.jsonl(\.gz)?")
 _WORKER = re.compile(r"\.gw\d+(?=\.)")
-# More files than any CI job has; a folder such as / must not keep the command busy for ever.
+# More files than any CI job has; a folder such as / must not keep the command busy forever.
 _MAX_FILES = 100_000
 _SNIFFED_BYTES = 64 * 1024
 # Folders of a checkout that have no results.

@@ -103,7 +103,7 @@ def _capacity_test_impl(ctx):
     env = unittest.begin(ctx)
     text = capacity_text("//a:b_nccl", "nvidia", 9, [], _POOLS)
     asserts.equals(env, 3, len(text.split("\n")))
-    for part in ["//a:b_nccl: needs 9 GPU(s) of nvidia", "\"eight\" (8 nvidia), \"two\" (2 nvidia), \"amd4\" (4 amd).", "wait for ever"]:
+    for part in ["//a:b_nccl: needs 9 GPU(s) of nvidia", "\"eight\" (8 nvidia), \"two\" (2 nvidia), \"amd4\" (4 amd).", "would never start"]:
         asserts.true(env, part in text, text)
     asserts.true(env, "no pool with GPUs" in capacity_text("//a:b", "nvidia", 1, [], [_pool("cpu")]))
     text = capacity_text("//a:b", "nvidia", 1, ["sm_90", "sm_100"], [_pool("old", 8, gpu_arch = "sm_70")])

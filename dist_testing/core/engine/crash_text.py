@@ -113,7 +113,7 @@ def handled_signal(pid: int | None) -> int | None:
     """Return the fatal signal in whose handler a thread of a process seems to sleep; None if there is none.
 
     torch prints native stacks in its handler, and that takes memory. If the signal comes while the allocator is locked,
-    as when the C library finds a damaged heap, the handler waits for ever, and the rank hangs. A thread that has
+    as when the C library finds a damaged heap, the handler waits forever, and the rank hangs. A thread that has
     blocked one of these signals by itself looks the same.
     """
     for thread in threads_of(pid):

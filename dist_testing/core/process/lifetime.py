@@ -60,7 +60,7 @@ def in_new_thread(function: Callable[[], _Result]) -> _Result:
     """Return what a function returns in a new thread, or raise what it raises. Use it for forks.
 
     The threads of OpenMP belong to the thread that used them first. In a child that this thread forks, the next
-    computation would wait for them for ever; a new thread, which is the only one of its child, gets new ones.
+    computation would wait for them forever; a new thread, which is the only one of its child, gets new ones.
     """
     returned: list[_Result] = []
     raised: list[BaseException] = []
