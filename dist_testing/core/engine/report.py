@@ -201,7 +201,7 @@ _EXPLANATIONS = {
         "so running without it is a failure and not a skip."
     ),
     Cause.CALLS: (
-        "All ranks have passed, but on another backend they can wait forever, or mix up the data, if the calls of a group "
+        "All ranks have passed, but on another backend they can wait forever, or mix up data, if the calls of a group "
         "differ. Make the same calls on all members, or run the case without --dist-strict-collectives or "
         "strict_collectives=True. See docs/hangs.md."
     ),
