@@ -6,6 +6,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import shutil
 import sys
 import tempfile
 import tomllib
@@ -51,6 +52,7 @@ def _make(output: Path, scratch: Path) -> None:
         target = scratch / "docs" / place
         target.parent.mkdir(parents=True, exist_ok=True)
         target.write_text(page_text(ROOT, page, where, repository), encoding="utf-8")
+    shutil.copy(ROOT / "tools" / "site" / "site.css", scratch / "docs")
     # JSON is YAML, too.
     config = {
         "INHERIT": str(ROOT / "tools" / "site" / "mkdocs.yml"),

@@ -68,7 +68,7 @@ def navigation(contents: str) -> Navigation:
             pages: Navigation = []
             found.append({match["group"]: pages})
         else:
-            name = match["name"].replace("_", " ")
+            name = match["name"]
             pages.append({name[0].upper() + name[1:]: match["target"]})
     return found
 

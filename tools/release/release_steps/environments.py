@@ -42,6 +42,5 @@ def make_tools(folder: Path, lock: Path) -> Path:
         ReleaseError: If pip cannot install them.
     """
     python = make_environment(folder, sys.executable)
-    install = [python, "-m", "pip", "install", "--quiet", "--require-hashes", "--no-deps", "-r", lock]
-    output_of(install, folder.parent)
+    output_of([python, "-m", "pip", "install", "--quiet", "--require-hashes", "--no-deps", "-r", lock], folder.parent)
     return python
