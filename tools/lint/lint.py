@@ -45,6 +45,7 @@ _MYPY_GROUPS: dict[tuple[str, ...], tuple[str, ...]] = {
     ("tools/ci",): (".", "tools/report", "tools/ci"),
     ("tools/report",): (".", "tools/ci", "tools/report"),
     ("tools/release",): (".", "tools/release"),
+    ("tools/site",): (".", "tools/release", "tools/site"),
     ("tools/tags",): ("tools/tags", "tools/report"),
     ("tools/versions",): ("tools/debian_prefix", "tools/versions"),
     ("tools/golden", "tools/lint", "tools/python"): ("tools/lint", "tools/python"),

@@ -25,6 +25,7 @@ CPU_LOCK = "requirements"
 LOCKS = (
     CPU_LOCK,
     "requirements_cuda",
+    "requirements_docs",
     "requirements_lint",
     "requirements_plugins",
     "requirements_rbe",

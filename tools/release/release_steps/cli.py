@@ -10,7 +10,8 @@ from pathlib import Path
 
 from release_steps.archives import archive_problems, build, placeholders
 from release_steps.commands import ReleaseError, output_of
-from release_steps.installed import installed_problems, make_environment, site_with_torch
+from release_steps.environments import make_environment, make_tools
+from release_steps.installed import installed_problems, site_with_torch
 
 _TOOLS = "requirements_release.txt"
 
@@ -39,10 +40,7 @@ def _release(root: Path, output: Path, site: Path | None) -> int:
         print(f"release: the archives have the commit HEAD, without {len(changed)} uncommitted change(s)")
     with tempfile.TemporaryDirectory(prefix="dist-release-") as name:
         scratch = Path(name)
-        tools = make_environment(scratch / "tools", sys.executable)
-        output_of(
-            [tools, "-m", "pip", "install", "--quiet", "--require-hashes", "--no-deps", "-r", root / _TOOLS], scratch
-        )
+        tools = make_tools(scratch / "tools", root / _TOOLS)
         archives = build(root, output, scratch, tools)
         found = archive_problems(archives, root, tools)
         print("release: the archives are built; now a fresh environment installs the wheel and runs the tutorial")

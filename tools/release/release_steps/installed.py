@@ -10,8 +10,6 @@ from pathlib import Path
 from release_steps.commands import output_of, run
 from tests.support.page_steps import PageFile, page_steps
 
-# Left out of what the environment sees: what the wheel itself brings, and what it must work without.
-_LEFT_OUT = ("__editable__", "__pycache__", "bazel_runfiles", "dist_testing", "pip", "runfiles", "setuptools")
 _FACTS = """
 import importlib.util, json, os, dist_testing, torch
 print(json.dumps({
@@ -39,26 +37,6 @@ def site_with_torch() -> Path | None:
     """Return the folder from which this Python would import torch; None if it has none."""
     spec = importlib.util.find_spec("torch")
     return Path(spec.origin).parents[1] if spec is not None and spec.origin else None
-
-
-def make_environment(folder: Path, python: Path | str, site: Path | None = None) -> Path:
-    """Make a virtual environment, and return its interpreter.
-
-    Args:
-        folder: Its folder, which does not exist.
-        python: Interpreter that makes it.
-        site: A folder of packages; the environment sees those that are not left out. Without it, pip installs torch.
-    """
-    output_of([python, "-m", "venv", folder], folder.parent)
-    if site is not None:
-        links = folder / "seen"
-        links.mkdir()
-        for entry in site.iterdir():
-            if not entry.name.startswith(_LEFT_OUT) and entry.suffix != ".pth":
-                (links / entry.name).symlink_to(entry)
-        (packages,) = (folder / "lib").glob("python*/site-packages")
-        (packages / "seen.pth").write_text(f"{links}\n", encoding="utf-8")
-    return folder / "bin" / "python"
 
 
 def installed_problems(wheel: Path, version: str, page: Path, folder: Path, python: Path) -> Iterator[str]:
