@@ -54,13 +54,17 @@ def test_ordinary_tests(starter: Starter, tmp_path: Path, isolation: str) -> Non
         assert said in next(report for title, report in failures.items() if title == name), ended.log
 
 
-def test_fresh_interpreters(starter: Starter, tmp_path: Path) -> None:
-    """If this fails, a fresh interpreter runs a test with other fixtures or options than the runner has.
-
-    A part of the suite, as each test imports torch in two interpreters.
-    """
+@pytest.mark.parametrize(
+    ("options", "chosen"),
+    [
+        # A part of the suite, as each test imports torch in two interpreters.
+        ("--dist-isolation=spawn", ["test_scopes", "test_request", "test_monkeypatch", "test_capfd", "test_method"]),
+        ("--dist-isolation=pool --override-ini=dist_pool_keeps=files", ["test_rpc"]),
+    ],
+    ids=["fresh interpreters", "RPC in a pool"],
+)
+def test_chosen_tests(starter: Starter, tmp_path: Path, options: str, chosen: list[str]) -> None:
+    """If this fails, a fresh interpreter has other fixtures or options than the runner, or a pool has no RPC."""
     _suite(tmp_path)
-    chosen = "test_scopes or test_request or test_monkeypatch or test_capfd or test_method"
-    ended = run_pytest(starter, tmp_path, "-rA", "--dist-isolation=spawn", "-k", chosen)
-    assert set(ended.outcomes().values()) == {"PASSED"}, ended.log
-    assert "5 passed" in ended.log, ended.log
+    ended = run_pytest(starter, tmp_path, "-rA", *options.split(), "-k", " or ".join(chosen))
+    assert ended.outcomes() == dict.fromkeys(chosen, "PASSED"), ended.log
