@@ -12,6 +12,7 @@ import socket
 import sys
 import threading
 import time
+from collections import Counter
 from collections.abc import Collection
 from typing import Any
 
@@ -184,7 +185,13 @@ class RankState:
         can_end = any(
             kind != "files" or any(str(name).startswith("pipe:") for name in names) for kind, _, names in left
         )
-        return [f"{what} {', '.join(map(str, sorted(names)))}" for _, what, names in left], can_end
+        return [f"{what} {_counted(names)}" for _, what, names in left], can_end
+
+
+def _counted(names: Collection[Any]) -> str:
+    """Return the names in order, each once: RPC, for one, leaves 20 files of the same name."""
+    counts = Counter(map(str, sorted(names)))
+    return ", ".join(name if count == 1 else f"{name} ({count} times)" for name, count in counts.items())
 
 
 def _threads_of_torch() -> frozenset[int | None]:

@@ -28,6 +28,7 @@ _REASONS = {
     **dict.fromkeys(("capsys", "capsysbinary", "capteesys", "capfd", "capfdbinary"), _OUTPUT),
     "caplog": "It captures the log records of the whole process, and all ranks share one process.",
     "recwarn": "It records the warnings of the whole process, and all ranks share one process.",
+    "anyio_backend": "anyio keeps one event loop for the whole process, and all ranks share one process.",
     "monkeypatch": "It changes the process that all ranks share, and each rank would undo changes of another one.",
 }
 # Fixture to the text of the error.

@@ -135,16 +135,6 @@ _SUITE = """
     def test_mpi():
         raise AssertionError
 """
-_ASYNC = """
-    import pytest
-
-    pytestmark = pytest.mark.distributed(world_size=2)
-
-
-    @pytest.mark.asyncio
-    async def test_asyncio_on_ranks(world):
-        raise AssertionError
-"""
 
 
 def _run(starter: Starter, folder: Path, plugins: dict[str, str], *options: str) -> Ended:
@@ -157,13 +147,11 @@ def test_all_in_one_session(starter: Starter, tmp_path: Path) -> None:
     """If this fails, the table of the docs promises something of a plug-in that does not hold."""
     write_file(tmp_path, "measured.py", "def on_rank(rank):\n    if rank:\n        return 1\n    return 0\n")
     write_file(tmp_path, "test_suite.py", _SUITE)
-    write_file(tmp_path, "test_async.py", _ASYNC)
     write_file(tmp_path, ".coveragerc", "[run]\nparallel = true\npatch = _exit\n")
     ended = _run(
         starter,
         tmp_path,
         _PLUGINS,
-        "--continue-on-collection-errors",
         "--randomly-seed=7",
         "--cov=measured",
         "--cov-report=term",
@@ -181,8 +169,6 @@ def test_all_in_one_session(starter: Starter, tmp_path: Path) -> None:
         "test_timeout: Timeout (>2.0s) from pytest-timeout.",
         "Another plugin, such as pytest-timeout, has ended the wait for the ranks; they have been killed.",
         "number=50",
-        "test_asyncio_on_ranks: the distributed test is an `async def`.",
-        "Make it a plain function; asyncio.run() in it runs a coroutine.",
         "need --with-mpi option to run",
         "benchmark: 1 tests",
     ):

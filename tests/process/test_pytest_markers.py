@@ -51,10 +51,10 @@ def test_a_parameter_can_be_marked(starter: Starter, tmp_path: Path) -> None:
         "test_reads_the_environment[3]": "PASSED",
         "test_has_a_world[2]": "PASSED",
         "test_two_sizes[2]": "ERROR",
-        "test_async[2]": "ERROR",
+        "test_async[2]": "FAILED",
     }, ended.log
     assert "on a parameter or from a conftest, with the world sizes (1, 2)." in ended.log
-    assert "test_async[2]: the distributed test is an `async def`." in ended.log
+    assert "Without one, make the test a plain function; asyncio.run() in it runs a coroutine." in ended.log
 
 
 def test_a_conftest_can_add_the_marker(starter: Starter, tmp_path: Path) -> None:

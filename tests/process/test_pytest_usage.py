@@ -230,7 +230,6 @@ def test_world_without_the_marker_is_a_clear_error(starter: Starter, tmp_path: P
 @pytest.mark.parametrize(
     ("source", "said"),
     [
-        ("@marked\nasync def test_it(world):\n    pass\n", "test_it: the distributed test is an `async def`"),
         (
             '@marked\n@pytest.mark.parametrize("a, world_size", [(1, 2)])\ndef test_it(world, a):\n    pass\n',
             "test_it: parametrize sets `world_size`",
@@ -245,7 +244,7 @@ def test_world_without_the_marker_is_a_clear_error(starter: Starter, tmp_path: P
             "Take the marker off, also from the module: attributes of the class, such as world_size, say the same.",
         ),
     ],
-    ids=["async", "parametrize", "unittest", "unittest on ranks"],
+    ids=["parametrize", "unittest", "unittest on ranks"],
 )
 def test_tests_that_cannot_run_on_ranks_are_refused_at_collection(
     starter: Starter, tmp_path: Path, source: str, said: str

@@ -16,6 +16,7 @@ from dist_testing.core.pytest.in_runner import FRESH_KEY
 from dist_testing.core.pytest.marked_items import SPEC_KEY
 from dist_testing.core.pytest.plugin import runner_plugin
 from dist_testing.core.pytest.pytest_messages import PYTEST_SESSIONS, PytestSession
+from dist_testing.core.rank.bootstrap import RankContext
 
 # Options of the runner's session that a second process must not follow, to the values that it has for them. Those of
 # pytest's cache select or order tests by earlier runs, and the runner has done that; they are unknown without the
@@ -88,11 +89,17 @@ class FreshSession:
         """
         context = runner_plugin(session.config).context
         if context.names and self._nodeid in (None, *(item.nodeid for item in session.items)):
-            self._then(context)
+            session.config.stash[FRESH_KEY](context)
         return True
 
     def pytest_load_initial_conftests(self, early_config: pytest.Config) -> None:
         """Pass on the runner's spec before any plugin is configured."""
-        early_config.stash[FRESH_KEY] = self._then
+
+        def then(context: RankContext) -> NoReturn:
+            # Undoes `-qq` of the collection: as in the runner, `-vv` shows whole differences.
+            early_config.option.verbose += 2
+            self._then(context)
+
+        early_config.stash[FRESH_KEY] = then
         if self._session.spec is not None:
             early_config.stash[SPEC_KEY] = read_spec(self._session.spec)

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import abc
 import functools
-import inspect
 import re
 import unittest
 from collections.abc import Callable, Iterable
@@ -179,12 +178,6 @@ def _check_owner(item: pytest.Function) -> None:
 def _check_function(definition: pytest.Function) -> None:
     """Refuse a marked function, or an item of one, that cannot run on the ranks of its world."""
     name = definition.nodeid
-    if inspect.iscoroutinefunction(definition.function) or inspect.isasyncgenfunction(definition.function):
-        raise UsageError(
-            f"{name}: the distributed test is an `async def`.\n"
-            "A rank only calls the test, and the call of a coroutine function does not run its body.\n"
-            "Make it a plain function; asyncio.run() in it runs a coroutine."
-        )
     marker = marker_name(definition.config)
     for mark in definition.iter_markers("parametrize"):
         names = mark.args[0] if mark.args else mark.kwargs.get("argnames", ())

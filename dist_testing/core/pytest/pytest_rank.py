@@ -21,6 +21,7 @@ from dist_testing.core.ground.error_text import message_of
 from dist_testing.core.ground.errors import UsageError
 from dist_testing.core.ground.spec import program_of
 from dist_testing.core.ground.world import World
+from dist_testing.core.launch.isolation import FORK
 from dist_testing.core.process.launcher_messages import RankStart
 from dist_testing.core.pytest.expectations import expected_classes
 from dist_testing.core.pytest.internals import keep_temporary_files_in, write_terminal_to
@@ -54,9 +55,13 @@ _REPORTING = "dist_testing_rank_reporting"
 EXPECTED = "expected failure: "
 # A docstring of several lines in the source that pytest shows: that of `init_process_group` has more than a hundred.
 _DOCSTRING = re.compile(r'^ +[rR]?("""|\'\'\')((?!\1).)*\n( ((?!\1).)*\n)* ((?!\1).)*\1 *\n', re.MULTILINE)
-# Parts of messages: torch's for a second `init_process_group`, and pytest's for a fixture of a wider scope.
+# Parts of messages: torch's for a second `init_process_group`, and pytest's for a fixture of a wider scope and for a
+# coroutine that no plug-in runs.
 _TWICE = "initialize the default process group twice"
 _WIDER = "the function scoped fixture world with a"
+_ASYNC = "async def functions are not natively supported"
+# What a rank that is a thread does not find in its environment.
+_LAUNCHERS = re.compile(r"\b(RANK|LOCAL_RANK|WORLD_SIZE|MASTER_ADDR|MASTER_PORT)\b")
 _HIDDEN = (
     "A fixture `world` of the project hides the library's, which is the rank's view of its world. "
     "Rename it, or take `world` as its argument."
@@ -302,6 +307,21 @@ def _advise(error: BaseException) -> None:
         # pytest shows no notes of it.
         advice = "A world lives for one test. Give the fixture the scope of a function, or use dist.get_rank() in it."
         error.msg = f"{error.msg}\n{advice}"
+    elif (
+        isinstance(error, KeyError | ValueError)
+        and _LAUNCHERS.search(text)
+        and threading.current_thread() is not threading.main_thread()
+    ):
+        error.add_note(
+            "Ranks that are threads share one environment, without the variables of a launcher: use world.rank, "
+            "world.size and world.store.\n"
+            f'RPC, and code that needs the variables, needs ranks that are processes: isolation="{FORK.name}".'
+        )
+    elif _ASYNC in text and isinstance(error, pytest.fail.Exception):
+        error.msg = (
+            f"{error.msg}\nSuch a plug-in runs the test on its ranks, too, if it is loaded and the test has its mark. "
+            "Without one, make the test a plain function; asyncio.run() in it runs a coroutine."
+        )
 
 
 def _send(report: pytest.TestReport, error: BaseException | None, head: str = "") -> None:

@@ -92,6 +92,9 @@ def log_to_output(config: pytest.Config) -> None:
         foreign = [plugin.log_cli_handler]
         if getattr(plugin.log_file_handler, "baseFilename", None) == os.devnull:
             foreign.append(plugin.log_file_handler)
+            # logging.config closes all handlers: in a worker pool, the test would seem to close a file that is not its
+            # own.
+            plugin.log_file_handler.close()
     # The dictionary also has placeholders for loggers that do not exist yet.
     loggers = [one for one in logging.Logger.manager.loggerDict.values() if isinstance(one, logging.Logger)]
     for logger in (root, *loggers):
