@@ -8,10 +8,12 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import yaml
+import pytest
 
 from tests.support.children import write_file
 from tests.support.starter import Starter
+
+yaml = pytest.importorskip("yaml", reason="PyYAML (requirements_unit.txt) is not installed")
 
 _PAGE = Path(__file__).parents[2] / "docs" / "ci.md"
 _SECTION = re.compile(r"^## (\w+) on (\w+).*?^```yaml\n(.*?)^```$", re.MULTILINE | re.DOTALL)
