@@ -2,29 +2,22 @@
 
 from __future__ import annotations
 
-import re
 import shutil
 import subprocess
 import sys
 from pathlib import Path
 
 from tests.support.nested_bazel import ROOT
+from tests.support.page_steps import page_files
 
 CONSUMERS = ROOT / "docs" / "consumers.md"
 
 
-def page_blocks(page: Path) -> list[tuple[str, str]]:
-    """Return the page's blocks of code with the names of their files: name and text."""
-    return re.findall(
-        r"^<!-- (\S+) -->\n```\w*\n(.*?)^```$", page.read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL
-    )
-
-
 def page_problems(page: Path) -> list[str]:
     """Say which lines of a page's blocks no consumer here has. `mine` is made as docs/consumers.md says."""
-    blocks = page_blocks(page)
+    blocks = list(page_files(page))
     found = [] if blocks else [f"{page.name}: no block of code names its file"]
-    for name, block in blocks:
+    for name, block in ((file.name, file.text) for file in blocks):
         # Its lock file is the one in this folder.
         name = {"mine/requirements.in": "e2e/requirements.in"}.get(name, name)
         if not name.startswith(("mine/", "mine:", "more/")):
@@ -50,7 +43,7 @@ def make_mine(page: Path, folder: Path) -> Path:
     workspace.mkdir()
     (folder / "dist_testing").symlink_to(ROOT)
     subprocess.run([sys.executable, "../dist_testing/tools/init/init.py"], cwd=workspace, check=True)
-    for name, block in page_blocks(page):
+    for name, block in ((file.name, file.text) for file in page_files(page)):
         if name.startswith("mine/") and (folder / name).read_text(encoding="utf-8") != block:
             raise SystemExit(f"e2e.check: tools/init writes another {name} than {page.name} shows")
         if name.startswith("more/"):

@@ -8,10 +8,7 @@ do run fails until the file says what they did.
 from __future__ import annotations
 
 import datetime
-import functools
-import importlib.metadata
 import json
-import operator
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -21,6 +18,7 @@ from typing import Any
 from dist_testing.conformance.cell import Cell, Result, Status, matches
 from dist_testing.core.ground.codec import WrongValueError, shape_of
 from dist_testing.core.ground.errors import UsageError
+from dist_testing.torch_version import COMPARISONS, torch_version
 
 SCHEMA = 1
 # What torch.distributed promises, whatever the backend. Each cell names its row in the tables of this file, of which
@@ -34,16 +32,9 @@ WITHOUT_CELL: dict[str, str] = {row: reason for row, _, reason in _FOUND if reas
 # Key of a row to its type. The status "not run" leaves out cells that do not end alike every time.
 _REQUIRED = {"cells": tuple[str, ...], "status": Status, "reason": str, "link": str, "until": str}
 _OPTIONAL = {"except": tuple[str, ...], "torch": str}
-_COMPARE = {">=": operator.ge, "<=": operator.le, "==": operator.eq, "<": operator.lt, ">": operator.gt}
 _CONDITION = re.compile(r"(>=|<=|==|<|>)(\d+)\.(\d+)")
 # A reason has to say something.
 _LEAST_REASON = 10
-
-
-@functools.cache
-def torch_version() -> str:
-    """Return the version of the installed torch, without importing it."""
-    return importlib.metadata.version("torch")
 
 
 @dataclass(frozen=True, slots=True)
@@ -200,7 +191,7 @@ def _holds(path: str | Path, where: str, conditions: str) -> bool:
     for condition in filter(None, conditions.split(",")):
         if (found := _CONDITION.fullmatch(condition.strip())) is None:
             raise _bad(path, f"{where}: torch = {conditions!r}; expected conditions such as >=2.13,<2.15")
-        holds &= _COMPARE[found[1]](ours, (int(found[2]), int(found[3])))
+        holds &= COMPARISONS[found[1]](ours, (int(found[2]), int(found[3])))
     return holds
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from dist_testing.conformance.cell import Cell, Observation, Result, Status
-from dist_testing.conformance.expectations import Expectations, torch_version
+from dist_testing.conformance.expectations import Expectations
 from dist_testing.conformance.judge import judge
 from dist_testing.conformance.matrix import Matrix
 from dist_testing.conformance.on_rank.front_end import CellContext
@@ -27,6 +27,7 @@ from dist_testing.core.ground.outcomes import Status as CaseStatus
 from dist_testing.core.ground.spec import Spec
 from dist_testing.core.launch.isolation import POOL, THREAD
 from dist_testing.core.process.launcher_messages import Loader
+from dist_testing.torch_version import torch_version
 
 # Default limit of one cell. Seconds.
 CELL_LIMIT_S = 5.0

@@ -7,7 +7,6 @@ import dataclasses
 import fcntl
 import json
 import os
-import tempfile
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,6 +15,7 @@ from typing import NamedTuple
 from dist_testing.core.ground.codec import WrongValueError, shape_of
 from dist_testing.core.ground.errors import UsageError
 from dist_testing.core.ground.spec import Spec
+from dist_testing.core.ground.whole_file import whole_file
 from dist_testing.numbers.number import Better
 
 SCHEMA_FILE = Path(__file__).with_name("numbers.schema.json")
@@ -151,17 +151,8 @@ def replace_bases(path: Path, kind: Kind, hardware: Collection[str], new: Collec
         # In this order a change of one number is a change of one place.
         numbers = sorted([*kept, *new], key=lambda base: base.key)
         content = {"schema": _SCHEMA, "numbers": list(map(dataclasses.asdict, numbers))}
-        descriptor, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-        try:
-            with open(descriptor, "w", encoding="utf-8") as file:
-                json.dump(content, file, indent=1)
-                file.write("\n")
-            # mkstemp makes private files, and this one is for version control.
-            os.chmod(temporary, 0o644)
-            os.replace(temporary, path)
-        except BaseException:
-            os.unlink(temporary)
-            raise
+        with whole_file(path) as file:
+            file.write(f"{json.dumps(content, indent=1)}\n".encode())
 
 
 @contextlib.contextmanager

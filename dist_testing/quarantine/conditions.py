@@ -3,23 +3,13 @@
 from __future__ import annotations
 
 import functools
-import importlib.metadata
-import operator
 import re
-from collections.abc import Callable
 from dataclasses import dataclass
 
 from dist_testing.gpus.devices import VENDORS, gpus_present, visible_gpus
+from dist_testing.torch_version import COMPARISONS, torch_version
 
-_COMPARISONS: dict[str, Callable[[tuple[int, ...], tuple[int, ...]], bool]] = {
-    ">=": operator.ge,
-    "<=": operator.le,
-    "==": operator.eq,
-    "!=": operator.ne,
-    ">": operator.gt,
-    "<": operator.lt,
-}
-_BOUND = re.compile(rf"\s*({'|'.join(_COMPARISONS)})\s*(\d+(?:\.\d+)*)\s*", re.ASCII)
+_BOUND = re.compile(rf"\s*({'|'.join(COMPARISONS)})\s*(\d+(?:\.\d+)*)\s*", re.ASCII)
 # Versions are compared by so many numbers.
 _NUMBERS = 4
 
@@ -64,24 +54,12 @@ def is_bounds(text: str) -> bool:
 def is_version_in(version: str, bounds: str) -> bool:
     """Return whether a version is within bounds. Suffixes, as in "2.15.0a0+cpu", do not count."""
     found = _numbers(re.match(r"[\d.]*", version)[0])  # type: ignore[index]  # it matches any text
-    return all(_COMPARISONS[sign](found, _numbers(bound)) for sign, bound in _BOUND.findall(bounds))
+    return all(COMPARISONS[sign](found, _numbers(bound)) for sign, bound in _BOUND.findall(bounds))
 
 
 def _numbers(version: str) -> tuple[int, ...]:
     numbers = [int(part) for part in version.split(".") if part]
     return tuple((numbers + [0] * _NUMBERS)[:_NUMBERS])
-
-
-@functools.cache
-def torch_version() -> str:
-    """Return the version of the installed torch, without importing it."""
-    try:
-        return importlib.metadata.version("torch")
-    except importlib.metadata.PackageNotFoundError:
-        # Under Bazel, a torch may come without its metadata.
-        import torch
-
-        return str(torch.__version__)
 
 
 @functools.cache

@@ -16,6 +16,7 @@ from dist_testing.core.ground.record import OF_THE_MACHINE
 from dist_testing.core.ground.runfiles import find_runfiles
 from dist_testing.core.pytest.marked_items import RUN_SPEC_KEY, is_marked, is_multi_process
 from dist_testing.core.pytest.pytest_rank import current_world
+from dist_testing.core.pytest.reports import failure_message
 from dist_testing.quarantine.collected import Collected
 from dist_testing.quarantine.conditions import Place
 from dist_testing.quarantine.rows import Row, RowFinder, read_rows, two_rows
@@ -124,7 +125,7 @@ class Quarantine:
         if report.failed and not _is_of_the_case(call, report):
             return report
         ended = "failed as expected" if report.skipped and hasattr(report, "wasxfail") else str(report.outcome)
-        headline = _headline(report) if report.failed else ""
+        headline = shorten(failure_message(report).partition("\n")[0]) if report.failed else ""
         if report.failed:
             report.outcome = "skipped"
             report.wasxfail = f"{_PREFIX}{row.reason}"
@@ -218,12 +219,6 @@ def _is_of_the_case(call: pytest.CallInfo[None], report: pytest.TestReport) -> b
     error = call.excinfo and call.excinfo.value
     cause = dict(report.user_properties).get("cause")
     return not isinstance(error, DistTestingError) and cause not in OF_THE_MACHINE
-
-
-def _headline(report: pytest.TestReport) -> str:
-    """Return the first line that tells a failure."""
-    crash = getattr(report.longrepr, "reprcrash", None)
-    return shorten((crash.message if crash is not None else report.longreprtext).partition("\n")[0])
 
 
 def _expired_text(row: Row) -> str:

@@ -53,6 +53,13 @@ class PageCommand:
         return ""
 
 
+def page_files(page: Path) -> Iterator[PageFile]:
+    """Yield the files of a page in order."""
+    for block in _BLOCK.finditer(page.read_text(encoding="utf-8")):
+        if block["file"]:
+            yield PageFile(block["file"], block["text"])
+
+
 def page_steps(page: Path) -> Iterator[PageFile | PageCommand]:
     """Yield the steps of a page in order. Other blocks of code are no steps."""
     for block in _BLOCK.finditer(page.read_text(encoding="utf-8")):

@@ -9,8 +9,8 @@ from pathlib import Path
 # `[text](target)`; a target with a scheme is outside the repository.
 _LINK = re.compile(r"\]\((?!\w+:)([^)\s]+)")
 # Code may contain text that only looks like a link or a heading.
-_BLOCKS = re.compile(r"^```.*?^```", re.MULTILINE | re.DOTALL)
-_CODE = re.compile(r"`[^`\n]*`")
+BLOCK, CODE = r"^```.*?^```", r"`[^`\n]*`"
+_BLOCKS = re.compile(BLOCK, re.MULTILINE | re.DOTALL)
 _HEADING = re.compile(r"^#+ (.+)$", re.MULTILINE)
 
 
@@ -23,7 +23,7 @@ def broken_links(pages: Iterable[str]) -> list[str]:
     return [
         f"{page}: the link to {target} is broken"
         for page in pages
-        for target in _LINK.findall(_CODE.sub("", _text(page)))
+        for target in _LINK.findall(re.sub(CODE, "", _text(page)))
         if not _leads_somewhere(Path(page), target)
     ]
 

@@ -6,8 +6,10 @@ import re
 from collections.abc import Iterable
 from pathlib import Path
 
+from links import BLOCK, CODE
+
 # Code and quoted output are not the page's own words.
-_CODE = re.compile(r"^```.*?^```|`[^`\n]*`|\*[^*\n]+\*", re.MULTILINE | re.DOTALL)
+_CODE = re.compile(rf"{BLOCK}|{CODE}|\*[^*\n]+\*", re.MULTILINE | re.DOTALL)
 # Pattern to the words that take its place.
 _WORDS = {
     r"the own \w+": "its own ...",

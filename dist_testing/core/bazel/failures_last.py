@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from dist_testing.core.ground.error_text import shorten
+from dist_testing.core.pytest.reports import failure_message
 
 # Limits of the list of failures at the end of the log.
 _MAX_HEADLINES = 30
@@ -44,6 +45,4 @@ class FailuresLast:
 
 
 def _headline(report: pytest.TestReport | pytest.CollectReport) -> str:
-    crash = getattr(report.longrepr, "reprcrash", None)
-    message = crash.message if crash is not None else report.longreprtext.rstrip()
-    return shorten(" ".join(f"{report.nodeid}: {message}".splitlines()), _HEADLINE_CHARS)
+    return shorten(" ".join(f"{report.nodeid}: {failure_message(report)}".splitlines()), _HEADLINE_CHARS)

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import os
 import re
-import tempfile
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -12,6 +10,7 @@ from pathlib import Path
 from xml.etree import ElementTree
 
 from dist_testing.core.ground.record import BAD, CaseRecord
+from dist_testing.core.ground.whole_file import whole_file
 
 # Prefix of the message of an expected failure, for which JUnit's format has only <skipped>.
 EXPECTED = "xfail: "
@@ -50,16 +49,8 @@ def write_suites(path: Path, suites: Sequence[XmlSuite]) -> None:
     root = ElementTree.Element("testsuites")
     for suite in suites:
         _add_suite(root, suite)
-    descriptor, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-    try:
-        with open(descriptor, "wb") as file:
-            ElementTree.ElementTree(root).write(file, encoding="utf-8", xml_declaration=True)
-        # mkstemp makes private files. Users who may read the log may read this file, too.
-        os.chmod(temporary, 0o644)
-        os.replace(temporary, path)
-    except BaseException:
-        os.unlink(temporary)
-        raise
+    with whole_file(path) as file:
+        ElementTree.ElementTree(root).write(file, encoding="utf-8", xml_declaration=True)
 
 
 def _add_suite(root: ElementTree.Element, suite: XmlSuite) -> None:

@@ -150,6 +150,12 @@ def text_at_test(item: pytest.Item, text: str) -> Any:
     return shown
 
 
+def failure_message(report: pytest.TestReport | pytest.CollectReport) -> str:
+    """Return what a failed report says first: the message of its error, or else its text."""
+    crash = getattr(report.longrepr, "reprcrash", None)
+    return str(crash.message) if crash is not None else report.longreprtext.rstrip()
+
+
 def show(item: pytest.Item, report: pytest.TestReport, text: str) -> None:
     """Put a text of this library into a report."""
     report.longrepr = text_at_test(item, text)
