@@ -16,15 +16,14 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import psutil
-
 from dist_testing.core.engine.rank_logs import read_tail
 from dist_testing.core.engine.report_text import cut_lines, printable
 from dist_testing.core.ground.errors import LaunchError
 from dist_testing.core.ground.outcomes import exit_name
 from dist_testing.core.launch.fresh import interpreter
 from dist_testing.core.process import wire
-from dist_testing.core.process.orphans import mark_of
+from dist_testing.core.process.lifetime import become_subreaper
+from dist_testing.core.process.orphans import Orphans
 from dist_testing.services.definition import Address, Definition, ServiceError
 from dist_testing.services.health import unhealthy_reason
 from dist_testing.services.keeper_messages import (
@@ -46,8 +45,6 @@ if TYPE_CHECKING:
 _PAUSE_S = 0.05
 # Beside the grace: the keeper kills, waits for helpers of multiprocessing, and looks at the port. Seconds.
 _KEEPER_S = 15.0
-# For processes that were killed. Only one that is stuck in the kernel takes longer. Seconds.
-_KILLED_S = 5.0
 _TAIL_LINES = 40
 _LOG = "log.txt"
 
@@ -170,9 +167,11 @@ class Running(Address):
         self._control.shutdown(socket.SHUT_WR)
         over = self._hear(self.definition.grace + _KEEPER_S, Over)
         if over is None:
-            # It was killed, and with it the main process of the service.
+            # It was killed, and with it the main process of the service. Linux has made this process the parent of all
+            # others.
             self._keeper.kill()
-            over = Over((), tuple(_kill_marked(self._keeper.pid)), port_taken=False)
+            self._keeper.wait()
+            over = Over((), tuple(Orphans(self._keeper.pid).remove()), port_taken=False)
         self._keeper.wait()
         self._over = over
         self._control.close()
@@ -199,6 +198,7 @@ class Running(Address):
     def _start_keeper(self, control: int) -> subprocess.Popen[bytes]:
         definition = self.definition
         command, fds = definition.prepared()
+        become_subreaper()
         held = list(self._gpus.fds) if self._gpus is not None else []
         order = Keep(
             command=tuple(command),
@@ -312,19 +312,3 @@ def _lease(definition: Definition, log_line: Callable[[str], None]) -> WorldGpus
         return WorldGpus.take(definition.gpus, vendor, limit_s=definition.timeout, on_wait=log_line)
     except LaunchError as error:
         raise ServiceError(f"Service {definition.name}: {error}") from error
-
-
-def _kill_marked(keeper: int) -> list[str]:
-    """Kill what descends from a keeper that was killed. Return the command lines."""
-    killed: list[str] = []
-    until_s = time.monotonic() + _KILLED_S
-    # Several rounds, because a process may start another one between the look and the kill.
-    while (marked := [one for one in psutil.process_iter() if mark_of(one.pid)[0] == keeper]) and (
-        left_s := until_s - time.monotonic()
-    ) > 0:
-        for process in marked:
-            with contextlib.suppress(psutil.NoSuchProcess):
-                killed.append(f"{' '.join(process.cmdline())} (pid {process.pid})")
-                process.kill()
-        psutil.wait_procs(marked, timeout=left_s)
-    return killed
