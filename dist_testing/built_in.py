@@ -167,7 +167,7 @@ ADD_ONS = (
         order=-1,
         wanted=lambda case, spec: spec.backend.uses_nccl,
         resource="dist_testing.gpus.nccl:NcclSupport",
-        rank_service="dist_testing.gpus.nccl_rank:OwnHost",
+        rank_service="dist_testing.gpus.nccl_rank:NcclRank",
     ),
     _own(
         name="services",

@@ -47,7 +47,8 @@ _GROUPS = "process groups"
 # Importing setuptools, which torch's extension builder does, adds this folder to sys.path and leaves it there.
 _ADDED_BY_SETUPTOOLS = os.path.join("setuptools", "_vendor")
 # Nodes that a driver opens for a process that computes on a GPU, and keeps open.
-_GPU_NODES = ("/dev/nvidia", "/dev/kfd", "/dev/dri/")
+# NCCL opens segments of shared memory for the ranks that a rank talks to.
+_OF_GPUS = ("/dev/nvidia", "/dev/kfd", "/dev/dri/", "/dev/shm/nccl-")
 # Where the manager of torch's `file_system` sharing listens.
 _MANAGER = re.compile(r"/torch-shm-dir-[^/]+/manager\.sock$")
 
@@ -79,12 +80,12 @@ class RankState:
     The comparison leaves out random generators, which are reset instead: drawing a number is no leak. It leaves out
     native threads and descriptors of the kernel's own objects, because torch makes pools of both at the first use, and
     the helpers of multiprocessing, which stay after their first use. Once the process uses CUDA, it also leaves out
-    sockets, pipes and the nodes of GPUs: CUDA and NCCL open some at any call, and keep them.
+    sockets, pipes, the nodes of GPUs and NCCL's shared memory: CUDA and NCCL open and close some at any call.
     """
 
     def __init__(self) -> None:
         with LOOKING:
-            self.descriptors = open_descriptors()
+            self.files = open_files()
         self.env = _environment()
         self.settings = _settings()
         self.threads = frozenset(thread.ident for thread in threading.enumerate())
@@ -165,19 +166,24 @@ class RankState:
         helpers, pipes = helpers_of_multiprocessing()
         allowed: tuple[str, ...] = ("anon_inode:",)
         if uses_cuda := _uses_cuda():
-            allowed += _GPU_NODES
+            allowed += _OF_GPUS
         # Sockets and pipes of a process group, and those of CUDA and NCCL, look like all others.
         if has_kept_groups or uses_cuda:
             allowed += ("socket:", "pipe:")
         with LOOKING:
             now = open_descriptors()
-            new = now - self.descriptors - pipes
+            new = now - self.files.keys() - pipes
             named = {fd: name for fd, name in open_files().items() if fd in new} if new else {}
             opened = [name for fd, name in named.items() if not name.startswith(allowed) and not _stays(fd, name)]
+        closed = [
+            f"{fd} ({name})"
+            for fd, name in self.files.items()
+            if fd not in now and not (uses_cuda and name.startswith(allowed))
+        ]
         known = self.threads | _threads_of_torch()
         found: tuple[tuple[str, str, Collection[Any]], ...] = (
             ("files", "open file(s)", opened),
-            ("files", "closed descriptor(s)", self.descriptors - now),
+            ("files", "closed descriptor(s)", closed),
             ("threads", "running thread(s)", [one.name for one in threading.enumerate() if one.ident not in known]),
             ("processes", "running process(es)", children_but(helpers) - self.children),
         )

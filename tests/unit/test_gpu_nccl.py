@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -44,3 +46,31 @@ def test_the_version_of_nccl_is_reported(monkeypatch: pytest.MonkeyPatch) -> Non
     assert nccl_version() == "2.27.5"
     monkeypatch.delattr(torch._C, "_nccl_version")
     assert nccl_version() == ""
+
+
+_ASKS = """if True:
+    import _thread, sys, threading, torch
+    from dist_testing.gpus.nccl_rank import import_no_compiler
+
+    if "leave" not in sys.argv:
+        for _ in range(2):
+            import_no_compiler(torch)
+    ended = threading.Event()
+
+    class Name(str):
+        # The thread drops the last reference to its arguments when the call has returned.
+        def __del__(self):
+            ended.set()
+
+    # As torch's own code asks: no Python function is on the thread's stack.
+    _thread.start_new_thread(hasattr, (torch, Name("_inductor")))
+    ended.wait()
+    print("torch._inductor" in sys.modules, torch._inductor.__name__)
+"""
+
+
+@pytest.mark.parametrize(("arguments", "imports"), [((), "False"), (("leave",), "True")], ids=["kept", "as torch is"])
+def test_a_thread_of_torch_imports_no_compiler(arguments: tuple[str, ...], imports: str) -> None:
+    """If this fails, ranks whose collective has failed import torch's compiler for seconds before they end."""
+    ended = subprocess.run([sys.executable, "-c", _ASKS, *arguments], capture_output=True, text=True, check=True)
+    assert ended.stdout == f"{imports} torch._inductor\n"
