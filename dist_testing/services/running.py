@@ -20,6 +20,7 @@ from dist_testing.core.engine.rank_logs import read_tail
 from dist_testing.core.engine.report_text import cut_lines, printable
 from dist_testing.core.ground.errors import LaunchError
 from dist_testing.core.ground.outcomes import exit_name
+from dist_testing.core.ground.procfs import stat_of
 from dist_testing.core.launch.fresh import interpreter
 from dist_testing.core.process import wire
 from dist_testing.core.process.lifetime import become_subreaper
@@ -45,6 +46,10 @@ if TYPE_CHECKING:
 _PAUSE_S = 0.05
 # Beside the grace: the keeper kills, waits for helpers of multiprocessing, and looks at the port. Seconds.
 _KEEPER_S = 15.0
+# The field of `stat_of` that has the kernel's flags of a process, and the one that says that it is about to end
+# (proc(5); PF_EXITING in include/linux/sched.h). It is set before the process closes its sockets.
+_FLAGS = 6
+_EXITING = 0x4
 _TAIL_LINES = 40
 _LOG = "log.txt"
 
@@ -128,6 +133,12 @@ class Running(Address):
         if self.ended is None and self._over is None and os.getpid() == self._owner:
             self._hear(limit_s, Ended)
         return self.ended
+
+    def settle(self) -> None:
+        """Learn of an end that has begun, which a rank may have felt before the keeper could tell of it."""
+        # The keeper keeps a service that has ended as a zombie, so no other process gets its number.
+        fields = stat_of(self.pid) if self.ended is None else []
+        self.poll(_KEEPER_S if fields and int(fields[_FLAGS]) & _EXITING else 0.0)
 
     def wait(self, timeout: float) -> int:
         """Wait until a service ends by itself that does its work and ends, and return its exit code.

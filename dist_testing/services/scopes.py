@@ -95,6 +95,7 @@ def ended_before(shared: Shared) -> str:
 
 def ended_in(shared: Shared) -> str:
     """Return how a service has ended, once: for the test in which it did. "" if it runs, or this was told before."""
+    shared.running.settle()
     headline = "" if shared.is_told else shared.ended()
     shared.is_told |= bool(headline)
     return headline

@@ -115,8 +115,8 @@ def _ended(at_s: float) -> Shared:
     [
         ([_RAISED, _STOPPED], 9.9, True),
         # The rank has noticed the end before the keeper told it.
-        ([_RAISED, _STOPPED], 10.1, True),
-        ([_RAISED, _STOPPED], 11.0, False),
+        ([_RAISED, _STOPPED], 11.9, True),
+        ([_RAISED, _STOPPED], 12.1, False),
         ([dataclasses.replace(_RAISED, kind=Kind.STOPPED), _STOPPED], 11.0, True),
         ([RankOutcome(0, Kind.PASSED), RankOutcome(1, Kind.PASSED)], 11.0, True),
     ],
