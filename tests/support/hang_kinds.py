@@ -236,8 +236,8 @@ def _pipeline() -> HangKind:
     body = _all_but(3, hang_models.runs_pipeline)
     if torch.__version__ < "2.12":
         return HangKind(body, "in wait of a send or a receive", why_not="it waits for sends through variables")
-    # torch 2.15 calls all_reduce on all stages before the first send; 2.14 was not tried.
-    waits = "rank 2 waits for it in send to rank 3" if torch.__version__ < "2.14" else "ranks 0, 1, 2 wait for it"
+    # torch 2.15 calls all_reduce on all stages before the first send.
+    waits = "rank 2 waits for it in send to rank 3" if torch.__version__ < "2.15" else "ranks 0, 1, 2 wait for it"
     return HangKind(body, f"rank 3 ended the test; {waits}", 3)
 
 

@@ -16,7 +16,7 @@ _LINK = re.compile(r"\[([^\]]*)\]\([^)]*\)")
 # Where a text ends without a full stop: an empty line, a heading, an item of a list, a cell of a table.
 _PARTS = re.compile(r"\n\s*\n|^#+ .*$|^\s*(?:[-*>]|\d+\.)\s|\|", re.MULTILINE)
 _END = re.compile(r"[.!?][)*]*(?=\s|$)")
-_WORD = re.compile(r"[\w'’/.+-]*\w[\w'’/.+-]*")
+_WORD = re.compile(r"[\w'/.+-]*\w[\w'/.+-]*")
 
 
 def long_sentences(pages: Iterable[str]) -> list[str]:
