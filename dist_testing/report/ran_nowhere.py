@@ -16,6 +16,7 @@ from pathlib import Path
 
 from dist_testing.core.ground.error_text import shorten, summarise
 from dist_testing.core.ground.errors import ReportError
+from dist_testing.core.ground.outcomes import Cause
 from dist_testing.core.ground.record import CaseRecord, case_name, module_of
 from dist_testing.report.gather import gather
 from dist_testing.report.words import clean, grouped, plural
@@ -25,6 +26,8 @@ _NOT_COLLECTED = "not collected"
 # What pytest writes of a file that it cannot collect, or that skips as a whole; the text has the reason.
 _OF_FILES = ("collection failure", "collection skipped")
 _MAX_REASON_CHARS = 300
+# In the message of a case that failed because its hardware is missing, between its name and the reason.
+_MISSING = "hardware missing: "
 
 # Name of a case, or of a file that was not collected, to the reason why it did not run; "" if it ran.
 Job = Mapping[str, str]
@@ -102,9 +105,14 @@ def _read_job(path: Path) -> Job:
         )
     for problem in told:
         sys.stderr.write(f"report: {problem}\n")
-    reasons = grouped((_key(case), "" if case.has_run and not _is_file(case) else _reason(case)) for case in cases)
+    reasons = grouped((_key(case), "" if _has_run(case) else _reason(case)) for case in cases)
     # Of several runs of a case, such as those of two targets with the same file, one is enough.
     return {name: "" if "" in every else "; ".join(dict.fromkeys(every)) for name, every in reasons.items()}
+
+
+def _has_run(case: CaseRecord) -> bool:
+    """Whether it ran. A case that failed because its hardware is missing did not."""
+    return case.has_run and not _is_file(case) and case.cause != Cause.PROMISE.value
 
 
 def _is_file(case: CaseRecord) -> bool:
@@ -117,6 +125,9 @@ def _key(case: CaseRecord) -> str:
 
 def _reason(case: CaseRecord) -> str:
     said = case.message
+    if case.cause == Cause.PROMISE.value:
+        # Without the name, so that cases with the same reason stand together.
+        said = said.rpartition(_MISSING)[2]
     if said in _OF_FILES and case.text.strip():
         said = f"{said}: {case.text.strip().splitlines()[-1]}"
     return _in_one_line(shorten(said, _MAX_REASON_CHARS)) or "skipped without a reason"

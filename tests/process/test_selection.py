@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from dist_testing.report.__main__ import main
 from tests.support.children import run_cases, write_file
 from tests.support.starter import Starter
 
@@ -248,3 +249,27 @@ def test_bad_input_is_a_clear_text(starter: Starter, tmp_path: Path, options: li
     assert child.wait() == 4, child.log
     assert said in child.log
     assert "Traceback" not in child.log
+
+
+def test_a_case_that_failed_for_its_hardware_did_not_run(
+    starter: Starter, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """If this fails, a job that was promised GPUs, and has none, counts as one that runs the tests for GPUs."""
+    cases = """
+        import pytest
+
+        @pytest.mark.distributed(world_size=2, backends=["nccl"])
+        @pytest.mark.parametrize("number", [1, 2])
+        def test_gpus(world, number):
+            pass
+    """
+    file, events = tmp_path / "promised.xml", tmp_path / "events.jsonl"
+    options = ("--dist-backend=nccl", "--dist-on-missing=fail", f"--junitxml={file}", f"--dist-events={events}")
+    assert set(run_cases(starter, tmp_path, cases, *options).outcomes().values()) == {"FAILED"}
+    for results in (file, events):
+        assert main(["ran-nowhere", str(results)]) == 1
+        assert capsys.readouterr().out == (
+            f"{results.name}: has run 0 of 2 cases\n2 of 2 cases ran in no job\n\n"
+            "test_cases.test_gpus[1]\ntest_cases.test_gpus[2]\n"
+            f"    {results.name}: Need at least 2 CUDA devices (found 0)\n"
+        )

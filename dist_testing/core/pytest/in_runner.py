@@ -380,7 +380,9 @@ class RunnerPlugin:
             reports.show(item, report, str(error))
         elif isinstance(error, DistTestingError):
             reports.show(item, report, str(error))
-            report.user_properties += reports.cause_of(error)
+            report.user_properties += (cause := reports.cause_of(error))
+            # pytest takes those of its XML file from the report of the teardown.
+            item.user_properties += [pair for pair in cause if pair not in item.user_properties]
         elif isinstance(error, CaseFailedError) and call.when == "call":
             reports.show(item, report, reports.failure_text(item, error.result, self._spec))
             report.user_properties += reports.properties(error.result)
