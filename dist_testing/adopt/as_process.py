@@ -96,7 +96,7 @@ class _Sent:
 
     def _bootstrap(self, parent_sentinel: int) -> int:
         """Be the process, and return its exit code."""
-        # The collection of garbage of the test's process could wait for threads that a fork does not have.
+        # What is garbage in the test's process may rely on threads that a fork does not have. A collection can crash.
         gc.freeze()
         forget_handlers()
         try:
