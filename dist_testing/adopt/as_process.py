@@ -7,6 +7,7 @@ finalisers and exit handlers.
 
 from __future__ import annotations
 
+import gc
 import io
 import os
 import sys
@@ -95,6 +96,8 @@ class _Sent:
 
     def _bootstrap(self, parent_sentinel: int) -> int:
         """Be the process, and return its exit code."""
+        # What is garbage in the test's process may rely on threads that a fork does not have. A collection can crash.
+        gc.freeze()
         forget_handlers()
         try:
             code: int = self._read()._bootstrap(parent_sentinel=parent_sentinel)

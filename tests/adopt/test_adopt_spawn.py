@@ -40,6 +40,7 @@ def test_what_is_right_passes(outcomes: dict[str, str]) -> None:
         "test_without_join",
         "test_processes",
         "test_threads_and_handlers",
+        "test_garbage_stays_in_its_process",
         "test_process_is_as_a_fresh_one",
         "test_process_has_arguments_by_pickle",
         "test_method",

@@ -151,6 +151,8 @@ class ForkServerLauncher(ForkServerClient):
 
                 def start() -> int:
                     if (pid := fork()) == 0:
+                        # Garbage may rely on threads that the fork does not have: a collection can crash.
+                        gc.freeze()
                         # Another fork server would not notice the end of the runner while this one has its connection.
                         for connection in (ours, *_connections):
                             connection.close()
