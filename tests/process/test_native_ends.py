@@ -167,7 +167,7 @@ _REPORTS = """
 def test_reports_at_the_end_of_an_interpreter_are_not_in_the_log(starter: Starter, tmp_path: Path) -> None:
     """If this fails, an extension such as Triton's fills the log of each rank that has passed with its leak report."""
     write_file(tmp_path, "leak_report.py", _LEAK_REPORT)
-    plain = [sys.executable, "-c", "import leak_report"]
+    plain = [sys.executable, "leak_report.py"]
     assert "Arena 0" in subprocess.run(plain, cwd=tmp_path, capture_output=True, text=True, check=True).stderr
     ended = run_cases(starter, tmp_path, _REPORTS, "-s")
     assert set(ended.outcomes().values()) == {"PASSED"}, ended.log
