@@ -1,7 +1,7 @@
 """Every public name of `torch.testing._internal.common_distributed`, on this library's engine.
 
-docs/torch_names.md lists them. A name that the installed torch has and this module does not is the object that torch's
-module imports, such as `os`, or else an object that raises an error at its first use.
+docs/evidence/torch_names.md lists them. A name that the installed torch has and this module does not is the object that
+torch's module imports, such as `os`, or else an object that raises an error at its first use.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""docs/torch_names.md: each public name of the installed torch's module, with ours. Run this file to write the page."""
+"""Writes docs/evidence/torch_names.md: each public name of the installed torch's module, with ours."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from dist_testing.compat import common_distributed
 from dist_testing.compat.unknown import Unknown, torchs_own
 
 # Relative to the repository's root.
-PAGE = Path("docs", "torch_names.md")
+PAGE = Path("docs", "evidence", "torch_names.md")
 REPAIR = "PYTHONPATH=. python tests/compat/names_page.py, or ./bazelw run //tests/compat:names_page"
 
 # Name to the difference that a user of torch's module notices.
@@ -29,13 +29,13 @@ DIFFERENCES = {
     "MultiProcContinuousTest": "A failure costs one test, and the next gets fresh ranks; `skipTest` on a rank is a "
     "skip; on the CPU an unset `world_size` is 4, where torch's is 1.",
     "MultiProcessTestCase": "All ranks count, a crash ends the test at once, cleanups run on ranks, no spawn is "
-    "needed: compared_with_torch.md.",
-    "MultiThreadedTestCase": "On this library's threaded group, which finds mismatched collectives and deadlocks: "
-    "threaded.md.",
+    "needed ([measured](compared_with_torch.md)).",
+    "MultiThreadedTestCase": "On this library's threaded group, which finds mismatched collectives and deadlocks "
+    "([isolation](../isolation.md)).",
     "ProcessLocalGroup": "torch's own; the ranks of `MultiThreadedTestCase` have this library's group.",
     "TEST_SKIPS": 'Has a row for any number of GPUs: `TEST_SKIPS["multi-gpu-9"]` is a KeyError in torch.',
     "TIMEOUT_DEFAULT": "An invalid value is an error with three parts.",
-    "cleanup_temp_dir": "Removes the folders of all calls.",
+    "cleanup_temp_dir": "Removes the directories of all calls.",
     "create_tcp_store": "The port is bound once, so no other process can take it; the server listens on loopback only; "
     "`timeout` has an effect. `is_master=False` and `jit_class=True`, which cannot work, are errors.",
     "get_required_world_size": "An error in the class is reported, not replaced by the default.",
@@ -53,7 +53,8 @@ DIFFERENCES = {
     "skip_if_small_worldsize": "Decided before ranks start; `BACKEND` need not be set. As in torch since 2.6, a world "
     "of fewer than 8 ranks is small; in `dist_testing` itself, a world of 1 or 2.",
     "spawn_threads_and_init_comms": "On this library's threaded group; `timeout` has an effect.",
-    "tmp_dir": "Always the newest folder. Torch's stays None in a file that imported it before the folder existed.",
+    "tmp_dir": "Always the newest directory. Torch's stays None in a file that imported it before the directory "
+    "existed.",
     "with_dist_debug_levels": "Restores the level, also after a failure.",
     "with_nccl_blocking_wait": "Also removes the variables again that were not set before.",
 }
@@ -62,7 +63,7 @@ _HEAD = """# Which names does torch's `common_distributed` have, and what are ou
 
 The {count} public names that torch {version} has in `torch.testing._internal.common_distributed`, each with the object
 of that name in `dist_testing.compat.common_distributed`. "The same" means the same object. A name that a newer torch
-adds is an object here that raises an error at its first use. [migration.md](migration.md) says how to change over.
+adds is an object here that raises an error at its first use. [migration](../migration.md) shows how to change over.
 
 Written by `tests/compat/names_page.py`. Do not edit.
 
@@ -186,7 +187,7 @@ def _here(theirs: ModuleType, name: str) -> str:
 
 def main() -> int:
     """Write the page."""
-    # `bazel run` sets the variable to the folder of the sources.
+    # `bazel run` sets the variable to the directory of the sources.
     path = Path(os.environ.get("BUILD_WORKSPACE_DIRECTORY", "."), PAGE)
     path.write_text(page(), encoding="utf-8")
     print(f"Wrote {path}")

@@ -300,7 +300,8 @@ class WorldCase(unittest.TestCase):
             raise UsageError(
                 f"{self.id()}: the class has a method {found}, which the library would never call.\n"
                 "torch's class starts its ranks and talks to them by this method; here the engine does that.\n"
-                "Put code for the ranks into setUpRank and tearDownRank; docs/torch_names.md has the members that work."
+                "Put code for the ranks into setUpRank and tearDownRank. "
+                "docs/evidence/torch_names.md has the members that work."
             )
 
     def _check_method(self, method: object) -> None:
