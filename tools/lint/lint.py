@@ -1,7 +1,7 @@
 """Runs all static checks of this repository: `./bazelw run //tools/lint`; with `-- --fix` it repairs what it can.
 
 Python: ruff (rules and form), mypy (strict), import-linter (layers; the contracts are in pyproject.toml). Starlark:
-buildifier. Pages: links, words. Sizes: sizes.json, which `--fix` writes anew. Names of add-ons in the core:
+buildifier. Pages: links, words, sentences. Sizes: sizes.json, which `--fix` writes anew. Names of add-ons in the core:
 mentions.py. CI runs the same command.
 """
 
@@ -18,6 +18,7 @@ from pathlib import Path
 
 from links import broken_links
 from mentions import wrong_mentions
+from sentences import long_sentences
 from sizes import wrong_sizes
 from words import wrong_words
 
@@ -87,10 +88,11 @@ def main() -> int:
     for step in failed:
         print(f"lint: failed: {' '.join(step[:6])}{' ...' if len(step) > 6 else ''}")
     pages = _files("*.md")
-    for_users = [page for page in pages if re.fullmatch(r"docs/[^/]+|README.md|CHANGELOG.md", page)]
+    for_users = [page for page in pages if re.fullmatch(r"docs/[^/]+|README.md|CHANGELOG.md|SECURITY.md", page)]
     complaints = [
         *broken_links(pages),
         *wrong_words(for_users),
+        *long_sentences(for_users),
         *wrong_mentions(Path()),
         *wrong_sizes(Path(), fix=fix),
     ]

@@ -59,8 +59,7 @@ def add_options(parser: pytest.Parser) -> None:
     )
     parser.addini(
         KEEPS_OPTION,
-        f"state that a test in a worker pool may leave changed for the next test: {', '.join(KEEPABLE)}, "
-        f"{ENV_PREFIX}NAME (default: nothing)",
+        f"what a test in a worker pool may leave changed: {', '.join(KEEPABLE)}, {ENV_PREFIX}NAME (default: nothing)",
         type="args",
         default=[],
     )

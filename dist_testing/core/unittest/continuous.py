@@ -53,7 +53,7 @@ class ContinuousCase(WorldCase):
         timeout: Limit of each operation of the group; default: 120 seconds.
         poison_pill: If a test sets it, all later tests are skipped. The library never sets it.
         pg: On a rank, the group.
-        keeps_state: What a test may leave changed in its process for the next test: False for nothing, True for
+        keeps_state: What a test may leave changed in its process for the next test. False for nothing, True for
             everything, or names such as `("cwd", "env:OMP_*")` (see docs/isolation.md).
     """
 
