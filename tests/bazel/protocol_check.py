@@ -160,7 +160,7 @@ def _check_skips(scratch: Path) -> None:
     for number in range(2):
         (host / "dev" / f"nvidia{number}").touch()
     cache = f"--disk_cache={scratch / 'cache'}"
-    seen = ("test", cache, _NO_GPUS, f"--repo_env=DIST_TESTING_HOST_ROOT={host}", "--local_resources=gpu=2")
+    seen: tuple[str, ...] = ("test", cache, _NO_GPUS, f"--repo_env=DIST_TESTING_HOST_ROOT={host}", "--local_resources=gpu=2")
     # Bazel may remember the target from an earlier check.
     seen += (f"--test_env=OF_CHECK={scratch}",)
     promised = (*seen, "--//dist_testing/config:gpus=2")
