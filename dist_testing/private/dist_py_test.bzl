@@ -118,7 +118,7 @@ def dist_py_test(
             each case, forked from a clean fork server that has the test's imports; "pool": processes that the tests of
             a class or module reuse; "spawn": fresh interpreters; "thread": threads of one process. Default:
             "thread" for a backend whose groups live inside one process, "fork" for every other.
-        nodes: Simulated nodes that the ranks are spread over, each with a network of its own (docs/nodes.md). Only for
+        nodes: Simulated nodes that the ranks are spread over, each with a network of its own (docs/faults.md). Only for
             backends whose ranks are processes without GPUs. Default: 1, the machine itself.
         settings: What the tests ask of add-ons of other packages: a dict from their names to values (docs/add_ons.md).
         shard_count: Number of shards that share the cases, 1 to 50, or a dict by backend. Default: one shard.

@@ -160,9 +160,9 @@ def _check_skips(scratch: Path) -> None:
     for number in range(2):
         (host / "dev" / f"nvidia{number}").touch()
     cache = f"--disk_cache={scratch / 'cache'}"
-    seen: tuple[str, ...] = ("test", cache, _NO_GPUS, f"--repo_env=DIST_TESTING_HOST_ROOT={host}", "--local_resources=gpu=2")
     # Bazel may remember the target from an earlier check.
-    seen += (f"--test_env=OF_CHECK={scratch}",)
+    new = f"--test_env=OF_CHECK={scratch}"
+    seen = ("test", cache, new, _NO_GPUS, f"--repo_env=DIST_TESTING_HOST_ROOT={host}", "--local_resources=gpu=2")
     promised = (*seen, "--//dist_testing/config:gpus=2")
     target = f"{_PACKAGE}skipping_nccl"
     for what, options, expected in (

@@ -45,7 +45,7 @@ def debug_rank(config: pytest.Config, rank_info: ExistingRank | None) -> int | N
         raise UsageError(
             f"{option}: there is no terminal: {TERMINAL}: {error.strerror}.\n"
             "A debugger needs one, but this run was started without it: by a service, or by `bazel test`.\n"
-            "Run it in a terminal: pytest, or the program that `bazel build` makes (docs/debugging.md)."
+            "Run it in a terminal: pytest, or the program that `bazel build` makes (docs/watch.md)."
         ) from error
     return int(text)
 
