@@ -16,7 +16,7 @@ DistTestInfo = provider(
 )
 
 DistTestsInfo = provider(
-    doc = "The targets of one dist_py_test. `<name>.spec` provides it, with the visibility of the tests (docs/queries.md).",
+    doc = "The targets of one dist_py_test. `<name>.spec` provides it, with the visibility of the tests (docs/selection.md).",
     fields = {"tests": "list of DistTestInfo: one for each backend."},
 )
 

@@ -8,7 +8,7 @@ bzlmod      With modules: its own toolchain and hub, and its own packages with t
 workspace   Without modules; Bazel 7 is the last release that allows this.
 wheels      Hubs of locked wheels: two locks in one invocation, the archive for workers, programs of packages.
 pythons     Two Pythons in one invocation, with the wheels of each.
-queries     Only for queries: every command of docs/queries.md runs here. Its tests are never run.
+queries     Only for queries: every command of docs/selection.md runs here. Its tests are never run.
 add_on      A project with an add-on of its own (docs/add_ons.md), by Bazel and installed by pip.
 mine        Has no folder: `tools/init` makes it, as docs/consumers.md says and shows.
 
@@ -265,8 +265,8 @@ def check_add_on(bazel: NestedBazel) -> list[str]:
 
 
 def check_queries(bazel: NestedBazel) -> list[str]:
-    """Check the commands of docs/queries.md."""
-    return answers_problems(bazel, ROOT / "docs" / "queries.md")
+    """Check the commands of docs/selection.md."""
+    return answers_problems(bazel, ROOT / "docs" / "selection.md")
 
 
 def check_mine(bazel: NestedBazel) -> list[str]:

@@ -1,4 +1,4 @@
-"""The expected answers of the commands of docs/queries.md in the workspace `queries`."""
+"""The expected answers of the commands of docs/selection.md in the workspace `queries`."""
 
 from __future__ import annotations
 

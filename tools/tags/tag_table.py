@@ -29,7 +29,7 @@ BAZEL = (
     "__PYTHON_RULES_MIGRATION_DO_NOT_USE_WILL_BREAK__",
 )
 
-# Set by dist_py_test; docs/queries.md explains them.
+# Set by dist_py_test; docs/selection.md explains them.
 OURS = (
     "backend:<word>",
     "dist",
