@@ -16,8 +16,7 @@ from pathlib import Path
 
 from dist_testing.core.ground.error_text import shorten, summarise
 from dist_testing.core.ground.errors import ReportError
-from dist_testing.core.ground.outcomes import Cause
-from dist_testing.core.ground.record import CaseRecord, case_name, module_of
+from dist_testing.core.ground.record import NO_HARDWARE, CaseRecord, case_name, module_of
 from dist_testing.report.gather import gather
 from dist_testing.report.words import clean, grouped, plural
 
@@ -112,7 +111,7 @@ def _read_job(path: Path) -> Job:
 
 def _has_run(case: CaseRecord) -> bool:
     """Whether it ran. A case that failed because its hardware is missing did not."""
-    return case.has_run and not _is_file(case) and case.cause != Cause.PROMISE.value
+    return case.has_run and not _is_file(case) and case.cause != NO_HARDWARE
 
 
 def _is_file(case: CaseRecord) -> bool:
@@ -125,7 +124,7 @@ def _key(case: CaseRecord) -> str:
 
 def _reason(case: CaseRecord) -> str:
     said = case.message
-    if case.cause == Cause.PROMISE.value:
+    if case.cause == NO_HARDWARE:
         # Without the name, so that cases with the same reason stand together.
         said = said.rpartition(_MISSING)[2]
     if said in _OF_FILES and case.text.strip():

@@ -34,7 +34,8 @@ HEADER = """\
 <!-- Generated from the sources. Write it anew: ./bazelw run //tools/docs:reference -->
 
 Other pages have [`World`, `world.faults` and the other public names](api/python.md), the
-[Starlark API](api/starlark.md), the [schema of events](reports.md#schema-2), and the [variables of wheels](wheels.md)."""
+[Starlark API](api/starlark.md), the [schema of events](reports.md#schema-2), and the
+[variables of wheels](wheels.md)."""
 
 _ROOT = Path(dist_testing.__file__).parent
 _PLUGIN = "dist_testing.core.pytest.plugin"
@@ -57,7 +58,10 @@ _SETTERS = {
         "Which variables of launchers does it read?",
         "See [clusters](clusters.md).",
     ),
-    "Bazel": ("Which variables of Bazel does it read?", "See [Bazel](consumers.md#how-does-a-target-work-with-bazel-and-where-are-its-results)."),
+    "Bazel": (
+        "Which variables of Bazel does it read?",
+        "See [Bazel](consumers.md#how-does-a-target-work-with-bazel-and-where-are-its-results).",
+    ),
     "CI": ("Which variables of CI does it read?", "See [reports](reports.md)."),
     "internal": (
         "Which variables are internal?",

@@ -19,7 +19,8 @@ Status = Literal["failed", "error", "unfinished", "xpassed", "xfailed", "skipped
 STATUSES: tuple[Status, ...] = ("failed", "error", "unfinished", "xpassed", "xfailed", "skipped", "passed")
 BAD: frozenset[Status] = frozenset({"failed", "error", "unfinished"})
 # Values of `core.ground.outcomes.Cause` for which the machine is to blame and not the test.
-OF_THE_MACHINE = ("infrastructure", "promised hardware missing")
+NO_HARDWARE = "promised hardware missing"
+OF_THE_MACHINE = ("infrastructure", NO_HARDWARE)
 
 # Decimal places of times: microseconds.
 DIGITS = 6
