@@ -30,6 +30,7 @@ from dist_testing.report.words import clean, plural, seconds
 _COMMAND = "python -m dist_testing.adopt"
 _DIFFERENT, _WRONG_COMMAND, _INTERRUPTED = 1, 2, 130
 _SITES_SHOWN = 3
+_SAMPLES = 3
 # File of pytest's options -> the section that has `addopts`.
 _SECTIONS = {"pyproject.toml": "tool.pytest.ini_options", "setup.cfg": "tool:pytest"}
 
@@ -75,10 +76,13 @@ def _adopt(suite: Suite, command: Sequence[str], given: argparse.Namespace) -> i
             "Name the distributed tests; for a harness of your own see docs/adopt.md."
         )
     plugins = list(dict.fromkeys(one.harness.plugin for one in found if one.harness.plugin))
-    samples = list(dict.fromkeys(one.tests[0] for one in found)) if plugins else []
-    if samples:
-        _tell(f"traces {', '.join(samples)}")
-    traced = suite.trace(samples, collected) if samples else {}
+    traced = {}
+    if plugins:
+        # Several of each harness, because one may skip.
+        samples = list(dict.fromkeys(test for one in found for test in choose(one.tests, _SAMPLES)))
+        _tell(f"traces {plural(len(samples), 'test')}")
+        seen = suite.trace(samples, collected)
+        traced = {one.harness.name: _clearest(one, seen) for one in found}
     _show(_plan(found, traced, collected, plugins))
     compared = None
     if plugins and not given.dry:
@@ -119,7 +123,7 @@ def _plan(
         more = len(one.sites) - len(shown)
         yield f"  named in {', '.join(shown)}{f' and {more} more lines' if more else ''}"
         if plugins:
-            yield f"  traced {_seen(one.harness, traced[one.tests[0]])}"
+            yield f"  traced {_seen(one.harness, traced[one.harness.name])}"
     if plugins:
         ini = Path(collected.ini) if collected.ini else Path(collected.root, "pytest.ini")
         yield f"add to addopts of [{_SECTIONS.get(ini.name, 'pytest')}] in {ini}{'' if collected.ini else ' (new)'}:"
@@ -135,8 +139,17 @@ def _seen(harness: Harness, case: CaseSeen) -> str:
     if case.ranks:
         processes = plural(len(case.rank_pids), "process", "processes")
         text += f"; {plural(case.world_size, 'rank')} of {case.backend} in {processes}"
-    is_confirmed = calls or (case.ranks and not harness.started_by)
-    return text if is_confirmed else f"{text}; NOT CONFIRMED: the test has not used the harness"
+    return text if _confirms(harness, case) else f"{text}; NOT CONFIRMED: the test has not used the harness"
+
+
+def _confirms(harness: Harness, case: CaseSeen) -> bool:
+    return case.calls[harness.name] > 0 or (bool(case.ranks) and not harness.started_by)
+
+
+def _clearest(one: Found, seen: Mapping[str, CaseSeen]) -> CaseSeen:
+    """Return the traced case of a harness that shows most of it."""
+    cases = [seen[test] for test in one.tests if test in seen]
+    return max(cases, key=lambda case: (_confirms(one.harness, case), bool(case.ranks), case.outcome == "passed"))
 
 
 def _table(compared: Compared) -> Iterator[str]:
@@ -177,7 +190,7 @@ def _content(
     for one in found:
         name, plugin, page, *_ = one.harness
         harness: dict[str, Any] = {"name": name, "plugin": plugin, "page": page, "tests": one.tests, "sites": one.sites}
-        if case := traced.get(one.tests[0]):
+        if case := traced.get(name):
             harness["traced"] = {
                 "test": case.id,
                 "outcome": case.outcome,

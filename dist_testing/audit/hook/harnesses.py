@@ -54,7 +54,7 @@ HARNESSES = (
         "DeepSpeed's DistributedTest",
         "dist_testing.adopt.deepspeed",
         "docs/adopt_frameworks.md#deepspeed",
-        ("*:DistributedTest", "*:DistributedFixture"),
+        ("*:DistributedExec",),
     ),
     Harness(
         "vLLM's decorators",

@@ -1,7 +1,7 @@
 """Finds the harnesses that a collected test reaches, from the names in its code and in the suite's code that it names.
 
 The suite's code has "test" in its path, counted from the folder above pytest's root folder, or from that of packages.
-None of this code runs.
+Other code counts where the suite's code names it, as a project's own launcher. None of this code runs.
 """
 
 from __future__ import annotations
@@ -12,7 +12,6 @@ import inspect
 import os
 import re
 import sys
-import sysconfig
 from collections import ChainMap
 from collections.abc import Iterator
 from types import CodeType, FunctionType, MethodType, ModuleType
@@ -23,9 +22,14 @@ from . import harnesses
 _NAMED = {entry: harness.name for harness in harnesses.HARNESSES for entry in harness.reached}
 # What runs although no code names it.
 _UNNAMED = {"__call__", "__enter__", "__init__", "setUp", "setUpClass", "setup_class", "setup_method"}
-# Not the suite's, although their paths have "test" in them: the standard library, this one, and packages.
-_FOLDERS = (sysconfig.get_path("stdlib"), os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__)))))
-_PACKAGES = ("_pytest", "dist_testing", "pytest", "torch" + os.sep)
+# Packages that have harnesses, or "test" in their paths, and are no suite. Suites have packages of the name "test".
+_LIBRARIES = (sys.stdlib_module_names - {"test"}) | {
+    "_dist_testing_audit",
+    "_pytest",
+    "dist_testing",
+    "pytest",
+    "torch",
+}
 _STARTS = re.compile(r"subprocess|Popen|check_call|check_output|system")
 _LAUNCHER = "torchrun|distributed|accelerate"
 
@@ -44,27 +48,37 @@ class _Read(NamedTuple):
 
 def uses_of(item: Any, root: str) -> dict[str, Site]:
     """Return the harnesses of a test, each with where it is named; `root` is pytest's root folder."""
-    owner = getattr(item, "cls", None)
+    owner: type | None = getattr(item, "cls", None)
     fixtures = getattr(getattr(item, "_fixtureinfo", None), "name2fixturedefs", {})
     bodies = [getattr(item, "obj", None), *(definitions[-1].func for definitions in fixtures.values())]
+    # Classes of unittest may have replaced the method on their object.
+    bodies += [member for _, member, _ in _members(owner, {getattr(item, "originalname", ""), *_UNNAMED})]
     pending = [(function, owner) for body in bodies if (function := _function(body)) is not None]
-    found: dict[str, Site] = {}
+    found = {} if owner is None else dict(_bases(owner))
     if any(mark.kwargs.get("standalone") for mark in item.iter_markers("skipif")):
         found[harnesses.STANDALONE] = (str(item.path), item.location[1] + 1)
     seen, launcher, starts = set(), None, False
     while pending:
         one = pending.pop()
-        if one in seen or not _is_of_suite(one[0].__code__.co_filename, root):
+        if one in seen or str(one[0].__globals__.get("__name__")).partition(".")[0] in _LIBRARIES:
             continue
         seen.add(one)
         read = _read(*one)
         for name, site in read.uses.items():
             found.setdefault(name, site)
-        pending += read.functions
-        launcher, starts = launcher or read.launcher, starts or read.starts
+        if _is_of_suite(one[0].__code__.co_filename, root):
+            pending += read.functions
+            launcher, starts = launcher or read.launcher, starts or read.starts
     if launcher is not None and starts:
         found[harnesses.LAUNCHED] = launcher
     return found
+
+
+@functools.cache
+def _bases(owner: type) -> dict[str, Site]:
+    """Return the harnesses of a class."""
+    names = list(filter(None, map(_harness, owner.__mro__)))
+    return dict.fromkeys(names, (inspect.getfile(owner), inspect.getsourcelines(owner)[1])) if names else {}
 
 
 @functools.cache
@@ -165,5 +179,5 @@ def _site(function: FunctionType, pattern: str) -> Site:
 
 
 def _is_of_suite(file: str, root: str) -> bool:
-    inner = file.removeprefix(os.path.join(os.path.dirname(root), "")).rpartition("-packages" + os.sep)[2]
-    return "test" in inner and not inner.startswith(_PACKAGES) and not file.startswith(_FOLDERS)
+    inner = file.removeprefix(os.path.join(os.path.dirname(root), ""))
+    return "test" in inner.rpartition("-packages" + os.sep)[2]
