@@ -283,7 +283,10 @@ def test_ranks_of_torchrun_get_a_hook(starter: Starter, tmp_path: Path) -> None:
     adopted = _adopt(starter, tmp_path, "--", *launcher, ".")
     assert adopted.status == 0, adopted.log
     assert adopted.harnesses["tests that are ranks of torchrun"]["sites"] == [["test_ranks.py:6", 1]]
-    assert f"add to {tmp_path}/conftest.py the hook that docs/adopt_torchrun.md shows" in adopted.log
+    assert (
+        f"add to {tmp_path}/conftest.py the hook that docs/adopt.md#all-ranks-of-torchrun-run-my-tests shows"
+        in adopted.log
+    )
     assert "1 file could not be collected" in adopted.log
 
 

@@ -76,7 +76,7 @@ HARNESSES = (
     Harness(
         "torchrun's agent in a test",
         "dist_testing.adopt.elastic",
-        "docs/adopt_elastic.md",
+        "docs/adopt.md#my-tests-call-elastic_launch",
         (
             "torch.distributed.launcher.api:elastic_launch",
             "torch.distributed.launcher.api:launch_agent",
@@ -92,14 +92,14 @@ HARNESSES = (
     Harness(
         "torch.multiprocessing.spawn",
         "dist_testing.adopt.spawn",
-        "docs/adopt_spawn.md",
+        "docs/adopt.md#my-tests-call-torchmultiprocessingspawn",
         ("torch.multiprocessing.spawn:spawn", "torch.multiprocessing.spawn:start_processes"),
         ("torch.multiprocessing.spawn:spawn", "torch.multiprocessing.spawn:start_processes"),
     ),
     Harness(
         "multiprocessing.Process",
         "dist_testing.adopt.spawn",
-        "docs/adopt_spawn.md",
+        "docs/adopt.md#my-tests-call-torchmultiprocessingspawn",
         ("multiprocessing.process:BaseProcess",),
         ("multiprocessing.process:BaseProcess.start",),
     ),
@@ -113,7 +113,7 @@ HARNESSES = (
     Harness(
         "tests that are ranks of torchrun",
         "",
-        "docs/adopt_torchrun.md",
+        "docs/adopt.md#all-ranks-of-torchrun-run-my-tests",
         ("torch.distributed.distributed_c10d:init_process_group",),
     ),
 )
