@@ -41,7 +41,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
     end = words.index("--") if "--" in words else len(words)
     parser = _parser()
     given, command = parser.parse_args(words[:end]), words[end + 1 :]
-    logs = Path(tempfile.mkdtemp(prefix="dist-adopt-"))
     try:
         if not command:
             raise UsageError(
@@ -50,16 +49,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 f"Write {_COMMAND} -- python -m pytest tests/, for example."
             )
         check_writable(given.json)
+        limit_s = seconds_in("--timeout", given.timeout)
+        logs = Path(tempfile.mkdtemp(prefix="dist-adopt-"))
+        _tell(f"output of the runs: {logs}")
         with folder_of_runs() as folder:
-            return _adopt(Suite(command, folder, logs, seconds_in("--timeout", given.timeout)), command, given)
+            return _adopt(Suite(command, folder, logs, limit_s), command, given)
     except KeyboardInterrupt:
         print("adopt: interrupted; all processes of the suite have been ended", file=sys.stderr)
         return _INTERRUPTED
     except (ReportError, UsageError) as error:
         print(f"adopt: {error}", file=sys.stderr)
         return _WRONG_COMMAND
-    finally:
-        print(f"adopt: output of the runs: {logs}", file=sys.stderr)
 
 
 def _adopt(suite: Suite, command: Sequence[str], given: argparse.Namespace) -> int:

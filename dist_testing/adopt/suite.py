@@ -19,7 +19,7 @@ from dist_testing.core.ground.errors import UsageError
 _NOTES = "dist_adopt_notes"
 _OURS = "dist_testing.core.pytest.plugin"
 # Outcomes of the phases of a test: the last one that came counts.
-_ORDER = ("passed", "skipped", "xfailed", "xpassed", "failed", "error")
+_ORDER = ("rerun", "passed", "skipped", "xfailed", "xpassed", "failed", "error")
 NOT_ENDED, NOT_RUN = "not ended", "not run"
 
 
@@ -80,8 +80,9 @@ class Suite:
         self._command = " ".join(command)
         self._runner = Runner(command, folder, logs, limit_s)
         self._limit_s = limit_s
-        # The user's own keeps the tests that failed last.
-        self._own = ("-o", f"cache_dir={folder / 'cache'}", "-p", f"no:{_OURS}")
+        # The user's own cache knows the tests that failed last.
+        self._cache = ("-o", f"cache_dir={folder / 'cache'}")
+        self._own = (*self._cache, "-p", f"no:{_OURS}")
         self._notes = folder / "notes"
         self._notes.mkdir()
         shutil.copy(Path(__file__).with_name("notes.py"), self._notes / f"{_NOTES}.py")
@@ -126,7 +127,7 @@ class Suite:
         """Run tests with their own harness, then with plug-ins. Raises UsageError if a run has no result."""
         with_ours = [word for name in (_OURS, *plugins) for word in ("-p", name)]
         runs = []
-        for words in (self._own, (*self._own[:2], *with_ours)):
+        for words in (self._own, (*self._cache, *with_ours)):
             ran, results = self._run(None, tests, collected, words)
             if all(result.outcome == NOT_RUN for result in results.values()):
                 raise UsageError(

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from dist_testing.adopt.suite import choose
 from tests.support.children import write_file
 from tests.support.starter import Starter
 
@@ -223,6 +224,21 @@ def test_no_file_of_the_suite_is_changed(kinds: tuple[_Adopted, Path]) -> None:
     _, folder = kinds
     own = {"helpers_of_tests.py", *_KINDS, "found.json", "seen.txt", "log-1.txt", "tmp"}
     assert {path.name for path in folder.iterdir()} - {"__pycache__"} == own
+
+
+@pytest.mark.parametrize(
+    ("count", "chosen"),
+    [
+        (2, ["a.py::f[1]", "b.py::h"]),
+        (3, ["a.py::f[1]", "a.py::g", "b.py::h"]),
+        (4, ["a.py::f[1]", "a.py::f[2]", "a.py::g", "b.py::h"]),
+        (9, ["a.py::f[1]", "a.py::f[2]", "a.py::f[3]", "a.py::g", "b.py::h"]),
+    ],
+)
+def test_the_chosen_tests_are_of_all_parts(count: int, chosen: list[str]) -> None:
+    """If this fails, ten tests say little about a suite: they are one test with ten parameters, or all of one file."""
+    tests = ["a.py::f[1]", "a.py::f[2]", "a.py::f[3]", "a.py::g", "b.py::h"]
+    assert chosen == choose(tests, count)
 
 
 def test_a_hang_ends_at_the_limit(starter: Starter, tmp_path: Path) -> None:

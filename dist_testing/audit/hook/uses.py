@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import inspect
+import itertools
 import os
 import re
 import sys
@@ -31,6 +32,8 @@ _LIBRARIES = (sys.stdlib_module_names - {"test"}) | {
     "torch",
 }
 _STARTS = re.compile(r"subprocess|Popen|check_call|check_output|system")
+# More than a command has.
+_PARTS = 100
 _LAUNCHER = "torchrun|distributed|accelerate"
 
 # A file and a line.
@@ -78,7 +81,11 @@ def uses_of(item: Any, root: str) -> dict[str, Site]:
 def _bases(owner: type) -> dict[str, Site]:
     """Return the harnesses of a class."""
     names = list(filter(None, map(_harness, owner.__mro__)))
-    return dict.fromkeys(names, (inspect.getfile(owner), inspect.getsourcelines(owner)[1])) if names else {}
+    line = 1
+    # Some classes are made by a function.
+    with contextlib.suppress(OSError):
+        line = inspect.getsourcelines(owner)[1] if names else line
+    return dict.fromkeys(names, (str(getattr(sys.modules.get(owner.__module__), "__file__", "")), line))
 
 
 @functools.cache
@@ -126,9 +133,9 @@ def _codes(code: CodeType) -> Iterator[CodeType]:
 
 
 def _flat(value: object) -> list[str]:
-    """Return the texts in a constant."""
+    """Return the texts in a constant, or in the first parts of a long one."""
     if isinstance(value, tuple | list):
-        return [text for inner in value for text in _flat(inner)]
+        return [text for inner in itertools.islice(value, _PARTS) for text in _flat(inner)]
     return [value] if isinstance(value, str) else []
 
 
