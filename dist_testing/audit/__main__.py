@@ -14,8 +14,6 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import shutil
-import signal
 import sys
 import tempfile
 import time
@@ -23,13 +21,11 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from dist_testing.audit.audited_suite import NothingToAuditError, Settings, audit
-from dist_testing.audit.command import Runner
+from dist_testing.audit.command import Runner, check_writable, folder_of_runs, seconds_in
 from dist_testing.audit.findings import FAULTS, Audit
 from dist_testing.audit.show import lines, page
-from dist_testing.core.ground.budget import MAX_TIMEOUT_S, timeout_in
 from dist_testing.core.ground.error_text import did_you_mean
 from dist_testing.core.ground.errors import ReportError, UsageError
-from dist_testing.core.process.lifetime import become_subreaper, check_platform
 from dist_testing.report.files import write_text
 
 _COMMAND = "python -m dist_testing.audit"
@@ -51,13 +47,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     logs: Path | None = None
     try:
         settings = _settings(given, command)
-        # An audit takes minutes; a path that cannot be written must not cost them.
-        for path in (given.json, given.page):
-            if path is not None and (path.is_dir() or not os.access(path.absolute().parent, os.W_OK)):
-                raise OSError(0, "its folder does not exist or is read-only, or it is a folder", str(path))
+        check_writable(given.json, given.page)
         logs = Path(tempfile.mkdtemp(prefix="dist-audit-") if given.logs is None else given.logs)
         logs.mkdir(parents=True, exist_ok=True)
-        found = _audited(command, logs, settings)
+        with folder_of_runs() as folder:
+            found = audit(command, Runner(command, folder, logs, settings.limit_s), settings, _tell)
         _write(found, given)
         _check_audited(found)
     except NothingToAuditError as error:
@@ -79,20 +73,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return _WRONG_COMMAND
     print(f"audit: output of the runs: {logs}")
     return _HOLES if found.hole_count else 0
-
-
-def _audited(command: Sequence[str], logs: Path, settings: Settings) -> Audit:
-    check_platform()
-    # Processes whose parents have died come to this process, which ends them.
-    become_subreaper()
-    previous = signal.signal(signal.SIGTERM, signal.default_int_handler)
-    # Short, because harnesses put sockets below TMPDIR, and the kernel limits their paths.
-    folder = Path(tempfile.mkdtemp(prefix="da-"))
-    try:
-        return audit(command, Runner(command, folder, logs, settings.limit_s), settings, _tell)
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
-        signal.signal(signal.SIGTERM, previous)
 
 
 def _tell(line: str) -> None:
@@ -163,21 +143,11 @@ def _settings(given: argparse.Namespace, command: Sequence[str]) -> Settings:
         faults,
         tuple(given.cases or ()),
         int(given.rank),
-        _seconds("--slow", given.slow),
-        _seconds("--limit", given.limit),
-        _seconds("--suite-limit", given.suite_limit),
+        seconds_in("--slow", given.slow),
+        seconds_in("--limit", given.limit),
+        seconds_in("--suite-limit", given.suite_limit),
         collectives=given.at == "collective",
     )
-
-
-def _seconds(option: str, text: str) -> float:
-    if (value := timeout_in(text)) is None:
-        raise UsageError(
-            f"{option}={text}: expected a number of seconds above 0, up to {MAX_TIMEOUT_S}.\n"
-            "It limits how long the audit waits.\n"
-            f"Write {option}=60, for example."
-        )
-    return value
 
 
 def _parser() -> argparse.ArgumentParser:

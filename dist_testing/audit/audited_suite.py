@@ -16,7 +16,6 @@ from dist_testing.core.ground.errors import UsageError
 
 # Seconds beyond the limits for which a rank hangs: the audit ends it before.
 _HOLD_EXTRA_S = 60.0
-_OUTPUT_SHOWN = 15
 
 
 class NothingToAuditError(UsageError):
@@ -88,26 +87,24 @@ def _audit_case(result: CaseResult, runner: Runner, settings: Settings, tell: Ca
 def _check(command: Sequence[str], ran: Ran, settings: Settings) -> None:
     """Refuse a command that has nothing to audit."""
     words = " ".join(command)
-    lines = ran.output.strip().splitlines()[-_OUTPUT_SHOWN:]
-    shown = "\n".join(["", "Its output ends with:", *(f"    {line}" for line in lines)]) if lines else ""
     if ran.exit_status is None:
         raise NothingToAuditError(
             f"{words}: still running after {settings.suite_limit_s:g} s, and stopped.\n"
             "The suite as it is needs more time, or hangs.\n"
-            f"Raise --suite-limit, or give a command that runs fewer tests.{shown}"
+            f"Raise --suite-limit, or give a command that runs fewer tests.{ran.end_of_output}"
         )
     if not ran.seen.processes:
         raise NothingToAuditError(
             f"{words}: no Python process of it ran the audit's hook (exit status {ran.exit_status}).\n"
             "It starts no Python, or starts it with -I, -E or -S, or in a container: PYTHONPATH has no effect there.\n"
-            f"Give the command that runs the tests, such as -- python -m pytest tests/.{shown}"
+            f"Give the command that runs the tests, such as -- python -m pytest tests/.{ran.end_of_output}"
         )
     if not ran.seen.cases or (WHOLE in ran.seen.cases and not any(case.ranks for case in ran.seen.cases.values())):
         what = "pytest collected no test" if ran.seen.has_pytest else "no test of pytest or unittest ran, and no rank"
         raise NothingToAuditError(
             f"{words}: {what} (exit status {ran.exit_status}).\n"
             "The command is no test run, or its selection of tests is empty.\n"
-            f"Give the command that runs the tests, such as -- python -m pytest tests/.{shown}"
+            f"Give the command that runs the tests, such as -- python -m pytest tests/.{ran.end_of_output}"
         )
 
 

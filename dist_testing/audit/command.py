@@ -12,8 +12,9 @@ import re
 import shutil
 import signal
 import subprocess
+import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -22,10 +23,11 @@ import psutil
 from dist_testing.audit.hook import with_hook
 from dist_testing.audit.hook.record import Plan
 from dist_testing.audit.seen import Seen, read_records
+from dist_testing.core.ground.budget import MAX_TIMEOUT_S, timeout_in
 from dist_testing.core.ground.error_text import shorten
 from dist_testing.core.ground.errors import UsageError
 from dist_testing.core.ground.procfs import command_of, content_of, open_files
-from dist_testing.core.process.lifetime import die_with_parent, is_helper
+from dist_testing.core.process.lifetime import become_subreaper, check_platform, die_with_parent, is_helper
 from dist_testing.core.process.orphans import Orphans, is_dead
 
 _BOOTSTRAP = Path(__file__).parent / "bootstrap"
@@ -33,6 +35,7 @@ _LOOK_S = 0.05
 # Seconds for the kernel to end killed processes.
 _KILLED_S = 10.0
 _OUTPUT_BYTES = 400_000
+_OUTPUT_SHOWN = 15
 _SHM = "/dev/shm"
 # Seconds until a process counts as left behind: it may be about to end, and helpers wait for a moment of their own.
 _LEAVING_S = 2.0
@@ -84,6 +87,50 @@ class Ran:
     left: Left  # what it left behind; nothing if it had to be stopped
     seen: Seen  # what the hook saw
 
+    @property
+    def end_of_output(self) -> str:
+        """Its last lines, as a paragraph for an error."""
+        lines = self.output.strip().splitlines()[-_OUTPUT_SHOWN:]
+        return "\n".join(["", "Its output ends with:", *(f"    {line}" for line in lines)]) if lines else ""
+
+
+@contextlib.contextmanager
+def folder_of_runs() -> Iterator[Path]:
+    """Yield a folder for the files of runs. In the block this process adopts orphans, and SIGTERM interrupts it."""
+    check_platform()
+    # Processes whose parents have died come to this process, which ends them.
+    become_subreaper()
+    previous = signal.signal(signal.SIGTERM, signal.default_int_handler)
+    # Short, because harnesses put sockets below TMPDIR, and the kernel limits their paths.
+    folder = Path(tempfile.mkdtemp(prefix="da-"))
+    try:
+        yield folder
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+        signal.signal(signal.SIGTERM, previous)
+
+
+def check_writable(*paths: Path | None) -> None:
+    """Raise UsageError if a file cannot be written: the runs take minutes, and it is written after them."""
+    for path in paths:
+        if path is not None and (path.is_dir() or not os.access(path.absolute().parent, os.W_OK)):
+            raise UsageError(
+                f"{path}: cannot be written.\n"
+                "Its folder does not exist or is read-only, or it is a folder.\n"
+                "Give another file."
+            )
+
+
+def seconds_in(option: str, text: str) -> float:
+    """Return the seconds of an option; raise UsageError for another text."""
+    if (value := timeout_in(text)) is None:
+        raise UsageError(
+            f"{option}={text}: expected a number of seconds above 0, up to {MAX_TIMEOUT_S}.\n"
+            "It limits how long the command waits.\n"
+            f"Write {option}=60, for example."
+        )
+    return value
+
 
 class Runner:
     """Runs a command again and again, each time in an empty folder for its temporary files."""
@@ -95,19 +142,27 @@ class Runner:
         self._after_fault_s = after_fault_s  # limit from the moment when the fault came
         self._count = 0
 
-    def run(self, plan: Plan, limit_s: float) -> Ran:
-        """Run the command, and return what happened; no process of it is alive then."""
+    def run(
+        self, plan: Plan | None, limit_s: float, words: Sequence[str] = (), env: Mapping[str, str] | None = None
+    ) -> Ran:
+        """Run the command, and return what happened; no process of it is alive then.
+
+        `plan`: what the hook does; None for no hook. `words` are added to the command, and `env` to its environment.
+        """
         self._count += 1
         folder = self._folder / str(self._count)
         temp = folder / "t"
         temp.mkdir(parents=True)
-        (folder / "plan.json").write_text(json.dumps(plan._asdict()), encoding="utf-8")
+        own = {"TMPDIR": str(temp), **(env or {})}
         (folder / "records.jsonl").touch()
+        if plan is not None:
+            (folder / "plan.json").write_text(json.dumps(plan._asdict()), encoding="utf-8")
+            own |= {"DIST_TESTING_AUDIT": str(folder), "DIST_TESTING_AUDIT_BOOTSTRAP": str(_BOOTSTRAP)}
         log = self._logs / f"{self._count}.log"
         shm = _SharedMemory()
         began_s = time.monotonic()
         with log.open("wb") as output:
-            process = self._start(folder, temp, output.fileno())
+            process = _start([*self._command, *words], own, output.fileno())
         try:
             in_time = _wait(process, folder / "planted", began_s + limit_s, self._after_fault_s, shm)
             ended_s = time.monotonic()
@@ -129,30 +184,26 @@ class Runner:
                 os.unlink(path)
         return ran
 
-    def _start(self, folder: Path, temp: Path, output: int) -> subprocess.Popen[bytes]:
-        parent = os.getpid()
-        own = {
-            "DIST_TESTING_AUDIT": str(folder),
-            "DIST_TESTING_AUDIT_BOOTSTRAP": str(_BOOTSTRAP),
-            "TMPDIR": str(temp),
-        }
-        try:
-            return subprocess.Popen(
-                self._command,
-                stdin=subprocess.DEVNULL,
-                stdout=output,
-                stderr=subprocess.STDOUT,
-                env=with_hook({**os.environ, **own}),
-                start_new_session=True,
-                # Safe: this process has one thread.
-                preexec_fn=lambda: die_with_parent(parent),
-            )
-        except (OSError, ValueError) as error:
-            raise UsageError(
-                f"{' '.join(self._command)}: {error}.\n"
-                "The command could not be started.\n"
-                "Write the test command after `--` as in a shell without quotes: -- python -m pytest tests/."
-            ) from error
+
+def _start(command: list[str], own: Mapping[str, str], output: int) -> subprocess.Popen[bytes]:
+    parent, env = os.getpid(), {**os.environ, **own}
+    try:
+        return subprocess.Popen(
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            env=with_hook(env) if "DIST_TESTING_AUDIT" in own else env,
+            start_new_session=True,
+            # Safe: this process has one thread.
+            preexec_fn=lambda: die_with_parent(parent),
+        )
+    except (OSError, ValueError) as error:
+        raise UsageError(
+            f"{' '.join(command)}: {error}.\n"
+            "The command could not be started.\n"
+            "Write the test command after `--` as in a shell without quotes: -- python -m pytest tests/."
+        ) from error
 
 
 def _wait(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
-from collections import defaultdict
+from collections import Counter, defaultdict
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -26,6 +26,10 @@ class CaseSeen:
     world_size: int = 0  # the largest world; 0 without ranks
     processes: int = 0  # how many processes began during the case
     tellers: int = 0  # how many processes tell its result: more than one if each rank is a pytest
+    backend: str = ""  # the backend of its ranks
+    rank_pids: set[int] = field(default_factory=set)  # the processes that became ranks
+    # Harness -> calls of the process that runs the case; only if the plan asks for harnesses.
+    calls: Counter[str] = field(default_factory=Counter)
 
 
 @dataclass(frozen=True)
@@ -47,6 +51,18 @@ class Seen:
     has_pytest: bool = False  # whether pytest ran in any process
     processes: int = 0  # how many Python processes had the hook
     fault: FaultSeen | None = None  # the fault, if it came
+    collected: Collected | None = None  # what pytest has collected, if the plan asks for harnesses
+
+
+@dataclass(frozen=True)
+class Collected:
+    """What the first pytest of a run has collected."""
+
+    root: str  # pytest's root folder
+    ini: str  # its file of options; "" without one
+    plugins: list[str]  # names of the plug-ins of pytest
+    errors: int  # how many files and folders could not be collected
+    tests: dict[str, dict[str, tuple[str, int]]]  # test -> harness -> the file and the line that names it
 
 
 def read_records(path: Path) -> Seen:
@@ -81,12 +97,18 @@ def seen_in(records: list[dict[str, Any]]) -> Seen:
             case = _case(seen, record["id"])
             case.tellers = len(told[record["id"]])
             _add_result(case, record)
-        elif kind in ("rank", "process", "begin") and name:
+        elif kind == "collected" and seen.collected is None:
+            seen.collected = Collected(**record["found"])
+        elif kind in ("rank", "process", "begin", "harness") and name:
             case = _case(seen, name)
             if kind == "rank":
                 hosted[pid].add(record["rank"])
                 case.ranks[record["rank"]].add(record["moment"])
                 case.world_size = max(case.world_size, record["world"])
+                case.backend = record["backend"]
+                case.rank_pids.add(pid)
+            elif kind == "harness" and pid in begun:
+                case.calls[record["harness"]] += 1
             elif kind == "process":
                 case.processes += 1
         elif kind == "fault":

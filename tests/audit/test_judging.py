@@ -82,7 +82,7 @@ def test_the_result_of_a_rank_does_not_count_beside_that_of_its_harness() -> Non
         [
             _record("session", 10, 1, 0.0, case=""),
             _record("process", 11, 10, 1.0),
-            _record("rank", 12, 11, 2.0, rank=0, world=1, moment="init"),
+            _record("rank", 12, 11, 2.0, rank=0, world=1, moment="init", backend="gloo"),
             _record("result", 12, 11, 3.0, id="t::a", outcome="passed", text=""),
             _record("result", 10, 1, 4.0, id="t::a", outcome="failed", text="bad"),
             # An orphan of the audit later.
@@ -150,7 +150,7 @@ def test_a_session_that_ended_with_a_rank() -> None:
 
 def test_ranks_that_end_together_are_all_right() -> None:
     """Threads of one process end with it, so no report can know which of them was killed."""
-    records = [_record("rank", 7, 1, rank, rank=rank, world=2, moment="own") for rank in (0, 1)]
+    records = [_record("rank", 7, 1, rank, rank=rank, world=2, moment="own", backend="gloo") for rank in (0, 1)]
     fault = _record("fault", 7, 1, 2.0, call="barrier", how="")
     case = CaseSeen("t::a", "failed", "rank 0 was killed", ended_s=3.0, tellers=1)
     for known, holes in ((records, ()), (records[1:], ("blamed_other",))):
@@ -258,5 +258,5 @@ def test_an_audit_inside_an_audit(monkeypatch: pytest.MonkeyPatch, capsys: pytes
 
 def test_the_whole_command_is_a_case() -> None:
     """Without pytest and unittest, all ranks belong to one case."""
-    seen = seen_in([_record("rank", 5, 1, 0.0, case="", rank=1, world=2, moment="own")])
+    seen = seen_in([_record("rank", 5, 1, 0.0, case="", rank=1, world=2, moment="own", backend="gloo")])
     assert seen.cases[WHOLE].ranks == {1: {"own"}}

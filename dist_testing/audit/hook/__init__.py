@@ -16,7 +16,7 @@ from importlib.machinery import ModuleSpec
 from types import ModuleType
 from typing import Any
 
-from . import cases, leaving, ranks, record
+from . import cases, harnesses, leaving, ranks, record
 
 # $DIST_TESTING_AUDIT, $DIST_TESTING_AUDIT_BOOTSTRAP (internal): in an audited suite: directories of its findings and of
 # the hook.
@@ -33,7 +33,7 @@ def start(folder: str) -> None:
     # What to do with a module: now if it is loaded, else right after its import.
     patches: dict[str, Callable[[ModuleType], None]] = {
         "torch.distributed.distributed_c10d": ranks.watch,
-        "torch.testing._internal.common_distributed": leaving.open_torch_classes,
+        harnesses.TORCH_CLASSES: leaving.open_torch_classes,
         "torch.multiprocessing.spawn": leaving.open_torch_spawn,
         "_pytest.config": cases.join_pytest,
         "multiprocessing.pool": leaving.open_pool,
@@ -42,9 +42,18 @@ def start(folder: str) -> None:
         "subprocess": keep_environment,
         "unittest.case": cases.watch,
     }
+    if record.plan.harnesses:
+        for name, watch in harnesses.watches():
+            patches[name] = functools.partial(_both, patches.get(name), watch)
     for name in [name for name in patches if name in sys.modules]:
         patches.pop(name)(sys.modules[name])
     sys.meta_path.insert(0, _Finder(patches))
+
+
+def _both(first: Callable[[ModuleType], None] | None, second: Callable[[ModuleType], None], module: ModuleType) -> None:
+    if first is not None:
+        first(module)
+    second(module)
 
 
 def _forked() -> None:

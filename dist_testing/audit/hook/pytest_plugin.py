@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from . import cases, leaving, record
+from . import cases, leaving, record, uses
 
 
 def pytest_configure() -> None:
@@ -26,6 +26,21 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     items[:] = [item for item in items if item.nodeid == wanted]
     if left_out:
         config.hook.pytest_deselected(items=left_out)
+
+
+def pytest_collection_finish(session: pytest.Session) -> None:
+    """Note the harnesses of all cases, if the plan asks for them."""
+    if record.plan.harnesses:
+        root = str(session.config.rootpath)
+        tests = {item.nodeid: uses.uses_of(item, root) for item in session.items}
+        found = {
+            "root": root,
+            "ini": str(session.config.inipath or ""),
+            "plugins": [name for name, _ in session.config.pluginmanager.list_name_plugin()],
+            "errors": session.testsfailed,
+            "tests": tests,
+        }
+        record.note("collected", found=found)
 
 
 @pytest.hookimpl(hookwrapper=True, tryfirst=True)

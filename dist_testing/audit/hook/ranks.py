@@ -65,7 +65,8 @@ def _reach(c10d: ModuleType, moment: str, call: str) -> None:
     key = (os.getpid(), record.current_case().id, rank, moment)
     if key not in _noted:
         _noted.add(key)
-        record.note("rank", rank=rank, world=int(c10d.get_world_size()), moment=moment)
+        backend = str(c10d.get_backend())
+        record.note("rank", rank=rank, world=int(c10d.get_world_size()), moment=moment, backend=backend)
     plan = record.plan
     if plan.fault is not None and rank == plan.rank and moment == plan.moment:
         _plant(plan, call)

@@ -21,6 +21,7 @@ class Plan(NamedTuple):
     moment: str = "init"  # when: "init", "collective" or "own"
     hold_s: float = 0.0  # how long a rank hangs at most, in seconds
     collectives: bool = True  # whether to put wrappers around the collective calls of torch.distributed
+    harnesses: bool = False  # whether to note which harnesses the tests reach, and the calls that start ranks
 
 
 class Case(NamedTuple):

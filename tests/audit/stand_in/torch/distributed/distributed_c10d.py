@@ -81,6 +81,11 @@ def get_rank() -> int:
     return _group.rank
 
 
+def get_backend() -> str:
+    """Return the name of the group's backend."""
+    return "stand_in"
+
+
 def get_world_size() -> int:
     """Return how many ranks there are."""
     return _group.size

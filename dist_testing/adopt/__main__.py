@@ -1,0 +1,236 @@
+"""Finds the harness of a suite and the line that replaces it: `python -m dist_testing.adopt [OPTIONS] -- TEST COMMAND`.
+
+pytest collects the suite, and one test of each harness runs with a trace. The command prints which harness starts the
+ranks, where the suite names it, and the line to add. Then up to ten tests run under the suite's own harness and with
+the line, and a table compares outcomes and times. No file of the suite is changed.
+
+Exit status: 0 if the outcomes are the same, or nothing is compared; 1 if an outcome differs; 2 if the command line is
+wrong, the suite cannot be run, or no harness is found; 130 if it was interrupted.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from dist_testing.adopt.suite import Compared, Found, Suite, choose
+from dist_testing.audit.command import Ran, check_writable, folder_of_runs, seconds_in
+from dist_testing.audit.hook.harnesses import Harness
+from dist_testing.audit.seen import CaseSeen, Collected
+from dist_testing.core.ground.errors import ReportError, UsageError
+from dist_testing.report.files import write_text
+from dist_testing.report.words import clean, plural, seconds
+
+_COMMAND = "python -m dist_testing.adopt"
+_DIFFERENT, _WRONG_COMMAND, _INTERRUPTED = 1, 2, 130
+_SITES_SHOWN = 3
+_SAMPLES = 3
+# File of pytest's options -> the section that has `addopts`.
+_SECTIONS = {"pyproject.toml": "tool.pytest.ini_options", "setup.cfg": "tool:pytest"}
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Look at the suite that the command line names, compare, and return the exit status."""
+    words = list(sys.argv[1:] if arguments is None else arguments)
+    end = words.index("--") if "--" in words else len(words)
+    parser = _parser()
+    given, command = parser.parse_args(words[:end]), words[end + 1 :]
+    try:
+        if not command:
+            raise UsageError(
+                "no test command is given.\n"
+                "The command line of pytest that runs the suite now stands after `--`.\n"
+                f"Write {_COMMAND} -- python -m pytest tests/, for example."
+            )
+        check_writable(given.json)
+        limit_s = seconds_in("--timeout", given.timeout)
+        logs = Path(tempfile.mkdtemp(prefix="dist-adopt-"))
+        _tell(f"output of the runs: {logs}")
+        with folder_of_runs() as folder:
+            return _adopt(Suite(command, folder, logs, limit_s), command, given)
+    except KeyboardInterrupt:
+        print("adopt: interrupted; all processes of the suite have been ended", file=sys.stderr)
+        return _INTERRUPTED
+    except (ReportError, UsageError) as error:
+        print(f"adopt: {error}", file=sys.stderr)
+        return _WRONG_COMMAND
+
+
+def _adopt(suite: Suite, command: Sequence[str], given: argparse.Namespace) -> int:
+    _tell(f"collects: {' '.join(command)}")
+    collected, ran = suite.collect()
+    found = suite.find(collected)
+    _show(_collected(collected, ran))
+    if not found:
+        raise UsageError(
+            f"{' '.join(command)}: no harness found in {plural(len(collected.tests), 'test')}.\n"
+            "No test names what starts ranks: functions of torch.multiprocessing and torch.distributed.launcher, "
+            "multiprocessing.Process, torchrun, torch's test classes, or the harness of a project that docs/adopt.md "
+            "names.\n"
+            "Name the distributed tests; for a harness of your own see docs/adopt.md."
+        )
+    plugins = list(dict.fromkeys(one.harness.plugin for one in found if one.harness.plugin))
+    traced = {}
+    if plugins:
+        # Several of each harness, because one may skip.
+        samples = list(dict.fromkeys(test for one in found for test in choose(one.tests, _SAMPLES)))
+        _tell(f"traces {plural(len(samples), 'test')}")
+        seen = suite.trace(samples, collected)
+        traced = {one.harness.name: _clearest(one, seen) for one in found}
+    _show(_plan(found, traced, collected, plugins))
+    compared = None
+    if plugins and not given.dry:
+        using = {test for one in found for test in one.tests}
+        tests = choose([test for test in collected.tests if test in using], given.tests)
+        _tell(f"runs {plural(len(tests), 'test')} as the suite does, then with the line")
+        compared = suite.compare(tests, collected, plugins)
+        _show(_table(compared))
+    if given.json is not None:
+        content = _content(command, found, traced, plugins, compared)
+        write_text(given.json, json.dumps(content, indent=2) + "\n")
+        _tell(f"{given.json.absolute()}: JSON")
+    return _DIFFERENT if compared is not None and compared.different else 0
+
+
+def _tell(line: str) -> None:
+    print(f"adopt: {line}", file=sys.stderr, flush=True)
+
+
+def _show(lines: Iterator[str]) -> None:
+    for line in lines:
+        print(clean(line).replace("\n", " "), flush=True)
+
+
+def _collected(collected: Collected, ran: Ran) -> Iterator[str]:
+    idle = sum(not uses for uses in collected.tests.values())
+    yield f"{plural(len(collected.tests), 'test')} collected; {idle} of them name no harness"
+    if collected.errors:
+        yield f"{plural(collected.errors, 'file')} could not be collected: {ran.log}"
+
+
+def _plan(
+    found: Sequence[Found], traced: Mapping[str, CaseSeen], collected: Collected, plugins: Sequence[str]
+) -> Iterator[str]:
+    for one in found:
+        yield f"{one.harness.name}: {plural(len(one.tests), 'test')}; see {one.harness.page}"
+        shown = [f"{site} ({plural(count, 'test')})" for site, count in one.sites[:_SITES_SHOWN]]
+        more = len(one.sites) - len(shown)
+        yield f"  named in {', '.join(shown)}{f' and {more} more lines' if more else ''}"
+        if plugins:
+            yield f"  traced {_seen(one.harness, traced[one.harness.name])}"
+    if plugins:
+        ini = Path(collected.ini) if collected.ini else Path(collected.root, "pytest.ini")
+        yield f"add to addopts of [{_SECTIONS.get(ini.name, 'pytest')}] in {ini}{'' if collected.ini else ' (new)'}:"
+        yield f"  {' '.join(f'-p {name}' for name in plugins)}"
+    else:
+        yield f"add to {Path(collected.root, 'conftest.py')} the hook that {found[0].harness.page} shows"
+
+
+def _seen(harness: Harness, case: CaseSeen) -> str:
+    calls, text = case.calls[harness.name], f"{case.id}: {case.outcome or 'no result'}"
+    if calls:
+        text += f"; {plural(calls, 'call')} of the harness"
+    if case.ranks:
+        processes = plural(len(case.rank_pids), "process", "processes")
+        text += f"; {plural(case.world_size, 'rank')} of {case.backend} in {processes}"
+    return text if _confirms(harness, case) else f"{text}; NOT CONFIRMED: the test has not used the harness"
+
+
+def _confirms(harness: Harness, case: CaseSeen) -> bool:
+    return case.calls[harness.name] > 0 or (bool(case.ranks) and not harness.started_by)
+
+
+def _clearest(one: Found, seen: Mapping[str, CaseSeen]) -> CaseSeen:
+    """Return the traced case of a harness that shows most of it."""
+    cases = [seen[test] for test in one.tests if test in seen]
+    return max(cases, key=lambda case: (_confirms(one.harness, case), bool(case.ranks), case.outcome == "passed"))
+
+
+def _table(compared: Compared) -> Iterator[str]:
+    rows = [("test", "own", "ours", "own time", "our time")]
+    for test in compared.tests:
+        own, ours = compared.own[test], compared.ours[test]
+        rows.append((test, own.outcome, ours.outcome, seconds(own.seconds), seconds(ours.seconds)))
+    widths = [max(len(row[column]) for row in rows) for column in range(5)]
+    for row in rows:
+        yield "  ".join(text.ljust(width) for text, width in zip(row, widths, strict=True)).rstrip()
+    for test in compared.different:
+        yield f"DIFFERENT {test}"
+        for name, result in (("own", compared.own[test]), ("ours", compared.ours[test])):
+            yield f"  {name}: {result.outcome}{': ' if result.error else ''}{result.error}"
+    for name, run in (("own", compared.own_run), ("our", compared.our_run)):
+        if run.exit_status is None:
+            yield f"the {name} run was ended after {seconds(run.seconds)} (--timeout)"
+    same, both = len(compared.both) - len(compared.different), plural(len(compared.both), "test")
+    own_s, ours_s = compared.own_s, compared.ours_s
+    yield f"{both} compared, {same} with the same outcome: {seconds(own_s)} -> {_faster(own_s, ours_s)}"
+    own_s, ours_s = compared.own_run.seconds, compared.our_run.seconds
+    yield f"whole runs, with the start of pytest: {seconds(own_s)} -> {_faster(own_s, ours_s)}"
+
+
+def _faster(own_s: float, ours_s: float) -> str:
+    return f"{seconds(ours_s)} ({own_s / ours_s:.1f} times as fast)" if ours_s else seconds(ours_s)
+
+
+def _content(
+    command: Sequence[str],
+    found: Sequence[Found],
+    traced: Mapping[str, CaseSeen],
+    plugins: Sequence[str],
+    compared: Compared | None,
+) -> dict[str, Any]:
+    """Return what `--json` writes."""
+    content: dict[str, Any] = {"schema": 1, "command": list(command), "plugins": list(plugins), "harnesses": []}
+    for one in found:
+        name, plugin, page, *_ = one.harness
+        harness: dict[str, Any] = {"name": name, "plugin": plugin, "page": page, "tests": one.tests, "sites": one.sites}
+        if case := traced.get(name):
+            harness["traced"] = {
+                "test": case.id,
+                "outcome": case.outcome,
+                "calls": case.calls[name],
+                "processes": len(case.rank_pids),
+                "world_size": case.world_size,
+                "backend": case.backend,
+            }
+        content["harnesses"].append(harness)
+    if compared is not None:
+        tests = [
+            {"id": test, "own": asdict(compared.own[test]), "ours": asdict(compared.ours[test])}
+            for test in compared.tests
+        ]
+        content["compared"] = {"tests": tests, "different": compared.different}
+        content["compared"] |= {"own_s": compared.own_s, "ours_s": compared.ours_s}
+    return content
+
+
+def _count(text: str) -> int:
+    if not (text.isascii() and text.isdecimal() and 0 < int(text) < 10_000):
+        raise argparse.ArgumentTypeError(f"{text!r} is no number of tests from 1 to 9999")
+    return int(text)
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog=_COMMAND,
+        usage=f"{_COMMAND} [OPTIONS] -- TEST COMMAND",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    add = parser.add_argument
+    add("--dry", action="store_true", help="print the plan alone, and compare nothing")
+    add("--tests", type=_count, default=10, metavar="N", help="how many tests to compare (default: %(default)s)")
+    add("--timeout", default="600", metavar="S", help="limit of each run in seconds (default: %(default)s)")
+    add("--json", type=Path, metavar="FILE", help="write the findings as JSON")
+    return parser
+
+
+if __name__ == "__main__":
+    sys.exit(main())
