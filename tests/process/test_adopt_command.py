@@ -158,7 +158,8 @@ def _adopt(starter: Starter, folder: Path, *words: str) -> _Adopted:
     """Run the command as a user does."""
     found = folder / "found.json"
     child = starter.start(["-m", "dist_testing.adopt", f"--json={found}", *words], folder)
-    status = child.wait()
+    # It starts some ten sessions, each of which loads torch in its ranks.
+    status = child.wait(600.0)
     return _Adopted(status, child.log, json.loads(found.read_text(encoding="utf-8")) if found.exists() else {})
 
 
