@@ -76,21 +76,24 @@ def _adopt(suite: Suite, command: Sequence[str], given: argparse.Namespace) -> i
             "Name the distributed tests; for a harness of your own see docs/adopt.md."
         )
     plugins = list(dict.fromkeys(one.harness.plugin for one in found if one.harness.plugin))
+    alone = {test for one in found if one.harness.runs_alone for test in one.tests}
+    run_here = [one for one in found if alone.isdisjoint(one.tests)]
     traced = {}
-    if plugins:
+    if plugins and run_here:
         # Several of each harness, because one may skip.
-        samples = list(dict.fromkeys(test for one in found for test in choose(one.tests, _SAMPLES)))
+        samples = list(dict.fromkeys(test for one in run_here for test in choose(one.tests, _SAMPLES)))
         _tell(f"traces {plural(len(samples), 'test')}")
         seen = suite.trace(samples, collected)
-        traced = {one.harness.name: _clearest(one, seen) for one in found}
+        traced = {one.harness.name: _clearest(one, seen) for one in run_here}
     _show(_plan(found, traced, collected, plugins))
     compared = None
     if plugins and not given.dry:
-        using = {test for one in found for test in one.tests}
+        using = {test for one in run_here for test in one.tests}
         tests = choose([test for test in collected.tests if test in using], given.tests)
-        _tell(f"runs {plural(len(tests), 'test')} as the suite does, then with the line")
-        compared = suite.compare(tests, collected, plugins)
-        _show(_table(compared))
+        if tests:
+            _tell(f"runs {plural(len(tests), 'test')} as the suite does, then with the line")
+            compared = suite.compare(tests, collected, plugins)
+            _show(_table(compared))
     if given.json is not None:
         content = _content(command, found, traced, plugins, compared)
         write_text(given.json, json.dumps(content, indent=2) + "\n")
@@ -122,8 +125,10 @@ def _plan(
         shown = [f"{site} ({plural(count, 'test')})" for site, count in one.sites[:_SITES_SHOWN]]
         more = len(one.sites) - len(shown)
         yield f"  named in {', '.join(shown)}{f' and {more} more lines' if more else ''}"
-        if plugins:
+        if one.harness.name in traced:
             yield f"  traced {_seen(one.harness, traced[one.harness.name])}"
+        elif plugins:
+            yield "  not run here: some of these tests need a session of their own"
     if plugins:
         ini = Path(collected.ini) if collected.ini else Path(collected.root, "pytest.ini")
         yield f"add to addopts of [{_SECTIONS.get(ini.name, 'pytest')}] in {ini}{'' if collected.ini else ' (new)'}:"

@@ -339,3 +339,26 @@ def test_what_cannot_be_adopted(
     assert adopted.status == 2, adopted.log
     assert said in adopted.log
     assert "Traceback (most recent" not in adopted.log
+
+
+def test_what_needs_a_session_of_its_own_does_not_run(starter: Starter, tmp_path: Path) -> None:
+    """If this fails, ranks of Lightning's standalone tests start ranks until the machine has no memory left."""
+    source = """
+        from pathlib import Path
+
+        import pytest
+
+        alone = pytest.mark.skipif(condition=False, reason="", standalone=True)
+
+        @alone
+        def test_one(): Path("ran").touch()
+
+        @alone
+        def test_two(): Path("ran").touch()
+    """
+    write_file(tmp_path, "test_suite.py", source)
+    adopted = _adopt(starter, tmp_path, "--", *_PYTEST)
+    assert adopted.status == 0, adopted.log
+    assert "-p dist_testing.adopt.standalone" in adopted.log
+    assert "not run here" in adopted.log
+    assert not (tmp_path / "ran").exists()

@@ -33,6 +33,8 @@ class Harness(NamedTuple):
     # Names of functions and classes that such tests reach, as "module:name"; the module is "*" if it is the suite's.
     reached: tuple[str, ...] = ()
     started_by: tuple[str, ...] = ()  # what starts the ranks, as "module:name"
+    # Each test needs a session of its own: in one session its ranks would start ranks again, without an end.
+    runs_alone: bool = False
 
 
 HARNESSES = (
@@ -72,6 +74,7 @@ HARNESSES = (
         STANDALONE,
         "dist_testing.adopt.standalone",
         "docs/adopt_frameworks.md#lightning",
+        runs_alone=True,
     ),
     Harness(
         "torchrun's agent in a test",
