@@ -1,8 +1,8 @@
 """Finds the harness of a suite and the line that replaces it: `python -m dist_testing.adopt [OPTIONS] -- TEST COMMAND`.
 
-pytest collects the suite, and one test of each harness runs with a trace. The command prints which harness starts the
-ranks, where the suite names it, and the line to add. Then up to ten tests run under the suite's own harness and with
-the line, and a table compares outcomes and times. No file of the suite is changed.
+pytest collects the suite, and up to three tests of each harness run with a trace. The command prints which harness
+starts the ranks, where the suite names it, and the line to add. Then up to ten tests run under the suite's own harness
+and with the line, and a table compares outcomes and times. No file of the suite is changed.
 
 Exit status: 0 if the outcomes are the same, or nothing is compared; 1 if an outcome differs; 2 if the command line is
 wrong, the suite cannot be run, or no harness is found; 130 if it was interrupted.
@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from dist_testing.adopt.suite import Compared, Found, Suite, choose
-from dist_testing.audit.command import Ran, check_writable, folder_of_runs, seconds_in
+from dist_testing.audit.command import Ran, check_writable, folder_of_runs, parser_for, seconds_in, split_words
 from dist_testing.audit.hook.harnesses import Harness
 from dist_testing.audit.seen import CaseSeen, Collected
 from dist_testing.core.ground.errors import ReportError, UsageError
@@ -37,10 +37,8 @@ _SECTIONS = {"pyproject.toml": "tool.pytest.ini_options", "setup.cfg": "tool:pyt
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Look at the suite that the command line names, compare, and return the exit status."""
-    words = list(sys.argv[1:] if arguments is None else arguments)
-    end = words.index("--") if "--" in words else len(words)
-    parser = _parser()
-    given, command = parser.parse_args(words[:end]), words[end + 1 :]
+    words, command = split_words(sys.argv[1:] if arguments is None else arguments)
+    given = _parser().parse_args(words)
     try:
         if not command:
             raise UsageError(
@@ -222,13 +220,7 @@ def _count(text: str) -> int:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog=_COMMAND,
-        usage=f"{_COMMAND} [OPTIONS] -- TEST COMMAND",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
-    )
+    parser = parser_for(_COMMAND, __doc__)
     add = parser.add_argument
     add("--dry", action="store_true", help="print the plan alone, and compare nothing")
     add("--tests", type=_count, default=10, metavar="N", help="how many tests to compare (default: %(default)s)")

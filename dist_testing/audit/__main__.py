@@ -21,7 +21,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from dist_testing.audit.audited_suite import NothingToAuditError, Settings, audit
-from dist_testing.audit.command import Runner, check_writable, folder_of_runs, seconds_in
+from dist_testing.audit.command import Runner, check_writable, folder_of_runs, parser_for, seconds_in, split_words
 from dist_testing.audit.findings import FAULTS, Audit
 from dist_testing.audit.show import lines, page
 from dist_testing.core.ground.error_text import did_you_mean
@@ -37,10 +37,9 @@ _DEFAULTS = Settings(tuple(FAULTS))
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Audit the suite that the command line names, and return the exit status."""
-    words = list(sys.argv[1:] if arguments is None else arguments)
-    end = words.index("--") if "--" in words else len(words)
-    parser, command = _parser(), words[end + 1 :]
-    given, others = parser.parse_known_args(words[:end])
+    words, command = split_words(sys.argv[1:] if arguments is None else arguments)
+    parser = _parser()
+    given, others = parser.parse_known_args(words)
     if others:
         way_out = "" if command else "; put -- before the test command"
         parser.error(f"unrecognized arguments: {' '.join(others)}{way_out}")
@@ -151,13 +150,7 @@ def _settings(given: argparse.Namespace, command: Sequence[str]) -> Settings:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog=_COMMAND,
-        usage=f"{_COMMAND} [OPTIONS] -- TEST COMMAND",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
-    )
+    parser = parser_for(_COMMAND, __doc__)
     add = parser.add_argument
     add("--faults", default=",".join(FAULTS), help="which faults, with commas between (default: %(default)s)")
     add("--cases", action="append", metavar="PATTERN", help="audit only cases whose id contains it; * and ? work")

@@ -5,6 +5,7 @@ That is processes, listening ports, files of the temporary folder and of /dev/sh
 
 from __future__ import annotations
 
+import argparse
 import contextlib
 import json
 import os
@@ -92,6 +93,23 @@ class Ran:
         """Its last lines, as a paragraph for an error."""
         lines = self.output.strip().splitlines()[-_OUTPUT_SHOWN:]
         return "\n".join(["", "Its output ends with:", *(f"    {line}" for line in lines)]) if lines else ""
+
+
+def split_words(words: Sequence[str]) -> tuple[list[str], list[str]]:
+    """Return the options of a program, and the test command after `--`."""
+    end = words.index("--") if "--" in words else len(words)
+    return list(words[:end]), list(words[end + 1 :])
+
+
+def parser_for(program: str, description: str | None) -> argparse.ArgumentParser:
+    """Return a parser without options, for a program whose test command follows `--`."""
+    return argparse.ArgumentParser(
+        prog=program,
+        usage=f"{program} [OPTIONS] -- TEST COMMAND",
+        description=description,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
 
 
 @contextlib.contextmanager

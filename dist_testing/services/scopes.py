@@ -95,9 +95,11 @@ def ended_before(shared: Shared) -> str:
 
 def ended_in(shared: Shared) -> str:
     """Return how a service has ended, once: for the test in which it did. "" if it runs, or this was told before."""
+    if shared.is_told:
+        return ""
     shared.running.settle()
-    headline = "" if shared.is_told else shared.ended()
-    shared.is_told |= bool(headline)
+    headline = shared.ended()
+    shared.is_told = bool(headline)
     return headline
 
 

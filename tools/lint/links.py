@@ -10,7 +10,7 @@ from pathlib import Path
 _LINK = re.compile(r"\]\((?!\w+:)([^)\s]+)")
 # Code may contain text that only looks like a link or a heading.
 BLOCK, CODE = r"^```.*?^```", r"`[^`\n]*`"
-_BLOCKS = re.compile(BLOCK, re.MULTILINE | re.DOTALL)
+BLOCKS = re.compile(BLOCK, re.MULTILINE | re.DOTALL)
 _HEADING = re.compile(r"^#+ (.+)$", re.MULTILINE)
 
 
@@ -37,7 +37,7 @@ def _leads_somewhere(page: Path, target: str) -> bool:
 
 
 def _text(page: str | Path) -> str:
-    return _BLOCKS.sub("", Path(page).read_text(encoding="utf-8"))
+    return BLOCKS.sub("", Path(page).read_text(encoding="utf-8"))
 
 
 def _anchors(text: str) -> set[str]:

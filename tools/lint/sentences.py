@@ -6,10 +6,9 @@ import re
 from collections.abc import Iterable
 from pathlib import Path
 
-from links import BLOCK, CODE
+from links import BLOCKS, CODE
 
 _MOST_WORDS = 25
-_BLOCK = re.compile(BLOCK, re.MULTILINE | re.DOTALL)
 # A piece of code, or a quoted output, is one word.
 _ONE_WORD = re.compile(rf'{CODE}|"[^"\n]+"', re.MULTILINE)
 _LINK = re.compile(r"\[([^\]]*)\]\([^)]*\)")
@@ -31,4 +30,4 @@ def long_sentences(pages: Iterable[str]) -> list[str]:
 
 
 def _plain(text: str) -> str:
-    return _LINK.sub(r"\1", _ONE_WORD.sub("code", _BLOCK.sub("\n\n", text)))
+    return _LINK.sub(r"\1", _ONE_WORD.sub("code", BLOCKS.sub("\n\n", text)))
