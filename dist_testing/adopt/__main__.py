@@ -122,7 +122,7 @@ def _plan(
         yield f"{one.harness.name}: {plural(len(one.tests), 'test')}; see {one.harness.page}"
         shown = [f"{site} ({plural(count, 'test')})" for site, count in one.sites[:_SITES_SHOWN]]
         more = len(one.sites) - len(shown)
-        yield f"  named in {', '.join(shown)}{f' and {more} more lines' if more else ''}"
+        yield f"  named in {', '.join(shown)}" + (f" and {plural(more, 'more line')}" if more else "")
         if one.harness.name in traced:
             yield f"  traced {_seen(one.harness, traced[one.harness.name])}"
         elif plugins:
@@ -142,7 +142,7 @@ def _seen(harness: Harness, case: CaseSeen) -> str:
     if case.ranks:
         processes = plural(len(case.rank_pids), "process", "processes")
         text += f"; {plural(case.world_size, 'rank')} of {case.backend} in {processes}"
-    return text if _confirms(harness, case) else f"{text}; NOT CONFIRMED: the test has not used the harness"
+    return text if _confirms(harness, case) else f"{text}; NOT CONFIRMED: it has no call of the harness and no rank"
 
 
 def _confirms(harness: Harness, case: CaseSeen) -> bool:

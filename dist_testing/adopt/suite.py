@@ -18,6 +18,8 @@ from dist_testing.core.ground.errors import UsageError
 
 _NOTES = "dist_adopt_notes"
 _OURS = "dist_testing.core.pytest.plugin"
+# Keeps the installed plug-in of the library out.
+_OWN = ("-p", f"no:{_OURS}")
 # Outcomes of the phases of a test: the last one that came counts.
 _ORDER = ("rerun", "passed", "skipped", "xfailed", "xpassed", "failed", "error")
 NOT_ENDED, NOT_RUN = "not ended", "not run"
@@ -80,16 +82,14 @@ class Suite:
         self._command = " ".join(command)
         self._runner = Runner(command, folder, logs, limit_s)
         self._limit_s = limit_s
-        # The user's own cache knows the tests that failed last.
-        self._cache = ("-o", f"cache_dir={folder / 'cache'}")
-        self._own = (*self._cache, "-p", f"no:{_OURS}")
+        self._cache = folder / "cache"
         self._notes = folder / "notes"
         self._notes.mkdir()
         shutil.copy(Path(__file__).with_name("notes.py"), self._notes / f"{_NOTES}.py")
 
     def collect(self) -> tuple[Collected, Ran]:
         """Return what pytest collects. Raises UsageError if it collects nothing."""
-        ran = self._runner.run(Plan(collectives=False, harnesses=True), self._limit_s, ("--collect-only", *self._own))
+        ran = self._runner.run(Plan(collectives=False, harnesses=True), self._limit_s, ("--collect-only", *_OWN))
         if ran.exit_status is None:
             raise UsageError(
                 f"{self._command}: the collection has not ended after {self._limit_s:g} s.\n"
@@ -120,14 +120,14 @@ class Suite:
 
     def trace(self, tests: Sequence[str], collected: Collected) -> dict[str, CaseSeen]:
         """Run tests under their own harness, and return what the hook has seen of each."""
-        ran, _ = self._run(Plan(collectives=False, harnesses=True), tests, collected, self._own)
+        ran, _ = self._run(Plan(collectives=False, harnesses=True), tests, collected, _OWN)
         return {test: ran.seen.cases.get(test, CaseSeen(test)) for test in tests}
 
     def compare(self, tests: list[str], collected: Collected, plugins: Sequence[str]) -> Compared:
         """Run tests with their own harness, then with plug-ins. Raises UsageError if a run has no result."""
         with_ours = [word for name in (_OURS, *plugins) for word in ("-p", name)]
         runs = []
-        for words in (self._own, (*self._cache, *with_ours)):
+        for words in (_OWN, with_ours):
             ran, results = self._run(None, tests, collected, words)
             if all(result.outcome == NOT_RUN for result in results.values()):
                 raise UsageError(
@@ -151,7 +151,9 @@ class Suite:
         notes = self._notes / "notes.jsonl"
         notes.write_text("", encoding="utf-8")
         path = os.pathsep.join(filter(None, (str(self._notes), os.environ.get("PYTHONPATH"))))
-        ran = self._runner.run(plan, self._limit_s, ("-p", _NOTES, *words), {"PYTHONPATH": path})
+        # The user's own cache knows the tests that failed last. Without a cache, pytest refuses the option.
+        cache = ("-o", f"cache_dir={self._cache}") if "cacheprovider" in collected.plugins else ()
+        ran = self._runner.run(plan, self._limit_s, ("-p", _NOTES, *cache, *words), {"PYTHONPATH": path})
         return ran, _results(tests, notes.read_text(encoding="utf-8"))
 
 

@@ -212,7 +212,8 @@ def _start(command: list[str], own: Mapping[str, str], output: int) -> subproces
             stdout=output,
             stderr=subprocess.STDOUT,
             env=with_hook(env) if "DIST_TESTING_AUDIT" in own else env,
-            start_new_session=True,
+            # No session of its own: there a test could not make its process the leader of a group, as vLLM's do.
+            process_group=0,
             # Safe: this process has one thread.
             preexec_fn=lambda: die_with_parent(parent),
         )

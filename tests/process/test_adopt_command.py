@@ -14,7 +14,8 @@ from dist_testing.adopt.suite import choose
 from tests.support.children import write_file
 from tests.support.starter import Starter
 
-_PYTEST = (sys.executable, "-m", "pytest", "-p", "no:cacheprovider")
+# Without the cache, its options are unknown ones.
+_PYTEST = (sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "-W", "error::pytest.PytestConfigWarning")
 _BODY = """
     import torch
     import torch.distributed as dist
@@ -61,6 +62,8 @@ _KINDS = {
         def test_spawn(tmp_path):
             with open("seen.txt", "a") as file:
                 print(*(name for name in sys.modules if name.startswith("dist_testing")), file=file)
+            # As vLLM's decorators do.
+            os.setpgrp()
             mp.spawn(body, args=(2, tmp_path / "store"), nprocs=2)
 
 

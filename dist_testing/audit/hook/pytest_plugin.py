@@ -36,7 +36,7 @@ def pytest_collection_finish(session: pytest.Session) -> None:
         found = {
             "root": root,
             "ini": str(session.config.inipath or ""),
-            "plugins": [name for name, _ in session.config.pluginmanager.list_name_plugin()],
+            "plugins": [name for name, plugin in session.config.pluginmanager.list_name_plugin() if plugin],
             "errors": session.testsfailed,
             "tests": tests,
         }
