@@ -42,7 +42,7 @@ TORCH_LIMIT_S = 20
 LIBRARY = Contestant("library", pytest_command("test_death.py"))
 TORCH = Contestant(
     "torch MultiProcessTestCase",
-    ("-m", "contestants.torch_death"),
+    ("-m", "contestants.torch_suite", "death"),
     (("DISTRIBUTED_TESTS_DEFAULT_TIMEOUT", str(TORCH_LIMIT_S)),),
 )
 

@@ -1,14 +1,10 @@
-"""Ratios with their spread, the history of a bench, and the judgement whether its figures count."""
+"""Ratios with their spread, and the judgement whether the figures of a bench count."""
 
 from __future__ import annotations
 
-import json
-from pathlib import Path
-
-import history
 import pytest
 import quiet
-from figures import BenchError, paired_ratio, ratio_lines
+from figures import paired_ratio, ratio_lines
 
 
 def test_the_spread_is_that_of_single_rounds() -> None:
@@ -69,37 +65,3 @@ def test_a_stat_of_another_form_is_refused(stat: str) -> None:
     """A wrong judgement would be worse than none."""
     with pytest.raises(ValueError, match=r"/proc/stat|invalid literal"):
         quiet.now(stat)
-
-
-def test_the_history_has_one_line_for_each_run(tmp_path: Path) -> None:
-    """So that runs can be compared over months, by any program that reads JSON."""
-    file = tmp_path / "history.jsonl"
-    assert history.read(file, "launch") == []
-    history.append(file, "launch", "abc", {"counts": True, "worlds": {4: {"ratios": {}}}})
-    history.append(file, "threads", "abc", {"counts": True})
-    history.append(file, "launch", "def+", {"counts": False})
-    assert [json.loads(line)["bench"] for line in file.read_text().splitlines()] == ["launch", "threads", "launch"]
-    first, second = history.read(file, "launch")
-    assert (first["commit"], second["commit"]) == ("abc", "def+")
-    assert first["worlds"] == {"4": {"ratios": {}}}
-    assert first["when"].endswith("Z")
-
-
-@pytest.mark.parametrize("text", ["{", '{"counts": true}\n', "[]\n", '{"bench": 7}\n', "\udcff"])
-def test_a_file_that_is_no_history_is_refused(tmp_path: Path, text: str) -> None:
-    """It is told before the measurement, and the file is left as it is."""
-    file = tmp_path / "history.jsonl"
-    file.write_bytes(text.encode(errors="surrogateescape"))
-    with pytest.raises(BenchError, match="no history of benches"):
-        history.read(file, "launch")
-
-
-def test_a_history_that_cannot_be_written_is_told(tmp_path: Path) -> None:
-    """Such as in a folder that does not exist."""
-    with pytest.raises(BenchError, match="cannot be written"):
-        history.append(tmp_path / "no" / "history.jsonl", "launch", "", {})
-
-
-def test_a_folder_outside_git_has_no_commit(tmp_path: Path) -> None:
-    """An export of the sources can be measured, too."""
-    assert history.commit_of(tmp_path) == ""

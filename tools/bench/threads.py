@@ -27,7 +27,7 @@ from figures import BenchError, Summary, machine_facts, ratio, ratio_lines, summ
 from options import bench_parser, count, counts, parse, run_bench
 
 LIBRARY = Contestant("library, threads", ("-m", "contestants.library_threaded"))
-TORCH = Contestant("torch MultiThreadedTestCase", ("-m", "contestants.torch_threaded"))
+TORCH = Contestant("torch MultiThreadedTestCase", ("-m", "contestants.torch_suite", "threaded"))
 
 US_PER_S = 1e6
 # Cases with many collectives in one contest.
