@@ -17,12 +17,10 @@ from pathlib import Path
 from typing import Any
 
 from local_cluster import database, processes
-from local_cluster.cleaning import Cleaning
 from local_cluster.errors import ClusterError
 from local_cluster.places import SCRATCH_PARENT, SCRATCH_PREFIX, ClusterFiles, Scratch, remove_files, remove_removed
 from local_cluster.plan import Plan, reserve_port
 from local_cluster.pools import Worker
-from local_cluster.security import Access
 from local_cluster.supervisor import DownError, Supervisor
 
 # `down` waits this long for the supervisor to end all parts. Then it ends them itself. Seconds.
@@ -39,8 +37,6 @@ def start_cluster(
     workers: tuple[Worker, ...],
     find_programs: Callable[[], tuple[Path, Path]],
     tell: Callable[[str], None],
-    access: Access | None = None,
-    cleaning: Cleaning | None = None,
 ) -> str:
     """Start a cluster that outlives this process.
 
@@ -51,8 +47,6 @@ def start_cluster(
         workers: All its workers.
         find_programs: Returns the directories of BuildBox and PostgreSQL; called after all other checks.
         tell: Called with messages about the progress.
-        access: What a client must know and show; None for nothing.
-        cleaning: What may be removed from the server's storage; None for nothing.
 
     Returns:
         Its endpoint.
@@ -76,7 +70,7 @@ def start_cluster(
                 scratch.temporary.mkdir()
             except OSError as error:
                 raise _cannot_write(error) from error
-            plan = Plan(name, chosen, workers, buildbox, postgres, access or Access(), cleaning)
+            plan = Plan(name, chosen, workers, buildbox, postgres)
             _fork_supervisor(plan, files, scratch, keep=(lock, reservation.fileno()), tell=tell)
         return plan.endpoint
     except BaseException:

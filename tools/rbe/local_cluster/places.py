@@ -95,24 +95,9 @@ class ClusterFiles:
         return list(self.root.parent.glob(f".{self.root.name}.*"))
 
     @property
-    def certificates(self) -> Path:
-        """The folder of the cluster's own authority, if it speaks TLS."""
-        return self.root / "certificates"
-
-    @property
-    def bazel_flags(self) -> Path:
-        """The flags for Bazel, as an .rc file."""
-        return self.root / "client.bazelrc"
-
-    @property
     def server_config(self) -> Path:
         """BuildGrid's configuration."""
         return self.root / "server.yml"
-
-    @property
-    def cleaning_config(self) -> Path:
-        """The configuration of its cleanup, if the cluster has one."""
-        return self.root / "cleaning.yml"
 
     def worker(self, name: str) -> Path:
         """The folder of everything that one worker writes."""

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import signal
-import subprocess
 import sys
 import tempfile
 import zipfile
@@ -16,7 +14,7 @@ from xml.etree import ElementTree
 import probe
 import pytest
 import table as client
-from finding import Finding, table
+from finding import Finding
 
 RELIED_ON = {"test protocol", "undeclared outputs", "writable tmp", "loopback network", "processes", "/proc", "gpus"}
 
@@ -122,25 +120,6 @@ def test_missing_output_is_a_failure(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "content", "said"),
-    [
-        ("outputs.zip", b"PK half an archive", "BadZipFile"),
-        ("pool.json", b"[{", "JSONDecodeError"),
-        ("pool.json", b'[{"of": "another"}]', "TypeError"),
-        ("pool.json", b"1", "TypeError"),
-    ],
-)
-def test_damaged_output_is_a_failure(name: str, content: bytes, said: str, tmp_path: Path) -> None:
-    """The failure must be a row of the table, and not a traceback instead of the table."""
-    inside = seen(tmp_path, "pool", test_log="a log")
-    (tmp_path / name).write_bytes(content)
-    inside.files[f"test.outputs/{name}"] = tmp_path / name
-    found = by_name(list(client.findings("pool", [inside])))["undeclared outputs back"]
-    assert "FAILED" == found.verdict
-    assert said in found.text
-
-
-@pytest.mark.parametrize(
     ("status", "log", "verdict", "text"),
     [
         ("TIMEOUT", "grace: waiting\ngrace: SIGTERM\ngrace: still running after 1 s\n", "ok", "at least 1 s"),
@@ -202,15 +181,6 @@ def test_property_that_the_executor_ignores_is_a_failure(
     assert text in found.text
 
 
-@pytest.mark.parametrize("line", ["{not JSON", '{"another": "program"}', "[]"])
-def test_lines_of_others_in_a_log_are_not_ours(line: str, tmp_path: Path) -> None:
-    """A wrapper of the executor that logs lines in braces must not end the table in a traceback."""
-    told = json.dumps({"start": 0.0, "end": 1.0, "worker": "a"})
-    runs = [seen(tmp_path, "pool.spread", test_log=f"{line}\n{told}\n")]
-    found = by_name(list(client.findings("pool", runs)))["concurrency"]
-    assert "1 of 1 shards ran at once, on a" == found.text
-
-
 # A stand-in for Bazel: the tests pass, except the one that no worker takes.
 _BAZEL = """\
 import json, sys, time
@@ -264,67 +234,3 @@ def test_pool_without_a_worker_is_named(workspace: Path, capfd: pytest.CaptureFi
     error = capfd.readouterr().err
     assert "the pool of //p:pool: its tests have not ended within 2 s." in error
     assert 3 == len(error.splitlines())
-
-
-def test_bazel_that_cannot_be_interrupted_is_killed(workspace: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It would delay the table as long as the test that no worker takes."""
-    monkeypatch.setattr(client, "_INTERRUPT_S", 0.0)
-    program = workspace / "bazelw"
-    program.write_text(f"#!{sys.executable}\nimport signal, time\nsignal.signal(2, signal.SIG_IGN)\ntime.sleep(60)\n")
-    program.chmod(0o755)
-    ended: list[int] = []
-    wait = subprocess.Popen.wait
-
-    def note(process: subprocess.Popen[bytes], timeout: float | None = None) -> int:
-        status = wait(process, timeout)
-        ended.append(status)
-        return status
-
-    monkeypatch.setattr(subprocess.Popen, "wait", note)
-    assert 2 == client.main(["--check=//p:pool", "--limit=2"])
-    assert -signal.SIGKILL == ended[-1]
-
-
-def test_second_run_that_failed_is_reported(workspace: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    """A test that was never offered would count as one that no worker takes."""
-    program = workspace / "bazelw"
-    lines = [
-        f"#!{sys.executable}",
-        "import pathlib, sys",
-        "words = [word for word in sys.argv if word.startswith('--build_event_json_file=')]",
-        'pathlib.Path(words[0].partition("=")[2]).write_text(\'{"id": {"started": {}}}\\n\')',
-        "sys.exit(36 if '//p:pool.look' in sys.argv else 0)",
-    ]
-    program.write_text("\n".join(lines))
-    program.chmod(0o755)
-    assert 2 == client.main(["--check=//p:pool"])
-    assert "Bazel ended with status 36." in capfd.readouterr().err
-
-
-def test_limit_that_is_not_a_number_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
-    """With a limit of zero every pool would seem empty."""
-    with pytest.raises(SystemExit):
-        client.main(["--limit=0"])
-    assert "'0' is not a number of seconds" in capsys.readouterr().err
-
-
-def test_events_name_runs_and_the_files_that_are_here(tmp_path: Path) -> None:
-    """A file that stayed on the executor did not come back."""
-    log = tmp_path / "a test.log"
-    log.write_text("x")
-    outputs = [
-        {"name": "test.log", "uri": log.as_uri()},
-        {"name": "test.xml", "uri": "bytestream://cache/blobs/1/2"},
-        {"name": "gone", "uri": (tmp_path / "gone").as_uri()},
-    ]
-    event = {
-        "id": {"testResult": {"label": "@@x//p:pool.look"}},
-        "testResult": {"status": "PASSED", "testActionOutput": outputs},
-    }
-    events: list[dict[str, object]] = [event, {"id": {"started": {}}}]
-    assert [client.Seen("pool.look", "PASSED", {"test.log": log})] == client.seen_in(events)
-
-
-def test_table_has_one_row_for_each_finding() -> None:
-    """A bar in a text would break the row."""
-    assert "| a | ok | x/y |" in table([Finding("a", "ok", "x|y")]).splitlines()

@@ -176,15 +176,6 @@ def test_process_that_may_not_be_suspended_does_not_protect_the_others() -> None
             process.wait()
 
 
-def test_unremovable_short_path_does_not_stop_the_rest(files: ClusterFiles, tmp_path: Path) -> None:
-    """An unknown folder in /tmp does not belong to a cluster."""
-    with tempfile.TemporaryDirectory(prefix="dist-", dir="/tmp") as folder:
-        (Path(folder) / "t").mkdir()
-        places.remove_files(files, None)
-        assert (Path(folder) / "t").is_dir()
-    assert not files.root.exists()
-
-
 def test_leftover_of_another_cluster_is_not_touched(files: ClusterFiles) -> None:
     """Names of clusters may begin alike."""
     other = files.root.with_name(".local-2.77")
