@@ -87,7 +87,7 @@ def _run(options: argparse.Namespace, bazel: Sequence[str], given: Sequence[str]
             break
         _say(f"Bazel's exit status is {status}: {INFRASTRUCTURE[status]}; attempt {number + 1} of {options.attempts}")
     summary = summarise(invocation)
-    for line in summary_lines(summary, shard_rows=options.shard_rows):
+    for line in summary_lines(summary):
         print(line)
     if options.page:
         _write_page(events, Path(os.environ.get("BUILD_WORKING_DIRECTORY", workspace), options.page))
@@ -162,12 +162,6 @@ def _attempts(text: str) -> int:
     return int(text)
 
 
-def _rows(text: str) -> int:
-    if not text.isdecimal():
-        raise argparse.ArgumentTypeError(f"{text!r} is not a number of lines")
-    return int(text)
-
-
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="ci", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
@@ -179,13 +173,6 @@ def _parser() -> argparse.ArgumentParser:
         default=3,
         metavar="N",
         help="attempts in all, where infrastructure fails (default: 3)",
-    )
-    parser.add_argument(
-        "--shard-rows",
-        type=_rows,
-        default=10,
-        metavar="N",
-        help="number of sharded targets to list, worst balance first (10)",
     )
     parser.add_argument(
         "--page",

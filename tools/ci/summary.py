@@ -1,8 +1,7 @@
-"""Sums up a CI job: passed, failed and skipped tests, where results came from, and how balanced the shards are."""
+"""Sums up a CI job: passed, failed and skipped tests, and where results came from."""
 
 from __future__ import annotations
 
-import statistics
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -21,25 +20,6 @@ _FAILURES_SHOWN = 5
 
 
 @dataclass(frozen=True, slots=True)
-class Balance:
-    """How balanced the shards of a target are.
-
-    Attributes:
-        target: Its label.
-        durations_s: Duration of each shard in seconds, in order.
-    """
-
-    target: str
-    durations_s: Sequence[float]
-
-    @property
-    def ratio(self) -> float:
-        """The longest shard divided by the mean; 1 is balanced."""
-        mean = statistics.fmean(self.durations_s)
-        return max(self.durations_s) / mean if mean else 1.0
-
-
-@dataclass(frozen=True, slots=True)
 class Summary:
     """The summary of one invocation.
 
@@ -54,7 +34,6 @@ class Summary:
         unread: Targets that passed by Bazel's word but have no readable results -> why.
         cases: Outcome -> number of cases; of a repeated case the last attempt counts.
         origins: Origin of the results of test actions -> number of actions.
-        balances: Targets with shards, the most uneven first.
         exit_code: Bazel's exit status, by the build events.
         exit_name: Bazel's name for it.
         is_complete: Whether the build events are complete.
@@ -70,7 +49,6 @@ class Summary:
     unread: Mapping[str, str]
     cases: Mapping[str, int]
     origins: Mapping[str, int]
-    balances: Sequence[Balance]
     exit_code: int | None
     exit_name: str
     is_complete: bool
@@ -91,8 +69,7 @@ def summarise(invocation: Invocation) -> Summary:
     unread: dict[str, str] = {}
     # Target with results on this machine -> whether one of its cases ran.
     busy: dict[str, bool] = {}
-    last = _last_attempts(invocation.attempts)
-    counting = set(map(id, last))
+    counting = set(map(id, _last_attempts(invocation.attempts)))
     for attempt in invocation.attempts:
         target = attempt.target
         found, complaint = _cases(attempt)
@@ -124,7 +101,6 @@ def summarise(invocation: Invocation) -> Summary:
         unread=unread,
         cases=cases,
         origins=Counter(_origin(attempt) for attempt in invocation.attempts),
-        balances=_balances(last),
         exit_code=invocation.exit_code,
         exit_name=invocation.exit_name,
         is_complete=invocation.is_complete,
@@ -160,31 +136,8 @@ def _origin(attempt: Attempt) -> str:
     return f"ran ({attempt.strategy})" if attempt.strategy else "ran"
 
 
-def _balances(attempts: Iterable[Attempt]) -> list[Balance]:
-    """Return the balance of the first run of every target with shards.
-
-    Args:
-        attempts: The last one of each shard.
-    """
-    durations: dict[tuple[str, str], dict[int, float]] = defaultdict(dict)
-    for attempt in attempts:
-        if attempt.run == 1:
-            durations[attempt.target, attempt.configuration][attempt.shard] = attempt.duration_s
-    balances = [
-        Balance(target, [seconds for _, seconds in sorted(shards.items())])
-        for (target, _), shards in durations.items()
-        if len(shards) > 1
-    ]
-    return sorted(balances, key=lambda balance: (-balance.ratio, balance.target))
-
-
-def summary_lines(summary: Summary, *, shard_rows: int) -> Iterator[str]:
-    """Yield the lines of the summary, without the verdict.
-
-    Args:
-        summary: The summary to show.
-        shard_rows: Number of sharded targets to list.
-    """
+def summary_lines(summary: Summary) -> Iterator[str]:
+    """Yield the lines of the summary, without the verdict."""
     yield ""
     for label, status in sorted(summary.bad_targets.items()):
         yield f"{status}  {label}"
@@ -202,13 +155,6 @@ def summary_lines(summary: Summary, *, shard_rows: int) -> Iterator[str]:
         yield "skipped cases:"
         for reason, count in sorted(summary.skips.items(), key=lambda item: (-item[1], item[0])):
             yield f"    {count} x {reason}"
-    if summary.balances and shard_rows:
-        yield "shards, s (longest / mean):"
-        for balance in summary.balances[:shard_rows]:
-            durations = " ".join(f"{seconds:.1f}" for seconds in balance.durations_s)
-            yield f"    {balance.ratio:.2f}  {balance.target}: {durations}"
-        if len(summary.balances) > shard_rows:
-            yield f"    and {len(summary.balances) - shard_rows} more balanced targets"
     yield f"test actions: {_counts(summary.origins)}"
     yield f"cases: {_counts(summary.cases)}"
     passed = sum(summary.statuses.get(status, 0) for status in GOOD)

@@ -35,7 +35,7 @@ def _xml(file: Path, *cases: CaseRecord) -> Path:
 
 
 def _page(invocation: Invocation) -> str:
-    return "\n".join(summary_lines(summarise(invocation), shard_rows=1))
+    return "\n".join(summary_lines(summarise(invocation)))
 
 
 def test_a_test_xml_that_was_cut_off_costs_its_own_lines_alone(tmp_path: Path) -> None:
@@ -102,14 +102,6 @@ def test_a_target_ran_nothing_if_no_shard_of_it_did(
         for number, cases in enumerate(shards, start=1)
     ]
     assert summarise(_invocation(attempts, summaries={"//a:a": status})).idle == idle
-
-
-def test_shards_are_listed_the_most_uneven_first() -> None:
-    """If it fails, users cannot see which shard the CI job waits for."""
-    even = [_attempt("//a:even", shard=shard) for shard in (1, 2)]
-    uneven = [_attempt("//a:uneven", shard=shard, duration_s=seconds) for shard, seconds in ((1, 1.0), (2, 3.0))]
-    page = _page(_invocation([*even, *uneven, _attempt("//a:single", duration_s=9.0)]))
-    assert "    1.50  //a:uneven: 1.0 3.0\n    and 1 more balanced targets" in page
 
 
 def test_it_is_told_where_results_come_from() -> None:
