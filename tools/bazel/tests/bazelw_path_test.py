@@ -93,14 +93,6 @@ def test_the_answer_is_remembered_until_the_file_changes(workspace: Workspace) -
     assert workspace.run("info").stdout == "bazel 7.7.1 got: info\n"
 
 
-def test_a_bazel_on_path_needs_no_home(workspace: Workspace) -> None:
-    """Otherwise a build under a bare environment would fail for the sake of a note."""
-    workspace.add_bazel("7.7.1")
-    del workspace.env["HOME"]
-    result = workspace.run("info")
-    assert (result.stdout, result.stderr) == ("bazel 7.7.1 got: info\n", "")
-
-
 def test_without_home_and_without_bazel_the_way_out_is_named(workspace: Workspace) -> None:
     """Otherwise the cache would end up in the root directory."""
     del workspace.env["HOME"]
