@@ -42,7 +42,7 @@ _MYPY_GROUPS: dict[tuple[str, ...], tuple[str, ...]] = {
     ("tools/init",): ("tools/init",),
     ("tools/nodes",): (".", "tools/debian_prefix", "tools/nodes"),
     ("tools/coverage",): ("tools/coverage",),
-    ("tools/rbe",): ("tools/debian_prefix", "tools/rbe", "tools/rbe/pool_check", "tools/report"),
+    ("tools/rbe",): ("tools/debian_prefix", "tools/rbe", "tools/rbe/pool_check"),
     ("tools/ci",): (".", "tools/report", "tools/ci"),
     ("tools/report",): (".", "tools/ci", "tools/report"),
     ("tools/release",): (".", "tools/release"),
