@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Measure the cost of `dist_py_test` for Bazel before any test runs: loading, analysis, and the server's memory.
 
-    ./bazelw run //tools/bench:analysis -- [--calls 2000] [--runs 3] [--max-cpu R] [--max-heap R] [--json FILE]
+    ./bazelw run //tools/bench:analysis -- [--calls 2000] [--runs 3] [--max-cpu R] [--max-heap R]
 
 The program generates a workspace with the given number of calls of dist_py_test, each with three backends, and with the
 same number of plain `py_test` targets, which have the same sources, and the packages of the hub as deps. A turn starts
@@ -31,7 +31,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import astuple, dataclass
 from pathlib import Path
-from typing import Any
 
 from figures import BenchError, summarise, table
 from options import ROOT, add_bazel, bench_parser, count, run_bench
@@ -273,15 +272,14 @@ def main() -> int:
     options = parser.parse_args()
     complaints: list[str] = []
 
-    def report() -> tuple[str, dict[str, Any]]:
+    def report() -> str:
         with _generated_workspace(options) as bazel:
             turns = measure(bazel, calls=options.calls, runs=options.runs)
         limits = {"CPU": options.max_cpu, "heap": options.max_heap}
         complaints.extend(excess(ratios(turns, of=least), limits))
-        found = {"calls": options.calls, "turns": turns, "ratios": ratios(turns)}
-        return turns_table(options.calls * len(BACKENDS), turns), found
+        return turns_table(options.calls * len(BACKENDS), turns)
 
-    status = run_bench("analysis", options.json, report)
+    status = run_bench("analysis", report)
     for complaint in complaints:
         sys.stderr.write(f"analysis.py: {LIBRARY.name} / {PLAIN.name}, {options.calls} calls: {complaint}\n")
     return 1 if complaints else status

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Measure the time from a rank's death to the verdict, by kind of death.
 
-    python tools/bench/detect.py [--rounds 3] [--json FILE] [--quick]
+    python tools/bench/detect.py [--rounds 3] [--quick]
 
 World of 4 over gloo. After one collective, rank 0 or rank 2 dies. The other ranks are in another collective, where gloo
 reports the closed connection, or asleep, where nothing reports it (as in a wait for a store, or on a device). The rank
@@ -26,10 +26,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import product
 from pathlib import Path
-from typing import Any
 
 from contest import Contestant, Turn, contest, pytest_command
-from figures import BenchError, machine_facts, summarise, table
+from figures import BenchError, summarise, table
 from options import bench_parser, count, parse, run_bench
 
 WORLD_SIZE = 4
@@ -155,12 +154,11 @@ def main() -> int:
     names = [f"{kind}-{rank}-{peers}" for kind, rank, peers in product(options.kinds, RANKS, PEERS)]
     rounds = {LIBRARY: options.rounds, **({TORCH: options.torch_rounds} if options.torch else {})}
 
-    def report() -> tuple[str, dict[str, Any]]:
+    def report() -> str:
         results = measure(rounds, names)
-        found = {"machine": machine_facts(), "torch_limit_s": TORCH_LIMIT_S, "results": results}
-        return result_table(results, names), found
+        return result_table(results, names)
 
-    return run_bench("detect", options.json, report)
+    return run_bench("detect", report)
 
 
 def _options() -> argparse.Namespace:

@@ -2,7 +2,7 @@
 """Measure what a distributed test case costs: the library, a bare fork, and torch's own test classes.
 
     python tools/bench/launch.py [--worlds 2,4,8] [--cases 20] [--body nothing] [--isolations fork,pool]
-        [--before FOLDER] [--json FILE] [--quick]
+        [--before FOLDER] [--quick]
 
 Every contestant runs the same case, one all_reduce of four numbers over gloo, in its own process, which has imported
 everything before the first turn. With `--body nothing` the case does nothing, so the figure is the contestant's own
@@ -34,12 +34,11 @@ import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import quiet
 from contest import BENCH, Contestant, Run, contest, pytest_command
 from contestants.turns import EMPTY_CASE, MEMORY_CASE, MEMORY_FILE
-from figures import BenchError, Summary, machine_facts, paired_ratio, ratio_lines, summarise, table
+from figures import BenchError, Summary, paired_ratio, ratio_lines, summarise, table
 from options import bench_parser, count, counts, parse, run_bench
 
 from dist_testing.core.launch.isolation import FORK, POOL, isolation_names
@@ -232,19 +231,14 @@ def main() -> int:
     """Measure and print."""
     options = _options()
 
-    def report() -> tuple[str, dict[str, Any]]:
+    def report() -> str:
         start = quiet.now()
         rows = measure_worlds(options)
-        others = start.until(quiet.now())
-        worlds = {
-            world_size: {"rows": of_world, "yardstick": yardstick(of_world), "ratios": ratios(of_world)}
-            for world_size, of_world in rows.items()
-        }
+        others = start.others_until(quiet.now())
         text = "\n".join(world_table(world_size, of_world) for world_size, of_world in rows.items())
-        found = {"cases": options.cases, "body": options.body, "worlds": worlds, **others.to_json()}
-        return f"{text}\n{others.line()}", {"machine": machine_facts(), **found}
+        return f"{text}\n{quiet.line(others)}"
 
-    return run_bench("launch", options.json, report)
+    return run_bench("launch", report)
 
 
 def _options() -> argparse.Namespace:

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Compare the verdicts of torch's own test classes and of the library on a table of faults.
 
-    python tools/bench/verdicts.py [--only ROW,...] [--limit 20] [--json FILE] [--no-torch] [--quick]
+    python tools/bench/verdicts.py [--only ROW,...] [--limit 20] [--no-torch] [--quick]
 
 Each fault is real, and happens in a test that a child process runs: with torch's `MultiProcessTestCase` and the
 library's, which share the test's body, or with torch's `MultiProcContinuousTest` and the library's worker pool. The

@@ -10,7 +10,6 @@ import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 
-from figures import machine_facts, write_json
 from options import bench_parser, count, parse
 
 from dist_testing.core.process.lifetime import become_subreaper
@@ -68,10 +67,6 @@ def main() -> int:
         sys.stdout.write(f"written: {_PAGE.relative_to(_REPOSITORY)}\n")
     else:
         sys.stdout.write(table(findings))
-    if options.json:
-        cases = {case.key: of_case for case, of_case in findings.items()}
-        report = {"bench": "verdicts", "machine": machine_facts(), "limit_s": options.limit, "cases": cases}
-        write_json(options.json, report)
     return 0 if _all_right(findings) else 1
 
 
