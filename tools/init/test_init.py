@@ -9,7 +9,8 @@ import pytest
 from consumer_setup import cli
 from consumer_setup.library import read_library
 
-LIBRARY = read_library(Path(cli.__file__).absolute().parents[1] / "init.py")
+PROGRAM = Path(cli.__file__).absolute().parents[1] / "init.py"
+LIBRARY = read_library(PROGRAM)
 VERSION = LIBRARY.version
 PIP = """\
 pip = use_extension("@rules_python//python/extensions:pip.bzl", "pip")
@@ -41,7 +42,7 @@ def test_new_repository_is_that_of_the_page(tmp_path: Path, capsys: pytest.Captu
 
 def test_a_clone_beside_the_repository_is_named_as_a_neighbour(tmp_path: Path) -> None:
     """Otherwise colleagues, whose clones lie elsewhere, cannot load the repository."""
-    (tmp_path / "dist_testing").symlink_to(LIBRARY.clone)
+    (tmp_path / "dist_testing").symlink_to(PROGRAM.parents[2])
     program = tmp_path / "dist_testing" / "tools" / "init" / "init.py"
     assert cli.main([f"--dir={tmp_path / 'mine'}"], program) == 0
     assert (tmp_path / "mine" / "MODULE.bazel").read_text() == LIBRARY.files["MODULE.bazel"]

@@ -66,7 +66,7 @@ def _run_suites(session: nox.Session, torch: str, *more: str) -> None:
 
 
 def _run_suite(session: nox.Session, suite: str, variables: dict[str, str]) -> str:
-    """Run one suite, and return its cell of the row. A suite that does not end in time, or crashes, ends the session."""
+    """Run one suite, and return its cell of the row. A suite that crashes, or is too slow, ends the session."""
     if suite not in LIMITS_S:
         session.error(f"there is no suite {suite!r}: the suites are {', '.join(LIMITS_S)}")
     results = Path(session.create_tmp()).resolve() / f"{suite}.xml"
