@@ -17,15 +17,6 @@ from debian_prefix.apt_sources import archives
 
 MACHINE_FAULT = 36
 
-# An apt-get that knows one package, as if it had fetched its index.
-APT_THAT_OFFERS = """#!/bin/sh
-case "$*" in
-*--print-uris*)
-  echo "'http://archive/b.deb' bazel-bootstrap_{version}+ds-8%2bb1_amd64.deb 1000 SHA256:00" ;;
-*download*)
-  echo "E: Failed to fetch b.deb  Connection timed out"; exit 100 ;;
-esac
-"""
 
 needs_apt_sources = pytest.mark.skipif(
     not archives(Path("/etc/apt")), reason="/etc/apt names no archive, so apt would not be started"
@@ -111,17 +102,6 @@ def test_without_any_network_both_causes_are_named(debian_workspace: Workspace) 
     assert "forky: 'apt-get' ended with status 100:" in result.stderr
     assert "E: Temporary failure resolving" in result.stderr
     assert debian_workspace.leftovers() == []
-
-
-@needs_apt_sources
-def test_a_suite_that_has_moved_on_is_named(debian_workspace: Workspace) -> None:
-    """Otherwise a Bazel would be built that cannot read our module files."""
-    debian_workspace.add_program("apt-get", APT_THAT_OFFERS.format(version="10.1.0"))
-    result = debian_workspace.run("--version")
-    assert result.returncode == MACHINE_FAULT
-    assert "forky: has bazel-bootstrap '10.1.0+ds-8+b1'" in result.stderr
-    assert "sid: has bazel-bootstrap '10.1.0+ds-8+b1'" in result.stderr
-    assert "(7.4 up to 9.x) is expected" in result.stderr
 
 
 @needs_apt_sources

@@ -10,13 +10,10 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
-import psutil
 import pytest
-from local_cluster import cluster, parts, places, processes
+from local_cluster import cluster, parts, places
 from local_cluster.errors import ClusterError
-from local_cluster.places import SCRATCH_PREFIX, ClusterFiles, Scratch, cluster_files
-from local_cluster.plan import Plan
-from local_cluster.pools import parse_pool
+from local_cluster.places import ClusterFiles, cluster_files
 
 # Removes the files of the cluster "local", and prints the error if that fails.
 _REMOVE = """
@@ -124,25 +121,6 @@ def test_up_during_down_keeps_its_files(files: ClusterFiles, monkeypatch: pytest
     os.close(old)
 
 
-def test_files_of_actions_are_removed_with_the_cluster(files: ClusterFiles, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Unpacked wheels are gigabytes, and would stay in the user's own cache."""
-    scratch = Scratch(Path("/tmp", f"{SCRATCH_PREFIX}x"))
-    (worker,) = parse_pool("cpu=1").members()
-    plan = Plan("local", 1, (worker,), Path("/nonexistent"), Path("/nonexistent"))
-    environment = parts.worker_part(worker, plan, files, scratch).environment
-    assert str(files.root / "wheels") == environment["DIST_TESTING_WHEELS_CACHE"]
-    assert str(scratch.root / "tmp") == environment["TMPDIR"]
-
-
-def test_simulated_gpus_can_be_leased(tmp_path: Path) -> None:
-    """Leases queue on the control node: without it, every GPU test of the cluster fails before its ranks start."""
-    parts.make_gpu_nodes(tmp_path / "two", 2)
-    assert {"nvidiactl", "nvidia0", "nvidia1"} == {node.name for node in (tmp_path / "two").iterdir()}
-    # As in a machine without the driver.
-    parts.make_gpu_nodes(tmp_path / "none", 0)
-    assert [] == list((tmp_path / "none").iterdir())
-
-
 @pytest.mark.parametrize(
     ("text", "expected"),
     [("--staging-mode=MODE", ("--runner-arg=--staging-mode=copy-or-link",)), ("--remote=URL", ())],
@@ -153,27 +131,6 @@ def test_inputs_are_not_mounted(text: str, expected: tuple[str, ...], tmp_path: 
     runner.write_text(f"#!/bin/sh\necho '{text}' >&2\n")
     runner.chmod(0o755)
     assert expected == parts._staging_arguments(runner)
-
-
-class Guarded(psutil.Process):
-    """A process that may be killed but not suspended, because it has other rights."""
-
-    def suspend(self) -> None:
-        """Refuse."""
-        raise psutil.AccessDenied(self.pid)
-
-
-def test_process_that_may_not_be_suspended_does_not_protect_the_others() -> None:
-    """`down` would end in a traceback, and leave everything."""
-    guarded, other = (subprocess.Popen(["sleep", "600"]) for _ in range(2))
-    try:
-        left: list[list[psutil.Process]] = [[], [Guarded(guarded.pid), psutil.Process(other.pid)]]
-        processes.kill_all(left.pop)
-        assert [-9, -9] == [guarded.wait(10), other.wait(10)]
-    finally:
-        for process in (guarded, other):
-            process.kill()
-            process.wait()
 
 
 def test_leftover_of_another_cluster_is_not_touched(files: ClusterFiles) -> None:
