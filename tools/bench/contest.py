@@ -73,13 +73,11 @@ class Run:
     Attributes:
         turns: One per case, in order.
         session_s: Seconds from the start of its process to its end, without the waits for turns.
-        imported_s: Seconds of it until everything was imported.
         folder: The files of its ranks.
     """
 
     turns: tuple[Turn, ...]
     session_s: float
-    imported_s: float
     folder: Path
 
 
@@ -129,7 +127,6 @@ class _Process:
         os.close(listen_fd)
         os.close(tell_fd)
         self._buffer = b""
-        self._imported_s = 0.0
         self._ready_s = 0.0
         self._waited_s = 0.0
         self._ended_s = 0.0
@@ -137,8 +134,7 @@ class _Process:
 
     def wait_ready(self) -> None:
         """Wait until it has imported everything and waits for its first turn."""
-        imported = self._hear("imported")
-        self._imported_s = imported["at_s"] - self._started_s
+        self._hear("imported")
         self._ready_s = self._hear("waiting")["at_s"]
 
     @property
@@ -167,7 +163,7 @@ class _Process:
     def run(self) -> Run:
         """Return the results after the last case."""
         session_s = self._ended_s - self._started_s - self._waited_s
-        return Run(tuple(self._turns), session_s, self._imported_s, self._folder)
+        return Run(tuple(self._turns), session_s, self._folder)
 
     def kill(self) -> None:
         """Kill all its processes."""

@@ -60,7 +60,6 @@ class Detection:
         failed: Whether the verdict is a failure.
         blamed: The ranks that the verdict names as the cause.
         at_limit: Whether torch's time limit ended the case.
-        text: Text of the verdict.
     """
 
     case: str
@@ -68,7 +67,6 @@ class Detection:
     failed: bool
     blamed: tuple[int, ...]
     at_limit: bool
-    text: str
 
     @property
     def is_right(self) -> bool:
@@ -98,7 +96,6 @@ def detection(contestant: Contestant, turn: Turn, folder: Path) -> Detection | N
         failed=not turn.verdict["passed"],
         blamed=tuple(sorted(set(blamed))),
         at_limit=contestant is TORCH and _TORCH_LIMIT in text,
-        text=text,
     )
 
 

@@ -16,13 +16,11 @@ class Summary:
     """The statistics of a series of measurements, in the unit of the series.
 
     Attributes:
-        count: Number of measurements.
         median: The median.
         smallest: The smallest one, which the machine's noise disturbed least.
         largest: The largest one.
     """
 
-    count: int
     median: float
     smallest: float
     largest: float
@@ -35,7 +33,7 @@ class Summary:
 
 def summarise(values: Sequence[float]) -> Summary:
     """Summarise a series of at least one value."""
-    return Summary(len(values), statistics.median(values), min(values), max(values))
+    return Summary(statistics.median(values), min(values), max(values))
 
 
 def ratio(one: Summary, other: Summary) -> dict[str, float]:

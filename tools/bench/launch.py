@@ -70,9 +70,7 @@ class Row:
         costs_ms: These costs, in the order of the rounds.
         first_ms: Cost of the first case.
         session_ms: Time of the whole process divided by its cases.
-        import_ms: Time from the start of the process to the end of its imports.
         engine_ms: Time of a case by the library's engine; None for other contestants.
-        pss_mb: Memory of all processes of the contestant while all ranks are inside a case.
         pss_mb_per_rank: Memory that each rank beyond the first adds; None in a world of one.
     """
 
@@ -80,9 +78,7 @@ class Row:
     costs_ms: tuple[float, ...]
     first_ms: float
     session_ms: float
-    import_ms: float
     engine_ms: Summary | None
-    pss_mb: float
     pss_mb_per_rank: float | None
 
 
@@ -142,9 +138,7 @@ def row(run: Run, *, world_size: int, pss_bytes: int, pss_bytes_of_one: int) -> 
         costs_ms=tuple(costs_ms[1:] or costs_ms),
         first_ms=costs_ms[0],
         session_ms=MS_PER_S * run.session_s / len(run.turns),
-        import_ms=MS_PER_S * run.imported_s,
         engine_ms=summarise(engine_ms[1:] or engine_ms) if engine_ms else None,
-        pss_mb=pss_bytes / BYTES_PER_MB,
         pss_mb_per_rank=per_rank,
     )
 
