@@ -44,7 +44,7 @@ _ALLOWED = {
     "pool_state": _Mentions("pool_state", 0, ""),
     "programs": _Mentions("program_(exits|session)|^programs$", 0, ""),
     "selection": _Mentions("selection|dist_(min|max|needs)", 0, ""),
-    "threads": _Mentions("^THREADS?$|^threads?$|are_threads|thread_(items|front)", 0, ""),
+    "threads": _Mentions("^THREAD$|are_threads|thread_(items|front)", 0, ""),
     "watch": _Mentions("dist_watch|WATCH_OPTION|watch_target|^watched$", 3, "the option that asks for the add-on"),
 }
 
