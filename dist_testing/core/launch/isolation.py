@@ -110,6 +110,8 @@ def isolation_named(name: str) -> Isolation:
         if name in add_on.isolations:
             with blaming(add_on.name, f"the import of its isolation {name!r}"):
                 declared: Isolation = add_on.load_at(add_on.isolations[name])
+                if declared.name != name:
+                    raise ValueError(f"it has the name {declared.name!r}")
                 return register_isolation(declared)
     raise UsageError(
         f"Isolation {name!r} does not exist.\n"
