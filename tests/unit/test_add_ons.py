@@ -108,7 +108,7 @@ def test_an_add_on_brings_an_isolation(install: Callable[..., None], monkeypatch
 def test_an_isolation_of_another_name_is_the_add_ons_fault(install: Callable[..., None]) -> None:
     """If this fails, a name that the help shows cannot be used."""
     install(_ISOLATION.replace("NAME", '"box"'))
-    with pytest.raises(AddOnError, match="Add-on 'redis': the import of its isolation 'cell' .*the name 'box'"):
+    with pytest.raises(AddOnError, match=r"Add-on 'redis': the import of its isolation 'cell' .*the name 'box'"):
         isolation_named("cell")
 
 
