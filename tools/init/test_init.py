@@ -95,6 +95,16 @@ def test_repository_that_cannot_be_changed(
     assert len(list(tmp_path.rglob("*"))) == len({part for name in files for part in (name, name.partition("/")[0])})
 
 
+def test_a_link_out_of_the_repository_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Otherwise the program changes the flags of all repositories of a team."""
+    (tmp_path / "shared.bazelrc").write_text("build --jobs=2\n")
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / ".bazelrc").symlink_to("../shared.bazelrc")
+    assert cli.main([f"--dir={tmp_path / 'mine'}"]) == 1
+    assert "shared.bazelrc'" in capsys.readouterr().err
+    assert _tree(tmp_path) == {"shared.bazelrc": "build --jobs=2\n", "mine/.bazelrc": "build --jobs=2\n"}
+
+
 def test_wrong_places(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     """Otherwise the clone itself is changed, a second repository is made in the first, or an error is a traceback."""
     (tmp_path / "MODULE.bazel").touch()

@@ -67,6 +67,13 @@ def _texts(library: Library, folder: Path, module: ModuleFile, hub: str | None) 
     """Return the text of each file; of a file that exists, what it lacks."""
     texts = {FLAGS_FILE: library.flags}
     for name, text in library.files.items():
+        real = (folder / name).resolve()
+        if not real.is_relative_to(folder.resolve()):
+            raise SetupError(
+                f"'{folder / name}' is a link to '{real}'.",
+                "The file belongs to another folder, and other repositories may read it.",
+                "Replace the link by a file of its own (.bazelrc may import the other one), or add the lines by hand.",
+            )
         if hub is not None and name in _FILES_OF_A_HUB:
             continue
         if name == MODULE_FILE:
@@ -100,7 +107,7 @@ def _missing_statements(text: str, library: Library, folder: Path, module: Modul
             continue
         if isinstance(node, ast.Assign) and (name := ast.unparse(node.targets[0])) in module.variables:
             raise SetupError(
-                f"{MODULE_FILE}: the variable `{name}` is taken, and there is no hub of Python packages.",
+                f"{MODULE_FILE}: the variable `{name}` is taken.",
                 f"The new lines would assign it again: {source}",
                 "Rename it there, or add the lines of docs/consumers.md by hand.",
             )
