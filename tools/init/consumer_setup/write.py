@@ -43,6 +43,8 @@ def set_up(library: Library, folder: Path, *, update: bool) -> Iterator[str]:
             if before == text:
                 yield f"left {name}: it is that of {library.version}"
             elif update:
+                # Not through a link, which may lead to another clone.
+                path.unlink()
                 path.write_text(text, encoding="utf-8")
                 yield f"replaced {name}"
             else:
