@@ -63,12 +63,10 @@ _SUITE = """
         suppress_health_check=[HealthCheck.function_scoped_fixture],
     )
 
-
     @ranks
     @pytest.mark.timeout(2)
     def test_timeout(world):
         threading.Event().wait()
-
 
     @ranks
     @pytest.mark.flaky(reruns=1)
@@ -77,11 +75,9 @@ _SUITE = """
         tries.write_text(tries.read_text() + "x" if tries.exists() else "x")
         assert tries.read_text() == "xx"
 
-
     @ranks
     def test_cov(world):
         measured.on_rank(world.rank)
-
 
     @ranks
     @pytest.mark.parametrize("number", range(8))
@@ -90,26 +86,21 @@ _SUITE = """
         dist.all_gather_object(drawn, random.random())
         assert drawn[0] == drawn[1]
 
-
     @pytest.mark.asyncio
     async def test_asyncio():
         await asyncio.sleep(0)
-
 
     @pytest.fixture
     def anyio_backend():
         return "asyncio"
 
-
     @pytest.mark.anyio
     async def test_anyio():
         await asyncio.sleep(0)
 
-
     @ranks
     def test_coroutine(world):
         asyncio.run(asyncio.sleep(0))
-
 
     @ranks
     @same
@@ -119,17 +110,14 @@ _SUITE = """
         dist.all_reduce(total)
         assert total.item() == 2 * number
 
-
     @ranks
     @same
     @given(number=st.integers(0, 1000))
     def test_falsified(world, number):
         assert number < 50
 
-
     def test_benchmark(benchmark):
         benchmark.pedantic(dist_testing.run, args=(measured.on_rank, 1), kwargs={"args": (0,)}, rounds=1)
-
 
     @pytest.mark.mpi(min_size=2)
     def test_mpi():
@@ -193,10 +181,8 @@ def test_a_plugin_that_needs_a_setting_is_named_at_the_start(starter: Starter, t
 
         pytestmark = pytest.mark.distributed(world_size=2, init=False)
 
-
         @given(number=st.integers())
         def test_hypothesis(world, number): ...
-
 
         def test_benchmark(world, benchmark):
             benchmark.pedantic(int, rounds=1)
@@ -228,15 +214,12 @@ def test_workers_of_xdist(starter: Starter, tmp_path: Path) -> None:
 
         pytestmark = pytest.mark.distributed(world_size=2)
 
-
         @pytest.mark.parametrize("number", range(4))
         def test_passes(world, number):
             world.barrier()
 
-
         def test_fails(world):
             assert world.rank != 1
-
 
         @pytest.mark.distributed(world_size=1, isolation="spawn")
         def test_fresh(world):

@@ -128,18 +128,15 @@ _VSCODE = """
 
     _seen = {}
 
-
     def pytest_exception_interact(node, call, report):
         kind = "failure" if call.excinfo.typename == "AssertionError" else "error"
         _seen.setdefault(report.nodeid, [kind, report.longreprtext])
-
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_report_teststatus(report, config):
         if report.when == "call":
             kind = "success" if report.passed else "failure" if report.failed else "skipped"
             _seen.setdefault(report.nodeid, [kind, report.longreprtext if report.failed else ""])
-
 
     def pytest_sessionfinish(session):
         (session.config.rootpath / "seen.json").write_text(json.dumps(_seen))

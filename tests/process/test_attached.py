@@ -62,22 +62,18 @@ _SESSION = """
     here = Path(__file__).parent
     seen = []
 
-
     def test_plain():
         with open(here / "plain", "a") as file:
             file.write("ran\\n")
-
 
     @pytest.mark.distributed(init=False)
     def test_env(world):
         dist.init_process_group("gloo", init_method="env://")
         dist.barrier()
 
-
     @pytest.mark.distributed(world_size=[2, 3])
     def test_sizes(world):
         pass
-
 
     @pytest.mark.distributed(timeout=300)
     def test_fails_by_a_proven_hang(world):
@@ -85,23 +81,19 @@ _SESSION = """
         if world.rank != 1:
             dist.barrier()
 
-
     @pytest.mark.distributed
     def test_one_rank_skips(world):
         if world.rank == 1:
             pytest.skip("rank 1 alone")
-
 
     @pytest.mark.skipif(os.environ.get("RANK") == "1", reason="rank 0 decides")
     @pytest.mark.distributed
     def test_marks_are_rank_0s(world):
         pass
 
-
     @pytest.mark.distributed(isolation="spawn")
     def test_spawned(world):
         dist.barrier()
-
 
     @pytest.mark.distributed(isolation="pool")
     @pytest.mark.parametrize("case", [1, 2])
@@ -110,11 +102,9 @@ _SESSION = """
         seen.append(case)
         assert seen == list(range(1, case + 1)), "the ranks stay"
 
-
     @pytest.mark.distributed(isolation="thread")
     def test_threads(world):
         pass
-
 
     class UnittestTest(dist_testing.MultiProcessTestCase):
         def setUp(self):

@@ -18,11 +18,9 @@ _CASES = """
 
     import pytest
 
-
     @pytest.mark.distributed
     def test_on_ranks(world):
         assert os.environ.get("DECLARED") == EXPECTED
-
 
     def test_in_the_runner(request):
         assert os.environ.get("DECLARED") == EXPECTED

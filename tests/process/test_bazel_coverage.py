@@ -13,21 +13,17 @@ from tests.support.starter import Starter
 _CASES = """
     import pytest
 
-
     def on_rank(rank):
         if rank == 0:
             return "first"
         return "second"
 
-
     def nowhere():
         return "never"
-
 
     @pytest.mark.distributed
     def test_on_ranks(world):
         assert on_rank(world.rank)
-
 
     def test_in_runner():
         assert "in runner"
@@ -88,7 +84,6 @@ def test_ranks_of_a_failed_case_are_counted_until_their_end(starter: Starter, tm
 
         import pytest
 
-
         @pytest.mark.distributed(expected_exits={1: 3})
         def test_dies(world):
             if world.rank == 1:
@@ -143,16 +138,13 @@ def test_a_test_that_empties_the_folder_costs_the_coverage_only(
 
         import pytest
 
-
         @pytest.mark.distributed
         def test_before(world):
             pass
 
-
         def test_empties():
             for path in Path(os.environ["COVERAGE_DIR"]).iterdir():
                 shutil.rmtree(path)
-
 
         @pytest.mark.distributed
         def test_after(world):
@@ -172,7 +164,6 @@ def test_a_rank_that_empties_the_folder_loses_only_its_coverage(starter: Starter
         import shutil
 
         import pytest
-
 
         @pytest.mark.distributed
         def test_empties(world):
@@ -211,16 +202,13 @@ def test_worlds_side_by_side_are_counted(starter: Starter, tmp_path: Path) -> No
     source = """
         import pytest
 
-
         @pytest.mark.distributed(world_size=1)
         def test_one(world):
             assert "one"
 
-
         @pytest.mark.distributed(world_size=1)
         def test_two(world):
             assert "two"
-
 
         def test_in_runner():
             assert "in runner"

@@ -25,13 +25,11 @@ _CASES = """
 
     import pytest
 
-
     @pytest.mark.distributed
     def test_selected(world):
         assert os.environ["MINE"] == "yes"
         assert os.path.exists("pkg/test_cases.py"), os.getcwd()
         subprocess.run([sys.executable, "-c", "import dist_testing"], check=True)
-
 
     def test_other():
         raise AssertionError

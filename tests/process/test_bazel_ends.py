@@ -18,20 +18,16 @@ _SOURCE = """
 
     RUNNER = os.getpid()
 
-
     def say(text):
         if os.getpid() == RUNNER:
             sys.__stderr__.write(text + "\\n")
-
 
     class Last:
         def __del__(self, write=os.write):
             write(2, b"taken apart")
 
-
     LAST = Last()
     atexit.register(say, "handler called")
-
 
     @pytest.mark.distributed
     def test_on_ranks(world):

@@ -15,17 +15,13 @@ _THREADS = """
 
     import pytest
 
-
     def threads():
         return [os.environ.get(f"{name}_NUM_THREADS") for name in ("OPENBLAS", "OMP")]
 
-
     AT_IMPORT = threads()
-
 
     def test_in_runner():
         assert ["at import", AT_IMPORT, "in a test", threads()] == IN_RUNNER
-
 
     @pytest.mark.distributed
     def test_on_rank(world):
@@ -64,11 +60,9 @@ def test_a_wrong_limit_of_torchs_names_affects_only_their_users(starter: Starter
         import pytest
         import dist_testing
 
-
         @pytest.mark.distributed
         def test_on_rank(world):
             pass
-
 
         class UnittestTest(dist_testing.MultiProcessTestCase):
             def test_method(self):
@@ -88,18 +82,14 @@ _COLLECTOR = """
     AT_IMPORT = gc.get_threshold()
     CHANGES
 
-
     def usual():
         return gc.isenabled() and gc.get_threshold()
-
 
     def test_at_import():
         assert AT_IMPORT[0] == 0
 
-
     def test_in_runner():
         assert usual() == EXPECTED
-
 
     @pytest.mark.distributed
     def test_on_rank(world):

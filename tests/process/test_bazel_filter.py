@@ -16,19 +16,15 @@ _CASES = """
 
     import pytest
 
-
     def test_one():
         pass
-
 
     def test_one_more():
         pass
 
-
     @pytest.mark.parametrize("value", ["a b", "c::d", "(e)"])
     def test_with(value):
         pass
-
 
     class PlainTest(unittest.TestCase):
         def test_one(self):
@@ -96,13 +92,11 @@ def test_command_of_a_report_runs_only_that_case(starter: Starter, tmp_path: Pat
     source = """
         import pytest
 
-
         class TestOne:
             @pytest.mark.distributed(world_size=1)
             @pytest.mark.parametrize("value", ["c::d"])
             def test_fails(self, world, value):
                 raise ValueError("planted")
-
 
         class TestOther:
             def test_fails(self):

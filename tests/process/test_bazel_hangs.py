@@ -50,10 +50,8 @@ _WAITS = """
 
     import pytest
 
-
     def waits():
         threading.Event().wait()
-
 
     @pytest.mark.distributed
     def test_before(world):
@@ -65,7 +63,6 @@ _HANGING_TESTS = """
         threading.Thread(target=waits, name="a helper", daemon=True).start()
         waits()
 
-
     class TestUnittest(unittest.TestCase):
         def test_method(self):
             waits()
@@ -76,16 +73,13 @@ _HANGING_FIXTURES = """
     def hanging_setup():
         waits()
 
-
     @pytest.fixture
     def hanging_teardown():
         yield
         waits()
 
-
     def test_setup(hanging_setup):
         pass
-
 
     def test_teardown(hanging_teardown):
         pass
@@ -94,7 +88,6 @@ _AFTER = """
 
     def test_after():
         pass
-
 
     @pytest.mark.distributed
     def test_distributed_after(world):
@@ -108,24 +101,20 @@ _SWALLOWING = """
 
     import pytest
 
-
     def test_swallows():
         try:
             threading.Event().wait()
         except BaseException:
             pass
 
-
     @pytest.mark.xfail(reason="known")
     def test_expected():
         threading.Event().wait()
-
 
     class TestUnittest(unittest.TestCase):
         @unittest.expectedFailure
         def test_expected_method(self):
             threading.Event().wait()
-
 
     def test_after():
         pass
@@ -135,22 +124,18 @@ _IN_C = """
 
     import pytest
 
-
     @pytest.mark.distributed
     def test_before(world):
         pass
 
-
     def test_fails():
         assert not "planted"
-
 
     def test_locks_twice():
         library = ctypes.LIBRARY(None)
         mutex = ctypes.create_string_buffer(64)
         library.pthread_mutex_lock(mutex)
         library.pthread_mutex_lock(mutex)
-
 
     def test_after():
         pass
@@ -160,15 +145,12 @@ _DISTRIBUTED = """
 
     import pytest
 
-
     @pytest.mark.distributed
     def test_hangs(world):
         threading.Event().wait()
 
-
     def test_plain_hangs():
         threading.Event().wait()
-
 
     def test_plain():
         pass
@@ -178,7 +160,6 @@ _THREADS = """
 
     from dist_testing.threaded.spawn_threads import spawn_threads_and_init_comms
 
-
     def test_ranks():
         @spawn_threads_and_init_comms(world_size=2)
         def ranks():
@@ -186,17 +167,14 @@ _THREADS = """
 
         ranks()
 
-
     def test_after():
         pass
 """
 _IMPORTS = """
     import threading
 
-
     def waits():
         threading.Event().wait()
-
 
     waits()
 """
@@ -328,15 +306,12 @@ def test_interrupted_runner_reports_where_it_was(starter: Starter, tmp_path: Pat
 
         from tests.support.bell import ring
 
-
         def waits():
             ring("waits")
             threading.Event().wait()
 
-
         def test_waits():
             waits()
-
 
         if {place == "import"}:
             waits()
@@ -373,14 +348,12 @@ def test_alarms_and_children_belong_to_the_test(starter: Starter, tmp_path: Path
         import threading
         import warnings
 
-
         def test_alarm():
             rang = threading.Event()
             signal.signal(signal.SIGALRM, lambda *_: rang.set())
             signal.setitimer(signal.ITIMER_REAL, 0.01)
             assert rang.wait(10)
             assert signal.getitimer(signal.ITIMER_REAL) == (0.0, 0.0)
-
 
         def test_fork():
             assert threading.active_count() == 1

@@ -14,10 +14,8 @@ _PLAIN = """
 
     import pytest
 
-
     def test_plain():
         pass
-
 
     class PlainTest(unittest.TestCase):
         def test_method(self):
@@ -84,7 +82,6 @@ _BASE = """
     import unittest
 
     from dist_testing import spawn_threads_and_init_comms
-
 
     class Base(unittest.TestCase):
         @spawn_threads_and_init_comms(world_size=2)

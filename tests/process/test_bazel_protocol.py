@@ -22,7 +22,6 @@ _MANY = """
     import torch
     import torch.distributed as dist
 
-
     @pytest.mark.distributed
     def test_passes(world):
         protocol = ("BAZEL_TEST", "TEST_PREMATURE", "TEST_SHARD", "TEST_TOTAL", "TEST_UNDECLARED_OUTPUTS_ANNO",
@@ -30,33 +29,27 @@ _MANY = """
         assert not [name for name in os.environ if name.startswith(protocol)]
         assert os.environ["TORCHINDUCTOR_CACHE_DIR"].startswith(os.environ["TEST_TMPDIR"])
 
-
     @pytest.mark.distributed
     @pytest.mark.parametrize("value", ["a", "\\x01 <&"])
     def test_takes(world, value):
         pass
-
 
     @pytest.mark.skip(reason="not today")
     @pytest.mark.distributed
     def test_skipped(world):
         pass
 
-
     @pytest.mark.distributed
     def test_skips_on_ranks(world):
         pytest.skip("not on ranks")
-
 
     @pytest.mark.xfail(reason="known")
     @pytest.mark.distributed
     def test_known(world):
         raise ValueError
 
-
     def test_plain():
         assert "RANK" not in os.environ
-
 
     @pytest.mark.distributed
     def test_fails(world):
@@ -65,7 +58,6 @@ _MANY = """
             raise ValueError("planted")
         dist.all_reduce(torch.ones(1))
 
-
     class TestGroup:
         @pytest.mark.distributed
         def test_dies(self, world):
@@ -73,13 +65,11 @@ _MANY = """
                 os._exit(3)
             dist.all_reduce(torch.ones(1))
 
-
     @pytest.mark.distributed(timeout=6)
     def test_hangs(world):
         if world.rank == 1:
             threading.Event().wait()
         dist.all_reduce(torch.ones(1))
-
 
     @pytest.mark.distributed
     def test_last(world):
@@ -163,7 +153,6 @@ def test_broken_copy_of_a_real_scenario_fails_with_its_rank_last(starter: Starte
                 from tests import pg_wrapper_calls as calls
                 from tests import pg_wrapper_groups as groups
 
-
                 @pytest.mark.distributed
                 def test_other_dtype_is_reported(world):
                     calls.assert_mismatch_is_reported(
@@ -201,12 +190,10 @@ def test_hanging_target_ends_before_bazel_ends_it(starter: Starter, tmp_path: Pa
 
                 import pytest
 
-
                 @pytest.mark.distributed
                 @pytest.mark.parametrize("number", range(3))
                 def test_hangs(world, number):
                     threading.Event().wait()
-
 
                 @pytest.mark.distributed
                 def test_last(world):

@@ -20,17 +20,14 @@ _HOLDING = """
 
     from tests.support.bell import ring
 
-
     @pytest.mark.distributed
     def test_before(world):
         pass
-
 
     @pytest.mark.distributed
     def test_hangs(world):
         ring("hangs")
         threading.Event().wait()
-
 
     @pytest.mark.distributed
     @pytest.mark.parametrize("number", range(3))
@@ -86,7 +83,6 @@ def test_ranks_that_never_become_ready_end_within_the_runs_time(starter: Starter
         except FileExistsError:
             threading.Event().wait()
 
-
         @pytest.mark.distributed(isolation="spawn")
         def test_starts(world):
             pass
@@ -131,7 +127,6 @@ _EXITS_AT_IMPORT = """
 
     os._exit(0)
 
-
     def test_never():
         pass
 """
@@ -140,15 +135,12 @@ _EXITS_IN_A_PLAIN_TEST = """
 
     import pytest
 
-
     @pytest.mark.distributed
     def test_before(world):
         pass
 
-
     def test_exits():
         os._exit(0)
-
 
     def test_never():
         pass
@@ -156,7 +148,6 @@ _EXITS_IN_A_PLAIN_TEST = """
 _EXITS_IN_A_THREAD = """
     import os
     import threading
-
 
     def test_exits():
         threading.Thread(target=os._exit, args=(0,)).start()
@@ -198,7 +189,6 @@ def test_exit_handler_cannot_turn_a_failure_into_a_pass(
 
         atexit.register(os._exit, {status})
 
-
         def test_decides():
             assert {is_right}
     """
@@ -213,10 +203,8 @@ def test_runner_that_does_not_end_reports_the_cause(starter: Starter, tmp_path: 
         import atexit
         import threading
 
-
         def waits():
             threading.Event().wait()
-
 
         def test_passes():
             {call.format("waits")}
@@ -234,7 +222,6 @@ def test_children_of_tests_exit_normally(starter: Starter, tmp_path: Path) -> No
     source = """
         import os
         from os import _exit
-
 
         def test_forks():
             child = os.fork()
@@ -265,10 +252,8 @@ def test_run_that_a_test_ends_is_not_a_pass(starter: Starter, tmp_path: Path) ->
     source = """
         import pytest
 
-
         def test_ends_everything():
             pytest.exit("enough", returncode=0)
-
 
         def test_never():
             raise ValueError
@@ -288,7 +273,6 @@ def test_repeated_runs_are_distinguishable(starter: Starter, tmp_path: Path) -> 
 
         import pytest
 
-
         @pytest.mark.distributed
         def test_seed(world):
             assert os.environ["TEST_RANDOM_SEED"] == "3"
@@ -306,7 +290,6 @@ def test_results_that_cannot_be_written_fail_the_run(starter: Starter, tmp_path:
         import os
         import shutil
 
-
         def test_removes():
             shutil.rmtree(os.path.dirname(os.environ["XML_OUTPUT_FILE"]))
     """
@@ -322,7 +305,6 @@ def test_failed_cases_leave_their_logs_and_passed_ones_do_not(starter: Starter, 
     """If this fails, Bazel shows no logs of a failed case, or useless logs of passed ones."""
     source = """
         import pytest
-
 
         @pytest.mark.distributed
         @pytest.mark.parametrize("value", ["a/b", "a b", "fine"])
@@ -351,7 +333,6 @@ def test_end_of_the_fork_server_is_reported_to_the_executor(starter: Starter, tm
 
         import pytest
 
-
         @pytest.mark.distributed
         def test_loses_its_parent(world):
             if world.rank == 0:
@@ -377,11 +358,9 @@ def test_runner_ignores_the_protocol_without_bazel(starter: Starter, tmp_path: P
 
         import dist_testing
 
-
         @pytest.mark.distributed(world_size=2)
         def test_fails(world):
             assert world.rank == 0
-
 
         if __name__ == "__main__":
             dist_testing.run_tests()

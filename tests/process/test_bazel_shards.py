@@ -15,7 +15,6 @@ from tests.support.starter import Starter
 _MANY = """
     import pytest
 
-
     @pytest.mark.distributed
     @pytest.mark.parametrize("number", {"one", "two", "three", "four", "five", "six"})
     def test_many(world, number):
@@ -101,13 +100,11 @@ def test_cases_of_a_pool_stay_together(starter: Starter, tmp_path: Path) -> None
     source = """
         import pytest
 
-
         class TestB:
             @pytest.mark.distributed
             @pytest.mark.parametrize("number", range(2))
             def test_pooled(self, world, number):
                 pass
-
 
         class TestA:
             @pytest.mark.distributed

@@ -15,7 +15,6 @@ _LACKING = "Need at least 2 CUDA devices (found 0; CUDA_VISIBLE_DEVICES='' hides
 _ON_RANKS = """
     import pytest
 
-
     @pytest.mark.distributed
     def test_skips(world):
         pytest.skip("no such thing here")
@@ -26,7 +25,6 @@ _MODULE = """
 
     pytest.importorskip("package_of_this_name_is_nowhere")
 
-
     @pytest.mark.distributed
     def test_never(world):
         pass
@@ -35,11 +33,9 @@ _MODULE = """
 _NEEDS = """
     import pytest
 
-
     @pytest.mark.distributed
     def test_on_gpus(world):
         pass
-
 
     @pytest.mark.distributed
     def test_on_gpus_too(world):
@@ -50,7 +46,6 @@ _NEEDS = """
 _OWN_MARK = """
     import pytest
     import torch
-
 
     @pytest.mark.skipif(not torch.cuda.is_available(), reason="our own check")
     @pytest.mark.distributed(init=False)
@@ -106,7 +101,6 @@ def test_needs_are_checked_before_a_rank_starts(starter: Starter, tmp_path: Path
         RUNNER = os.getpid()
 
         os.register_at_fork(after_in_child=lambda: os.write(2, b"a process was forked\\n"))
-
 
         @pytest.mark.distributed
         @pytest.mark.parametrize("number", range(3))
@@ -179,7 +173,6 @@ _SKIPPED_HERE = """
 
     import pytest
 
-
     @pytest.mark.skipif(True, reason="our own check")
     @pytest.mark.distributed
     def test_a(world):
@@ -222,7 +215,6 @@ def test_ranks_that_disagree_about_a_skip_fail(starter: Starter, tmp_path: Path)
     """If this fails, the ranks that continue wait for the others, or pass without them."""
     source = """
         import pytest
-
 
         @pytest.mark.distributed
         def test_disagrees(world):

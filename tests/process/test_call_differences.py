@@ -15,29 +15,24 @@ _SOURCE = """
     import torch
     import torch.distributed as dist
 
-
     def reduce_all(rank, operation=dist.ReduceOp.SUM, dtype=torch.float32):
         tensor = torch.ones(3, dtype=dtype)
         dist.all_reduce(tensor, operation)
         return tensor[0].item()
 
-
     @pytest.mark.distributed(world_size=4)
     def test_reduction(world):
         assert reduce_all(world.rank, dist.ReduceOp.MAX if world.rank == 2 else dist.ReduceOp.SUM) == 4
 
-
     @pytest.mark.distributed(world_size=4)
     def test_type(world):
         reduce_all(world.rank, dtype=torch.float64 if world.rank == 2 else torch.float32)
-
 
     @pytest.mark.distributed(world_size=3)
     def test_skip(world):
         reduce_all(world.rank, dist.ReduceOp.MAX if world.rank == 1 else dist.ReduceOp.SUM)
         if world.rank == 1:
             pytest.skip("too small")
-
 
     @pytest.mark.distributed(world_size=3)
     def test_left_out(world):
@@ -48,7 +43,6 @@ _SOURCE = """
         dist.all_reduce(other)
         assert other[0] == 9
 
-
     class TestPool:
         @pytest.mark.distributed(world_size=3, isolation="pool")
         @pytest.mark.parametrize("number", range(2))
@@ -56,7 +50,6 @@ _SOURCE = """
             dist.barrier()
             is_odd = number == 1 and world.rank == 0
             assert reduce_all(world.rank, dist.ReduceOp.MAX if is_odd else dist.ReduceOp.SUM) == 3
-
 
     @pytest.mark.distributed(world_size=3)
     def test_branches(world):
@@ -70,12 +63,10 @@ _SOURCE = """
         dist.all_reduce(tensor)
         assert world.rank != 2
 
-
     @pytest.mark.distributed(world_size=2)
     def test_longer(world):
         # gloo ends the process of rank 0, which expects less data.
         dist.all_reduce(torch.ones(500 if world.rank == 1 else 3))
-
 
     @pytest.mark.distributed(world_size=3)
     def test_early(world):

@@ -23,17 +23,14 @@ _MARKED = """
     _IMPORTED_BY = os.getpid()
     marked = pytest.mark.distributed(world_size=2)
 
-
     @marked
     def test_raises(world):
         assert world.rank != 1
-
 
     @marked
     @pytest.mark.parametrize("text", ["a b", "it's"])
     def test_words(world, text):
         assert world.rank != 1 or text != "it's"
-
 
     class TestIt:
         @marked
@@ -41,39 +38,32 @@ _MARKED = """
             if world.rank == 1:
                 raise ValueError("planted")
 
-
     @marked
     def test_strict(world):
         dist.broadcast(torch.ones(4 if world.rank == 1 else 3), 0)
-
 
     @pytest.mark.distributed
     def test_size(world):
         assert world.rank != 1 or world.size != 3
 
-
     @marked
     def test_import(world):
         assert world.rank != 1 or os.getpid() != _IMPORTED_BY, "planted"
 
-
     @pytest.mark.distributed
     def test_backend(world):
         assert world.rank != 1 or world.backend != "threaded"
-
 
     @marked
     def test_warns(world):
         if world.rank == 1:
             warnings.warn("planted", UserWarning)
 
-
     class TestPool:
         @pytest.mark.distributed(world_size=2, isolation="pool")
         @pytest.mark.parametrize("number", range(3))
         def test_pool(self, world, number):
             assert world.rank != 1 or number != 1
-
 
     class TestUnittest(dist_testing.MultiProcessTestCase):
         def setUp(self):

@@ -18,13 +18,11 @@ _CASES = """
 
     pytestmark = pytest.mark.distributed(world_size=2)
 
-
     def test_plain(world):
         torch.testing.assert_close(torch.ones(2), torch.ones(2))
         with pytest.raises(AssertionError, match="not close"):
             torch.testing.assert_close(torch.ones(2), torch.zeros(2))
         assert "torch.distributed.tensor" not in sys.modules
-
 
     # Older releases cannot compare DTensors.
     @pytest.mark.skipif(torch.__version__.startswith(("2.10.", "2.11.")), reason="torch compares DTensors since 2.12")
@@ -64,7 +62,6 @@ def test_torch_test_case_does_not_import_it_either(starter: Starter, tmp_path: P
 
         # torch 2.10's own test library imports it.
         BEFORE = "torch.distributed.tensor" in sys.modules
-
 
         class OldTest(MultiProcessTestCase):
             world_size = 2

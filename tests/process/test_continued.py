@@ -22,47 +22,38 @@ _CASES = """
 
     from tests.support.bell import ring
 
-
     def test_plain():
         pass
 
-
     def test_skipped():
         pytest.skip("always")
-
 
     @pytest.mark.distributed
     @pytest.mark.xfail(strict=True)
     def test_expected(world):
         assert world.rank < 0
 
-
     @pytest.fixture
     def broken():
         yield
         assert "BROKEN" not in os.environ
 
-
     def test_teardown(broken):
         pass
-
 
     class TestUnit(unittest.TestCase):
         def test_unit(self):
             pass
 
-
     @pytest.mark.distributed
     def test_ranks(world):
         assert world.rank != 1 or "BROKEN" not in os.environ
-
 
     @pytest.mark.distributed
     def test_held(world):
         if "BROKEN" in os.environ:
             ring("held")
             threading.Event().wait()
-
 
     @pytest.mark.distributed
     def test_after(world):

@@ -79,28 +79,22 @@ _WAYS = """
 
     pytestmark = pytest.mark.distributed(world_size=2)
 
-
     def test_passes(world):
         world.barrier()
-
 
     def test_warns(world):
         warnings.warn("of both")
 
-
     def test_raises(world):
         assert world.rank == 0, "of rank 1"
-
 
     def test_is_killed(world):
         if world.rank == 1:
             os.kill(os.getpid(), signal.SIGKILL)
         world.barrier()
 
-
     def test_skips(world):
         pytest.skip("not today")
-
 
     @pytest.mark.distributed(world_size=2, timeout=1)
     def test_hangs(world):
@@ -154,36 +148,29 @@ def test_a_case_is_within_its_test_and_the_test_is_reported(starter: Starter, tm
     source = """
         import pytest
 
-
         @pytest.mark.distributed(world_size=1)
         def test_of_ranks(world):
             assert False, "boom"
 
-
         def test_of_the_runner(record_property):
             record_property("colour", "green")
-
 
         @pytest.mark.skip(reason="not today")
         @pytest.mark.distributed(world_size=1)
         def test_skipped(world):
             pass
 
-
         @pytest.mark.xfail(reason="a bug")
         def test_expected():
             assert False
-
 
         @pytest.fixture
         def wrong():
             yield
             raise RuntimeError("the teardown is wrong")
 
-
         def test_twice_wrong(wrong):
             raise RuntimeError("the call is wrong")
-
 
         @pytest.mark.xfail(reason="a bug of rank 1")
         @pytest.mark.distributed(world_size=2)
@@ -226,7 +213,6 @@ _TWO = """
     import torch.distributed as dist
 
     pytestmark = pytest.mark.distributed(world_size=2)
-
 
     @pytest.mark.parametrize("number", range(2))
     def test_sums(world, number):
@@ -271,7 +257,6 @@ def test_ranks_that_are_threads_of_one_process(starter: Starter, tmp_path: Path)
 _CLASSES = """
     import dist_testing
 
-
     class TestProcesses(dist_testing.MultiProcessTestCase):
         world_size = 2
 
@@ -282,13 +267,11 @@ _CLASSES = """
         def test_processes(self):
             pass
 
-
     class TestThreads(dist_testing.MultiThreadedTestCase):
         world_size = 2
 
         def test_threads(self):
             assert self.rank == 0, "of rank 1"
-
 
     class TestGivesUp(dist_testing.MultiProcessTestCase):
         world_size = 2
@@ -364,7 +347,6 @@ def test_a_broken_sink_changes_no_verdict(starter: Starter, tmp_path: Path, opti
         from dist_testing.core.events.event import KINDS
         from dist_testing.ext import event_stream
 
-
         @pytest.hookimpl(trylast=True)
         def pytest_configure(config):
             for name, kind in KINDS.items():
@@ -401,7 +383,6 @@ def test_an_interrupted_case_ends_with_the_reason(starter: Starter, tmp_path: Pa
 
         from tests.support.bell import ring
 
-
         @pytest.mark.distributed(world_size=2)
         def test_waits(world):
             ring("waits")
@@ -431,11 +412,9 @@ def test_what_was_told_before_a_kill_is_in_the_file(starter: Starter, tmp_path: 
 
         import pytest
 
-
         @pytest.mark.distributed(world_size=2)
         def test_passes(world):
             pass
-
 
         def test_dies():
             os.kill(os.getpid(), signal.SIGKILL)

@@ -23,7 +23,6 @@ _CASES = """
 
     from dist_testing import MultiProcessTestCase
 
-
     class WrapperTest(MultiProcessTestCase):
         world_size = 2
         isolation = {isolation!r}
@@ -165,7 +164,6 @@ _HELD = """
 
     from dist_testing import MultiProcessTestCase
     from tests.support.bell import ring
-
 
     class HeldTest(MultiProcessTestCase):
         world_size = 2

@@ -17,12 +17,10 @@ _ISOLATIONS = """
     import torch
     import torch.distributed as dist
 
-
     @pytest.mark.distributed(world_size=3, timeout=300, isolation="spawn")
     def test_fresh(world):
         if world.rank != 2:
             dist.all_reduce(torch.ones(3))
-
 
     class TestPool:
         @pytest.mark.distributed(world_size=3, timeout=300, isolation="pool")

@@ -15,7 +15,6 @@ _PLUGIN = """
     import torch.distributed as dist
     from torch._C._distributed_c10d import Backend, ProcessGroupGloo
 
-
     class Plug(Backend):
         def __init__(self, store, rank, size, timeout):
             super().__init__(rank, size)
@@ -33,12 +32,10 @@ _PLUGIN = """
         def barrier(self, opts):
             return self.gloo.barrier(opts)
 
-
     dist.Backend.register_backend("plug", Plug, devices=["cpu"])
 """
 _CONFTEST = """
     from pathlib import Path
-
 
     def pytest_dist_backends():
         return Path(__file__).parent / "backend.bzl"
@@ -55,7 +52,6 @@ _CASES = """
     import torch
     import torch.distributed as dist
 
-
     @pytest.mark.distributed(world_size=3)
     def test_correct(world):
         for number in range(3):
@@ -65,13 +61,11 @@ _CASES = """
             dist.all_reduce(torch.ones(3))
         dist.barrier()
 
-
     @pytest.mark.distributed(world_size=3)
     def test_early_return(world):
         dist.all_reduce(torch.ones(3))
         if world.rank != 2:
             dist.all_reduce(torch.ones(3))
-
 
     @pytest.mark.distributed(world_size=3)
     def test_other_call(world):

@@ -41,7 +41,6 @@ def take_all(*_):
         except ChildProcessError:
             return
 
-
 signal.signal(signal.SIGCHLD, take_all)
 """
 # Makes the fork server a fresh interpreter.
@@ -106,7 +105,6 @@ import pytest
 def test_it(world, number):
     assert signal.getsignal(signal.SIGCHLD) not in (signal.SIG_DFL, None)
 
-
 @pytest.mark.distributed(world_size=2, isolation="{isolation}")
 def test_fails(world):
     assert world.rank == 1
@@ -128,17 +126,14 @@ def test_fork_server_that_a_test_kills_and_reaps_costs_one_case(starter: Starter
         import psutil
         import pytest
 
-
         def test_ends_every_child():
             for child in psutil.Process().children():
                 child.kill()
                 os.waitpid(-1, 0)
 
-
         @pytest.mark.distributed(world_size=2)
         def test_after_it(world):
             pass
-
 
         @pytest.mark.distributed(world_size=2)
         def test_leaves_a_session(world):
@@ -147,7 +142,6 @@ def test_fork_server_that_a_test_kills_and_reaps_costs_one_case(starter: Starter
             if world.rank == 0:
                 os.kill(os.getppid(), 9)
             world.barrier()
-
 
         @pytest.mark.distributed(world_size=2)
         def test_last(world):

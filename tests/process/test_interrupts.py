@@ -35,12 +35,10 @@ _CASES = """
 
     PHASE = os.environ["PHASE"]
 
-
     def hold(phase, said=""):
         if phase == PHASE:
             ring(f"{phase} {said}")
             threading.Event().wait()
-
 
     if PHASE == "import":
         try:
@@ -51,17 +49,14 @@ _CASES = """
     if PHASE == "init":
         dist.init_process_group = lambda *_, **__: hold("init")
 
-
     @pytest.fixture
     def resource():
         yield
         hold("teardown")
 
-
     @pytest.mark.distributed(init=False)
     def test_finished(world):
         pass
-
 
     @pytest.mark.distributed(isolation="spawn" if PHASE == "import" else None)
     def test_held(world, resource):
@@ -246,7 +241,6 @@ def test_death_of_the_fork_server_costs_one_case(starter: Starter, tmp_path: Pat
         # A process of the runner: no rank started it.
         SERVER = subprocess.Popen(SLEEP)
 
-
         @pytest.mark.distributed(world_size=2)
         @pytest.mark.parametrize("leaves", ["nothing", "session", "fork", "stranger", "memory"])
         def test_kills_its_parent(world, leaves):
@@ -264,11 +258,9 @@ def test_death_of_the_fork_server_costs_one_case(starter: Starter, tmp_path: Pat
                 os.kill(os.getppid(), 9)
             threading.Event().wait()
 
-
         @pytest.mark.distributed(world_size=2)
         def test_next(world):
             pass
-
 
         def test_server():
             assert SERVER.poll() is None
@@ -310,12 +302,10 @@ def test_stop_of_the_fork_server_costs_one_case(starter: Starter, tmp_path: Path
 
         import pytest
 
-
         @pytest.mark.distributed(world_size=2, timeout=2)
         def test_stops_its_parent(world):
             if world.rank == 0:
                 os.kill(os.getppid(), signal.SIGSTOP)
-
 
         @pytest.mark.distributed(world_size=2)
         def test_next(world):

@@ -27,14 +27,12 @@ def test_runners_do_not_disturb_each_other(starter: Starter, tmp_path: Path) -> 
             import torch
             import torch.distributed as dist
 
-
             @pytest.mark.distributed(world_size=2, timeout=600)
             @pytest.mark.parametrize("number", range({_CASES}))
             def test_sums(world, number):
                 total = torch.full((1,), float({folder.name}))
                 dist.all_reduce(total)
                 assert total.item() == 2 * {folder.name}
-
 
             @pytest.mark.distributed(world_size=2, timeout=600, init=False)
             @pytest.mark.parametrize("number", range({_CASES}))

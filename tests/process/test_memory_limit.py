@@ -32,13 +32,11 @@ _CASES = """
 
     ENDLESS = "kept = []\\nwhile True: kept.append(bytearray(b'x' * (1 << 22)))"
 
-
     @pytest.mark.distributed(world_size=4, memory_limit="700MiB")
     def test_rank(world):
         if world.rank == 2:
             exec(ENDLESS)
         world.barrier()
-
 
     @pytest.mark.distributed(world_size=2)
     def test_child(world):
@@ -46,11 +44,9 @@ _CASES = """
             subprocess.run([sys.executable, "-c", ENDLESS])
         world.barrier()
 
-
     @pytest.mark.distributed(world_size=2)
     def test_all(world):
         exec(ENDLESS)
-
 
     class TestPool:
         @pytest.mark.distributed(world_size=2, isolation="pool")
@@ -62,7 +58,6 @@ _CASES = """
             if world.rank == 0:
                 exec(ENDLESS)
             world.barrier()
-
 
     class TestUnit(dist_testing.MultiProcessTestCase):
         memory_limit = "600MiB"
@@ -79,7 +74,6 @@ _CASES = """
             if self.rank == 1:
                 exec(ENDLESS)
             threading.Event().wait()
-
 
     @pytest.mark.distributed(world_size=2)
     def test_after(world):

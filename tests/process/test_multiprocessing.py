@@ -22,17 +22,14 @@ _USES = """
     pytestmark = pytest.mark.distributed(world_size=2, isolation="{isolation}", init=False)
     KEPT = []
 
-
     def test_shared_memory(world):
         memory = shared_memory.SharedMemory(create=True, size=64)
         memory.close()
         memory.unlink()
 
-
     def test_workers(world):
         with multiprocessing.get_context("forkserver").Pool(1) as pool:
             assert pool.map(abs, [-1]) == [1]
-
 
     def test_shared_files(world):
         import torch
@@ -46,26 +43,21 @@ _USES = """
             (name,) = re.findall(r"/dev/shm/(torch_\\w+)", Path("/proc/self/maps").read_text())
             file.write(f"{{name}}\\n")
 
-
     def test_worker_stays(world):
         multiprocessing.get_context("forkserver").Process(target=time.sleep, args=(600,)).start()
 
-
     def test_daemon_stays(world):
         multiprocessing.get_context("forkserver").Process(target=time.sleep, args=(600,), daemon=True).start()
-
 
     def test_daemon_does_not_end(world):
         ignores = multiprocessing.Event()
         multiprocessing.get_context("fork").Process(target=ignore_sigterm, args=(ignores,), daemon=True).start()
         ignores.wait()
 
-
     def ignore_sigterm(ignores):
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
         ignores.set()
         time.sleep(600)
-
 
     def test_daemon_with_handler_stays(world):
         # As torch's data loader does for its workers.
@@ -74,7 +66,6 @@ _USES = """
 
         signal.signal(signal.SIGCHLD, fail)
         multiprocessing.get_context("fork").Process(target=time.sleep, args=(600,), daemon=True).start()
-
 
     def test_broken_pool_stays(world):
         pool = multiprocessing.get_context("fork").Pool(2)
@@ -86,14 +77,11 @@ _USES = """
         for worker in pool._pool:
             worker.kill()
 
-
     def test_manager_stays(world):
         KEPT.append(multiprocessing.Manager())
 
-
     def test_pipe_stays(world):
         KEPT.append(multiprocessing.Pipe(duplex=False))
-
 
     def test_after(world):
         pass

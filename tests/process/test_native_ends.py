@@ -36,23 +36,18 @@ _CASES = """
 
     D = pytest.mark.distributed(world_size=2, init=False)
 
-
     def call(world, name):
         if world.rank == 1:
             getattr(ctypes.CDLL("./libmine.so"), name)()
 
-
     @D
     def test_throws(world): call(world, "throws_in_mine")
-
 
     @D
     def test_frees(world): call(world, "frees_twice_in_mine")
 
-
     @D
     def test_faults(world): call(world, "writes_to_null_in_mine")
-
 
     # As a watchdog of a backend does.
     @D
@@ -61,13 +56,11 @@ _CASES = """
         thread.start()
         thread.join()
 
-
     # Ranks that are fresh interpreters import torch with their own environment.
     @pytest.mark.distributed(world_size=2, init=False, isolation="spawn")
     def test_error_of_torch(world):
         if world.rank == 1:
             torch.ones(2) + torch.ones(3)
-
 
     @D
     def test_passes(world): pass
@@ -114,7 +107,6 @@ _DAMAGED_HEAP = """
 
     import pytest
 
-
     @pytest.mark.distributed(world_size=2, init=False, timeout=6)
     def test_damaged_heap(world):
         libc = ctypes.CDLL(None)
@@ -154,7 +146,6 @@ assert ctypes.pythonapi.Py_AtExit(report) == 0
 _REPORTS = """
     import pytest
 
-
     @pytest.mark.parametrize("where", [pytest.param(name, marks=pytest.mark.distributed(
         world_size=2, init=False, isolation=name)) for name in ("fork", "spawn", "pool")])
     def test_reports(world, where):
@@ -186,7 +177,6 @@ def test_report_of_a_sanitizer_is_the_reason(starter: Starter, tmp_path: Path) -
     source = """
     import ctypes
     import pytest
-
 
     @pytest.mark.distributed(world_size=2, init=False)
     def test_reads(world):

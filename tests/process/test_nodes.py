@@ -32,7 +32,6 @@ _WORLDS = """
 
     pytestmark = pytest.mark.distributed(world_size=4, nodes=2, isolation="{isolation}")
 
-
     def test_places(world):
         assert (world.node, world.local_rank) == divmod(world.rank, 2)
         assert socket.gethostname() == f"node{{world.node}}"
@@ -41,7 +40,6 @@ _WORLDS = """
         assert found == [str(world.node), "2", str(world.local_rank), "2"]
         assert os.environ["MASTER_ADDR"] == "10.0.0.1"
 
-
     def test_names_have_addresses(world):
         assert [socket.gethostbyname(f"node{{node}}") for node in range(2)] == ["10.0.0.1", "10.0.0.2"]
         assert socket.gethostbyname(socket.gethostname()) == f"10.0.0.{{world.node + 1}}"
@@ -49,7 +47,6 @@ _WORLDS = """
         code = "import socket; print(socket.gethostbyname('node1'), socket.gethostbyname('localhost'))"
         done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
         assert done.stdout.split() == ["10.0.0.2", "127.0.0.1"]
-
 
     def test_nodes_reach_each_other(world):
         if world.rank == 0 and "{isolation}" != "pool":
@@ -60,7 +57,6 @@ _WORLDS = """
         names = [None] * world.size
         dist.all_gather_object(names, socket.gethostname())
         assert names == ["node0", "node0", "node1", "node1"]
-
 
     def test_loopback_belongs_to_the_node(world):
         if world.rank == 0:
@@ -97,17 +93,14 @@ _FAULTS = """
 
     pytestmark = pytest.mark.distributed(world_size=4, nodes=2, timeout=100)
 
-
     def test_killed(world):
         if world.rank == 3:
             os.kill(os.getpid(), signal.SIGKILL)
         dist.barrier()
 
-
     def test_returns_early(world):
         if world.rank != 2:
             dist.barrier()
-
 
     @pytest.mark.distributed(nodes=1)
     def test_without_nodes(world):
@@ -145,7 +138,6 @@ _USER = """
 _ONE = """
     import pytest
     import torch.distributed as dist
-
 
     @pytest.mark.distributed(world_size=2, nodes=2)
     def test_one(world):
@@ -208,7 +200,6 @@ _REFUSED = """
     import torch.distributed as dist
     from dist_testing.core.ground.errors import UsageError
 
-
     @pytest.mark.distributed(world_size=2, nodes=2)
     def test_one(world):
         if world.rank == 0:
@@ -234,7 +225,6 @@ _CASES = int(os.environ.get("DIST_TESTING_STRESS_CASES", "12"))
 _MANY = """
     import pytest
     import torch.distributed as dist
-
 
     @pytest.mark.distributed(world_size=2, nodes=2)
     @pytest.mark.parametrize("number", range({count}))
@@ -288,7 +278,6 @@ def test_many_worlds_leave_no_network(starter: Starter, tmp_path: Path) -> None:
 _WAITING = """
     import pytest
     import torch.distributed as dist
-
 
     @pytest.mark.distributed(world_size=2, nodes=2, timeout=300)
     def test_waits(world):

@@ -20,7 +20,6 @@ _NUMBERS = """
 
     NOW = "NOW" in os.environ
 
-
     @pytest.mark.distributed
     @pytest.mark.parametrize(
         ("better", "values", "now"),
@@ -37,22 +36,18 @@ _NUMBERS = """
         world.record("speed", (now if NOW else values)[world.rank], "GB/s", better=better, within=0.1)
         world.record("told", world.rank)
 
-
     @pytest.mark.distributed
     def test_unit(world):
         world.record("speed", 1, "MB/s" if NOW else "GB/s", within=0.1)
-
 
     @pytest.mark.distributed
     def test_name(world):
         world.record("speeds" if NOW else "speed", 1, within=0.1)
 
-
     @pytest.mark.distributed
     def test_dropped(world):
         if not NOW:
             world.record("speed", 1)
-
 
     @pytest.mark.distributed
     def test_wrong(world):
@@ -146,7 +141,6 @@ _PARITY = """
     import torch
     import torch.distributed as dist
 
-
     def train(group, broken=None, rank=0):
         model = torch.nn.Linear(4, 2)
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
@@ -165,7 +159,6 @@ _PARITY = """
             dist.all_reduce(loss, group=group)
             yield {"loss": loss / group.size(), "model": model.state_dict()}
 
-
     @pytest.mark.distributed
     def test_same(world):
         before = torch.get_rng_state()
@@ -173,16 +166,13 @@ _PARITY = """
         world.parity(lambda group: torch.ones(1))
         assert torch.equal(before, torch.get_rng_state())
 
-
     @pytest.mark.distributed(isolation="pool")
     def test_pool(world):
         world.parity(train, rtol=1e-4)
 
-
     @pytest.mark.distributed
     def test_broken(world):
         world.parity(lambda group: train(group, broken=2, rank=1), rtol=1e-4)
-
 
     @pytest.mark.distributed
     def test_alone(world):
@@ -217,7 +207,6 @@ _THREADS = """
     import pytest
     import torch
     import torch.distributed as dist
-
 
     @pytest.mark.distributed
     def test_parity(world):

@@ -31,7 +31,6 @@ LOOP = declare_backend(
 _CONFTEST = """\
 from pathlib import Path
 
-
 def pytest_dist_backends():
     return Path(__file__).parent / "backend.bzl"
 """
@@ -43,7 +42,6 @@ import pickle
 import torch
 import torch.distributed as dist
 from torch._C._distributed_c10d import _create_work_from_future
-
 
 class LoopGroup(dist.ProcessGroup):
     def __init__(self, store, rank, size, timeout):
@@ -63,7 +61,6 @@ class LoopGroup(dist.ProcessGroup):
         future.set_result(tensors)
         return _create_work_from_future(future)
 
-
 dist.Backend.register_backend("loop", LoopGroup, devices=["cpu"])
 """
 
@@ -74,14 +71,12 @@ import pytest
 import torch
 import torch.distributed as dist
 
-
 @pytest.mark.distributed(backends=["loop"])
 def test_loop(world):
     assert (dist.get_backend(), os.environ["LOOP_GREETING"]) == ("loop", "hello")
     total = torch.tensor([world.rank + 1.0])
     dist.all_reduce(total)
     assert total.item() == world.size * (world.size + 1) / 2
-
 
 @pytest.mark.distributed(features=["monitored_barrier"])
 def test_needs_more(world):

@@ -31,11 +31,9 @@ _SOURCE = """
     _slept = []
     _sleep = time.sleep
 
-
     def _note(seconds):
         _slept.append(seconds)
         _sleep(seconds)
-
 
     @pytest.mark.distributed(world_size=3)
     def test_race(world, monkeypatch):
@@ -48,23 +46,19 @@ _SOURCE = """
         # Rank 2 is slow, and rank 0 is not.
         assert not (slept[2] >= 0.1 > slept[0]), "planted"
 
-
     @pytest.mark.distributed(world_size=2)
     def test_always(world):
         dist.barrier()
         assert world.rank != 1
 
-
     @pytest.mark.distributed(world_size=2)
     def test_never(world):
         dist.barrier()
-
 
     @pytest.mark.distributed(world_size=2, perturb="5:1.1")
     def test_marker(world):
         dist.barrier()
         assert world.rank != 1
-
 
     class TestPool:
         @pytest.mark.distributed(world_size=2, isolation="pool", perturb=3)

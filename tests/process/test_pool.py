@@ -29,14 +29,12 @@ def test_a_pool_lives_for_a_class_and_is_replaced_after_a_failure(starter: Start
 
         NOTES = Path.cwd()
 
-
         def note(world, name):
             numbers = f"{random.random()} {torch.rand(1).item()}"
             (NOTES / f"note-{name}-{world.rank}").write_text(f"{os.getpid()} {numbers}")
             total = torch.ones(1)
             dist.all_reduce(total)
             assert total.item() == world.size
-
 
         @pytest.mark.distributed(world_size=2, isolation="pool")
         class TestPooled:
@@ -80,7 +78,6 @@ def test_a_pool_lives_for_a_class_and_is_replaced_after_a_failure(starter: Start
             def test_7(self, world):
                 note(world, "7")
 
-
         @pytest.mark.distributed(world_size=3, isolation="pool")
         class TestOther:
             def test_8(self, world):
@@ -114,7 +111,6 @@ def test_hang_of_a_later_case_names_the_rank_that_stayed_away(starter: Starter, 
 
         import pytest
         import torch.distributed as dist
-
 
         @pytest.mark.distributed(world_size=2, isolation="pool")
         class TestPooled:
@@ -150,7 +146,6 @@ def test_leaked_state_fails_the_case_that_leaked_it(starter: Starter, tmp_path: 
 
         KEPT = []
 
-
         def leave_environment(): os.environ["LEFT_BEHIND"] = "1"
         def change_directory(): os.chdir("/")
         def leave_thread(): threading.Thread(target=threading.Event().wait, name="left", daemon=True).start()
@@ -164,7 +159,6 @@ def test_leaked_state_fails_the_case_that_leaked_it(starter: Starter, tmp_path: 
         def leave_umask(): os.umask(0o777)
         def extend_path(): sys.path.append("/left/behind")
         def silence_logging(): logging.disable(logging.ERROR)
-
 
         @pytest.mark.distributed(world_size=2, isolation="pool")
         class TestState:
@@ -239,7 +233,6 @@ def test_a_project_can_name_what_its_tests_leave_changed(starter: Starter, tmp_p
 
         import pytest
 
-
         @pytest.mark.distributed(world_size=2, isolation="pool")
         class TestState:
             @pytest.mark.parametrize("name", ["TOKENIZERS_PARALLELISM", "OF_LIBRARY_A", "OTHER"])
@@ -273,7 +266,6 @@ def test_descriptors_left_open_or_closed_fail_the_case(starter: Starter, tmp_pat
 
         KEPT = []
 
-
         @pytest.mark.distributed(world_size=2, isolation="pool")
         class TestDescriptors:
             def test_leaves_a_file(self, world):
@@ -302,7 +294,6 @@ def test_world_of_another_size_in_a_pool_is_refused(starter: Starter, tmp_path: 
         tmp_path,
         """
         import pytest
-
 
         @pytest.mark.distributed(world_size=2, isolation="pool")
         class TestSizes:
@@ -343,23 +334,19 @@ def test_pool_that_does_not_end_is_reported_within_bounds(starter: Starter, tmp_
 
         pytestmark = pytest.mark.distributed(world_size=2, isolation="pool")
 
-
         class TestHangs:
             def test_passes(self, world):
                 if world.rank == 1:
                     world.finish = lambda: threading.Event().wait()
-
 
         class TestRaises:
             def test_passes(self, world):
                 if world.rank == 1:
                     world.finish = lambda: 1 / 0
 
-
         class TestNext:
             def test_next(self, world):
                 dist.barrier()
-
 
         class TestLast:
             def test_passes(self, world):
@@ -388,14 +375,11 @@ def test_pool_of_a_module_and_a_leaked_child(starter: Starter, tmp_path: Path) -
 
         pytestmark = pytest.mark.distributed(world_size=2)
 
-
         def test_1(world, request):
             (request.config.rootpath / f"pid-{world.rank}").write_text(str(os.getpid()))
 
-
         def test_2(world, request):
             assert (request.config.rootpath / f"pid-{world.rank}").read_text() == str(os.getpid())
-
 
         def test_leaves_a_child(world):
             if world.rank == 0:

@@ -38,11 +38,9 @@ _SCRIPT = """
 
     EXPECTED = {"RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"}
 
-
     def child(queue):
         # Under spawn this file is imported again, by another name.
         queue.put([os.environ["RANK"], __name__])
-
 
     def surroundings():
         context = multiprocessing.get_context("spawn")
@@ -75,7 +73,6 @@ _SCRIPT = """
             "forked": forked,
         }
 
-
     def main():
         # Not at the top: the child under spawn would import it, too.
         import torch
@@ -91,7 +88,6 @@ _SCRIPT = """
         dist.destroy_process_group()
         # Not a daemon, so the program ends after it.
         threading.Timer(0.1, print, ["printed by a thread"]).start()
-
 
     atexit.register(print, "printed at exit")
     if __name__ == "__main__":

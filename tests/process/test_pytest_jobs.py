@@ -20,7 +20,6 @@ _MEET = """
     import os
     import time
 
-
     def meet(me, other, folder=os.environ.get("MEETING", "")):
         open(os.path.join(folder, me), "w").close()
         end = time.monotonic() + 60
@@ -40,22 +39,18 @@ _MIXED = """
 
     PIDS = os.environ["PIDS"]
 
-
     @pytest.fixture(scope="module")
     def of_the_module():
         with open(PIDS, "a") as file:
             file.write(f"{os.getpid()}\\n")
 
-
     def test_plain_before(of_the_module):
         pass
-
 
     @pytest.mark.distributed(world_size=2)
     def test_slow(world):
         meet("slow", "quick")
         meet("slow", "quick_is_over")
-
 
     @pytest.mark.distributed(world_size=2)
     def test_quick_fails(world):
@@ -67,7 +62,6 @@ _MIXED = """
                 file.write(str(time.monotonic() - begin))
             raise RuntimeError("planted")
 
-
     @pytest.mark.distributed(world_size=1)
     def test_is_third(world):
         while not os.path.exists(f"{PIDS}.seconds"):
@@ -76,35 +70,29 @@ _MIXED = """
         time.sleep(1)
         meet("quick_is_over", "slow")
 
-
     def test_plain_between(of_the_module):
         print("between")
         raise ValueError("plain")
-
 
     @pytest.mark.distributed(world_size=1)
     @pytest.mark.skip(reason="not today")
     def test_skipped(world):
         pass
 
-
     @pytest.mark.distributed(world_size=1)
     @pytest.mark.xfail(reason="known")
     def test_expected(world):
         raise ValueError
 
-
     @pytest.mark.distributed(world_size=2)
     def test_warns(world):
         warnings.warn("odd")
-
 
     @pytest.mark.distributed(world_size=1, isolation="pool")
     @pytest.mark.parametrize("n", [0, 1])
     def test_pool(world, n):
         with open(f"{PIDS}.pool", "a") as file:
             file.write(f"{os.getpid()}\\n")
-
 
     class OfUnittest(dist_testing.MultiProcessTestCase):
         world_size = 2
@@ -170,20 +158,17 @@ _STOPS = """
     import pytest
     from meeting import meet
 
-
     @pytest.mark.distributed(world_size=2)
     def test_fails(world):
         meet("fails", "hangs")
         meet("fails", "hangs_too")
         assert world.rank
 
-
     @pytest.mark.distributed(world_size=2)
     @pytest.mark.parametrize("name", ["hangs", "hangs_too"])
     def test_hangs(world, name):
         meet(name, "fails")
         meet("hangs_on", "never")
-
 
     @pytest.mark.distributed(world_size=2)
     def test_never_begins(world):
@@ -209,12 +194,10 @@ _WAITS = """
     sys.path.insert(0, os.path.dirname(__file__))
     from meeting import meet
 
-
     @pytest.mark.distributed(world_size=2)
     @pytest.mark.parametrize("name", ["first", "second"])
     def test_waits(world, name):
         meet(name, "never")
-
 
     @pytest.mark.distributed(world_size=2)
     def test_ends(world):
@@ -267,7 +250,6 @@ _FAILURES = """
 
     MET = os.environ["MEETING"]
 
-
     def wait_gone(name):
         meet("first", name)
         pid = ""
@@ -276,11 +258,9 @@ _FAILURES = """
         while os.path.exists(f"/proc/{pid}"):
             time.sleep(0.02)
 
-
     def note_pid(name):
         with open(os.path.join(MET, name), "w") as file:
             file.write(str(os.getpid()))
-
 
     @pytest.mark.distributed(world_size=1)
     def test_first(world):
@@ -290,14 +270,12 @@ _FAILURES = """
         meet("first", "orphaned")
         meet("first", "passed")
 
-
     @pytest.mark.distributed(world_size=2)
     def test_is_killed(world):
         if world.rank == 1:
             note_pid("killed")
             os.kill(os.getpid(), signal.SIGKILL)
         world.barrier()
-
 
     @pytest.mark.distributed(world_size=2, timeout=3)
     def test_hangs(world):
@@ -306,7 +284,6 @@ _FAILURES = """
             while True:
                 time.sleep(0.01)
 
-
     @pytest.mark.distributed(world_size=1)
     def test_kills_its_fork_server(world):
         subprocess.Popen(["sleep", "600"], start_new_session=True, env={})
@@ -314,17 +291,14 @@ _FAILURES = """
         os.kill(os.getppid(), signal.SIGKILL)
         signal.pause()
 
-
     @pytest.mark.distributed(world_size=2)
     @pytest.mark.parametrize("n", range(3))
     def test_passes(world, n):
         meet("passed", "first")
 
-
     @pytest.mark.distributed(expected_exits={5: 0})
     def test_cannot_start(world):
         pass
-
 
     @pytest.mark.distributed(world_size=1)
     def test_last(world):
@@ -353,7 +327,6 @@ _NO_ROOM = """
     # Room for one world that starts, beside one or two that run.
     resource.setrlimit(resource.RLIMIT_NOFILE, (100, 100))
 
-
     @pytest.mark.distributed(world_size=8, init=False)
     @pytest.mark.parametrize("n", range(4))
     def test_passes(n):
@@ -372,16 +345,13 @@ _LATE = """
     import pytest
     from meeting import meet
 
-
     @pytest.mark.distributed(world_size=1)
     def test_first(world):
         meet("first", "unwanted")
 
-
     @pytest.mark.distributed(world_size=1)
     def test_unwanted(world):
         meet("unwanted", "never")
-
 
     @pytest.mark.distributed(world_size=1)
     def test_last(world):
@@ -392,11 +362,9 @@ _LATE_CONFTEST = """
     import os
     import pytest
 
-
     def pytest_runtest_setup(item):
         if {way!r} == "skipped" and item.name == "test_unwanted" and "RANK" not in os.environ:
             pytest.skip("late")
-
 
     @pytest.hookimpl(wrapper=True)
     def pytest_runtest_protocol(item, nextitem):
@@ -457,16 +425,13 @@ _ON_GPUS = """
     torch.cuda.set_device = lambda device: None
     pytestmark = pytest.mark.distributed(world_size=2, init=False)
 
-
     def test_one():
         meet("one", {one!r})
         print("one on", os.environ["CUDA_VISIBLE_DEVICES"])
 
-
     def test_two():
         meet("two", {two!r})
         print("two on", os.environ["CUDA_VISIBLE_DEVICES"])
-
 
     def test_three():
         pass
@@ -500,11 +465,9 @@ _UNDER_BAZEL = """
     import time
     import pytest
 
-
     @pytest.mark.distributed(world_size=2)
     def test_before(world):
         pass
-
 
     @pytest.mark.distributed(world_size=2)
     @pytest.mark.parametrize("n", [0, 1])
@@ -512,7 +475,6 @@ _UNDER_BAZEL = """
         if world.rank == n:
             while True:
                 time.sleep(0.01)
-
 
     @pytest.mark.distributed(world_size=2)
     def test_after(world):

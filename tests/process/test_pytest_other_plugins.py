@@ -16,10 +16,8 @@ import pytest
 
 pytestmark = pytest.mark.distributed(world_size=1, isolation="spawn", init=False)
 
-
 def test_fails(world):
     assert world.rank != 0
-
 
 def test_passes(world):
     pass
@@ -164,7 +162,6 @@ def test_a_test_that_is_only_set_up_has_not_passed(starter: Starter, tmp_path: P
 _JSON_REPORT = """
     import pytest
 
-
     class Report:
         # As pytest-json-report does: a wrapper prepares what the other hooks use.
         @pytest.hookimpl(hookwrapper=True)
@@ -183,7 +180,6 @@ _JSON_REPORT = """
             report = (yield).get_result()
             assert item.extra == {"setup": {}}
             report.extra = item.extra
-
 
     def pytest_configure(config):
         config.pluginmanager.register(Report())

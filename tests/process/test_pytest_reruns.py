@@ -81,24 +81,20 @@ def test_a_failed_case_runs_again_on_fresh_ranks(starter: Starter, tmp_path: Pat
         HERE = Path(__file__).parent
         pytestmark = pytest.mark.distributed(world_size=2, init=False)
 
-
         def pass_at(world, name, number):
             tries = HERE / f"{name}-{world.rank}"
             with tries.open("a") as file:
                 file.write("x")
             assert world.rank == 0 or len(tries.read_text()) >= number, f"try {len(tries.read_text())} of {name}"
 
-
         @pytest.mark.flaky(2)
         def test_third(world):
             pass_at(world, "third", 3)
-
 
         @pytest.mark.flaky(1)
         def test_never(world):
             pass_at(world, "never", 9)
             os.kill(os.getpid(), 9)
-
 
         @pytest.mark.distributed(isolation="pool")
         class TestPooled:
@@ -108,7 +104,6 @@ def test_a_failed_case_runs_again_on_fresh_ranks(starter: Starter, tmp_path: Pat
 
             def test_after(self, world):
                 pass_at(world, "after", 1)
-
 
         @pytest.mark.xfail(strict=True)
         @pytest.mark.flaky(1)

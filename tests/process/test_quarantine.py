@@ -24,7 +24,6 @@ _CASES = """
 
     import dist_testing
 
-
     @pytest.mark.distributed(world_size=2)
     class TestRanks:
         def test_passes(self, world):
@@ -53,7 +52,6 @@ _CASES = """
         def test_expected(self, world):
             assert False
 
-
     class TestUnittest(dist_testing.MultiProcessTestCase):
         @property
         def world_size(self):
@@ -62,15 +60,12 @@ _CASES = """
         def test_method(self):
             assert self.rank == 0
 
-
     def test_plain():
         assert False, "plain is wrong"
-
 
     @pytest.fixture
     def broken():
         raise ValueError("the fixture is wrong")
-
 
     def test_with_fixture(broken):
         pass
@@ -82,36 +77,29 @@ _GATING = """
 
     from dist_testing.ext import LaunchError
 
-
     @pytest.mark.distributed(world_size=2)
     def test_expired(world):
         assert False
 
-
     @pytest.mark.distributed(world_size=2)
     def test_on_nccl(world):
         assert False
-
 
     @pytest.mark.distributed(world_size=2)
     @pytest.mark.parametrize("number", [1, 2])
     def test_parameter(world, number):
         assert False
 
-
     def test_machine():
         raise LaunchError("the machine is broken")
-
 
     @pytest.fixture(scope="module")
     def shared():
         yield
         raise ValueError("another case has left something behind")
 
-
     def test_uses_it(shared):
         pass
-
 
     def test_last_with_it(shared):
         pass
@@ -288,7 +276,6 @@ def test_an_interrupted_run_stays_interrupted(starter: Starter, tmp_path: Path) 
         import pytest
 
         from tests.support.bell import ring
-
 
         @pytest.mark.distributed(world_size=2)
         def test_hangs(world):

@@ -22,7 +22,6 @@ _LOGGED = """
     own = logging.getLogger("own")
     own.propagate = False
 
-
     @pytest.mark.distributed(world_size=2, init=False)
     def test_logs(world):
         world.log.warning("of the world")
@@ -100,7 +99,6 @@ def test_loggers_have_the_handlers_that_the_test_gave_them(starter: Starter, tmp
 
         silent = logging.getLogger("silent")
 
-
         class HandlersTest(dist_testing.MultiProcessTestCase):
             world_size = 2
 
@@ -120,7 +118,6 @@ def test_caplog_and_the_report_both_have_the_records(starter: Starter, tmp_path:
         import logging
 
         import pytest
-
 
         @pytest.mark.distributed(world_size=2, init=False)
         def test_logs(world, caplog):
@@ -146,12 +143,10 @@ def test_records_are_not_in_captured_output(starter: Starter, tmp_path: Path) ->
 
         pytestmark = pytest.mark.distributed(world_size=2, init=False)
 
-
         def test_capsys(world, capsys):
             logging.getLogger("mine").warning("beside")
             print("printed")
             assert capsys.readouterr() == ("printed\\n", "")
-
 
         def test_capfd(world, capfd):
             logging.getLogger("mine").warning("beside")
@@ -178,7 +173,6 @@ def test_handlers_made_at_import_write_to_the_ranks_output(starter: Starter, tmp
         own.propagate = False
         own.addHandler(logging.StreamHandler())
 
-
         @pytest.mark.distributed(world_size=2, init=False)
         def test_logs(world):
             own.warning("by a handler of rank %d", world.rank)
@@ -198,14 +192,12 @@ _CLASS = """
 
     import dist_testing
 
-
     class LogTest(dist_testing.MultiProcessTestCase):
         world_size = 2
 
         def test_logs(self):
             logging.getLogger("mine").warning("in words")
             self.assertEqual(self.rank, 1)
-
 
     if __name__ == "__main__":
         dist_testing.run_tests()
@@ -240,11 +232,9 @@ def test_log_file_is_not_truncated_by_ranks(starter: Starter, tmp_path: Path) ->
         def test_before():
             logging.getLogger("mine").warning("before")
 
-
         @pytest.mark.distributed(world_size=2, init=False)
         def test_logs(world):
             logging.getLogger("mine").warning("on a rank")
-
 
         def test_after():
             logging.getLogger("mine").warning("after")

@@ -20,28 +20,23 @@ _CASES = """
 
     NOTES = Path.cwd()
 
-
     def note_rank():
         (NOTES / f"started-{os.getpid()}").touch()
-
 
     @pytest.fixture(autouse=True)
     def noted_by_fixture(request):
         if "RANK" in os.environ:
             note_rank()
 
-
     @pytest.mark.distributed(world_size=2)
     @skip_if_lt_x_gpu(99)
     def test_function(world):
         pass
 
-
     @pytest.mark.distributed(world_size=2)
     @dist_testing.requires_ucc()
     def test_backend(world):
         pass
-
 
     class TestProcesses(dist_testing.MultiProcessTestCase):
         world_size = 3
@@ -59,7 +54,6 @@ _CASES = """
         def test_odd(self):
             pass
 
-
     class TestPooled(dist_testing.MultiProcContinuousTest):
         world_size = 2
         setUpRank = staticmethod(note_rank)
@@ -67,7 +61,6 @@ _CASES = """
         @skip_if_lt_x_gpu(99)
         def test_pooled(self):
             pass
-
 
     class TestThreads(dist_testing.MultiThreadedTestCase):
         world_size = 2
@@ -80,7 +73,6 @@ _CASES = """
         @skip_if_lt_x_gpu(99)
         def test_threads(self):
             pass
-
 
     class TestAsManyAsGpus(dist_testing.MultiProcessTestCase):
         world_size = 0
@@ -138,7 +130,6 @@ def test_missing_gpus_are_not_an_expected_failure(starter: Starter, tmp_path: Pa
         import unittest
 
         import dist_testing
-
 
         class TestKnownBug(dist_testing.MultiProcessTestCase):
             world_size = 2

@@ -23,46 +23,37 @@ _CASES = """
         nccl_skip_if_lt_x_gpu, requires_nccl, requires_world_size, skip_if_lt_x_gpu, skip_if_no_gpu,
     )
 
-
     @pytest.fixture(autouse=True)
     def has_run():
         Path("has_run").touch()
 
-
     def test_plain():
         pass
-
 
     @skip_if_lt_x_gpu(2)
     def test_plain_on_gpus():
         pass
 
-
     @pytest.mark.distributed(world_size=[2, 3])
     def test_sizes(world, world_size):
         assert world.size == world_size
-
 
     @pytest.mark.distributed(world_size=2, isolation="spawn")
     def test_spawned(world):
         pass
 
-
     @pytest.mark.distributed(backends=["nccl"], world_size=2)
     def test_nccl(world):
         pass
-
 
     # A conftest marks it.
     def test_late(world):
         assert world.size == 3
 
-
     @pytest.mark.distributed(world_size=2, nodes=2)
     @nccl_skip_if_lt_x_gpu("nccl", 3)
     def test_nodes(world):
         pass
-
 
     class TestNative(dist_testing.MultiProcessTestCase):
         world_size = 2
@@ -83,7 +74,6 @@ _CASES = """
         def test_no_gpu(self):
             pass
 
-
     @requires_nccl()
     class TestTorch(MultiProcessTestCase):
         @property
@@ -97,13 +87,11 @@ _CASES = """
         def test_required(self):
             pass
 
-
     class TestThreads(MultiThreadedTestCase):
         world_size = 3
 
         def test_threads(self):
             assert 0 <= self.rank < 3
-
 
     class TestContinuous(MultiProcContinuousTest):
         world_size = 2
@@ -115,7 +103,6 @@ _CASES = """
         def test_continuous(self):
             pass
 
-
     class TestUnknown(MultiProcessTestCase):
         @property
         def world_size(self):
@@ -124,13 +111,11 @@ _CASES = """
         def test_unknown(self):
             pass
 
-
     class TestNegative(MultiProcessTestCase):
         world_size = -3
 
         def test_negative(self):
             pass
-
 
     class TestUnittest(unittest.TestCase):
         def test_alone(self):
@@ -138,7 +123,6 @@ _CASES = """
 """
 _CONFTEST = """
     import pytest
-
 
     def pytest_collection_modifyitems(items):
         for item in items:

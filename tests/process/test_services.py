@@ -364,10 +364,8 @@ _SESSION = """
     broken_http = broken.fixture()
     pids = set()
 
-
     def read(address, path="/"):
         return urllib.request.urlopen(address.url + path).read()
-
 
     def end(address):
         # Its end is certain when this returns.
@@ -375,7 +373,6 @@ _SESSION = """
         os.kill(address.pid, signal.SIGKILL)
         select.select([ended], [], [])
         os.close(ended)
-
 
     @pytest.mark.distributed(world_size=2, services=[server, own])
     @pytest.mark.parametrize("isolation", ["fork", "spawn"])
@@ -385,23 +382,19 @@ _SESSION = """
         assert http.url == server.url
         print("pid", server.address().pid, flush=True)
 
-
     def test_in_the_runner(http, own_http):
         assert read(server) == read(http) == read(own_http)
         pids.add(http.pid)
 
-
     def test_one_server_for_the_module(http):
         pids.add(http.pid)
         assert len(pids) == 1
-
 
     class TestPool:
         @pytest.mark.distributed(world_size=2, isolation="pool", services=own)
         @pytest.mark.parametrize("number", range(2))
         def test_pool(self, world, number):
             assert read(own)
-
 
     class TestOfUnittest(dist_testing.MultiProcessTestCase):
         world_size = 2
@@ -410,13 +403,11 @@ _SESSION = """
         def test_method(self):
             assert read(own)
 
-
     @pytest.mark.distributed(world_size=2, services=[server, own])
     def test_rank_fails(world):
         read(own, "/?asked")
         dist.barrier()
         assert world.rank == 0
-
 
     @pytest.mark.distributed(world_size=2, services=[own])
     def test_service_dies(world):
@@ -425,14 +416,12 @@ _SESSION = """
         dist.barrier()
         signal.pause()
 
-
     @pytest.mark.xfail(reason="a rank may raise")
     @pytest.mark.distributed(world_size=2, services=[own])
     def test_service_dies_where_a_failure_is_expected(world):
         if world.rank == 0:
             end(own.address())
         signal.pause()
-
 
     @pytest.mark.distributed(world_size=2, services=[own])
     def test_service_dies_and_a_rank_says_so(world):
@@ -442,44 +431,35 @@ _SESSION = """
         dist.barrier()
         read(own)
 
-
     @pytest.mark.distributed(world_size=2, services=[broken])
     def test_never_starts(world):
         pass
 
-
     def test_never_starts_in_the_runner(broken_http):
         pass
-
 
     @pytest.mark.distributed(world_size=2, services=[leaky])
     def test_leak(world):
         pass
 
-
     @pytest.mark.distributed(world_size=2)
     def test_not_named(world, http):
         pass
-
 
     def test_fails_in_the_runner(http):
         read(http, "/?asked")
         assert False
 
-
     def test_dies_in_the_runner(http):
         end(http)
         read(http)
 
-
     def test_after_it(http):
         pass
-
 
     @pytest.mark.distributed(world_size=2, services=[server])
     def test_after_it_on_ranks(world):
         pass
-
 
     def test_own_one_is_new(own_http):
         assert read(own_http)
@@ -541,7 +521,6 @@ _WRONG = """
 
     server = Service(["true"])
 
-
     @pytest.mark.distributed(world_size=2, {arguments})
     def test_it(world):
         pass
@@ -574,7 +553,6 @@ _ENDLESS = """
 
     code = "import subprocess as s; p = s.Popen(['sleep', '995'], start_new_session=True); print(1); p.wait()"
     server = Service(["{python}", "-c", code], "server", healthy=lambda running: running.output())
-
 
     @pytest.mark.distributed(world_size=2, services=server)
     def test_it(world):

@@ -33,15 +33,12 @@ def test_under_pytest(starter: Starter, tmp_path: Path) -> None:
         import torch
         import torch.distributed as dist
 
-
         @pytest.fixture(scope="module", autouse=True)
         def of_the_moment():
             os.environ["OF_THE_MOMENT"] = "set"
 
-
         def test_plain():
             assert settings.mode == "unset"
-
 
         @pytest.mark.distributed(world_size=2, isolation="spawn")
         def test_spawned(world, tmp_path):
@@ -51,7 +48,6 @@ def test_under_pytest(starter: Starter, tmp_path: Path) -> None:
             dist.all_reduce(total)
             assert total.item() == 2
 
-
         @pytest.mark.distributed(world_size=2, isolation="spawn", init=False)
         def test_without_a_group(world):
             sockets = [int(fd) for fd in os.listdir("/proc/self/fd") if Path(f"/proc/self/fd/{fd}").is_socket()]
@@ -59,13 +55,11 @@ def test_under_pytest(starter: Starter, tmp_path: Path) -> None:
             assert own
             assert not any(map(os.get_inheritable, own)), "a daemon of the test would keep what the rank was given"
 
-
         @pytest.mark.distributed(world_size=2)
         def test_forked(world):
             assert settings.pid != os.getpid()
             assert settings.mode == "unset"
             assert os.environ["OF_THE_MOMENT"] == "set"
-
 
         @pytest.mark.distributed(world_size=2, isolation="spawn")
         def test_fails(world):
@@ -93,7 +87,6 @@ _UNITTEST = """
 
     import dist_testing
 
-
     class TestSpawned(dist_testing.MultiProcessTestCase):
         world_size = 2
         isolation = "spawn"
@@ -106,7 +99,6 @@ _UNITTEST = """
         def test_settings(self):
             self.assertEqual(settings.pid, os.getpid())
             self.assertEqual(settings.mode, "set")
-
 
     if __name__ == "__main__":
         unittest.main()
@@ -136,7 +128,6 @@ _BREAKS_THE_SECOND_TIME = """
         except FileExistsError:
             raise ValueError("planted in the second import")
 
-
 """
 
 
@@ -151,7 +142,6 @@ def test_import_that_fails_on_ranks_is_reported_as_the_reason(starter: Starter, 
         @pytest.mark.distributed(world_size=2, isolation="spawn")
         def test_pytest(world):
             pass
-
 
         class TestUnittest(dist_testing.MultiProcessTestCase):
             world_size = 2
@@ -180,7 +170,6 @@ _ENDS_AT_IMPORT = """
         with Path("imports").open("a") as file:
             file.write("x")
         {end}
-
 
     @pytest.mark.distributed(world_size=2, isolation="spawn")
     def test_it(world):
@@ -213,15 +202,12 @@ def test_environment_too_large_for_a_new_program_is_named(starter: Starter, tmp_
 
         import pytest
 
-
         @pytest.fixture(scope="module", autouse=True)
         def large():
             os.environ["LARGE"] = 200_000 * "x"
 
-
         def test_plain():
             pass
-
 
         @pytest.mark.distributed(world_size=2, isolation="spawn")
         def test_it(world):
@@ -236,7 +222,6 @@ def test_environment_too_large_for_a_new_program_is_named(starter: Starter, tmp_
 
 _OTHER = """
     import pytest
-
 
     @pytest.mark.distributed(world_size=2)
     def test_other(world):
@@ -281,7 +266,6 @@ def test_a_file_that_cannot_be_imported_twice_fails_only_its_own_tests(
         @pytest.mark.distributed(world_size=2)
         def test_once(world):
             pass
-
 
         class TestOnce(dist_testing.MultiProcessTestCase):
             world_size = 2

@@ -20,7 +20,6 @@ _CALLS = """
     import dist_testing
     from dist_testing import start_processes
 
-
     def sums(rank, factor, folder):
         # RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT are enough.
         dist.init_process_group("gloo")
@@ -28,18 +27,15 @@ _CALLS = """
         dist.all_reduce(total)
         Path(folder, f"{rank}-{os.environ['SET_BY_TEST']}").write_text(str(total.item()))
 
-
     def fails(rank):
         dist.init_process_group("gloo")
         if rank == 1:
             raise ValueError("planted")
         dist.barrier()
 
-
     def dies(rank):
         if rank == 1:
             os._exit(3)
-
 
     def skips(rank, way):
         if way == "unittest":
@@ -48,11 +44,9 @@ _CALLS = """
             pytest.skip("of pytest")
         sys.exit(dist_testing.TEST_SKIPS["small_worldsize"].exit_code)
 
-
     def hangs(rank):
         if rank == 1:
             dist.init_process_group("gloo")
-
 
     @pytest.mark.parametrize("method", [None, "spawn"])
     def test_sums(method, tmp_path, monkeypatch):
@@ -60,33 +54,26 @@ _CALLS = """
         start_processes(sums, (10, str(tmp_path)), nprocs=2, start_method=method)
         assert {path.name: path.read_text() for path in tmp_path.iterdir()} == {"0-here": "30.0", "1-here": "30.0"}
 
-
     def test_fails():
         start_processes(fails, nprocs=2)
 
-
     def test_dies():
         start_processes(dies, nprocs=2)
-
 
     @pytest.mark.parametrize("way", ["unittest", "pytest", "code"])
     def test_skips(way):
         start_processes(skips, args=(way,), nprocs=2)
 
-
     def test_hangs():
         start_processes(hangs, nprocs=2, timeout=2)
-
 
     def test_of_a_failure():
         with pytest.raises(AssertionError, match="rank 1 raised ValueError: planted"):
             start_processes(fails, nprocs=2)
 
-
     class PlainTest(unittest.TestCase):
         def test_method_fails(self):
             start_processes(fails, nprocs=2)
-
 
     if __name__ == "__main__":
         unittest.main()
@@ -129,10 +116,8 @@ _WRONG = """
     from dist_testing import start_processes
     from dist_testing.core.ground.errors import UsageError
 
-
     def nothing(rank):
         pass
-
 
     @pytest.mark.parametrize(
         ("change", "said"),
@@ -161,7 +146,6 @@ _ON_A_RANK = """
     import pytest
 
     from dist_testing import start_processes
-
 
     @pytest.mark.distributed(world_size=1)
     def test_in_a_rank(world):

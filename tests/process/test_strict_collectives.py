@@ -19,25 +19,20 @@ _SOURCE = """
 
     import dist_testing
 
-
     def differs(rank):
         dist.broadcast(torch.ones(4 if rank == 1 else 3), 0)
-
 
     @pytest.mark.distributed(world_size=2)
     def test_differs(world):
         differs(world.rank)
 
-
     @pytest.mark.distributed(world_size=2, strict_collectives=True)
     def test_strict(world):
         differs(world.rank)
 
-
     @pytest.mark.distributed(world_size=2, strict_collectives=False)
     def test_lenient(world):
         differs(world.rank)
-
 
     @pytest.mark.distributed(world_size=2, strict_collectives=True)
     def test_agrees(world):
@@ -49,7 +44,6 @@ _SOURCE = """
         else:
             dist.recv(torch.ones(3), 0)
 
-
     @pytest.mark.distributed(world_size=2, strict_collectives=True)
     def test_limits(world):
         group = dist.new_group(timeout=timedelta(seconds=1))
@@ -60,13 +54,11 @@ _SOURCE = """
         else:
             world.store.get("over")
 
-
     @pytest.mark.distributed(world_size=2, strict_collectives=True)
     def test_counts(world):
         if world.rank == 0:
             dist.all_reduce(torch.ones(3), async_op=True)
         world.barrier()
-
 
     class TestPool:
         @pytest.mark.distributed(world_size=2, isolation="pool")
@@ -76,7 +68,6 @@ _SOURCE = """
             differs(world.rank)
             dist.barrier()
 
-
     class TestStrictPool:
         @pytest.mark.distributed(world_size=2, isolation="pool", strict_collectives=True)
         @pytest.mark.parametrize("number", range(3))
@@ -85,7 +76,6 @@ _SOURCE = """
                 differs(world.rank)
             else:
                 dist.barrier()
-
 
     class TestUnittest(dist_testing.MultiProcessTestCase):
         world_size = 2

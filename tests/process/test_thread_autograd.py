@@ -25,7 +25,6 @@ _SOURCE = """
     backend_registration._setup_privateuseone_for_python_backend("written_in_python")
     DEVICE = torch.device("written_in_python:0")
 
-
     class OnDevice(torch.Tensor):
         @staticmethod
         def __new__(cls, data):
@@ -42,7 +41,6 @@ _SOURCE = """
             args, kwargs = _pytree.tree_map_only(cls, lambda tensor: tensor.data_on_cpu, (args, kwargs))
             return _pytree.tree_map_only(torch.Tensor, cls, func(*args, **kwargs))
 
-
     def backward(rank):
         where = []
 
@@ -56,11 +54,9 @@ _SOURCE = """
         assert weight.grad.data_on_cpu.tolist() == [rank + 1.0] * 2
         return where
 
-
     @pytest.mark.distributed(world_size=3, isolation="thread")
     def test_backward_sees_the_group(world):
         assert backward(world.rank) == [(threading.current_thread(), world.rank)]
-
 
     def test_of_no_rank():
         ((thread, _),) = backward(0)

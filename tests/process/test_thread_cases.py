@@ -23,7 +23,6 @@ _CASES = """
     NOTES = Path.cwd()
     MADE_BY_MODULE = object()
 
-
     class TestRanks(dist_testing.MultiThreadedTestCase):
         world_size = 3
 
@@ -124,7 +123,6 @@ _CASES = """
         def test_leaves_a_thread(self):
             threading.Thread(target=threading.Event().wait).start()
 
-
     class TestHangs(dist_testing.MultiThreadedTestCase):
         world_size = 3
         case_timeout_s = 3
@@ -141,7 +139,6 @@ _CASES = """
             if self.rank == 1:
                 dist.recv(torch.ones(1), src=0)
             dist.barrier()
-
 
     class TestLast(dist_testing.MultiThreadedTestCase):
         world_size = "2"
@@ -257,7 +254,6 @@ def test_bad_class_is_a_clear_error(starter: Starter, tmp_path: Path, attribute:
         f"""
         import dist_testing
 
-
         class TestBad(dist_testing.MultiThreadedTestCase):
             def test_it(self):
                 pass
@@ -280,13 +276,11 @@ def test_wrong_method_name_is_an_error(starter: Starter, tmp_path: Path) -> None
 
         import dist_testing
 
-
         class Named(dist_testing.MultiThreadedTestCase):
             __test__ = False
 
             def test_it(self):
                 pass
-
 
         def test_names():
             Named()
@@ -312,7 +306,6 @@ def test_class_may_run_its_tests_itself(starter: Starter, tmp_path: Path) -> Non
 
         import dist_testing
 
-
         class TestOwnRun(dist_testing.MultiThreadedTestCase):
             world_size = 2
 
@@ -325,7 +318,6 @@ def test_class_may_run_its_tests_itself(starter: Starter, tmp_path: Path) -> Non
 
             def test_it(self):
                 assert self.from_run == dist.get_world_size() == 2
-
 
         class TestOwnGroup(dist_testing.MultiThreadedTestCase):
             world_size = 2
@@ -362,7 +354,6 @@ def test_interrupted_runner_ends(starter: Starter, tmp_path: Path) -> None:
         import threading
 
         import dist_testing
-
 
         class TestStopped(dist_testing.MultiThreadedTestCase):
             world_size = 2

@@ -25,13 +25,11 @@ _FAILURES = """
     NOTES = Path.cwd()
     pytestmark = pytest.mark.distributed(world_size=3)
 
-
     def note(world):
         with (NOTES / "pids").open("a") as pids:
             pids.write(f"{os.getpid()}\\n")
         print(f"hello from rank {world.rank}")
         dist.barrier()
-
 
     def test_pass_1(world):
         note(world)
@@ -184,41 +182,34 @@ def test_fixtures_belong_to_one_rank(starter: Starter, tmp_path: Path) -> None:
         pytestmark = pytest.mark.distributed(world_size=4)
         NOTES = Path.cwd()
 
-
         @pytest.fixture(scope="session")
         def of_session():
             yield threading.get_ident()
             (NOTES / f"torn-down-{threading.get_ident()}").touch()
 
-
         @pytest.fixture(scope="module", params=["a", "b"])
         def of_module(request, of_session):
             return request.param, of_session
-
 
         @pytest.fixture
         def with_teardown(world, of_module):
             yield world.rank
             (NOTES / f"torn-down-rank-{world.rank}-{of_module[0]}").touch()
 
-
         @pytest.fixture
         def by_name(request, world):
             dist.barrier()
             return world.rank
 
-
         @pytest.fixture(autouse=True)
         def always(world):
             world.barrier()
-
 
         def test_fixtures(world, with_teardown, of_module, request):
             assert with_teardown == world.rank == dist.get_rank()
             assert of_module[1] == threading.get_ident()
             assert request.getfixturevalue("by_name") == world.rank
             request.addfinalizer((NOTES / f"finalised-{world.rank}").touch)
-
 
         class TestClass:
             @pytest.fixture(autouse=True)
@@ -230,7 +221,6 @@ def test_fixtures_belong_to_one_rank(starter: Starter, tmp_path: Path) -> None:
                 dist.barrier()
                 assert self.rank == world.rank
 
-
         def test_folders(world, tmp_path, tmp_path_factory):
             for path in (tmp_path, world.rank_tmp_path, tmp_path_factory.mktemp("more")):
                 assert not list(path.iterdir())
@@ -241,27 +231,22 @@ def test_fixtures_belong_to_one_rank(starter: Starter, tmp_path: Path) -> None:
             world.barrier()
             assert len(list(world.tmp_path.iterdir())) == 4
 
-
         def test_folders_are_new_for_each_case(world):
             assert not list(world.tmp_path.iterdir())
-
 
         def test_no_variables_of_a_process(world):
             assert "RANK" not in os.environ
             assert os.environ["WORLD_SIZE"] == "4"
 
-
         def test_store(world):
             world.store.set(f"rank-{world.rank}", "here")
             world.store.wait([f"rank-{rank}" for rank in range(world.size)])
-
 
         @pytest.mark.distributed(init=False)
         def test_own_group(world):
             assert not dist.is_initialized()
             dist.init_process_group("threaded", store=world.store, rank=world.rank, world_size=world.size)
             dist.barrier()
-
 
         @pytest.mark.distributed(world_size=[2, 3])
         def test_sizes(world, world_size):
@@ -283,7 +268,6 @@ def test_function_that_a_plugin_has_replaced_is_called(starter: Starter, tmp_pat
         """
         import functools
 
-
         def pytest_collection_modifyitems(items):
             for item in items:
                 item.obj = functools.wraps(item.obj)(functools.partial(item.obj, wrapped=True))
@@ -291,7 +275,6 @@ def test_function_that_a_plugin_has_replaced_is_called(starter: Starter, tmp_pat
     )
     source = """
         import pytest
-
 
         @pytest.mark.distributed(world_size=2)
         def test_it(world, wrapped=False):
@@ -315,10 +298,8 @@ def test_fixture_that_affects_the_process_is_refused(starter: Starter, tmp_path:
 
         pytestmark = pytest.mark.distributed(world_size=2)
 
-
         def test_named(world, {fixture}):
             pass
-
 
         def test_asked_for(world, request):
             request.getfixturevalue("{fixture}")
@@ -358,16 +339,13 @@ def test_features_that_threads_cannot_have_are_refused(starter: Starter, tmp_pat
 
         import dist_testing
 
-
         @pytest.mark.distributed(isolation="fork")
         def test_fork():
             pass
 
-
         @pytest.mark.distributed(expected_exits={1: -9})
         def test_expected_exits():
             pass
-
 
         class TestProcesses(dist_testing.MultiProcessTestCase):
             def test_process_class(self):
@@ -408,10 +386,8 @@ def test_collective_error_begins_at_the_test(starter: Starter, tmp_path: Path) -
         import torch
         import torch.distributed as dist
 
-
         def reduce(size):
             dist.all_reduce(torch.ones(size))
-
 
         @pytest.mark.distributed(world_size=2)
         def test_differs(world):

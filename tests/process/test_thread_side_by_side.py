@@ -20,7 +20,6 @@ _CASES = """
     import torch.distributed as dist
     {base}
 
-
     class TestOutcomes(MultiThreadedTestCase):
         @property
         def world_size(self):
@@ -77,7 +76,6 @@ _CASES = """
 
         def test_failing_cleanup(self):
             self.addCleanup(int, "planted")
-
 
     if __name__ == "__main__":
         suite = unittest.defaultTestLoader.loadTestsFromTestCase(TestOutcomes)

@@ -20,7 +20,6 @@ def test_classes_are_found_wherever_they_were_created(starter: Starter, tmp_path
         """
         import dist_testing
 
-
         class Outer:
             class TestNested(dist_testing.MultiProcessTestCase):
                 world_size = 2
@@ -28,9 +27,7 @@ def test_classes_are_found_wherever_they_were_created(starter: Starter, tmp_path
                 def test_nested(self):
                     self.assertIn(self.rank, range(2))
 
-
         TestNested = Outer.TestNested
-
 
         def make(number):
             class TestMade(dist_testing.MultiProcessTestCase):
@@ -42,13 +39,10 @@ def test_classes_are_found_wherever_they_were_created(starter: Starter, tmp_path
             TestMade.number = number
             return TestMade
 
-
         TestFirst, TestSecond = make(1), make(2)
-
 
         def check(self):
             self.assertEqual(self.device, "planted")
-
 
         TestTyped = type(
             "TestOfType",
@@ -72,13 +66,11 @@ def test_class_that_a_rank_cannot_find_is_a_clear_error(starter: Starter, tmp_pa
 
         import dist_testing
 
-
         class TestMaker(dist_testing.MultiProcessTestCase):
             world_size = 1
 
             def test_first(self):
                 pass
-
 
         class TestRunsAnother(unittest.TestCase):
             def test_it(self):

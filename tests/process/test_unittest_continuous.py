@@ -24,7 +24,6 @@ _CASES = """
 
     NOTES = Path.cwd()
 
-
     class TestShared(dist_testing.MultiProcContinuousTest):
         world_size = 2
 
@@ -126,7 +125,6 @@ def test_group_follows_the_class(starter: Starter, tmp_path: Path) -> None:
         import dist_testing
         from dist_testing import MultiProcContinousTest, MultiProcContinuousTest
 
-
         class TestUnset(MultiProcContinuousTest):
             timeout = datetime.timedelta(seconds=77)
 
@@ -137,7 +135,6 @@ def test_group_follows_the_class(starter: Starter, tmp_path: Path) -> None:
             def test_size(self):
                 self.assertEqual((dist.get_world_size(), self.world_size), (4, 4))
 
-
         class TestText(MultiProcContinousTest):
             world_size = "2"
             device_type = "cpu"
@@ -145,7 +142,6 @@ def test_group_follows_the_class(starter: Starter, tmp_path: Path) -> None:
 
             def test_size(self):
                 self.assertEqual((dist.get_world_size(), dist.get_backend()), (2, "gloo"))
-
 
         class TestProperties(MultiProcContinuousTest):
             @property
@@ -158,7 +154,6 @@ def test_group_follows_the_class(starter: Starter, tmp_path: Path) -> None:
 
             def test_size(self):
                 self.assertEqual(dist.get_world_size(), 3)
-
 
         class TestOwnGroup(MultiProcContinuousTest):
             world_size = 2
@@ -173,7 +168,6 @@ def test_group_follows_the_class(starter: Starter, tmp_path: Path) -> None:
                 self.assertEqual(self.own, "made")
                 dist.barrier()
 
-
         class TestSkipInGroup(MultiProcContinuousTest):
             world_size = 2
 
@@ -187,7 +181,6 @@ def test_group_follows_the_class(starter: Starter, tmp_path: Path) -> None:
             def test_other(self):
                 raise ValueError
 
-
         class TestErrorInGroup(MultiProcContinuousTest):
             world_size = 2
 
@@ -197,7 +190,6 @@ def test_group_follows_the_class(starter: Starter, tmp_path: Path) -> None:
 
             def test_fails(self):
                 pass
-
 
         class TestAround(MultiProcContinuousTest):
             world_size = 2
@@ -210,7 +202,6 @@ def test_group_follows_the_class(starter: Starter, tmp_path: Path) -> None:
             def test_around(self):
                 self.assertEqual(self.seen, self.id())
 
-
         class TestForgets(MultiProcContinuousTest):
             world_size = 2
 
@@ -220,7 +211,6 @@ def test_group_follows_the_class(starter: Starter, tmp_path: Path) -> None:
 
             def test_forgotten(self):
                 pass
-
 
         class TestOwnLoop(MultiProcContinuousTest):
             world_size = 2
@@ -232,20 +222,17 @@ def test_group_follows_the_class(starter: Starter, tmp_path: Path) -> None:
             def test_own_loop(self):
                 pass
 
-
         class TestPoisoned(MultiProcContinuousTest):
             poison_pill = True
 
             def test_never(self):
                 raise ValueError
 
-
         class TestNoRanks(MultiProcContinuousTest):
             world_size = 0
 
             def test_no_ranks_fails(self):
                 pass
-
 
         if not dist.is_nccl_available():
 
@@ -323,7 +310,6 @@ def test_class_for_any_device_creates_its_group(starter: Starter, tmp_path: Path
 
         BEFORE = os.environ.get("WORLD_SIZE")
 
-
         class TestDevice(dist_testing.DistributedTestBase):
             world_size = 2
 
@@ -350,7 +336,6 @@ def test_class_for_any_device_creates_its_group(starter: Starter, tmp_path: Path
             def test_no_device_fails(self):
                 os.environ["CUDA_VISIBLE_DEVICES"] = ""
                 self.rank_to_device("cuda")
-
 
         class TestEnvironment(dist_testing.MultiProcessTestCase):
             world_size = 1

@@ -24,7 +24,6 @@ def test_declared_exits_are_passes_and_others_are_not(starter: Starter, tmp_path
 
         import dist_testing
 
-
         def decorated(function):
             @functools.wraps(function)
             def wrapper(self):
@@ -32,10 +31,8 @@ def test_declared_exits_are_passes_and_others_are_not(starter: Starter, tmp_path
 
             return wrapper
 
-
         class Base(dist_testing.MultiProcessTestCase):
             world_size = 2
-
 
         class TestExpected(Base):
             @dist_testing.expected_exits({1: -signal.SIGKILL})
@@ -74,7 +71,6 @@ def test_declared_exits_are_passes_and_others_are_not(starter: Starter, tmp_path
                     self.addCleanup(int, "planted")
                     sys.exit(3)
 
-
         class TestTables(Base):
             def setUp(self):
                 super().setUp()
@@ -112,7 +108,6 @@ def test_declared_exits_are_passes_and_others_are_not(starter: Starter, tmp_path
                     os._exit(6)
                 raise ValueError("planted")
 
-
         class TestUndeclared(Base):
             def test_exit_3_fails(self):
                 if self.rank == 1:
@@ -122,14 +117,12 @@ def test_declared_exits_are_passes_and_others_are_not(starter: Starter, tmp_path
                 if self.rank == 1:
                     sys.exit(0)
 
-
         class TestAsTorchCounts(Base):
             exit_0_passes = True
 
             def test_exit_0_passes(self):
                 if self.rank == 1:
                     sys.exit(0)
-
 
         del Base
         """,
@@ -151,7 +144,6 @@ def test_bad_expected_exits_are_refused_at_import(starter: Starter, tmp_path: Pa
         tmp_path,
         """
         import dist_testing
-
 
         class TestBad(dist_testing.MultiProcessTestCase):
             @dist_testing.expected_exits(-9)
@@ -176,7 +168,6 @@ def test_handles_show_the_ranks(starter: Starter, tmp_path: Path) -> None:
         import torch.distributed as dist
 
         import dist_testing
-
 
         class TestHandles(dist_testing.MultiProcessTestCase):
             world_size = 2
@@ -217,7 +208,6 @@ def test_handles_show_the_ranks(starter: Starter, tmp_path: Path) -> None:
                     store.set("here", "")
                     threading.Event().wait()
                 store.wait(["here"])
-
 
         class TestOneArgument(dist_testing.MultiProcessTestCase):
             world_size = 2

@@ -24,7 +24,6 @@ _CASES = """
 
     NOTES = Path.cwd()
 
-
     class TestRanks(dist_testing.MultiProcessTestCase):
         @property
         def world_size(self):
@@ -87,7 +86,6 @@ _CASES = """
                 os._exit(3)
             threading.Event().wait()
 
-
     class TestWithoutSpawn(dist_testing.MultiProcessTestCase):
         world_size = 3
 
@@ -95,18 +93,15 @@ _CASES = """
             self.assertIn(self.rank, range(3))
             Path(self.file_name).exists()
 
-
     class TestNumericText(dist_testing.MultiProcessTestCase):
         world_size = "2"
 
         def test_size(self):
             self.assertEqual(os.environ["WORLD_SIZE"], "2")
 
-
     class TestDefault(dist_testing.MultiProcessTestCase):
         def test_size(self):
             self.assertEqual(os.environ["WORLD_SIZE"], "4")
-
 
     class TestPool(dist_testing.MultiProcessTestCase):
         world_size = 2
@@ -196,13 +191,11 @@ def test_errors_around_the_test_name_their_origin(starter: Starter, tmp_path: Pa
 
         import dist_testing
 
-
         class Base(dist_testing.MultiProcessTestCase):
             world_size = 2
 
             def test_it(self):
                 pass
-
 
         class TestSetUpAfterSpawn(Base):
             def setUp(self):
@@ -210,33 +203,27 @@ def test_errors_around_the_test_name_their_origin(starter: Starter, tmp_path: Pa
                 self._spawn_processes()
                 raise ValueError("planted in setUp")
 
-
         class TestSetUpBeforeSpawn(Base):
             def setUp(self):
                 raise ValueError("planted before")
 
-
         class TestTearDown(Base):
             def tearDown(self):
                 raise ValueError("planted in tearDown")
-
 
         class TestSetUpRank(Base):
             def setUpRank(self):
                 if self.rank == 1:
                     raise ValueError("planted in setUpRank")
 
-
         class TestTearDownRank(Base):
             def tearDownRank(self):
                 if self.rank == 1:
                     raise ValueError("planted in tearDownRank")
 
-
         class TestCleanup(Base):
             def test_it(self):
                 self.addCleanup(int, "planted in cleanup")
-
 
         class TestSkipInSetUp(Base):
             def setUp(self):
@@ -244,10 +231,8 @@ def test_errors_around_the_test_name_their_origin(starter: Starter, tmp_path: Pa
                 self._spawn_processes()
                 self.skipTest("after asking for ranks")
 
-
         class TestAfterwards(Base):
             pass
-
 
         # The base class itself must not be collected.
         del Base
@@ -288,7 +273,6 @@ def test_bad_attribute_is_a_clear_error(starter: Starter, tmp_path: Path, attrib
         f"""
         import dist_testing
 
-
         class TestBad(dist_testing.MultiProcessTestCase):
             {attribute}
 
@@ -308,7 +292,6 @@ def test_sub_test_is_named(starter: Starter, tmp_path: Path) -> None:
         tmp_path,
         """
         import dist_testing
-
 
         class TestSub(dist_testing.MultiProcessTestCase):
             world_size = 2
@@ -344,7 +327,6 @@ def test_ranks_see_the_runner_as_it_is_at_their_start(starter: Starter, tmp_path
 
         import dist_testing
 
-
         class TestMoment(dist_testing.MultiProcessTestCase):
             world_size = 2
 
@@ -378,7 +360,6 @@ def test_plain_unittest_leaves_nothing_when_it_is_killed_by_a_test(starter: Star
         import threading
 
         import dist_testing
-
 
         class TestKill(dist_testing.MultiProcessTestCase):
             world_size = 2

@@ -31,7 +31,6 @@ def test_ranks_go_through_run(starter: Starter, tmp_path: Path) -> None:
 
         NOTES = Path.cwd()
 
-
         class WithGroup(dist_testing.MultiProcessTestCase):
             world_size = "2"
             fake_pg = True
@@ -56,7 +55,6 @@ def test_ranks_go_through_run(starter: Starter, tmp_path: Path) -> None:
                 (NOTES / f"after-{test_name}-{rank}").touch()
                 sys.exit(0)
 
-
         class TestGroup(WithGroup):
             __test__ = True
 
@@ -71,7 +69,6 @@ def test_ranks_go_through_run(starter: Starter, tmp_path: Path) -> None:
             def test_fail(self):
                 self.assertNotEqual(self.rank, 1, "planted")
 
-
         class TestSkipBefore(dist_testing.MultiProcessTestCase):
             @classmethod
             def _run(cls, rank, test_name, file_name, pipe, **kwargs):
@@ -79,7 +76,6 @@ def test_ranks_go_through_run(starter: Starter, tmp_path: Path) -> None:
 
             def test_never(self):
                 raise ValueError
-
 
         class TestRaisesBefore(dist_testing.MultiProcessTestCase):
             @classmethod
@@ -89,7 +85,6 @@ def test_ranks_go_through_run(starter: Starter, tmp_path: Path) -> None:
             def test_never(self):
                 pass
 
-
         class TestForgetsTest(dist_testing.MultiProcessTestCase):
             @classmethod
             def _run(cls, rank, test_name, file_name, pipe, **kwargs):
@@ -98,7 +93,6 @@ def test_ranks_go_through_run(starter: Starter, tmp_path: Path) -> None:
             def test_never(self):
                 pass
 
-
         class TestForgetsRank(dist_testing.MultiProcessTestCase):
             @classmethod
             def _run(cls, rank, test_name, file_name, pipe, **kwargs):
@@ -106,7 +100,6 @@ def test_ranks_go_through_run(starter: Starter, tmp_path: Path) -> None:
 
             def test_never(self):
                 pass
-
 
         class TestOwnRunTest(dist_testing.MultiProcessTestCase):
             def run_test(self, test_name, pipe):
@@ -149,13 +142,11 @@ def test_ways_to_start_ranks(starter: Starter, tmp_path: Path) -> None:
         MARK = "set by the module that the runner has loaded"
         IS_FRESH = "pytest" not in getattr(sys, "orig_argv", [""])[1:3]
 
-
         class Base(dist_testing.MultiProcessTestCase):
             world_size = 2
 
             def test_it(self):
                 self.assertEqual(MARK[:3], "set")
-
 
         class TestFork(Base):
             isolation = "spawn"
@@ -167,29 +158,24 @@ def test_ways_to_start_ranks(starter: Starter, tmp_path: Path) -> None:
             def test_it(self):
                 assert dist_testing.MultiProcessTestCase is sys.modules["dist_testing"].MultiProcessTestCase
 
-
         class TestProcessClass(Base):
             def setUp(self):
                 super().setUp()
                 self._start_processes(torch.multiprocessing.get_context("spawn").Process)
-
 
         class TestForkClass(Base):
             def setUp(self):
                 super().setUp()
                 self._start_processes(multiprocessing.get_context("fork").Process)
 
-
         class TestOtherCallable(Base):
             def setUp(self):
                 super().setUp()
                 self._start_processes(lambda *args, **kwargs: None)
 
-
         class TestNoRanks(Base):
             def _spawn_processes(self):
                 pass
-
 
         class TestRunsHere(Base):
             def _spawn_processes(self):
@@ -201,20 +187,16 @@ def test_ways_to_start_ranks(starter: Starter, tmp_path: Path) -> None:
             def test_it(self):
                 self.assertEqual(self.rank, self.MAIN_PROCESS_RANK)
 
-
         class TestCoroutine(Base):
             async def test_it(self):
                 raise ValueError
-
 
         class TestGenerator(Base):
             def test_it(self):
                 yield
 
-
         class TestThread(Base):
             isolation = "thread"
-
 
         del Base
         """,
@@ -248,7 +230,6 @@ def test_each_test_has_a_fresh_process_with_the_same_random_numbers(starter: Sta
         import torch.distributed as dist
 
         import dist_testing
-
 
         class TestFresh(dist_testing.MultiProcessTestCase):
             world_size = 2
@@ -294,7 +275,6 @@ def test_pooled_ranks_end_the_group_of_a_test(starter: Starter, tmp_path: Path) 
 
         import dist_testing
 
-
         class TestPooled(dist_testing.MultiProcessTestCase):
             isolation = "pool"
             world_size = 2
@@ -311,7 +291,6 @@ def test_pooled_ranks_end_the_group_of_a_test(starter: Starter, tmp_path: Path) 
 
             def test_other(self):
                 self._use_group()
-
 
         class TestKeeps(TestPooled):
             destroy_pg_upon_exit = False
@@ -344,7 +323,6 @@ def test_expected_failure_is_not_a_crash(starter: Starter, tmp_path: Path) -> No
         import unittest
 
         import dist_testing
-
 
         class TestExpected(dist_testing.MultiProcessTestCase):
             world_size = 2

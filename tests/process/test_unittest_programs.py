@@ -14,7 +14,6 @@ _CASES = """
 
     import dist_testing
 
-
     class TestFirst(dist_testing.MultiProcessTestCase):
         world_size = 2
 
@@ -24,7 +23,6 @@ _CASES = """
         def test_b_fail(self):
             planted_local = 40 + 2
             self.assertEqual(self.rank, 0, "planted")
-
 
     class TestSecond(dist_testing.MultiProcessTestCase):
         world_size = 2

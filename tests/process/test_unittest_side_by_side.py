@@ -27,14 +27,12 @@ _CASES = """
     else:
         from dist_testing import TEST_SKIPS, MultiProcessTestCase
 
-
     def decorated(function):
         @functools.wraps(function)
         def wrapper(self):
             return function(self)
 
         return wrapper
-
 
     class TestBoth(MultiProcessTestCase):
         @property
@@ -125,7 +123,6 @@ _CASES = """
 
         def test_cleanup_fails(self):
             self.addCleanup(self.fail, "planted")
-
 
     if __name__ == "__main__":
         outcomes = {}

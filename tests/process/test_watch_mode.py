@@ -92,7 +92,6 @@ _LEAKING = """
     LEFT = Path(__file__).with_name("left.txt")
     LEFT.touch()
 
-
     def seen():
         return {
             "module": list(STATE),
@@ -108,13 +107,11 @@ _LEAKING = """
             "processes": [pid for pid in LEFT.read_text().split() if os.path.exists(f"/proc/{pid}")],
         }
 
-
     CLEAN = {
         "module": [], "library": {}, "environment": {}, "modules": [], "path": [],
         "directory": os.path.basename(os.getcwd()), "signal": signal.SIG_DFL, "threads": [], "umask": 0o22,
         "dtype": torch.float32, "processes": [],
     }
-
 
     def leak():
         STATE.append(1)
@@ -132,12 +129,10 @@ _LEAKING = """
             left = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(1000)"], start_new_session=True)
             LEFT.write_text(str(left.pid))
 
-
     def test_in_the_runner():
         assert seen() == CLEAN
         assert os.path.isdir(conftest.FOLDER.name), "an earlier run has removed it"
         leak()
-
 
     @pytest.mark.distributed(world_size=2)
     def test_on_ranks(world):
