@@ -119,7 +119,7 @@ def test_reports_for_other_programs(starter: Starter, tmp_path: Path) -> None:
 
 
 def test_parameters_and_fixtures_of_every_kind(starter: Starter, tmp_path: Path) -> None:
-    """If this fails, indirect parameters, ids, autouse, usefixtures or `--import-mode=importlib` work only in plain pytest."""
+    """If this fails, indirect parameters, autouse or an import mode work only in plain pytest."""
     source = """
         import pytest
 
