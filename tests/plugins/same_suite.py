@@ -29,8 +29,7 @@ def late():
 def shared():
     return [1]
 
-def test_passes(WORLD):
-    pass
+def test_passes(WORLD): ...
 
 def test_fails(WORLD):
     assert 1 == 2
@@ -51,12 +50,10 @@ def test_xfails(WORLD):
     assert 1 == 2
 
 @pytest.mark.xfail
-def test_xpasses(WORLD):
-    pass
+def test_xpasses(WORLD): ...
 
 @pytest.mark.xfail(strict=True, reason="strict")
-def test_xpasses_strict(WORLD):
-    pass
+def test_xpasses_strict(WORLD): ...
 
 @pytest.mark.xfail(raises=ValueError)
 def test_raises_as_expected(WORLD):
@@ -69,19 +66,16 @@ def test_raises_another(WORLD):
 def test_calls_xfail(WORLD):
     pytest.xfail("here")
 
-def test_broken_setup(WORLD, broken):
-    pass
+def test_broken_setup(WORLD, broken): ...
 
-def test_broken_teardown(WORLD, late):
-    pass
+def test_broken_teardown(WORLD, late): ...
 
 @pytest.mark.parametrize("number", [1, 2])
 def test_parameter(WORLD, number, shared):
     assert number in [*shared, 2]
 
 class TestGroup:
-    def test_method(self, WORLD):
-        pass
+    def test_method(self, WORLD): ...
 
     def test_prints(self, WORLD, capsys):
         print("hello")
@@ -96,8 +90,7 @@ def test_subtests(WORLD, subtests):
             assert number != 1
 
 @pytest.mark.slow
-def test_slow(WORLD):
-    pass
+def test_slow(WORLD): ...
 """
 _CONFTEST = """
 def pytest_configure(config):

@@ -31,7 +31,6 @@ _PARTS = """
     import os
     import subprocess
     import sys
-
     from dist_testing.ext import HeldResource, RankService, UsageError, WorldResource, WorldWatcher
 
     BREAKS = os.environ.get("BREAKS")
@@ -102,7 +101,6 @@ _PARTS = """
 """
 _CASES = """
     import os
-
     import pytest
 
     @pytest.mark.distributed(world_size=2)
@@ -116,9 +114,7 @@ _CASES = """
 _ASKING = """
     import os
     import unittest
-
     import pytest
-
     import dist_testing
 
     @pytest.mark.distributed(world_size=2, answers="of the test")

@@ -53,10 +53,8 @@ def test_every_cell_on_two_nodes(starter: Starter, tmp_path: Path, launcher: str
 _SESSION = """
     import os
     from pathlib import Path
-
     import pytest
     import torch.distributed as dist
-
     import dist_testing
 
     here = Path(__file__).parent
@@ -72,8 +70,7 @@ _SESSION = """
         dist.barrier()
 
     @pytest.mark.distributed(world_size=[2, 3])
-    def test_sizes(world):
-        pass
+    def test_sizes(world): ...
 
     @pytest.mark.distributed(timeout=300)
     def test_fails_by_a_proven_hang(world):
@@ -88,8 +85,7 @@ _SESSION = """
 
     @pytest.mark.skipif(os.environ.get("RANK") == "1", reason="rank 0 decides")
     @pytest.mark.distributed
-    def test_marks_are_rank_0s(world):
-        pass
+    def test_marks_are_rank_0s(world): ...
 
     @pytest.mark.distributed(isolation="spawn")
     def test_spawned(world):
@@ -103,8 +99,7 @@ _SESSION = """
         assert seen == list(range(1, case + 1)), "the ranks stay"
 
     @pytest.mark.distributed(isolation="thread")
-    def test_threads(world):
-        pass
+    def test_threads(world): ...
 
     class UnittestTest(dist_testing.MultiProcessTestCase):
         def setUp(self):

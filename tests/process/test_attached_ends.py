@@ -20,7 +20,6 @@ from tests.support.starter import LIMIT_S, Child, Starter
 
 _WAITS = """
     import pytest
-
     from tests.support.bell import ring
 
     @pytest.mark.distributed(timeout=100)
@@ -30,8 +29,7 @@ _WAITS = """
         world.store.get("never set")
 
     @pytest.mark.distributed
-    def test_after(world):
-        pass
+    def test_after(world): ...
 """
 _NAMED = "rank 1 of 2 failed first: it was lost in call: the process that torchrun started for it has ended"
 

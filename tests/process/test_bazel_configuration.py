@@ -15,7 +15,6 @@ from tests.support.starter import Starter
 
 _CASES = """
     import os
-
     import pytest
 
     @pytest.mark.distributed

@@ -81,7 +81,6 @@ def test_ranks_of_a_failed_case_are_counted_until_their_end(starter: Starter, tm
     """If this fails, a rank that dies, and loses its own counts, also costs the counts of the others."""
     source = """
         import os
-
         import pytest
 
         @pytest.mark.distributed(expected_exits={1: 3})
@@ -135,20 +134,17 @@ def test_a_test_that_empties_the_folder_costs_the_coverage_only(
         import os
         import shutil
         from pathlib import Path
-
         import pytest
 
         @pytest.mark.distributed
-        def test_before(world):
-            pass
+        def test_before(world): ...
 
         def test_empties():
             for path in Path(os.environ["COVERAGE_DIR"]).iterdir():
                 shutil.rmtree(path)
 
         @pytest.mark.distributed
-        def test_after(world):
-            pass
+        def test_after(world): ...
     """
     backend = "threaded" if isolation == "thread" else "gloo"
     target = Target(tmp_path, {"test_cases.py": source}, backend=backend, spec={"isolation": isolation})
@@ -162,7 +158,6 @@ def test_a_rank_that_empties_the_folder_loses_only_its_coverage(starter: Starter
     source = """
         import os
         import shutil
-
         import pytest
 
         @pytest.mark.distributed

@@ -22,7 +22,6 @@ _CASES = """
     import os
     import subprocess
     import sys
-
     import pytest
 
     @pytest.mark.distributed

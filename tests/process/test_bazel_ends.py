@@ -13,7 +13,6 @@ _SOURCE = """
     import atexit
     import os
     import sys
-
     import pytest
 
     RUNNER = os.getpid()
@@ -35,8 +34,7 @@ _SOURCE = """
 """
 _HERE = """
 
-    def test_in_runner():
-        pass
+    def test_in_runner(): ...
 """
 
 

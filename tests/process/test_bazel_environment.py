@@ -12,7 +12,6 @@ from tests.support.starter import Starter
 
 _THREADS = """
     import os
-
     import pytest
 
     def threads():
@@ -61,12 +60,10 @@ def test_a_wrong_limit_of_torchs_names_affects_only_their_users(starter: Starter
         import dist_testing
 
         @pytest.mark.distributed
-        def test_on_rank(world):
-            pass
+        def test_on_rank(world): ...
 
         class UnittestTest(dist_testing.MultiProcessTestCase):
-            def test_method(self):
-                pass
+            def test_method(self): ...
     """
     target = Target(tmp_path, {"test_cases.py": source})
     ended = target.run(starter, env={"DISTRIBUTED_TESTS_DEFAULT_TIMEOUT": "abc"}, fresh=True)
@@ -76,7 +73,6 @@ def test_a_wrong_limit_of_torchs_names_affects_only_their_users(starter: Starter
 
 _COLLECTOR = """
     import gc
-
     import pytest
 
     AT_IMPORT = gc.get_threshold()

@@ -13,25 +13,19 @@ from tests.support.starter import Starter
 
 _CASES = """
     import unittest
-
     import pytest
 
-    def test_one():
-        pass
+    def test_one(): ...
 
-    def test_one_more():
-        pass
+    def test_one_more(): ...
 
     @pytest.mark.parametrize("value", ["a b", "c::d", "(e)"])
-    def test_with(value):
-        pass
+    def test_with(value): ...
 
     class PlainTest(unittest.TestCase):
-        def test_one(self):
-            pass
+        def test_one(self): ...
 
-        def test_two(self):
-            pass
+        def test_two(self): ...
 """
 
 
@@ -99,8 +93,7 @@ def test_command_of_a_report_runs_only_that_case(starter: Starter, tmp_path: Pat
                 raise ValueError("planted")
 
         class TestOther:
-            def test_fails(self):
-                pass
+            def test_fails(self): ...
     """
     target = Target(tmp_path, {"test_cases.py": source})
     ended = target.run(starter)

@@ -43,15 +43,13 @@ class Hang:
 _WAITS = """
     import threading
     import unittest
-
     import pytest
 
     def waits():
         threading.Event().wait()
 
     @pytest.mark.distributed
-    def test_before(world):
-        pass
+    def test_before(world): ...
 """
 _HANGING_TESTS = """
 
@@ -74,27 +72,22 @@ _HANGING_FIXTURES = """
         yield
         waits()
 
-    def test_setup(hanging_setup):
-        pass
+    def test_setup(hanging_setup): ...
 
-    def test_teardown(hanging_teardown):
-        pass
+    def test_teardown(hanging_teardown): ...
 """
 _AFTER = """
 
-    def test_after():
-        pass
+    def test_after(): ...
 
     @pytest.mark.distributed
-    def test_distributed_after(world):
-        pass
+    def test_distributed_after(world): ...
 """
 
 
 _SWALLOWING = """
     import threading
     import unittest
-
     import pytest
 
     def test_swallows():
@@ -112,17 +105,14 @@ _SWALLOWING = """
         def test_expected_method(self):
             threading.Event().wait()
 
-    def test_after():
-        pass
+    def test_after(): ...
 """
 _IN_C = """
     import ctypes
-
     import pytest
 
     @pytest.mark.distributed
-    def test_before(world):
-        pass
+    def test_before(world): ...
 
     def test_fails():
         assert not "planted"
@@ -133,12 +123,10 @@ _IN_C = """
         library.pthread_mutex_lock(mutex)
         library.pthread_mutex_lock(mutex)
 
-    def test_after():
-        pass
+    def test_after(): ...
 """
 _DISTRIBUTED = """
     import threading
-
     import pytest
 
     @pytest.mark.distributed
@@ -148,12 +136,10 @@ _DISTRIBUTED = """
     def test_plain_hangs():
         threading.Event().wait()
 
-    def test_plain():
-        pass
+    def test_plain(): ...
 """
 _THREADS = """
     import threading
-
     from dist_testing.threaded.spawn_threads import spawn_threads_and_init_comms
 
     def test_ranks():
@@ -163,8 +149,7 @@ _THREADS = """
 
         ranks()
 
-    def test_after():
-        pass
+    def test_after(): ...
 """
 _IMPORTS = """
     import threading
@@ -289,7 +274,6 @@ def test_interrupted_runner_reports_where_it_was(starter: Starter, tmp_path: Pat
     """If this fails, a user who cancels a build that seems to hang does not learn what it was doing."""
     source = f"""
         import threading
-
         from tests.support.bell import ring
 
         def waits():

@@ -15,7 +15,6 @@ from tests.support.starter import Starter
 _MANY = """
     import os
     import threading
-
     import pytest
     import torch
     import torch.distributed as dist
@@ -29,13 +28,11 @@ _MANY = """
 
     @pytest.mark.distributed
     @pytest.mark.parametrize("value", ["a", "\\x01&<"])
-    def test_takes(world, value):
-        pass
+    def test_takes(world, value): ...
 
     @pytest.mark.skip(reason="not today")
     @pytest.mark.distributed
-    def test_skipped(world):
-        pass
+    def test_skipped(world): ...
 
     @pytest.mark.distributed
     def test_skips_on_ranks(world):
@@ -70,8 +67,7 @@ _MANY = """
         dist.all_reduce(torch.ones(1))
 
     @pytest.mark.distributed
-    def test_last(world):
-        pass
+    def test_last(world): ...
 """
 
 

@@ -15,14 +15,11 @@ from tests.support.starter import Starter
 
 _HOLDING = """
     import threading
-
     import pytest
-
     from tests.support.bell import ring
 
     @pytest.mark.distributed
-    def test_before(world):
-        pass
+    def test_before(world): ...
 
     @pytest.mark.distributed
     def test_hangs(world):
@@ -31,8 +28,7 @@ _HOLDING = """
 
     @pytest.mark.distributed
     @pytest.mark.parametrize("number", range(3))
-    def test_after(world, number):
-        pass
+    def test_after(world, number): ...
 """
 
 
@@ -55,7 +51,6 @@ def test_ranks_that_never_become_ready_end_within_the_runs_time(starter: Starter
     source = f"""
         import os
         import threading
-
         import pytest
 
         try:
@@ -64,8 +59,7 @@ def test_ranks_that_never_become_ready_end_within_the_runs_time(starter: Starter
             threading.Event().wait()
 
         @pytest.mark.distributed(isolation="spawn")
-        def test_starts(world):
-            pass
+        def test_starts(world): ...
     """
     target = Target(tmp_path, {"test_cases.py": source})
     ended = target.run(starter, env={"TEST_TIMEOUT": "20"}, limit_s=20)
@@ -96,23 +90,19 @@ _EXITS_AT_IMPORT = """
 
     os._exit(0)
 
-    def test_never():
-        pass
+    def test_never(): ...
 """
 _EXITS_IN_A_PLAIN_TEST = """
     import os
-
     import pytest
 
     @pytest.mark.distributed
-    def test_before(world):
-        pass
+    def test_before(world): ...
 
     def test_exits():
         os._exit(0)
 
-    def test_never():
-        pass
+    def test_never(): ...
 """
 _EXITS_IN_A_THREAD = """
     import os
@@ -236,7 +226,6 @@ def test_repeated_runs_are_distinguishable(starter: Starter, tmp_path: Path) -> 
     """If this fails, ranks of `--runs_per_test` do not get their seed, or results do not name their run."""
     source = """
         import os
-
         import pytest
 
         @pytest.mark.distributed
@@ -296,7 +285,6 @@ def test_end_of_the_fork_server_is_reported_to_the_executor(starter: Starter, tm
     source = """
         import os
         import threading
-
         import pytest
 
         @pytest.mark.distributed
@@ -321,7 +309,6 @@ def test_runner_ignores_the_protocol_without_bazel(starter: Starter, tmp_path: P
         "test_cases.py",
         """
         import pytest
-
         import dist_testing
 
         @pytest.mark.distributed(world_size=2)

@@ -17,8 +17,7 @@ _MANY = """
 
     @pytest.mark.distributed
     @pytest.mark.parametrize("number", {"one", "two", "three", "four", "five", "six"})
-    def test_many(world, number):
-        pass
+    def test_many(world, number): ...
 """
 
 
@@ -103,14 +102,12 @@ def test_cases_of_a_pool_stay_together(starter: Starter, tmp_path: Path) -> None
         class TestB:
             @pytest.mark.distributed
             @pytest.mark.parametrize("number", range(2))
-            def test_pooled(self, world, number):
-                pass
+            def test_pooled(self, world, number): ...
 
         class TestA:
             @pytest.mark.distributed
             @pytest.mark.parametrize("number", range(2))
-            def test_pooled_too(self, world, number):
-                pass
+            def test_pooled_too(self, world, number): ...
     """
     targets, _ = _run_shards(starter, tmp_path, source, 2, isolation="pool")
     assert [list(target.xml()) for target in targets] == [

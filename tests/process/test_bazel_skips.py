@@ -24,12 +24,10 @@ _PLAIN = """
     import unittest
     import pytest
 
-    def test_plain():
-        pass
+    def test_plain(): ...
 
     class PlainTest(unittest.TestCase):
-        def test_method(self):
-            pass
+        def test_method(self): ...
 """
 _ON_RANKS = """
     import pytest
@@ -227,7 +225,6 @@ _KNOWN = {
 }
 _BASE = """
     import unittest
-
     from dist_testing import spawn_threads_and_init_comms
 
     class Base(unittest.TestCase):

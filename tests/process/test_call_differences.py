@@ -10,7 +10,6 @@ from tests.support.starter import Starter
 _SOURCE = """
     import os
     import signal
-
     import pytest
     import torch
     import torch.distributed as dist
@@ -75,8 +74,8 @@ _SOURCE = """
         assert world.rank != 2
         dist.all_reduce(torch.ones(3))
 """
-_OTHER = "calls all_reduce of [[3]] Float with MAX (test_cases.py:12)"
-_CALL = "call all_reduce of [[3]] Float with SUM (test_cases.py:12)"
+_OTHER = "calls all_reduce of [[3]] Float with MAX (test_cases.py:10)"
+_CALL = "call all_reduce of [[3]] Float with SUM (test_cases.py:10)"
 
 
 def test_headlines(starter: Starter, tmp_path: Path) -> None:
@@ -86,7 +85,7 @@ def test_headlines(starter: Starter, tmp_path: Path) -> None:
     second = first.replace("#1", "#2")
     for name, said in {
         "test_reduction (world of 4)": f"{first}: rank 2 {_OTHER}, ranks 0, 1, 3 {_CALL}; then rank ",
-        "test_type (world of 4)": f"{first}: rank 2 calls all_reduce of [[3]] Double (test_cases.py:12), ranks ",
+        "test_type (world of 4)": f"{first}: rank 2 calls all_reduce of [[3]] Double (test_cases.py:10), ranks ",
         "test_skip (world of 3)": f"{first}: rank 1 {_OTHER}, ranks 0, 2 {_CALL}; then ranks disagree about a skip: ",
         "test_left_out (world of 3)": f"{first}: rank 1 calls all_reduce of [[3]] Float (test_cases.py:",
         "TestPool::test_pool[1] (world of 3)": f"{second}: rank 0 {_OTHER}, ranks 1, 2 {_CALL}; then ",

@@ -11,7 +11,6 @@ from tests.support.starter import Starter
 
 _CASES = """
     import sys
-
     import pytest
     import torch
     import torch.distributed as dist
@@ -56,7 +55,6 @@ def test_torch_test_case_does_not_import_it_either(starter: Starter, tmp_path: P
         tmp_path,
         """
         import sys
-
         import torch
         from torch.testing._internal.common_distributed import MultiProcessTestCase
 

@@ -74,7 +74,6 @@ _WAYS = """
     import signal
     import threading
     import warnings
-
     import pytest
 
     pytestmark = pytest.mark.distributed(world_size=2)
@@ -157,8 +156,7 @@ def test_a_case_is_within_its_test_and_the_test_is_reported(starter: Starter, tm
 
         @pytest.mark.skip(reason="not today")
         @pytest.mark.distributed(world_size=1)
-        def test_skipped(world):
-            pass
+        def test_skipped(world): ...
 
         @pytest.mark.xfail(reason="a bug")
         def test_expected():
@@ -264,8 +262,7 @@ _CLASSES = """
             super().setUp()
             self._spawn_processes()
 
-        def test_processes(self):
-            pass
+        def test_processes(self): ...
 
     class TestThreads(dist_testing.MultiThreadedTestCase):
         world_size = 2
@@ -281,8 +278,7 @@ _CLASSES = """
             self._spawn_processes()
             raise RuntimeError("after the ranks were asked for")
 
-        def test_gives_up(self):
-            pass
+        def test_gives_up(self): ...
 """
 
 
@@ -343,7 +339,6 @@ def test_a_broken_sink_changes_no_verdict(starter: Starter, tmp_path: Path, opti
         "conftest.py",
         """
         import pytest
-
         from dist_testing.core.events.event import KINDS
         from dist_testing.ext import event_stream
 
@@ -378,9 +373,7 @@ def test_an_interrupted_case_ends_with_the_reason(starter: Starter, tmp_path: Pa
         "test_cases.py",
         """
         import threading
-
         import pytest
-
         from tests.support.bell import ring
 
         @pytest.mark.distributed(world_size=2)
@@ -409,12 +402,10 @@ def test_what_was_told_before_a_kill_is_in_the_file(starter: Starter, tmp_path: 
         """
         import os
         import signal
-
         import pytest
 
         @pytest.mark.distributed(world_size=2)
-        def test_passes(world):
-            pass
+        def test_passes(world): ...
 
         def test_dies():
             os.kill(os.getpid(), signal.SIGKILL)

@@ -20,7 +20,6 @@ from tests.support.starter import LIMIT_S, Starter
 # The ranks of this class do not touch their device, unlike those of a marked test.
 _CASES = """
     import os
-
     from dist_testing import MultiProcessTestCase
 
     class WrapperTest(MultiProcessTestCase):
@@ -161,7 +160,6 @@ def test_ranks_that_cannot_share_are_refused(
 _HELD = """
     import os
     import signal
-
     from dist_testing import MultiProcessTestCase
     from tests.support.bell import ring
 

@@ -47,7 +47,6 @@ _DECLARATION = """
 """
 _CASES = """
     import time
-
     import pytest
     import torch
     import torch.distributed as dist

@@ -122,7 +122,6 @@ def test_fork_server_that_a_test_kills_and_reaps_costs_one_case(starter: Starter
         """
         import os
         import subprocess
-
         import psutil
         import pytest
 
@@ -132,8 +131,7 @@ def test_fork_server_that_a_test_kills_and_reaps_costs_one_case(starter: Starter
                 os.waitpid(-1, 0)
 
         @pytest.mark.distributed(world_size=2)
-        def test_after_it(world):
-            pass
+        def test_after_it(world): ...
 
         @pytest.mark.distributed(world_size=2)
         def test_leaves_a_session(world):
@@ -144,8 +142,7 @@ def test_fork_server_that_a_test_kills_and_reaps_costs_one_case(starter: Starter
             world.barrier()
 
         @pytest.mark.distributed(world_size=2)
-        def test_last(world):
-            pass
+        def test_last(world): ...
         """,
     )
     assert ended.outcomes() == {

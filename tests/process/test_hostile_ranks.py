@@ -68,9 +68,7 @@ _MESSAGES = """
     import os
     import sys
     import time
-
     import pytest
-
     import dist_testing
 
     def text(first, last):

@@ -25,12 +25,10 @@ _CASES = """
     import threading
     from multiprocessing.shared_memory import SharedMemory
     from pathlib import Path
-
     import pytest
     import torch
     import torch.distributed as dist
     import torch.multiprocessing
-
     from tests.support.bell import ring
 
     PHASE = os.environ["PHASE"]
@@ -55,8 +53,7 @@ _CASES = """
         hold("teardown")
 
     @pytest.mark.distributed(init=False)
-    def test_finished(world):
-        pass
+    def test_finished(world): ...
 
     @pytest.mark.distributed(isolation="spawn" if PHASE == "import" else None)
     def test_held(world, resource):
@@ -233,7 +230,6 @@ def test_death_of_the_fork_server_costs_one_case(starter: Starter, tmp_path: Pat
         import threading
         from multiprocessing.shared_memory import SharedMemory
         from pathlib import Path
-
         import pytest
 
         SLEEP = [sys.executable, "-c", "import time; time.sleep(1000)"]
@@ -259,8 +255,7 @@ def test_death_of_the_fork_server_costs_one_case(starter: Starter, tmp_path: Pat
             threading.Event().wait()
 
         @pytest.mark.distributed(world_size=2)
-        def test_next(world):
-            pass
+        def test_next(world): ...
 
         def test_server():
             assert SERVER.poll() is None
@@ -299,7 +294,6 @@ def test_stop_of_the_fork_server_costs_one_case(starter: Starter, tmp_path: Path
         """
         import os
         import signal
-
         import pytest
 
         @pytest.mark.distributed(world_size=2, timeout=2)
@@ -308,8 +302,7 @@ def test_stop_of_the_fork_server_costs_one_case(starter: Starter, tmp_path: Path
                 os.kill(os.getppid(), signal.SIGSTOP)
 
         @pytest.mark.distributed(world_size=2)
-        def test_next(world):
-            pass
+        def test_next(world): ...
         """,
     )
     ended = run_pytest(starter, tmp_path, "-rA", "test_cases.py")

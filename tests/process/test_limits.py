@@ -80,7 +80,6 @@ def test_deadline_shorter_than_the_reserve_still_ends_in_order(starter: Starter,
         {
             "test_slow.py": """
                 import threading
-
                 import pytest
 
                 @pytest.mark.distributed
@@ -241,16 +240,13 @@ _FEW_PROCESSES = """
     import os
     import resource
     import sys
-
     import psutil
     import torch.distributed
-
     from dist_testing.core.ground.backends import backend_named
     from dist_testing.core.ground.errors import LaunchError
     from tests.support.worlds import Functions, FunctionRankContext, engine_for, run
 
-    def nothing(world, body):
-        pass
+    def nothing(world, body): ...
 
     backend_named("gloo")
     if os.getuid() == 0:

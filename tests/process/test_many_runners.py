@@ -22,7 +22,6 @@ def test_runners_do_not_disturb_each_other(starter: Starter, tmp_path: Path) -> 
             "test_cases.py",
             f"""
             import os
-
             import pytest
             import torch
             import torch.distributed as dist

@@ -24,10 +24,8 @@ _CASES = """
     import subprocess
     import sys
     import threading
-
     import pytest
     import torch
-
     import dist_testing
 
     ENDLESS = "kept = []\\nwhile True: kept.append(bytearray(b'x' * (1 << 22)))"
@@ -50,8 +48,7 @@ _CASES = """
 
     class TestPool:
         @pytest.mark.distributed(world_size=2, isolation="pool")
-        def test_first(self, world):
-            pass
+        def test_first(self, world): ...
 
         @pytest.mark.distributed(world_size=2, isolation="pool")
         def test_second(self, world):

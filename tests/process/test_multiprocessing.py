@@ -16,7 +16,6 @@ _USES = """
     import time
     from pathlib import Path
     from multiprocessing import shared_memory
-
     import pytest
 
     pytestmark = pytest.mark.distributed(world_size=2, isolation="{isolation}", init=False)
@@ -83,8 +82,7 @@ _USES = """
     def test_pipe_stays(world):
         KEPT.append(multiprocessing.Pipe(duplex=False))
 
-    def test_after(world):
-        pass
+    def test_after(world): ...
 """
 
 

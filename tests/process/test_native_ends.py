@@ -30,7 +30,6 @@ int reads_after_free_in_mine() {
 _CASES = """
     import ctypes
     import threading
-
     import pytest
     import torch
 
@@ -104,7 +103,6 @@ def test_native_ends_are_explained_and_located(starter: Starter, tmp_path: Path)
 _DAMAGED_HEAP = """
     import ctypes
     import threading
-
     import pytest
 
     @pytest.mark.distributed(world_size=2, init=False, timeout=6)

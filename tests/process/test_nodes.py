@@ -25,7 +25,6 @@ _WORLDS = """
     import socket
     import subprocess
     import sys
-
     import pytest
     import torch
     import torch.distributed as dist
@@ -87,7 +86,6 @@ def test_ranks_are_on_their_nodes(starter: Starter, tmp_path: Path, isolation: s
 _FAULTS = """
     import os
     import signal
-
     import pytest
     import torch.distributed as dist
 

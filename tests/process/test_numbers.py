@@ -15,7 +15,6 @@ from tests.support.starter import Starter
 
 _NUMBERS = """
     import os
-
     import pytest
 
     NOW = "NOW" in os.environ
@@ -136,7 +135,6 @@ def test_numbers_hold_or_fail_their_case(starter: Starter, tmp_path: Path) -> No
 
 _PARITY = """
     import os
-
     import pytest
     import torch
     import torch.distributed as dist

@@ -18,7 +18,6 @@ _CASES = """
     import time
     import unittest
     from pathlib import Path
-
     import torch
     import torch.distributed as dist
 
@@ -156,8 +155,7 @@ _CASES = """
             tell(fn.__name__, [process.exitcode for process in self.processes])
             self._check_return_codes(fn, time.time() - started)
 
-        def test_passes(self):
-            pass
+        def test_passes(self): ...
 
         def test_fails(self):
             raise ValueError("planted")
@@ -267,7 +265,6 @@ def test_overrides_of_torchs_members_are_called_as_by_torch(starter: Starter, tm
 
 _OLDER = """
     import os
-
     from dist_testing import MultiProcessTestCase
 
     class OfAnOlderTorch(MultiProcessTestCase):
@@ -287,8 +284,7 @@ _OLDER = """
             print("NO ERRORS", self._testMethodName)
             super()._check_no_test_errors(elapsed_time)
 
-        def test_passes(self):
-            pass
+        def test_passes(self): ...
 
         def test_fails(self):
             raise ValueError("planted")
@@ -342,8 +338,7 @@ _WITHOUT_VERDICT = """
             super().setUp()
             self._spawn_processes()
 
-        def test_it(self):
-            pass
+        def test_it(self): ...
 
     class JudgesNothing(Spawning):
         def _join_processes(self, fn):
@@ -354,8 +349,7 @@ _WITHOUT_VERDICT = """
             raise ValueError("planted")
 
     class JoinsNothing(MultiProcessTestCase):
-        def _join_processes(self, fn):
-            pass
+        def _join_processes(self, fn): ...
 
         def test_joins_nothing(self):
             raise ValueError("planted")

@@ -222,6 +222,5 @@ def test_under_bazel_the_spec_carries_the_declaration(starter: Starter, project:
 _SIBLING = """
 
 @pytest.mark.distributed
-def test_always(world):
-    pass
+def test_always(world): ...
 """

@@ -12,7 +12,6 @@ from tests.support.starter import Starter
 _CASES = """
     import os
     import signal
-
     import pytest
     import torch
     import torch.distributed as dist

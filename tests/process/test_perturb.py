@@ -23,7 +23,6 @@ from tests.support.worlds import engine_for, run
 # Of delays alone, so that the machine decides nothing: a rank notes each sleep.
 _SOURCE = """
     import time
-
     import pytest
     import torch
     import torch.distributed as dist

@@ -22,7 +22,6 @@ def test_a_pool_lives_for_a_class_and_is_replaced_after_a_failure(starter: Start
         import random
         import threading
         from pathlib import Path
-
         import pytest
         import torch
         import torch.distributed as dist
@@ -108,7 +107,6 @@ def test_hang_of_a_later_case_names_the_rank_that_stayed_away(starter: Starter, 
         tmp_path,
         """
         import threading
-
         import pytest
         import torch.distributed as dist
 
@@ -125,8 +123,8 @@ def test_hang_of_a_later_case_names_the_rank_that_stayed_away(starter: Starter, 
         """,
     )
     assert ended.outcomes() == {"test_first": "PASSED", "test_hangs": "FAILED"}
-    assert "rank 1 has not reached the call (test_cases.py:16)" in ended.log
-    assert "rank 0 waits for it in barrier #2 of the default group (test_cases.py:17)" in ended.log
+    assert "rank 1 has not reached the call (test_cases.py:14)" in ended.log
+    assert "rank 0 waits for it in barrier #2 of the default group (test_cases.py:15)" in ended.log
 
 
 def test_leaked_state_fails_the_case_that_leaked_it(starter: Starter, tmp_path: Path) -> None:
@@ -139,7 +137,6 @@ def test_leaked_state_fails_the_case_that_leaked_it(starter: Starter, tmp_path: 
         import os
         import sys
         import threading
-
         import pytest
         import torch
         import torch.distributed as dist
@@ -230,7 +227,6 @@ def test_a_project_can_name_what_its_tests_leave_changed(starter: Starter, tmp_p
         tmp_path,
         """
         import os
-
         import pytest
 
         @pytest.mark.distributed(world_size=2, isolation="pool")
@@ -261,7 +257,6 @@ def test_descriptors_left_open_or_closed_fail_the_case(starter: Starter, tmp_pat
         tmp_path,
         """
         import os
-
         import pytest
 
         KEPT = []
@@ -297,12 +292,10 @@ def test_world_of_another_size_in_a_pool_is_refused(starter: Starter, tmp_path: 
 
         @pytest.mark.distributed(world_size=2, isolation="pool")
         class TestSizes:
-            def test_two(self, world):
-                pass
+            def test_two(self, world): ...
 
             @pytest.mark.distributed(world_size=3)
-            def test_three(self, world):
-                pass
+            def test_three(self, world): ...
         """,
     )
     assert ended.code == pytest.ExitCode.USAGE_ERROR, ended.log
@@ -328,7 +321,6 @@ def test_pool_that_does_not_end_is_reported_within_bounds(starter: Starter, tmp_
         tmp_path,
         """
         import threading
-
         import pytest
         import torch.distributed as dist
 
@@ -370,7 +362,6 @@ def test_pool_of_a_module_and_a_leaked_child(starter: Starter, tmp_path: Path) -
         import os
         import subprocess
         import sys
-
         import pytest
 
         pytestmark = pytest.mark.distributed(world_size=2)

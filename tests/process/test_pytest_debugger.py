@@ -75,8 +75,7 @@ def test_post_mortem_of_a_rank_works_if_all_have_failed(starter: Starter, tmp_pa
             assert left == [1, 9]
 
         @pytest.mark.distributed(world_size=3)
-        def test_next(world):
-            pass
+        def test_next(world): ...
 
         class UnittestTest(dist_testing.MultiProcessTestCase):
             world_size = 2
@@ -149,8 +148,7 @@ def test_pytest_exit_on_a_rank_ends_the_session(starter: Starter, tmp_path: Path
             world.barrier()
 
         @pytest.mark.distributed(world_size=2)
-        def test_next(world):
-            pass
+        def test_next(world): ...
         """,
     )
     assert ended.code == pytest.ExitCode.INTERRUPTED, ended.log
@@ -160,7 +158,6 @@ def test_pytest_exit_on_a_rank_ends_the_session(starter: Starter, tmp_path: Path
 
 _OWN_BACKEND = """
     from pathlib import Path
-
     import torch.distributed as dist
 
     def create(store, rank, size, timeout):

@@ -13,7 +13,6 @@ _FIXTURES = '''
     import os
     import warnings
     from pathlib import Path
-
     import pytest
     import torch.distributed as dist
 
@@ -140,7 +139,6 @@ _OUTCOMES = """
     import os
     import subprocess
     import unittest
-
     import pytest
 
     pytestmark = pytest.mark.distributed(world_size=2)

@@ -65,8 +65,7 @@ def test_the_outcome_of_a_report_counts(starter: Starter, tmp_path: Path) -> Non
             found.update(forgive=True)
             raise ValueError("forgiven")
 
-        def test_nothing(world):
-            pass
+        def test_nothing(world): ...
         """,
     )
     assert ended.code == 1, ended.log
@@ -108,11 +107,9 @@ def test_the_runner_captures_no_logs_of_tests_on_ranks(starter: Starter, tmp_pat
         import pytest
 
         @pytest.mark.distributed(world_size=2)
-        def test_ranks(world):
-            pass
+        def test_ranks(world): ...
 
-        def test_plain():
-            pass
+        def test_plain(): ...
         """,
     )
     ended = run_pytest(starter, tmp_path, "test_cases.py")

@@ -31,9 +31,7 @@ _MIXED = """
     import os
     import time
     import warnings
-
     import pytest
-
     import dist_testing
     from meeting import meet
 
@@ -44,8 +42,7 @@ _MIXED = """
         with open(PIDS, "a") as file:
             file.write(f"{os.getpid()}\\n")
 
-    def test_plain_before(of_the_module):
-        pass
+    def test_plain_before(of_the_module): ...
 
     @pytest.mark.distributed(world_size=2)
     def test_slow(world):
@@ -76,8 +73,7 @@ _MIXED = """
 
     @pytest.mark.distributed(world_size=1)
     @pytest.mark.skip(reason="not today")
-    def test_skipped(world):
-        pass
+    def test_skipped(world): ...
 
     @pytest.mark.distributed(world_size=1)
     @pytest.mark.xfail(reason="known")
@@ -234,9 +230,7 @@ _FAILURES = """
     import signal
     import subprocess
     import time
-
     import pytest
-
     from meeting import meet
 
     MET = os.environ["MEETING"]
@@ -288,12 +282,10 @@ _FAILURES = """
         meet("passed", "first")
 
     @pytest.mark.distributed(expected_exits={5: 0})
-    def test_cannot_start(world):
-        pass
+    def test_cannot_start(world): ...
 
     @pytest.mark.distributed(world_size=1)
-    def test_last(world):
-        pass
+    def test_last(world): ...
 """
 
 
@@ -313,7 +305,6 @@ def test_each_world_fails_alone(starter: Starter, tmp_path: Path) -> None:
 
 _NO_ROOM = """
     import resource
-
     import pytest
 
     # Room for one world that starts, beside one or two that run.
@@ -321,8 +312,7 @@ _NO_ROOM = """
 
     @pytest.mark.distributed(world_size=8, init=False)
     @pytest.mark.parametrize("n", range(4))
-    def test_passes(n):
-        pass
+    def test_passes(n): ...
 """
 
 
@@ -424,8 +414,7 @@ _ON_GPUS = """
         meet("two", {two!r})
         print("two on", os.environ["CUDA_VISIBLE_DEVICES"])
 
-    def test_three():
-        pass
+    def test_three(): ...
 """
 
 
@@ -457,8 +446,7 @@ _UNDER_BAZEL = """
     import pytest
 
     @pytest.mark.distributed(world_size=2)
-    def test_before(world):
-        pass
+    def test_before(world): ...
 
     @pytest.mark.distributed(world_size=2)
     @pytest.mark.parametrize("n", [0, 1])
@@ -468,8 +456,7 @@ _UNDER_BAZEL = """
                 time.sleep(0.01)
 
     @pytest.mark.distributed(world_size=2)
-    def test_after(world):
-        pass
+    def test_after(world): ...
 """
 
 

@@ -28,7 +28,6 @@ def test_every_line_is_complete_in_order_and_has_its_rank(starter: Starter, tmp_
         import os
         import subprocess
         import sys
-
         import pytest
 
         @pytest.mark.distributed(world_size=3, init=False)
@@ -57,7 +56,6 @@ def test_output_appears_while_the_test_runs(starter: Starter, tmp_path: Path) ->
         "test_cases.py",
         """
         import pytest
-
         from tests.support.bell import ring
 
         @pytest.mark.distributed(world_size=2)

@@ -183,8 +183,7 @@ def test_a_marker_with_two_meanings_is_refused(starter: Starter, tmp_path: Path)
         import os
         import pytest
 
-        def test_plain():
-            pass
+        def test_plain(): ...
 
         @pytest.mark.distributed
         def test_whose():

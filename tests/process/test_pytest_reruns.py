@@ -75,7 +75,6 @@ def test_a_failed_case_runs_again_on_fresh_ranks(starter: Starter, tmp_path: Pat
         """
         import os
         from pathlib import Path
-
         import pytest
 
         HERE = Path(__file__).parent

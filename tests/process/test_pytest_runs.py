@@ -46,8 +46,7 @@ _MIXED = """
         assert world.rank != 1
 
     @pytest.mark.distributed(world_size=1)
-    def test_last(world):
-        pass
+    def test_last(world): ...
 """
 
 
@@ -70,8 +69,7 @@ def test_options_about_failures(starter: Starter, tmp_path: Path) -> None:
 
         pytestmark = pytest.mark.distributed(world_size=1)
 
-        def test_a(world):
-            pass
+        def test_a(world): ...
 
         @pytest.mark.parametrize("size", [2, 3, 4])
         def test_b(world, size):
@@ -224,7 +222,6 @@ def test_ranks_of_an_unclean_runner_come_from_a_fresh_interpreter(starter: Start
     source = """
         import os
         import threading
-
         import pytest
         import torch
         import torch.distributed as dist
@@ -253,7 +250,6 @@ def test_torch_is_loaded_once_even_if_no_test_imports_it(starter: Starter, tmp_p
         import os
         import sys
         import threading
-
         import pytest
 
         if os.getpid() == int(os.environ.setdefault("RUNNER", str(os.getpid()))):
@@ -344,7 +340,6 @@ def test_fixtures_of_a_file_end_with_it_after_a_distributed_test(starter: Starte
         "test_first.py",
         """
         from pathlib import Path
-
         import pytest
 
         @pytest.fixture(scope="module")
@@ -352,8 +347,7 @@ def test_fixtures_of_a_file_end_with_it_after_a_distributed_test(starter: Starte
             yield
             Path("ended").touch()
 
-        def test_plain(server):
-            pass
+        def test_plain(server): ...
 
         @pytest.mark.distributed(world_size=2)
         def test_ranks(world):

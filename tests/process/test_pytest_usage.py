@@ -69,8 +69,7 @@ def test_marker_forms(starter: Starter, tmp_path: Path) -> None:
                 assert world.size == 1
 
         @pytest.mark.distributed(backends=["nccl"])
-        def test_elsewhere(world):
-            pass
+        def test_elsewhere(world): ...
 
         @pytest.mark.distributed(backends=["gloo", "nccl"])
         def test_here(world):
@@ -377,14 +376,11 @@ def test_file_runs_as_a_program_where_warnings_are_errors(starter: Starter, tmp_
     source = """
         import os
         import sys
-
         import pytest
-
         import dist_testing
 
         @pytest.mark.distributed(world_size=2)
-        def test_it(world):
-            pass
+        def test_it(world): ...
 
         if __name__ == "__main__":
             sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))

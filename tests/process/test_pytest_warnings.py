@@ -10,9 +10,7 @@ from tests.support.starter import Starter
 _SOURCE = """
     import unittest
     import warnings
-
     import pytest
-
     import dist_testing
 
     class OwnWarning(UserWarning):
@@ -102,7 +100,6 @@ def test_warnings_can_be_errors_or_switched_off(starter: Starter, tmp_path: Path
     # A test may allow what the session refuses.
     source = """
         import warnings
-
         import dist_testing
 
         class UnittestTest(dist_testing.MultiProcessTestCase):
@@ -141,7 +138,6 @@ def test_a_warning_of_the_collection_does_not_disturb_ranks(starter: Starter, tm
         tmp_path,
         """
         import warnings
-
         import pytest
 
         warnings.warn("while it is imported")

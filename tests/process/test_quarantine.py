@@ -18,16 +18,13 @@ from tests.support.starter import Starter
 _CASES = """
     import os
     import signal
-
     import pytest
     import torch.distributed as dist
-
     import dist_testing
 
     @pytest.mark.distributed(world_size=2)
     class TestRanks:
-        def test_passes(self, world):
-            pass
+        def test_passes(self, world): ...
 
         def test_raises(self, world):
             assert world.rank != 1, "rank 1 is wrong"
@@ -67,14 +64,12 @@ _CASES = """
     def broken():
         raise ValueError("the fixture is wrong")
 
-    def test_with_fixture(broken):
-        pass
+    def test_with_fixture(broken): ...
 """
 
 # Failures that no row takes out of the verdict.
 _GATING = """
     import pytest
-
     from dist_testing.ext import LaunchError
 
     @pytest.mark.distributed(world_size=2)
@@ -98,11 +93,9 @@ _GATING = """
         yield
         raise ValueError("another case has left something behind")
 
-    def test_uses_it(shared):
-        pass
+    def test_uses_it(shared): ...
 
-    def test_last_with_it(shared):
-        pass
+    def test_last_with_it(shared): ...
 """
 
 
@@ -272,9 +265,7 @@ def test_an_interrupted_run_stays_interrupted(starter: Starter, tmp_path: Path) 
     """If this fails, a run that a signal has ended inside a quarantined case looks like a pass."""
     source = """
         import threading
-
         import pytest
-
         from tests.support.bell import ring
 
         @pytest.mark.distributed(world_size=2)
@@ -311,7 +302,6 @@ def test_under_bazel(starter: Starter, tmp_path: Path) -> None:
     # The flag of the workspace puts the file beside the library; that is another place here.
     conftest = """
         from pathlib import Path
-
         from dist_testing import built_in
 
         built_in.QUARANTINE_FILE = Path(__file__).with_name("quarantine.toml")

@@ -16,7 +16,6 @@ _THREADED = "--dist-backend=threaded"
 _ISOLATIONS = pytest.mark.parametrize("isolation", ["fork", "pool", "spawn", "thread"])
 _LOGGED = """
     import logging
-
     import pytest
 
     own = logging.getLogger("own")
@@ -47,9 +46,9 @@ def test_report_has_the_records(starter: Starter, tmp_path: Path, isolation: str
     """If this fails, the records that led to a failure are missing in the report of the failed rank."""
     ended = run_cases(starter, tmp_path, _LOGGED, *_options(isolation))
     assert _output(ended.log, 0).splitlines() == [
-        "WARNING  dist_testing.rank0:test_cases.py:12 of the world",
-        "WARNING  mine:test_cases.py:13 in words",
-        "WARNING  own:test_cases.py:15 not propagated",
+        "WARNING  dist_testing.rank0:test_cases.py:10 of the world",
+        "WARNING  mine:test_cases.py:11 in words",
+        "WARNING  own:test_cases.py:13 not propagated",
     ], ended.log
 
 
@@ -94,7 +93,6 @@ def test_loggers_have_the_handlers_that_the_test_gave_them(starter: Starter, tmp
         tmp_path,
         """
         import logging
-
         import dist_testing
 
         silent = logging.getLogger("silent")
@@ -116,7 +114,6 @@ def test_caplog_and_the_report_both_have_the_records(starter: Starter, tmp_path:
         tmp_path,
         """
         import logging
-
         import pytest
 
         @pytest.mark.distributed(world_size=2, init=False)
@@ -127,7 +124,7 @@ def test_caplog_and_the_report_both_have_the_records(starter: Starter, tmp_path:
             assert world.rank, "rank 0 fails"
         """,
     )
-    assert _output(ended.log, 0) == "INFO     mine:test_cases.py:10 in words", ended.log
+    assert _output(ended.log, 0) == "INFO     mine:test_cases.py:8 in words", ended.log
 
 
 def test_records_are_not_in_captured_output(starter: Starter, tmp_path: Path) -> None:
@@ -138,7 +135,6 @@ def test_records_are_not_in_captured_output(starter: Starter, tmp_path: Path) ->
         """
         import logging
         import os
-
         import pytest
 
         pytestmark = pytest.mark.distributed(world_size=2, init=False)
@@ -165,7 +161,6 @@ def test_handlers_made_at_import_write_to_the_ranks_output(starter: Starter, tmp
         tmp_path,
         """
         import logging
-
         import pytest
         import torch
 
@@ -189,7 +184,6 @@ def test_handlers_made_at_import_write_to_the_ranks_output(starter: Starter, tmp
 
 _CLASS = """
     import logging
-
     import dist_testing
 
     class LogTest(dist_testing.MultiProcessTestCase):
@@ -207,7 +201,7 @@ _CLASS = """
 def test_records_of_unittest_classes(starter: Starter, tmp_path: Path) -> None:
     """If this fails, records of unittest classes have no pytest format under pytest, or are lost without it."""
     ended = run_cases(starter, tmp_path, _CLASS)
-    assert _output(ended.log, 0) == "WARNING  mine:test_cases.py:11 in words", ended.log
+    assert _output(ended.log, 0) == "WARNING  mine:test_cases.py:9 in words", ended.log
     child = starter.start(["-m", "unittest", "test_cases"], tmp_path)
     child.wait()
     assert _output(child.log, 0) == "in words", child.log
@@ -216,7 +210,7 @@ def test_records_of_unittest_classes(starter: Starter, tmp_path: Path) -> None:
 def test_records_under_bazel(starter: Starter, tmp_path: Path) -> None:
     """If this fails, a target's log lacks the records."""
     ended = Target(tmp_path, {"test_cases.py": _LOGGED}).run(starter)
-    assert "WARNING  mine:test_cases.py:13 in words" in _output(ended.log, 0).splitlines(), ended.log
+    assert "WARNING  mine:test_cases.py:11 in words" in _output(ended.log, 0).splitlines(), ended.log
 
 
 def test_log_file_is_not_truncated_by_ranks(starter: Starter, tmp_path: Path) -> None:
@@ -226,7 +220,6 @@ def test_log_file_is_not_truncated_by_ranks(starter: Starter, tmp_path: Path) ->
         tmp_path,
         """
         import logging
-
         import pytest
 
         def test_before():

@@ -12,9 +12,7 @@ from tests.support.starter import Starter
 _CASES = """
     import os
     from pathlib import Path
-
     import pytest
-
     import dist_testing
     from dist_testing import skip_if_lt_x_gpu, skip_if_odd_worldsize
 
@@ -30,13 +28,11 @@ _CASES = """
 
     @pytest.mark.distributed(world_size=2)
     @skip_if_lt_x_gpu(99)
-    def test_function(world):
-        pass
+    def test_function(world): ...
 
     @pytest.mark.distributed(world_size=2)
     @dist_testing.requires_ucc()
-    def test_backend(world):
-        pass
+    def test_backend(world): ...
 
     class TestProcesses(dist_testing.MultiProcessTestCase):
         world_size = 3
@@ -47,20 +43,17 @@ _CASES = """
             self._spawn_processes()
 
         @skip_if_lt_x_gpu(99)
-        def test_processes(self):
-            pass
+        def test_processes(self): ...
 
         @skip_if_odd_worldsize
-        def test_odd(self):
-            pass
+        def test_odd(self): ...
 
     class TestPooled(dist_testing.MultiProcContinuousTest):
         world_size = 2
         setUpRank = staticmethod(note_rank)
 
         @skip_if_lt_x_gpu(99)
-        def test_pooled(self):
-            pass
+        def test_pooled(self): ...
 
     class TestThreads(dist_testing.MultiThreadedTestCase):
         world_size = 2
@@ -71,8 +64,7 @@ _CASES = """
             self._spawn_threads()
 
         @skip_if_lt_x_gpu(99)
-        def test_threads(self):
-            pass
+        def test_threads(self): ...
 
     class TestAsManyAsGpus(dist_testing.MultiProcessTestCase):
         world_size = 0
@@ -82,8 +74,7 @@ _CASES = """
             self._spawn_processes()
 
         @skip_if_lt_x_gpu(2)
-        def test_world_of_none(self):
-            pass
+        def test_world_of_none(self): ...
 """
 
 
@@ -128,7 +119,6 @@ def test_missing_gpus_are_not_an_expected_failure(starter: Starter, tmp_path: Pa
     """If this fails, a test with a known failure is green in a CI job without GPUs, where it never runs."""
     source = """
         import unittest
-
         import dist_testing
 
         class TestKnownBug(dist_testing.MultiProcessTestCase):

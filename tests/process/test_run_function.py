@@ -13,10 +13,8 @@ _SCRIPT = """
     import sys
     import threading
     import unittest
-
     import torch
     import torch.distributed as dist
-
     import dist_testing
     from dist_testing import RunFailedError
     from dist_testing.core.ground.errors import UsageError
@@ -182,7 +180,6 @@ def test_a_function_of_a_notebooks_cell_runs(starter: Starter, tmp_path: Path) -
 _CASES = """
     import pytest
     import torch.distributed as dist
-
     import dist_testing
     from dist_testing.core.ground.errors import UsageError
 

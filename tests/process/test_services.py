@@ -343,10 +343,8 @@ _SESSION = """
     import signal
     import unittest
     import urllib.request
-
     import pytest
     import torch.distributed as dist
-
     import dist_testing
     from dist_testing.services import Service
 
@@ -432,19 +430,15 @@ _SESSION = """
         read(own)
 
     @pytest.mark.distributed(world_size=2, services=[broken])
-    def test_never_starts(world):
-        pass
+    def test_never_starts(world): ...
 
-    def test_never_starts_in_the_runner(broken_http):
-        pass
+    def test_never_starts_in_the_runner(broken_http): ...
 
     @pytest.mark.distributed(world_size=2, services=[leaky])
-    def test_leak(world):
-        pass
+    def test_leak(world): ...
 
     @pytest.mark.distributed(world_size=2)
-    def test_not_named(world, http):
-        pass
+    def test_not_named(world, http): ...
 
     def test_fails_in_the_runner(http):
         read(http, "/?asked")
@@ -454,12 +448,10 @@ _SESSION = """
         end(http)
         read(http)
 
-    def test_after_it(http):
-        pass
+    def test_after_it(http): ...
 
     @pytest.mark.distributed(world_size=2, services=[server])
-    def test_after_it_on_ranks(world):
-        pass
+    def test_after_it_on_ranks(world): ...
 
     def test_own_one_is_new(own_http):
         assert read(own_http)
@@ -516,14 +508,12 @@ def test_session(starter: Starter, tmp_path: Path, options: tuple[str, ...]) -> 
 
 _WRONG = """
     import pytest
-
     from dist_testing.services import Service
 
     server = Service(["true"])
 
     @pytest.mark.distributed(world_size=2, {arguments})
-    def test_it(world):
-        pass
+    def test_it(world): ...
 """
 
 
@@ -546,9 +536,7 @@ def test_wrong_setting(starter: Starter, tmp_path: Path, arguments: str, said: s
 _ENDLESS = """
     import os
     import signal
-
     import pytest
-
     from dist_testing.services import Service
 
     code = "import subprocess as s; p = s.Popen(['sleep', '995'], start_new_session=True); print(1); p.wait()"

@@ -27,7 +27,6 @@ def test_under_pytest(starter: Starter, tmp_path: Path) -> None:
         """
         import os
         from pathlib import Path
-
         import pytest
         import settings
         import torch
@@ -82,9 +81,7 @@ def test_under_pytest(starter: Starter, tmp_path: Path) -> None:
 _UNITTEST = """
     import os
     import unittest
-
     import settings
-
     import dist_testing
 
     class TestSpawned(dist_testing.MultiProcessTestCase):
@@ -118,9 +115,7 @@ def test_under_unittest(starter: Starter, tmp_path: Path, arguments: list[str]) 
 # Ranks that are fresh interpreters import a file after the runner.
 _BREAKS_THE_SECOND_TIME = """
         from pathlib import Path
-
         import pytest
-
         import dist_testing
 
         try:
@@ -140,15 +135,13 @@ def test_import_that_fails_on_ranks_is_reported_as_the_reason(starter: Starter, 
         _BREAKS_THE_SECOND_TIME
         + """
         @pytest.mark.distributed(world_size=2, isolation="spawn")
-        def test_pytest(world):
-            pass
+        def test_pytest(world): ...
 
         class TestUnittest(dist_testing.MultiProcessTestCase):
             world_size = 2
             isolation = "spawn"
 
-            def test_unittest(self):
-                pass
+            def test_unittest(self): ...
         """,
     )
     ended = run_pytest(starter, tmp_path, "-rA", "test_cases.py", "-k", f"test_{front_end}")
@@ -163,7 +156,6 @@ _ENDS_AT_IMPORT = """
     import os
     import signal
     from pathlib import Path
-
     import pytest
 
     if "RANK" in os.environ:
@@ -172,8 +164,7 @@ _ENDS_AT_IMPORT = """
         {end}
 
     @pytest.mark.distributed(world_size=2, isolation="spawn")
-    def test_it(world):
-        pass
+    def test_it(world): ...
 """
 
 
@@ -199,19 +190,16 @@ def test_environment_too_large_for_a_new_program_is_named(starter: Starter, tmp_
     """If this fails, the report says no more than "exit code 1"."""
     source = """
         import os
-
         import pytest
 
         @pytest.fixture(scope="module", autouse=True)
         def large():
             os.environ["LARGE"] = 200_000 * "x"
 
-        def test_plain():
-            pass
+        def test_plain(): ...
 
         @pytest.mark.distributed(world_size=2, isolation="spawn")
-        def test_it(world):
-            pass
+        def test_it(world): ...
     """
     ended = run_cases(starter, tmp_path, source)
     assert ended.outcomes() == {"test_plain": "PASSED", "test_it": "FAILED"}, ended.log
@@ -264,14 +252,12 @@ def test_a_file_that_cannot_be_imported_twice_fails_only_its_own_tests(
         _BREAKS_THE_SECOND_TIME
         + """
         @pytest.mark.distributed(world_size=2)
-        def test_once(world):
-            pass
+        def test_once(world): ...
 
         class TestOnce(dist_testing.MultiProcessTestCase):
             world_size = 2
 
-            def test_class(self):
-                pass
+            def test_class(self): ...
         """,
     )
     write_file(tmp_path, "test_other.py", _OTHER)

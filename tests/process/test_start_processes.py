@@ -12,11 +12,9 @@ _CALLS = """
     import sys
     import unittest
     from pathlib import Path
-
     import pytest
     import torch
     import torch.distributed as dist
-
     import dist_testing
     from dist_testing import start_processes
 
@@ -112,12 +110,10 @@ def test_a_unittest_program_can_call_it(starter: Starter, tmp_path: Path) -> Non
 
 _WRONG = """
     import pytest
-
     from dist_testing import start_processes
     from dist_testing.core.ground.errors import UsageError
 
-    def nothing(rank):
-        pass
+    def nothing(rank): ...
 
     @pytest.mark.parametrize(
         ("change", "said"),
@@ -144,7 +140,6 @@ _WRONG = """
 
 _ON_A_RANK = """
     import pytest
-
     from dist_testing import start_processes
 
     @pytest.mark.distributed(world_size=1)

@@ -12,11 +12,9 @@ from tests.support.starter import Starter
 # A broadcast of more numbers than a rank expects aborts it; of fewer, it passes.
 _SOURCE = """
     from datetime import timedelta
-
     import pytest
     import torch
     import torch.distributed as dist
-
     import dist_testing
 
     def differs(rank):
@@ -92,8 +90,8 @@ _SOURCE = """
             dist.destroy_process_group()
 """
 _SAID = (
-    "the ranks disagree about call #1 of the default group: rank 0 calls broadcast of [[3]] Float (test_cases.py:12), "
-    "rank 1 calls broadcast of [[4]] Float (test_cases.py:12)"
+    "the ranks disagree about call #1 of the default group: rank 0 calls broadcast of [[3]] Float (test_cases.py:9), "
+    "rank 1 calls broadcast of [[4]] Float (test_cases.py:9)"
 )
 
 
@@ -134,8 +132,7 @@ def test_option_makes_failures(starter: Starter, tmp_path: Path) -> None:
             import pytest
 
             @pytest.mark.distributed(strict_collectives="yes")
-            def test_marker(world):
-                pass
+            def test_marker(world): ...
             """,
             "with strict_collectives = 'yes'.\nIt is True or False",
         ),
@@ -150,8 +147,7 @@ def test_option_makes_failures(starter: Starter, tmp_path: Path) -> None:
                     super().setUp()
                     self._spawn_processes()
 
-                def test_method(self):
-                    pass
+                def test_method(self): ...
             """,
             "strict_collectives = 1; expected True, False or None",
         ),

@@ -16,7 +16,6 @@ from tests.support.starter import Starter
 
 _SOURCE = """
     import threading
-
     import pytest
     import torch
     import torch.distributed as dist

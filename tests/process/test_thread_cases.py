@@ -14,10 +14,8 @@ _CASES = """
     import threading
     import unittest
     from pathlib import Path
-
     import torch
     import torch.distributed as dist
-
     import dist_testing
 
     NOTES = Path.cwd()
@@ -114,8 +112,7 @@ _CASES = """
             self.assertEqual(self.rank, 1)
 
         @unittest.expectedFailure
-        def test_unexpected_success(self):
-            pass
+        def test_unexpected_success(self): ...
 
         def test_cleanup_fails(self):
             self.addCleanup(int, "planted in cleanup")
@@ -255,8 +252,7 @@ def test_bad_class_is_a_clear_error(starter: Starter, tmp_path: Path, attribute:
         import dist_testing
 
         class TestBad(dist_testing.MultiThreadedTestCase):
-            def test_it(self):
-                pass
+            def test_it(self): ...
 
             {attribute}
         """,
@@ -273,14 +269,12 @@ def test_wrong_method_name_is_an_error(starter: Starter, tmp_path: Path) -> None
         tmp_path,
         """
         import pytest
-
         import dist_testing
 
         class Named(dist_testing.MultiThreadedTestCase):
             __test__ = False
 
-            def test_it(self):
-                pass
+            def test_it(self): ...
 
         def test_names():
             Named()
@@ -301,9 +295,7 @@ def test_class_may_run_its_tests_itself(starter: Starter, tmp_path: Path) -> Non
         tmp_path,
         """
         import sys
-
         import torch.distributed as dist
-
         import dist_testing
 
         class TestOwnRun(dist_testing.MultiThreadedTestCase):
@@ -352,7 +344,6 @@ def test_interrupted_runner_ends(starter: Starter, tmp_path: Path) -> None:
         import os
         import signal
         import threading
-
         import dist_testing
 
         class TestStopped(dist_testing.MultiThreadedTestCase):
@@ -363,8 +354,7 @@ def test_interrupted_runner_ends(starter: Starter, tmp_path: Path) -> None:
                     os.kill(os.getpid(), signal.SIGTERM)
                 threading.Event().wait()
 
-            def test_never_run(self):
-                pass
+            def test_never_run(self): ...
         """,
     )
     ended = run_pytest(starter, tmp_path, "-rA", "test_cases.py")

@@ -18,7 +18,6 @@ _FAILURES = """
     import sys
     import threading
     from pathlib import Path
-
     import pytest
     import torch.distributed as dist
 
@@ -175,7 +174,6 @@ def test_fixtures_belong_to_one_rank(starter: Starter, tmp_path: Path) -> None:
         import os
         import threading
         from pathlib import Path
-
         import pytest
         import torch.distributed as dist
 
@@ -298,8 +296,7 @@ def test_fixture_that_affects_the_process_is_refused(starter: Starter, tmp_path:
 
         pytestmark = pytest.mark.distributed(world_size=2)
 
-        def test_named(world, {fixture}):
-            pass
+        def test_named(world, {fixture}): ...
 
         def test_asked_for(world, request):
             request.getfixturevalue("{fixture}")
@@ -336,20 +333,16 @@ def test_features_that_threads_cannot_have_are_refused(starter: Starter, tmp_pat
         tmp_path,
         """
         import pytest
-
         import dist_testing
 
         @pytest.mark.distributed(isolation="fork")
-        def test_fork():
-            pass
+        def test_fork(): ...
 
         @pytest.mark.distributed(expected_exits={1: -9})
-        def test_expected_exits():
-            pass
+        def test_expected_exits(): ...
 
         class TestProcesses(dist_testing.MultiProcessTestCase):
-            def test_process_class(self):
-                pass
+            def test_process_class(self): ...
         """,
         _THREADED,
     )

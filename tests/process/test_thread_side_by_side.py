@@ -15,7 +15,6 @@ _CASES = """
     import sys
     import unittest
     from pathlib import Path
-
     import torch
     import torch.distributed as dist
     {base}
@@ -52,16 +51,14 @@ _CASES = """
             sys.exit(74)
 
         @unittest.skip("planted")
-        def test_skip_by_decorator(self):
-            pass
+        def test_skip_by_decorator(self): ...
 
         @unittest.expectedFailure
         def test_expected_failure(self):
             self.assertEqual(self.rank, 0)
 
         @unittest.expectedFailure
-        def test_unexpected_success(self):
-            pass
+        def test_unexpected_success(self): ...
 
         def test_unknown_exit_code(self):
             sys.exit(3)

@@ -16,10 +16,8 @@ _CASES = """
     import threading
     import unittest
     from pathlib import Path
-
     import torch
     import torch.distributed as dist
-
     import dist_testing
 
     NOTES = Path.cwd()
@@ -118,10 +116,8 @@ def test_group_follows_the_class(starter: Starter, tmp_path: Path) -> None:
         """
         import datetime
         import sys
-
         import torch
         import torch.distributed as dist
-
         import dist_testing
         from dist_testing import MultiProcContinousTest, MultiProcContinuousTest
 
@@ -188,8 +184,7 @@ def test_group_follows_the_class(starter: Starter, tmp_path: Path) -> None:
             def _init_pg(cls, rank, world_size, rdvz_file):
                 raise ValueError("planted in _init_pg")
 
-            def test_fails(self):
-                pass
+            def test_fails(self): ...
 
         class TestAround(MultiProcContinuousTest):
             world_size = 2
@@ -206,21 +201,17 @@ def test_group_follows_the_class(starter: Starter, tmp_path: Path) -> None:
             world_size = 2
 
             @classmethod
-            def _run_test_given_id(cls, test_id):
-                pass
+            def _run_test_given_id(cls, test_id): ...
 
-            def test_forgotten(self):
-                pass
+            def test_forgotten(self): ...
 
         class TestOwnLoop(MultiProcContinuousTest):
             world_size = 2
 
             @classmethod
-            def _worker_loop(cls, rank, world_size, rdvz_file, task_queue, completion_queue):
-                pass
+            def _worker_loop(cls, rank, world_size, rdvz_file, task_queue, completion_queue): ...
 
-            def test_own_loop(self):
-                pass
+            def test_own_loop(self): ...
 
         class TestPoisoned(MultiProcContinuousTest):
             poison_pill = True
@@ -231,8 +222,7 @@ def test_group_follows_the_class(starter: Starter, tmp_path: Path) -> None:
         class TestNoRanks(MultiProcContinuousTest):
             world_size = 0
 
-            def test_no_ranks_fails(self):
-                pass
+            def test_no_ranks_fails(self): ...
 
         if not dist.is_nccl_available():
 
@@ -302,10 +292,8 @@ def test_class_for_any_device_creates_its_group(starter: Starter, tmp_path: Path
         tmp_path,
         """
         import os
-
         import torch
         import torch.distributed as dist
-
         import dist_testing
 
         BEFORE = os.environ.get("WORLD_SIZE")
@@ -344,8 +332,7 @@ def test_class_for_any_device_creates_its_group(starter: Starter, tmp_path: Path
                 super().setUp()
                 self.assertEqual(os.environ.get("WORLD_SIZE"), BEFORE)
 
-            def test_is_as_before(self):
-                pass
+            def test_is_as_before(self): ...
         """,
     )
     assert ended.outcomes() == {
@@ -370,8 +357,7 @@ def test_misspelt_backend_is_told_before_ranks_start(starter: Starter, tmp_path:
             def backend_str(cls):
                 return "cpu:glo"
 
-            def test_it(self):
-                pass
+            def test_it(self): ...
     """
     ended = run_cases(starter, tmp_path, source)
     assert ended.outcomes() == {"test_it": "FAILED"}

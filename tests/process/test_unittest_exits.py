@@ -21,7 +21,6 @@ def test_declared_exits_are_passes_and_others_are_not(starter: Starter, tmp_path
         import signal
         import sys
         import threading
-
         import dist_testing
 
         def decorated(function):
@@ -53,8 +52,7 @@ def test_declared_exits_are_passes_and_others_are_not(starter: Starter, tmp_path
                     signal.pause()
 
             @dist_testing.planned_faults({600: "kill(1)"})
-            def test_late_kill_fails(self):
-                pass
+            def test_late_kill_fails(self): ...
 
             @dist_testing.expected_exits({1: 3})
             def test_other_code_fails(self):
@@ -62,8 +60,7 @@ def test_declared_exits_are_passes_and_others_are_not(starter: Starter, tmp_path
                     sys.exit(4)
 
             @dist_testing.expected_exits({1: 3})
-            def test_no_end_fails(self):
-                pass
+            def test_no_end_fails(self): ...
 
             @dist_testing.expected_exits({1: 3})
             def test_teardown_fails(self):
@@ -147,8 +144,7 @@ def test_bad_expected_exits_are_refused_at_import(starter: Starter, tmp_path: Pa
 
         class TestBad(dist_testing.MultiProcessTestCase):
             @dist_testing.expected_exits(-9)
-            def test_it(self):
-                pass
+            def test_it(self): ...
         """,
     )
     assert ended.code == pytest.ExitCode.INTERRUPTED
@@ -164,9 +160,7 @@ def test_handles_show_the_ranks(starter: Starter, tmp_path: Path) -> None:
         import os
         import signal
         import threading
-
         import torch.distributed as dist
-
         import dist_testing
 
         class TestHandles(dist_testing.MultiProcessTestCase):

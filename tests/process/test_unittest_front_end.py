@@ -16,10 +16,8 @@ _CASES = """
     import threading
     import unittest
     from pathlib import Path
-
     import torch
     import torch.distributed as dist
-
     import dist_testing
 
     NOTES = Path.cwd()
@@ -78,8 +76,7 @@ _CASES = """
             self.assertEqual(self.rank, 0)
 
         @unittest.expectedFailure
-        def test_unexpected_success(self):
-            pass
+        def test_unexpected_success(self): ...
 
         def test_crash(self):
             if self.rank == 1:
@@ -188,14 +185,12 @@ def test_errors_around_the_test_name_their_origin(starter: Starter, tmp_path: Pa
         tmp_path,
         """
         import unittest
-
         import dist_testing
 
         class Base(dist_testing.MultiProcessTestCase):
             world_size = 2
 
-            def test_it(self):
-                pass
+            def test_it(self): ...
 
         class TestSetUpAfterSpawn(Base):
             def setUp(self):
@@ -276,8 +271,7 @@ def test_bad_attribute_is_a_clear_error(starter: Starter, tmp_path: Path, attrib
         class TestBad(dist_testing.MultiProcessTestCase):
             {attribute}
 
-            def test_it(self):
-                pass
+            def test_it(self): ...
         """,
     )
     assert ended.code == pytest.ExitCode.TESTS_FAILED, ended.log
@@ -324,7 +318,6 @@ def test_ranks_see_the_runner_as_it_is_at_their_start(starter: Starter, tmp_path
         """
         import os
         import tempfile
-
         import dist_testing
 
         class TestMoment(dist_testing.MultiProcessTestCase):
@@ -358,7 +351,6 @@ def test_plain_unittest_leaves_nothing_when_it_is_killed_by_a_test(starter: Star
         """
         import os
         import threading
-
         import dist_testing
 
         class TestKill(dist_testing.MultiProcessTestCase):

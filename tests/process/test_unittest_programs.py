@@ -11,7 +11,6 @@ from tests.support.starter import Starter
 
 _CASES = """
     import unittest
-
     import dist_testing
 
     class TestFirst(dist_testing.MultiProcessTestCase):

@@ -18,7 +18,6 @@ _CASES = """
     import sys
     import unittest
     from pathlib import Path
-
     import torch
     import torch.distributed as dist
 
@@ -94,8 +93,7 @@ _CASES = """
             self.assertEqual(self.rank, 0)
 
         @unittest.expectedFailure
-        def test_unexpected_success(self):
-            pass
+        def test_unexpected_success(self): ...
 
         @decorated
         def test_any_code(self):

@@ -25,8 +25,7 @@ _SUM = """
         dist.all_reduce(total)
         assert total[0] == library.TWO
 
-    def test_plain():
-        pass
+    def test_plain(): ...
 """
 
 
@@ -81,10 +80,8 @@ _LEAKING = """
     import sys
     import threading
     from pathlib import Path
-
     import pytest
     import torch
-
     import conftest
     import library
 
@@ -196,9 +193,7 @@ def test_bad_input_is_told_and_waited_out(starter: Starter, tmp_path: Path) -> N
 _HELD = """
     import os
     import threading
-
     import pytest
-
     from tests.support.bell import ring
 
     HOLDS = True
@@ -230,7 +225,6 @@ def test_a_save_during_a_run_starts_it_again(starter: Starter, tmp_path: Path) -
 _HELD_SUMMARY = """
     import os
     import signal
-
     from tests.support.bell import ring
 
     def pytest_terminal_summary():
@@ -285,8 +279,7 @@ def test_commands(starter: Starter, tmp_path: Path) -> None:
         """
         import pytest
 
-        def test_good():
-            pass
+        def test_good(): ...
 
         @pytest.mark.distributed(world_size=2)
         def test_bad(world):
