@@ -314,13 +314,7 @@ _OLDER = """
 def test_overrides_by_the_signatures_of_older_releases(starter: Starter, tmp_path: Path) -> None:
     """If this fails, a class from the time of torch 2.5 fails by a TypeError, or its override is never called."""
     ended = run_cases(starter, tmp_path, _OLDER, "-rAP")
-    assert ended.outcomes() == {
-        "test_passes": "PASSED",
-        "test_fails": "FAILED",
-        "test_any_code": "PASSED",
-        "test_any_code_but_an_error": "FAILED",
-        "test_it": "PASSED",
-    }, ended.log
+    ended.check(passed="test_passes test_any_code test_it", failed="test_fails test_any_code_but_an_error")
     said = [line for line in ended.log.splitlines() if line.startswith(("CODES", "NO ERRORS", "OWN"))]
     assert "CODES test_passes [0, 0]" in said
     assert "NO ERRORS test_any_code" in said

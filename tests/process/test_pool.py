@@ -241,12 +241,10 @@ def test_a_project_can_name_what_its_tests_leave_changed(starter: Starter, tmp_p
         "-o",
         "dist_pool_keeps=cwd env:TOKENIZERS_PARALLELISM env:OF_LIBRARY_*",
     )
-    assert ended.outcomes() == {
-        "test_sets[TOKENIZERS_PARALLELISM]": "PASSED",
-        "test_sets[OF_LIBRARY_A]": "PASSED",
-        "test_sets[OTHER]": "FAILED",
-        "test_moves": "PASSED",
-    }, ended.log
+    ended.check(
+        passed="test_sets[TOKENIZERS_PARALLELISM] test_sets[OF_LIBRARY_A] test_moves",
+        failed="test_sets[OTHER]",
+    )
     assert "changed and not undone: environment variable(s) OTHER." in ended.log
 
 
@@ -273,11 +271,7 @@ def test_descriptors_left_open_or_closed_fail_the_case(starter: Starter, tmp_pat
                 open(__file__).close()
         """,
     )
-    assert ended.outcomes() == {
-        "test_leaves_a_file": "FAILED",
-        "test_closes_one": "FAILED",
-        "test_neither": "PASSED",
-    }, ended.log
+    ended.check(failed="test_leaves_a_file test_closes_one", passed="test_neither")
     assert f"open file(s) {tmp_path}/test_cases.py" in ended.log
     assert "closed descriptor(s) 0" in ended.log
 

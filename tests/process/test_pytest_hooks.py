@@ -69,15 +69,11 @@ def test_the_outcome_of_a_report_counts(starter: Starter, tmp_path: Path) -> Non
         """,
     )
     assert ended.code == 1, ended.log
-    assert ended.outcomes() == {
-        "test_soft": "FAILED",
-        "test_without_text": "FAILED",
-        "test_teardown": "FAILED",
-        "test_expected": "XFAIL",
-        "test_marked": "XFAIL",
-        "test_forgiven": "PASSED",
-        "test_nothing": "PASSED",
-    }, ended.log
+    ended.check(
+        failed="test_soft test_without_text test_teardown",
+        xfail="test_expected test_marked",
+        passed="test_forgiven test_nothing",
+    )
     assert "test_soft (world of 2): rank 1 raised Failed: are wrong here in call" in ended.log, ended.log
     assert "soft: two things" in ended.log
     assert "a hook of pytest set the outcome to failed, without a text" in ended.log

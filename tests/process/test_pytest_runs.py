@@ -116,41 +116,17 @@ def test_reports_for_other_programs(starter: Starter, tmp_path: Path) -> None:
     assert f"test_cases.py:4: {said}" in ended.log
 
 
-def test_parameters_and_fixtures_of_every_kind(starter: Starter, tmp_path: Path) -> None:
-    """If this fails, indirect parameters, autouse or an import mode work only in plain pytest."""
+def test_other_ways_to_collect(starter: Starter, tmp_path: Path) -> None:
+    """If this fails, `--import-mode=importlib`, `--fixtures` or `--setup-plan` fail, or run ranks."""
     source = """
         import pytest
 
-        seen = []
-
-        @pytest.fixture
-        def doubled(request, world):
-            return 2 * request.param + world.rank
-
-        @pytest.fixture(autouse=True)
-        def always(request):
-            seen.append(request.node.name)
-
-        @pytest.fixture
-        def used(world):
-            seen.append("used")
-
         @pytest.mark.distributed(world_size=2)
-        class TestIt:
-            @pytest.fixture(autouse=True)
-            def of_class(self):
-                self.value = 7
-
-            @pytest.mark.usefixtures("used")
-            @pytest.mark.parametrize("doubled", [pytest.param(1, id="one"), pytest.param(2, id="two")], indirect=True)
-            def test_both(self, world, doubled, request):
-                assert doubled in (2 + world.rank, 4 + world.rank)
-                assert seen == [request.node.name, "used"]
-                assert self.value == 7
-                assert request.getfixturevalue("world_size") == 2
+        def test_both(world, request):
+            assert request.getfixturevalue("world_size") == 2
     """
     ended = run_cases(starter, tmp_path, source, "--import-mode=importlib", "-p", "no:cacheprovider")
-    ended.check(passed="test_both[one] test_both[two]")
+    ended.check(passed="test_both")
     ended = run_cases(starter, tmp_path, source, "--fixtures", "-q")
     assert "world -- " in ended.log
     ended = run_cases(starter, tmp_path, source, "--setup-plan")

@@ -63,16 +63,10 @@ _SOURCE = """
 def test_warnings_of_ranks_are_in_the_summary(starter: Starter, tmp_path: Path) -> None:
     """If this fails, the same warning of four ranks hides all others, or no rank is named."""
     ended = run_cases(starter, tmp_path, _SOURCE)
-    assert ended.outcomes() == {
-        "test_all_warn": "PASSED",
-        "test_one_warns": "PASSED",
-        "test_filtered": "PASSED",
-        "test_error": "FAILED",
-        "test_fixtures": "PASSED",
-        "test_warns": "PASSED",
-        "test_filtered_method": "PASSED",
-        "test_error_in_method": "FAILED",
-    }, ended.log
+    ended.check(
+        passed="test_all_warn test_one_warns test_filtered test_fixtures test_warns test_filtered_method",
+        failed="test_error test_error_in_method",
+    )
     summary = ended.log[ended.log.index("warnings summary") :]
     assert "UserWarning: of all of them [ranks 0, 1, 2]" in summary
     assert summary.count("of all of them [") == 1
@@ -88,13 +82,7 @@ def test_warnings_of_ranks_are_in_the_summary(starter: Starter, tmp_path: Path) 
 def test_warnings_can_be_errors_or_switched_off(starter: Starter, tmp_path: Path) -> None:
     """If this fails, `-W` and `-p no:warnings` hold in the runner but not on ranks, or a warning hides a verdict."""
     ended = run_cases(starter, tmp_path, _SOURCE, "-W", "error", "-k", "all_warn or filtered or warns")
-    assert ended.outcomes() == {
-        "test_all_warn": "FAILED",
-        "test_one_warns": "FAILED",
-        "test_filtered": "PASSED",
-        "test_warns": "FAILED",
-        "test_filtered_method": "PASSED",
-    }, ended.log
+    ended.check(failed="test_all_warn test_one_warns test_warns", passed="test_filtered test_filtered_method")
     assert "raised UserWarning: of all of them in call" in ended.log
 
     # A test may allow what the session refuses.

@@ -67,13 +67,7 @@ def test_under_pytest(starter: Starter, tmp_path: Path) -> None:
         """,
     )
     ended = run_pytest(starter, tmp_path, "-rA", "test_cases.py")
-    assert ended.outcomes() == {
-        "test_plain": "PASSED",
-        "test_spawned": "PASSED",
-        "test_without_a_group": "PASSED",
-        "test_forked": "PASSED",
-        "test_fails": "FAILED",
-    }, ended.log
+    ended.check(passed="test_plain test_spawned test_without_a_group test_forked", failed="test_fails")
     assert "rank 1 raised AssertionError" in ended.log
     assert "said by rank 1" in ended.log
 

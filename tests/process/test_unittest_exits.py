@@ -220,9 +220,5 @@ def test_handles_show_the_ranks(starter: Starter, tmp_path: Path) -> None:
                 raise ValueError("planted")
         """,
     )
-    assert ended.outcomes() == {
-        "test_waits": "PASSED",
-        "test_first_ends_early_and_second_goes_on": "PASSED",
-        "test_error_is_seen": "FAILED",
-    }, ended.log
+    ended.check(passed="test_waits test_first_ends_early_and_second_goes_on", failed="test_error_is_seen")
     assert "[3, 10] != [3, 0]" in ended.log
