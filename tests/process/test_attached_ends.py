@@ -87,10 +87,7 @@ def cluster(starter: Starter, tmp_path: Path) -> Iterator[Cluster]:
 @needs_nodes
 def test_ranks_pass_wherever_they_are(cluster: Cluster, tmp_path: Path) -> None:
     """If this fails, ranks that are dealt out in turn have wrong places, or a token of the environment is not used."""
-    write_file(
-        tmp_path,
-        "test_cases.py",
-        """
+    source = """
         import os
         import pytest
         import torch.distributed as dist
@@ -100,8 +97,8 @@ def test_ranks_pass_wherever_they_are(cluster: Cluster, tmp_path: Path) -> None:
             assert (world.local_rank, world.node) == [(0, 0), (0, 1), (1, 0)][world.rank]
             assert os.environ["LOCAL_WORLD_SIZE"] == str(2 - world.node)
             dist.barrier()
-        """,
-    )
+    """
+    write_file(tmp_path, "test_cases.py", source)
     ended = wait_all(cluster.by_hand(places=[0, 1, 0], env={"DIST_TESTING_TOKEN": "secret"}))
     assert [rank.code for rank in ended] == [0] * 3, ended[0].log
     assert ended[0].outcomes() == {"test_places": "PASSED"}

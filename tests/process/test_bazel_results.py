@@ -304,10 +304,7 @@ def test_end_of_the_fork_server_is_reported_to_the_executor(starter: Starter, tm
 
 def test_runner_ignores_the_protocol_without_bazel(starter: Starter, tmp_path: Path) -> None:
     """If this fails, a test started by hand in such a shell overwrites the results of another."""
-    write_file(
-        tmp_path,
-        "test_cases.py",
-        """
+    source = """
         import pytest
         import dist_testing
 
@@ -317,8 +314,8 @@ def test_runner_ignores_the_protocol_without_bazel(starter: Starter, tmp_path: P
 
         if __name__ == "__main__":
             dist_testing.run_tests()
-        """,
-    )
+    """
+    write_file(tmp_path, "test_cases.py", source)
     (tmp_path / "outputs").mkdir()
     names = (
         "XML_OUTPUT_FILE",

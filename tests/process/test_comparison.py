@@ -50,10 +50,7 @@ def test_only_users_of_dtensor_import_it(starter: Starter, tmp_path: Path, isola
 
 def test_torch_test_case_does_not_import_it_either(starter: Starter, tmp_path: Path) -> None:
     """If this fails, `assertEqual` of a torch-style class costs each fresh rank half a second."""
-    ended = run_cases(
-        starter,
-        tmp_path,
-        """
+    source = """
         import sys
         import torch
         from torch.testing._internal.common_distributed import MultiProcessTestCase
@@ -72,8 +69,6 @@ def test_torch_test_case_does_not_import_it_either(starter: Starter, tmp_path: P
                 self.assertEqual(torch.ones(2), torch.ones(2))
                 self.assertNotEqual(torch.ones(2), torch.zeros(2))
                 assert ("torch.distributed.tensor" in sys.modules) is BEFORE
-        """,
-        "-p",
-        "dist_testing.compat.pytest_install",
-    )
+    """
+    ended = run_cases(starter, tmp_path, source, "-p", "dist_testing.compat.pytest_install")
     assert ended.outcomes() == {"test_equal": "PASSED"}, ended.log

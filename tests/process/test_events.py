@@ -333,10 +333,7 @@ def test_a_disk_that_fills_is_a_warning(starter: Starter, tmp_path: Path) -> Non
 
 def test_a_broken_sink_changes_no_verdict(starter: Starter, tmp_path: Path) -> None:
     """Every sink that is not essential may break at any event; the others hear all of them."""
-    write_file(
-        tmp_path,
-        "conftest.py",
-        """
+    conftest = """
         import pytest
         from dist_testing.core.events.event import KINDS
         from dist_testing.ext import event_stream
@@ -348,8 +345,8 @@ def test_a_broken_sink_changes_no_verdict(starter: Starter, tmp_path: Path) -> N
                     raise ZeroDivisionError(event.to_wire()["event"])
 
                 event_stream().subscribe(broken, kind, name=f"the sink of {name}")
-        """,
-    )
+    """
+    write_file(tmp_path, "conftest.py", conftest)
     ended, events = _run(starter, tmp_path, _WAYS, "-s")
     ended.check(passed="test_passes test_warns", failed="test_raises test_is_killed test_hangs")
     assert len(ended.failures()) == 3
@@ -361,10 +358,7 @@ def test_a_broken_sink_changes_no_verdict(starter: Starter, tmp_path: Path) -> N
 
 def test_an_interrupted_case_ends_with_the_reason(starter: Starter, tmp_path: Path) -> None:
     """SIGTERM in the middle of a case: the file is whole, with what the ranks were doing."""
-    write_file(
-        tmp_path,
-        "test_cases.py",
-        """
+    source = """
         import threading
         import pytest
         from tests.support.bell import ring
@@ -373,8 +367,8 @@ def test_an_interrupted_case_ends_with_the_reason(starter: Starter, tmp_path: Pa
         def test_waits(world):
             ring("waits")
             threading.Event().wait()
-        """,
-    )
+    """
+    write_file(tmp_path, "test_cases.py", source)
     with Bell(tmp_path) as bell:
         child = start_pytest(starter, tmp_path, "--dist-events=events.jsonl", "test_cases.py", env=bell.env)
         bell.wait(2, child)

@@ -274,9 +274,9 @@ _OWN = os.getpid()
     ("before_gib", "after_gib", "pid", "pid_gib", "left_gib"),
     [
         # In a container the driver reports no process.
-        (0, 4.0, None, 0.0, 4.0),
+        (0, 4.0, 0, 0.0, 4.0),
         # Contexts of the driver itself vary by some MiB.
-        (1, 1.01, None, 0.0, 0),
+        (1, 1.01, 0, 0.0, 0),
         # A training program that was there before may grow; memory beyond its own still counts.
         *((2, 9.0, pid, 9.0, 0) for pid in (_OWN, _UNSEEN)),
         *((2, 12.0, pid, 9.0, 3.0) for pid in (_OWN, _UNSEEN)),
@@ -290,7 +290,7 @@ def test_memory_that_a_case_leaves(
     machine: FakeMachine,
     before_gib: int,
     after_gib: float,
-    pid: int | None,
+    pid: int,
     pid_gib: float,
     left_gib: float,
 ) -> None:

@@ -116,10 +116,7 @@ def test_fails(world):
 
 def test_fork_server_that_a_test_kills_and_reaps_costs_one_case(starter: Starter, tmp_path: Path) -> None:
     """If this fails, `os.waitpid(-1)`, common in tests of daemons, ends the run, or orphan processes stay."""
-    ended = run_cases(
-        starter,
-        tmp_path,
-        """
+    source = """
         import os
         import subprocess
         import psutil
@@ -143,8 +140,8 @@ def test_fork_server_that_a_test_kills_and_reaps_costs_one_case(starter: Starter
 
         @pytest.mark.distributed(world_size=2)
         def test_last(world): ...
-        """,
-    )
+    """
+    ended = run_cases(starter, tmp_path, source)
     ended.check(passed="test_ends_every_child test_last", failed="test_after_it test_leaves_a_session")
     assert ended.log.count("ended before the runner was done with it") >= 2
 

@@ -220,10 +220,7 @@ def test_second_signal_does_not_break_the_clean_up(starter: Starter, tmp_path: P
 
 def test_death_of_the_fork_server_costs_one_case(starter: Starter, tmp_path: Path) -> None:
     """If this fails, a test that kills its parent ends the whole run, or what its ranks have started outlives it."""
-    write_file(
-        tmp_path,
-        "test_cases.py",
-        """
+    source = """
         import os
         import subprocess
         import sys
@@ -261,8 +258,8 @@ def test_death_of_the_fork_server_costs_one_case(starter: Starter, tmp_path: Pat
             assert SERVER.poll() is None
             SERVER.kill()
             SERVER.wait()
-        """,
-    )
+    """
+    write_file(tmp_path, "test_cases.py", source)
     ended = run_pytest(starter, tmp_path, "-rA", "test_cases.py")
     assert ended.code == pytest.ExitCode.TESTS_FAILED, ended.log
     assert ended.outcomes() == {
@@ -277,21 +274,15 @@ def test_death_of_the_fork_server_costs_one_case(starter: Starter, tmp_path: Pat
 
 def test_stop_of_the_fork_server_costs_one_case(starter: Starter, tmp_path: Path) -> None:
     """If this fails, the run never ends: a stopped fork server sends nothing and does not end when closed."""
-    write_file(
-        tmp_path,
-        "conftest.py",
-        """
+    conftest = """
         from dist_testing.core.launch import fork
         from dist_testing.core.engine import supervisor
 
         # In seconds.
         fork._CLOSE_LIMIT_S = supervisor._KILL_LIMIT_S = 0.5
-        """,
-    )
-    write_file(
-        tmp_path,
-        "test_cases.py",
-        """
+    """
+    write_file(tmp_path, "conftest.py", conftest)
+    source = """
         import os
         import signal
         import pytest
@@ -303,8 +294,8 @@ def test_stop_of_the_fork_server_costs_one_case(starter: Starter, tmp_path: Path
 
         @pytest.mark.distributed(world_size=2)
         def test_next(world): ...
-        """,
-    )
+    """
+    write_file(tmp_path, "test_cases.py", source)
     ended = run_pytest(starter, tmp_path, "-rA", "test_cases.py")
     assert ended.outcomes() == {"test_stops_its_parent": "FAILED", "test_next": "PASSED"}, ended.log
     assert re.search(r"Rank\(s\) 0 \(pid \d+, .*\), 1 \(pid \d+, .*\) could not be killed", ended.log), ended.log

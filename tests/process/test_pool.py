@@ -14,10 +14,7 @@ from tests.support.worlds import engine_for, run
 
 def test_a_pool_lives_for_a_class_and_is_replaced_after_a_failure(starter: Starter, tmp_path: Path) -> None:
     """If this fails, a failure costs more than its own case, or passing cases start new ranks."""
-    ended = run_cases(
-        starter,
-        tmp_path,
-        """
+    source = """
         import os
         import random
         import threading
@@ -81,8 +78,8 @@ def test_a_pool_lives_for_a_class_and_is_replaced_after_a_failure(starter: Start
         class TestOther:
             def test_8(self, world):
                 note(world, "8")
-        """,
-    )
+    """
+    ended = run_cases(starter, tmp_path, source)
     failed = {name for name, outcome in ended.outcomes().items() if outcome == "FAILED"}
     assert failed == {"test_raises", "test_dies", "test_hangs"}, ended.log
     assert "8 passed" in ended.log
@@ -102,10 +99,7 @@ def test_a_pool_lives_for_a_class_and_is_replaced_after_a_failure(starter: Start
 
 def test_hang_of_a_later_case_names_the_rank_that_stayed_away(starter: Starter, tmp_path: Path) -> None:
     """If this fails, the group, which is as old as the pool, has a higher limit than the case, and no rank is named."""
-    ended = run_cases(
-        starter,
-        tmp_path,
-        """
+    source = """
         import threading
         import pytest
         import torch.distributed as dist
@@ -120,8 +114,8 @@ def test_hang_of_a_later_case_names_the_rank_that_stayed_away(starter: Starter, 
                 if world.rank == 1:
                     threading.Event().wait()
                 dist.barrier()
-        """,
-    )
+    """
+    ended = run_cases(starter, tmp_path, source)
     assert ended.outcomes() == {"test_first": "PASSED", "test_hangs": "FAILED"}
     assert "rank 1 has not reached the call (test_cases.py:14)" in ended.log
     assert "rank 0 waits for it in barrier #2 of the default group (test_cases.py:15)" in ended.log
@@ -129,10 +123,7 @@ def test_hang_of_a_later_case_names_the_rank_that_stayed_away(starter: Starter, 
 
 def test_leaked_state_fails_the_case_that_leaked_it(starter: Starter, tmp_path: Path) -> None:
     """If this fails, the next case fails, and the case that left the state is not suspected."""
-    ended = run_cases(
-        starter,
-        tmp_path,
-        """
+    source = """
         import logging
         import os
         import sys
@@ -192,8 +183,8 @@ def test_leaked_state_fails_the_case_that_leaked_it(starter: Starter, tmp_path: 
             def test_finds_nothing(self, world):
                 assert "LEFT_BEHIND" not in os.environ
                 assert torch.get_default_dtype() is torch.float32
-        """,
-    )
+    """
+    ended = run_cases(starter, tmp_path, source)
     outcomes = ended.outcomes()
     assert outcomes.pop("test_undoes") == outcomes.pop("test_finds_nothing") == "PASSED", ended.log
     assert set(outcomes.values()) == {"FAILED"}
@@ -222,10 +213,7 @@ def test_leaked_state_fails_the_case_that_leaked_it(starter: Starter, tmp_path: 
 
 def test_a_project_can_name_what_its_tests_leave_changed(starter: Starter, tmp_path: Path) -> None:
     """If this fails, a suite that has always set a variable of a library cannot use a worker pool."""
-    ended = run_cases(
-        starter,
-        tmp_path,
-        """
+    source = """
         import os
         import pytest
 
@@ -237,9 +225,9 @@ def test_a_project_can_name_what_its_tests_leave_changed(starter: Starter, tmp_p
 
             def test_moves(self, world):
                 os.chdir("/")
-        """,
-        "-o",
-        "dist_pool_keeps=cwd env:TOKENIZERS_PARALLELISM env:OF_LIBRARY_*",
+    """
+    ended = run_cases(
+        starter, tmp_path, source, "-o", "dist_pool_keeps=cwd env:TOKENIZERS_PARALLELISM env:OF_LIBRARY_*"
     )
     ended.check(
         passed="test_sets[TOKENIZERS_PARALLELISM] test_sets[OF_LIBRARY_A] test_moves",
@@ -250,10 +238,7 @@ def test_a_project_can_name_what_its_tests_leave_changed(starter: Starter, tmp_p
 
 def test_descriptors_left_open_or_closed_fail_the_case(starter: Starter, tmp_path: Path) -> None:
     """If this fails, the next case writes into another file, or a thousand cases run out of descriptors."""
-    ended = run_cases(
-        starter,
-        tmp_path,
-        """
+    source = """
         import os
         import pytest
 
@@ -269,8 +254,8 @@ def test_descriptors_left_open_or_closed_fail_the_case(starter: Starter, tmp_pat
 
             def test_neither(self, world):
                 open(__file__).close()
-        """,
-    )
+    """
+    ended = run_cases(starter, tmp_path, source)
     ended.check(failed="test_leaves_a_file test_closes_one", passed="test_neither")
     assert f"open file(s) {tmp_path}/test_cases.py" in ended.log
     assert "closed descriptor(s) 0" in ended.log
@@ -278,10 +263,7 @@ def test_descriptors_left_open_or_closed_fail_the_case(starter: Starter, tmp_pat
 
 def test_world_of_another_size_in_a_pool_is_refused(starter: Starter, tmp_path: Path) -> None:
     """If this fails, cases of a pool run on a world of the wrong size."""
-    ended = run_cases(
-        starter,
-        tmp_path,
-        """
+    source = """
         import pytest
 
         @pytest.mark.distributed(world_size=2, isolation="pool")
@@ -290,8 +272,8 @@ def test_world_of_another_size_in_a_pool_is_refused(starter: Starter, tmp_path: 
 
             @pytest.mark.distributed(world_size=3)
             def test_three(self, world): ...
-        """,
-    )
+    """
+    ended = run_cases(starter, tmp_path, source)
     assert ended.code == pytest.ExitCode.USAGE_ERROR, ended.log
     assert "test_three: world_size = 3, but the pool of test_cases.py::TestSizes has 2 ranks" in ended.log
     assert "passed" not in ended.log
@@ -300,20 +282,14 @@ def test_world_of_another_size_in_a_pool_is_refused(starter: Starter, tmp_path: 
 
 def test_pool_that_does_not_end_is_reported_within_bounds(starter: Starter, tmp_path: Path) -> None:
     """If this fails, a clean-up that never ends stops the run, passes, or harms the next pool."""
-    write_file(
-        tmp_path,
-        "conftest.py",
-        """
+    conftest = """
         from dist_testing.core.engine import engine
 
         # A user's groups may take half a minute; here one never ends.
         engine._POOL_END_LIMIT_S = 1.0
-        """,
-    )
-    ended = run_cases(
-        starter,
-        tmp_path,
-        """
+    """
+    write_file(tmp_path, "conftest.py", conftest)
+    source = """
         import threading
         import pytest
         import torch.distributed as dist
@@ -338,8 +314,8 @@ def test_pool_that_does_not_end_is_reported_within_bounds(starter: Starter, tmp_
             def test_passes(self, world):
                 if world.rank == 1:
                     world.finish = lambda: 1 / 0
-        """,
-    )
+    """
+    ended = run_cases(starter, tmp_path, source)
     assert ended.code == pytest.ExitCode.TESTS_FAILED, ended.log
     assert "4 passed, 3 errors" in ended.log
     assert "the ranks of the pool test_cases.py::TestHangs did not end well: rank 1 was still in destroy" in ended.log
@@ -349,10 +325,7 @@ def test_pool_that_does_not_end_is_reported_within_bounds(starter: Starter, tmp_
 
 def test_pool_of_a_module_and_a_leaked_child(starter: Starter, tmp_path: Path) -> None:
     """If this fails, functions outside classes share no pool, or a process that they leave running stays."""
-    ended = run_cases(
-        starter,
-        tmp_path,
-        """
+    source = """
         import os
         import subprocess
         import sys
@@ -369,9 +342,8 @@ def test_pool_of_a_module_and_a_leaked_child(starter: Starter, tmp_path: Path) -
         def test_leaves_a_child(world):
             if world.rank == 0:
                 subprocess.Popen([sys.executable, "-c", "import time; time.sleep(1000)"], start_new_session=True)
-        """,
-        "--dist-isolation=pool",
-    )
+    """
+    ended = run_cases(starter, tmp_path, source, "--dist-isolation=pool")
     assert ended.code == pytest.ExitCode.TESTS_FAILED, ended.log
     assert "time.sleep(1000)" in ended.log
     assert "test_1" not in [name for name, outcome in ended.outcomes().items() if outcome == "FAILED"]

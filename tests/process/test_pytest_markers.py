@@ -19,10 +19,7 @@ def pytest_configure(config):
 
 def test_a_parameter_can_be_marked(starter: Starter, tmp_path: Path) -> None:
     """If this fails, a marked parameter ends the session, or its case runs in the runner."""
-    ended = run_cases(
-        starter,
-        tmp_path,
-        """
+    source = """
         import os
         import pytest
 
@@ -41,10 +38,8 @@ def test_a_parameter_can_be_marked(starter: Starter, tmp_path: Path) -> None:
         @pytest.mark.parametrize("size", [pytest.param(2, marks=pytest.mark.distributed(world_size=2))])
         async def test_async(size):
             raise AssertionError("this must not run")
-        """,
-        "--dist-world-size=2",
-        "--continue-on-collection-errors",
-    )
+    """
+    ended = run_cases(starter, tmp_path, source, "--dist-world-size=2", "--continue-on-collection-errors")
     assert ended.code == 1, ended.log
     ended.check(
         passed="test_reads_the_environment[0] test_reads_the_environment[3] test_has_a_world[2]",
@@ -57,10 +52,7 @@ def test_a_parameter_can_be_marked(starter: Starter, tmp_path: Path) -> None:
 
 def test_a_conftest_can_add_the_marker(starter: Starter, tmp_path: Path) -> None:
     """If this fails, a test that a conftest marks passes without ranks, or ends the session."""
-    write_file(
-        tmp_path,
-        "conftest.py",
-        """
+    conftest = """
         import pytest
 
         def pytest_itemcollected(item):
@@ -72,12 +64,9 @@ def test_a_conftest_can_add_the_marker(starter: Starter, tmp_path: Path) -> None
             for item in items:
                 if "late" in item.name:
                     item.add_marker(pytest.mark.distributed(world_size=2), append="other_size" not in item.name)
-        """,
-    )
-    ended = run_cases(
-        starter,
-        tmp_path,
-        """
+    """
+    write_file(tmp_path, "conftest.py", conftest)
+    source = """
         import os
         import pytest
 
@@ -97,9 +86,8 @@ def test_a_conftest_can_add_the_marker(starter: Starter, tmp_path: Path) -> None
         @pytest.mark.distributed(world_size=3)
         def test_late_other_size(world):
             raise AssertionError("this must not run")
-        """,
-        "--continue-on-collection-errors",
-    )
+    """
+    ended = run_cases(starter, tmp_path, source, "--continue-on-collection-errors")
     assert ended.code == 1, ended.log
     ended.check(
         failed="test_late test_at_once",

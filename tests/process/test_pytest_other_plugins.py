@@ -28,10 +28,7 @@ def test_a_time_limit_of_another_plugin_fails_one_test(starter: Starter, tmp_pat
 
     tests/plugins has the same for fresh ranks, with pytest-timeout itself.
     """
-    write_file(
-        tmp_path,
-        "conftest.py",
-        """
+    conftest = """
         import signal
         import pytest
 
@@ -51,12 +48,9 @@ def test_a_time_limit_of_another_plugin_fails_one_test(starter: Starter, tmp_pat
 
         def pytest_configure(config):
             config.addinivalue_line("markers", "limited: two seconds")
-        """,
-    )
-    ended = run_cases(
-        starter,
-        tmp_path,
-        """
+    """
+    write_file(tmp_path, "conftest.py", conftest)
+    source = """
         import threading
         import pytest
 
@@ -70,9 +64,8 @@ def test_a_time_limit_of_another_plugin_fails_one_test(starter: Starter, tmp_pat
 
         def test_after(world):
             world.barrier()
-        """,
-        "--dist-isolation=pool",
-    )
+    """
+    ended = run_cases(starter, tmp_path, source, "--dist-isolation=pool")
     assert ended.code == 1, ended.log
     assert ended.outcomes() == {"test_before": "PASSED", "test_waits": "FAILED", "test_after": "PASSED"}, ended.log
     assert "test_waits: Timeout of another plugin\nAnother plugin, such as pytest-timeout, has ended" in ended.log
@@ -101,10 +94,7 @@ def test_fresh_interpreters_know_the_options_of_the_cache(
 
 def test_fresh_interpreters_leave_the_report_log_to_the_runner(starter: Starter, tmp_path: Path) -> None:
     """If this fails, each rank empties the file in which pytest-reportlog keeps the session."""
-    write_file(
-        tmp_path,
-        "conftest.py",
-        """
+    conftest = """
         def pytest_addoption(parser):
             parser.addoption("--report-log", dest="report_log", default=None)
 
@@ -119,8 +109,8 @@ def test_fresh_interpreters_leave_the_report_log_to_the_runner(starter: Starter,
             def pytest_runtest_logreport(self, report):
                 if report.when == "call":
                     print(report.nodeid, report.outcome, file=self.file)
-        """,
-    )
+    """
+    write_file(tmp_path, "conftest.py", conftest)
     ended = run_cases(starter, tmp_path, _SPAWN, "--report-log=log.txt")
     assert ended.outcomes() == {"test_fails": "FAILED", "test_passes": "PASSED"}, ended.log
     assert (tmp_path / "log.txt").read_text(encoding="utf-8").splitlines() == [
@@ -132,10 +122,7 @@ def test_fresh_interpreters_leave_the_report_log_to_the_runner(starter: Starter,
 @pytest.mark.parametrize("option", ["--setup-only", "--setup-plan"])
 def test_a_test_that_is_only_set_up_has_not_passed(starter: Starter, tmp_path: Path, option: str) -> None:
     """If this fails, tests whose bodies have not run are in the results as passed."""
-    ended = run_cases(
-        starter,
-        tmp_path,
-        """
+    source = """
         import pytest
 
         pytestmark = pytest.mark.distributed(world_size=2)
@@ -150,9 +137,8 @@ def test_a_test_that_is_only_set_up_has_not_passed(starter: Starter, tmp_path: P
         @pytest.mark.skip(reason="not here")
         def test_skipped(world):
             raise AssertionError("this must not run")
-        """,
-        option,
-    )
+    """
+    ended = run_cases(starter, tmp_path, source, option)
     assert ended.code == 0, ended.log
     assert ended.outcomes() == {}, ended.log
     assert "passed" not in ended.log.splitlines()[-1], ended.log

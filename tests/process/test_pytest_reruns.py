@@ -69,10 +69,7 @@ _PLUGINS = {
 def test_a_failed_case_runs_again_on_fresh_ranks(starter: Starter, tmp_path: Path, plugin: str) -> None:
     """If this fails, a mark that the user relies on has no effect, or one rank repeats a test alone."""
     write_file(tmp_path, f"{plugin}.py", _PLUGINS[plugin])
-    ended = run_cases(
-        starter,
-        tmp_path,
-        """
+    source = """
         import os
         from pathlib import Path
         import pytest
@@ -108,10 +105,8 @@ def test_a_failed_case_runs_again_on_fresh_ranks(starter: Starter, tmp_path: Pat
         @pytest.mark.flaky(1)
         def test_expected(world):
             pass_at(world, "expected", 9)
-        """,
-        "-p",
-        plugin,
-    )
+    """
+    ended = run_cases(starter, tmp_path, source, "-p", plugin)
     ended.check(passed="test_third test_of_pool test_after", failed="test_never", xfail="test_expected")
     tries = {path.name: len(path.read_text()) for path in tmp_path.glob("*-[01]")}
     expected = {"third": 3, "never": 2, "pool": 2, "after": 1, "expected": 1}

@@ -136,10 +136,7 @@ def test_other_ways_to_collect(starter: Starter, tmp_path: Path) -> None:
 def test_sub_tests_of_pytest(starter: Starter, tmp_path: Path) -> None:
     """If this fails, a failure does not name its sub-test, or the skip of one hides that the test ran."""
     pytest.importorskip("_pytest.subtests", reason="sub-tests need pytest 9")
-    ended = run_cases(
-        starter,
-        tmp_path,
-        """
+    source = """
         import pytest
 
         pytestmark = pytest.mark.distributed(world_size=2)
@@ -159,8 +156,8 @@ def test_sub_tests_of_pytest(starter: Starter, tmp_path: Path) -> None:
             with subtests.test(number=1):
                 pass
             raise ValueError("after the sub-test")
-        """,
-    )
+    """
+    ended = run_cases(starter, tmp_path, source)
     ended.check(
         passed="test_skips_one",
         failed="test_fails test_fails_after_it",
@@ -170,10 +167,7 @@ def test_sub_tests_of_pytest(starter: Starter, tmp_path: Path) -> None:
 
 def test_exit_is_reported_at_the_line_of_the_test(starter: Starter, tmp_path: Path) -> None:
     """If this fails, the report of `pytest.exit` shows frames of pytest and this library, which say nothing."""
-    ended = run_cases(
-        starter,
-        tmp_path,
-        """
+    source = """
         import pytest
 
         pytestmark = pytest.mark.distributed(world_size=2)
@@ -182,8 +176,8 @@ def test_exit_is_reported_at_the_line_of_the_test(starter: Starter, tmp_path: Pa
             pytest.exit("planted reason")
 
         def test_never(world): ...
-        """,
-    )
+    """
+    ended = run_cases(starter, tmp_path, source)
     assert ended.code == pytest.ExitCode.INTERRUPTED
     assert ended.outcomes() == {"test_leaves": "FAILED"}
     assert 'pytest.exit("planted reason")' in ended.log
@@ -251,17 +245,14 @@ def test_xdist_distributes_the_cases(starter: Starter, tmp_path: Path) -> None:
     pytest.importorskip("xdist", reason="pytest-xdist is not installed")
     # The three levels are controller, worker, and the fresh interpreter that a worker forks its ranks from. A second
     # controller below them would start others without end.
-    write_file(
-        tmp_path,
-        "conftest.py",
-        """
+    conftest = """
         import os
 
         depth = int(os.environ.get("DEPTH", "0")) + 1
         os.environ["DEPTH"] = str(depth)
         assert depth <= 3, "a fork server has started runners of its own"
-        """,
-    )
+    """
+    write_file(tmp_path, "conftest.py", conftest)
     env = {"EVENTS": str(tmp_path / "events")}
     ended = run_cases(starter, tmp_path, _MIXED, "-p", "xdist", "-n", "2", **env)
     assert ended.code == pytest.ExitCode.TESTS_FAILED, ended.log
@@ -311,10 +302,7 @@ def _major_version(package: str) -> int:
 
 def test_fixtures_of_a_file_end_with_it_after_a_distributed_test(starter: Starter, tmp_path: Path) -> None:
     """If this fails, a fixture stays for the next file, whose tests pytest then refuses to begin."""
-    write_file(
-        tmp_path,
-        "test_first.py",
-        """
+    source = """
         from pathlib import Path
         import pytest
 
@@ -328,17 +316,14 @@ def test_fixtures_of_a_file_end_with_it_after_a_distributed_test(starter: Starte
         @pytest.mark.distributed(world_size=2)
         def test_ranks(world):
             assert not Path("ended").exists()
-        """,
-    )
-    write_file(
-        tmp_path,
-        "test_second.py",
-        """
+    """
+    write_file(tmp_path, "test_first.py", source)
+    source = """
         from pathlib import Path
 
         def test_after():
             assert Path("ended").exists()
-        """,
-    )
+    """
+    write_file(tmp_path, "test_second.py", source)
     ended = run_pytest(starter, tmp_path, "-rA", "test_first.py", "test_second.py")
     assert set(ended.outcomes().values()) == {"PASSED"}, ended.log

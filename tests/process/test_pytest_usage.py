@@ -24,10 +24,7 @@ def _assert_clear(ended: Ended, *said: str) -> None:
 
 def test_marker_forms(starter: Starter, tmp_path: Path) -> None:
     """If this fails, a form of the marker (function, class, module, sizes, groups) has another meaning."""
-    ended = run_cases(
-        starter,
-        tmp_path,
-        """
+    source = """
         import pytest
         import torch
         import torch.distributed as dist
@@ -78,9 +75,8 @@ def test_marker_forms(starter: Starter, tmp_path: Path) -> None:
         @pytest.mark.distributed(world_size=2)
         def test_without_the_fixture():
             assert dist.get_world_size() == 2
-        """,
-        "--dist-world-size=3",
-    )
+    """
+    ended = run_cases(starter, tmp_path, source, "--dist-world-size=3")
     ended.check(
         log=["1 deselected"],
         passed="test_default test_alone test_without_group test_expected_exit test_inherits test_says_otherwise"
@@ -150,10 +146,7 @@ def test_tests_that_cannot_run_on_ranks_are_refused(starter: Starter, tmp_path: 
 
 def test_expected_exit_must_come_after_the_test_has_begun(starter: Starter, tmp_path: Path) -> None:
     """If this fails, a test of a fault passes although its body has never run."""
-    ended = run_cases(
-        starter,
-        tmp_path,
-        """
+    source = """
         import os
         import sys
         import pytest
@@ -187,8 +180,8 @@ def test_expected_exit_must_come_after_the_test_has_begun(starter: Starter, tmp_
         def test_call(world):
             if world.rank == 1:
                 sys.exit(3)
-        """,
-    )
+    """
+    ended = run_cases(starter, tmp_path, source)
     said = "expected to end by SIGKILL (9), but it did so before the test began in setup"
     log = [said, "rank 1 exited with code 3 in setup"]
     ended.check(passed="test_teardown test_call", failed="test_setup test_leaves", log=log)
@@ -196,10 +189,7 @@ def test_expected_exit_must_come_after_the_test_has_begun(starter: Starter, tmp_
 
 def test_mistakes_that_are_known_when_a_test_runs_fail_that_test(starter: Starter, tmp_path: Path) -> None:
     """If this fails, the most common mistakes give no clear error, end the session, or let the test run."""
-    ended = run_cases(
-        starter,
-        tmp_path,
-        """
+    source = """
         import pytest
 
         marked = pytest.mark.distributed(world_size=1)
@@ -245,8 +235,8 @@ def test_mistakes_that_are_known_when_a_test_runs_fail_that_test(starter: Starte
 
         @marked
         def test_next(world): ...
-        """,
-    )
+    """
+    ended = run_cases(starter, tmp_path, source)
     ended.check(
         passed="test_next",
         error="test_unmarked test_unmarked_fixture test_unmarked_size"
@@ -268,10 +258,7 @@ def test_mistakes_that_are_known_when_a_test_runs_fail_that_test(starter: Starte
 
 def test_names_of_the_fixtures_stay_free_elsewhere(starter: Starter, tmp_path: Path) -> None:
     """If this fails, the installed plugin breaks a project that has its own `world` fixture."""
-    ended = run_cases(
-        starter,
-        tmp_path,
-        """
+    source = """
         import pytest
 
         @pytest.fixture
@@ -288,8 +275,8 @@ def test_names_of_the_fixtures_stay_free_elsewhere(starter: Starter, tmp_path: P
         @pytest.mark.parametrize("world_size", [8])
         def test_parametrized(world_size):
             assert world_size == 8
-        """,
-    )
+    """
+    ended = run_cases(starter, tmp_path, source)
     assert ended.code == 0, ended.log
 
 

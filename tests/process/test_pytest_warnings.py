@@ -121,10 +121,7 @@ def test_warnings_can_be_errors_or_switched_off(starter: Starter, tmp_path: Path
 
 def test_a_warning_of_the_collection_does_not_disturb_ranks(starter: Starter, tmp_path: Path) -> None:
     """If this fails, a test file that warns while it is imported has no ranks that are fresh interpreters."""
-    ended = run_cases(
-        starter,
-        tmp_path,
-        """
+    source = """
         import warnings
         import pytest
 
@@ -134,8 +131,7 @@ def test_a_warning_of_the_collection_does_not_disturb_ranks(starter: Starter, tm
         @pytest.mark.parametrize("number", range(2))
         def test_passes(world, number):
             warnings.warn("in the test")
-        """,
-        "--dist-isolation=spawn",
-    )
+    """
+    ended = run_cases(starter, tmp_path, source, "--dist-isolation=spawn")
     assert set(ended.outcomes().values()) == {"PASSED"}, ended.log
     assert "in the test [ranks 0, 1]" in ended.log

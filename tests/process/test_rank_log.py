@@ -77,21 +77,15 @@ def test_live_output_has_the_records_once(starter: Starter, tmp_path: Path) -> N
 def test_loggers_have_the_handlers_that_the_test_gave_them(starter: Starter, tmp_path: Path) -> None:
     """If this fails, a test that counts the handlers of a logger, as torch's own do, sees one of pytest's."""
     # pytest adds its handlers to the loggers that exist when the session starts.
-    write_file(
-        tmp_path,
-        "conftest.py",
-        """
+    conftest = """
         import logging
 
         silent = logging.getLogger("silent")
         silent.propagate = False
         silent.addHandler(logging.NullHandler())
-        """,
-    )
-    ended = run_cases(
-        starter,
-        tmp_path,
-        """
+    """
+    write_file(tmp_path, "conftest.py", conftest)
+    source = """
         import logging
         import dist_testing
 
@@ -102,17 +96,14 @@ def test_loggers_have_the_handlers_that_the_test_gave_them(starter: Starter, tmp
 
             def test_handlers(self):
                 assert [type(handler) for handler in silent.handlers] == [logging.NullHandler], silent.handlers
-        """,
-    )
+    """
+    ended = run_cases(starter, tmp_path, source)
     assert ended.code == 0, ended.log
 
 
 def test_caplog_and_the_report_both_have_the_records(starter: Starter, tmp_path: Path) -> None:
     """If this fails, a failing test that uses caplog has no records in its report, its only output."""
-    ended = run_cases(
-        starter,
-        tmp_path,
-        """
+    source = """
         import logging
         import pytest
 
@@ -122,17 +113,14 @@ def test_caplog_and_the_report_both_have_the_records(starter: Starter, tmp_path:
                 logging.getLogger("mine").info("in words")
             assert caplog.messages == ["in words"]
             assert world.rank, "rank 0 fails"
-        """,
-    )
+    """
+    ended = run_cases(starter, tmp_path, source)
     assert _output(ended.log, 0) == "INFO     mine:test_cases.py:8 in words", ended.log
 
 
 def test_records_are_not_in_captured_output(starter: Starter, tmp_path: Path) -> None:
     """If this fails, `capsys` and `capfd` contain pytest's lines about records, and a test's comparison breaks."""
-    ended = run_cases(
-        starter,
-        tmp_path,
-        """
+    source = """
         import logging
         import os
         import pytest
@@ -148,18 +136,15 @@ def test_records_are_not_in_captured_output(starter: Starter, tmp_path: Path) ->
             logging.getLogger("mine").warning("beside")
             os.write(2, b"printed")
             assert capfd.readouterr() == ("", "printed")
-        """,
-    )
+    """
+    ended = run_cases(starter, tmp_path, source)
     assert ended.code == 0, ended.log
 
 
 @_ISOLATIONS
 def test_handlers_made_at_import_write_to_the_ranks_output(starter: Starter, tmp_path: Path, isolation: str) -> None:
     """If this fails, handlers that torch or a test file made at import write to the runner's old output."""
-    ended = run_cases(
-        starter,
-        tmp_path,
-        """
+    source = """
         import logging
         import pytest
         import torch
@@ -173,9 +158,8 @@ def test_handlers_made_at_import_write_to_the_ranks_output(starter: Starter, tmp
             own.warning("by a handler of rank %d", world.rank)
             logging.getLogger("torch.distributed").warning("by torch")
             assert world.rank, "rank 0 fails"
-        """,
-        *_options(isolation),
-    )
+    """
+    ended = run_cases(starter, tmp_path, source, *_options(isolation))
     ours, by_torch = _output(ended.log, 0).splitlines()
     assert ours == "by a handler of rank 0", ended.log
     assert by_torch.endswith("] by torch"), ended.log
@@ -215,10 +199,7 @@ def test_records_under_bazel(starter: Starter, tmp_path: Path) -> None:
 
 def test_log_file_is_not_truncated_by_ranks(starter: Starter, tmp_path: Path) -> None:
     """If this fails, fresh interpreters, which collect with the session's arguments, empty the log file."""
-    ended = run_cases(
-        starter,
-        tmp_path,
-        """
+    source = """
         import logging
         import pytest
 
@@ -231,10 +212,8 @@ def test_log_file_is_not_truncated_by_ranks(starter: Starter, tmp_path: Path) ->
 
         def test_after():
             logging.getLogger("mine").warning("after")
-        """,
-        "--dist-isolation=spawn",
-        "--log-file=records.txt",
-    )
+    """
+    ended = run_cases(starter, tmp_path, source, "--dist-isolation=spawn", "--log-file=records.txt")
     assert ended.code == 0, ended.log
     records = [line.rpartition(" ")[2] for line in (tmp_path / "records.txt").read_text().splitlines()]
     assert records == ["before", "after"], records

@@ -100,17 +100,14 @@ def test_server_of_a_function() -> None:
 
 def test_function_of_a_file_that_no_path_leads_to(tmp_path: Path) -> None:
     """pytest imports test files so with `--import-mode=importlib`."""
-    write_file(
-        tmp_path,
-        "elsewhere.py",
-        """
+    source = """
             import signal
 
             def serve():
                 print(__name__, "is ready", flush=True)
                 signal.pause()
-        """,
-    )
+    """
+    write_file(tmp_path, "elsewhere.py", source)
     spec = importlib.util.spec_from_file_location("no_package.elsewhere", tmp_path / "elsewhere.py")
     assert spec is not None
     assert spec.loader is not None
@@ -141,10 +138,7 @@ def test_announced_port_and_a_function_as_health() -> None:
 
 def test_torchrun_as_the_command(tmp_path: Path) -> None:
     """If this fails, the workers that torchrun starts outlive the service."""
-    script = write_file(
-        tmp_path,
-        "train.py",
-        """
+    source = """
             import os, time
             import torch, torch.distributed as dist
 
@@ -153,8 +147,8 @@ def test_torchrun_as_the_command(tmp_path: Path) -> None:
             dist.all_reduce(total)
             print(f"rank {dist.get_rank()} of {int(total)} has pid {os.getpid()}", flush=True)
             time.sleep(1000)
-        """,
-    )
+    """
+    script = write_file(tmp_path, "train.py", source)
     command = ["{python}", "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", str(script)]
     both = re.compile(r"rank \d of 2(.|\n)*rank \d of 2")
     with Service(command, name="torchrun", healthy=both, timeout=_LIMIT_S, grace=_LIMIT_S) as running:

@@ -21,10 +21,7 @@ _SETTINGS = """
 def test_under_pytest(starter: Starter, tmp_path: Path) -> None:
     """If this fails, a spawned rank does not see the current environment, or a forked one not the runner's imports."""
     write_file(tmp_path, "settings.py", _SETTINGS)
-    write_file(
-        tmp_path,
-        "test_cases.py",
-        """
+    source = """
         import os
         from pathlib import Path
         import pytest
@@ -64,8 +61,8 @@ def test_under_pytest(starter: Starter, tmp_path: Path) -> None:
         def test_fails(world):
             print(f"said by rank {world.rank}")
             assert world.rank == 0
-        """,
-    )
+    """
+    write_file(tmp_path, "test_cases.py", source)
     ended = run_pytest(starter, tmp_path, "-rA", "test_cases.py")
     ended.check(passed="test_plain test_spawned test_without_a_group test_forked", failed="test_fails")
     assert "rank 1 raised AssertionError" in ended.log

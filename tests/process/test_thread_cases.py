@@ -261,10 +261,7 @@ def test_wrong_method_name_is_an_error() -> None:
 
 def test_class_may_run_its_tests_itself(starter: Starter, tmp_path: Path) -> None:
     """If this fails, classes that override torch's hooks are not called, or hide the failures that they catch."""
-    ended = run_cases(
-        starter,
-        tmp_path,
-        """
+    source = """
         import sys
         import torch.distributed as dist
         import dist_testing
@@ -299,18 +296,15 @@ def test_class_may_run_its_tests_itself(starter: Starter, tmp_path: Path) -> Non
 
             def test_fails(self):
                 assert self.rank == 0, "planted and caught"
-        """,
-    )
+    """
+    ended = run_cases(starter, tmp_path, source)
     log = ["rank 1 raised AssertionError: planted and caught"]
     ended.check(passed="test_it test_passes", failed="test_fails", log=log)
 
 
 def test_interrupted_runner_ends(starter: Starter, tmp_path: Path) -> None:
     """If this fails, SIGTERM in the middle of a case does not end the run, because threads are running."""
-    write_file(
-        tmp_path,
-        "test_cases.py",
-        """
+    source = """
         import os
         import signal
         import threading
@@ -325,8 +319,8 @@ def test_interrupted_runner_ends(starter: Starter, tmp_path: Path) -> None:
                 threading.Event().wait()
 
             def test_never_run(self): ...
-        """,
-    )
+    """
+    write_file(tmp_path, "test_cases.py", source)
     ended = run_pytest(starter, tmp_path, "-rA", "test_cases.py")
     assert ended.code == pytest.ExitCode.INTERRUPTED, ended.log
     assert "SIGTERM" in ended.log

@@ -139,10 +139,7 @@ def test_failure_costs_one_case_and_never_the_runner(starter: Starter, tmp_path:
 
 def test_fixtures_belong_to_one_rank(starter: Starter, tmp_path: Path) -> None:
     """If this fails, ranks share a fixture, or a fixture that a test requests by name is not resolved."""
-    ended = run_cases(
-        starter,
-        tmp_path,
-        """
+    source = """
         import os
         import threading
         from pathlib import Path
@@ -221,9 +218,8 @@ def test_fixtures_belong_to_one_rank(starter: Starter, tmp_path: Path) -> None:
         @pytest.mark.distributed(world_size=[2, 3])
         def test_sizes(world, world_size):
             assert world.size == world_size == dist.get_world_size()
-        """,
-        _THREADED,
-    )
+    """
+    ended = run_cases(starter, tmp_path, source, _THREADED)
     assert ended.code == 0, ended.log
     notes = {path.name for path in tmp_path.iterdir()}
     assert {f"torn-down-rank-{rank}-{param}" for rank in range(4) for param in "ab"} <= notes
@@ -232,17 +228,14 @@ def test_fixtures_belong_to_one_rank(starter: Starter, tmp_path: Path) -> None:
 
 def test_function_that_a_plugin_has_replaced_is_called(starter: Starter, tmp_path: Path) -> None:
     """If this fails, ranks that are threads run the function of the module, without the plug-in's wrapper."""
-    write_file(
-        tmp_path,
-        "conftest.py",
-        """
+    conftest = """
         import functools
 
         def pytest_collection_modifyitems(items):
             for item in items:
                 item.obj = functools.wraps(item.obj)(functools.partial(item.obj, wrapped=True))
-        """,
-    )
+    """
+    write_file(tmp_path, "conftest.py", conftest)
     source = """
         import pytest
 
@@ -331,10 +324,7 @@ def test_under_bazel(starter: Starter, tmp_path: Path) -> None:
 
 def test_collective_error_begins_at_the_test(starter: Starter, tmp_path: Path) -> None:
     """If this fails, the report shows how pytest reached the test instead of the user's own lines."""
-    ended = run_cases(
-        starter,
-        tmp_path,
-        """
+    source = """
         import pytest
         import torch
         import torch.distributed as dist
@@ -345,9 +335,8 @@ def test_collective_error_begins_at_the_test(starter: Starter, tmp_path: Path) -
         @pytest.mark.distributed(world_size=2)
         def test_differs(world):
             reduce(2 + world.rank)
-        """,
-        _THREADED,
-    )
+    """
+    ended = run_cases(starter, tmp_path, source, _THREADED)
     ended.check(failed="test_differs")
     tracebacks = ended.log.split("Traceback (most recent call last):\n")[1:]
     assert [text.splitlines()[0].rpartition(", in ")[2] for text in tracebacks] == ["test_differs"], ended.log

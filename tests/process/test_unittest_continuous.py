@@ -110,10 +110,7 @@ def test_tests_share_ranks_until_one_fails(starter: Starter, tmp_path: Path) -> 
 
 def test_group_follows_the_class(starter: Starter, tmp_path: Path) -> None:
     """If this fails, one of the forms in which torch's suites give sizes, devices and backends is ignored."""
-    ended = run_cases(
-        starter,
-        tmp_path,
-        """
+    source = """
         import datetime
         import sys
         import torch
@@ -235,8 +232,8 @@ def test_group_follows_the_class(starter: Starter, tmp_path: Path) -> None:
 
                 def test_never(self):
                     raise ValueError
-        """,
-    )
+    """
+    ended = run_cases(starter, tmp_path, source)
     assert {name for name, outcome in ended.outcomes().items() if outcome == "FAILED"} == {
         *("test_fails", "test_no_ranks_fails", "test_forgotten", "test_own_loop")
     }, ended.log
@@ -287,10 +284,7 @@ def test_process_that_is_already_a_rank_runs_the_tests_in_place(starter: Starter
 
 def test_class_for_any_device_creates_its_group(starter: Starter, tmp_path: Path) -> None:
     """If this fails, suites for several kinds of device get no backend, devices or group."""
-    ended = run_cases(
-        starter,
-        tmp_path,
-        """
+    source = """
         import os
         import torch
         import torch.distributed as dist
@@ -333,8 +327,8 @@ def test_class_for_any_device_creates_its_group(starter: Starter, tmp_path: Path
                 self.assertEqual(os.environ.get("WORLD_SIZE"), BEFORE)
 
             def test_is_as_before(self): ...
-        """,
-    )
+    """
+    ended = run_cases(starter, tmp_path, source)
     ended.check(passed="test_group test_smaller_group test_devices test_is_as_before", failed="test_no_device_fails")
     assert re.search(r"test_no_device_fails: there is no cuda device for the ranks", ended.log)
 

@@ -12,10 +12,7 @@ from tests.support.starter import Starter
 
 def test_declared_exits_are_passes_and_others_are_not(starter: Starter, tmp_path: Path) -> None:
     """If this fails, a fault test passes without its fault, because its exit codes are not checked."""
-    ended = run_cases(
-        starter,
-        tmp_path,
-        """
+    source = """
         import functools
         import os
         import signal
@@ -122,8 +119,8 @@ def test_declared_exits_are_passes_and_others_are_not(starter: Starter, tmp_path
                     sys.exit(0)
 
         del Base
-        """,
-    )
+    """
+    ended = run_cases(starter, tmp_path, source)
     outcomes = ended.outcomes()
     assert outcomes, ended.log
     wrong = {name: outcome for name, outcome in outcomes.items() if ("fails" in name) != (outcome == "FAILED")}
@@ -136,27 +133,21 @@ def test_declared_exits_are_passes_and_others_are_not(starter: Starter, tmp_path
 
 def test_bad_expected_exits_are_refused_at_import(starter: Starter, tmp_path: Path) -> None:
     """If this fails, a fault test expects nothing, or something impossible."""
-    ended = run_cases(
-        starter,
-        tmp_path,
-        """
+    source = """
         import dist_testing
 
         class TestBad(dist_testing.MultiProcessTestCase):
             @dist_testing.expected_exits(-9)
             def test_it(self): ...
-        """,
-    )
+    """
+    ended = run_cases(starter, tmp_path, source)
     assert ended.code == pytest.ExitCode.INTERRUPTED
     assert "@expected_exits(-9): expected a table of one or more ranks, each with an exit code" in ended.log
 
 
 def test_handles_show_the_ranks(starter: Starter, tmp_path: Path) -> None:
     """If this fails, a test's runner half cannot inspect, wait for or end its ranks, or judge their exit codes."""
-    ended = run_cases(
-        starter,
-        tmp_path,
-        """
+    source = """
         import os
         import signal
         import threading
@@ -218,7 +209,7 @@ def test_handles_show_the_ranks(starter: Starter, tmp_path: Path) -> None:
                 if self.rank == 0:
                     os._exit(3)
                 raise ValueError("planted")
-        """,
-    )
+    """
+    ended = run_cases(starter, tmp_path, source)
     ended.check(passed="test_waits test_first_ends_early_and_second_goes_on", failed="test_error_is_seen")
     assert "[3, 10] != [3, 0]" in ended.log

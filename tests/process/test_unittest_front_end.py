@@ -287,10 +287,7 @@ def test_errors_around_the_test_name_their_origin(starter: Starter, tmp_path: Pa
 
 def test_plain_unittest_leaves_nothing_when_it_is_killed_by_a_test(starter: Starter, tmp_path: Path) -> None:
     """If this fails, a killed interpreter without pytest leaves ranks or folders behind."""
-    write_file(
-        tmp_path,
-        "test_cases.py",
-        """
+    source = """
         import os
         import threading
         import dist_testing
@@ -305,8 +302,8 @@ def test_plain_unittest_leaves_nothing_when_it_is_killed_by_a_test(starter: Star
 
             def test_never_seen(self):
                 threading.Event().wait()
-        """,
-    )
+    """
+    write_file(tmp_path, "test_cases.py", source)
     child = starter.start(["-m", "unittest", "test_cases"], tmp_path)
     assert child.wait() == -9
     starter.wait_nothing_left(15)

@@ -16,7 +16,7 @@ from tests.support.starter import Starter
 def _check(ended: Ended, count: int, *said: str) -> None:
     """Check that those tests fail whose class or method has "fails" in its name, and the reasons that are told."""
     lines = [line.split(" - ")[0] for line in ended.log.splitlines() if line.startswith(("PASSED ", "FAILED "))]
-    tests = dict(reversed(line.split(" ", 1)) for line in lines)
+    tests = {line.partition(" ")[2]: line.partition(" ")[0] for line in lines}
     wrong = {name: outcome for name, outcome in tests.items() if ("fails" in name.lower()) != (outcome == "FAILED")}
     assert not wrong, ended.log
     assert len(tests) == count, tests

@@ -273,10 +273,7 @@ def test_nothing_is_left_at_the_end(starter: Starter, tmp_path: Path, way: str) 
 
 def test_commands(starter: Starter, tmp_path: Path) -> None:
     """If this fails, a command runs other tests than its text says."""
-    write_file(
-        tmp_path,
-        "test_commands.py",
-        """
+    source = """
         import pytest
 
         def test_good(): ...
@@ -285,8 +282,8 @@ def test_commands(starter: Starter, tmp_path: Path) -> None:
         def test_bad(world):
             secret = 40 + world.rank
             assert world.rank == 0
-        """,
-    )
+    """
+    write_file(tmp_path, "test_commands.py", source)
     with Watch(starter, tmp_path, "test_commands.py") as watch:
         assert "watch: 1 failed, 1 passed" in watch.wait()
         watch.type("f\n")
