@@ -6,7 +6,6 @@ import gzip
 import json
 import os
 import signal
-import textwrap
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -383,12 +382,21 @@ def test_an_interrupted_case_ends_with_the_reason(starter: Starter, tmp_path: Pa
 
 def test_what_was_told_before_a_kill_is_in_the_file(starter: Starter, tmp_path: Path) -> None:
     """The kernel's out-of-memory killer takes the runner, too, and leaves no time to write."""
-    dies = "def test_dies():\n    import os\n    os.kill(os.getpid(), 9)\n"
-    write_file(tmp_path, "test_cases.py", textwrap.dedent(_TWO) + dies)
+    source = """
+        import os
+        import pytest
+
+        @pytest.mark.distributed(world_size=2)
+        def test_passes(world): ...
+
+        def test_dies():
+            os.kill(os.getpid(), 9)
+    """
+    write_file(tmp_path, "test_cases.py", source)
     child = start_pytest(starter, tmp_path, "--dist-events=events.jsonl.gz", "test_cases.py")
     assert child.wait() == -signal.SIGKILL, child.log
     events = read_events(tmp_path / "events.jsonl.gz")
-    assert _outcomes(_records(events)["test_sums[1]"]) == ["passed", "passed"]
+    assert _outcomes(_records(events)["test_passes"]) == ["passed", "passed"]
     last = events[-1]
     assert isinstance(last, CaseStarted)
     assert last.nodeid == "test_cases.py::test_dies"
