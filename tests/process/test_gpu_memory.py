@@ -23,6 +23,7 @@ from dist_testing.gpus.memory import MemoryUse, memory_left, wait_for_memory
 from dist_testing.gpus.nvml import Nvml, open_nvml
 from dist_testing.gpus.world_gpus import WorldGpus
 from tests.support.fake_nvml import STATE_VARIABLE, FakeMachine, build_fake_nvml
+from tests.support.gpu_nodes import make_nodes
 
 _GIB = 1 << 30
 _GPUS = (Gpu(0, Path("/dev/nvidia4"), "GPU-four"), Gpu(1, Path("/dev/nvidia5"), "GPU-five"))
@@ -99,10 +100,7 @@ def test_the_listing_shows_leases_and_memory(
     machine: FakeMachine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Users look here when a test waits for a GPU."""
-    nodes = tmp_path / "dev"
-    nodes.mkdir()
-    for name in ("nvidia4", "nvidia5", "nvidiactl"):
-        (nodes / name).touch()
+    nodes = make_nodes(tmp_path / "dev", (4, 5))
     env = {**os.environ, NODES_VARIABLE: str(nodes), "CUDA_VISIBLE_DEVICES": "1,0,7"}
     machine.set(7.0, processes=((4, 42, 7.0),))
     with lease_gpus(1, gpus_present(env)[1:], limit_s=0):
@@ -130,10 +128,7 @@ def test_names_come_from_the_library_where_the_driver_hides_its_files(
     machine: FakeMachine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """In such a container no GPU would match a UUID in CUDA_VISIBLE_DEVICES."""
-    nodes = tmp_path / "dev"
-    nodes.mkdir()
-    for name in ("nvidia4", "nvidia5"):
-        (nodes / name).touch()
+    nodes = make_nodes(tmp_path / "dev", (4, 5))
     monkeypatch.setattr(nvidia, "node_directory", lambda env: nodes)
     monkeypatch.setattr(nvidia, "_facts_of_driver", dict)
     # The answers are cached for the process.

@@ -15,6 +15,7 @@ from dist_testing.gpus.lease import lease_gpus
 from tests.support.bell import Bell
 from tests.support.children import Ended, run_cases, start_pytest, write_file
 from tests.support.fake_nvml import STATE_VARIABLE, build_fake_nvml
+from tests.support.gpu_nodes import make_nodes
 from tests.support.starter import LIMIT_S, Starter
 
 # The ranks of this class do not touch their device, unlike those of a marked test.
@@ -41,11 +42,7 @@ _CASES = """
 @pytest.fixture
 def nodes(tmp_path: Path) -> Path:
     """Two simulated GPUs."""
-    folder = tmp_path / "nodes"
-    folder.mkdir()
-    for name in ("nvidiactl", "nvidia0", "nvidia1"):
-        (folder / name).touch()
-    return folder
+    return make_nodes(tmp_path / "nodes", range(2))
 
 
 def run_on_gpus(starter: Starter, folder: Path, nodes: Path, *options: str, isolation: str = "fork") -> Ended:

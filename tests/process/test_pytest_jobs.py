@@ -13,6 +13,7 @@ import pytest
 from dist_testing.gpus.gpu import NODES_VARIABLE, NVML_VARIABLE
 from dist_testing.report.run_files import read_streams
 from tests.support.children import Ended, Target, run_pytest, start_pytest, write_file
+from tests.support.gpu_nodes import make_nodes
 from tests.support.starter import Starter
 
 # In the runner and on ranks: waits until another case is in the same place, which one world at a time could not be.
@@ -423,10 +424,7 @@ def test_no_more_worlds_run_at_once_than_there_are_gpus_for(
     starter: Starter, tmp_path: Path, gpus: int, jobs: int
 ) -> None:
     """The others run afterwards, and the log says why. With -s, lines of ranks come in the turn of their test."""
-    nodes = tmp_path / "nodes"
-    nodes.mkdir()
-    for name in ("nvidiactl", *(f"nvidia{minor}" for minor in range(gpus))):
-        (nodes / name).touch()
+    nodes = make_nodes(tmp_path / "nodes", range(gpus))
     source = _ON_GPUS.format(one="two", two="one") if jobs > 1 else _ON_GPUS.format(one="one", two="two")
     env = {NODES_VARIABLE: str(nodes), NVML_VARIABLE: "/no/such/library"}
     ended = _run(starter, tmp_path, source, "-s", "--dist-jobs=4", "--dist-backend=cuda_gloo", **env)

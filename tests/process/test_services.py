@@ -26,6 +26,7 @@ from dist_testing.gpus.gpu import NODES_VARIABLE
 from dist_testing.gpus.holders import find_holders
 from dist_testing.services import Running, Service, ServiceError
 from tests.support.children import assert_no_folder_left, run_cases, run_pytest, start_pytest, write_file
+from tests.support.gpu_nodes import make_nodes
 from tests.support.starter import Starter, is_alive, living_below, wait_ended
 
 _HTTP = ["{python}", "-m", "http.server", "{port}", "--bind", "127.0.0.1"]
@@ -309,11 +310,7 @@ def _kill(running: Running, pid: int) -> None:
 
 def test_gpus_are_leased_for_the_service(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """If this fails, a server and a test use one GPU, and one of them lacks memory."""
-    nodes = tmp_path / "nodes"
-    nodes.mkdir()
-    for name in ("nvidiactl", "nvidia0", "nvidia1", "nvidia2"):
-        (nodes / name).touch()
-    monkeypatch.setenv(NODES_VARIABLE, str(nodes))
+    monkeypatch.setenv(NODES_VARIABLE, str(make_nodes(tmp_path / "nodes", range(3))))
     code = "import os, time; print('ready', os.environ['CUDA_VISIBLE_DEVICES'], flush=True); time.sleep(999)"
     with _script(code, gpus=2) as running:
         assert running.output() == "ready GPU-simulated-0,GPU-simulated-1\n"
