@@ -144,31 +144,18 @@ def test_a_test_that_empties_the_folder_costs_the_coverage_only(
                 shutil.rmtree(path)
 
         @pytest.mark.distributed
+        def test_rank_empties(world):
+            if world.rank == 0:
+                shutil.rmtree(FOLDER, ignore_errors=True)
+            world.barrier()
+
+        @pytest.mark.distributed
         def test_after(world): ...
     """
     backend = "threaded" if isolation == "thread" else "gloo"
+    source += f"\n        FOLDER = {str(tmp_path / 'coverage')!r}\n"
     target = Target(tmp_path, {"test_cases.py": source}, backend=backend, spec={"isolation": isolation})
     ended = target.run(starter, env=_coverage_env(target, "pkg/test_cases.py"))
-    assert ended.code == 0, ended.log
-    assert "the coverage cannot be written:" in target.warnings_file.read_text(encoding="utf-8")
-
-
-def test_a_rank_that_empties_the_folder_loses_only_its_coverage(starter: Starter, tmp_path: Path) -> None:
-    """If this fails, a rank fails at its end, when it saves its coverage."""
-    source = """
-        import os
-        import shutil
-        import pytest
-
-        @pytest.mark.distributed
-        def test_empties(world):
-            if world.rank == 0:
-                shutil.rmtree(os.environ["FOLDER"])
-            world.barrier()
-    """
-    target = Target(tmp_path, {"test_cases.py": source})
-    env = _coverage_env(target, "pkg/test_cases.py")
-    ended = target.run(starter, env={**env, "FOLDER": env["COVERAGE_DIR"]})
     assert ended.code == 0, ended.log
     assert "the coverage cannot be written:" in target.warnings_file.read_text(encoding="utf-8")
 

@@ -94,11 +94,15 @@ _COLLECTOR = """
 
 
 @pytest.mark.parametrize(
-    ("changes", "expected"),
-    [("", gc.get_threshold()), ("gc.set_threshold(300, 7, 9)", (300, 7, 9)), ("gc.disable()", False)],
-    ids=["as without us", "limits of the user", "switched off by the user"],
+    ("changes", "expected", "isolation"),
+    [
+        ("", gc.get_threshold(), "fork"),
+        ("gc.set_threshold(300, 7, 9)", (300, 7, 9), "fork"),
+        ("gc.disable()", False, "fork"),
+        ("gc.disable()", False, "spawn"),
+    ],
+    ids=["as without us", "limits of the user", "switched off by the user", "switched off in a fresh interpreter"],
 )
-@pytest.mark.parametrize("isolation", ["fork", "spawn"])
 def test_garbage_collector_rests_while_modules_are_imported(
     starter: Starter, tmp_path: Path, changes: str, expected: object, isolation: str
 ) -> None:

@@ -36,19 +36,14 @@ _CASES = """
         # A name alone means that name in any class, and not all names that begin with it.
         ("test_one", ["test_one", "PlainTest.test_one"]),
         ("PlainTest.test_one", ["PlainTest.test_one"]),
-        ("PlainTest::test_two", ["PlainTest.test_two"]),
         ("PlainTest", ["PlainTest.test_one", "PlainTest.test_two"]),
-        ("test_cases.PlainTest.test_two", ["PlainTest.test_two"]),
         ("pkg.test_cases.PlainTest.test_two", ["PlainTest.test_two"]),
         ("pkg/test_cases.py::test_one", ["test_one"]),
         ("test_with", ["test_with[a b]", "test_with[c::d]", "test_with[(e)]"]),
-        ("test_with[a b]", ["test_with[a b]"]),
         ("test_with[c::d]", ["test_with[c::d]"]),
         ("test_with[(e)]", ["test_with[(e)]"]),
         # pytest's expressions.
-        ("PlainTest and not two", ["PlainTest.test_one"]),
         ("one_mo or two", ["test_one_more", "PlainTest.test_two"]),
-        ("nothing_like_it", []),
     ],
 )
 def test_filter_runs_the_cases_that_it_names(starter: Starter, tmp_path: Path, wanted: str, ran: list[str]) -> None:

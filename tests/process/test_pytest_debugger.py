@@ -130,26 +130,6 @@ def test_rank_outside_the_world_and_threads_are_refused(starter: Starter, tmp_pa
         assert said in child.log
 
 
-def test_pytest_exit_on_a_rank_ends_the_session(starter: Starter, tmp_path: Path) -> None:
-    """If this fails, later tests run although a test called `pytest.exit`."""
-    source = """
-        import pytest
-
-        @pytest.mark.distributed(world_size=2)
-        def test_exits(world):
-            if world.rank == 1:
-                pytest.exit("enough for today")
-            world.barrier()
-
-        @pytest.mark.distributed(world_size=2)
-        def test_next(world): ...
-    """
-    ended = run_cases(starter, tmp_path, source)
-    assert ended.code == pytest.ExitCode.INTERRUPTED, ended.log
-    assert ended.outcomes() == {"test_exits": "FAILED"}
-    assert "Interrupted: enough for today" in ended.log, ended.log[-3000:]
-
-
 _OWN_BACKEND = """
     from pathlib import Path
     import torch.distributed as dist

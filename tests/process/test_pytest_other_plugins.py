@@ -67,7 +67,7 @@ def test_a_time_limit_of_another_plugin_fails_one_test(starter: Starter, tmp_pat
     """
     ended = run_cases(starter, tmp_path, source, "--dist-isolation=pool")
     assert ended.code == 1, ended.log
-    assert ended.outcomes() == {"test_before": "PASSED", "test_waits": "FAILED", "test_after": "PASSED"}, ended.log
+    ended.check(passed="test_before test_after", failed="test_waits")
     assert "test_waits: Timeout of another plugin\nAnother plugin, such as pytest-timeout, has ended" in ended.log
     assert "threading.Event().wait()" in ended.log or "in test_waits" in ended.log, ended.log
     assert "INTERNALERROR" not in ended.log
@@ -112,7 +112,7 @@ def test_fresh_interpreters_leave_the_report_log_to_the_runner(starter: Starter,
     """
     write_file(tmp_path, "conftest.py", conftest)
     ended = run_cases(starter, tmp_path, _SPAWN, "--report-log=log.txt")
-    assert ended.outcomes() == {"test_fails": "FAILED", "test_passes": "PASSED"}, ended.log
+    ended.check(failed="test_fails", passed="test_passes")
     assert (tmp_path / "log.txt").read_text(encoding="utf-8").splitlines() == [
         "test_cases.py::test_fails failed",
         "test_cases.py::test_passes passed",
@@ -171,12 +171,12 @@ _JSON_REPORT = """
     """
 
 
-@pytest.mark.parametrize("isolation", ["fork", "pool", "spawn"])
+@pytest.mark.parametrize("isolation", ["pool", "spawn"])
 def test_wrappers_of_other_plugins_are_around_a_test_on_its_ranks(
     starter: Starter, tmp_path: Path, isolation: str
 ) -> None:
     """If this fails, with pytest-json-report or pytest-retry every distributed test fails by an AttributeError."""
     write_file(tmp_path, "json_report.py", _JSON_REPORT)
     ended = run_cases(starter, tmp_path, _SPAWN, "-p", "json_report", f"--dist-isolation={isolation}")
-    assert ended.outcomes() == {"test_fails": "FAILED", "test_passes": "PASSED"}, ended.log
+    ended.check(failed="test_fails", passed="test_passes")
     assert "rank 0 raised AssertionError" in ended.log

@@ -148,9 +148,10 @@ def test_group_follows_the_class(starter: Starter, tmp_path: Path) -> None:
             def test_size(self):
                 self.assertEqual(dist.get_world_size(), 3)
 
-        class TestOwnGroup(MultiProcContinuousTest):
+        class Two(MultiProcContinuousTest):
             world_size = 2
 
+        class TestOwnGroup(Two):
             @classmethod
             def _init_pg(cls, rank, world_size, rdvz_file):
                 store = dist.FileStore(rdvz_file, world_size)
@@ -161,9 +162,7 @@ def test_group_follows_the_class(starter: Starter, tmp_path: Path) -> None:
                 self.assertEqual(self.own, "made")
                 dist.barrier()
 
-        class TestSkipInGroup(MultiProcContinuousTest):
-            world_size = 2
-
+        class TestSkipInGroup(Two):
             @classmethod
             def _init_pg(cls, rank, world_size, rdvz_file):
                 sys.exit(dist_testing.TEST_SKIPS["multi-gpu-2"].exit_code)
@@ -174,18 +173,14 @@ def test_group_follows_the_class(starter: Starter, tmp_path: Path) -> None:
             def test_other(self):
                 raise ValueError
 
-        class TestErrorInGroup(MultiProcContinuousTest):
-            world_size = 2
-
+        class TestErrorInGroup(Two):
             @classmethod
             def _init_pg(cls, rank, world_size, rdvz_file):
                 raise ValueError("planted in _init_pg")
 
             def test_fails(self): ...
 
-        class TestAround(MultiProcContinuousTest):
-            world_size = 2
-
+        class TestAround(Two):
             @classmethod
             def _run_test_given_id(cls, test_id):
                 cls.seen = test_id
@@ -194,17 +189,13 @@ def test_group_follows_the_class(starter: Starter, tmp_path: Path) -> None:
             def test_around(self):
                 self.assertEqual(self.seen, self.id())
 
-        class TestForgets(MultiProcContinuousTest):
-            world_size = 2
-
+        class TestForgets(Two):
             @classmethod
             def _run_test_given_id(cls, test_id): ...
 
             def test_forgotten(self): ...
 
-        class TestOwnLoop(MultiProcContinuousTest):
-            world_size = 2
-
+        class TestOwnLoop(Two):
             @classmethod
             def _worker_loop(cls, rank, world_size, rdvz_file, task_queue, completion_queue): ...
 
@@ -221,11 +212,16 @@ def test_group_follows_the_class(starter: Starter, tmp_path: Path) -> None:
 
             def test_no_ranks_fails(self): ...
 
+        class TestMisspelt(Two):
+            @classmethod
+            def backend_str(cls):
+                return "cpu:glo"
+
+            def test_misspelt(self): ...
+
         if not dist.is_nccl_available():
 
-            class TestNoBackend(MultiProcContinuousTest):
-                world_size = 2
-
+            class TestNoBackend(Two):
                 @classmethod
                 def backend_str(cls):
                     return "nccl"
@@ -235,7 +231,7 @@ def test_group_follows_the_class(starter: Starter, tmp_path: Path) -> None:
     """
     ended = run_cases(starter, tmp_path, source)
     assert {name for name, outcome in ended.outcomes().items() if outcome == "FAILED"} == {
-        *("test_fails", "test_no_ranks_fails", "test_forgotten", "test_own_loop")
+        *("test_fails", "test_no_ranks_fails", "test_forgotten", "test_own_loop", "test_misspelt")
     }, ended.log
     for said in (
         "TestForgets._run_test_given_id has returned, and test_forgotten has not run",
@@ -244,8 +240,12 @@ def test_group_follows_the_class(starter: Starter, tmp_path: Path) -> None:
         "raised ValueError: planted in _init_pg in init",
         "the class's poison_pill is set",
         "world_size = 0; expected a number of ranks from 1 to 1024",
+        "backend_str() returns 'cpu:glo', and torch knows no backend 'glo'.",
+        "Did you mean 'gloo'?",
     ):
         assert said in ended.log, said
+    # It is told before ranks start.
+    assert "world of" not in ended.failures()["test_misspelt"]
 
 
 def test_process_that_is_already_a_rank_runs_the_tests_in_place(starter: Starter, tmp_path: Path) -> None:
@@ -331,24 +331,3 @@ def test_class_for_any_device_creates_its_group(starter: Starter, tmp_path: Path
     ended = run_cases(starter, tmp_path, source)
     ended.check(passed="test_group test_smaller_group test_devices test_is_as_before", failed="test_no_device_fails")
     assert re.search(r"test_no_device_fails: there is no cuda device for the ranks", ended.log)
-
-
-def test_misspelt_backend_is_told_before_ranks_start(starter: Starter, tmp_path: Path) -> None:
-    """If this fails, the mistake is an assertion of torch's, with frames of the library."""
-    source = """
-        import dist_testing
-
-        class TestIt(dist_testing.MultiProcContinuousTest):
-            world_size = 2
-
-            @classmethod
-            def backend_str(cls):
-                return "cpu:glo"
-
-            def test_it(self): ...
-    """
-    ended = run_cases(starter, tmp_path, source)
-    assert ended.outcomes() == {"test_it": "FAILED"}
-    assert "backend_str() returns 'cpu:glo', and torch knows no backend 'glo'." in ended.log
-    assert "Did you mean 'gloo'?" in ended.log
-    assert "world of" not in ended.log
