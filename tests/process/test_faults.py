@@ -53,8 +53,8 @@ def _run(engine: Engine, fault: str, rank: int, peers: str = "collective", timeo
     )
 
 
-@pytest.mark.parametrize("rank", [0, 2])
-@pytest.mark.parametrize("peers", ["collective", "done"])
+# Rank 0 serves the store.
+@pytest.mark.parametrize(("rank", "peers"), [(0, "collective"), (2, "collective"), (0, "done")])
 @pytest.mark.parametrize(
     ("fault", "cause", "kind", "said"),
     [

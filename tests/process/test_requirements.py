@@ -11,6 +11,7 @@ from tests.support.starter import Starter
 
 _CASES = """
     import os
+    import unittest
     from pathlib import Path
     import pytest
     import dist_testing
@@ -75,13 +76,21 @@ _CASES = """
 
         @skip_if_lt_x_gpu(2)
         def test_world_of_none(self): ...
+
+    class TestKnownBug(dist_testing.MultiProcessTestCase):
+        world_size = 2
+
+        @unittest.expectedFailure
+        @skip_if_lt_x_gpu(99)
+        def test_known_bug(self):
+            self.fail("the bug")
 """
 
 
 def test_no_rank_is_started_for_a_test_that_cannot_run(starter: Starter, tmp_path: Path) -> None:
     """If this fails, a machine without GPUs starts all ranks of a GPU suite only to skip, as with torch."""
     ended = run_cases(starter, tmp_path, _CASES, "-rs", CUDA_VISIBLE_DEVICES="")
-    assert "7 skipped" in ended.log, ended.log
+    assert "8 skipped" in ended.log, ended.log
     assert ended.code == 0
     assert not list(tmp_path.glob("started-*"))
     for reason in ("Need at least 99 CUDA devices", "Need at least 2 CUDA devices", "UCC", "odd world size"):
@@ -93,42 +102,16 @@ def test_ranks_are_started_for_a_test_that_can_run(starter: Starter, tmp_path: P
     """If this fails, the test above would pass with decorators that skip everything."""
     source = _CASES.replace("skip_if_lt_x_gpu(99)", met)
     ended = run_cases(starter, tmp_path, source, "-k", "test_function or test_threads or test_pooled")
-    assert ended.outcomes() == dict.fromkeys(("test_function", "test_threads", "test_pooled"), "PASSED"), ended.log
+    ended.check(passed="test_function test_threads test_pooled")
     assert len(list(tmp_path.glob("started-*"))) == 5
 
 
 def test_missing_gpus_are_a_failure_where_they_may_not_be_missing(starter: Starter, tmp_path: Path) -> None:
     """If this fails, a GPU job that lost its GPUs is green, or a skip for another reason fails."""
-    ended = run_cases(
-        starter,
-        tmp_path,
-        _CASES,
-        "--dist-on-missing=fail",
-        "-k",
-        "test_function or test_processes or test_odd or test_pooled",
-        CUDA_VISIBLE_DEVICES="",
-    )
-    expected = dict.fromkeys(("test_function", "test_processes", "test_pooled"), "FAILED")
-    assert ended.outcomes() == expected, ended.log
-    assert "1 skipped" in ended.log
-    assert ": hardware missing: Need at least 99 CUDA devices" in ended.log
+    only = "test_function or test_processes or test_odd or test_pooled or test_known_bug"
+    ended = run_cases(starter, tmp_path, _CASES, "--dist-on-missing=fail", "-k", only, CUDA_VISIBLE_DEVICES="")
+    # An expected failure must not hide that the test never runs.
+    ended.check(failed="test_function test_processes test_pooled test_known_bug", log=["1 skipped"])
+    for name in ("test_function", "test_known_bug"):
+        assert f"{name}: hardware missing: Need at least 99 CUDA devices" in ended.log
     assert "dist_testing/" not in ended.log, "a traceback through the library"
-
-
-def test_missing_gpus_are_not_an_expected_failure(starter: Starter, tmp_path: Path) -> None:
-    """If this fails, a test with a known failure is green in a CI job without GPUs, where it never runs."""
-    source = """
-        import unittest
-        import dist_testing
-
-        class TestKnownBug(dist_testing.MultiProcessTestCase):
-            world_size = 2
-
-            @unittest.expectedFailure
-            @dist_testing.skip_if_lt_x_gpu(99)
-            def test_known_bug(self):
-                self.fail("the bug")
-    """
-    ended = run_cases(starter, tmp_path, source, "--dist-on-missing=fail", CUDA_VISIBLE_DEVICES="")
-    assert ended.outcomes() == {"test_known_bug": "FAILED"}, ended.log
-    assert "test_known_bug: hardware missing: Need at least 99 CUDA devices" in ended.log

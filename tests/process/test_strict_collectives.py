@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import pytest
-
 from tests.support.children import run_cases, run_pytest, write_file
 from tests.support.starter import Starter
 
@@ -98,19 +96,11 @@ _SAID = (
 def test_calls_that_differ_fail_where_the_test_asks_for_it(starter: Starter, tmp_path: Path) -> None:
     """If this fails, a test that passes by luck hangs on another backend, and no report says why."""
     ended = run_cases(starter, tmp_path, _SOURCE)
-    assert ended.outcomes() == {
-        "test_differs": "PASSED",
-        "test_strict": "FAILED",
-        "test_lenient": "PASSED",
-        "test_agrees": "PASSED",
-        "test_limits": "PASSED",
-        "test_counts": "FAILED",
-        **{f"test_pool[{number}]": "PASSED" for number in range(3)},
-        "test_strict_pool[0]": "PASSED",
-        "test_strict_pool[1]": "FAILED",
-        "test_strict_pool[2]": "PASSED",
-        "test_method": "FAILED",
-    }, ended.log
+    ended.check(
+        passed="test_differs test_lenient test_agrees test_limits test_pool[0] test_pool[1] test_pool[2]"
+        " test_strict_pool[0] test_strict_pool[2]",
+        failed="test_strict test_counts test_strict_pool[1] test_method",
+    )
     assert f"test_strict (world of 2): {_SAID}" in ended.log
     assert "rank 0 made 1 call, rank 1 made 0 calls of the default group" in ended.log
     assert "test_differs (world" not in ended.log
@@ -121,42 +111,28 @@ def test_option_makes_failures(starter: Starter, tmp_path: Path) -> None:
     write_file(tmp_path, "test_cases.py", _SOURCE)
     options = ("-rA", "--dist-strict-collectives", "test_cases.py", "-k", "differs or lenient or agrees")
     ended = run_pytest(starter, tmp_path, *options)
-    assert ended.outcomes() == {"test_differs": "FAILED", "test_lenient": "PASSED", "test_agrees": "PASSED"}, ended.log
+    ended.check(failed="test_differs", passed="test_lenient test_agrees")
 
 
-@pytest.mark.parametrize(
-    ("source", "said"),
-    [
-        (
-            """
-            import pytest
+_IMPOSSIBLE = """
+    import dist_testing
 
-            @pytest.mark.distributed(strict_collectives="yes")
-            def test_marker(world): ...
-            """,
-            "with strict_collectives = 'yes'.\nIt is True or False",
-        ),
-        (
-            """
-            import dist_testing
+    class TestUnittest(dist_testing.MultiProcessTestCase):
+        strict_collectives = 1
 
-            class TestUnittest(dist_testing.MultiProcessTestCase):
-                strict_collectives = 1
+        def setUp(self):
+            super().setUp()
+            self._spawn_processes()
 
-                def setUp(self):
-                    super().setUp()
-                    self._spawn_processes()
+        def test_method(self): ...
+"""
 
-                def test_method(self): ...
-            """,
-            "strict_collectives = 1; expected True, False or None",
-        ),
-    ],
-    ids=["marker", "class"],
-)
-def test_impossible_values(starter: Starter, tmp_path: Path, source: str, said: str) -> None:
+
+def test_impossible_values(starter: Starter, tmp_path: Path) -> None:
     """If this fails, a mistake is a silent default or a traceback."""
-    ended = run_cases(starter, tmp_path, source)
-    assert ended.code != 0
-    assert said in ended.log
+    marked = "import pytest\n\n@pytest.mark.distributed(strict_collectives='yes')\ndef test_marker(world): ...\n"
+    write_file(tmp_path, "test_marker.py", marked)
+    ended = run_cases(starter, tmp_path, _IMPOSSIBLE, "test_marker.py", "--continue-on-collection-errors")
+    ended.check(failed="test_method", log=["with strict_collectives = 'yes'.\nIt is True or False"])
+    assert "strict_collectives = 1; expected True, False or None" in ended.log
     assert "INTERNALERROR" not in ended.log
