@@ -246,7 +246,6 @@ def test_only_files_that_were_collected_as_a_whole_are_judged(starter: Starter, 
     ("text", "told"),
     [
         (None, "quarantine.toml cannot be read: [Errno 2]"),
-        (_quarantine(_row('"test_a.py"', "expire = 3")), "row 1 has the key 'expire'"),
         (_quarantine(_row('"test_a.py"'), _row('"test_*"')), "rows 1 and 2 are both for test_a.py::test_one"),
     ],
 )

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import pytest
-
 from tests.support.children import run_cases
 from tests.support.starter import Starter
 
@@ -129,20 +127,6 @@ def test_declared_exits_are_passes_and_others_are_not(starter: Starter, tmp_path
     assert "rank 1 exited with code 4" in ended.log
     assert "expected to end by exit code 3, but it ended the test (passed)" in ended.log
     assert "rank 0 ended by exit code 0; expected exit code 6" in ended.log
-
-
-def test_bad_expected_exits_are_refused_at_import(starter: Starter, tmp_path: Path) -> None:
-    """If this fails, a fault test expects nothing, or something impossible."""
-    source = """
-        import dist_testing
-
-        class TestBad(dist_testing.MultiProcessTestCase):
-            @dist_testing.expected_exits(-9)
-            def test_it(self): ...
-    """
-    ended = run_cases(starter, tmp_path, source)
-    assert ended.code == pytest.ExitCode.INTERRUPTED
-    assert "@expected_exits(-9): expected a table of one or more ranks, each with an exit code" in ended.log
 
 
 def test_handles_show_the_ranks(starter: Starter, tmp_path: Path) -> None:
