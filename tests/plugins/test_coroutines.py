@@ -14,7 +14,6 @@ for _name in ("anyio", "hypothesis", "pytest_asyncio"):
 
 _SUITE = """
     import asyncio
-
     import anyio
     import pytest
     import pytest_asyncio

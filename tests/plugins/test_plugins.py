@@ -45,14 +45,12 @@ _SUITE = """
     import random
     import threading
     from pathlib import Path
-
     import measured
     import pytest
     import torch
     import torch.distributed as dist
     from hypothesis import HealthCheck, given, settings
     from hypothesis import strategies as st
-
     import dist_testing
 
     ranks = pytest.mark.distributed(world_size=2)
@@ -171,10 +169,7 @@ def test_all_in_one_session(starter: Starter, tmp_path: Path) -> None:
 
 def test_a_plugin_that_needs_a_setting_is_named_at_the_start(starter: Starter, tmp_path: Path) -> None:
     """If this fails, a plug-in silently does without what happens on ranks."""
-    write_file(
-        tmp_path,
-        "test_suite.py",
-        """
+    source = """
         import pytest
         from hypothesis import given
         from hypothesis import strategies as st
@@ -186,8 +181,8 @@ def test_a_plugin_that_needs_a_setting_is_named_at_the_start(starter: Starter, t
 
         def test_benchmark(world, benchmark):
             benchmark.pedantic(int, rounds=1)
-        """,
-    )
+    """
+    write_file(tmp_path, "test_suite.py", source)
     ended = _run(starter, tmp_path, _PLUGINS, "--cov=test_suite", "-p", "no:randomly")
     assert ended.outcomes() == {"test_hypothesis": "FAILED", "test_benchmark": "PASSED"}, ended.log
     start = ended.log.partition("test_suite.py F")[0]
@@ -206,10 +201,7 @@ def test_a_plugin_that_needs_a_setting_is_named_at_the_start(starter: Starter, t
 
 def test_workers_of_xdist(starter: Starter, tmp_path: Path) -> None:
     """If this fails, workers disturb each other's ranks, or a fresh interpreter becomes a second controller."""
-    write_file(
-        tmp_path,
-        "test_suite.py",
-        """
+    source = """
         import pytest
 
         pytestmark = pytest.mark.distributed(world_size=2)
@@ -224,8 +216,8 @@ def test_workers_of_xdist(starter: Starter, tmp_path: Path) -> None:
         @pytest.mark.distributed(world_size=1, isolation="spawn")
         def test_fresh(world):
             assert world.rank != 0
-        """,
-    )
+    """
+    write_file(tmp_path, "test_suite.py", source)
     ended = _run(starter, tmp_path, {"pytest-xdist": _OTHERS["pytest-xdist"]}, "-n2")
     passed = {f"test_passes[{number}]": "PASSED" for number in range(4)}
     assert ended.outcomes() == {**passed, "test_fails": "FAILED", "test_fresh": "FAILED"}, ended.log

@@ -123,7 +123,6 @@ def test_pycharm_sees_the_report(starter: Starter, tmp_path: Path) -> None:
 # What the plug-in of VS Code's Python extension reads of a test: python_files/vscode_pytest of microsoft/vscode-python.
 _VSCODE = """
     import json
-
     import pytest
 
     _seen = {}
