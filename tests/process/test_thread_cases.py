@@ -204,10 +204,13 @@ def test_under_unittest(starter: Starter, tmp_path: Path) -> None:
 def test_under_bazel(starter: Starter, tmp_path: Path) -> None:
     """If this fails, the XML lacks a case, the reason of a skip, or the culprit of a failure or hang."""
     target = Target(tmp_path, {"test_cases.py": _CASES}, backend="threaded", world_size=3, spec={"isolation": "thread"})
-    ended = target.run(starter)
+    ended = target.run(starter, env={"TESTBRIDGE_TEST_ONLY": "raise_on_1 or hang or skip"})
     assert ended.code == pytest.ExitCode.TESTS_FAILED
-    cases = target.xml()
-    assert {name for name, case in cases.items() if case.outcome == "failure"} == set(_FAILED.split()), ended.log
+    cases = target.check(
+        failure="test_raise_on_1 test_all_hang test_one_hangs test_deadlock test_skip_of_one"
+        " test_skip_of_one_for_which_others_wait",
+        skipped="test_skip test_skip_by_code test_skip_by_decorator",
+    )
     assert cases["test_skip"].message == "planted reason"
     assert cases["test_raise_on_1"].properties["culprit"] == "1"
     assert cases["test_one_hangs"].properties["cause"] == "hang"

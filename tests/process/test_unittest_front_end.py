@@ -156,20 +156,6 @@ def test_under_unittest(starter: Starter, tmp_path: Path) -> None:
     _assert_right(tmp_path, child.log)
 
 
-@pytest.mark.parametrize(
-    ("ending", "code"),
-    [("dist_testing.run_tests()", pytest.ExitCode.TESTS_FAILED), ("unittest.main()", 1)],
-)
-def test_as_a_program(starter: Starter, tmp_path: Path, ending: str, code: int) -> None:
-    """If this fails, `python test_cases.py`, with one of the usual endings, gives wrong outcomes."""
-    file = write_file(tmp_path, "test_cases.py", _CASES)
-    file.write_text(f'{file.read_text()}\n\nif __name__ == "__main__":\n    {ending}\n')
-    child = starter.start(["test_cases.py"], tmp_path, fresh=True)
-    assert child.wait() == code, child.log
-    assert (_COUNTS if "unittest" in ending else "5 failed, 6 passed, 2 skipped, 1 xfailed") in child.log
-    _assert_right(tmp_path, child.log)
-
-
 _AROUND = """
     import os
     import tempfile
