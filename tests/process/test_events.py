@@ -220,7 +220,7 @@ _TWO = """
 """
 
 
-@pytest.mark.parametrize("isolation", ["fork", "spawn", "pool"])
+@pytest.mark.parametrize("isolation", ["spawn", "pool"])
 def test_ranks_of_every_kind_tell_their_phases(starter: Starter, tmp_path: Path, isolation: str) -> None:
     """Also those that run several cases, of which each has its own phases, and those in a fresh interpreter."""
     _, events = _run(starter, tmp_path, _TWO, f"--dist-isolation={isolation}")
