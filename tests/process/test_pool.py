@@ -122,11 +122,12 @@ def test_hang_of_a_later_case_names_the_rank_that_stayed_away(starter: Starter, 
 
 
 def test_leaked_state_fails_the_case_that_leaked_it(starter: Starter, tmp_path: Path) -> None:
-    """If this fails, the next case fails, and the case that left the state is not suspected."""
+    """If this fails, the next case fails, and the case that left the state is not suspected.
+
+    tests/unit/test_state.py has more settings of Python and torch.
+    """
     source = """
-        import logging
         import os
-        import sys
         import threading
         import pytest
         import torch
@@ -143,31 +144,15 @@ def test_leaked_state_fails_the_case_that_leaked_it(starter: Starter, tmp_path: 
         def switch_gradients_off(): torch.set_grad_enabled(False)
         def leave_group(): KEPT.append(dist.new_group())
         def become_deterministic(): torch.use_deterministic_algorithms(True)
-        def multiply_faster(): torch.set_float32_matmul_precision("medium")
-        def leave_umask(): os.umask(0o777)
-        def extend_path(): sys.path.append("/left/behind")
-        def silence_logging(): logging.disable(logging.ERROR)
+        def leave_file(): KEPT.append(open(__file__))
+        def close_descriptor(): os.close(0)
+
+        CHANGES = [value for name, value in list(globals().items()) if name.startswith(("leave", "change", "switch",
+                   "become", "close"))]
 
         @pytest.mark.distributed(world_size=2, isolation="pool")
         class TestState:
-            @pytest.mark.parametrize(
-                "change",
-                [
-                    leave_environment,
-                    change_directory,
-                    leave_thread,
-                    change_dtype,
-                    change_device,
-                    change_threads,
-                    switch_gradients_off,
-                    leave_group,
-                    become_deterministic,
-                    multiply_faster,
-                    leave_umask,
-                    extend_path,
-                    silence_logging,
-                ],
-            )
+            @pytest.mark.parametrize("change", CHANGES)
             def test_leaves(self, world, change):
                 change()
 
@@ -201,10 +186,8 @@ def test_leaked_state_fails_the_case_that_leaked_it(starter: Starter, tmp_path: 
         "switch_gradients_off": "gradient mode, from True to False",
         "leave_group": "process groups, from 1 to 2",
         "become_deterministic": "deterministic algorithms, from False to True",
-        "multiply_faster": "float32 matmul precision, from highest to medium",
-        "leave_umask": "umask, from ",
-        "extend_path": "sys.path, now with '/left/behind'",
-        "silence_logging": "logging.disable, from 0 to 40",
+        "leave_file": f"open file(s) {tmp_path}/test_cases.py",
+        "close_descriptor": "closed descriptor(s) 0",
     }.items():
         assert said in reports[change], change
         assert "StateLeakError: changed and not undone" in reports[change]
@@ -234,31 +217,6 @@ def test_a_project_can_name_what_its_tests_leave_changed(starter: Starter, tmp_p
         failed="test_sets[OTHER]",
     )
     assert "changed and not undone: environment variable(s) OTHER." in ended.log
-
-
-def test_descriptors_left_open_or_closed_fail_the_case(starter: Starter, tmp_path: Path) -> None:
-    """If this fails, the next case writes into another file, or a thousand cases run out of descriptors."""
-    source = """
-        import os
-        import pytest
-
-        KEPT = []
-
-        @pytest.mark.distributed(world_size=2, isolation="pool")
-        class TestDescriptors:
-            def test_leaves_a_file(self, world):
-                KEPT.append(open(__file__))
-
-            def test_closes_one(self, world):
-                os.close(0)
-
-            def test_neither(self, world):
-                open(__file__).close()
-    """
-    ended = run_cases(starter, tmp_path, source)
-    ended.check(failed="test_leaves_a_file test_closes_one", passed="test_neither")
-    assert f"open file(s) {tmp_path}/test_cases.py" in ended.log
-    assert "closed descriptor(s) 0" in ended.log
 
 
 def test_world_of_another_size_in_a_pool_is_refused(starter: Starter, tmp_path: Path) -> None:
