@@ -57,6 +57,14 @@ _SOURCE = """
         @pytest.mark.filterwarnings("error:refused here")
         def test_error_in_method(self):
             warnings.warn("refused here")
+
+        def test_allows_warns(self):
+            warnings.simplefilter("always")
+            warnings.warn("allowed by the test")
+
+        def test_allows_warns_and_fails(self):
+            self.test_allows_warns()
+            raise ValueError("the verdict")
 """
 
 
@@ -64,8 +72,9 @@ def test_warnings_of_ranks_are_in_the_summary(starter: Starter, tmp_path: Path) 
     """If this fails, the same warning of four ranks hides all others, or no rank is named."""
     ended = run_cases(starter, tmp_path, _SOURCE)
     ended.check(
-        passed="test_all_warn test_one_warns test_filtered test_fixtures test_warns test_filtered_method",
-        failed="test_error test_error_in_method",
+        passed="test_all_warn test_one_warns test_filtered test_fixtures test_warns test_filtered_method"
+        " test_allows_warns",
+        failed="test_error test_error_in_method test_allows_warns_and_fails",
     )
     summary = ended.log[ended.log.index("warnings summary") :]
     assert "UserWarning: of all of them [ranks 0, 1, 2]" in summary
@@ -82,27 +91,12 @@ def test_warnings_of_ranks_are_in_the_summary(starter: Starter, tmp_path: Path) 
 def test_warnings_can_be_errors_or_switched_off(starter: Starter, tmp_path: Path) -> None:
     """If this fails, `-W` and `-p no:warnings` hold in the runner but not on ranks, or a warning hides a verdict."""
     ended = run_cases(starter, tmp_path, _SOURCE, "-W", "error", "-k", "all_warn or filtered or warns")
-    ended.check(failed="test_all_warn test_one_warns test_warns", passed="test_filtered test_filtered_method")
-    assert "raised UserWarning: of all of them in call" in ended.log
-
     # A test may allow what the session refuses.
-    source = """
-        import warnings
-        import dist_testing
-
-        class UnittestTest(dist_testing.MultiProcessTestCase):
-            world_size = 2
-
-            def test_passes(self):
-                warnings.simplefilter("always")
-                warnings.warn("allowed by the test")
-
-            def test_fails(self):
-                self.test_passes()
-                raise ValueError("the verdict")
-    """
-    ended = run_cases(starter, tmp_path, source, "-W", "error")
-    assert ended.outcomes() == {"test_passes": "PASSED", "test_fails": "FAILED"}, ended.log
+    ended.check(
+        failed="test_all_warn test_one_warns test_warns test_allows_warns_and_fails",
+        passed="test_filtered test_filtered_method test_allows_warns",
+    )
+    assert "raised UserWarning: of all of them in call" in ended.log
     assert "UserWarning: allowed by the test [ranks 0, 1]" in ended.log
     assert "raised ValueError: the verdict in call" in ended.log
 

@@ -103,45 +103,6 @@ def test_under_unittest(starter: Starter, tmp_path: Path, arguments: list[str]) 
     assert "Ran 1 test" in child.log
 
 
-# Ranks that are fresh interpreters import a file after the runner.
-_BREAKS_THE_SECOND_TIME = """
-        from pathlib import Path
-        import pytest
-        import dist_testing
-
-        try:
-            Path("imported").touch(exist_ok=False)
-        except FileExistsError:
-            raise ValueError("planted in the second import")
-
-"""
-
-
-@pytest.mark.parametrize("front_end", ["pytest", "unittest"])
-def test_import_that_fails_on_ranks_is_reported_as_the_reason(starter: Starter, tmp_path: Path, front_end: str) -> None:
-    """If this fails, an error at import on a rank, which is test code, is replaced by another error."""
-    write_file(
-        tmp_path,
-        "test_cases.py",
-        _BREAKS_THE_SECOND_TIME
-        + """
-        @pytest.mark.distributed(world_size=2, isolation="spawn")
-        def test_pytest(world): ...
-
-        class TestUnittest(dist_testing.MultiProcessTestCase):
-            world_size = 2
-            isolation = "spawn"
-
-            def test_unittest(self): ...
-        """,
-    )
-    ended = run_pytest(starter, tmp_path, "-rA", "test_cases.py", "-k", f"test_{front_end}")
-    assert ended.code == pytest.ExitCode.TESTS_FAILED, ended.log
-    assert ended.outcomes() == {f"test_{front_end}": "FAILED"}
-    assert "planted in the second import" in ended.log
-    assert "KeyError" not in ended.log
-
-
 # Ranks have RANK before their first import.
 _ENDS_AT_IMPORT = """
     import os
@@ -193,12 +154,31 @@ def test_environment_too_large_for_a_new_program_is_named(starter: Starter, tmp_
         def test_it(world): ...
     """
     ended = run_cases(starter, tmp_path, source)
-    assert ended.outcomes() == {"test_plain": "PASSED", "test_it": "FAILED"}, ended.log
+    ended.check(passed="test_plain", failed="test_it")
     assert "cannot become a fresh interpreter: [Errno 7] Argument list too long" in ended.log
     assert "The environment is too large for a new program" in ended.log
     assert "Unset what the tests do not need" in ended.log
 
 
+# Ranks that are fresh interpreters import a file after the runner.
+_ONCE = """
+    from pathlib import Path
+    import pytest
+    import dist_testing
+
+    try:
+        Path("imported").touch(exist_ok=False)
+    except FileExistsError:
+        raise ValueError("planted in the second import")
+
+    @pytest.mark.distributed(world_size=2)
+    def test_once(world): ...
+
+    class TestOnce(dist_testing.MultiProcessTestCase):
+        world_size = 2
+
+        def test_class(self): ...
+"""
 _OTHER = """
     import pytest
 
@@ -206,55 +186,29 @@ _OTHER = """
     def test_other(world):
         world.barrier()
 """
-_TO_FRESH_INTERPRETERS = [
-    pytest.param(["--dist-isolation=spawn", "--continue-on-collection-errors"], id="each rank"),
-    pytest.param(["-p", "xdist", "-n", "1"], id="the one that ranks are forked from"),
-]
 
 
-def _need_plugin_of(options: list[str]) -> None:
+@pytest.mark.parametrize(
+    "options",
+    [
+        pytest.param(["--dist-isolation=spawn", "--continue-on-collection-errors"], id="each rank"),
+        pytest.param(["-p", "xdist", "-n", "1"], id="the one that ranks are forked from"),
+    ],
+)
+def test_a_file_that_cannot_be_imported_fails_only_its_own_tests(
+    starter: Starter, tmp_path: Path, options: list[str]
+) -> None:
+    """If this fails, one broken file makes a whole run red, or its tests are told to fail for another reason.
+
+    A file can be broken for all, or for those that import it after the runner.
+    """
     if "xdist" in options:
         pytest.importorskip("xdist", reason="pytest-xdist is not installed")
-
-
-@pytest.mark.parametrize("options", _TO_FRESH_INTERPRETERS)
-def test_a_file_that_cannot_be_imported_does_not_fail_other_files_tests(
-    starter: Starter, tmp_path: Path, options: list[str]
-) -> None:
-    """If this fails, one broken file makes a whole run red and hides which file it is."""
-    _need_plugin_of(options)
-    write_file(tmp_path, "test_broken.py", "import nonexistent\n")
-    write_file(tmp_path, "test_other.py", _OTHER)
-    ended = run_pytest(starter, tmp_path, "-rA", *options, "test_broken.py", "test_other.py")
+    for name, source in {"broken": "import nonexistent\n", "once": _ONCE, "other": _OTHER}.items():
+        write_file(tmp_path, f"test_{name}.py", source)
+    ended = run_pytest(starter, tmp_path, "-rA", *options)
     assert ended.code == pytest.ExitCode.TESTS_FAILED, ended.log
-    assert ended.outcomes() == {"test_other": "PASSED"}
-    assert "No module named 'nonexistent'" in ended.log
-
-
-@pytest.mark.parametrize("options", _TO_FRESH_INTERPRETERS)
-def test_a_file_that_cannot_be_imported_twice_fails_only_its_own_tests(
-    starter: Starter, tmp_path: Path, options: list[str]
-) -> None:
-    """If this fails, such a file fails the tests of others, or its own tests do not show its error."""
-    _need_plugin_of(options)
-    write_file(
-        tmp_path,
-        "test_once.py",
-        _BREAKS_THE_SECOND_TIME
-        + """
-        @pytest.mark.distributed(world_size=2)
-        def test_once(world): ...
-
-        class TestOnce(dist_testing.MultiProcessTestCase):
-            world_size = 2
-
-            def test_class(self): ...
-        """,
-    )
-    write_file(tmp_path, "test_other.py", _OTHER)
-    ended = run_pytest(starter, tmp_path, "-rA", *options, "test_once.py", "test_other.py")
-    assert ended.code == pytest.ExitCode.TESTS_FAILED, ended.log
-    assert ended.outcomes() == {"test_once": "FAILED", "test_class": "FAILED", "test_other": "PASSED"}
+    ended.check(failed="test_once test_class", passed="test_other", log=["No module named 'nonexistent'"])
     # Each of the two tests reports it.
     assert ended.log.count("ValueError: planted in the second import") >= 2
     assert "KeyError" not in ended.log
