@@ -17,45 +17,32 @@ _CASES = """
     import os
     import threading
     import unittest
-
     import pytest
-
     from tests.support.bell import ring
 
-
-    def test_plain():
-        pass
-
+    def test_plain(): ...
 
     def test_skipped():
         pytest.skip("always")
-
 
     @pytest.mark.distributed
     @pytest.mark.xfail(strict=True)
     def test_expected(world):
         assert world.rank < 0
 
-
     @pytest.fixture
     def broken():
         yield
         assert "BROKEN" not in os.environ
 
-
-    def test_teardown(broken):
-        pass
-
+    def test_teardown(broken): ...
 
     class TestUnit(unittest.TestCase):
-        def test_unit(self):
-            pass
-
+        def test_unit(self): ...
 
     @pytest.mark.distributed
     def test_ranks(world):
         assert world.rank != 1 or "BROKEN" not in os.environ
-
 
     @pytest.mark.distributed
     def test_held(world):
@@ -63,10 +50,8 @@ _CASES = """
             ring("held")
             threading.Event().wait()
 
-
     @pytest.mark.distributed
-    def test_after(world):
-        pass
+    def test_after(world): ...
 """
 _OPTIONS = ("-rA", "--dist-world-size=2", "--dist-continue=progress.jsonl", "test_cases.py")
 _TORCHRUN = {"RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29500"}

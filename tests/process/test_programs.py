@@ -33,16 +33,13 @@ _SCRIPT = """
     import sys
     import threading
     import time
-
     import sibling
 
     EXPECTED = {"RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"}
 
-
     def child(queue):
         # Under spawn this file is imported again, by another name.
         queue.put([os.environ["RANK"], __name__])
-
 
     def surroundings():
         context = multiprocessing.get_context("spawn")
@@ -75,7 +72,6 @@ _SCRIPT = """
             "forked": forked,
         }
 
-
     def main():
         # Not at the top: the child under spawn would import it, too.
         import torch
@@ -91,7 +87,6 @@ _SCRIPT = """
         dist.destroy_process_group()
         # Not a daemon, so the program ends after it.
         threading.Timer(0.1, print, ["printed by a thread"]).start()
-
 
     atexit.register(print, "printed at exit")
     if __name__ == "__main__":
@@ -145,7 +140,6 @@ _ENDS = """
     import os
     import signal
     import sys
-
     import torch
     import torch.distributed as dist
 
@@ -229,7 +223,6 @@ def test_tracebacks_that_nothing_catches_have_the_rank(starter: Starter, tmp_pat
     script = """
         import os
         import threading
-
         import torch.distributed as dist
 
         dist.init_process_group()
@@ -259,7 +252,6 @@ def test_an_exception_hook_of_the_program_is_called(starter: Starter, tmp_path: 
     """If this fails, a program that reports its own crashes does not do so as a test: torch puts its hook around it."""
     script = """
         import sys
-
         import torch.distributed as dist
 
         if {before}:
@@ -299,7 +291,6 @@ def test_a_target_runs_its_program_as_one_case_per_size(starter: Starter, tmp_pa
     program = """
         import os
         import sys
-
         import sibling
 
         assert sys.argv[1:] == ["-k", "nothing", "--dist-world-size=9"]
