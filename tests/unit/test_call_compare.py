@@ -11,11 +11,11 @@ import pytest
 import torch
 
 from dist_testing.core.engine.hooks import CaseStart
-from dist_testing.core.ground.case import Case, CaseBody, CaseResult
 from dist_testing.core.ground.outcomes import Cause, Kind, RankOutcome, Status, Verdict
 from dist_testing.hang.calls import CALLS, CallComparison, differences, first_difference, got_more
 from dist_testing.hang.ledger import Call, CallsMade, Group
 from dist_testing.hang.recorder import recorded_calls
+from tests.support.results import result_of
 
 _ALL = (0, 1, 2)
 _LIMIT_MS = 270_000
@@ -301,11 +301,10 @@ def test_when_calls_explain_a_result(tmp_path: Path, cause: Cause, own: CallsMad
     world = mock.Mock(group_limit_s=_LIMIT_MS / 1000, records=[], stacks_fds={}, logs=[file] * 3)
     has_passed = cause is Cause.NONE
     kind = Kind.PASSED if has_passed else Kind.RAISED
-    case = Case("test_a.py::test_b", 3, CaseBody("pytest"), 60.0, "fork")
     found = Verdict(Status.PASSED) if has_passed else Verdict(Status.FAILED, cause, "it ended so", culprit=2)
-    result = CaseResult(case, found, tuple(RankOutcome(rank, kind) for rank in range(3)), 0.0, 1.0, 60.0)
+    result = result_of([RankOutcome(rank, kind) for rank in range(3)], judged=found)
     comparison = CallComparison(world)
-    comparison.begin_case(CaseStart(case, 0.0, keeps_ranks=False))
+    comparison.begin_case(CaseStart(result.case, 0.0, keeps_ranks=False))
     for rank, made in enumerate((_SAME, _SAME, own)):
         comparison.on_message(rank, CALLS.to_wire(made).decode())
     told = comparison.explain(result).verdict

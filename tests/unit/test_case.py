@@ -8,18 +8,11 @@ from typing import Any
 import pytest
 
 from dist_testing.core.engine.report import failure_report
-from dist_testing.core.ground.case import Case, CaseBody, CaseResult
-from dist_testing.core.ground.outcomes import Kind, RankOutcome, verdict
+from dist_testing.core.ground.outcomes import Kind, RankOutcome
+from tests.support.results import result_of
 
 _RAISED = RankOutcome(0, Kind.RAISED, 1.0, types="builtins.ValueError")
 _PASSED = RankOutcome(1, Kind.PASSED)
-
-
-def _result(*outcomes: RankOutcome) -> CaseResult:
-    judged = verdict(outcomes)
-    return CaseResult(
-        Case("test_it", len(outcomes), CaseBody("pytest"), 60.0, "fork"), judged, outcomes, 0.0, 1.0, 60.0
-    )
 
 
 def test_failures_come_from_all_ranks() -> None:
@@ -29,7 +22,7 @@ def test_failures_come_from_all_ranks() -> None:
     first = RankOutcome(0, Kind.RAISED, 1.0, further=(teardown, of_the_peer))
     second = RankOutcome(1, Kind.RAISED, 2.0, types="builtins.KeyError")
     victim = RankOutcome(2, Kind.RAISED, 0.5, collateral="lost")
-    assert _result(first, second, victim).failures == [first, teardown, second]
+    assert result_of([first, second, victim]).failures == [first, teardown, second]
 
 
 @pytest.mark.parametrize(
@@ -44,13 +37,13 @@ def test_failures_come_from_all_ranks() -> None:
 )
 def test_only_exceptions_can_be_expected(other: RankOutcome, is_expectable: bool) -> None:
     """If this fails, an expected failure hides that another rank crashed a moment later."""
-    assert _result(_RAISED, other).has_only_raised is is_expectable
+    assert result_of([_RAISED, other]).has_only_raised is is_expectable
 
 
 @pytest.mark.parametrize("left", [{"leaked": ("sleep 1000 (pid 3)",)}, {"left": ("GPU 0: 3 GiB",)}])
 def test_leftovers_are_not_expected(left: dict[str, Any]) -> None:
     """If this fails, an expected failure hides processes or memory that the test leaves behind."""
-    result = dataclasses.replace(_result(_RAISED, _PASSED), **left)
+    result = dataclasses.replace(result_of([_RAISED, _PASSED]), **left)
     assert not result.has_only_raised
     assert next(iter(left.values()))[0] in failure_report(result)
 
@@ -58,5 +51,5 @@ def test_leftovers_are_not_expected(left: dict[str, Any]) -> None:
 @pytest.mark.parametrize("outcome", [RankOutcome(0, Kind.PASSED), RankOutcome(0, Kind.SKIPPED, reason="none")])
 def test_a_case_that_did_not_fail_has_no_failures(outcome: RankOutcome) -> None:
     """If this fails, a case that passed or skipped counts as an expected failure."""
-    result = _result(outcome)
+    result = result_of([outcome])
     assert (result.failures, result.has_only_raised) == ([], False)

@@ -16,7 +16,6 @@ from torch._C._distributed_c10d import HashStore
 
 from dist_testing.core.engine.hooks import ResourceWish
 from dist_testing.core.ground.backends import backend_named
-from dist_testing.core.ground.case import Case, CaseBody, CaseResult
 from dist_testing.core.ground.layout import Layout
 from dist_testing.core.ground.outcomes import Cause, Kind, RankOutcome, Status, Verdict, verdict
 from dist_testing.core.ground.spec import Spec
@@ -27,6 +26,7 @@ from dist_testing.core.rank.rank_world import RankWorld
 from dist_testing.gpus.faults import is_hardware_fault
 from dist_testing.gpus.needs import GpuNeeds
 from dist_testing.gpus.world_gpus import GpuResource, blame_by_error, blame_machine
+from tests.support.results import case_of, result_of
 
 # No runner has started these ranks.
 _ALONE = NoRunner("", "")
@@ -48,7 +48,7 @@ def test_a_ranks_device_is_one_of_its_own(gpus_per_rank: int, ranks_per_gpu: int
     spec = Spec("", backend_named("cuda_gloo"), (4,), "fork", settings={"gpus": needs})
     # Ranks that another launcher has started have their GPUs.
     given = dataclasses.replace(FORK, starts_ranks=False)
-    wish = ResourceWish(Case("x", 4, CaseBody(""), 60.0, "fork"), spec, given, 60.0, Path(), print)
+    wish = ResourceWish(case_of(4), spec, given, 60.0, Path(), print)
     held = GpuResource().acquire(wish)
     assert held is not None
     ranks = [world(rank, tuple(held.devices)) for rank in range(4)]
@@ -190,8 +190,7 @@ def test_only_errors_that_hardware_alone_can_cause_are_hardware_faults(summary: 
     """Blaming the machine for a test's own illegal access hides a bug for ever."""
     assert is_hardware_fault(summary) is expected
     outcomes = (RankOutcome(0, Kind.RAISED, summary=summary), RankOutcome(1, Kind.PASSED))
-    case = Case("test_x", 2, CaseBody("none"), 60.0, "fork")
-    result = blame_by_error(CaseResult(case, verdict(outcomes), outcomes, 0.0, 1.0, 60.0))
+    result = blame_by_error(result_of(outcomes))
     assert result.verdict.cause is (Cause.INFRASTRUCTURE if expected else Cause.FAILURE)
 
 

@@ -7,8 +7,9 @@ from pathlib import Path
 import pytest
 
 from dist_testing.core.engine import kept_files as outputs
-from dist_testing.core.ground.case import Case, CaseBody, CaseResult
-from dist_testing.core.ground.outcomes import Kind, RankOutcome, verdict
+from dist_testing.core.ground.case import CaseResult
+from dist_testing.core.ground.outcomes import Kind, RankOutcome
+from tests.support.results import result_of
 
 
 @pytest.fixture
@@ -24,16 +25,8 @@ def _result(folder: Path, name: str, *logs: bytes) -> CaseResult:
     for rank, content in enumerate(logs):
         files[rank] = folder / f"{len(list(folder.iterdir()))}.txt"
         files[rank].write_bytes(content)
-    outcomes = tuple(RankOutcome(rank=rank, kind=Kind.PASSED) for rank in range(len(logs)))
-    return CaseResult(
-        case=Case(name, len(logs), CaseBody("pytest"), 1.0, "fork"),
-        verdict=verdict(outcomes),
-        outcomes=outcomes,
-        started_s=0.0,
-        duration_s=0.0,
-        limit_s=1.0,
-        log_files=files,
-    )
+    outcomes = [RankOutcome(rank, Kind.PASSED) for rank in range(len(logs))]
+    return result_of(outcomes, name=name, log_files=files)
 
 
 def test_logs_lie_in_one_folder_with_case_and_rank_in_their_names(tmp_path: Path, kept: Path) -> None:

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import importlib
-from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 import pytest
 
 from dist_testing.core.engine.report import failure_headline, failure_report, missing_hardware, tidied
-from dist_testing.core.ground.case import Case, CaseBody, CaseResult
-from dist_testing.core.ground.outcomes import UNKNOWN_EXIT_CODE, Cause, Kind, RankOutcome, Status, Verdict, verdict
+from dist_testing.core.ground.case import CaseResult
+from dist_testing.core.ground.outcomes import UNKNOWN_EXIT_CODE, Cause, Kind, RankOutcome, Status, Verdict
+from tests.support.results import result_of
 
 TRACEBACK = 'Traceback (most recent call last):\n  File "test_a.py", line 7, in test_b\nValueError: boom\n'
 STACK = """\
@@ -37,28 +37,6 @@ def lost(rank: int, at_s: float) -> RankOutcome:
     return RankOutcome(rank, Kind.RAISED, at_s, summary=summary, text="victim's traceback", collateral="lost")
 
 
-def result(
-    outcomes: Sequence[RankOutcome],
-    *,
-    logs: Mapping[int, str] | None = None,
-    stacks: Mapping[int, str] | None = None,
-    leaked: tuple[str, ...] = (),
-    judged: Verdict | None = None,
-) -> CaseResult:
-    """Return the result of a case with these outcomes, started at 100.0 s."""
-    return CaseResult(
-        case=Case("tests/test_a.py::test_b", len(outcomes), CaseBody("pytest"), 60.0, "fork"),
-        verdict=judged or verdict(outcomes, leaked=leaked),
-        outcomes=tuple(outcomes),
-        started_s=100.0,
-        duration_s=2.0,
-        limit_s=60.0,
-        logs=logs or {},
-        stacks=stacks or {},
-        leaked=leaked,
-    )
-
-
 def lines_with(text: str, part: str) -> list[str]:
     """Return the lines that contain a text."""
     return [line for line in text.splitlines() if part in line]
@@ -70,21 +48,21 @@ _PASSED = RankOutcome(0, Kind.PASSED, 101.0)
 @pytest.mark.parametrize(
     ("judged", "told"),
     [
-        (result([_PASSED, raised(1, 103.25)]), "rank 1 raised ValueError: boom in call; first seen after 3.2 s."),
+        (result_of([_PASSED, raised(1, 103.25)]), "rank 1 raised ValueError: boom in call; first seen after 3.2 s."),
         # The time is not that of a rank that passed early or was stopped.
         (
-            result([RankOutcome(0, Kind.STOPPED, 100.5), raised(1, 103.0)]),
+            result_of([RankOutcome(0, Kind.STOPPED, 100.5), raised(1, 103.0)]),
             "rank 1 raised ValueError: boom in call; first seen after 3.0 s.",
         ),
         # A leak is found after all ranks passed.
-        (result([_PASSED], leaked=("sleep 60",)), "children left behind: sleep 60."),
+        (result_of([_PASSED], leaked=("sleep 60",)), "children left behind: sleep 60."),
         # No dot stands in the middle of the sentence; an ellipsis stays.
         (
-            result([raised(0, 101.0, summary="ValueError: no group.")]),
+            result_of([raised(0, 101.0, summary="ValueError: no group.")]),
             "rank 0 raised ValueError: no group in call; first seen after 1.0 s.",
         ),
         (
-            result([raised(0, 101.0, summary="ValueError: more...")]),
+            result_of([raised(0, 101.0, summary="ValueError: more...")]),
             "rank 0 raised ValueError: more... in call; first seen after 1.0 s.",
         ),
     ],
@@ -98,7 +76,7 @@ def test_the_culprits_own_error_comes_last() -> None:
     """If this fails, the last lines of the log, which users see first, are not the culprit's error."""
     outcomes = [raised(0, 103.0, text="other"), lost(1, 101.0), raised(2, 102.0), RankOutcome(3, Kind.STOPPED, 103.0)]
     text = failure_report(
-        result(outcomes, logs={0: "log of 0", 2: "log of 2"}, stacks={3: STACK}),
+        result_of(outcomes, logs={0: "log of 0", 2: "log of 2"}, stacks={3: STACK}),
         target="//tests:a_gloo",
         reproduce="run it",
     )
@@ -111,10 +89,10 @@ def test_the_culprits_own_error_comes_last() -> None:
 def test_equal_failures_are_quoted_once() -> None:
     """If this fails, eight ranks with the same assertion print it eight times."""
     alike = [raised(rank, 101.0 + rank, text=f"<World rank {rank} of 4> at 0x7f{rank}\nboom") for rank in range(4)]
-    text = failure_report(result(alike))
+    text = failure_report(result_of(alike))
     assert text.count("\nboom") == 1
     assert "rank 0 of 4 failed first, then all other ranks in the same way: it raised ValueError: boom" in text
-    text = failure_report(result([*alike[:3], raised(3, 105.0, text="another one")]))
+    text = failure_report(result_of([*alike[:3], raised(3, 105.0, text="another one")]))
     assert "rank 0 of 4 failed first, then ranks 1, 2 in the same way" in text
     assert text.index("rank 3 of 4 also failed") < text.index("rank 0 of 4 failed first")
 
@@ -122,7 +100,7 @@ def test_equal_failures_are_quoted_once() -> None:
 def test_victims_get_one_line_and_no_quotation() -> None:
     """If this fails, three tracebacks about a lost peer hide the important one."""
     outcomes = [raised(0, 102.0), lost(1, 101.0), lost(2, 102.0), RankOutcome(3, Kind.STOPPED, 103.0, "setup")]
-    text = failure_report(result(outcomes))
+    text = failure_report(result_of(outcomes))
     (line,) = lines_with(text, "Victims:")
     assert "ranks 1, 2: each lost a peer in call (RuntimeError)" in line
     assert "rank 3 was in setup and was stopped by the runner" in line
@@ -134,20 +112,20 @@ def test_the_only_error_of_a_case_is_quoted() -> None:
     """If this fails, a wait of a rank that no other rank could end has neither its line nor its text in the report."""
     late = replace(raised(1, 102.0, text="the wait's traceback"), collateral="late")
     waits = [RankOutcome(0, Kind.PASSED, 101.0), late, replace(late, rank=2, at_s=103.0, text="a later one")]
-    text = failure_report(result(waits))
+    text = failure_report(result_of(waits))
     assert text.endswith("rank 1 of 3 timed out waiting for a peer in call (ValueError)\n\nthe wait's traceback")
     assert "a later one" not in text
     assert "The stacks of the running ranks are below" not in text
-    assert "the wait's traceback" not in failure_report(result(waits, stacks={0: "running"}))
-    assert failure_report(result([*waits, raised(3, 102.5)])).endswith(TRACEBACK.rstrip())
+    assert "the wait's traceback" not in failure_report(result_of(waits, stacks={0: "running"}))
+    assert failure_report(result_of([*waits, raised(3, 102.5)])).endswith(TRACEBACK.rstrip())
 
 
 def test_a_case_without_victims_does_not_mention_them() -> None:
     """If this fails, the report mentions things that did not happen."""
-    text = failure_report(result([raised(0, 101.0)]))
+    text = failure_report(result_of([raised(0, 101.0)]))
     for part in ("Victims", "Rank(s)", "left behind", "This case alone", "stacks of", "output of", "None"):
         assert part not in text
-    text = failure_report(result([raised(0, 101.0)]), target="//t:x", reproduce="bazel test //t:x")
+    text = failure_report(result_of([raised(0, 101.0)]), target="//t:x", reproduce="bazel test //t:x")
     assert text.startswith("//t:x, case tests/test_a.py::test_b (world of 1): ")
     assert "This case alone: bazel test //t:x" in text.splitlines()
 
@@ -155,7 +133,7 @@ def test_a_case_without_victims_does_not_mention_them() -> None:
 def test_ranks_without_an_error_are_named() -> None:
     """If this fails, the user does not see which ranks did not fail, which is often the best hint."""
     outcomes = [RankOutcome(0, Kind.PASSED, 101.0), raised(1, 102.0), RankOutcome(2, Kind.PASSED, 101.0)]
-    assert "Rank(s) 0, 2 ended the test without an error." in failure_report(result(outcomes)).splitlines()
+    assert "Rank(s) 0, 2 ended the test without an error." in failure_report(result_of(outcomes)).splitlines()
 
 
 @pytest.mark.parametrize(
@@ -172,18 +150,18 @@ def test_ranks_without_an_error_are_named() -> None:
 )
 def test_every_rank_is_accounted_for(other: RankOutcome) -> None:
     """If this fails, the report is silent about a rank that may be the interesting one."""
-    assert other.describe() in failure_report(result([raised(0, 102.0), other]))
+    assert other.describe() in failure_report(result_of([raised(0, 102.0), other]))
 
 
 def test_only_the_ends_of_other_tracebacks_are_quoted() -> None:
     """If this fails, tracebacks of other ranks fill the report or lack their last lines, or the culprit's is cut."""
     long = "\n".join(f"line {number}" for number in range(100))
-    text = failure_report(result([raised(0, 101.0), raised(1, 102.0, text=long)]))
+    text = failure_report(result_of([raised(0, 101.0), raised(1, 102.0, text=long)]))
     assert "rank 1 of 2 also failed" in text
     assert "line 99" in text.splitlines()
     assert "line 79" not in text.splitlines()
     assert "... 80 lines left out ..." in text
-    own = failure_report(result([raised(0, 101.0, text=long)]))
+    own = failure_report(result_of([raised(0, 101.0, text=long)]))
     assert f"\n{long}\n" in own
     assert "left out" not in own
 
@@ -194,7 +172,7 @@ def test_pointers_are_left_out_before_lines_of_code() -> None:
     fits, too_long = ("".join(map(frame.format, range(count))) + "ValueError: 1" for count in (6, 8))
     for text, is_cut in ((fits, False), (too_long, True)):
         culprit, other = raised(0, 101.0, text=text), raised(1, 102.0, text=f"other\n{text}")
-        peer, _, own = failure_report(result([culprit, other])).partition("rank 0 of 2 failed first")
+        peer, _, own = failure_report(result_of([culprit, other])).partition("rank 0 of 2 failed first")
         assert ("    ~^^^" not in peer.splitlines()) is is_cut
         assert "    ~^^^" in own.splitlines()
         assert 'File "x.py", line 0, in f' in peer
@@ -205,7 +183,7 @@ def test_further_failures_of_a_rank_are_reported() -> None:
     """If this fails, further failures, such as other sub-tests or a failed teardown, are lost."""
     further = raised(0, 101.0, phase="teardown", summary="OSError: disk", text="the disk's traceback")
     culprit = replace(raised(0, 101.0), further=(further,), more_count=3)
-    report = failure_report(result([culprit, replace(raised(1, 102.0, text="other"), further=(further,))]))
+    report = failure_report(result_of([culprit, replace(raised(1, 102.0, text="other"), further=(further,))]))
     peer, _, own = report.partition("rank 0 of 2 failed first")
     for part in (peer, own):
         assert "then it raised OSError: disk in teardown" in part
@@ -218,7 +196,7 @@ def test_further_failures_of_a_rank_are_reported() -> None:
 def test_the_last_forty_lines_of_a_log_are_quoted(count: int, is_cut: bool) -> None:
     """If this fails, a long log fills the report, or the user does not learn that there is more."""
     log = "".join(f"log {number}\n" for number in range(count)) or "\n \n"
-    text = failure_report(result([raised(0, 101.0)], logs={0: log}))
+    text = failure_report(result_of([raised(0, 101.0)], logs={0: log}))
     quoted = [line for line in text.splitlines() if line.startswith("log ")]
     assert quoted == [f"log {number}" for number in range(max(count - 40, 0), count)]
     assert (", last 40 lines:" in text) == is_cut
@@ -229,7 +207,7 @@ def test_the_last_forty_lines_of_a_log_are_quoted(count: int, is_cut: bool) -> N
 def test_a_crash_names_the_signal_and_explains_the_missing_traceback() -> None:
     """If this fails, a user does not learn why a rank that the kernel killed for memory left no traceback."""
     outcomes = [RankOutcome(0, Kind.SIGNALLED, 101.0, signal=9), lost(1, 101.0)]
-    text = failure_report(result(outcomes, logs={0: "the last words"}))
+    text = failure_report(result_of(outcomes, logs={0: "the last words"}))
     assert "rank 0 was killed by SIGKILL (9) in call" in text.splitlines()[0]
     assert "lacks memory" in text
     assert text.index("the last words") < text.index("rank 0 of 2 failed first")
@@ -241,7 +219,7 @@ def test_equal_stacks_are_shown_once() -> None:
     # Python 3.14 prints the name of each thread, too.
     same = STACK.replace("0x00007f00aa", "0x00007f11aa [rank-2]").replace("0x00007f00bb", "0x00007f22bb [rank-2]")
     outcomes = [RankOutcome(rank, Kind.HUNG, 160.0) for rank in range(4)]
-    text = failure_report(result(outcomes, stacks={0: STACK, 1: other, 2: same, 3: "(no answer)"}))
+    text = failure_report(result_of(outcomes, stacks={0: STACK, 1: other, 2: same, 3: "(no answer)"}))
     assert "stacks of rank(s) 0, 2:" in text
     assert "stacks of rank(s) 1:" in text
     assert text.count("in all_reduce") == 1
@@ -262,7 +240,7 @@ def test_a_c_stack_is_quoted_without_the_interpreter() -> None:
     ]
     head = "Current thread's C stack trace (most recent call first):"
     log = "\n".join(["last words", head, *frames, *frames[2:] * 40])
-    text = failure_report(result([RankOutcome(0, Kind.SIGNALLED, 101.0, signal=11)], logs={0: log}))
+    text = failure_report(result_of([RankOutcome(0, Kind.SIGNALLED, 101.0, signal=11)], logs={0: log}))
     assert "last words" in text
     assert [line for line in text.splitlines() if "Binary file" in line] == [frames[1]]
 
@@ -270,7 +248,7 @@ def test_a_c_stack_is_quoted_without_the_interpreter() -> None:
 def test_several_hung_ranks_have_no_culprit_and_all_logs() -> None:
     """If this fails, one of several ranks that hung until the deadline is blamed at random."""
     outcomes = [RankOutcome(0, Kind.HUNG, 160.0), RankOutcome(1, Kind.HUNG, 160.0)]
-    text = failure_report(result(outcomes, logs={0: "log of 0", 1: "log of 1"}))
+    text = failure_report(result_of(outcomes, logs={0: "log of 0", 1: "log of 1"}))
     assert "failed first" not in text
     assert text.index("log of 0") < text.index("log of 1")
     assert "--dist-timeout" in text
@@ -279,16 +257,16 @@ def test_several_hung_ranks_have_no_culprit_and_all_logs() -> None:
 def test_leaked_processes_are_reported_once() -> None:
     """If this fails, leaked processes are forgotten when the case fails for another reason, or told twice when not."""
     leaked = ("sleep 60 (pid 7)", "cat (pid 8)")
-    text = failure_report(result([raised(0, 101.0)], leaked=leaked))
+    text = failure_report(result_of([raised(0, 101.0)], leaked=leaked))
     assert lines_with(text, "left behind") == ["Processes left behind, now killed: sleep 60 (pid 7); cat (pid 8)."]
     # The first line has them already.
-    assert failure_report(result([_PASSED], leaked=leaked)).count("sleep 60 (pid 7)") == 1
+    assert failure_report(result_of([_PASSED], leaked=leaked)).count("sleep 60 (pid 7)") == 1
 
 
 @pytest.mark.parametrize(("limit_s", "word"), [(0.4, "over"), (12.0, "short")])
 def test_a_hang_with_less_than_its_own_limit_is_explained_by_the_targets_time(limit_s: float, word: str) -> None:
     """If this fails, a report advises a longer limit for a case that the target's time has cut short."""
-    hung = result([RankOutcome(0, Kind.HUNG, 101.0)])
+    hung = result_of([RankOutcome(0, Kind.HUNG, 101.0)])
     text = failure_report(replace(hung, limit_s=limit_s))
     assert f"The target's time was {word}: it left this case {limit_s:.1f} s of its limit of 60 s" in text
     assert "--dist-timeout" not in text
@@ -308,7 +286,7 @@ def test_a_hang_with_less_than_its_own_limit_is_explained_by_the_targets_time(li
 def test_a_failure_without_a_traceback_is_explained(cause: Cause, part: str) -> None:
     """If this fails, a failure without a traceback has no likely cause and no way out under its headline."""
     judged = Verdict(Status.FAILED, cause, "what happened")
-    lines = failure_report(result([RankOutcome(0, Kind.PASSED, 101.0)], judged=judged)).splitlines()
+    lines = failure_report(result_of([RankOutcome(0, Kind.PASSED, 101.0)], judged=judged)).splitlines()
     assert "what happened" in lines[0]
     assert any(option in lines[1] for option in part.split("|"))
 
@@ -324,13 +302,13 @@ def test_a_failure_without_a_traceback_is_explained(cause: Cause, part: str) -> 
 )
 def test_an_end_without_an_exception_is_explained_by_its_kind(outcome: RankOutcome, part: str) -> None:
     """If this fails, the text names the kernel for an exit code, or output that does not follow."""
-    text = failure_report(result([outcome])).splitlines()[1]
+    text = failure_report(result_of([outcome])).splitlines()[1]
     assert part in text
     assert "output" not in text
-    (log_head, *_) = failure_report(result([outcome], logs={0: "printed"})).splitlines()[1:]
+    (log_head, *_) = failure_report(result_of([outcome], logs={0: "printed"})).splitlines()[1:]
     assert log_head == f"{text} Its last output is below."
     # `sys.exit` has a traceback, which explains it.
-    text = failure_report(result([replace(outcome, text="E  SystemExit: 0")], logs={0: "printed"}))
+    text = failure_report(result_of([replace(outcome, text="E  SystemExit: 0")], logs={0: "printed"}))
     assert outcome.kind is not Kind.EXITED or part not in text
     assert text.endswith("SystemExit: 0")
 

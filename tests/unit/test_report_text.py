@@ -13,10 +13,11 @@ from hypothesis import strategies as st
 from dist_testing.core.engine.kept_files import ReportFolder, keep_report
 from dist_testing.core.engine.report import failure_headline, failure_report
 from dist_testing.core.engine.report_text import MAX_CHARS, cut_lines, printable
-from dist_testing.core.ground.case import Case, CaseBody, CaseResult
+from dist_testing.core.ground.case import CaseResult
 from dist_testing.core.ground.error_text import MAX_TEXT_CHARS, shorten
 from dist_testing.core.ground.outcomes import Kind, RankOutcome, verdict
 from dist_testing.core.rank.reporter import fit_text
+from tests.support.results import result_of
 
 # What a user sees of a log at first.
 _SCREEN = 40
@@ -28,16 +29,7 @@ def failed(
     """Return the result of a case whose rank 1 of 2 raised an error with this text."""
     other = RankOutcome(1, Kind.RAISED, 101.0, summary=summary, text=text)
     culprit = replace(other, further=(other,) * further, more_count=more)
-    outcomes = (RankOutcome(0, Kind.PASSED, 101.0), culprit)
-    return CaseResult(
-        case=Case("tests/test_a.py::test_b", 2, CaseBody("pytest"), 60.0, "fork"),
-        verdict=verdict(outcomes),
-        outcomes=outcomes,
-        started_s=100.0,
-        duration_s=2.0,
-        limit_s=60.0,
-        logs={1: log},
-    )
+    return result_of([RankOutcome(0, Kind.PASSED, 101.0), culprit], logs={1: log})
 
 
 @pytest.mark.parametrize(
