@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from dist_testing.core.ground.backends import backend_named
+from dist_testing.core.ground.errors import UsageError
 from dist_testing.core.ground.spec import MAX_WORLD_SIZE
 from dist_testing.core.launch.isolation import THREAD, isolation_names
 from dist_testing.core.pytest.marker import Distributed, read_marker
