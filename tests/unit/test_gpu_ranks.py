@@ -127,43 +127,40 @@ def cuda(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
             thread.join()
 
 
-def test_errors_of_the_device_are_raised(cuda: Any) -> None:
-    """No case would report a device-side assert in the last kernel of a test."""
-    cuda.errors = {3: RuntimeError("CUDA error: device-side assert triggered")}
-    with pytest.raises(RuntimeError, match="device-side assert"):
-        finish_device_work()
-    # The current device of a new thread is the first one, and synchronizing that would make a context on it.
-    assert cuda.asked == {3}
+_ASSERT = RuntimeError("CUDA error: device-side assert triggered")
 
 
-def test_errors_of_all_the_ranks_devices_are_raised(cuda: Any) -> None:
-    """With two GPUs per rank, errors of the second one would be lost, also while the first one is still busy."""
-    cuda.contexts = {1, 2, 3}
-    cuda.busy = {1}
-    cuda.errors = {2: RuntimeError("CUDA error: device-side assert triggered")}
+@pytest.mark.parametrize(
+    ("contexts", "busy", "failing", "asked"),
+    [
+        # The current device of a new thread is the first one, and synchronizing that would make a context on it.
+        ({3}, set(), 3, {3}),
+        # Also while the first of two GPUs is still busy.
+        ({1, 2, 3}, {1}, 2, {1, 2, 3}),
+        # The function is private to torch and may disappear; then only the current device is asked.
+        (None, set(), 3, {3}),
+    ],
+)
+def test_errors_of_all_the_ranks_devices_are_raised(
+    cuda: Any, contexts: set[int] | None, busy: set[int], failing: int, asked: set[int]
+) -> None:
+    """If this fails, no case reports a device-side assert in the last kernel of a test."""
+    if contexts is None:
+        del cuda.private._cuda_hasPrimaryContext
+    else:
+        cuda.contexts = contexts
+    cuda.busy, cuda.errors = busy, {failing: _ASSERT}
     with pytest.raises(RuntimeError, match="device-side assert"):
         finish_device_work(limit_s=1.0)
-    assert cuda.asked == {1, 2, 3}
-
-
-def test_without_a_way_to_ask_the_current_device_is_waited_for(cuda: Any) -> None:
-    """The function is private to torch and may disappear; synchronizing every device would make a context on each."""
-    del cuda.private._cuda_hasPrimaryContext
-    cuda.errors = {3: RuntimeError("CUDA error: device-side assert triggered")}
-    with pytest.raises(RuntimeError, match="device-side assert"):
-        finish_device_work()
-    assert cuda.asked == {3}
+    assert cuda.asked == asked
 
 
 def test_a_device_that_stays_busy_is_left_alone(cuda: Any) -> None:
     """A test of an absent peer ends although its kernel still waits for that peer."""
     cuda.busy = {3}
     finish_device_work(limit_s=0.01)
-
-
-def test_a_rank_without_cuda_does_not_start_it(cuda: Any) -> None:
-    """Most ranks do not use CUDA."""
-    cuda.initialised = False
+    # Most ranks do not use CUDA, and must not start it.
+    cuda.initialised, cuda.asked = False, set()
     finish_device_work()
     assert cuda.asked == set()
 
