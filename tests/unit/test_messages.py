@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import enum
-import functools
 import json
 import math
 import types
@@ -55,7 +54,7 @@ WRONG: dict[str, Any] = {
     "list": [[]],
     "object": {"": []},
     # Python's own text of it, for the error, would need as many calls as it is deep.
-    "deep": functools.reduce(lambda inner, _: [inner], range(500), [[]]),
+    "deep": json.loads("[" * 500 + "]" * 500),
 }
 
 
