@@ -32,10 +32,15 @@ from tests.support.results import case_of, result_of
 _ALONE = NoRunner("", "")
 
 
-def world(rank: int, devices: tuple[int, ...] = (0, 1, 2, 3)) -> RankWorld:
-    """A rank of a world of four on CUDA."""
-    settings = WorldSettings("gloo", "cuda", "", 60.0, False, devices=devices)
-    return RankWorld(rank, Layout(4), settings, directory=Path(), store_port=0, store_fd=None, runner=_ALONE)
+def world(
+    rank: int, devices: tuple[int, ...] = (0, 1, 2, 3), *, device: str = "cuda", init: bool = False, binds: bool = False
+) -> RankWorld:
+    """A rank of a world of four."""
+    settings = WorldSettings("gloo", device, "", 60.0, init, binds, devices)
+    store = HashStore()
+    return RankWorld(
+        rank, Layout(4), settings, directory=Path(), store_port=0, store_fd=None, store=store, runner=_ALONE
+    )
 
 
 @pytest.mark.parametrize(
@@ -58,11 +63,7 @@ def test_a_ranks_device_is_one_of_its_own(gpus_per_rank: int, ranks_per_gpu: int
 def test_ranks_take_the_devices_of_a_plug_in_in_turn(monkeypatch: pytest.MonkeyPatch) -> None:
     """The library leases none of them, and rank 3 of a world on two devices must not ask for a fourth."""
     monkeypatch.setattr(torch, "get_device_module", lambda device: SimpleNamespace(device_count=lambda: 2))
-    settings = WorldSettings("gloo", "privateuseone", "", 60.0, False)
-    ranks = [
-        RankWorld(rank, Layout(4), settings, directory=Path(), store_port=0, store_fd=None, runner=_ALONE)
-        for rank in range(4)
-    ]
+    ranks = [world(rank, (), device="privateuseone") for rank in range(4)]
     assert [rank.device.index for rank in ranks] == [0, 1, 0, 1]
 
 
@@ -72,10 +73,7 @@ def test_a_group_gets_the_ranks_device_where_the_backend_says_so(monkeypatch: py
     given: dict[str, Any] = {}
     monkeypatch.setattr("torch.distributed.init_process_group", lambda backend, **arguments: given.update(arguments))
     monkeypatch.setattr(torch, "get_device_module", lambda device: SimpleNamespace(set_device=lambda device: None))
-    settings = WorldSettings("any", "cuda", "", 60.0, True, binds, (0, 1, 2, 3))
-    RankWorld(
-        2, Layout(4), settings, directory=Path(), store_port=0, store_fd=None, store=HashStore(), runner=_ALONE
-    ).prepare()
+    world(2, init=True, binds=binds).prepare()
     assert given["device_id"] == (torch.device("cuda", 2) if binds else None)
 
 
