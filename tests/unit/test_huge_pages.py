@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from dist_testing import huge_pages
+from dist_testing.core.events.event import ForkServerMemory
 from dist_testing.core.ground.procfs import free_bytes
 from dist_testing.huge_pages import (
     LEAST_FORKS,
@@ -73,12 +74,9 @@ def test_only_whole_huge_pages_of_own_anonymous_memory_are_taken() -> None:
         range(0x7F0000000000, 0x7F0000400000),
         range(0x7F0001000000, 0x7F0001200000),
     ]
-
-
-@pytest.mark.parametrize("maps", ["", "\n\n", "no map at all\n", "00400000-00c00000 rw-p 00000000\n"])
-def test_a_map_of_another_form_is_empty(maps: str) -> None:
-    """A sandbox with a /proc of its own costs the gain, and nothing else."""
-    assert ranges_in(maps, _HUGE) == []
+    # A sandbox with a /proc of its own costs the gain, and nothing else.
+    for other in ("", "\n\n", "no map at all\n", "00400000-00c00000 rw-p 00000000\n"):
+        assert ranges_in(other, _HUGE) == []
 
 
 def test_pieces_cover_the_ranges_and_are_small() -> None:
@@ -101,8 +99,8 @@ def test_memory_that_is_hardly_used_is_left_alone() -> None:
         assert in_use([range(start, start + 4 * _HUGE)], _HUGE) == [range(start, start + 2 * _HUGE)]
 
 
-def test_facts_of_this_machine_can_be_read() -> None:
-    """If this fails, huge pages are refused everywhere, and no log says so."""
+def test_facts_of_this_machine_can_be_read(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """If this fails, huge pages are refused everywhere and no log says so, or a kernel without them is an error."""
     assert free_bytes() > 0
     assert has_free_cpu() in (True, False)
     facts = read_facts(7)
@@ -110,10 +108,7 @@ def test_facts_of_this_machine_can_be_read() -> None:
     assert facts.mode in ("", "always", "madvise", "never")
     if facts.mode:
         assert facts.huge_bytes % mmap.PAGESIZE == 0
-
-
-def test_a_kernel_without_huge_pages_has_no_mode(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """Then the folder is missing, or holds something else."""
+    # The folder is missing, or holds something else.
     monkeypatch.setattr(huge_pages, "_THP", str(tmp_path))
     assert read_facts(1)[:2] == ("", 0)
     tmp_path.joinpath("enabled").write_text("always madvise [never]\n")
@@ -132,8 +127,23 @@ class _Machine:
         self._errors = list(errors)
         monkeypatch.setattr(huge_pages, "has_free_cpu", lambda: self.has_free_cpu)
         monkeypatch.setattr(huge_pages, "read_facts", lambda forks: self.facts._replace(forks=forks))
-        monkeypatch.setattr(huge_pages, "in_use", lambda ranges, huge_bytes: [self.in_use])
+        self.error: Exception | None = None
+        monkeypatch.setattr(huge_pages, "in_use", self._in_use)
         monkeypatch.setattr(huge_pages, "collapse", self._collapse)
+
+    def steps(self) -> list[ForkServerMemory | None]:
+        """What each step tells of a run that forks many ranks, on a machine with a free CPU."""
+        self.has_free_cpu = True
+        pages, told = HugePages(1000), []
+        while pages.pause_ms(has_world=False) == 0:
+            told.append(pages.idle_step())
+        assert pages.pause_ms(has_world=True) is None, "it costs nothing more"
+        return told
+
+    def _in_use(self, *_: object) -> list[range]:
+        if self.error is not None:
+            raise self.error
+        return [self.in_use]
 
     def _collapse(self, piece: range) -> int:
         error = self._errors.pop(0) if self._errors else 0
@@ -178,16 +188,33 @@ def test_a_busy_machine_does_one_step_for_each_later_world(monkeypatch: pytest.M
 def test_each_step_takes_one_piece_and_the_last_one_tells(monkeypatch: pytest.MonkeyPatch) -> None:
     """A request comes between two steps."""
     machine = _Machine(monkeypatch)
-    machine.has_free_cpu = True
-    pages = HugePages(1000)
-    results = []
-    while pages.pause_ms(has_world=False) == 0:
-        results.append(pages.idle_step())
-    assert [one is None for one in results] == [True, True, True, False], "the plan, and three pieces"
+    *before, last = machine.steps()
+    assert before == [None] * 3, "the plan, and three pieces"
     assert [(one.start // _HUGE, one.stop // _HUGE) for one in machine.taken] == [(0, 8), (8, 16), (16, 20)]
-    assert results[-1] is not None
-    assert results[-1].refusal == ""
-    assert pages.pause_ms(has_world=True) is None
+    assert last is not None
+    assert last.refusal == ""
+
+
+@pytest.mark.parametrize(
+    ("facts", "error", "said"),
+    [
+        (_GOOD._replace(mode="never"), None, "never"),
+        (_GOOD._replace(free_bytes=512 << 20), None, "512 MiB"),
+        # Some sandboxes hide the map of the memory; the fork server must go on.
+        (_GOOD, PermissionError(13, "Permission denied"), "Permission denied"),
+        (_GOOD, ValueError("invalid literal for int()"), "invalid literal for int()"),
+    ],
+)
+def test_a_machine_that_refuses_is_asked_once(
+    monkeypatch: pytest.MonkeyPatch, facts: MemoryFacts, error: Exception | None, said: str
+) -> None:
+    """It then costs nothing more, and the log has the reason."""
+    machine = _Machine(monkeypatch)
+    machine.facts, machine.error = facts, error
+    (told,) = machine.steps()
+    assert told is not None
+    assert said in told.refusal
+    assert machine.taken == []
 
 
 def test_unexpected_forks_make_it_pay_later(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -210,83 +237,27 @@ def test_unexpected_forks_make_it_pay_later(monkeypatch: pytest.MonkeyPatch) -> 
 
 
 @pytest.mark.parametrize(
-    ("facts", "said"), [(_GOOD._replace(mode="never"), "never"), (_GOOD._replace(free_bytes=512 << 20), "512 MiB")]
-)
-def test_a_machine_that_refuses_is_asked_once(monkeypatch: pytest.MonkeyPatch, facts: MemoryFacts, said: str) -> None:
-    """It then costs nothing more."""
-    machine = _Machine(monkeypatch)
-    machine.has_free_cpu, machine.facts = True, facts
-    pages = HugePages(1000)
-    result = pages.idle_step()
-    assert result is not None
-    assert said in result.refusal
-    pages.world_over()
-    assert pages.pause_ms(has_world=True) is None
-    assert machine.taken == []
-
-
-@pytest.mark.parametrize("error", [PermissionError(13, "Permission denied"), ValueError("invalid literal for int()")])
-def test_a_map_that_cannot_be_read_is_a_reason(monkeypatch: pytest.MonkeyPatch, error: Exception) -> None:
-    """Some sandboxes hide it; the fork server must go on."""
-    machine = _Machine(monkeypatch)
-    machine.has_free_cpu = True
-
-    def fail(*_: object) -> list[range]:
-        raise error
-
-    monkeypatch.setattr(huge_pages, "in_use", fail)
-    pages = HugePages(1000)
-    result = pages.idle_step()
-    assert result is not None
-    assert str(error) in result.refusal
-    assert pages.pause_ms(has_world=True) is None
-
-
-@pytest.mark.parametrize(
-    ("errors", "taken", "said"),
+    ("pages", "errors", "steps", "taken", "said"),
     [
-        ([errno.EINVAL] * 3, 0, "Invalid argument"),
-        ([errno.ENOMEM], 0, "Cannot allocate memory"),
-        ([errno.EINVAL, 0, 0], 2, "Invalid argument"),
-        ([0, 0, errno.ENOMEM], 2, "Cannot allocate memory"),
+        # An old kernel knows no such request; a full machine has no free huge page.
+        (20, [errno.EINVAL] * 3, 4, 0, "Linux 6.1"),
+        (20, [errno.ENOMEM], 2, 0, "Cannot allocate memory"),
+        (20, [errno.EINVAL, 0, 0], 4, 2, "Invalid argument"),
+        (20, [0, 0, errno.ENOMEM], 4, 2, "Cannot allocate memory"),
+        # The kernel moves single pages while memory is short: a piece is tried once more.
+        (100, [errno.EAGAIN] * 8, 1 + 13 + 8, 13, ""),
+        (100, [errno.EAGAIN] * 26, 1 + 13 + 13, 0, "temporarily"),
     ],
 )
 def test_a_refused_piece_stays_as_it_was(
-    monkeypatch: pytest.MonkeyPatch, errors: list[int], taken: int, said: str
+    monkeypatch: pytest.MonkeyPatch, pages: int, errors: list[int], steps: int, taken: int, said: str
 ) -> None:
-    """An old kernel knows no such request; a full machine has no free huge page."""
+    """If this fails, a kernel that cannot do it ends the fork server, or the log says that it was done."""
     machine = _Machine(monkeypatch, errors)
-    machine.has_free_cpu = True
-    pages = HugePages(1000)
-    told = []
-    while pages.pause_ms(has_world=True) == 0:
-        told.append(pages.idle_step())
-    assert len(machine.taken) == taken
-    assert told[-1] is not None
-    assert said in told[-1].refusal
-    assert ("Linux 6.1" in told[-1].refusal) == (taken == 0 and errno.EINVAL in errors)
-
-
-@pytest.mark.parametrize(
-    ("errors", "tries", "taken", "said"),
-    [
-        ([errno.EAGAIN] * 8, 21, 13, ""),
-        ([errno.EAGAIN] * 26, 26, 0, "temporarily"),
-    ],
-)
-def test_a_piece_with_pages_that_the_kernel_holds_is_tried_once_more(
-    monkeypatch: pytest.MonkeyPatch, errors: list[int], tries: int, taken: int, said: str
-) -> None:
-    """While memory is short, the kernel moves single pages; the others of a piece can be had, and soon all."""
-    machine = _Machine(monkeypatch, errors)
-    machine.in_use = range(100 * _HUGE)
-    machine.has_free_cpu = True
-    pages = HugePages(1000)
-    told = []
-    while pages.pause_ms(has_world=True) == 0:
-        told.append(pages.idle_step())
-    assert len(told) == 1 + tries, "the plan, 13 pieces, and those that were refused"
-    assert len(machine.taken) == taken
+    machine.in_use = range(pages * _HUGE)
+    told = machine.steps()
+    assert (len(told), len(machine.taken)) == (steps, taken)
     assert told[-1] is not None
     assert said in told[-1].refusal
     assert bool(told[-1].refusal) == bool(said)
+    assert ("Linux 6.1" in told[-1].refusal) == (taken == 0 and errno.EINVAL in errors)
