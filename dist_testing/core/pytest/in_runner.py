@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import os
 import unittest
+from collections import ChainMap
 from collections.abc import Callable, Generator, Mapping
 from pathlib import Path
 from types import MappingProxyType
@@ -344,7 +345,7 @@ class RunnerPlugin:
 
     def _missing(self, function: Any, size: int, settings: Mapping[str, Any] = MappingProxyType({})) -> str | None:
         """Return what the machine lacks for a test, by its spec or its requirements; None if nothing is known."""
-        unmet = function and unmet_requirement(function, os.environ | {"WORLD_SIZE": str(size)})
+        unmet = function and unmet_requirement(function, ChainMap({"WORLD_SIZE": str(size)}, os.environ))
         return missing_need(self._spec, size, settings) or unmet
 
     def isolation_of(self, item: pytest.Item) -> Isolation:
