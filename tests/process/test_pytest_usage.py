@@ -123,7 +123,10 @@ def test_marker_forms(starter: Starter, tmp_path: Path) -> None:
         ("world_size=True", "world_size = True"),
         ("world_size=1025", "world_size = 1025"),
         ("world_size=[]", "world_size = []"),
-        ("world_size=[2, 2]", "world_size = [2, 2].\nEach size makes one case"),
+        (
+            "world_size=[2, 2]",
+            "world_size = [2, 2].\nIt is a number from 1 to 1024, or a list of such numbers, each once",
+        ),
         ("timeout=0", "timeout = 0.\nIt is a number of seconds above 0"),
         ("timeout=-1", "timeout = -1"),
         ("timeout='long'", "timeout = 'long'"),

@@ -35,7 +35,7 @@ from dist_testing.core.process.launcher_messages import Loader
 from dist_testing.core.pytest import other_plugins, reports
 from dist_testing.core.pytest.backend_hook import declared_backends
 from dist_testing.core.pytest.debugger import check_world, debug_rank, leave_ranks_to_ranks
-from dist_testing.core.pytest.expectations import check_expectation, decide_xfail, expects
+from dist_testing.core.pytest.expectations import decide_xfail, expects
 from dist_testing.core.pytest.marked_items import (
     CASE_KEY,
     RANK_SIDE_KEY,
@@ -245,7 +245,6 @@ class RunnerPlugin:
     def _run_world(self, item: pytest.Item) -> None:
         """Run a marked item on the ranks, and raise what pytest is to report."""
         try:
-            check_expectation(item)
             case = self.case_of(item)
             with ended_from_outside(item):
                 result = self._engine.run(case) if self._look_ahead is None else self._look_ahead.run(item, case)
