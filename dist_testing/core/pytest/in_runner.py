@@ -7,6 +7,7 @@ pytest collects, selects, skips and reports tests in the runner. The test itself
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import unittest
 from collections import ChainMap
@@ -57,7 +58,6 @@ from dist_testing.core.pytest.marked_items import (
 from dist_testing.core.pytest.marker import Distributed
 from dist_testing.core.pytest.option_values import check_plugins, chosen, read_spec, timeout_s, worlds_at_once
 from dist_testing.core.pytest.options import JOBS_OPTION, KEEPS_OPTION, arguments_of_part, register_plugin, with_plugin
-from dist_testing.core.pytest.pytest_messages import PYTEST_SESSIONS, PytestSession
 from dist_testing.core.pytest.pytest_rank import EXPECTED, FRONT_END, PytestRankContext, current_world
 from dist_testing.core.pytest.session_events import SessionEvents
 from dist_testing.core.pytest.world_items import RanksFailedError, ended_from_outside, make_world_item
@@ -141,9 +141,9 @@ class RunnerPlugin:
         if (rank_side := config.stash.get(RANK_SIDE_KEY, None)) is not None:
             # Such ranks have an interpreter without pytest and what pytest changes.
             return Engine(self._spec, budget, *rank_side, may_fork_runner=False)
-        session = PytestSession(arguments_of_part(config), str(config.invocation_params.dir), self._spec.text or None)
+        session = arguments_of_part(config), str(config.invocation_params.dir), self._spec.text
         # By name: the module that collects the tests again imports this one.
-        loader = Loader(f"{__package__}.fresh", PYTEST_SESSIONS.to_wire(session).decode())
+        loader = Loader(f"{__package__}.fresh", json.dumps(session))
         arguments = self._spec, budget, self.context, loader
         if self._attached is None:
             return Engine(*arguments)
@@ -376,15 +376,13 @@ class RunnerPlugin:
         """Show an error of this library by its text, also one of a unittest case or of a plain test."""
         report = yield
         error = call.excinfo and call.excinfo.value
-        if isinstance(error, RanksFailedError):
-            reports.show(item, report, str(error))
-        elif isinstance(error, DistTestingError):
-            reports.show(item, report, str(error))
+        if isinstance(error, RanksFailedError | DistTestingError):
+            report.longrepr = reports.text_at_test(item, str(error))
             report.user_properties += (cause := reports.cause_of(error))
             # pytest takes those of its XML file from the report of the teardown.
             item.user_properties += [pair for pair in cause if pair not in item.user_properties]
         elif isinstance(error, CaseFailedError) and call.when == "call":
-            reports.show(item, report, reports.failure_text(item, error.result, self._spec))
+            report.longrepr = reports.text_at_test(item, reports.failure_text(item, error.result, self._spec))
             report.user_properties += reports.properties(error.result)
             if self._outputs is not None:
                 keep_logs(error.result, self._outputs)

@@ -95,7 +95,9 @@ def read_marker(definition: pytest.Function | Any) -> Distributed | None:
         raise UsageError(f"{definition.nodeid}: @pytest.mark.{marker_name(definition.config)}: {error}") from error
     if "world_size" in given and not isinstance(given["world_size"], list | tuple):
         given["world_size"] = [given["world_size"]]
-    own_arguments = {name: tuple(value) if isinstance(value, list) else value for name, value in given.items()}
+    own_arguments: dict[str, Any] = {
+        name: tuple(value) if isinstance(value, list) else value for name, value in given.items()
+    }
     asked = {name: value for name, value in arguments.items() if name not in _RULES}
     return Distributed(**own_arguments, settings=read_settings(definition.nodeid, asked))
 
