@@ -37,6 +37,7 @@ from dist_testing.core.pytest import other_plugins, reports
 from dist_testing.core.pytest.backend_hook import declared_backends
 from dist_testing.core.pytest.debugger import check_world, debug_rank, leave_ranks_to_ranks
 from dist_testing.core.pytest.expectations import decide_xfail, expects
+from dist_testing.core.pytest.internals import evaluate_skip_marks
 from dist_testing.core.pytest.marked_items import (
     CASE_KEY,
     RANK_SIDE_KEY,
@@ -47,7 +48,6 @@ from dist_testing.core.pytest.marked_items import (
     check_pools,
     forks_of,
     function_of,
-    has_skip_mark,
     is_marked,
     is_multi_process,
     item_marker,
@@ -329,7 +329,9 @@ class RunnerPlugin:
         cls = getattr(item, "cls", None)
         try:
             function = function_of(item)
-            if has_skip_mark(item) or any(getattr(marked, "__unittest_skip__", False) for marked in (function, cls)):
+            if evaluate_skip_marks(item) or any(
+                getattr(marked, "__unittest_skip__", False) for marked in (function, cls)
+            ):
                 return True
             # A property of a class has its value only on an instance.
             of_class = getattr(cls, "world_size", None) if is_multi_process(item) else None
