@@ -48,12 +48,6 @@ EVENTS_OPTION = "--dist-events"
 JOBS_OPTION = "--dist-jobs"
 WATCH_OPTION = "--dist-watch"
 
-_INI = {
-    MARKER_OPTION: "name of the marker that runs a test on ranks; set it if the project has its own marker distributed "
-    "(default: distributed)",
-    KEEPS_OPTION: f"what a test in a worker pool may leave changed: {', '.join(KEEPABLE)}, {ENV_PREFIX}NAME "
-    "(default: nothing)",
-}
 # Option to the name of its value, "" for none, and its text.
 _OPTIONS = {
     "--dist-backend": ("NAME", f"backend of the worlds (default: {default_backend().name})"),
@@ -90,18 +84,28 @@ _OPTIONS = {
 
 def add_options(parser: pytest.Parser) -> None:
     """Declare the options."""
-    options, ini = dict(_OPTIONS), dict(_INI)
+    parser.addini(
+        MARKER_OPTION,
+        "name of the marker that runs a test on ranks; set it if the project has its own marker distributed "
+        "(default: distributed)",
+        default="",
+    )
+    parser.addini(
+        KEEPS_OPTION,
+        f"what a test in a worker pool may leave changed: {', '.join(KEEPABLE)}, {ENV_PREFIX}NAME (default: nothing)",
+        type="args",
+        default=[],
+    )
+    options = dict(_OPTIONS)
     for add_on in _loadable():
         options |= {option: ("VALUE", text) for option, text in add_on.options.items()}
         options |= {flag: ("", text) for flag, text in add_on.flags.items()}
-        ini |= add_on.ini
+        for name, text in add_on.ini.items():
+            parser.addini(name, text, default="")
     group = parser.getgroup("distributed", "distributed tests (dist_testing)")
     for option, (value, text) in options.items():
         kind: dict[str, Any] = {"metavar": value} if value else {"action": "store_true"}
         group.addoption(option, help=text, **kind)
-    for name, text in ini.items():
-        is_list = name == KEEPS_OPTION
-        parser.addini(name, text, type="args" if is_list else "string", default=[] if is_list else "")
 
 
 def _loadable() -> tuple[AddOn, ...]:
