@@ -16,7 +16,7 @@ import pytest
 from dist_testing.core.bazel.junit import write_xml
 from dist_testing.core.ground.record import CaseRecord, Status
 from dist_testing.report.__main__ import main
-from dist_testing.report.facts import failures, headline, ledger, slow_cases, story_of
+from dist_testing.report.facts import failures, ledger, slow_cases, story_of
 from dist_testing.report.gather import gather
 from dist_testing.report.model import InvocationRecord, LogRecord, Report, RunRecord
 from dist_testing.report.page import page
@@ -38,7 +38,7 @@ an output
 rank 1 of 3 failed first: it raised ValueError: x
 
 a traceback"""
-_BAD = Case("t.py::bad", "failed", "t.py::bad (world of 3): rank 1 raised", _TEXT, 3, "failure", 1, (0, 2))
+_BAD = Case("t.py::bad", "failed", "rank 1 raised", _TEXT, 3, "failure", 1, (0, 2))
 
 
 class _Parsed(HTMLParser):
@@ -248,13 +248,11 @@ def test_what_bazel_says_of_a_target_counts(tmp_path: Path) -> None:
 def test_a_case_that_took_no_time_is_not_among_the_slowest(tmp_path: Path) -> None:
     """If it fails, files that could not be collected are in the list of slow cases."""
     xml = '<testsuite><testcase classname="t" name="{}" time="{}">{}</testcase></testsuite>'
-    (tmp_path / "a.xml").write_text(xml.format("broken", 0, '<error message="E   ImportError: x"/>'), encoding="utf-8")
+    (tmp_path / "a.xml").write_text(xml.format("broken", 0, '<error message="ImportError: x"/>'), encoding="utf-8")
     (tmp_path / "b.xml").write_text(xml.format("slow", 2, ""), encoding="utf-8")
     report = gather([tmp_path])
     assert [slow.name for slow in slow_cases(report, 5)] == ["t.slow"]
-    # pytest's mark of the lines of an error says nothing here.
     assert "ImportError: x" in _page(report).words
-    assert "E   ImportError" not in _page(report).words
 
 
 def test_pages_of_nothing_and_of_damage_say_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -276,22 +274,6 @@ def test_pages_of_nothing_and_of_damage_say_so(tmp_path: Path, capsys: pytest.Ca
     assert "did not come to its end" in words
     assert main([str(tmp_path), f"--out={tmp_path / 'no' / 'page.html'}"]) == 2
     assert "cannot be written" in capsys.readouterr().err
-
-
-@pytest.mark.parametrize(
-    ("message", "shown"),
-    [
-        ("d/t.py::x[1] (world of 3): rank 1 raised", "rank 1 raised"),
-        ("//a:a_gloo, case d/t.py::x[1] (world of 3): rank 1 raised", "rank 1 raised"),
-        ("d/t.py::x[1]: rank 1 raised, case d/t.py::x[1]", "rank 1 raised, case d/t.py::x[1]"),
-        ("rank 1 raised ValueError: d/t.py::x[1]", "rank 1 raised ValueError: d/t.py::x[1]"),
-        ("E   ValueError: x", "ValueError: x"),
-    ],
-)
-def test_a_headline_does_not_repeat_the_case(message: str, shown: str) -> None:
-    """If it fails, each failure of the list begins with the same long names."""
-    case = CaseRecord("d.t.x[1]", "failed", "d/t.py::x[1]", message=message)
-    assert headline(RunRecord("//a:a_gloo", cases=(case,)), case) == shown
 
 
 def test_numbers_and_texts_read_well() -> None:
