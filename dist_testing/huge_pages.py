@@ -54,19 +54,12 @@ _PRESENT = bytes(byte & 0xC0 for byte in range(256))
 
 
 class MemoryFacts(NamedTuple):
-    """What the choice for or against huge pages depends on.
+    """What the choice for or against huge pages depends on."""
 
-    Attributes:
-        mode: The kernel's mode of transparent huge pages: "always", "madvise" or "never"; "" if it has none.
-        huge_bytes: Size of a huge page; 0 if it is not known.
-        free_bytes: Memory that this process may take without harm to others.
-        forks: Number of ranks that will be forked, as far as it is known.
-    """
-
-    mode: str
-    huge_bytes: int
-    free_bytes: int
-    forks: int
+    mode: str  # the kernel's mode of transparent huge pages: "always", "madvise" or "never"; "" if it has none
+    huge_bytes: int  # size of a huge page; 0 if it is not known
+    free_bytes: int  # memory that this process may take without harm to others
+    forks: int  # number of ranks that will be forked, as far as it is known
 
 
 def refusal_of(facts: MemoryFacts, needed_bytes: int = 0) -> str:

@@ -40,15 +40,10 @@ _EXACT = (b"Pss_Anon:", b"Pss_Shmem:", b"SwapPss:")
 
 @dataclass(frozen=True, slots=True)
 class Limit:
-    """The limit of all ranks of a case together.
+    """The limit of all ranks of a case together."""
 
-    Attributes:
-        text: As the user wrote it, such as "2GiB".
-        size: In bytes.
-    """
-
-    text: str
-    size: int
+    text: str  # as the user wrote it, such as "2GiB"
+    size: int  # in bytes
 
     def __str__(self) -> str:
         return self.text

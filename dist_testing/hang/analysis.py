@@ -37,73 +37,44 @@ NOT_RECORDED = "waits without a record of its collectives (TORCH_FR_BUFFER_SIZE=
 
 @dataclass(frozen=True, slots=True)
 class RankView:
-    """What is known of one rank at one moment.
-
-    Attributes:
-        rank: Which one.
-        ended: How its case has ended, such as "ended the test"; "" if it runs.
-        ledger: Its ledger; None if it did not tell it.
-        busy: Why it can move, whatever its ledger says, such as "uses the CPU"; "" for no such reason.
-    """
+    """What is known of one rank at one moment."""
 
     rank: int
-    ended: str
-    ledger: Ledger | None
-    busy: str = ""
+    ended: str  # how its case has ended, such as "ended the test"; "" if it runs
+    ledger: Ledger | None  # None if it did not tell it
+    busy: str = ""  # why it can move, whatever its ledger says, such as "uses the CPU"; "" for no such reason
 
 
 @dataclass(frozen=True, slots=True)
 class Mismatch:
-    """Members of one group have made different calls at the same number.
+    """Members of one group have made different calls at the same number."""
 
-    Attributes:
-        group: Name of the group.
-        number: Of the call.
-        calls: Rank to its call.
-        missing: Members that have not begun a call of this number.
-    """
-
-    group: str
-    number: int
-    calls: Mapping[int, Call]
-    missing: frozenset[int] = frozenset()
+    group: str  # name of the group
+    number: int  # of the call
+    calls: Mapping[int, Call]  # rank to its call
+    missing: frozenset[int] = frozenset()  # members that have not begun a call of this number
 
 
 @dataclass(frozen=True, slots=True)
 class Waiting:
-    """A rank that waits.
-
-    Attributes:
-        rank: Which one.
-        wait: What for.
-        call: The collective, if it is one and it is known which.
-        missing: The ranks that have to do something first. Each of these sets is enough; an empty one says that it can
-            move now.
-        mismatches: Of calls that can never end, because members have made different ones.
-    """
+    """A rank that waits."""
 
     rank: int
     wait: Wait
-    call: Call | None
+    call: Call | None  # the collective, if it is one and it is known which
+    # The ranks that have to do something first. Each of these sets is enough; an empty one says that it can move now.
     missing: tuple[frozenset[int], ...]
-    mismatches: tuple[Mismatch, ...] = ()
+    mismatches: tuple[Mismatch, ...] = ()  # of calls that can never end, because members have made different ones
 
 
 @dataclass(frozen=True, slots=True)
 class Analysis:
-    """What the ledgers say of a world.
+    """What the ledgers say of a world."""
 
-    Attributes:
-        views: What it was made from, by rank.
-        waiting: Rank to what it waits for, of ranks that cannot move by themselves.
-        free: Rank to why it can move by itself.
-        movable: Ranks that can move, now or after others.
-    """
-
-    views: Mapping[int, RankView]
-    waiting: Mapping[int, Waiting]
-    free: Mapping[int, str]
-    movable: frozenset[int]
+    views: Mapping[int, RankView]  # what it was made from, by rank
+    waiting: Mapping[int, Waiting]  # rank to what it waits for, of ranks that cannot move by themselves
+    free: Mapping[int, str]  # rank to why it can move by itself
+    movable: frozenset[int]  # ranks that can move, now or after others
 
     @property
     def is_proven(self) -> bool:

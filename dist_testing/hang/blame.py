@@ -25,14 +25,10 @@ from dist_testing.hang.call_rules import are_alike
 
 @dataclass(frozen=True, slots=True)
 class Blame:
-    """Which ranks a hang comes from.
+    """Which ranks a hang comes from."""
 
-    Attributes:
-        culprits: The ranks; empty if that is not known.
-        suspects: Without culprits, ranks of which one is wrong; empty if several are, or if it is not proven.
-    """
-
-    culprits: tuple[int, ...]
+    culprits: tuple[int, ...]  # the ranks; empty if that is not known
+    # Without culprits, ranks of which one is wrong; empty if several are, or if it is not proven.
     suspects: tuple[int, ...] = ()
 
 

@@ -98,17 +98,11 @@ class CallComparison(WorldWatcher):
 
 
 class _Lane(NamedTuple):
-    """The calls of the ranks of one group, from the first one on.
+    """The calls of the ranks of one group, from the first one on."""
 
-    Attributes:
-        group: Name of the group.
-        complete: The ranks whose record has dropped no call.
-        calls: Rank to its calls, by their numbers.
-    """
-
-    group: str
-    complete: frozenset[int]
-    calls: Mapping[int, Mapping[int, Call]]
+    group: str  # name of the group
+    complete: frozenset[int]  # the ranks whose record has dropped no call
+    calls: Mapping[int, Mapping[int, Call]]  # rank to its calls, by their numbers
 
     @property
     def counts(self) -> dict[int, int]:

@@ -34,22 +34,15 @@ _STUCK = "when no rank could go on any more"
 
 @dataclass(frozen=True, slots=True)
 class HangStory:
-    """What is known of a hang.
+    """What is known of a hang."""
 
-    Attributes:
-        analysis: What the story was made from.
-        headline: One sentence: which ranks wait, for whom, where; "" if that is not known, such as where a rank
-            has told nothing, or its recorder is off.
-        culprits: The ranks that the hang comes from; empty if that is not known.
-        victims: The ranks that wait, and cannot be to blame.
-        suspects: Without culprits, ranks of which one is to blame.
-    """
-
-    analysis: Analysis
+    analysis: Analysis  # what the story was made from
+    # One sentence: which ranks wait, for whom, where; "" if that is not known, such as where a rank has told nothing,
+    # or its recorder is off.
     headline: str = ""
-    culprits: tuple[int, ...] = ()
-    victims: tuple[int, ...] = ()
-    suspects: tuple[int, ...] = ()
+    culprits: tuple[int, ...] = ()  # the ranks that the hang comes from; empty if that is not known
+    victims: tuple[int, ...] = ()  # the ranks that wait, and cannot be to blame
+    suspects: tuple[int, ...] = ()  # without culprits, ranks of which one is to blame
 
     @property
     def is_proven(self) -> bool:

@@ -68,17 +68,13 @@ class _Activity(NamedTuple):
 
 
 class DeadlockDetector(WorldWatcher):
-    """Watches one world for hangs.
-
-    Attributes:
-        next_s: When to look again, on the monotonic clock.
-        latest: What the last look at the ledgers said, as long as the case runs; None before the first look.
-        story: Why the ranks of the case waited for each other, if it is known.
-    """
+    """Watches one world for hangs."""
 
     def __init__(self, world: WatchedWorld) -> None:
         self.next_s = math.inf
+        # What the last look at the ledgers said, as long as the case runs; None before the first look.
         self.latest: HangStory | None = None
+        # Why the ranks of the case waited for each other, if it is known.
         self.story: HangStory | None = None
         self._world = world
         self._records = world.records

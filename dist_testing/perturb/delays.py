@@ -27,21 +27,13 @@ _SHOWN = 5
 
 @dataclass(frozen=True, slots=True)
 class Delay:
-    """A rank has waited before a call.
-
-    Attributes:
-        rank: The rank.
-        call: Number of the call among those of the rank in the case, from 1.
-        delay_ms: How long, in milliseconds.
-        operation: Name of the function, such as "all_reduce".
-        place: File and line of the test; "" if they are not known.
-    """
+    """A rank has waited before a call."""
 
     rank: Annotated[int, range(MAX_WORLD_SIZE)]
-    call: Annotated[int, range(1, 1 << 31)]
-    delay_ms: Annotated[int, range(1, 1 << 16)]
-    operation: str
-    place: str
+    call: Annotated[int, range(1, 1 << 31)]  # number of the call among those of the rank in the case, from 1
+    delay_ms: Annotated[int, range(1, 1 << 16)]  # how long, in milliseconds
+    operation: str  # name of the function, such as "all_reduce"
+    place: str  # file and line of the test; "" if they are not known
 
     def __str__(self) -> str:
         place = f" ({self.place})" if self.place else ""

@@ -27,16 +27,11 @@ _TEXT = re.compile(r"(\d{1,10})(?::((?:\d+\.\d+(?:,\d+\.\d+)*)?))?", re.ASCII)
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """Delays of a case.
+    """Delays of a case."""
 
-    Attributes:
-        seed: Decides everything.
-        runs: How often a case is run until it fails, each time with the next seed.
-        only: Pairs of a rank and the number of its call, from 1, that alone are delayed; None for all.
-    """
-
-    seed: int
-    runs: int = 1
+    seed: int  # decides everything
+    runs: int = 1  # how often a case is run until it fails, each time with the next seed
+    # Pairs of a rank and the number of its call, from 1, that alone are delayed; None for all.
     only: tuple[tuple[int, int], ...] | None = None
 
     def __str__(self) -> str:

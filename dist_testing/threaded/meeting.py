@@ -33,16 +33,14 @@ class SharedGroup:
     Collectives are matched by the order of calls: the k-th collective call of each rank belongs to collective k, as in
     c10d. Sends and receives are matched by rank and tag. A call raises `PeerFailedError` once a rank of the world has
     failed.
-
-    Attributes:
-        name: The key under which the world keeps it.
-        calls_made: How many collectives each rank has called: c10d's sequence numbers.
     """
 
     def __init__(self, world: ThreadWorld, name: str, label: GroupLabel) -> None:
+        # The key under which the world keeps it.
         self.name = name
         self.label = label
         self.size = len(label.ranks)
+        # How many collectives each rank has called: c10d's sequence numbers.
         self.calls_made = [0] * self.size
         self._world = world
         self._members: dict[int, Member] = {}
