@@ -241,11 +241,7 @@ class Faults:
 
 
 def ask(runner: AsksRunner, request: Request) -> None:
-    """Bring a request to the runner, and wait until the fault has happened.
-
-    Raises:
-        UsageError: If the runner refuses.
-    """
+    """Bring a request to the runner, and wait until the fault has happened; a UsageError says why it has refused."""
     if refusal := runner.ask(ADD_ON, FAULT_REQUESTS.to_wire(request).decode(), "world.faults"):
         raise UsageError(refusal)
 

@@ -58,8 +58,7 @@ def key_of(test: str, scope: Scope) -> str:
 def share(definition: Definition, key: str, log_line: Callable[[str], None], *, may_start: bool = True) -> Shared:
     """Return the running service of a scope; start it for the first user, unless it must not wait.
 
-    Raises:
-        ServiceError: If it cannot be started, or has ended in the meantime.
+    A ServiceError says that it cannot be started, or has ended in the meantime.
     """
     for shared in _shared:
         if shared.running.definition is definition and shared.key == key:

@@ -24,11 +24,10 @@ from dist_testing.core.ground.errors import UsageError
 from dist_testing.core.ground.outcomes import Status
 from dist_testing.core.ground.record import LinkEnds
 from dist_testing.core.rank.reporter import RunnerClient
-from dist_testing.nodes.addresses import node_address
 from dist_testing.nodes.fault_messages import LinkFault
 from dist_testing.nodes.faults import ask
 from dist_testing.nodes.links import CUT, MAX_OVERTAKING, Link, LinkRule, fate
-from dist_testing.nodes.namespaces import missing_permission
+from dist_testing.nodes.namespaces import missing_permission, node_address
 from tests.support.worlds import engine_for, run
 
 pytestmark = pytest.mark.skipif(
