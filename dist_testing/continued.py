@@ -78,9 +78,8 @@ class ContinuedRun:
     def __init__(self, config: pytest.Config, spec: Spec) -> None:
         """Open the file, or create it.
 
-        Raises:
-            UsageError: If the file is not one of this option, is damaged, or belongs to other settings; or if several
-                processes share the session.
+        A UsageError refuses one that is not of this option, is damaged, or belongs to other settings, and a session
+        that several processes share.
         """
         self._path: Path = spec.settings[NAME]
         self._config = config

@@ -50,11 +50,7 @@ class Limit:
 
 
 def read_limit(subject: str, value: object) -> Limit:
-    """Return the limit that a test, a target or the command line sets, such as "512MiB" or "2GiB".
-
-    Raises:
-        UsageError: If it is none. Its text begins with `subject`.
-    """
+    """Return the limit that a test, a target or the command line sets, such as "2GiB"; `subject` begins an error."""
     if isinstance(value, Limit):
         return value
     found = _TEXT.fullmatch(value) if isinstance(value, str) else None

@@ -191,11 +191,7 @@ class Nvml:
         return tuple(found)
 
     def memory(self, gpu: NvmlGpu) -> NvmlMemory | None:
-        """Return how much memory there is and how much is in use; None if the driver does not report it.
-
-        Raises:
-            GpuError: If the GPU is gone.
-        """
+        """Return the memory and its use; None if the driver does not report them, a GpuError if the GPU is gone."""
         memory = _MemoryV2(version=_MEMORY_VERSION)
         code = self._call("nvmlDeviceGetMemoryInfo_v2", gpu.handle, byref(memory))
         if code == _GPU_IS_LOST:

@@ -35,11 +35,7 @@ class Place:
 
     @classmethod
     def take(cls, file: Path) -> Place:
-        """Take a place at the end.
-
-        Raises:
-            OSError: If the file cannot be opened for reading and writing, or does not take locks.
-        """
+        """Take a place at the end; an OSError if the file cannot be opened for both ways, or does not take locks."""
         fd = os.open(file, os.O_RDWR | os.O_CLOEXEC)
         try:
             number, step = time.monotonic_ns(), 1

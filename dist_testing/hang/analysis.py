@@ -42,7 +42,7 @@ class RankView:
     rank: int
     ended: str  # how its case has ended, such as "ended the test"; "" if it runs
     ledger: Ledger | None  # None if it did not tell it
-    busy: str = ""  # why it can move, whatever its ledger says, such as "uses the CPU"; "" for no such reason
+    silence: str = ""  # why it did not, for a report
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +59,6 @@ class Mismatch:
 class Waiting:
     """A rank that waits."""
 
-    rank: int
     wait: Wait
     call: Call | None  # the collective, if it is one and it is known which
     # The ranks that have to do something first. Each of these sets is enough; an empty one says that it can move now.
@@ -88,12 +87,10 @@ class Analysis:
 
 
 def analyse(views: Sequence[RankView], limits_ms: frozenset[int] = frozenset()) -> Analysis:
-    """Find the ranks that can move.
+    """Find the ranks that can move, from a view of each rank of the world.
 
-    Args:
-        views: One per rank of the world.
-        limits_ms: Limits that this library has given to groups and stores, in milliseconds. A wait with any other limit
-            than these and torch's defaults ends by itself: the user chose it.
+    `limits_ms` are those that this library has given to groups and stores, in milliseconds. A wait with any other limit
+    than these and torch's defaults ends by itself: the user chose it.
     """
     by_rank = {view.rank: view for view in views}
     known_ms = limits_ms | TORCH_LIMITS_MS
@@ -125,10 +122,8 @@ def movable_with(free: Iterable[int], needs: Mapping[int, Iterable[frozenset[int
 def _waiting(view: RankView, views: Mapping[int, RankView], known_ms: frozenset[int]) -> Waiting | str | None:
     """What a rank waits for; why it can move by itself; or None for a rank that has ended and does nothing more."""
     ledger = view.ledger
-    if view.busy:
-        return view.busy
     if ledger is None:
-        return "gave no answer"
+        return view.silence
     if ledger.others:
         return f"has {', '.join(ledger.others)}"
     if view.ended:
@@ -143,7 +138,7 @@ def _waiting(view: RankView, views: Mapping[int, RankView], known_ms: frozenset[
     missing = _missing(view.rank, ledger, wait, views)
     if missing is None:
         return "waits in a group that is not known"
-    return Waiting(view.rank, wait, None, missing)
+    return Waiting(wait, None, missing)
 
 
 def _hooked(ledger: Ledger, group: str) -> list[Call]:
@@ -176,7 +171,7 @@ def _in_collective(
             missing.append(absent)
         else:
             mismatches.append(Mismatch(call.group, call.number, calls, absent))
-    return Waiting(rank, wait, pending[0], tuple(dict.fromkeys(missing)), tuple(mismatches))
+    return Waiting(wait, pending[0], tuple(dict.fromkeys(missing)), tuple(mismatches))
 
 
 def _has_begun(call: Call, view: RankView, members: tuple[int, ...]) -> bool:

@@ -33,12 +33,9 @@ class Blame:
 
 
 def blame(analysis: Analysis, otherwise: Sequence[int], *, never_come: Sequence[int]) -> Blame:
-    """Return which ranks a hang comes from.
+    """Return which ranks a hang comes from; `otherwise`, if no rank explains it alone.
 
-    Args:
-        analysis: What the ledgers say.
-        otherwise: The ranks to blame if no rank explains the hang alone.
-        never_come: Ranks that others wait for although they have ended their case.
+    Others wait for the ranks in `never_come` although these have ended their case.
     """
     found = suspects(analysis)
     if not found:

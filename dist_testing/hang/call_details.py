@@ -127,9 +127,7 @@ def _noting(function: Callable[..., Any], takes: Mapping[str, int], folder: str)
 def details_of(begun_ns: int, members: Sequence[int] | None) -> tuple[str, str]:
     """Return where the test has called a collective, and its reduction and root in words; "" for what is not known.
 
-    Args:
-        begun_ns: When torch has recorded the call, in nanoseconds since 1970.
-        members: The ranks of its group; None if they are not known.
+    torch has recorded the call at `begun_ns`, in nanoseconds since 1970. `members` are the ranks of its group.
     """
     notes = _notes.copy()
     last = bisect.bisect_right(notes, begun_ns, key=lambda note: note.begun_ns)

@@ -124,10 +124,8 @@ class _Lane(NamedTuple):
 def differences(told: Mapping[int, CallsMade], limits_ms: frozenset[int]) -> list[str]:
     """Return where the ranks of a case have made different calls, in one line each, with the first of each group.
 
-    Args:
-        told: Rank to what it has told.
-        limits_ms: Limits of groups for which the user has named none, in milliseconds. A group with another one is left
-            out: a test of limits calls on some ranks only.
+    `limits_ms` are those of groups for which the user has named none, in milliseconds. A group with another one is left
+    out: a test of limits calls on some ranks only.
     """
     found = []
     for lane in _lanes(told, limits_ms):

@@ -33,7 +33,15 @@ from dist_testing.hang.ledger import (
     NoLedger,
     limits_of,
 )
-from dist_testing.hang.story import HangStory, blame_by_ledger, mark_stuck, place_in_test, rank_ledgers, story_of
+from dist_testing.hang.story import (
+    HangStory,
+    blame_by_ledger,
+    lines_of,
+    mark_stuck,
+    place_in_test,
+    rank_ledgers,
+    story_of,
+)
 
 # Between two looks at the CPU time, and between the two looks at the ledgers. The kernel counts in steps of 10 ms.
 # Seconds.
@@ -157,19 +165,12 @@ class DeadlockDetector(WorldWatcher):
             result,
             outcomes=outcomes,
             verdict=blame_by_ledger(found, outcomes, story),
-            notes=(*story.lines, *result.notes),
+            notes=(*lines_of(story.analysis), *result.notes),
             ledgers=rank_ledgers(story.analysis),
         )
 
     def look(self, now_s: float) -> bool:
-        """Look at the ranks.
-
-        Args:
-            now_s: The runner's clock.
-
-        Returns:
-            Whether a hang is proven; then `latest` tells it.
-        """
+        """Look at the ranks. Return whether a hang is proven; then `latest` tells it."""
         activity = _activity(self._records)
         idle = self._idle(activity)
         self._before = activity
@@ -211,11 +212,7 @@ class DeadlockDetector(WorldWatcher):
         return not self._awake
 
     def ask(self, limit_s: float) -> Analysis:
-        """Ask all ranks for their ledgers now, and note what they say as `latest`.
-
-        Args:
-            limit_s: For all answers together, in seconds.
-        """
+        """Ask all ranks for their ledgers now, for `limit_s` seconds, and note what they say as `latest`."""
         self._asked_s = time.monotonic()
         self._requests = (self._requests + 1) % FOR_CALLS
         ledgers = collect_ledgers(self._fds, self._requests, limit_s)
@@ -253,15 +250,10 @@ class DeadlockDetector(WorldWatcher):
 
 
 def collect_ledgers(fds: Mapping[int, int], number: int, limit_s: float) -> dict[int, LedgerAnswer]:
-    """Ask ranks for their ledgers, or for their calls, and read the answers.
+    """Ask ranks for their ledgers, or for their calls, by their sockets; return the answers that have come, by rank.
 
-    Args:
-        fds: Rank to the socket that its ledger comes from.
-        number: Of this request, 0 to 255: late answers to an earlier one do not count. `FOR_CALLS` is a bit of it.
-        limit_s: For all ranks together, in seconds.
-
-    Returns:
-        Rank to its answer, of ranks that gave one. One that cannot be read says so.
+    `number` is that of this request, 0 to 255, with `FOR_CALLS` as a bit: late answers to an earlier one do not count.
+    All ranks together have `limit_s` seconds.
     """
     mark = bytes([number])
     poller = select.poll()

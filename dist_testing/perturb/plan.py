@@ -50,8 +50,7 @@ class Plan:
 def read_plan(subject: str, value: object) -> Plan:
     """Return the plan that a user gives as a seed, such as 7, or with its only delays, such as "7:1.3,0.2".
 
-    Raises:
-        UsageError: If it is neither. Its text begins with `subject`.
+    `subject` begins the text of an error.
     """
     if isinstance(value, Plan):
         return value
