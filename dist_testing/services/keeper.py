@@ -73,14 +73,9 @@ class _Keeper:
             killed, leaked = self._end_processes(service.pid)
             # Before its own socket is closed, so that no other service has got the port meanwhile.
             port_taken = bool(port) and not is_free(port)
-        if self._is_orphaned():
+        if os.getppid() != self._order.runner_pid:
             shutil.rmtree(self._order.folder, ignore_errors=True)
         self._tell(Over(tuple(killed), tuple(leaked), port_taken))
-
-    def _is_orphaned(self) -> bool:
-        poller = select.poll()
-        poller.register(self._runner, select.POLLIN)
-        return bool(poller.poll(0))
 
     def _tell(self, event: KeeperEvent) -> None:
         # The runner may have been killed.

@@ -277,7 +277,7 @@ def _asks_for_strangers(world: World, _: _Arguments) -> None:
     if world.rank == 0:
         assert isinstance(world._runner, RunnerClient)
         for link in (Link(0, 2), Link(1, 1)):
-            with pytest.raises(UsageError, match=r"world\.faults: link .* in a world of 2 nodes\.\n.*\nName nodes"):
+            with pytest.raises(UsageError, match=r"world\.faults: links .* in a world of 2 ranks\.\n.*\nName ranks"):
                 ask(world._runner, LinkFault((link,), CUT))
     _total(world)
 
