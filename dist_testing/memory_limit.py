@@ -15,7 +15,7 @@ import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
-from dist_testing.core.engine.hooks import CaseStart, EndCase, WatchedWorld, WorldWatcher
+from dist_testing.core.engine.hooks import CaseStart, EndCase, WorldWatcher
 from dist_testing.core.ground.case import CaseResult
 from dist_testing.core.ground.error_text import ranks_text
 from dist_testing.core.ground.errors import UsageError
@@ -66,15 +66,11 @@ def read_limit(subject: str, value: object) -> Limit:
 
 def from_options(spec: Spec, given: Mapping[str, str]) -> Limit:
     """Return the limit that the command line sets for all cases that set none."""
-    del spec
     return read_limit(_OPTION, given[_OPTION])
 
 
 class MemoryWatch(WorldWatcher):
     """Ends the cases of one world that use more than their limit."""
-
-    def __init__(self, world: WatchedWorld) -> None:
-        self._world = world
 
     def begin_case(self, start: CaseStart) -> None:
         """Forget the last case. On a worker pool this one may have no limit."""

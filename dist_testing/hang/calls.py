@@ -42,7 +42,7 @@ class CallComparison(WorldWatcher):
     """Explains a failure by calls that differ, and fails a case whose ranks have passed and told different calls."""
 
     def __init__(self, world: WatchedWorld) -> None:
-        self._world = world
+        super().__init__(world)
         self._limits_ms = limits_of(world.group_limit_s) | TORCH_LIMITS_MS
         self._told: dict[int, CallsMade] = {}
         self._began_ns = 0
@@ -60,7 +60,6 @@ class CallComparison(WorldWatcher):
 
     def before_kill(self, kind: Kind) -> None:
         """Ask the ranks that are left for their calls."""
-        del kind
         self._ask()
 
     def ranks_settled(self) -> None:

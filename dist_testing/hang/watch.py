@@ -84,7 +84,7 @@ class DeadlockDetector(WorldWatcher):
         self.latest: HangStory | None = None
         # Why the ranks of the case waited for each other, if it is known.
         self.story: HangStory | None = None
-        self._world = world
+        super().__init__(world)
         self._records = world.records
         self._fds = world.stacks_fds
         self._limits_ms = limits_of(world.group_limit_s)

@@ -34,7 +34,6 @@ def check_node_count(subject: str, value: object) -> int:
 
 def from_options(spec: Spec, given: Mapping[str, str]) -> int:
     """Return the number of nodes that the command line asks for."""
-    del spec
     ((option, text),) = given.items()
     return check_node_count(option, int(text) if text.isascii() and text.isdecimal() else text)
 
@@ -74,7 +73,6 @@ def check(case: Case, spec: Spec) -> None:
 
 def missing(case: Case, spec: Spec) -> str:
     """Return why this machine cannot make nodes; "" if it can."""
-    del case, spec
     refused = missing_permission()
     return Lack(f"{_REASON} ({refused})", _WAY_OUT) if refused else ""
 

@@ -59,7 +59,7 @@ class FaultDesk(WorldWatcher):
     """Carries out the faults of one world."""
 
     def __init__(self, world: WatchedWorld) -> None:
-        self._world = world
+        super().__init__(world)
         self._records = world.records
         self._asked: list[tuple[RankRecord, Request]] = []
         self._number = 0

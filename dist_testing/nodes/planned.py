@@ -79,7 +79,6 @@ def planned_faults(faults: Mapping[float, str]) -> Callable[[_Function], _Functi
 
 def check(case: Case, spec: Spec) -> None:
     """Check the planned faults of a case."""
-    del spec
     isolation = isolation_named(case.isolation)
     if _planned(case) and (isolation.in_process or case.pool):
         raise UsageError(

@@ -7,7 +7,7 @@ import json
 import statistics
 from collections.abc import Iterator, Mapping
 
-from dist_testing.core.engine.hooks import CaseStart, WatchedWorld, WorldWatcher
+from dist_testing.core.engine.hooks import CaseStart, WorldWatcher
 from dist_testing.core.ground.case import CaseResult
 from dist_testing.core.ground.codec import shape_of
 from dist_testing.core.ground.outcomes import Cause, Status, Verdict
@@ -21,9 +21,6 @@ _MAX_NAMES = 200
 
 class NumberDesk(WorldWatcher):
     """Keeps and judges the numbers of the cases of one world."""
-
-    def __init__(self, world: WatchedWorld) -> None:
-        self._world = world
 
     def begin_case(self, start: CaseStart) -> None:
         """Forget the numbers of the last case."""

@@ -105,7 +105,6 @@ class Parity:
 
 def parity_of(world: World, runner: AsksRunner, layout: Layout) -> Parity:
     """Return `world.parity` of a rank."""
-    del runner, layout
     return Parity(world)
 
 

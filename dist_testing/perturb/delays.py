@@ -11,7 +11,6 @@ from dist_testing.core.engine.hooks import (
     CaseStart,
     HeldResource,
     ResourceWish,
-    WatchedWorld,
     WorldResource,
     WorldWatcher,
 )
@@ -56,14 +55,9 @@ class PlanOfWorld(WorldResource):
 class DelayWatch(WorldWatcher):
     """Notes the delays of a case, and tells them if it has failed."""
 
-    def __init__(self, world: WatchedWorld) -> None:
-        del world
-        self._delays: list[Delay] = []
-
     def begin_case(self, start: CaseStart) -> None:
         """Forget the delays of the last case."""
-        del start
-        self._delays = []
+        self._delays: list[Delay] = []
 
     def on_message(self, rank: int, payload: str) -> None:
         """Note a delay."""

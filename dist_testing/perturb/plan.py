@@ -72,7 +72,6 @@ def read_plan(subject: str, value: object) -> Plan:
 
 def from_options(spec: Spec, given: Mapping[str, str]) -> Plan:
     """Return the plan that the command line asks for."""
-    del spec
     repeat = given.get(_REPEAT_OPTION, "1")
     if not (repeat.isascii() and repeat.isdecimal() and 1 <= int(repeat) <= _MAX_RUNS) or _SEED_OPTION not in given:
         raise UsageError(
