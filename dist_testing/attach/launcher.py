@@ -32,13 +32,7 @@ from dist_testing.core.ground.outcomes import UNKNOWN_EXIT_CODE
 from dist_testing.core.launch.fork import ForkServerClient, ForkServerLauncher
 from dist_testing.core.launch.launcher import RunContext
 from dist_testing.core.process import wire
-from dist_testing.core.process.launcher_messages import (
-    LauncherEvent,
-    RankEnded,
-    WorldOver,
-    WorldRequest,
-    WorldStarted,
-)
+from dist_testing.core.process.launcher_messages import LauncherEvent, RankEnded, WorldOver, WorldRequest, WorldStarted
 
 # Key in the store of the `Home` of rank 0.
 HOME_KEY = "home"

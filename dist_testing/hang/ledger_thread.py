@@ -25,16 +25,7 @@ from dist_testing.core.ground.errors import MessageError
 from dist_testing.core.rank.children import LOOKING, child_processes
 from dist_testing.core.rank.groups import backend_of_groups
 from dist_testing.core.rank.hooks import RankService, ServedRank
-from dist_testing.hang.ledger import (
-    ANSWER_MARK,
-    FOR_CALLS,
-    LEDGERS,
-    Call,
-    Ledger,
-    LedgerAnswer,
-    NoLedger,
-    Place,
-)
+from dist_testing.hang.ledger import ANSWER_MARK, FOR_CALLS, LEDGERS, Call, Ledger, LedgerAnswer, NoLedger, Place
 from dist_testing.hang.recorder import (
     MAX_TEXT,
     calls_made,

@@ -24,15 +24,7 @@ from dist_testing.core.ground.errors import MessageError
 from dist_testing.core.ground.outcomes import Kind, verdict
 from dist_testing.core.ground.procfs import stat_of, threads_of
 from dist_testing.hang.analysis import Analysis, RankView, analyse
-from dist_testing.hang.ledger import (
-    ANSWER_MARK,
-    FOR_CALLS,
-    LEDGERS,
-    Ledger,
-    LedgerAnswer,
-    NoLedger,
-    limits_of,
-)
+from dist_testing.hang.ledger import ANSWER_MARK, FOR_CALLS, LEDGERS, Ledger, LedgerAnswer, NoLedger, limits_of
 from dist_testing.hang.story import (
     HangStory,
     blame_by_ledger,

@@ -7,13 +7,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Annotated
 
-from dist_testing.core.engine.hooks import (
-    CaseStart,
-    HeldResource,
-    ResourceWish,
-    WorldResource,
-    WorldWatcher,
-)
+from dist_testing.core.engine.hooks import CaseStart, HeldResource, ResourceWish, WorldResource, WorldWatcher
 from dist_testing.core.ground.case import CaseResult
 from dist_testing.core.ground.codec import Family
 from dist_testing.core.ground.outcomes import Status

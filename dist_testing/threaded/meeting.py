@@ -13,15 +13,7 @@ from dist_testing.core.ground.error_text import ranks_text
 from dist_testing.core.ground.errors import CollectiveError, UsageError
 from dist_testing.threaded.data import Share, UnequalError, accelerators, copy, run_move
 from dist_testing.threaded.members import Member, ThreadWorld
-from dist_testing.threaded.operation import (
-    Call,
-    Collective,
-    Failure,
-    GroupLabel,
-    Operation,
-    Transfer,
-    sentence,
-)
+from dist_testing.threaded.operation import Call, Collective, Failure, GroupLabel, Operation, Transfer, sentence
 
 # Does the work of a collective when every rank has called it. Gets their shares, in the order of ranks.
 Move: TypeAlias = Callable[[Sequence[Share]], None]
