@@ -52,13 +52,13 @@ def suspects(analysis: Analysis) -> tuple[int, ...]:
     """Return the ranks that each explain a hang alone; none if several ranks are wrong, or if it is not proven."""
     if not analysis.is_proven:
         return ()
-    return tuple(rank for rank in sorted(analysis.views) if _explains(rank, analysis))
-
-
-def _explains(suspect: int, analysis: Analysis) -> bool:
-    """Whether all other ranks can move if this one does what they expect."""
-    needs = {rank: _needs(waiting, suspect) for rank, waiting in analysis.waiting.items()}
-    return needs.keys() <= movable_with([suspect], needs)
+    found = []
+    for suspect in sorted(analysis.views):
+        needs = {rank: _needs(waiting, suspect) for rank, waiting in analysis.waiting.items()}
+        # All other ranks can move if this one does what they expect.
+        if needs.keys() <= movable_with([suspect], needs):
+            found.append(suspect)
+    return tuple(found)
 
 
 def _needs(waiting: Waiting, suspect: int) -> list[frozenset[int]]:
