@@ -68,7 +68,7 @@ class LedgerService(RankService):
 
     def start(self) -> None:
         """Start the helper thread. Threads find out themselves who waits for whom."""
-        if not self._start.request.together:
+        if not self._start.request.in_process_of:
             LedgerThread(self._start.stacks_fd)
 
 

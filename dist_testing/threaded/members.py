@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import math
+import os
 import sys
 import threading
 import time
@@ -133,6 +134,10 @@ class ThreadWorld:
             except IndexError:
                 return  # Another thread has taken the last one.
             callback()
+
+    def forked(self) -> None:
+        """Make the copy of this world usable in a process that a rank has forked: the thread with the lock is gone."""
+        self._lock = threading.Lock()
 
     def add_thread(self, member: Member) -> None:
         """Count a thread of a rank that is about to start; `leave` takes it off."""
@@ -288,6 +293,15 @@ class ThreadWorld:
         for group in self.groups.values():
             for operation in group.pending():
                 self.finish(operation, failure)
+
+
+def _free_lock() -> None:
+    if _current.member is not None:
+        _current.member.world.forked()
+
+
+# A worker of a DataLoader starts threads, each of which counts as one of the rank. It cannot be undone.
+os.register_at_fork(after_in_child=_free_lock)
 
 
 def _is_rank_thread() -> bool:
