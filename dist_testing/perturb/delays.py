@@ -7,14 +7,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Annotated
 
-from dist_testing.core.engine.hooks import (
-    CaseStart,
-    HeldResource,
-    ResourceWish,
-    WatchedWorld,
-    WorldResource,
-    WorldWatcher,
-)
+from dist_testing.core.engine.hooks import CaseStart, HeldResource, ResourceWish, WorldResource, WorldWatcher
 from dist_testing.core.ground.case import CaseResult
 from dist_testing.core.ground.codec import Family
 from dist_testing.core.ground.outcomes import Status
@@ -27,21 +20,13 @@ _SHOWN = 5
 
 @dataclass(frozen=True, slots=True)
 class Delay:
-    """A rank has waited before a call.
-
-    Attributes:
-        rank: The rank.
-        call: Number of the call among those of the rank in the case, from 1.
-        delay_ms: How long, in milliseconds.
-        operation: Name of the function, such as "all_reduce".
-        place: File and line of the test; "" if they are not known.
-    """
+    """A rank has waited before a call."""
 
     rank: Annotated[int, range(MAX_WORLD_SIZE)]
-    call: Annotated[int, range(1, 1 << 31)]
-    delay_ms: Annotated[int, range(1, 1 << 16)]
-    operation: str
-    place: str
+    call: Annotated[int, range(1, 1 << 31)]  # number of the call among those of the rank in the case, from 1
+    delay_ms: Annotated[int, range(1, 1 << 16)]  # how long, in milliseconds
+    operation: str  # name of the function, such as "all_reduce"
+    place: str  # file and line of the test; "" if they are not known
 
     def __str__(self) -> str:
         place = f" ({self.place})" if self.place else ""
@@ -64,14 +49,9 @@ class PlanOfWorld(WorldResource):
 class DelayWatch(WorldWatcher):
     """Notes the delays of a case, and tells them if it has failed."""
 
-    def __init__(self, world: WatchedWorld) -> None:
-        del world
-        self._delays: list[Delay] = []
-
     def begin_case(self, start: CaseStart) -> None:
         """Forget the delays of the last case."""
-        del start
-        self._delays = []
+        self._delays: list[Delay] = []
 
     def on_message(self, rank: int, payload: str) -> None:
         """Note a delay."""

@@ -27,16 +27,11 @@ _TEXT = re.compile(r"(\d{1,10})(?::((?:\d+\.\d+(?:,\d+\.\d+)*)?))?", re.ASCII)
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """Delays of a case.
+    """Delays of a case."""
 
-    Attributes:
-        seed: Decides everything.
-        runs: How often a case is run until it fails, each time with the next seed.
-        only: Pairs of a rank and the number of its call, from 1, that alone are delayed; None for all.
-    """
-
-    seed: int
-    runs: int = 1
+    seed: int  # decides everything
+    runs: int = 1  # how often a case is run until it fails, each time with the next seed
+    # Pairs of a rank and the number of its call, from 1, that alone are delayed; None for all.
     only: tuple[tuple[int, int], ...] | None = None
 
     def __str__(self) -> str:
@@ -55,8 +50,7 @@ class Plan:
 def read_plan(subject: str, value: object) -> Plan:
     """Return the plan that a user gives as a seed, such as 7, or with its only delays, such as "7:1.3,0.2".
 
-    Raises:
-        UsageError: If it is neither. Its text begins with `subject`.
+    `subject` begins the text of an error.
     """
     if isinstance(value, Plan):
         return value
@@ -78,7 +72,6 @@ def read_plan(subject: str, value: object) -> Plan:
 
 def from_options(spec: Spec, given: Mapping[str, str]) -> Plan:
     """Return the plan that the command line asks for."""
-    del spec
     repeat = given.get(_REPEAT_OPTION, "1")
     if not (repeat.isascii() and repeat.isdecimal() and 1 <= int(repeat) <= _MAX_RUNS) or _SEED_OPTION not in given:
         raise UsageError(

@@ -39,7 +39,6 @@ class Delays(RankService):
 
     def case_begin(self, body: CaseBody) -> None:
         """Count the calls of this case from its begin."""
-        del body
         watch_calls()
         self._calls = {}
         self._waited_ms = {}

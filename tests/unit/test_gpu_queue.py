@@ -117,21 +117,22 @@ def test_a_process_that_comes_at_the_same_moment_is_before_or_behind(
     file: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Two processes on one place would both be head."""
-    others: list[Place] = []
-    first_free = gpu_queue._first_free
+    monkeypatch.setattr(time, "monotonic_ns", lambda: 1)
+    queue = [Place.take(file) for _ in range(5)]
+    while queue:
+        assert [place.is_head() for place in queue] == [True, *[False] * len(queue)][: len(queue)]
+        queue.pop(0).leave()
 
-    def look(fd: int, number: int) -> int:
-        found = first_free(fd, number)
-        monkeypatch.setattr(gpu_queue, "_first_free", first_free)
-        # Between the look and the lock.
-        others.append(Place.take(file))
-        return found
 
-    monkeypatch.setattr(gpu_queue, "_first_free", look)
+def test_a_process_whose_clock_is_behind_waits_for_the_head(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A container with a clock of its own would never get a place, or be a second head."""
+    head = Place.take(file)
+    assert head.is_head()
+    monkeypatch.setattr(time, "monotonic_ns", lambda: 1)
     place = Place.take(file)
-    assert others[0].is_head()
+    assert head.is_head()
     assert not place.is_head()
-    others[0].leave()
+    head.leave()
     assert place.is_head()
     place.leave()
 

@@ -15,7 +15,7 @@ from dist_testing.core.ground.outcomes import Cause, Kind, RankOutcome, verdict
 from dist_testing.hang.analysis import RankView, analyse
 from dist_testing.hang.ledger import Call, Group, Ledger, Place
 from dist_testing.hang.ledger_thread import read_ledger
-from dist_testing.hang.story import HangStory, blame_by_ledger, rank_ledgers, story_of
+from dist_testing.hang.story import HangStory, blame_by_ledger, lines_of, rank_ledgers, story_of
 
 # A dump by torch's `_dump_nccl_trace_json`, of two calls of which one has not ended.
 _ENTRY: Mapping[str, Any] = {
@@ -112,7 +112,7 @@ def test_rank_that_has_not_begun_is_the_culprit() -> None:
         "rank 1 has not begun it (test_f.py:7); ranks 0, 2 wait in all_reduce #2 of the default group of nccl"
     )
     assert (story.culprits, story.victims) == ((1,), (0, 2))
-    assert story.lines[0] == (
+    assert next(lines_of(story.analysis)) == (
         "Ledger of rank 0: has a group of the backend nccl (test_f.py:6); the last collective that it ended: "
         "all_reduce #1 of the default group; not ended on nccl: all_reduce #2 of the default group [[3, 4]] Float."
     )

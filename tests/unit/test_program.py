@@ -73,14 +73,6 @@ def test_exit_status_is_that_of_python(error: BaseException | None, status: int)
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        (["--world-size=0"], "--world-size: world_size = 0"),
-        (["--world-size=2,x"], "--world-size: world_size = 'x'"),
-        (["--backend=gluu"], "Backend 'gluu' is not declared."),
-        (["--isolation=pool"], 'isolation "pool" for a program'),
-        (["--isolation=thread"], 'isolation "thread" for a program'),
-        (["--isolation=forc"], "Isolation 'forc' does not exist."),
-        (["--timeout=-1"], "--timeout=-1: expected a number of seconds"),
-        (["--timeout=long"], "--timeout=long: expected a number of seconds"),
         (["--expected-exit=1"], "--expected-exit=1: expected RANK=CODE"),
         (["--expected-exit=1=x"], "--expected-exit=1=x: expected RANK=CODE"),
     ],
