@@ -125,14 +125,16 @@ def _plan(
         yield f"  named in {', '.join(shown)}" + (f" and {plural(more, 'more line')}" if more else "")
         if one.harness.name in traced:
             yield f"  traced {_seen(one.harness, traced[one.harness.name])}"
+        elif one.harness.runs_alone:
+            yield "  not run here: each of these tests needs a session of its own, and there is no adapter"
         elif plugins:
             yield "  not run here: some of these tests need a session of their own"
     if plugins:
         ini = Path(collected.ini) if collected.ini else Path(collected.root, "pytest.ini")
         yield f"add to addopts of [{_SECTIONS.get(ini.name, 'pytest')}] in {ini}{'' if collected.ini else ' (new)'}:"
         yield f"  {' '.join(f'-p {name}' for name in plugins)}"
-    else:
-        yield f"add to {Path(collected.root, 'conftest.py')} the hook that {found[0].harness.page} shows"
+    for page in [one.harness.page for one in found if not (plugins or one.harness.runs_alone)]:
+        yield f"add to {Path(collected.root, 'conftest.py')} the hook that {page} shows"
 
 
 def _seen(harness: Harness, case: CaseSeen) -> str:

@@ -112,7 +112,7 @@ class Suite:
 
     def find(self, collected: Collected) -> list[Found]:
         """Return the harnesses of the suite, the most frequent first."""
-        found = [_found(harness, collected) for harness in HARNESSES if harness.plugin]
+        found = [_found(harness, collected) for harness in HARNESSES if harness.plugin or harness.runs_alone]
         # A rank makes a group in each harness. Only under torchrun does this show that tests are ranks.
         if not any(one.tests for one in found) and is_launcher(self._command):
             found = [_found(harness, collected) for harness in HARNESSES]
