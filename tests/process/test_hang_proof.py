@@ -252,6 +252,8 @@ _FEW = (
     "receive from any rank",
     "ring of receives",
     "other tag",
+    "several async calls",
+    "async call against recv",
     "functional collective",
     "full_tensor on rank 0",
     "DDP made on some ranks",

@@ -321,7 +321,9 @@ KINDS: dict[str, HangKind] = {
     "async call": HangKind(_all_but(2, _waits_for_an_async_call), _left_out(2, "all_reduce #1"), 2),
     "several async calls": HangKind(_all_but(2, _waits_for_several), _left_out(2, "all_reduce #1"), 2),
     "async call against recv": HangKind(
-        _receives_instead_of_an_async_call, "ranks 0, 2 wait for each other: rank 0 in broadcast #1", 2
+        _receives_instead_of_an_async_call,
+        "ranks 0, 2 wait for each other: rank 0 in broadcast #1",
+        suspects=(0, 2),
     ),
     "functional collective": HangKind(_all_but(2, _reduces_functionally), _left_out(2, "all_reduce #1"), 2),
     "store key never set": HangKind(_one(1, _waits_for_a_key), "ranks 0, 2, 3 did not come", None, _OWN_LINE),
