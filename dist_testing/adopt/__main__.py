@@ -11,6 +11,7 @@ wrong, the suite cannot be run, or no harness is found; 130 if it was interrupte
 from __future__ import annotations
 
 import argparse
+import functools
 import json
 import sys
 import tempfile
@@ -20,15 +21,16 @@ from pathlib import Path
 from typing import Any
 
 from dist_testing.adopt.suite import Compared, Found, Suite, choose
-from dist_testing.audit.command import Ran, check_writable, folder_of_runs, parser_for, seconds_in, split_words
+from dist_testing.audit.command import Ran
 from dist_testing.audit.hook.harnesses import Harness
+from dist_testing.audit.program import parser_for, run_program, seconds_in, tell
 from dist_testing.audit.seen import CaseSeen, Collected
-from dist_testing.core.ground.errors import ReportError, UsageError
+from dist_testing.core.ground.errors import UsageError
 from dist_testing.report.files import write_text
 from dist_testing.report.words import clean, plural, seconds
 
-_COMMAND = "python -m dist_testing.adopt"
-_DIFFERENT, _WRONG_COMMAND, _INTERRUPTED = 1, 2, 130
+_DIFFERENT = 1
+_tell = functools.partial(tell, "adopt")
 _SITES_SHOWN = 3
 _SAMPLES = 3
 # File of pytest's options -> the section that has `addopts`.
@@ -37,27 +39,14 @@ _SECTIONS = {"pyproject.toml": "tool.pytest.ini_options", "setup.cfg": "tool:pyt
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Look at the suite that the command line names, compare, and return the exit status."""
-    words, command = split_words(sys.argv[1:] if arguments is None else arguments)
-    given = _parser().parse_args(words)
-    try:
-        if not command:
-            raise UsageError(
-                "no test command is given.\n"
-                "The command line of pytest that runs the suite now stands after `--`.\n"
-                f"Write {_COMMAND} -- python -m pytest tests/, for example."
-            )
-        check_writable(given.json)
-        limit_s = seconds_in("--timeout", given.timeout)
-        logs = Path(tempfile.mkdtemp(prefix="dist-adopt-"))
-        _tell(f"output of the runs: {logs}")
-        with folder_of_runs() as folder:
-            return _adopt(Suite(command, folder, logs, limit_s), command, given)
-    except KeyboardInterrupt:
-        print("adopt: interrupted; all processes of the suite have been ended", file=sys.stderr)
-        return _INTERRUPTED
-    except (ReportError, UsageError) as error:
-        print(f"adopt: {error}", file=sys.stderr)
-        return _WRONG_COMMAND
+    return run_program(_parser(), arguments, _run)
+
+
+def _run(given: argparse.Namespace, command: list[str], folder: Path) -> int:
+    limit_s = seconds_in("--timeout", given.timeout)
+    logs = Path(tempfile.mkdtemp(prefix="dist-adopt-"))
+    _tell(f"output of the runs: {logs}")
+    return _adopt(Suite(command, folder, logs, limit_s), command, given)
 
 
 def _adopt(suite: Suite, command: Sequence[str], given: argparse.Namespace) -> int:
@@ -97,10 +86,6 @@ def _adopt(suite: Suite, command: Sequence[str], given: argparse.Namespace) -> i
         write_text(given.json, json.dumps(content, indent=2) + "\n")
         _tell(f"{given.json.absolute()}: JSON")
     return _DIFFERENT if compared is not None and compared.different else 0
-
-
-def _tell(line: str) -> None:
-    print(f"adopt: {line}", file=sys.stderr, flush=True)
 
 
 def _show(lines: Iterator[str]) -> None:
@@ -222,12 +207,11 @@ def _count(text: str) -> int:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = parser_for(_COMMAND, __doc__)
+    parser = parser_for("adopt", __doc__)
     add = parser.add_argument
     add("--dry", action="store_true", help="print the plan alone, and compare nothing")
     add("--tests", type=_count, default=10, metavar="N", help="how many tests to compare (default: %(default)s)")
     add("--timeout", default="600", metavar="S", help="limit of each run in seconds (default: %(default)s)")
-    add("--json", type=Path, metavar="FILE", help="write the findings as JSON")
     return parser
 
 
