@@ -33,6 +33,7 @@ _MODULES = "utils"
 _FORK, _SPAWN = "fork_new_process_for_each_test", "spawn_new_process_for_each_test"
 _CHOICE = "create_new_process_for_each_test"
 _PARALLEL = "multi_process_parallel"
+_PACKAGES = {"dist-packages", "site-packages"}
 
 # At import, before a test file asks for the GPUs: no rank could be forked then.
 spare_cuda()
@@ -124,21 +125,12 @@ class _AdoptOnImport(MetaPathFinder):
     ) -> ModuleSpec | None:
         if not fullname.endswith(_MODULES):
             return None
-        for finder in sys.meta_path:
-            find = getattr(finder, "find_spec", None)
-            if finder is self or find is None:
-                continue
-            spec: ModuleSpec | None = find(fullname, path, target)
-            if spec is not None:
-                if spec.loader is not None and not _is_installed(spec):
-                    spec.loader = _adopting(spec.loader)
-                return spec
-        return None
-
-
-def _is_installed(spec: ModuleSpec) -> bool:
-    """Return whether a module belongs to an installed package, and so to no suite."""
-    return any(part in ("dist-packages", "site-packages") for part in Path(spec.origin or "").parts)
+        found = (other.find_spec(fullname, path, target) for other in sys.meta_path if other is not self)
+        spec = next(filter(None, found), None)
+        # An installed package belongs to no suite.
+        if spec is not None and spec.loader is not None and _PACKAGES.isdisjoint(Path(spec.origin or "").parts):
+            spec.loader = _adopting(spec.loader)
+        return spec
 
 
 def _adopting(loader: Any) -> Any:
