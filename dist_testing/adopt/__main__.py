@@ -144,8 +144,8 @@ def _clearest(one: Found, seen: Mapping[str, CaseSeen]) -> CaseSeen:
 
 def _table(compared: Compared) -> Iterator[str]:
     rows = [("test", "own", "ours", "own time", "our time")]
-    for test in compared.tests:
-        own, ours = compared.own[test], compared.ours[test]
+    for test, own in compared.own.items():
+        ours = compared.ours[test]
         rows.append((test, own.outcome, ours.outcome, seconds(own.seconds), seconds(ours.seconds)))
     widths = [max(len(row[column]) for row in rows) for column in range(5)]
     for row in rows:
@@ -158,14 +158,14 @@ def _table(compared: Compared) -> Iterator[str]:
         if run.exit_status is None:
             yield f"the {name} run was ended after {seconds(run.seconds)} (--timeout)"
     same, both = len(compared.both) - len(compared.different), plural(len(compared.both), "test")
-    own_s, ours_s = compared.own_s, compared.ours_s
-    yield f"{both} compared, {same} with the same outcome: {seconds(own_s)} -> {_faster(own_s, ours_s)}"
-    own_s, ours_s = compared.own_run.seconds, compared.our_run.seconds
-    yield f"whole runs, with the start of pytest: {seconds(own_s)} -> {_faster(own_s, ours_s)}"
+    yield f"{both} compared, {same} with the same outcome: {_faster(*compared.seconds)}"
+    runs_s = compared.own_run.seconds, compared.our_run.seconds
+    yield f"whole runs, with the start of pytest: {_faster(*runs_s)}"
 
 
 def _faster(own_s: float, ours_s: float) -> str:
-    return f"{seconds(ours_s)} ({own_s / ours_s:.1f} times as fast)" if ours_s else seconds(ours_s)
+    ratio = f" ({own_s / ours_s:.1f} times as fast)" if ours_s else ""
+    return f"{seconds(own_s)} -> {seconds(ours_s)}{ratio}"
 
 
 def _content(
@@ -181,22 +181,16 @@ def _content(
         name, plugin, page, *_ = one.harness
         harness: dict[str, Any] = {"name": name, "plugin": plugin, "page": page, "tests": one.tests, "sites": one.sites}
         if case := traced.get(name):
-            harness["traced"] = {
-                "test": case.id,
-                "outcome": case.outcome,
-                "calls": case.calls[name],
-                "processes": len(case.rank_pids),
-                "world_size": case.world_size,
-                "backend": case.backend,
-            }
+            kept = {"outcome": case.outcome, "world_size": case.world_size, "backend": case.backend}
+            processes = len(case.rank_pids)
+            harness["traced"] = {"test": case.id, "calls": case.calls[name], "processes": processes, **kept}
         content["harnesses"].append(harness)
     if compared is not None:
+        own_s, ours_s = compared.seconds
         tests = [
-            {"id": test, "own": asdict(compared.own[test]), "ours": asdict(compared.ours[test])}
-            for test in compared.tests
+            {"id": test, "own": asdict(own), "ours": asdict(compared.ours[test])} for test, own in compared.own.items()
         ]
-        content["compared"] = {"tests": tests, "different": compared.different}
-        content["compared"] |= {"own_s": compared.own_s, "ours_s": compared.ours_s}
+        content["compared"] = {"tests": tests, "different": compared.different, "own_s": own_s, "ours_s": ours_s}
     return content
 
 
