@@ -1,6 +1,7 @@
 """Notes what torch's flight recorder does not tell of a collective: the line of the test, the root, the reduction.
 
-It also sees sends and receives, of which the recorder tells nothing on CPUs.
+It also sees sends and receives, of which the recorder tells nothing on CPUs, and waits of handles, which leave no frame
+of Python otherwise.
 
 torch decorates its collectives by a function that logs their errors, and that function finds the collective in a cell
 of its closure. A function of ours in the cell sees each call, also through names that test code has imported before. It
@@ -82,6 +83,7 @@ def watch_calls() -> None:
 @functools.cache
 def _watch(c10d: ModuleType) -> None:
     """Once in a process; its forks need nothing more."""
+    c10d.Work.wait = _waiting(c10d.Work.wait)
     # torch's own folder.
     folder = str(c10d.__file__).removesuffix(os.path.join("distributed", "distributed_c10d.py"))
     for name in _COLLECTIVES:
@@ -96,6 +98,17 @@ def _watch(c10d: ModuleType) -> None:
             names = function.__code__.co_varnames[: function.__code__.co_argcount]
             takes = {value: names.index(value) for value in _VALUES if value in names}
             cell.cell_contents = _noting(function, takes, folder)
+
+
+def _waiting(native: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a wait of a handle that leaves a frame with the handle, because torch's is native code."""
+
+    @functools.wraps(native)
+    def wait(work: Any, *limits: Any, **named: Any) -> Any:
+        __tracebackhide__ = True
+        return native(work, *limits, **named)
+
+    return wait
 
 
 def _noting(function: Callable[..., Any], takes: Mapping[str, int], folder: str) -> Callable[..., Any]:
