@@ -43,9 +43,7 @@ def _release(root: Path, output: Path, site: Path | None) -> int:
         tools = make_tools(scratch / "tools", root / _TOOLS)
         archives = build(root, output, scratch, tools)
         found = archive_problems(archives, root, tools)
-        print(
-            "release: the archives are built; now a fresh environment installs the wheel, and runs the tutorial and a suite by adapter"
-        )
+        print("release: the archives are built; now a stranger installs the wheel, and uses it", flush=True)
         stranger = scratch / "stranger"
         stranger.mkdir()
         python = make_environment(scratch / "fresh", sys.executable, site)
