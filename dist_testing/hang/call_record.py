@@ -17,7 +17,7 @@ class CallRecord(RankService):
 
     def __init__(self, rank: ServedRank) -> None:
         self._reporter = rank.reporter
-        self._are_threads = rank.start.request.together
+        self._in_process = bool(rank.start.request.in_process_of)
         # A process that runs one case only has made all its calls in it, those of its start included.
         self._is_fresh = not rank.start.request.pool and rank.start.fork_server_pid != os.getpid()
         # When the case began, in nanoseconds since 1970.
@@ -37,7 +37,7 @@ class CallRecord(RankService):
 
     def close(self) -> None:
         """Tell the calls if the rank has failed: it ends, and cannot be asked any more."""
-        if self._reporter.failed and not self._are_threads:
+        if self._reporter.failed and not self._in_process:
             self._tell()
 
     def _tell(self) -> None:

@@ -35,7 +35,7 @@ _EXPLAINED = frozenset({Cause.FAILURE, Cause.CRASH, Cause.HANG, Cause.DISAGREEME
 
 def watch(world: WatchedWorld) -> CallComparison | None:
     """Return the comparison for a world; None for threads, whose calls are compared when they make them."""
-    return None if world.are_threads else CallComparison(world)
+    return None if world.in_process_of else CallComparison(world)
 
 
 class CallComparison(WorldWatcher):

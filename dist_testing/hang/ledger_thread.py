@@ -78,7 +78,7 @@ class LedgerService(RankService):
 
     def start(self) -> None:
         """Start the helper thread. Threads find out themselves who waits for whom."""
-        if sys.platform == "linux" and not self._start.request.together:
+        if sys.platform == "linux" and not self._start.request.in_process_of:
             LedgerThread(self._start.stacks_fd)
 
 

@@ -59,7 +59,7 @@ _PACKET_BYTES = 1 << 16
 
 def watch(world: WatchedWorld) -> DeadlockDetector | None:
     """Return the watch of a world; None for threads, which find out themselves who waits for whom."""
-    return None if world.are_threads else DeadlockDetector(world)
+    return None if world.in_process_of else DeadlockDetector(world)
 
 
 class _Activity(NamedTuple):

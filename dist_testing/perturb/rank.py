@@ -26,7 +26,7 @@ class Delays(RankService):
     def __init__(self, rank: ServedRank) -> None:
         request = rank.start.request
         self._reporter = rank.reporter
-        self._rank = None if request.together else rank.start.rank
+        self._rank = None if request.in_process_of else rank.start.rank
         self._most_ms = min(_MOST_MS, 1000 * _MOST_SHARE * request.settings.timeout_s)
         # Rank to the number of its calls, and of its milliseconds.
         self._calls: dict[int, int] = {}

@@ -310,7 +310,7 @@ def test_a_target_runs_its_program_as_one_case_per_size(starter: Starter, tmp_pa
             sys.exit(sibling.CODE)
     """
     sources = {"train.py": program, "sibling.py": "CODE = 4\n", "conftest.py": "raise SystemExit('read')\n"}
-    spec = {"program_exits": [[1, 7]], "srcs": ["//pkg:train.py"], "world_sizes": [2, 3]}
+    spec = {"settings": {"programs": [[1, 7]]}, "srcs": ["//pkg:train.py"], "world_sizes": [2, 3]}
     target = Target(tmp_path, sources, spec=spec)
     ended = target.run(starter, "-k", "nothing", "--dist-world-size=9", env={"PYTEST_ADDOPTS": "--no-such-option"})
     assert ended.code == 1, ended.log
@@ -324,7 +324,7 @@ def test_a_target_runs_its_program_as_one_case_per_size(starter: Starter, tmp_pa
 
 def test_a_target_whose_program_runs_nothing_fails(starter: Starter, tmp_path: Path) -> None:
     """If this fails, a target passes that ran nothing."""
-    fields = {"program_exits": [], "srcs": ["//pkg:train.py"]}
+    fields = {"settings": {"programs": []}, "srcs": ["//pkg:train.py"]}
     target = Target(tmp_path, {"train.py": "def test_one():\n    pass\n"}, spec=fields)
     ended = target.run(starter)
     assert ended.code != 0, ended.log

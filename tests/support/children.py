@@ -174,7 +174,6 @@ class Target:
             "backend": table[backend],
             "backends": [backend],
             "isolation": "fork",
-            "program_exits": None,
             "schema": SCHEMA,
             "settings": {"gpus": {"archs": [], "per_rank": gpus, "ranks_per_gpu": 1}} if gpus else {},
             "srcs": [f"//pkg:{name}" for name in sources],

@@ -13,6 +13,8 @@ from dist_testing.core.ground import add_ons as add_ons_module
 from dist_testing.core.ground.add_ons import EXT_VERSION, AddOn, add_on_named, add_ons, blaming, call_parts
 from dist_testing.core.ground.errors import AddOnError, UsageError
 from dist_testing.core.ground.world import World
+from dist_testing.core.launch import isolation
+from dist_testing.core.launch.isolation import isolation_named, isolation_names
 from dist_testing.core.session import session
 from dist_testing.ext import event_stream
 
@@ -84,6 +86,30 @@ def test_a_part_that_cannot_be_loaded_names_the_add_on(install: Callable[..., No
     install(_DECLARED.format(version=EXT_VERSION, work=work))
     with pytest.raises(AddOnError, match=f"Add-on 'redis': the import of '{work}' raised "):
         add_on_named("redis", "test_x").load("idle_work")
+
+
+_ISOLATION = """
+from dist_testing.core.launch.fork import ForkServerLauncher
+from dist_testing.ext import AddOn, Isolation
+
+ADD_ON = AddOn(name="redis", ext_version=1, isolations={"cell": "redis_declared:CELL"})
+CELL = Isolation(NAME, ForkServerLauncher)
+"""
+
+
+def test_an_add_on_brings_an_isolation(install: Callable[..., None], monkeypatch: pytest.MonkeyPatch) -> None:
+    """If this fails, each repository that uses the package needs a conftest.py for it."""
+    monkeypatch.setattr(isolation, "_registered", dict(isolation._registered))
+    install(_ISOLATION.replace("NAME", '"cell"'))
+    assert "cell" in isolation_names()
+    assert isolation_named("cell") is sys.modules["redis_declared"].CELL
+
+
+def test_an_isolation_of_another_name_is_the_add_ons_fault(install: Callable[..., None]) -> None:
+    """If this fails, a name that the help shows cannot be used."""
+    install(_ISOLATION.replace("NAME", '"box"'))
+    with pytest.raises(AddOnError, match=r"Add-on 'redis': the import of its isolation 'cell' .*the name 'box'"):
+        isolation_named("cell")
 
 
 def test_a_missing_add_on_is_named() -> None:

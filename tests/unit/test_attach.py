@@ -229,7 +229,9 @@ def test_the_end_of_a_rank_arrives_although_nobody_reads_its_stacks(
         connection, _, control = stack.enter_context(_joined(door))
         settings = WorldSettings("gloo", "cpu", "", 60.0, init=False)
         more: dict[str, Any] = dict.fromkeys(("umask", "threads", "store_port"), 0) | {"env": {}, "own_ranks": (3,)}
-        more |= dict.fromkeys(("pool", "fresh", "together"), False) | dict.fromkeys(("directory", "cwd"), "/")
+        more |= (
+            dict.fromkeys(("pool", "fresh"), False) | {"in_process_of": ""} | dict.fromkeys(("directory", "cwd"), "/")
+        )
         request = WorldRequest(1, 4, CaseBody("pytest"), settings=settings, **more)
         wire.send(control, FORK_SERVER_ORDERS, request, [pairs[1].fileno(), pairs[3].fileno(), board])
         line = Line(connection)

@@ -11,7 +11,6 @@ from dist_testing.core.launch.isolation import (
     FORK,
     POOL,
     SPAWN,
-    THREAD,
     Isolation,
     Reuse,
     check_isolation,
@@ -22,15 +21,15 @@ from dist_testing.core.launch.isolation import (
 )
 
 
-def test_the_four_isolations_are_known_by_their_names() -> None:
+def test_the_isolations_of_the_core_are_known_by_their_names() -> None:
     """A BUILD file, a marker and the command line name them; a lost name breaks every test that uses it."""
-    assert isolation_names()[:4] == ("fork", "spawn", "pool", "thread")
-    assert [isolation_named(name) for name in isolation_names()[:4]] == [FORK, SPAWN, POOL, THREAD]
+    assert isolation_names()[:3] == ("fork", "spawn", "pool")
+    assert [isolation_named(name) for name in isolation_names()[:3]] == [FORK, SPAWN, POOL]
 
 
 @pytest.mark.parametrize(
     ("isolation", "reuse"),
-    [(FORK, Reuse.NOTHING), (SPAWN, Reuse.NOTHING), (POOL, Reuse.RANKS), (THREAD, Reuse.PROCESS)],
+    [(FORK, Reuse.NOTHING), (SPAWN, Reuse.NOTHING), (POOL, Reuse.RANKS)],
 )
 def test_what_outlives_a_case(isolation: Isolation, reuse: Reuse) -> None:
     """Cases that share ranks stay in one shard, and the leak checks run for them."""
@@ -43,7 +42,6 @@ def test_what_outlives_a_case(isolation: Isolation, reuse: Reuse) -> None:
         (FORK, True, True, False, True),
         (SPAWN, True, True, True, False),
         (POOL, True, True, False, False),
-        (THREAD, False, False, False, False),
     ],
 )
 def test_what_each_isolation_can_do(
@@ -61,7 +59,7 @@ def test_a_new_isolation_makes_processes_that_end_with_their_case() -> None:
     assert (isolation.can_debug, isolation.has_exit_codes, isolation.forks_each_case) == (True, True, True)
 
 
-@pytest.mark.parametrize("name", ["threads", "Fork", "", "srun"])
+@pytest.mark.parametrize("name", ["forks", "Fork", "", "srun"])
 def test_an_unknown_isolation_is_refused_with_the_known_ones(name: str) -> None:
     """A silent default would run the test in another way than its author asked for."""
     with pytest.raises(UsageError) as caught:
@@ -74,28 +72,16 @@ def test_an_unknown_isolation_is_refused_with_the_known_ones(name: str) -> None:
 
 def test_a_near_miss_names_the_isolation_that_was_meant() -> None:
     """The user sees the correction in the message."""
-    with pytest.raises(UsageError, match="Did you mean 'thread'"):
-        isolation_named("threads")
+    with pytest.raises(UsageError, match="Did you mean 'spawn'"):
+        isolation_named("spwan")
 
 
-@pytest.mark.parametrize("name", list(backends()))
+@pytest.mark.parametrize("name", [name for name, declared in backends().items() if not declared.in_process])
 def test_the_default_isolation_fits_its_backend(name: str) -> None:
     """Otherwise no test of this backend could run without naming an isolation."""
     backend = backends()[name]
     assert default_isolation(backend).fits(backend)
     check_isolation("a case", backend, default_isolation(backend))
-
-
-@pytest.mark.parametrize(("isolation", "backend"), [(THREAD, "gloo"), (FORK, "threaded"), (POOL, "threaded")])
-def test_ranks_that_the_backend_cannot_connect_are_refused(isolation: Isolation, backend: str) -> None:
-    """Gloo ranks that are threads of one process would hang or corrupt each other's state."""
-    with pytest.raises(UsageError) as caught:
-        check_isolation("test_x", backends()[backend], isolation)
-    text = str(caught.value)
-    assert f'test_x: isolation "{isolation.name}" with backend "{backend}"' in text
-    assert f'isolation "{default_isolation(backends()[backend]).name}"' in text
-    of_threads = [name for name, declared in backends().items() if declared.in_process]
-    assert (f"Use a backend of threads ({', '.join(of_threads)})" in text) == isolation.in_process
 
 
 def test_two_launchers_cannot_have_one_name() -> None:

@@ -13,9 +13,9 @@ import pytest
 from dist_testing.core.ground.backends import backend_named
 from dist_testing.core.ground.errors import UsageError
 from dist_testing.core.ground.spec import MAX_WORLD_SIZE
-from dist_testing.core.launch.isolation import THREAD, isolation_names
+from dist_testing.core.launch.isolation import POOL, isolation_names
 from dist_testing.core.pytest.marker import Distributed, read_marker
-from dist_testing.core.pytest.options import ISOLATIONS, argument_texts, marker_help
+from dist_testing.core.pytest.options import argument_texts, marker_help
 
 NODEID = "tests/test_a.py::test_b"
 
@@ -77,11 +77,11 @@ def test_every_argument_is_read() -> None:
         world_size=[2, 4],
         init=False,
         timeout=5,
-        isolation=THREAD.name,
+        isolation=POOL.name,
         expected_exits={1: -9, 0: 3},
         backends=["gloo"],
     )
-    assert marker == Distributed((2, 4), False, 5.0, THREAD.name, {1: -9, 0: 3}, ("gloo",))
+    assert marker == Distributed((2, 4), False, 5.0, POOL.name, {1: -9, 0: 3}, ("gloo",))
 
 
 @pytest.mark.parametrize("name", argument_texts())
@@ -181,8 +181,3 @@ def test_a_wrong_mark_of_a_class_is_refused_too() -> None:
 def test_the_help_describes_every_argument(name: str) -> None:
     """If this fails, `pytest --markers` and docs/reference.md do not tell the type or the default of an argument."""
     assert re.search(rf"\b{name} \([\w\[\], ]+\): .+? \(default: [^()]+\)\.", marker_help())
-
-
-def test_the_help_names_every_isolation() -> None:
-    """If this fails, a user does not learn of an isolation. The text is fixed, because the table loads late."""
-    assert re.findall(r"\w+", ISOLATIONS.replace(" or ", " ")) == list(isolation_names())

@@ -32,9 +32,8 @@ BACKEND: dict[str, Any] = {
 GOOD: dict[str, Any] = {
     "backend": BACKEND,
     "isolation": "fork",
-    "program_exits": None,
     "backends": ["gloo", "ring"],
-    "schema": 6,
+    "schema": 7,
     "settings": {},
     "srcs": ["//tests:test_a.py"],
     "target": "//tests:a_gloo",

@@ -58,7 +58,7 @@ class WatchedWorld(ABC):
         directory: Its folder.
         stacks_fds: Rank to the socket that its stacks come from, and other answers of its helper thread.
         group_limit_s: The limit that this library gives to groups and stores, in seconds.
-        are_threads: Whether the ranks are threads of one process.
+        in_process_of: Name of the add-on that runs the ranks as threads of one process; "" if each is a process.
         over_s: When it was over, on the monotonic clock; None before.
     """
 
@@ -68,7 +68,7 @@ class WatchedWorld(ABC):
     directory: Path
     stacks_fds: Mapping[int, int]
     group_limit_s: float
-    are_threads: bool = False
+    in_process_of: str = ""
 
     def __post_init__(self) -> None:
         self.over_s: float | None = None
