@@ -12,8 +12,9 @@ Each block of code names its language, which decides what is checked:
     bazelrc       as below
     text          an output, or a file in no language: nothing
 
-A comment above a block is `<!-- FILE -->`, a file that e2e or a test makes of it, or one of `NOT_RUN`. In the text of a
-page, too, each option `--dist-*`, variable `DIST_TESTING_*`, configuration, label and module of the library exists.
+A comment above a block is the file of e2e/ that has its lines, a file or a step of a page that a test follows, or one
+of `NOT_RUN`. In the text of a page, too, each option `--dist-*`, variable `DIST_TESTING_*`, configuration, label and
+module of the library exists.
 """
 
 from __future__ import annotations
@@ -32,9 +33,8 @@ _BLOCK = re.compile(
     r"^(?:<!-- (?P<comment>[^\n]+) -->\n)?```(?P<kind>\w*)\n(?P<text>.*?)^```$", re.MULTILINE | re.DOTALL
 )
 NOT_RUN = ("not run: a part of a file", "not run: needs another package")
-_FILE = re.compile(r"[\w./-]+|mine:commands")
-# Files of repositories that e2e makes are compared there.
-_MADE = ("mine/", "more/")
+# Pages whose files tests write, and whose steps they run.
+_STEPS = ("README.md", "docs/consumers.md", "docs/tutorial.md")
 _RULE = re.compile(r"^```starlark\n([\w.]+)\(([^`]*)\)\n```$", re.MULTILINE)
 # Programs whose options after the first word that is no option belong to another program.
 _RUNNERS = ("compat", "run_program")
@@ -54,27 +54,34 @@ _NAMES = {
 
 def wrong_blocks(pages: Iterable[str], root: Path = Path()) -> list[str]:
     """Return a complaint for each wrong block or name in the pages, which are Markdown files below the repository."""
-    pages = list(pages)
-    exists = _Exists(root, pages)
-    return [f"{page}: {text}" for page in pages for text in _complaints((root / page).read_text("utf-8"), exists)]
+    texts = {page: (root / page).read_text("utf-8") for page in pages}
+    exists = _Exists(root, texts.values())
+    return [
+        f"{page}: {complaint}"
+        for page, text in texts.items()
+        for complaint in (*_wrong_names(text, exists), *_wrong_code(page, text, exists))
+    ]
 
 
-def _complaints(text: str, exists: _Exists) -> Iterator[str]:
+def _wrong_names(text: str, exists: _Exists) -> Iterator[str]:
     for kind, pattern in _NAMES.items():
         for found in pattern.finditer(text):
             name = found[found.lastindex or 0]
             if not getattr(exists, kind)(name):
                 yield f"there is no {kind} {name}"
+
+
+def _wrong_code(page: str, text: str, exists: _Exists) -> Iterator[str]:
     for block in _BLOCK.finditer(text):
         comment, kind, code = block["comment"] or "", block["kind"], block["text"]
         first = code.strip().partition("\n")[0]
         if kind not in _CHECKS:
             yield f"the block {first!r} has no language of {', '.join(_CHECKS)}"
-        elif comment and comment not in NOT_RUN and not _FILE.fullmatch(comment):
-            yield f"the comment {comment!r} is neither a file nor one of {NOT_RUN}"
-        elif "/" in comment and comment not in NOT_RUN and not comment.startswith(_MADE):
-            if not (exists.root / comment).is_file():
-                yield f"there is no file {comment}"
+        elif comment.startswith("e2e/"):
+            lines = exists.lines(comment)
+            yield from (f"{comment} has no line {line!r}" for line in code.splitlines() if line not in lines)
+        elif comment and comment not in NOT_RUN and page not in _STEPS:
+            yield f"no test makes a file or a step of {comment!r}; a reason is one of {NOT_RUN}"
         else:
             try:
                 _CHECKS[kind](code, exists)
@@ -85,12 +92,12 @@ def _complaints(text: str, exists: _Exists) -> Iterator[str]:
 class _Exists:
     """Knows what the repository has."""
 
-    def __init__(self, root: Path, pages: Iterable[str]) -> None:
+    def __init__(self, root: Path, texts: Iterable[str]) -> None:
         self.root = root
         self.reference = (root / "docs" / "reference.md").read_text("utf-8")
         starlark = (root / "docs" / "api" / "starlark.md").read_text("utf-8")
         self.rules = {name: re.findall(r"^    (\w+)", text, re.MULTILINE) for name, text in _RULE.findall(starlark)}
-        blocks = [block for page in pages for block in _BLOCK.finditer((root / page).read_text("utf-8"))]
+        blocks = [block for text in texts for block in _BLOCK.finditer(text)]
         self._settings = (root / "dist_testing.bazelrc").read_text("utf-8") + "".join(
             block["text"] for block in blocks if block["kind"] == "bazelrc"
         )
@@ -121,6 +128,9 @@ class _Exists:
     def folder(self, module: str) -> Path | None:
         path = self.root.joinpath(*module.split("."))
         return path if path.is_dir() else path.with_suffix(".py") if path.with_suffix(".py").is_file() else None
+
+    def lines(self, name: str) -> set[str]:
+        return set((self.root / name).read_text("utf-8").splitlines()) if self.file(name) else set()
 
     def file(self, name: str) -> bool:
         return (self.root / name).is_file()

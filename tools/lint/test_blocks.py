@@ -16,6 +16,7 @@ _FILES = {
     "tools/ci/BUILD.bazel": 'py_binary(name = "ci")\n',
     "tools/ci/ci.py": 'OPTION = "--page"\n',
     "wheels/empty.bzl": "",
+    "e2e/one.py": "OPTION\nMORE\n",
 }
 _GOOD = """\
 `--dist-jobs=2` and `DIST_TESTING_LIVE`, `--config=gpu`, `@dist_testing//tools/ci:has_2_gpus`
@@ -32,7 +33,7 @@ make(
 )
 ```
 
-<!-- tools/ci/ci.py -->
+<!-- e2e/one.py -->
 ```python
 OPTION
 ```
@@ -71,8 +72,9 @@ def test_code_that_exists_is_no_complaint(tmp_path: Path) -> None:
         ("--faults", "--fault", "python -m dist_testing.audit has no option --fault"),
         ("--page=a", "--pages=a", "has no option --pages"),
         ("size = 1", "sizes = 1", "make has no argument sizes"),
-        ("ci/ci.py", "ci/cd.py", "there is no file tools/ci/cd.py"),
-        ("a part of a file", "no time", "the comment 'not run: no time' is neither a file nor one of"),
+        ("e2e/one.py", "e2e/two.py", "e2e/two.py has no line 'OPTION'"),
+        ("\nOPTION\n", "\nOPTIONS\n", "e2e/one.py has no line 'OPTIONS'"),
+        ("not run: a part of a file", "test_x.py", "no test makes a file or a step of 'test_x.py'"),
         ("self): ...", "self) ...", "the block 'def inside(self) ...'"),
         ("a = 1", "a =", "Invalid value"),
         ("```toml", "```", "has no language"),
