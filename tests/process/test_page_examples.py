@@ -1,4 +1,4 @@
-"""The code of the pages for users runs: tests on ranks, scripts, and conftest files. YAML is parsed.
+"""The code of the pages for users runs: tests on ranks, scripts, and conftest files. Commands and YAML are parsed.
 
 `tools/lint/blocks.py` says which blocks have a test of their own, and checks all others.
 """
@@ -44,6 +44,15 @@ def serve(port):
     http.server.ThreadingHTTPServer(("127.0.0.1", port), Weights).serve_forever()
 """
 # Several scripts in one process, each as a main program.
+# With this option, pytest reads all others, and runs nothing.
+_PARSE = """
+import pathlib, shlex, sys
+import pytest
+lines = pathlib.Path("commands").read_text().splitlines()
+wrong = [line for line in lines if pytest.main([*shlex.split(line), "--version"])]
+sys.exit(f"pytest refuses: {wrong}" if wrong else 0)
+"""
+_COMMAND = re.compile(r"\bpytest(?! \() (.*?)(?: +#.*)?$", re.MULTILINE)
 _RUN_ALL = "import runpy, sys; [runpy.run_path(path, run_name='__main__') for path in sys.argv[1:]]"
 
 
@@ -79,6 +88,18 @@ def test_tests_pass_and_scripts_end_without_an_error(starter: Starter, tmp_path:
     assert "[tensor(3.), tensor(3.), tensor(3.), tensor(3.)]\n" in child.log
     assert "\n1 call\n" in child.log
     assert re.search(r" passed \d", child.log)
+
+
+def test_pytest_knows_the_options_of_each_command(starter: Starter, tmp_path: Path) -> None:
+    """If this fails, a user who copies a command has a usage error, or an adapter cannot be loaded."""
+    shells = [text for language in ("sh", "console") for _, text in _blocks(language)]
+    commands = [line for text in shells for line in _COMMAND.findall(text) if "&&" not in line]
+    assert len(commands) > 25
+    write_file(tmp_path, "pytest.ini", _SETTINGS)
+    write_file(tmp_path, "commands", "\n".join(commands))
+    write_file(tmp_path, "parse.py", _PARSE)
+    child = starter.start(["parse.py"], tmp_path)
+    assert child.wait() == 0, child.log
 
 
 def test_yaml_is_yaml() -> None:
