@@ -44,13 +44,19 @@ def serve(port):
     http.server.ThreadingHTTPServer(("127.0.0.1", port), Weights).serve_forever()
 """
 # Several scripts in one process, each as a main program.
-# With this option, pytest reads all others, and runs nothing.
+# Reads the options, and does not begin a session: some need a terminal, or files.
 _PARSE = """
 import pathlib, shlex, sys
 import pytest
-lines = pathlib.Path("commands").read_text().splitlines()
-wrong = [line for line in lines if pytest.main([*shlex.split(line), "--version"])]
-sys.exit(f"pytest refuses: {wrong}" if wrong else 0)
+from _pytest.config import _prepareconfig
+
+wrong = []
+for line in pathlib.Path("commands").read_text().splitlines():
+    try:
+        _prepareconfig(shlex.split(line))
+    except pytest.UsageError as error:
+        wrong.append(f"pytest {line}: {error}")
+sys.exit("\\n".join(wrong) or 0)
 """
 _COMMAND = re.compile(r"\bpytest(?! \() (.*?)(?: +#.*)?$", re.MULTILINE)
 _RUN_ALL = "import runpy, sys; [runpy.run_path(path, run_name='__main__') for path in sys.argv[1:]]"
@@ -93,7 +99,8 @@ def test_tests_pass_and_scripts_end_without_an_error(starter: Starter, tmp_path:
 def test_pytest_knows_the_options_of_each_command(starter: Starter, tmp_path: Path) -> None:
     """If this fails, a user who copies a command has a usage error, or an adapter cannot be loaded."""
     shells = [text for language in ("sh", "console") for _, text in _blocks(language)]
-    commands = [line for text in shells for line in _COMMAND.findall(text) if "&&" not in line]
+    # The watch mode begins as soon as its option is read.
+    commands = [line for text in shells for line in _COMMAND.findall(text) if "--dist-watch" not in line]
     assert len(commands) > 25
     write_file(tmp_path, "pytest.ini", _SETTINGS)
     write_file(tmp_path, "commands", "\n".join(commands))
