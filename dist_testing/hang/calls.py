@@ -14,15 +14,12 @@ from typing import NamedTuple
 from dist_testing.core.engine.hooks import CaseStart, WatchedWorld, WorldWatcher
 from dist_testing.core.engine.rank_logs import read_tail
 from dist_testing.core.ground.case import CaseResult
-from dist_testing.core.ground.codec import Family
 from dist_testing.core.ground.error_text import ranks_by_text, ranks_text
 from dist_testing.core.ground.outcomes import Cause, Kind, Status, Verdict
 from dist_testing.hang.call_rules import are_alike, at, disagreement, group_text, inputs_text
-from dist_testing.hang.ledger import FOR_CALLS, TORCH_LIMITS_MS, Call, CallsMade, limits_of
+from dist_testing.hang.ledger import CALLS, FOR_CALLS, TORCH_LIMITS_MS, Call, CallsMade, limits_of
 from dist_testing.hang.watch import collect_ledgers
 
-ADD_ON = "calls"
-CALLS: Family[CallsMade] = Family("calls of a rank", 3, (CallsMade,))
 # Of one case. One difference shifts all calls after it.
 _MAX_DIFFERENCES = 3
 # For the answers of all ranks. Seconds.

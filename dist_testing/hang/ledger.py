@@ -145,5 +145,8 @@ class NoLedger:
 
 LedgerAnswer: TypeAlias = Ledger | NoLedger | CallsMade
 LEDGERS: Family[LedgerAnswer] = Family("ledger of a rank", 7, (Ledger, NoLedger, CallsMade), max_bytes=MAX_ANSWER_BYTES)
+# What a rank tells of its calls by itself, and to which add-on.
+CALLS: Family[CallsMade] = Family("calls of a rank", 3, (CallsMade,))
+CALLS_ADD_ON = "calls"
 # A request with this bit is for all calls of the rank, and not for its ledger.
 FOR_CALLS = 1 << 7

@@ -13,6 +13,7 @@ import contextlib
 import os
 import select
 import signal
+import socket
 import sys
 import threading
 import time
@@ -142,12 +143,13 @@ class LedgerThread:
         """Answer one request; False if there will be no more."""
         # The test may have closed the descriptor, and the runner may be gone.
         try:
-            request = os.read(self._fd, 1)
-            if not request:
-                return False
-            with LOOKING:
-                answer = read_ledger(self._main, {self._ident}, for_calls=bool(request[0] & FOR_CALLS))
-            os.write(self._fd, ANSWER_MARK + request + encoded(answer))
+            with _borrowed(self._fd) as channel:
+                request = channel.recv(1)
+                if not request:
+                    return False
+                with LOOKING:
+                    answer = read_ledger(self._main, {self._ident}, for_calls=bool(request[0] & FOR_CALLS))
+                channel.send(ANSWER_MARK + request + encoded(answer))
         except OSError:
             return False
         return True
@@ -165,6 +167,16 @@ def _after_fork() -> None:
 
 # Once, for all threads and forks: it cannot be undone.
 os.register_at_fork(before=_before_fork, after_in_parent=_after_fork)
+
+
+@contextlib.contextmanager
+def _borrowed(fd: int) -> Iterator[socket.socket]:
+    """The socket of a descriptor that stays open. An OSError, if a file of the test has its number meanwhile."""
+    channel = socket.socket(fileno=fd)
+    try:
+        yield channel
+    finally:
+        channel.detach()
 
 
 def encoded(answer: LedgerAnswer) -> bytes:

@@ -1,4 +1,4 @@
-"""Which rank waits before which of its calls, and for how long: a pure function of a seed."""
+"""Which rank waits before which of its calls, and for how long: a pure function of a seed; and what it tells then."""
 
 from __future__ import annotations
 
@@ -6,10 +6,12 @@ import random
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from typing import Annotated
 
 from dist_testing.core.ground.case import Case
+from dist_testing.core.ground.codec import Family
 from dist_testing.core.ground.errors import UsageError
-from dist_testing.core.ground.spec import Spec
+from dist_testing.core.ground.spec import MAX_WORLD_SIZE, Spec
 
 NAME = "perturb"
 # $DIST_TESTING_PERTURB (internal): on a rank: the text of its plan.
@@ -45,6 +47,24 @@ class Plan:
         share = random.Random(f"{self.seed}.{rank}").choice(_SHARES)
         chance = random.Random(f"{self.seed}.{rank}.{call}")
         return chance.choice(_DELAYS_MS) if chance.random() < share else 0
+
+
+@dataclass(frozen=True, slots=True)
+class Delay:
+    """A rank has waited before a call."""
+
+    rank: Annotated[int, range(MAX_WORLD_SIZE)]
+    call: Annotated[int, range(1, 1 << 31)]  # number of the call among those of the rank in the case, from 1
+    delay_ms: Annotated[int, range(1, 1 << 16)]  # how long, in milliseconds
+    operation: str  # name of the function, such as "all_reduce"
+    place: str  # file and line of the test; "" if they are not known
+
+    def __str__(self) -> str:
+        place = f" ({self.place})" if self.place else ""
+        return f"rank {self.rank} waited {self.delay_ms} ms before {self.operation}{place}"
+
+
+DELAYS: Family[Delay] = Family("delay of a rank", 1, (Delay,))
 
 
 def read_plan(subject: str, value: object) -> Plan:

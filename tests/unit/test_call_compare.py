@@ -12,8 +12,8 @@ import torch
 
 from dist_testing.core.engine.hooks import CaseStart
 from dist_testing.core.ground.outcomes import Cause, Kind, RankOutcome, Status, Verdict
-from dist_testing.hang.calls import CALLS, CallComparison, differences, first_difference, got_more
-from dist_testing.hang.ledger import Call, CallsMade, Group
+from dist_testing.hang.calls import CallComparison, differences, first_difference, got_more
+from dist_testing.hang.ledger import CALLS, Call, CallsMade, Group
 from dist_testing.hang.recorder import recorded_calls
 from tests.support.results import result_of
 
