@@ -161,7 +161,8 @@ class Watch:
             raise TestProcessError(
                 f"{self._item.nodeid}: {problems}.\n"
                 "The test itself has not failed; what the processes raised is in the output.\n"
-                "Correct what failed, or check `process.exitcode` in the test if it is expected."
+                "Correct what failed. Check `process.exitcode` in the test if it is expected; end a rank by `return` or "
+                "sys.exit(0)."
             )
 
     def can_read(self, connection: Any, timeout: float | None) -> bool:
