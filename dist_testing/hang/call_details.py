@@ -59,22 +59,14 @@ _CELL = "func"
 
 @dataclass(slots=True)
 class _Note:
-    """A call of a collective, which holds nothing of the test alive.
+    """A call of a collective, which holds nothing of the test alive."""
 
-    Attributes:
-        begun_ns: When it began, in nanoseconds since 1970.
-        code: The innermost function that is not torch's; with `instruction`, the place in it.
-        takes: Those of `_VALUES` that the collective takes.
-        values: What the caller has given for them.
-        ended_ns: When it returned; 0 before that.
-    """
-
-    begun_ns: int
-    code: CodeType
+    begun_ns: int  # when it began, in nanoseconds since 1970
+    code: CodeType  # the innermost function that is not torch's; with `instruction`, the place in it
     instruction: int
-    takes: Mapping[str, int]
-    values: Mapping[str, Any]
-    ended_ns: int = 0
+    takes: Mapping[str, int]  # those of `_VALUES` that the collective takes
+    values: Mapping[str, Any]  # what the caller has given for them
+    ended_ns: int = 0  # when it returned; 0 before that
 
 
 _notes: collections.deque[_Note] = collections.deque(maxlen=_KEPT)
@@ -148,9 +140,7 @@ def _noting(function: Callable[..., Any], takes: Mapping[str, int], folder: str)
 def details_of(begun_ns: int, members: Sequence[int] | None) -> tuple[str, str]:
     """Return where the test has called a collective, and its reduction and root in words; "" for what is not known.
 
-    Args:
-        begun_ns: When torch has recorded the call, in nanoseconds since 1970.
-        members: The ranks of its group; None if they are not known.
+    torch has recorded the call at `begun_ns`, in nanoseconds since 1970. `members` are the ranks of its group.
     """
     notes = _notes.copy()
     last = bisect.bisect_right(notes, begun_ns, key=lambda note: note.begun_ns)

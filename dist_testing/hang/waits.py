@@ -40,13 +40,9 @@ _WORLD_FILE = dist_testing.core.ground.world.__file__
 
 
 def wait_of(frame: FrameType) -> Wait | None:
-    """Return what a thread waits for.
+    """Return what a thread waits for, by its innermost frame, which is inside a call of native code.
 
-    Args:
-        frame: The innermost frame of the thread, which is inside a call of native code.
-
-    Returns:
-        None if that is not another rank, or if it cannot be told.
+    None if that is not another rank, or if it cannot be told.
     """
     c10d = sys.modules.get(C10D)
     if c10d is None:

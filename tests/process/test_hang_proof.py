@@ -326,6 +326,13 @@ def test_hang_is_proven(engine: Engine, name: str) -> None:
     _assert_proven(run(engine, name, timeout_s=_LIMIT_S), KINDS[name])
 
 
+def test_right_rank_is_named_with_a_short_limit(engine: Engine) -> None:
+    """If this fails, a report blames an innocent rank whenever little time is left."""
+    result = run(engine, "early return", timeout_s=3.0)
+    assert result.verdict.culprit == KINDS["early return"].culprit, failure_report(result)
+    assert KINDS["early return"].said in result.verdict.reason
+
+
 # A collective, groups and the store, each over the network between the nodes.
 @needs_nodes
 @pytest.mark.parametrize("name", ["early return", "other order of two groups", "missing world.barrier"])

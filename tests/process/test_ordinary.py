@@ -58,7 +58,7 @@ def test_ordinary_tests(starter: Starter, tmp_path: Path, isolation: str) -> Non
     ("options", "chosen"),
     [
         # A part of the suite, as each test imports torch in two interpreters.
-        ("--dist-isolation=spawn", ["test_scopes", "test_request", "test_monkeypatch", "test_capfd", "test_method"]),
+        ("--dist-isolation=spawn", ["test_scopes", "test_request", "test_method"]),
         ("--dist-isolation=pool --override-ini=dist_pool_keeps=files", ["test_rpc"]),
     ],
     ids=["fresh interpreters", "RPC in a pool"],

@@ -5,6 +5,7 @@ The rank was forked from a process that had collected the tests, so nothing is i
 
 from __future__ import annotations
 
+import functools
 import re
 import sys
 import threading
@@ -15,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from dist_testing.core.ground.add_ons import add_on_named
+from dist_testing.core.ground.add_ons import call_parts
 from dist_testing.core.ground.case import CaseBody
 from dist_testing.core.ground.error_text import message_of
 from dist_testing.core.ground.errors import UsageError
@@ -23,7 +24,7 @@ from dist_testing.core.ground.spec import program_of
 from dist_testing.core.ground.world import World
 from dist_testing.core.launch.isolation import FORK
 from dist_testing.core.process.launcher_messages import RankStart
-from dist_testing.core.pytest.expectations import expected_classes
+from dist_testing.core.pytest.expectations import expected_by
 from dist_testing.core.pytest.internals import keep_temporary_files_in, write_terminal_to
 from dist_testing.core.pytest.marked_items import is_method_of_unittest
 from dist_testing.core.pytest.rank_plugins import (
@@ -148,15 +149,15 @@ class PytestRankContext:
             raise UsageError("\n".join([text, *self.collection_errors]))
         return PytestRankFrontEnd(self._config, self._items)
 
-    def thread_front_ends(self, body: CaseBody, world_size: int) -> Sequence[RankFrontEnd]:
+    def in_process_front_ends(self, body: CaseBody, world_size: int) -> Sequence[RankFrontEnd]:
         """Return one for each rank, with its own copy of what pytest keeps while a test runs; they share the store."""
         from torch._C._distributed_c10d import HashStore
 
         if self._own_item is None:
             any_item = next(iter(self._items.values()))
-            add_on = add_on_named("threads", "ranks that are threads")
+            add_on, items = next(call_parts("pytest_items", self._config, any_item.session))
             self._reporting.refused = add_on.load("refused_fixtures")
-            self._own_item = add_on.load("pytest_items")(self._config, any_item.session).own
+            self._own_item = items.own
             # The details of assertions, such as a diff: for all threads, until the process ends.
             if (assertion := self._config.pluginmanager.getplugin("assertion")) is not None:
                 self._explaining = assertion.pytest_runtest_protocol(any_item)
@@ -207,7 +208,7 @@ class PytestRankFrontEnd:
         self.world.begin_case()
         item = self.items[body.content]
         item = item if self.own_item is None else self.own_item(item)
-        reporter.expectations = expected_classes(item)
+        reporter.expected_by = functools.partial(expected_by, item)
         keep_temporary_files_in(item.config, self.world.pytest_tmp_path)
         try:
             if self.own_item is None:
