@@ -161,7 +161,7 @@ class Watch:
             raise TestProcessError(
                 f"{self._item.nodeid}: {problems}.\n"
                 "The test itself has not failed; what the processes raised is in the output.\n"
-                "Correct what failed, or check `process.exitcode` in the test if it is expected."
+                "Correct what failed. If an exit code is expected, check `process.exitcode`; end a rank by sys.exit(0)."
             )
 
     def can_read(self, connection: Any, timeout: float | None) -> bool:
