@@ -113,10 +113,10 @@ def _wrong_adapter(python: Path, suite: Path, folder: Path) -> Iterator[str]:
     command = ["-m", "dist_testing.adopt", "--tests=3", "--", str(python), "-m", "pytest", "test_spawn.py"]
     shown = "python -m dist_testing.adopt --tests=3 -- python -m pytest test_spawn.py"
     code, printed = _timed(python, command, folder, shown)
-    if code or "\n  -p dist_testing.adopt.spawn\n" not in printed:
+    # 1: outcomes differ, because the suite's own harness passes what should fail.
+    if code not in (0, 1) or "\n  -p dist_testing.adopt.spawn\n" not in printed:
         yield f"{shown} ended with {code}, and names no adapter:\n{printed}"
-    for options in ([], ["-p", "dist_testing.adopt.spawn"]):
-        _, printed = _timed(python, ["-m", "pytest", *options, "test_spawn.py"], folder)
-        # Tests that fail, and faults that the suite's own harness does not see, are a part of the suite.
-        if not re.search(r"^=+ [2-9] failed, \d\d passed.* in ", printed, re.MULTILINE):
-            yield f"pytest {' '.join(options)} test_spawn.py:\n{printed}"
+    code, printed = _timed(python, ["-m", "pytest", "-p", "dist_testing.adopt.spawn", "test_spawn.py"], folder)
+    # Tests that fail, and faults that the suite's own harness does not see, are a part of the suite.
+    if not re.search(r"^=+ [2-9] failed, \d\d passed.* in ", printed, re.MULTILINE):
+        yield f"pytest -p dist_testing.adopt.spawn test_spawn.py ended with {code}:\n{printed}"
