@@ -30,7 +30,7 @@ from types import CodeType, FrameType
 from typing import Any, NoReturn
 
 from dist_testing.conformance.catalogue import all_cells
-from dist_testing.conformance.cell import Cell, Status
+from dist_testing.conformance.cell import WHOLE, Cell, Status
 from dist_testing.conformance.expectations import read_expectations
 from dist_testing.conformance.kit_session import CellSession
 from dist_testing.conformance.on_rank.front_end import CellContext, CellFrontEnd
@@ -48,12 +48,10 @@ _C10D = "torch.distributed.distributed_c10d"
 _EXPECTATIONS = Path(__file__).parents[2] / "backends" / "gloo" / "conformance.json"
 # A check, a warning or another call that is left out; a value that is not returned; a condition that is negated.
 _CHANGES = ("statement", "return", "if")
-# Messages for the log, and counters of torch's telemetry: no caller can see whether they are there.
-_SILENT = re.compile(r"logger\.|torch\._C\._log_api_usage_once|set_pytorch_distributed_envs_from_justknobs")
+# Messages for the log, settings of Meta's own build, communicators of torchcomms: no caller sees them.
+_WITHOUT_EFFECT = re.compile(r"logger\.|set_pytorch_distributed_envs_from_justknobs|_world\.comms|comm\.finalize")
 # Conditions that are constant on one build of torch, or without an accelerator. What they guard cannot run here.
-_ELSEWHERE = re.compile(
-    r"torchcomms|_TORCHCOMM_AVAILABLE|Backend\.MPI|accelerator\.is_available|device_id|_is_fp8|_BackendWrapper"
-)
+_ELSEWHERE = re.compile(r"torchcomms|_TORCHCOMM_AVAILABLE|Backend\.MPI|accelerator\.is_available|device_id|_is_fp8")
 _LARGEST_WORLD = 4
 # Function to the plug-in that can do it; others run on gloo.
 _PLUG_INS = {"split_group": "splitting", "shrink_group": "shrinking"}
@@ -91,7 +89,7 @@ def mutants() -> Iterator[Mutant]:
         elsewhere = set(_lines_of_another_build(function))
         for line, what, mutant in mutants_of(ast.Module([function], []), texts=False):
             source = text.splitlines()[line - 1].strip()
-            if what in _CHANGES and line not in elsewhere and not _SILENT.search(source):
+            if what in _CHANGES and line not in elsewhere and not _WITHOUT_EFFECT.search(source):
                 module = compile(mutant, str(path), "exec")
                 code = next(one for one in module.co_consts if isinstance(one, CodeType) and one.co_name == name)
                 yield Mutant(name, line, _last_line(function, line), what, source, code)
@@ -221,11 +219,12 @@ def _chosen(backend: str) -> list[Cell]:
             continue
         if script_of(cell):
             chosen.setdefault((cell.operation, cell.variant, cell.group), []).append(cell)
-        elif cell.world_size <= _LARGEST_WORLD:
-            kind = (cell.dtype == "complex64", cell.mode, cell.group, cell.root, cell.variant)
+        elif 1 < cell.world_size <= _LARGEST_WORLD:
+            place = (cell.root.endswith("_in_group"), cell.group in (WHOLE, "world"))
+            kind = (cell.dtype == "complex64", cell.mode, cell.variant, *place)
             chosen.setdefault((cell.operation, *kind), [cell])
-    # Of a script a world of one, where there is one, and the next size.
-    found = [cell for cells in chosen.values() for cell in cells[:2]]
+    # Of a script one size: the smallest one with several ranks, where there is one.
+    found = [next((cell for cell in cells if cell.world_size > 1), cells[0]) for cells in chosen.values()]
     return sorted((cell for cell in found if backend == "gloo" or cell.operation in _PLUG_INS), key=_cost)
 
 

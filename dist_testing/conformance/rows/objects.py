@@ -157,5 +157,6 @@ def _send_batch(k: Kit) -> None:
 
 @script("9.5", "{}/to_itself", (1, 2), each=("send_object_list", "recv_object_list"))
 def _send_self(k: Kit, what: str) -> None:
-    with k.raises(ValueError, "should not be the same"):
-        getattr(k.dist, what)([1], k.rank)
+    for batch in (False, True):
+        with k.raises(ValueError, "should not be the same"):
+            getattr(k.dist, what)([1], k.rank, use_batch=batch)
