@@ -221,7 +221,7 @@ def _chosen(backend: str) -> list[Cell]:
             chosen.setdefault((cell.operation, cell.variant, cell.group), []).append(cell)
         elif 1 < cell.world_size <= _LARGEST_WORLD:
             place = (cell.root.endswith("_in_group"), cell.group in (WHOLE, "world"))
-            kind = (cell.dtype == "complex64", cell.mode, cell.variant, *place)
+            kind = (cell.dtype == "complex64", cell.contract, cell.mode, cell.variant, *place)
             chosen.setdefault((cell.operation, *kind), [cell])
     # Of a script one size: the smallest one with several ranks, where there is one.
     found = [next((cell for cell in cells if cell.world_size > 1), cells[0]) for cells in chosen.values()]

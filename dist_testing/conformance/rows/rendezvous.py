@@ -85,14 +85,6 @@ def _barrier_at_the_end(k: Kit, what: str) -> None:
     k.check(called, f"{what} returned before the other rank had called it")
 
 
-@script("3.11", "_abort_process_group/default_group", fresh=True)
-def _abort_all(k: Kit) -> None:
-    k.init()
-    k.dist.new_group()
-    k.need("_abort_process_group")()
-    k.equal((k.dist.is_initialized(), k.dist.get_pg_count()), (False, 0), "is_initialized() and get_pg_count()")
-
-
 @script("3.10", "destroy_process_group/in_a_coalescing_block{}", each=("", "_of_all"), fresh=True)
 def _destroy_collecting(k: Kit, what: str) -> None:
     """Calls that a block has collected end with the group, and not in the next one."""

@@ -338,15 +338,3 @@ def _estimator(k: Kit) -> None:
     if not k.backend.endswith("nccl"):
         with k.raises((NotImplementedError, RuntimeError)), estimator(device=k.device):
             k.dist.all_reduce(k.tensor(1))
-
-
-@script("4.1", "broadcast/root_in_both_spaces", (4, 5, 7), group="part")
-def _roots(k: Kit) -> None:
-    group = k.group("part")
-    if k.rank not in k.ranks:
-        return
-    for place, rank in enumerate(k.ranks):
-        for named in ({"src": rank}, {"group_src": place}):
-            tensor = k.tensor(k.rank * 10 + place)
-            k.dist.broadcast(tensor, group=group, **named)
-            k.equal(tensor, [float(rank * 10 + place)], f"the tensor of {named}")
