@@ -36,7 +36,7 @@ class ShrinkingGloo(ProcessGroupGloo):
     supports_splitting = True
     supports_shrinking = True
     # `split_group` copies them, which it cannot do with those of gloo.
-    options = None
+    options = "the parent's"
 
     def __init__(self, store: Any, rank: int, size: int, timeout: timedelta) -> None:
         """Make the backend of one group."""
@@ -74,6 +74,8 @@ class SplittingGroup(dist.ProcessGroup):
         """Return a group of these ranks of this group; None on a rank that is not among them."""
         if self.rank() not in ranks:
             return None
+        if more["opts"] != ShrinkingGloo.options:
+            raise ValueError(f"opts = {more['opts']}; expected those of the parent")
         store = dist.PrefixStore(more["group_name"], self._store)
         made = SplittingGroup(store, _place(ranks, self.rank()), len(ranks), more["timeout"])
         made._set_group_name(more["group_name"])

@@ -50,8 +50,12 @@ _EXPECTATIONS = Path(__file__).parents[2] / "backends" / "gloo" / "conformance.j
 _CHANGES = ("statement", "return", "if")
 # Messages for the log, settings of Meta's own build, communicators of torchcomms: no caller sees them.
 _WITHOUT_EFFECT = re.compile(r"logger\.|set_pytorch_distributed_envs_from_justknobs|_world\.comms|comm\.finalize")
-# Conditions that are constant on one build of torch, or without an accelerator. What they guard cannot run here.
-_ELSEWHERE = re.compile(r"torchcomms|_TORCHCOMM_AVAILABLE|Backend\.MPI|accelerator\.is_available|device_id|_is_fp8")
+# Conditions that are constant on one build of torch, one kind of device, or one backend. A line behind one of them that
+# no cell executes cannot run here, and does not count.
+_CONSTANT = re.compile(
+    r"torchcomms|_TORCHCOMM_AVAILABLE|accelerator\.is_available|device_id|device\.type|_is_fp8|Backend\.(MPI|GLOO)|"
+    r"supports_coalescing|_has_hooks"
+)
 _LARGEST_WORLD = 4
 # Function to the plug-in that can do it; others run on gloo.
 _PLUG_INS = {"split_group": "splitting", "shrink_group": "shrinking"}
@@ -66,6 +70,7 @@ class Mutant:
     last_line: int  # of the changed statement, or of the condition
     what: str  # "statement", "return" or "if"
     source: str  # the first line of what changes
+    is_guarded: bool  # whether it stands behind a condition that is constant here
     code: CodeType  # of the changed function
 
     @property
@@ -75,7 +80,7 @@ class Mutant:
 
 
 def mutants() -> Iterator[Mutant]:
-    """Yield every change that can have an effect on this build of torch without an accelerator."""
+    """Yield every change that a caller could see."""
     spec = importlib.util.find_spec("torch")
     assert spec is not None
     path = Path(spec.origin or "").parent / "distributed" / "distributed_c10d.py"
@@ -86,19 +91,19 @@ def mutants() -> Iterator[Mutant]:
     for name in filter(functions.__contains__, ast.literal_eval(listed.value)):
         function = functions[name]
         function.decorator_list = []
-        elsewhere = set(_lines_of_another_build(function))
+        guarded = set(_guarded_lines(function))
         for line, what, mutant in mutants_of(ast.Module([function], []), texts=False):
             source = text.splitlines()[line - 1].strip()
-            if what in _CHANGES and line not in elsewhere and not _WITHOUT_EFFECT.search(source):
+            if what in _CHANGES and not _WITHOUT_EFFECT.search(source):
                 module = compile(mutant, str(path), "exec")
                 code = next(one for one in module.co_consts if isinstance(one, CodeType) and one.co_name == name)
-                yield Mutant(name, line, _last_line(function, line), what, source, code)
+                yield Mutant(name, line, _last_line(function, line), what, source, line in guarded, code)
 
 
-def _lines_of_another_build(function: ast.FunctionDef) -> Iterator[int]:
+def _guarded_lines(function: ast.FunctionDef) -> Iterator[int]:
     for node in ast.walk(function):
-        if isinstance(node, ast.If) and _ELSEWHERE.search(ast.unparse(node.test)):
-            for part in node.body:
+        if isinstance(node, ast.If) and _CONSTANT.search(ast.unparse(node.test)):
+            for part in (*node.body, *node.orelse):
                 yield from range(part.lineno, (part.end_lineno or part.lineno) + 1)
 
 
@@ -274,12 +279,14 @@ def _steps(session: _Session, every: Sequence[Mutant], known: dict[str, Any]) ->
 
 
 def _report(every: Sequence[Mutant], known: dict[str, Any]) -> int:
-    asked = [one for one in every if one.name in known]
+    answered = [one for one in every if one.name in known]
+    asked = [one for one in answered if known[one.name][1] or not one.is_guarded]
     noticed = [one for one in asked if known[one.name][0]]
     for one in asked:
         if one not in noticed:
             print(f"{one.name}, executed by {known[one.name][1]} cells: {one.source}")
-    print(f"{len(noticed)} of {len(asked)} changes are noticed; {len(every) - len(asked)} have not been asked about.")
+    print(f"{len(noticed)} of {len(asked)} changes are noticed.")
+    print(f"{len(answered) - len(asked)} cannot run here; {len(every) - len(answered)} have not been asked about.")
     return 0
 
 
