@@ -182,6 +182,10 @@ def load(state: str, then: ThenBe, test: str | None) -> NoReturn:
 class _Session(CellSession):
     """Runs cells with one change each."""
 
+    def __enter__(self) -> _Session:
+        super().__enter__()
+        return self
+
     def __init__(self, name: str, folder: Path) -> None:
         module = "tests.conformance.able_groups"
         backend = backend_named(name) if name == "gloo" else Backend(name, name, "cpu", register_module=module)

@@ -81,10 +81,13 @@ def _unknown(k: Kit) -> None:
 
 @script("3.4", "init_process_group/not_built_in", fresh=True)
 def _not_built(k: Kit) -> None:
+    """MPI numbers the ranks itself, and warns that the given rank is ignored."""
     for name, ask in (("mpi", k.dist.is_mpi_available), ("nccl", k.dist.is_nccl_available)):
         if not ask():
-            with k.raises(RuntimeError, "MPI|NCCL|built|available"):
+            refused = k.raises(RuntimeError, "MPI|NCCL|built|available")
+            with warnings.catch_warnings(record=True, action="always") as caught, refused:
                 k.dist.init_process_group(name, store=k.world.store, rank=0, world_size=1)
+            k.equal(any("MPI" in str(one.message) for one in caught), name == "mpi", "whether the rank is ignored")
 
 
 @script("3.4", "init_process_group/fake_needs_no_store", fresh=True)

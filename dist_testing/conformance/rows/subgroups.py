@@ -191,7 +191,8 @@ def _can(k: Kit, what: str) -> bool:
 @script("4.4", "split_group/refusals", (2,))
 def _bad_split(k: Kit) -> None:
     split = k.need("split_group")
-    for lists in (None, []):
+    nothing: tuple[Any, ...] = (None, [])
+    for lists in nothing:
         with k.raises((ValueError, RuntimeError)):
             split(split_ranks=lists)
 
@@ -208,7 +209,7 @@ def _split(k: Kit) -> None:
         except RuntimeError as error:
             k.check("device" in str(error), f"another reason: {first_line(error)}")
             return
-    for bad in ([[]], [[0, 0]], [[0, 1, 2, 3, 4]]):
+    for bad in ([list[int]()], [[0, 0]], [[0, 1, 2, 3, 4]]):
         with k.raises(ValueError):
             split(split_ranks=bad)
     with k.raises(ValueError, "not registered"):
