@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch._C._distributed_c10d import ProcessGroupGloo
+from torch._C._distributed_c10d import PrefixStore, ProcessGroupGloo
 from torch.utils.backend_registration import _setup_privateuseone_for_python_backend
 
 _DEVICE = "able"
@@ -36,7 +36,7 @@ class ShrinkingGloo(ProcessGroupGloo):
     supports_splitting = True
     supports_shrinking = True
     # `split_group` copies them, which it cannot do with those of gloo.
-    options = None
+    options = "the parent's"  # type: ignore[assignment]
 
     def __init__(self, store: Any, rank: int, size: int, timeout: timedelta) -> None:
         """Make the backend of one group."""
@@ -48,7 +48,7 @@ class ShrinkingGloo(ProcessGroupGloo):
     def shrink(self, excluded: list[int], flags: int, options: Any) -> ShrinkingGloo:
         """Return a backend of the ranks that are left."""
         left = [rank for rank in range(self.size()) if rank not in excluded]
-        store = dist.PrefixStore(f"without {excluded}", self._store)
+        store = PrefixStore(f"without {excluded}", self._store)
         return ShrinkingGloo(store, _place(left, self.rank()), len(left), self._timeout)
 
 
@@ -58,7 +58,7 @@ class SplittingGroup(dist.ProcessGroup):
     def __init__(self, store: Any, rank: int, size: int, timeout: timedelta) -> None:
         """Make a group with one backend for both devices."""
         # Of the forms of the constructor, the only one that a class in Python can call.
-        super().__init__(rank, size)
+        super().__init__(rank, size)  # type: ignore[call-arg]
         backend = ShrinkingGloo(store, rank, size, timeout)
         for device in ("cpu", _DEVICE):
             self._register_backend(torch.device(device), dist.ProcessGroup.BackendType.GLOO, backend)
@@ -70,11 +70,13 @@ class SplittingGroup(dist.ProcessGroup):
         """Return the store of the group."""
         return self._store
 
-    def split_group(self, ranks: list[int], **more: Any) -> SplittingGroup | None:
+    def split_group(self, ranks: list[int], **more: Any) -> SplittingGroup | None:  # type: ignore[override]
         """Return a group of these ranks of this group; None on a rank that is not among them."""
         if self.rank() not in ranks:
             return None
-        store = dist.PrefixStore(more["group_name"], self._store)
+        if more["opts"] != ShrinkingGloo.options:
+            raise ValueError(f"opts = {more['opts']}; expected those of the parent")
+        store = PrefixStore(more["group_name"], self._store)
         made = SplittingGroup(store, _place(ranks, self.rank()), len(ranks), more["timeout"])
         made._set_group_name(more["group_name"])
         made._set_group_desc(more["group_desc"] or "undefined")

@@ -30,7 +30,7 @@ from types import CodeType, FrameType
 from typing import Any, NoReturn
 
 from dist_testing.conformance.catalogue import all_cells
-from dist_testing.conformance.cell import Cell, Status
+from dist_testing.conformance.cell import WHOLE, Cell, Status
 from dist_testing.conformance.expectations import read_expectations
 from dist_testing.conformance.kit_session import CellSession
 from dist_testing.conformance.on_rank.front_end import CellContext, CellFrontEnd
@@ -48,11 +48,13 @@ _C10D = "torch.distributed.distributed_c10d"
 _EXPECTATIONS = Path(__file__).parents[2] / "backends" / "gloo" / "conformance.json"
 # A check, a warning or another call that is left out; a value that is not returned; a condition that is negated.
 _CHANGES = ("statement", "return", "if")
-# Messages for the log, and counters of torch's telemetry: no caller can see whether they are there.
-_SILENT = re.compile(r"logger\.|torch\._C\._log_api_usage_once|set_pytorch_distributed_envs_from_justknobs")
-# Conditions that are constant on one build of torch, or without an accelerator. What they guard cannot run here.
-_ELSEWHERE = re.compile(
-    r"torchcomms|_TORCHCOMM_AVAILABLE|Backend\.MPI|accelerator\.is_available|device_id|_is_fp8|_BackendWrapper"
+# Messages for the log, settings of Meta's own build, communicators of torchcomms: no caller sees them.
+_WITHOUT_EFFECT = re.compile(r"logger\.|set_pytorch_distributed_envs_from_justknobs|_world\.comms|comm\.finalize")
+# Conditions that are constant on one build of torch, one kind of device, or one backend. A line behind one of them that
+# no cell executes cannot run here, and does not count.
+_CONSTANT = re.compile(
+    r"torchcomms|_TORCHCOMM_AVAILABLE|accelerator\.is_available|device_id|device\.type|_is_fp8|Backend\.(MPI|GLOO)|"
+    r"supports_coalescing|_has_hooks"
 )
 _LARGEST_WORLD = 4
 # Function to the plug-in that can do it; others run on gloo.
@@ -68,6 +70,7 @@ class Mutant:
     last_line: int  # of the changed statement, or of the condition
     what: str  # "statement", "return" or "if"
     source: str  # the first line of what changes
+    is_guarded: bool  # whether it stands behind a condition that is constant here
     code: CodeType  # of the changed function
 
     @property
@@ -77,7 +80,7 @@ class Mutant:
 
 
 def mutants() -> Iterator[Mutant]:
-    """Yield every change that can have an effect on this build of torch without an accelerator."""
+    """Yield every change that a caller could see."""
     spec = importlib.util.find_spec("torch")
     assert spec is not None
     path = Path(spec.origin or "").parent / "distributed" / "distributed_c10d.py"
@@ -88,19 +91,19 @@ def mutants() -> Iterator[Mutant]:
     for name in filter(functions.__contains__, ast.literal_eval(listed.value)):
         function = functions[name]
         function.decorator_list = []
-        elsewhere = set(_lines_of_another_build(function))
+        guarded = set(_guarded_lines(function))
         for line, what, mutant in mutants_of(ast.Module([function], []), texts=False):
             source = text.splitlines()[line - 1].strip()
-            if what in _CHANGES and line not in elsewhere and not _SILENT.search(source):
+            if what in _CHANGES and not _WITHOUT_EFFECT.search(source):
                 module = compile(mutant, str(path), "exec")
                 code = next(one for one in module.co_consts if isinstance(one, CodeType) and one.co_name == name)
-                yield Mutant(name, line, _last_line(function, line), what, source, code)
+                yield Mutant(name, line, _last_line(function, line), what, source, line in guarded, code)
 
 
-def _lines_of_another_build(function: ast.FunctionDef) -> Iterator[int]:
+def _guarded_lines(function: ast.FunctionDef) -> Iterator[int]:
     for node in ast.walk(function):
-        if isinstance(node, ast.If) and _ELSEWHERE.search(ast.unparse(node.test)):
-            for part in node.body:
+        if isinstance(node, ast.If) and _CONSTANT.search(ast.unparse(node.test)):
+            for part in (*node.body, *node.orelse):
                 yield from range(part.lineno, (part.end_lineno or part.lineno) + 1)
 
 
@@ -179,6 +182,10 @@ def load(state: str, then: ThenBe, test: str | None) -> NoReturn:
 class _Session(CellSession):
     """Runs cells with one change each."""
 
+    def __enter__(self) -> _Session:
+        super().__enter__()
+        return self
+
     def __init__(self, name: str, folder: Path) -> None:
         module = "tests.conformance.able_groups"
         backend = backend_named(name) if name == "gloo" else Backend(name, name, "cpu", register_module=module)
@@ -221,11 +228,12 @@ def _chosen(backend: str) -> list[Cell]:
             continue
         if script_of(cell):
             chosen.setdefault((cell.operation, cell.variant, cell.group), []).append(cell)
-        elif cell.world_size <= _LARGEST_WORLD:
-            kind = (cell.dtype == "complex64", cell.mode, cell.group, cell.root, cell.variant)
+        elif 1 < cell.world_size <= _LARGEST_WORLD:
+            place = (cell.root.endswith("_in_group"), cell.group in (WHOLE, "world"))
+            kind = (cell.dtype == "complex64", cell.contract, cell.mode, cell.variant, *place)
             chosen.setdefault((cell.operation, *kind), [cell])
-    # Of a script a world of one, where there is one, and the next size.
-    found = [cell for cells in chosen.values() for cell in cells[:2]]
+    # Of a script one size: the smallest one with several ranks, where there is one.
+    found = [next((cell for cell in cells if cell.world_size > 1), cells[0]) for cells in chosen.values()]
     return sorted((cell for cell in found if backend == "gloo" or cell.operation in _PLUG_INS), key=_cost)
 
 
@@ -275,12 +283,14 @@ def _steps(session: _Session, every: Sequence[Mutant], known: dict[str, Any]) ->
 
 
 def _report(every: Sequence[Mutant], known: dict[str, Any]) -> int:
-    asked = [one for one in every if one.name in known]
+    answered = [one for one in every if one.name in known]
+    asked = [one for one in answered if known[one.name][1] or not one.is_guarded]
     noticed = [one for one in asked if known[one.name][0]]
     for one in asked:
         if one not in noticed:
             print(f"{one.name}, executed by {known[one.name][1]} cells: {one.source}")
-    print(f"{len(noticed)} of {len(asked)} changes are noticed; {len(every) - len(asked)} have not been asked about.")
+    print(f"{len(noticed)} of {len(asked)} changes are noticed.")
+    print(f"{len(answered) - len(asked)} cannot run here; {len(every) - len(answered)} have not been asked about.")
     return 0
 
 

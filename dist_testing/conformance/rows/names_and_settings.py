@@ -224,16 +224,6 @@ def _translate(k: Kit) -> None:
         k.equal(translate(k.dist.group.WORLD, k.rank), k.rank, f"{translate.__name__} in the default group")
 
 
-@script("2.9", "get_group_rank/unregistered_group", (2,), fresh=True)
-def _unregistered(k: Kit) -> None:
-    k.init()
-    group = k.dist.new_group()
-    k.dist.destroy_process_group(group)
-    for translate in (k.dist.get_group_rank, k.dist.get_global_rank):
-        with k.raises(ValueError, "not registered"):
-            translate(group, 0)
-
-
 @script("2.10", "get_process_group_ranks/in_group_order", (4, 5))
 def _group_ranks(k: Kit) -> None:
     k.equal(k.dist.get_process_group_ranks(None), list(range(k.size)), "the ranks of None")
