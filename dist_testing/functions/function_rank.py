@@ -104,6 +104,5 @@ def _own_part(where: TracebackType | None) -> TracebackType | None:
 
 def load(state: str, then: ThenBe, test: str | None) -> NoReturn:
     """Import the caller's main module, which `state` names; reading the call imports the module of its function."""
-    del test
     import_main(state)
     then(CallRankContext())

@@ -8,7 +8,7 @@ import time
 from dist_testing.core.ground.case import CaseBody
 from dist_testing.core.rank.hooks import RankService, ServedRank
 from dist_testing.hang.call_details import watch_calls
-from dist_testing.hang.calls import ADD_ON, CALLS
+from dist_testing.hang.ledger import CALLS, CALLS_ADD_ON
 from dist_testing.hang.recorder import calls_made
 
 
@@ -41,7 +41,7 @@ class CallRecord(RankService):
             self._tell()
 
     def _tell(self) -> None:
-        self._reporter.extra(ADD_ON, CALLS.to_wire(calls_made(self._began_ns)).decode())
+        self._reporter.extra(CALLS_ADD_ON, CALLS.to_wire(calls_made(self._began_ns)).decode())
 
 
 # Once, before the fork server forks its ranks.

@@ -12,8 +12,7 @@ from dist_testing.core.ground.case import CaseBody
 from dist_testing.core.rank.hooks import RankService, ServedRank
 from dist_testing.hang.call_details import before_calls, place_of, watch_calls
 from dist_testing.hang.waits import C10D
-from dist_testing.perturb.delays import DELAYS, Delay
-from dist_testing.perturb.plan import NAME, VARIABLE, read_plan
+from dist_testing.perturb.plan import DELAYS, NAME, VARIABLE, Delay, read_plan
 
 # Of all delays of a rank in a case: in milliseconds, and as a share of the limit of the group.
 _MOST_MS = 1500
@@ -39,7 +38,6 @@ class Delays(RankService):
 
     def case_begin(self, body: CaseBody) -> None:
         """Count the calls of this case from its begin."""
-        del body
         watch_calls()
         self._calls = {}
         self._waited_ms = {}

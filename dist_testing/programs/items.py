@@ -18,7 +18,7 @@ from dist_testing.core.ground.spec import MAX_WORLD_SIZE, Spec
 from dist_testing.core.launch.isolation import isolation_named
 from dist_testing.core.pytest.marked_items import CASE_KEY, RANK_SIDE_KEY, RUN_SPEC_KEY, RankItem
 from dist_testing.core.session.session import current_session
-from dist_testing.programs.program import Program, check_isolation_of_program, check_program
+from dist_testing.programs.program import NO_LIMIT_S, Program, check_isolation_of_program, check_program
 from dist_testing.programs.program_rank import ProgramRankContext, program_loader
 
 _PROGRAM_KEY = pytest.StashKey[Program]()
@@ -124,7 +124,7 @@ class _ProgramFile(pytest.File):
                 name=item.nodeid,
                 world_size=size,
                 body=program.body(strict_calls=session.strict_collectives),
-                timeout_s=program.timeout_s or session.timeout_s,
+                timeout_s=session.timeout_s if program.has_limit else NO_LIMIT_S,
                 isolation=spec.isolation,
                 init=False,
                 expected_exits=program.expected_exits,

@@ -183,8 +183,6 @@ class Quarantine:
     def _fail(self, session: pytest.Session, row: Row, text: str) -> None:
         nodeid = f"{row.file.name}::row {row.number}"
         report = pytest.TestReport(nodeid, (row.file.name, None, nodeid), {}, "failed", text, "call")
-        # Written for the user: the first line tells it.
-        report.is_distributed = True  # type: ignore[attr-defined]
         self._row_report = report
         session.config.hook.pytest_runtest_logreport(report=report)
         self._row_report = None

@@ -44,20 +44,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
     # The records live until the end, so that looking for garbage among them only takes time.
     gc.disable()
     try:
-        _enter_working_directory()
+        # $BUILD_WORKING_DIRECTORY (Bazel): with `bazel run`: the directory of the user, for relative paths.
+        if directory := os.environ.get("BUILD_WORKING_DIRECTORY"):
+            os.chdir(directory)
         return command(options)
     except ReportError as error:
         sys.stderr.write(f"report: {error}\n")
         return 2
     finally:
         gc.enable()
-
-
-def _enter_working_directory() -> None:
-    """Go where the user has called `bazel run`."""
-    # $BUILD_WORKING_DIRECTORY (Bazel): with `bazel run`: the directory of the user, for relative paths.
-    if directory := os.environ.get("BUILD_WORKING_DIRECTORY"):
-        os.chdir(directory)
 
 
 def _run(options: argparse.Namespace) -> int:

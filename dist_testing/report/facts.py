@@ -8,16 +8,11 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from dist_testing.core.ground.record import BAD, CaseRecord, Status
-from dist_testing.report.model import Action, NotRun, Report, RunRecord, is_label
+from dist_testing.report.model import Action, NotRun, Report, RunRecord
 from dist_testing.report.result_xml import seconds_in
 from dist_testing.report.words import grouped, utc
 
-# pytest's message of a test without ranks is only the place; the first such line of its text says more.
-_PLACE = re.compile(r"\S+:\d+: \w+")
-_ERROR = re.compile(r"^E +(\S.*)$", re.MULTILINE)
-_MARK = re.compile(r"^E +")
 _NUMBERS = re.compile(r"\d+\.\d+ s|0x[0-9a-f]+|pid \d+")
-_WORLD = re.compile(r"^ \(world of \d+\)(?=: )")
 # `core.engine.report` separates parts with such a line.
 _RULE = re.compile(r"^-{80,}$", re.MULTILINE)
 # Titles of parts, in the order in which they matter: the culprit, its output, others that failed, stacks.
@@ -100,22 +95,7 @@ def headline(run: RunRecord, case: CaseRecord | None) -> str:
     if case is None:
         why = f"none of its {len(run.cases)} case(s) says why" if run.has_results else "its cases are unknown"
         return f"Bazel says {run.status}, and {why}."
-    told = _without_name(case.message, case.nodeid) if case.nodeid else case.message
-    # pytest marks the lines of the error itself.
-    told = _MARK.sub("", told)
-    if _PLACE.fullmatch(told) and (error := _ERROR.search(case.text)):
-        told = f"{error[1]} ({told})"
-    return told.strip() or ("It failed without a message." if case.status in BAD else "")
-
-
-def _without_name(message: str, nodeid: str) -> str:
-    # Under Bazel the runner names the target before the case.
-    target, comma, rest = message.partition(f", case {nodeid}")
-    if not (comma and is_label(target)):
-        if not message.startswith(nodeid):
-            return message
-        rest = message.removeprefix(nodeid)
-    return _WORLD.sub("", rest, count=1).removeprefix(": ")
+    return case.message.strip() or ("It failed without a message." if case.status in BAD else "")
 
 
 def gpus_of(case: CaseRecord) -> tuple[str, float]:

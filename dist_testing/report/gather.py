@@ -9,7 +9,7 @@ import re
 import zlib
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Literal
 
@@ -49,17 +49,17 @@ def gather(paths: Sequence[Path], disk_cache: Path | None = None, *, is_brief: b
     return gathering.report
 
 
+@dataclass(slots=True)
 class _Gathering:
-    def __init__(self, disk_cache: Path | None, is_brief: bool) -> None:
-        self._is_brief = is_brief
-        self._disk_cache = disk_cache
-        self._invocations: list[InvocationRecord] = []
-        self._runs: list[RunRecord] = []
-        self._targets: list[str] = []
-        self._not_run: list[NotRun] = []
-        self._problems: list[Problem] = []
-        # Files that belong to a run already: a folder and the build events of its files may both be named.
-        self._known: set[Path] = set()
+    _disk_cache: Path | None
+    _is_brief: bool
+    _invocations: list[InvocationRecord] = field(default_factory=list)
+    _runs: list[RunRecord] = field(default_factory=list)
+    _targets: list[str] = field(default_factory=list)
+    _not_run: list[NotRun] = field(default_factory=list)
+    _problems: list[Problem] = field(default_factory=list)
+    # Files that belong to a run already: a folder and the build events of its files may both be named.
+    _known: set[Path] = field(default_factory=set)
 
     @property
     def report(self) -> Report:

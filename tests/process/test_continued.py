@@ -98,7 +98,7 @@ def test_a_run_goes_on_where_it_was_killed(starter: Starter, tmp_path: Path, num
         ("notes\n", [], "the file has other content, and is left as it is"),
         ("notes", [], "the file has other content, and is left as it is"),
         ('{"event": "run_started", "schema": 2}\n', [], "the file has other content, and is left as it is"),
-        (_HEAD.replace("1", "2", 1), [], "its schema is 2; this version of dist_testing reads 1"),
+        (_HEAD.replace("1", "2", 1), [], "and is left as it is: dist_continue = 2; expected "),
         (_HEAD + "{}\n" + _HEAD, [], "line 2 is damaged: missing fields ['case', 'status']"),
         (_HEAD + '{"case": "a", "status": "good"}\n', [], "line 2 is damaged: status = 'good'; expected one of "),
         (_HEAD, ["--dist-world-size=2"], "with backend gloo, isolation fork, world sizes 4; this run has backend gloo"),

@@ -194,8 +194,11 @@ def test_a_case_is_within_its_test_and_the_test_is_reported(starter: Starter, tm
     assert "no_such_module" in records["test_broken.py"].text
     assert dict(records["test_of_the_runner"].properties) == {"colour": "green"}
     failed = records["test_of_ranks"]
-    assert failed.message == failed.text.partition("\n")[0]
+    name, _, said = failed.text.partition("\n")[0].partition(": ")
+    assert (name, said) == (f"{failed.nodeid} (world of 1)", failed.message)
     assert "AssertionError: boom" in failed.message
+    assert records["test_twice_wrong"].message == "RuntimeError: the call is wrong"
+    assert records["test_broken.py"].message == "ModuleNotFoundError: No module named 'no_such_module'"
     assert [len(records[name].ranks) for name in ("test_of_ranks", "test_of_the_runner", "test_skipped")] == [1, 0, 0]
     # A teardown that fails after the call: both texts, and one record that replaces the first.
     twice = records["test_twice_wrong"].text

@@ -91,10 +91,10 @@ def test_deadline_shorter_than_the_reserve_still_ends_in_order(starter: Starter,
     )
     ended = target.run(starter, env={"TEST_TIMEOUT": "1"})
     assert "target's time was over" in ended.log, ended.log
-    # On a busy machine the second is over before the ranks are ready, and no test has begun.
+    # On a busy machine the second is over before the ranks are ready, or before a test has begun.
     if ended.code != pytest.ExitCode.INTERRUPTED:
         assert ended.code == pytest.ExitCode.TESTS_FAILED, ended.log
-        assert ["failure", "failure"] == [result.outcome for result in target.xml().values()]
+        assert {result.outcome for result in target.xml().values()} in ({"failure"}, {"failure", "error"}, {"error"})
 
 
 def test_a_case_without_time_left_is_not_reported_as_a_hang(starter: Starter, tmp_path: Path) -> None:

@@ -218,6 +218,21 @@ def test_the_exit_codes_are_the_verdict(
         assert program.command(result.case, engine.spec) == f"{command} {shlex.quote(how)}"
 
 
+@pytest.mark.parametrize(
+    ("option", "code", "said"),
+    [
+        ("--world-size=0", 4, "--dist-world-size=0: expected numbers from 1"),
+        ("--isolation=pool", 2, 'isolation "pool" for a program'),
+        ("--timeout=1", 1, "ranks 0, 1 were still running at the deadline"),
+    ],
+)
+def test_options_are_those_of_pytest(starter: Starter, tmp_path: Path, option: str, code: int, said: str) -> None:
+    """If this fails, a wrong value is ignored, or a run has no limit although the user sets one."""
+    ended = _run(starter, tmp_path, "import threading\nthreading.Event().wait()", option)
+    assert ended.code == code, ended.log
+    assert said in ended.log
+
+
 def test_tracebacks_that_nothing_catches_have_the_rank(starter: Starter, tmp_path: Path) -> None:
     """If this fails, torch's exception hook is lost, or a traceback of a rank is printed twice or not at all."""
     script = """

@@ -14,8 +14,9 @@ from dist_testing.core.ground.errors import UsageError
 from dist_testing.core.ground.layout import LOOPBACK, Layout
 from dist_testing.core.ground.spec import Spec
 from dist_testing.core.launch.isolation import FORK
-from dist_testing.nodes.addresses import MAX_NODES, node_address, node_name
 from dist_testing.nodes.check import Spread, check, check_node_count, places_of
+from dist_testing.nodes.links import MAX_NODES
+from dist_testing.nodes.namespaces import node_address, node_name
 
 
 def _case(nodes: Any, size: int = 4, isolation: str = "fork") -> Case:

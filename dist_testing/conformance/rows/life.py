@@ -53,8 +53,9 @@ def _hash(k: Kit) -> None:
 
 @script("3.2", "init_process_group/file_method", (2,), fresh=True)
 def _file_method(k: Kit) -> None:
-    url = f"file://{k.world.tmp_path / 'method'}"
-    k.dist.init_process_group(k.backend, init_method=url, rank=k.rank, world_size=k.size)
+    url, limit = f"file://{k.world.tmp_path / 'method'}", timedelta(seconds=70)
+    k.dist.init_process_group(k.backend, init_method=url, rank=k.rank, world_size=k.size, timeout=limit)
+    k.equal(k.c10d._get_default_store().timeout, limit, "the limit of the store")
     k.check_sum()
 
 
@@ -161,6 +162,24 @@ def _again(k: Kit) -> None:
         k.check_sum()
         k.dist.destroy_process_group()
         k.equal(k.dist.get_pg_count(), 0, "get_pg_count()")
+
+
+@script({"destroy_process_group": "3.10", "_abort_process_group": "3.11"}, "{}/leaves_nothing", fresh=True)
+def _nothing_left(k: Kit, what: str) -> None:
+    """No table has a group that is gone, and no name finds it."""
+    k.init()
+    world, end = k.c10d._world, k.need(what)
+    groups = [k.dist.group.WORLD, k.dist.new_group(), k.c10d._new_group_with_tag([0], pg_tag="kit")]
+    names = [group.group_name for group in groups]
+    end(groups[1])
+    k.check(not any(groups[1] in tagged for tagged in world.tags_to_pg.values()), "a tag has a group that is gone")
+    end()
+    tables = ("map", "names", "group_ranks", "backend_config", "to_tag", "coalesce_state")
+    full = [name for name in (*(f"pg_{name}" for name in tables), "tags_to_pg") if getattr(world, name)]
+    k.equal(full, [], "the tables that have a group that is gone")
+    for name in names:
+        with k.raises(Exception):
+            k.c10d._resolve_process_group(name)
 
 
 @script("3.10", "destroy_process_group/pending_work", (2,), fresh=True)

@@ -155,7 +155,7 @@ def _send_batch(k: Kit) -> None:
         k.equal(found, [_thing(2)], "the object")
 
 
-@script("9.5", "send_object_list/to_itself", (1, 2))
-def _send_self(k: Kit) -> None:
-    with k.raises(ValueError):
-        k.dist.send_object_list([1], dst=k.rank)
+@script("9.5", "{}/to_itself", (1, 2), each=("send_object_list", "recv_object_list"))
+def _send_self(k: Kit, what: str) -> None:
+    with k.raises(ValueError, "should not be the same"):
+        getattr(k.dist, what)([1], k.rank)

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import socket
 import time
+import warnings
 from datetime import timedelta
 
 from dist_testing.conformance.kit import Kit
@@ -96,12 +98,11 @@ def _destroy_collecting(k: Kit) -> None:
     """Calls that a block has collected end with the group, and not in the next one."""
     k.init()
     group = k.dist.new_group()
-    try:
-        with k.c10d._coalescing_manager(group):
-            k.dist.all_reduce(k.tensor(1), group=group)
-            k.dist.destroy_process_group(group)
-    except (KeyError, RuntimeError, ValueError):
-        pass
+    ended = contextlib.suppress(KeyError, RuntimeError, ValueError)
+    with ended, warnings.catch_warnings(record=True, action="always") as caught, k.c10d._coalescing_manager(group):
+        k.dist.all_reduce(k.tensor(1), group=group)
+        k.dist.destroy_process_group(group)
+    k.check(any("coalesced" in str(one.message) for one in caught), "no warning")
     k.equal(len(k.c10d._world.pg_coalesce_state), 0, "the groups whose calls are still collected")
     k.check_sum()
 

@@ -173,7 +173,7 @@ class BazelSession:
             report.outcome = "failed"
             # Otherwise it would be an expected failure.
             vars(report).pop("wasxfail", None)
-            reports.show(item, report, text)
+            report.longrepr = reports.text_at_test(item, text)
         return report
 
     @pytest.hookimpl(tryfirst=True)

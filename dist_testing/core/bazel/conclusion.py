@@ -85,7 +85,7 @@ class Conclusion:
     def add(self, case: CaseRecord) -> None:
         """Add a case to the results, or replace its first record. If it has run, end the first line of the log."""
         if case.status == "error":
-            self.tell_infrastructure(case.message)
+            self.tell_infrastructure(f"{case.name}: {case.message}")
         self._put(case)
         if case.has_run:
             self._head.end_line("" if self.has_ranks else ": NO CASE RAN ON RANKS")

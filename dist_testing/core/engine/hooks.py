@@ -118,9 +118,6 @@ class WorldWatcher:
     makes it can also return None: then this world has none.
 
         class MemoryLimit(WorldWatcher):
-            def __init__(self, world: WatchedWorld) -> None:
-                self._world = world
-
             def begin_case(self, start: CaseStart) -> None:
                 self.next_s = start.began_s + 1
 
@@ -138,6 +135,10 @@ class WorldWatcher:
 
     next_s: float = math.inf
     headline: str = ""
+
+    def __init__(self, world: WatchedWorld) -> None:
+        """Keep the world that it watches, as `_world`."""
+        self._world = world
 
     def begin_case(self, start: CaseStart) -> None:
         """Forget the last case: this one begins."""

@@ -1,4 +1,4 @@
-"""Decides in the runner whether `xfail(raises=...)` expects what ranks have raised.
+"""Decides whether `xfail(raises=...)` expects what ranks have raised.
 
 The runner chooses the mark, and the rank has the exception. A name is not enough: two classes can have the same one. So
 the rank tells which marks of its own item expect the exception, by their numbers, and the runner looks for its mark.
@@ -12,30 +12,12 @@ from typing import Any
 import pytest
 
 from dist_testing.core.ground.case import CaseResult
-from dist_testing.core.ground.errors import UsageError
 from dist_testing.core.pytest.internals import xfailed_key
 
 
-def expected_classes(item: pytest.Item) -> list[tuple[type, ...]]:
-    """Return what each xfail mark of an item gives as `raises`; empty for a mark without it, or with no classes."""
-    found = []
-    for raises in _raises(item):
-        classes = raises if isinstance(raises, tuple) else (raises,)
-        found.append(classes if all(isinstance(cls, type) for cls in classes) else ())
-    return found
-
-
-def check_expectation(item: pytest.Item) -> None:
-    """Refuse an xfail mark that needs the exception itself."""
-    mark = item.stash.get(xfailed_key, None)
-    raises: Any = None if mark is None else mark.raises
-    for cls in raises if isinstance(raises, tuple) else (raises,):
-        if cls is not None and not isinstance(cls, type):
-            raise UsageError(
-                f"{item.nodeid}: xfail(raises={cls!r}).\n"
-                "The exception stays on its rank, which can only tell the runner whether it is of a class.\n"
-                "Give a class, or a tuple of classes; or use the context manager in the test."
-            )
+def expected_by(item: pytest.Item, error: BaseException) -> tuple[int, ...]:
+    """Return the numbers of the xfail marks of an item that expect an exception; call it on the rank that has it."""
+    return tuple(number for number, raises in enumerate(_raises(item)) if _expects(raises, error))
 
 
 def expects(item: pytest.Item, result: CaseResult) -> bool:
@@ -56,3 +38,10 @@ def decide_xfail(item: pytest.Item, *, is_expected: bool) -> None:
 
 def _raises(item: pytest.Item) -> list[Any]:
     return [mark.kwargs.get("raises") for mark in item.iter_markers("xfail")]
+
+
+def _expects(raises: Any, error: BaseException) -> bool:
+    if isinstance(raises, type | tuple):
+        return isinstance(error, raises)
+    # `pytest.RaisesExc` and `pytest.RaisesGroup`.
+    return hasattr(raises, "matches") and bool(raises.matches(error))

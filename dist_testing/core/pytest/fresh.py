@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Sequence
 from typing import NoReturn
@@ -15,7 +16,6 @@ from dist_testing.core.pytest import plugin
 from dist_testing.core.pytest.in_runner import FRESH_KEY
 from dist_testing.core.pytest.marked_items import SPEC_KEY
 from dist_testing.core.pytest.plugin import runner_plugin
-from dist_testing.core.pytest.pytest_messages import PYTEST_SESSIONS, PytestSession
 from dist_testing.core.rank.bootstrap import RankContext
 
 # Options of the runner's session that a second process must not follow, to the values that it has for them. Those of
@@ -39,13 +39,14 @@ _OF_RUNNER = {
 def load(state: str, then: ThenBe, test: str | None) -> NoReturn:
     """Collect the tests as the runner did, then be a rank or a fork server: `then`, with the rank context, is that.
 
-    `state` is the runner's `PytestSession`; `test` the node id of the only test that the interpreter needs, None if it
-    is not known yet.
+    `state` is a list in JSON: the arguments and the directory of the runner's session, and the text of the target's
+    spec, "" without a target. `test` is the node id of the only test that the interpreter needs, None if it is not
+    known yet.
     """
-    session = PYTEST_SESSIONS.from_wire(state)
-    os.chdir(session.directory)
-    collecting = FreshSession(session, then, test)
-    code = pytest.main([*session.arguments, "--no-header", "-qq"], plugins=[collecting, plugin])
+    arguments, directory, spec = json.loads(state)
+    os.chdir(directory)
+    collecting = FreshSession(spec, then, test)
+    code = pytest.main([*arguments, "--no-header", "-qq"], plugins=[collecting, plugin])
     if collecting.errors:
         raise LaunchError("\n".join(["The tests could not be imported in a fresh interpreter.", *collecting.errors]))
     raise LaunchError(
@@ -58,8 +59,8 @@ def load(state: str, then: ThenBe, test: str | None) -> NoReturn:
 class FreshSession:
     """A pytest plugin for fresh interpreters: it collects as the runner did, and then runs no tests itself."""
 
-    def __init__(self, session: PytestSession, then: ThenBe, nodeid: str | None) -> None:
-        self._session = session
+    def __init__(self, spec: str, then: ThenBe, nodeid: str | None) -> None:
+        self._spec = spec
         self._then = then
         self._nodeid = nodeid
         # Of files that could not be collected: the whole report of this interpreter.
@@ -101,5 +102,5 @@ class FreshSession:
             self._then(context)
 
         early_config.stash[FRESH_KEY] = then
-        if self._session.spec is not None:
-            early_config.stash[SPEC_KEY] = read_spec(self._session.spec)
+        if self._spec:
+            early_config.stash[SPEC_KEY] = read_spec(self._spec)

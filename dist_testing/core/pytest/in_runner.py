@@ -7,8 +7,10 @@ pytest collects, selects, skips and reports tests in the runner. The test itself
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import unittest
+from collections import ChainMap
 from collections.abc import Callable, Generator, Mapping
 from pathlib import Path
 from types import MappingProxyType
@@ -34,7 +36,8 @@ from dist_testing.core.process.launcher_messages import Loader
 from dist_testing.core.pytest import other_plugins, reports
 from dist_testing.core.pytest.backend_hook import declared_backends
 from dist_testing.core.pytest.debugger import check_world, debug_rank, leave_ranks_to_ranks
-from dist_testing.core.pytest.expectations import check_expectation, decide_xfail, expects
+from dist_testing.core.pytest.expectations import decide_xfail, expects
+from dist_testing.core.pytest.internals import evaluate_skip_marks
 from dist_testing.core.pytest.marked_items import (
     CASE_KEY,
     RANK_SIDE_KEY,
@@ -45,7 +48,6 @@ from dist_testing.core.pytest.marked_items import (
     check_pools,
     forks_of,
     function_of,
-    has_skip_mark,
     is_marked,
     is_multi_process,
     item_marker,
@@ -56,7 +58,6 @@ from dist_testing.core.pytest.marked_items import (
 from dist_testing.core.pytest.marker import Distributed
 from dist_testing.core.pytest.option_values import check_plugins, chosen, read_spec, timeout_s, worlds_at_once
 from dist_testing.core.pytest.options import JOBS_OPTION, KEEPS_OPTION, arguments_of_part, register_plugin, with_plugin
-from dist_testing.core.pytest.pytest_messages import PYTEST_SESSIONS, PytestSession
 from dist_testing.core.pytest.pytest_rank import EXPECTED, FRONT_END, PytestRankContext, current_world
 from dist_testing.core.pytest.session_events import SessionEvents
 from dist_testing.core.pytest.world_items import RanksFailedError, ended_from_outside, make_world_item
@@ -140,9 +141,9 @@ class RunnerPlugin:
         if (rank_side := config.stash.get(RANK_SIDE_KEY, None)) is not None:
             # Such ranks have an interpreter without pytest and what pytest changes.
             return Engine(self._spec, budget, *rank_side, may_fork_runner=False)
-        session = PytestSession(arguments_of_part(config), str(config.invocation_params.dir), self._spec.text or None)
+        session = arguments_of_part(config), str(config.invocation_params.dir), self._spec.text
         # By name: the module that collects the tests again imports this one.
-        loader = Loader(f"{__package__}.fresh", PYTEST_SESSIONS.to_wire(session).decode())
+        loader = Loader(f"{__package__}.fresh", json.dumps(session))
         arguments = self._spec, budget, self.context, loader
         if self._existing_owner is None:
             return Engine(*arguments)
@@ -244,7 +245,6 @@ class RunnerPlugin:
     def _run_world(self, item: pytest.Item) -> None:
         """Run a marked item on the ranks, and raise what pytest is to report."""
         try:
-            check_expectation(item)
             case = self.case_of(item)
             with ended_from_outside(item):
                 result = self._engine.run(case) if self._look_ahead is None else self._look_ahead.run(item, case)
@@ -329,7 +329,9 @@ class RunnerPlugin:
         cls = getattr(item, "cls", None)
         try:
             function = function_of(item)
-            if has_skip_mark(item) or any(getattr(marked, "__unittest_skip__", False) for marked in (function, cls)):
+            if evaluate_skip_marks(item) or any(
+                getattr(marked, "__unittest_skip__", False) for marked in (function, cls)
+            ):
                 return True
             # A property of a class has its value only on an instance.
             of_class = getattr(cls, "world_size", None) if is_multi_process(item) else None
@@ -344,7 +346,7 @@ class RunnerPlugin:
 
     def _missing(self, function: Any, size: int, settings: Mapping[str, Any] = MappingProxyType({})) -> str | None:
         """Return what the machine lacks for a test, by its spec or its requirements; None if nothing is known."""
-        unmet = function and unmet_requirement(function, os.environ | {"WORLD_SIZE": str(size)})
+        unmet = function and unmet_requirement(function, ChainMap({"WORLD_SIZE": str(size)}, os.environ))
         return missing_need(self._spec, size, settings) or unmet
 
     def isolation_of(self, item: pytest.Item) -> Isolation:
@@ -376,15 +378,13 @@ class RunnerPlugin:
         """Show an error of this library by its text, also one of a unittest case or of a plain test."""
         report = yield
         error = call.excinfo and call.excinfo.value
-        if isinstance(error, RanksFailedError):
-            reports.show(item, report, str(error))
-        elif isinstance(error, DistTestingError):
-            reports.show(item, report, str(error))
+        if isinstance(error, RanksFailedError | DistTestingError):
+            report.longrepr = reports.text_at_test(item, str(error))
             report.user_properties += (cause := reports.cause_of(error))
             # pytest takes those of its XML file from the report of the teardown.
             item.user_properties += [pair for pair in cause if pair not in item.user_properties]
         elif isinstance(error, CaseFailedError) and call.when == "call":
-            reports.show(item, report, reports.failure_text(item, error.result, self._spec))
+            report.longrepr = reports.text_at_test(item, reports.failure_text(item, error.result, self._spec))
             report.user_properties += reports.properties(error.result)
             if self._outputs is not None:
                 keep_logs(error.result, self._outputs)

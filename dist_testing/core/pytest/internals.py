@@ -3,7 +3,8 @@
 pytest decides about a distributed test and reports it as if the test had run in the runner, but it runs on ranks.
 pytest's public names are for plugins that leave the running to pytest. The library also needs:
 
-- the mark `xfail` that pytest has chosen for an item (`xfailed_key`);
+- the mark `xfail` that pytest has chosen for an item (`xfailed_key`), and whether a mark will skip an item
+  (`evaluate_skip_marks`);
 - the parser of `-k` expressions (`parse_expression`), and of configuration files (`load_config_dict_from_file`);
 - on a rank, another file for pytest's own output, another folder for temporary files, and a set-up of its own.
 
@@ -19,9 +20,9 @@ from typing import Any, TextIO
 import pytest
 from _pytest.config.findpaths import load_config_dict_from_file
 from _pytest.mark import _parse_expression as parse_expression
-from _pytest.skipping import xfailed_key
+from _pytest.skipping import evaluate_skip_marks, xfailed_key
 
-__all__ = ["load_config_dict_from_file", "parse_expression", "xfailed_key"]
+__all__ = ["evaluate_skip_marks", "load_config_dict_from_file", "parse_expression", "xfailed_key"]
 
 
 def replace_setup_state(session: pytest.Session, make: Callable[[type], Any]) -> None:

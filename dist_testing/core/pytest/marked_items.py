@@ -241,15 +241,6 @@ def is_method_of_unittest(item: pytest.Item) -> bool:
     return isinstance(cls, type) and issubclass(cls, unittest.TestCase)
 
 
-def has_skip_mark(item: pytest.Item) -> bool:
-    """Return whether a mark certainly skips the item; False for a condition that is a text, which pytest evaluates."""
-    conditions = [
-        (mark.kwargs["condition"],) if "condition" in mark.kwargs else mark.args for mark in item.iter_markers("skipif")
-    ]
-    is_met = any(condition and not isinstance(condition, str) for given in conditions for condition in given)
-    return is_met or item.get_closest_marker("skip") is not None
-
-
 def function_of(item: pytest.Item) -> Any:
     """Return the test function of an item, not bound to an instance; None if it has none."""
     # Not `item.obj`: for that pytest makes an instance of a unittest class.

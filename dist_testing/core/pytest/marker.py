@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from functools import partial
 from typing import Any
 
 import pytest
@@ -82,62 +81,25 @@ def read_marker(definition: pytest.Function | Any) -> Distributed | None:
         otherwise = f"Leave it out, or install the add-on {unknown!r} if it is a setting of one. {_OTHER_PROJECT}"
         way_out = did_you_mean(unknown, known, otherwise)
         raise _wrong(definition, f"{unknown} = {arguments[unknown]!r}", f"It takes {', '.join(known)}", way_out)
-    given = {
-        name: _READERS[name](definition, f"{name} = {value!r}", value)
-        for name, value in arguments.items()
-        if value is not None and name in _READERS
+    given = {name: value for name, value in arguments.items() if value is not None and name in _RULES}
+    for name, value in given.items():
+        is_possible, rule = _RULES[name]
+        if not is_possible(value):
+            isolations = ", ".join(isolation_names())
+            raise _wrong(definition, f"{name} = {value!r}", rule.format(isolations=isolations))
+    try:
+        for backend in given.get("backends", ()):
+            check_backend_name(backend)
+        check_features(given.get("features", ()))
+    except UsageError as error:
+        raise UsageError(f"{definition.nodeid}: @pytest.mark.{marker_name(definition.config)}: {error}") from error
+    if "world_size" in given and not isinstance(given["world_size"], list | tuple):
+        given["world_size"] = [given["world_size"]]
+    own_arguments: dict[str, Any] = {
+        name: tuple(value) if isinstance(value, list) else value for name, value in given.items()
     }
-    asked = {name: value for name, value in arguments.items() if name not in _READERS}
-    return Distributed(**given, settings=read_settings(definition.nodeid, asked))
-
-
-def _world_sizes(definition: Any, given: str, value: object) -> tuple[int, ...]:
-    sizes: list[Any] = list(value) if isinstance(value, list | tuple) else [value]
-    if not sizes or not all(map(is_world_size, sizes)):
-        raise _wrong(definition, given, f"It is a number from 1 to {MAX_WORLD_SIZE}, or a list of such numbers")
-    if len(set(sizes)) < len(sizes):
-        raise _wrong(definition, given, "Each size makes one case", "Name each once.")
-    return tuple(sizes)
-
-
-def _true_or_false(definition: Any, given: str, value: object) -> bool:
-    if not isinstance(value, bool):
-        raise _wrong(definition, given, "It is True or False")
-    return value
-
-
-def _timeout(definition: Any, given: str, value: object) -> float:
-    if not is_timeout(value):
-        raise _wrong(definition, given, f"It is a number of seconds above 0, up to {MAX_TIMEOUT_S}")
-    return float(value)
-
-
-def _isolation(definition: Any, given: str, value: object) -> str:
-    if not isinstance(value, str) or value not in isolation_names():
-        raise _wrong(definition, given, f"It is one of {', '.join(isolation_names())}")
-    return value
-
-
-def _exits(definition: Any, given: str, value: object) -> dict[int, int]:
-    if not isinstance(value, dict) or not all(
-        type(rank) is int and type(code) is int and rank >= 0 for rank, code in value.items()
-    ):
-        raise _wrong(definition, given, "It maps ranks to exit codes; a negative code is a signal")
-    return value
-
-
-def _names(definition: Any, given: str, value: object, check: Callable[[str], object]) -> tuple[str, ...]:
-    names = list(value) if isinstance(value, Sequence) and not isinstance(value, str) else []
-    if not names or not all(isinstance(name, str) for name in names):
-        raise _wrong(definition, given, "It is a list of names")
-    for name in names:
-        try:
-            check(name)
-        except UsageError as error:
-            raise UsageError(
-                f"{definition.nodeid}: @pytest.mark.{marker_name(definition.config)} with {given}.\n{error}"
-            ) from error
-    return tuple(names)
+    asked = {name: value for name, value in arguments.items() if name not in _RULES}
+    return Distributed(**own_arguments, settings=read_settings(definition.nodeid, asked))
 
 
 def _wrong(definition: Any, given: str, rule: str, way_out: str = "Correct it, or leave it out.") -> UsageError:
@@ -145,14 +107,29 @@ def _wrong(definition: Any, given: str, rule: str, way_out: str = "Correct it, o
     return UsageError(f"{definition.nodeid}: @pytest.mark.{name} with {given}.\n{rule}.\n{way_out}")
 
 
-# Argument to the function that checks its value, and returns it as `Distributed` has it.
-_READERS: dict[str, Callable[[Any, str, object], Any]] = {
-    "world_size": _world_sizes,
-    "init": _true_or_false,
-    "timeout": _timeout,
-    "isolation": _isolation,
-    "expected_exits": _exits,
-    "backends": partial(_names, check=check_backend_name),
-    "features": partial(_names, check=lambda name: check_features([name])),
-    "strict_collectives": _true_or_false,
+def _are_sizes(value: Any) -> bool:
+    sizes = value if isinstance(value, list | tuple) else [value]
+    return bool(sizes) and all(map(is_world_size, sizes)) and len(set(sizes)) == len(sizes)
+
+
+def _are_exits(value: Any) -> bool:
+    return isinstance(value, dict) and all(
+        type(rank) is int and type(code) is int and rank >= 0 for rank, code in value.items()
+    )
+
+
+def _are_names(value: Any) -> bool:
+    return isinstance(value, list | tuple) and bool(value) and all(isinstance(name, str) for name in value)
+
+
+# Argument to whether its value is possible, and the rule for it.
+_RULES: dict[str, tuple[Callable[[Any], bool], str]] = {
+    "world_size": (_are_sizes, f"It is a number from 1 to {MAX_WORLD_SIZE}, or a list of such numbers, each once"),
+    "init": (lambda value: isinstance(value, bool), "It is True or False"),
+    "timeout": (is_timeout, f"It is a number of seconds above 0, up to {MAX_TIMEOUT_S}"),
+    "isolation": (lambda value: value in isolation_names(), "It is one of {isolations}"),
+    "expected_exits": (_are_exits, "It maps ranks to exit codes; a negative code is a signal"),
+    "backends": (_are_names, "It is a list of names"),
+    "features": (_are_names, "It is a list of names"),
+    "strict_collectives": (lambda value: isinstance(value, bool), "It is True or False"),
 }

@@ -48,6 +48,39 @@ EVENTS_OPTION = "--dist-events"
 JOBS_OPTION = "--dist-jobs"
 WATCH_OPTION = "--dist-watch"
 
+# Option to the name of its value, "" for none, and its text.
+_OPTIONS = {
+    "--dist-backend": ("NAME", f"backend of the worlds (default: {default_backend().name})"),
+    "--dist-world-size": (
+        "N[,N...]",
+        f"ranks of a test that sets no world_size; each number makes a case (default: {DEFAULT_WORLD_SIZE})",
+    ),
+    "--dist-isolation": ("ISOLATION", f"how ranks are made: {ISOLATIONS} (default: the target's, else the backend's)"),
+    "--dist-timeout": ("SECONDS", "limit of a case that sets no timeout (default: the backend's)"),
+    "--dist-on-missing": (
+        "skip|fail",
+        "what to do with a test whose hardware the machine lacks (default: skip, or fail if it is promised)",
+    ),
+    "--dist-strict-collectives": (
+        "",
+        "fail a test whose ranks pass but make different collective calls (default: compare calls only after a "
+        "failure)",
+    ),
+    "--dist-debug-rank": ("RANK", "give this rank the terminal, for breakpoint() and --pdb; no limit applies"),
+    JOBS_OPTION: (
+        "N|auto",
+        "number of worlds that run side by side; auto: as many as the CPUs, GPUs and memory allow (default: 1)",
+    ),
+    WATCH_OPTION: (
+        "",
+        "run the tests again after each save of a file, in forks of a process that has imported torch",
+    ),
+    EVENTS_OPTION: (
+        "FILE",
+        "write the events of the run, with times, as JSON lines; a name that ends in .gz compresses them",
+    ),
+}
+
 
 def add_options(parser: pytest.Parser) -> None:
     """Declare the options."""
@@ -63,59 +96,16 @@ def add_options(parser: pytest.Parser) -> None:
         type="args",
         default=[],
     )
-    group = parser.getgroup("distributed", "distributed tests (dist_testing)")
-    group.addoption("--dist-backend", metavar="NAME", help=f"backend of the worlds (default: {default_backend().name})")
-    group.addoption(
-        "--dist-world-size",
-        metavar="N[,N...]",
-        help=f"ranks of a test that sets no world_size; each number makes a case (default: {DEFAULT_WORLD_SIZE})",
-    )
-    group.addoption(
-        "--dist-isolation",
-        metavar="ISOLATION",
-        help=f"how ranks are made: {ISOLATIONS} (default: the target's, else the backend's)",
-    )
-    group.addoption(
-        "--dist-timeout", metavar="SECONDS", help="limit of a case that sets no timeout (default: the backend's)"
-    )
-    group.addoption(
-        "--dist-on-missing",
-        metavar="skip|fail",
-        help="what to do with a test whose hardware the machine lacks (default: skip, or fail if it is promised)",
-    )
-    group.addoption(
-        "--dist-strict-collectives",
-        action="store_true",
-        help="fail a test whose ranks pass but make different collective calls (default: compare calls only after a "
-        "failure)",
-    )
-    group.addoption(
-        "--dist-debug-rank",
-        metavar="RANK",
-        help="give this rank the terminal, for breakpoint() and --pdb; no limit applies",
-    )
-    group.addoption(
-        JOBS_OPTION,
-        metavar="N|auto",
-        help="number of worlds that run side by side; auto: as many as the CPUs, GPUs and memory allow (default: 1)",
-    )
-    group.addoption(
-        WATCH_OPTION,
-        action="store_true",
-        help="run the tests again after each save of a file, in forks of a process that has imported torch",
-    )
-    group.addoption(
-        EVENTS_OPTION,
-        metavar="FILE",
-        help="write the events of the run, with times, as JSON lines; a name that ends in .gz compresses them",
-    )
+    options = dict(_OPTIONS)
     for add_on in _loadable():
-        for option, text in add_on.options.items():
-            group.addoption(option, metavar="VALUE", help=text)
-        for flag, text in add_on.flags.items():
-            group.addoption(flag, action="store_true", help=text)
+        options |= {option: ("VALUE", text) for option, text in add_on.options.items()}
+        options |= {flag: ("", text) for flag, text in add_on.flags.items()}
         for name, text in add_on.ini.items():
             parser.addini(name, text, default="")
+    group = parser.getgroup("distributed", "distributed tests (dist_testing)")
+    for option, (value, text) in options.items():
+        kind: dict[str, Any] = {"metavar": value} if value else {"action": "store_true"}
+        group.addoption(option, help=text, **kind)
 
 
 def _loadable() -> tuple[AddOn, ...]:

@@ -5,6 +5,7 @@ The rank was forked from a process that had collected the tests, so nothing is i
 
 from __future__ import annotations
 
+import functools
 import re
 import sys
 import threading
@@ -23,7 +24,7 @@ from dist_testing.core.ground.spec import program_of
 from dist_testing.core.ground.world import World
 from dist_testing.core.launch.isolation import FORK
 from dist_testing.core.process.launcher_messages import RankStart
-from dist_testing.core.pytest.expectations import expected_classes
+from dist_testing.core.pytest.expectations import expected_by
 from dist_testing.core.pytest.internals import keep_temporary_files_in, write_terminal_to
 from dist_testing.core.pytest.marked_items import is_method_of_unittest
 from dist_testing.core.pytest.rank_plugins import (
@@ -211,7 +212,7 @@ class PytestRankFrontEnd:
         self.world.begin_case()
         item = self.items[body.content]
         item = item if self.own_item is None else self.own_item(item)
-        reporter.expectations = expected_classes(item)
+        reporter.expected_by = functools.partial(expected_by, item)
         keep_temporary_files_in(item.config, self.world.pytest_tmp_path)
         try:
             if self.own_item is None:

@@ -13,6 +13,7 @@ import os
 import sys
 import warnings
 from collections.abc import Collection
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -22,6 +23,8 @@ _NOT_ON_RANKS = ("dist_testing", "pytest_timeout", "xdist")
 # The first three run a failed test again, in the process that failed: a rank would repeat it alone, while its peers
 # wait. In the runner they run the whole case again. The others, of PyCharm and VS Code, report to the editor.
 _OF_RUNNER = ("flaky", "pytest_rerunfailures", "pytest_retry", "teamcity", "vscode_pytest")
+# By file: the caller of the hook around a test.
+_CALLERS_KEY = pytest.StashKey[dict[Path, Any]]()
 
 
 def leave_out_plugins_of_runner(config: pytest.Config) -> None:
@@ -44,13 +47,16 @@ def run_phases(item: pytest.Item) -> list[pytest.TestReport]:
 
 def run_in_wrappers(item: pytest.Item, inner: object) -> None:
     """Run an item inside what pytest and the plugins of a rank do around a test; the plugin `inner` runs the item."""
-    caller = item.ihook.pytest_runtest_protocol
-    left_out = [
-        impl.plugin
-        for impl in caller.get_hookimpls()
-        if _package_of(impl.plugin) in _NOT_ON_RANKS and impl.plugin is not inner
-    ]
-    caller_without(item.config.pluginmanager, caller, left_out)(item=item, nextitem=None)
+    callers = item.session.stash.setdefault(_CALLERS_KEY, {})
+    if item.path not in callers:
+        caller = item.ihook.pytest_runtest_protocol
+        left_out = [
+            impl.plugin
+            for impl in caller.get_hookimpls()
+            if _package_of(impl.plugin) in _NOT_ON_RANKS and impl.plugin is not inner
+        ]
+        callers[item.path] = caller_without(item.config.pluginmanager, caller, left_out)
+    callers[item.path](item=item, nextitem=None)
 
 
 def caller_without(manager: pytest.PytestPluginManager, caller: Any, left_out: Collection[object]) -> Any:

@@ -48,6 +48,8 @@ _REPORTS = "dist_testing-reports"
 
 # The name at the start of a report's first line.
 _NAME = re.compile(r"^.*\(world of \d+\): ")
+# A line of an error in a text of pytest.
+_ERROR = re.compile(r"^E +(\S.*)$", re.MULTILINE)
 
 
 def skip_reason(report: pytest.TestReport | pytest.CollectReport) -> str:
@@ -145,22 +147,18 @@ def text_at_test(item: pytest.Item, text: str) -> Any:
     crash = shown.reprcrash
     crash.path, line, _ = item.location
     crash.lineno = (line or 0) + 1
-    # For the short summary and the message in XML. Both have the name of the test already.
-    crash.message = _NAME.sub("", text.partition("\n")[0])
+    # For the short summary and for records. Both have the name of the test already.
+    crash.message = _NAME.sub("", text.partition("\n")[0]).removeprefix(f"{item.nodeid}: ")
     return shown
 
 
 def failure_message(report: pytest.TestReport | pytest.CollectReport) -> str:
-    """Return what a failed report says first: the message of its error, or else its text."""
-    crash = getattr(report.longrepr, "reprcrash", None)
-    return str(crash.message) if crash is not None else report.longreprtext.rstrip()
-
-
-def show(item: pytest.Item, report: pytest.TestReport, text: str) -> None:
-    """Put a text of this library into a report."""
-    report.longrepr = text_at_test(item, text)
-    # It travels with the report, also under xdist.
-    report.is_distributed = True  # type: ignore[attr-defined]
+    """Return the message of the error in a failed report; without an error, its text."""
+    if (crash := getattr(report.longrepr, "reprcrash", None)) is not None:
+        return str(crash.message)
+    # Of a file that cannot be imported, and of a missing fixture, pytest has only the text.
+    text = report.longreprtext.rstrip()
+    return next(reversed(_ERROR.findall(text)), text)
 
 
 def report_folder(config: pytest.Config, outputs: Path | None) -> ReportFolder:

@@ -25,7 +25,7 @@ from dist_testing.core.ground.errors import UsageError
 from dist_testing.core.ground.record import BAD, DIGITS, OF_THE_MACHINE, STATUSES, CaseRecord, Status, case_name
 from dist_testing.core.ground.spec import Spec
 from dist_testing.core.pytest.options import EVENTS_OPTION
-from dist_testing.core.pytest.reports import skip_reason
+from dist_testing.core.pytest.reports import failure_message, skip_reason
 
 # The Bazel main sets this, because its own sinks need the events of the session, too.
 EVENTS_KEY = pytest.StashKey[EventStream]()
@@ -201,13 +201,9 @@ def _record(running: _Running) -> CaseRecord:
 
 def _told(report: pytest.TestReport | pytest.CollectReport) -> tuple[Status, str, str]:
     """Return status, message and text of a report."""
-    # `reports` sets it. pytest-xdist sends it with the report from a worker.
-    is_distributed: bool = getattr(report, "is_distributed", False)
     expected: str | None = getattr(report, "wasxfail", None)
     if report.failed:
-        text = report.longreprtext
-        # pytest writes the error in the last line, this library in the first.
-        return "failed", text.partition("\n")[0] if is_distributed else text.rstrip().rpartition("\n")[2], text
+        return "failed", failure_message(report).partition("\n")[0], report.longreprtext
     if expected is not None:
         return ("xfailed" if report.skipped else "xpassed"), expected, ""
     return ("skipped", skip_reason(report), "") if report.skipped else ("passed", "", "")

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import functools
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -51,7 +52,8 @@ class RanksFailedError(CaseFailedError):
 _LOGGED = ("pytest_runtest_setup", "pytest_runtest_call", "pytest_runtest_teardown")
 
 
-_HOOKS_KEY = pytest.StashKey[dict[Any, "_HooksOfRunner"]]()
+# By file. pytest itself makes new hooks at each access if another folder has a conftest.
+_HOOKS_KEY = pytest.StashKey[dict[Path, "_HooksOfRunner"]]()
 
 
 class _HooksOfRunner:
@@ -62,11 +64,11 @@ class _HooksOfRunner:
     """
 
     def __init__(self, hooks: Any, plugins: pytest.PytestPluginManager) -> None:
-        self._hooks = hooks
+        self.all = hooks
         self._plugins = plugins
 
     def __getattr__(self, name: str) -> Any:
-        caller = getattr(self._hooks, name)
+        caller = getattr(self.all, name)
         if name not in _LOGGED or (capture := self._plugins.getplugin("logging-plugin")) is None:
             return caller
         # As pytest's own proxy of a folder's hooks does: the next item finds it.
@@ -80,14 +82,11 @@ class WorldItem(pytest.Function):
     @property
     def ihook(self) -> Any:
         """pytest's hooks for this item."""
-        hooks = super().ihook
-        if current_world() is not None:
-            return hooks
-        # One for each of pytest's proxies, which belong to folders.
         made = self.session.stash.setdefault(_HOOKS_KEY, {})
-        if hooks not in made:
-            made[hooks] = _HooksOfRunner(hooks, self.config.pluginmanager)
-        return made[hooks]
+        if self.path not in made:
+            made[self.path] = _HooksOfRunner(super().ihook, self.config.pluginmanager)
+        hooks = made[self.path]
+        return hooks if current_world() is None else hooks.all
 
     def setup(self) -> None:
         """On a rank, set the fixtures up."""

@@ -9,7 +9,7 @@ import threading
 import traceback
 import unittest
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 from dist_testing.core.ground.error_text import MAX_TEXT_CHARS, format_error, message_of, shorten, summarise
 from dist_testing.core.ground.errors import UsageError
@@ -149,8 +149,8 @@ class Reporter:
         self._on_failure = on_failure
         self._fit = fit
         self.failed = False
-        # Classes of exceptions that the current case expects: a tuple for each of its expectations, by number.
-        self.expectations: Sequence[tuple[type, ...]] = ()
+        # Returns the numbers of the current case's expectations that an exception meets.
+        self.expected_by: Callable[[BaseException], tuple[int, ...]] = lambda error: ()
         # The exit code that the test gave to sys.exit; None without such a call.
         self.exit_code: int | None = None
         # Asks the runner; None on a rank that cannot.
@@ -207,9 +207,7 @@ class Reporter:
                 collateral=collateral(error),
                 operation=_operation(error),
                 types=" ".join(f"{cls.__module__}.{cls.__qualname__}" for cls in type(error).__mro__),
-                expected_by=tuple(
-                    number for number, classes in enumerate(self.expectations) if isinstance(error, classes)
-                ),
+                expected_by=self.expected_by(error),
             )
         )
         self._tell_peers(error)

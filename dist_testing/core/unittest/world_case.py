@@ -12,6 +12,7 @@ import os
 import types
 import unittest
 import warnings
+from collections import ChainMap
 from collections.abc import Callable
 from typing import Any, ClassVar, NoReturn
 
@@ -171,7 +172,7 @@ class WorldCase(unittest.TestCase):
         method = getattr(type(self), self._testMethodName, None)
         spec = session.engine.spec
         # Before the size is checked: a class may have as many ranks as there are GPUs, which can be 0.
-        environment = os.environ | {"WORLD_SIZE": str(size)}
+        environment = ChainMap({"WORLD_SIZE": str(size)}, os.environ)
         if method and (unmet := unmet_requirement(method, environment)):
             self._skip_or_fail(unmet, max(spec.world_sizes))
         session.check_no_existing_rank(self.id())
