@@ -139,7 +139,11 @@ class PytestRankContext:
     def front_end(self, body: CaseBody) -> RankFrontEnd:
         """Return pytest's, or the one that the case names: a method of a unittest class brings its own rules."""
         if body.front_end != FRONT_END:
-            return make_front_end(body.front_end, self._config, self._items)
+            try:
+                return make_front_end(body.front_end, self._config, self._items)
+            except UsageError as error:
+                # A file that could not be imported here has not registered it.
+                raise UsageError("\n".join([str(error), *self.collection_errors])) from error
         if body.content not in self._items:
             text = (
                 f"This rank has not collected {body.content}.\n"
