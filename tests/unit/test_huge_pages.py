@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from dist_testing import huge_pages
+from dist_testing.core.events.event import ForkServerMemory
 from dist_testing.core.ground.procfs import free_bytes
 from dist_testing.huge_pages import LEAST_FORKS, HugePages, has_free_cpu, in_use, pieces, plan, ranges_in
 
@@ -87,8 +88,23 @@ class _Machine:
         monkeypatch.setattr(huge_pages, "_THP", str(folder))
         monkeypatch.setattr(huge_pages, "has_free_cpu", lambda: self.has_free_cpu)
         monkeypatch.setattr(huge_pages, "free_bytes", lambda: self.free_bytes)
-        monkeypatch.setattr(huge_pages, "in_use", lambda ranges, huge_bytes: [self.in_use])
+        self.error: Exception | None = None
+        monkeypatch.setattr(huge_pages, "in_use", self._in_use)
         monkeypatch.setattr(huge_pages, "collapse", self._collapse)
+
+    def steps(self) -> list[ForkServerMemory | None]:
+        """What each step tells of a run that forks many ranks, on a machine with a free CPU."""
+        self.has_free_cpu = True
+        pages, told = HugePages(1000), []
+        while pages.pause_ms(has_world=False) == 0:
+            told.append(pages.idle_step())
+        assert pages.pause_ms(has_world=True) is None, "it costs nothing more"
+        return told
+
+    def _in_use(self, *_: object) -> list[range]:
+        if self.error is not None:
+            raise self.error
+        return [self.in_use]
 
     def _collapse(self, piece: range) -> int:
         error = self._errors.pop(0) if self._errors else 0
@@ -133,16 +149,11 @@ def test_a_busy_machine_does_one_step_for_each_later_world(monkeypatch: pytest.M
 def test_each_step_takes_one_piece_and_the_last_one_tells(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """A request comes between two steps."""
     machine = _Machine(monkeypatch, tmp_path)
-    machine.has_free_cpu = True
-    pages = HugePages(1000)
-    results = []
-    while pages.pause_ms(has_world=False) == 0:
-        results.append(pages.idle_step())
-    assert [one is None for one in results] == [True, True, True, False], "the plan, and three pieces"
+    *before, last = machine.steps()
+    assert before == [None] * 3, "the plan, and three pieces"
     assert [(one.start // _HUGE, one.stop // _HUGE) for one in machine.taken] == [(0, 8), (8, 16), (16, 20)]
-    assert results[-1] is not None
-    assert results[-1].refusal == ""
-    assert pages.pause_ms(has_world=True) is None
+    assert last is not None
+    assert last.refusal == ""
 
 
 def test_unexpected_forks_make_it_pay_later(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -163,95 +174,65 @@ def test_unexpected_forks_make_it_pay_later(monkeypatch: pytest.MonkeyPatch, tmp
 
 
 @pytest.mark.parametrize(
-    ("file", "content", "free_bytes", "said"),
+    ("file", "content", "free_bytes", "error", "said"),
     [
-        ("enabled", "always madvise [never]\n", 8 << 30, "transparent huge pages are never"),
-        ("enabled", "", 8 << 30, "transparent huge pages are not known to this kernel"),
-        ("hpage_pmd_size", "many\n", 8 << 30, "the kernel does not tell the size of a huge page"),
+        ("enabled", "always madvise [never]\n", 8 << 30, None, "transparent huge pages are never"),
+        ("enabled", "", 8 << 30, None, "transparent huge pages are not known to this kernel"),
+        ("hpage_pmd_size", "many\n", 8 << 30, None, "the kernel does not tell the size of a huge page"),
         # 512 MiB for others, and four times 40 MiB.
-        ("other", "", 671 << 20, "671 MiB of memory are free; 672 MiB must be"),
+        ("other", "", 671 << 20, None, "671 MiB of memory are free; 672 MiB must be"),
+        # Some sandboxes hide the map of the memory; the fork server must go on.
+        ("other", "", 8 << 30, PermissionError(13, "Permission denied"), "Permission denied"),
+        ("other", "", 8 << 30, ValueError("invalid literal for int()"), "invalid literal for int()"),
     ],
 )
 def test_a_machine_that_refuses_is_asked_once(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, file: str, content: str, free_bytes: int, said: str
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    file: str,
+    content: str,
+    free_bytes: int,
+    error: Exception | None,
+    said: str,
 ) -> None:
     """It then costs nothing more. The event has the reason why a run is slower on another machine."""
     machine = _Machine(monkeypatch, tmp_path)
     tmp_path.joinpath(file).write_text(content)
-    machine.has_free_cpu, machine.free_bytes = True, free_bytes
-    pages = HugePages(1000)
-    result = pages.idle_step()
-    assert result is not None
-    assert result.refusal == said
-    pages.world_over()
-    assert pages.pause_ms(has_world=True) is None
+    machine.free_bytes, machine.error = free_bytes, error
+    (told,) = machine.steps()
+    assert told is not None
+    assert said in told.refusal if error else told.refusal == said
     assert machine.taken == []
 
 
-@pytest.mark.parametrize("error", [PermissionError(13, "Permission denied"), ValueError("invalid literal for int()")])
-def test_a_map_that_cannot_be_read_is_a_reason(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, error: Exception
-) -> None:
-    """Some sandboxes hide it; the fork server must go on."""
-    machine = _Machine(monkeypatch, tmp_path)
-    machine.has_free_cpu = True
-
-    def fail(*_: object) -> list[range]:
-        raise error
-
-    monkeypatch.setattr(huge_pages, "in_use", fail)
-    pages = HugePages(1000)
-    result = pages.idle_step()
-    assert result is not None
-    assert str(error) in result.refusal
-    assert pages.pause_ms(has_world=True) is None
-
-
 @pytest.mark.parametrize(
-    ("errors", "taken", "said"),
+    ("pages", "errors", "steps", "taken", "said"),
     [
-        ([errno.EINVAL] * 3, 0, "Invalid argument"),
-        ([errno.ENOMEM], 0, "Cannot allocate memory"),
-        ([errno.EINVAL, 0, 0], 2, "Invalid argument"),
-        ([0, 0, errno.ENOMEM], 2, "Cannot allocate memory"),
+        # An old kernel knows no such request; a full machine has no free huge page.
+        (20, [errno.EINVAL] * 3, 4, 0, "Linux 6.1"),
+        (20, [errno.ENOMEM], 2, 0, "Cannot allocate memory"),
+        (20, [errno.EINVAL, 0, 0], 4, 2, "Invalid argument"),
+        (20, [0, 0, errno.ENOMEM], 4, 2, "Cannot allocate memory"),
+        # The kernel moves single pages while memory is short: a piece is tried once more.
+        (100, [errno.EAGAIN] * 8, 1 + 13 + 8, 13, ""),
+        (100, [errno.EAGAIN] * 26, 1 + 13 + 13, 0, "temporarily"),
     ],
 )
 def test_a_refused_piece_stays_as_it_was(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, errors: list[int], taken: int, said: str
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    pages: int,
+    errors: list[int],
+    steps: int,
+    taken: int,
+    said: str,
 ) -> None:
-    """An old kernel knows no such request; a full machine has no free huge page."""
+    """If this fails, a kernel that cannot do it ends the fork server, or the log says that it was done."""
     machine = _Machine(monkeypatch, tmp_path, errors)
-    machine.has_free_cpu = True
-    pages = HugePages(1000)
-    told = []
-    while pages.pause_ms(has_world=True) == 0:
-        told.append(pages.idle_step())
-    assert len(machine.taken) == taken
-    assert told[-1] is not None
-    assert said in told[-1].refusal
-    assert ("Linux 6.1" in told[-1].refusal) == (taken == 0 and errno.EINVAL in errors)
-
-
-@pytest.mark.parametrize(
-    ("errors", "tries", "taken", "said"),
-    [
-        ([errno.EAGAIN] * 8, 21, 13, ""),
-        ([errno.EAGAIN] * 26, 26, 0, "temporarily"),
-    ],
-)
-def test_a_piece_with_pages_that_the_kernel_holds_is_tried_once_more(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, errors: list[int], tries: int, taken: int, said: str
-) -> None:
-    """While memory is short, the kernel moves single pages; the others of a piece can be had, and soon all."""
-    machine = _Machine(monkeypatch, tmp_path, errors)
-    machine.in_use = range(100 * _HUGE)
-    machine.has_free_cpu = True
-    pages = HugePages(1000)
-    told = []
-    while pages.pause_ms(has_world=True) == 0:
-        told.append(pages.idle_step())
-    assert len(told) == 1 + tries, "the plan, 13 pieces, and those that were refused"
-    assert len(machine.taken) == taken
+    machine.in_use = range(pages * _HUGE)
+    told = machine.steps()
+    assert (len(told), len(machine.taken)) == (steps, taken)
     assert told[-1] is not None
     assert said in told[-1].refusal
     assert bool(told[-1].refusal) == bool(said)
+    assert ("Linux 6.1" in told[-1].refusal) == (taken == 0 and errno.EINVAL in errors)
