@@ -9,7 +9,7 @@ from dist_testing.core.engine.needs import Lack
 from dist_testing.core.ground.case import Case
 from dist_testing.core.ground.errors import UsageError
 from dist_testing.core.ground.layout import INTERFACE_VARIABLES
-from dist_testing.core.ground.spec import Spec
+from dist_testing.core.ground.spec import Spec, number_in
 from dist_testing.core.launch.isolation import FORK, isolation_named
 from dist_testing.nodes.addresses import INTERFACE, MAX_NODES, node_address
 from dist_testing.nodes.namespaces import missing_permission
@@ -40,7 +40,7 @@ def from_options(spec: Spec, given: Mapping[str, str]) -> int:
     """Return the number of nodes that the command line asks for."""
     del spec
     ((option, text),) = given.items()
-    return check_node_count(option, int(text) if text.isascii() and text.isdecimal() else text)
+    return check_node_count(option, text if (count := number_in(text)) is None else count)
 
 
 def nodes_of(case: Case) -> int:
