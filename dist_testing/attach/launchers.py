@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from dist_testing.attach.rank_info import RankInfo
 from dist_testing.core.ground.errors import UsageError
 from dist_testing.core.ground.layout import LOOPBACK
-from dist_testing.core.ground.spec import MAX_WORLD_SIZE
+from dist_testing.core.ground.spec import MAX_WORLD_SIZE, number_in
 
 Env = Mapping[str, str]
 
@@ -192,6 +192,6 @@ def _number(env: Env, names: Names, name: str, least: int, most: int) -> int:
     text = env.get(name)
     if text is None:
         raise _wrong(names, f"{names.rank}={env[names.rank]} is set without {name}")
-    if text.isascii() and text.isdecimal() and least <= int(text) <= most:
-        return int(text)
+    if (number := number_in(text)) is not None and least <= number <= most:
+        return number
     raise _wrong(names, f"{name}={text!r}: expected a number from {least} to {most}")

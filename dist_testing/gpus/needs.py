@@ -12,7 +12,7 @@ from dist_testing.core.ground.backends import backends
 from dist_testing.core.ground.codec import WrongValueError, shape_of
 from dist_testing.core.ground.errors import SpecError, UsageError
 from dist_testing.core.ground.runfiles import declared_file
-from dist_testing.core.ground.spec import MAX_WORLD_SIZE, Spec
+from dist_testing.core.ground.spec import MAX_WORLD_SIZE, Spec, is_world_size, number_in
 
 # Promise value: as many GPUs as the target asks for.
 ALL_GPUS = 1 << 30
@@ -111,13 +111,13 @@ def _wrong(source: str, what: str) -> SpecError:
 def from_options(spec: Spec, given: Mapping[str, str]) -> GpuNeeds:
     """Return what a run needs whose command line says how many ranks share a GPU."""
     ((option, text),) = given.items()
-    if not (text.isascii() and text.isdecimal() and 1 <= int(text) <= MAX_WORLD_SIZE):
+    if not is_world_size(count := number_in(text)):
         raise UsageError(
             f"{option}={text}: expected a number from 1 to {MAX_WORLD_SIZE}.\n"
             "It sets how many ranks share a GPU; by default each rank has its own.\n"
             f"Write {option}=2, for example."
         )
-    needs = dataclasses.replace(needs_of(spec), ranks_per_gpu=int(text))
+    needs = dataclasses.replace(needs_of(spec), ranks_per_gpu=count)
     _check_sharing(f"{option}={text}", needs, spec)
     return needs
 

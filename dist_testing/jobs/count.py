@@ -10,7 +10,7 @@ from dist_testing.core.engine.rank_env import cpu_count
 from dist_testing.core.ground.add_ons import call_parts
 from dist_testing.core.ground.errors import UsageError
 from dist_testing.core.ground.procfs import free_bytes
-from dist_testing.core.ground.spec import Spec
+from dist_testing.core.ground.spec import Spec, number_in
 from dist_testing.core.pytest.options import JOBS_OPTION
 from dist_testing.core.session.existing_world import ExistingRank
 
@@ -36,13 +36,13 @@ _REFUSED = (
 
 def read_jobs(text: str, config: pytest.Config, rank_info: ExistingRank | None) -> int:
     """Return how many worlds the user wants side by side, from the option's text: from 1, or `AUTO`."""
-    if text != "auto" and not (text.isascii() and text.isdecimal() and 1 <= int(text) <= MAX_JOBS):
+    jobs = AUTO if text == "auto" else number_in(text)
+    if jobs is None or jobs > MAX_JOBS or text == "0":
         raise UsageError(
             f"{JOBS_OPTION}={text}: expected a number from 1 to {MAX_JOBS}, or auto.\n"
             "It is the number of worlds that run side by side; 1 runs them one after the other.\n"
             f"Write {JOBS_OPTION}=4, for example, or leave it out."
         )
-    jobs = AUTO if text == "auto" else int(text)
     if jobs == 1:
         return jobs
     if rank_info is not None:

@@ -9,7 +9,7 @@ from dist_testing.core.engine.needs import Lack
 from dist_testing.core.ground.case import Case
 from dist_testing.core.ground.errors import UsageError
 from dist_testing.core.ground.layout import INTERFACE_VARIABLES
-from dist_testing.core.ground.spec import Spec
+from dist_testing.core.ground.spec import Spec, number_in
 from dist_testing.core.launch.isolation import FORK, isolation_named
 from dist_testing.nodes.links import MAX_NODES
 from dist_testing.nodes.namespaces import INTERFACE, missing_permission, node_address
@@ -35,7 +35,7 @@ def check_node_count(subject: str, value: object) -> int:
 def from_options(spec: Spec, given: Mapping[str, str]) -> int:
     """Return the number of nodes that the command line asks for."""
     ((option, text),) = given.items()
-    return check_node_count(option, int(text) if text.isascii() and text.isdecimal() else text)
+    return check_node_count(option, text if (count := number_in(text)) is None else count)
 
 
 def nodes_of(case: Case) -> int:

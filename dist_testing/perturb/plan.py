@@ -11,7 +11,7 @@ from typing import Annotated
 from dist_testing.core.ground.case import Case
 from dist_testing.core.ground.codec import Family
 from dist_testing.core.ground.errors import UsageError
-from dist_testing.core.ground.spec import MAX_WORLD_SIZE, Spec
+from dist_testing.core.ground.spec import MAX_WORLD_SIZE, Spec, number_in
 
 NAME = "perturb"
 # $DIST_TESTING_PERTURB (internal): on a rank: the text of its plan.
@@ -93,13 +93,13 @@ def read_plan(subject: str, value: object) -> Plan:
 def from_options(spec: Spec, given: Mapping[str, str]) -> Plan:
     """Return the plan that the command line asks for."""
     repeat = given.get(_REPEAT_OPTION, "1")
-    if not (repeat.isascii() and repeat.isdecimal() and 1 <= int(repeat) <= _MAX_RUNS) or _SEED_OPTION not in given:
+    if not 1 <= (runs := number_in(repeat) or 0) <= _MAX_RUNS or _SEED_OPTION not in given:
         raise UsageError(
             f"{_REPEAT_OPTION}={repeat}: expected a number from 1 to {_MAX_RUNS}, beside {_SEED_OPTION}.\n"
             "Each case runs that often, each time with the next seed, until it fails.\n"
             f"Write {_SEED_OPTION}=1 {_REPEAT_OPTION}=20, for example."
         )
-    return replace(read_plan(_SEED_OPTION, given[_SEED_OPTION]), runs=int(repeat))
+    return replace(read_plan(_SEED_OPTION, given[_SEED_OPTION]), runs=runs)
 
 
 def plan_of(case: Case) -> Plan:

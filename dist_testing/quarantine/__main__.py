@@ -15,6 +15,7 @@ from datetime import date, timedelta
 from pathlib import Path
 
 from dist_testing.core.ground.errors import ReportError, UsageError
+from dist_testing.core.ground.spec import number_in
 from dist_testing.quarantine.recorded import healed, proposals
 from dist_testing.quarantine.rows import SCHEMA, Row, is_pattern, read_rows, read_text, rows_in
 from dist_testing.quarantine.text import without_rows
@@ -130,9 +131,9 @@ def _parser() -> argparse.ArgumentParser:
 
 def _count(text: str) -> int:
     # Argparse shows the text of this error. 10,000 days are a date that exists.
-    if not (text.isascii() and text.isdecimal() and 1 <= int(text[:9]) <= 10_000):
+    if not 1 <= (number := number_in(text) or 0) <= 10_000:
         raise argparse.ArgumentTypeError(f"{text!r}; expected a number from 1 to 10000")
-    return int(text)
+    return number
 
 
 if __name__ == "__main__":

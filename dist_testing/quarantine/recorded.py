@@ -14,7 +14,7 @@ from dist_testing.quarantine.text import row_text
 from dist_testing.report.facts import ended
 from dist_testing.report.flakes import Flake, measured, votes
 from dist_testing.report.model import Report
-from dist_testing.report.words import clean, percent
+from dist_testing.report.words import one_line, percent
 
 
 def proposals(report: Report, rows: Sequence[Row], expires: date, *, same_inputs: bool) -> Iterator[str]:
@@ -31,7 +31,8 @@ def proposals(report: Report, rows: Sequence[Row], expires: date, *, same_inputs
             continue
         statistics = _statistics(flake)
         if nodeid is None:
-            yield f"# {_line(flake.case)}: {statistics}; no such test file is here: run this in the root of the project"
+            name = one_line(flake.case)
+            yield f"# {name}: {statistics}; no such test file is here: run this in the root of the project"
             continue
         # A test without ranks has neither.
         place = {"backend": flake.backend, "world_size": flake.world_size} if flake.world_size else {}
@@ -40,7 +41,7 @@ def proposals(report: Report, rows: Sequence[Row], expires: date, *, same_inputs
             continue
         proposed.add(key)
         yield row_text(
-            _line(f"{statistics}: {flake.words}"),
+            one_line(f"{statistics}: {flake.words}"),
             cases=[nodeid],
             mode="run",
             reason=f"flaky: {statistics}",
@@ -50,10 +51,6 @@ def proposals(report: Report, rows: Sequence[Row], expires: date, *, same_inputs
             expires=expires,
             **{key: value for key, value in place.items() if value},
         )
-
-
-def _line(text: str) -> str:
-    return " ".join(clean(text).split())
 
 
 def _statistics(flake: Flake) -> str:

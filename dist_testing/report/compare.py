@@ -11,7 +11,7 @@ from dist_testing.core.ground.record import BAD, STATUSES, Status
 from dist_testing.report.facts import final_runs
 from dist_testing.report.model import Report
 from dist_testing.report.numbers import RecordedNumber, numbers_of
-from dist_testing.report.words import clean, grouped, seconds
+from dist_testing.report.words import grouped, one_line, seconds
 
 # A case is slower if its ratio is so many robust standard deviations above the ratio of the middle case, ...
 _SIGMAS = 4.0
@@ -167,14 +167,13 @@ def compare_lines(comparison: Comparison) -> Iterator[str]:
     """Yield the differences as lines for a terminal."""
     for title, names in comparison.groups.items():
         yield f"{title}: {len(names)}"
-        yield from (f"    {clean(' '.join(filter(None, one)))}" for one in names[:_MAX_NAMES])
+        yield from (f"    {one_line(*one)}" for one in names[:_MAX_NAMES])
         if len(names) > _MAX_NAMES:
             yield f"    and {len(names) - _MAX_NAMES} more"
     for one in comparison.slower[:_MAX_NAMES]:
-        name = clean(" ".join(filter(None, (one.target, one.case))))
-        yield f"slower: {name}: {seconds(one.before_s)} -> {seconds(one.after_s)}"
+        yield f"slower: {one_line(one.target, one.case)}: {seconds(one.before_s)} -> {seconds(one.after_s)}"
     for before, after in comparison.numbers[:_MAX_NAMES]:
-        name = clean(" ".join(filter(None, (after.target, after.case, after.name))))
+        name = one_line(after.target, after.case, after.name)
         yield f"number: {name}: {before.median_text} -> {after.median_text}"
     if comparison.shift_words:
         yield comparison.shift_words

@@ -8,7 +8,6 @@ from __future__ import annotations
 import contextlib
 import gzip
 import json
-import os
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
@@ -20,6 +19,7 @@ from dist_testing.core.ground.codec import shape_of
 from dist_testing.core.ground.error_text import shorten
 from dist_testing.core.ground.errors import ReportError
 from dist_testing.core.ground.record import BAD
+from dist_testing.core.ground.whole_file import whole_file
 from dist_testing.report.facts import final_runs, last_passes, ledger, status_counts
 from dist_testing.report.model import Report, RunRecord
 from dist_testing.report.perfetto import trace
@@ -38,15 +38,8 @@ def write_text(path: Path, text: str) -> int:
 
 def write_bytes(path: Path, content: bytes) -> int:
     """Write a file, and return its size in bytes."""
-    temporary = path.with_name(f".{path.name}.{os.getpid()}")
-    with _writing(path):
-        try:
-            temporary.write_bytes(content)
-            temporary.replace(path)
-        except OSError:
-            temporary.unlink(missing_ok=True)
-            raise
-    return len(content)
+    with _writing(path), whole_file(path) as file:
+        return file.write(content)
 
 
 def append_text(path: Path, text: str) -> None:

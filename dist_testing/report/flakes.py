@@ -16,7 +16,7 @@ from typing import Literal, get_args
 from dist_testing.core.ground.record import BAD, CaseRecord
 from dist_testing.report.facts import ended
 from dist_testing.report.model import Report, RunRecord
-from dist_testing.report.words import clean, grouped, percent, plural
+from dist_testing.report.words import grouped, one_line, percent, plural
 
 # Stands for the name of a case where a target failed and no case says why.
 WHOLE = "(the target as a whole)"
@@ -172,13 +172,13 @@ def flake_lines(rates: Sequence[Flake], rate: float) -> Iterator[str]:
     """Yield the rates as lines for a terminal, the flakiest first. `rate` is the rate to claim."""
     for flake in rates:
         low, high = flake.interval
-        name = clean(" ".join(filter(None, (flake.target, flake.case))))
+        name = one_line(flake.target, flake.case)
         if flake.label == "broken":
             yield f"BROKEN  {name}: failed in all of {flake.broken} runs"
             continue
         if flake.label == "flaky":
             yield f"FLAKY  {name}: {flake.failures} of {flake.runs} failed, {percent(low)} to {percent(high)} (95 %)"
-            yield f"    {clean(flake.words)}"
+            yield f"    {one_line(flake.words)}"
         more = flake.more_runs(rate)
         if more == 0:
             yield f"below {percent(rate)}  {name}: {flake.failures} of {flake.runs} failed (95 % confidence)"

@@ -13,7 +13,7 @@ from dist_testing.core.ground.record import STATUSES, CaseRecord
 from dist_testing.report import facts
 from dist_testing.report.model import Report
 from dist_testing.report.render import fragment
-from dist_testing.report.words import WORDS, clean, count_of
+from dist_testing.report.words import WORDS, clean, count_of, one_line
 
 _TEMPLATE = Path(__file__).parent / "templates" / "summary.jinja"
 # GitHub shows this many annotations of one step, and a summary of this size (1 MiB; characters may need four bytes).
@@ -131,8 +131,7 @@ def _fenced(text: str) -> str:
 
 def _inline(text: str) -> str:
     """Return a text as Markdown without any formatting, in one line."""
-    plain = re.sub(r"\s+", " ", clean(text)).strip()
-    plain = plain.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
+    plain = one_line(text).replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
     # A backslash before a mark makes it plain; "@" would call people, and "://" and "www." would make links.
     plain = re.sub(r"([\\`*_\[\]()#|~!])", r"\\\1", plain)
     return plain.replace("@", "&#64;").replace("://", ":&#8203;//").replace("www.", "www&#46;")

@@ -18,7 +18,7 @@ from dist_testing.core.ground.error_text import shorten, summarise
 from dist_testing.core.ground.errors import ReportError
 from dist_testing.core.ground.record import NO_HARDWARE, CaseRecord, case_name, module_of
 from dist_testing.report.gather import gather
-from dist_testing.report.words import clean, grouped, plural
+from dist_testing.report.words import clean, grouped, one_line, plural
 
 NAME = "ran-nowhere"
 _NOT_COLLECTED = "not collected"
@@ -64,7 +64,7 @@ def run(options: argparse.Namespace) -> int:
     found = nowhere(jobs, listed)
     for name, job in jobs.items():
         ran = sum(not reason for reason in job.values())
-        print(f"{_in_one_line(name)}: has run {ran} of {plural(len(job), 'case')}")
+        print(f"{one_line(name)}: has run {ran} of {plural(len(job), 'case')}")
     count = len({*listed, *(case for job in jobs.values() for case in job)})
     print(f"{len(found)} of {plural(count, 'case')} ran in no job")
     for line in _lines(found, list(jobs)):
@@ -129,7 +129,7 @@ def _reason(case: CaseRecord) -> str:
         said = said.rpartition(_MISSING)[2]
     if said in _OF_FILES and case.text.strip():
         said = f"{said}: {case.text.strip().splitlines()[-1]}"
-    return _in_one_line(shorten(said, _MAX_REASON_CHARS)) or "skipped without a reason"
+    return one_line(shorten(said, _MAX_REASON_CHARS)) or "skipped without a reason"
 
 
 def _listed_cases(path: Path) -> list[str]:
@@ -182,9 +182,5 @@ def _lines(found: Mapping[str, tuple[str, ...]], jobs: Sequence[str]) -> Iterato
     """Yield cases with the same reasons together."""
     for reasons, cases in grouped((reasons, case) for case, reasons in found.items()).items():
         yield ""
-        yield from map(_in_one_line, cases)
-        yield from (f"    {_in_one_line(job)}: {reason}" for job, reason in zip(jobs, reasons, strict=True))
-
-
-def _in_one_line(text: str) -> str:
-    return " ".join(clean(text).split())
+        yield from map(one_line, cases)
+        yield from (f"    {one_line(job)}: {reason}" for job, reason in zip(jobs, reasons, strict=True))

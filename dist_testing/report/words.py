@@ -115,6 +115,11 @@ def clean(value: str) -> str:
     return _INVISIBLE.sub(lambda match: _visible(match[0]), plain)
 
 
+def one_line(*texts: str) -> str:
+    """Return texts one after the other, as one clean line."""
+    return " ".join(clean(" ".join(texts)).split())
+
+
 def _visible(character: str) -> str:
     code = ord(character)
     if code < 0x20:

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from dist_testing.core.ground.errors import UsageError
-from dist_testing.core.ground.spec import Spec
+from dist_testing.core.ground.spec import Spec, number_in
 
 # Above what any test needs: the bound turns a typing error into a text.
 _MAX = 99_999
@@ -57,10 +57,10 @@ def _allowed(given: Mapping[str, str], what: str, *, least: int) -> range:
 
 def _number(given: Mapping[str, str], option: str, least: int) -> int:
     text = given[option]
-    if not (text.isascii() and text.isdecimal() and len(text) <= len(str(_MAX)) and int(text) >= least):
+    if (number := number_in(text)) is None or not least <= number <= _MAX:
         raise UsageError(
             f"{option}={text}: expected a number from {least} to {_MAX}.\n"
             f"It selects tests by their need: tests with {'fewer' if 'min' in option else 'more'} are deselected.\n"
             f"Write {option}=4, for example, or leave it out."
         )
-    return int(text)
+    return number

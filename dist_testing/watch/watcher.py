@@ -13,6 +13,7 @@ from collections.abc import Collection
 from dist_testing.core.ground.errors import LaunchError
 from dist_testing.core.ground.outcomes import exit_name
 from dist_testing.core.ground.procfs import children_of
+from dist_testing.core.ground.spec import number_in
 from dist_testing.core.launch.clean import unclean_reasons
 from dist_testing.core.process.lifetime import become_subreaper, check_platform, end_child
 from dist_testing.core.process.orphans import Orphans
@@ -185,13 +186,13 @@ class _Watcher:
                 self._pattern = rest
                 return Order(present, failed=failed, pattern=rest)
             case "d":
-                rank, _, pattern = rest.partition(" ")
-                if not (rank.isascii() and rank.isdecimal()):
-                    _say(f"watch: {rank!r} is no rank; type d, its number, and a pattern, such as d 1 all_reduce")
+                named, _, pattern = rest.partition(" ")
+                if (rank := number_in(named)) is None:
+                    _say(f"watch: {named!r} is no rank; type d, its number, and a pattern, such as d 1 all_reduce")
                 elif pattern.strip():
-                    return Order(present, pattern=pattern.strip(), debug_rank=int(rank))
+                    return Order(present, pattern=pattern.strip(), debug_rank=rank)
                 elif failed:
-                    return Order(present, failed=failed[:1], only_failed=True, debug_rank=int(rank))
+                    return Order(present, failed=failed[:1], only_failed=True, debug_rank=rank)
                 else:
                     _say("watch: no test has failed; type d, the rank and a pattern, such as d 1 all_reduce")
             case _:

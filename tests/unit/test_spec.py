@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from dist_testing.core.ground.errors import SpecError
-from dist_testing.core.ground.spec import MAX_WORLD_SIZE, SCHEMA, SPEC_VARIABLE, read_spec
+from dist_testing.core.ground.spec import MAX_WORLD_SIZE, SCHEMA, SPEC_VARIABLE, number_in, read_spec
 from tests.support.results import refusal
 
 BACKEND: dict[str, Any] = {
@@ -147,3 +147,12 @@ def test_a_wrong_field_is_named_with_its_value(name: str, value: object) -> None
 def test_a_wrong_backend_is_refused_like_any_other_field(backend: object, part: str) -> None:
     """If this fails, an error in the backend part of the spec has another form than the other errors."""
     assert part in refused({**GOOD, "backend": backend})
+
+
+@pytest.mark.parametrize(
+    ("text", "number"),
+    [("0", 0), ("12", 12), ("-1", None), ("", None), ("1.0", None), ("\u0663", None), ("9" * 5000, None)],
+)
+def test_a_text_is_a_number_or_none(text: str, number: int | None) -> None:
+    """If this fails, an option with a typing error ends the run with a traceback of Python."""
+    assert number_in(text) == number

@@ -72,6 +72,11 @@ def is_world_size(value: object) -> TypeGuard[int]:
     return type(value) is int and 1 <= value <= MAX_WORLD_SIZE
 
 
+def number_in(text: str) -> int | None:
+    """Return the whole number that a text of the user gives, of at most nine digits; None if it is none."""
+    return int(text) if text.isascii() and text.isdecimal() and len(text) < 10 else None
+
+
 def check_world_size(subject: str, value: object, way_out: str) -> int:
     """Return `value`, if it is a possible number of ranks; else raise UsageError.
 

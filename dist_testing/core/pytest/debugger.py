@@ -10,7 +10,7 @@ import pytest
 
 from dist_testing.core.ground.case import CaseFailedError
 from dist_testing.core.ground.errors import DistTestingError, UsageError
-from dist_testing.core.ground.spec import MAX_WORLD_SIZE
+from dist_testing.core.ground.spec import MAX_WORLD_SIZE, number_in
 from dist_testing.core.launch.isolation import FORK, Isolation
 from dist_testing.core.pytest.marked_items import CASE_KEY, is_marked
 from dist_testing.core.rank.debugging import TERMINAL
@@ -26,7 +26,7 @@ def debug_rank(config: pytest.Config, rank_info: ExistingRank | None) -> int | N
     if text is None:
         return None
     option = f"--dist-debug-rank={text}"
-    if not (text.isascii() and text.isdecimal() and int(text) < MAX_WORLD_SIZE):
+    if (rank := number_in(text)) is None or rank >= MAX_WORLD_SIZE:
         raise UsageError(
             f"{option}: expected the number of a rank, from 0.\n"
             "One rank gets the terminal, and the others wait for it.\n"
@@ -47,7 +47,7 @@ def debug_rank(config: pytest.Config, rank_info: ExistingRank | None) -> int | N
             "A debugger needs one, but this run was started without it: by a service, or by `bazel test`.\n"
             "Run it in a terminal: pytest, or the program that `bazel build` makes (docs/watch.md)."
         ) from error
-    return int(text)
+    return rank
 
 
 def check_world(

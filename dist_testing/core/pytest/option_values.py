@@ -10,7 +10,7 @@ from dist_testing.core.ground.add_ons import add_on_named, add_ons, blaming
 from dist_testing.core.ground.backends import backend_named, default_backend
 from dist_testing.core.ground.budget import MAX_TIMEOUT_S, timeout_in
 from dist_testing.core.ground.errors import UsageError
-from dist_testing.core.ground.spec import DEFAULT_WORLD_SIZE, MAX_WORLD_SIZE, Spec, is_world_size
+from dist_testing.core.ground.spec import DEFAULT_WORLD_SIZE, MAX_WORLD_SIZE, Spec, is_world_size, number_in
 from dist_testing.core.launch.isolation import check_isolation, default_isolation, isolation_named, isolation_names
 from dist_testing.core.pytest.options import JOBS_OPTION
 from dist_testing.core.session.existing_world import ExistingRank
@@ -71,14 +71,14 @@ def read_spec(config: pytest.Config, spec: Spec | None, rank_info: ExistingRank 
 
 
 def _sizes(text: str) -> tuple[int, ...]:
-    parts = text.split(",")
-    if not all(part.isascii() and part.isdecimal() and is_world_size(int(part)) for part in parts):
+    sizes = list(map(number_in, text.split(",")))
+    if not all(map(is_world_size, sizes)):
         raise UsageError(
             f"--dist-world-size={text}: expected numbers from 1 to {MAX_WORLD_SIZE}, separated by commas.\n"
             "Each is the size of a world, and makes one case of every test that sets no world_size.\n"
             "Write --dist-world-size=4, or --dist-world-size=2,4."
         )
-    return tuple(dict.fromkeys(int(part) for part in parts))
+    return tuple(dict.fromkeys(filter(None, sizes)))
 
 
 def chosen(config: pytest.Config, option: str, allowed: tuple[str, ...]) -> str | None:

@@ -24,6 +24,7 @@ from dist_testing.core.ground.budget import MAX_TIMEOUT_S, is_timeout
 from dist_testing.core.ground.case import RUNS_ON_RANKS, SETTINGS, Case, CaseBody, CaseFailedError, CaseResult
 from dist_testing.core.ground.errors import DistTestingError, UsageError
 from dist_testing.core.ground.skips import unmet_requirement
+from dist_testing.core.ground.spec import number_in
 from dist_testing.core.launch.isolation import Isolation, Reuse, isolation_named, isolation_names
 from dist_testing.core.rank.bootstrap import FAILED_EXIT_CODE
 from dist_testing.core.session.front_ends import register_front_end
@@ -263,8 +264,8 @@ class WorldCase(unittest.TestCase):
             self._check_members()
             self._check_method(method)
             # torch's suites also give it as a text.
-            number = int(size) if isinstance(size, str) and size.isascii() and size.isdecimal() else size
-            world_size = check_world_size(self.id(), number)
+            number = number_in(size) if isinstance(size, str) else None
+            world_size = check_world_size(self.id(), size if number is None else number)
             current_session().check_declared(self.id(), world_size)
             limit_s = current_session().timeout_s if self.case_timeout_s is None else self.case_timeout_s
             if not is_timeout(limit_s):
