@@ -95,7 +95,11 @@ ADD_ONS = (
         },
         pytest_plugin="dist_testing.selection.pytest_selection:Selection",
     ),
-    _own(name="programs", more={"session": "dist_testing.programs.items:target_session"}),
+    _own(
+        name="programs",
+        target="dist_testing.programs.items:of_target",
+        more={"session": "dist_testing.programs.items:target_session"},
+    ),
     _own(
         name="hang",
         # It tells the cause; what other add-ons say of a failure comes after it.
@@ -127,6 +131,7 @@ ADD_ONS = (
     ),
     _own(
         name="threads",
+        isolations={"thread": "dist_testing.threaded.declared:THREAD"},
         more={
             "pytest_items": "dist_testing.threaded.pytest_items:ThreadItems",
             "rank_process": "dist_testing.threaded.rank_process:enter_together",

@@ -12,7 +12,7 @@ import stat
 from collections.abc import Generator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated
 
 import pytest
 
@@ -37,7 +37,7 @@ _MAX_HEAD_BYTES = 1 << 16
 class _Head:
     """The first line: with which settings the cases have passed."""
 
-    dist_continue: int
+    dist_continue: Annotated[int, range(_SCHEMA, _SCHEMA + 1)]
     backend: str
     isolation: str
     world_sizes: tuple[int, ...]
@@ -78,9 +78,8 @@ class ContinuedRun:
     def __init__(self, config: pytest.Config, spec: Spec) -> None:
         """Open the file, or create it.
 
-        Raises:
-            UsageError: If the file is not one of this option, is damaged, or belongs to other settings; or if several
-                processes share the session.
+        A UsageError refuses one that is not of this option, is damaged, or belongs to other settings, and a session
+        that several processes share.
         """
         self._path: Path = spec.settings[NAME]
         self._config = config
@@ -209,21 +208,12 @@ def _read(fd: int, path: Path, head: _Head) -> tuple[dict[str, Status], int]:
 
 def _check_head(first: bytes, path: Path, head: _Head) -> None:
     try:
-        content: Any = json.loads(first)
-        schema = content["dist_continue"]
-        if schema != _SCHEMA:
-            raise _refused(
-                path,
-                f"its schema is {schema}; this version of dist_testing reads {_SCHEMA}",
-                "Another version has written it.",
-                "Name another file, or remove this one to run all cases again.",
-            )
-        found: _Head = _HEAD.read(content)
-    except (WrongValueError, ValueError, RecursionError, LookupError, TypeError):
+        found: _Head = _HEAD.read(json.loads(first))
+    except (WrongValueError, ValueError, RecursionError) as error:
         raise _refused(
             path,
-            "the file has other content, and is left as it is",
-            "Another program has written it, or its first line was changed.",
+            f"the file has other content, and is left as it is: {error}",
+            "Another program, or another version of dist_testing, has written it, or its first line was changed.",
             "Name a file that does not exist; the run creates it.",
         ) from None
     if found != head:

@@ -11,7 +11,7 @@ import time
 
 import psutil
 
-from dist_testing.core.rank.hooks import RankService, ServedRank
+from dist_testing.core.rank.hooks import RankService
 
 # Seconds for all together. A process that takes longer counts as left behind.
 _LIMIT_S = 5.0
@@ -25,9 +25,6 @@ class Daemons(RankService):
     the workers of a data loader and the process of an asynchronous checkpoint are such children. Python also waits for
     the other children, without a limit; here they count as left behind.
     """
-
-    def __init__(self, rank: ServedRank) -> None:
-        del rank
 
     def close(self) -> None:
         """End them: the rank has reported."""

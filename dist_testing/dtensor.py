@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 
 from dist_testing.core.ground.case import CaseBody
-from dist_testing.core.rank.hooks import RankService, ServedRank
+from dist_testing.core.rank.hooks import RankService
 
 _PACKAGE = "torch.distributed.tensor"
 # Private names of torch 2.12 and later. Where they are missing, torch's comparison stays as it is.
@@ -27,12 +27,8 @@ class SparedImport(RankService):
     whether a value is a DTensor: 0.5 s of CPU on each fresh rank. Without that import no value can be one.
     """
 
-    def __init__(self, rank: ServedRank) -> None:
-        del rank
-
     def case_begin(self, body: CaseBody) -> None:
         """Look at torch's comparison: a test may have imported it."""
-        del body
         comparison = sys.modules.get(_COMPARISON)
         if comparison is not None and getattr(comparison, _SWITCH, None) is True:
             setattr(comparison, _SWITCH, _HasDTensor())

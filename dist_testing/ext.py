@@ -27,15 +27,16 @@ the declaring module must import nothing but this one. The library's own add-ons
 | `place` | fork server | `WorldPlace`: where the ranks live, such as simulated nodes |
 | `pytest_plugin`, `ini` | runner | a function that makes a plug-in of pytest; options of the ini file |
 | `idle_work` | fork server | `IdleWork`: what it does while it waits |
+| `isolations` | runner | ways to make ranks, by the names that a user can choose: each an `Isolation` |
 | `rank_service` | ranks | `RankService`: work at the begin and the end of each case |
 
 Add-ons take part in the order of `AddOn.order`, then of their names. An exception from a part never changes a verdict
 silently: it becomes an `AddOnError` that names the add-on, and the case or the run fails with it. Errors whose text is
 written for the user (`UsageError`, `LaunchError` and so on) and skips pass as they are.
 
-Launchers, rank front ends, backends and sinks of events are registered by calls: `register_isolation` and
-`register_front_end` (at the end of their module, or in a conftest.py), a declaration of the backend
-(`docs/backends.md`), and `event_stream().subscribe`.
+Rank front ends, backends and sinks of events are registered by calls: `register_front_end` (at the end of its module),
+a declaration of the backend (`docs/backends.md`), and `event_stream().subscribe`. A repository without a package can
+register an isolation in a conftest.py, by `register_isolation`.
 """
 
 from __future__ import annotations

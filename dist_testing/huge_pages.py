@@ -15,13 +15,11 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import errno
-import math
 import os
 import re
 import time
 from collections import deque
 from collections.abc import Iterator, Sequence
-from typing import NamedTuple
 
 from dist_testing.core.events.event import ForkServerMemory
 from dist_testing.core.ground.procfs import content_of, free_bytes
@@ -29,7 +27,8 @@ from dist_testing.core.ground.procfs import content_of, free_bytes
 # <asm-generic/mman-common.h>, since Linux 6.1.
 _MADV_COLLAPSE = 25
 _THP = "/sys/kernel/mm/transparent_hugepage"
-# The forks and the ends of this many ranks gain more than the copies cost; measured with tools/bench/launch.
+# There is no work before so many ranks: from then on their forks and ends gain more than the copies cost; measured with
+# tools/bench/launch.
 LEAST_FORKS = 24
 # Free memory that a run leaves to others: this much, and this many times what the copies need.
 _SPARE_BYTES = 512 << 20
@@ -53,39 +52,6 @@ _madvise.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
 _PRESENT = bytes(byte & 0xC0 for byte in range(256))
 
 
-class MemoryFacts(NamedTuple):
-    """What the choice for or against huge pages depends on.
-
-    Attributes:
-        mode: The kernel's mode of transparent huge pages: "always", "madvise" or "never"; "" if it has none.
-        huge_bytes: Size of a huge page; 0 if it is not known.
-        free_bytes: Memory that this process may take without harm to others.
-        forks: Number of ranks that will be forked, as far as it is known.
-    """
-
-    mode: str
-    huge_bytes: int
-    free_bytes: int
-    forks: int
-
-
-def refusal_of(facts: MemoryFacts, needed_bytes: int = 0) -> str:
-    """Return why huge pages do not pay, for the event of the run; "" if they do.
-
-    `needed_bytes` is the memory to copy; 0 if it is not known yet.
-    """
-    if facts.mode in ("", "never"):
-        return f"transparent huge pages are {facts.mode or 'not known to this kernel'}"
-    if facts.huge_bytes <= 0:
-        return "the kernel does not tell the size of a huge page"
-    least_bytes = _SPARE_BYTES + _SPARE_TIMES * needed_bytes
-    if facts.free_bytes < least_bytes:
-        return f"{facts.free_bytes >> 20} MiB of memory are free; {least_bytes >> 20} MiB must be"
-    if facts.forks < LEAST_FORKS:
-        return f"{facts.forks} ranks will be forked; it pays from {LEAST_FORKS}"
-    return ""
-
-
 def ranges_in(maps: str, huge_bytes: int) -> list[range]:
     """Return the addresses of private, writable, anonymous memory in `/proc/<pid>/maps`, in whole huge pages."""
     found = []
@@ -103,19 +69,11 @@ def ranges_in(maps: str, huge_bytes: int) -> list[range]:
     return found
 
 
-def pieces(ranges: Sequence[range], huge_bytes: int, at_once: int = _AT_ONCE) -> Iterator[range]:
-    """Cut ranges into pieces of at most `at_once` huge pages."""
-    step = at_once * huge_bytes
+def pieces(ranges: Sequence[range], huge_bytes: int) -> Iterator[range]:
+    """Cut ranges into pieces, each for one system call."""
+    step = _AT_ONCE * huge_bytes
     for one in ranges:
         yield from (one[first : first + step] for first in range(0, len(one), step))
-
-
-def read_facts(forks: int) -> MemoryFacts:
-    """Ask the kernel for the facts."""
-    # Such as "always [madvise] never".
-    mode = content_of(f"{_THP}/enabled").partition(b"[")[2].partition(b"]")[0].decode()
-    size = content_of(f"{_THP}/hpage_pmd_size").strip()
-    return MemoryFacts(mode, int(size) if size.isdigit() else 0, free_bytes(), forks)
 
 
 def in_use(ranges: Sequence[range], huge_bytes: int) -> list[range]:
@@ -142,33 +100,39 @@ def has_free_cpu() -> bool:
     return False
 
 
-def plan(facts: MemoryFacts) -> list[range] | str:
+def plan() -> list[range] | str:
     """Return the pieces of this process's memory to move, or why there are none."""
-    if refusal := refusal_of(facts):
-        return refusal
+    # Such as "always [madvise] never".
+    mode = content_of(f"{_THP}/enabled").partition(b"[")[2].partition(b"]")[0].decode()
+    if mode in ("", "never"):
+        return f"transparent huge pages are {mode or 'not known to this kernel'}"
+    size = content_of(f"{_THP}/hpage_pmd_size").strip()
+    if not size.isdigit():
+        return "the kernel does not tell the size of a huge page"
+    huge_bytes = int(size)
     try:
         with open("/proc/self/maps", encoding="utf-8", errors="surrogateescape") as maps:
-            ranges = in_use(ranges_in(maps.read(), facts.huge_bytes), facts.huge_bytes)
+            ranges = in_use(ranges_in(maps.read(), huge_bytes), huge_bytes)
     except (OSError, ValueError) as error:
         return f"the map of this process cannot be read: {error}"
-    if refusal := refusal_of(facts, sum(map(len, ranges))):
-        return refusal
-    return list(pieces(ranges, facts.huge_bytes)) or "no memory fills a huge page"
+    least_bytes = _SPARE_BYTES + _SPARE_TIMES * sum(map(len, ranges))
+    if (free := free_bytes()) < least_bytes:
+        return f"{free >> 20} MiB of memory are free; {least_bytes >> 20} MiB must be"
+    return list(pieces(ranges, huge_bytes)) or "no memory fills a huge page"
 
 
 class HugePages:
     """Moves this process to huge pages in steps, between other work of its single thread."""
 
     def __init__(self, forks: int) -> None:
-        """Plan the work. `forks` is the number of ranks that will be forked, as far as it is known; 0 if it is not."""
+        """Begin. `forks` is the number of ranks that will be forked, as far as it is known; 0 if it is not."""
         self._forks = forks
         self._forked = 0
         self._worlds_over = 0
         self._is_due = False
+        self._is_over = False
         self._pause_ms = _FIRST_PAUSE_MS
         self._work = self._steps()
-        # Ranks that must be forked before there is work: 0 from the begin, none can be enough after the end.
-        self._least_forks: float = 0
         self._has_taken = False
         self._work_s = 0.0
 
@@ -183,13 +147,17 @@ class HugePages:
         """Count worlds: the first one must not wait for this work, or share its CPUs with it."""
         self._worlds_over += 1
 
+    @property
+    def _has_work(self) -> bool:
+        return not self._is_over and self._forks >= LEAST_FORKS
+
     def pause_ms(self, *, has_world: bool) -> int | None:
         """Return how long to wait for other work before `idle_step`; None if there is nothing to do now.
 
         `has_world` says whether ranks run. Between two worlds there is nothing to do, because a request for the next
         world would wait for the end of a step, which can be long on a busy machine.
         """
-        if self._forks < self._least_forks or (self._worlds_over and not has_world):
+        if not self._has_work or (self._worlds_over and not has_world):
             return None
         if self._is_due or has_free_cpu():
             return 0
@@ -199,7 +167,7 @@ class HugePages:
 
     def idle_step(self) -> ForkServerMemory | None:
         """Do a part of the work, in some milliseconds. Return its result if this was the last part, else None."""
-        if self._forks < self._least_forks or not (self._is_due or has_free_cpu()):
+        if not self._has_work or not (self._is_due or has_free_cpu()):
             return None
         self._is_due = False
         start_s = time.perf_counter()
@@ -207,20 +175,14 @@ class HugePages:
         self._work_s += time.perf_counter() - start_s
         if refusal is None:
             return None
+        self._is_over = True
         huge_bytes, pss_bytes = _own_memory() if self._has_taken else (0, 0)
         return ForkServerMemory(time.monotonic(), huge_bytes, pss_bytes, self._work_s, refusal)
 
     def _steps(self) -> Iterator[str | None]:
-        """Do the work, with a `yield` after each part: of None, or of why it ends; "" at its end."""
-        facts = read_facts(self._forks)
-        if (refusal := refusal_of(facts)) and not refusal_of(facts._replace(forks=LEAST_FORKS)):
-            # More forks than the runner knew of can make it pay later.
-            self._least_forks = LEAST_FORKS
-            yield refusal
-            facts = read_facts(self._forks)
-        planned = plan(facts)
+        """Do the work, with a `yield` after each part: of None, or at the end of why it ends; "" if all is done."""
+        planned = plan()
         if isinstance(planned, str):
-            self._least_forks = math.inf
             yield planned
             return
         # Pieces with pages that other work in the kernel held (EAGAIN) get a second try.
@@ -239,7 +201,6 @@ class HugePages:
             else:
                 refusals += 1
             last_error = error or last_error
-        self._least_forks = math.inf
         hint = "; Linux 6.1 is the first that can" if last_error == errno.EINVAL and not self._has_taken else ""
         yield f"the kernel refuses to collapse pages: {os.strerror(last_error)}{hint}" if last_error else ""
 

@@ -15,7 +15,7 @@ import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
-from dist_testing.core.engine.hooks import CaseStart, EndCase, WatchedWorld, WorldWatcher
+from dist_testing.core.engine.hooks import CaseStart, EndCase, WorldWatcher
 from dist_testing.core.ground.case import CaseResult
 from dist_testing.core.ground.error_text import ranks_text
 from dist_testing.core.ground.errors import UsageError
@@ -40,26 +40,17 @@ _EXACT = (b"Pss_Anon:", b"Pss_Shmem:", b"SwapPss:")
 
 @dataclass(frozen=True, slots=True)
 class Limit:
-    """The limit of all ranks of a case together.
+    """The limit of all ranks of a case together."""
 
-    Attributes:
-        text: As the user wrote it, such as "2GiB".
-        size: In bytes.
-    """
-
-    text: str
-    size: int
+    text: str  # as the user wrote it, such as "2GiB"
+    size: int  # in bytes
 
     def __str__(self) -> str:
         return self.text
 
 
 def read_limit(subject: str, value: object) -> Limit:
-    """Return the limit that a test, a target or the command line sets, such as "512MiB" or "2GiB".
-
-    Raises:
-        UsageError: If it is none. Its text begins with `subject`.
-    """
+    """Return the limit that a test, a target or the command line sets, such as "2GiB"; `subject` begins an error."""
     if isinstance(value, Limit):
         return value
     found = _TEXT.fullmatch(value) if isinstance(value, str) else None
@@ -75,15 +66,11 @@ def read_limit(subject: str, value: object) -> Limit:
 
 def from_options(spec: Spec, given: Mapping[str, str]) -> Limit:
     """Return the limit that the command line sets for all cases that set none."""
-    del spec
     return read_limit(_OPTION, given[_OPTION])
 
 
 class MemoryWatch(WorldWatcher):
     """Ends the cases of one world that use more than their limit."""
-
-    def __init__(self, world: WatchedWorld) -> None:
-        self._world = world
 
     def begin_case(self, start: CaseStart) -> None:
         """Forget the last case. On a worker pool this one may have no limit."""

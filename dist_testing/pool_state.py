@@ -57,7 +57,7 @@ class PoolState(RankService):
     """Fails a case that leaves changes behind in ranks that run the next case, too."""
 
     def __init__(self, rank: ServedRank) -> None:
-        self._are_threads = rank.start.request.together
+        self._are_threads = bool(rank.start.request.in_process_of)
         self._before: RankState | None = None
 
     def case_begin(self, body: CaseBody) -> None:

@@ -4,7 +4,7 @@ Use it where torchrun would start the script. The ranks have torchrun's variable
 there. The run ends with one verdict, and with the report of the rank that failed first.
 
 Exit status: 0 if every rank passed, or every rank skipped; 1 if the run failed; 2 if the command line is wrong, or the
-run was interrupted; 4 if the run is not possible with these options.
+run was interrupted; 4 if the value of an option is wrong, or the run is not possible with it.
 """
 
 from __future__ import annotations
@@ -15,20 +15,29 @@ import sys
 from collections.abc import Sequence
 from typing import Any
 
-from dist_testing.core.ground.add_ons import add_on_named, read_settings
-from dist_testing.core.ground.backends import backend_named, default_backend
-from dist_testing.core.ground.budget import MAX_TIMEOUT_S, timeout_in
+from dist_testing.core.ground.add_ons import add_on_named
 from dist_testing.core.ground.errors import AddOnError, UsageError
-from dist_testing.core.ground.spec import DEFAULT_WORLD_SIZE, check_world_size
-from dist_testing.core.launch.isolation import FORK, SPAWN, isolation_named
+from dist_testing.core.ground.spec import DEFAULT_WORLD_SIZE
+from dist_testing.core.launch.isolation import FORK, SPAWN
 from dist_testing.core.rank.debugging import debug_by
-from dist_testing.programs.program import NO_LIMIT_S, Program, check_isolation_of_program, check_program
+from dist_testing.programs.program import Program, check_program
 
 _COMMAND = "python -m dist_testing.run_program"
 _EXIT = "RANK=CODE"
 _FAULT = "SECONDS=CALL"
 # As argparse and Python end after a wrong command line.
 _WRONG_COMMAND = 2
+# Options that pytest reads, as `--dist-NAME`, each with its metavar and help. Its errors have that name, so the command
+# takes it, too.
+_READ_BY_PYTEST = {
+    "world-size": ("N[,N...]", f"ranks; each number makes a run (default: {DEFAULT_WORLD_SIZE})"),
+    "backend": ("NAME", "backend of the ranks (default: gloo)"),
+    "isolation": ("ISOLATION", f"{FORK.name} (default) or {SPAWN.name}"),
+    "nodes": ("N", "simulated nodes that the ranks are spread over (default: 1)"),
+    "timeout": ("SECONDS", "limit of a run (default: none)"),
+    "events": ("FILE", "write what happens in the run, with times, as JSON lines"),
+    "debug-rank": ("RANK", "give this rank the terminal, for breakpoint()"),
+}
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -60,13 +69,8 @@ def _parser() -> argparse.ArgumentParser:
         epilog="Everything after the script belongs to the script.",
         allow_abbrev=False,
     )
-    parser.add_argument(
-        "--world-size", metavar="N[,N...]", help=f"ranks; each number makes a run (default: {DEFAULT_WORLD_SIZE})"
-    )
-    parser.add_argument("--backend", metavar="NAME", help=f"backend of the ranks (default: {default_backend().name})")
-    parser.add_argument("--isolation", metavar="ISOLATION", help=f"{FORK.name} (default) or {SPAWN.name}")
-    parser.add_argument("--nodes", metavar="N", help="simulated nodes that the ranks are spread over (default: 1)")
-    parser.add_argument("--timeout", metavar="SECONDS", help="limit of a run (default: none)")
+    for name, (metavar, text) in _READ_BY_PYTEST.items():
+        parser.add_argument(f"--{name}", f"--dist-{name}", metavar=metavar, help=text)
     parser.add_argument(
         "--expected-exit",
         metavar=_EXIT,
@@ -81,11 +85,7 @@ def _parser() -> argparse.ArgumentParser:
         default=[],
         help="a fault that the runner causes, seconds after the start of the script, as in 3=kill(2); may be repeated",
     )
-    parser.add_argument("--events", metavar="FILE", help="write what happens in the run, with times, as JSON lines")
     parser.add_argument("--junit", metavar="FILE", help="write the result as JUnit's XML")
-    parser.add_argument(
-        "--debug-rank", "--dist-debug-rank", metavar="RANK", help="give this rank the terminal, for breakpoint()"
-    )
     parser.add_argument("script", nargs="?", help="a Python file")
     parser.add_argument("arguments", nargs=argparse.REMAINDER, help="the script's own arguments")
     return parser
@@ -107,18 +107,10 @@ def _read(given: argparse.Namespace) -> tuple[Program, list[str]]:
         )
     path = os.path.abspath(given.script)
     check_program(path)
-    options = []
-    for option, value, checked in (
-        ("--dist-backend", given.backend, lambda name: backend_named(name).name),
-        ("--dist-world-size", given.world_size, _sizes),
-        ("--dist-nodes", given.nodes, _nodes),
-        ("--dist-isolation", given.isolation, _isolation),
-        ("--dist-events", given.events, str),
-        ("--junitxml", given.junit, str),
-        ("--dist-debug-rank", given.debug_rank, str),
-    ):
-        if value is not None:
-            options.append(f"{option}={checked(value)}")
+    values = {name: getattr(given, name.replace("-", "_")) for name in _READ_BY_PYTEST}
+    options = [f"--dist-{name}={value}" for name, value in values.items() if value is not None]
+    if given.junit is not None:
+        options.append(f"--junitxml={given.junit}")
     planned = tuple(sorted(map(_fault, given.fault), key=lambda one: one.after_s))
     program = Program(
         path=path,
@@ -127,41 +119,10 @@ def _read(given: argparse.Namespace) -> tuple[Program, list[str]]:
         # Python has put the current folder first, because of `-m`. A script has its own folder there, links resolved.
         search_path=(os.path.dirname(os.path.realpath(path)), *sys.path[0 if sys.flags.safe_path else 1 :]),
         expected_exits=dict(map(_exit, given.expected_exit)),
-        timeout_s=_timeout_s(given.timeout),
+        has_limit=given.timeout is not None,
         settings={"faults": planned} if planned else {},
     )
     return program, options
-
-
-def _sizes(text: str) -> str:
-    way_out = "Write --world-size=4, or --world-size=2,4 for two runs."
-    return ",".join(str(check_world_size("--world-size", _number(size), way_out)) for size in text.split(","))
-
-
-def _nodes(text: str) -> str:
-    read_settings("--nodes", {"nodes": _number(text)})
-    return text
-
-
-def _isolation(name: str) -> str:
-    check_isolation_of_program("--isolation", isolation_named(name))
-    return name
-
-
-def _number(text: str) -> object:
-    return int(text) if text.isascii() and text.isdecimal() else text
-
-
-def _timeout_s(text: str | None) -> float:
-    if text is None:
-        return NO_LIMIT_S
-    if (value := timeout_in(text)) is None:
-        raise UsageError(
-            f"--timeout={text}: expected a number of seconds above 0, up to {MAX_TIMEOUT_S}.\n"
-            "It is the limit of a run, from the moment when all ranks are ready.\n"
-            "Write --timeout=60, for example, or leave it out: a proven hang ends without it."
-        )
-    return value
 
 
 def _exit(text: str) -> tuple[int, int]:

@@ -153,7 +153,7 @@ def check_bzlmod(bazel: NestedBazel) -> list[str]:
         )
     program = bazel.output_root / "bazel"
     # `//tools/ci` starts Bazel with a command and its options, so this program adds the startup options.
-    command = shlex.join([bazel.bazel, f"--output_user_root={bazel.output_root}", *bazel.startup])
+    command = shlex.join([bazel.bazel, f"--output_user_root={bazel.output_root}"])
     program.write_text(f'#!/bin/sh\nexec {command} "$@"\n', encoding="utf-8")
     program.chmod(0o755)
     job = ("@dist_testing//tools/ci", "--", f"--bazel={program}", *bazel.common, "//...")
@@ -338,7 +338,6 @@ def main() -> int:
     parser = argparse.ArgumentParser(description="Check the library in consumers' workspaces.")
     parser.add_argument("names", nargs="*", metavar="name", help=f"of {', '.join(CHECKS)}; default: all")
     parser.add_argument("--bazel", default="", help="default: ./bazelw")
-    parser.add_argument("--bazelrc", type=Path, metavar="FILE", help="more options of Bazel, for every workspace")
     parser.add_argument("--output", type=Path, metavar="FOLDER", help="keep Bazel's outputs here, for the next run")
     options = parser.parse_args()
     if unknown := sorted(set(options.names) - set(CHECKS)):
@@ -348,7 +347,6 @@ def main() -> int:
     with ExitStack() as stack:
         output = options.output.absolute() if options.output else stack.enter_context(scratch_folder("e2e"))
         index = index_options()
-        startup = (f"--bazelrc={options.bazelrc.absolute()}",) if options.bazelrc else ()
         for name in options.names or CHECKS:
             start = time.monotonic()
             common = index if name in ("bzlmod", "workspace") else ()
@@ -358,7 +356,7 @@ def main() -> int:
             folder = ROOT / "e2e" / name
             if name == "mine":
                 folder = make_mine(CONSUMERS, stack.enter_context(scratch_folder("e2e.mine")))
-            with nested_bazel(folder, output, bazel=options.bazel, startup=startup, common=common) as bazel:
+            with nested_bazel(folder, output, bazel=options.bazel, common=common) as bazel:
                 wrong = CHECKS[name](bazel)
             took = f"{time.monotonic() - start:.0f} s"
             sys.stderr.write(f"e2e.check: {name}: {'as expected' if not wrong else 'WRONG'} after {took}\n")

@@ -101,7 +101,7 @@ def stand_in_for_bazel(bazel: NestedBazel, folder: Path, name: str = "bazel") ->
         name: Its name.
     """
     program = folder / name
-    call = [bazel.bazel, f"--output_user_root={bazel.output_root}", *bazel.startup]
+    call = [bazel.bazel, f"--output_user_root={bazel.output_root}"]
     # bazelw searches Bazel on PATH, and must not find this program.
     path = shlex.quote(os.environ["PATH"])
     program.write_text(f'#!/bin/sh\nPATH={path} exec {shlex.join(call)} "$@"\n', encoding="utf-8")

@@ -11,6 +11,7 @@ wrong, the suite cannot be run, or no harness is found; 130 if it was interrupte
 from __future__ import annotations
 
 import argparse
+import functools
 import json
 import sys
 import tempfile
@@ -20,15 +21,16 @@ from pathlib import Path
 from typing import Any
 
 from dist_testing.adopt.suite import Compared, Found, Suite, choose
-from dist_testing.audit.command import Ran, check_writable, folder_of_runs, parser_for, seconds_in, split_words
+from dist_testing.audit.command import Ran
 from dist_testing.audit.hook.harnesses import Harness
+from dist_testing.audit.program import parser_for, run_program, seconds_in, tell
 from dist_testing.audit.seen import CaseSeen, Collected
-from dist_testing.core.ground.errors import ReportError, UsageError
+from dist_testing.core.ground.errors import UsageError
 from dist_testing.report.files import write_text
 from dist_testing.report.words import clean, plural, seconds
 
-_COMMAND = "python -m dist_testing.adopt"
-_DIFFERENT, _WRONG_COMMAND, _INTERRUPTED = 1, 2, 130
+_DIFFERENT = 1
+_tell = functools.partial(tell, "adopt")
 _SITES_SHOWN = 3
 _SAMPLES = 3
 # File of pytest's options -> the section that has `addopts`.
@@ -37,27 +39,14 @@ _SECTIONS = {"pyproject.toml": "tool.pytest.ini_options", "setup.cfg": "tool:pyt
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Look at the suite that the command line names, compare, and return the exit status."""
-    words, command = split_words(sys.argv[1:] if arguments is None else arguments)
-    given = _parser().parse_args(words)
-    try:
-        if not command:
-            raise UsageError(
-                "no test command is given.\n"
-                "The command line of pytest that runs the suite now stands after `--`.\n"
-                f"Write {_COMMAND} -- python -m pytest tests/, for example."
-            )
-        check_writable(given.json)
-        limit_s = seconds_in("--timeout", given.timeout)
-        logs = Path(tempfile.mkdtemp(prefix="dist-adopt-"))
-        _tell(f"output of the runs: {logs}")
-        with folder_of_runs() as folder:
-            return _adopt(Suite(command, folder, logs, limit_s), command, given)
-    except KeyboardInterrupt:
-        print("adopt: interrupted; all processes of the suite have been ended", file=sys.stderr)
-        return _INTERRUPTED
-    except (ReportError, UsageError) as error:
-        print(f"adopt: {error}", file=sys.stderr)
-        return _WRONG_COMMAND
+    return run_program(_parser(), arguments, _run)
+
+
+def _run(given: argparse.Namespace, command: list[str], folder: Path) -> int:
+    limit_s = seconds_in("--timeout", given.timeout)
+    logs = Path(tempfile.mkdtemp(prefix="dist-adopt-"))
+    _tell(f"output of the runs: {logs}")
+    return _adopt(Suite(command, folder, logs, limit_s), command, given)
 
 
 def _adopt(suite: Suite, command: Sequence[str], given: argparse.Namespace) -> int:
@@ -99,10 +88,6 @@ def _adopt(suite: Suite, command: Sequence[str], given: argparse.Namespace) -> i
     return _DIFFERENT if compared is not None and compared.different else 0
 
 
-def _tell(line: str) -> None:
-    print(f"adopt: {line}", file=sys.stderr, flush=True)
-
-
 def _show(lines: Iterator[str]) -> None:
     for line in lines:
         print(clean(line).replace("\n", " "), flush=True)
@@ -125,14 +110,16 @@ def _plan(
         yield f"  named in {', '.join(shown)}" + (f" and {plural(more, 'more line')}" if more else "")
         if one.harness.name in traced:
             yield f"  traced {_seen(one.harness, traced[one.harness.name])}"
+        elif one.harness.runs_alone:
+            yield "  not run here: each of these tests needs a session of its own, and there is no adapter"
         elif plugins:
             yield "  not run here: some of these tests need a session of their own"
     if plugins:
         ini = Path(collected.ini) if collected.ini else Path(collected.root, "pytest.ini")
         yield f"add to addopts of [{_SECTIONS.get(ini.name, 'pytest')}] in {ini}{'' if collected.ini else ' (new)'}:"
         yield f"  {' '.join(f'-p {name}' for name in plugins)}"
-    else:
-        yield f"add to {Path(collected.root, 'conftest.py')} the hook that {found[0].harness.page} shows"
+    for page in [one.harness.page for one in found if not (plugins or one.harness.runs_alone)]:
+        yield f"add to {Path(collected.root, 'conftest.py')} the hook that {page} shows"
 
 
 def _seen(harness: Harness, case: CaseSeen) -> str:
@@ -157,8 +144,8 @@ def _clearest(one: Found, seen: Mapping[str, CaseSeen]) -> CaseSeen:
 
 def _table(compared: Compared) -> Iterator[str]:
     rows = [("test", "own", "ours", "own time", "our time")]
-    for test in compared.tests:
-        own, ours = compared.own[test], compared.ours[test]
+    for test, own in compared.own.items():
+        ours = compared.ours[test]
         rows.append((test, own.outcome, ours.outcome, seconds(own.seconds), seconds(ours.seconds)))
     widths = [max(len(row[column]) for row in rows) for column in range(5)]
     for row in rows:
@@ -171,14 +158,14 @@ def _table(compared: Compared) -> Iterator[str]:
         if run.exit_status is None:
             yield f"the {name} run was ended after {seconds(run.seconds)} (--timeout)"
     same, both = len(compared.both) - len(compared.different), plural(len(compared.both), "test")
-    own_s, ours_s = compared.own_s, compared.ours_s
-    yield f"{both} compared, {same} with the same outcome: {seconds(own_s)} -> {_faster(own_s, ours_s)}"
-    own_s, ours_s = compared.own_run.seconds, compared.our_run.seconds
-    yield f"whole runs, with the start of pytest: {seconds(own_s)} -> {_faster(own_s, ours_s)}"
+    yield f"{both} compared, {same} with the same outcome: {_faster(*compared.seconds)}"
+    runs_s = compared.own_run.seconds, compared.our_run.seconds
+    yield f"whole runs, with the start of pytest: {_faster(*runs_s)}"
 
 
 def _faster(own_s: float, ours_s: float) -> str:
-    return f"{seconds(ours_s)} ({own_s / ours_s:.1f} times as fast)" if ours_s else seconds(ours_s)
+    ratio = f" ({own_s / ours_s:.1f} times as fast)" if ours_s else ""
+    return f"{seconds(own_s)} -> {seconds(ours_s)}{ratio}"
 
 
 def _content(
@@ -194,22 +181,16 @@ def _content(
         name, plugin, page, *_ = one.harness
         harness: dict[str, Any] = {"name": name, "plugin": plugin, "page": page, "tests": one.tests, "sites": one.sites}
         if case := traced.get(name):
-            harness["traced"] = {
-                "test": case.id,
-                "outcome": case.outcome,
-                "calls": case.calls[name],
-                "processes": len(case.rank_pids),
-                "world_size": case.world_size,
-                "backend": case.backend,
-            }
+            kept = {"outcome": case.outcome, "world_size": case.world_size, "backend": case.backend}
+            processes = len(case.rank_pids)
+            harness["traced"] = {"test": case.id, "calls": case.calls[name], "processes": processes, **kept}
         content["harnesses"].append(harness)
     if compared is not None:
+        own_s, ours_s = compared.seconds
         tests = [
-            {"id": test, "own": asdict(compared.own[test]), "ours": asdict(compared.ours[test])}
-            for test in compared.tests
+            {"id": test, "own": asdict(own), "ours": asdict(compared.ours[test])} for test, own in compared.own.items()
         ]
-        content["compared"] = {"tests": tests, "different": compared.different}
-        content["compared"] |= {"own_s": compared.own_s, "ours_s": compared.ours_s}
+        content["compared"] = {"tests": tests, "different": compared.different, "own_s": own_s, "ours_s": ours_s}
     return content
 
 
@@ -220,12 +201,11 @@ def _count(text: str) -> int:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = parser_for(_COMMAND, __doc__)
+    parser = parser_for("adopt", __doc__)
     add = parser.add_argument
     add("--dry", action="store_true", help="print the plan alone, and compare nothing")
     add("--tests", type=_count, default=10, metavar="N", help="how many tests to compare (default: %(default)s)")
     add("--timeout", default="600", metavar="S", help="limit of each run in seconds (default: %(default)s)")
-    add("--json", type=Path, metavar="FILE", help="write the findings as JSON")
     return parser
 
 

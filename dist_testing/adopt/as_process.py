@@ -16,10 +16,13 @@ from collections.abc import Callable
 from multiprocessing import popen_fork, process, reduction, util
 from multiprocessing.context import set_spawning_popen
 from types import ModuleType
-from typing import Any, TypeVar
+from typing import Any, NoReturn, TypeVar
+
+import torch
 
 from dist_testing.core.ground.error_text import summarise
-from dist_testing.core.process.lifetime import in_new_thread
+from dist_testing.core.process.lifetime import become_subreaper, in_new_thread
+from dist_testing.core.process.orphans import Orphans
 from dist_testing.programs.main_module import end_as_main, forget_handlers
 
 _Value = TypeVar("_Value")
@@ -27,6 +30,11 @@ _Value = TypeVar("_Value")
 # All of multiprocessing's own is private.
 _process: Any = process
 _util: Any = util
+
+# The attribute of a process object with the descriptor of a file, which a fork has, too. There the process tells what
+# its exit code does not show: lines that begin with one of three words.
+TOLD = "_dist_testing_told"
+RANK, EXITS, LEFT = "rank", "exits", "left"
 
 # The folder in which the suite is, with a separator at its end; "" before pytest has told it.
 _root = [""]
@@ -46,6 +54,42 @@ def run_as_process(call: Callable[[], _Value]) -> _Value:
     _util._exit_function()
     end_as_main()
     return value
+
+
+def tell_end(one: Any, run: Callable[[], int]) -> int:
+    """Run a process object in its process. A rank tells its number, `os._exit(0)`, and what processes it leaves."""
+    told: int | None = vars(one).pop(TOLD, None)
+    if told is None:
+        return run()
+    pid, exit_now = os.getpid(), os._exit
+    c10d: Any = torch.distributed.distributed_c10d
+    set_group = c10d._update_default_pg
+    is_rank = False
+
+    def tell(word: str, text: object = "") -> None:
+        os.write(told, f"{word} {text}\n".encode())
+
+    def become_rank(group: Any) -> None:
+        nonlocal is_rank
+        set_group(group)
+        if group is not None and os.getpid() == pid:
+            is_rank = True
+            become_subreaper()
+            tell(RANK, group.rank())
+
+    def exit_early(status: int) -> NoReturn:
+        if status == 0 and is_rank and os.getpid() == pid:
+            tell(EXITS)
+        exit_now(status)
+
+    c10d._update_default_pg, os._exit = become_rank, exit_early
+    try:
+        return run()
+    finally:
+        os._exit = exit_now
+        if is_rank:
+            for command in Orphans().remove():
+                tell(LEFT, command)
 
 
 class SpawnedPopen(popen_fork.Popen):
@@ -100,13 +144,18 @@ class _Sent:
         gc.freeze()
         forget_handlers()
         try:
-            code: int = self._read()._bootstrap(parent_sentinel=parent_sentinel)
+            one = self._read()
         except BaseException:
             # As an interpreter that ends so.
             traceback.print_exc()
             return 1
-        end_as_main()
-        return code
+
+        def run() -> int:
+            code: int = one._bootstrap(parent_sentinel=parent_sentinel)
+            end_as_main()
+            return code
+
+        return tell_end(one, run)
 
     def _read(self) -> Any:
         current: Any = process.current_process()

@@ -14,7 +14,6 @@ import torch
 from dist_testing.core.events.event import RankOutput
 from dist_testing.core.ground.case import CaseFailedError
 from dist_testing.core.ground.environment import environment
-from dist_testing.core.ground.errors import UsageError
 from dist_testing.core.ground.layout import Layout
 from dist_testing.core.launch.clean import unshareable_reasons
 from dist_testing.core.launch.isolation import FORK
@@ -87,18 +86,6 @@ def keeps_own_way(subject: str, own_way: str, unknown: str = "") -> bool:
         _told.add(line)
         print(line, file=sys.stderr, flush=True)
     return bool(reasons)
-
-
-def refuse_unshareable(subject: str, adapter: str) -> None:
-    """Refuse a test whose ranks cannot be forked, where the suite's own way would hide that."""
-    __tracebackhide__ = True
-    if reasons := unshareable_reasons():
-        raise UsageError(
-            f"{subject}: its ranks cannot be forked from pytest's process: {'; '.join(reasons)}.\n"
-            "An earlier test, a fixture or an import has used the GPU or a process group in that process.\n"
-            "Move that use into tests that run on ranks; or run this test alone, or without "
-            f"-p dist_testing.adopt.{adapter}."
-        )
 
 
 def run_on_ranks(call: Callable[[int], Any], name: str, size: int, timeout_s: float | None) -> None:

@@ -7,21 +7,19 @@ The functions `spawn` and `start_processes` of torch make their ranks on the eng
 from __future__ import annotations
 
 import functools
-import multiprocessing.context
-import os
 import sys
 import time
 from collections.abc import Callable, Generator
-from multiprocessing import process
-from typing import Any, ClassVar
+from typing import Any
 
 import pytest
 import torch
 import torch.multiprocessing
 from torch.multiprocessing.spawn import ProcessExitedException, ProcessRaisedException
 
-from dist_testing.adopt.as_process import SpawnedPopen, run_as_process, set_root
+from dist_testing.adopt.as_process import run_as_process, set_root
 from dist_testing.adopt.on_ranks import is_rank, keeps_own_way, ranks_of, share_memory
+from dist_testing.adopt.processes import Watch, install_processes
 from dist_testing.core.ground.case import CaseFailedError, CaseResult
 from dist_testing.core.ground.error_text import name_of
 from dist_testing.core.ground.errors import UsageError
@@ -41,9 +39,6 @@ _torch: Any = sys.modules["torch.multiprocessing.spawn"]
 
 _original: Callable[..., Any] = _torch.start_processes
 _contexts: list[RanksContext] = []
-# Whose processes are not the ranks of a test: data loaders, pools, managers.
-_LIBRARIES = ("concurrent", "multiprocessing", "torch")
-_BaseProcess: Any = process.BaseProcess
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -55,14 +50,10 @@ def pytest_configure(config: pytest.Config) -> None:
 def pytest_runtest_call(item: pytest.Item) -> Generator[None, Any, Any]:
     """Judge, at the end of a test, the processes that the test itself has not judged."""
     __tracebackhide__ = True
-    watch = Watch.current = Watch()
-    try:
+    with Watch(item):
         result = yield
         for context in open_contexts():
             context.join()
-        watch.judge(item.nodeid)
-    finally:
-        Watch.current = None
     return result
 
 
@@ -74,104 +65,6 @@ def pytest_runtest_teardown() -> Generator[None, Any, Any]:
     finally:
         for context in open_contexts():
             context.close()
-
-
-class TestProcessError(AssertionError):
-    """A process of a test has failed, and the test has not looked at its exit code."""
-
-    __test__ = False
-
-
-class Watch:
-    """The processes that a test starts."""
-
-    current: ClassVar[Watch | None] = None
-
-    def __init__(self) -> None:
-        self._pid = os.getpid()
-        # The processes that the test has started, with the names of their targets.
-        self.started: list[tuple[Any, str]] = []
-        # Those that the test judges itself: it has read the exit code, or has ended the process. By identity, because
-        # processes are not hashable by value.
-        self.looked_at: set[int] = set()
-
-    @classmethod
-    def active(cls) -> Watch | None:
-        """Return the watch of the running test; None on ranks and in other processes that a test has made."""
-        return cls.current if cls.current is not None and cls.current._pid == os.getpid() else None
-
-    def judge(self, nodeid: str) -> None:
-        """Wait for the processes that the test has not judged, except daemons, and fail if one has failed."""
-        __tracebackhide__ = True
-        failed = []
-        for one, target in self.started:
-            if id(one) in self.looked_at or (one.daemon and one.is_alive()):
-                continue
-            one.join()
-            code = one._popen.poll() if one._popen is not None else 0
-            if code:
-                failed.append(f"{one.name} ({target}) ended by {exit_name(code)}")
-        if failed:
-            raise TestProcessError(
-                f"{nodeid}: {len(failed)} of {len(self.started)} process(es) failed: {'; '.join(failed)}.\n"
-                "The test has passed without a look at their exit codes; what they raised is in the output.\n"
-                "Correct what failed, or check `process.exitcode` in the test if it is expected."
-            )
-
-
-def install_processes() -> None:
-    """Replace how processes of multiprocessing start, for this process."""
-    start, exitcode = _BaseProcess.start, _BaseProcess.exitcode
-
-    def started(self: Any) -> None:
-        # It forgets its target.
-        name, is_of_library = _target_name(self), _is_of_library(self)
-        start(self)
-        if (watch := Watch.active()) is not None and not is_of_library:
-            watch.started.append((self, name))
-
-    _BaseProcess.start, _BaseProcess.exitcode = started, property(_looking(exitcode.fget))
-    _BaseProcess.terminate, _BaseProcess.kill = _looking(_BaseProcess.terminate), _looking(_BaseProcess.kill)
-    for cls in (multiprocessing.context.SpawnProcess, multiprocessing.context.ForkServerProcess):
-        _fork_tests_of(cls)
-
-
-def _fork_tests_of(cls: Any) -> None:
-    original = cls._Popen
-
-    def popen(process_obj: Any) -> Any:
-        is_own = Watch.active() is None or _is_of_library(process_obj)
-        if is_own or keeps_own_way(_target_name(process_obj), "a fresh interpreter runs it"):
-            return original(process_obj)
-        return SpawnedPopen(process_obj)
-
-    cls._Popen = staticmethod(popen)
-
-
-def _looking(method: Any) -> Any:
-    """Return a method of a process whose call means that the test judges the process itself."""
-
-    @functools.wraps(method)
-    def call(self: Any) -> Any:
-        if (watch := Watch.active()) is not None:
-            watch.looked_at.add(id(self))
-        return method(self)
-
-    return call
-
-
-def _is_of_library(one: Any) -> bool:
-    """Return whether a library has made the process for itself."""
-    return (getattr(_target(one), "__module__", None) or "").partition(".")[0] in _LIBRARIES
-
-
-def _target_name(one: Any) -> str:
-    return str(getattr(_target(one), "__qualname__", _target(one)))
-
-
-def _target(one: Any) -> Any:
-    """Return the function of a process; its class, if that has the code."""
-    return one._target if one._target is not None else type(one)
 
 
 class _RanksError(CaseFailedError):

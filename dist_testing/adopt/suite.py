@@ -45,9 +45,8 @@ class Result:
 
 @dataclass(frozen=True)
 class Compared:
-    """Tests under the suite's own harness and with the adapters."""
+    """Tests under the suite's own harness and with the adapters: test -> result."""
 
-    tests: list[str]
     own: dict[str, Result]
     ours: dict[str, Result]
     own_run: Ran
@@ -56,17 +55,13 @@ class Compared:
     @property
     def both(self) -> list[str]:
         """The tests that have begun in both runs."""
-        return [test for test in self.tests if NOT_RUN not in (self.own[test].outcome, self.ours[test].outcome)]
+        return [test for test, own in self.own.items() if NOT_RUN not in (own.outcome, self.ours[test].outcome)]
 
     @property
-    def own_s(self) -> float:
-        """Seconds of these tests in the suite's own run."""
-        return sum(self.own[test].seconds for test in self.both)
-
-    @property
-    def ours_s(self) -> float:
-        """Seconds of these tests with the adapters."""
-        return sum(self.ours[test].seconds for test in self.both)
+    def seconds(self) -> tuple[float, float]:
+        """Seconds of these tests in the suite's own run, and with the adapters."""
+        both = self.both
+        return sum(self.own[test].seconds for test in both), sum(self.ours[test].seconds for test in both)
 
     @property
     def different(self) -> list[str]:
@@ -112,7 +107,7 @@ class Suite:
 
     def find(self, collected: Collected) -> list[Found]:
         """Return the harnesses of the suite, the most frequent first."""
-        found = [_found(harness, collected) for harness in HARNESSES if harness.plugin]
+        found = [_found(harness, collected) for harness in HARNESSES if harness.plugin or harness.runs_alone]
         # A rank makes a group in each harness. Only under torchrun does this show that tests are ranks.
         if not any(one.tests for one in found) and is_launcher(self._command):
             found = [_found(harness, collected) for harness in HARNESSES]
@@ -138,7 +133,7 @@ class Suite:
                 )
             runs.append((ran, results))
         (own_run, own), (our_run, ours) = runs
-        return Compared(tests, own, ours, own_run, our_run)
+        return Compared(own, ours, own_run, our_run)
 
     def _run(
         self, plan: Plan | None, tests: Sequence[str], collected: Collected, words: Sequence[str]

@@ -17,11 +17,11 @@ from pathlib import Path
 from types import FunctionType, ModuleType
 from typing import Any
 
-from dist_testing.adopt.on_ranks import keeps_own_way, refuse_unshareable, run_on_ranks, suite_limit_s
+from dist_testing.adopt.on_ranks import keeps_own_way, run_on_ranks, suite_limit_s
 from dist_testing.adopt.on_ranks import pytest_configure as pytest_configure
 from dist_testing.core.ground.error_text import name_of
 from dist_testing.core.ground.errors import UsageError
-from dist_testing.core.launch.clean import spare_cuda
+from dist_testing.core.launch.clean import spare_cuda, unshareable_reasons
 from dist_testing.core.process.lifetime import become_subreaper
 from dist_testing.core.process.orphans import Orphans
 
@@ -33,6 +33,7 @@ _MODULES = "utils"
 _FORK, _SPAWN = "fork_new_process_for_each_test", "spawn_new_process_for_each_test"
 _CHOICE = "create_new_process_for_each_test"
 _PARALLEL = "multi_process_parallel"
+_PACKAGES = {"dist-packages", "site-packages"}
 
 # At import, before a test file asks for the GPUs: no rank could be forked then.
 spare_cuda()
@@ -62,12 +63,24 @@ def _decorator(original: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(test)
         def run(*args: Any, **kwargs: Any) -> None:
             __tracebackhide__ = True
-            refuse_unshareable(name_of(test), "vllm")
+            _refuse_unshareable(name_of(test))
             run_on_ranks(lambda _: _call(test, args, kwargs), name_of(test), 1, suite_limit_s())
 
         return run
 
     return decorate
+
+
+def _refuse_unshareable(test: str) -> None:
+    """Refuse a test whose ranks cannot be forked: the decorators themselves may pass a test that fails."""
+    __tracebackhide__ = True
+    if reasons := unshareable_reasons():
+        raise UsageError(
+            f"{test}: its ranks cannot be forked from pytest's process: {'; '.join(reasons)}.\n"
+            "An earlier test, a fixture or an import has used the GPU or a process group in that process.\n"
+            "Move that use into tests that run on ranks; or run this test alone, or without "
+            "-p dist_testing.adopt.vllm."
+        )
 
 
 def _call(test: Callable[..., None], args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
@@ -112,21 +125,12 @@ class _AdoptOnImport(MetaPathFinder):
     ) -> ModuleSpec | None:
         if not fullname.endswith(_MODULES):
             return None
-        for finder in sys.meta_path:
-            find = getattr(finder, "find_spec", None)
-            if finder is self or find is None:
-                continue
-            spec: ModuleSpec | None = find(fullname, path, target)
-            if spec is not None:
-                if spec.loader is not None and not _is_installed(spec):
-                    spec.loader = _adopting(spec.loader)
-                return spec
-        return None
-
-
-def _is_installed(spec: ModuleSpec) -> bool:
-    """Return whether a module belongs to an installed package, and so to no suite."""
-    return any(part in ("dist-packages", "site-packages") for part in Path(spec.origin or "").parts)
+        found = (other.find_spec(fullname, path, target) for other in sys.meta_path if other is not self)
+        spec = next(filter(None, found), None)
+        # An installed package belongs to no suite.
+        if spec is not None and spec.loader is not None and _PACKAGES.isdisjoint(Path(spec.origin or "").parts):
+            spec.loader = _adopting(spec.loader)
+        return spec
 
 
 def _adopting(loader: Any) -> Any:

@@ -233,11 +233,7 @@ class FarEnd(_End):
         self._ending: EndRun | None = None
 
     def serve(self) -> EndRun:
-        """Work until the runner's last message, and return it.
-
-        Raises:
-            LaunchError: If rank 0's node, or the fork server, is lost.
-        """
+        """Work until the runner's last message, and return it; a LaunchError if it or the fork server is lost."""
         try:
             while self._ending is None:
                 self._step(_TELL_S if len(self._streams) > 1 else None)

@@ -32,13 +32,7 @@ from dist_testing.core.ground.outcomes import UNKNOWN_EXIT_CODE
 from dist_testing.core.launch.fork import ForkServerClient, ForkServerLauncher
 from dist_testing.core.launch.launcher import RunContext
 from dist_testing.core.process import wire
-from dist_testing.core.process.launcher_messages import (
-    LauncherEvent,
-    RankEnded,
-    WorldOver,
-    WorldRequest,
-    WorldStarted,
-)
+from dist_testing.core.process.launcher_messages import LauncherEvent, RankEnded, WorldOver, WorldRequest, WorldStarted
 
 # Key in the store of the `Home` of rank 0.
 HOME_KEY = "home"
@@ -79,9 +73,6 @@ class AttachedLauncher:
         """Wait until every launched process has connected, by a socket in the folder of the run.
 
         Other nodes reach this machine at `host`. `collected` has the names of this process's tests.
-
-        Raises:
-            LaunchError: If a process does not connect in time.
         """
         # Ranks whose launched processes, or fork servers, have ended, each with the reason.
         self.gone: dict[int, str] = {}
@@ -184,11 +175,7 @@ class AttachedLauncher:
         return self._epoll.fileno()
 
     def start(self, request: WorldRequest, fds: Sequence[int]) -> None:
-        """Ask every fork server for its rank of this world.
-
-        Raises:
-            LaunchError: If a launched process has ended, or a fork server cannot receive the whole request.
-        """
+        """Ask every fork server for its rank of this world; a LaunchError if one cannot make it any more."""
         for _ in self.events():
             # Of an earlier world.
             continue
@@ -230,11 +217,7 @@ class AttachedLauncher:
                 self._server(rank).signal([rank], number)
 
     def events(self) -> Iterator[LauncherEvent]:
-        """Yield what has happened since the last call.
-
-        Raises:
-            LaunchError: If the fork server of rank 0 has ended.
-        """
+        """Yield what has happened since the last call; a LaunchError if the fork server of rank 0 has ended."""
         for fd, _ in self._epoll.poll(0):
             # Else what came before it in this round has removed it.
             if (rank := self._by_fd.get(fd)) is not None:

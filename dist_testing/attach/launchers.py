@@ -74,10 +74,8 @@ LAUNCHERS = (TORCHRUN, OPEN_MPI, SLURM, HYDRA)
 def rank_info_in(env: Env) -> RankInfo | None:
     """Return this process's rank info from its launcher's variables; None if it is no rank of a world.
 
-    A task of Slurm or MPI that has no peers belongs to no world: the library starts the ranks itself.
-
-    Raises:
-        UsageError: If the variables are incomplete, impossible, or contradict each other.
+    A task of Slurm or MPI that has no peers belongs to no world: the library starts the ranks itself. A UsageError
+    refuses variables that are incomplete, impossible, or contradict each other.
     """
     names = _launcher_in(env)
     if names is None:

@@ -58,12 +58,7 @@ class Line:
         self.frames.send_bytes(bytes([kind]) + data)
 
     def receive(self) -> tuple[Kind, bytes]:
-        """Wait for a frame.
-
-        Raises:
-            EOFError: If the other end has closed the connection.
-            ValueError: If it has sent something else.
-        """
+        """Wait for a frame; an EOFError is the end of the connection, a ValueError something else than a frame."""
         frame = self.frames.recv_bytes(_MOST_FRAME_BYTES)
         return Kind(int.from_bytes(frame[:1], "big")), frame[1:]
 
@@ -74,12 +69,7 @@ def sign(token: str, role: bytes, number: bytes) -> bytes:
 
 
 def greet(connection: socket.socket, token: str) -> None:
-    """Let the process at the other end of a connection prove that it has the token.
-
-    Raises:
-        OSError: If it has said nothing in time.
-        PermissionError: If it does not have the token.
-    """
+    """Let the process at the other end of a connection prove that it has the token, else raise an OSError."""
     _prepare(connection)
     number = secrets.token_bytes(_BYTES)
     connection.sendall(number)
@@ -90,11 +80,7 @@ def greet(connection: socket.socket, token: str) -> None:
 
 
 def connect(address: str, port: int, token: str) -> tuple[socket.socket, float]:
-    """Return a connection to rank 0's process, and what to add to this node's monotonic clock for that of rank 0's.
-
-    Raises:
-        LaunchError: If it cannot be reached, or one of the two does not have the token.
-    """
+    """Return a connection to rank 0's process, and what to add to this node's monotonic clock for that of rank 0's."""
     where = f"{address}:{port}"
     own = secrets.token_bytes(_BYTES)
     try:

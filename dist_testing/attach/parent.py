@@ -37,8 +37,7 @@ _CREDENTIALS = struct.Struct("iII")
 def serve(rank_info: RankInfo, context: RankContext, loader: Loader, collected: Sequence[str]) -> int:
     """Make this process's rank in every world that rank 0 asks for. Return the exit code of the run.
 
-    Raises:
-        LaunchError: If rank 0 cannot be reached, or ends without a message.
+    A LaunchError says that rank 0 cannot be reached, or has ended without a message.
     """
     rank = rank_info.rank
     with contextlib.ExitStack() as closing:

@@ -37,11 +37,7 @@ from dist_testing.core.pytest.pytest_rank import PytestRankContext
 def make_engine(
     config: pytest.Config, spec: Spec, budget: Budget, context: PytestRankContext, loader: Loader, rank_info: RankInfo
 ) -> AttachedEngine:
-    """Return the engine of this process, and register its plugin: the engine itself on rank 0, else a follower.
-
-    Raises:
-        UsageError: If an option starts other processes from a rank.
-    """
+    """Return the engine of this process, and register its plugin: the engine itself on rank 0, else a follower."""
     if hasattr(config, "workerinput") or config.getoption("numprocesses", None):
         raise UsageError(
             f"-n (pytest-xdist) under {rank_info.launcher}.\n"
@@ -91,12 +87,7 @@ class AttachedEngine(Engine):
         self._exit_code = int(exitstatus)
 
     def start(self, case: Case) -> RunningCase:
-        """Start a case.
-
-        Raises:
-            SkipTest: If the case needs other ranks than those that were launched.
-            LaunchError: If a launched process has ended.
-        """
+        """Start a case; skip one that needs other ranks than those that were launched."""
         if reason := self._unfit(case):
             raise unittest.SkipTest(reason)
         return super().start(case)

@@ -43,13 +43,9 @@ class RankInfo:
     variable: str = "RANK"  # the launcher's variable that tells the rank
 
     def store(self) -> Store:
-        """Connect to the store, under a prefix of keys of our own.
+        """Connect to the store, under a prefix of keys of our own; a RuntimeError of torch if it cannot be reached.
 
         It is independent of the groups of the tests, so it works also if those fail.
-
-        Raises:
-            LaunchError: If this is rank 0, serves the store, and cannot listen at its address.
-            RuntimeError: If the store cannot be reached.
         """
         from torch._C._distributed_c10d import PrefixStore, TCPStore
 
@@ -118,21 +114,13 @@ class RankInfo:
 
 
 def own_listener(host: str, port: int) -> socket.socket:
-    """Return a socket that listens at one address of this machine, and at no other.
-
-    Raises:
-        OSError: If the host has no address, or one of another machine, or the port is taken.
-    """
+    """Return a socket that listens at one address of this machine, and at no other."""
     family, *_, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
     return socket.create_server((str(address[0]), port), family=family, backlog=socket.SOMAXCONN)
 
 
 def reachable_host(rank_info: RankInfo) -> str:
-    """Return the address of this machine, which is that of rank 0, for the ranks of other nodes.
-
-    Raises:
-        LaunchError: If it is not known.
-    """
+    """Return the address of this machine, which is that of rank 0, for other nodes; a LaunchError if it has none."""
     host = os.environ.get(ADDRESS_VARIABLE) or rank_info.address
     try:
         with own_listener(host, 0) as listener:

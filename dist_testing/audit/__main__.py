@@ -18,64 +18,40 @@ import sys
 import tempfile
 import time
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 
 from dist_testing.audit.audited_suite import NothingToAuditError, Settings, audit
-from dist_testing.audit.command import Runner, check_writable, folder_of_runs, parser_for, seconds_in, split_words
+from dist_testing.audit.command import Runner
 from dist_testing.audit.findings import FAULTS, Audit
+from dist_testing.audit.program import parser_for, run_program, seconds_in, tell
 from dist_testing.audit.show import lines, page
 from dist_testing.core.ground.error_text import did_you_mean
-from dist_testing.core.ground.errors import ReportError, UsageError
+from dist_testing.core.ground.errors import UsageError
 from dist_testing.report.files import write_text
 
-_COMMAND = "python -m dist_testing.audit"
-_HOLES, _WRONG_COMMAND, _NOTHING = 1, 2, 3
-# As a shell tells of an interrupt.
-_INTERRUPTED = 130
+_HOLES, _NOTHING = 1, 3
 _DEFAULTS = Settings(tuple(FAULTS))
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Audit the suite that the command line names, and return the exit status."""
-    words, command = split_words(sys.argv[1:] if arguments is None else arguments)
-    parser = _parser()
-    given, others = parser.parse_known_args(words)
-    if others:
-        way_out = "" if command else "; put -- before the test command"
-        parser.error(f"unrecognized arguments: {' '.join(others)}{way_out}")
-    logs: Path | None = None
+    return run_program(_parser(), arguments, _run)
+
+
+def _run(given: argparse.Namespace, command: list[str], folder: Path) -> int:
+    settings = _settings(given, command)
+    logs = Path(tempfile.mkdtemp(prefix="dist-audit-") if given.logs is None else given.logs)
+    logs.mkdir(parents=True, exist_ok=True)
     try:
-        settings = _settings(given, command)
-        check_writable(given.json, given.page)
-        logs = Path(tempfile.mkdtemp(prefix="dist-audit-") if given.logs is None else given.logs)
-        logs.mkdir(parents=True, exist_ok=True)
-        with folder_of_runs() as folder:
-            found = audit(command, Runner(command, folder, logs, settings.limit_s), settings, _tell)
+        found = audit(command, Runner(command, folder, logs, settings.limit_s), settings, partial(tell, "audit"))
         _write(found, given)
         _check_audited(found)
     except NothingToAuditError as error:
-        print(f"audit: {error}", file=sys.stderr)
+        tell("audit", str(error))
         return _NOTHING
-    except KeyboardInterrupt:
-        print("audit: interrupted; all processes of the suite have been ended", file=sys.stderr)
-        return _INTERRUPTED
-    except (ReportError, UsageError) as error:
-        print(f"audit: {error}", file=sys.stderr)
-        return _WRONG_COMMAND
-    except OSError as error:
-        print(
-            f"audit: {error.filename or 'a file of the audit'}: cannot be written: {error.strerror or error}.\n"
-            "The audit writes logs and its findings.\n"
-            "Give other places by --logs, --json and --page, or another TMPDIR.",
-            file=sys.stderr,
-        )
-        return _WRONG_COMMAND
     print(f"audit: output of the runs: {logs}")
     return _HOLES if found.hole_count else 0
-
-
-def _tell(line: str) -> None:
-    print(f"audit: {line}", file=sys.stderr, flush=True)
 
 
 def _check_audited(found: Audit) -> None:
@@ -118,12 +94,6 @@ def _settings(given: argparse.Namespace, command: Sequence[str]) -> Settings:
             "The audited suite starts an audit of its own, and both would plant faults.\n"
             "Leave out the test that does, or unset DIST_TESTING_AUDIT."
         )
-    if not command:
-        raise UsageError(
-            "no test command is given.\n"
-            "The audit runs the tests by the command that runs them now, after `--`.\n"
-            f"Write {_COMMAND} -- python -m pytest tests/, for example."
-        )
     faults = tuple(dict.fromkeys(given.faults.split(",")))
     for fault in faults:
         if fault not in FAULTS:
@@ -150,7 +120,7 @@ def _settings(given: argparse.Namespace, command: Sequence[str]) -> Settings:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = parser_for(_COMMAND, __doc__)
+    parser = parser_for("audit", __doc__)
     add = parser.add_argument
     add("--faults", default=",".join(FAULTS), help="which faults, with commas between (default: %(default)s)")
     add("--cases", action="append", metavar="PATTERN", help="audit only cases whose id contains it; * and ? work")
@@ -164,7 +134,6 @@ def _parser() -> argparse.ArgumentParser:
     add("--slow", default=f"{_DEFAULTS.slow_s:g}", metavar="S", help="noticed after more seconds is too late (30)")
     add("--limit", default=f"{_DEFAULTS.limit_s:g}", metavar="S", help="how long to wait after a fault (120)")
     add("--suite-limit", default=f"{_DEFAULTS.suite_limit_s:g}", metavar="S", help="limit of the suite as it is (3600)")
-    add("--json", type=Path, metavar="FILE", help="write the findings as JSON (audit.schema.json)")
     add("--page", type=Path, metavar="FILE", help="write the findings as an HTML page")
     add("--logs", type=Path, metavar="DIR", help="folder for the output of the runs (default: a new one in TMPDIR)")
     return parser

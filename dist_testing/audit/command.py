@@ -5,7 +5,6 @@ That is processes, listening ports, files of the temporary folder and of /dev/sh
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import json
 import os
@@ -13,9 +12,8 @@ import re
 import shutil
 import signal
 import subprocess
-import tempfile
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -24,11 +22,10 @@ import psutil
 from dist_testing.audit.hook import with_hook
 from dist_testing.audit.hook.record import Plan
 from dist_testing.audit.seen import Seen, read_records
-from dist_testing.core.ground.budget import MAX_TIMEOUT_S, timeout_in
 from dist_testing.core.ground.error_text import shorten
 from dist_testing.core.ground.errors import UsageError
 from dist_testing.core.ground.procfs import command_of, content_of, open_files
-from dist_testing.core.process.lifetime import become_subreaper, check_platform, die_with_parent, is_helper
+from dist_testing.core.process.lifetime import die_with_parent, is_helper
 from dist_testing.core.process.orphans import Orphans, is_dead
 
 _BOOTSTRAP = Path(__file__).parent / "bootstrap"
@@ -93,61 +90,6 @@ class Ran:
         """Its last lines, as a paragraph for an error."""
         lines = self.output.strip().splitlines()[-_OUTPUT_SHOWN:]
         return "\n".join(["", "Its output ends with:", *(f"    {line}" for line in lines)]) if lines else ""
-
-
-def split_words(words: Sequence[str]) -> tuple[list[str], list[str]]:
-    """Return the options of a program, and the test command after `--`."""
-    end = words.index("--") if "--" in words else len(words)
-    return list(words[:end]), list(words[end + 1 :])
-
-
-def parser_for(program: str, description: str | None) -> argparse.ArgumentParser:
-    """Return a parser without options, for a program whose test command follows `--`."""
-    return argparse.ArgumentParser(
-        prog=program,
-        usage=f"{program} [OPTIONS] -- TEST COMMAND",
-        description=description,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
-    )
-
-
-@contextlib.contextmanager
-def folder_of_runs() -> Iterator[Path]:
-    """Yield a folder for the files of runs. In the block this process adopts orphans, and SIGTERM interrupts it."""
-    check_platform()
-    # Processes whose parents have died come to this process, which ends them.
-    become_subreaper()
-    previous = signal.signal(signal.SIGTERM, signal.default_int_handler)
-    # Short, because harnesses put sockets below TMPDIR, and the kernel limits their paths.
-    folder = Path(tempfile.mkdtemp(prefix="da-"))
-    try:
-        yield folder
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
-        signal.signal(signal.SIGTERM, previous)
-
-
-def check_writable(*paths: Path | None) -> None:
-    """Raise UsageError if a file cannot be written: the runs take minutes, and it is written after them."""
-    for path in paths:
-        if path is not None and (path.is_dir() or not os.access(path.absolute().parent, os.W_OK)):
-            raise UsageError(
-                f"{path}: cannot be written.\n"
-                "Its folder does not exist or is read-only, or it is a folder.\n"
-                "Give another file."
-            )
-
-
-def seconds_in(option: str, text: str) -> float:
-    """Return the seconds of an option; raise UsageError for another text."""
-    if (value := timeout_in(text)) is None:
-        raise UsageError(
-            f"{option}={text}: expected a number of seconds above 0, up to {MAX_TIMEOUT_S}.\n"
-            "It limits how long the command waits.\n"
-            f"Write {option}=60, for example."
-        )
-    return value
 
 
 class Runner:

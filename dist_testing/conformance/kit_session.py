@@ -25,7 +25,7 @@ from dist_testing.core.ground.codec import shape_of
 from dist_testing.core.ground.errors import UsageError
 from dist_testing.core.ground.outcomes import Status as CaseStatus
 from dist_testing.core.ground.spec import Spec
-from dist_testing.core.launch.isolation import POOL, THREAD
+from dist_testing.core.launch.isolation import POOL, default_isolation
 from dist_testing.core.process.launcher_messages import Loader
 from dist_testing.torch_version import torch_version
 
@@ -82,7 +82,7 @@ class CellSession:
         self.backend = dataclasses.replace(backend, env={"OMP_NUM_THREADS": "1", **backend.env})
         self._limit_s = limit_s
         # Threads, where the backend is one of threads.
-        self._isolation = (THREAD if backend.in_process else POOL).name
+        self._isolation = (default_isolation(backend) if backend.in_process else POOL).name
         self._spec = Spec("", self.backend, (1,), self._isolation, settings=settings or {})
         loader = Loader(CellContext.__module__, "preload" if preloads else "")
         self._engine = Engine(self._spec, budget or Budget(), CellContext(preloads), loader)

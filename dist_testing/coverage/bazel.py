@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from dist_testing.core.ground.errors import ReportError
-from dist_testing.core.rank.hooks import RankService, ServedRank
+from dist_testing.core.rank.hooks import RankService
 
 if TYPE_CHECKING:
     from coverage import Coverage
@@ -130,9 +130,7 @@ def _quiet() -> Iterator[None]:
 class RankCoverage(RankService):
     """Measures this rank. It saves the data itself, because a rank ends without exit handlers."""
 
-    def __init__(self, rank: ServedRank | None = None) -> None:
-        del rank
-        self._coverage: Coverage | None = None
+    _coverage: Coverage | None = None
 
     def start(self) -> None:
         """Start to measure, if the run asks for it and no test has removed the settings (the runner reports that)."""

@@ -46,7 +46,7 @@ class CallRankContext:
         """Return the only front end there is."""
         return CallRankFrontEnd(self._call)
 
-    def thread_front_ends(self, body: CaseBody, world_size: int) -> Sequence[CallRankFrontEnd]:
+    def in_process_front_ends(self, body: CaseBody, world_size: int) -> Sequence[CallRankFrontEnd]:
         """Return one for each rank; they share the store."""
         from torch._C._distributed_c10d import HashStore
 
@@ -104,6 +104,5 @@ def _own_part(where: TracebackType | None) -> TracebackType | None:
 
 def load(state: str, then: ThenBe, test: str | None) -> NoReturn:
     """Import the caller's main module, which `state` names; reading the call imports the module of its function."""
-    del test
     import_main(state)
     then(CallRankContext())

@@ -84,7 +84,9 @@ def run(
         ("fn", fn, "a function", callable(fn)),
         ("args", args, "a tuple", isinstance(args, tuple)),
         ("kwargs", kwargs, "a dict with names as keys", is_named),
+        ("backend", backend, 'a name, such as "gloo"', isinstance(backend, str | None)),
         ("timeout", timeout, LIMIT, timeout is None or is_timeout(timeout)),
+        ("isolation", isolation, f"one of {', '.join(isolation_names())}", isinstance(isolation, str | None)),
     )
     check_world_size(subject, world_size, _EXAMPLE)
     settings = read_settings(subject, {} if type(nodes) is int and nodes == 1 else {"nodes": nodes})
@@ -151,13 +153,6 @@ def call_spec(subject: str, session: Session | None, size: int, backend: str | N
 
     A UsageError refuses a name that does not exist, and a world that is larger than the target declares.
     """
-    for argument, value in (("backend", backend), ("isolation", isolation)):
-        if value is not None and not isinstance(value, str):
-            raise UsageError(
-                f"{subject} with {argument} = {value!r}; expected a name.\n"
-                f'Backends have names such as "gloo"; the isolations are {", ".join(isolation_names())}.\n'
-                f"{_EXAMPLE}"
-            )
     if session is not None:
         session.check_declared(subject, size)
     if backend is not None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import pickle
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 from dist_testing.core.ground.budget import is_timeout
@@ -129,11 +130,9 @@ class _FunctionCase(ProcessCase):
     def setUp(self) -> None:
         """Write the call for the ranks."""
         super().setUp()
-        with open(self.file_name, "wb") as file:
-            file.write(self._call)
+        Path(self.file_name).write_bytes(self._call)
 
     def runTest(self) -> None:
         """Make the call, on a rank."""
-        with open(self.file_name, "rb") as file:
-            fn, args = pickle.load(file)
+        fn, args = pickle.loads(Path(self.file_name).read_bytes())
         fn(int(os.environ["RANK"]), *args)

@@ -10,6 +10,7 @@ import re
 from collections.abc import Mapping
 from pathlib import Path
 
+from dist_testing.core.ground.procfs import content_of
 from dist_testing.gpus.gpu import Found, Gpu, is_simulated, node_directory, node_names, why_closed
 
 _NUMBER = re.compile(r"[0-9]{1,9}")
@@ -46,22 +47,16 @@ def find_amd(env: Mapping[str, str] = os.environ) -> Found:
 
 
 def _vendor(system: Path, minor: int) -> str:
-    try:
-        return (system / f"renderD{minor}" / "device" / "vendor").read_text("ascii", errors="replace").strip()
-    except OSError:
-        # The node belongs to no PCI device.
-        return ""
+    # Nothing, if the node belongs to no PCI device.
+    return content_of(f"{system}/renderD{minor}/device/vendor").decode("ascii", errors="replace").strip()
 
 
 def _archs(topology: Path) -> dict[str, str]:
     """Return the architectures of GPUs by the names of their nodes. Empty where the kernel's files are hidden."""
     archs = {}
     for file in topology.glob("*/properties"):
-        try:
-            lines = file.read_text("ascii", errors="replace").splitlines()
-        except OSError:
-            # The kernel shows the GPUs of other containers, without their content.
-            continue
+        # The kernel shows the GPUs of other containers, without their content.
+        lines = content_of(str(file)).decode("ascii", errors="replace").splitlines()
         values = {name: value for name, _, value in (line.strip().partition(" ") for line in lines)}
         version = values.get("gfx_target_version", "")
         if _NUMBER.fullmatch(version) and int(version):

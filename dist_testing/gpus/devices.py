@@ -53,11 +53,7 @@ class VisibleGpus:
 
 
 def gpus_present(env: Mapping[str, str] = os.environ, vendor: Vendor = NVIDIA) -> tuple[Gpu, ...]:
-    """Return every GPU here whose device node this process may open. A container has nodes for its own GPUs only.
-
-    Raises:
-        GpuError: If the folder of the nodes cannot be read, or a simulated one does not exist.
-    """
+    """Return every GPU here whose device node this process may open. A container has nodes for its own GPUs only."""
     return vendor.find(env).gpus
 
 

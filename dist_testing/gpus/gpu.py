@@ -69,11 +69,7 @@ def node_directory(env: Mapping[str, str] = os.environ) -> Path:
 
 
 def node_names(folder: Path, *, may_be_missing: bool) -> list[str]:
-    """Return the names of the files in a folder of device nodes.
-
-    Raises:
-        GpuError: If the folder cannot be read, or is missing without `may_be_missing`.
-    """
+    """Return the names of the files in a folder of device nodes; a GpuError if it cannot be read."""
     try:
         return os.listdir(folder)
     except OSError as error:

@@ -8,9 +8,9 @@ import os
 from collections.abc import Sequence
 from pathlib import Path
 
+from dist_testing.core.ground.procfs import command_of, content_of
 from dist_testing.gpus.gpu import Gpu
 
-_LOCKS = Path("/proc/locks")
 _COMMAND_CHARS = 80
 # The kernel's list leaves out locks of processes in other PID namespaces.
 _UNSEEN = "a process that cannot be seen from here (another PID namespace, such as a sandbox)"
@@ -28,11 +28,7 @@ def find_holders(gpus: Sequence[Gpu]) -> dict[Gpu, str]:
             status = os.stat(gpu.node)
             nodes[f"{os.major(status.st_dev):02x}:{os.minor(status.st_dev):02x}:{status.st_ino}"] = gpu
     holders: dict[Gpu, str] = {}
-    try:
-        lines = _LOCKS.read_text("ascii").splitlines()
-    except OSError:
-        lines = []
-    for line in lines:
+    for line in content_of("/proc/locks").decode("ascii").splitlines():
         # "1: FLOCK  ADVISORY  WRITE 24458 fe:00:2154522 0 EOF"; for a lock that waits, the second word is an arrow.
         words = line.split()
         if len(words) >= 6 and words[1] == "FLOCK" and (held := nodes.get(words[5])) is not None:
@@ -72,12 +68,9 @@ def holders_of(gpus: Sequence[Gpu]) -> str:
 def _holder(pid: int) -> str:
     if pid <= 0:
         return _UNSEEN
-    process = Path("/proc") / str(pid)
-    with contextlib.suppress(OSError):
-        for entry in (process / "environ").read_bytes().split(b"\0"):
-            if entry.startswith(b"TEST_TARGET="):
-                return f"process {pid} ({entry.partition(b'=')[2].decode(errors='replace')})"
-    with contextlib.suppress(OSError):
-        command = (process / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace").strip()
-        return f"process {pid} ({command[:_COMMAND_CHARS] or 'no command line'})"
+    for entry in content_of(f"/proc/{pid}/environ").split(b"\0"):
+        if entry.startswith(b"TEST_TARGET="):
+            return f"process {pid} ({entry.partition(b'=')[2].decode(errors='replace')})"
+    if command := command_of(pid):
+        return f"process {pid} ({command[:_COMMAND_CHARS]})"
     return f"process {pid} (it has ended; a process that it started still has the lease)"

@@ -58,11 +58,8 @@ def lease_gpus(
 ) -> Lease:
     """Wait for `count` GPUs of the pool and take them. Nodes that cannot be opened are passed over.
 
-    `on_wait` is called with one line that names the holders, if the GPUs are not free at once.
-
-    Raises:
-        GpuError: If the pool is too small, or too many of its nodes cannot be opened.
-        LeaseTimeoutError: If other processes kept them until the limit; the text names these processes.
+    `on_wait` is called with one line that names the holders, if the GPUs are not free at once. A LeaseTimeoutError
+    names the processes that kept them until the limit; a GpuError says that waiting does not help.
     """
     if not 0 < count <= len(pool):
         raise GpuError(

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dist_testing.gpus.devices import AMD, NVIDIA, visible_gpus
 from dist_testing.gpus.gpu import NODES_VARIABLE, Gpu, GpuError, is_simulated, node_directory
 from dist_testing.gpus.holders import find_holders
-from dist_testing.gpus.nvml import Nvml, NvmlGpu, library_or_reason, open_nvml
+from dist_testing.gpus.nvml import Nvml, NvmlGpu, nvml_or_reason, open_nvml
 
 _GIB = 1 << 30
 
@@ -56,7 +56,7 @@ def bazelrc(env: Mapping[str, str] = os.environ) -> str:
 
 def _about_library(nvml: Nvml | None, env: Mapping[str, str]) -> list[str]:
     if nvml is None:
-        reason = library_or_reason(env)
+        reason = nvml_or_reason(env)
         # It opens now if a driver has come up meanwhile.
         return [f"memory is unknown: no management library ({reason if isinstance(reason, str) else 'it was busy'})"]
     lines = [f"driver {nvml.driver_version()}"]

@@ -47,22 +47,14 @@ def wait_for_memory(
     on_wait: Callable[[str], None],
     settled: dict[Gpu, int] | None = None,
 ) -> dict[Gpu, MemoryUse]:
-    """Wait until the memory of these GPUs is free, or it is clear that it will not be.
+    """Wait until the memory of leased GPUs is free, or it is clear that it will not be; return the use that remains.
 
     The wait goes on only while the use falls: a process has ended, and the driver takes its memory back. If the use
-    stays, or goes up and down, its process is expected to stay.
+    stays, or goes up and down, its process is expected to stay. A GpuError says that less than half of the memory of a
+    GPU is free in the end, or that a GPU is gone.
 
-    Args:
-        nvml: The open library.
-        gpus: Leased by this process.
-        limit_s: How long to wait at most, in seconds; never longer than half a minute.
-        on_wait: Called with one line, if a wait begins.
-        settled: GPU to the bytes that are known to stay in use, for which no world waits again; updated by the call.
-
-    Returns the use that remains, of the GPUs that the library reports.
-
-    Raises:
-        GpuError: If less than half of a GPU's memory is free in the end, or a GPU is gone.
+    It lasts at most `limit_s` seconds, and half a minute. `on_wait` is called with one line, if a wait begins.
+    `settled` has the bytes of a GPU that are known to stay in use, for which no world waits again.
     """
     deadline_s = time.monotonic() + min(limit_s, _BEFORE_LIMIT_S)
     shown = _by_gpu(nvml, gpus)
@@ -112,10 +104,7 @@ def memory_left(nvml: Nvml, before: Mapping[Gpu, MemoryUse], *, started_s: float
     """Return the memory that a world has not given back after its end: one text for each GPU that the driver reports.
 
     `before` is the result of `wait_for_memory`. Memory of processes that are older than `started_s`, in seconds since
-    the epoch, is not counted.
-
-    Raises:
-        GpuError: If a GPU is gone.
+    the epoch, is not counted. A GpuError says that a GPU is gone.
     """
     known = _by_gpu(nvml, list(before))
     # Without an answer for the number of GPUs, a missing GPU is not known to be gone.

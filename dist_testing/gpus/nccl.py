@@ -45,18 +45,17 @@ class NcclSupport(HeldResource):
         return dataclasses.replace(result, notes=(*result.notes, *filter(None, lines)))
 
 
-def lack_of_memory(world_size: int, env: Mapping[str, str] = os.environ, shared_memory: Path = _SHARED_MEMORY) -> str:
+def lack_of_memory(world_size: int) -> str:
     """Return a warning if there may be too little shared memory for NCCL; "" if there is enough.
 
     It is no error: ranks whose GPUs reach each other need almost none, and only NCCL itself finds out which GPUs do.
-    `env` is the environment of the ranks, and `shared_memory` the folder of the kernel's shared memory.
     """
     # $NCCL_SHM_DISABLE (user): value other than 0: NCCL uses no shared memory, and the library does not warn of too
     # little.
-    if world_size < 2 or env.get("NCCL_SHM_DISABLE", "0") != "0":
+    if world_size < 2 or os.environ.get("NCCL_SHM_DISABLE", "0") != "0":
         return ""
     try:
-        space = os.statvfs(shared_memory)
+        space = os.statvfs(_SHARED_MEMORY)
     except OSError as error:
         observed = f"cannot be used ({error.strerror})"
     else:
@@ -65,7 +64,7 @@ def lack_of_memory(world_size: int, env: Mapping[str, str] = os.environ, shared_
             return ""
         observed = f"has {free // _MIB} MiB free"
     return (
-        f"NCCL, {world_size} ranks: {shared_memory} {observed}.\n"
+        f"NCCL, {world_size} ranks: {_SHARED_MEMORY} {observed}.\n"
         "Ranks whose GPUs do not reach each other exchange their data there; if it is too small, NCCL reports "
         "'unhandled system error'.\n"
         "Start the container with --shm-size=1g or --ipc=host, or set NCCL_SHM_DISABLE=1, which is slower."

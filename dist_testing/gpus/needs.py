@@ -68,12 +68,7 @@ def needs_of(spec: Spec) -> GpuNeeds:
 
 
 def of_target(spec: Spec, section: object) -> GpuNeeds:
-    """Read what the build rules wrote, and what the configuration of the build promises.
-
-    Raises:
-        SpecError: If one of them is damaged, or of another version.
-        UsageError: If the ranks cannot share GPUs.
-    """
+    """Read what the build rules wrote, and what the configuration of the build promises."""
     try:
         read: _OfTarget = shape_of(_OfTarget).read(section)
     except WrongValueError as error:
@@ -86,11 +81,7 @@ def of_target(spec: Spec, section: object) -> GpuNeeds:
 
 
 def read_promise(path: Path, vendor: str) -> int | None:
-    """Read how many GPUs of a vendor the configuration promises, which may be `ALL_GPUS`; None for no promise.
-
-    Raises:
-        SpecError: If the file is missing, damaged, or of another version.
-    """
+    """Read how many GPUs of a vendor the configuration promises, which may be `ALL_GPUS`; None for no promise."""
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
         promise: _Promise = shape_of(_Promise).read(content)

@@ -12,6 +12,7 @@ import re
 from collections.abc import Mapping
 from pathlib import Path
 
+from dist_testing.core.ground.procfs import content_of
 from dist_testing.gpus.gpu import (
     NODES_VARIABLE,
     NVML_VARIABLE,
@@ -78,16 +79,9 @@ def find_nvidia(env: Mapping[str, str] = os.environ) -> Found:
 def _facts_of_driver() -> dict[int, NvmlGpu]:
     """The facts in the driver's files by device minor. Empty where they are hidden, as in some containers."""
     facts: dict[int, NvmlGpu] = {}
-    try:
-        addresses = sorted(os.listdir(_DRIVER_DIRECTORY))
-    except OSError:
-        return facts
-    for address in addresses:
-        try:
-            lines = (_DRIVER_DIRECTORY / address / "information").read_text("utf-8", errors="replace").splitlines()
-        except OSError:
-            # The GPU fell off the bus.
-            continue
+    for file in _DRIVER_DIRECTORY.glob("*/information"):
+        # Nothing, if the GPU fell off the bus.
+        lines = content_of(str(file)).decode(errors="replace").splitlines()
         values = {
             name.strip(): value.strip() for name, found, value in (line.partition(":") for line in lines) if found
         }
@@ -95,7 +89,9 @@ def _facts_of_driver() -> dict[int, NvmlGpu]:
         if _MINOR.fullmatch(minor):
             uuid = values.get("GPU UUID", "")
             # Until something has opened the GPU, the driver writes question marks.
-            facts[int(minor)] = NvmlGpu(int(minor), address, "" if "?" in uuid else uuid, values.get("Model", ""))
+            facts[int(minor)] = NvmlGpu(
+                int(minor), file.parent.name, "" if "?" in uuid else uuid, values.get("Model", "")
+            )
     return facts
 
 

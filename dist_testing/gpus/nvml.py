@@ -110,16 +110,16 @@ def open_nvml(env: Mapping[str, str] = os.environ) -> Iterator[Nvml | None]:
 
     The real library does not know simulated GPUs, so with those it stays closed.
     """
-    library = library_or_reason(env)
-    if isinstance(library, str):
+    nvml = nvml_or_reason(env)
+    if isinstance(nvml, str):
         yield None
         return
-    with contextlib.closing(Nvml(library)) as nvml:
+    with contextlib.closing(nvml):
         yield nvml
 
 
-def library_or_reason(env: Mapping[str, str]) -> ctypes.CDLL | str:
-    """Open the library for `Nvml`. If it cannot be opened, return why, in its own or the system's words."""
+def nvml_or_reason(env: Mapping[str, str]) -> Nvml | str:
+    """Open the library. If it cannot be opened, return why, in its own or the system's words."""
     if is_simulated(env) and not env.get(NVML_VARIABLE):
         return "a real one does not know simulated GPUs"
     try:
@@ -127,18 +127,11 @@ def library_or_reason(env: Mapping[str, str]) -> ctypes.CDLL | str:
         explain = library.nvmlErrorString
     except (OSError, AttributeError) as error:
         return str(error)
-    code = _call(library, "nvmlInit_v2")
-    if code == _SUCCESS:
-        return library
+    nvml = Nvml(library)
+    if (code := nvml.call("nvmlInit_v2")) == _SUCCESS:
+        return nvml
     explain.argtypes, explain.restype = (c_int,), c_char_p
     return f"{library._name}: nvmlInit_v2: {(explain(code) or b'').decode(errors='replace')} (error {code})"
-
-
-def _call(library: ctypes.CDLL, name: str, *arguments: object) -> int:
-    """Call a function that returns a nvmlReturn_t. A Python number is passed as `int`: others need a type of ctypes."""
-    # The library of an old driver lacks newer functions.
-    function = getattr(library, name, None)
-    return _FUNCTION_NOT_FOUND if function is None else int(function(*arguments))
 
 
 def lost_error(subject: str, *, is_reported: bool = True) -> GpuError:
@@ -152,13 +145,10 @@ def lost_error(subject: str, *, is_reported: bool = True) -> GpuError:
 
 
 class Nvml:
-    """The open library. A value that the driver does not report is "" or None; a GPU that is gone is an error.
-
-    Attributes:
-        lost_count: How many GPUs the last call of `gpus` found gone: the library cannot say which.
-    """
+    """The open library. A value that the driver does not report is "" or None; a GPU that is gone is an error."""
 
     def __init__(self, library: ctypes.CDLL) -> None:
+        # How many GPUs the last call of `gpus` found gone: the library cannot say which.
         self.lost_count = 0
         self._library = library
         # The driver's set of events, and the minors of the GPUs in it by their handles.
@@ -172,7 +162,7 @@ class Nvml:
     def gpu_count(self) -> int | None:
         """Return how many GPUs there are, those of other containers included; None if the driver does not answer."""
         count = c_uint()
-        return count.value if self._call("nvmlDeviceGetCount_v2", byref(count)) == _SUCCESS else None
+        return count.value if self.call("nvmlDeviceGetCount_v2", byref(count)) == _SUCCESS else None
 
     def gpus(self) -> tuple[NvmlGpu, ...]:
         """Return the GPUs that the library shows here, in its order."""
@@ -180,10 +170,10 @@ class Nvml:
         self.lost_count = 0
         for index in range(self.gpu_count() or 0):
             handle, minor = c_void_p(), c_uint()
-            code = self._call("nvmlDeviceGetHandleByIndex_v2", index, byref(handle))
+            code = self.call("nvmlDeviceGetHandleByIndex_v2", index, byref(handle))
             self.lost_count += code == _GPU_IS_LOST
             # With other errors, the GPU belongs to another container.
-            if code != _SUCCESS or self._call("nvmlDeviceGetMinorNumber", handle, byref(minor)) != _SUCCESS:
+            if code != _SUCCESS or self.call("nvmlDeviceGetMinorNumber", handle, byref(minor)) != _SUCCESS:
                 continue
             uuid, model = self._text("nvmlDeviceGetUUID", handle), self._text("nvmlDeviceGetName", handle)
             facts = (self._address(handle), uuid, model, self._arch(handle), self._is_mig(handle))
@@ -191,13 +181,9 @@ class Nvml:
         return tuple(found)
 
     def memory(self, gpu: NvmlGpu) -> NvmlMemory | None:
-        """Return how much memory there is and how much is in use; None if the driver does not report it.
-
-        Raises:
-            GpuError: If the GPU is gone.
-        """
+        """Return the memory and its use; None if the driver does not report them, a GpuError if the GPU is gone."""
         memory = _MemoryV2(version=_MEMORY_VERSION)
-        code = self._call("nvmlDeviceGetMemoryInfo_v2", gpu.handle, byref(memory))
+        code = self.call("nvmlDeviceGetMemoryInfo_v2", gpu.handle, byref(memory))
         if code == _GPU_IS_LOST:
             raise lost_error(f"/dev/nvidia{gpu.minor} ({gpu.model or 'GPU'}, {gpu.uuid})")
         return NvmlMemory(memory.total, memory.used) if code == _SUCCESS else None
@@ -210,13 +196,13 @@ class Nvml:
         """
         function = "nvmlDeviceGetComputeRunningProcesses_v3"
         count = c_uint(0)
-        code = self._call(function, gpu.handle, byref(count), None)
+        code = self.call(function, gpu.handle, byref(count), None)
         if code != _TOO_SMALL:
             return {} if code == _SUCCESS else None
         room = min(count.value, _MAX_PROCESSES) + _SPARE_PROCESSES
         listed = (_Process * room)()
         count = c_uint(room)
-        if self._call(function, gpu.handle, byref(count), listed) != _SUCCESS:
+        if self.call(function, gpu.handle, byref(count), listed) != _SUCCESS:
             return None
         return {
             process.pid: None if process.used == _NOT_REPORTED else process.used for process in listed[: count.value]
@@ -224,11 +210,11 @@ class Nvml:
 
     def watch_xids(self, minors: Collection[int]) -> None:
         """Have the driver note Xid errors of the GPUs with these device minors, until the library is closed."""
-        if self._call("nvmlEventSetCreate", byref(self._events)) != _SUCCESS:
+        if self.call("nvmlEventSetCreate", byref(self._events)) != _SUCCESS:
             return
         for gpu in self.gpus():
             arguments = (gpu.handle, c_ulonglong(_XID_EVENT), self._events)
-            if gpu.minor in minors and self._call("nvmlDeviceRegisterEvents", *arguments) == _SUCCESS:
+            if gpu.minor in minors and self.call("nvmlDeviceRegisterEvents", *arguments) == _SUCCESS:
                 self._watched[gpu.handle.value] = gpu.minor
 
     def read_xids(self) -> list[tuple[int, int]]:
@@ -239,7 +225,7 @@ class Nvml:
         found = []
         for _ in range(_MAX_EVENTS if self._watched else 0):
             event = _Event()
-            if self._call("nvmlEventSetWait_v2", self._events, byref(event), 0) != _SUCCESS:
+            if self.call("nvmlEventSetWait_v2", self._events, byref(event), 0) != _SUCCESS:
                 break
             if event.kind == _XID_EVENT and event.device in self._watched:
                 found.append((self._watched[event.device], int(event.data)))
@@ -248,30 +234,33 @@ class Nvml:
     def close(self) -> None:
         """Close the library."""
         if self._events:
-            self._call("nvmlEventSetFree", self._events)
-        self._call("nvmlShutdown")
+            self.call("nvmlEventSetFree", self._events)
+        self.call("nvmlShutdown")
 
-    def _call(self, name: str, *arguments: object) -> int:
-        return _call(self._library, name, *arguments)
+    def call(self, name: str, *arguments: object) -> int:
+        """Call a function that returns a nvmlReturn_t. A number is passed as `int`: others need a type of ctypes."""
+        # The library of an old driver lacks newer functions.
+        function = getattr(self._library, name, None)
+        return _FUNCTION_NOT_FOUND if function is None else int(function(*arguments))
 
     def _text(self, name: str, *handle: c_void_p) -> str:
         text = ctypes.create_string_buffer(_TEXT_BYTES)
-        code = self._call(name, *handle, text, _TEXT_BYTES)
+        code = self.call(name, *handle, text, _TEXT_BYTES)
         return text.value.decode(errors="replace") if code == _SUCCESS else ""
 
     def _arch(self, handle: c_void_p) -> str:
         major, minor = c_int(), c_int()
-        code = self._call("nvmlDeviceGetCudaComputeCapability", handle, byref(major), byref(minor))
+        code = self.call("nvmlDeviceGetCudaComputeCapability", handle, byref(major), byref(minor))
         return f"sm_{major.value}{minor.value}" if code == _SUCCESS else ""
 
     def _is_mig(self, handle: c_void_p) -> bool:
         current, pending = c_uint(), c_uint()
-        code = self._call("nvmlDeviceGetMigMode", handle, byref(current), byref(pending))
+        code = self.call("nvmlDeviceGetMigMode", handle, byref(current), byref(pending))
         return code == _SUCCESS and bool(current.value)
 
     def _address(self, handle: c_void_p) -> str:
         pci = _Pci()
-        if self._call("nvmlDeviceGetPciInfo_v3", handle, byref(pci)) != _SUCCESS:
+        if self.call("nvmlDeviceGetPciInfo_v3", handle, byref(pci)) != _SUCCESS:
             return ""
         address: bytes = pci.address
         # The kernel writes four digits of the domain, the library eight.

@@ -98,11 +98,8 @@ class WorldGpus(HeldResource):
     ) -> WorldGpus:
         """Wait for free GPUs with free memory, and take them. The arguments are as for the functions that it calls.
 
-        `limit_s` limits all waits together.
-
-        Raises:
-            GpuError: If there are too few, one is gone, or their memory is in use.
-            LeaseTimeoutError: If other processes kept them until the limit.
+        `limit_s` limits all waits together. A GpuError says that there are too few, that one is gone, or that their
+        memory is in use; a LeaseTimeoutError, that other processes kept them.
         """
         began_s = time.monotonic()
         pool = visible_gpus(gpus_present(vendor=vendor), vendor=vendor, archs=archs).gpus

@@ -37,73 +37,43 @@ NOT_RECORDED = "waits without a record of its collectives (TORCH_FR_BUFFER_SIZE=
 
 @dataclass(frozen=True, slots=True)
 class RankView:
-    """What is known of one rank at one moment.
-
-    Attributes:
-        rank: Which one.
-        ended: How its case has ended, such as "ended the test"; "" if it runs.
-        ledger: Its ledger; None if it did not tell it.
-        busy: Why it can move, whatever its ledger says, such as "uses the CPU"; "" for no such reason.
-    """
+    """What is known of one rank at one moment."""
 
     rank: int
-    ended: str
-    ledger: Ledger | None
-    busy: str = ""
+    ended: str  # how its case has ended, such as "ended the test"; "" if it runs
+    ledger: Ledger | None  # None if it did not tell it
+    silence: str = ""  # why it did not, for a report
 
 
 @dataclass(frozen=True, slots=True)
 class Mismatch:
-    """Members of one group have made different calls at the same number.
+    """Members of one group have made different calls at the same number."""
 
-    Attributes:
-        group: Name of the group.
-        number: Of the call.
-        calls: Rank to its call.
-        missing: Members that have not begun a call of this number.
-    """
-
-    group: str
-    number: int
-    calls: Mapping[int, Call]
-    missing: frozenset[int] = frozenset()
+    group: str  # name of the group
+    number: int  # of the call
+    calls: Mapping[int, Call]  # rank to its call
+    missing: frozenset[int] = frozenset()  # members that have not begun a call of this number
 
 
 @dataclass(frozen=True, slots=True)
 class Waiting:
-    """A rank that waits.
+    """A rank that waits."""
 
-    Attributes:
-        rank: Which one.
-        wait: What for.
-        call: The collective, if it is one and it is known which.
-        missing: The ranks that have to do something first. Each of these sets is enough; an empty one says that it can
-            move now.
-        mismatches: Of calls that can never end, because members have made different ones.
-    """
-
-    rank: int
     wait: Wait
-    call: Call | None
+    call: Call | None  # the collective, if it is one and it is known which
+    # The ranks that have to do something first. Each of these sets is enough; an empty one says that it can move now.
     missing: tuple[frozenset[int], ...]
-    mismatches: tuple[Mismatch, ...] = ()
+    mismatches: tuple[Mismatch, ...] = ()  # of calls that can never end, because members have made different ones
 
 
 @dataclass(frozen=True, slots=True)
 class Analysis:
-    """What the ledgers say of a world.
+    """What the ledgers say of a world."""
 
-    Attributes:
-        views: What it was made from, by rank.
-        waiting: Rank to what it waits for, of ranks that cannot move by themselves.
-        free: Rank to why it can move by itself.
-        movable: Ranks that can move, now or after others.
-    """
-
-    views: Mapping[int, RankView]
-    waiting: Mapping[int, Waiting]
-    free: Mapping[int, str]
-    movable: frozenset[int]
+    views: Mapping[int, RankView]  # what it was made from, by rank
+    waiting: Mapping[int, Waiting]  # rank to what it waits for, of ranks that cannot move by themselves
+    free: Mapping[int, str]  # rank to why it can move by itself
+    movable: frozenset[int]  # ranks that can move, now or after others
 
     @property
     def is_proven(self) -> bool:
@@ -117,12 +87,10 @@ class Analysis:
 
 
 def analyse(views: Sequence[RankView], limits_ms: frozenset[int] = frozenset()) -> Analysis:
-    """Find the ranks that can move.
+    """Find the ranks that can move, from a view of each rank of the world.
 
-    Args:
-        views: One per rank of the world.
-        limits_ms: Limits that this library has given to groups and stores, in milliseconds. A wait with any other limit
-            than these and torch's defaults ends by itself: the user chose it.
+    `limits_ms` are those that this library has given to groups and stores, in milliseconds. A wait with any other limit
+    than these and torch's defaults ends by itself: the user chose it.
     """
     by_rank = {view.rank: view for view in views}
     known_ms = limits_ms | TORCH_LIMITS_MS
@@ -154,10 +122,8 @@ def movable_with(free: Iterable[int], needs: Mapping[int, Iterable[frozenset[int
 def _waiting(view: RankView, views: Mapping[int, RankView], known_ms: frozenset[int]) -> Waiting | str | None:
     """What a rank waits for; why it can move by itself; or None for a rank that has ended and does nothing more."""
     ledger = view.ledger
-    if view.busy:
-        return view.busy
     if ledger is None:
-        return "gave no answer"
+        return view.silence
     if ledger.others:
         return f"has {', '.join(ledger.others)}"
     if view.ended:
@@ -172,7 +138,7 @@ def _waiting(view: RankView, views: Mapping[int, RankView], known_ms: frozenset[
     missing = _missing(view.rank, ledger, wait, views)
     if missing is None:
         return "waits in a group that is not known"
-    return Waiting(view.rank, wait, None, missing)
+    return Waiting(wait, None, missing)
 
 
 def _hooked(ledger: Ledger, group: str) -> list[Call]:
@@ -205,7 +171,7 @@ def _in_collective(
             missing.append(absent)
         else:
             mismatches.append(Mismatch(call.group, call.number, calls, absent))
-    return Waiting(rank, wait, pending[0], tuple(dict.fromkeys(missing)), tuple(mismatches))
+    return Waiting(wait, pending[0], tuple(dict.fromkeys(missing)), tuple(mismatches))
 
 
 def _has_begun(call: Call, view: RankView, members: tuple[int, ...]) -> bool:

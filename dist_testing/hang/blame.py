@@ -25,24 +25,17 @@ from dist_testing.hang.call_rules import are_alike
 
 @dataclass(frozen=True, slots=True)
 class Blame:
-    """Which ranks a hang comes from.
+    """Which ranks a hang comes from."""
 
-    Attributes:
-        culprits: The ranks; empty if that is not known.
-        suspects: Without culprits, ranks of which one is wrong; empty if several are, or if it is not proven.
-    """
-
-    culprits: tuple[int, ...]
+    culprits: tuple[int, ...]  # the ranks; empty if that is not known
+    # Without culprits, ranks of which one is wrong; empty if several are, or if it is not proven.
     suspects: tuple[int, ...] = ()
 
 
 def blame(analysis: Analysis, otherwise: Sequence[int], *, never_come: Sequence[int]) -> Blame:
-    """Return which ranks a hang comes from.
+    """Return which ranks a hang comes from; `otherwise`, if no rank explains it alone.
 
-    Args:
-        analysis: What the ledgers say.
-        otherwise: The ranks to blame if no rank explains the hang alone.
-        never_come: Ranks that others wait for although they have ended their case.
+    Others wait for the ranks in `never_come` although these have ended their case.
     """
     found = suspects(analysis)
     if not found:
@@ -59,13 +52,13 @@ def suspects(analysis: Analysis) -> tuple[int, ...]:
     """Return the ranks that each explain a hang alone; none if several ranks are wrong, or if it is not proven."""
     if not analysis.is_proven:
         return ()
-    return tuple(rank for rank in sorted(analysis.views) if _explains(rank, analysis))
-
-
-def _explains(suspect: int, analysis: Analysis) -> bool:
-    """Whether all other ranks can move if this one does what they expect."""
-    needs = {rank: _needs(waiting, suspect) for rank, waiting in analysis.waiting.items()}
-    return needs.keys() <= movable_with([suspect], needs)
+    found = []
+    for suspect in sorted(analysis.views):
+        needs = {rank: _needs(waiting, suspect) for rank, waiting in analysis.waiting.items()}
+        # All other ranks can move if this one does what they expect.
+        if needs.keys() <= movable_with([suspect], needs):
+            found.append(suspect)
+    return tuple(found)
 
 
 def _needs(waiting: Waiting, suspect: int) -> list[frozenset[int]]:

@@ -1,6 +1,7 @@
 """Notes what torch's flight recorder does not tell of a collective: the line of the test, the root, the reduction.
 
-It also sees sends and receives, of which the recorder tells nothing on CPUs.
+It also sees sends and receives, of which the recorder tells nothing on CPUs, and waits of handles, which leave no frame
+of Python otherwise.
 
 torch decorates its collectives by a function that logs their errors, and that function finds the collective in a cell
 of its closure. A function of ours in the cell sees each call, also through names that test code has imported before. It
@@ -58,22 +59,14 @@ _CELL = "func"
 
 @dataclass(slots=True)
 class _Note:
-    """A call of a collective, which holds nothing of the test alive.
+    """A call of a collective, which holds nothing of the test alive."""
 
-    Attributes:
-        begun_ns: When it began, in nanoseconds since 1970.
-        code: The innermost function that is not torch's; with `instruction`, the place in it.
-        takes: Those of `_VALUES` that the collective takes.
-        values: What the caller has given for them.
-        ended_ns: When it returned; 0 before that.
-    """
-
-    begun_ns: int
-    code: CodeType
+    begun_ns: int  # when it began, in nanoseconds since 1970
+    code: CodeType  # the innermost function that is not torch's; with `instruction`, the place in it
     instruction: int
-    takes: Mapping[str, int]
-    values: Mapping[str, Any]
-    ended_ns: int = 0
+    takes: Mapping[str, int]  # those of `_VALUES` that the collective takes
+    values: Mapping[str, Any]  # what the caller has given for them
+    ended_ns: int = 0  # when it returned; 0 before that
 
 
 _notes: collections.deque[_Note] = collections.deque(maxlen=_KEPT)
@@ -90,6 +83,7 @@ def watch_calls() -> None:
 @functools.cache
 def _watch(c10d: ModuleType) -> None:
     """Once in a process; its forks need nothing more."""
+    c10d.Work.wait = _waiting(c10d.Work.wait)
     # torch's own folder.
     folder = str(c10d.__file__).removesuffix(os.path.join("distributed", "distributed_c10d.py"))
     for name in _COLLECTIVES:
@@ -104,6 +98,17 @@ def _watch(c10d: ModuleType) -> None:
             names = function.__code__.co_varnames[: function.__code__.co_argcount]
             takes = {value: names.index(value) for value in _VALUES if value in names}
             cell.cell_contents = _noting(function, takes, folder)
+
+
+def _waiting(native: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a wait of a handle that leaves a frame with the handle, because torch's is native code."""
+
+    @functools.wraps(native)
+    def wait(work: Any, *limits: Any, **named: Any) -> Any:
+        __tracebackhide__ = True
+        return native(work, *limits, **named)
+
+    return wait
 
 
 def _noting(function: Callable[..., Any], takes: Mapping[str, int], folder: str) -> Callable[..., Any]:
@@ -135,9 +140,7 @@ def _noting(function: Callable[..., Any], takes: Mapping[str, int], folder: str)
 def details_of(begun_ns: int, members: Sequence[int] | None) -> tuple[str, str]:
     """Return where the test has called a collective, and its reduction and root in words; "" for what is not known.
 
-    Args:
-        begun_ns: When torch has recorded the call, in nanoseconds since 1970.
-        members: The ranks of its group; None if they are not known.
+    torch has recorded the call at `begun_ns`, in nanoseconds since 1970. `members` are the ranks of its group.
     """
     notes = _notes.copy()
     last = bisect.bisect_right(notes, begun_ns, key=lambda note: note.begun_ns)

@@ -8,7 +8,7 @@ import time
 from dist_testing.core.ground.case import CaseBody
 from dist_testing.core.rank.hooks import RankService, ServedRank
 from dist_testing.hang.call_details import watch_calls
-from dist_testing.hang.calls import ADD_ON, CALLS
+from dist_testing.hang.ledger import CALLS, CALLS_ADD_ON
 from dist_testing.hang.recorder import calls_made
 
 
@@ -17,7 +17,7 @@ class CallRecord(RankService):
 
     def __init__(self, rank: ServedRank) -> None:
         self._reporter = rank.reporter
-        self._are_threads = rank.start.request.together
+        self._in_process = bool(rank.start.request.in_process_of)
         # A process that runs one case only has made all its calls in it, those of its start included.
         self._is_fresh = not rank.start.request.pool and rank.start.fork_server_pid != os.getpid()
         # When the case began, in nanoseconds since 1970.
@@ -37,11 +37,11 @@ class CallRecord(RankService):
 
     def close(self) -> None:
         """Tell the calls if the rank has failed: it ends, and cannot be asked any more."""
-        if self._reporter.failed and not self._are_threads:
+        if self._reporter.failed and not self._in_process:
             self._tell()
 
     def _tell(self) -> None:
-        self._reporter.extra(ADD_ON, CALLS.to_wire(calls_made(self._began_ns)).decode())
+        self._reporter.extra(CALLS_ADD_ON, CALLS.to_wire(calls_made(self._began_ns)).decode())
 
 
 # Once, before the fork server forks its ranks.

@@ -14,15 +14,12 @@ from typing import NamedTuple
 from dist_testing.core.engine.hooks import CaseStart, WatchedWorld, WorldWatcher
 from dist_testing.core.engine.rank_logs import read_tail
 from dist_testing.core.ground.case import CaseResult
-from dist_testing.core.ground.codec import Family
 from dist_testing.core.ground.error_text import ranks_by_text, ranks_text
 from dist_testing.core.ground.outcomes import Cause, Kind, Status, Verdict
 from dist_testing.hang.call_rules import are_alike, at, disagreement, group_text, inputs_text
-from dist_testing.hang.ledger import FOR_CALLS, TORCH_LIMITS_MS, Call, CallsMade, limits_of
+from dist_testing.hang.ledger import CALLS, FOR_CALLS, TORCH_LIMITS_MS, Call, CallsMade, limits_of
 from dist_testing.hang.watch import collect_ledgers
 
-ADD_ON = "calls"
-CALLS: Family[CallsMade] = Family("calls of a rank", 3, (CallsMade,))
 # Of one case. One difference shifts all calls after it.
 _MAX_DIFFERENCES = 3
 # For the answers of all ranks. Seconds.
@@ -35,14 +32,14 @@ _EXPLAINED = frozenset({Cause.FAILURE, Cause.CRASH, Cause.HANG, Cause.DISAGREEME
 
 def watch(world: WatchedWorld) -> CallComparison | None:
     """Return the comparison for a world; None for threads, whose calls are compared when they make them."""
-    return None if world.are_threads else CallComparison(world)
+    return None if world.in_process_of else CallComparison(world)
 
 
 class CallComparison(WorldWatcher):
     """Explains a failure by calls that differ, and fails a case whose ranks have passed and told different calls."""
 
     def __init__(self, world: WatchedWorld) -> None:
-        self._world = world
+        super().__init__(world)
         self._limits_ms = limits_of(world.group_limit_s) | TORCH_LIMITS_MS
         self._told: dict[int, CallsMade] = {}
         self._began_ns = 0
@@ -60,7 +57,6 @@ class CallComparison(WorldWatcher):
 
     def before_kill(self, kind: Kind) -> None:
         """Ask the ranks that are left for their calls."""
-        del kind
         self._ask()
 
     def ranks_settled(self) -> None:
@@ -98,17 +94,11 @@ class CallComparison(WorldWatcher):
 
 
 class _Lane(NamedTuple):
-    """The calls of the ranks of one group, from the first one on.
+    """The calls of the ranks of one group, from the first one on."""
 
-    Attributes:
-        group: Name of the group.
-        complete: The ranks whose record has dropped no call.
-        calls: Rank to its calls, by their numbers.
-    """
-
-    group: str
-    complete: frozenset[int]
-    calls: Mapping[int, Mapping[int, Call]]
+    group: str  # name of the group
+    complete: frozenset[int]  # the ranks whose record has dropped no call
+    calls: Mapping[int, Mapping[int, Call]]  # rank to its calls, by their numbers
 
     @property
     def counts(self) -> dict[int, int]:
@@ -130,10 +120,8 @@ class _Lane(NamedTuple):
 def differences(told: Mapping[int, CallsMade], limits_ms: frozenset[int]) -> list[str]:
     """Return where the ranks of a case have made different calls, in one line each, with the first of each group.
 
-    Args:
-        told: Rank to what it has told.
-        limits_ms: Limits of groups for which the user has named none, in milliseconds. A group with another one is left
-            out: a test of limits calls on some ranks only.
+    `limits_ms` are those of groups for which the user has named none, in milliseconds. A group with another one is left
+    out: a test of limits calls on some ranks only.
     """
     found = []
     for lane in _lanes(told, limits_ms):

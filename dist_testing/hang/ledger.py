@@ -49,135 +49,81 @@ COLLECTIVE = frozenset({WaitKind.COLLECTIVE, WaitKind.SOME_COLLECTIVE})
 
 @dataclass(frozen=True, slots=True)
 class Group:
-    """A process group that the rank knows.
+    """A process group that the rank knows."""
 
-    Attributes:
-        name: torch's name of it, such as "0" for the default group.
-        ranks: Its members, in its order, as ranks of the world.
-    """
-
-    name: str
-    ranks: tuple[_Rank, ...]
+    name: str  # torch's name of it, such as "0" for the default group
+    ranks: tuple[_Rank, ...]  # its members, in its order, as ranks of the world
 
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """A collective that the rank has begun, as torch's flight recorder tells it.
+    """A collective that the rank has begun, as torch's flight recorder tells it."""
 
-    Attributes:
-        group: Name of the group.
-        generation: How many groups of this name the rank had before this one.
-        number: Of the call among those of its group, from 1.
-        backend: torch's backend that runs it, such as "gloo".
-        operation: Such as "all_reduce".
-        sizes: Shapes of the inputs, such as "[[10], [2, 3]]".
-        dtypes: Types of the inputs, such as "Float".
-        is_done: Whether it has ended.
-        limit_ms: How long it may take, in milliseconds.
-        begun_ns: When it began, in nanoseconds since 1970; 0 if torch does not say.
-        ended_ns: When torch saw its end; 0 if it has not ended, or if torch does not say.
-        place: File and line of the test that calls it; "" if they are not known.
-        details: Its reduction and its root, such as "with SUM to rank 0"; "" if there are none, or not known.
-    """
-
-    group: str
-    generation: _Count
-    number: _Number
-    backend: str
-    operation: str
-    sizes: str
-    dtypes: str
-    is_done: bool
-    limit_ms: _Number
-    begun_ns: _Number = 0
-    ended_ns: _Number = 0
-    place: str = ""
-    details: str = ""
+    group: str  # name of the group
+    generation: _Count  # how many groups of this name the rank had before this one
+    number: _Number  # of the call among those of its group, from 1
+    backend: str  # torch's backend that runs it, such as "gloo"
+    operation: str  # such as "all_reduce"
+    sizes: str  # shapes of the inputs, such as "[[10], [2, 3]]"
+    dtypes: str  # types of the inputs, such as "Float"
+    is_done: bool  # whether it has ended
+    limit_ms: _Number  # how long it may take, in milliseconds
+    begun_ns: _Number = 0  # when it began, in nanoseconds since 1970; 0 if torch does not say
+    ended_ns: _Number = 0  # when torch saw its end; 0 if it has not ended, or if torch does not say
+    place: str = ""  # file and line of the test that calls it; "" if they are not known
+    details: str = ""  # its reduction and its root, such as "with SUM to rank 0"; "" if there are none, or not known
 
 
 @dataclass(frozen=True, slots=True)
 class CallsMade:
-    """The collective calls of a rank in a case.
+    """The collective calls of a rank in a case."""
 
-    Attributes:
-        groups: The groups that exist.
-        calls: In the order in which they began.
-        is_complete: Whether the recorder is on, and has dropped no call.
-    """
-
-    groups: tuple[Group, ...]
-    calls: tuple[Call, ...]
-    is_complete: bool
+    groups: tuple[Group, ...]  # the groups that exist
+    calls: tuple[Call, ...]  # in the order in which they began
+    is_complete: bool  # whether the recorder is on, and has dropped no call
 
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """A line that a thread executes.
+    """A line that a thread executes."""
 
-    Attributes:
-        file: Path of its file.
-        line: Number of the line, from 1.
-        instruction: Offset of the instruction in the function's code.
-        is_library: Whether the file is torch's or this library's.
-    """
-
-    file: str
-    line: _Count
-    instruction: _Count
-    is_library: bool = False
+    file: str  # path of its file
+    line: _Count  # number of the line, from 1
+    instruction: _Count  # offset of the instruction in the function's code
+    is_library: bool = False  # whether the file is torch's or this library's
 
 
 @dataclass(frozen=True, slots=True)
 class Wait:
-    """What the main thread waits for.
-
-    Attributes:
-        kind: What.
-        operation: Name of the function, such as "all_reduce" or "wait".
-        group: Name of the group, or of a meeting; "" if there is none or if it is not known.
-        peer: For a send or a receive the other rank; -1 for a receive from any rank.
-        tag: For a send or a receive.
-        limit_ms: How long the wait may take, in milliseconds; 0 if that is not known.
-        ranks: For a meeting, the ranks that meet.
-        is_presumed: Whether the frames leave a small doubt, so that the rank must be seen in this wait for longer.
-    """
+    """What the main thread waits for."""
 
     kind: WaitKind
-    operation: str
-    group: str = ""
-    peer: _Rank = -1
-    tag: int = 0
-    limit_ms: _Number = 0
-    ranks: tuple[_Rank, ...] = ()
+    operation: str  # name of the function, such as "all_reduce" or "wait"
+    group: str = ""  # name of the group, or of a meeting; "" if there is none or if it is not known
+    peer: _Rank = -1  # for a send or a receive the other rank; -1 for a receive from any rank
+    tag: int = 0  # for a send or a receive
+    limit_ms: _Number = 0  # how long the wait may take, in milliseconds; 0 if that is not known
+    ranks: tuple[_Rank, ...] = ()  # for a meeting, the ranks that meet
+    # Whether the frames leave a small doubt, so that the rank must be seen in this wait for longer.
     is_presumed: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class Ledger:
-    """What a rank knows of its own collectives.
+    """What a rank knows of its own collectives."""
 
-    Attributes:
-        is_recording: Whether torch's flight recorder is on, and has not failed.
-        is_complete: Whether `calls` and `last` cover all that the rank has done: the recorder has dropped no call.
-        groups: The process groups that the rank belongs to, and knows the members of.
-        calls: All calls that have not ended, and the last ones that have; in the order in which they began.
-        last: Name of a group to the number of the last call that the rank has begun on it.
-        waits: What the main thread waits for; empty if it is not known that it waits for another rank.
-        places: Where the main thread is, innermost first; the outermost are left out.
-        others: What else on this rank runs the user's code, or could: other threads, child processes, RPC. Empty for
-            nothing.
-        device_calls: The same as `calls`, of backends that run calls on a device, such as NCCL. The main thread does
-            not wait for them, so they prove nothing.
-    """
-
-    is_recording: bool
-    is_complete: bool
-    groups: tuple[Group, ...]
+    is_recording: bool  # whether torch's flight recorder is on, and has not failed
+    is_complete: bool  # whether `calls` and `last` cover all that the rank has done: the recorder has dropped no call
+    groups: tuple[Group, ...]  # the process groups that the rank belongs to, and knows the members of
+    # All calls that have not ended, and the last ones that have; in the order in which they began.
     calls: tuple[Call, ...]
-    last: dict[str, int]
-    waits: tuple[Wait, ...]
-    places: tuple[Place, ...]
+    last: dict[str, int]  # name of a group to the number of the last call that the rank has begun on it
+    waits: tuple[Wait, ...]  # what the main thread waits for; empty if it is not known that it waits for another rank
+    places: tuple[Place, ...]  # where the main thread is, innermost first; the outermost are left out
+    # What else on this rank runs the user's code, or could: other threads, child processes, RPC. Empty for nothing.
     others: tuple[str, ...]
+    # The same as `calls`, of backends that run calls on a device, such as NCCL. The main thread does not wait for them,
+    # so they prove nothing.
     device_calls: tuple[Call, ...] = ()
 
     @property
@@ -192,16 +138,15 @@ class Ledger:
 
 @dataclass(frozen=True, slots=True)
 class NoLedger:
-    """The rank cannot tell its ledger.
-
-    Attributes:
-        reason: Why.
-    """
+    """The rank cannot tell its ledger."""
 
     reason: str
 
 
 LedgerAnswer: TypeAlias = Ledger | NoLedger | CallsMade
 LEDGERS: Family[LedgerAnswer] = Family("ledger of a rank", 7, (Ledger, NoLedger, CallsMade), max_bytes=MAX_ANSWER_BYTES)
+# What a rank tells of its calls by itself, and to which add-on.
+CALLS: Family[CallsMade] = Family("calls of a rank", 3, (CallsMade,))
+CALLS_ADD_ON = "calls"
 # A request with this bit is for all calls of the rank, and not for its ledger.
 FOR_CALLS = 1 << 7

@@ -26,16 +26,7 @@ from dist_testing.core.ground.errors import MessageError
 from dist_testing.core.rank.children import LOOKING, child_processes
 from dist_testing.core.rank.groups import backend_of_groups
 from dist_testing.core.rank.hooks import RankService, ServedRank
-from dist_testing.hang.ledger import (
-    ANSWER_MARK,
-    FOR_CALLS,
-    LEDGERS,
-    Call,
-    Ledger,
-    LedgerAnswer,
-    NoLedger,
-    Place,
-)
+from dist_testing.hang.ledger import ANSWER_MARK, FOR_CALLS, LEDGERS, Call, Ledger, LedgerAnswer, NoLedger, Place
 from dist_testing.hang.recorder import (
     MAX_TEXT,
     calls_made,
@@ -71,14 +62,14 @@ _BLOCKED = tuple(map(int, signal.valid_signals() - {signal.SIGUSR2}))
 
 
 class LedgerService(RankService):
-    """Answers the runner's requests for the ledger of a new process, if the kernel has what that takes."""
+    """Answers the runner's requests for the ledger of a new process."""
 
     def __init__(self, rank: ServedRank) -> None:
         self._start = rank.start
 
     def start(self) -> None:
         """Start the helper thread. Threads find out themselves who waits for whom."""
-        if sys.platform == "linux" and not self._start.request.together:
+        if not self._start.request.in_process_of:
             LedgerThread(self._start.stacks_fd)
 
 
@@ -180,7 +171,7 @@ os.register_at_fork(before=_before_fork, after_in_parent=_after_fork)
 
 @contextlib.contextmanager
 def _borrowed(fd: int) -> Iterator[socket.socket]:
-    """The socket of a descriptor that stays open."""
+    """The socket of a descriptor that stays open. An OSError, if a file of the test has its number meanwhile."""
     channel = socket.socket(fileno=fd)
     try:
         yield channel
@@ -197,13 +188,7 @@ def encoded(answer: LedgerAnswer) -> bytes:
 
 
 def read_ledger(main: int, ours: set[int], *, for_calls: bool = False) -> LedgerAnswer:
-    """Read the ledger of this process.
-
-    Args:
-        main: The thread that runs the test.
-        ours: Threads of this library.
-        for_calls: Whether only its calls are asked for, all of them.
-    """
+    """Read the ledger of this process, or all its calls. The test runs on the thread `main`; `ours` are no test's."""
     try:
         return calls_made(most=_MOST_CALLS) if for_calls else _read(main, ours)
     except Exception as error:

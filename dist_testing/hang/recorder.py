@@ -25,11 +25,8 @@ _DEVICE_DUMP = "_dump_nccl_trace_json"
 def recorded_calls(since_ns: int = 0) -> tuple[list[Call] | None, bool]:
     """Return the collectives that this process has begun, and whether the recorder has dropped none of them.
 
-    Args:
-        since_ns: Calls before that do not count, in nanoseconds since 1970.
-
-    Returns:
-        None in place of the calls if torch's recorder is off, or if this torch has none.
+    Calls before `since_ns`, in nanoseconds since 1970, do not count. None in place of the calls if torch's recorder is
+    off, or if this torch has none.
     """
     records = _records(_CPU_DUMP, of_cpu=True)
     calls: list[Call] = []

@@ -34,22 +34,15 @@ _STUCK = "when no rank could go on any more"
 
 @dataclass(frozen=True, slots=True)
 class HangStory:
-    """What is known of a hang.
+    """What is known of a hang."""
 
-    Attributes:
-        analysis: What the story was made from.
-        headline: One sentence: which ranks wait, for whom, where; "" if that is not known, such as where a rank
-            has told nothing, or its recorder is off.
-        culprits: The ranks that the hang comes from; empty if that is not known.
-        victims: The ranks that wait, and cannot be to blame.
-        suspects: Without culprits, ranks of which one is to blame.
-    """
-
-    analysis: Analysis
+    analysis: Analysis  # what the story was made from
+    # One sentence: which ranks wait, for whom, where; "" if that is not known, such as where a rank has told nothing,
+    # or its recorder is off.
     headline: str = ""
-    culprits: tuple[int, ...] = ()
-    victims: tuple[int, ...] = ()
-    suspects: tuple[int, ...] = ()
+    culprits: tuple[int, ...] = ()  # the ranks that the hang comes from; empty if that is not known
+    victims: tuple[int, ...] = ()  # the ranks that wait, and cannot be to blame
+    suspects: tuple[int, ...] = ()  # without culprits, ranks of which one is to blame
 
     @property
     def is_proven(self) -> bool:
@@ -60,11 +53,6 @@ class HangStory:
     def waiting(self) -> frozenset[int]:
         """The ranks that wait for others, culprits among them."""
         return frozenset(self.analysis.waiting) | frozenset(self.victims)
-
-    @property
-    def lines(self) -> tuple[str, ...]:
-        """What each rank did, a line for ranks that did the same."""
-        return tuple(_lines(self.analysis))
 
 
 def story_of(analysis: Analysis) -> HangStory | None:
@@ -167,11 +155,9 @@ def _absent(analysis: Analysis, awaited: Mapping[int, Sequence[int]], absent: Se
     waiting = sorted({rank for other in absent for rank in awaited[other]})
     verb = "wait" if len(waiting) > 1 else "waits"
     them = "it" if len(absent) == 1 else "them"
-    where = _common(
-        [_what(analysis.waiting[rank]) + at(place_in_test(analysis.views[rank].ledger)) for rank in waiting]
-    )
-    if where:
-        return f"{who}; {ranks_text(waiting)} {verb} for {them} in {where}"
+    places = {_what(analysis.waiting[rank]) + at(place_in_test(analysis.views[rank].ledger)) for rank in waiting}
+    if len(places) == 1:
+        return f"{who}; {ranks_text(waiting)} {verb} for {them} in {places.pop()}"
     return f"{who}; {ranks_text(waiting)} {verb} for {them}: {_each(analysis, waiting)}"
 
 
@@ -203,12 +189,13 @@ def _each_with(texts: Mapping[int, str]) -> str:
     return "; ".join(f"{ranks_text(ranks)} {text}" for text, ranks in ranks_by_text(texts).items())
 
 
-def _lines(analysis: Analysis) -> Iterator[str]:
+def lines_of(analysis: Analysis) -> Iterator[str]:
+    """Yield what each rank did, a line for ranks that did the same."""
     texts = {}
     for rank, view in sorted(analysis.views.items()):
         waiting = analysis.waiting.get(rank)
         if view.ended:
-            text = f"{view.ended}, and {view.busy}" if view.busy else view.ended
+            text = f"{view.ended}, and {view.silence}" if view.silence else view.ended
         elif waiting is None:
             text = f"{analysis.free.get(rank, '')}{at(place_in_test(view.ledger))}"
         else:
@@ -307,10 +294,6 @@ def _placed(analysis: Analysis, calls: Mapping[int, Call]) -> dict[int, Call]:
     return placed
 
 
-def _common(texts: Sequence[str]) -> str:
-    return texts[0] if len(set(texts)) == 1 else ""
-
-
 def mark_stuck(outcomes: Sequence[RankOutcome], story: HangStory) -> tuple[RankOutcome, ...]:
     """Return the outcomes with what a proven hang means for the ranks that were stopped because of it."""
     if not story.is_proven:
@@ -321,13 +304,7 @@ def mark_stuck(outcomes: Sequence[RankOutcome], story: HangStory) -> tuple[RankO
 
 
 def blame_by_ledger(found: Verdict, outcomes: Sequence[RankOutcome], story: HangStory) -> Verdict:
-    """Return the verdict on a case, given what the ledgers say of a hang.
-
-    Args:
-        found: What the outcomes add up to.
-        outcomes: One per rank.
-        story: What the ledgers say.
-    """
+    """Return the verdict on a case, given what the outcomes add up to, and what the ledgers say of a hang."""
     if not story.headline:
         return found
     if found.cause is Cause.DISAGREEMENT and story.is_proven:

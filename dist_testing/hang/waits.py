@@ -2,8 +2,8 @@
 
 Torch's flight recorder knows the collectives of a rank, not which of them its main thread waits for, and no
 point-to-point operations. A function of torch that waits has the group and the peer in its variables. A wait that the
-test's own line begins, such as that of a handle or of a store, leaves no frame of torch: it is not recognised, and the
-deadline decides.
+test's own line begins leaves no frame of torch. That of an asynchronous call gets one from `call_details`. That of a
+store is not recognised, and the deadline decides.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from dist_testing.hang.ledger import Wait, WaitKind
 # torch's module of collectives.
 C10D = "torch.distributed.distributed_c10d"
 _LOGGER = "torch.distributed.c10d_logger"
-# It stands between torch's logger and the collective.
+# It stands between torch's logger and the collective, and in front of a handle's wait.
 _DETAILS = "dist_testing.hang.call_details"
 # Where torch calls an operator, and calls it again for autograd.
 _OPERATORS_OF_TORCH = ("torch._ops", "torch._library.")
@@ -40,21 +40,36 @@ _WORLD_FILE = dist_testing.core.ground.world.__file__
 
 
 def wait_of(frame: FrameType) -> Wait | None:
-    """Return what a thread waits for.
+    """Return what a thread waits for, by its innermost frame, which is inside a call of native code.
 
-    Args:
-        frame: The innermost frame of the thread, which is inside a call of native code.
-
-    Returns:
-        None if that is not another rank, or if it cannot be told.
+    None if that is not another rank, or if it cannot be told.
     """
     c10d = sys.modules.get(C10D)
     if c10d is None:
         return None
     if frame.f_code.co_filename == _WORLD_FILE and frame.f_code.co_name == "barrier":
         return _of_barrier(frame.f_locals["self"])
-    if _module_of(frame) != C10D:
-        return _in_native_code(frame)
+    handle: Mapping[str, Any] | None = None
+    if _module_of(frame) == _DETAILS and frame.f_code.co_name == "wait" and frame.f_back is not None:
+        handle, frame = frame.f_locals, frame.f_back
+    if _module_of(frame) == C10D and (found := _in_torch(frame, c10d)) is not None:
+        return found
+    return _in_native_code(frame) if handle is None else _of_handle(handle, c10d)
+
+
+def _of_handle(variables: Mapping[str, Any], c10d: ModuleType) -> Wait | None:
+    """One of the collectives that the rank has begun: a handle does not tell which."""
+    work = variables["work"]
+    if type(work) is not c10d.Work or work.is_completed() or work._get_op_type() in _POINT_TO_POINT:
+        return None
+    if variables["limits"] or variables["named"] or sys.modules["torch"].cuda.is_initialized():
+        # The wait ends by itself, or is one for a GPU.
+        return None
+    return Wait(WaitKind.SOME_COLLECTIVE, "wait")
+
+
+def _in_torch(frame: FrameType, c10d: ModuleType) -> Wait | None:
+    """What a function of torch's module of collectives waits for."""
     if frame.f_code.co_name == "monitored_barrier":
         group = _group_name(frame.f_locals.get("group"), c10d)
         limit_ms = _milliseconds(frame.f_locals.get("timeout"))

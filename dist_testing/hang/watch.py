@@ -24,16 +24,16 @@ from dist_testing.core.ground.errors import MessageError
 from dist_testing.core.ground.outcomes import Kind, verdict
 from dist_testing.core.ground.procfs import stat_of, threads_of
 from dist_testing.hang.analysis import Analysis, RankView, analyse
-from dist_testing.hang.ledger import (
-    ANSWER_MARK,
-    FOR_CALLS,
-    LEDGERS,
-    Ledger,
-    LedgerAnswer,
-    NoLedger,
-    limits_of,
+from dist_testing.hang.ledger import ANSWER_MARK, FOR_CALLS, LEDGERS, Ledger, LedgerAnswer, NoLedger, limits_of
+from dist_testing.hang.story import (
+    HangStory,
+    blame_by_ledger,
+    lines_of,
+    mark_stuck,
+    place_in_test,
+    rank_ledgers,
+    story_of,
 )
-from dist_testing.hang.story import HangStory, blame_by_ledger, mark_stuck, place_in_test, rank_ledgers, story_of
 
 # Between two looks at the CPU time, and between the two looks at the ledgers. The kernel counts in steps of 10 ms.
 # Seconds.
@@ -59,7 +59,7 @@ _PACKET_BYTES = 1 << 16
 
 def watch(world: WatchedWorld) -> DeadlockDetector | None:
     """Return the watch of a world; None for threads, which find out themselves who waits for whom."""
-    return None if world.are_threads else DeadlockDetector(world)
+    return None if world.in_process_of else DeadlockDetector(world)
 
 
 class _Activity(NamedTuple):
@@ -68,19 +68,15 @@ class _Activity(NamedTuple):
 
 
 class DeadlockDetector(WorldWatcher):
-    """Watches one world for hangs.
-
-    Attributes:
-        next_s: When to look again, on the monotonic clock.
-        latest: What the last look at the ledgers said, as long as the case runs; None before the first look.
-        story: Why the ranks of the case waited for each other, if it is known.
-    """
+    """Watches one world for hangs."""
 
     def __init__(self, world: WatchedWorld) -> None:
         self.next_s = math.inf
+        # What the last look at the ledgers said, as long as the case runs; None before the first look.
         self.latest: HangStory | None = None
+        # Why the ranks of the case waited for each other, if it is known.
         self.story: HangStory | None = None
-        self._world = world
+        super().__init__(world)
         self._records = world.records
         self._fds = world.stacks_fds
         self._limits_ms = limits_of(world.group_limit_s)
@@ -161,19 +157,12 @@ class DeadlockDetector(WorldWatcher):
             result,
             outcomes=outcomes,
             verdict=blame_by_ledger(found, outcomes, story),
-            notes=(*story.lines, *result.notes),
+            notes=(*lines_of(story.analysis), *result.notes),
             ledgers=rank_ledgers(story.analysis),
         )
 
     def look(self, now_s: float) -> bool:
-        """Look at the ranks.
-
-        Args:
-            now_s: The runner's clock.
-
-        Returns:
-            Whether a hang is proven; then `latest` tells it.
-        """
+        """Look at the ranks. Return whether a hang is proven; then `latest` tells it."""
         activity = _activity(self._records)
         idle = self._idle(activity)
         self._before = activity
@@ -215,11 +204,7 @@ class DeadlockDetector(WorldWatcher):
         return not self._awake
 
     def ask(self, limit_s: float) -> Analysis:
-        """Ask all ranks for their ledgers now, and note what they say as `latest`.
-
-        Args:
-            limit_s: For all answers together, in seconds.
-        """
+        """Ask all ranks for their ledgers now, for `limit_s` seconds, and note what they say as `latest`."""
         self._asked_s = time.monotonic()
         self._requests = (self._requests + 1) % FOR_CALLS
         ledgers = collect_ledgers(self._fds, self._requests, limit_s)
@@ -257,15 +242,10 @@ class DeadlockDetector(WorldWatcher):
 
 
 def collect_ledgers(fds: Mapping[int, int], number: int, limit_s: float) -> dict[int, LedgerAnswer]:
-    """Ask ranks for their ledgers, or for their calls, and read the answers.
+    """Ask ranks for their ledgers, or for their calls, by their sockets; return the answers that have come, by rank.
 
-    Args:
-        fds: Rank to the socket that its ledger comes from.
-        number: Of this request, 0 to 255: late answers to an earlier one do not count. `FOR_CALLS` is a bit of it.
-        limit_s: For all ranks together, in seconds.
-
-    Returns:
-        Rank to its answer, of ranks that gave one. One that cannot be read says so.
+    `number` is that of this request, 0 to 255, with `FOR_CALLS` as a bit: late answers to an earlier one do not count.
+    All ranks together have `limit_s` seconds.
     """
     mark = bytes([number])
     poller = select.poll()

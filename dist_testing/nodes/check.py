@@ -11,8 +11,8 @@ from dist_testing.core.ground.errors import UsageError
 from dist_testing.core.ground.layout import INTERFACE_VARIABLES
 from dist_testing.core.ground.spec import Spec, number_in
 from dist_testing.core.launch.isolation import FORK, isolation_named
-from dist_testing.nodes.addresses import INTERFACE, MAX_NODES, node_address
-from dist_testing.nodes.namespaces import missing_permission
+from dist_testing.nodes.links import MAX_NODES
+from dist_testing.nodes.namespaces import INTERFACE, missing_permission, node_address
 
 _REASON = "Need network namespaces for simulated nodes"
 _WAY_OUT = (
@@ -22,11 +22,7 @@ _WAY_OUT = (
 
 
 def check_node_count(subject: str, value: object) -> int:
-    """Return `value`, if it is a possible number of nodes: an int from 1 to MAX_NODES, and not a bool.
-
-    Raises:
-        UsageError: If it is not. Its text begins with `subject`.
-    """
+    """Return `value`, if it is a possible number of nodes: an int, and not a bool. `subject` begins an error."""
     if type(value) is not int or not 1 <= value <= MAX_NODES:
         raise UsageError(
             f"{subject}: nodes = {value!r}; expected a number from 1 to {MAX_NODES}.\n"
@@ -38,7 +34,6 @@ def check_node_count(subject: str, value: object) -> int:
 
 def from_options(spec: Spec, given: Mapping[str, str]) -> int:
     """Return the number of nodes that the command line asks for."""
-    del spec
     ((option, text),) = given.items()
     return check_node_count(option, text if (count := number_in(text)) is None else count)
 
@@ -78,7 +73,6 @@ def check(case: Case, spec: Spec) -> None:
 
 def missing(case: Case, spec: Spec) -> str:
     """Return why this machine cannot make nodes; "" if it can."""
-    del case, spec
     refused = missing_permission()
     return Lack(f"{_REASON} ({refused})", _WAY_OUT) if refused else ""
 

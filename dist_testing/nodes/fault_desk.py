@@ -59,7 +59,7 @@ class FaultDesk(WorldWatcher):
     """Carries out the faults of one world."""
 
     def __init__(self, world: WatchedWorld) -> None:
-        self._world = world
+        super().__init__(world)
         self._records = world.records
         self._asked: list[tuple[RankRecord, Request]] = []
         self._number = 0
@@ -163,33 +163,29 @@ class FaultDesk(WorldWatcher):
                 "delay are possible.",
                 'Give the test ranks of its own: isolation="fork".',
             )
-        if isinstance(request, LinkFault):
-            count = nodes_of(self._start.case)
-            if count == 1:
-                return _text("this world has no simulated nodes", "Its ranks share a network.", "Set nodes = 2.")
-            for link in request.links:
-                if link.source == link.target or max(link.source, link.target) >= count:
-                    return _text(
-                        f"link {link.source}->{link.target} in a world of {count} nodes",
-                        "A test can break only the links of its own world.",
-                        f"Name nodes from 0 to {count - 1}.",
-                    )
-            return ""
-        strangers = [rank for rank in request.ranks if rank >= len(self._records)]
-        if strangers or not request.ranks:
+        # The rank has checked this, but test code can go past it.
+        if not self._is_of_world(request):
             return _text(
-                f"{request.action} of ranks {list(request.ranks)} in a world of {len(self._records)} ranks",
-                "A test can harm only the ranks of its own world.",
-                "Name ranks of the world, from 0.",
+                f"{fault_in_words(*_recorded(request))} in a world of {len(self._records)} ranks",
+                "A test can harm only the ranks, and the links between simulated nodes, of its own world.",
+                "Name ranks and nodes of the world, from 0.",
             )
-        ended = [rank for rank in request.ranks if self._records[rank].has_ended]
-        if ended and request.action != "power off":
+        if isinstance(request, LinkFault) or request.action == "power off":
+            return ""
+        if ended := [rank for rank in request.ranks if self._records[rank].has_ended]:
             return _text(
                 f"{request.action} of rank {ended[0]}, which has ended",
                 "It has ended by itself, or an earlier fault has killed it.",
                 "Name a rank that runs.",
             )
         return ""
+
+    def _is_of_world(self, request: Request) -> bool:
+        if isinstance(request, SignalFault):
+            return bool(request.ranks) and max(request.ranks) < len(self._records)
+        count = nodes_of(self._start.case)
+        ends = [(link.source, link.target) for link in request.links]
+        return bool(ends) and all(source != target and max(source, target) < count for source, target in ends)
 
     def _begin(self, asker: RankRecord | None, request: Request, now_s: float) -> None:
         """Begin a fault, or refuse it."""

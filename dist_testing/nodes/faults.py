@@ -43,6 +43,9 @@ class Faults:
 
     State in the marker how each rank ends that a fault ends: `expected_exits={2: -9}` for a rank that is killed, and
     `{2: -19}` for one that is still stopped when the others have ended. Every other end fails the case.
+
+    Each call raises a UsageError if the world has no such rank, node or link, if a rank has ended, or if a value is not
+    possible.
     """
 
     def __init__(
@@ -58,37 +61,22 @@ class Faults:
         self._delay = delay
 
     def kill(self, rank: int) -> None:
-        """Kill a rank by SIGKILL, and wait until it is dead. A rank that kills itself does not return.
-
-        Raises:
-            UsageError: If there is no such rank, or it has ended.
-        """
+        """Kill a rank by SIGKILL, and wait until it is dead. A rank that kills itself does not return."""
         self._ask(SignalFault("kill", (self._checked_rank("kill", rank),)))
 
     def stop(self, rank: int) -> None:
         """Stop a rank by SIGSTOP, and wait until it stands still. A rank that stops itself returns after `cont`.
 
         Its connections stay open, and the kernel still takes in what others send to it.
-
-        Raises:
-            UsageError: If there is no such rank, or it has ended.
         """
         self._ask(SignalFault("stop", (self._checked_rank("stop", rank),)))
 
     def cont(self, rank: int) -> None:
-        """Let a stopped rank go on, by SIGCONT.
-
-        Raises:
-            UsageError: If there is no such rank, or it has ended.
-        """
+        """Let a stopped rank go on, by SIGCONT."""
         self._ask(SignalFault("cont", (self._checked_rank("cont", rank),)))
 
     def delay(self, rank: int, barrier: str, seconds: float) -> None:
-        """Delay a rank: when it next comes to `world.barrier(barrier)`, it waits so long before it takes part.
-
-        Raises:
-            UsageError: If there is no such rank, the barrier has no name, or the time is not possible.
-        """
+        """Delay a rank: when it next comes to `world.barrier(barrier)`, it waits so long before it takes part."""
         self._checked_rank("delay", rank)
         if not isinstance(barrier, str) or not barrier:
             _refuse(
@@ -105,11 +93,7 @@ class Faults:
         self._delay(rank, barrier, float(seconds))
 
     def node_down(self, node: int) -> None:
-        """Switch a node off: cut its links, then kill its ranks. So no peer learns of it by a closed connection.
-
-        Raises:
-            UsageError: If the world has no such node.
-        """
+        """Switch a node off: cut its links, then kill its ranks. So no peer learns of it by a closed connection."""
         (down,) = self._checked_nodes("node_down", node)
         others = self._others([down])
         self._ask(LinkFault(links_between([down], others, both=True), CUT))
@@ -123,19 +107,12 @@ class Faults:
             nodes: A node, or several.
             others: Those that they no longer reach; None for all other nodes.
             one_way: Whether to lose only the packets from `nodes` to `others`, and not those back.
-
-        Raises:
-            UsageError: If the world has no such nodes, or a node is on both sides.
         """
         links = self._links("partition", nodes, others, both=not one_way)
         self._ask(LinkFault(links, CUT))
 
     def heal(self) -> None:
-        """Make all links whole again. TCP repeats lost packets after a while, which doubles with each repetition.
-
-        Raises:
-            UsageError: If the world has no nodes.
-        """
+        """Make all links whole again. TCP repeats lost packets after a while, which doubles with each repetition."""
         every = self._checked_nodes("heal", range(self._layout.groups))
         self._ask(LinkFault(links_between(every, every, both=False), WHOLE))
 
@@ -164,9 +141,6 @@ class Faults:
             rate_kbit: Speed of each link, in thousands of bits per second; 0 for no limit.
             seed: Chooses the packets that are lost, late and reordered.
             one_way: Whether to change only the links from `nodes` to `others`.
-
-        Raises:
-            UsageError: If the world has no such nodes, or a value is not possible.
         """
         for name, value, kinds, largest in (
             ("delay_ms", delay_ms, _NUMBERS, MAX_DELAY_MS),
@@ -241,11 +215,7 @@ class Faults:
 
 
 def ask(runner: AsksRunner, request: Request) -> None:
-    """Bring a request to the runner, and wait until the fault has happened.
-
-    Raises:
-        UsageError: If the runner refuses.
-    """
+    """Bring a request to the runner, and wait until the fault has happened; a UsageError says why it has refused."""
     if refusal := runner.ask(ADD_ON, FAULT_REQUESTS.to_wire(request).decode(), "world.faults"):
         raise UsageError(refusal)
 

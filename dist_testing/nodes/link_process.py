@@ -16,9 +16,8 @@ from typing import NoReturn
 
 from dist_testing.core.process import wire
 from dist_testing.core.process.lifetime import die_with_parent, fork
-from dist_testing.nodes.addresses import INTERFACE
 from dist_testing.nodes.fault_messages import LINK_ANSWERS, LINK_ORDERS, LinksChanged
-from dist_testing.nodes.namespaces import Nodes, enter, enter_network, port_name
+from dist_testing.nodes.namespaces import INTERFACE, Nodes, enter, enter_network, port_name
 from dist_testing.nodes.netlink import Netlink
 from dist_testing.nodes.switch import Switch, open_port
 

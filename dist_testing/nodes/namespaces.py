@@ -33,9 +33,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn
 
-from dist_testing.nodes.addresses import INTERFACE, NETWORK_BITS, node_address, node_name
 from dist_testing.nodes.netlink import Netlink
 
+# The interface of each node to the others, and the bits of the network part of its address.
+INTERFACE = "eth0"
+_NETWORK_BITS = 16
 # <linux/sched.h>
 _CLONE_NEWNS, _CLONE_NEWUTS, _CLONE_NEWUSER, _CLONE_NEWNET = 0x00020000, 0x04000000, 0x10000000, 0x40000000
 # <sys/mount.h>
@@ -58,6 +60,16 @@ attempt()
 """
 
 _libc: Any = ctypes.CDLL(None, use_errno=True)
+
+
+def node_address(node: int) -> str:
+    """Return the IPv4 address of a node. Only the world's own namespaces have it."""
+    return f"10.0.0.{node + 1}"
+
+
+def node_name(node: int) -> str:
+    """Return the host name of a node."""
+    return f"node{node}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -197,7 +209,7 @@ def _make(count: int, store_port: int, backlog: int) -> list[int]:
             with Netlink() as on_node:
                 on_node.switch_on("lo")
                 on_node.add_pair(INTERFACE, port_name(node), bridge)
-                on_node.add_address(INTERFACE, node_address(node), NETWORK_BITS)
+                on_node.add_address(INTERFACE, node_address(node), _NETWORK_BITS)
             if node == 0 and store_port:
                 store.append(socket.create_server((node_address(0), store_port), backlog=backlog).detach())
         _call(_libc.setns, bridge, 0)

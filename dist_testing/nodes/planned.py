@@ -44,8 +44,7 @@ class PlannedFault:
 def read_fault_plan(subject: str, value: object, way_out: str = _EXAMPLE) -> tuple[PlannedFault, ...]:
     """Return the plan that a user gave as a table from seconds to calls, in the order of the times.
 
-    Raises:
-        UsageError: If it is no such table. Its text begins with `subject`, and ends with `way_out`.
+    The text of a UsageError begins with `subject`, and ends with `way_out`.
     """
     if not isinstance(value, dict) or not all(
         type(after_s) in (int, float) and 0 <= after_s <= _MAX_AFTER_S and isinstance(call, str)
@@ -80,7 +79,6 @@ def planned_faults(faults: Mapping[float, str]) -> Callable[[_Function], _Functi
 
 def check(case: Case, spec: Spec) -> None:
     """Check the planned faults of a case."""
-    del spec
     isolation = isolation_named(case.isolation)
     if _planned(case) and (isolation.in_process or case.pool):
         raise UsageError(

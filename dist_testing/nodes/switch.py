@@ -22,8 +22,8 @@ import socket
 import time
 from collections.abc import Callable, Sequence
 
-from dist_testing.nodes.addresses import node_address
 from dist_testing.nodes.links import Link, LinkQueue, LinkRule
+from dist_testing.nodes.namespaces import node_address
 
 # <linux/if_packet.h>, <linux/if_ether.h>
 _SOL_PACKET, _PACKET_VNET_HDR, _PACKET_IGNORE_OUTGOING = 263, 15, 23

@@ -69,21 +69,13 @@ _CONTENT = shape_of(_Content)
 
 @dataclass(frozen=True, slots=True)
 class Bases:
-    """What the command line asks for: the setting of the add-on.
+    """What the command line asks for: the setting of the add-on."""
 
-    Attributes:
-        text: The file, as the user has written it.
-        path: The file.
-        is_update: Whether to write the numbers there, and compare nothing.
-        backend: Name of the run's backend.
-        known: The numbers in the file.
-    """
-
-    text: str
+    text: str  # the file, as the user has written it
     path: Path
-    is_update: bool
-    backend: str
-    known: Mapping[Key, Base]
+    is_update: bool  # whether to write the numbers there, and compare nothing
+    backend: str  # name of the run's backend
+    known: Mapping[Key, Base]  # the numbers in the file
 
     def __str__(self) -> str:
         return self.text

@@ -7,7 +7,7 @@ import json
 import statistics
 from collections.abc import Iterator, Mapping
 
-from dist_testing.core.engine.hooks import CaseStart, WatchedWorld, WorldWatcher
+from dist_testing.core.engine.hooks import CaseStart, WorldWatcher
 from dist_testing.core.ground.case import CaseResult
 from dist_testing.core.ground.codec import shape_of
 from dist_testing.core.ground.outcomes import Cause, Status, Verdict
@@ -21,9 +21,6 @@ _MAX_NAMES = 200
 
 class NumberDesk(WorldWatcher):
     """Keeps and judges the numbers of the cases of one world."""
-
-    def __init__(self, world: WatchedWorld) -> None:
-        self._world = world
 
     def begin_case(self, start: CaseStart) -> None:
         """Forget the numbers of the last case."""
@@ -119,9 +116,10 @@ class NumberDesk(WorldWatcher):
             if found:
                 worse, rank, number, base = max(found, key=lambda one: one[0])
                 part = f" by {worse / abs(base.value):.1%}" if base.value else ""
+                unit = f" {number.unit}" if number.unit else ""
                 least, middle, most = _spread(of_ranks)
                 yield (
-                    f"{name} = {number.value:g}{_unit(number.unit)} on rank {rank} is worse than the base "
+                    f"{name} = {number.value:g}{unit} on rank {rank} is worse than the base "
                     f"{base.value:g}{part}, and not within {number.within:.1%} ({len(found)} of {len(of_ranks)} ranks "
                     f"are worse; min {least:g}, median {middle:g}, max {most:g})"
                 )
@@ -185,10 +183,6 @@ def _worse_by(number: Number, base: Base) -> float:
 
 def _terms(number: Number) -> str:
     return f"unit {number.unit!r}, better {number.better!r}, within {number.within}"
-
-
-def _unit(unit: str) -> str:
-    return f" {unit}" if unit else ""
 
 
 def _text(what: str, cause: str, way_out: str) -> str:

@@ -22,23 +22,14 @@ MAX_HARDWARE_CHARS = 200
 
 @dataclass(frozen=True, slots=True)
 class Number:
-    """A number of one rank.
+    """A number of one rank."""
 
-    Attributes:
-        name: What was measured.
-        value: The number.
-        unit: Such as "GB/s"; "" for none.
-        better: Which numbers are good.
-        within: The part of the base by which it may be worse; None if it is not compared.
-        hardware: The model of the rank's GPU, or of the CPU.
-    """
-
-    name: str
+    name: str  # what was measured
     value: float
-    unit: str
-    better: Better
-    within: float | None
-    hardware: str
+    unit: str  # such as "GB/s"; "" for none
+    better: Better  # which numbers are good
+    within: float | None  # the part of the base by which it may be worse; None if it is not compared
+    hardware: str  # the model of the rank's GPU, or of the CPU
 
     def __post_init__(self) -> None:
         for what, text, least, most in (
@@ -56,29 +47,18 @@ class Number:
 
 @dataclass(frozen=True, slots=True)
 class Summary:
-    """The numbers of one name in a case, of all ranks that recorded it: the value of its property, as JSON.
-
-    Attributes:
-        unit: Their unit.
-        better: Which numbers are good.
-        min: The least of the ranks.
-        median: The middle one.
-        max: The largest.
-        ranks: Rank to its number.
-        base: The number in the file; None if it has none for the lowest of these ranks.
-        within: The part of the base by which a number may be worse; None if they are not compared.
-    """
+    """The numbers of one name in a case, of all ranks that recorded it: the value of its property, as JSON."""
 
     is_open: ClassVar[bool] = True
 
     unit: str
-    better: Better
-    min: float
-    median: float
-    max: float
-    ranks: dict[str, float]
-    base: float | None = None
-    within: float | None = None
+    better: Better  # which numbers are good
+    min: float  # the least of the ranks
+    median: float  # the middle one
+    max: float  # the largest
+    ranks: dict[str, float]  # rank to its number
+    base: float | None = None  # the number in the file; None if it has none for the lowest of these ranks
+    within: float | None = None  # the part of the base by which a number may be worse; None if they are not compared
 
 
 # Prefix of the name of that property.

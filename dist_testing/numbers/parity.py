@@ -6,7 +6,7 @@ import inspect
 import io
 import json
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -17,14 +17,6 @@ from dist_testing.core.ground.world import AsksRunner, World
 
 # What a step has: by its path, such as "model['weight']", a tensor or a number.
 _Step = dict[str, torch.Tensor | int | float | bool]
-
-
-class _Difference(NamedTuple):
-    """The first difference on a rank."""
-
-    step: int
-    rank: int
-    text: str
 
 
 class Parity:
@@ -83,13 +75,15 @@ class Parity:
         found = _compare(self._run(fn, world.group, seed), expected, rtol, atol)
         world.store.set(f"{key}/{world.rank}", json.dumps(found))
         told = [json.loads(world.store.get(f"{key}/{rank}")) for rank in range(world.size)]
-        differences = [_Difference(one[0], rank, one[1]) for rank, one in enumerate(told) if one is not None]
-        if differences and (first := min(differences)).rank == world.rank:
-            others = ", ".join(str(one.rank) for one in differences if one is not first)
+        # The first step that differs, of the first rank.
+        differences = sorted((one[0], rank, one[1]) for rank, one in enumerate(told) if one is not None)
+        if differences and differences[0][1] == world.rank:
+            step, _, text = differences[0]
+            others = ", ".join(str(rank) for _, rank, _ in differences[1:])
             also = f"rank(s) {others} differ in this step or later" if others else "the other ranks agree"
             raise AssertionError(
-                f"world.parity: step {first.step}, rank {first.rank}: {first.text}.\n"
-                f"{f'Steps 0 to {first.step - 1} agree' if first.step else 'It is the first step'}; {also}.\n"
+                f"world.parity: step {step}, rank {world.rank}: {text}.\n"
+                f"{f'Steps 0 to {step - 1} agree' if step else 'It is the first step'}; {also}.\n"
                 f"The tolerances are rtol={rtol:g} and atol={atol:g}; a step is what the function yields or returns."
             )
 
@@ -105,7 +99,6 @@ class Parity:
 
 def parity_of(world: World, runner: AsksRunner, layout: Layout) -> Parity:
     """Return `world.parity` of a rank."""
-    del runner, layout
     return Parity(world)
 
 

@@ -58,7 +58,6 @@ class Recorder:
 
 def recorder_of(world: World, runner: AsksRunner, layout: Layout) -> Recorder:
     """Return `world.record` of a rank."""
-    del layout
     return Recorder(world, runner)
 
 

@@ -3,52 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable
-from dataclasses import dataclass
-from typing import Annotated
 
-from dist_testing.core.engine.hooks import (
-    CaseStart,
-    HeldResource,
-    ResourceWish,
-    WatchedWorld,
-    WorldResource,
-    WorldWatcher,
-)
+from dist_testing.core.engine.hooks import CaseStart, HeldResource, ResourceWish, WorldResource, WorldWatcher
 from dist_testing.core.ground.case import CaseResult
-from dist_testing.core.ground.codec import Family
 from dist_testing.core.ground.outcomes import Status
-from dist_testing.core.ground.spec import MAX_WORLD_SIZE
-from dist_testing.perturb.plan import NAME, VARIABLE, plan_of
+from dist_testing.perturb.plan import DELAYS, NAME, VARIABLE, Delay, plan_of
 
 # In a note; the command has all.
 _SHOWN = 5
-
-
-@dataclass(frozen=True, slots=True)
-class Delay:
-    """A rank has waited before a call.
-
-    Attributes:
-        rank: The rank.
-        call: Number of the call among those of the rank in the case, from 1.
-        delay_ms: How long, in milliseconds.
-        operation: Name of the function, such as "all_reduce".
-        place: File and line of the test; "" if they are not known.
-    """
-
-    rank: Annotated[int, range(MAX_WORLD_SIZE)]
-    call: Annotated[int, range(1, 1 << 31)]
-    delay_ms: Annotated[int, range(1, 1 << 16)]
-    operation: str
-    place: str
-
-    def __str__(self) -> str:
-        place = f" ({self.place})" if self.place else ""
-        return f"rank {self.rank} waited {self.delay_ms} ms before {self.operation}{place}"
-
-
-DELAYS: Family[Delay] = Family("delay of a rank", 1, (Delay,))
 
 
 class PlanOfWorld(WorldResource):
@@ -64,14 +26,9 @@ class PlanOfWorld(WorldResource):
 class DelayWatch(WorldWatcher):
     """Notes the delays of a case, and tells them if it has failed."""
 
-    def __init__(self, world: WatchedWorld) -> None:
-        del world
-        self._delays: list[Delay] = []
-
     def begin_case(self, start: CaseStart) -> None:
         """Forget the delays of the last case."""
-        del start
-        self._delays = []
+        self._delays: list[Delay] = []
 
     def on_message(self, rank: int, payload: str) -> None:
         """Note a delay."""
@@ -84,12 +41,8 @@ class DelayWatch(WorldWatcher):
         plan = dataclasses.replace(
             plan_of(result.case), only=tuple(sorted((delay.rank, delay.call) for delay in self._delays))
         )
-        note = f"Delays of --dist-perturb={plan}: {in_words(self._delays) or 'none'}."
+        shown = [str(delay) for delay in self._delays[:_SHOWN]]
+        if (more := len(self._delays) - _SHOWN) > 0:
+            shown.append(f"{more} more")
+        note = f"Delays of --dist-perturb={plan}: {'; '.join(shown) or 'none'}."
         return dataclasses.replace(result, facts={**result.facts, NAME: str(plan)}, notes=(note, *result.notes))
-
-
-def in_words(delays: Iterable[Delay]) -> str:
-    """Return such as "rank 1 waited 100 ms before all_reduce (test_x.py:9)"; "" for no delay."""
-    texts = [str(delay) for delay in delays]
-    more = f"; {len(texts) - _SHOWN} more" if len(texts) > _SHOWN else ""
-    return "; ".join(texts[:_SHOWN]) + more

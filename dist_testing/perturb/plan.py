@@ -1,4 +1,4 @@
-"""Which rank waits before which of its calls, and for how long: a pure function of a seed."""
+"""Which rank waits before which of its calls, and for how long: a pure function of a seed; and what it tells then."""
 
 from __future__ import annotations
 
@@ -6,10 +6,12 @@ import random
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from typing import Annotated
 
 from dist_testing.core.ground.case import Case
+from dist_testing.core.ground.codec import Family
 from dist_testing.core.ground.errors import UsageError
-from dist_testing.core.ground.spec import Spec, number_in
+from dist_testing.core.ground.spec import MAX_WORLD_SIZE, Spec, number_in
 
 NAME = "perturb"
 # $DIST_TESTING_PERTURB (internal): on a rank: the text of its plan.
@@ -27,16 +29,11 @@ _TEXT = re.compile(r"(\d{1,10})(?::((?:\d+\.\d+(?:,\d+\.\d+)*)?))?", re.ASCII)
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """Delays of a case.
+    """Delays of a case."""
 
-    Attributes:
-        seed: Decides everything.
-        runs: How often a case is run until it fails, each time with the next seed.
-        only: Pairs of a rank and the number of its call, from 1, that alone are delayed; None for all.
-    """
-
-    seed: int
-    runs: int = 1
+    seed: int  # decides everything
+    runs: int = 1  # how often a case is run until it fails, each time with the next seed
+    # Pairs of a rank and the number of its call, from 1, that alone are delayed; None for all.
     only: tuple[tuple[int, int], ...] | None = None
 
     def __str__(self) -> str:
@@ -52,11 +49,28 @@ class Plan:
         return chance.choice(_DELAYS_MS) if chance.random() < share else 0
 
 
+@dataclass(frozen=True, slots=True)
+class Delay:
+    """A rank has waited before a call."""
+
+    rank: Annotated[int, range(MAX_WORLD_SIZE)]
+    call: Annotated[int, range(1, 1 << 31)]  # number of the call among those of the rank in the case, from 1
+    delay_ms: Annotated[int, range(1, 1 << 16)]  # how long, in milliseconds
+    operation: str  # name of the function, such as "all_reduce"
+    place: str  # file and line of the test; "" if they are not known
+
+    def __str__(self) -> str:
+        place = f" ({self.place})" if self.place else ""
+        return f"rank {self.rank} waited {self.delay_ms} ms before {self.operation}{place}"
+
+
+DELAYS: Family[Delay] = Family("delay of a rank", 1, (Delay,))
+
+
 def read_plan(subject: str, value: object) -> Plan:
     """Return the plan that a user gives as a seed, such as 7, or with its only delays, such as "7:1.3,0.2".
 
-    Raises:
-        UsageError: If it is neither. Its text begins with `subject`.
+    `subject` begins the text of an error.
     """
     if isinstance(value, Plan):
         return value
@@ -78,7 +92,6 @@ def read_plan(subject: str, value: object) -> Plan:
 
 def from_options(spec: Spec, given: Mapping[str, str]) -> Plan:
     """Return the plan that the command line asks for."""
-    del spec
     repeat = given.get(_REPEAT_OPTION, "1")
     if not 1 <= (runs := number_in(repeat) or 0) <= _MAX_RUNS or _SEED_OPTION not in given:
         raise UsageError(

@@ -12,8 +12,7 @@ from dist_testing.core.ground.case import CaseBody
 from dist_testing.core.rank.hooks import RankService, ServedRank
 from dist_testing.hang.call_details import before_calls, place_of, watch_calls
 from dist_testing.hang.waits import C10D
-from dist_testing.perturb.delays import DELAYS, Delay
-from dist_testing.perturb.plan import NAME, VARIABLE, read_plan
+from dist_testing.perturb.plan import DELAYS, NAME, VARIABLE, Delay, read_plan
 
 # Of all delays of a rank in a case: in milliseconds, and as a share of the limit of the group.
 _MOST_MS = 1500
@@ -26,7 +25,7 @@ class Delays(RankService):
     def __init__(self, rank: ServedRank) -> None:
         request = rank.start.request
         self._reporter = rank.reporter
-        self._rank = None if request.together else rank.start.rank
+        self._rank = None if request.in_process_of else rank.start.rank
         self._most_ms = min(_MOST_MS, 1000 * _MOST_SHARE * request.settings.timeout_s)
         # Rank to the number of its calls, and of its milliseconds.
         self._calls: dict[int, int] = {}
@@ -39,7 +38,6 @@ class Delays(RankService):
 
     def case_begin(self, body: CaseBody) -> None:
         """Count the calls of this case from its begin."""
-        del body
         watch_calls()
         self._calls = {}
         self._waited_ms = {}

@@ -18,12 +18,8 @@ _Run = Callable[[Case], CaseResult]
 def search(result: CaseResult, run: _Run) -> CaseResult:
     """Run a case again with the next seeds, until it has failed or has run as often as its plan says.
 
-    Args:
-        result: Of the first run.
-        run: Runs a case.
-
-    Returns:
-        The last result; of a failure that depends on delays, one with as few of them as were found.
+    `result` is that of the first run. Return the last one; of a failure that depends on delays, one with as few of them
+    as were found.
     """
     plan = plan_of(result.case)
     seed = plan.seed

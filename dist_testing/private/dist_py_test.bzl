@@ -250,9 +250,10 @@ def dist_py_test(
         src_labels = [user_label(native.package_relative_label(src)) for src in srcs]
     if nodes > 1:
         settings = settings | {"nodes": nodes}
-    program_exits = None if program == None else [[rank, code] for rank, code in (expected_exits or {}).items()]
+    if program != None:
+        settings = settings | {"programs": [[rank, code] for rank, code in (expected_exits or {}).items()]}
     spec_texts = [
-        spec_variable(test, backends = backends, program_exits = program_exits, settings = settings, srcs = src_labels)
+        spec_variable(test, backends = backends, settings = settings, srcs = src_labels)
         for test in tests
     ]
     for spec_text in spec_texts:

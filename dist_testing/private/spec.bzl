@@ -7,9 +7,9 @@ load("//dist_testing/private:visibility.bzl", "LIBRARY")
 visibility(LIBRARY)
 
 # Version of the format. A runner refuses a newer one than its own.
-SPEC_SCHEMA = 6
+SPEC_SCHEMA = 7
 
-def spec_variable(test, *, backends, srcs, settings, program_exits):
+def spec_variable(test, *, backends, srcs, settings):
     """Writes the spec of a target, for the attribute `env` of its test.
 
     Args:
@@ -17,7 +17,6 @@ def spec_variable(test, *, backends, srcs, settings, program_exits):
         backends: Names of all backends of the call, so that a test may name each of them.
         srcs: Labels of the files with the cases.
         settings: Dict from the name of an add-on to what the target asks of it.
-        program_exits: For a program, a list of pairs of a rank and its expected exit code; None for tests.
 
     Returns:
         JSON, with "$" doubled against Bazel's expansion of variables.
@@ -33,7 +32,6 @@ def spec_variable(test, *, backends, srcs, settings, program_exits):
         "backend": {key: value for key, value in test.backend.items() if key != "deps"},
         "backends": backends,
         "isolation": test.isolation,
-        "program_exits": program_exits,
         "schema": SPEC_SCHEMA,
         "settings": settings,
         "srcs": srcs,

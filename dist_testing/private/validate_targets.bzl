@@ -70,6 +70,7 @@ def tags_problems(tags):
 _ADD_ON_ARGUMENTS = {
     "gpus": "gpus_per_rank, ranks_per_gpu, gpu_archs",
     "nodes": "nodes",
+    "programs": "program, expected_exits",
 }
 
 def packages_problems(argument, value, backends):

@@ -4,21 +4,26 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Annotated
 
 import pytest
 
 from dist_testing.core.ground.case import Case, CaseResult
-from dist_testing.core.ground.errors import UsageError
-from dist_testing.core.ground.spec import Spec
+from dist_testing.core.ground.codec import WrongValueError, shape_of
+from dist_testing.core.ground.errors import SpecError, UsageError
+from dist_testing.core.ground.spec import MAX_WORLD_SIZE, Spec
 from dist_testing.core.launch.isolation import isolation_named
 from dist_testing.core.pytest.marked_items import CASE_KEY, RANK_SIDE_KEY, RUN_SPEC_KEY, RankItem
 from dist_testing.core.session.session import current_session
-from dist_testing.programs.program import Program, check_isolation_of_program, check_program
+from dist_testing.programs.program import NO_LIMIT_S, Program, check_isolation_of_program, check_program
 from dist_testing.programs.program_rank import ProgramRankContext, program_loader
 
 _PROGRAM_KEY = pytest.StashKey[Program]()
+# Pairs of a rank and of how it ends.
+_EXITS = tuple[tuple[Annotated[int, range(MAX_WORLD_SIZE)], Annotated[int, range(-64, 256)]], ...]
 # The last part of the name of each case.
 _NAME = "program"
 # $PYTEST_ADDOPTS (user): options of pytest. Programs that are tests ignore it, and their ranks inherit it.
@@ -60,11 +65,37 @@ class ProgramPlugin:
         return [_ProgramFile.from_parent(parent, path=file_path)]  # type: ignore[return-value]  # a wrapper's result
 
 
+@dataclass(frozen=True, slots=True)
+class OneProgram:
+    """What a target asks for that runs a program: how the processes of some ranks must end, as in `subprocess`."""
+
+    expected_exits: Mapping[int, int]
+
+    def __str__(self) -> str:
+        return f"1, expected_exits = {self.expected_exits}" if self.expected_exits else "1"
+
+
+def of_target(spec: Spec, section: object) -> OneProgram:
+    """Read what the build rules wrote.
+
+    Raises:
+        SpecError: If it is damaged.
+    """
+    try:
+        return OneProgram(dict(shape_of(_EXITS).read(section)))
+    except WrongValueError as error:
+        raise SpecError(
+            f"{spec.target}: programs: {error}.\n"
+            "It was not written by the build rules of this version of dist_testing.\n"
+            "Build the target again; if the error stays, use the rules and the Python package of the same version."
+        ) from None
+
+
 def target_session(spec: Spec, file: str, arguments: Sequence[str]) -> tuple[list[str], ProgramPlugin]:
     """Return the command line and the plugin of a session of pytest for a target of Bazel that runs the program."""
     # The folder as the runfiles show it: its links lead to the source tree, with files that are not declared.
     search_path = (os.path.dirname(file), *sys.path)
-    program = Program(file, file, tuple(arguments), search_path, dict(spec.program_exits or ()))
+    program = Program(file, file, tuple(arguments), search_path, spec.settings["programs"].expected_exits)
     return command_line(file), ProgramPlugin(program)
 
 
@@ -93,7 +124,7 @@ class _ProgramFile(pytest.File):
                 name=item.nodeid,
                 world_size=size,
                 body=program.body(strict_calls=session.strict_collectives),
-                timeout_s=program.timeout_s or session.timeout_s,
+                timeout_s=session.timeout_s if program.has_limit else NO_LIMIT_S,
                 isolation=spec.isolation,
                 init=False,
                 expected_exits=program.expected_exits,

@@ -26,8 +26,7 @@ from typing import Any
 def run_as_main(path: str, arguments: Sequence[str], search_path: Sequence[str]) -> BaseException | None:
     """Run the program to its end: its file, by an absolute path, with its `sys.argv` and `sys.path`.
 
-    Returns:
-        The exception that has ended it, also `SystemExit`; its traceback begins in the program. None if there was none.
+    Return the exception that has ended it, also `SystemExit`, with a traceback that begins in the program.
     """
     forget_handlers()
     sys.argv[:] = arguments

@@ -27,20 +27,14 @@ _DEFINITIONS = (ast.Import, ast.ImportFrom, ast.FunctionDef, ast.AsyncFunctionDe
 
 @dataclass(frozen=True, slots=True)
 class Program:
-    """A program, by its absolute path, and its command line.
-
-    Attributes:
-        name: The file as the user wrote it, which is the program's `sys.argv[0]`; `arguments` has the others.
-        search_path: Its `sys.path`.
-        expected_exits: As in `Case`, and so are the `settings`.
-    """
+    """A program, by its absolute path, and its command line."""
 
     path: str
-    name: str
+    name: str  # the file as the user wrote it, which is the program's `sys.argv[0]`; `arguments` has the others
     arguments: tuple[str, ...]
-    search_path: tuple[str, ...]
-    expected_exits: Mapping[int, int] = field(default_factory=dict)
-    timeout_s: float = NO_LIMIT_S
+    search_path: tuple[str, ...]  # its `sys.path`
+    expected_exits: Mapping[int, int] = field(default_factory=dict)  # as in `Case`, and so are the `settings`
+    has_limit: bool = False  # whether the limit of the run is its own, too; else it has none
     settings: Mapping[str, Any] = field(default_factory=dict)
 
     def body(self, *, strict_calls: bool) -> CaseBody:

@@ -41,7 +41,6 @@ def program_loader() -> Loader:
 
 def load(state: str, then: ThenBe, test: str | None) -> NoReturn:
     """Be the rank or the fork server at once."""
-    del state, test
     then(ProgramRankContext())
 
 

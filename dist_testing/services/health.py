@@ -29,16 +29,12 @@ def unhealthy_reason(definition: Definition, running: Address, output: str) -> s
             return "" if healthy(running) else f"{name_of(healthy)} returned nothing true"
         if healthy is None and not running.port:
             return ""
-        if healthy in (None, TCP):
-            return _connect(running)
-        return _get(running, str(healthy))
+        if healthy not in (None, TCP):
+            return _get(running, str(healthy))
+        socket.create_connection((running.host, running.port), _LOOK_S).close()
+        return ""
     except (OSError, http.client.HTTPException) as error:
         return summarise(error)
-
-
-def _connect(running: Address) -> str:
-    socket.create_connection((running.host, running.port), _LOOK_S).close()
-    return ""
 
 
 def _get(running: Address, path: str) -> str:

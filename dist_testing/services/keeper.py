@@ -35,8 +35,8 @@ from dist_testing.services.keeper_messages import (
     Refused,
     Started,
 )
-from dist_testing.services.ports import HOST, is_free, listener_at
 
+_HOST = "127.0.0.1"
 _BACKLOG = 128
 
 
@@ -73,14 +73,9 @@ class _Keeper:
             killed, leaked = self._end_processes(service.pid)
             # Before its own socket is closed, so that no other service has got the port meanwhile.
             port_taken = bool(port) and not is_free(port)
-        if self._is_orphaned():
+        if os.getppid() != self._order.runner_pid:
             shutil.rmtree(self._order.folder, ignore_errors=True)
         self._tell(Over(tuple(killed), tuple(leaked), port_taken))
-
-    def _is_orphaned(self) -> bool:
-        poller = select.poll()
-        poller.register(self._runner, select.POLLIN)
-        return bool(poller.poll(0))
 
     def _tell(self, event: KeeperEvent) -> None:
         # The runner may have been killed.
@@ -95,7 +90,7 @@ class _Keeper:
         # A socket that is bound so, and does not listen, keeps the port from all but those who name it, and leaves it
         # to a server that sets the same option, as nearly all do.
         opened.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        opened.bind((HOST, self._order.port))
+        opened.bind((_HOST, self._order.port))
         if self._order.opens == "fd":
             opened.listen(_BACKLOG)
         port: int = opened.getsockname()[1]
@@ -121,7 +116,7 @@ class _Keeper:
         if error.errno == errno.EADDRINUSE:
             return (
                 f"port {self._order.port} is in use.\n"
-                f"{listener_at(self._order.port)}.\n"
+                f"{_listener_at(self._order.port)}.\n"
                 "End it, choose another port, or leave fixed_port out: the service then gets a free one."
             )
         if isinstance(error, FileNotFoundError | PermissionError) and error.filename:
@@ -179,3 +174,23 @@ def _members(group: int) -> list[psutil.Process]:
             if os.getpgid(process.pid) == group and not is_dead(process):
                 found.append(process)
     return found
+
+
+def is_free(port: int) -> bool:
+    """Return whether no process listens at a port of the loopback interface."""
+    with socket.socket() as probe:
+        # Else connections of the past would count.
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((_HOST, port))
+        except OSError:
+            return False
+    return True
+
+
+def _listener_at(port: int) -> str:
+    """Return a sentence, without a full stop, on the process that listens at a port."""
+    for connection in psutil.net_connections("tcp"):
+        if connection.status == psutil.CONN_LISTEN and connection.laddr[1:] == (port,) and connection.pid:
+            return f"Process {connection.pid} listens there: {command_of(connection.pid)}"
+    return "A process of another user, or of another container, listens there"

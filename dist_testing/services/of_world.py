@@ -51,7 +51,6 @@ def read_services(subject: str, value: object) -> tuple[Service, ...]:
 
 def check(case: Case, spec: Spec) -> None:
     """Refuse services that the ranks could not reach."""
-    del spec
     if case.settings.get("nodes", 1) != 1:
         raise UsageError(
             f"{case.name}: services with nodes = {case.settings['nodes']}.\n"

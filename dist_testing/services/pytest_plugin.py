@@ -18,7 +18,6 @@ from dist_testing.services.scopes import Shared, end_after, end_all, ended_befor
 
 def plugin_of(config: pytest.Config) -> _Plugin:
     """Return the plugin for a session."""
-    del config
     return _Plugin()
 
 

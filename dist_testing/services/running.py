@@ -27,6 +27,7 @@ from dist_testing.core.process.lifetime import become_subreaper
 from dist_testing.core.process.orphans import Orphans
 from dist_testing.services.definition import Address, Definition, ServiceError
 from dist_testing.services.health import unhealthy_reason
+from dist_testing.services.keeper import is_free
 from dist_testing.services.keeper_messages import (
     KEEPER_EVENTS,
     KEEPER_ORDERS,
@@ -37,7 +38,6 @@ from dist_testing.services.keeper_messages import (
     Refused,
     Started,
 )
-from dist_testing.services.ports import is_free
 
 if TYPE_CHECKING:
     from dist_testing.gpus.world_gpus import WorldGpus
@@ -64,11 +64,7 @@ class Running(Address):
     """
 
     def __init__(self, definition: Definition, log_line: Callable[[str], None]) -> None:
-        """Start the service, without waiting until it is healthy.
-
-        Raises:
-            ServiceError: If it cannot be started. Nothing of it is left then.
-        """
+        """Start the service, without waiting until it is healthy. A ServiceError leaves nothing of it."""
         super().__init__()
         self.definition = definition
         self.ended: Ended | None = None

@@ -17,20 +17,13 @@ from dist_testing.services.running import Running, started
 
 @dataclass(eq=False)
 class Shared:
-    """A running service, and who uses it.
-
-    Attributes:
-        key: Its scope.
-        users: Number of worlds and fixtures that use it now.
-        fixtures: Names of the fixtures that have it.
-        is_told: Whether a test has failed because it has ended.
-    """
+    """A running service, and who uses it."""
 
     running: Running
-    key: str
-    users: int = 0
-    fixtures: set[str] = field(default_factory=set)
-    is_told: bool = False
+    key: str  # its scope
+    users: int = 0  # number of worlds and fixtures that use it now
+    fixtures: set[str] = field(default_factory=set)  # names of the fixtures that have it
+    is_told: bool = False  # whether a test has failed because it has ended
 
     def ended(self) -> str:
         """Return one sentence on how it has ended by itself, without a full stop; "" if it has not."""
@@ -65,8 +58,7 @@ def key_of(test: str, scope: Scope) -> str:
 def share(definition: Definition, key: str, log_line: Callable[[str], None], *, may_start: bool = True) -> Shared:
     """Return the running service of a scope; start it for the first user, unless it must not wait.
 
-    Raises:
-        ServiceError: If it cannot be started, or has ended in the meantime.
+    A ServiceError says that it cannot be started, or has ended in the meantime.
     """
     for shared in _shared:
         if shared.running.definition is definition and shared.key == key:

@@ -13,15 +13,7 @@ from dist_testing.core.ground.error_text import ranks_text
 from dist_testing.core.ground.errors import CollectiveError, UsageError
 from dist_testing.threaded.data import Share, UnequalError, accelerators, copy, run_move
 from dist_testing.threaded.members import Member, ThreadWorld
-from dist_testing.threaded.operation import (
-    Call,
-    Collective,
-    Failure,
-    GroupLabel,
-    Operation,
-    Transfer,
-    sentence,
-)
+from dist_testing.threaded.operation import Call, Collective, Failure, GroupLabel, Operation, Transfer, sentence
 
 # Does the work of a collective when every rank has called it. Gets their shares, in the order of ranks.
 Move: TypeAlias = Callable[[Sequence[Share]], None]
@@ -33,16 +25,14 @@ class SharedGroup:
     Collectives are matched by the order of calls: the k-th collective call of each rank belongs to collective k, as in
     c10d. Sends and receives are matched by rank and tag. A call raises `PeerFailedError` once a rank of the world has
     failed.
-
-    Attributes:
-        name: The key under which the world keeps it.
-        calls_made: How many collectives each rank has called: c10d's sequence numbers.
     """
 
     def __init__(self, world: ThreadWorld, name: str, label: GroupLabel) -> None:
+        # The key under which the world keeps it.
         self.name = name
         self.label = label
         self.size = len(label.ranks)
+        # How many collectives each rank has called: c10d's sequence numbers.
         self.calls_made = [0] * self.size
         self._world = world
         self._members: dict[int, Member] = {}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import math
+import os
 import sys
 import threading
 import time
@@ -31,22 +32,16 @@ class RankThread(threading.Thread):
 
 @dataclass(slots=True, eq=False)
 class Member:
-    """One rank of a world of threads.
-
-    Attributes:
-        rank: Its number in the world, from 0.
-        c10d: The state of `torch.distributed` on this rank's threads, by the property names of c10d's `_World`.
-        threads: Number of its threads that have not ended: its own and those that it started.
-        ident: The thread identifier of its own thread; None until that runs.
-        on_end: Functions to call, under the lock of the world, when all its threads have ended, so that it makes no
-            more calls: one for each group, by the group's name and the rank's number in it.
-    """
+    """One rank of a world of threads."""
 
     world: ThreadWorld
-    rank: int
+    rank: int  # its number in the world, from 0
+    # The state of `torch.distributed` on this rank's threads, by the property names of c10d's `_World`.
     c10d: dict[str, Any] = field(default_factory=dict)
-    threads: int = 0
-    ident: int | None = None
+    threads: int = 0  # number of its threads that have not ended: its own and those that it started
+    ident: int | None = None  # the thread identifier of its own thread; None until that runs
+    # Functions to call, under the lock of the world, when all its threads have ended, so that it makes no more calls:
+    # one for each group, by the group's name and the rank's number in it.
     on_end: dict[tuple[str, int], Callable[[], None]] = field(default_factory=dict)
 
 
@@ -58,18 +53,14 @@ def _locked() -> threading.Lock:
 
 @dataclass(slots=True, eq=False)
 class Wait:
-    """One thread that waits for an operation.
-
-    Attributes:
-        member: The rank to which the thread belongs; None for a thread that belongs to no rank of the world.
-        takes_turns: Whether it is a rank's own thread, which continues only in its turn if there are turns.
-        gate: A locked lock; releasing it lets the thread continue.
-    """
+    """One thread that waits for an operation."""
 
     operation: Operation
     call: Call
+    # The rank to which the thread belongs; None for a thread that belongs to no rank of the world.
     member: Member | None
-    takes_turns: bool
+    takes_turns: bool  # whether it is a rank's own thread, which continues only in its turn if there are turns
+    # A locked lock; releasing it lets the thread continue.
     gate: threading.Lock = field(default_factory=_locked, init=False)
 
 
@@ -112,21 +103,15 @@ class ThreadWorld:
     it. After that, the thread calls the functions of operations that have ended, which may make calls. A thread that
     has to wait adds a `Wait` and blocks on its gate, so that the thread which completes the operation wakes exactly the
     threads that wait for it.
-
-    Attributes:
-        size: Number of ranks.
-        members: The ranks, in order.
-        turns: Whether one rank runs at a time, and which.
-        groups: The state of each group, by a name on which its ranks have agreed.
-        failure: Why no call can complete any more; None as long as calls can.
-        failed_s: When the first rank failed, on the monotonic clock.
     """
 
     def __init__(self, size: int, *, in_rank_order: bool) -> None:
         """Create a world of at least one rank. None has started, and only one runs at a time if `in_rank_order`."""
         self.size = size
         self.members = tuple(Member(self, rank) for rank in range(size))
+        # By a name on which the ranks of the group have agreed.
         self.groups: dict[str, GroupState] = {}
+        # Why no call can complete any more; None as long as calls can.
         self.failure: Failure | None = None
         self.failed_s = math.inf
         self._lock = threading.Lock()
@@ -149,6 +134,10 @@ class ThreadWorld:
             except IndexError:
                 return  # Another thread has taken the last one.
             callback()
+
+    def forked(self) -> None:
+        """Make the copy of this world usable in a process that a rank has forked: the thread with the lock is gone."""
+        self._lock = threading.Lock()
 
     def add_thread(self, member: Member) -> None:
         """Count a thread of a rank that is about to start; `leave` takes it off."""
@@ -304,6 +293,15 @@ class ThreadWorld:
         for group in self.groups.values():
             for operation in group.pending():
                 self.finish(operation, failure)
+
+
+def _free_lock() -> None:
+    if _current.member is not None:
+        _current.member.world.forked()
+
+
+# A worker of a DataLoader starts threads, each of which counts as one of the rank. It cannot be undone.
+os.register_at_fork(after_in_child=_free_lock)
 
 
 def _is_rank_thread() -> bool:

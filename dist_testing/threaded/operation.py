@@ -55,19 +55,13 @@ def _is_users(file: str) -> bool:
 
 @dataclass(slots=True, eq=False)
 class Call:
-    """One call of one rank.
+    """One call of one rank."""
 
-    Attributes:
-        name: The function of `torch.distributed` that makes it, such as "all_reduce".
-        signature: The values that have to be equal on all ranks of the group; else the calls do not belong together.
-        detail: Returns the arguments as text for error texts, such as "SUM, float32[4]".
-        site: The line of the user's code that made it.
-    """
-
-    name: str
+    name: str  # the function of `torch.distributed` that makes it, such as "all_reduce"
+    # The values that have to be equal on all ranks of the group; else the calls do not belong together.
     signature: tuple[object, ...]
-    detail: Callable[[], str]
-    site: str = field(default_factory=call_site)
+    detail: Callable[[], str]  # returns the arguments as text for error texts, such as "SUM, float32[4]"
+    site: str = field(default_factory=call_site)  # the line of the user's code that made it
 
     def without_site(self) -> str:
         """Return such as "all_reduce(SUM, float32[4])"."""
@@ -79,17 +73,11 @@ class Call:
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """Why an operation ended without success. Each thread that waits for it raises its own exception.
-
-    Attributes:
-        kind: The type of the exception.
-        text: Its text.
-        names_call: Whether the exception adds the waiting rank's call to the text.
-    """
+    """Why an operation ended without success. Each thread that waits for it raises its own exception."""
 
     kind: type[CollectiveError]
     text: str
-    names_call: bool = False
+    names_call: bool = False  # whether the exception adds the waiting rank's call to the text
 
     def error(self, call: Call) -> CollectiveError:
         """Return a new exception for the rank that made the call."""
@@ -98,16 +86,12 @@ class Failure:
 
 @dataclass(slots=True, eq=False)
 class _State:
-    """How far an operation is. It changes under the lock of the world.
+    """How far an operation is. It changes under the lock of the world."""
 
-    Attributes:
-        is_done: Whether it has ended, with or without success.
-        failure: Why it failed; None while it is not done, and after success.
-        on_done: Functions to call once, without the lock, when it has ended.
-    """
-
-    is_done: bool = field(default=False, init=False)
+    is_done: bool = field(default=False, init=False)  # whether it has ended, with or without success
+    # Why it failed; None while it is not done, and after success.
     failure: Failure | None = field(default=None, init=False)
+    # Functions to call once, without the lock, when it has ended.
     on_done: list[Callable[[], None]] = field(default_factory=list, init=False)
 
 
@@ -121,21 +105,16 @@ class GroupLabel:
 
 @dataclass(slots=True, eq=False)
 class Collective(_State):
-    """One collective of a group; all its ranks share the object.
-
-    Attributes:
-        number: How many collectives of the group came before.
-        signature: That of the first call.
-        calls: The calls, by rank of the group, of the ranks that have called.
-        shares: The ranks' shares of the move, by rank of the group, as they arrive.
-        devices: Those of the shares' tensors that are accelerators.
-    """
+    """One collective of a group; all its ranks share the object."""
 
     label: GroupLabel
-    number: int
-    signature: tuple[object, ...]
+    number: int  # how many collectives of the group came before
+    signature: tuple[object, ...]  # that of the first call
+    # The calls, by rank of the group, of the ranks that have called.
     calls: dict[int, Call] = field(default_factory=dict, init=False)
+    # The ranks' shares of the move, by rank of the group, as they arrive.
     shares: dict[int, Share] = field(default_factory=dict, init=False)
+    # Those of the shares' tensors that are accelerators.
     devices: set[torch.device] = field(default_factory=set, init=False)
 
     def title(self) -> str:
@@ -183,19 +162,13 @@ class Collective(_State):
 
 @dataclass(slots=True, eq=False)
 class Transfer(_State):
-    """A send or a receive.
-
-    Attributes:
-        rank: The rank that made the call, by its number in the group.
-        peer: The other rank; `ANY_RANK` for a receive from any rank until a send has been paired with it.
-        tensor: The tensor to send, or the output of the receive.
-    """
+    """A send or a receive."""
 
     label: GroupLabel
-    rank: int
-    peer: int
+    rank: int  # the rank that made the call, by its number in the group
+    peer: int  # the other rank; `ANY_RANK` for a receive from any rank until a send has been paired with it
     tag: int
-    tensor: torch.Tensor
+    tensor: torch.Tensor  # the tensor to send, or the output of the receive
     call: Call
     is_send: bool
 

@@ -48,6 +48,11 @@ class _Own(threading.local):
         self.definitions: dict[int, pytest.FixtureDef[Any]] = {}
 
 
+# Python's parser, by which pytest finds the source of a statement, counts the recursion of all threads in one place
+# up to Python 3.11, and raises SystemError when two threads parse.
+_parsing = threading.Lock()
+
+
 def _repr_failure(item: Any, excinfo: pytest.ExceptionInfo[BaseException]) -> Any:
     if isinstance(excinfo.value, CollectiveError):
         # pytest's own style shows the source around each frame. For that it parses the whole torch module, which takes
@@ -55,7 +60,8 @@ def _repr_failure(item: Any, excinfo: pytest.ExceptionInfo[BaseException]) -> An
         # does not filter the frames below the test, so they are filtered here.
         excinfo.traceback = excinfo.traceback.cut(path=item.path).filter(excinfo)
         return pytest.Item.repr_failure(item, excinfo, style="native")
-    return type(item).repr_failure(item, excinfo)
+    with _parsing:
+        return type(item).repr_failure(item, excinfo)
 
 
 class ThreadItems:

@@ -116,7 +116,7 @@ class _Ranks:
             for reporter in self.reporters:
                 reporter.never_started(error)
             return
-        front_ends = self._context.thread_front_ends(body, len(self._starts))
+        front_ends = self._context.in_process_front_ends(body, len(self._starts))
         self._running = len(self._starts)
         self._last = None
         for reporter in self.reporters:

@@ -13,10 +13,10 @@ from dist_testing.core.ground.case import Case, CaseBody, CaseFailedError
 from dist_testing.core.ground.error_text import name_of
 from dist_testing.core.ground.errors import UsageError
 from dist_testing.core.ground.spec import DEFAULT_WORLD_SIZE, check_world_size
-from dist_testing.core.launch.isolation import THREAD
 from dist_testing.core.rank.reporter import Reporter
 from dist_testing.core.unittest.plain import current_session
 from dist_testing.threaded import BACKEND
+from dist_testing.threaded.declared import THREAD
 
 # unittest leaves frames of modules with this mark out of its tracebacks.
 __unittest = True

@@ -19,7 +19,7 @@ from dist_testing.core.ground.case import SETTINGS, Case, CaseBody, CaseFailedEr
 from dist_testing.core.ground.errors import UsageError
 from dist_testing.core.ground.outcomes import Kind, RankOutcome
 from dist_testing.core.ground.skips import skip_for_exit_code, unmet_requirement
-from dist_testing.core.launch.isolation import THREAD, Isolation
+from dist_testing.core.launch.isolation import Isolation
 from dist_testing.core.rank.generators import seed_generators
 from dist_testing.core.rank.reporter import Reporter
 from dist_testing.core.unittest.comparison import TensorComparisons
@@ -28,6 +28,7 @@ from dist_testing.core.unittest.plain import current_session
 from dist_testing.core.unittest.unittest_rank import RankPipe
 from dist_testing.core.unittest.world_case import WorldCase, default_world_size
 from dist_testing.threaded import BACKEND
+from dist_testing.threaded.declared import THREAD
 
 if TYPE_CHECKING:
     from torch._C._distributed_c10d import Store

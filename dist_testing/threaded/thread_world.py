@@ -38,15 +38,11 @@ __unittest = True
 
 
 class ThreadOutcome(NamedTuple):
-    """How one rank ended.
+    """How one rank ended."""
 
-    Attributes:
-        error: The exception that its body raised, with its traceback; None if the body returned, or has not ended.
-        stack: For a rank that had not ended when the run was over, its waits in groups and the stack of its thread;
-            else "".
-    """
-
+    # The exception that its body raised, with its traceback; None if the body returned, or has not ended.
     error: BaseException | None
+    # For a rank that had not ended when the run was over, its waits in groups and the stack of its thread; else "".
     stack: str
 
 

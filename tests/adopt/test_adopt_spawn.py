@@ -43,6 +43,9 @@ def test_what_is_right_passes(outcomes: dict[str, str]) -> None:
         "test_garbage_stays_in_its_process",
         "test_process_is_as_a_fresh_one",
         "test_process_has_arguments_by_pickle",
+        "test_timeout_is_expected",
+        "test_late_item[True]",
+        "test_late_item[False]",
         "test_method",
     ]
     passed = [name for name, line in outcomes.items() if line.startswith("PASSED ")]
@@ -61,6 +64,9 @@ def test_what_is_right_passes(outcomes: dict[str, str]) -> None:
         ("test_hole_no_join", "rank 1 raised ValueError: planted"),
         ("test_hole_exit_codes_unread", "1 of 2 process(es) failed: Process-"),
         ("test_hole_in_method", "1 of 1 process(es) failed: SpawnProcess-"),
+        ("test_hole_exit_0_of_process", "(_ends_as_a_rank) called os._exit(0) before the end of its function."),
+        ("test_hole_process_left", "(_ends_as_a_rank) left processes behind: sleep 77 (pid "),
+        ("test_never_ends", "the test waits for a queue or a pipe; 1 of 1 process(es) failed: SpawnProcess-"),
     ],
 )
 def test_what_is_wrong_fails(outcomes: dict[str, str], name: str, said: str) -> None:

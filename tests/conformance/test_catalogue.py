@@ -135,7 +135,6 @@ _ELSEWHERE = {
     "is_nccl_available": "is_backend_available/names",
     "is_ucc_available": "is_backend_available/names",
     "is_xccl_available": "is_backend_available/names",
-    "record_comm": "a context manager of the profiler: it marks calls in traces, and moves nothing",
 }
 
 

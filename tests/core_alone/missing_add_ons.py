@@ -49,18 +49,11 @@ def starter(starters: Starter) -> Iterator[Starter]:
 @pytest.mark.parametrize(
     ("source", "options", "subject", "add_on"),
     [
-        (_CASE.format(arguments=""), ["--dist-backend=threaded"], 'test_it with isolation "thread"', "threads"),
-        (
-            _CASE.format(arguments='isolation="thread"'),
-            ["--dist-backend=threaded"],
-            'test_it with isolation "thread"',
-            "threads",
-        ),
         (_CASE.format(arguments=""), ["--dist-backend=cuda_gloo"], "test_it with backend cuda_gloo", "gpus"),
         (_CASE.format(arguments=""), ["--dist-watch"], "--dist-watch", "watch"),
         (_CASE.format(arguments=""), ["--dist-jobs=2"], "--dist-jobs=2", "jobs"),
     ],
-    ids=["threads", "marked threads", "gpus", "watch", "jobs"],
+    ids=["gpus", "watch", "jobs"],
 )
 def test_who_asks_for_it_learns_its_name(
     starter: Starter, tmp_path: Path, source: str, options: list[str], subject: str, add_on: str
@@ -70,6 +63,23 @@ def test_who_asks_for_it_learns_its_name(
     assert ended.code != 0, ended.log
     said = rf"{re.escape(subject)}: the add-on '{add_on}' is missing\.\n.*This dist_testing has no add-ons\.\n.*{_END}"
     assert re.search(said, ended.log), ended.log
+
+
+@pytest.mark.parametrize(
+    ("arguments", "option", "subject"),
+    [
+        ("", "--dist-backend=threaded", "Backend 'threaded' connects threads of one process"),
+        ("", "--dist-isolation=thread", "--dist-isolation=thread: expected one of fork, spawn, pool"),
+        ('isolation="thread"', "--dist-backend=gloo", "isolation = 'thread'"),
+    ],
+    ids=["backend", "option", "marker"],
+)
+def test_ranks_that_are_threads(starter: Starter, tmp_path: Path, arguments: str, option: str, subject: str) -> None:
+    """If this fails, a run without the add-on that makes threads ends in a traceback, or makes processes."""
+    ended = run_cases(starter, tmp_path, _CASE.format(arguments=arguments), option)
+    assert ended.code != 0, ended.log
+    assert subject in ended.log, ended.log
+    assert "fork, spawn, pool" in ended.log, ended.log
 
 
 def test_a_setting_of_a_test(starter: Starter, tmp_path: Path) -> None:
@@ -109,10 +119,10 @@ def test_an_attribute_of_a_world_that_an_add_on_makes(starter: Starter, tmp_path
 
 def test_a_target_of_bazel_with_a_program(starter: Starter, tmp_path: Path) -> None:
     """If this fails, a program is collected as a file of tests."""
-    fields: dict[str, Any] = {"program_exits": [], "srcs": ["//pkg:train.py"]}
+    fields: dict[str, Any] = {"settings": {"programs": []}, "srcs": ["//pkg:train.py"]}
     ended = Target(tmp_path, {"train.py": "print()\n"}, spec=fields).run(starter)
     assert ended.code != 0, ended.log
-    assert "//pkg:cases_gloo with a program: the add-on 'programs' is missing." in ended.log
+    assert "DIST_TESTING_SPEC with programs = []: the add-on 'programs' is missing." in ended.log
     assert _END in ended.log
 
 

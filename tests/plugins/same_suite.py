@@ -16,109 +16,81 @@ import pytest
 
 MARK
 
-
 @pytest.fixture
 def broken():
     raise RuntimeError("in the setup")
-
 
 @pytest.fixture
 def late():
     yield
     raise RuntimeError("in the teardown")
 
-
 @pytest.fixture(scope="module")
 def shared():
     return [1]
 
-
-def test_passes(WORLD):
-    pass
-
+def test_passes(WORLD): ...
 
 def test_fails(WORLD):
     assert 1 == 2
-
 
 @pytest.mark.skip(reason="by a mark")
 def test_skip_mark(WORLD):
     raise AssertionError
 
-
 @pytest.mark.skipif("True", reason="by a text")
 def test_skipif(WORLD):
     raise AssertionError
 
-
 def test_skips(WORLD):
     pytest.skip("inside")
-
 
 @pytest.mark.xfail(reason="known")
 def test_xfails(WORLD):
     assert 1 == 2
 
-
 @pytest.mark.xfail
-def test_xpasses(WORLD):
-    pass
-
+def test_xpasses(WORLD): ...
 
 @pytest.mark.xfail(strict=True, reason="strict")
-def test_xpasses_strict(WORLD):
-    pass
-
+def test_xpasses_strict(WORLD): ...
 
 @pytest.mark.xfail(raises=ValueError)
 def test_raises_as_expected(WORLD):
     raise ValueError("as expected")
 
-
 @pytest.mark.xfail(raises=ValueError)
 def test_raises_another(WORLD):
     raise KeyError("another")
 
-
 def test_calls_xfail(WORLD):
     pytest.xfail("here")
 
+def test_broken_setup(WORLD, broken): ...
 
-def test_broken_setup(WORLD, broken):
-    pass
-
-
-def test_broken_teardown(WORLD, late):
-    pass
-
+def test_broken_teardown(WORLD, late): ...
 
 @pytest.mark.parametrize("number", [1, 2])
 def test_parameter(WORLD, number, shared):
     assert number in [*shared, 2]
 
-
 class TestGroup:
-    def test_method(self, WORLD):
-        pass
+    def test_method(self, WORLD): ...
 
     def test_prints(self, WORLD, capsys):
         print("hello")
         assert capsys.readouterr().out == "hello\\n"
 
-
 def test_warns(WORLD):
     warnings.warn("careful")
-
 
 def test_subtests(WORLD, subtests):
     for number in range(3):
         with subtests.test(msg="part", number=number):
             assert number != 1
 
-
 @pytest.mark.slow
-def test_slow(WORLD):
-    pass
+def test_slow(WORLD): ...
 """
 _CONFTEST = """
 def pytest_configure(config):

@@ -14,7 +14,6 @@ for _name in ("anyio", "hypothesis", "pytest_asyncio"):
 
 _SUITE = """
     import asyncio
-
     import anyio
     import pytest
     import pytest_asyncio
@@ -25,12 +24,10 @@ _SUITE = """
 
     pytestmark = pytest.mark.distributed(world_size=2)
 
-
     async def total(number):
         tensor = torch.tensor(number)
         await asyncio.to_thread(dist.all_reduce, tensor)
         return tensor.item()
-
 
     @pytest_asyncio.fixture
     async def number(world):
@@ -38,18 +35,15 @@ _SUITE = """
         yield world.rank
         assert await total(1) == 2
 
-
     @pytest.mark.asyncio
     @pytest.mark.parametrize("more", [1, 2])
     async def test_asyncio(number, more):
         assert await total(number + more) == 1 + 2 * more
 
-
     @pytest.mark.asyncio
     async def test_fails(world):
         assert await total(1) == 2
         assert world.rank == 0
-
 
     class TestLoop:
         @pytest_asyncio.fixture(scope="class", loop_scope="class")
@@ -60,18 +54,15 @@ _SUITE = """
         async def test_loop_of_class(self, loop):
             assert asyncio.get_running_loop() is loop
 
-
     @pytest.fixture
     async def doubled(anyio_backend, world):
         await anyio.sleep(0)
         yield 2 * world.rank
         await anyio.sleep(0)
 
-
     @pytest.mark.anyio
     async def test_anyio(doubled):
         assert await total(doubled) == 2
-
 
     @settings(
         derandomize=True,
@@ -82,7 +73,6 @@ _SUITE = """
     @given(number=st.integers(0, 9))
     def test_hypothesis(world, number):
         assert asyncio.run(total(number)) == 2 * number
-
 
     async def test_without_a_mark():
         assert await total(1) == 2

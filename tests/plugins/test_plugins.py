@@ -45,14 +45,12 @@ _SUITE = """
     import random
     import threading
     from pathlib import Path
-
     import measured
     import pytest
     import torch
     import torch.distributed as dist
     from hypothesis import HealthCheck, given, settings
     from hypothesis import strategies as st
-
     import dist_testing
 
     ranks = pytest.mark.distributed(world_size=2)
@@ -63,12 +61,10 @@ _SUITE = """
         suppress_health_check=[HealthCheck.function_scoped_fixture],
     )
 
-
     @ranks
     @pytest.mark.timeout(2)
     def test_timeout(world):
         threading.Event().wait()
-
 
     @ranks
     @pytest.mark.flaky(reruns=1)
@@ -77,11 +73,9 @@ _SUITE = """
         tries.write_text(tries.read_text() + "x" if tries.exists() else "x")
         assert tries.read_text() == "xx"
 
-
     @ranks
     def test_cov(world):
         measured.on_rank(world.rank)
-
 
     @ranks
     @pytest.mark.parametrize("number", range(8))
@@ -90,26 +84,21 @@ _SUITE = """
         dist.all_gather_object(drawn, random.random())
         assert drawn[0] == drawn[1]
 
-
     @pytest.mark.asyncio
     async def test_asyncio():
         await asyncio.sleep(0)
-
 
     @pytest.fixture
     def anyio_backend():
         return "asyncio"
 
-
     @pytest.mark.anyio
     async def test_anyio():
         await asyncio.sleep(0)
 
-
     @ranks
     def test_coroutine(world):
         asyncio.run(asyncio.sleep(0))
-
 
     @ranks
     @same
@@ -119,17 +108,14 @@ _SUITE = """
         dist.all_reduce(total)
         assert total.item() == 2 * number
 
-
     @ranks
     @same
     @given(number=st.integers(0, 1000))
     def test_falsified(world, number):
         assert number < 50
 
-
     def test_benchmark(benchmark):
         benchmark.pedantic(dist_testing.run, args=(measured.on_rank, 1), kwargs={"args": (0,)}, rounds=1)
-
 
     @pytest.mark.mpi(min_size=2)
     def test_mpi():
@@ -183,25 +169,20 @@ def test_all_in_one_session(starter: Starter, tmp_path: Path) -> None:
 
 def test_a_plugin_that_needs_a_setting_is_named_at_the_start(starter: Starter, tmp_path: Path) -> None:
     """If this fails, a plug-in silently does without what happens on ranks."""
-    write_file(
-        tmp_path,
-        "test_suite.py",
-        """
+    source = """
         import pytest
         from hypothesis import given
         from hypothesis import strategies as st
 
         pytestmark = pytest.mark.distributed(world_size=2, init=False)
 
-
         @given(number=st.integers())
         def test_hypothesis(world, number): ...
 
-
         def test_benchmark(world, benchmark):
             benchmark.pedantic(int, rounds=1)
-        """,
-    )
+    """
+    write_file(tmp_path, "test_suite.py", source)
     ended = _run(starter, tmp_path, _PLUGINS, "--cov=test_suite", "-p", "no:randomly")
     assert ended.outcomes() == {"test_hypothesis": "FAILED", "test_benchmark": "PASSED"}, ended.log
     start = ended.log.partition("test_suite.py F")[0]
@@ -220,29 +201,23 @@ def test_a_plugin_that_needs_a_setting_is_named_at_the_start(starter: Starter, t
 
 def test_workers_of_xdist(starter: Starter, tmp_path: Path) -> None:
     """If this fails, workers disturb each other's ranks, or a fresh interpreter becomes a second controller."""
-    write_file(
-        tmp_path,
-        "test_suite.py",
-        """
+    source = """
         import pytest
 
         pytestmark = pytest.mark.distributed(world_size=2)
-
 
         @pytest.mark.parametrize("number", range(4))
         def test_passes(world, number):
             world.barrier()
 
-
         def test_fails(world):
             assert world.rank != 1
-
 
         @pytest.mark.distributed(world_size=1, isolation="spawn")
         def test_fresh(world):
             assert world.rank != 0
-        """,
-    )
+    """
+    write_file(tmp_path, "test_suite.py", source)
     ended = _run(starter, tmp_path, {"pytest-xdist": _OTHERS["pytest-xdist"]}, "-n2")
     passed = {f"test_passes[{number}]": "PASSED" for number in range(4)}
     assert ended.outcomes() == {**passed, "test_fails": "FAILED", "test_fresh": "FAILED"}, ended.log

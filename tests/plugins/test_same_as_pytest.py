@@ -123,23 +123,19 @@ def test_pycharm_sees_the_report(starter: Starter, tmp_path: Path) -> None:
 # What the plug-in of VS Code's Python extension reads of a test: python_files/vscode_pytest of microsoft/vscode-python.
 _VSCODE = """
     import json
-
     import pytest
 
     _seen = {}
 
-
     def pytest_exception_interact(node, call, report):
         kind = "failure" if call.excinfo.typename == "AssertionError" else "error"
         _seen.setdefault(report.nodeid, [kind, report.longreprtext])
-
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_report_teststatus(report, config):
         if report.when == "call":
             kind = "success" if report.passed else "failure" if report.failed else "skipped"
             _seen.setdefault(report.nodeid, [kind, report.longreprtext if report.failed else ""])
-
 
     def pytest_sessionfinish(session):
         (session.config.rootpath / "seen.json").write_text(json.dumps(_seen))

@@ -31,22 +31,18 @@ _PARTS = """
     import os
     import subprocess
     import sys
-
     from dist_testing.ext import HeldResource, RankService, UsageError, WorldResource, WorldWatcher
 
     BREAKS = os.environ.get("BREAKS")
-
 
     def breaks(where):
         if BREAKS == where:
             raise RuntimeError(f"planted in {where}")
 
-
     class Server(WorldResource):
         def acquire(self, wish):
             breaks("acquire")
             return Held(subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE))
-
 
     class Held(HeldResource):
         def __init__(self, process):
@@ -60,7 +56,6 @@ _PARTS = """
         def release(self, *, are_ranks_gone):
             self.process.communicate(b"")
             breaks("release")
-
 
     class Limit(WorldWatcher):
         def __init__(self, world):
@@ -77,7 +72,6 @@ _PARTS = """
         def poll(self, now_s):
             breaks("poll")
 
-
     class Service(RankService):
         def __init__(self, rank):
             breaks("service")
@@ -93,26 +87,21 @@ _PARTS = """
         def close(self):
             breaks("close")
 
-
     def explain(result):
         breaks("explain")
         return result
-
 
     def read(subject, value):
         if not isinstance(value, str):
             raise UsageError(f"{subject}: answers = {value!r}. It is a text. Correct it.")
         return value
 
-
     def read_option(spec, given):
         return given["--dist-answers"]
 """
 _CASES = """
     import os
-
     import pytest
-
 
     @pytest.mark.distributed(world_size=2)
     def test_answers(world):
@@ -125,21 +114,16 @@ _CASES = """
 _ASKING = """
     import os
     import unittest
-
     import pytest
-
     import dist_testing
-
 
     @pytest.mark.distributed(world_size=2, answers="of the test")
     def test_marked(world):
         assert os.environ["ANSWER"] == "of the test"
 
-
     @pytest.mark.distributed(world_size=2)
     def test_of_run(world):
         assert os.environ["ANSWER"] == "of the run"
-
 
     class TestAnswers(dist_testing.MultiProcessTestCase):
         world_size = 2

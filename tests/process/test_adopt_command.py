@@ -362,6 +362,7 @@ def test_what_needs_a_session_of_its_own_does_not_run(starter: Starter, tmp_path
     write_file(tmp_path, "test_suite.py", source)
     adopted = _adopt(starter, tmp_path, "--", *_PYTEST)
     assert adopted.status == 0, adopted.log
-    assert "-p dist_testing.adopt.standalone" in adopted.log
-    assert "not run here" in adopted.log
+    assert "Lightning's standalone tests: 2 tests; see docs/adopt_frameworks.md#lightning" in adopted.log
+    assert "not run here: each of these tests needs a session of its own, and there is no adapter" in adopted.log
+    assert "add to" not in adopted.log
     assert not (tmp_path / "ran").exists()

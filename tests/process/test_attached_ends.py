@@ -20,7 +20,6 @@ from tests.support.starter import LIMIT_S, Child, Starter
 
 _WAITS = """
     import pytest
-
     from tests.support.bell import ring
 
     @pytest.mark.distributed(timeout=100)
@@ -30,8 +29,7 @@ _WAITS = """
         world.store.get("never set")
 
     @pytest.mark.distributed
-    def test_after(world):
-        pass
+    def test_after(world): ...
 """
 _NAMED = "rank 1 of 2 failed first: it was lost in call: the process that torchrun started for it has ended"
 
@@ -89,10 +87,7 @@ def cluster(starter: Starter, tmp_path: Path) -> Iterator[Cluster]:
 @needs_nodes
 def test_ranks_pass_wherever_they_are(cluster: Cluster, tmp_path: Path) -> None:
     """If this fails, ranks that are dealt out in turn have wrong places, or a token of the environment is not used."""
-    write_file(
-        tmp_path,
-        "test_cases.py",
-        """
+    source = """
         import os
         import pytest
         import torch.distributed as dist
@@ -102,8 +97,8 @@ def test_ranks_pass_wherever_they_are(cluster: Cluster, tmp_path: Path) -> None:
             assert (world.local_rank, world.node) == [(0, 0), (0, 1), (1, 0)][world.rank]
             assert os.environ["LOCAL_WORLD_SIZE"] == str(2 - world.node)
             dist.barrier()
-        """,
-    )
+    """
+    write_file(tmp_path, "test_cases.py", source)
     ended = wait_all(cluster.by_hand(places=[0, 1, 0], env={"DIST_TESTING_TOKEN": "secret"}))
     assert [rank.code for rank in ended] == [0] * 3, ended[0].log
     assert ended[0].outcomes() == {"test_places": "PASSED"}

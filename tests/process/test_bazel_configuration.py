@@ -15,14 +15,11 @@ from tests.support.starter import Starter
 
 _CASES = """
     import os
-
     import pytest
-
 
     @pytest.mark.distributed
     def test_on_ranks(world):
         assert os.environ.get("DECLARED") == EXPECTED
-
 
     def test_in_the_runner(request):
         assert os.environ.get("DECLARED") == EXPECTED
@@ -45,18 +42,16 @@ _HOSTILE = {
 }
 
 
-@pytest.mark.parametrize("above", [".", "runfiles"])
-def test_files_around_the_runfiles_change_nothing(starter: Starter, tmp_path: Path, above: str) -> None:
+# Fresh interpreters collect the tests again: with other files they would run other tests.
+@pytest.mark.parametrize(("above", "isolation"), [(".", "fork"), ("runfiles", "fork"), (".", "spawn")])
+def test_files_around_the_runfiles_change_nothing(starter: Starter, tmp_path: Path, above: str, isolation: str) -> None:
     """A broken conftest.py in the workspace would be `(cached) PASSED` for one user and a failure for the next."""
-    target = Target(tmp_path, {"test_cases.py": _cases(None)}, world_size=2)
+    target = Target(tmp_path, {"test_cases.py": _cases(None)}, world_size=2, spec={"isolation": isolation})
     for name, content in _HOSTILE.items():
         write_file(tmp_path / above, name, content)
     ended = target.run(starter)
     assert ended.code == 0, ended.log
-    assert {name: result.outcome for name, result in target.xml().items()} == {
-        "test_on_ranks": "passed",
-        "test_in_the_runner": "passed",
-    }
+    target.check(passed="test_on_ranks test_in_the_runner")
 
 
 @pytest.mark.parametrize("folder", ["pkg", "."])
@@ -89,12 +84,3 @@ def test_a_declared_configuration_that_cannot_be_read_is_refused(starter: Starte
     assert ended.code != 0
     assert "pytest.ini" in ended.log
     assert "Traceback" not in ended.log, ended.log
-
-
-def test_fresh_interpreters_read_the_same_files(starter: Starter, tmp_path: Path) -> None:
-    """Ranks of isolation "spawn" collect the tests again: with other files they would run other tests."""
-    target = Target(tmp_path, {"test_cases.py": _cases(None)}, world_size=2, spec={"isolation": "spawn"})
-    for name, content in _HOSTILE.items():
-        write_file(tmp_path, name, content)
-    ended = target.run(starter)
-    assert ended.code == 0, ended.log

@@ -13,21 +13,17 @@ from tests.support.starter import Starter
 _CASES = """
     import pytest
 
-
     def on_rank(rank):
         if rank == 0:
             return "first"
         return "second"
 
-
     def nowhere():
         return "never"
-
 
     @pytest.mark.distributed
     def test_on_ranks(world):
         assert on_rank(world.rank)
-
 
     def test_in_runner():
         assert "in runner"
@@ -85,9 +81,7 @@ def test_ranks_of_a_failed_case_are_counted_until_their_end(starter: Starter, tm
     """If this fails, a rank that dies, and loses its own counts, also costs the counts of the others."""
     source = """
         import os
-
         import pytest
-
 
         @pytest.mark.distributed(expected_exits={1: 3})
         def test_dies(world):
@@ -140,49 +134,28 @@ def test_a_test_that_empties_the_folder_costs_the_coverage_only(
         import os
         import shutil
         from pathlib import Path
-
         import pytest
 
-
         @pytest.mark.distributed
-        def test_before(world):
-            pass
-
+        def test_before(world): ...
 
         def test_empties():
             for path in Path(os.environ["COVERAGE_DIR"]).iterdir():
                 shutil.rmtree(path)
 
+        @pytest.mark.distributed
+        def test_rank_empties(world):
+            if world.rank == 0:
+                shutil.rmtree(FOLDER, ignore_errors=True)
+            world.barrier()
 
         @pytest.mark.distributed
-        def test_after(world):
-            pass
+        def test_after(world): ...
     """
     backend = "threaded" if isolation == "thread" else "gloo"
+    source += f"\n        FOLDER = {str(tmp_path / 'coverage')!r}\n"
     target = Target(tmp_path, {"test_cases.py": source}, backend=backend, spec={"isolation": isolation})
     ended = target.run(starter, env=_coverage_env(target, "pkg/test_cases.py"))
-    assert ended.code == 0, ended.log
-    assert "the coverage cannot be written:" in target.warnings_file.read_text(encoding="utf-8")
-
-
-def test_a_rank_that_empties_the_folder_loses_only_its_coverage(starter: Starter, tmp_path: Path) -> None:
-    """If this fails, a rank fails at its end, when it saves its coverage."""
-    source = """
-        import os
-        import shutil
-
-        import pytest
-
-
-        @pytest.mark.distributed
-        def test_empties(world):
-            if world.rank == 0:
-                shutil.rmtree(os.environ["FOLDER"])
-            world.barrier()
-    """
-    target = Target(tmp_path, {"test_cases.py": source})
-    env = _coverage_env(target, "pkg/test_cases.py")
-    ended = target.run(starter, env={**env, "FOLDER": env["COVERAGE_DIR"]})
     assert ended.code == 0, ended.log
     assert "the coverage cannot be written:" in target.warnings_file.read_text(encoding="utf-8")
 
@@ -211,16 +184,13 @@ def test_worlds_side_by_side_are_counted(starter: Starter, tmp_path: Path) -> No
     source = """
         import pytest
 
-
         @pytest.mark.distributed(world_size=1)
         def test_one(world):
             assert "one"
 
-
         @pytest.mark.distributed(world_size=1)
         def test_two(world):
             assert "two"
-
 
         def test_in_runner():
             assert "in runner"

@@ -22,16 +22,13 @@ _CASES = """
     import os
     import subprocess
     import sys
-
     import pytest
-
 
     @pytest.mark.distributed
     def test_selected(world):
         assert os.environ["MINE"] == "yes"
         assert os.path.exists("pkg/test_cases.py"), os.getcwd()
         subprocess.run([sys.executable, "-c", "import dist_testing"], check=True)
-
 
     def test_other():
         raise AssertionError

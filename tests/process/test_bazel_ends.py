@@ -13,25 +13,20 @@ _SOURCE = """
     import atexit
     import os
     import sys
-
     import pytest
 
     RUNNER = os.getpid()
-
 
     def say(text):
         if os.getpid() == RUNNER:
             sys.__stderr__.write(text + "\\n")
 
-
     class Last:
         def __del__(self, write=os.write):
             write(2, b"taken apart")
 
-
     LAST = Last()
     atexit.register(say, "handler called")
-
 
     @pytest.mark.distributed
     def test_on_ranks(world):
@@ -39,8 +34,7 @@ _SOURCE = """
 """
 _HERE = """
 
-    def test_in_runner():
-        pass
+    def test_in_runner(): ...
 """
 
 

@@ -12,20 +12,15 @@ from tests.support.starter import Starter
 
 _THREADS = """
     import os
-
     import pytest
-
 
     def threads():
         return [os.environ.get(f"{name}_NUM_THREADS") for name in ("OPENBLAS", "OMP")]
 
-
     AT_IMPORT = threads()
-
 
     def test_in_runner():
         assert ["at import", AT_IMPORT, "in a test", threads()] == IN_RUNNER
-
 
     @pytest.mark.distributed
     def test_on_rank(world):
@@ -64,15 +59,11 @@ def test_a_wrong_limit_of_torchs_names_affects_only_their_users(starter: Starter
         import pytest
         import dist_testing
 
-
         @pytest.mark.distributed
-        def test_on_rank(world):
-            pass
-
+        def test_on_rank(world): ...
 
         class UnittestTest(dist_testing.MultiProcessTestCase):
-            def test_method(self):
-                pass
+            def test_method(self): ...
     """
     target = Target(tmp_path, {"test_cases.py": source})
     ended = target.run(starter, env={"DISTRIBUTED_TESTS_DEFAULT_TIMEOUT": "abc"}, fresh=True)
@@ -82,24 +73,19 @@ def test_a_wrong_limit_of_torchs_names_affects_only_their_users(starter: Starter
 
 _COLLECTOR = """
     import gc
-
     import pytest
 
     AT_IMPORT = gc.get_threshold()
     CHANGES
 
-
     def usual():
         return gc.isenabled() and gc.get_threshold()
-
 
     def test_at_import():
         assert AT_IMPORT[0] == 0
 
-
     def test_in_runner():
         assert usual() == EXPECTED
-
 
     @pytest.mark.distributed
     def test_on_rank(world):
@@ -108,11 +94,15 @@ _COLLECTOR = """
 
 
 @pytest.mark.parametrize(
-    ("changes", "expected"),
-    [("", gc.get_threshold()), ("gc.set_threshold(300, 7, 9)", (300, 7, 9)), ("gc.disable()", False)],
-    ids=["as without us", "limits of the user", "switched off by the user"],
+    ("changes", "expected", "isolation"),
+    [
+        ("", gc.get_threshold(), "fork"),
+        ("gc.set_threshold(300, 7, 9)", (300, 7, 9), "fork"),
+        ("gc.disable()", False, "fork"),
+        ("gc.disable()", False, "spawn"),
+    ],
+    ids=["as without us", "limits of the user", "switched off by the user", "switched off in a fresh interpreter"],
 )
-@pytest.mark.parametrize("isolation", ["fork", "spawn"])
 def test_garbage_collector_rests_while_modules_are_imported(
     starter: Starter, tmp_path: Path, changes: str, expected: object, isolation: str
 ) -> None:

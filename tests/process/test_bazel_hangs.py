@@ -40,31 +40,22 @@ class Hang:
     srcs: Sequence[str] = ()
 
 
-def _outcomes(target: Target) -> dict[str, str]:
-    return {name: result.outcome for name, result in target.xml().items()}
-
-
 _WAITS = """
     import threading
     import unittest
-
     import pytest
-
 
     def waits():
         threading.Event().wait()
 
-
     @pytest.mark.distributed
-    def test_before(world):
-        pass
+    def test_before(world): ...
 """
 _HANGING_TESTS = """
 
     def test_function():
         threading.Thread(target=waits, name="a helper", daemon=True).start()
         waits()
-
 
     class TestUnittest(unittest.TestCase):
         def test_method(self):
@@ -76,38 +67,28 @@ _HANGING_FIXTURES = """
     def hanging_setup():
         waits()
 
-
     @pytest.fixture
     def hanging_teardown():
         yield
         waits()
 
+    def test_setup(hanging_setup): ...
 
-    def test_setup(hanging_setup):
-        pass
-
-
-    def test_teardown(hanging_teardown):
-        pass
+    def test_teardown(hanging_teardown): ...
 """
 _AFTER = """
 
-    def test_after():
-        pass
-
+    def test_after(): ...
 
     @pytest.mark.distributed
-    def test_distributed_after(world):
-        pass
+    def test_distributed_after(world): ...
 """
 
 
 _SWALLOWING = """
     import threading
     import unittest
-
     import pytest
-
 
     def test_swallows():
         try:
@@ -115,35 +96,26 @@ _SWALLOWING = """
         except BaseException:
             pass
 
-
     @pytest.mark.xfail(reason="known")
     def test_expected():
         threading.Event().wait()
-
 
     class TestUnittest(unittest.TestCase):
         @unittest.expectedFailure
         def test_expected_method(self):
             threading.Event().wait()
 
-
-    def test_after():
-        pass
+    def test_after(): ...
 """
 _IN_C = """
     import ctypes
-
     import pytest
 
-
     @pytest.mark.distributed
-    def test_before(world):
-        pass
-
+    def test_before(world): ...
 
     def test_fails():
         assert not "planted"
-
 
     def test_locks_twice():
         library = ctypes.LIBRARY(None)
@@ -151,33 +123,24 @@ _IN_C = """
         library.pthread_mutex_lock(mutex)
         library.pthread_mutex_lock(mutex)
 
-
-    def test_after():
-        pass
+    def test_after(): ...
 """
 _DISTRIBUTED = """
     import threading
-
     import pytest
-
 
     @pytest.mark.distributed
     def test_hangs(world):
         threading.Event().wait()
 
-
     def test_plain_hangs():
         threading.Event().wait()
 
-
-    def test_plain():
-        pass
+    def test_plain(): ...
 """
 _THREADS = """
     import threading
-
     from dist_testing.threaded.spawn_threads import spawn_threads_and_init_comms
-
 
     def test_ranks():
         @spawn_threads_and_init_comms(world_size=2)
@@ -186,17 +149,13 @@ _THREADS = """
 
         ranks()
 
-
-    def test_after():
-        pass
+    def test_after(): ...
 """
 _IMPORTS = """
     import threading
 
-
     def waits():
         threading.Event().wait()
-
 
     waits()
 """
@@ -237,27 +196,23 @@ def hung(starters: Starter, tmp_path_factory: pytest.TempPathFactory) -> dict[st
 
 
 @pytest.mark.parametrize(
-    ("name", "hangs"),
+    ("name", "phases", "outcome"),
     [
-        ("tests", {"function": ("failure", "call"), "method": ("failure", "call")}),
-        ("fixtures", {"setup": ("error", "setup"), "teardown": ("error", "teardown")}),
+        ("tests", {"function": "call", "method": "call"}, "failure"),
+        ("fixtures", {"setup": "setup", "teardown": "teardown"}, "error"),
     ],
     ids=["tests", "fixtures"],
 )
 def test_plain_tests_that_hang_fail_with_their_stacks_and_later_ones_run(
-    hung: dict[str, tuple[Target, Ended]], name: str, hangs: dict[str, tuple[str, str]]
+    hung: dict[str, tuple[Target, Ended]], name: str, phases: dict[str, str], outcome: str
 ) -> None:
     """If this fails, a plain test that waits for ever costs the results of all tests of its target."""
     target, ended = hung[name]
     assert ended.code == pytest.ExitCode.TESTS_FAILED, ended.log
-    results = target.xml()
-    assert _outcomes(target) == {
-        "test_before": "passed",
-        **{f"test_{case}": outcome for case, (outcome, _) in hangs.items()},
-        "test_after": "passed",
-        "test_distributed_after": "passed",
-    }
-    for case, (_, phase) in hangs.items():
+    results = target.check(
+        passed="test_before test_after test_distributed_after", **{outcome: " ".join(f"test_{case}" for case in phases)}
+    )
+    for case, phase in phases.items():
         result = results[f"test_{case}"]
         assert f"its {phase} had not ended after" in result.message
         assert result.text in ended.log
@@ -273,12 +228,7 @@ def test_hang_is_not_an_expected_failure_and_cannot_be_swallowed(hung: dict[str,
     """If this fails, a test that catches the exception, or expects a failure, turns a hang into a pass."""
     target, ended = hung["swallowed"]
     assert ended.code == pytest.ExitCode.TESTS_FAILED, ended.log
-    assert _outcomes(target) == {
-        "test_swallows": "failure",
-        "test_expected": "failure",
-        "test_expected_method": "failure",
-        "test_after": "passed",
-    }
+    target.check(failure="test_swallows test_expected test_expected_method", passed="test_after")
 
 
 @pytest.mark.parametrize("name", ["without the lock", "with the lock"])
@@ -291,8 +241,7 @@ def test_c_code_that_never_returns_ends_the_run_with_its_stacks(
     """
     target, ended = hung[name]
     assert ended.code == -signal.SIGKILL, ended.log
-    results = target.xml()
-    assert _outcomes(target) == {"test_before": "passed", "test_fails": "failure", "test_locks_twice": "error"}
+    results = target.check(passed="test_before", failure="test_fails", error="test_locks_twice")
     assert "planted" in results["test_fails"].text
     assert "the target's time was over" in results["test_locks_twice"].message
     for text in (ended.log, results["test_locks_twice"].text):
@@ -316,7 +265,7 @@ def test_import_that_hangs_is_named_with_its_stack(hung: dict[str, tuple[Target,
     assert result.outcome == "error"
     assert f"the target's time was over while {said}" in result.message
     for text in (ended.log, result.text):
-        assert f'{name}", line 6 in waits' in text
+        assert f'{name}", line 5 in waits' in text
     assert "Traceback" not in ended.log
 
 
@@ -325,18 +274,14 @@ def test_interrupted_runner_reports_where_it_was(starter: Starter, tmp_path: Pat
     """If this fails, a user who cancels a build that seems to hang does not learn what it was doing."""
     source = f"""
         import threading
-
         from tests.support.bell import ring
-
 
         def waits():
             ring("waits")
             threading.Event().wait()
 
-
         def test_waits():
             waits()
-
 
         if {place == "import"}:
             waits()
@@ -360,7 +305,7 @@ def test_distributed_hang_leaves_time_for_plain_tests(hung: dict[str, tuple[Targ
     """If this fails, a hang on the ranks takes the time of the plain tests after it."""
     target, ended = hung["distributed"]
     assert ended.code == pytest.ExitCode.TESTS_FAILED, ended.log
-    assert _outcomes(target) == {"test_hangs": "failure", "test_plain_hangs": "failure", "test_plain": "passed"}
+    target.check(failure="test_hangs test_plain_hangs", passed="test_plain")
     assert "stacks of rank(s) 0, 1:" in ended.log
     assert target.suite_properties() == {}
 
@@ -373,14 +318,12 @@ def test_alarms_and_children_belong_to_the_test(starter: Starter, tmp_path: Path
         import threading
         import warnings
 
-
         def test_alarm():
             rang = threading.Event()
             signal.signal(signal.SIGALRM, lambda *_: rang.set())
             signal.setitimer(signal.ITIMER_REAL, 0.01)
             assert rang.wait(10)
             assert signal.getitimer(signal.ITIMER_REAL) == (0.0, 0.0)
-
 
         def test_fork():
             assert threading.active_count() == 1
@@ -401,6 +344,6 @@ def test_hanging_threads_of_a_plain_test_are_reported_by_rank(hung: dict[str, tu
     """If this fails, the report does not say which thread rank of `spawn_threads_and_init_comms` waits."""
     target, ended = hung["threads"]
     assert ended.code == pytest.ExitCode.TESTS_FAILED, ended.log
-    assert _outcomes(target) == {"test_ranks": "failure", "test_after": "passed"}
-    assert "ranks 0, 1 were still running at the deadline" in target.xml()["test_ranks"].message
+    results = target.check(failure="test_ranks", passed="test_after")
+    assert "ranks 0, 1 were still running at the deadline" in results["test_ranks"].message
     assert "stacks of rank(s) 0, 1:" in ended.log

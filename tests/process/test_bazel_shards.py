@@ -7,19 +7,15 @@ import json
 from collections import Counter
 from pathlib import Path
 
-import pytest
-
 from tests.support.children import Ended, Target, write_file
 from tests.support.starter import Starter
 
 _MANY = """
     import pytest
 
-
     @pytest.mark.distributed
     @pytest.mark.parametrize("number", {"one", "two", "three", "four", "five", "six"})
-    def test_many(world, number):
-        pass
+    def test_many(world, number): ...
 """
 
 
@@ -70,17 +66,19 @@ def test_recorded_durations_balance_the_shards(starter: Starter, tmp_path: Path)
     source = "import pytest\n\n" + "".join(
         f"@pytest.mark.distributed\ndef test_{name}(world):\n    pass\n\n" for name in ("a", "b", "long", "y", "z")
     )
-    timings = _timings(test_long=40.0, test_a=10.0, test_b=10.0, test_y=10.0, test_z=10.0)
-    targets, _ = _run_shards(starter, tmp_path, source, 2, timings)
+    # As usual, timings are older than the tests.
+    timings = _timings(test_long=40.0, test_a=10.0, test_b=10.0, test_y=10.0, test_z=10.0, test_gone=1000.0)
+    targets, ended = _run_shards(starter, tmp_path, source, 2, timings)
+    assert all("WARNING" not in one.log for one in ended)
     assert [list(target.xml()) for target in targets] == [["test_long"], ["test_a", "test_b", "test_y", "test_z"]]
 
 
-@pytest.mark.parametrize("timings", ["{", "", _timings(test_many=-1)], ids=["cut off", "missing", "negative"])
-def test_unusable_timings_are_a_warning_and_every_case_still_runs(
-    starter: Starter, tmp_path: Path, timings: str
-) -> None:
-    """If this fails, a file that was merged wrongly costs tests instead of time."""
-    targets, ended = _run_shards(starter, tmp_path, _MANY, 2, timings)
+def test_unusable_timings_are_a_warning_and_every_case_still_runs(starter: Starter, tmp_path: Path) -> None:
+    """If this fails, a file that was merged wrongly costs tests instead of time.
+
+    tests/unit/test_timings.py has every wrong file.
+    """
+    targets, ended = _run_shards(starter, tmp_path, _MANY, 2, "{")
     assert Counter(name for target in targets for name in target.xml()).most_common(1)[0][1] == 1
     assert [len(target.xml()) for target in targets] == [3, 3]
     for target, one in zip(targets, ended, strict=True):
@@ -89,31 +87,20 @@ def test_unusable_timings_are_a_warning_and_every_case_still_runs(
         assert "Traceback" not in one.log
 
 
-def test_timings_of_removed_cases_are_ignored(starter: Starter, tmp_path: Path) -> None:
-    """If this fails, timings that are older than the tests, as they usually are, cause warnings or lose cases."""
-    targets, ended = _run_shards(starter, tmp_path, _MANY, 2, _timings(test_gone=1000.0))
-    assert [len(target.xml()) for target in targets] == [3, 3]
-    assert all("WARNING" not in one.log for one in ended)
-
-
 def test_cases_of_a_pool_stay_together(starter: Starter, tmp_path: Path) -> None:
     """If this fails, two shards start the ranks of one class."""
     source = """
         import pytest
 
-
         class TestB:
             @pytest.mark.distributed
             @pytest.mark.parametrize("number", range(2))
-            def test_pooled(self, world, number):
-                pass
-
+            def test_pooled(self, world, number): ...
 
         class TestA:
             @pytest.mark.distributed
             @pytest.mark.parametrize("number", range(2))
-            def test_pooled_too(self, world, number):
-                pass
+            def test_pooled_too(self, world, number): ...
     """
     targets, _ = _run_shards(starter, tmp_path, source, 2, isolation="pool")
     assert [list(target.xml()) for target in targets] == [

@@ -1,62 +1,70 @@
-"""Skips are a contract: skipped cases are reported first, and fail where hardware was promised."""
+"""A target that is green although no rank, or no test at all, ran says so first in its log, and to Bazel.
+
+Skips are a contract: they fail where hardware was promised. tests/unit/test_conclusion.py has every combination of
+outcomes, shards, filters and promises; here each fact that they are concluded from comes from a real run.
+"""
 
 from __future__ import annotations
 
+import textwrap
 from pathlib import Path
 
 import pytest
 
-from tests.support.children import Target
+from tests.support.children import Ended, Target, run_pytest, write_file
 from tests.support.starter import Starter
 
 _NO_GPUS = {"CUDA_VISIBLE_DEVICES": ""}
 _LACKING = "Need at least 2 CUDA devices (found 0; CUDA_VISIBLE_DEVICES='' hides every device)"
+_HEAD = "dist_testing: //pkg:cases_gloo: gloo, world size 2, fork"
+_FIRST_OF_TWO = {"TEST_TOTAL_SHARDS": "2", "TEST_SHARD_INDEX": "0"}
+_SECOND_OF_TWO = {"TEST_TOTAL_SHARDS": "2", "TEST_SHARD_INDEX": "1"}
 
-_ON_RANKS = """
+_PLAIN = """
+    import unittest
     import pytest
 
+    def test_plain(): ...
+
+    class PlainTest(unittest.TestCase):
+        def test_method(self): ...
+"""
+_ON_RANKS = """
+    import pytest
 
     @pytest.mark.distributed
     def test_skips(world):
         pytest.skip("no such thing here")
 """
-
 _MODULE = """
     import pytest
 
     pytest.importorskip("package_of_this_name_is_nowhere")
-
-
-    @pytest.mark.distributed
-    def test_never(world):
-        pass
 """
-
 _NEEDS = """
+    import os
     import pytest
 
+    # The fork server is forked; no rank is.
+    os.register_at_fork(after_in_child=lambda: os.mkdir(os.path.join(os.environ["FORKS"], str(os.getpid()))))
 
     @pytest.mark.distributed
-    def test_on_gpus(world):
-        pass
-
-
-    @pytest.mark.distributed
-    def test_on_gpus_too(world):
-        pass
+    @pytest.mark.parametrize("number", range(3))
+    def test_on_gpus(world, number): ...
 """
-
 # A mark of the user, which the library cannot recognise as a hardware check.
 _OWN_MARK = """
     import pytest
     import torch
 
-
     @pytest.mark.skipif(not torch.cuda.is_available(), reason="our own check")
     @pytest.mark.distributed(init=False)
-    def test_on_gpus(world):
-        pass
+    def test_on_gpus(world): ...
 """
+
+
+def _first_line(ended: Ended) -> str:
+    return ended.log.partition("\n")[0]
 
 
 @pytest.mark.parametrize(
@@ -66,97 +74,57 @@ _OWN_MARK = """
         (_MODULE, "gloo", "could not import 'package_of_this_name_is_nowhere'"),
         (_NEEDS, "nccl", _LACKING),
         (_OWN_MARK, "nccl", "our own check"),
+        # A reason with a line break would break the first line of the log.
+        (
+            "import pytest\n\n@pytest.mark.parametrize('why', ['a\\nb', 'c', 'd', 'e'])\ndef test_skips(why):\n"
+            "    pytest.skip(why)\n",
+            "gloo",
+            "a b; c; d; and 1 more",
+        ),
     ],
-    ids=["on ranks", "module", "needs", "own mark"],
+    ids=["on ranks", "module", "needs", "own mark", "several reasons"],
 )
 def test_target_that_skips_everything_is_reported_in_the_first_line(
     starter: Starter, tmp_path: Path, source: str, backend: str, reason: str
 ) -> None:
     """If this fails, a green target that tested nothing goes unnoticed, because users read the first line."""
     target = Target(tmp_path, {"test_skips.py": source}, backend=backend)
-    ended = target.run(starter, env=_NO_GPUS)
+    forks = tmp_path / "forks"
+    forks.mkdir()
+    ended = target.run(starter, env={**_NO_GPUS, "FORKS": str(forks)})
     assert ended.code == 0, ended.log
-    first = ended.log.partition("\n")[0]
-    assert first.startswith(f"dist_testing: //pkg:cases_{backend}: {backend}, world size 2")
-    assert f": EVERY CASE WAS SKIPPED: {reason}" in first
+    assert _first_line(ended).startswith(f"dist_testing: //pkg:cases_{backend}: {backend}, world size 2")
+    assert f": EVERY CASE WAS SKIPPED: {reason}" in _first_line(ended)
     assert f"every case of //pkg:cases_{backend} was skipped: {reason}" in target.warnings_file.read_text()
     results = target.xml().values()
-    assert results
-    assert all(result.outcome == "skipped" and reason in result.message for result in results)
+    assert {result.outcome for result in results} == {"skipped"}
+    # Needs are checked before a rank starts, in the runner.
+    assert len(list(forks.iterdir())) <= 1
+    assert source is not _NEEDS or {result.message for result in results} == {_LACKING}
 
 
-def test_reasons_are_always_on_one_line(starter: Starter, tmp_path: Path) -> None:
-    """If this fails, a reason with a line break breaks the first line of the log."""
-    source = "import pytest\n\n@pytest.mark.parametrize('why', ['a\\nb', 'c', 'd', 'e'])\n"
-    source += "def test_skips(why):\n    pytest.skip(why)\n"
+@pytest.mark.parametrize(
+    "source",
+    [
+        _ON_RANKS + "\n    def test_plain():\n        pass\n",
+        # JUnit's format calls an expected failure skipped.
+        "import pytest\n\n@pytest.mark.xfail(reason='known')\n@pytest.mark.distributed\ndef test_known(world): 1 / 0\n",
+    ],
+    ids=["one passes", "expected failure"],
+)
+def test_target_that_runs_something_gives_no_warning(starter: Starter, tmp_path: Path, source: str) -> None:
+    """If this fails, a target warns although it ran a case."""
     target = Target(tmp_path, {"test_skips.py": source})
     ended = target.run(starter)
     assert ended.code == 0, ended.log
-    first = ended.log.partition("\n")[0]
-    assert first.endswith(": EVERY CASE WAS SKIPPED: a b; c; d; and 1 more")
-
-
-def test_needs_are_checked_before_a_rank_starts(starter: Starter, tmp_path: Path) -> None:
-    """If this fails, ranks cost seconds only to find that they must skip, and may find different reasons."""
-    source = """
-        import os
-
-        import pytest
-
-        RUNNER = os.getpid()
-
-        os.register_at_fork(after_in_child=lambda: os.write(2, b"a process was forked\\n"))
-
-
-        @pytest.mark.distributed
-        @pytest.mark.parametrize("number", range(3))
-        def test_on_gpus(world, number):
-            pass
-    """
-    target = Target(tmp_path, {"test_gpus.py": source}, backend="nccl")
-    ended = target.run(starter, env=_NO_GPUS)
-    assert ended.code == 0, ended.log
-    # The fork server is forked; no rank is.
-    assert ended.log.count("a process was forked") <= 1
-    assert {result.message for result in target.xml().values()} == {_LACKING}
-
-
-def test_target_that_runs_something_gives_no_warning(starter: Starter, tmp_path: Path) -> None:
-    """If this fails, a target warns although it ran a case; the summary shows the skipped one and its reason."""
-    source = _ON_RANKS + "\n\n    def test_plain():\n        pass\n"
-    target = Target(tmp_path, {"test_skips.py": source})
-    ended = target.run(starter)
-    assert ended.code == 0, ended.log
-    assert ended.log.startswith("dist_testing: //pkg:cases_gloo: gloo, world size 2, fork\n")
-    assert "1 passed, 1 skipped" in ended.log
-    assert "no such thing here" in ended.log
-    assert not target.warnings_file.exists()
-
-
-def test_expected_failures_have_run(starter: Starter, tmp_path: Path) -> None:
-    """If this fails, a target of expected failures warns that nothing ran. JUnit's format calls them skipped."""
-    source = "import pytest\n\n@pytest.mark.xfail(reason='known')\n@pytest.mark.distributed\n"
-    source += "def test_known(world):\n    raise ValueError\n"
-    target = Target(tmp_path, {"test_known.py": source})
-    ended = target.run(starter)
-    assert ended.code == 0, ended.log
-    assert "EVERY CASE" not in ended.log
+    assert _first_line(ended) == _HEAD
     assert not target.warnings_file.exists()
 
 
 @pytest.mark.parametrize(
     ("promised", "env", "fails"),
-    [
-        (2, {}, True),
-        (1, {}, False),
-        (None, {}, False),
-        # All cases of a part may skip; a lack of hardware has failed by name already.
-        (2, {"TESTBRIDGE_TEST_ONLY": "test_on_gpus"}, False),
-        (2, {"TEST_TOTAL_SHARDS": "2", "TEST_SHARD_INDEX": "0", "TESTBRIDGE_TEST_ONLY": "test_on_gpus"}, False),
-        # The other shard has no case.
-        (2, {"TEST_TOTAL_SHARDS": "2", "TEST_SHARD_INDEX": "0"}, True),
-    ],
-    ids=["promised", "too few promised", "not promised", "filter", "filter and shard", "shard"],
+    [(2, {}, True), (1, {}, False), (None, {}, False), (2, {"TESTBRIDGE_TEST_ONLY": "test_on_gpus"}, False)],
+    ids=["promised", "too few promised", "not promised", "filter"],
 )
 def test_promised_hardware_with_no_case_run_is_a_failure(
     starter: Starter, tmp_path: Path, promised: int | None, env: dict[str, str], fails: bool
@@ -165,73 +133,197 @@ def test_promised_hardware_with_no_case_run_is_a_failure(
     target = Target(tmp_path, {"test_gpus.py": _OWN_MARK}, backend="nccl", promised_gpus=promised)
     ended = target.run(starter, env={**_NO_GPUS, **env})
     assert ended.code == int(fails), ended.log
-    assert "EVERY CASE WAS SKIPPED: our own check" in ended.log.partition("\n")[0]
-    outcomes = {name: result.outcome for name, result in target.xml().items()}
-    if fails:
-        assert outcomes == {"test_on_gpus": "skipped", "//pkg:cases_nccl": "error"}
-        assert "promised hardware, and every case was skipped: our own check" in ended.log
-    else:
-        assert outcomes == {"test_on_gpus": "skipped"}
+    target.check(skipped="test_on_gpus", **({"error": "//pkg:cases_nccl"} if fails else {}))
+    assert ("promised hardware, and every case was skipped: our own check" in ended.log) == fails
 
 
-_SKIPPED_HERE = """
-    import unittest
-
+_SHARDED = """
     import pytest
 
-
-    @pytest.mark.skipif(True, reason="our own check")
+    @pytest.mark.skip(reason="our own check")
     @pytest.mark.distributed
-    def test_a(world):
-        pass
+    def test_a(world): ...
+
+    {mark}
+    @pytest.mark.distributed
+    def test_b(world): ...
 """
-# The case of the other shard, and whether it is known to skip as well.
-_ELSEWHERE = {
-    "skipif": ("@pytest.mark.skipif(True, reason='ours')\n    @pytest.mark.distributed\n    def test_b(world):", True),
-    "plain skip": ("@pytest.mark.skip\n    def test_b():", True),
-    "unittest method": (
-        "class tests_b(unittest.TestCase):\n        @unittest.skip('ours')\n        def test_b(self):",
-        True,
-    ),
-    "unittest class": (
-        "@unittest.skip('ours')\n    class tests_b(unittest.TestCase):\n        def test_b(self):",
-        True,
-    ),
-    "runs": ("@pytest.mark.distributed\n    def test_b(world):", False),
-    "plain test": ("def test_b():", False),
-    "condition that fails": ("@pytest.mark.skipif('nothing_of_this_name')\n    def test_b():", False),
-    "expected failure": ("@pytest.mark.xfail(reason='known')\n    def test_b():", False),
-}
 
 
-@pytest.mark.parametrize("elsewhere", _ELSEWHERE)
+@pytest.mark.parametrize(("mark", "fails"), [("@pytest.mark.skip", True), ("", False)], ids=["skips too", "runs"])
 def test_shard_decides_for_the_target_if_the_others_are_known_to_skip(
-    starter: Starter, tmp_path: Path, elsewhere: str
+    starter: Starter, tmp_path: Path, mark: str, fails: bool
 ) -> None:
     """If this fails, a sharded target that skips everything by marks passes under a promise, shard by shard."""
-    other, fails = _ELSEWHERE[elsewhere]
-    source = f"{_SKIPPED_HERE}\n\n    {other}\n            pass\n"
-    target = Target(tmp_path, {"test_gpus.py": source}, backend="nccl", promised_gpus=2)
-    ended = target.run(starter, env={**_NO_GPUS, "TEST_TOTAL_SHARDS": "2", "TEST_SHARD_INDEX": "0"})
+    target = Target(tmp_path, {"test_gpus.py": _SHARDED.format(mark=mark)}, backend="nccl", promised_gpus=2)
+    ended = target.run(starter, env={**_NO_GPUS, **_FIRST_OF_TWO})
     assert ended.code == int(fails), ended.log
-    assert "EVERY CASE WAS SKIPPED: our own check" in ended.log.partition("\n")[0]
     assert ("promised hardware, and every case was skipped" in ended.log) == fails
 
 
-def test_ranks_that_disagree_about_a_skip_fail(starter: Starter, tmp_path: Path) -> None:
-    """If this fails, the ranks that continue wait for the others, or pass without them."""
-    source = """
-        import pytest
+# What the runner knows of each test before it runs, as its name says: whether it runs on ranks, whether it will skip.
+_KNOWN = {
+    "plain": """
+        def test_plain(): ...
 
+        class Plain(unittest.TestCase):
+            def test_plain_method(self): ...
 
+        @pytest.mark.skip
+        def test_plain_skip(): ...
+
+        class SkippedMethod(unittest.TestCase):
+            @unittest.skip("ours")
+            def test_plain_skip_method(self): ...
+
+        @unittest.skip("ours")
+        class SkippedClass(unittest.TestCase):
+            def test_plain_skip_class(self): ...
+
+        @pytest.mark.skipif("nothing_of_this_name")
+        def test_plain_condition_that_fails(): ...
+
+        @pytest.mark.xfail(reason="known")
+        def test_plain_expected_failure(): ...
+    """,
+    "marked": """
         @pytest.mark.distributed
-        def test_disagrees(world):
-            if world.rank == 1:
-                pytest.skip("not here")
-    """
-    target = Target(tmp_path, {"test_skips.py": source})
+        def test_ranks(world): ...
+
+        @pytest.mark.distributed(isolation="thread")
+        def test_ranks_threads(world): ...
+
+        @pytest.mark.skipif(True, reason="ours")
+        @pytest.mark.distributed
+        def test_ranks_skip_by_condition(world): ...
+    """,
+    "classes": """
+        class Processes(dist_testing.MultiProcessTestCase):
+            def test_ranks_processes(self): ...
+
+        class Continuous(dist_testing.MultiProcContinuousTest):
+            def test_ranks_continuous(self): ...
+
+        class Threads(dist_testing.MultiThreadedTestCase):
+            def test_ranks_thread_class(self): ...
+    """,
+    "decorated": """
+        class Decorated(unittest.TestCase):
+            @dist_testing.spawn_threads_and_init_comms(world_size=2)
+            def test_ranks_decorated(self): ...
+    """,
+    "derived": """
+        from base import Base
+
+        class Derived(Base):
+            pass
+    """,
+    "inside": """
+        def test_ranks_inside():
+            dist_testing.spawn_threads_and_init_comms(world_size=2)(list)()
+    """,
+}
+_BASE = """
+    import unittest
+    from dist_testing import spawn_threads_and_init_comms
+
+    class Base(unittest.TestCase):
+        @spawn_threads_and_init_comms(world_size=2)
+        def test_ranks_of_base(self): ...
+"""
+_ASKS = """
+    from dist_testing.core.pytest.plugin import runner_plugin
+
+    def pytest_collection_modifyitems(config, items):
+        runner = runner_plugin(config)
+        for item in items:
+            name = item.name
+            assert runner.runs_on_ranks(item) == name.startswith("test_ranks"), name
+            assert runner.skips_by_mark(item) == ("_skip" in name), name
+        print(len(items), "tests are as their names say")
+"""
+
+
+def test_what_is_known_of_a_test_before_it_runs(starter: Starter, tmp_path: Path) -> None:
+    """If this fails, a target warns that it has no ranks, or a shard takes the cases of others for skipped ones."""
+    write_file(tmp_path, "conftest.py", _ASKS)
+    write_file(tmp_path, "base.py", _BASE)
+    for name, source in _KNOWN.items():
+        head = "import unittest\nimport pytest\nimport dist_testing\n"
+        write_file(tmp_path, f"test_{name}.py", head + textwrap.dedent(source))
+    ended = run_pytest(starter, tmp_path, "--collect-only", "-q")
+    assert ended.code == 0, ended.log
+    assert "17 tests are as their names say" in ended.log
+
+
+@pytest.mark.parametrize("wanted", ["nonesuch", "test_print[", "test_with[a b]", "theirs~/pkg/test_x.py::test_y"])
+def test_filter_that_matches_nothing_is_reported(starter: Starter, tmp_path: Path, wanted: str) -> None:
+    """If this fails, a misspelt name tests nothing and goes unnoticed. It passes, as a filter goes to all targets."""
+    target = Target(tmp_path, {"test_cases.py": _PLAIN})
+    ended = target.run(starter, env={"TESTBRIDGE_TEST_ONLY": wanted})
+    assert ended.code == 0, ended.log
+    assert _first_line(ended).endswith(f": NOTHING RAN: no case matches --test_filter={wanted!r}")
+    assert target.warnings_file.read_text() == (
+        f"nothing of //pkg:cases_gloo ran: no case matches --test_filter={wanted!r}\n"
+    )
+
+
+@pytest.mark.parametrize(
+    ("source", "wanted"), [(_PLAIN, "test_plain"), (_MODULE, "test_x")], ids=["another shard", "a file not read"]
+)
+def test_filter_for_a_case_elsewhere_is_not_reported(
+    starter: Starter, tmp_path: Path, source: str, wanted: str
+) -> None:
+    """If this fails, most shards report a filter for one case as misspelt."""
+    target = Target(tmp_path, {"test_cases.py": source})
+    ended = target.run(starter, env={"TESTBRIDGE_TEST_ONLY": wanted, **_SECOND_OF_TWO})
+    assert ended.code == 0, ended.log
+    assert target.xml() == {}
+    assert "NOTHING RAN" not in ended.log
+    assert not target.warnings_file.exists()
+
+
+@pytest.mark.parametrize("options", [(), ("-s",)], ids=["captured", "not captured"])
+def test_target_without_a_distributed_case_is_reported(
+    starter: Starter, tmp_path: Path, options: tuple[str, ...]
+) -> None:
+    """If this fails, a test whose marker was forgotten passes once in the runner, without any rank."""
+    target = Target(tmp_path, {"test_cases.py": _PLAIN})
+    ended = target.run(starter, *options)
+    assert ended.code == 0, ended.log
+    assert _first_line(ended) == (_HEAD if options else f"{_HEAD}: NO CASE RAN ON RANKS")
+    first, *rest = target.warnings_file.read_text().splitlines()
+    assert first == "//pkg:cases_gloo: no case ran on ranks: none is distributed for backend gloo."
+    assert "@pytest.mark.distributed" in rest[0]
+    assert "py_test" in rest[1]
+    assert f"WARNING: {first}" in ended.log
+
+
+@pytest.mark.parametrize("env", [{"TESTBRIDGE_TEST_ONLY": "test_plain"}, _FIRST_OF_TWO], ids=["filter", "shard"])
+@pytest.mark.parametrize(("arguments", "has_ranks"), [('(backends=["nccl"])', False), ("", True)])
+def test_a_part_of_a_target_is_reported_as_the_whole_is(
+    starter: Starter, tmp_path: Path, arguments: str, has_ranks: bool, env: dict[str, str]
+) -> None:
+    """If this fails, a filter or a shard hides a forgotten marker, or one with plain tests only is a false warning."""
+    ranks = f"    @pytest.mark.distributed{arguments}\n    def test_other(world):\n        pass\n"
+    target = Target(tmp_path, {"test_cases.py": f"{_PLAIN}\n{ranks}"})
+    ended = target.run(starter, env=env)
+    assert ended.code == 0, ended.log
+    assert (": NO CASE RAN ON RANKS" in _first_line(ended)) != has_ranks
+    assert target.warnings_file.exists() != has_ranks
+
+
+@pytest.mark.parametrize(
+    ("source", "code"),
+    [(_MODULE, 0), ("import nothing_of_this_name\n", pytest.ExitCode.INTERRUPTED)],
+    ids=["skips itself", "broken"],
+)
+def test_missing_ranks_are_not_reported_if_a_file_was_not_read(
+    starter: Starter, tmp_path: Path, source: str, code: int
+) -> None:
+    """If this fails, a target warns about missing ranks although the unread file may contain distributed cases."""
+    target = Target(tmp_path, {"test_cases.py": _PLAIN, "test_ranks.py": source})
     ended = target.run(starter)
-    assert ended.code == pytest.ExitCode.TESTS_FAILED
-    (result,) = target.xml().values()
-    assert result.outcome == "failure"
-    assert "not here" in result.text
+    assert ended.code == code, ended.log
+    assert "NO CASE" not in ended.log
+    assert not target.warnings_file.exists()

@@ -15,7 +15,6 @@ _ODD = r"no such data: /data/\udce9t\ud800.bin"
 _SKIPS = f"""
     import pytest
 
-
     @pytest.mark.distributed
     def test_skips(world):
         pytest.skip("{_ODD}")
@@ -23,7 +22,6 @@ _SKIPS = f"""
 
 _FAILS = f"""
     import pytest
-
 
     @pytest.mark.distributed
     def test_fails(world):

@@ -10,34 +10,28 @@ from tests.support.starter import Starter
 _SOURCE = """
     import os
     import signal
-
     import pytest
     import torch
     import torch.distributed as dist
-
 
     def reduce_all(rank, operation=dist.ReduceOp.SUM, dtype=torch.float32):
         tensor = torch.ones(3, dtype=dtype)
         dist.all_reduce(tensor, operation)
         return tensor[0].item()
 
-
     @pytest.mark.distributed(world_size=4)
     def test_reduction(world):
         assert reduce_all(world.rank, dist.ReduceOp.MAX if world.rank == 2 else dist.ReduceOp.SUM) == 4
 
-
     @pytest.mark.distributed(world_size=4)
     def test_type(world):
         reduce_all(world.rank, dtype=torch.float64 if world.rank == 2 else torch.float32)
-
 
     @pytest.mark.distributed(world_size=3)
     def test_skip(world):
         reduce_all(world.rank, dist.ReduceOp.MAX if world.rank == 1 else dist.ReduceOp.SUM)
         if world.rank == 1:
             pytest.skip("too small")
-
 
     @pytest.mark.distributed(world_size=3)
     def test_left_out(world):
@@ -48,7 +42,6 @@ _SOURCE = """
         dist.all_reduce(other)
         assert other[0] == 9
 
-
     class TestPool:
         @pytest.mark.distributed(world_size=3, isolation="pool")
         @pytest.mark.parametrize("number", range(2))
@@ -56,7 +49,6 @@ _SOURCE = """
             dist.barrier()
             is_odd = number == 1 and world.rank == 0
             assert reduce_all(world.rank, dist.ReduceOp.MAX if is_odd else dist.ReduceOp.SUM) == 3
-
 
     @pytest.mark.distributed(world_size=3)
     def test_branches(world):
@@ -70,12 +62,10 @@ _SOURCE = """
         dist.all_reduce(tensor)
         assert world.rank != 2
 
-
     @pytest.mark.distributed(world_size=2)
     def test_longer(world):
         # gloo ends the process of rank 0, which expects less data.
         dist.all_reduce(torch.ones(500 if world.rank == 1 else 3))
-
 
     @pytest.mark.distributed(world_size=3)
     def test_early(world):
@@ -84,8 +74,8 @@ _SOURCE = """
         assert world.rank != 2
         dist.all_reduce(torch.ones(3))
 """
-_OTHER = "calls all_reduce of [[3]] Float with MAX (test_cases.py:12)"
-_CALL = "call all_reduce of [[3]] Float with SUM (test_cases.py:12)"
+_OTHER = "calls all_reduce of [[3]] Float with MAX (test_cases.py:10)"
+_CALL = "call all_reduce of [[3]] Float with SUM (test_cases.py:10)"
 
 
 def test_headlines(starter: Starter, tmp_path: Path) -> None:
@@ -95,7 +85,7 @@ def test_headlines(starter: Starter, tmp_path: Path) -> None:
     second = first.replace("#1", "#2")
     for name, said in {
         "test_reduction (world of 4)": f"{first}: rank 2 {_OTHER}, ranks 0, 1, 3 {_CALL}; then rank ",
-        "test_type (world of 4)": f"{first}: rank 2 calls all_reduce of [[3]] Double (test_cases.py:12), ranks ",
+        "test_type (world of 4)": f"{first}: rank 2 calls all_reduce of [[3]] Double (test_cases.py:10), ranks ",
         "test_skip (world of 3)": f"{first}: rank 1 {_OTHER}, ranks 0, 2 {_CALL}; then ranks disagree about a skip: ",
         "test_left_out (world of 3)": f"{first}: rank 1 calls all_reduce of [[3]] Float (test_cases.py:",
         "TestPool::test_pool[1] (world of 3)": f"{second}: rank 0 {_OTHER}, ranks 1, 2 {_CALL}; then ",

@@ -26,18 +26,15 @@ _CASES = """
     LOG = []
     FOUND = None
 
-
     def note(case):
         if case.rank == 0:
             seen = [LOG, FOUND, getattr(case, "seen", None)]
             print("a line of", type(case).__name__, flush=True)
             Path({folder!r}, type(case).__name__).write_text(json.dumps(seen))
 
-
     class TestPlain(unittest.TestCase):
         def test_it(self):
             LOG.append("plain")
-
 
     class Ranks(MultiProcessTestCase):
         @property
@@ -47,7 +44,6 @@ _CASES = """
         def setUp(self):
             super().setUp()
             self._spawn_processes()
-
 
     class TestSets(Ranks):
         @classmethod
@@ -63,11 +59,9 @@ _CASES = """
             with self.assertRaisesRegex(AttributeError, "TestSets.lock is not on the rank: .*cannot pickle"):
                 self.lock
 
-
     class TestSetsNot(Ranks):
         def test_it(self):
             note(self)
-
 
     if __name__ == "__main__":
         unittest.main()

@@ -23,17 +23,14 @@ _MARKED = """
     _IMPORTED_BY = os.getpid()
     marked = pytest.mark.distributed(world_size=2)
 
-
     @marked
     def test_raises(world):
         assert world.rank != 1
-
 
     @marked
     @pytest.mark.parametrize("text", ["a b", "it's"])
     def test_words(world, text):
         assert world.rank != 1 or text != "it's"
-
 
     class TestIt:
         @marked
@@ -41,39 +38,32 @@ _MARKED = """
             if world.rank == 1:
                 raise ValueError("planted")
 
-
     @marked
     def test_strict(world):
         dist.broadcast(torch.ones(4 if world.rank == 1 else 3), 0)
-
 
     @pytest.mark.distributed
     def test_size(world):
         assert world.rank != 1 or world.size != 3
 
-
     @marked
     def test_import(world):
         assert world.rank != 1 or os.getpid() != _IMPORTED_BY, "planted"
 
-
     @pytest.mark.distributed
     def test_backend(world):
         assert world.rank != 1 or world.backend != "threaded"
-
 
     @marked
     def test_warns(world):
         if world.rank == 1:
             warnings.warn("planted", UserWarning)
 
-
     class TestPool:
         @pytest.mark.distributed(world_size=2, isolation="pool")
         @pytest.mark.parametrize("number", range(3))
         def test_pool(self, world, number):
             assert world.rank != 1 or number != 1
-
 
     class TestUnittest(dist_testing.MultiProcessTestCase):
         def setUp(self):
@@ -136,7 +126,7 @@ _CONFTEST = """
 
 @dataclass(frozen=True, slots=True)
 class _Kind:
-    """A failure, and how the session is started in which it happens."""
+    """Failures, by the names of their tests, and how the session is started in which they happen."""
 
     name: str
     options: tuple[str, ...] = ()
@@ -147,20 +137,15 @@ class _Kind:
 
 
 _KINDS = (
-    _Kind("assertion", test="test_raises"),
-    _Kind("name with a space and a quote", test="test_words[it's]"),
-    _Kind("method", test="test_method"),
+    _Kind("no option", test="test_raises test_words[it's] test_method test_pool[1] test_class"),
     _Kind("other tests fail first", ("-q", "-k", "raises or method", "--maxfail=2", "--tb=short"), test="test_method"),
     _Kind("strict calls", ("--dist-strict-collectives", "-k", "strict"), test="test_strict"),
-    _Kind("limit", ("--dist-timeout=2",), _SLOW, test="test_slow"),
     _Kind("limit as two words", ("--dist-timeout", "2"), _SLOW, test="test_slow"),
     _Kind("world size", ("--dist-world-size=3", "-k", "size"), test="test_size"),
     _Kind("world sizes", ("--dist-world-size=2,3", "-k", "size"), test="test_size[world_size=3]"),
     _Kind("isolation", ("--dist-isolation=spawn", "-k", "import"), test="test_import"),
     _Kind("backend", ("--dist-backend=threaded", "-k", "backend"), test="test_backend"),
     _Kind("warnings as errors", ("-W", "error::UserWarning", "-k", "warns"), test="test_warns"),
-    _Kind("worker pool", ("-k", "pool"), test="test_pool[1]"),
-    _Kind("unittest", ("-k", "test_class"), test="test_class"),
     _Kind("import mode", ("--import-mode=importlib", "-k", "raises"), test="test_raises"),
     _Kind("side by side", ("--dist-jobs=2", "-x", "-k", "raises"), test="test_raises"),
     _Kind("own marker", ("-o", "dist_marker=ranks"), _OWN_MARKER, test="test_own"),
@@ -202,16 +187,18 @@ def test_command_gives_the_same_verdict(starter: Starter, tmp_path: Path, kind: 
     for name, text in kind.files.items():
         write_file(tmp_path, name, text)
     write_file(tmp_path, "test_cases.py", kind.source)
-    reason, command = _said(run_pytest(starter, tmp_path, *kind.options, "test_cases.py", env=kind.env), kind.test)
-    words = shlex.split(command)
-    program = words.index("pytest")
-    assert words[program - 2 : program] == ["python", "-m"]
-    env = dict(word.split("=", 1) for word in words[: program - 2])
-    # A fact of NVIDIA's images sets nothing.
-    assert env == {name: value for name, value in kind.env.items() if name != "NCCL_VERSION"}
-    again = run_pytest(starter, tmp_path, *words[program + 1 :], env=env)
-    assert _said(again, kind.test) == (reason, command)
-    assert "1 failed in" in again.log
+    ended = run_pytest(starter, tmp_path, *kind.options, "test_cases.py", env=kind.env)
+    for test in kind.test.split():
+        reason, command = _said(ended, test)
+        words = shlex.split(command)
+        program = words.index("pytest")
+        assert words[program - 2 : program] == ["python", "-m"]
+        env = dict(word.split("=", 1) for word in words[: program - 2])
+        # A fact of NVIDIA's images sets nothing.
+        assert env == {name: value for name, value in kind.env.items() if name != "NCCL_VERSION"}
+        again = run_pytest(starter, tmp_path, *words[program + 1 :], env=env)
+        assert _said(again, test) == (reason, command)
+        assert "1 failed in" in again.log
 
 
 def test_command_of_another_folder(starter: Starter, tmp_path: Path) -> None:

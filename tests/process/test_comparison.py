@@ -11,20 +11,17 @@ from tests.support.starter import Starter
 
 _CASES = """
     import sys
-
     import pytest
     import torch
     import torch.distributed as dist
 
     pytestmark = pytest.mark.distributed(world_size=2)
 
-
     def test_plain(world):
         torch.testing.assert_close(torch.ones(2), torch.ones(2))
         with pytest.raises(AssertionError, match="not close"):
             torch.testing.assert_close(torch.ones(2), torch.zeros(2))
         assert "torch.distributed.tensor" not in sys.modules
-
 
     # Older releases cannot compare DTensors.
     @pytest.mark.skipif(torch.__version__.startswith(("2.10.", "2.11.")), reason="torch compares DTensors since 2.12")
@@ -53,18 +50,13 @@ def test_only_users_of_dtensor_import_it(starter: Starter, tmp_path: Path, isola
 
 def test_torch_test_case_does_not_import_it_either(starter: Starter, tmp_path: Path) -> None:
     """If this fails, `assertEqual` of a torch-style class costs each fresh rank half a second."""
-    ended = run_cases(
-        starter,
-        tmp_path,
-        """
+    source = """
         import sys
-
         import torch
         from torch.testing._internal.common_distributed import MultiProcessTestCase
 
         # torch 2.10's own test library imports it.
         BEFORE = "torch.distributed.tensor" in sys.modules
-
 
         class OldTest(MultiProcessTestCase):
             world_size = 2
@@ -77,8 +69,6 @@ def test_torch_test_case_does_not_import_it_either(starter: Starter, tmp_path: P
                 self.assertEqual(torch.ones(2), torch.ones(2))
                 self.assertNotEqual(torch.ones(2), torch.zeros(2))
                 assert ("torch.distributed.tensor" in sys.modules) is BEFORE
-        """,
-        "-p",
-        "dist_testing.compat.pytest_install",
-    )
+    """
+    ended = run_cases(starter, tmp_path, source, "-p", "dist_testing.compat.pytest_install")
     assert ended.outcomes() == {"test_equal": "PASSED"}, ended.log

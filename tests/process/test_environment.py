@@ -117,44 +117,29 @@ def _assert_passed(result: CaseResult) -> None:
 def test_environment_is_the_runners_current_one(
     engine: Engine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """If this fails, ranks miss what a test set after the older fork server was started."""
+    """If this fails, ranks miss what a test set after the older fork server was started.
+
+    tests/unit/test_rank_env.py and tests/unit/test_environment.py have what the library adds and takes away.
+    """
     # Starts the fork server, if no earlier case has.
     engine.prepare()
     monkeypatch.setenv("SET_AFTER_THE_FORK_SERVER", "1")
+    monkeypatch.setenv("XML_OUTPUT_FILE", str(tmp_path / "xml"))
     monkeypatch.delenv("PATH")
     monkeypatch.chdir(tmp_path)
     mask = os.umask(0o27)
     try:
-        seen = _seen(engine, tmp_path)
+        seen = _seen(engine, tmp_path, world_size=3)
     finally:
         os.umask(mask)
-    for rank in seen:
-        assert rank["env"]["SET_AFTER_THE_FORK_SERVER"] == "1"
-        assert "PATH" not in rank["env"]
-        assert rank["cwd"] == str(tmp_path)
-        assert rank["umask"] == 0o27
-
-
-def test_protocol_of_the_runner_stays_with_the_runner(
-    engine: Engine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """If this fails, a rank writes the runner's report, or runs a shard of the tests."""
-    names = ["XML_OUTPUT_FILE", "TEST_TOTAL_SHARDS", "TEST_SHARD_STATUS_FILE", "TEST_PREMATURE_EXIT_FILE"]
-    for name in names:
-        monkeypatch.setenv(name, str(tmp_path / name))
-    for rank in _seen(engine, tmp_path):
-        assert not set(names) & rank["env"].keys()
-
-
-def test_ranks_have_the_same_variables_as_under_torchrun(engine: Engine, tmp_path: Path) -> None:
-    """If this fails, code under test that reads these variables works only under torchrun."""
-    seen = _seen(engine, tmp_path, world_size=3)
+    names = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK", "MASTER_ADDR")
     for rank, found in enumerate(seen):
         env = found["env"]
-        assert (str(rank), "3", str(rank), "3", "0") == tuple(
-            env[name] for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK")
-        )
-        assert env["MASTER_ADDR"] == "127.0.0.1"
+        assert env["SET_AFTER_THE_FORK_SERVER"] == "1"
+        assert not {"PATH", "XML_OUTPUT_FILE"} & env.keys()
+        assert (found["cwd"], found["umask"]) == (str(tmp_path), 0o27)
+        assert [env[name] for name in names] == [str(rank), "3", str(rank), "3", "0", "127.0.0.1"]
+        assert env["GLOO_SOCKET_IFNAME"].startswith("lo")
     assert len({found["env"]["MASTER_PORT"] for found in seen}) == 1
 
 
@@ -188,12 +173,6 @@ def test_threads_are_a_share_unless_the_user_decides(
     for rank in _seen(engine, tmp_path):
         assert rank["env"]["OMP_NUM_THREADS"] == "3"
         assert rank["threads"] == 3
-
-
-def test_traffic_is_bound_to_the_loopback_interface(engine: Engine, tmp_path: Path) -> None:
-    """If this fails, a world hangs in a sandbox without another interface, or on a host whose name does not resolve."""
-    for rank in _seen(engine, tmp_path):
-        assert rank["env"]["GLOO_SOCKET_IFNAME"].startswith("lo")
 
 
 def test_folders_are_empty_and_shared_or_not(engine: Engine) -> None:

@@ -24,7 +24,7 @@ from dist_testing.gpus.holders import find_holders, is_locked
 from dist_testing.gpus.lease import lease_gpus
 from dist_testing.gpus.queue import Place
 from tests.support.forks import forked
-from tests.support.gpu_nodes import break_node
+from tests.support.gpu_nodes import break_node, holder_of, make_nodes
 
 _CROWD = 500
 _GPUS = 8
@@ -35,10 +35,7 @@ _LIMIT_S = 120.0
 @pytest.fixture
 def nodes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A simulated device folder."""
-    folder = tmp_path / "nodes"
-    folder.mkdir()
-    for name in ("nvidiactl", *(f"nvidia{minor}" for minor in range(_GPUS))):
-        (folder / name).touch()
+    folder = make_nodes(tmp_path / "nodes", range(_GPUS))
     monkeypatch.setenv(NODES_VARIABLE, str(folder))
     return folder
 
@@ -120,21 +117,8 @@ def test_the_lease_of_a_killed_process_goes_on_while_a_child_has_it(pool: tuple[
 @pytest.fixture
 def holder(pool: tuple[Gpu, ...]) -> Iterator[subprocess.Popen[str]]:
     """Another process that keeps a lease on the first two GPUs."""
-    script = (
-        "from dist_testing.gpus.devices import gpus_present\n"
-        "from dist_testing.gpus.lease import lease_gpus\n"
-        "lease = lease_gpus(2, gpus_present()[:2], limit_s=60)\n"
-        "print('held', flush=True)\n"
-        "input()\n"
-    )
-    env = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "TEST_TARGET": "//other:training_nccl"}
-    with subprocess.Popen(
-        [sys.executable, "-c", script], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=env
-    ) as process:
-        assert process.stdout is not None
-        assert process.stdout.readline() == "held\n"
+    with holder_of(2) as process:
         yield process
-        process.kill()
 
 
 def test_a_holder_that_never_lets_go_is_named_at_the_deadline(

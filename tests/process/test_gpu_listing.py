@@ -16,7 +16,7 @@ from dist_testing.gpus.devices import gpus_present, visible_gpus
 from dist_testing.gpus.gpu import NODES_VARIABLE, NVML_VARIABLE, GpuError
 from dist_testing.gpus.world_gpus import WorldGpus
 from tests.support.fake_nvml import STATE_VARIABLE, build_fake_nvml
-from tests.support.gpu_nodes import break_node, make_render_node
+from tests.support.gpu_nodes import break_node, make_nodes, make_render_node
 
 _LIMIT_S = 60.0
 
@@ -30,11 +30,7 @@ def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture
 def nodes(tmp_path: Path) -> Path:
     """Two GPUs."""
-    folder = tmp_path / "dev"
-    folder.mkdir()
-    for name in ("nvidia0", "nvidia1", "nvidiactl"):
-        (folder / name).touch()
-    return folder
+    return make_nodes(tmp_path / "dev", range(2))
 
 
 def machine(nodes: Path, library: Path, *ends: str) -> dict[str, str]:

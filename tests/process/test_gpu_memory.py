@@ -1,26 +1,29 @@
-"""Memory of GPUs before and after a world, as a fake management library in C reports it."""
+"""Memory and errors of GPUs, as a fake management library in C reports them."""
 
 from __future__ import annotations
 
-import itertools
+import ctypes
 import os
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 
 from dist_testing.gpus import memory, nvidia
-from dist_testing.gpus.devices import gpus_present
+from dist_testing.gpus.devices import NVIDIA, gpus_present
+from dist_testing.gpus.faults import hardware_faults
 from dist_testing.gpus.gpu import NODES_VARIABLE, NVML_VARIABLE, Gpu, GpuError
-from dist_testing.gpus.lease import lease_gpus
+from dist_testing.gpus.lease import Lease, lease_gpus
 from dist_testing.gpus.listing import listing
 from dist_testing.gpus.memory import MemoryUse, memory_left, wait_for_memory
 from dist_testing.gpus.nvml import Nvml, open_nvml
+from dist_testing.gpus.world_gpus import WorldGpus
 from tests.support.fake_nvml import STATE_VARIABLE, FakeMachine, build_fake_nvml
+from tests.support.gpu_nodes import make_nodes
 
 _GIB = 1 << 30
 _GPUS = (Gpu(0, Path("/dev/nvidia4"), "GPU-four"), Gpu(1, Path("/dev/nvidia5"), "GPU-five"))
@@ -97,10 +100,7 @@ def test_the_listing_shows_leases_and_memory(
     machine: FakeMachine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Users look here when a test waits for a GPU."""
-    nodes = tmp_path / "dev"
-    nodes.mkdir()
-    for name in ("nvidia4", "nvidia5", "nvidiactl"):
-        (nodes / name).touch()
+    nodes = make_nodes(tmp_path / "dev", (4, 5))
     env = {**os.environ, NODES_VARIABLE: str(nodes), "CUDA_VISIBLE_DEVICES": "1,0,7"}
     machine.set(7.0, processes=((4, 42, 7.0),))
     with lease_gpus(1, gpus_present(env)[1:], limit_s=0):
@@ -128,10 +128,7 @@ def test_names_come_from_the_library_where_the_driver_hides_its_files(
     machine: FakeMachine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """In such a container no GPU would match a UUID in CUDA_VISIBLE_DEVICES."""
-    nodes = tmp_path / "dev"
-    nodes.mkdir()
-    for name in ("nvidia4", "nvidia5"):
-        (nodes / name).touch()
+    nodes = make_nodes(tmp_path / "dev", (4, 5))
     monkeypatch.setattr(nvidia, "node_directory", lambda env: nodes)
     monkeypatch.setattr(nvidia, "_facts_of_driver", dict)
     # The answers are cached for the process.
@@ -218,57 +215,38 @@ def test_use_that_is_known_to_stay_is_not_waited_for_again(nvml: Nvml, machine: 
     assert (len(lines), settled) == (2, {})
 
 
-def test_use_that_goes_up_and_down_is_not_waited_for(
-    nvml: Nvml, machine: FakeMachine, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("used_gib", "limit_s", "waited_s"),
+    [
+        # The memory of a training program changes all the time. It fell to 20 once, and never lower after that.
+        (lambda at_s: 30.0 - 10 * (round(at_s / 0.2) % 2), 60.0, 0.3),
+        # A neighbour that frees a little memory now and then would use up the time of the case.
+        (lambda at_s: 49.0 - 0.1 * int(at_s / 0.2), 5.0, 5.0),
+        (lambda at_s: 49.0 - 0.1 * int(at_s / 0.2), 600.0, 30.0),
+        # The driver clears a large memory in steps.
+        (lambda at_s: max(0.0, 80.0 - 10 * int(at_s / 0.2)), 60.0, 1.6),
+    ],
+    ids=["up and down", "a short limit", "a long limit", "steps"],
+)
+def test_how_long_memory_is_waited_for(
+    nvml: Nvml,
+    machine: FakeMachine,
+    monkeypatch: pytest.MonkeyPatch,
+    used_gib: Callable[[float], float],
+    limit_s: float,
+    waited_s: float,
 ) -> None:
-    """The memory of a training program changes all the time; every case would wait for half a minute."""
-    sizes = itertools.cycle([20.0, 30.0])
-    count = 0
-
-    def sleep(seconds: float) -> None:
-        nonlocal count
-        count += 1
-        machine.set(next(sizes))
-        clock.now_s += seconds
-
-    clock = SimpleNamespace(now_s=0.0)
-    monkeypatch.setattr(memory, "time", SimpleNamespace(monotonic=lambda: clock.now_s, sleep=sleep))
-    machine.set(30.0)
-    wait_for_memory(nvml, _GPUS, limit_s=60, on_wait=lambda _: None)
-    # It fell to 20 once, and never lower after that.
-    assert clock.now_s == pytest.approx(memory._STEADY_S, abs=0.2)
-
-
-def test_memory_that_keeps_going_down_is_waited_for_to_the_limit(
-    nvml: Nvml, machine: FakeMachine, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The driver clears a large memory in steps."""
+    """If this fails, a case runs out of memory that comes free soon, or each case waits for half a minute."""
     clock = SimpleNamespace(now_s=0.0)
 
     def sleep(seconds: float) -> None:
         clock.now_s += seconds
-        machine.set(max(0.0, 80.0 - 10 * int(clock.now_s / 0.2)))
+        machine.set(used_gib(clock.now_s))
 
     monkeypatch.setattr(memory, "time", SimpleNamespace(monotonic=lambda: clock.now_s, sleep=sleep))
-    machine.set(80.0)
-    assert wait_for_memory(nvml, _GPUS, limit_s=60, on_wait=lambda _: None)[_GPUS[0]].used <= 10 * _GIB
-
-
-@pytest.mark.parametrize(("limit_s", "waited_s"), [(5.0, 5.0), (600.0, 30.0)])
-def test_the_wait_for_memory_has_an_end(
-    nvml: Nvml, machine: FakeMachine, monkeypatch: pytest.MonkeyPatch, limit_s: float, waited_s: float
-) -> None:
-    """A neighbour that frees a little memory now and then would use up the time of the case."""
-    clock = SimpleNamespace(now_s=0.0)
-
-    def sleep(seconds: float) -> None:
-        clock.now_s += seconds
-        machine.set(49.0 - 0.1 * int(clock.now_s / 0.2))
-
-    monkeypatch.setattr(memory, "time", SimpleNamespace(monotonic=lambda: clock.now_s, sleep=sleep))
-    machine.set(49.0)
+    machine.set(used_gib(0.0))
     wait_for_memory(nvml, _GPUS, limit_s=limit_s, on_wait=lambda _: None)
-    assert clock.now_s == pytest.approx(waited_s, abs=0.2)
+    assert clock.now_s == pytest.approx(waited_s, abs=0.25)
 
 
 def test_memory_that_stays_in_use_is_reported_with_its_process(nvml: Nvml, machine: FakeMachine) -> None:
@@ -282,49 +260,46 @@ def test_memory_that_stays_in_use_is_reported_with_its_process(nvml: Nvml, machi
     assert text.startswith(f"GPU 0: 3.0 GiB more than before (process {process.pid}: ")
 
 
-def test_memory_of_an_unseen_process_is_reported_as_well(nvml: Nvml, machine: FakeMachine) -> None:
-    """In a container the driver reports no process."""
-    machine.set(4.0)
-    texts = memory_left(nvml, {_GPUS[0]: MemoryUse(0, {})}, started_s=time.time())
-    assert texts == ["GPU 0: 4.0 GiB more than before (the driver does not report the process)"]
-
-
-def test_memory_that_older_processes_take_is_not_counted(nvml: Nvml, machine: FakeMachine) -> None:
-    """A training program on the same GPU would make our tests fail."""
-    own = os.getpid()
-    before = {_GPUS[0]: MemoryUse(2 * _GIB, {own: 2 * _GIB})}
-    machine.set(9.0, processes=((4, own, 9.0),))
-    assert memory_left(nvml, before, started_s=time.time() + 3600) == []
-    # Memory beyond theirs is still counted.
-    machine.set(12.0, processes=((4, own, 9.0),))
-    (text,) = memory_left(nvml, before, started_s=time.time() + 3600)
-    assert text.startswith("GPU 0: 3.0 GiB more")
-
-
 # A process of another container: the kernel gives no number so high to a process here.
 _UNSEEN = 1 << 22
+_OWN = os.getpid()
 
 
-def test_memory_that_another_container_takes_is_not_counted(nvml: Nvml, machine: FakeMachine) -> None:
-    """Its process was there before the world, although this process cannot see it."""
-    before = {_GPUS[0]: MemoryUse(2 * _GIB, {_UNSEEN: 2 * _GIB})}
-    machine.set(9.0, processes=((4, _UNSEEN, 9.0),))
-    assert memory_left(nvml, before, started_s=time.time()) == []
-    machine.set(12.0, processes=((4, _UNSEEN, 9.0),))
-    (text,) = memory_left(nvml, before, started_s=time.time())
-    assert text.startswith("GPU 0: 3.0 GiB more")
+@pytest.mark.parametrize(
+    ("before_gib", "after_gib", "pid", "pid_gib", "left_gib"),
+    [
+        # In a container the driver reports no process.
+        (0, 4.0, 0, 0.0, 4.0),
+        # Contexts of the driver itself vary by some MiB.
+        (1, 1.01, 0, 0.0, 0),
+        # A training program that was there before may grow; memory beyond its own still counts.
+        *((2, 9.0, pid, 9.0, 0) for pid in (_OWN, _UNSEEN)),
+        *((2, 12.0, pid, 9.0, 3.0) for pid in (_OWN, _UNSEEN)),
+        # A neighbour that ends frees its memory, and hides no leak of the world.
+        *((10, 3.0, -pid, 0.0, 3.0) for pid in (_OWN, _UNSEEN)),
+        *((10, 0.0, -pid, 0.0, 0) for pid in (_OWN, _UNSEEN)),
+    ],
+)
+def test_memory_that_a_case_leaves(
+    nvml: Nvml,
+    machine: FakeMachine,
+    before_gib: int,
+    after_gib: float,
+    pid: int,
+    pid_gib: float,
+    left_gib: float,
+) -> None:
+    """If this fails, the next case runs out of memory, or a case fails for what another program does.
 
-
-def test_a_neighbour_that_ends_hides_no_leak(nvml: Nvml, machine: FakeMachine) -> None:
-    """The neighbour freed ten GiB, and the world left three."""
-    for pid in (os.getpid(), _UNSEEN):
-        before = {_GPUS[0]: MemoryUse(10 * _GIB, {pid: 10 * _GIB})}
-        machine.set(3.0)
-        assert memory_left(nvml, before, started_s=time.time() + 3600) == [
-            "GPU 0: 3.0 GiB more than before (the driver does not report the process)"
-        ]
-        machine.set(0.0)
-        assert memory_left(nvml, before, started_s=time.time() + 3600) == []
+    A negative pid has ended.
+    """
+    before = {_GPUS[0]: MemoryUse(before_gib * _GIB, {abs(pid): before_gib * _GIB} if pid else {})}
+    machine.set(after_gib, processes=((4, pid, pid_gib),) if pid_gib else ())
+    # A world that begins later than this process.
+    started_s = time.time() + (3600 if pid in (_OWN, -_OWN) else 0)
+    texts = memory_left(nvml, before, started_s=started_s)
+    assert [text.partition(" GiB more")[0] for text in texts] == ([f"GPU 0: {left_gib}"] if left_gib else [])
+    assert pid_gib or not texts or texts[0].endswith("more than before (the driver does not report the process)")
 
 
 def test_a_neighbour_of_unknown_size_fails_no_case(nvml: Nvml, machine: FakeMachine) -> None:
@@ -374,7 +349,69 @@ def test_a_driver_that_does_not_answer_fails_no_case(nvml: Nvml, machine: FakeMa
     assert memory_left(nvml, before, started_s=0.0) == []
 
 
-def test_memory_that_is_back_is_not_reported(nvml: Nvml, machine: FakeMachine) -> None:
-    """Contexts of the driver itself vary by some MiB."""
-    machine.set(1.01)
-    assert memory_left(nvml, {_GPUS[0]: MemoryUse(_GIB, {})}, started_s=0.0) == []
+@pytest.fixture
+def watched(machine: FakeMachine) -> Iterator[Nvml]:
+    """Watches the first GPU, after one error."""
+    machine.set(lines=("xid 4 79",))
+    with open_nvml() as nvml:
+        assert nvml is not None
+        nvml.watch_xids([4])
+        yield nvml
+
+
+def test_errors_of_the_hardware_are_reported_once(watched: Nvml, machine: FakeMachine) -> None:
+    """An error during one case must not excuse the next case on the same ranks."""
+    assert hardware_faults(watched, _GPUS) == []
+    machine.set(lines=("xid 4 79", "xid 4 48", "xid 4 48", "xid 4 95"))
+    assert hardware_faults(watched, _GPUS) == [
+        "GPU 0 (/dev/nvidia4): Xid 48, memory error that ECC cannot correct",
+        "GPU 0 (/dev/nvidia4): Xid 95, memory error that ECC cannot correct, not contained",
+    ]
+    assert hardware_faults(watched, _GPUS) == []
+
+
+@pytest.mark.parametrize("number", [13, 31, 43, 45, 63, 68, 92, 154])
+def test_errors_that_a_program_can_cause_are_no_hardware_faults(
+    watched: Nvml, machine: FakeMachine, number: int
+) -> None:
+    """An illegal access of a kernel under test is an Xid, too."""
+    machine.set(lines=("xid 4 79", f"xid 4 {number}"))
+    assert hardware_faults(watched, _GPUS) == []
+
+
+def test_errors_of_other_gpus_are_not_reported(watched: Nvml, machine: FakeMachine) -> None:
+    """A broken GPU would excuse failures on all other GPUs."""
+    machine.set(lines=("xid 4 79", "xid 5 79"))
+    assert hardware_faults(watched, _GPUS) == []
+
+
+def test_a_closed_library_frees_its_event_set(library: Path, machine: FakeMachine) -> None:
+    """A run with a thousand cases would leak a thousand event sets."""
+    count = ctypes.CDLL(str(library)).fakeEventSets
+    before = count()
+    with open_nvml() as nvml:
+        assert nvml is not None
+        nvml.watch_xids([4, 5])
+        assert count() == before + 1
+    assert count() == before
+
+
+@pytest.mark.parametrize("function", ["nvmlEventSetCreate", "nvmlDeviceRegisterEvents", "nvmlEventSetWait_v2"])
+def test_a_library_without_events_reports_no_fault(
+    tmp_path: Path, machine: FakeMachine, monkeypatch: pytest.MonkeyPatch, function: str
+) -> None:
+    """An old driver has no events, and some do not let every user watch."""
+    library = str(build_fake_nvml(tmp_path, lacking=(function,)))
+    monkeypatch.setenv(NVML_VARIABLE, library)
+    with open_nvml() as nvml:
+        assert nvml is not None
+        nvml.watch_xids([4, 5])
+        machine.set(lines=("xid 4 79",))
+        assert hardware_faults(nvml, _GPUS) == []
+    assert ctypes.CDLL(library).fakeEventSets() == 0
+
+
+def test_without_a_library_there_are_no_faults() -> None:
+    """Most machines have no such library."""
+    world = WorldGpus(Lease(tuple(_GPUS), ()), NVIDIA)
+    assert world.check(are_ranks_gone=True) == ()

@@ -6,7 +6,6 @@ import ctypes
 import os
 import signal
 import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -31,17 +30,11 @@ from dist_testing.gpus.lease import lease_gpus
 from dist_testing.gpus.needs import GpuNeeds
 from dist_testing.gpus.world_gpus import WorldGpus
 from tests.support.fake_nvml import STATE_VARIABLE, build_fake_nvml
+from tests.support.gpu_nodes import holder_of, make_nodes
 from tests.support.worlds import engine_for, run
 
 # A limit for tests that hang; no test asserts times. Seconds.
 _LIMIT_S = 60.0
-_HOLD = (
-    "from dist_testing.gpus.devices import gpus_present\n"
-    "from dist_testing.gpus.lease import lease_gpus\n"
-    "lease = lease_gpus(4, gpus_present(), limit_s=60)\n"
-    "print('held', flush=True)\n"
-    "input()\n"
-)
 
 
 def backend(torch_backend: str = "gloo") -> Backend:
@@ -61,11 +54,7 @@ def backend(torch_backend: str = "gloo") -> Backend:
 @pytest.fixture(autouse=True)
 def pool(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Gpu, ...]:
     """Four simulated GPUs, without a management library."""
-    nodes = tmp_path / "nodes"
-    nodes.mkdir()
-    for name in ("nvidiactl", *(f"nvidia{minor}" for minor in range(4))):
-        (nodes / name).touch()
-    monkeypatch.setenv(NODES_VARIABLE, str(nodes))
+    monkeypatch.setenv(NODES_VARIABLE, str(make_nodes(tmp_path / "nodes", range(4))))
     monkeypatch.setenv(NVML_VARIABLE, "/no/such/library")
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     return gpus_present()
@@ -230,13 +219,8 @@ def test_a_worker_pool_keeps_its_gpus(pool: tuple[Gpu, ...]) -> None:
 @pytest.fixture
 def holder() -> Any:
     """Another process that keeps all GPUs leased."""
-    env = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "TEST_TARGET": "//other:training_nccl"}
-    command = [sys.executable, "-c", _HOLD]
-    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=env) as process:
-        assert process.stdout is not None
-        assert process.stdout.readline() == "held\n"
+    with holder_of(4) as process:
         yield process
-        process.kill()
 
 
 def _lines_of(worlds: Engine, then: Callable[[], None] = lambda: None) -> list[str]:
@@ -456,8 +440,7 @@ def test_ranks_of_nccl_that_share_a_gpu_have_hosts_of_their_own(tmp_path: Path, 
     "chosen",
     [
         {},
-        {"TORCH_NCCL_BLOCKING_WAIT": "1"},
-        {"TORCH_NCCL_ASYNC_ERROR_HANDLING": "1"},
+        {"TORCH_NCCL_BLOCKING_WAIT": "1", "TORCH_NCCL_ASYNC_ERROR_HANDLING": "1"},
         {"TORCH_NCCL_DUMP_ON_TIMEOUT": "1", "TORCH_FR_BUFFER_SIZE": "7"},
     ],
 )

@@ -17,12 +17,10 @@ _ISOLATIONS = """
     import torch
     import torch.distributed as dist
 
-
     @pytest.mark.distributed(world_size=3, timeout=300, isolation="spawn")
     def test_fresh(world):
         if world.rank != 2:
             dist.all_reduce(torch.ones(3))
-
 
     class TestPool:
         @pytest.mark.distributed(world_size=3, timeout=300, isolation="pool")
@@ -40,7 +38,7 @@ def test_other_isolations_prove_it_too(starter: Starter, tmp_path: Path) -> None
     ended = run_pytest(starter, tmp_path, "-rA", "test_cases.py")
     assert ended.code == pytest.ExitCode.TESTS_FAILED, ended.log
     assert (
-        "rank 2 ended the test; ranks 0, 1 wait for it in all_reduce #1 of the default group (test_cases.py:10)"
+        "rank 2 ended the test; ranks 0, 1 wait for it in all_reduce #1 of the default group (test_cases.py:9)"
         in ended.log
     )
     assert "rank 0 ended the test; ranks 1, 2 wait for it in barrier #6 of the default group" in ended.log

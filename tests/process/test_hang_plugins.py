@@ -15,7 +15,6 @@ _PLUGIN = """
     import torch.distributed as dist
     from torch._C._distributed_c10d import Backend, ProcessGroupGloo
 
-
     class Plug(Backend):
         def __init__(self, store, rank, size, timeout):
             super().__init__(rank, size)
@@ -33,12 +32,10 @@ _PLUGIN = """
         def barrier(self, opts):
             return self.gloo.barrier(opts)
 
-
     dist.Backend.register_backend("plug", Plug, devices=["cpu"])
 """
 _CONFTEST = """
     from pathlib import Path
-
 
     def pytest_dist_backends():
         return Path(__file__).parent / "backend.bzl"
@@ -50,11 +47,9 @@ _DECLARATION = """
 """
 _CASES = """
     import time
-
     import pytest
     import torch
     import torch.distributed as dist
-
 
     @pytest.mark.distributed(world_size=3)
     def test_correct(world):
@@ -65,13 +60,11 @@ _CASES = """
             dist.all_reduce(torch.ones(3))
         dist.barrier()
 
-
     @pytest.mark.distributed(world_size=3)
     def test_early_return(world):
         dist.all_reduce(torch.ones(3))
         if world.rank != 2:
             dist.all_reduce(torch.ones(3))
-
 
     @pytest.mark.distributed(world_size=3)
     def test_other_call(world):
@@ -90,11 +83,7 @@ def test_a_hang_on_a_plug_in_is_proven(starter: Starter, tmp_path: Path) -> None
     write_file(tmp_path, "backend.bzl", _DECLARATION)
     write_file(tmp_path, "test_cases.py", _CASES)
     ended = run_pytest(starter, tmp_path, "-rA", "--dist-backend=plug", "--dist-timeout=300", "test_cases.py")
-    assert ended.outcomes() == {
-        "test_correct": "PASSED",
-        "test_early_return": "FAILED",
-        "test_other_call": "FAILED",
-    }, ended.log
+    ended.check(passed="test_correct", failed="test_early_return test_other_call")
     assert "rank 2 ended the test; ranks 0, 1 wait for it in all_reduce #2 of the default group" in ended.log
     assert "rank 1 calls all_gather" in ended.log
     assert ended.log.count("It is proven that no rank could ever go on") == 2

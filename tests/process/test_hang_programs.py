@@ -22,7 +22,7 @@ from tests.support.worlds import engine_for, run
 _STRESS = int(os.environ.get("DIST_TESTING_STRESS_CASES", "0"))
 _CORRECT = 2 * _STRESS or 24
 _FAULTY = _STRESS or len(FAULTS)
-_MIXED = _STRESS or 2 * len(MIXED_FAULTS)
+_MIXED = _STRESS or len(MIXED_FAULTS)
 # Bazel sets the variable with --runs_per_test. All other runs use one seed, so that a failure repeats.
 _SEED = 1_000_000 * int(os.environ.get("TEST_RANDOM_SEED", "1"))
 _PROGRAMS_PER_CASE = 10

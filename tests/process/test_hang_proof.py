@@ -252,6 +252,8 @@ _FEW = (
     "receive from any rank",
     "ring of receives",
     "other tag",
+    "several async calls",
+    "async call against recv",
     "functional collective",
     "full_tensor on rank 0",
     "DDP made on some ranks",
@@ -324,6 +326,13 @@ def test_hang_is_proven(engine: Engine, name: str) -> None:
     _assert_proven(run(engine, name, timeout_s=_LIMIT_S), KINDS[name])
 
 
+def test_right_rank_is_named_with_a_short_limit(engine: Engine) -> None:
+    """If this fails, a report blames an innocent rank whenever little time is left."""
+    result = run(engine, "early return", timeout_s=3.0)
+    assert result.verdict.culprit == KINDS["early return"].culprit, failure_report(result)
+    assert KINDS["early return"].said in result.verdict.reason
+
+
 # A collective, groups and the store, each over the network between the nodes.
 @needs_nodes
 @pytest.mark.parametrize("name", ["early return", "other order of two groups", "missing world.barrier"])
@@ -382,17 +391,15 @@ def test_rank_without_a_ledger_leaves_it_to_the_deadline(engine: Engine, functio
     assert "1" in result.verdict.reason.partition(";")[0]
 
 
-@pytest.mark.parametrize("name", ["irecv in a variable", "store key never set", "several async calls"])
+@pytest.mark.parametrize("name", ["irecv in a variable", "store key never set"])
 def test_wait_that_only_the_test_shows_is_told_at_its_limit(engine: Engine, name: str) -> None:
-    """A handle can be anywhere in the test: nothing is proven, and the ledger still names the line and the rank."""
+    """It is unknown which rank can end it: nothing is proven, and the ledger still names the line and the rank."""
     result = run(engine, name, timeout_s=5)
     kind, report = KINDS[name], failure_report(result)
     assert not result.verdict.is_proven, report
     assert result.verdict.culprit == kind.culprit, report
     assert kind.said in result.verdict.reason
     assert any("hang_kinds.py:" in note for note in result.notes), result.notes
-    if kind.said.startswith("rank 2 ended"):
-        assert "not ended on gloo: all_reduce #" in report
 
 
 def test_recorder_that_is_off_leaves_it_to_the_deadline(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -41,7 +41,6 @@ def take_all(*_):
         except ChildProcessError:
             return
 
-
 signal.signal(signal.SIGCHLD, take_all)
 """
 # Makes the fork server a fresh interpreter.
@@ -106,7 +105,6 @@ import pytest
 def test_it(world, number):
     assert signal.getsignal(signal.SIGCHLD) not in (signal.SIG_DFL, None)
 
-
 @pytest.mark.distributed(world_size=2, isolation="{isolation}")
 def test_fails(world):
     assert world.rank == 1
@@ -118,27 +116,19 @@ def test_fails(world):
 
 def test_fork_server_that_a_test_kills_and_reaps_costs_one_case(starter: Starter, tmp_path: Path) -> None:
     """If this fails, `os.waitpid(-1)`, common in tests of daemons, ends the run, or orphan processes stay."""
-    ended = run_cases(
-        starter,
-        tmp_path,
-        """
+    source = """
         import os
         import subprocess
-
         import psutil
         import pytest
-
 
         def test_ends_every_child():
             for child in psutil.Process().children():
                 child.kill()
                 os.waitpid(-1, 0)
 
-
         @pytest.mark.distributed(world_size=2)
-        def test_after_it(world):
-            pass
-
+        def test_after_it(world): ...
 
         @pytest.mark.distributed(world_size=2)
         def test_leaves_a_session(world):
@@ -148,18 +138,11 @@ def test_fork_server_that_a_test_kills_and_reaps_costs_one_case(starter: Starter
                 os.kill(os.getppid(), 9)
             world.barrier()
 
-
         @pytest.mark.distributed(world_size=2)
-        def test_last(world):
-            pass
-        """,
-    )
-    assert ended.outcomes() == {
-        "test_ends_every_child": "PASSED",
-        "test_after_it": "FAILED",
-        "test_leaves_a_session": "FAILED",
-        "test_last": "PASSED",
-    }, ended.log
+        def test_last(world): ...
+    """
+    ended = run_cases(starter, tmp_path, source)
+    ended.check(passed="test_ends_every_child test_last", failed="test_after_it test_leaves_a_session")
     assert ended.log.count("ended before the runner was done with it") >= 2
 
 

@@ -68,25 +68,20 @@ _MESSAGES = """
     import os
     import sys
     import time
-
     import pytest
-
     import dist_testing
 
     def text(first, last):
         middle = (f"middle {number} {'x' * 100}" for number in range(first, last))
         return "\\n".join(["first line of it", *middle, "last line of it"])
 
-
     LONG, LESS = text(0, 30_000), text(13_000, 17_000)
     D = pytest.mark.distributed(world_size=2, init=False)
-
 
     @D
     def test_long(world):
         if world.rank == 1:
             raise ValueError(LONG)
-
 
     @D
     def test_many(world, subtests):
@@ -94,13 +89,11 @@ _MESSAGES = """
             with subtests.test(number=number):
                 assert number < 0, LONG[:2000]
 
-
     @D
     def test_binary(world):
         os.write(1, bytes(range(256)) * 100)
         if world.rank == 1:
             raise ValueError(bytes(range(256)).decode("latin-1") + "\\ud800")
-
 
     @D
     def test_prints(world):
@@ -115,7 +108,6 @@ _MESSAGES = """
             assert kept <= 64 << 20, kept
             raise ValueError("planted")
 
-
     @D
     def test_replaces_its_log(world):
         if world.rank == 1:
@@ -124,14 +116,12 @@ _MESSAGES = """
             os.mkfifo(log)
             raise ValueError("planted")
 
-
     class TestThreads(dist_testing.MultiThreadedTestCase):
         world_size = 2
 
         def test_long_on_threads(self):
             if self.rank == 1:
                 raise ValueError(LESS)
-
 
     class TestProcesses(dist_testing.MultiProcessTestCase):
         world_size = 2

@@ -25,22 +25,18 @@ _CASES = """
     import threading
     from multiprocessing.shared_memory import SharedMemory
     from pathlib import Path
-
     import pytest
     import torch
     import torch.distributed as dist
     import torch.multiprocessing
-
     from tests.support.bell import ring
 
     PHASE = os.environ["PHASE"]
-
 
     def hold(phase, said=""):
         if phase == PHASE:
             ring(f"{phase} {said}")
             threading.Event().wait()
-
 
     if PHASE == "import":
         try:
@@ -51,17 +47,13 @@ _CASES = """
     if PHASE == "init":
         dist.init_process_group = lambda *_, **__: hold("init")
 
-
     @pytest.fixture
     def resource():
         yield
         hold("teardown")
 
-
     @pytest.mark.distributed(init=False)
-    def test_finished(world):
-        pass
-
+    def test_finished(world): ...
 
     @pytest.mark.distributed(isolation="spawn" if PHASE == "import" else None)
     def test_held(world, resource):
@@ -228,24 +220,19 @@ def test_second_signal_does_not_break_the_clean_up(starter: Starter, tmp_path: P
 
 def test_death_of_the_fork_server_costs_one_case(starter: Starter, tmp_path: Path) -> None:
     """If this fails, a test that kills its parent ends the whole run, or what its ranks have started outlives it."""
-    write_file(
-        tmp_path,
-        "test_cases.py",
-        """
+    source = """
         import os
         import subprocess
         import sys
         import threading
         from multiprocessing.shared_memory import SharedMemory
         from pathlib import Path
-
         import pytest
 
         SLEEP = [sys.executable, "-c", "import time; time.sleep(1000)"]
         STREAMS, NULL = ("stdin", "stdout", "stderr"), subprocess.DEVNULL
         # A process of the runner: no rank started it.
         SERVER = subprocess.Popen(SLEEP)
-
 
         @pytest.mark.distributed(world_size=2)
         @pytest.mark.parametrize("leaves", ["nothing", "session", "fork", "stranger", "memory"])
@@ -264,18 +251,15 @@ def test_death_of_the_fork_server_costs_one_case(starter: Starter, tmp_path: Pat
                 os.kill(os.getppid(), 9)
             threading.Event().wait()
 
-
         @pytest.mark.distributed(world_size=2)
-        def test_next(world):
-            pass
-
+        def test_next(world): ...
 
         def test_server():
             assert SERVER.poll() is None
             SERVER.kill()
             SERVER.wait()
-        """,
-    )
+    """
+    write_file(tmp_path, "test_cases.py", source)
     ended = run_pytest(starter, tmp_path, "-rA", "test_cases.py")
     assert ended.code == pytest.ExitCode.TESTS_FAILED, ended.log
     assert ended.outcomes() == {
@@ -290,38 +274,28 @@ def test_death_of_the_fork_server_costs_one_case(starter: Starter, tmp_path: Pat
 
 def test_stop_of_the_fork_server_costs_one_case(starter: Starter, tmp_path: Path) -> None:
     """If this fails, the run never ends: a stopped fork server sends nothing and does not end when closed."""
-    write_file(
-        tmp_path,
-        "conftest.py",
-        """
+    conftest = """
         from dist_testing.core.launch import fork
         from dist_testing.core.engine import supervisor
 
         # In seconds.
         fork._CLOSE_LIMIT_S = supervisor._KILL_LIMIT_S = 0.5
-        """,
-    )
-    write_file(
-        tmp_path,
-        "test_cases.py",
-        """
+    """
+    write_file(tmp_path, "conftest.py", conftest)
+    source = """
         import os
         import signal
-
         import pytest
-
 
         @pytest.mark.distributed(world_size=2, timeout=2)
         def test_stops_its_parent(world):
             if world.rank == 0:
                 os.kill(os.getppid(), signal.SIGSTOP)
 
-
         @pytest.mark.distributed(world_size=2)
-        def test_next(world):
-            pass
-        """,
-    )
+        def test_next(world): ...
+    """
+    write_file(tmp_path, "test_cases.py", source)
     ended = run_pytest(starter, tmp_path, "-rA", "test_cases.py")
     assert ended.outcomes() == {"test_stops_its_parent": "FAILED", "test_next": "PASSED"}, ended.log
     assert re.search(r"Rank\(s\) 0 \(pid \d+, .*\), 1 \(pid \d+, .*\) could not be killed", ended.log), ended.log

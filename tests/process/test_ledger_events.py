@@ -14,7 +14,6 @@ _SOURCE = """
     import torch
     import torch.distributed as dist
 
-
     @pytest.mark.distributed(world_size=2)
     def test_waits(world):
         for _ in range(2):

@@ -17,16 +17,11 @@ def test_runners_do_not_disturb_each_other(starter: Starter, tmp_path: Path) -> 
     """If this fails, a run in a thousand loses its port, because it was chosen, released and bound again."""
     folders = [tmp_path / str(number) for number in range(_RUNNERS)]
     for folder in folders:
-        write_file(
-            folder,
-            "test_cases.py",
-            f"""
+        source = f"""
             import os
-
             import pytest
             import torch
             import torch.distributed as dist
-
 
             @pytest.mark.distributed(world_size=2, timeout=600)
             @pytest.mark.parametrize("number", range({_CASES}))
@@ -35,15 +30,14 @@ def test_runners_do_not_disturb_each_other(starter: Starter, tmp_path: Path) -> 
                 dist.all_reduce(total)
                 assert total.item() == 2 * {folder.name}
 
-
             @pytest.mark.distributed(world_size=2, timeout=600, init=False)
             @pytest.mark.parametrize("number", range({_CASES}))
             def test_rendezvous_by_environment(world, number):
                 dist.init_process_group("gloo", init_method="env://")
                 dist.barrier()
                 dist.destroy_process_group()
-            """,
-        )
+        """
+        write_file(folder, "test_cases.py", source)
     children = [start_pytest(starter, folder, "-rA", "test_cases.py") for folder in folders]
     for child in children:
         code = child.wait(LIMIT_S + _RUNNERS)

@@ -24,14 +24,11 @@ _CASES = """
     import subprocess
     import sys
     import threading
-
     import pytest
     import torch
-
     import dist_testing
 
     ENDLESS = "kept = []\\nwhile True: kept.append(bytearray(b'x' * (1 << 22)))"
-
 
     @pytest.mark.distributed(world_size=4, memory_limit="700MiB")
     def test_rank(world):
@@ -39,30 +36,25 @@ _CASES = """
             exec(ENDLESS)
         world.barrier()
 
-
     @pytest.mark.distributed(world_size=2)
     def test_child(world):
         if world.rank == 1:
             subprocess.run([sys.executable, "-c", ENDLESS])
         world.barrier()
 
-
     @pytest.mark.distributed(world_size=2)
     def test_all(world):
         exec(ENDLESS)
 
-
     class TestPool:
         @pytest.mark.distributed(world_size=2, isolation="pool")
-        def test_first(self, world):
-            pass
+        def test_first(self, world): ...
 
         @pytest.mark.distributed(world_size=2, isolation="pool")
         def test_second(self, world):
             if world.rank == 0:
                 exec(ENDLESS)
             world.barrier()
-
 
     class TestUnit(dist_testing.MultiProcessTestCase):
         memory_limit = "600MiB"
@@ -79,7 +71,6 @@ _CASES = """
             if self.rank == 1:
                 exec(ENDLESS)
             threading.Event().wait()
-
 
     @pytest.mark.distributed(world_size=2)
     def test_after(world):

@@ -16,23 +16,19 @@ _USES = """
     import time
     from pathlib import Path
     from multiprocessing import shared_memory
-
     import pytest
 
     pytestmark = pytest.mark.distributed(world_size=2, isolation="{isolation}", init=False)
     KEPT = []
-
 
     def test_shared_memory(world):
         memory = shared_memory.SharedMemory(create=True, size=64)
         memory.close()
         memory.unlink()
 
-
     def test_workers(world):
         with multiprocessing.get_context("forkserver").Pool(1) as pool:
             assert pool.map(abs, [-1]) == [1]
-
 
     def test_shared_files(world):
         import torch
@@ -46,26 +42,21 @@ _USES = """
             (name,) = re.findall(r"/dev/shm/(torch_\\w+)", Path("/proc/self/maps").read_text())
             file.write(f"{{name}}\\n")
 
-
     def test_worker_stays(world):
         multiprocessing.get_context("forkserver").Process(target=time.sleep, args=(600,)).start()
 
-
     def test_daemon_stays(world):
         multiprocessing.get_context("forkserver").Process(target=time.sleep, args=(600,), daemon=True).start()
-
 
     def test_daemon_does_not_end(world):
         ignores = multiprocessing.Event()
         multiprocessing.get_context("fork").Process(target=ignore_sigterm, args=(ignores,), daemon=True).start()
         ignores.wait()
 
-
     def ignore_sigterm(ignores):
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
         ignores.set()
         time.sleep(600)
-
 
     def test_daemon_with_handler_stays(world):
         # As torch's data loader does for its workers.
@@ -74,7 +65,6 @@ _USES = """
 
         signal.signal(signal.SIGCHLD, fail)
         multiprocessing.get_context("fork").Process(target=time.sleep, args=(600,), daemon=True).start()
-
 
     def test_broken_pool_stays(world):
         pool = multiprocessing.get_context("fork").Pool(2)
@@ -86,17 +76,13 @@ _USES = """
         for worker in pool._pool:
             worker.kill()
 
-
     def test_manager_stays(world):
         KEPT.append(multiprocessing.Manager())
-
 
     def test_pipe_stays(world):
         KEPT.append(multiprocessing.Pipe(duplex=False))
 
-
-    def test_after(world):
-        pass
+    def test_after(world): ...
 """
 
 
@@ -107,21 +93,14 @@ def test_helpers_of_multiprocessing_are_not_leaks_but_workers_are(
     """If this fails, tests of data loaders fail by helper processes that they cannot end, or leaks pass."""
     listing = tmp_path / "segments"
     ended = run_cases(starter, tmp_path, _USES.format(isolation=isolation, listing=str(listing)))
-    outcomes = {name.partition("[")[0]: outcome for name, outcome in ended.outcomes().items()}
-    assert outcomes == {
-        "test_shared_memory": "PASSED",
-        "test_workers": "PASSED",
-        "test_shared_files": "PASSED",
-        "test_worker_stays": "FAILED",
-        "test_daemon_does_not_end": "FAILED",
-        # Only a worker pool would pass them on to the next case.
-        "test_daemon_stays": "FAILED" if isolation == "pool" else "PASSED",
-        "test_daemon_with_handler_stays": "FAILED" if isolation == "pool" else "PASSED",
-        "test_broken_pool_stays": "FAILED" if isolation == "pool" else "PASSED",
-        "test_manager_stays": "FAILED" if isolation == "pool" else "PASSED",
-        "test_pipe_stays": "FAILED" if isolation == "pool" else "PASSED",
-        "test_after": "PASSED",
-    }, ended.log
+    passed, failed = "test_shared_memory test_workers test_shared_files test_after", "test_worker_stays"
+    # Only a worker pool would pass these on to the next case.
+    stays = "test_daemon_stays test_daemon_with_handler_stays test_broken_pool_stays test_manager_stays test_pipe_stays"
+    failed += " test_daemon_does_not_end"
+    if isolation == "pool":
+        ended.check(passed=passed, failed=f"{failed} {stays}")
+    else:
+        ended.check(passed=f"{passed} {stays}", failed=failed)
     segments = listing.read_text().splitlines()
     assert len(segments) == 2
     assert not [name for name in segments if Path("/dev/shm", name).exists()]

@@ -30,29 +30,23 @@ int reads_after_free_in_mine() {
 _CASES = """
     import ctypes
     import threading
-
     import pytest
     import torch
 
     D = pytest.mark.distributed(world_size=2, init=False)
 
-
     def call(world, name):
         if world.rank == 1:
             getattr(ctypes.CDLL("./libmine.so"), name)()
 
-
     @D
     def test_throws(world): call(world, "throws_in_mine")
-
 
     @D
     def test_frees(world): call(world, "frees_twice_in_mine")
 
-
     @D
     def test_faults(world): call(world, "writes_to_null_in_mine")
-
 
     # As a watchdog of a backend does.
     @D
@@ -61,13 +55,11 @@ _CASES = """
         thread.start()
         thread.join()
 
-
     # Ranks that are fresh interpreters import torch with their own environment.
     @pytest.mark.distributed(world_size=2, init=False, isolation="spawn")
     def test_error_of_torch(world):
         if world.rank == 1:
             torch.ones(2) + torch.ones(3)
-
 
     @D
     def test_passes(world): pass
@@ -111,9 +103,7 @@ def test_native_ends_are_explained_and_located(starter: Starter, tmp_path: Path)
 _DAMAGED_HEAP = """
     import ctypes
     import threading
-
     import pytest
-
 
     @pytest.mark.distributed(world_size=2, init=False, timeout=6)
     def test_damaged_heap(world):
@@ -154,7 +144,6 @@ assert ctypes.pythonapi.Py_AtExit(report) == 0
 _REPORTS = """
     import pytest
 
-
     @pytest.mark.parametrize("where", [pytest.param(name, marks=pytest.mark.distributed(
         world_size=2, init=False, isolation=name)) for name in ("fork", "spawn", "pool")])
     def test_reports(world, where):
@@ -186,7 +175,6 @@ def test_report_of_a_sanitizer_is_the_reason(starter: Starter, tmp_path: Path) -
     source = """
     import ctypes
     import pytest
-
 
     @pytest.mark.distributed(world_size=2, init=False)
     def test_reads(world):

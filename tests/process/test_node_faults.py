@@ -24,11 +24,10 @@ from dist_testing.core.ground.errors import UsageError
 from dist_testing.core.ground.outcomes import Status
 from dist_testing.core.ground.record import LinkEnds
 from dist_testing.core.rank.reporter import RunnerClient
-from dist_testing.nodes.addresses import node_address
 from dist_testing.nodes.fault_messages import LinkFault
 from dist_testing.nodes.faults import ask
 from dist_testing.nodes.links import CUT, MAX_OVERTAKING, Link, LinkRule, fate
-from dist_testing.nodes.namespaces import missing_permission
+from dist_testing.nodes.namespaces import missing_permission, node_address
 from tests.support.worlds import engine_for, run
 
 pytestmark = pytest.mark.skipif(
@@ -278,7 +277,7 @@ def _asks_for_strangers(world: World, _: _Arguments) -> None:
     if world.rank == 0:
         assert isinstance(world._runner, RunnerClient)
         for link in (Link(0, 2), Link(1, 1)):
-            with pytest.raises(UsageError, match=r"world\.faults: link .* in a world of 2 nodes\.\n.*\nName nodes"):
+            with pytest.raises(UsageError, match=r"world\.faults: links .* in a world of 2 ranks\.\n.*\nName ranks"):
                 ask(world._runner, LinkFault((link,), CUT))
     _total(world)
 

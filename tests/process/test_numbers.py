@@ -15,11 +15,9 @@ from tests.support.starter import Starter
 
 _NUMBERS = """
     import os
-
     import pytest
 
     NOW = "NOW" in os.environ
-
 
     @pytest.mark.distributed
     @pytest.mark.parametrize(
@@ -37,31 +35,21 @@ _NUMBERS = """
         world.record("speed", (now if NOW else values)[world.rank], "GB/s", better=better, within=0.1)
         world.record("told", world.rank)
 
-
     @pytest.mark.distributed
     def test_unit(world):
         world.record("speed", 1, "MB/s" if NOW else "GB/s", within=0.1)
 
-
     @pytest.mark.distributed
     def test_name(world):
         world.record("speeds" if NOW else "speed", 1, within=0.1)
-
 
     @pytest.mark.distributed
     def test_dropped(world):
         if not NOW:
             world.record("speed", 1)
 
-
     @pytest.mark.distributed
     def test_wrong(world):
-        with pytest.raises(Exception, match=r"value = nan; expected a finite number\\.\\n.+\\n.+$"):
-            world.record("loss", float("nan"))
-        with pytest.raises(Exception, match=r"value and within are numbers"):
-            world.record("loss", "1")
-        with pytest.raises(Exception, match=r"better is one of higher, lower, same"):
-            world.record("loss", 1, better="faster")
         world.record("loss", 1)
         with pytest.raises(Exception, match=r"recorded before\\.\\n.+\\n.+$"):
             world.record("loss", 2)
@@ -141,11 +129,9 @@ def test_numbers_hold_or_fail_their_case(starter: Starter, tmp_path: Path) -> No
 
 _PARITY = """
     import os
-
     import pytest
     import torch
     import torch.distributed as dist
-
 
     def train(group, broken=None, rank=0):
         model = torch.nn.Linear(4, 2)
@@ -165,7 +151,6 @@ _PARITY = """
             dist.all_reduce(loss, group=group)
             yield {"loss": loss / group.size(), "model": model.state_dict()}
 
-
     @pytest.mark.distributed
     def test_same(world):
         before = torch.get_rng_state()
@@ -173,16 +158,13 @@ _PARITY = """
         world.parity(lambda group: torch.ones(1))
         assert torch.equal(before, torch.get_rng_state())
 
-
     @pytest.mark.distributed(isolation="pool")
     def test_pool(world):
         world.parity(train, rtol=1e-4)
 
-
     @pytest.mark.distributed
     def test_broken(world):
         world.parity(lambda group: train(group, broken=2, rank=1), rtol=1e-4)
-
 
     @pytest.mark.distributed
     def test_alone(world):
@@ -196,12 +178,7 @@ _PARITY = """
 def test_runs_on_one_rank_and_on_all(starter: Starter, tmp_path: Path) -> None:
     """If this fails, a parallel training that computes something else passes, or the wrong rank is blamed."""
     ended = run_cases(starter, tmp_path, _PARITY, "--dist-world-size=2")
-    assert ended.outcomes() == {
-        "test_same": "PASSED",
-        "test_pool": "PASSED",
-        "test_broken": "FAILED",
-        "test_alone": "FAILED",
-    }, ended.log
+    ended.check(passed="test_same test_pool", failed="test_broken test_alone")
     broken = ended.failures()["test_broken"]
     assert (
         "(world of 2): rank 1 raised AssertionError: world.parity: step 2, rank 1: ['model']['weight'] differs"
@@ -217,7 +194,6 @@ _THREADS = """
     import pytest
     import torch
     import torch.distributed as dist
-
 
     @pytest.mark.distributed
     def test_parity(world):

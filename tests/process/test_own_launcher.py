@@ -12,13 +12,11 @@ from tests.support.starter import Starter
 _CASES = """
     import os
     import signal
-
     import pytest
     import torch
     import torch.distributed as dist
 
     RUNNER = os.getpid()
-
 
     @pytest.mark.distributed(world_size=2)
     def test_ranks_are_children_of_the_runner(world):
@@ -27,12 +25,10 @@ _CASES = """
         dist.all_reduce(tensor)
         assert tensor.item() == 2
 
-
     @pytest.mark.distributed(world_size=3, expected_exits={1: -9}, init=False)
     def test_a_rank_may_die(world):
         if world.rank == 1:
             os.kill(os.getpid(), signal.SIGKILL)
-
 
     @pytest.mark.distributed(world_size=2)
     def test_a_rank_fails(world):

@@ -23,7 +23,6 @@ from tests.support.worlds import engine_for, run
 # Of delays alone, so that the machine decides nothing: a rank notes each sleep.
 _SOURCE = """
     import time
-
     import pytest
     import torch
     import torch.distributed as dist
@@ -31,11 +30,9 @@ _SOURCE = """
     _slept = []
     _sleep = time.sleep
 
-
     def _note(seconds):
         _slept.append(seconds)
         _sleep(seconds)
-
 
     @pytest.mark.distributed(world_size=3)
     def test_race(world, monkeypatch):
@@ -48,23 +45,19 @@ _SOURCE = """
         # Rank 2 is slow, and rank 0 is not.
         assert not (slept[2] >= 0.1 > slept[0]), "planted"
 
-
     @pytest.mark.distributed(world_size=2)
     def test_always(world):
         dist.barrier()
         assert world.rank != 1
 
-
     @pytest.mark.distributed(world_size=2)
     def test_never(world):
         dist.barrier()
-
 
     @pytest.mark.distributed(world_size=2, perturb="5:1.1")
     def test_marker(world):
         dist.barrier()
         assert world.rank != 1
-
 
     class TestPool:
         @pytest.mark.distributed(world_size=2, isolation="pool", perturb=3)
@@ -103,19 +96,14 @@ def test_what_does_not_depend_on_delays(starter: Starter, tmp_path: Path) -> Non
 def test_marker_and_pool(starter: Starter, tmp_path: Path) -> None:
     """A setting of one test; the ranks of a pool count the calls of each case."""
     ended = run_cases(starter, tmp_path, _SOURCE, "-k", "marker or pool")
-    assert ended.outcomes() == {
-        "test_marker": "FAILED",
-        **{f"test_pool[{number}]": "PASSED" for number in range(3)},
-    }, ended.log
+    ended.check(failed="test_marker", passed="test_pool[0] test_pool[1] test_pool[2]")
 
 
 @pytest.mark.parametrize(
     ("options", "said"),
     [
         (["--dist-perturb=-1"], "--dist-perturb: perturb = '-1'; expected a seed from 0"),
-        (["--dist-perturb=1:2"], "--dist-perturb: perturb = '1:2'; expected a seed from 0"),
         (["--dist-repeat=5"], "--dist-repeat=5: expected a number from 1 to 100000, beside --dist-perturb"),
-        (["--dist-perturb=1", "--dist-repeat=0"], "--dist-repeat=0: expected a number from 1"),
     ],
 )
 def test_impossible_values(starter: Starter, tmp_path: Path, options: list[str], said: str) -> None:

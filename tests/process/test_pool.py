@@ -14,21 +14,16 @@ from tests.support.worlds import engine_for, run
 
 def test_a_pool_lives_for_a_class_and_is_replaced_after_a_failure(starter: Starter, tmp_path: Path) -> None:
     """If this fails, a failure costs more than its own case, or passing cases start new ranks."""
-    ended = run_cases(
-        starter,
-        tmp_path,
-        """
+    source = """
         import os
         import random
         import threading
         from pathlib import Path
-
         import pytest
         import torch
         import torch.distributed as dist
 
         NOTES = Path.cwd()
-
 
         def note(world, name):
             numbers = f"{random.random()} {torch.rand(1).item()}"
@@ -36,7 +31,6 @@ def test_a_pool_lives_for_a_class_and_is_replaced_after_a_failure(starter: Start
             total = torch.ones(1)
             dist.all_reduce(total)
             assert total.item() == world.size
-
 
         @pytest.mark.distributed(world_size=2, isolation="pool")
         class TestPooled:
@@ -80,13 +74,12 @@ def test_a_pool_lives_for_a_class_and_is_replaced_after_a_failure(starter: Start
             def test_7(self, world):
                 note(world, "7")
 
-
         @pytest.mark.distributed(world_size=3, isolation="pool")
         class TestOther:
             def test_8(self, world):
                 note(world, "8")
-        """,
-    )
+    """
+    ended = run_cases(starter, tmp_path, source)
     failed = {name for name, outcome in ended.outcomes().items() if outcome == "FAILED"}
     assert failed == {"test_raises", "test_dies", "test_hangs"}, ended.log
     assert "8 passed" in ended.log
@@ -106,15 +99,10 @@ def test_a_pool_lives_for_a_class_and_is_replaced_after_a_failure(starter: Start
 
 def test_hang_of_a_later_case_names_the_rank_that_stayed_away(starter: Starter, tmp_path: Path) -> None:
     """If this fails, the group, which is as old as the pool, has a higher limit than the case, and no rank is named."""
-    ended = run_cases(
-        starter,
-        tmp_path,
-        """
+    source = """
         import threading
-
         import pytest
         import torch.distributed as dist
-
 
         @pytest.mark.distributed(world_size=2, isolation="pool")
         class TestPooled:
@@ -126,30 +114,26 @@ def test_hang_of_a_later_case_names_the_rank_that_stayed_away(starter: Starter, 
                 if world.rank == 1:
                     threading.Event().wait()
                 dist.barrier()
-        """,
-    )
+    """
+    ended = run_cases(starter, tmp_path, source)
     assert ended.outcomes() == {"test_first": "PASSED", "test_hangs": "FAILED"}
-    assert "rank 1 has not reached the call (test_cases.py:16)" in ended.log
-    assert "rank 0 waits for it in barrier #2 of the default group (test_cases.py:17)" in ended.log
+    assert "rank 1 has not reached the call (test_cases.py:14)" in ended.log
+    assert "rank 0 waits for it in barrier #2 of the default group (test_cases.py:15)" in ended.log
 
 
 def test_leaked_state_fails_the_case_that_leaked_it(starter: Starter, tmp_path: Path) -> None:
-    """If this fails, the next case fails, and the case that left the state is not suspected."""
-    ended = run_cases(
-        starter,
-        tmp_path,
-        """
-        import logging
-        import os
-        import sys
-        import threading
+    """If this fails, the next case fails, and the case that left the state is not suspected.
 
+    tests/unit/test_state.py has more settings of Python and torch.
+    """
+    source = """
+        import os
+        import threading
         import pytest
         import torch
         import torch.distributed as dist
 
         KEPT = []
-
 
         def leave_environment(): os.environ["LEFT_BEHIND"] = "1"
         def change_directory(): os.chdir("/")
@@ -160,32 +144,15 @@ def test_leaked_state_fails_the_case_that_leaked_it(starter: Starter, tmp_path: 
         def switch_gradients_off(): torch.set_grad_enabled(False)
         def leave_group(): KEPT.append(dist.new_group())
         def become_deterministic(): torch.use_deterministic_algorithms(True)
-        def multiply_faster(): torch.set_float32_matmul_precision("medium")
-        def leave_umask(): os.umask(0o777)
-        def extend_path(): sys.path.append("/left/behind")
-        def silence_logging(): logging.disable(logging.ERROR)
+        def leave_file(): KEPT.append(open(__file__))
+        def close_descriptor(): os.close(0)
 
+        CHANGES = [value for name, value in list(globals().items()) if name.startswith(("leave", "change", "switch",
+                   "become", "close"))]
 
         @pytest.mark.distributed(world_size=2, isolation="pool")
         class TestState:
-            @pytest.mark.parametrize(
-                "change",
-                [
-                    leave_environment,
-                    change_directory,
-                    leave_thread,
-                    change_dtype,
-                    change_device,
-                    change_threads,
-                    switch_gradients_off,
-                    leave_group,
-                    become_deterministic,
-                    multiply_faster,
-                    leave_umask,
-                    extend_path,
-                    silence_logging,
-                ],
-            )
+            @pytest.mark.parametrize("change", CHANGES)
             def test_leaves(self, world, change):
                 change()
 
@@ -201,8 +168,8 @@ def test_leaked_state_fails_the_case_that_leaked_it(starter: Starter, tmp_path: 
             def test_finds_nothing(self, world):
                 assert "LEFT_BEHIND" not in os.environ
                 assert torch.get_default_dtype() is torch.float32
-        """,
-    )
+    """
+    ended = run_cases(starter, tmp_path, source)
     outcomes = ended.outcomes()
     assert outcomes.pop("test_undoes") == outcomes.pop("test_finds_nothing") == "PASSED", ended.log
     assert set(outcomes.values()) == {"FAILED"}
@@ -219,10 +186,8 @@ def test_leaked_state_fails_the_case_that_leaked_it(starter: Starter, tmp_path: 
         "switch_gradients_off": "gradient mode, from True to False",
         "leave_group": "process groups, from 1 to 2",
         "become_deterministic": "deterministic algorithms, from False to True",
-        "multiply_faster": "float32 matmul precision, from highest to medium",
-        "leave_umask": "umask, from ",
-        "extend_path": "sys.path, now with '/left/behind'",
-        "silence_logging": "logging.disable, from 0 to 40",
+        "leave_file": f"open file(s) {tmp_path}/test_cases.py",
+        "close_descriptor": "closed descriptor(s) 0",
     }.items():
         assert said in reports[change], change
         assert "StateLeakError: changed and not undone" in reports[change]
@@ -231,14 +196,9 @@ def test_leaked_state_fails_the_case_that_leaked_it(starter: Starter, tmp_path: 
 
 def test_a_project_can_name_what_its_tests_leave_changed(starter: Starter, tmp_path: Path) -> None:
     """If this fails, a suite that has always set a variable of a library cannot use a worker pool."""
-    ended = run_cases(
-        starter,
-        tmp_path,
-        """
+    source = """
         import os
-
         import pytest
-
 
         @pytest.mark.distributed(world_size=2, isolation="pool")
         class TestState:
@@ -248,72 +208,30 @@ def test_a_project_can_name_what_its_tests_leave_changed(starter: Starter, tmp_p
 
             def test_moves(self, world):
                 os.chdir("/")
-        """,
-        "-o",
-        "dist_pool_keeps=cwd env:TOKENIZERS_PARALLELISM env:OF_LIBRARY_*",
-    )
-    assert ended.outcomes() == {
-        "test_sets[TOKENIZERS_PARALLELISM]": "PASSED",
-        "test_sets[OF_LIBRARY_A]": "PASSED",
-        "test_sets[OTHER]": "FAILED",
-        "test_moves": "PASSED",
-    }, ended.log
-    assert "changed and not undone: environment variable(s) OTHER." in ended.log
-
-
-def test_descriptors_left_open_or_closed_fail_the_case(starter: Starter, tmp_path: Path) -> None:
-    """If this fails, the next case writes into another file, or a thousand cases run out of descriptors."""
+    """
     ended = run_cases(
-        starter,
-        tmp_path,
-        """
-        import os
-
-        import pytest
-
-        KEPT = []
-
-
-        @pytest.mark.distributed(world_size=2, isolation="pool")
-        class TestDescriptors:
-            def test_leaves_a_file(self, world):
-                KEPT.append(open(__file__))
-
-            def test_closes_one(self, world):
-                os.close(0)
-
-            def test_neither(self, world):
-                open(__file__).close()
-        """,
+        starter, tmp_path, source, "-o", "dist_pool_keeps=cwd env:TOKENIZERS_PARALLELISM env:OF_LIBRARY_*"
     )
-    assert ended.outcomes() == {
-        "test_leaves_a_file": "FAILED",
-        "test_closes_one": "FAILED",
-        "test_neither": "PASSED",
-    }, ended.log
-    assert f"open file(s) {tmp_path}/test_cases.py" in ended.log
-    assert "closed descriptor(s) 0" in ended.log
+    ended.check(
+        passed="test_sets[TOKENIZERS_PARALLELISM] test_sets[OF_LIBRARY_A] test_moves",
+        failed="test_sets[OTHER]",
+    )
+    assert "changed and not undone: environment variable(s) OTHER." in ended.log
 
 
 def test_world_of_another_size_in_a_pool_is_refused(starter: Starter, tmp_path: Path) -> None:
     """If this fails, cases of a pool run on a world of the wrong size."""
-    ended = run_cases(
-        starter,
-        tmp_path,
-        """
+    source = """
         import pytest
-
 
         @pytest.mark.distributed(world_size=2, isolation="pool")
         class TestSizes:
-            def test_two(self, world):
-                pass
+            def test_two(self, world): ...
 
             @pytest.mark.distributed(world_size=3)
-            def test_three(self, world):
-                pass
-        """,
-    )
+            def test_three(self, world): ...
+    """
+    ended = run_cases(starter, tmp_path, source)
     assert ended.code == pytest.ExitCode.USAGE_ERROR, ended.log
     assert "test_three: world_size = 3, but the pool of test_cases.py::TestSizes has 2 ranks" in ended.log
     assert "passed" not in ended.log
@@ -322,51 +240,40 @@ def test_world_of_another_size_in_a_pool_is_refused(starter: Starter, tmp_path: 
 
 def test_pool_that_does_not_end_is_reported_within_bounds(starter: Starter, tmp_path: Path) -> None:
     """If this fails, a clean-up that never ends stops the run, passes, or harms the next pool."""
-    write_file(
-        tmp_path,
-        "conftest.py",
-        """
+    conftest = """
         from dist_testing.core.engine import engine
 
         # A user's groups may take half a minute; here one never ends.
         engine._POOL_END_LIMIT_S = 1.0
-        """,
-    )
-    ended = run_cases(
-        starter,
-        tmp_path,
-        """
+    """
+    write_file(tmp_path, "conftest.py", conftest)
+    source = """
         import threading
-
         import pytest
         import torch.distributed as dist
 
         pytestmark = pytest.mark.distributed(world_size=2, isolation="pool")
-
 
         class TestHangs:
             def test_passes(self, world):
                 if world.rank == 1:
                     world.finish = lambda: threading.Event().wait()
 
-
         class TestRaises:
             def test_passes(self, world):
                 if world.rank == 1:
                     world.finish = lambda: 1 / 0
 
-
         class TestNext:
             def test_next(self, world):
                 dist.barrier()
-
 
         class TestLast:
             def test_passes(self, world):
                 if world.rank == 1:
                     world.finish = lambda: 1 / 0
-        """,
-    )
+    """
+    ended = run_cases(starter, tmp_path, source)
     assert ended.code == pytest.ExitCode.TESTS_FAILED, ended.log
     assert "4 passed, 3 errors" in ended.log
     assert "the ranks of the pool test_cases.py::TestHangs did not end well: rank 1 was still in destroy" in ended.log
@@ -376,33 +283,25 @@ def test_pool_that_does_not_end_is_reported_within_bounds(starter: Starter, tmp_
 
 def test_pool_of_a_module_and_a_leaked_child(starter: Starter, tmp_path: Path) -> None:
     """If this fails, functions outside classes share no pool, or a process that they leave running stays."""
-    ended = run_cases(
-        starter,
-        tmp_path,
-        """
+    source = """
         import os
         import subprocess
         import sys
-
         import pytest
 
         pytestmark = pytest.mark.distributed(world_size=2)
 
-
         def test_1(world, request):
             (request.config.rootpath / f"pid-{world.rank}").write_text(str(os.getpid()))
-
 
         def test_2(world, request):
             assert (request.config.rootpath / f"pid-{world.rank}").read_text() == str(os.getpid())
 
-
         def test_leaves_a_child(world):
             if world.rank == 0:
                 subprocess.Popen([sys.executable, "-c", "import time; time.sleep(1000)"], start_new_session=True)
-        """,
-        "--dist-isolation=pool",
-    )
+    """
+    ended = run_cases(starter, tmp_path, source, "--dist-isolation=pool")
     assert ended.code == pytest.ExitCode.TESTS_FAILED, ended.log
     assert "time.sleep(1000)" in ended.log
     assert "test_1" not in [name for name, outcome in ended.outcomes().items() if outcome == "FAILED"]

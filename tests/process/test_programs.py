@@ -33,16 +33,13 @@ _SCRIPT = """
     import sys
     import threading
     import time
-
     import sibling
 
     EXPECTED = {"RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"}
 
-
     def child(queue):
         # Under spawn this file is imported again, by another name.
         queue.put([os.environ["RANK"], __name__])
-
 
     def surroundings():
         context = multiprocessing.get_context("spawn")
@@ -75,7 +72,6 @@ _SCRIPT = """
             "forked": forked,
         }
 
-
     def main():
         # Not at the top: the child under spawn would import it, too.
         import torch
@@ -91,7 +87,6 @@ _SCRIPT = """
         dist.destroy_process_group()
         # Not a daemon, so the program ends after it.
         threading.Timer(0.1, print, ["printed by a thread"]).start()
-
 
     atexit.register(print, "printed at exit")
     if __name__ == "__main__":
@@ -145,7 +140,6 @@ _ENDS = """
     import os
     import signal
     import sys
-
     import torch
     import torch.distributed as dist
 
@@ -224,12 +218,26 @@ def test_the_exit_codes_are_the_verdict(
         assert program.command(result.case, engine.spec) == f"{command} {shlex.quote(how)}"
 
 
+@pytest.mark.parametrize(
+    ("option", "code", "said"),
+    [
+        ("--world-size=0", 4, "--dist-world-size=0: expected numbers from 1"),
+        ("--isolation=pool", 2, 'isolation "pool" for a program'),
+        ("--timeout=1", 1, "ranks 0, 1 were still running at the deadline"),
+    ],
+)
+def test_options_are_those_of_pytest(starter: Starter, tmp_path: Path, option: str, code: int, said: str) -> None:
+    """If this fails, a wrong value is ignored, or a run has no limit although the user sets one."""
+    ended = _run(starter, tmp_path, "import threading\nthreading.Event().wait()", option)
+    assert ended.code == code, ended.log
+    assert said in ended.log
+
+
 def test_tracebacks_that_nothing_catches_have_the_rank(starter: Starter, tmp_path: Path) -> None:
     """If this fails, torch's exception hook is lost, or a traceback of a rank is printed twice or not at all."""
     script = """
         import os
         import threading
-
         import torch.distributed as dist
 
         dist.init_process_group()
@@ -259,7 +267,6 @@ def test_an_exception_hook_of_the_program_is_called(starter: Starter, tmp_path: 
     """If this fails, a program that reports its own crashes does not do so as a test: torch puts its hook around it."""
     script = """
         import sys
-
         import torch.distributed as dist
 
         if {before}:
@@ -299,7 +306,6 @@ def test_a_target_runs_its_program_as_one_case_per_size(starter: Starter, tmp_pa
     program = """
         import os
         import sys
-
         import sibling
 
         assert sys.argv[1:] == ["-k", "nothing", "--dist-world-size=9"]
@@ -310,7 +316,7 @@ def test_a_target_runs_its_program_as_one_case_per_size(starter: Starter, tmp_pa
             sys.exit(sibling.CODE)
     """
     sources = {"train.py": program, "sibling.py": "CODE = 4\n", "conftest.py": "raise SystemExit('read')\n"}
-    spec = {"program_exits": [[1, 7]], "srcs": ["//pkg:train.py"], "world_sizes": [2, 3]}
+    spec = {"settings": {"programs": [[1, 7]]}, "srcs": ["//pkg:train.py"], "world_sizes": [2, 3]}
     target = Target(tmp_path, sources, spec=spec)
     ended = target.run(starter, "-k", "nothing", "--dist-world-size=9", env={"PYTEST_ADDOPTS": "--no-such-option"})
     assert ended.code == 1, ended.log
@@ -324,7 +330,7 @@ def test_a_target_runs_its_program_as_one_case_per_size(starter: Starter, tmp_pa
 
 def test_a_target_whose_program_runs_nothing_fails(starter: Starter, tmp_path: Path) -> None:
     """If this fails, a target passes that ran nothing."""
-    fields = {"program_exits": [], "srcs": ["//pkg:train.py"]}
+    fields = {"settings": {"programs": []}, "srcs": ["//pkg:train.py"]}
     target = Target(tmp_path, {"train.py": "def test_one():\n    pass\n"}, spec=fields)
     ended = target.run(starter)
     assert ended.code != 0, ended.log

@@ -62,10 +62,7 @@ def test_quitting_ends_the_session(starter: Starter, tmp_path: Path) -> None:
 
 def test_post_mortem_of_a_rank_works_if_all_have_failed(starter: Starter, tmp_path: Path) -> None:
     """If this fails, the other ranks, which fail at the same moment, take the prompt away."""
-    write_file(
-        tmp_path,
-        "test_cases.py",
-        """
+    source = """
         import pytest
         import dist_testing
 
@@ -75,16 +72,15 @@ def test_post_mortem_of_a_rank_works_if_all_have_failed(starter: Starter, tmp_pa
             assert left == [1, 9]
 
         @pytest.mark.distributed(world_size=3)
-        def test_next(world):
-            pass
+        def test_next(world): ...
 
         class UnittestTest(dist_testing.MultiProcessTestCase):
             world_size = 2
 
             def test_fails(self):
                 self.fail("no prompt for this in the runner")
-        """,
-    )
+    """
+    write_file(tmp_path, "test_cases.py", source)
     with Terminal(tmp_path) as terminal:
         child = start_pytest(
             starter, tmp_path, "-rA", "--pdb", "--dist-debug-rank=1", "test_cases.py", env=terminal.env
@@ -134,33 +130,8 @@ def test_rank_outside_the_world_and_threads_are_refused(starter: Starter, tmp_pa
         assert said in child.log
 
 
-def test_pytest_exit_on_a_rank_ends_the_session(starter: Starter, tmp_path: Path) -> None:
-    """If this fails, later tests run although a test called `pytest.exit`."""
-    ended = run_cases(
-        starter,
-        tmp_path,
-        """
-        import pytest
-
-        @pytest.mark.distributed(world_size=2)
-        def test_exits(world):
-            if world.rank == 1:
-                pytest.exit("enough for today")
-            world.barrier()
-
-        @pytest.mark.distributed(world_size=2)
-        def test_next(world):
-            pass
-        """,
-    )
-    assert ended.code == pytest.ExitCode.INTERRUPTED, ended.log
-    assert ended.outcomes() == {"test_exits": "FAILED"}
-    assert "Interrupted: enough for today" in ended.log, ended.log[-3000:]
-
-
 _OWN_BACKEND = """
     from pathlib import Path
-
     import torch.distributed as dist
 
     def create(store, rank, size, timeout):

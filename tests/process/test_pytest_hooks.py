@@ -10,10 +10,7 @@ from tests.support.starter import Starter
 
 def test_the_outcome_of_a_report_counts(starter: Starter, tmp_path: Path) -> None:
     """If this fails, a test passes although a hook has made it fail, as plugins for soft assertions do."""
-    write_file(
-        tmp_path,
-        "conftest.py",
-        """
+    conftest = """
         import pytest
 
         @pytest.hookimpl(wrapper=True, tryfirst=True)
@@ -30,12 +27,9 @@ def test_the_outcome_of_a_report_counts(starter: Starter, tmp_path: Path) -> Non
             if found.get("forgive"):
                 report.outcome, report.longrepr = "passed", None
             return report
-        """,
-    )
-    ended = run_cases(
-        starter,
-        tmp_path,
-        """
+    """
+    write_file(tmp_path, "conftest.py", conftest)
+    source = """
         import pytest
 
         pytestmark = pytest.mark.distributed(world_size=2)
@@ -65,20 +59,15 @@ def test_the_outcome_of_a_report_counts(starter: Starter, tmp_path: Path) -> Non
             found.update(forgive=True)
             raise ValueError("forgiven")
 
-        def test_nothing(world):
-            pass
-        """,
-    )
+        def test_nothing(world): ...
+    """
+    ended = run_cases(starter, tmp_path, source)
     assert ended.code == 1, ended.log
-    assert ended.outcomes() == {
-        "test_soft": "FAILED",
-        "test_without_text": "FAILED",
-        "test_teardown": "FAILED",
-        "test_expected": "XFAIL",
-        "test_marked": "XFAIL",
-        "test_forgiven": "PASSED",
-        "test_nothing": "PASSED",
-    }, ended.log
+    ended.check(
+        failed="test_soft test_without_text test_teardown",
+        xfail="test_expected test_marked",
+        passed="test_forgiven test_nothing",
+    )
     assert "test_soft (world of 2): rank 1 raised Failed: are wrong here in call" in ended.log, ended.log
     assert "soft: two things" in ended.log
     assert "a hook of pytest set the outcome to failed, without a text" in ended.log
@@ -89,32 +78,24 @@ def test_the_outcome_of_a_report_counts(starter: Starter, tmp_path: Path) -> Non
 
 def test_the_runner_captures_no_logs_of_tests_on_ranks(starter: Starter, tmp_path: Path) -> None:
     """If this fails, each case pays for handlers on all loggers of torch, or plain tests lose theirs."""
-    write_file(
-        tmp_path,
-        "conftest.py",
-        """
+    conftest = """
         import logging
         import os
 
         def pytest_runtest_call(item):
             if "RANK" not in os.environ:
                 print(f"{item.name} {len(logging.getLogger().handlers)}", file=open("seen", "a"))
-        """,
-    )
-    write_file(
-        tmp_path,
-        "test_cases.py",
-        """
+    """
+    write_file(tmp_path, "conftest.py", conftest)
+    source = """
         import pytest
 
         @pytest.mark.distributed(world_size=2)
-        def test_ranks(world):
-            pass
+        def test_ranks(world): ...
 
-        def test_plain():
-            pass
-        """,
-    )
+        def test_plain(): ...
+    """
+    write_file(tmp_path, "test_cases.py", source)
     ended = run_pytest(starter, tmp_path, "test_cases.py")
     assert ended.code == 0, ended.log
     seen = dict(line.split() for line in (tmp_path / "seen").read_text(encoding="utf-8").splitlines())

@@ -13,13 +13,13 @@ import pytest
 from dist_testing.gpus.gpu import NODES_VARIABLE, NVML_VARIABLE
 from dist_testing.report.run_files import read_streams
 from tests.support.children import Ended, Target, run_pytest, start_pytest, write_file
+from tests.support.gpu_nodes import make_nodes
 from tests.support.starter import Starter
 
 # In the runner and on ranks: waits until another case is in the same place, which one world at a time could not be.
 _MEET = """
     import os
     import time
-
 
     def meet(me, other, folder=os.environ.get("MEETING", "")):
         open(os.path.join(folder, me), "w").close()
@@ -32,30 +32,23 @@ _MIXED = """
     import os
     import time
     import warnings
-
     import pytest
-
     import dist_testing
     from meeting import meet
 
     PIDS = os.environ["PIDS"]
-
 
     @pytest.fixture(scope="module")
     def of_the_module():
         with open(PIDS, "a") as file:
             file.write(f"{os.getpid()}\\n")
 
-
-    def test_plain_before(of_the_module):
-        pass
-
+    def test_plain_before(of_the_module): ...
 
     @pytest.mark.distributed(world_size=2)
     def test_slow(world):
         meet("slow", "quick")
         meet("slow", "quick_is_over")
-
 
     @pytest.mark.distributed(world_size=2)
     def test_quick_fails(world):
@@ -67,7 +60,6 @@ _MIXED = """
                 file.write(str(time.monotonic() - begin))
             raise RuntimeError("planted")
 
-
     @pytest.mark.distributed(world_size=1)
     def test_is_third(world):
         while not os.path.exists(f"{PIDS}.seconds"):
@@ -76,35 +68,28 @@ _MIXED = """
         time.sleep(1)
         meet("quick_is_over", "slow")
 
-
     def test_plain_between(of_the_module):
         print("between")
         raise ValueError("plain")
 
-
     @pytest.mark.distributed(world_size=1)
     @pytest.mark.skip(reason="not today")
-    def test_skipped(world):
-        pass
-
+    def test_skipped(world): ...
 
     @pytest.mark.distributed(world_size=1)
     @pytest.mark.xfail(reason="known")
     def test_expected(world):
         raise ValueError
 
-
     @pytest.mark.distributed(world_size=2)
     def test_warns(world):
         warnings.warn("odd")
-
 
     @pytest.mark.distributed(world_size=1, isolation="pool")
     @pytest.mark.parametrize("n", [0, 1])
     def test_pool(world, n):
         with open(f"{PIDS}.pool", "a") as file:
             file.write(f"{os.getpid()}\\n")
-
 
     class OfUnittest(dist_testing.MultiProcessTestCase):
         world_size = 2
@@ -127,20 +112,11 @@ def test_a_session_reports_as_one_world_at_a_time_does(starter: Starter, tmp_pat
     ended = _run(starter, tmp_path, _MIXED, "-v", "--dist-jobs=3", "--junitxml=out.xml", "--dist-events=events.jsonl")
     assert ended.code == 1, ended.log
     shown = [line.split()[:2] for line in ended.log.splitlines() if line.endswith("%]")]
-    names = [
-        ("plain_before", "PASSED"),
-        ("slow", "PASSED"),
-        ("quick_fails", "FAILED"),
-        ("is_third", "PASSED"),
-        ("plain_between", "FAILED"),
-        ("skipped", "SKIPPED"),
-        ("expected", "XFAIL"),
-        ("warns", "PASSED"),
-        ("pool[0]", "PASSED"),
-        ("pool[1]", "PASSED"),
-    ]
-    expected = [[f"test_cases.py::test_{name}", word] for name, word in names]
-    assert shown == [*expected, ["test_cases.py::OfUnittest::test_method", "PASSED"]], ended.log
+    names = ["plain_before", "slow", "quick_fails", "is_third", "plain_between", "skipped", "expected", "warns"]
+    names = [*(f"test_{name}" for name in names), "test_pool[0]", "test_pool[1]", "test_method"]
+    assert [name.rpartition("::")[2] for name, _ in shown] == names, ended.log
+    words = ["PASSED", "PASSED", "FAILED", "PASSED", "FAILED", "SKIPPED", "XFAIL", *["PASSED"] * 4]
+    assert [word for _, word in shown] == words, ended.log
     assert "2 failed, 7 passed, 1 skipped, 1 xfailed, 1 warning" in ended.log
     assert "UserWarning: odd [ranks 0, 1]" in ended.log
     assert "rank 1 raised RuntimeError: planted in call" in ended.log.partition("= FAILURES =")[2]
@@ -151,7 +127,7 @@ def test_a_session_reports_as_one_world_at_a_time_does(starter: Starter, tmp_pat
 
     cases = list(ElementTree.parse(tmp_path / "out.xml").getroot().iter("testcase"))
     found = {case.attrib["name"]: {element.tag for element in case if element.tag != "system-out"} for case in cases}
-    assert list(found) == [*(f"test_{name}" for name, _ in names), "test_method"]
+    assert list(found) == names
     assert found["test_quick_fails"] == {"failure", "properties"}
     assert found["test_skipped"] == found["test_expected"] - {"properties"} == {"skipped"}
 
@@ -170,20 +146,17 @@ _STOPS = """
     import pytest
     from meeting import meet
 
-
     @pytest.mark.distributed(world_size=2)
     def test_fails(world):
         meet("fails", "hangs")
         meet("fails", "hangs_too")
         assert world.rank
 
-
     @pytest.mark.distributed(world_size=2)
     @pytest.mark.parametrize("name", ["hangs", "hangs_too"])
     def test_hangs(world, name):
         meet(name, "fails")
         meet("hangs_on", "never")
-
 
     @pytest.mark.distributed(world_size=2)
     def test_never_begins(world):
@@ -209,12 +182,10 @@ _WAITS = """
     sys.path.insert(0, os.path.dirname(__file__))
     from meeting import meet
 
-
     @pytest.mark.distributed(world_size=2)
     @pytest.mark.parametrize("name", ["first", "second"])
     def test_waits(world, name):
         meet(name, "never")
-
 
     @pytest.mark.distributed(world_size=2)
     def test_ends(world):
@@ -229,7 +200,7 @@ def _wait_for(*paths: Path) -> None:
         time.sleep(0.02)
 
 
-@pytest.mark.parametrize("victim", ["runner", "group", "killed"])
+@pytest.mark.parametrize("victim", ["group", "killed"])
 def test_an_interrupted_run_leaves_nothing(starter: Starter, tmp_path: Path, victim: str) -> None:
     """Ctrl-C reports what every world was doing, and what has ended; SIGKILL of the runner leaves no process."""
     write_file(tmp_path, "meeting.py", _MEET)
@@ -247,7 +218,7 @@ def test_an_interrupted_run_leaves_nothing(starter: Starter, tmp_path: Path, vic
             assert time.monotonic() < until_s, "a folder is left"
             time.sleep(0.02)
         return
-    (child.send_group_signal if victim == "group" else child.send_signal)(signal.SIGINT)
+    child.send_group_signal(signal.SIGINT)
     assert child.wait() == 2, child.log
     assert "KeyboardInterrupt" in child.log
     for name in ("first", "second"):
@@ -260,13 +231,10 @@ _FAILURES = """
     import signal
     import subprocess
     import time
-
     import pytest
-
     from meeting import meet
 
     MET = os.environ["MEETING"]
-
 
     def wait_gone(name):
         meet("first", name)
@@ -276,11 +244,9 @@ _FAILURES = """
         while os.path.exists(f"/proc/{pid}"):
             time.sleep(0.02)
 
-
     def note_pid(name):
         with open(os.path.join(MET, name), "w") as file:
             file.write(str(os.getpid()))
-
 
     @pytest.mark.distributed(world_size=1)
     def test_first(world):
@@ -290,14 +256,12 @@ _FAILURES = """
         meet("first", "orphaned")
         meet("first", "passed")
 
-
     @pytest.mark.distributed(world_size=2)
     def test_is_killed(world):
         if world.rank == 1:
             note_pid("killed")
             os.kill(os.getpid(), signal.SIGKILL)
         world.barrier()
-
 
     @pytest.mark.distributed(world_size=2, timeout=3)
     def test_hangs(world):
@@ -306,7 +270,6 @@ _FAILURES = """
             while True:
                 time.sleep(0.01)
 
-
     @pytest.mark.distributed(world_size=1)
     def test_kills_its_fork_server(world):
         subprocess.Popen(["sleep", "600"], start_new_session=True, env={})
@@ -314,30 +277,26 @@ _FAILURES = """
         os.kill(os.getppid(), signal.SIGKILL)
         signal.pause()
 
-
     @pytest.mark.distributed(world_size=2)
     @pytest.mark.parametrize("n", range(3))
     def test_passes(world, n):
         meet("passed", "first")
 
-
     @pytest.mark.distributed(expected_exits={5: 0})
-    def test_cannot_start(world):
-        pass
-
+    def test_cannot_start(world): ...
 
     @pytest.mark.distributed(world_size=1)
-    def test_last(world):
-        pass
+    def test_last(world): ...
 """
 
 
 def test_each_world_fails_alone(starter: Starter, tmp_path: Path) -> None:
     """A crash, a hang, a dead fork server and a world that cannot start cost no other world, at their moment."""
     ended = _run(starter, tmp_path, _FAILURES, "--dist-jobs=4")
-    bad = ["test_is_killed", "test_hangs", "test_kills_its_fork_server", "test_cannot_start"]
-    good = ["test_first", *(f"test_passes[{n}]" for n in range(3)), "test_last"]
-    assert ended.outcomes() == dict.fromkeys(bad, "FAILED") | dict.fromkeys(good, "PASSED"), ended.log
+    ended.check(
+        failed="test_is_killed test_hangs test_kills_its_fork_server test_cannot_start",
+        passed="test_first test_passes[0] test_passes[1] test_passes[2] test_last",
+    )
     texts = ended.failures()
     assert "rank 1 was killed by SIGKILL (9)" in texts["test_is_killed"]
     assert "rank 1 " in texts["test_hangs"]
@@ -347,24 +306,21 @@ def test_each_world_fails_alone(starter: Starter, tmp_path: Path) -> None:
 
 _NO_ROOM = """
     import resource
-
     import pytest
 
     # Room for one world that starts, beside one or two that run.
     resource.setrlimit(resource.RLIMIT_NOFILE, (100, 100))
 
-
     @pytest.mark.distributed(world_size=8, init=False)
     @pytest.mark.parametrize("n", range(4))
-    def test_passes(n):
-        pass
+    def test_passes(n): ...
 """
 
 
 def test_a_world_without_room_starts_in_its_turn(starter: Starter, tmp_path: Path) -> None:
     """Too few open files for all worlds at once: no test fails for it."""
     ended = _run(starter, tmp_path, _NO_ROOM, "--dist-jobs=4")
-    assert ended.outcomes() == {f"test_passes[{n}]": "PASSED" for n in range(4)}, ended.log
+    ended.check(passed="test_passes[0] test_passes[1] test_passes[2] test_passes[3]")
 
 
 _LATE = """
@@ -372,16 +328,13 @@ _LATE = """
     import pytest
     from meeting import meet
 
-
     @pytest.mark.distributed(world_size=1)
     def test_first(world):
         meet("first", "unwanted")
 
-
     @pytest.mark.distributed(world_size=1)
     def test_unwanted(world):
         meet("unwanted", "never")
-
 
     @pytest.mark.distributed(world_size=1)
     def test_last(world):
@@ -392,11 +345,9 @@ _LATE_CONFTEST = """
     import os
     import pytest
 
-
     def pytest_runtest_setup(item):
         if {way!r} == "skipped" and item.name == "test_unwanted" and "RANK" not in os.environ:
             pytest.skip("late")
-
 
     @pytest.hookimpl(wrapper=True)
     def pytest_runtest_protocol(item, nextitem):
@@ -413,8 +364,7 @@ def test_a_world_that_is_not_wanted_any_more_is_cancelled(starter: Starter, tmp_
     """Another plugin has skipped or removed the test after its world had started. The next test runs once."""
     write_file(tmp_path, "conftest.py", _LATE_CONFTEST.format(way=way))
     ended = _run(starter, tmp_path, _LATE, "--dist-jobs=2")
-    expected = {"test_first": "PASSED", "test_last": "PASSED"}
-    assert ended.outcomes() == expected, ended.log
+    ended.check(passed="test_first test_last")
     assert (" 1 skipped" in ended.log) == (way == "skipped")
     assert "late" in ended.log or way == "removed"
     assert (tmp_path / "pids").read_text() == "ran "
@@ -457,19 +407,15 @@ _ON_GPUS = """
     torch.cuda.set_device = lambda device: None
     pytestmark = pytest.mark.distributed(world_size=2, init=False)
 
-
     def test_one():
         meet("one", {one!r})
         print("one on", os.environ["CUDA_VISIBLE_DEVICES"])
-
 
     def test_two():
         meet("two", {two!r})
         print("two on", os.environ["CUDA_VISIBLE_DEVICES"])
 
-
-    def test_three():
-        pass
+    def test_three(): ...
 """
 
 
@@ -478,14 +424,11 @@ def test_no_more_worlds_run_at_once_than_there_are_gpus_for(
     starter: Starter, tmp_path: Path, gpus: int, jobs: int
 ) -> None:
     """The others run afterwards, and the log says why. With -s, lines of ranks come in the turn of their test."""
-    nodes = tmp_path / "nodes"
-    nodes.mkdir()
-    for name in ("nvidiactl", *(f"nvidia{minor}" for minor in range(gpus))):
-        (nodes / name).touch()
+    nodes = make_nodes(tmp_path / "nodes", range(gpus))
     source = _ON_GPUS.format(one="two", two="one") if jobs > 1 else _ON_GPUS.format(one="one", two="two")
     env = {NODES_VARIABLE: str(nodes), NVML_VARIABLE: "/no/such/library"}
     ended = _run(starter, tmp_path, source, "-s", "--dist-jobs=4", "--dist-backend=cuda_gloo", **env)
-    assert ended.outcomes() == dict.fromkeys(["test_one", "test_two", "test_three"], "PASSED"), ended.log
+    ended.check(passed="test_one test_two test_three")
     why = f"because a world of 2 ranks needs 2 of {gpus} GPU(s)"
     assert f"dist_testing: --dist-jobs=4: {jobs} world(s) at a time, {why}" in ended.log
     found = {}
@@ -500,11 +443,8 @@ _UNDER_BAZEL = """
     import time
     import pytest
 
-
     @pytest.mark.distributed(world_size=2)
-    def test_before(world):
-        pass
-
+    def test_before(world): ...
 
     @pytest.mark.distributed(world_size=2)
     @pytest.mark.parametrize("n", [0, 1])
@@ -513,10 +453,8 @@ _UNDER_BAZEL = """
             while True:
                 time.sleep(0.01)
 
-
     @pytest.mark.distributed(world_size=2)
-    def test_after(world):
-        pass
+    def test_after(world): ...
 """
 
 
@@ -525,13 +463,7 @@ def test_bazels_time_limit_ends_what_hangs(starter: Starter, tmp_path: Path) -> 
     target = Target(tmp_path, {"test_cases.py": _UNDER_BAZEL})
     ended = target.run(starter, "--dist-jobs=3", "--dist-timeout=4", env={"TEST_TIMEOUT": "20"}, limit_s=40)
     assert ended.code == 1, ended.log
-    cases = target.xml()
-    assert {name: case.outcome for name, case in cases.items()} == {
-        "test_before": "passed",
-        "test_hangs[0]": "failure",
-        "test_hangs[1]": "failure",
-        "test_after": "passed",
-    }, ended.log
+    cases = target.check(passed="test_before test_after", failure="test_hangs[0] test_hangs[1]")
     for n in (0, 1):
         assert f"rank {n} " in cases[f"test_hangs[{n}]"].message
 

@@ -21,14 +21,10 @@ def test_every_line_is_complete_in_order_and_has_its_rank(starter: Starter, tmp_
 
     The output comes from Python's print, from a child process and from a descriptor.
     """
-    ended = run_cases(
-        starter,
-        tmp_path,
-        f"""
+    source = f"""
         import os
         import subprocess
         import sys
-
         import pytest
 
         @pytest.mark.distributed(world_size=3, init=False)
@@ -38,9 +34,8 @@ def test_every_line_is_complete_in_order_and_has_its_rank(starter: Starter, tmp_
             os.write(2, b"by descriptor\\n")
             subprocess.run([sys.executable, "-S", "-c", "print('of a child')"], check=True)
             sys.stdout.write("without an end")
-        """,
-        "-s",
-    )
+    """
+    ended = run_cases(starter, tmp_path, source, "-s")
     assert ended.outcomes() == {"test_prints": "PASSED"}, ended.log
     lines = ended.log.splitlines()
     for rank in range(3):
@@ -52,12 +47,8 @@ def test_every_line_is_complete_in_order_and_has_its_rank(starter: Starter, tmp_
 
 def test_output_appears_while_the_test_runs(starter: Starter, tmp_path: Path) -> None:
     """If this fails, a user who waits for a hanging test sees its output only at the end."""
-    write_file(
-        tmp_path,
-        "test_cases.py",
-        """
+    source = """
         import pytest
-
         from tests.support.bell import ring
 
         @pytest.mark.distributed(world_size=2)
@@ -66,8 +57,8 @@ def test_output_appears_while_the_test_runs(starter: Starter, tmp_path: Path) ->
             ring("printed")
             with open("go_on"):
                 pass
-        """,
-    )
+    """
+    write_file(tmp_path, "test_cases.py", source)
     go_on = tmp_path / "go_on"
     os.mkfifo(go_on)
     with Bell(tmp_path) as bell:
@@ -88,10 +79,7 @@ def test_output_appears_while_the_test_runs(starter: Starter, tmp_path: Path) ->
 
 def test_crash_loses_nothing(starter: Starter, tmp_path: Path) -> None:
     """If this fails, the last output before a crash, the most useful one, is missing live or in the report."""
-    ended = run_cases(
-        starter,
-        tmp_path,
-        """
+    source = """
         import os
         import pytest
 
@@ -102,9 +90,8 @@ def test_crash_loses_nothing(starter: Starter, tmp_path: Path) -> None:
                 print("last words", end="", flush=True)
                 os.kill(os.getpid(), 9)
             world.barrier()
-        """,
-        "-s",
-    )
+    """
+    ended = run_cases(starter, tmp_path, source, "-s")
     assert ended.outcomes() == {"test_dies": "FAILED"}
     assert "[rank 1] x\ufffd\n[rank 1] last words\n" in ended.log
     assert "output of rank 1:\nx\ufffd\nlast words" in ended.log
@@ -112,10 +99,7 @@ def test_crash_loses_nothing(starter: Starter, tmp_path: Path) -> None:
 
 def test_output_of_pools_unittest_and_setup_show_is_live_too(starter: Starter, tmp_path: Path) -> None:
     """If this fails, the output of a pool, a unittest class or `--setup-show` is not live."""
-    ended = run_cases(
-        starter,
-        tmp_path,
-        """
+    source = """
         import pytest
         import dist_testing
 
@@ -132,10 +116,8 @@ def test_output_of_pools_unittest_and_setup_show_is_live_too(starter: Starter, t
 
             def test_method(self):
                 print("of a method")
-        """,
-        "-s",
-        "--setup-show",
-    )
+    """
+    ended = run_cases(starter, tmp_path, source, "-s", "--setup-show")
     assert ended.code == 0, ended.log
     for rank in range(2):
         own = [line for line in ended.log.splitlines() if line.startswith(f"[rank {rank}] ")]

@@ -19,10 +19,7 @@ def pytest_configure(config):
 
 def test_a_parameter_can_be_marked(starter: Starter, tmp_path: Path) -> None:
     """If this fails, a marked parameter ends the session, or its case runs in the runner."""
-    ended = run_cases(
-        starter,
-        tmp_path,
-        """
+    source = """
         import os
         import pytest
 
@@ -41,28 +38,21 @@ def test_a_parameter_can_be_marked(starter: Starter, tmp_path: Path) -> None:
         @pytest.mark.parametrize("size", [pytest.param(2, marks=pytest.mark.distributed(world_size=2))])
         async def test_async(size):
             raise AssertionError("this must not run")
-        """,
-        "--dist-world-size=2",
-        "--continue-on-collection-errors",
-    )
+    """
+    ended = run_cases(starter, tmp_path, source, "--dist-world-size=2", "--continue-on-collection-errors")
     assert ended.code == 1, ended.log
-    assert ended.outcomes() == {
-        "test_reads_the_environment[0]": "PASSED",
-        "test_reads_the_environment[3]": "PASSED",
-        "test_has_a_world[2]": "PASSED",
-        "test_two_sizes[2]": "ERROR",
-        "test_async[2]": "FAILED",
-    }, ended.log
+    ended.check(
+        passed="test_reads_the_environment[0] test_reads_the_environment[3] test_has_a_world[2]",
+        error="test_two_sizes[2]",
+        failed="test_async[2]",
+    )
     assert "on a parameter or from a conftest, with the world sizes (1, 2)." in ended.log
     assert "Without one, make the test a plain function; asyncio.run() in it runs a coroutine." in ended.log
 
 
 def test_a_conftest_can_add_the_marker(starter: Starter, tmp_path: Path) -> None:
     """If this fails, a test that a conftest marks passes without ranks, or ends the session."""
-    write_file(
-        tmp_path,
-        "conftest.py",
-        """
+    conftest = """
         import pytest
 
         def pytest_itemcollected(item):
@@ -74,12 +64,9 @@ def test_a_conftest_can_add_the_marker(starter: Starter, tmp_path: Path) -> None
             for item in items:
                 if "late" in item.name:
                     item.add_marker(pytest.mark.distributed(world_size=2), append="other_size" not in item.name)
-        """,
-    )
-    ended = run_cases(
-        starter,
-        tmp_path,
-        """
+    """
+    write_file(tmp_path, "conftest.py", conftest)
+    source = """
         import os
         import pytest
 
@@ -99,17 +86,14 @@ def test_a_conftest_can_add_the_marker(starter: Starter, tmp_path: Path) -> None
         @pytest.mark.distributed(world_size=3)
         def test_late_other_size(world):
             raise AssertionError("this must not run")
-        """,
-        "--continue-on-collection-errors",
-    )
+    """
+    ended = run_cases(starter, tmp_path, source, "--continue-on-collection-errors")
     assert ended.code == 1, ended.log
-    assert ended.outcomes() == {
-        "test_late": "FAILED",
-        "test_at_once": "FAILED",
-        "test_late_world": "PASSED",
-        "test_late_second_marker": "PASSED",
-        "test_late_other_size": "ERROR",
-    }, ended.log
+    ended.check(
+        failed="test_late test_at_once",
+        passed="test_late_world test_late_second_marker",
+        error="test_late_other_size",
+    )
     assert ended.log.count("rank 1 raised AssertionError: assert '1' != '1'") >= 2
     assert "The test has another marker, and with that one its case has 3 ranks." in ended.log
 
@@ -130,7 +114,7 @@ _BEFORE_THE_TEST = """
     """
 
 
-@pytest.mark.parametrize("others", ["", "import dist_testing", "@MARK\ndef test_other():\n    pass\n"])
+@pytest.mark.parametrize("others", ["", "@MARK\ndef test_other(): ...\n"], ids=["alone", "others"])
 @pytest.mark.parametrize(
     ("hook", "code"), [(_AFTER_ALL_OTHERS, 4), (_AFTER_THE_COLLECTION, 4), (_BEFORE_THE_TEST, 1)], ids=range(3)
 )
@@ -168,7 +152,7 @@ def test_an_ini_option_names_the_marker(starter: Starter, tmp_path: Path) -> Non
             assert world.size == 3
         """
     ended = run_cases(starter, tmp_path, source, "-o", "dist_marker=ranks")
-    assert ended.outcomes() == {"test_theirs": "PASSED", "test_ours": "PASSED", "test_by_position": "PASSED"}, ended.log
+    ended.check(passed="test_theirs test_ours test_by_position")
     ended = run_cases(starter, tmp_path, source.replace("world_size=2", "worldsize=2"), "-o", "dist_marker=ranks")
     assert "test_ours: @pytest.mark.ranks with worldsize = 2." in ended.log
     ended = run_cases(starter, tmp_path, source, "-o", "dist_marker=two words")
@@ -183,8 +167,7 @@ def test_a_marker_with_two_meanings_is_refused(starter: Starter, tmp_path: Path)
         import os
         import pytest
 
-        def test_plain():
-            pass
+        def test_plain(): ...
 
         @pytest.mark.distributed
         def test_whose():
@@ -194,9 +177,6 @@ def test_a_marker_with_two_meanings_is_refused(starter: Starter, tmp_path: Path)
     assert ended.code == 4, ended.log
     assert "test_whose: @pytest.mark.distributed has two possible meanings." in ended.log
     assert "Traceback" not in ended.log
-    ended = run_cases(starter, tmp_path, source, "-k", "plain")
-    assert ended.outcomes() == {"test_plain": "PASSED"}, ended.log
-    ended = run_cases(starter, tmp_path, source, "-o", "dist_marker=distributed")
-    assert ended.outcomes() == {"test_plain": "PASSED", "test_whose": "PASSED"}, ended.log
-    ended = run_cases(starter, tmp_path, source, "--dist-world-size=2")
-    assert ended.outcomes() == {"test_plain": "PASSED", "test_whose": "PASSED"}, ended.log
+    run_cases(starter, tmp_path, source, "-k", "plain").check(passed="test_plain")
+    for option in ("--override-ini=dist_marker=distributed", "--dist-world-size=2"):
+        run_cases(starter, tmp_path, source, option).check(passed="test_plain test_whose")

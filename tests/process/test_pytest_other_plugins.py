@@ -16,13 +16,10 @@ import pytest
 
 pytestmark = pytest.mark.distributed(world_size=1, isolation="spawn", init=False)
 
-
 def test_fails(world):
     assert world.rank != 0
 
-
-def test_passes(world):
-    pass
+def test_passes(world): ...
 """
 
 
@@ -31,10 +28,7 @@ def test_a_time_limit_of_another_plugin_fails_one_test(starter: Starter, tmp_pat
 
     tests/plugins has the same for fresh ranks, with pytest-timeout itself.
     """
-    write_file(
-        tmp_path,
-        "conftest.py",
-        """
+    conftest = """
         import signal
         import pytest
 
@@ -54,12 +48,9 @@ def test_a_time_limit_of_another_plugin_fails_one_test(starter: Starter, tmp_pat
 
         def pytest_configure(config):
             config.addinivalue_line("markers", "limited: two seconds")
-        """,
-    )
-    ended = run_cases(
-        starter,
-        tmp_path,
-        """
+    """
+    write_file(tmp_path, "conftest.py", conftest)
+    source = """
         import threading
         import pytest
 
@@ -73,11 +64,10 @@ def test_a_time_limit_of_another_plugin_fails_one_test(starter: Starter, tmp_pat
 
         def test_after(world):
             world.barrier()
-        """,
-        "--dist-isolation=pool",
-    )
+    """
+    ended = run_cases(starter, tmp_path, source, "--dist-isolation=pool")
     assert ended.code == 1, ended.log
-    assert ended.outcomes() == {"test_before": "PASSED", "test_waits": "FAILED", "test_after": "PASSED"}, ended.log
+    ended.check(passed="test_before test_after", failed="test_waits")
     assert "test_waits: Timeout of another plugin\nAnother plugin, such as pytest-timeout, has ended" in ended.log
     assert "threading.Event().wait()" in ended.log or "in test_waits" in ended.log, ended.log
     assert "INTERNALERROR" not in ended.log
@@ -104,10 +94,7 @@ def test_fresh_interpreters_know_the_options_of_the_cache(
 
 def test_fresh_interpreters_leave_the_report_log_to_the_runner(starter: Starter, tmp_path: Path) -> None:
     """If this fails, each rank empties the file in which pytest-reportlog keeps the session."""
-    write_file(
-        tmp_path,
-        "conftest.py",
-        """
+    conftest = """
         def pytest_addoption(parser):
             parser.addoption("--report-log", dest="report_log", default=None)
 
@@ -122,10 +109,10 @@ def test_fresh_interpreters_leave_the_report_log_to_the_runner(starter: Starter,
             def pytest_runtest_logreport(self, report):
                 if report.when == "call":
                     print(report.nodeid, report.outcome, file=self.file)
-        """,
-    )
+    """
+    write_file(tmp_path, "conftest.py", conftest)
     ended = run_cases(starter, tmp_path, _SPAWN, "--report-log=log.txt")
-    assert ended.outcomes() == {"test_fails": "FAILED", "test_passes": "PASSED"}, ended.log
+    ended.check(failed="test_fails", passed="test_passes")
     assert (tmp_path / "log.txt").read_text(encoding="utf-8").splitlines() == [
         "test_cases.py::test_fails failed",
         "test_cases.py::test_passes passed",
@@ -135,10 +122,7 @@ def test_fresh_interpreters_leave_the_report_log_to_the_runner(starter: Starter,
 @pytest.mark.parametrize("option", ["--setup-only", "--setup-plan"])
 def test_a_test_that_is_only_set_up_has_not_passed(starter: Starter, tmp_path: Path, option: str) -> None:
     """If this fails, tests whose bodies have not run are in the results as passed."""
-    ended = run_cases(
-        starter,
-        tmp_path,
-        """
+    source = """
         import pytest
 
         pytestmark = pytest.mark.distributed(world_size=2)
@@ -153,9 +137,8 @@ def test_a_test_that_is_only_set_up_has_not_passed(starter: Starter, tmp_path: P
         @pytest.mark.skip(reason="not here")
         def test_skipped(world):
             raise AssertionError("this must not run")
-        """,
-        option,
-    )
+    """
+    ended = run_cases(starter, tmp_path, source, option)
     assert ended.code == 0, ended.log
     assert ended.outcomes() == {}, ended.log
     assert "passed" not in ended.log.splitlines()[-1], ended.log
@@ -163,7 +146,6 @@ def test_a_test_that_is_only_set_up_has_not_passed(starter: Starter, tmp_path: P
 
 _JSON_REPORT = """
     import pytest
-
 
     class Report:
         # As pytest-json-report does: a wrapper prepares what the other hooks use.
@@ -184,18 +166,17 @@ _JSON_REPORT = """
             assert item.extra == {"setup": {}}
             report.extra = item.extra
 
-
     def pytest_configure(config):
         config.pluginmanager.register(Report())
     """
 
 
-@pytest.mark.parametrize("isolation", ["fork", "pool", "spawn"])
+@pytest.mark.parametrize("isolation", ["pool", "spawn"])
 def test_wrappers_of_other_plugins_are_around_a_test_on_its_ranks(
     starter: Starter, tmp_path: Path, isolation: str
 ) -> None:
     """If this fails, with pytest-json-report or pytest-retry every distributed test fails by an AttributeError."""
     write_file(tmp_path, "json_report.py", _JSON_REPORT)
     ended = run_cases(starter, tmp_path, _SPAWN, "-p", "json_report", f"--dist-isolation={isolation}")
-    assert ended.outcomes() == {"test_fails": "FAILED", "test_passes": "PASSED"}, ended.log
+    ended.check(failed="test_fails", passed="test_passes")
     assert "rank 0 raised AssertionError" in ended.log

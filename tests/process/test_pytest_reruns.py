@@ -69,18 +69,13 @@ _PLUGINS = {
 def test_a_failed_case_runs_again_on_fresh_ranks(starter: Starter, tmp_path: Path, plugin: str) -> None:
     """If this fails, a mark that the user relies on has no effect, or one rank repeats a test alone."""
     write_file(tmp_path, f"{plugin}.py", _PLUGINS[plugin])
-    ended = run_cases(
-        starter,
-        tmp_path,
-        """
+    source = """
         import os
         from pathlib import Path
-
         import pytest
 
         HERE = Path(__file__).parent
         pytestmark = pytest.mark.distributed(world_size=2, init=False)
-
 
         def pass_at(world, name, number):
             tries = HERE / f"{name}-{world.rank}"
@@ -88,17 +83,14 @@ def test_a_failed_case_runs_again_on_fresh_ranks(starter: Starter, tmp_path: Pat
                 file.write("x")
             assert world.rank == 0 or len(tries.read_text()) >= number, f"try {len(tries.read_text())} of {name}"
 
-
         @pytest.mark.flaky(2)
         def test_third(world):
             pass_at(world, "third", 3)
-
 
         @pytest.mark.flaky(1)
         def test_never(world):
             pass_at(world, "never", 9)
             os.kill(os.getpid(), 9)
-
 
         @pytest.mark.distributed(isolation="pool")
         class TestPooled:
@@ -109,22 +101,13 @@ def test_a_failed_case_runs_again_on_fresh_ranks(starter: Starter, tmp_path: Pat
             def test_after(self, world):
                 pass_at(world, "after", 1)
 
-
         @pytest.mark.xfail(strict=True)
         @pytest.mark.flaky(1)
         def test_expected(world):
             pass_at(world, "expected", 9)
-        """,
-        "-p",
-        plugin,
-    )
-    assert ended.outcomes() == {
-        "test_third": "PASSED",
-        "test_never": "FAILED",
-        "test_of_pool": "PASSED",
-        "test_after": "PASSED",
-        "test_expected": "XFAIL",
-    }, ended.log
+    """
+    ended = run_cases(starter, tmp_path, source, "-p", plugin)
+    ended.check(passed="test_third test_of_pool test_after", failed="test_never", xfail="test_expected")
     tries = {path.name: len(path.read_text()) for path in tmp_path.glob("*-[01]")}
     expected = {"third": 3, "never": 2, "pool": 2, "after": 1, "expected": 1}
     assert tries == {f"{name}-{rank}": count for name, count in expected.items() for rank in (0, 1)}

@@ -21,11 +21,9 @@ _MIXED = """
 
     events = os.environ["EVENTS"]
 
-
     def note(text):
         with open(events, "a") as file:
             file.write(text + "\\n")
-
 
     @pytest.fixture(scope="module", autouse=True)
     def of_the_module():
@@ -33,28 +31,22 @@ _MIXED = """
         yield
         note("teardown")
 
-
     def test_plain_before():
         note("plain before")
-
 
     @pytest.mark.distributed(world_size=1)
     def test_marked(world):
         note("marked")
 
-
     def test_plain_after():
         note("plain after")
-
 
     @pytest.mark.distributed(world_size=2)
     def test_fails(world):
         assert world.rank != 1
 
-
     @pytest.mark.distributed(world_size=1)
-    def test_last(world):
-        pass
+    def test_last(world): ...
 """
 
 
@@ -70,50 +62,29 @@ def test_plain_and_marked_tests_live_in_one_file(starter: Starter, tmp_path: Pat
     ]
 
 
-def test_selection_by_name_failure_and_first_failure(starter: Starter, tmp_path: Path) -> None:
-    """If this fails, `-k`, `-x`, `--lf` or `--collect-only` ignore marked tests."""
-    env = {"EVENTS": str(tmp_path / "events")}
-    ended = run_cases(starter, tmp_path, _MIXED, "-k", "marked", **env)
-    assert ended.outcomes() == {"test_marked": "PASSED"}
-    ended = run_cases(starter, tmp_path, _MIXED, "-x", **env)
-    assert list(ended.outcomes()) == ["test_plain_before", "test_marked", "test_plain_after", "test_fails"]
-    assert ended.outcomes()["test_fails"] == "FAILED"
-    assert "rank 1 of 2 failed first" in ended.log
-    ended = run_cases(starter, tmp_path, _MIXED, "--lf", **env)
-    assert ended.outcomes() == {"test_fails": "FAILED"}
-    ended = run_cases(starter, tmp_path, _MIXED, "--collect-only", "-q", **env)
-    assert ended.code == 0
-    assert "test_cases.py::test_marked" in ended.log
-
-
 def test_options_about_failures(starter: Starter, tmp_path: Path) -> None:
-    """If this fails, `--maxfail`, `--ff` or `--sw` forget what happened to a marked test."""
+    """If this fails, `--maxfail`, `--lf`, `--ff`, `--sw` or `--collect-only` forget or ignore marked tests."""
     source = """
         import pytest
 
         pytestmark = pytest.mark.distributed(world_size=1)
 
-        def test_a(world):
-            pass
+        def test_a(world): ...
 
-        def test_b(world):
-            assert world.size == 2
-
-        def test_c(world):
-            assert world.size == 3
-
-        def test_d(world):
-            assert world.size == 4
+        @pytest.mark.parametrize("size", [2, 3, 4])
+        def test_b(world, size):
+            assert world.size == size
     """
-    ended = run_cases(starter, tmp_path, source, "--maxfail=2")
-    assert list(ended.outcomes()) == ["test_a", "test_b", "test_c"], ended.log
-    ended = run_cases(starter, tmp_path, source, "--ff", "-x", "-v")
-    assert "test_cases.py::test_b FAILED" in ended.log
-    assert "test_a" not in ended.log
-    ended = run_cases(starter, tmp_path, source, "--sw")
-    assert list(ended.outcomes()) == ["test_a", "test_b"]
-    ended = run_cases(starter, tmp_path, source, "--sw", "--sw-skip")
-    assert list(ended.outcomes()) == ["test_b", "test_c"], "one failure is skipped"
+
+    def run(*options: str) -> list[str]:
+        return [name.removeprefix("test_") for name in run_cases(starter, tmp_path, source, *options).outcomes()]
+
+    assert run("--maxfail=2") == ["a", "b[2]", "b[3]"]
+    assert run("--lf") == ["b[2]", "b[3]"]
+    assert run("--ff", "-x") == ["b[2]"]
+    assert run("--sw") == ["a", "b[2]"]
+    assert run("--sw", "--sw-skip") == ["b[2]", "b[3]"], "one failure is skipped"
+    assert "test_cases.py::test_b[4]" in run_cases(starter, tmp_path, source, "--collect-only", "-q").log
 
 
 def test_reports_for_other_programs(starter: Starter, tmp_path: Path) -> None:
@@ -145,89 +116,28 @@ def test_reports_for_other_programs(starter: Starter, tmp_path: Path) -> None:
     assert f"test_cases.py:4: {said}" in ended.log
 
 
-def test_parameters_and_fixtures_of_every_kind(starter: Starter, tmp_path: Path) -> None:
-    """If this fails, indirect parameters, ids, autouse, usefixtures or an import mode work only in plain pytest."""
+def test_other_ways_to_collect(starter: Starter, tmp_path: Path) -> None:
+    """If this fails, `--import-mode=importlib` or `--fixtures` fail."""
     source = """
         import pytest
 
-        seen = []
-
-        @pytest.fixture
-        def doubled(request, world):
-            return 2 * request.param + world.rank
-
-        @pytest.fixture(autouse=True)
-        def always(request):
-            seen.append(request.node.name)
-
-        @pytest.fixture
-        def used(world):
-            seen.append("used")
-
         @pytest.mark.distributed(world_size=2)
-        class TestIt:
-            @pytest.fixture(autouse=True)
-            def of_class(self):
-                self.value = 7
-
-            @pytest.mark.usefixtures("used")
-            @pytest.mark.parametrize("doubled", [pytest.param(1, id="one"), pytest.param(2, id="two")], indirect=True)
-            def test_both(self, world, doubled, request):
-                assert doubled in (2 + world.rank, 4 + world.rank)
-                assert seen == [request.node.name, "used"]
-                assert self.value == 7
-                assert request.getfixturevalue("world_size") == 2
+        def test_both(world, request):
+            assert request.getfixturevalue("world_size") == 2
     """
-    for mode in ("prepend", "append", "importlib"):
-        ended = run_cases(starter, tmp_path, source, f"--import-mode={mode}", "-p", "no:cacheprovider")
-        assert ended.outcomes() == {"test_both[one]": "PASSED", "test_both[two]": "PASSED"}, ended.log
+    ended = run_cases(starter, tmp_path, source, "--import-mode=importlib", "-p", "no:cacheprovider")
+    ended.check(passed="test_both")
     ended = run_cases(starter, tmp_path, source, "--fixtures", "-q")
     assert "world -- " in ended.log
-    ended = run_cases(starter, tmp_path, source, "--setup-plan")
-    assert ended.code == 0, ended.log
-
-
-def test_expected_failure_covers_all_that_failed(starter: Starter, tmp_path: Path) -> None:
-    """If this fails, an expected failure hides a teardown that broke after it."""
-    ended = run_cases(
-        starter,
-        tmp_path,
-        """
-        import pytest
-
-        pytestmark = [pytest.mark.distributed(world_size=2), pytest.mark.xfail(raises=ValueError)]
-
-
-        @pytest.fixture
-        def breaks(world):
-            yield
-            raise OSError("planted in the teardown")
-
-
-        def test_expected(world):
-            raise ValueError
-
-
-        def test_and_teardown(world, breaks):
-            raise ValueError("planted in the test")
-        """,
-    )
-    assert ended.outcomes() == {"test_expected": "XFAIL", "test_and_teardown": "FAILED"}, ended.log
-    assert "in the same way: it raised ValueError: planted in the test in call" in ended.log
-    assert "then it raised OSError: planted in the teardown in teardown" in ended.log
 
 
 def test_sub_tests_of_pytest(starter: Starter, tmp_path: Path) -> None:
     """If this fails, a failure does not name its sub-test, or the skip of one hides that the test ran."""
     pytest.importorskip("_pytest.subtests", reason="sub-tests need pytest 9")
-    ended = run_cases(
-        starter,
-        tmp_path,
-        """
+    source = """
         import pytest
 
         pytestmark = pytest.mark.distributed(world_size=2)
-
 
         def test_skips_one(world, subtests):
             with subtests.test(number=1):
@@ -235,54 +145,42 @@ def test_sub_tests_of_pytest(starter: Starter, tmp_path: Path) -> None:
             with subtests.test(number=2):
                 pass
 
-
         def test_fails(world, subtests):
             for number in range(4):
                 with subtests.test(number=number):
                     assert number % 2 == 0
 
-
         def test_fails_after_it(world, subtests):
             with subtests.test(number=1):
                 pass
             raise ValueError("after the sub-test")
-        """,
+    """
+    ended = run_cases(starter, tmp_path, source)
+    ended.check(
+        passed="test_skips_one",
+        failed="test_fails test_fails_after_it",
+        log=["(number=1)", "(number=3)", "raised ValueError: after the sub-test"],
     )
-    assert ended.outcomes() == {"test_skips_one": "PASSED", "test_fails": "FAILED", "test_fails_after_it": "FAILED"}
-    for text in ("(number=1)", "(number=3)", "raised ValueError: after the sub-test"):
-        assert text in ended.log, ended.log
 
 
-def test_exit_is_reported_at_the_line_of_the_test(starter: Starter, tmp_path: Path) -> None:
-    """If this fails, the report of `pytest.exit` shows frames of pytest and this library, which say nothing."""
-    ended = run_cases(
-        starter,
-        tmp_path,
-        """
+def test_exit_ends_the_session_and_is_reported_at_the_line_of_the_test(starter: Starter, tmp_path: Path) -> None:
+    """If this fails, later tests run after `pytest.exit`, or its report shows frames that say nothing."""
+    source = """
         import pytest
 
         pytestmark = pytest.mark.distributed(world_size=2)
 
-
         def test_leaves(world):
-            pytest.exit("planted reason")
-
+            if world.rank == 1:
+                pytest.exit("planted reason")
+            world.barrier()
 
         def test_never(world): ...
-        """,
-    )
-    assert ended.code == pytest.ExitCode.INTERRUPTED
-    assert ended.outcomes() == {"test_leaves": "FAILED"}
-    assert 'pytest.exit("planted reason")' in ended.log
-    assert "pluggy" not in ended.log.partition("= FAILURES =")[2], ended.log
-
-
-def test_missing_fixture_is_named(starter: Starter, tmp_path: Path) -> None:
-    """If this fails, the summary shows the request object instead of the missing fixture."""
-    source = "import pytest\n\n@pytest.mark.distributed(world_size=1)\ndef test_it(world, nothing): ...\n"
+    """
     ended = run_cases(starter, tmp_path, source)
-    assert ended.outcomes() == {"test_it": "FAILED"}
-    assert "FixtureLookupError: no fixture 'nothing' in setup" in ended.log, ended.log
+    assert ended.code == pytest.ExitCode.INTERRUPTED
+    ended.check(failed="test_leaves", log=['pytest.exit("planted reason")', "Interrupted: planted reason"])
+    assert "pluggy" not in ended.log.partition("= FAILURES =")[2], ended.log
 
 
 def test_an_expectation_may_look_at_the_exception(starter: Starter, tmp_path: Path) -> None:
@@ -303,33 +201,23 @@ def test_an_expectation_may_look_at_the_exception(starter: Starter, tmp_path: Pa
     assert ended.outcomes() == {"test_group[ValueError]": "XFAIL", "test_group[KeyError]": "FAILED"}, ended.log
 
 
-@pytest.mark.parametrize(
-    ("unclean", "said"),
-    [
-        ("threading.Thread(target=threading.Event().wait, name='of the import', daemon=True).start()", "of the import"),
-        (
-            "dist.init_process_group('gloo', store=dist.HashStore(), rank=0, world_size=1)",
-            "a process group is initialised",
-        ),
-        ("torch.set_num_threads(2); torch.ones(1 << 20).exp_()", "thread(s) of native code are running"),
-    ],
-    ids=["thread", "process group", "OpenMP pool"],
-)
-def test_ranks_of_an_unclean_runner_come_from_a_fresh_interpreter(
-    starter: Starter, tmp_path: Path, unclean: str, said: str
-) -> None:
-    """If this fails, ranks inherit locks in any state, because fork copies them, or the log lacks the reason."""
-    source = f"""
+def test_ranks_of_an_unclean_runner_come_from_a_fresh_interpreter(starter: Starter, tmp_path: Path) -> None:
+    """If this fails, ranks inherit locks in any state, because fork copies them, or the log lacks the reason.
+
+    tests/unit/test_clean.py has every reason.
+    """
+    source = """
         import os
         import threading
-
         import pytest
         import torch
         import torch.distributed as dist
 
         if os.getpid() == int(os.environ.setdefault("RUNNER", str(os.getpid()))):
-            {unclean}
-
+            threading.Thread(target=threading.Event().wait, name="of the import", daemon=True).start()
+            dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+            torch.set_num_threads(2)
+            torch.ones(1 << 20).exp_()
 
         @pytest.mark.distributed(world_size=2)
         def test_sums(world):
@@ -338,10 +226,8 @@ def test_ranks_of_an_unclean_runner_come_from_a_fresh_interpreter(
             assert total.exp().max() > 7
     """
     ended = run_cases(starter, tmp_path, source)
-    assert ended.code == 0, ended.log
-    assert ended.outcomes() == {"test_sums": "PASSED"}
-    assert "ranks are forked from a fresh interpreter and not from this one" in ended.log
-    assert said in ended.log
+    said = ("of the import", "a process group is initialised", "thread(s) of native code are running")
+    ended.check(passed="test_sums", log=["ranks are forked from a fresh interpreter and not from this one", *said])
 
 
 @pytest.mark.parametrize("unclean", ["", "threading.Thread(target=threading.Event().wait, daemon=True).start()"])
@@ -351,7 +237,6 @@ def test_torch_is_loaded_once_even_if_no_test_imports_it(starter: Starter, tmp_p
         import os
         import sys
         import threading
-
         import pytest
 
         if os.getpid() == int(os.environ.setdefault("RUNNER", str(os.getpid()))):
@@ -360,7 +245,6 @@ def test_torch_is_loaded_once_even_if_no_test_imports_it(starter: Starter, tmp_p
         os.register_at_fork(
             after_in_child=lambda: os.write(2, f"forked, torch is loaded: {{'torch' in sys.modules}}\\n".encode())
         )
-
 
         @pytest.mark.distributed(world_size=2)
         def test_meets(world):
@@ -378,27 +262,18 @@ def test_xdist_distributes_the_cases(starter: Starter, tmp_path: Path) -> None:
     pytest.importorskip("xdist", reason="pytest-xdist is not installed")
     # The three levels are controller, worker, and the fresh interpreter that a worker forks its ranks from. A second
     # controller below them would start others without end.
-    write_file(
-        tmp_path,
-        "conftest.py",
-        """
+    conftest = """
         import os
 
         depth = int(os.environ.get("DEPTH", "0")) + 1
         os.environ["DEPTH"] = str(depth)
         assert depth <= 3, "a fork server has started runners of its own"
-        """,
-    )
+    """
+    write_file(tmp_path, "conftest.py", conftest)
     env = {"EVENTS": str(tmp_path / "events")}
     ended = run_cases(starter, tmp_path, _MIXED, "-p", "xdist", "-n", "2", **env)
     assert ended.code == pytest.ExitCode.TESTS_FAILED, ended.log
-    assert ended.outcomes() == {
-        "test_plain_before": "PASSED",
-        "test_marked": "PASSED",
-        "test_plain_after": "PASSED",
-        "test_fails": "FAILED",
-        "test_last": "PASSED",
-    }
+    ended.check(passed="test_plain_before test_marked test_plain_after test_last", failed="test_fails")
     assert ended.log.count("rank 1 of 2 failed first") == 1
 
 
@@ -444,40 +319,28 @@ def _major_version(package: str) -> int:
 
 def test_fixtures_of_a_file_end_with_it_after_a_distributed_test(starter: Starter, tmp_path: Path) -> None:
     """If this fails, a fixture stays for the next file, whose tests pytest then refuses to begin."""
-    write_file(
-        tmp_path,
-        "test_first.py",
-        """
+    source = """
         from pathlib import Path
-
         import pytest
-
 
         @pytest.fixture(scope="module")
         def server():
             yield
             Path("ended").touch()
 
-
-        def test_plain(server):
-            pass
-
+        def test_plain(server): ...
 
         @pytest.mark.distributed(world_size=2)
         def test_ranks(world):
             assert not Path("ended").exists()
-        """,
-    )
-    write_file(
-        tmp_path,
-        "test_second.py",
-        """
+    """
+    write_file(tmp_path, "test_first.py", source)
+    source = """
         from pathlib import Path
-
 
         def test_after():
             assert Path("ended").exists()
-        """,
-    )
+    """
+    write_file(tmp_path, "test_second.py", source)
     ended = run_pytest(starter, tmp_path, "-rA", "test_first.py", "test_second.py")
     assert set(ended.outcomes().values()) == {"PASSED"}, ended.log

@@ -10,9 +10,7 @@ from tests.support.starter import Starter
 _SOURCE = """
     import unittest
     import warnings
-
     import pytest
-
     import dist_testing
 
     class OwnWarning(UserWarning):
@@ -59,22 +57,25 @@ _SOURCE = """
         @pytest.mark.filterwarnings("error:refused here")
         def test_error_in_method(self):
             warnings.warn("refused here")
+
+        def test_allows_warns(self):
+            warnings.simplefilter("always")
+            warnings.warn("allowed by the test")
+
+        def test_allows_warns_and_fails(self):
+            self.test_allows_warns()
+            raise ValueError("the verdict")
 """
 
 
 def test_warnings_of_ranks_are_in_the_summary(starter: Starter, tmp_path: Path) -> None:
     """If this fails, the same warning of four ranks hides all others, or no rank is named."""
     ended = run_cases(starter, tmp_path, _SOURCE)
-    assert ended.outcomes() == {
-        "test_all_warn": "PASSED",
-        "test_one_warns": "PASSED",
-        "test_filtered": "PASSED",
-        "test_error": "FAILED",
-        "test_fixtures": "PASSED",
-        "test_warns": "PASSED",
-        "test_filtered_method": "PASSED",
-        "test_error_in_method": "FAILED",
-    }, ended.log
+    ended.check(
+        passed="test_all_warn test_one_warns test_filtered test_fixtures test_warns test_filtered_method"
+        " test_allows_warns",
+        failed="test_error test_error_in_method test_allows_warns_and_fails",
+    )
     summary = ended.log[ended.log.index("warnings summary") :]
     assert "UserWarning: of all of them [ranks 0, 1, 2]" in summary
     assert summary.count("of all of them [") == 1
@@ -90,34 +91,12 @@ def test_warnings_of_ranks_are_in_the_summary(starter: Starter, tmp_path: Path) 
 def test_warnings_can_be_errors_or_switched_off(starter: Starter, tmp_path: Path) -> None:
     """If this fails, `-W` and `-p no:warnings` hold in the runner but not on ranks, or a warning hides a verdict."""
     ended = run_cases(starter, tmp_path, _SOURCE, "-W", "error", "-k", "all_warn or filtered or warns")
-    assert ended.outcomes() == {
-        "test_all_warn": "FAILED",
-        "test_one_warns": "FAILED",
-        "test_filtered": "PASSED",
-        "test_warns": "FAILED",
-        "test_filtered_method": "PASSED",
-    }, ended.log
-    assert "raised UserWarning: of all of them in call" in ended.log
-
     # A test may allow what the session refuses.
-    source = """
-        import warnings
-
-        import dist_testing
-
-        class UnittestTest(dist_testing.MultiProcessTestCase):
-            world_size = 2
-
-            def test_passes(self):
-                warnings.simplefilter("always")
-                warnings.warn("allowed by the test")
-
-            def test_fails(self):
-                self.test_passes()
-                raise ValueError("the verdict")
-    """
-    ended = run_cases(starter, tmp_path, source, "-W", "error")
-    assert ended.outcomes() == {"test_passes": "PASSED", "test_fails": "FAILED"}, ended.log
+    ended.check(
+        failed="test_all_warn test_one_warns test_warns test_allows_warns_and_fails",
+        passed="test_filtered test_filtered_method test_allows_warns",
+    )
+    assert "raised UserWarning: of all of them in call" in ended.log
     assert "UserWarning: allowed by the test [ranks 0, 1]" in ended.log
     assert "raised ValueError: the verdict in call" in ended.log
 
@@ -136,12 +115,8 @@ def test_warnings_can_be_errors_or_switched_off(starter: Starter, tmp_path: Path
 
 def test_a_warning_of_the_collection_does_not_disturb_ranks(starter: Starter, tmp_path: Path) -> None:
     """If this fails, a test file that warns while it is imported has no ranks that are fresh interpreters."""
-    ended = run_cases(
-        starter,
-        tmp_path,
-        """
+    source = """
         import warnings
-
         import pytest
 
         warnings.warn("while it is imported")
@@ -150,8 +125,7 @@ def test_a_warning_of_the_collection_does_not_disturb_ranks(starter: Starter, tm
         @pytest.mark.parametrize("number", range(2))
         def test_passes(world, number):
             warnings.warn("in the test")
-        """,
-        "--dist-isolation=spawn",
-    )
+    """
+    ended = run_cases(starter, tmp_path, source, "--dist-isolation=spawn")
     assert set(ended.outcomes().values()) == {"PASSED"}, ended.log
     assert "in the test [ranks 0, 1]" in ended.log

@@ -17,7 +17,7 @@ import torch.distributed as dist
 from dist_testing import World
 from dist_testing.core.engine.engine import Engine
 from dist_testing.core.ground.outcomes import Cause, Kind, Status
-from tests.support.faults import FAULTS
+from tests.support.faults import ENDS, FAULTS
 from tests.support.worlds import alive, engine_for, run
 
 # Small, for every run; a stress run sets a thousand.
@@ -44,41 +44,24 @@ class _Expected:
     alone: Cause | None = None
 
 
-_CRASH = _Expected(Cause.CRASH)
-_FAILURE = _Expected(Cause.FAILURE)
 _HANG = _Expected(Cause.HANG)
 _LEAK = _Expected(Cause.LEAK, blames=False)
 _NONE = _Expected(Cause.NONE, blames=False)
 _EXPECTED = {
-    "abort": _CRASH,
-    "close descriptors": _CRASH,
-    "exit 0": _CRASH,
-    "exit 3": _CRASH,
-    "fill disk": _FAILURE,
+    **{fault: _Expected(end.cause) for fault, end in ENDS.items()},
+    "close descriptors": _Expected(Cause.CRASH),
     "fork": _NONE,
     "fork twice": _LEAK,
     "hang in destroy": _HANG,
-    "hard exit 0": _CRASH,
-    "hard exit 3": _CRASH,
-    "hard exit 77": _CRASH,
     "keep a thread": _NONE,
-    "keyboard interrupt": _FAILURE,
-    "kill": _CRASH,
     "leave a session": _LEAK,
     "leave a thread": _LEAK,
     "loop with GIL": _HANG,
     "nothing": _NONE,
-    "out of memory": _FAILURE,
-    "print much": _FAILURE,
-    "raise": _FAILURE,
-    "raise much": _FAILURE,
-    "raise unprintable": _FAILURE,
-    "segfault": _CRASH,
     # In a world of one, all ranks skip.
     "skip": _Expected(Cause.DISAGREEMENT, blames=False, alone=Cause.NONE),
     "sleep": _HANG,
     "stop": _HANG,
-    "terminate": _CRASH,
 }
 # These faults end at the deadline, which takes that time.
 _SLOW = frozenset({"hang in destroy", "loop with GIL", "sleep", "stop"})

@@ -13,20 +13,16 @@ _SCRIPT = """
     import sys
     import threading
     import unittest
-
     import torch
     import torch.distributed as dist
-
     import dist_testing
     from dist_testing import RunFailedError
     from dist_testing.core.ground.errors import UsageError
 
     BIG = 1 << 21
 
-
     class Own:
         pass
-
 
     def total(factor, *, add=0):
         print("on", dist.get_rank())
@@ -34,27 +30,22 @@ _SCRIPT = """
         dist.all_reduce(value)
         return {"rank": dist.get_rank(), "value": value, "env": os.environ["LOCAL_WORLD_SIZE"]}
 
-
     def fails():
         if dist.get_rank() == 1:
             raise ValueError("planted")
         dist.barrier()
-
 
     def dies():
         if dist.get_rank() == 1:
             os.kill(os.getpid(), signal.SIGKILL)
         dist.barrier()
 
-
     def waits():
         if dist.get_rank() == 1:
             dist.barrier()
 
-
     def skips():
         sys.exit(dist_testing.TEST_SKIPS["small_worldsize"].exit_code)
-
 
     def error_of(kind, *args, **kwargs):
         try:
@@ -63,12 +54,10 @@ _SCRIPT = """
             return error
         raise AssertionError(f"{args} has passed")
 
-
     def check_values(**kwargs):
         found = dist_testing.run(total, 2, (10,), {"add": 1}, **kwargs)
         assert [one["rank"] for one in found] == [0, 1], found
         assert all(one["value"].tolist() == [32.0, 32.0] and one["env"] == "2" for one in found), found
-
 
     def main():
         # OpenMP's threads: in a careless child of this thread, the same computation would never end.
@@ -119,7 +108,6 @@ _SCRIPT = """
         stop.set()
         print("all is well")
 
-
     if __name__ == "__main__":
         main()
 """
@@ -161,10 +149,8 @@ _NOTEBOOK = """
         "third = dist_testing.run(cell, world_size=2, args=(2,), isolation='spawn')",
     ]
 
-
     class Stream(io.StringIO):
         pass
-
 
     stop = threading.Event()
     for _ in range(3):
@@ -194,10 +180,8 @@ def test_a_function_of_a_notebooks_cell_runs(starter: Starter, tmp_path: Path) -
 _CASES = """
     import pytest
     import torch.distributed as dist
-
     import dist_testing
     from dist_testing.core.ground.errors import UsageError
-
 
     def test_values(tmp_path, monkeypatch):
         monkeypatch.setenv("SET_BY_TEST", "here")
@@ -211,21 +195,17 @@ _CASES = """
         assert dist_testing.run(on_rank, world_size=2) == [2, 2]
         assert [(tmp_path / name).read_text() for name in "01"] == ["here", "here"]
 
-
     def test_fails():
         def on_rank():
             assert dist.get_rank() == 0
 
         dist_testing.run(on_rank, world_size=2)
 
-
     def test_skips():
         dist_testing.run(lambda: pytest.skip("of pytest"), world_size=2)
 
-
     def test_lacks():
         dist_testing.run(print, world_size=8, backend="nccl")
-
 
     @pytest.mark.parametrize(
         ("change", "said"),

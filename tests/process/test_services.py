@@ -25,7 +25,8 @@ from dist_testing.gpus.devices import gpus_present
 from dist_testing.gpus.gpu import NODES_VARIABLE
 from dist_testing.gpus.holders import find_holders
 from dist_testing.services import Running, Service, ServiceError
-from tests.support.children import assert_no_folder_left, run_cases, start_pytest, write_file
+from tests.support.children import assert_no_folder_left, run_cases, run_pytest, start_pytest, write_file
+from tests.support.gpu_nodes import make_nodes
 from tests.support.starter import Starter, is_alive, living_below, wait_ended
 
 _HTTP = ["{python}", "-m", "http.server", "{port}", "--bind", "127.0.0.1"]
@@ -100,17 +101,14 @@ def test_server_of_a_function() -> None:
 
 def test_function_of_a_file_that_no_path_leads_to(tmp_path: Path) -> None:
     """pytest imports test files so with `--import-mode=importlib`."""
-    write_file(
-        tmp_path,
-        "elsewhere.py",
-        """
+    source = """
             import signal
 
             def serve():
                 print(__name__, "is ready", flush=True)
                 signal.pause()
-        """,
-    )
+    """
+    write_file(tmp_path, "elsewhere.py", source)
     spec = importlib.util.spec_from_file_location("no_package.elsewhere", tmp_path / "elsewhere.py")
     assert spec is not None
     assert spec.loader is not None
@@ -141,10 +139,7 @@ def test_announced_port_and_a_function_as_health() -> None:
 
 def test_torchrun_as_the_command(tmp_path: Path) -> None:
     """If this fails, the workers that torchrun starts outlive the service."""
-    script = write_file(
-        tmp_path,
-        "train.py",
-        """
+    source = """
             import os, time
             import torch, torch.distributed as dist
 
@@ -153,8 +148,8 @@ def test_torchrun_as_the_command(tmp_path: Path) -> None:
             dist.all_reduce(total)
             print(f"rank {dist.get_rank()} of {int(total)} has pid {os.getpid()}", flush=True)
             time.sleep(1000)
-        """,
-    )
+    """
+    script = write_file(tmp_path, "train.py", source)
     command = ["{python}", "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", str(script)]
     both = re.compile(r"rank \d of 2(.|\n)*rank \d of 2")
     with Service(command, name="torchrun", healthy=both, timeout=_LIMIT_S, grace=_LIMIT_S) as running:
@@ -315,11 +310,7 @@ def _kill(running: Running, pid: int) -> None:
 
 def test_gpus_are_leased_for_the_service(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """If this fails, a server and a test use one GPU, and one of them lacks memory."""
-    nodes = tmp_path / "nodes"
-    nodes.mkdir()
-    for name in ("nvidiactl", "nvidia0", "nvidia1", "nvidia2"):
-        (nodes / name).touch()
-    monkeypatch.setenv(NODES_VARIABLE, str(nodes))
+    monkeypatch.setenv(NODES_VARIABLE, str(make_nodes(tmp_path / "nodes", range(3))))
     code = "import os, time; print('ready', os.environ['CUDA_VISIBLE_DEVICES'], flush=True); time.sleep(999)"
     with _script(code, gpus=2) as running:
         assert running.output() == "ready GPU-simulated-0,GPU-simulated-1\n"
@@ -343,10 +334,8 @@ _SESSION = """
     import signal
     import unittest
     import urllib.request
-
     import pytest
     import torch.distributed as dist
-
     import dist_testing
     from dist_testing.services import Service
 
@@ -364,10 +353,8 @@ _SESSION = """
     broken_http = broken.fixture()
     pids = set()
 
-
     def read(address, path="/"):
         return urllib.request.urlopen(address.url + path).read()
-
 
     def end(address):
         # Its end is certain when this returns.
@@ -375,7 +362,6 @@ _SESSION = """
         os.kill(address.pid, signal.SIGKILL)
         select.select([ended], [], [])
         os.close(ended)
-
 
     @pytest.mark.distributed(world_size=2, services=[server, own])
     @pytest.mark.parametrize("isolation", ["fork", "spawn"])
@@ -385,23 +371,19 @@ _SESSION = """
         assert http.url == server.url
         print("pid", server.address().pid, flush=True)
 
-
     def test_in_the_runner(http, own_http):
         assert read(server) == read(http) == read(own_http)
         pids.add(http.pid)
 
-
     def test_one_server_for_the_module(http):
         pids.add(http.pid)
         assert len(pids) == 1
-
 
     class TestPool:
         @pytest.mark.distributed(world_size=2, isolation="pool", services=own)
         @pytest.mark.parametrize("number", range(2))
         def test_pool(self, world, number):
             assert read(own)
-
 
     class TestOfUnittest(dist_testing.MultiProcessTestCase):
         world_size = 2
@@ -410,13 +392,11 @@ _SESSION = """
         def test_method(self):
             assert read(own)
 
-
     @pytest.mark.distributed(world_size=2, services=[server, own])
     def test_rank_fails(world):
         read(own, "/?asked")
         dist.barrier()
         assert world.rank == 0
-
 
     @pytest.mark.distributed(world_size=2, services=[own])
     def test_service_dies(world):
@@ -425,14 +405,12 @@ _SESSION = """
         dist.barrier()
         signal.pause()
 
-
     @pytest.mark.xfail(reason="a rank may raise")
     @pytest.mark.distributed(world_size=2, services=[own])
     def test_service_dies_where_a_failure_is_expected(world):
         if world.rank == 0:
             end(own.address())
         signal.pause()
-
 
     @pytest.mark.distributed(world_size=2, services=[own])
     def test_service_dies_and_a_rank_says_so(world):
@@ -442,78 +420,48 @@ _SESSION = """
         dist.barrier()
         read(own)
 
-
     @pytest.mark.distributed(world_size=2, services=[broken])
-    def test_never_starts(world):
-        pass
+    def test_never_starts(world): ...
 
-
-    def test_never_starts_in_the_runner(broken_http):
-        pass
-
+    def test_never_starts_in_the_runner(broken_http): ...
 
     @pytest.mark.distributed(world_size=2, services=[leaky])
-    def test_leak(world):
-        pass
-
+    def test_leak(world): ...
 
     @pytest.mark.distributed(world_size=2)
-    def test_not_named(world, http):
-        pass
-
+    def test_not_named(world, http): ...
 
     def test_fails_in_the_runner(http):
         read(http, "/?asked")
         assert False
 
-
     def test_dies_in_the_runner(http):
         end(http)
         read(http)
 
-
-    def test_after_it(http):
-        pass
-
+    def test_after_it(http): ...
 
     @pytest.mark.distributed(world_size=2, services=[server])
-    def test_after_it_on_ranks(world):
-        pass
-
+    def test_after_it_on_ranks(world): ...
 
     def test_own_one_is_new(own_http):
         assert read(own_http)
 """
-_OUTCOMES = {
-    "test_on_ranks[fork]": "PASSED",
-    "test_on_ranks[spawn]": "PASSED",
-    "test_in_the_runner": "PASSED",
-    "test_one_server_for_the_module": "PASSED",
-    "test_pool[0]": "PASSED",
-    "test_pool[1]": "PASSED",
-    "test_method": "PASSED",
-    "test_rank_fails": "FAILED",
-    "test_service_dies": "FAILED",
-    "test_service_dies_where_a_failure_is_expected": "FAILED",
-    "test_service_dies_and_a_rank_says_so": "FAILED",
-    "test_never_starts": "FAILED",
-    "test_never_starts_in_the_runner": "ERROR",
-    "test_leak": "FAILED",
-    "test_not_named": "FAILED",
-    "test_fails_in_the_runner": "FAILED",
-    # Its teardown fails, too.
-    "test_dies_in_the_runner": "FAILED",
-    "test_after_it": "ERROR",
-    "test_after_it_on_ranks": "FAILED",
-    "test_own_one_is_new": "PASSED",
-}
 
 
 @pytest.mark.parametrize("options", [(), ("--dist-jobs=2",)], ids=["one by one", "side by side"])
 def test_session(starter: Starter, tmp_path: Path, options: tuple[str, ...]) -> None:
     """If this fails, a test finds no server, finds that of another test, or does not learn that its own has ended."""
     ended = run_cases(starter, tmp_path, _SESSION, *options)
-    assert ended.outcomes() == _OUTCOMES, ended.log
+    ended.check(
+        passed="test_on_ranks[fork] test_on_ranks[spawn] test_in_the_runner test_one_server_for_the_module test_pool[0]"
+        " test_pool[1] test_method test_own_one_is_new",
+        # The teardown of test_dies_in_the_runner fails, too.
+        failed="test_rank_fails test_service_dies test_service_dies_where_a_failure_is_expected"
+        " test_service_dies_and_a_rank_says_so test_never_starts test_leak test_not_named test_fails_in_the_runner"
+        " test_dies_in_the_runner test_after_it_on_ranks",
+        error="test_never_starts_in_the_runner test_after_it",
+    )
     failures = ended.failures()
     # Of the service of the module, too.
     assert '"GET /?asked HTTP/1.1" 200' in failures["test_rank_fails"]
@@ -534,47 +482,34 @@ def test_session(starter: Starter, tmp_path: Path, options: tuple[str, ...]) -> 
     assert "Service broken: it ended with exit code 3 before it was healthy." in ended.log
 
 
-_WRONG = """
-    import pytest
-
-    from dist_testing.services import Service
-
-    server = Service(["true"])
-
-
-    @pytest.mark.distributed(world_size=2, {arguments})
-    def test_it(world):
-        pass
-"""
+_WRONG = {
+    "services='server'": "services = 'server'; expected a Service, or a list of them.",
+    "services=[]": "services = []; expected a Service, or a list of them.",
+    "services=[server, Service(['true'])]": "two of them have the same name.",
+    "services=server, nodes=2": "services with nodes = 2.",
+}
 
 
-@pytest.mark.parametrize(
-    ("arguments", "said"),
-    [
-        ("services='server'", "services = 'server'; expected a Service, or a list of them."),
-        ("services=[]", "services = []; expected a Service, or a list of them."),
-        ("services=[server, Service(['true'])]", "two of them have the same name."),
-        ("services=server, nodes=2", "services with nodes = 2."),
-    ],
-)
-def test_wrong_setting(starter: Starter, tmp_path: Path, arguments: str, said: str) -> None:
+def test_wrong_settings(starter: Starter, tmp_path: Path) -> None:
     """If this fails, a mistake is a traceback, or a test without its server."""
-    ended = run_cases(starter, tmp_path, _WRONG.format(arguments=arguments))
+    head = "import pytest\nfrom dist_testing.services import Service\nserver = Service(['true'])\n"
+    for number, arguments in enumerate(_WRONG):
+        test = f"@pytest.mark.distributed(world_size=2, {arguments})\ndef test_it(world): ...\n"
+        write_file(tmp_path, f"test_{number}.py", head + test)
+    ended = run_pytest(starter, tmp_path, "--continue-on-collection-errors")
     assert ended.code != 0
-    assert said in ended.log
+    for said in _WRONG.values():
+        assert said in ended.log, ended.log
 
 
 _ENDLESS = """
     import os
     import signal
-
     import pytest
-
     from dist_testing.services import Service
 
     code = "import subprocess as s; p = s.Popen(['sleep', '995'], start_new_session=True); print(1); p.wait()"
     server = Service(["{python}", "-c", code], "server", healthy=lambda running: running.output())
-
 
     @pytest.mark.distributed(world_size=2, services=server)
     def test_it(world):

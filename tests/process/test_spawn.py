@@ -21,27 +21,20 @@ _SETTINGS = """
 def test_under_pytest(starter: Starter, tmp_path: Path) -> None:
     """If this fails, a spawned rank does not see the current environment, or a forked one not the runner's imports."""
     write_file(tmp_path, "settings.py", _SETTINGS)
-    write_file(
-        tmp_path,
-        "test_cases.py",
-        """
+    source = """
         import os
         from pathlib import Path
-
         import pytest
         import settings
         import torch
         import torch.distributed as dist
 
-
         @pytest.fixture(scope="module", autouse=True)
         def of_the_moment():
             os.environ["OF_THE_MOMENT"] = "set"
 
-
         def test_plain():
             assert settings.mode == "unset"
-
 
         @pytest.mark.distributed(world_size=2, isolation="spawn")
         def test_spawned(world, tmp_path):
@@ -51,7 +44,6 @@ def test_under_pytest(starter: Starter, tmp_path: Path) -> None:
             dist.all_reduce(total)
             assert total.item() == 2
 
-
         @pytest.mark.distributed(world_size=2, isolation="spawn", init=False)
         def test_without_a_group(world):
             sockets = [int(fd) for fd in os.listdir("/proc/self/fd") if Path(f"/proc/self/fd/{fd}").is_socket()]
@@ -59,28 +51,20 @@ def test_under_pytest(starter: Starter, tmp_path: Path) -> None:
             assert own
             assert not any(map(os.get_inheritable, own)), "a daemon of the test would keep what the rank was given"
 
-
         @pytest.mark.distributed(world_size=2)
         def test_forked(world):
             assert settings.pid != os.getpid()
             assert settings.mode == "unset"
             assert os.environ["OF_THE_MOMENT"] == "set"
 
-
         @pytest.mark.distributed(world_size=2, isolation="spawn")
         def test_fails(world):
             print(f"said by rank {world.rank}")
             assert world.rank == 0
-        """,
-    )
+    """
+    write_file(tmp_path, "test_cases.py", source)
     ended = run_pytest(starter, tmp_path, "-rA", "test_cases.py")
-    assert ended.outcomes() == {
-        "test_plain": "PASSED",
-        "test_spawned": "PASSED",
-        "test_without_a_group": "PASSED",
-        "test_forked": "PASSED",
-        "test_fails": "FAILED",
-    }, ended.log
+    ended.check(passed="test_plain test_spawned test_without_a_group test_forked", failed="test_fails")
     assert "rank 1 raised AssertionError" in ended.log
     assert "said by rank 1" in ended.log
 
@@ -88,11 +72,8 @@ def test_under_pytest(starter: Starter, tmp_path: Path) -> None:
 _UNITTEST = """
     import os
     import unittest
-
     import settings
-
     import dist_testing
-
 
     class TestSpawned(dist_testing.MultiProcessTestCase):
         world_size = 2
@@ -106,7 +87,6 @@ _UNITTEST = """
         def test_settings(self):
             self.assertEqual(settings.pid, os.getpid())
             self.assertEqual(settings.mode, "set")
-
 
     if __name__ == "__main__":
         unittest.main()
@@ -123,57 +103,11 @@ def test_under_unittest(starter: Starter, tmp_path: Path, arguments: list[str]) 
     assert "Ran 1 test" in child.log
 
 
-# Ranks that are fresh interpreters import a file after the runner.
-_BREAKS_THE_SECOND_TIME = """
-        from pathlib import Path
-
-        import pytest
-
-        import dist_testing
-
-        try:
-            Path("imported").touch(exist_ok=False)
-        except FileExistsError:
-            raise ValueError("planted in the second import")
-
-
-"""
-
-
-@pytest.mark.parametrize("front_end", ["pytest", "unittest"])
-def test_import_that_fails_on_ranks_is_reported_as_the_reason(starter: Starter, tmp_path: Path, front_end: str) -> None:
-    """If this fails, an error at import on a rank, which is test code, is replaced by another error."""
-    write_file(
-        tmp_path,
-        "test_cases.py",
-        _BREAKS_THE_SECOND_TIME
-        + """
-        @pytest.mark.distributed(world_size=2, isolation="spawn")
-        def test_pytest(world):
-            pass
-
-
-        class TestUnittest(dist_testing.MultiProcessTestCase):
-            world_size = 2
-            isolation = "spawn"
-
-            def test_unittest(self):
-                pass
-        """,
-    )
-    ended = run_pytest(starter, tmp_path, "-rA", "test_cases.py", "-k", f"test_{front_end}")
-    assert ended.code == pytest.ExitCode.TESTS_FAILED, ended.log
-    assert ended.outcomes() == {f"test_{front_end}": "FAILED"}
-    assert "planted in the second import" in ended.log
-    assert "KeyError" not in ended.log
-
-
 # Ranks have RANK before their first import.
 _ENDS_AT_IMPORT = """
     import os
     import signal
     from pathlib import Path
-
     import pytest
 
     if "RANK" in os.environ:
@@ -181,10 +115,8 @@ _ENDS_AT_IMPORT = """
             file.write("x")
         {end}
 
-
     @pytest.mark.distributed(world_size=2, isolation="spawn")
-    def test_it(world):
-        pass
+    def test_it(world): ...
 """
 
 
@@ -210,90 +142,73 @@ def test_environment_too_large_for_a_new_program_is_named(starter: Starter, tmp_
     """If this fails, the report says no more than "exit code 1"."""
     source = """
         import os
-
         import pytest
-
 
         @pytest.fixture(scope="module", autouse=True)
         def large():
             os.environ["LARGE"] = 200_000 * "x"
 
-
-        def test_plain():
-            pass
-
+        def test_plain(): ...
 
         @pytest.mark.distributed(world_size=2, isolation="spawn")
-        def test_it(world):
-            pass
+        def test_it(world): ...
     """
     ended = run_cases(starter, tmp_path, source)
-    assert ended.outcomes() == {"test_plain": "PASSED", "test_it": "FAILED"}, ended.log
+    ended.check(passed="test_plain", failed="test_it")
     assert "cannot become a fresh interpreter: [Errno 7] Argument list too long" in ended.log
     assert "The environment is too large for a new program" in ended.log
     assert "Unset what the tests do not need" in ended.log
 
 
+# Ranks that are fresh interpreters import a file after the runner.
+_ONCE = """
+    from pathlib import Path
+    import pytest
+    import dist_testing
+
+    try:
+        Path("imported").touch(exist_ok=False)
+    except FileExistsError:
+        raise ValueError("planted in the second import")
+
+    @pytest.mark.distributed(world_size=2)
+    def test_once(world): ...
+
+    class TestOnce(dist_testing.MultiProcessTestCase):
+        world_size = 2
+
+        def test_class(self): ...
+"""
 _OTHER = """
     import pytest
-
 
     @pytest.mark.distributed(world_size=2)
     def test_other(world):
         world.barrier()
 """
-_TO_FRESH_INTERPRETERS = [
-    pytest.param(["--dist-isolation=spawn", "--continue-on-collection-errors"], id="each rank"),
-    pytest.param(["-p", "xdist", "-n", "1"], id="the one that ranks are forked from"),
-]
 
 
-def _need_plugin_of(options: list[str]) -> None:
+@pytest.mark.parametrize(
+    "options",
+    [
+        pytest.param(["--dist-isolation=spawn", "--continue-on-collection-errors"], id="each rank"),
+        pytest.param(["-p", "xdist", "-n", "1"], id="the one that ranks are forked from"),
+    ],
+)
+def test_a_file_that_cannot_be_imported_fails_only_its_own_tests(
+    starter: Starter, tmp_path: Path, options: list[str]
+) -> None:
+    """If this fails, one broken file makes a whole run red, or its tests are told to fail for another reason.
+
+    A file can be broken for all, or for those that import it after the runner.
+    """
     if "xdist" in options:
         pytest.importorskip("xdist", reason="pytest-xdist is not installed")
-
-
-@pytest.mark.parametrize("options", _TO_FRESH_INTERPRETERS)
-def test_a_file_that_cannot_be_imported_does_not_fail_other_files_tests(
-    starter: Starter, tmp_path: Path, options: list[str]
-) -> None:
-    """If this fails, one broken file makes a whole run red and hides which file it is."""
-    _need_plugin_of(options)
-    write_file(tmp_path, "test_broken.py", "import nonexistent\n")
-    write_file(tmp_path, "test_other.py", _OTHER)
-    ended = run_pytest(starter, tmp_path, "-rA", *options, "test_broken.py", "test_other.py")
+    for name, source in {"broken": "import nonexistent\n", "once": _ONCE, "other": _OTHER}.items():
+        write_file(tmp_path, f"test_{name}.py", source)
+    ended = run_pytest(starter, tmp_path, "-rA", *options)
     assert ended.code == pytest.ExitCode.TESTS_FAILED, ended.log
-    assert ended.outcomes() == {"test_other": "PASSED"}
-    assert "No module named 'nonexistent'" in ended.log
-
-
-@pytest.mark.parametrize("options", _TO_FRESH_INTERPRETERS)
-def test_a_file_that_cannot_be_imported_twice_fails_only_its_own_tests(
-    starter: Starter, tmp_path: Path, options: list[str]
-) -> None:
-    """If this fails, such a file fails the tests of others, or its own tests do not show its error."""
-    _need_plugin_of(options)
-    write_file(
-        tmp_path,
-        "test_once.py",
-        _BREAKS_THE_SECOND_TIME
-        + """
-        @pytest.mark.distributed(world_size=2)
-        def test_once(world):
-            pass
-
-
-        class TestOnce(dist_testing.MultiProcessTestCase):
-            world_size = 2
-
-            def test_class(self):
-                pass
-        """,
-    )
-    write_file(tmp_path, "test_other.py", _OTHER)
-    ended = run_pytest(starter, tmp_path, "-rA", *options, "test_once.py", "test_other.py")
-    assert ended.code == pytest.ExitCode.TESTS_FAILED, ended.log
-    assert ended.outcomes() == {"test_once": "FAILED", "test_class": "FAILED", "test_other": "PASSED"}
+    ended.check(failed="test_once test_class", passed="test_other", log=["No module named 'nonexistent'"])
     # Each of the two tests reports it.
     assert ended.log.count("ValueError: planted in the second import") >= 2
     assert "KeyError" not in ended.log

@@ -4,40 +4,31 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import pytest
-
 from tests.support.children import run_cases, run_pytest, write_file
 from tests.support.starter import Starter
 
 # A broadcast of more numbers than a rank expects aborts it; of fewer, it passes.
 _SOURCE = """
     from datetime import timedelta
-
     import pytest
     import torch
     import torch.distributed as dist
-
     import dist_testing
-
 
     def differs(rank):
         dist.broadcast(torch.ones(4 if rank == 1 else 3), 0)
-
 
     @pytest.mark.distributed(world_size=2)
     def test_differs(world):
         differs(world.rank)
 
-
     @pytest.mark.distributed(world_size=2, strict_collectives=True)
     def test_strict(world):
         differs(world.rank)
 
-
     @pytest.mark.distributed(world_size=2, strict_collectives=False)
     def test_lenient(world):
         differs(world.rank)
-
 
     @pytest.mark.distributed(world_size=2, strict_collectives=True)
     def test_agrees(world):
@@ -49,7 +40,6 @@ _SOURCE = """
         else:
             dist.recv(torch.ones(3), 0)
 
-
     @pytest.mark.distributed(world_size=2, strict_collectives=True)
     def test_limits(world):
         group = dist.new_group(timeout=timedelta(seconds=1))
@@ -60,13 +50,11 @@ _SOURCE = """
         else:
             world.store.get("over")
 
-
     @pytest.mark.distributed(world_size=2, strict_collectives=True)
     def test_counts(world):
         if world.rank == 0:
             dist.all_reduce(torch.ones(3), async_op=True)
         world.barrier()
-
 
     class TestPool:
         @pytest.mark.distributed(world_size=2, isolation="pool")
@@ -76,7 +64,6 @@ _SOURCE = """
             differs(world.rank)
             dist.barrier()
 
-
     class TestStrictPool:
         @pytest.mark.distributed(world_size=2, isolation="pool", strict_collectives=True)
         @pytest.mark.parametrize("number", range(3))
@@ -85,7 +72,6 @@ _SOURCE = """
                 differs(world.rank)
             else:
                 dist.barrier()
-
 
     class TestUnittest(dist_testing.MultiProcessTestCase):
         world_size = 2
@@ -102,27 +88,19 @@ _SOURCE = """
             dist.destroy_process_group()
 """
 _SAID = (
-    "the ranks disagree about call #1 of the default group: rank 0 calls broadcast of [[3]] Float (test_cases.py:12), "
-    "rank 1 calls broadcast of [[4]] Float (test_cases.py:12)"
+    "the ranks disagree about call #1 of the default group: rank 0 calls broadcast of [[3]] Float (test_cases.py:9), "
+    "rank 1 calls broadcast of [[4]] Float (test_cases.py:9)"
 )
 
 
 def test_calls_that_differ_fail_where_the_test_asks_for_it(starter: Starter, tmp_path: Path) -> None:
     """If this fails, a test that passes by luck hangs on another backend, and no report says why."""
     ended = run_cases(starter, tmp_path, _SOURCE)
-    assert ended.outcomes() == {
-        "test_differs": "PASSED",
-        "test_strict": "FAILED",
-        "test_lenient": "PASSED",
-        "test_agrees": "PASSED",
-        "test_limits": "PASSED",
-        "test_counts": "FAILED",
-        **{f"test_pool[{number}]": "PASSED" for number in range(3)},
-        "test_strict_pool[0]": "PASSED",
-        "test_strict_pool[1]": "FAILED",
-        "test_strict_pool[2]": "PASSED",
-        "test_method": "FAILED",
-    }, ended.log
+    ended.check(
+        passed="test_differs test_lenient test_agrees test_limits test_pool[0] test_pool[1] test_pool[2]"
+        " test_strict_pool[0] test_strict_pool[2]",
+        failed="test_strict test_counts test_strict_pool[1] test_method",
+    )
     assert f"test_strict (world of 2): {_SAID}" in ended.log
     assert "rank 0 made 1 call, rank 1 made 0 calls of the default group" in ended.log
     assert "test_differs (world" not in ended.log
@@ -133,44 +111,28 @@ def test_option_makes_failures(starter: Starter, tmp_path: Path) -> None:
     write_file(tmp_path, "test_cases.py", _SOURCE)
     options = ("-rA", "--dist-strict-collectives", "test_cases.py", "-k", "differs or lenient or agrees")
     ended = run_pytest(starter, tmp_path, *options)
-    assert ended.outcomes() == {"test_differs": "FAILED", "test_lenient": "PASSED", "test_agrees": "PASSED"}, ended.log
+    ended.check(failed="test_differs", passed="test_lenient test_agrees")
 
 
-@pytest.mark.parametrize(
-    ("source", "said"),
-    [
-        (
-            """
-            import pytest
+_IMPOSSIBLE = """
+    import dist_testing
 
-            @pytest.mark.distributed(strict_collectives="yes")
-            def test_marker(world):
-                pass
-            """,
-            "with strict_collectives = 'yes'.\nIt is True or False",
-        ),
-        (
-            """
-            import dist_testing
+    class TestUnittest(dist_testing.MultiProcessTestCase):
+        strict_collectives = 1
 
-            class TestUnittest(dist_testing.MultiProcessTestCase):
-                strict_collectives = 1
+        def setUp(self):
+            super().setUp()
+            self._spawn_processes()
 
-                def setUp(self):
-                    super().setUp()
-                    self._spawn_processes()
+        def test_method(self): ...
+"""
 
-                def test_method(self):
-                    pass
-            """,
-            "strict_collectives = 1; expected True, False or None",
-        ),
-    ],
-    ids=["marker", "class"],
-)
-def test_impossible_values(starter: Starter, tmp_path: Path, source: str, said: str) -> None:
+
+def test_impossible_values(starter: Starter, tmp_path: Path) -> None:
     """If this fails, a mistake is a silent default or a traceback."""
-    ended = run_cases(starter, tmp_path, source)
-    assert ended.code != 0
-    assert said in ended.log
+    marked = "import pytest\n\n@pytest.mark.distributed(strict_collectives='yes')\ndef test_marker(world): ...\n"
+    write_file(tmp_path, "test_marker.py", marked)
+    ended = run_cases(starter, tmp_path, _IMPOSSIBLE, "test_marker.py", "--continue-on-collection-errors")
+    ended.check(failed="test_method", log=["with strict_collectives = 'yes'.\nIt is True or False"])
+    assert "strict_collectives = 1; expected True, False or None" in ended.log
     assert "INTERNALERROR" not in ended.log

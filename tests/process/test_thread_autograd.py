@@ -16,7 +16,6 @@ from tests.support.starter import Starter
 
 _SOURCE = """
     import threading
-
     import pytest
     import torch
     import torch.distributed as dist
@@ -24,7 +23,6 @@ _SOURCE = """
 
     backend_registration._setup_privateuseone_for_python_backend("written_in_python")
     DEVICE = torch.device("written_in_python:0")
-
 
     class OnDevice(torch.Tensor):
         @staticmethod
@@ -42,7 +40,6 @@ _SOURCE = """
             args, kwargs = _pytree.tree_map_only(cls, lambda tensor: tensor.data_on_cpu, (args, kwargs))
             return _pytree.tree_map_only(torch.Tensor, cls, func(*args, **kwargs))
 
-
     def backward(rank):
         where = []
 
@@ -56,11 +53,9 @@ _SOURCE = """
         assert weight.grad.data_on_cpu.tolist() == [rank + 1.0] * 2
         return where
 
-
     @pytest.mark.distributed(world_size=3, isolation="thread")
     def test_backward_sees_the_group(world):
         assert backward(world.rank) == [(threading.current_thread(), world.rank)]
-
 
     def test_of_no_rank():
         ((thread, _),) = backward(0)

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
 
+from dist_testing import MultiThreadedTestCase
 from tests.support.children import Target, assert_no_folder_left, run_cases, run_pytest, write_file
 from tests.support.starter import Starter
 
@@ -14,15 +16,12 @@ _CASES = """
     import threading
     import unittest
     from pathlib import Path
-
     import torch
     import torch.distributed as dist
-
     import dist_testing
 
     NOTES = Path.cwd()
     MADE_BY_MODULE = object()
-
 
     class TestRanks(dist_testing.MultiThreadedTestCase):
         world_size = 3
@@ -115,15 +114,13 @@ _CASES = """
             self.assertEqual(self.rank, 1)
 
         @unittest.expectedFailure
-        def test_unexpected_success(self):
-            pass
+        def test_unexpected_success(self): ...
 
         def test_cleanup_fails(self):
             self.addCleanup(int, "planted in cleanup")
 
         def test_leaves_a_thread(self):
             threading.Thread(target=threading.Event().wait).start()
-
 
     class TestHangs(dist_testing.MultiThreadedTestCase):
         world_size = 3
@@ -142,7 +139,6 @@ _CASES = """
                 dist.recv(torch.ones(1), src=0)
             dist.barrier()
 
-
     class TestLast(dist_testing.MultiThreadedTestCase):
         world_size = "2"
 
@@ -150,23 +146,12 @@ _CASES = """
             dist.barrier()
             self.assertEqual(dist.get_world_size(), 2)
 """
-_PASSED = {"test_pass", "test_leaves_a_thread", "test_asks_for_ranks_by_itself"}
-_FAILED = {
-    "test_raise_on_1",
-    "test_raise_on_all_but_0",
-    "test_raise_while_another_sleeps",
-    "test_skip_of_one",
-    "test_skip_of_one_for_which_others_wait",
-    "test_exit_3",
-    "test_exit_0",
-    "test_keyboard_interrupt",
-    "test_subtests",
-    "test_unexpected_success",
-    "test_cleanup_fails",
-    "test_all_hang",
-    "test_one_hangs",
-    "test_deadlock",
-}
+_PASSED = "test_pass test_leaves_a_thread test_asks_for_ranks_by_itself"
+_FAILED = (
+    "test_raise_on_1 test_raise_on_all_but_0 test_raise_while_another_sleeps test_skip_of_one"
+    " test_skip_of_one_for_which_others_wait test_exit_3 test_exit_0 test_keyboard_interrupt test_subtests"
+    " test_unexpected_success test_cleanup_fails test_all_hang test_one_hangs test_deadlock"
+)
 _SAID = (
     "rank 1 raised ValueError: planted on 1 in call",
     "ranks 0, 2: each lost a peer in barrier (PeerFailedError)",
@@ -202,13 +187,8 @@ def test_under_pytest(starter: Starter, tmp_path: Path) -> None:
     write_file(tmp_path, "test_cases.py", _CASES)
     ended = run_pytest(starter, tmp_path, "-rA", "test_cases.py")
     assert ended.code == pytest.ExitCode.TESTS_FAILED
-    outcomes = ended.outcomes()
-    assert {name for name, outcome in outcomes.items() if outcome == "PASSED"} == _PASSED, ended.log
-    assert {name for name, outcome in outcomes.items() if outcome == "FAILED"} == _FAILED
-    assert outcomes["test_expected_failure"] == "XFAIL"
-    assert "3 skipped" in ended.log
-    assert "planted reason" in ended.log
-    assert "CUDA is not available." in ended.log
+    said = ["3 skipped", "planted reason", "CUDA is not available."]
+    ended.check(passed=_PASSED, failed=_FAILED, xfail="test_expected_failure", log=said)
     _assert_right(tmp_path, ended.log)
 
 
@@ -224,94 +204,70 @@ def test_under_unittest(starter: Starter, tmp_path: Path) -> None:
 def test_under_bazel(starter: Starter, tmp_path: Path) -> None:
     """If this fails, the XML lacks a case, the reason of a skip, or the culprit of a failure or hang."""
     target = Target(tmp_path, {"test_cases.py": _CASES}, backend="threaded", world_size=3, spec={"isolation": "thread"})
-    ended = target.run(starter)
+    ended = target.run(starter, env={"TESTBRIDGE_TEST_ONLY": "raise_on_1 or hang or skip"})
     assert ended.code == pytest.ExitCode.TESTS_FAILED
-    cases = target.xml()
-    assert {name for name, case in cases.items() if case.outcome == "failure"} == _FAILED, ended.log
+    cases = target.check(
+        failure="test_raise_on_1 test_all_hang test_one_hangs test_deadlock test_skip_of_one"
+        " test_skip_of_one_for_which_others_wait",
+        skipped="test_skip test_skip_by_code test_skip_by_decorator",
+    )
     assert cases["test_skip"].message == "planted reason"
     assert cases["test_raise_on_1"].properties["culprit"] == "1"
     assert cases["test_one_hangs"].properties["cause"] == "hang"
     assert "stacks of rank(s)" in cases["test_all_hang"].text
 
 
-@pytest.mark.parametrize(
-    ("attribute", "said"),
-    [
-        ("world_size = 0", "world_size = 0; expected a number of ranks from 1 to 1024"),
-        ("world_size = 'two'", "world_size = 'two'"),
-        ("world_size = 2.0", "world_size = 2.0"),
-        ("isolation = 'fork'", "isolation = 'fork'"),
-        ("case_timeout_s = 0", "case_timeout_s = 0"),
-        ("setUp = lambda self: (self._spawn_threads(), self._spawn_threads())", "was called twice"),
-        ("test_it = dist_testing.expected_exits({1: -9})(lambda self: None)", "@expected_exits"),
-        ("nodes = 2", "nodes on a test whose ranks are threads"),
-        ("async def test_it(self): pass", "async def"),
-        ("_run = classmethod(lambda cls, *args: None)", "has not run"),
-    ],
-)
-def test_bad_class_is_a_clear_error(starter: Starter, tmp_path: Path, attribute: str, said: str) -> None:
+# What is wrong in a class, to what the failure of its test says.
+_WRONG = {
+    "world_size = 0": "world_size = 0; expected a number of ranks from 1 to 1024",
+    "world_size = 'two'": "world_size = 'two'",
+    "world_size = 2.0": "world_size = 2.0",
+    "isolation = 'fork'": "isolation = 'fork'",
+    "case_timeout_s = 0": "case_timeout_s = 0",
+    "setUp = lambda self: (self._spawn_threads(), self._spawn_threads())": "was called twice",
+    "test_it = dist_testing.expected_exits({1: -9})(lambda self: None)": "@expected_exits",
+    "nodes = 2": "nodes on a test whose ranks are threads",
+    "async def test_it(self): pass": "async def",
+    "_run = classmethod(lambda cls, *args: None)": "has not run",
+}
+
+
+def test_bad_classes_are_clear_errors(starter: Starter, tmp_path: Path) -> None:
     """If this fails, a wrong class passes without running, or shows the library's internals."""
-    ended = run_cases(
-        starter,
-        tmp_path,
-        f"""
-        import dist_testing
-
-
-        class TestBad(dist_testing.MultiThreadedTestCase):
-            def test_it(self):
-                pass
-
-            {attribute}
-        """,
-    )
+    base = "dist_testing.MultiThreadedTestCase"
+    classes = [
+        f"class Test{number}({base}):\n    def test_it(self): ...\n    {wrong}\n" for number, wrong in enumerate(_WRONG)
+    ]
+    ended = run_cases(starter, tmp_path, "\n".join(["import dist_testing\n", *classes]))
     assert ended.code == pytest.ExitCode.TESTS_FAILED, ended.log
-    assert said in ended.log
-    assert "dist_testing/" not in ended.log, "a traceback through the library"
+    failures = re.split(r"^_{3,} Test\d\.test_it ", ended.log, flags=re.MULTILINE)[1:]
+    for failure, said in zip(failures, _WRONG.values(), strict=True):
+        assert said in failure
+        assert "dist_testing/" not in failure, "a traceback through the library"
 
 
-def test_wrong_method_name_is_an_error(starter: Starter, tmp_path: Path) -> None:
+def test_wrong_method_name_is_an_error() -> None:
     """If this fails, a mistyped method name is accepted, or a class without a name, used as a namespace, is refused."""
-    ended = run_cases(
-        starter,
-        tmp_path,
-        """
-        import pytest
 
-        import dist_testing
+    class Named(MultiThreadedTestCase):
+        __test__ = False
 
+        def test_it(self) -> None:
+            """Never called."""
 
-        class Named(dist_testing.MultiThreadedTestCase):
-            __test__ = False
-
-            def test_it(self):
-                pass
-
-
-        def test_names():
-            Named()
-            assert Named("test_it")._testMethodName == "test_it"
-            assert Named(methodName="test_it")._testMethodName == "test_it"
-            assert Named(method_name="test_it")._testMethodName == "test_it"
-            with pytest.raises(ValueError, match="Named.*test_else"):
-                Named("test_else")
-        """,
-    )
-    assert ended.outcomes() == {"test_names": "PASSED"}, ended.log
+    Named()
+    for case in (Named("test_it"), Named(methodName="test_it"), Named(method_name="test_it")):
+        assert case._testMethodName == "test_it"
+    with pytest.raises(ValueError, match=r"Named.*test_else"):
+        Named("test_else")
 
 
 def test_class_may_run_its_tests_itself(starter: Starter, tmp_path: Path) -> None:
     """If this fails, classes that override torch's hooks are not called, or hide the failures that they catch."""
-    ended = run_cases(
-        starter,
-        tmp_path,
-        """
+    source = """
         import sys
-
         import torch.distributed as dist
-
         import dist_testing
-
 
         class TestOwnRun(dist_testing.MultiThreadedTestCase):
             world_size = 2
@@ -325,7 +281,6 @@ def test_class_may_run_its_tests_itself(starter: Starter, tmp_path: Path) -> Non
 
             def test_it(self):
                 assert self.from_run == dist.get_world_size() == 2
-
 
         class TestOwnGroup(dist_testing.MultiThreadedTestCase):
             world_size = 2
@@ -344,25 +299,19 @@ def test_class_may_run_its_tests_itself(starter: Starter, tmp_path: Path) -> Non
 
             def test_fails(self):
                 assert self.rank == 0, "planted and caught"
-        """,
-    )
-    outcomes = ended.outcomes()
-    assert outcomes == {"test_it": "PASSED", "test_passes": "PASSED", "test_fails": "FAILED"}, ended.log
-    assert "rank 1 raised AssertionError: planted and caught" in ended.log
+    """
+    ended = run_cases(starter, tmp_path, source)
+    log = ["rank 1 raised AssertionError: planted and caught"]
+    ended.check(passed="test_it test_passes", failed="test_fails", log=log)
 
 
 def test_interrupted_runner_ends(starter: Starter, tmp_path: Path) -> None:
     """If this fails, SIGTERM in the middle of a case does not end the run, because threads are running."""
-    write_file(
-        tmp_path,
-        "test_cases.py",
-        """
+    source = """
         import os
         import signal
         import threading
-
         import dist_testing
-
 
         class TestStopped(dist_testing.MultiThreadedTestCase):
             world_size = 2
@@ -372,10 +321,9 @@ def test_interrupted_runner_ends(starter: Starter, tmp_path: Path) -> None:
                     os.kill(os.getpid(), signal.SIGTERM)
                 threading.Event().wait()
 
-            def test_never_run(self):
-                pass
-        """,
-    )
+            def test_never_run(self): ...
+    """
+    write_file(tmp_path, "test_cases.py", source)
     ended = run_pytest(starter, tmp_path, "-rA", "test_cases.py")
     assert ended.code == pytest.ExitCode.INTERRUPTED, ended.log
     assert "SIGTERM" in ended.log

@@ -1,14 +1,16 @@
-"""The tutorial: each command prints what the page shows."""
+"""The tutorial and README.md: each command prints what the page shows."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
+
 from tests.support.children import write_file
 from tests.support.page_steps import PageCommand, PageFile, page_steps
 from tests.support.starter import Starter
 
-_PAGE = Path(__file__).parents[2] / "docs" / "tutorial.md"
+_ROOT = Path(__file__).parents[2]
 _PROGRAMS = {
     "pytest": ("-m", "pytest"),
     # A name server may not know the name of this machine.
@@ -20,11 +22,18 @@ _ENV = {"COLUMNS": "80", "CI": None, "BUILD_NUMBER": None}
 _SETTINGS = "[pytest]\naddopts = -p dist_testing.core.pytest.plugin\n"
 
 
-def test_each_command_prints_what_the_page_shows(starter: Starter, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("page", "programs"),
+    [("docs/tutorial.md", {"pytest", "torchrun"}), ("README.md", {"pytest"})],
+    ids=["tutorial", "readme"],
+)
+def test_each_command_prints_what_the_page_shows(
+    page: str, programs: set[str], starter: Starter, tmp_path: Path
+) -> None:
     """If this fails, the first thing that a new user tries does not work, or looks different from the page."""
     write_file(tmp_path, "pytest.ini", _SETTINGS)
     ran = []
-    for step in page_steps(_PAGE):
+    for step in page_steps(_ROOT / page):
         if isinstance(step, PageFile):
             write_file(tmp_path, step.name, step.text)
             continue
@@ -33,7 +42,7 @@ def test_each_command_prints_what_the_page_shows(starter: Starter, tmp_path: Pat
         child.wait()
         assert not step.missing(child.log), f"{step.words}: {step.missing(child.log)}\nis not in\n{child.log}"
         ran.append(program)
-    assert set(ran) == set(_PROGRAMS)
+    assert set(ran) == programs
 
 
 def test_another_output_is_noticed() -> None:

@@ -16,14 +16,11 @@ _CASES = """
     import threading
     import unittest
     from pathlib import Path
-
     import torch
     import torch.distributed as dist
-
     import dist_testing
 
     NOTES = Path.cwd()
-
 
     class TestShared(dist_testing.MultiProcContinuousTest):
         world_size = 2
@@ -113,19 +110,13 @@ def test_tests_share_ranks_until_one_fails(starter: Starter, tmp_path: Path) -> 
 
 def test_group_follows_the_class(starter: Starter, tmp_path: Path) -> None:
     """If this fails, one of the forms in which torch's suites give sizes, devices and backends is ignored."""
-    ended = run_cases(
-        starter,
-        tmp_path,
-        """
+    source = """
         import datetime
         import sys
-
         import torch
         import torch.distributed as dist
-
         import dist_testing
         from dist_testing import MultiProcContinousTest, MultiProcContinuousTest
-
 
         class TestUnset(MultiProcContinuousTest):
             timeout = datetime.timedelta(seconds=77)
@@ -137,7 +128,6 @@ def test_group_follows_the_class(starter: Starter, tmp_path: Path) -> None:
             def test_size(self):
                 self.assertEqual((dist.get_world_size(), self.world_size), (4, 4))
 
-
         class TestText(MultiProcContinousTest):
             world_size = "2"
             device_type = "cpu"
@@ -145,7 +135,6 @@ def test_group_follows_the_class(starter: Starter, tmp_path: Path) -> None:
 
             def test_size(self):
                 self.assertEqual((dist.get_world_size(), dist.get_backend()), (2, "gloo"))
-
 
         class TestProperties(MultiProcContinuousTest):
             @property
@@ -159,10 +148,10 @@ def test_group_follows_the_class(starter: Starter, tmp_path: Path) -> None:
             def test_size(self):
                 self.assertEqual(dist.get_world_size(), 3)
 
-
-        class TestOwnGroup(MultiProcContinuousTest):
+        class Two(MultiProcContinuousTest):
             world_size = 2
 
+        class TestOwnGroup(Two):
             @classmethod
             def _init_pg(cls, rank, world_size, rdvz_file):
                 store = dist.FileStore(rdvz_file, world_size)
@@ -173,10 +162,7 @@ def test_group_follows_the_class(starter: Starter, tmp_path: Path) -> None:
                 self.assertEqual(self.own, "made")
                 dist.barrier()
 
-
-        class TestSkipInGroup(MultiProcContinuousTest):
-            world_size = 2
-
+        class TestSkipInGroup(Two):
             @classmethod
             def _init_pg(cls, rank, world_size, rdvz_file):
                 sys.exit(dist_testing.TEST_SKIPS["multi-gpu-2"].exit_code)
@@ -187,21 +173,14 @@ def test_group_follows_the_class(starter: Starter, tmp_path: Path) -> None:
             def test_other(self):
                 raise ValueError
 
-
-        class TestErrorInGroup(MultiProcContinuousTest):
-            world_size = 2
-
+        class TestErrorInGroup(Two):
             @classmethod
             def _init_pg(cls, rank, world_size, rdvz_file):
                 raise ValueError("planted in _init_pg")
 
-            def test_fails(self):
-                pass
+            def test_fails(self): ...
 
-
-        class TestAround(MultiProcContinuousTest):
-            world_size = 2
-
+        class TestAround(Two):
             @classmethod
             def _run_test_given_id(cls, test_id):
                 cls.seen = test_id
@@ -210,28 +189,17 @@ def test_group_follows_the_class(starter: Starter, tmp_path: Path) -> None:
             def test_around(self):
                 self.assertEqual(self.seen, self.id())
 
-
-        class TestForgets(MultiProcContinuousTest):
-            world_size = 2
-
+        class TestForgets(Two):
             @classmethod
-            def _run_test_given_id(cls, test_id):
-                pass
+            def _run_test_given_id(cls, test_id): ...
 
-            def test_forgotten(self):
-                pass
+            def test_forgotten(self): ...
 
-
-        class TestOwnLoop(MultiProcContinuousTest):
-            world_size = 2
-
+        class TestOwnLoop(Two):
             @classmethod
-            def _worker_loop(cls, rank, world_size, rdvz_file, task_queue, completion_queue):
-                pass
+            def _worker_loop(cls, rank, world_size, rdvz_file, task_queue, completion_queue): ...
 
-            def test_own_loop(self):
-                pass
-
+            def test_own_loop(self): ...
 
         class TestPoisoned(MultiProcContinuousTest):
             poison_pill = True
@@ -239,29 +207,31 @@ def test_group_follows_the_class(starter: Starter, tmp_path: Path) -> None:
             def test_never(self):
                 raise ValueError
 
-
         class TestNoRanks(MultiProcContinuousTest):
             world_size = 0
 
-            def test_no_ranks_fails(self):
-                pass
+            def test_no_ranks_fails(self): ...
 
+        class TestMisspelt(Two):
+            @classmethod
+            def backend_str(cls):
+                return "cpu:glo"
+
+            def test_misspelt(self): ...
 
         if not dist.is_nccl_available():
 
-            class TestNoBackend(MultiProcContinuousTest):
-                world_size = 2
-
+            class TestNoBackend(Two):
                 @classmethod
                 def backend_str(cls):
                     return "nccl"
 
                 def test_never(self):
                     raise ValueError
-        """,
-    )
+    """
+    ended = run_cases(starter, tmp_path, source)
     assert {name for name, outcome in ended.outcomes().items() if outcome == "FAILED"} == {
-        *("test_fails", "test_no_ranks_fails", "test_forgotten", "test_own_loop")
+        *("test_fails", "test_no_ranks_fails", "test_forgotten", "test_own_loop", "test_misspelt")
     }, ended.log
     for said in (
         "TestForgets._run_test_given_id has returned, and test_forgotten has not run",
@@ -270,8 +240,12 @@ def test_group_follows_the_class(starter: Starter, tmp_path: Path) -> None:
         "raised ValueError: planted in _init_pg in init",
         "the class's poison_pill is set",
         "world_size = 0; expected a number of ranks from 1 to 1024",
+        "backend_str() returns 'cpu:glo', and torch knows no backend 'glo'.",
+        "Did you mean 'gloo'?",
     ):
         assert said in ended.log, said
+    # It is told before ranks start.
+    assert "world of" not in ended.failures()["test_misspelt"]
 
 
 def test_process_that_is_already_a_rank_runs_the_tests_in_place(starter: Starter, tmp_path: Path) -> None:
@@ -310,19 +284,13 @@ def test_process_that_is_already_a_rank_runs_the_tests_in_place(starter: Starter
 
 def test_class_for_any_device_creates_its_group(starter: Starter, tmp_path: Path) -> None:
     """If this fails, suites for several kinds of device get no backend, devices or group."""
-    ended = run_cases(
-        starter,
-        tmp_path,
-        """
+    source = """
         import os
-
         import torch
         import torch.distributed as dist
-
         import dist_testing
 
         BEFORE = os.environ.get("WORLD_SIZE")
-
 
         class TestDevice(dist_testing.DistributedTestBase):
             world_size = 2
@@ -351,7 +319,6 @@ def test_class_for_any_device_creates_its_group(starter: Starter, tmp_path: Path
                 os.environ["CUDA_VISIBLE_DEVICES"] = ""
                 self.rank_to_device("cuda")
 
-
         class TestEnvironment(dist_testing.MultiProcessTestCase):
             world_size = 1
 
@@ -359,37 +326,8 @@ def test_class_for_any_device_creates_its_group(starter: Starter, tmp_path: Path
                 super().setUp()
                 self.assertEqual(os.environ.get("WORLD_SIZE"), BEFORE)
 
-            def test_is_as_before(self):
-                pass
-        """,
-    )
-    assert ended.outcomes() == {
-        "test_group": "PASSED",
-        "test_smaller_group": "PASSED",
-        "test_devices": "PASSED",
-        "test_no_device_fails": "FAILED",
-        "test_is_as_before": "PASSED",
-    }, ended.log
-    assert re.search(r"test_no_device_fails: there is no cuda device for the ranks", ended.log)
-
-
-def test_misspelt_backend_is_told_before_ranks_start(starter: Starter, tmp_path: Path) -> None:
-    """If this fails, the mistake is an assertion of torch's, with frames of the library."""
-    source = """
-        import dist_testing
-
-        class TestIt(dist_testing.MultiProcContinuousTest):
-            world_size = 2
-
-            @classmethod
-            def backend_str(cls):
-                return "cpu:glo"
-
-            def test_it(self):
-                pass
+            def test_is_as_before(self): ...
     """
     ended = run_cases(starter, tmp_path, source)
-    assert ended.outcomes() == {"test_it": "FAILED"}
-    assert "backend_str() returns 'cpu:glo', and torch knows no backend 'glo'." in ended.log
-    assert "Did you mean 'gloo'?" in ended.log
-    assert "world of" not in ended.log
+    ended.check(passed="test_group test_smaller_group test_devices test_is_as_before", failed="test_no_device_fails")
+    assert re.search(r"test_no_device_fails: there is no cuda device for the ranks", ended.log)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
@@ -16,14 +17,11 @@ _CASES = """
     import threading
     import unittest
     from pathlib import Path
-
     import torch
     import torch.distributed as dist
-
     import dist_testing
 
     NOTES = Path.cwd()
-
 
     class TestRanks(dist_testing.MultiProcessTestCase):
         @property
@@ -79,14 +77,12 @@ _CASES = """
             self.assertEqual(self.rank, 0)
 
         @unittest.expectedFailure
-        def test_unexpected_success(self):
-            pass
+        def test_unexpected_success(self): ...
 
         def test_crash(self):
             if self.rank == 1:
                 os._exit(3)
             threading.Event().wait()
-
 
     class TestWithoutSpawn(dist_testing.MultiProcessTestCase):
         world_size = 3
@@ -95,18 +91,15 @@ _CASES = """
             self.assertIn(self.rank, range(3))
             Path(self.file_name).exists()
 
-
     class TestNumericText(dist_testing.MultiProcessTestCase):
         world_size = "2"
 
         def test_size(self):
             self.assertEqual(os.environ["WORLD_SIZE"], "2")
 
-
     class TestDefault(dist_testing.MultiProcessTestCase):
         def test_size(self):
             self.assertEqual(os.environ["WORLD_SIZE"], "4")
-
 
     class TestPool(dist_testing.MultiProcessTestCase):
         world_size = 2
@@ -128,6 +121,7 @@ def _assert_right(folder: Path, log: str) -> None:
     for said in (
         "rank 1 raised AssertionError: 1 == 1 : planted",
         "rank 1 raised ValueError: planted",
+        "(number=1)",
         "rank 1 exited with code 3",
     ):
         assert said in log, log
@@ -162,223 +156,127 @@ def test_under_unittest(starter: Starter, tmp_path: Path) -> None:
     _assert_right(tmp_path, child.log)
 
 
-@pytest.mark.parametrize(
-    ("ending", "code"),
-    [("dist_testing.run_tests()", pytest.ExitCode.TESTS_FAILED), ("unittest.main()", 1)],
-)
-def test_as_a_program(starter: Starter, tmp_path: Path, ending: str, code: int) -> None:
-    """If this fails, `python test_cases.py`, with one of the usual endings, gives wrong outcomes."""
-    file = write_file(tmp_path, "test_cases.py", _CASES)
-    file.write_text(f'{file.read_text()}\n\nif __name__ == "__main__":\n    {ending}\n')
-    child = starter.start(["test_cases.py"], tmp_path, fresh=True)
-    assert child.wait() == code, child.log
-    assert (_COUNTS if "unittest" in ending else "5 failed, 6 passed, 2 skipped, 1 xfailed") in child.log
-    _assert_right(tmp_path, child.log)
+_AROUND = """
+    import os
+    import tempfile
+    import unittest
+    import dist_testing
 
+    class Base(dist_testing.MultiProcessTestCase):
+        world_size = 2
 
-@pytest.mark.parametrize("ending", ["dist_testing.run_tests()", "unittest.main()"])
-def test_program_runs_the_tests_that_it_names(starter: Starter, tmp_path: Path, ending: str) -> None:
-    """If this fails, `python test_cases.py Class.test_method` runs other tests."""
-    file = write_file(tmp_path, "test_cases.py", _CASES)
-    file.write_text(f'{file.read_text()}\n\nif __name__ == "__main__":\n    {ending}\n')
-    child = starter.start(["test_cases.py", "TestNumericText.test_size", "TestRanks.test_pass"], tmp_path)
-    assert child.wait() == 0, child.log
-    assert "2 passed" in child.log or "Ran 2 tests" in child.log
+        def test_it(self): ...
+
+    class TestSetUpAfterSpawn(Base):
+        def setUp(self):
+            super().setUp()
+            self._spawn_processes()
+            raise ValueError("planted in setUp")
+
+    class TestSetUpBeforeSpawn(Base):
+        def setUp(self):
+            raise ValueError("planted before")
+
+    class TestTearDown(Base):
+        def tearDown(self):
+            raise ValueError("planted in tearDown")
+
+    class TestSetUpRank(Base):
+        def setUpRank(self):
+            if self.rank == 1:
+                raise ValueError("planted in setUpRank")
+
+    class TestTearDownRank(Base):
+        def tearDownRank(self):
+            if self.rank == 1:
+                raise ValueError("planted in tearDownRank")
+
+    class TestCleanup(Base):
+        def test_it(self):
+            self.addCleanup(int, "planted in cleanup")
+
+    class TestSkipInSetUp(Base):
+        def setUp(self):
+            super().setUp()
+            self._spawn_processes()
+            self.skipTest("after asking for ranks")
+
+    class TestMoment(dist_testing.MultiProcessTestCase):
+        world_size = 2
+
+        def setUp(self):
+            super().setUp()
+            os.environ["OF_THE_MOMENT"] = "set"
+            self.addCleanup(os.environ.pop, "OF_THE_MOMENT")
+            self.folder = tempfile.mkdtemp()
+            self.addCleanup(os.chdir, os.getcwd())
+            self.addCleanup(os.umask, os.umask(0o027))
+            os.chdir(self.folder)
+            self._spawn_processes()
+
+        def test_environment(self):
+            assert os.environ["OF_THE_MOMENT"] == "set"
+            assert os.environ["RANK"] == str(self.rank)
+            assert os.path.basename(os.getcwd()).startswith("tmp")
+            assert os.umask(0) == 0o027
+
+    class TestZero(Base):
+        world_size = 0
+
+    class TestText(Base):
+        world_size = "two"
+
+    class TestJail(Base):
+        isolation = "jail"
+
+    class TestTime(Base):
+        case_timeout_s = -1
+
+    class TestTwice(Base):
+        setUp = lambda self: (self._spawn_processes(), self._spawn_processes())
+
+    # The base class itself must not be collected.
+    del Base
+"""
 
 
 def test_errors_around_the_test_name_their_origin(starter: Starter, tmp_path: Path) -> None:
-    """If this fails, an error around a test leaves a rank, or does not name the runner or the rank as its origin."""
-    ended = run_cases(
-        starter,
-        tmp_path,
-        """
-        import unittest
+    """If this fails, an error around a test leaves a rank, or a wrong attribute runs something else.
 
-        import dist_testing
-
-
-        class Base(dist_testing.MultiProcessTestCase):
-            world_size = 2
-
-            def test_it(self):
-                pass
-
-
-        class TestSetUpAfterSpawn(Base):
-            def setUp(self):
-                super().setUp()
-                self._spawn_processes()
-                raise ValueError("planted in setUp")
-
-
-        class TestSetUpBeforeSpawn(Base):
-            def setUp(self):
-                raise ValueError("planted before")
-
-
-        class TestTearDown(Base):
-            def tearDown(self):
-                raise ValueError("planted in tearDown")
-
-
-        class TestSetUpRank(Base):
-            def setUpRank(self):
-                if self.rank == 1:
-                    raise ValueError("planted in setUpRank")
-
-
-        class TestTearDownRank(Base):
-            def tearDownRank(self):
-                if self.rank == 1:
-                    raise ValueError("planted in tearDownRank")
-
-
-        class TestCleanup(Base):
-            def test_it(self):
-                self.addCleanup(int, "planted in cleanup")
-
-
-        class TestSkipInSetUp(Base):
-            def setUp(self):
-                super().setUp()
-                self._spawn_processes()
-                self.skipTest("after asking for ranks")
-
-
-        class TestAfterwards(Base):
-            pass
-
-
-        # The base class itself must not be collected.
-        del Base
-        """,
-    )
-    lines = [line for line in ended.log.splitlines() if line.startswith(("PASSED", "FAILED", "SKIPPED"))]
-    outcomes = {line.split("::")[1]: line.split(" ")[0] for line in lines if "::" in line}
-    assert [name for name, outcome in outcomes.items() if outcome == "PASSED"] == ["TestAfterwards"], ended.log
+    TestMoment passes if its ranks see what setUp did before it started them, as a spawned process does.
+    """
+    ended = run_cases(starter, tmp_path, _AROUND)
+    lines = [line for line in ended.log.splitlines() if line.startswith(("PASSED", "FAILED"))]
+    outcomes = {line.split("::")[1]: line.split(" ")[0] for line in lines}
+    assert [name for name, outcome in outcomes.items() if outcome == "PASSED"] == ["TestMoment"], ended.log
+    assert len(outcomes) == 12
+    reports = re.split(r"^_{3,} ", ended.log.partition("= FAILURES =")[2], flags=re.MULTILINE)
+    for name, said in {
+        "TestSetUpAfterSpawn": "ValueError: planted in setUp",
+        "TestSetUpBeforeSpawn": "ValueError: planted before",
+        "TestTearDown": "ValueError: planted in tearDown",
+        "TestSetUpRank": "rank 1 raised ValueError: planted in setUpRank in setup",
+        "TestTearDownRank": "rank 1 raised ValueError: planted in tearDownRank in teardown",
+        "TestCleanup": "planted in cleanup",
+        "TestZero": "world_size = 0; expected a number of ranks from 1 to 1024",
+        "TestText": "world_size = 'two'",
+        "TestJail": "isolation = 'jail'",
+        "TestTime": "case_timeout_s = -1",
+        "TestTwice": "was called twice",
+    }.items():
+        (report,) = (report for report in reports if report.startswith(f"{name}."))
+        assert said in report
+        assert "dist_testing/" not in report, "a traceback through the library"
     assert "after asking for ranks" in ended.log
     assert "1 skipped" in ended.log
-    for said in (
-        "ValueError: planted in setUp",
-        "ValueError: planted before",
-        "ValueError: planted in tearDown",
-        "rank 1 raised ValueError: planted in setUpRank in setup",
-        "rank 1 raised ValueError: planted in tearDownRank in teardown",
-        "planted in cleanup",
-    ):
-        assert said in ended.log, said
-
-
-@pytest.mark.parametrize(
-    ("attribute", "said"),
-    [
-        ("world_size = 0", "world_size = 0; expected a number of ranks from 1 to 1024"),
-        ("world_size = -1", "world_size = -1; expected a number of ranks from 1 to 1024"),
-        ("world_size = 'two'", "world_size = 'two'"),
-        ("isolation = 'jail'", "isolation = 'jail'"),
-        ("case_timeout_s = -1", "case_timeout_s = -1"),
-        ("setUp = lambda self: (self._spawn_processes(), self._spawn_processes())", "was called twice"),
-    ],
-)
-def test_bad_attribute_is_a_clear_error(starter: Starter, tmp_path: Path, attribute: str, said: str) -> None:
-    """If this fails, a wrong attribute runs something else, or shows the library's internals."""
-    ended = run_cases(
-        starter,
-        tmp_path,
-        f"""
-        import dist_testing
-
-
-        class TestBad(dist_testing.MultiProcessTestCase):
-            {attribute}
-
-            def test_it(self):
-                pass
-        """,
-    )
-    assert ended.code == pytest.ExitCode.TESTS_FAILED, ended.log
-    assert said in ended.log
-    assert "dist_testing/" not in ended.log, "a traceback through the library"
-
-
-def test_sub_test_is_named(starter: Starter, tmp_path: Path) -> None:
-    """If this fails, the report does not name the failed sub-test, or the others do not run."""
-    ended = run_cases(
-        starter,
-        tmp_path,
-        """
-        import dist_testing
-
-
-        class TestSub(dist_testing.MultiProcessTestCase):
-            world_size = 2
-
-            def test_it(self):
-                for number in range(4):
-                    with self.subTest(number=number):
-                        print(f"number {number}")
-                        self.assertFalse(number in (1, 2) and self.rank == 1)
-        """,
-    )
-    assert ended.code == pytest.ExitCode.TESTS_FAILED
-    assert "(number=1)" in ended.log
-    assert "(number=2)" in ended.log
-    assert "number 3" in ended.log
-
-
-def test_failing_import_is_reported_once(starter: Starter, tmp_path: Path) -> None:
-    """If this fails, a file that cannot be imported is reported once per rank."""
-    ended = run_cases(starter, tmp_path, "import dist_testing\nimport nothing_of_this_name\n")
-    assert ended.code == pytest.ExitCode.INTERRUPTED
-    assert "nothing_of_this_name" in ended.log
-
-
-def test_ranks_see_the_runner_as_it_is_at_their_start(starter: Starter, tmp_path: Path) -> None:
-    """If this fails, ranks miss what setUp did before it started them, unlike a spawned process."""
-    ended = run_cases(
-        starter,
-        tmp_path,
-        """
-        import os
-        import tempfile
-
-        import dist_testing
-
-
-        class TestMoment(dist_testing.MultiProcessTestCase):
-            world_size = 2
-
-            def setUp(self):
-                super().setUp()
-                os.environ["OF_THE_MOMENT"] = "set"
-                self.addCleanup(os.environ.pop, "OF_THE_MOMENT")
-                self.folder = tempfile.mkdtemp()
-                self.addCleanup(os.chdir, os.getcwd())
-                self.addCleanup(os.umask, os.umask(0o027))
-                os.chdir(self.folder)
-                self._spawn_processes()
-
-            def test_environment(self):
-                assert os.environ["OF_THE_MOMENT"] == "set"
-                assert os.environ["RANK"] == str(self.rank)
-                assert os.path.basename(os.getcwd()).startswith("tmp")
-                assert os.umask(0) == 0o027
-        """,
-    )
-    assert ended.code == 0, ended.log
 
 
 def test_plain_unittest_leaves_nothing_when_it_is_killed_by_a_test(starter: Starter, tmp_path: Path) -> None:
     """If this fails, a killed interpreter without pytest leaves ranks or folders behind."""
-    write_file(
-        tmp_path,
-        "test_cases.py",
-        """
+    source = """
         import os
         import threading
-
         import dist_testing
-
 
         class TestKill(dist_testing.MultiProcessTestCase):
             world_size = 2
@@ -390,8 +288,8 @@ def test_plain_unittest_leaves_nothing_when_it_is_killed_by_a_test(starter: Star
 
             def test_never_seen(self):
                 threading.Event().wait()
-        """,
-    )
+    """
+    write_file(tmp_path, "test_cases.py", source)
     child = starter.start(["-m", "unittest", "test_cases"], tmp_path)
     assert child.wait() == -9
     starter.wait_nothing_left(15)

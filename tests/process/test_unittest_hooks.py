@@ -1,226 +1,175 @@
-"""The hooks that unittest classes override and tests read, each with real ranks."""
+"""The hooks that unittest classes override and tests read, where ranks find a class, and how they are made."""
 
 from __future__ import annotations
 
+import re
+import warnings
 from pathlib import Path
 
-from tests.support.children import run_cases
+import pytest
+
+from dist_testing import MultiProcessTestCase
+from tests.support.children import Ended, run_cases
 from tests.support.starter import Starter
 
 
-def _failures(log: str) -> dict[str, str]:
-    """Return the class of each failed test, to the first line of its failure in the final summary."""
-    lines = [line for line in log.splitlines() if line.startswith("FAILED ") and "::" in line]
-    return {line.split("::")[1]: line.partition(" - ")[2] for line in lines}
+def _check(ended: Ended, count: int, *said: str) -> None:
+    """Check that those tests fail whose class or method has "fails" in its name, and the reasons that are told."""
+    lines = [line.split(" - ")[0] for line in ended.log.splitlines() if line.startswith(("PASSED ", "FAILED "))]
+    tests = {line.partition(" ")[2]: line.partition(" ")[0] for line in lines}
+    wrong = {name: outcome for name, outcome in tests.items() if ("fails" in name.lower()) != (outcome == "FAILED")}
+    assert not wrong, ended.log
+    assert len(tests) == count, tests
+    for text in said:
+        assert text in ended.log, text
 
 
-def test_ranks_go_through_run(starter: Starter, tmp_path: Path) -> None:
-    """If this fails, classes that make their group in `_run`, or skip there, break, or code after the test is lost."""
-    ended = run_cases(
-        starter,
-        tmp_path,
-        """
-        import os
-        import sys
-        from pathlib import Path
+_HOOKS = """
+    import os
+    import sys
+    from pathlib import Path
+    import torch
+    import torch.distributed as dist
+    import dist_testing
 
-        import torch
-        import torch.distributed as dist
+    NOTES = Path.cwd()
 
-        import dist_testing
+    # Classes that make their group in `_run`, or skip there; code after the test counts, too.
 
-        NOTES = Path.cwd()
+    class WithGroup(dist_testing.MultiProcessTestCase):
+        world_size = "2"
+        fake_pg = True
+        __test__ = False
+
+        @property
+        def destroy_pg_upon_exit(self):
+            return False
+
+        @classmethod
+        def _run(cls, rank, test_name, file_name, pipe, **kwargs):
+            assert kwargs == {"fake_pg": True}
+            self = cls(test_name)
+            self.rank = rank
+            self.file_name = file_name
+            dist.init_process_group(
+                "gloo", init_method=f"file://{file_name}", rank=rank, world_size=int(self.world_size)
+            )
+            self.run_test(test_name, pipe)
+            dist.barrier()
+            dist.destroy_process_group()
+            (NOTES / f"after-{test_name}-{rank}").touch()
+            sys.exit(0)
+
+    class Group(WithGroup):
+        __test__ = True
+
+        def test_pass(self):
+            total = torch.ones(1)
+            dist.all_reduce(total)
+            self.assertEqual(total, 2)
+
+        def test_skip(self):
+            self.skipTest("planted reason")
+
+        def test_fails(self):
+            self.assertNotEqual(self.rank, 1, "planted")
+
+    class Never(dist_testing.MultiProcessTestCase):
+        world_size = 2
+
+        def test_never(self):
+            raise ValueError("was called")
+
+    class SkipBefore(Never):
+        @classmethod
+        def _run(cls, rank, test_name, file_name, pipe, **kwargs):
+            sys.exit(dist_testing.TEST_SKIPS["multi-gpu-4"].exit_code)
+
+    class RaisesBeforeFails(Never):
+        @classmethod
+        def _run(cls, rank, test_name, file_name, pipe, **kwargs):
+            raise ValueError("planted before")
+
+    class ForgetsTestFails(Never):
+        @classmethod
+        def _run(cls, rank, test_name, file_name, pipe, **kwargs): ...
+
+    class ForgetsRankFails(Never):
+        @classmethod
+        def _run(cls, rank, test_name, file_name, pipe, **kwargs):
+            cls(test_name).run_test(test_name, pipe)
+
+    class OwnRunTest(Never):
+        def run_test(self, test_name, pipe):
+            (NOTES / f"own-{self.rank}").touch()
+
+    del Never
+
+    # Ways to start ranks. A test whose ranks never started must not pass.
+
+    class Base(dist_testing.MultiProcessTestCase):
+        world_size = 2
+
+        def test_it(self):
+            self.assertIs(dist_testing.MultiProcessTestCase, sys.modules["dist_testing"].MultiProcessTestCase)
+
+    class Fork(Base):
+        isolation = "spawn"
+
+        def setUp(self):
+            super().setUp()
+            self._fork_processes()
+
+    class ProcessClass(Base):
+        def setUp(self):
+            super().setUp()
+            self._start_processes(torch.multiprocessing.get_context("spawn").Process)
+
+    class OtherCallableFails(Base):
+        def setUp(self):
+            super().setUp()
+            self._start_processes(lambda *args, **kwargs: None)
+
+    class NoRanksFails(Base):
+        def _spawn_processes(self): ...
+
+    class RunsHere(Base):
+        def _spawn_processes(self): ...
+
+        def join_or_run(self, fn):
+            return fn
+
+        def test_it(self):
+            self.assertEqual(self.rank, self.MAIN_PROCESS_RANK)
+
+    class CoroutineFails(Base):
+        async def test_it(self):
+            raise ValueError
+
+    class GeneratorFails(Base):
+        def test_it(self):
+            yield
+
+    class ThreadFails(Base):
+        isolation = "thread"
+
+    del Base
+"""
 
 
-        class WithGroup(dist_testing.MultiProcessTestCase):
-            world_size = "2"
-            fake_pg = True
-            __test__ = False
-
-            @property
-            def destroy_pg_upon_exit(self):
-                return False
-
-            @classmethod
-            def _run(cls, rank, test_name, file_name, pipe, **kwargs):
-                assert kwargs == {"fake_pg": True}
-                self = cls(test_name)
-                self.rank = rank
-                self.file_name = file_name
-                dist.init_process_group(
-                    "gloo", init_method=f"file://{file_name}", rank=rank, world_size=int(self.world_size)
-                )
-                self.run_test(test_name, pipe)
-                dist.barrier()
-                dist.destroy_process_group()
-                (NOTES / f"after-{test_name}-{rank}").touch()
-                sys.exit(0)
-
-
-        class TestGroup(WithGroup):
-            __test__ = True
-
-            def test_pass(self):
-                total = torch.ones(1)
-                dist.all_reduce(total)
-                self.assertEqual(total, 2)
-
-            def test_skip(self):
-                self.skipTest("planted reason")
-
-            def test_fail(self):
-                self.assertNotEqual(self.rank, 1, "planted")
-
-
-        class TestSkipBefore(dist_testing.MultiProcessTestCase):
-            @classmethod
-            def _run(cls, rank, test_name, file_name, pipe, **kwargs):
-                sys.exit(dist_testing.TEST_SKIPS["multi-gpu-4"].exit_code)
-
-            def test_never(self):
-                raise ValueError
-
-
-        class TestRaisesBefore(dist_testing.MultiProcessTestCase):
-            @classmethod
-            def _run(cls, rank, test_name, file_name, pipe, **kwargs):
-                raise ValueError("planted before")
-
-            def test_never(self):
-                pass
-
-
-        class TestForgetsTest(dist_testing.MultiProcessTestCase):
-            @classmethod
-            def _run(cls, rank, test_name, file_name, pipe, **kwargs):
-                pass
-
-            def test_never(self):
-                pass
-
-
-        class TestForgetsRank(dist_testing.MultiProcessTestCase):
-            @classmethod
-            def _run(cls, rank, test_name, file_name, pipe, **kwargs):
-                cls(test_name).run_test(test_name, pipe)
-
-            def test_never(self):
-                pass
-
-
-        class TestOwnRunTest(dist_testing.MultiProcessTestCase):
-            def run_test(self, test_name, pipe):
-                (NOTES / f"own-{self.rank}").touch()
-
-            def test_never(self):
-                raise ValueError
-        """,
-    )
-    failures = _failures(ended.log)
-    assert set(failures) == {"TestGroup", "TestRaisesBefore", "TestForgetsTest", "TestForgetsRank"}, ended.log
-    outcomes = ended.outcomes()
-    assert (outcomes["test_pass"], outcomes["test_fail"]) == ("PASSED", "FAILED")
-    for said in (
+def test_overridden_hooks(starter: Starter, tmp_path: Path) -> None:
+    """If this fails, a class that makes its group in `_run` breaks, or a test whose ranks never started passes."""
+    ended = run_cases(starter, tmp_path, _HOOKS)
+    _check(
+        ended,
+        14,
         "planted reason",
         "Need at least 4 CUDA devices",
         "ValueError: planted before",
         "_run has returned, and test_never has not run",
         "run_test was called on an instance that has no rank",
-    ):
-        assert said in ended.log, said
-    notes = {path.name for path in tmp_path.iterdir()}
-    assert {name for name in notes if name.startswith("after-")} == {"after-test_pass-0", "after-test_pass-1"}
-    assert {f"own-{rank}" for rank in range(4)} <= notes
-
-
-def test_ways_to_start_ranks(starter: Starter, tmp_path: Path) -> None:
-    """If this fails, a test whose ranks never started passes."""
-    ended = run_cases(
-        starter,
-        tmp_path,
-        """
-        import multiprocessing
-        import sys
-
-        import torch
-
-        import dist_testing
-
-        MARK = "set by the module that the runner has loaded"
-        IS_FRESH = "pytest" not in getattr(sys, "orig_argv", [""])[1:3]
-
-
-        class Base(dist_testing.MultiProcessTestCase):
-            world_size = 2
-
-            def test_it(self):
-                self.assertEqual(MARK[:3], "set")
-
-
-        class TestFork(Base):
-            isolation = "spawn"
-
-            def setUp(self):
-                super().setUp()
-                self._fork_processes()
-
-            def test_it(self):
-                assert dist_testing.MultiProcessTestCase is sys.modules["dist_testing"].MultiProcessTestCase
-
-
-        class TestProcessClass(Base):
-            def setUp(self):
-                super().setUp()
-                self._start_processes(torch.multiprocessing.get_context("spawn").Process)
-
-
-        class TestForkClass(Base):
-            def setUp(self):
-                super().setUp()
-                self._start_processes(multiprocessing.get_context("fork").Process)
-
-
-        class TestOtherCallable(Base):
-            def setUp(self):
-                super().setUp()
-                self._start_processes(lambda *args, **kwargs: None)
-
-
-        class TestNoRanks(Base):
-            def _spawn_processes(self):
-                pass
-
-
-        class TestRunsHere(Base):
-            def _spawn_processes(self):
-                pass
-
-            def join_or_run(self, fn):
-                return fn
-
-            def test_it(self):
-                self.assertEqual(self.rank, self.MAIN_PROCESS_RANK)
-
-
-        class TestCoroutine(Base):
-            async def test_it(self):
-                raise ValueError
-
-
-        class TestGenerator(Base):
-            def test_it(self):
-                yield
-
-
-        class TestThread(Base):
-            isolation = "thread"
-
-
-        del Base
-        """,
     )
-    failures = _failures(ended.log)
-    assert set(failures) == {"TestOtherCallable", "TestNoRanks", "TestCoroutine", "TestGenerator", "TestThread"}
+    reports = re.split(r"^_{3,} ", ended.log, flags=re.MULTILINE)
     for said in (
         "not a process class of multiprocessing",
         "no ranks were started, so the test has not run",
@@ -228,146 +177,223 @@ def test_ways_to_start_ranks(starter: Starter, tmp_path: Path) -> None:
         "the test method is a generator",
         "Derive the class from MultiThreadedTestCase",
     ):
-        assert said in ended.log, said
-    assert "dist_testing/" not in ended.log, "a traceback through the library"
+        (report,) = (text for text in reports if said in text.partition("short test summary")[0])
+        assert "dist_testing/" not in report, "a traceback through the library"
+    notes = {path.name for path in tmp_path.iterdir()}
+    assert {name for name in notes if name.startswith("after-")} == {"after-test_pass-0", "after-test_pass-1"}
+    assert {f"own-{rank}" for rank in range(2)} <= notes
 
 
-def test_each_test_has_a_fresh_process_with_the_same_random_numbers(starter: Starter, tmp_path: Path) -> None:
-    """If this fails, one test's state reaches the next, or the ranks of a test have different random numbers."""
-    ended = run_cases(
-        starter,
-        tmp_path,
-        """
-        import os
-        import random
-        import sys
-        import tempfile
-        from pathlib import Path
+_PROCESSES = """
+    import os
+    import random
+    import sys
+    import tempfile
+    import unittest
+    from pathlib import Path
+    import torch
+    import torch.distributed as dist
+    import dist_testing
 
-        import torch
-        import torch.distributed as dist
+    class Base(dist_testing.MultiProcessTestCase):
+        world_size = 2
 
-        import dist_testing
+        def use_group(self):
+            dist.init_process_group(
+                "gloo", init_method=f"file://{self.file_name}", rank=self.rank, world_size=self.world_size
+            )
+            dist.barrier()
+
+    # Each test has a fresh process, with the same random numbers.
+
+    class Fresh(Base):
+        def leave_traces(self):
+            self.assertFalse(dist.is_initialized())
+            self.assertNotIn("wave", sys.modules)
+            self.assertNotIn("LEFT_BEHIND", os.environ)
+            numbers = (random.random(), torch.rand(1).item())
+            Path(f"numbers-{self._testMethodName}-{self.rank}").write_text(repr(numbers))
+            import wave
+            os.environ["LEFT_BEHIND"] = "yes"
+            self.use_group()
+
+        def test_one(self):
+            self.leave_traces()
+
+        def test_other(self):
+            self.leave_traces()
+            if hasattr(self, "enterContext"):
+                self.enterContext(tempfile.TemporaryDirectory(dir=Path.cwd()))
+
+    # A file that never destroys its group, as most, works in a pool as on fresh ranks.
+
+    class Pooled(Base):
+        isolation = "pool"
+
+        def use_pooled_group(self):
+            Path(f"pid-{os.getpid()}").touch()
+            self.use_group()
+
+        def test_one(self):
+            self.use_pooled_group()
+
+        def test_other(self):
+            self.use_pooled_group()
+
+    class Keeps(Base):
+        isolation = "pool"
+        destroy_pg_upon_exit = False
+
+        def test_1(self):
+            self.assertFalse(dist.is_initialized())
+
+        def test_2_fails(self):
+            self.use_group()
+
+    # A crash, or a failure around the method, is no expected failure.
+
+    class Expected(Base):
+        @unittest.expectedFailure
+        def test_expected(self):
+            self.assertEqual(self.rank, 0)
+
+        @unittest.expectedFailure
+        def test_death_fails(self):
+            os.abort()
+
+        @unittest.expectedFailure
+        def test_cleanup_fails(self):
+            self.addCleanup(self.fail, "in a cleanup")
+
+        @unittest.expectedFailure
+        def test_cleanup_fails_too(self):
+            self.addCleanup(self.fail, "in a cleanup")
+            self.fail("planted")
+
+    del Base
+"""
 
 
-        class TestFresh(dist_testing.MultiProcessTestCase):
-            world_size = 2
-
-            def _leave_traces(self):
-                self.assertFalse(dist.is_initialized())
-                self.assertNotIn("wave", sys.modules)
-                self.assertNotIn("LEFT_BEHIND", os.environ)
-                numbers = (random.random(), torch.rand(1).item())
-                Path(f"numbers-{self._testMethodName}-{self.rank}").write_text(repr(numbers))
-                import wave
-                os.environ["LEFT_BEHIND"] = "yes"
-                dist.init_process_group(
-                    "gloo", init_method=f"file://{self.file_name}", rank=self.rank, world_size=self.world_size
-                )
-
-            def test_one(self):
-                self._leave_traces()
-
-            def test_other(self):
-                self._leave_traces()
-                if hasattr(self, "enterContext"):
-                    self.enterContext(tempfile.TemporaryDirectory(dir=Path.cwd()))
-        """,
-    )
-    assert ended.code == 0, ended.log
+def test_processes_of_tests(starter: Starter, tmp_path: Path) -> None:
+    """If this fails, one test's state reaches the next, or a crash counts as the expected failure."""
+    ended = run_cases(starter, tmp_path, _PROCESSES)
+    _check(ended, 9, "process groups, from 0 to 1", "1 xfailed")
     numbers = [path.read_text() for path in tmp_path.glob("numbers-*")]
     assert len(numbers) == 4
     assert len(set(numbers)) == 1
     assert not list(tmp_path.glob("tmp?*")), "a context that was entered on a rank was not closed"
+    assert len(list(tmp_path.glob("pid-*"))) == 2
 
 
-def test_pooled_ranks_end_the_group_of_a_test(starter: Starter, tmp_path: Path) -> None:
-    """If this fails, a file that never destroys its group, as most, works on fresh ranks but not in a pool."""
-    ended = run_cases(
-        starter,
-        tmp_path,
-        """
-        import os
-        from pathlib import Path
+_FOUND = """
+    import unittest
+    import dist_testing
 
-        import torch.distributed as dist
-
-        import dist_testing
-
-
-        class TestPooled(dist_testing.MultiProcessTestCase):
-            isolation = "pool"
+    class Outer:
+        class TestNested(dist_testing.MultiProcessTestCase):
             world_size = 2
 
-            def _use_group(self):
-                Path(f"pid-{os.getpid()}").touch()
-                dist.init_process_group(
-                    "gloo", init_method=f"file://{self.file_name}", rank=self.rank, world_size=self.world_size
-                )
-                dist.barrier()
+            def test_nested(self):
+                self.assertIn(self.rank, range(2))
 
-            def test_one(self):
-                self._use_group()
+    TestNested = Outer.TestNested
 
-            def test_other(self):
-                self._use_group()
+    def make(number):
+        class TestMade(dist_testing.MultiProcessTestCase):
+            world_size = 2
 
+            def test_made(self):
+                self.assertEqual(self.number, number)
 
-        class TestKeeps(TestPooled):
-            destroy_pg_upon_exit = False
+        TestMade.number = number
+        return TestMade
 
-            def test_one(self):
-                self.assertFalse(dist.is_initialized())
+    TestFirst, TestSecond = make(1), make(2)
 
-            def test_other(self):
-                self._use_group()
-        """,
+    def check(self):
+        self.assertEqual(self.device, "planted")
+
+    TestTyped = type(
+        "TestOfType",
+        (dist_testing.MultiProcessTestCase,),
+        {"world_size": 2, "device": "planted", "test_typed": check, "test_typed_x_1__y_None_float32": check},
     )
-    outcomes = [line for line in ended.log.splitlines() if line.startswith(("PASSED", "FAILED"))]
-    assert sorted(line.split(" - ")[0] for line in outcomes) == [
-        "FAILED test_cases.py::TestKeeps::test_other",
-        "PASSED test_cases.py::TestKeeps::test_one",
-        "PASSED test_cases.py::TestPooled::test_one",
-        "PASSED test_cases.py::TestPooled::test_other",
-    ], ended.log
-    assert "process groups, from 0 to 1" in ended.log
-    assert len(list(tmp_path.glob("pid-*"))) == 4
+
+    class RunsAnother(unittest.TestCase):
+        def test_made_too_late(self):
+            class TestLate(dist_testing.MultiProcessTestCase):
+                world_size = 1
+
+                def test_late(self): ...
+
+            result = unittest.TestResult()
+            TestLate("test_late").run(result)
+            ((_, text),) = result.failures
+            self.assertIn("TestLate does not exist on the rank", text)
+"""
 
 
-def test_expected_failure_is_not_a_crash(starter: Starter, tmp_path: Path) -> None:
-    """If this fails, a crash, or a failure around the method, counts as the expected failure."""
-    ended = run_cases(
-        starter,
-        tmp_path,
-        """
-        import os
+@pytest.mark.parametrize("isolation", ["fork", "spawn"])
+def test_classes_are_found_wherever_they_were_created(starter: Starter, tmp_path: Path, isolation: str) -> None:
+    """If this fails, nested classes, and classes that suites make with `type()` or in a test, do not run on ranks."""
+    only = ["-k", "not late"] if isolation == "spawn" else []
+    ended = run_cases(starter, tmp_path, _FOUND, f"--dist-isolation={isolation}", *only)
+    assert ended.code == 0, ended.log
+    assert f"{5 if only else 6} passed" in ended.log
+
+
+def test_a_plain_test_can_run_a_class_of_ranks(starter: Starter, tmp_path: Path) -> None:
+    """If this fails, a project cannot test its own base classes: pytest has not collected the class."""
+    source = """
         import unittest
-
         import dist_testing
 
+        def test_outer():
+            class Inner(dist_testing.MultiProcessTestCase):
+                world_size = 2
 
-        class TestExpected(dist_testing.MultiProcessTestCase):
-            world_size = 2
+                def test_passes(self): ...
 
-            @unittest.expectedFailure
-            def test_fails(self):
-                self.assertEqual(self.rank, 0)
+                def test_raises(self):
+                    raise ValueError("planted")
 
-            @unittest.expectedFailure
-            def test_dies(self):
-                os.abort()
+            result = unittest.TestResult()
+            unittest.defaultTestLoader.loadTestsFromTestCase(Inner).run(result)
+            assert result.testsRun == 2 and not result.errors
+            ((_, text),) = result.failures
+            assert "raised ValueError: planted in call" in text
+    """
+    run_cases(starter, tmp_path, source).check(passed="test_outer")
 
-            @unittest.expectedFailure
-            def test_cleanup_fails(self):
-                self.addCleanup(self.fail, "in a cleanup")
 
-            @unittest.expectedFailure
-            def test_cleanup_fails_too(self):
-                self.addCleanup(self.fail, "in a cleanup")
-                self.fail("planted")
-        """,
-    )
-    assert ended.outcomes() == {
-        "test_fails": "XFAIL",
-        **dict.fromkeys(["test_dies", "test_cleanup_fails", "test_cleanup_fails_too"], "FAILED"),
-    }, ended.log
+def test_constructor_accepts_both_names_of_its_argument() -> None:
+    """If this fails, unittest's loader, torch's helpers or tools cannot create instances in their own way."""
+
+    class Case(MultiProcessTestCase):
+        def test_it(self) -> None:
+            """Never called."""
+
+    for case in (Case("test_it"), Case(methodName="test_it"), Case(method_name="test_it")):
+        assert case._testMethodName == "test_it"
+        assert case._current_test_name() == "test_it"
+        assert case.test_it.__wrapped__ == Case.test_it.__get__(case)  # type: ignore[attr-defined]
+        assert (case.rank, case.is_master, case.world_size) == (-1, False, 4)
+    assert Case().id().endswith("runTest")
+    with pytest.raises(ValueError, match=r"no such test method in <class '.*Case'>: test_missing"):
+        Case("test_missing")
+
+
+def test_a_mistyped_world_size_is_told() -> None:
+    """If this fails, a class with `worldsize = 2` has four ranks, and nothing says why."""
+
+    class Mistyped(MultiProcessTestCase):
+        worldsize = 2
+
+    class Sized(Mistyped):
+        world_size = 2
+
+    with pytest.warns(RuntimeWarning, match=r"Did you mean world_size\?"):
+        Mistyped()._check_members()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        Sized()._check_members()

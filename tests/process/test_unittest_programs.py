@@ -11,9 +11,7 @@ from tests.support.starter import Starter
 
 _CASES = """
     import unittest
-
     import dist_testing
-
 
     class TestFirst(dist_testing.MultiProcessTestCase):
         world_size = 2
@@ -24,7 +22,6 @@ _CASES = """
         def test_b_fail(self):
             planted_local = 40 + 2
             self.assertEqual(self.rank, 0, "planted")
-
 
     class TestSecond(dist_testing.MultiProcessTestCase):
         world_size = 2
@@ -40,12 +37,13 @@ _OURS = "dist_testing.run_tests()"
 @pytest.mark.parametrize(
     ("ending", "options", "code", "said"),
     [
+        (_UNITTEST, [], 1, "Ran 3 tests"),
         (_UNITTEST, ["-v", "TestFirst.test_a_pass"], 0, "Ran 1 test"),
-        (_UNITTEST, ["-v", "TestSecond"], 0, "Ran 1 test"),
         (_UNITTEST, ["-k", "pass"], 0, "Ran 2 tests"),
         (_UNITTEST, ["-f"], 1, "Ran 2 tests"),
         (_UNITTEST, ["--locals", "TestFirst"], 1, "planted_local = 42"),
         (_UNITTEST, ["TestFirst.test_missing"], 1, "has no attribute 'test_missing'"),
+        (_OURS, [], 1, "1 failed, 2 passed"),
         (_OURS, ["-v", "TestFirst.test_a_pass"], 0, "1 passed"),
         (_OURS, ["-k", "pass"], 0, "2 passed, 1 deselected"),
         (_OURS, ["-f", "TestFirst"], 1, "1 failed, 1 passed"),

@@ -25,8 +25,7 @@ _SUM = """
         dist.all_reduce(total)
         assert total[0] == library.TWO
 
-    def test_plain():
-        pass
+    def test_plain(): ...
 """
 
 
@@ -81,17 +80,14 @@ _LEAKING = """
     import sys
     import threading
     from pathlib import Path
-
     import pytest
     import torch
-
     import conftest
     import library
 
     STATE = []
     LEFT = Path(__file__).with_name("left.txt")
     LEFT.touch()
-
 
     def seen():
         return {
@@ -108,13 +104,11 @@ _LEAKING = """
             "processes": [pid for pid in LEFT.read_text().split() if os.path.exists(f"/proc/{pid}")],
         }
 
-
     CLEAN = {
         "module": [], "library": {}, "environment": {}, "modules": [], "path": [],
         "directory": os.path.basename(os.getcwd()), "signal": signal.SIG_DFL, "threads": [], "umask": 0o22,
         "dtype": torch.float32, "processes": [],
     }
-
 
     def leak():
         STATE.append(1)
@@ -132,12 +126,10 @@ _LEAKING = """
             left = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(1000)"], start_new_session=True)
             LEFT.write_text(str(left.pid))
 
-
     def test_in_the_runner():
         assert seen() == CLEAN
         assert os.path.isdir(conftest.FOLDER.name), "an earlier run has removed it"
         leak()
-
 
     @pytest.mark.distributed(world_size=2)
     def test_on_ranks(world):
@@ -201,9 +193,7 @@ def test_bad_input_is_told_and_waited_out(starter: Starter, tmp_path: Path) -> N
 _HELD = """
     import os
     import threading
-
     import pytest
-
     from tests.support.bell import ring
 
     HOLDS = True
@@ -235,7 +225,6 @@ def test_a_save_during_a_run_starts_it_again(starter: Starter, tmp_path: Path) -
 _HELD_SUMMARY = """
     import os
     import signal
-
     from tests.support.bell import ring
 
     def pytest_terminal_summary():
@@ -284,21 +273,17 @@ def test_nothing_is_left_at_the_end(starter: Starter, tmp_path: Path, way: str) 
 
 def test_commands(starter: Starter, tmp_path: Path) -> None:
     """If this fails, a command runs other tests than its text says."""
-    write_file(
-        tmp_path,
-        "test_commands.py",
-        """
+    source = """
         import pytest
 
-        def test_good():
-            pass
+        def test_good(): ...
 
         @pytest.mark.distributed(world_size=2)
         def test_bad(world):
             secret = 40 + world.rank
             assert world.rank == 0
-        """,
-    )
+    """
+    write_file(tmp_path, "test_commands.py", source)
     with Watch(starter, tmp_path, "test_commands.py") as watch:
         assert "watch: 1 failed, 1 passed" in watch.wait()
         watch.type("f\n")

@@ -175,11 +175,6 @@ def test_the_summary_of_a_job_is_appended(tmp_path: Path, monkeypatch: pytest.Mo
     assert "no GPU" in text
 
 
-def test_a_failure_that_tells_only_blanks_has_no_block(tmp_path: Path) -> None:
-    """If it fails, the summary of a job has an empty block to open."""
-    assert "<details>" not in markdown(_report(tmp_path, Case("t.py::x", "failed", "m", " \n  \n")))
-
-
 def test_markdown_stays_text(tmp_path: Path) -> None:
     """If it fails, a test's message mentions people, makes links, or closes the block that it is in."""
     nasty = "```\n</details> @everyone [x](https://evil) `code` | <b> www.evil.com"
@@ -190,6 +185,8 @@ def test_markdown_stays_text(tmp_path: Path) -> None:
     assert "<b>" not in outside
     assert block.count("````") == 1
     assert "  </details>" in block.partition("  ````")[2]
+    # A failure that tells only blanks has no block to open.
+    assert "<details>" not in markdown(_report(tmp_path, Case("t.py::x", "failed", "m", " \n  \n")))
 
 
 def test_quarantined_cases_have_a_place_of_their_own(tmp_path: Path) -> None:

@@ -278,6 +278,18 @@ def _cut_gzip(folder: Path) -> Path:
     return _write("cut.jsonl.gz", whole.read_bytes()[:-200])(folder)
 
 
+def _unpacks_to_all_memory(folder: Path) -> Path:
+    path = folder / "e.jsonl.gz"
+    with gzip.open(path, "wb", compresslevel=1) as file:
+        file.write(json.dumps(stream_events([])[0].to_wire()).encode() + b"\n")
+        for _ in range(129):
+            file.write(b" " * (1 << 20) + b"\n")
+    return path
+
+
+_ENTITIES = "".join(f'<!ENTITY e{n} "{f"&e{n - 1};" * 10 if n else "x" * 100}">' for n in range(12))
+
+
 def _huge_number(folder: Path) -> Path:
     return _write("e.jsonl", '{"event":"run_started","schema":2,"at_s":' + "9" * 4000 + "}\n")(folder)
 
@@ -303,6 +315,10 @@ def _huge_number(folder: Path) -> Path:
         (_write("x.xml", "<testsuites><testsuite>"), "cannot be read as XML"),
         (_write("x.xml", ""), "cannot be read as XML"),
         (_write("x.xml", "<html></html>"), "the root element is <html>"),
+        (_write("x.xml", f"<!DOCTYPE t [{_ENTITIES}]><testsuite name='&e11;'/>"), "cannot be read as XML"),
+        (_unpacks_to_all_memory, "is not an event"),
+        # Elements in elements: nothing is wrong, and nothing is there.
+        (_write("x.xml", "<testsuite>" * 20_000 + "</testsuite>" * 20_000), ""),
         (_write("x.bin", os.urandom(1000)), "neither build events"),
         (lambda folder: folder, "has no results in it"),
         (lambda folder: folder / "no" / "where", "there is no such file or folder"),
@@ -318,7 +334,7 @@ def test_bad_input_is_a_clear_text_and_the_rest_is_still_read(
     bad = make(folder)
     good = write_stream(tmp_path / "good.jsonl", [Case("t.py::good")])
     report = gather([bad, good])
-    assert any(says in problem.text for problem in report.problems), report.problems
+    assert any(says in problem.text for problem in report.problems) or not says, report.problems
     assert all("Traceback" not in problem.text for problem in report.problems)
     assert _statuses(report)["t.good"] == "passed"
 
@@ -374,23 +390,6 @@ def test_a_log_that_cannot_be_read_is_named(tmp_path: Path) -> None:
     assert {log.name for log in report.runs[0].logs} == {"test.log", "t.bad.rank-1.log"}
 
 
-def test_elements_in_elements_without_end_are_read(tmp_path: Path) -> None:
-    """If it fails, a hostile XML file ends the command by a signal."""
-    deep = 20_000
-    (tmp_path / "x.xml").write_text("<testsuite>" * deep + "</testsuite>" * deep, encoding="utf-8")
-    report = gather([tmp_path / "x.xml", write_stream(tmp_path / "good.jsonl", [Case("t.py::good")])])
-    assert _statuses(report) == {"t.good": "passed"}
-
-
-def test_entities_that_multiply_are_refused(tmp_path: Path) -> None:
-    """If it fails, a small hostile file takes all memory."""
-    entities = "".join(f'<!ENTITY e{n} "{f"&e{n - 1};" * 10 if n else "x" * 100}">' for n in range(12))
-    path = tmp_path / "x.xml"
-    path.write_text(f"<!DOCTYPE t [{entities}]><testsuite name='&e11;'/>", encoding="utf-8")
-    (problem,) = gather([path]).problems
-    assert "cannot be read as XML" in problem.text
-
-
 def test_a_small_archive_with_an_enormous_file_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """If it fails, a hostile archive fills the disk."""
     monkeypatch.setattr("dist_testing.report.run_files._MAX_MEMBER_BYTES", 1 << 20)
@@ -401,17 +400,6 @@ def test_a_small_archive_with_an_enormous_file_is_refused(tmp_path: Path, monkey
     report = gather([tmp_path])
     assert "events.jsonl.gz has 3 MiB" in report.problems[0].text
     assert _statuses(report) == {"t.ok": "passed"}
-
-
-def test_a_stream_that_unpacks_to_all_memory_is_refused(tmp_path: Path) -> None:
-    """If it fails, a hostile stream takes all memory."""
-    path = tmp_path / "e.jsonl.gz"
-    first = json.dumps(stream_events([])[0].to_wire()) + "\n"
-    with gzip.open(path, "wb", compresslevel=1) as file:
-        file.write(first.encode())
-        for _ in range(129):
-            file.write(b" " * (1 << 20) + b"\n")
-    assert "is not an event" in gather([path]).problems[0].text
 
 
 def test_the_report_needs_no_torch_and_no_pytest() -> None:

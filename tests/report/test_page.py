@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from dist_testing.core.bazel.junit import write_xml
-from dist_testing.core.ground.record import CaseRecord
+from dist_testing.core.ground.record import CaseRecord, Status
 from dist_testing.report.__main__ import main
 from dist_testing.report.facts import failures, ledger, slow_cases, story_of
 from dist_testing.report.gather import gather
@@ -221,26 +221,26 @@ def test_the_skip_ledger_says_of_everything_why_it_did_not_run(tmp_path: Path) -
         assert part in words
 
 
-def test_a_target_that_failed_without_a_failed_case_is_a_failure(tmp_path: Path) -> None:
-    """If it fails, a timeout of a whole target is not on the page."""
-    xml = tmp_path / "test.xml"
-    write_xml(xml, "//a:a", [CaseRecord("t.x", "passed", duration_s=1.0)])
-    report = gather([write_build_events(tmp_path / "b.json", build_events([Action("//a:a", xml, "TIMEOUT")]))])
+def _attempts(folder: Path, *attempts: tuple[Status, str], exit_code: int) -> Report:
+    """Return the report of attempts of one target, each with the status of its case and Bazel's word."""
+    actions = []
+    for attempt, (outcome, word) in enumerate(attempts, 1):
+        xml = folder / f"{attempt}.xml"
+        write_xml(xml, "//a:a", [CaseRecord("t.x", outcome, duration_s=1.0)])
+        actions.append(Action("//a:a", xml, word, identity={"attempt": attempt}))
+    events = build_events(actions)
+    finished = {"exitCode": {"name": "SUCCESS" if exit_code == 0 else "TESTS_FAILED", "code": exit_code}}
+    events[-1] = {"id": {"buildFinished": {}}, "finished": finished}
+    return gather([write_build_events(folder / "b.json", events)])
+
+
+def test_what_bazel_says_of_a_target_counts(tmp_path: Path) -> None:
+    """If it fails, a timeout of a whole target is not on the page, or a flaky one makes it red although CI is green."""
+    (tmp_path / "late").mkdir()
+    report = _attempts(tmp_path / "late", ("passed", "TIMEOUT"), exit_code=3)
     assert [failure.case for failure in failures(report)] == [None]
     assert "Bazel says TIMEOUT, and none of its 1 case(s) says why." in _page(report).words
-
-
-def test_a_failure_that_a_later_attempt_has_made_good_is_not_red(tmp_path: Path) -> None:
-    """If it fails, a flaky target makes the page red although CI is green."""
-    actions = []
-    for attempt, outcome in ((1, "failed"), (2, "passed")):
-        xml = tmp_path / f"{attempt}.xml"
-        write_xml(xml, "//a:a", [CaseRecord("t.x", outcome, duration_s=1.0)])  # type: ignore[arg-type]  # one of the outcomes
-        status = "FAILED" if attempt == 1 else "PASSED"
-        actions.append(Action("//a:a", xml, status, identity={"attempt": attempt}))
-    events = build_events(actions)
-    events[-1] = {"id": {"buildFinished": {}}, "finished": {"exitCode": {"name": "SUCCESS", "code": 0}}}
-    words = _page(gather([write_build_events(tmp_path / "b.json", events)])).words
+    words = _page(_attempts(tmp_path, ("failed", "FAILED"), ("passed", "PASSED"), exit_code=0)).words
     assert "Passed after retries" in words
     assert "a later attempt passed" in words
 
@@ -276,31 +276,17 @@ def test_pages_of_nothing_and_of_damage_say_so(tmp_path: Path, capsys: pytest.Ca
     assert "cannot be written" in capsys.readouterr().err
 
 
-def test_a_foreign_text_is_one_head() -> None:
-    """If it fails, the page cuts plain tracebacks."""
-    story = story_of("Traceback:\n  x\nVictims of nothing")
-    assert (story.head, story.parts, story.is_plain) == ("Traceback:\n  x\nVictims of nothing", (), True)
-
-
-@pytest.mark.parametrize(
-    ("value", "text"),
-    [
-        *[(0, "0 s"), (0.0421, "42 ms"), (1.429, "1.43 s"), (53.2, "53 s"), (250, "4 min 10 s"), (7500, "2 h 5 min")],
-        *[(float("inf"), "unknown"), (float("nan"), "unknown"), (1e300, "unknown"), (-1, "0 s")],
-    ],
-)
-def test_durations_read_well(value: float, text: str) -> None:
-    """If it fails, the page has a number that no reader understands, or none."""
-    assert seconds(value) == text
-
-
-def test_ranks_and_counts_read_well() -> None:
-    """If it fails, a world of 64 victims fills the page with numbers."""
+def test_numbers_and_texts_read_well() -> None:
+    """If it fails, the page has a number that no reader understands, or a name turns the text around it."""
+    durations: dict[float, str] = {0: "0 s", 0.0421: "42 ms", 1.429: "1.43 s", 53.2: "53 s", 250: "4 min 10 s"}
+    durations |= {7500: "2 h 5 min", -1: "0 s"}
+    durations |= dict.fromkeys((float("inf"), float("nan"), 1e300), "unknown")
+    assert {value: seconds(value) for value in durations} == durations
+    # A world of 64 victims must not fill the page.
     assert ranks_text((0, 1, 2, 3, 5, 7, 8)) == "ranks 0\u20133, 5, 7, 8"
     assert ranks_text((4,)) == "rank 4"
     assert (plural(1, "case"), plural(2, "process", "processes")) == ("1 case", "2 processes")
-
-
-def test_what_cannot_be_seen_is_shown() -> None:
-    """If it fails, a name turns the text around it, or hides a part of itself."""
     assert clean("a\r\nb\tc\x00\u2028") == "a\nb\tc\u2400\u2039U+2028\u203a"
+    # A plain traceback is not cut.
+    story = story_of("Traceback:\n  x\nVictims of nothing")
+    assert (story.head, story.parts, story.is_plain) == ("Traceback:\n  x\nVictims of nothing", (), True)

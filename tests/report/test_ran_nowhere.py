@@ -101,10 +101,12 @@ def test_a_matrix_that_runs_every_case(tmp_path: Path, capsys: pytest.CaptureFix
         "2/test.xml: has run 1 of 1 case",
         "0 of 2 cases ran in no job",
     ]
-
-
-def test_a_folder_is_a_job(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """If this fails, a job of Bazel, with a test.xml for each target and shard, counts as many jobs."""
+    # A list of files that is empty is no such matrix.
+    with pytest.raises(SystemExit) as caught:
+        main(["ran-nowhere"])
+    assert caught.value.code == 2
+    assert "RESULTS" in capsys.readouterr().err
+    # A folder is one job, with a file for each target and shard.
     _write(tmp_path / "testlogs" / "a" / "shard_1_of_2" / "test.xml", _case("test_a"))
     _write(tmp_path / "testlogs" / "a" / "shard_2_of_2" / "test.xml", _skipped("test_b", "no"))
     assert main(["ran-nowhere", str(tmp_path / "testlogs")]) == 1
@@ -163,11 +165,3 @@ def test_names_of_jobs_differ(tmp_path: Path) -> None:
     with pytest.raises(ReportError, match="named twice") as caught:
         job_names([Path("a.xml"), Path("./a.xml").absolute()])
     assert len(str(caught.value).splitlines()) == 3
-
-
-def test_the_command_needs_results(capsys: pytest.CaptureFixture[str]) -> None:
-    """If this fails, a matrix whose list of files is empty passes."""
-    with pytest.raises(SystemExit) as caught:
-        main(["ran-nowhere"])
-    assert caught.value.code == 2
-    assert "RESULTS" in capsys.readouterr().err

@@ -55,7 +55,7 @@ def _spec_test_impl(ctx):
     env = analysistest.begin(ctx)
     spec = json.decode(analysistest.target_under_test(env)[RunEnvironmentInfo].environment["DIST_TESTING_SPEC"])
     asserts.equals(env, ["//tests/starlark:cases.py"], spec["srcs"])
-    asserts.equals(env, [[1, -9]], spec["program_exits"])
+    asserts.equals(env, [[1, -9]], spec["settings"]["programs"])
     return analysistest.end(env)
 
 _spec_test = analysistest.make(_spec_test_impl)

@@ -27,8 +27,7 @@ def _cpu_spec_test_impl(ctx):
         {
             "backends": ["gloo", "nccl"],
             "isolation": "fork",
-            "program_exits": None,
-            "schema": 6,
+            "schema": 7,
             "settings": {"key_value": 10},
             "srcs": ["//tests/starlark:cases.py"],
             "target": "//tests/starlark:subject_gloo",

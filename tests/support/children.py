@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 import textwrap
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from importlib import resources
 from pathlib import Path
@@ -35,6 +35,22 @@ class Ended:
 
     code: int
     log: str
+
+    def check(self, *, log: Sequence[str] = (), **names: str) -> None:
+        """Check the outcome of every test, and texts in the log.
+
+        Args:
+            log: Texts that the log must have.
+            **names: Outcome to the names of its tests, in any order: `passed="test_a test_b", failed="test_c"`. pytest
+                tells a skip by its reason, so skipped tests have no name here.
+        """
+        found: dict[str, list[str]] = {}
+        for name, outcome in self.outcomes().items():
+            found.setdefault(outcome.lower(), []).append(name)
+        expected = {outcome: sorted(text.split()) for outcome, text in names.items()}
+        assert {outcome: sorted(tests) for outcome, tests in found.items()} == expected, self.log
+        for text in log:
+            assert text in self.log, f"{text!r} is not in:\n{self.log}"
 
     def outcomes(self) -> dict[str, str]:
         """Read pytest's short summary (`-rA`): last part of each test's name, to its outcome; without warnings."""
@@ -174,7 +190,6 @@ class Target:
             "backend": table[backend],
             "backends": [backend],
             "isolation": "fork",
-            "program_exits": None,
             "schema": SCHEMA,
             "settings": {"gpus": {"archs": [], "per_rank": gpus, "ranks_per_gpu": 1}} if gpus else {},
             "srcs": [f"//pkg:{name}" for name in sources],
@@ -245,6 +260,16 @@ class Target:
                 time_s=float(case.get("time", "nan")),
                 properties=properties,
             )
+        return results
+
+    def check(self, **names: str) -> dict[str, XmlResult]:
+        """Check the outcome of every case in the XML, as `Ended.check` does, and return the cases by name."""
+        results = self.xml()
+        found: dict[str, list[str]] = {}
+        for name, result in results.items():
+            found.setdefault(result.outcome, []).append(name)
+        expected = {outcome: sorted(text.split()) for outcome, text in names.items()}
+        assert {outcome: sorted(cases) for outcome, cases in found.items()} == expected
         return results
 
     def xml_keys(self) -> list[str]:

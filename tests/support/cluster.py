@@ -9,8 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from dist_testing.nodes.addresses import node_address
-from dist_testing.nodes.namespaces import Nodes, enter, make_nodes, missing_permission
+from dist_testing.nodes.namespaces import Nodes, enter, make_nodes, missing_permission, node_address
 from dist_testing.nodes.netlink import Netlink
 from tests.support.children import start_pytest
 from tests.support.starter import Child, Starter

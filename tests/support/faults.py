@@ -13,6 +13,7 @@ import sys
 import threading
 import unittest
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import NoReturn
 
 import psutil
@@ -20,6 +21,7 @@ import torch
 import torch.distributed as dist
 
 from dist_testing import World
+from dist_testing.core.ground.outcomes import Cause, Kind
 from dist_testing.core.rank.rank_world import RankWorld
 
 
@@ -190,4 +192,34 @@ FAULTS: dict[str, Callable[[World], None]] = {
     "stop": _signal(signal.SIGSTOP),
     "terminate": _signal(signal.SIGTERM),
     "wait for a missing message": _wait_for_missing_message,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class End:
+    """What the runner must make of a fault that ends its rank: why the case fails, how the rank ended, and the text."""
+
+    cause: Cause
+    kind: Kind
+    said: str
+
+
+_AT_ONCE = "exited with code 0 in call, without finishing the test"
+ENDS = {
+    "abort": End(Cause.CRASH, Kind.SIGNALLED, "SIGABRT (6)"),
+    "exit 0": End(Cause.CRASH, Kind.EXITED, _AT_ONCE),
+    "exit 3": End(Cause.CRASH, Kind.EXITED, "exited with code 3"),
+    "fill disk": End(Cause.FAILURE, Kind.RAISED, "No space left on device"),
+    "hard exit 0": End(Cause.CRASH, Kind.EXITED, _AT_ONCE),
+    "hard exit 3": End(Cause.CRASH, Kind.EXITED, "exited with code 3"),
+    "hard exit 77": End(Cause.CRASH, Kind.EXITED, "exited with code 77"),
+    "keyboard interrupt": End(Cause.FAILURE, Kind.RAISED, "KeyboardInterrupt"),
+    "kill": End(Cause.CRASH, Kind.SIGNALLED, "SIGKILL (9)"),
+    "out of memory": End(Cause.FAILURE, Kind.RAISED, "MemoryError"),
+    "print much": End(Cause.FAILURE, Kind.RAISED, "planted after much output"),
+    "raise": End(Cause.FAILURE, Kind.RAISED, "ValueError: planted"),
+    "raise much": End(Cause.FAILURE, Kind.RAISED, "ValueError: head"),
+    "raise unprintable": End(Cause.FAILURE, Kind.RAISED, "_Unprintable"),
+    "segfault": End(Cause.CRASH, Kind.SIGNALLED, "SIGSEGV (11)"),
+    "terminate": End(Cause.CRASH, Kind.SIGNALLED, "SIGTERM (15)"),
 }

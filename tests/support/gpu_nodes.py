@@ -1,10 +1,44 @@
-"""Makes device nodes of simulated GPUs."""
+"""Makes device nodes of simulated GPUs, and processes that keep them."""
 
 from __future__ import annotations
 
 import os
 import socket
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
+
+_HOLD = """
+import sys
+from dist_testing.gpus.devices import gpus_present
+from dist_testing.gpus.lease import lease_gpus
+count = int(sys.argv[1])
+lease = lease_gpus(count, gpus_present()[:count], limit_s=60)
+print("held", flush=True)
+input()
+"""
+
+
+def make_nodes(folder: Path, minors: Sequence[int]) -> Path:
+    """Make a simulated device folder with these GPUs, and return it."""
+    folder.mkdir()
+    for name in ("nvidiactl", *(f"nvidia{minor}" for minor in minors)):
+        (folder / name).touch()
+    return folder
+
+
+@contextmanager
+def holder_of(count: int) -> Iterator[subprocess.Popen[str]]:
+    """Another process, of the target //other:training_nccl, that keeps a lease on the first GPUs until it is killed."""
+    env = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "TEST_TARGET": "//other:training_nccl"}
+    command = [sys.executable, "-c", _HOLD, str(count)]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=env) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "held\n"
+        yield process
+        process.kill()
 
 
 def break_node(node: Path) -> None:

@@ -175,6 +175,15 @@ def _waits_for_several(_: World) -> None:
         work.wait()
 
 
+def _receives_instead_of_an_async_call(world: World) -> None:
+    if world.rank == 2:
+        dist.recv(_ones(), 0)
+    handles = [dist.broadcast(_ones(), 1, async_op=True) for _ in range(2)]
+    for work in handles:
+        assert work is not None
+        work.wait()
+
+
 def _reduces_functionally(_: World) -> None:
     group = dist.distributed_c10d._get_default_group()
     functional.wait_tensor(functional.all_reduce(_ones(), "sum", group))  # type: ignore[no-untyped-call]
@@ -226,9 +235,6 @@ _CYCLE = "wait for each other: rank 0 in"
 def _left_out(rank: int, where: str) -> str:
     others = ", ".join(str(other) for other in range(WORLD_SIZE) if other != rank)
     return f"rank {rank} ended the test; ranks {others} wait for it in {where}"
-
-
-_ASYNC = "rank 2 ended the test; ranks 0, 1, 3 wait in all_reduce #"
 
 
 def _pipeline() -> HangKind:
@@ -312,8 +318,13 @@ KINDS: dict[str, HangKind] = {
     "other tag": HangKind(_sends_with_another_tag, f"ranks 0, 1 {_CYCLE} send to rank 1", suspects=(0, 1)),
     "irecv in a variable": HangKind(_one(0, _receives_by_a_variable), "ranks 1, 2, 3 did not come", None, _OWN_LINE),
     "batch without a peer": HangKind(_all_but(1, _exchanges), "ranks 1, 2, 3 did not come", None, _OWN_LINE),
-    "async call": HangKind(_all_but(2, _waits_for_an_async_call), _ASYNC, 2, _OWN_LINE),
-    "several async calls": HangKind(_all_but(2, _waits_for_several), _ASYNC, 2, _OWN_LINE),
+    "async call": HangKind(_all_but(2, _waits_for_an_async_call), _left_out(2, "all_reduce #1"), 2),
+    "several async calls": HangKind(_all_but(2, _waits_for_several), _left_out(2, "all_reduce #1"), 2),
+    "async call against recv": HangKind(
+        _receives_instead_of_an_async_call,
+        "ranks 0, 2 wait for each other: rank 0 in broadcast #1",
+        suspects=(0, 2),
+    ),
     "functional collective": HangKind(_all_but(2, _reduces_functionally), _left_out(2, "all_reduce #1"), 2),
     "store key never set": HangKind(_one(1, _waits_for_a_key), "ranks 0, 2, 3 did not come", None, _OWN_LINE),
     "store keys never set": HangKind(_one(1, _waits_for_keys), "ranks 0, 2, 3 did not come", None, _OWN_LINE),

@@ -49,14 +49,12 @@ class NestedBazel:
         workspace: Folder of the workspace.
         output_root: The folder that contains all files of the server.
         bazel: The program.
-        startup: More options before the command.
         common: More options after every command.
     """
 
     workspace: Path
     output_root: Path
     bazel: str
-    startup: tuple[str, ...] = ()
     common: tuple[str, ...] = ()
 
     def run(self, command: str, *arguments: str, limit_s: float = COMMAND_LIMIT_S) -> Done:
@@ -70,7 +68,7 @@ class NestedBazel:
         Raises:
             subprocess.TimeoutExpired: After the limit.
         """
-        call = [self.bazel, f"--output_user_root={self.output_root}", *self.startup, command]
+        call = [self.bazel, f"--output_user_root={self.output_root}", command]
         call += ["--color=no", "--curses=no", "--lockfile_mode=off"]
         done = subprocess.run(
             [*call, *self.common, *arguments],
@@ -85,7 +83,7 @@ class NestedBazel:
 
 @contextmanager
 def nested_bazel(
-    workspace: Path, output_root: Path, *, bazel: str = "", startup: tuple[str, ...] = (), common: tuple[str, ...] = ()
+    workspace: Path, output_root: Path, *, bazel: str = "", common: tuple[str, ...] = ()
 ) -> Iterator[NestedBazel]:
     """Give a workspace a server, which ends with the block.
 
@@ -93,10 +91,9 @@ def nested_bazel(
         workspace: Folder of the workspace.
         output_root: The folder for all files of the server; not below /tmp, because the sandbox has its own.
         bazel: The program; bazelw if empty.
-        startup: More options before the command.
         common: More options after every command.
     """
-    nested = NestedBazel(workspace, output_root, bazel or str(ROOT / "bazelw"), startup, common)
+    nested = NestedBazel(workspace, output_root, bazel or str(ROOT / "bazelw"), common)
     try:
         yield nested
     finally:

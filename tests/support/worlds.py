@@ -69,7 +69,7 @@ class FunctionRankContext:
         """Return the only front end."""
         return Functions(self._functions)
 
-    def thread_front_ends(self, body: CaseBody, world_size: int) -> Sequence[RankFrontEnd]:
+    def in_process_front_ends(self, body: CaseBody, world_size: int) -> Sequence[RankFrontEnd]:
         """Return a front end for each thread, with one store for all."""
         store = HashStore()
         return [Functions(self._functions, store) for _ in range(world_size)]

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import concurrent.futures
+import os
+import signal
 import subprocess
 import sys
 import textwrap
@@ -300,6 +302,38 @@ def test_a_thread_that_starts_at_the_second_try_counts_once(monkeypatch: pytest.
         assert 1 == member.threads
 
     pass_on_threads(body, 1)
+
+
+def test_a_process_that_a_rank_forks_can_start_threads() -> None:
+    """If this fails, a DataLoader with workers hangs if another rank makes a call at the moment of the fork."""
+    begun, is_held, has_ended = (threading.Event() for _ in range(3))
+
+    def fork() -> int:
+        assert is_held.wait(LIMIT_S)
+        if (pid := os.fork()) == 0:
+            signal.alarm(20)
+            thread = threading.Thread(target=int)
+            thread.start()
+            thread.join()
+            os._exit(7)
+        return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+
+    def body(rank: int) -> None:
+        member = current_member()
+        assert member is not None
+        if rank == 0:
+            assert begun.wait(LIMIT_S)
+            with member.world:
+                is_held.set()
+                assert has_ended.wait(LIMIT_S)
+        else:
+            begun.set()
+            try:
+                assert fork() == 7
+            finally:
+                has_ended.set()
+
+    pass_on_threads(body, 2)
 
 
 def test_a_world_can_run_inside_of_a_rank() -> None:

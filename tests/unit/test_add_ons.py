@@ -13,8 +13,11 @@ from dist_testing.core.ground import add_ons as add_ons_module
 from dist_testing.core.ground.add_ons import EXT_VERSION, AddOn, add_on_named, add_ons, blaming, call_parts
 from dist_testing.core.ground.errors import AddOnError, UsageError
 from dist_testing.core.ground.world import World
+from dist_testing.core.launch import isolation
+from dist_testing.core.launch.isolation import isolation_named, isolation_names
 from dist_testing.core.session import session
 from dist_testing.ext import event_stream
+from tests.support.results import refusal
 
 _DECLARED = """
 from dist_testing.ext import AddOn
@@ -72,18 +75,40 @@ def test_a_wrong_declaration_is_an_error_that_names_the_add_on(
 ) -> None:
     """If this fails, a broken package changes what a run does, and the user does not learn which one."""
     install(source, value)
-    with pytest.raises(AddOnError) as caught:
-        add_ons()
-    assert all(text in str(caught.value) for text in texts), caught.value
-    assert len(str(caught.value).splitlines()) == 3
+    told = refusal(add_ons, AddOnError)
+    assert all(text in told for text in texts), told
 
 
 @pytest.mark.parametrize("work", ["missing_module:Work", "redis_declared:Work"])
-def test_a_part_that_cannot_be_loaded_names_the_add_on(install: Callable[..., None], work: str) -> None:
-    """If this fails, a module that an add-on forgot to ship looks like an error of a test."""
+def test_an_add_on_that_is_not_complete_is_named(install: Callable[..., None], work: str) -> None:
+    """If this fails, a module that an add-on forgot to ship, or a deleted folder, looks like a test's error."""
     install(_DECLARED.format(version=EXT_VERSION, work=work))
     with pytest.raises(AddOnError, match=f"Add-on 'redis': the import of '{work}' raised "):
         add_on_named("redis", "test_x").load("idle_work")
+
+
+_ISOLATION = """
+from dist_testing.core.launch.fork import ForkServerLauncher
+from dist_testing.ext import AddOn, Isolation
+
+ADD_ON = AddOn(name="redis", ext_version=1, isolations={"cell": "redis_declared:CELL"})
+CELL = Isolation(NAME, ForkServerLauncher)
+"""
+
+
+def test_an_add_on_brings_an_isolation(install: Callable[..., None], monkeypatch: pytest.MonkeyPatch) -> None:
+    """If this fails, each repository that uses the package needs a conftest.py for it."""
+    monkeypatch.setattr(isolation, "_registered", dict(isolation._registered))
+    install(_ISOLATION.replace("NAME", '"cell"'))
+    assert "cell" in isolation_names()
+    assert isolation_named("cell") is sys.modules["redis_declared"].CELL
+
+
+def test_an_isolation_of_another_name_is_the_add_ons_fault(install: Callable[..., None]) -> None:
+    """If this fails, a name that the help shows cannot be used."""
+    install(_ISOLATION.replace("NAME", '"box"'))
+    with pytest.raises(AddOnError, match=r"Add-on 'redis': the import of its isolation 'cell' .*the name 'box'"):
+        isolation_named("cell")
 
 
 def test_a_missing_add_on_is_named() -> None:
@@ -92,8 +117,9 @@ def test_a_missing_add_on_is_named() -> None:
         add_on_named("absent", "nodes = 2")
 
 
-def test_the_usual_wrong_name_for_the_size_is_corrected() -> None:
-    """If this fails, a user of `world.world_size` is told to install an add-on."""
+def test_names_that_users_write() -> None:
+    """If this fails, the documented interface cannot be imported, or `world.world_size` asks for an add-on."""
+    assert all(getattr(ext, name) is not None for name in ext.__all__)
     with pytest.raises(AttributeError, match=r"^world\.world_size: .*\n.*\nUse world\.size\.$"):
         assert World.__new__(World).world_size  # type: ignore[attr-defined]
 
@@ -106,11 +132,6 @@ def test_only_unexpected_errors_are_blamed() -> None:
     with pytest.raises(AddOnError, match=said) as caught, blaming("redis", "its watcher"):
         raise ValueError("planted")
     assert isinstance(caught.value.__cause__, ValueError)
-
-
-def test_every_public_name_exists() -> None:
-    """If this fails, the documented interface has a name that cannot be imported."""
-    assert all(getattr(ext, name) is not None for name in ext.__all__)
 
 
 def test_part_that_raises_names_its_add_on(monkeypatch: pytest.MonkeyPatch) -> None:

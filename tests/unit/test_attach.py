@@ -110,14 +110,10 @@ def test_invalid_clients_do_not_keep_the_ranks_out(admit: _Admit, visit: _Visit)
     assert set(launcher._peers) == {1}
 
 
-def test_a_rank_with_other_tests_is_named(admit: _Admit) -> None:
-    """If this fails, the peers of a rank with other tests wait for it in the first collective."""
+def test_a_rank_that_cannot_take_part_is_named(admit: _Admit, monkeypatch: pytest.MonkeyPatch) -> None:
+    """If this fails, the user does not learn which rank to look at: with other tests, or not there at all."""
     _, (told,) = admit(_joins(1, Home("", "", ("a", "b")).difference(1, {"a", "c"})))
     assert told.endswith("of rank 0: rank 0 has b, and rank 1 does not (1 more differ)"), told
-
-
-def test_ranks_that_do_not_connect_are_named(admit: _Admit, monkeypatch: pytest.MonkeyPatch) -> None:
-    """If this fails, the user does not learn which rank to look at."""
     monkeypatch.setattr(module, "ATTACH_LIMIT_S", 0.01)
     with pytest.raises(LaunchError, match=r"Rank\(s\) 1, 2 of 3 did not connect"):
         admit(size=3)
@@ -229,7 +225,9 @@ def test_the_end_of_a_rank_arrives_although_nobody_reads_its_stacks(
         connection, _, control = stack.enter_context(_joined(door))
         settings = WorldSettings("gloo", "cpu", "", 60.0, init=False)
         more: dict[str, Any] = dict.fromkeys(("umask", "threads", "store_port"), 0) | {"env": {}, "own_ranks": (3,)}
-        more |= dict.fromkeys(("pool", "fresh", "together"), False) | dict.fromkeys(("directory", "cwd"), "/")
+        more |= (
+            dict.fromkeys(("pool", "fresh"), False) | {"in_process_of": ""} | dict.fromkeys(("directory", "cwd"), "/")
+        )
         request = WorldRequest(1, 4, CaseBody("pytest"), settings=settings, **more)
         wire.send(control, FORK_SERVER_ORDERS, request, [pairs[1].fileno(), pairs[3].fileno(), board])
         line = Line(connection)
@@ -267,24 +265,15 @@ def test_a_port_of_rank_0_that_is_taken_is_told() -> None:
             RankInfo(0, 2, "127.0.0.1", port, is_served=False, attempt="").store()
 
 
-@pytest.mark.parametrize(
-    ("host", "problem"), [("127.0.0.1", "only this machine reaches it"), ("192.0.2.1", "rank 0 cannot listen there")]
-)
-def test_an_address_that_other_nodes_cannot_reach_is_told(host: str, problem: str) -> None:
+def test_an_address_that_cannot_be_reached_is_told() -> None:
     """If this fails, the ranks of other nodes wait for minutes for a store that they cannot reach."""
-    with pytest.raises(LaunchError, match=f"Ranks of other nodes cannot reach rank 0 at {host}: {problem}"):
-        rank_info.reachable_host(RankInfo(0, 2, host, 1, is_served=True, attempt=""))
-
-
-def test_an_address_without_a_listener_is_told() -> None:
-    """If this fails, the ranks of a node wait, or end with a traceback."""
+    for host, problem in (("127.0.0.1", "only this machine reaches it"), ("192.0.2.1", "rank 0 cannot listen there")):
+        with pytest.raises(LaunchError, match=f"Ranks of other nodes cannot reach rank 0 at {host}: {problem}"):
+            rank_info.reachable_host(RankInfo(0, 2, host, 1, is_served=True, attempt=""))
     with socket.socket() as unused:
         unused.bind(("127.0.0.1", 0))
         with pytest.raises(LaunchError, match=r"cannot reach rank 0's node at 127\.0\.0\.1:.*Connection refused"):
             connect("127.0.0.1", unused.getsockname()[1], "")
-
-
-def test_the_interface_of_an_address() -> None:
-    """gloo and NCCL choose the interface by its name."""
+    # gloo and NCCL choose the interface by its name.
     assert set(interface_env("127.0.0.1").values()) == {"lo"}
     assert interface_env("192.0.2.1") == {}

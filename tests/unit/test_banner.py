@@ -18,19 +18,13 @@ def test_the_line_begins_at_once_and_other_output_waits() -> None:
     assert stream.getvalue() == "what runs"
     head.end_line(": everything was skipped")
     head.write("more\n")
+    head.end_line(": too late")
     assert stream.getvalue() == "what runs: everything was skipped\nheader\nmore\n"
 
 
-def test_the_line_ends_once() -> None:
-    """If this fails, the line is ended twice: by the first output and by the end of the run."""
-    stream = io.StringIO()
-    head = Banner(stream, "what runs")
-    head.end_line()
-    head.end_line(": too late")
-    assert stream.getvalue() == "what runs\n"
-
-
-def test_the_banner_behaves_like_the_stream_it_wraps() -> None:
+def test_the_banner_behaves_like_the_stream_it_wraps(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     """If this fails, pytest, which asks for colours, descriptors and encodings, breaks."""
     stream = io.TextIOWrapper(io.BytesIO(), encoding="utf-8")
     head = Banner(stream, "")
@@ -40,10 +34,16 @@ def test_the_banner_behaves_like_the_stream_it_wraps() -> None:
     head.end_line()
     stream.seek(0)
     assert stream.read() == "\nwaits\n"
+    # Its faulthandler wants the descriptor of standard error.
+    monkeypatch.setattr(sys, "stderr", stream)
+    with Banner(sys.stdout, "").in_place():
+        assert sys.stderr.encoding == "utf-8"
+        sys.stderr.flush()
+        assert capsys.readouterr().out == ""
 
 
 def test_errors_come_below_the_line(capsys: pytest.CaptureFixture[str]) -> None:
-    """If this fails, an error about a wrong option continues the first line and is overlooked."""
+    """If this fails, an error about a wrong option continues the first line, or the output before it is lost."""
     head = Banner(sys.stdout, "what runs")
     with head.in_place():
         print("waits")
@@ -53,27 +53,11 @@ def test_errors_come_below_the_line(capsys: pytest.CaptureFixture[str]) -> None:
     print("after")
     assert capsys.readouterr() == ("after\n", "")
 
-
-def test_waiting_output_is_not_lost(capsys: pytest.CaptureFixture[str]) -> None:
-    """If this fails, an error that ends the run before its first case loses the output before it."""
-    head = Banner(sys.stdout, "what runs")
-
     def run() -> None:
-        with head.in_place():
+        with Banner(sys.stdout, "what runs").in_place():
             print("waits")
             raise OSError("planted")
 
     with pytest.raises(OSError, match="planted"):
         run()
     assert capsys.readouterr().out == "what runs\nwaits\n"
-
-
-def test_standard_error_stays_usable(capsys: pytest.CaptureFixture[str]) -> None:
-    """If this fails, pytest's faulthandler cannot get the descriptor of standard error."""
-    stream = io.TextIOWrapper(io.BytesIO(), encoding="utf-8")
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(sys, "stderr", stream)
-        with Banner(sys.stdout, "").in_place():
-            assert sys.stderr.encoding == "utf-8"
-            sys.stderr.flush()
-            assert capsys.readouterr().out == ""

@@ -10,11 +10,25 @@ import pytest
 
 from dist_testing.core.bazel.protocol import Protocol, read_protocol
 from dist_testing.core.ground.errors import UsageError
+from tests.support.results import refusal
 
 
-def test_the_protocol_is_empty_outside_bazel() -> None:
+@pytest.mark.parametrize(
+    "env",
+    [
+        {"HOME": "/h"},
+        # An empty path would be the current folder, as in pathlib.
+        *({name: ""} for name in ("XML_OUTPUT_FILE", "TEST_PREMATURE_EXIT_FILE", "TEST_WARNINGS_OUTPUT_FILE")),
+        # Bazel's test encyclopedia defines the value 1 alone.
+        *({"TESTBRIDGE_TEST_RUNNER_FAIL_FAST": value} for value in ("0", "", "true", "yes")),
+        # One of the variables of coverage is for another tool.
+        {"COVERAGE_DIR": "/c"},
+        {"COVERAGE_MANIFEST": "/m"},
+    ],
+)
+def test_what_bazel_does_not_ask_for_is_not_done(env: dict[str, str]) -> None:
     """If this fails, a run without Bazel behaves as if Bazel had started it."""
-    assert read_protocol({"HOME": "/h"}) == Protocol()
+    assert read_protocol(env) == Protocol()
 
 
 def test_every_variable_is_read() -> None:
@@ -51,110 +65,57 @@ def test_every_variable_is_read() -> None:
     )
 
 
-@pytest.mark.parametrize("name", ["XML_OUTPUT_FILE", "TEST_PREMATURE_EXIT_FILE", "TEST_WARNINGS_OUTPUT_FILE"])
-def test_an_empty_path_means_no_path(name: str) -> None:
-    """If this fails, an empty path means the current folder, as in pathlib."""
-    assert read_protocol({name: ""}) == Protocol()
-
-
-@pytest.mark.parametrize("value", ["0", "", "true", "yes"])
-def test_only_the_value_1_switches_fail_fast_on(value: str) -> None:
-    """If this fails, a value that Bazel's test encyclopedia does not define switches fail-fast on."""
-    assert not read_protocol({"TESTBRIDGE_TEST_RUNNER_FAIL_FAST": value}).fail_fast
-
-
 BAD_NUMBERS = ["", "abc", "-1", "1.5", " 5", "1_0", "\u0663", "\u00b2", "1e3", "9" * 5000]
 
 
-@pytest.mark.parametrize("value", [*BAD_NUMBERS, "0"], ids=lambda value: repr(value)[:12])
-def test_an_invalid_timeout_is_refused(value: str) -> None:
-    """If this fails, the runner guesses a timeout, and Bazel kills it before its report is written."""
-    assert_refused({"TEST_TIMEOUT": value}, f"TEST_TIMEOUT={value!r}")
-
-
-@pytest.mark.parametrize("value", [*BAD_NUMBERS, "0"], ids=lambda value: repr(value)[:12])
-def test_an_invalid_number_of_shards_is_refused(value: str) -> None:
-    """If this fails, a wrong number of shards leaves cases out of a green target."""
-    assert_refused({"TEST_TOTAL_SHARDS": value, "TEST_SHARD_INDEX": "0"}, f"TEST_TOTAL_SHARDS={value!r}")
-
-
-@pytest.mark.parametrize("value", BAD_NUMBERS, ids=lambda value: repr(value)[:12])
-def test_an_invalid_shard_index_is_refused(value: str) -> None:
-    """If this fails, a wrong shard index leaves cases out of a green target."""
-    assert_refused({"TEST_TOTAL_SHARDS": "2", "TEST_SHARD_INDEX": value}, f"TEST_SHARD_INDEX={value!r}")
-
-
-def assert_refused(env: dict[str, str], part: str) -> None:
-    """Check the error: line 1 has the name and the value; the cause and the way out follow."""
-    with pytest.raises(UsageError) as caught:
-        read_protocol(env)
-    text = str(caught.value)
-    assert part in text.partition("\n")[0]
-    assert len(text.splitlines()) == 3
-
-
-@pytest.mark.parametrize(("index", "total"), [(2, 2), (5, 2)])
-def test_a_shard_beyond_the_last_is_refused(index: int, total: int) -> None:
-    """If this fails, a shard beyond the last one runs nothing and is green."""
-    with pytest.raises(UsageError, match=f"TEST_SHARD_INDEX={index} with TEST_TOTAL_SHARDS={total}"):
-        read_protocol({"TEST_TOTAL_SHARDS": str(total), "TEST_SHARD_INDEX": str(index)})
-
-
-def test_a_missing_index_is_refused() -> None:
-    """If this fails, shard 0 of 2 runs twice, and half of the cases never run."""
-    with pytest.raises(UsageError, match="TEST_SHARD_INDEX=''"):
-        read_protocol({"TEST_TOTAL_SHARDS": "2"})
+@pytest.mark.parametrize(
+    ("name", "value", "others"),
+    [
+        # A guessed timeout: Bazel kills the run before its report is written.
+        *(("TEST_TIMEOUT", value, {}) for value in [*BAD_NUMBERS, "0"]),
+        # Cases of a green target would not run, or run twice.
+        *(("TEST_TOTAL_SHARDS", value, {"TEST_SHARD_INDEX": "0"}) for value in [*BAD_NUMBERS, "0"]),
+        *(("TEST_SHARD_INDEX", value, {"TEST_TOTAL_SHARDS": "2"}) for value in [*BAD_NUMBERS, "2", "5"]),
+    ],
+    ids=lambda value: repr(value)[:20],
+)
+def test_an_invalid_number_is_refused(name: str, value: str, others: dict[str, str]) -> None:
+    """If this fails, the runner guesses, and cases do not run or their report is lost."""
+    first = refusal(lambda: read_protocol({**others, name: value})).partition("\n")[0]
+    if value in ("2", "5"):
+        assert f"TEST_SHARD_INDEX={value} with TEST_TOTAL_SHARDS=2" in first
+    else:
+        assert f"{name}={value!r}" in first
 
 
 def test_bazel_learns_that_sharding_is_supported(tmp_path: Path) -> None:
-    """If this fails, Bazel fails the target because it does not find the shard status file."""
-    status = tmp_path / "status"
-    read_protocol({"TEST_TOTAL_SHARDS": "2", "TEST_SHARD_INDEX": "1", "TEST_SHARD_STATUS_FILE": str(status)})
-    assert status.exists()
-
-
-def test_the_status_file_exists_before_a_wrong_timeout_ends_the_run(tmp_path: Path) -> None:
-    """If this fails, a wrong timeout appears in the log as a problem with sharding."""
-    status = tmp_path / "status"
-    env = {"TEST_TOTAL_SHARDS": "2", "TEST_SHARD_INDEX": "1", "TEST_SHARD_STATUS_FILE": str(status)}
-    with pytest.raises(UsageError, match="TEST_TIMEOUT"):
-        read_protocol({**env, "TEST_TIMEOUT": "x"})
-    assert status.exists()
-
-
-def test_the_status_file_is_not_written_without_shards(tmp_path: Path) -> None:
-    """If this fails, the runner tells Bazel that it shards although Bazel did not ask."""
+    """If this fails, Bazel fails the target, or the log tells a wrong timeout as a problem with sharding."""
     status = tmp_path / "status"
     assert read_protocol({"TEST_SHARD_STATUS_FILE": str(status)}).shard == (0, 1)
-    assert not status.exists()
+    assert not status.exists(), "Bazel did not ask"
+    env = {"TEST_TOTAL_SHARDS": "2", "TEST_SHARD_INDEX": "1", "TEST_SHARD_STATUS_FILE": str(status)}
+    assert "TEST_TIMEOUT" in refusal(lambda: read_protocol({**env, "TEST_TIMEOUT": "x"}))
+    assert status.exists()
+    status.unlink()
+    read_protocol(env)
+    assert status.exists()
+    assert "TEST_SHARD_INDEX=''" in refusal(lambda: read_protocol({"TEST_TOTAL_SHARDS": "2"}))
 
 
-def test_the_premature_exit_file_exists_while_the_test_runs(tmp_path: Path) -> None:
-    """If this fails, `os._exit(0)` in the runner counts as a pass."""
+def test_the_premature_exit_file_exists_while_the_test_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """If this fails, `os._exit(0)` in the runner counts as a pass, or an error in the log as a premature exit."""
+    monkeypatch.chdir(tmp_path)
     file = tmp_path / "exit"
     with Protocol(premature_exit_file=file).not_over_yet():
         assert file.exists()
     assert not file.exists()
-
-
-def test_an_exception_is_not_a_premature_exit(tmp_path: Path) -> None:
-    """If this fails, "the test has exited prematurely" hides the error that is in the log."""
-    file = tmp_path / "exit"
     with pytest.raises(KeyboardInterrupt), Protocol(premature_exit_file=file).not_over_yet():
         raise KeyboardInterrupt
     assert not file.exists()
-
-
-def test_a_removed_premature_exit_file_is_not_an_error(tmp_path: Path) -> None:
-    """If this fails, a test that removes the file ends the run with an error. The run is over in both cases."""
-    file = tmp_path / "exit"
+    # A test that removes it does not matter: the run is over in both cases.
     with Protocol(premature_exit_file=file).not_over_yet():
         file.unlink()
-
-
-def test_without_a_premature_exit_file_nothing_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """If this fails, the runner writes a file that an older Bazel did not ask for."""
-    monkeypatch.chdir(tmp_path)
+    # An older Bazel does not ask for it.
     with Protocol().not_over_yet():
         assert list(tmp_path.iterdir()) == []
 
@@ -169,12 +130,6 @@ def test_time_counts_from_process_start_unless_the_clock_is_implausible(
     monkeypatch.setattr(psutil.Process, "create_time", lambda _: now_s - age_s)
     assert Protocol(timeout_s=300.0).time_left_s() == pytest.approx(left_s)
     assert Protocol().time_left_s() is None
-
-
-@pytest.mark.parametrize("env", [{"COVERAGE_DIR": "/c"}, {"COVERAGE_MANIFEST": "/m"}])
-def test_one_coverage_variable_alone_requests_nothing(env: dict[str, str]) -> None:
-    """If this fails, a user who sets one of the variables for another tool gets a coverage run."""
-    assert read_protocol(env).coverage is None
 
 
 @pytest.mark.parametrize("name", ["TEST_SHARD_STATUS_FILE", "TEST_PREMATURE_EXIT_FILE"])

@@ -34,36 +34,24 @@ def _scribble(fd: int, rank: int, number: int, at_s: float, name: bytes) -> None
     os.pwrite(fd, _ENTRY.pack(at_s, name), _RANK_BYTES * rank + _COUNT.size + number * _ENTRY.size)
 
 
-def test_every_rank_begins_in_phase_start(fd: int) -> None:
-    """A rank that never ran has a phase, too."""
-    assert [PhaseBoard(fd, _SIZE).read(rank) for rank in range(_SIZE)] == ["start"] * _SIZE
-
-
 def test_the_runner_reads_what_a_rank_writes(fd: int) -> None:
-    """If this fails, the runner does not see a rank's phase, or sees the rest of an earlier, longer one."""
-    rank, runner = PhaseBoard(fd, _SIZE), PhaseBoard(fd, _SIZE)
-    rank.write(1, "teardown")
-    rank.write(1, "call")
-    assert [runner.read(number) for number in range(_SIZE)] == ["start", "call", "start"]
-
-
-def test_last_phase_outlives_its_writer(fd: int) -> None:
-    """If this fails, the phase of a dead rank is lost, and a report of a crash needs it."""
+    """If this fails, the runner does not see a rank's phase, or not that of a dead one, which a report needs."""
     pid = os.fork()
     if pid == 0:
-        PhaseBoard(fd, _SIZE).write(2, "destroy")
+        rank = PhaseBoard(fd, _SIZE)
+        # The shorter name must not end with the rest of the longer one.
+        rank.write(1, "teardown")
+        rank.write(1, "call")
+        # A rank of a pool that waits for its next case is known by what it did last.
+        rank.write(1, "")
+        rank.write(1, "")
         os._exit(0)
     os.waitpid(pid, 0)
-    assert PhaseBoard(fd, _SIZE).read(2) == "destroy"
-
-
-def test_a_rank_that_is_done_is_still_known_by_what_it_did(fd: int) -> None:
-    """A report says in which phase a rank of a pool died while it waited for its next case."""
-    board = PhaseBoard(fd, _SIZE)
-    board.write(1, "teardown")
-    board.write(1, "")
-    board.write(1, "")
-    assert board.read(1) == "teardown"
+    runner = PhaseBoard(fd, _SIZE)
+    assert [runner.read(number) for number in range(_SIZE)] == ["start", "call", "start"]
+    # A rank can write zeros, too.
+    os.pwrite(fd, b"\0" * _RANK_BYTES, _RANK_BYTES)
+    assert runner.read(1) == "an unknown phase"
 
 
 @pytest.mark.parametrize("nonsense", [b"\xff" * 32, b"<script>", b"line\nbreak", b"x" * 32])
@@ -76,37 +64,23 @@ def test_invalid_bytes_are_not_repeated(fd: int, nonsense: bytes) -> None:
     assert board.phases(1, 0, 0.0, math.inf) == ((), 0)
 
 
-def test_a_board_without_a_phase_has_an_unknown_one(fd: int) -> None:
-    """A rank can write zeros, too."""
-    os.pwrite(fd, b"\0" * _RANK_BYTES, _RANK_BYTES)
-    assert PhaseBoard(fd, _SIZE).read(1) == "an unknown phase"
-
-
 def test_phases_of_a_case_have_their_times(fd: int) -> None:
     """Each ends where the next begins, at the word that the rank is done, or when the case is over."""
     board = PhaseBoard(fd, _SIZE)
+    # The ranks of a pool write on one board for all their cases.
+    board.write(1, "setup")
+    before = board.count(1)
     begin_s = time.monotonic()
     for phase in ("call", "", "destroy"):
         board.write(1, phase)
     end_s = time.monotonic()
-    phases, lost = board.phases(1, 1, begin_s, end_s)
+    phases, lost = board.phases(1, before, begin_s, end_s)
     assert lost == 0
     assert [phase.name for phase in phases] == ["call", "destroy"]
     times = [begin_s, phases[0].begin_s, phases[0].end_s, phases[1].begin_s, phases[1].end_s, end_s]
     assert times == pytest.approx(sorted(times), abs=1e-6)
     assert phases[1].end_s == pytest.approx(end_s, abs=1e-6)
     assert phases[0].end_s <= phases[1].begin_s
-
-
-def test_phases_of_the_case_before_are_not_those_of_this_one(fd: int) -> None:
-    """The ranks of a pool write on one board for all their cases."""
-    board = PhaseBoard(fd, _SIZE)
-    board.write(2, "setup")
-    before = board.count(2)
-    begin_s = time.monotonic()
-    board.write(2, "call")
-    phases, _ = board.phases(2, before, begin_s, time.monotonic())
-    assert [phase.name for phase in phases] == ["call"]
 
 
 @pytest.mark.parametrize("written", [ENTRIES - 1, ENTRIES, ENTRIES + 1, 5 * ENTRIES + 3])

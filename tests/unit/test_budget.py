@@ -33,13 +33,6 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     return clock
 
 
-def test_without_a_total_limit_every_case_has_its_own_limit(clock: Clock) -> None:
-    """If this fails, a run outside Bazel, which has no time limit, shortens its cases."""
-    unlimited = Budget.starting_now(None)
-    clock.now_s += 1e6
-    assert unlimited.limit_s(300.0, cases_after=99) == 300.0
-
-
 @pytest.mark.parametrize(
     ("total_s", "usable_s"),
     [(900.0, 890.0), (60.0, 50.0), (50.0, 40.0), (10.0, 8.0), (1.0, 0.8)],
@@ -50,27 +43,31 @@ def test_the_reserve_is_kept_and_leaves_most_of_a_short_timeout(clock: Clock, to
     assert total_s - usable_s <= REPORT_RESERVE_S
 
 
-def test_the_last_case_may_use_the_remaining_time(clock: Clock) -> None:
-    """If this fails, the last case ends early although no other case needs the remaining time."""
-    shared = Budget(clock.now_s + 80.0)
+@pytest.mark.parametrize(
+    ("left_s", "own_s", "cases_after", "limit_s"),
+    [
+        # The last case may use all of it.
+        (50.0, 300.0, 0, 50.0),
+        (50.0, 20.0, 0, 20.0),
+        # A case that hangs leaves half of it to those after it.
+        (80.0, 300.0, 1, 40.0),
+        (80.0, 300.0, 50, 40.0),
+        (80.0, 30.0, 50, 30.0),
+        # No limit is negative.
+        (-5.0, 300.0, 0, 0.0),
+        (-5.0, 300.0, 1, 0.0),
+    ],
+)
+def test_cases_share_the_remaining_time(
+    clock: Clock, left_s: float, own_s: float, cases_after: int, limit_s: float
+) -> None:
+    """If this fails, a case that hangs takes the time of the cases after it, or the last one ends early."""
+    shared = Budget(clock.now_s + left_s + 30.0)
+    unlimited = Budget.starting_now(None)
     clock.now_s += 30.0
-    assert shared.limit_s(300.0, cases_after=0) == 50.0
-    assert shared.limit_s(20.0, cases_after=0) == 20.0
-
-
-def test_a_case_with_others_after_it_gets_half_of_the_remaining_time(clock: Clock) -> None:
-    """If this fails, a case that hangs takes the time of the cases after it."""
-    shared = Budget(clock.now_s + 80.0)
-    assert shared.limit_s(300.0, cases_after=1) == 40.0
-    assert shared.limit_s(300.0, cases_after=50) == 40.0
-    assert shared.limit_s(30.0, cases_after=50) == 30.0
-
-
-@pytest.mark.parametrize("cases_after", [0, 1])
-def test_an_exhausted_budget_gives_zero(clock: Clock, cases_after: int) -> None:
-    """If this fails, a negative limit causes an error where the limit is used."""
-    shared = Budget(clock.now_s - 5.0)
-    assert shared.limit_s(300.0, cases_after=cases_after) == 0.0
+    assert shared.limit_s(own_s, cases_after=cases_after) == limit_s
+    # Outside Bazel a run has no limit.
+    assert unlimited.limit_s(own_s, cases_after=cases_after) == own_s
 
 
 @SETTINGS
@@ -108,12 +105,9 @@ def test_a_limit_is_a_number_of_seconds_above_zero(value: object, fits: bool) ->
     """If this fails, a limit of zero ends every case at once, or a mistyped one is a hang."""
     assert is_timeout(value) is fits
     assert MAX_TIMEOUT_S == 1_000_000_000
-
-
-@pytest.mark.parametrize(("text", "found"), [("2.5", 2.5), ("0", None), ("soon", None), ("nan", None), ("1e99", None)])
-def test_a_limit_of_the_command_line_is_a_limit(text: str, found: float | None) -> None:
-    """If this fails, `--dist-timeout=0` is taken, or a typing error is a traceback."""
-    assert timeout_in(text) == found
+    # On the command line, a typing error is no traceback.
+    texts = {"2.5": 2.5, "0": None, "soon": None, "nan": None, "1e99": None}
+    assert {text: timeout_in(text) for text in texts} == texts
 
 
 def test_the_last_teardown_and_the_watchdog_come_after_the_cases(clock: Clock) -> None:

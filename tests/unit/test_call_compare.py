@@ -11,11 +11,11 @@ import pytest
 import torch
 
 from dist_testing.core.engine.hooks import CaseStart
-from dist_testing.core.ground.case import Case, CaseBody, CaseResult
 from dist_testing.core.ground.outcomes import Cause, Kind, RankOutcome, Status, Verdict
-from dist_testing.hang.calls import CALLS, CallComparison, differences, first_difference, got_more
-from dist_testing.hang.ledger import Call, CallsMade, Group
+from dist_testing.hang.calls import CallComparison, differences, first_difference, got_more
+from dist_testing.hang.ledger import CALLS, Call, CallsMade, Group
 from dist_testing.hang.recorder import recorded_calls
+from tests.support.results import result_of
 
 _ALL = (0, 1, 2)
 _LIMIT_MS = 270_000
@@ -157,13 +157,6 @@ def test_lines_show_a_call_that_was_left_out(theirs: tuple[int, ...], own: tuple
     assert found == (f"the ranks disagree about call #{number} of the default group: {told}", (2,))
 
 
-def test_two_ranks_are_both_suspects() -> None:
-    """Two ranks do not show which of them is wrong."""
-    found = first_difference({0: _called("barrier 3"), 1: _called("all_reduce 3")}, _LIMITS, [])
-    assert found is not None
-    assert found[1] == (0, 1)
-
-
 @pytest.mark.parametrize(("passed", "is_told"), [([2], True), ([0, 1], False)])
 def test_fewer_calls_of_a_rank_that_has_passed(passed: list[int], is_told: bool) -> None:
     """A rank that has failed has made fewer calls than the others for this reason alone."""
@@ -173,36 +166,35 @@ def test_fewer_calls_of_a_rank_that_has_passed(passed: list[int], is_told: bool)
     assert found == ((text, (2,)) if is_told else None)
 
 
-@pytest.mark.parametrize("ranks", [2, 3])
-def test_more_than_one_rank_may_have_made_fewer_calls(ranks: int) -> None:
+@pytest.mark.parametrize(
+    "called",
+    [
+        [("barrier 3",), ("all_reduce 3",)],
+        [("all_reduce 3", "all_reduce 3"), ("all_reduce 3",)],
+        [("all_reduce 3", "all_reduce 3"), ("all_reduce 3",), ("all_reduce 3",)],
+    ],
+    ids=["two calls", "one call less", "one call more than two others"],
+)
+def test_who_is_right_is_not_always_known(called: list[tuple[str, ...]]) -> None:
     """If this fails, one of two ranks is blamed, or one of two that made fewer calls than a third."""
-    told = {0: _called("all_reduce 3", "all_reduce 3"), 1: _called("all_reduce 3"), 2: _called("all_reduce 3")}
-    found = first_difference({rank: told[rank] for rank in range(ranks)}, _LIMITS, [1, 2])
+    found = first_difference({rank: _called(*calls) for rank, calls in enumerate(called)}, _LIMITS, [1, 2])
     assert found is not None
-    assert found[1] == tuple(range(ranks))
+    assert found[1] == tuple(range(len(called)))
 
 
 def test_ranks_that_pass_with_fewer_calls() -> None:
-    """With strict collectives a call less is a difference, too."""
-    told = {0: _made(_REDUCE, _BARRIER), 1: _made(_REDUCE, _BARRIER), 2: _made(_REDUCE)}
-    assert differences(told, _LIMITS) == ["ranks 0, 1 made 2 calls, rank 2 made 1 call of the default group"]
-
-
-def test_two_groups_of_one_name() -> None:
-    """Ranks 0 and 1 have one group, rank 2 has another one of that name."""
+    """With strict collectives a call less is a difference, unless the rank need not be a member of the group."""
+    fewer = ["ranks 0, 1 made 2 calls, rank 2 made 1 call of the default group"]
+    member, gone = _made(_REDUCE, _BARRIER), _made(_REDUCE, _BARRIER, ranks=())
+    assert differences({0: member, 1: member, 2: _made(_REDUCE)}, _LIMITS) == fewer
+    # The members of a group that is gone are not known.
+    one = _made(_REDUCE, ranks=())
+    assert differences({0: gone, 1: gone, 2: CallsMade((), (), is_complete=True)}, _LIMITS) == []
+    assert differences({0: gone, 1: gone, 2: one}, _LIMITS) == fewer
+    assert differences({0: gone, 1: gone, 2: replace(one, is_complete=False)}, _LIMITS) == []
+    # Rank 2 has another group of that name.
     told = {0: _made(_REDUCE, ranks=(0, 1)), 1: _made(_REDUCE, ranks=(0, 1)), 2: _made(ranks=(2,))}
     assert differences(told, _LIMITS) == []
-
-
-def test_group_that_is_gone() -> None:
-    """Its members are not known: a rank that has no call of it need not be one."""
-    gone = _made(_REDUCE, _BARRIER, ranks=())
-    assert differences({0: gone, 1: gone, 2: CallsMade((), (), is_complete=True)}, _LIMITS) == []
-    fewer = _made(_REDUCE, ranks=())
-    assert differences({0: gone, 1: gone, 2: fewer}, _LIMITS) == [
-        "ranks 0, 1 made 2 calls, rank 2 made 1 call of the default group"
-    ]
-    assert differences({0: gone, 1: gone, 2: replace(fewer, is_complete=False)}, _LIMITS) == []
 
 
 def test_group_that_was_made_again() -> None:
@@ -245,35 +237,30 @@ def _entry(number: int, **more: object) -> dict[str, object]:
 
 
 @pytest.mark.parametrize(
-    ("entries", "capacity", "numbers", "is_complete"),
+    ("entries", "capacity", "since_ns", "numbers", "is_complete"),
     [
-        pytest.param([], 2, [], True, id="no call"),
-        pytest.param([_entry(2), _entry(1)], 3, [1, 2], True, id="in the order in which they began"),
-        pytest.param([_entry(7), _entry(8)], 2, [7, 8], False, id="the recorder has dropped some"),
-        pytest.param([_entry(1, is_p2p=True), _entry(2)], 3, [2], True, id="a send"),
-        pytest.param([], 0, None, False, id="the recorder is off"),
+        pytest.param([], 2, 0, [], True, id="no call"),
+        pytest.param([_entry(2), _entry(1)], 3, 0, [1, 2], True, id="in the order in which they began"),
+        pytest.param([_entry(7), _entry(8)], 2, 0, [7, 8], False, id="the recorder has dropped some"),
+        pytest.param([_entry(7), _entry(8)], 2, 8, [8], True, id="calls of an earlier case in a worker pool"),
+        pytest.param([_entry(1, is_p2p=True), _entry(2)], 3, 0, [2], True, id="a send"),
+        pytest.param([], 0, 0, None, False, id="the recorder is off"),
     ],
 )
 def test_calls_of_a_record(
-    monkeypatch: pytest.MonkeyPatch, entries: list[object], capacity: int, numbers: list[int] | None, is_complete: bool
+    monkeypatch: pytest.MonkeyPatch,
+    entries: list[object],
+    capacity: int,
+    since_ns: int,
+    numbers: list[int] | None,
+    is_complete: bool,
 ) -> None:
     """If this fails, calls that agree are a failure, or calls that differ are none."""
     monkeypatch.setenv("TORCH_FR_BUFFER_SIZE", str(capacity))
     dump = json.dumps({"entries": entries})
     monkeypatch.setattr(torch._C._distributed_c10d, "_dump_fr_trace_json", lambda **_: dump, raising=False)
-    calls, found = recorded_calls()
+    calls, found = recorded_calls(since_ns=since_ns)
     assert (None if calls is None else [call.number for call in calls], found) == (numbers, is_complete)
-
-
-def test_calls_of_earlier_cases_do_not_count(monkeypatch: pytest.MonkeyPatch) -> None:
-    """In a worker pool the record of a process has the calls of all its cases."""
-    monkeypatch.setenv("TORCH_FR_BUFFER_SIZE", "2")
-    dump = json.dumps({"entries": [_entry(7), _entry(8)]})
-    monkeypatch.setattr(torch._C._distributed_c10d, "_dump_fr_trace_json", lambda **_: dump, raising=False)
-    calls, is_complete = recorded_calls(since_ns=8)
-    assert calls is not None
-    assert [call.number for call in calls] == [8]
-    assert is_complete
 
 
 def test_a_crash_of_gloo_names_the_calls_of_the_others() -> None:
@@ -314,11 +301,10 @@ def test_when_calls_explain_a_result(tmp_path: Path, cause: Cause, own: CallsMad
     world = mock.Mock(group_limit_s=_LIMIT_MS / 1000, records=[], stacks_fds={}, logs=[file] * 3)
     has_passed = cause is Cause.NONE
     kind = Kind.PASSED if has_passed else Kind.RAISED
-    case = Case("test_a.py::test_b", 3, CaseBody("pytest"), 60.0, "fork")
     found = Verdict(Status.PASSED) if has_passed else Verdict(Status.FAILED, cause, "it ended so", culprit=2)
-    result = CaseResult(case, found, tuple(RankOutcome(rank, kind) for rank in range(3)), 0.0, 1.0, 60.0)
+    result = result_of([RankOutcome(rank, kind) for rank in range(3)], judged=found)
     comparison = CallComparison(world)
-    comparison.begin_case(CaseStart(case, 0.0, keeps_ranks=False))
+    comparison.begin_case(CaseStart(result.case, 0.0, keeps_ranks=False))
     for rank, made in enumerate((_SAME, _SAME, own)):
         comparison.on_message(rank, CALLS.to_wire(made).decode())
     told = comparison.explain(result).verdict

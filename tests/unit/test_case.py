@@ -2,24 +2,15 @@
 
 from __future__ import annotations
 
-import dataclasses
-from typing import Any
-
 import pytest
 
 from dist_testing.core.engine.report import failure_report
-from dist_testing.core.ground.case import Case, CaseBody, CaseResult
-from dist_testing.core.ground.outcomes import Kind, RankOutcome, verdict
+from dist_testing.core.ground.case import CaseResult
+from dist_testing.core.ground.outcomes import Kind, RankOutcome, Status
+from tests.support.results import result_of
 
 _RAISED = RankOutcome(0, Kind.RAISED, 1.0, types="builtins.ValueError")
 _PASSED = RankOutcome(1, Kind.PASSED)
-
-
-def _result(*outcomes: RankOutcome) -> CaseResult:
-    judged = verdict(outcomes)
-    return CaseResult(
-        Case("test_it", len(outcomes), CaseBody("pytest"), 60.0, "fork"), judged, outcomes, 0.0, 1.0, 60.0
-    )
 
 
 def test_failures_come_from_all_ranks() -> None:
@@ -29,34 +20,28 @@ def test_failures_come_from_all_ranks() -> None:
     first = RankOutcome(0, Kind.RAISED, 1.0, further=(teardown, of_the_peer))
     second = RankOutcome(1, Kind.RAISED, 2.0, types="builtins.KeyError")
     victim = RankOutcome(2, Kind.RAISED, 0.5, collateral="lost")
-    assert _result(first, second, victim).failures == [first, teardown, second]
+    assert result_of([first, second, victim]).failures == [first, teardown, second]
 
 
 @pytest.mark.parametrize(
-    ("other", "is_expectable"),
+    ("result", "is_expectable"),
     [
-        (_PASSED, True),
-        (RankOutcome(1, Kind.RAISED, 2.0), True),
-        (RankOutcome(1, Kind.STOPPED, 2.0), True),
-        (RankOutcome(1, Kind.EXITED, 2.0, exit_code=3), False),
-        (RankOutcome(1, Kind.SIGNALLED, 2.0, signal=11), False),
+        (result_of([_RAISED, _PASSED]), True),
+        (result_of([_RAISED, RankOutcome(1, Kind.RAISED, 2.0)]), True),
+        (result_of([_RAISED, RankOutcome(1, Kind.STOPPED, 2.0)]), True),
+        # Another rank crashed a moment later.
+        (result_of([_RAISED, RankOutcome(1, Kind.EXITED, 2.0, exit_code=3)]), False),
+        (result_of([_RAISED, RankOutcome(1, Kind.SIGNALLED, 2.0, signal=11)]), False),
+        # The test leaves processes or memory behind.
+        (result_of([_RAISED, _PASSED], leaked=("what is left",)), False),
+        (result_of([_RAISED, _PASSED], left=("what is left",)), False),
+        # Nothing has failed.
+        (result_of([RankOutcome(0, Kind.PASSED)]), False),
+        (result_of([RankOutcome(0, Kind.SKIPPED, reason="none")]), False),
     ],
 )
-def test_only_exceptions_can_be_expected(other: RankOutcome, is_expectable: bool) -> None:
-    """If this fails, an expected failure hides that another rank crashed a moment later."""
-    assert _result(_RAISED, other).has_only_raised is is_expectable
-
-
-@pytest.mark.parametrize("left", [{"leaked": ("sleep 1000 (pid 3)",)}, {"left": ("GPU 0: 3 GiB",)}])
-def test_leftovers_are_not_expected(left: dict[str, Any]) -> None:
-    """If this fails, an expected failure hides processes or memory that the test leaves behind."""
-    result = dataclasses.replace(_result(_RAISED, _PASSED), **left)
-    assert not result.has_only_raised
-    assert next(iter(left.values()))[0] in failure_report(result)
-
-
-@pytest.mark.parametrize("outcome", [RankOutcome(0, Kind.PASSED), RankOutcome(0, Kind.SKIPPED, reason="none")])
-def test_a_case_that_did_not_fail_has_no_failures(outcome: RankOutcome) -> None:
-    """If this fails, a case that passed or skipped counts as an expected failure."""
-    result = _result(outcome)
-    assert (result.failures, result.has_only_raised) == ([], False)
+def test_only_exceptions_can_be_expected(result: CaseResult, is_expectable: bool) -> None:
+    """If this fails, an expected failure hides a crash or what a test leaves behind, or covers a pass."""
+    assert result.has_only_raised is is_expectable
+    assert bool(result.failures) is (result.verdict.status is Status.FAILED)
+    assert ("what is left" in failure_report(result)) is bool(result.leaked or result.left)

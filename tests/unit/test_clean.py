@@ -8,21 +8,12 @@ import os
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
 
 import pytest
 
 from dist_testing.core.launch.clean import spare_cuda, unclean_reasons
-
-
-@pytest.fixture
-def release() -> Iterator[threading.Event]:
-    """An event that is set at the end of a case, so that the case's threads end."""
-    release = threading.Event()
-    yield release
-    release.set()
 
 
 def fake_torch(monkeypatch: pytest.MonkeyPatch, *, cuda: bool = False, group: bool = False, built: bool = True) -> None:
@@ -37,19 +28,22 @@ def fake_torch(monkeypatch: pytest.MonkeyPatch, *, cuda: bool = False, group: bo
     monkeypatch.setitem(sys.modules, "torch", torch)
 
 
-def test_a_running_thread_is_named(release: threading.Event) -> None:
+def test_every_running_thread_is_named() -> None:
     """If this fails, ranks inherit a lock that is held for ever, and no text names the thread that held it."""
+    release = threading.Event()
     before = unclean_reasons()
-    thread = threading.Thread(target=release.wait, name="a pool of mine", daemon=True)
-    thread.start()
+    threads = [threading.Thread(target=release.wait, name=f"pool {number}", daemon=True) for number in range(2)]
+    for thread in threads:
+        thread.start()
     try:
-        assert [reason for reason in unclean_reasons() if reason not in before] == [
-            "the thread 'a pool of mine' is running"
-        ]
+        added = [reason for reason in unclean_reasons() if reason not in before]
     finally:
         release.set()
-        thread.join()
-    assert not [reason for reason in unclean_reasons() if "a pool of mine" in reason]
+        for thread in threads:
+            thread.join()
+    assert added == ["the thread 'pool 0' is running", "the thread 'pool 1' is running"]
+    after = unclean_reasons()
+    assert not any("pool" in reason or "MainThread" in reason for reason in after)
 
 
 def test_cuda_in_use_after_counting_devices_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -75,21 +69,6 @@ def test_torch_counts_gpus_without_cuda_unless_the_user_decided(monkeypatch: pyt
     monkeypatch.setenv(name, "0")
     spare_cuda()
     assert os.environ[name] == "0"
-
-
-def test_every_running_thread_is_named(release: threading.Event) -> None:
-    """If this fails, a user ends the one thread that is named, and the process is still unclean."""
-    threads = [threading.Thread(target=release.wait, name=f"number {n}", daemon=True) for n in range(2)]
-    for thread in threads:
-        thread.start()
-    try:
-        text = "; ".join(unclean_reasons())
-    finally:
-        release.set()
-        for thread in threads:
-            thread.join()
-    assert "'number 0'" in text
-    assert "'number 1'" in text
 
 
 # Prints the reasons before and while a thread exists that only the interpreter's lowest layer knows.
@@ -142,27 +121,23 @@ def test_openblas_is_found_in_any_folder(tmp_path: Path, monkeypatch: pytest.Mon
 
 
 @pytest.mark.parametrize(
-    ("cuda", "group", "expected"),
+    ("state", "expected"),
     [
-        (False, False, []),
-        (True, False, ["CUDA is initialised"]),
-        (False, True, ["a process group is initialised"]),
-        (True, True, ["CUDA is initialised", "a process group is initialised"]),
+        ({}, []),
+        ({"cuda": True}, ["CUDA is initialised"]),
+        ({"group": True}, ["a process group is initialised"]),
+        ({"cuda": True, "group": True}, ["CUDA is initialised", "a process group is initialised"]),
+        # A torch without distributed has no function to ask.
+        ({"built": False}, []),
     ],
 )
 def test_cuda_and_groups_that_torch_has_made_are_named(
-    monkeypatch: pytest.MonkeyPatch, cuda: bool, group: bool, expected: list[str]
+    monkeypatch: pytest.MonkeyPatch, state: dict[str, bool], expected: list[str]
 ) -> None:
     """If this fails, ranks inherit a CUDA context or a group, which a second process cannot use."""
-    fake_torch(monkeypatch, cuda=cuda, group=group)
+    fake_torch(monkeypatch, **state)
     told = unclean_reasons()
     assert [reason for reason in told if "initialised" in reason] == expected
-
-
-def test_a_torch_without_distributed_has_no_group(monkeypatch: pytest.MonkeyPatch) -> None:
-    """If this fails, a torch that is built without distributed raises when it is asked for a group."""
-    fake_torch(monkeypatch, built=False)
-    assert not [reason for reason in unclean_reasons() if "initialised" in reason]
 
 
 def test_a_process_without_torch_does_not_import_it(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -208,8 +183,3 @@ def test_only_the_threads_of_openblas_are_safe(
     with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ):
         assert reasons(pool) == []
         assert [reason.partition(" are")[0] for reason in reasons(pool + 1)] == ["1 thread(s) of native code"]
-
-
-def test_the_main_thread_is_no_reason() -> None:
-    """If this fails, no process is ever clean, and every rank is a fresh interpreter."""
-    assert not any("MainThread" in reason for reason in unclean_reasons())

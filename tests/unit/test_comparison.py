@@ -116,14 +116,17 @@ def test_keywords_mean_the_same_as_in_torch() -> None:
         _CASE.assertEqual(_ONE, near, atol=0.1)
 
 
-def test_values_without_tensors_use_unittests_comparison() -> None:
-    """If this fails, values without tensors lose unittest's own comparison or its texts."""
+def test_values_without_tensors_use_unittests_comparison(monkeypatch: pytest.MonkeyPatch) -> None:
+    """If this fails, values without tensors lose unittest's own comparison, or pay for the import of torch."""
+    monkeypatch.delitem(sys.modules, "torch")
     assert _is_equal([1], [1])
     assert not _is_equal([1], (1,))
     assert not _is_equal(1.0, 1.0 + 1e-9)
     assert not _is_equal(_NAN, float("nan"))
+    assert _is_equal(1.0, 1.1, atol=0.2, rtol=0)
     with pytest.raises(AssertionError, match=r"(?s)Lists differ: \[1, 2\] != \[1, 3\].*- \[1, 2\].*: why"):
         _CASE.assertEqual([1, 2], [1, 3], "why")
+    assert "torch" not in sys.modules
 
 
 def test_failure_shows_the_path_and_the_message() -> None:
@@ -136,11 +139,3 @@ def test_failure_shows_the_path_and_the_message() -> None:
         _CASE.assertEqual(1, 2, lambda text: f"{text}; why")
     with pytest.raises(AssertionError, match=r"^tensor\(\[1., 2.\]\) == tensor\(\[1., 2.\]\) : why$"):
         _CASE.assertNotEqual(_ONE, _ONE, "why")
-
-
-def test_comparing_values_without_tensors_does_not_import_torch(monkeypatch: pytest.MonkeyPatch) -> None:
-    """If this fails, a test without tensors pays for the import of torch."""
-    monkeypatch.delitem(sys.modules, "torch")
-    assert _is_equal([1], [1])
-    assert _is_equal(1.0, 1.1, atol=0.2, rtol=0)
-    assert "torch" not in sys.modules

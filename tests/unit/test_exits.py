@@ -65,6 +65,9 @@ def test_methods_go_by_several_names() -> None:
     bound = outer.__get__(Case())
     assert names_of(bound) == (bound, outer, inner)
     assert declared_exits(bound) == {1: -9}
+    # Of rank 0, of the largest exit code, and of the last real-time signal.
+    for exits in ({0: -9}, {1: 255, 2: 0}, {3: 1 - signal.NSIG}):
+        assert declared_exits(expected_exits(exits)(lambda: None)) == exits
     assert declared_exits(test_methods_go_by_several_names) == {}
 
 
@@ -80,14 +83,3 @@ def test_bad_declaration_is_refused(exits: object) -> None:
     with pytest.raises(UsageError) as caught:
         expected_exits(exits)  # type: ignore[arg-type]
     assert str(caught.value).startswith(f"@expected_exits({exits!r}): expected a table of one or more ranks, each with")
-
-
-@pytest.mark.parametrize("exits", [{0: -9}, {1: 255, 2: 0}, {3: 1 - signal.NSIG}])
-def test_every_code_of_a_process_can_be_declared(exits: dict[int, int]) -> None:
-    """If this fails, a test of rank 0, or of the last real-time signal, cannot be written."""
-
-    @expected_exits(exits)
-    def test_it() -> None:
-        """Never called."""
-
-    assert declared_exits(test_it) == exits

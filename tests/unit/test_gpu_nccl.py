@@ -11,31 +11,36 @@ from types import SimpleNamespace
 import pytest
 import torch
 
+from dist_testing.gpus import nccl
 from dist_testing.gpus.nccl import lack_of_memory, nccl_version
 
 _MIB = 1 << 20
 
 
-def test_too_little_shared_memory_is_reported_with_a_way_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_too_little_shared_memory_is_reported_with_a_way_out(monkeypatch: pytest.MonkeyPatch) -> None:
     """NCCL itself reports only "unhandled system error"."""
     space = SimpleNamespace(f_bavail=64 * _MIB // 4096, f_frsize=4096)
     monkeypatch.setattr(os, "statvfs", lambda path: space)
-    assert lack_of_memory(1, {}) == ""
-    observed, why, way_out = lack_of_memory(2, {}).splitlines()
+    assert lack_of_memory(1) == ""
+    observed, why, way_out = lack_of_memory(2).splitlines()
     assert observed == "NCCL, 2 ranks: /dev/shm has 64 MiB free."
     assert "unhandled system error" in why
     assert "--shm-size" in way_out
     assert "NCCL_SHM_DISABLE=1" in way_out
-    assert lack_of_memory(2, {"NCCL_SHM_DISABLE": "0"}) != ""
+    monkeypatch.setenv("NCCL_SHM_DISABLE", "0")
+    assert lack_of_memory(2) != ""
     # The way out was taken, so the warning ends.
-    assert lack_of_memory(2, {"NCCL_SHM_DISABLE": "1"}) == ""
+    monkeypatch.setenv("NCCL_SHM_DISABLE", "1")
+    assert lack_of_memory(2) == ""
+    monkeypatch.delenv("NCCL_SHM_DISABLE")
     space.f_bavail *= 100
-    assert lack_of_memory(2, {}) == ""
+    assert lack_of_memory(2) == ""
 
 
-def test_a_machine_without_shared_memory_is_reported(tmp_path: Path) -> None:
+def test_a_machine_without_shared_memory_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Some containers have none."""
-    assert "No such file" in lack_of_memory(2, {}, tmp_path / "missing")
+    monkeypatch.setattr(nccl, "_SHARED_MEMORY", tmp_path / "missing")
+    assert "No such file" in lack_of_memory(2)
 
 
 def test_the_version_of_nccl_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:

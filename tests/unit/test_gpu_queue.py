@@ -50,20 +50,6 @@ def test_the_first_place_that_is_not_left_is_head(file: Path, steps: list[int | 
             assert [place.is_head() for place in queue] == [True, *[False] * len(queue)][: len(queue)]
 
 
-def test_the_head_stays_head_when_others_come(file: Path) -> None:
-    """Two heads would each take a part of the GPUs and wait for the other's."""
-    first = Place.take(file)
-    second = Place.take(file)
-    first.leave()
-    assert second.is_head()
-    third = Place.take(file)
-    assert second.is_head()
-    assert not third.is_head()
-    second.leave()
-    assert third.is_head()
-    third.leave()
-
-
 def test_processes_that_come_at_once_get_different_places(file: Path) -> None:
     """Two processes on one place would both be head."""
     go_read, go_write = os.pipe()
@@ -94,15 +80,6 @@ def test_processes_that_come_at_once_get_different_places(file: Path) -> None:
     last = Place.take(file)
     assert last.is_head()
     last.leave()
-
-
-def test_a_place_that_is_given_up_blocks_no_other(file: Path) -> None:
-    """A case whose time is over would block all cases behind it."""
-    first, second, third = (Place.take(file) for _ in range(3))
-    second.leave()
-    first.leave()
-    assert third.is_head()
-    third.leave()
 
 
 def test_a_child_that_was_forked_in_the_queue_does_not_stay_in_it(file: Path) -> None:
@@ -140,21 +117,22 @@ def test_a_process_that_comes_at_the_same_moment_is_before_or_behind(
     file: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Two processes on one place would both be head."""
-    others: list[Place] = []
-    first_free = gpu_queue._first_free
+    monkeypatch.setattr(time, "monotonic_ns", lambda: 1)
+    queue = [Place.take(file) for _ in range(5)]
+    while queue:
+        assert [place.is_head() for place in queue] == [True, *[False] * len(queue)][: len(queue)]
+        queue.pop(0).leave()
 
-    def look(fd: int, number: int) -> int:
-        found = first_free(fd, number)
-        monkeypatch.setattr(gpu_queue, "_first_free", first_free)
-        # Between the look and the lock.
-        others.append(Place.take(file))
-        return found
 
-    monkeypatch.setattr(gpu_queue, "_first_free", look)
+def test_a_process_whose_clock_is_behind_waits_for_the_head(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A container with a clock of its own would never get a place, or be a second head."""
+    head = Place.take(file)
+    assert head.is_head()
+    monkeypatch.setattr(time, "monotonic_ns", lambda: 1)
     place = Place.take(file)
-    assert others[0].is_head()
+    assert head.is_head()
     assert not place.is_head()
-    others[0].leave()
+    head.leave()
     assert place.is_head()
     place.leave()
 

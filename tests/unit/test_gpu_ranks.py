@@ -16,7 +16,6 @@ from torch._C._distributed_c10d import HashStore
 
 from dist_testing.core.engine.hooks import ResourceWish
 from dist_testing.core.ground.backends import backend_named
-from dist_testing.core.ground.case import Case, CaseBody, CaseResult
 from dist_testing.core.ground.layout import Layout
 from dist_testing.core.ground.outcomes import Cause, Kind, RankOutcome, Status, Verdict, verdict
 from dist_testing.core.ground.spec import Spec
@@ -27,15 +26,21 @@ from dist_testing.core.rank.rank_world import RankWorld
 from dist_testing.gpus.faults import is_hardware_fault
 from dist_testing.gpus.needs import GpuNeeds
 from dist_testing.gpus.world_gpus import GpuResource, blame_by_error, blame_machine
+from tests.support.results import case_of, result_of
 
 # No runner has started these ranks.
 _ALONE = NoRunner("", "")
 
 
-def world(rank: int, devices: tuple[int, ...] = (0, 1, 2, 3)) -> RankWorld:
-    """A rank of a world of four on CUDA."""
-    settings = WorldSettings("gloo", "cuda", "", 60.0, False, devices=devices)
-    return RankWorld(rank, Layout(4), settings, directory=Path(), store_port=0, store_fd=None, runner=_ALONE)
+def world(
+    rank: int, devices: tuple[int, ...] = (0, 1, 2, 3), *, device: str = "cuda", init: bool = False, binds: bool = False
+) -> RankWorld:
+    """A rank of a world of four."""
+    settings = WorldSettings("gloo", device, "", 60.0, init, binds, devices)
+    store = HashStore()
+    return RankWorld(
+        rank, Layout(4), settings, directory=Path(), store_port=0, store_fd=None, store=store, runner=_ALONE
+    )
 
 
 @pytest.mark.parametrize(
@@ -48,7 +53,7 @@ def test_a_ranks_device_is_one_of_its_own(gpus_per_rank: int, ranks_per_gpu: int
     spec = Spec("", backend_named("cuda_gloo"), (4,), "fork", settings={"gpus": needs})
     # Ranks that another launcher has started have their GPUs.
     given = dataclasses.replace(FORK, starts_ranks=False)
-    wish = ResourceWish(Case("x", 4, CaseBody(""), 60.0, "fork"), spec, given, 60.0, Path(), print)
+    wish = ResourceWish(case_of(4), spec, given, 60.0, Path(), print)
     held = GpuResource().acquire(wish)
     assert held is not None
     ranks = [world(rank, tuple(held.devices)) for rank in range(4)]
@@ -58,11 +63,7 @@ def test_a_ranks_device_is_one_of_its_own(gpus_per_rank: int, ranks_per_gpu: int
 def test_ranks_take_the_devices_of_a_plug_in_in_turn(monkeypatch: pytest.MonkeyPatch) -> None:
     """The library leases none of them, and rank 3 of a world on two devices must not ask for a fourth."""
     monkeypatch.setattr(torch, "get_device_module", lambda device: SimpleNamespace(device_count=lambda: 2))
-    settings = WorldSettings("gloo", "privateuseone", "", 60.0, False)
-    ranks = [
-        RankWorld(rank, Layout(4), settings, directory=Path(), store_port=0, store_fd=None, runner=_ALONE)
-        for rank in range(4)
-    ]
+    ranks = [world(rank, (), device="privateuseone") for rank in range(4)]
     assert [rank.device.index for rank in ranks] == [0, 1, 0, 1]
 
 
@@ -72,10 +73,7 @@ def test_a_group_gets_the_ranks_device_where_the_backend_says_so(monkeypatch: py
     given: dict[str, Any] = {}
     monkeypatch.setattr("torch.distributed.init_process_group", lambda backend, **arguments: given.update(arguments))
     monkeypatch.setattr(torch, "get_device_module", lambda device: SimpleNamespace(set_device=lambda device: None))
-    settings = WorldSettings("any", "cuda", "", 60.0, True, binds, (0, 1, 2, 3))
-    RankWorld(
-        2, Layout(4), settings, directory=Path(), store_port=0, store_fd=None, store=HashStore(), runner=_ALONE
-    ).prepare()
+    world(2, init=True, binds=binds).prepare()
     assert given["device_id"] == (torch.device("cuda", 2) if binds else None)
 
 
@@ -127,43 +125,40 @@ def cuda(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
             thread.join()
 
 
-def test_errors_of_the_device_are_raised(cuda: Any) -> None:
-    """No case would report a device-side assert in the last kernel of a test."""
-    cuda.errors = {3: RuntimeError("CUDA error: device-side assert triggered")}
-    with pytest.raises(RuntimeError, match="device-side assert"):
-        finish_device_work()
-    # The current device of a new thread is the first one, and synchronizing that would make a context on it.
-    assert cuda.asked == {3}
+_ASSERT = RuntimeError("CUDA error: device-side assert triggered")
 
 
-def test_errors_of_all_the_ranks_devices_are_raised(cuda: Any) -> None:
-    """With two GPUs per rank, errors of the second one would be lost, also while the first one is still busy."""
-    cuda.contexts = {1, 2, 3}
-    cuda.busy = {1}
-    cuda.errors = {2: RuntimeError("CUDA error: device-side assert triggered")}
+@pytest.mark.parametrize(
+    ("contexts", "busy", "failing", "asked"),
+    [
+        # The current device of a new thread is the first one, and synchronizing that would make a context on it.
+        ({3}, set(), 3, {3}),
+        # Also while the first of two GPUs is still busy.
+        ({1, 2, 3}, {1}, 2, {1, 2, 3}),
+        # The function is private to torch and may disappear; then only the current device is asked.
+        (None, set(), 3, {3}),
+    ],
+)
+def test_errors_of_all_the_ranks_devices_are_raised(
+    cuda: Any, contexts: set[int] | None, busy: set[int], failing: int, asked: set[int]
+) -> None:
+    """If this fails, no case reports a device-side assert in the last kernel of a test."""
+    if contexts is None:
+        del cuda.private._cuda_hasPrimaryContext
+    else:
+        cuda.contexts = contexts
+    cuda.busy, cuda.errors = busy, {failing: _ASSERT}
     with pytest.raises(RuntimeError, match="device-side assert"):
         finish_device_work(limit_s=1.0)
-    assert cuda.asked == {1, 2, 3}
-
-
-def test_without_a_way_to_ask_the_current_device_is_waited_for(cuda: Any) -> None:
-    """The function is private to torch and may disappear; synchronizing every device would make a context on each."""
-    del cuda.private._cuda_hasPrimaryContext
-    cuda.errors = {3: RuntimeError("CUDA error: device-side assert triggered")}
-    with pytest.raises(RuntimeError, match="device-side assert"):
-        finish_device_work()
-    assert cuda.asked == {3}
+    assert cuda.asked == asked
 
 
 def test_a_device_that_stays_busy_is_left_alone(cuda: Any) -> None:
     """A test of an absent peer ends although its kernel still waits for that peer."""
     cuda.busy = {3}
     finish_device_work(limit_s=0.01)
-
-
-def test_a_rank_without_cuda_does_not_start_it(cuda: Any) -> None:
-    """Most ranks do not use CUDA."""
-    cuda.initialised = False
+    # Most ranks do not use CUDA, and must not start it.
+    cuda.initialised, cuda.asked = False, set()
     finish_device_work()
     assert cuda.asked == set()
 
@@ -190,8 +185,7 @@ def test_only_errors_that_hardware_alone_can_cause_are_hardware_faults(summary: 
     """Blaming the machine for a test's own illegal access hides a bug for ever."""
     assert is_hardware_fault(summary) is expected
     outcomes = (RankOutcome(0, Kind.RAISED, summary=summary), RankOutcome(1, Kind.PASSED))
-    case = Case("test_x", 2, CaseBody("none"), 60.0, "fork")
-    result = blame_by_error(CaseResult(case, verdict(outcomes), outcomes, 0.0, 1.0, 60.0))
+    result = blame_by_error(result_of(outcomes))
     assert result.verdict.cause is (Cause.INFRASTRUCTURE if expected else Cause.FAILURE)
 
 

@@ -171,4 +171,7 @@ def test_rank_that_left_is_named_of_two() -> None:
 
 def test_world_that_can_go_on_has_no_suspects() -> None:
     """A rank that has not come yet is no proof of anything."""
-    assert suspects(analyse([replace(_ended(0), busy="uses the CPU", ended=""), _in(1, "0", 2)], LIMITS)) == ()
+    assert (
+        suspects(analyse([replace(_ended(0), ledger=None, silence="gave no answer", ended=""), _in(1, "0", 2)], LIMITS))
+        == ()
+    )

@@ -15,7 +15,7 @@ from dist_testing.core.ground.outcomes import Cause, Kind, RankOutcome, verdict
 from dist_testing.hang.analysis import RankView, analyse
 from dist_testing.hang.ledger import Call, Group, Ledger, Place
 from dist_testing.hang.ledger_thread import read_ledger
-from dist_testing.hang.story import HangStory, blame_by_ledger, rank_ledgers, story_of
+from dist_testing.hang.story import HangStory, blame_by_ledger, lines_of, rank_ledgers, story_of
 
 # A dump by torch's `_dump_nccl_trace_json`, of two calls of which one has not ended.
 _ENTRY: Mapping[str, Any] = {
@@ -76,11 +76,7 @@ def test_garbage_is_no_ledger(monkeypatch: pytest.MonkeyPatch, dump: bytes) -> N
     monkeypatch.setenv("TORCH_FR_BUFFER_SIZE", "256")
     monkeypatch.setattr(torch._C._distributed_c10d, "_dump_nccl_trace_json", lambda **_: dump, raising=False)
     assert not isinstance(read_ledger(threading.get_ident(), set()), Ledger)
-
-
-def test_torch_without_a_recorder_for_gloo(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Older versions of torch record NCCL only: the ledger then says that no record is kept."""
-    monkeypatch.setenv("TORCH_FR_BUFFER_SIZE", "256")
+    # An older one records NCCL only, and the ledger says that no record is kept.
     monkeypatch.setattr(torch._C, "_distributed_c10d", SimpleNamespace())
     ledger = read_ledger(threading.get_ident(), set())
     assert isinstance(ledger, Ledger)
@@ -116,7 +112,7 @@ def test_rank_that_has_not_begun_is_the_culprit() -> None:
         "rank 1 has not begun it (test_f.py:7); ranks 0, 2 wait in all_reduce #2 of the default group of nccl"
     )
     assert (story.culprits, story.victims) == ((1,), (0, 2))
-    assert story.lines[0] == (
+    assert next(lines_of(story.analysis)) == (
         "Ledger of rank 0: has a group of the backend nccl (test_f.py:6); the last collective that it ended: "
         "all_reduce #1 of the default group; not ended on nccl: all_reduce #2 of the default group [[3, 4]] Float."
     )
@@ -126,11 +122,15 @@ def test_rank_that_has_not_begun_is_the_culprit() -> None:
 
 
 def test_rank_that_ended_is_the_culprit() -> None:
-    """The plain case of an early return."""
-    story = _story([_view(0, [_call(1, is_done=False)]), _view(1, [], ended="ended the test"), _view(2, [])])
+    """The plain case of an early return. Tools that read events see what the report tells."""
+    views = [_view(0, [_call(1, is_done=False)]), _view(1, [], ended="ended the test"), _view(2, [])]
+    story = _story(views)
     assert story is not None
     assert story.headline.startswith("rank 1 ended the test; rank 2 has not begun it (test_f.py:8); rank 0 waits in")
     assert story.culprits == (1, 2)
+    (first, *_) = rank_ledgers(analyse(views))
+    assert (first.rank, first.state, first.place) == (0, "has a group of the backend nccl", "test_f.py:6")
+    assert [(call.operation, call.number, call.is_done) for call in first.calls] == [("all_reduce", 1, False)]
 
 
 def test_calls_that_differ_on_a_device() -> None:
@@ -168,10 +168,3 @@ def test_record_that_has_dropped_the_call() -> None:
     story = _story(views)
     assert story is not None
     assert 1 not in story.culprits
-
-
-def test_events_get_the_calls_of_both_records() -> None:
-    """Tools that read events see what the report tells."""
-    (first, *_) = rank_ledgers(analyse([_view(0, [_call(1, is_done=False)]), _view(1, []), _view(2, [])]))
-    assert (first.rank, first.state, first.place) == (0, "has a group of the backend nccl", "test_f.py:6")
-    assert [(call.operation, call.number, call.is_done) for call in first.calls] == [("all_reduce", 1, False)]

@@ -11,46 +11,11 @@ from pathlib import Path
 import pytest
 
 from dist_testing import huge_pages
+from dist_testing.core.events.event import ForkServerMemory
 from dist_testing.core.ground.procfs import free_bytes
-from dist_testing.huge_pages import (
-    LEAST_FORKS,
-    HugePages,
-    MemoryFacts,
-    has_free_cpu,
-    in_use,
-    pieces,
-    ranges_in,
-    read_facts,
-    refusal_of,
-)
+from dist_testing.huge_pages import LEAST_FORKS, HugePages, has_free_cpu, in_use, pieces, plan, ranges_in
 
 _HUGE = 2 << 20
-_GOOD = MemoryFacts("madvise", _HUGE, 8 << 30, LEAST_FORKS)
-
-
-@pytest.mark.parametrize("mode", ["always", "madvise"])
-def test_huge_pages_pay_from_some_forks_on(mode: str) -> None:
-    """Below that, a run would pay for copies that it never uses."""
-    assert refusal_of(_GOOD._replace(mode=mode)) == ""
-    assert str(LEAST_FORKS - 1) in refusal_of(_GOOD._replace(mode=mode, forks=LEAST_FORKS - 1))
-
-
-@pytest.mark.parametrize(
-    ("facts", "needed_bytes", "said"),
-    [
-        (_GOOD._replace(mode="never"), 0, "never"),
-        (_GOOD._replace(mode=""), 0, "not known"),
-        (_GOOD._replace(huge_bytes=0), 0, "size of a huge page"),
-        (_GOOD._replace(free_bytes=512 << 20), 120 << 20, "512 MiB"),
-        (_GOOD._replace(free_bytes=511 << 20), 0, "511 MiB"),
-        (_GOOD._replace(free_bytes=1 << 30), 200 << 20, "1024 MiB"),
-        (_GOOD._replace(forks=0), 0, "0 ranks"),
-        (_GOOD._replace(forks=-1, free_bytes=-1, mode="whatever"), 0, "MiB"),
-    ],
-)
-def test_a_reason_against_them_is_told(facts: MemoryFacts, needed_bytes: int, said: str) -> None:
-    """The event of the run tells it, so that the user can see why a run is slower on another machine."""
-    assert said in refusal_of(facts, needed_bytes)
 
 
 _MAPS = """\
@@ -83,9 +48,9 @@ def test_a_map_of_another_form_is_empty(maps: str) -> None:
 
 def test_pieces_cover_the_ranges_and_are_small() -> None:
     """A request for a world waits for the end of a piece."""
-    ranges = [range(9 * _HUGE), range(20 * _HUGE, 21 * _HUGE)]
-    found = list(pieces(ranges, _HUGE, 4))
-    assert [(one.start // _HUGE, one.stop // _HUGE) for one in found] == [(0, 4), (4, 8), (8, 9), (20, 21)]
+    ranges = [range(17 * _HUGE), range(20 * _HUGE, 21 * _HUGE)]
+    found = list(pieces(ranges, _HUGE))
+    assert [(one.start // _HUGE, one.stop // _HUGE) for one in found] == [(0, 8), (8, 16), (16, 17), (20, 21)]
 
 
 def test_memory_that_is_hardly_used_is_left_alone() -> None:
@@ -105,35 +70,41 @@ def test_facts_of_this_machine_can_be_read() -> None:
     """If this fails, huge pages are refused everywhere, and no log says so."""
     assert free_bytes() > 0
     assert has_free_cpu() in (True, False)
-    facts = read_facts(7)
-    assert facts.forks == 7
-    assert facts.mode in ("", "always", "madvise", "never")
-    if facts.mode:
-        assert facts.huge_bytes % mmap.PAGESIZE == 0
-
-
-def test_a_kernel_without_huge_pages_has_no_mode(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """Then the folder is missing, or holds something else."""
-    monkeypatch.setattr(huge_pages, "_THP", str(tmp_path))
-    assert read_facts(1)[:2] == ("", 0)
-    tmp_path.joinpath("enabled").write_text("always madvise [never]\n")
-    tmp_path.joinpath("hpage_pmd_size").write_text("many\n")
-    assert read_facts(1)[:2] == ("never", 0)
+    assert plan()
 
 
 class _Machine:
     """What the steps ask for and do."""
 
-    def __init__(self, monkeypatch: pytest.MonkeyPatch, errors: Sequence[int] = ()) -> None:
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, folder: Path, errors: Sequence[int] = ()) -> None:
         self.has_free_cpu = False
-        self.facts = _GOOD
+        self.free_bytes = 8 << 30
         self.in_use = range(20 * _HUGE)
         self.taken: list[range] = []
         self._errors = list(errors)
+        self.folder = folder
+        folder.joinpath("enabled").write_text("always [madvise] never\n")
+        folder.joinpath("hpage_pmd_size").write_text(f"{_HUGE}\n")
+        monkeypatch.setattr(huge_pages, "_THP", str(folder))
         monkeypatch.setattr(huge_pages, "has_free_cpu", lambda: self.has_free_cpu)
-        monkeypatch.setattr(huge_pages, "read_facts", lambda forks: self.facts._replace(forks=forks))
-        monkeypatch.setattr(huge_pages, "in_use", lambda ranges, huge_bytes: [self.in_use])
+        monkeypatch.setattr(huge_pages, "free_bytes", lambda: self.free_bytes)
+        self.error: Exception | None = None
+        monkeypatch.setattr(huge_pages, "in_use", self._in_use)
         monkeypatch.setattr(huge_pages, "collapse", self._collapse)
+
+    def steps(self) -> list[ForkServerMemory | None]:
+        """What each step tells of a run that forks many ranks, on a machine with a free CPU."""
+        self.has_free_cpu = True
+        pages, told = HugePages(1000), []
+        while pages.pause_ms(has_world=False) == 0:
+            told.append(pages.idle_step())
+        assert pages.pause_ms(has_world=True) is None, "it costs nothing more"
+        return told
+
+    def _in_use(self, *_: object) -> list[range]:
+        if self.error is not None:
+            raise self.error
+        return [self.in_use]
 
     def _collapse(self, piece: range) -> int:
         error = self._errors.pop(0) if self._errors else 0
@@ -142,9 +113,9 @@ class _Machine:
         return error
 
 
-def test_the_first_world_has_the_cpus_for_itself(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_first_world_has_the_cpus_for_itself(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """The first case must not be slower than without huge pages; later ones gain more than they lose."""
-    machine = _Machine(monkeypatch)
+    machine = _Machine(monkeypatch, tmp_path)
     pages = HugePages(1000)
     pauses = [pages.pause_ms(has_world=True) for _ in range(10)]
     assert None not in pauses
@@ -158,9 +129,9 @@ def test_the_first_world_has_the_cpus_for_itself(monkeypatch: pytest.MonkeyPatch
     assert pages.pause_ms(has_world=False) is None, "the next request would wait for the end of a step"
 
 
-def test_a_busy_machine_does_one_step_for_each_later_world(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_busy_machine_does_one_step_for_each_later_world(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """A step is hidden by the start of the ranks; a second one could delay the end of the world."""
-    machine = _Machine(monkeypatch)
+    machine = _Machine(monkeypatch, tmp_path)
     pages = HugePages(1000)
     pages.world_over()
     for _ in range(2):
@@ -175,118 +146,93 @@ def test_a_busy_machine_does_one_step_for_each_later_world(monkeypatch: pytest.M
     assert pages.pause_ms(has_world=True) == 0
 
 
-def test_each_step_takes_one_piece_and_the_last_one_tells(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_each_step_takes_one_piece_and_the_last_one_tells(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """A request comes between two steps."""
-    machine = _Machine(monkeypatch)
-    machine.has_free_cpu = True
-    pages = HugePages(1000)
-    results = []
-    while pages.pause_ms(has_world=False) == 0:
-        results.append(pages.idle_step())
-    assert [one is None for one in results] == [True, True, True, False], "the plan, and three pieces"
+    machine = _Machine(monkeypatch, tmp_path)
+    *before, last = machine.steps()
+    assert before == [None] * 3, "the plan, and three pieces"
     assert [(one.start // _HUGE, one.stop // _HUGE) for one in machine.taken] == [(0, 8), (8, 16), (16, 20)]
-    assert results[-1] is not None
-    assert results[-1].refusal == ""
-    assert pages.pause_ms(has_world=True) is None
+    assert last is not None
+    assert last.refusal == ""
 
 
-def test_unexpected_forks_make_it_pay_later(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unexpected_forks_make_it_pay_later(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """A front end need not know its cases: after many forks, as many again are likely."""
-    machine = _Machine(monkeypatch)
+    machine = _Machine(monkeypatch, tmp_path)
     machine.has_free_cpu = True
     pages = HugePages(0)
-    first = pages.idle_step()
-    assert first is not None
-    assert "0 ranks" in first.refusal
     pages.world_over()
     pages.forked(LEAST_FORKS - 1)
-    assert pages.pause_ms(has_world=True) is None, "the reason is told once"
+    assert pages.pause_ms(has_world=True) is None, "a run would pay for copies that it never uses"
     assert pages.idle_step() is None, "also if another wait of the fork server ends in a step"
     pages.forked(1)
     assert pages.pause_ms(has_world=True) == 0
     assert pages.idle_step() is None
+    assert machine.taken == []
     assert pages.idle_step() is None
     assert machine.taken
 
 
 @pytest.mark.parametrize(
-    ("facts", "said"), [(_GOOD._replace(mode="never"), "never"), (_GOOD._replace(free_bytes=512 << 20), "512 MiB")]
+    ("file", "content", "free_bytes", "error", "said"),
+    [
+        ("enabled", "always madvise [never]\n", 8 << 30, None, "transparent huge pages are never"),
+        ("enabled", "", 8 << 30, None, "transparent huge pages are not known to this kernel"),
+        ("hpage_pmd_size", "many\n", 8 << 30, None, "the kernel does not tell the size of a huge page"),
+        # 512 MiB for others, and four times 40 MiB.
+        ("other", "", 671 << 20, None, "671 MiB of memory are free; 672 MiB must be"),
+        # Some sandboxes hide the map of the memory; the fork server must go on.
+        ("other", "", 8 << 30, PermissionError(13, "Permission denied"), "Permission denied"),
+        ("other", "", 8 << 30, ValueError("invalid literal for int()"), "invalid literal for int()"),
+    ],
 )
-def test_a_machine_that_refuses_is_asked_once(monkeypatch: pytest.MonkeyPatch, facts: MemoryFacts, said: str) -> None:
-    """It then costs nothing more."""
-    machine = _Machine(monkeypatch)
-    machine.has_free_cpu, machine.facts = True, facts
-    pages = HugePages(1000)
-    result = pages.idle_step()
-    assert result is not None
-    assert said in result.refusal
-    pages.world_over()
-    assert pages.pause_ms(has_world=True) is None
+def test_a_machine_that_refuses_is_asked_once(
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    file: str,
+    content: str,
+    free_bytes: int,
+    error: Exception | None,
+    said: str,
+) -> None:
+    """It then costs nothing more. The event has the reason why a run is slower on another machine."""
+    machine = _Machine(monkeypatch, tmp_path)
+    tmp_path.joinpath(file).write_text(content)
+    machine.free_bytes, machine.error = free_bytes, error
+    (told,) = machine.steps()
+    assert told is not None
+    assert said in told.refusal if error else told.refusal == said
     assert machine.taken == []
 
 
-@pytest.mark.parametrize("error", [PermissionError(13, "Permission denied"), ValueError("invalid literal for int()")])
-def test_a_map_that_cannot_be_read_is_a_reason(monkeypatch: pytest.MonkeyPatch, error: Exception) -> None:
-    """Some sandboxes hide it; the fork server must go on."""
-    machine = _Machine(monkeypatch)
-    machine.has_free_cpu = True
-
-    def fail(*_: object) -> list[range]:
-        raise error
-
-    monkeypatch.setattr(huge_pages, "in_use", fail)
-    pages = HugePages(1000)
-    result = pages.idle_step()
-    assert result is not None
-    assert str(error) in result.refusal
-    assert pages.pause_ms(has_world=True) is None
-
-
 @pytest.mark.parametrize(
-    ("errors", "taken", "said"),
+    ("pages", "errors", "steps", "taken", "said"),
     [
-        ([errno.EINVAL] * 3, 0, "Invalid argument"),
-        ([errno.ENOMEM], 0, "Cannot allocate memory"),
-        ([errno.EINVAL, 0, 0], 2, "Invalid argument"),
-        ([0, 0, errno.ENOMEM], 2, "Cannot allocate memory"),
+        # An old kernel knows no such request; a full machine has no free huge page.
+        (20, [errno.EINVAL] * 3, 4, 0, "Linux 6.1"),
+        (20, [errno.ENOMEM], 2, 0, "Cannot allocate memory"),
+        (20, [errno.EINVAL, 0, 0], 4, 2, "Invalid argument"),
+        (20, [0, 0, errno.ENOMEM], 4, 2, "Cannot allocate memory"),
+        # The kernel moves single pages while memory is short: a piece is tried once more.
+        (100, [errno.EAGAIN] * 8, 1 + 13 + 8, 13, ""),
+        (100, [errno.EAGAIN] * 26, 1 + 13 + 13, 0, "temporarily"),
     ],
 )
 def test_a_refused_piece_stays_as_it_was(
-    monkeypatch: pytest.MonkeyPatch, errors: list[int], taken: int, said: str
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    pages: int,
+    errors: list[int],
+    steps: int,
+    taken: int,
+    said: str,
 ) -> None:
-    """An old kernel knows no such request; a full machine has no free huge page."""
-    machine = _Machine(monkeypatch, errors)
-    machine.has_free_cpu = True
-    pages = HugePages(1000)
-    told = []
-    while pages.pause_ms(has_world=True) == 0:
-        told.append(pages.idle_step())
-    assert len(machine.taken) == taken
-    assert told[-1] is not None
-    assert said in told[-1].refusal
-    assert ("Linux 6.1" in told[-1].refusal) == (taken == 0 and errno.EINVAL in errors)
-
-
-@pytest.mark.parametrize(
-    ("errors", "tries", "taken", "said"),
-    [
-        ([errno.EAGAIN] * 8, 21, 13, ""),
-        ([errno.EAGAIN] * 26, 26, 0, "temporarily"),
-    ],
-)
-def test_a_piece_with_pages_that_the_kernel_holds_is_tried_once_more(
-    monkeypatch: pytest.MonkeyPatch, errors: list[int], tries: int, taken: int, said: str
-) -> None:
-    """While memory is short, the kernel moves single pages; the others of a piece can be had, and soon all."""
-    machine = _Machine(monkeypatch, errors)
-    machine.in_use = range(100 * _HUGE)
-    machine.has_free_cpu = True
-    pages = HugePages(1000)
-    told = []
-    while pages.pause_ms(has_world=True) == 0:
-        told.append(pages.idle_step())
-    assert len(told) == 1 + tries, "the plan, 13 pieces, and those that were refused"
-    assert len(machine.taken) == taken
+    """If this fails, a kernel that cannot do it ends the fork server, or the log says that it was done."""
+    machine = _Machine(monkeypatch, tmp_path, errors)
+    machine.in_use = range(pages * _HUGE)
+    told = machine.steps()
+    assert (len(told), len(machine.taken)) == (steps, taken)
     assert told[-1] is not None
     assert said in told[-1].refusal
     assert bool(told[-1].refusal) == bool(said)
+    assert ("Linux 6.1" in told[-1].refusal) == (taken == 0 and errno.EINVAL in errors)

@@ -11,7 +11,6 @@ from dist_testing.core.launch.isolation import (
     FORK,
     POOL,
     SPAWN,
-    THREAD,
     Isolation,
     Reuse,
     check_isolation,
@@ -20,82 +19,50 @@ from dist_testing.core.launch.isolation import (
     isolation_names,
     register_isolation,
 )
-
-
-def test_the_four_isolations_are_known_by_their_names() -> None:
-    """A BUILD file, a marker and the command line name them; a lost name breaks every test that uses it."""
-    assert isolation_names()[:4] == ("fork", "spawn", "pool", "thread")
-    assert [isolation_named(name) for name in isolation_names()[:4]] == [FORK, SPAWN, POOL, THREAD]
+from tests.support.results import refusal
 
 
 @pytest.mark.parametrize(
-    ("isolation", "reuse"),
-    [(FORK, Reuse.NOTHING), (SPAWN, Reuse.NOTHING), (POOL, Reuse.RANKS), (THREAD, Reuse.PROCESS)],
-)
-def test_what_outlives_a_case(isolation: Isolation, reuse: Reuse) -> None:
-    """Cases that share ranks stay in one shard, and the leak checks run for them."""
-    assert isolation.reuse is reuse
-
-
-@pytest.mark.parametrize(
-    ("isolation", "can_debug", "has_exit_codes", "fresh", "forks"),
+    ("isolation", "reuse", "can_debug", "has_exit_codes", "fresh", "forks"),
     [
-        (FORK, True, True, False, True),
-        (SPAWN, True, True, True, False),
-        (POOL, True, True, False, False),
-        (THREAD, False, False, False, False),
+        (FORK, Reuse.NOTHING, True, True, False, True),
+        (SPAWN, Reuse.NOTHING, True, True, True, False),
+        (POOL, Reuse.RANKS, True, True, False, False),
+        # One that declares nothing but its launcher.
+        (Isolation("mine", ForkServerLauncher), Reuse.NOTHING, True, True, False, True),
     ],
 )
 def test_what_each_isolation_can_do(
-    isolation: Isolation, can_debug: bool, has_exit_codes: bool, fresh: bool, forks: bool
+    isolation: Isolation, reuse: Reuse, can_debug: bool, has_exit_codes: bool, fresh: bool, forks: bool
 ) -> None:
-    """If this fails, a debugger waits for a terminal that no rank has, or a test expects an exit that never comes."""
+    """If this fails, a debugger waits for a terminal that no rank has, or ranks are shared that must not be."""
+    assert isolation.reuse is reuse
     assert (isolation.can_debug, isolation.has_exit_codes) == (can_debug, has_exit_codes)
     assert (isolation.fresh_interpreter, isolation.forks_each_case) == (fresh, forks)
+    assert not isolation.in_process
 
 
-def test_a_new_isolation_makes_processes_that_end_with_their_case() -> None:
-    """If this fails, an isolation that declares nothing but its launcher shares ranks between cases."""
-    isolation = Isolation("mine", ForkServerLauncher)
-    assert (isolation.in_process, isolation.fresh_interpreter, isolation.reuse) == (False, False, Reuse.NOTHING)
-    assert (isolation.can_debug, isolation.has_exit_codes, isolation.forks_each_case) == (True, True, True)
+def test_the_isolations_of_the_core_are_known_by_their_names() -> None:
+    """A BUILD file, a marker and the command line name them; a lost name breaks every test that uses it."""
+    assert isolation_names()[:3] == ("fork", "spawn", "pool")
+    assert [isolation_named(name) for name in isolation_names()[:3]] == [FORK, SPAWN, POOL]
 
 
-@pytest.mark.parametrize("name", ["threads", "Fork", "", "srun"])
+@pytest.mark.parametrize("name", ["spwan", "Fork", "", "srun"])
 def test_an_unknown_isolation_is_refused_with_the_known_ones(name: str) -> None:
     """A silent default would run the test in another way than its author asked for."""
-    with pytest.raises(UsageError) as caught:
-        isolation_named(name)
-    what, known, way_out = str(caught.value).splitlines()
+    what, known, way_out = refusal(lambda: isolation_named(name)).splitlines()
     assert repr(name) in what
     assert ", ".join(isolation_names()) in known
-    assert way_out
+    assert ("Did you mean 'spawn'" in way_out) is (name == "spwan")
 
 
-def test_a_near_miss_names_the_isolation_that_was_meant() -> None:
-    """The user sees the correction in the message."""
-    with pytest.raises(UsageError, match="Did you mean 'thread'"):
-        isolation_named("threads")
-
-
-@pytest.mark.parametrize("name", list(backends()))
+@pytest.mark.parametrize("name", [name for name, declared in backends().items() if not declared.in_process])
 def test_the_default_isolation_fits_its_backend(name: str) -> None:
     """Otherwise no test of this backend could run without naming an isolation."""
     backend = backends()[name]
     assert default_isolation(backend).fits(backend)
     check_isolation("a case", backend, default_isolation(backend))
-
-
-@pytest.mark.parametrize(("isolation", "backend"), [(THREAD, "gloo"), (FORK, "threaded"), (POOL, "threaded")])
-def test_ranks_that_the_backend_cannot_connect_are_refused(isolation: Isolation, backend: str) -> None:
-    """Gloo ranks that are threads of one process would hang or corrupt each other's state."""
-    with pytest.raises(UsageError) as caught:
-        check_isolation("test_x", backends()[backend], isolation)
-    text = str(caught.value)
-    assert f'test_x: isolation "{isolation.name}" with backend "{backend}"' in text
-    assert f'isolation "{default_isolation(backends()[backend]).name}"' in text
-    of_threads = [name for name, declared in backends().items() if declared.in_process]
-    assert (f"Use a backend of threads ({', '.join(of_threads)})" in text) == isolation.in_process
 
 
 def test_two_launchers_cannot_have_one_name() -> None:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import socket
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -13,6 +15,7 @@ from hypothesis import strategies as st
 from dist_testing.core.ground.errors import MessageError
 from dist_testing.hang.analysis import RankView, analyse
 from dist_testing.hang.ledger import ANSWER_MARK, LEDGERS, Call, Group, Ledger, NoLedger, Place, Wait, WaitKind
+from dist_testing.hang.ledger_thread import LedgerThread
 from dist_testing.hang.story import rank_ledgers, story_of
 from dist_testing.hang.watch import collect_ledgers
 
@@ -47,6 +50,26 @@ def _ranks(count: int) -> Iterator[tuple[dict[int, int], list[socket.socket]]]:
             stack.callback(near.close)
             stack.callback(far.close)
         yield {rank: near.fileno() for rank, (near, _) in enumerate(pairs)}, [far for _, far in pairs]
+
+
+def test_a_file_that_has_got_the_number_of_the_socket_is_left_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A test may close descriptors that it does not know; its own files then get their numbers."""
+    # No fork of a later test starts the thread again.
+    monkeypatch.setattr(LedgerThread, "in_use", None)
+    file = tmp_path / "own"
+    file.write_bytes(b"content")
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    with ours, theirs, file.open("r+b", buffering=0) as own:
+        helper = LedgerThread(theirs.fileno())
+        os.dup2(own.fileno(), theirs.fileno())
+        # The thread may have seen the file already, and be gone.
+        with contextlib.suppress(OSError):
+            ours.send(b"\1")
+        assert helper._ended.acquire(timeout=60), "it still serves"
+        assert own.tell() == 0
+    assert file.read_bytes() == b"content"
 
 
 def test_answer_that_is_cut_off_says_so() -> None:

@@ -13,9 +13,9 @@ import pytest
 from dist_testing.core.ground.backends import backend_named
 from dist_testing.core.ground.errors import UsageError
 from dist_testing.core.ground.spec import MAX_WORLD_SIZE
-from dist_testing.core.launch.isolation import THREAD, isolation_names
+from dist_testing.core.launch.isolation import POOL, isolation_names
 from dist_testing.core.pytest.marker import Distributed, read_marker
-from dist_testing.core.pytest.options import ISOLATIONS, argument_texts, marker_help
+from dist_testing.core.pytest.options import argument_texts, marker_help
 
 NODEID = "tests/test_a.py::test_b"
 
@@ -42,7 +42,7 @@ def read(**arguments: object) -> Distributed:
     return marker
 
 
-def refusal(definition: Definition) -> str:
+def refused(definition: Definition) -> str:
     """Return the error text for a wrong marker, and check that it names the test."""
     with pytest.raises(UsageError) as caught:
         read_marker(definition)
@@ -56,11 +56,6 @@ def test_a_test_without_the_marker_is_a_plain_test() -> None:
     assert read_marker(Definition()) is None
 
 
-def test_the_bare_marker_leaves_everything_to_the_target() -> None:
-    """If this fails, one test cannot serve every world size and backend."""
-    assert read() == Distributed()
-
-
 def test_a_test_is_for_backends_with_its_features() -> None:
     """A name in its place would leave out every backend that comes later."""
     marker = read(features=["monitored_barrier", "moves_data"])
@@ -68,7 +63,6 @@ def test_a_test_is_for_backends_with_its_features() -> None:
     assert not marker.is_for(backend_named("nccl"))
     assert not read(features=["moves_data"], backends=["nccl"]).is_for(backend_named("gloo"))
     assert read().is_for(backend_named("fake"))
-    assert "Did you mean 'moves_data'" in refusal(Definition({"features": ["move_data"]}))
 
 
 def test_every_argument_is_read() -> None:
@@ -77,17 +71,18 @@ def test_every_argument_is_read() -> None:
         world_size=[2, 4],
         init=False,
         timeout=5,
-        isolation=THREAD.name,
+        isolation=POOL.name,
         expected_exits={1: -9, 0: 3},
         backends=["gloo"],
     )
-    assert marker == Distributed((2, 4), False, 5.0, THREAD.name, {1: -9, 0: 3}, ("gloo",))
+    assert marker == Distributed((2, 4), False, 5.0, POOL.name, {1: -9, 0: 3}, ("gloo",))
+    assert (read(timeout=0.1).timeout, read(timeout=1).timeout) == (0.1, 1.0)
 
 
 @pytest.mark.parametrize("name", argument_texts())
 def test_none_is_the_default(name: str) -> None:
     """If this fails, a helper that passes its own optional arguments on gets an error."""
-    assert read(**{name: None}) == Distributed()
+    assert read(**{name: None}) == read() == Distributed()
 
 
 @pytest.mark.parametrize(("value", "sizes"), [(4, (4,)), ([4], (4,)), ((4, 2), (4, 2)), (1, (1,)), (1024, (1024,))])
@@ -97,73 +92,47 @@ def test_a_world_size_is_one_number_or_several(value: object, sizes: tuple[int, 
 
 
 @pytest.mark.parametrize(
-    "value",
-    [0, -1, MAX_WORLD_SIZE + 1, True, 2.0, "4", [], (), [2, 0], [2, "4"], [[2]], {2, 4}, range(2, 4), [2, 2]],
-    ids=repr,
+    ("name", "values"),
+    [
+        (
+            "world_size",
+            [0, -1, MAX_WORLD_SIZE + 1, True, 2.0, "4", [], (), [2, 0], [2, "4"], [[2]], {2, 4}, range(2, 4), [2, 2]],
+        ),
+        # Without a limit, only Bazel ends a hang.
+        ("timeout", [0, -1, math.nan, math.inf, -math.inf, True, "5", [5], 10**400]),
+        # `init="False"` would mean true.
+        ("init", [0, 1, "False", "yes"]),
+        ("isolation", ["Fork", "threads", "", 1, ["fork"], True]),
+        ("expected_exits", [[1], 1, "1: -9", {"1": -9}, {1: "-9"}, {-1: 0}, {True: 0}, {1: False}]),
+        # `backends="gloo"` would mean four backends of one letter.
+        ("backends", ["gloo", 3, [3], [None], {"gloo": 1}, []]),
+        # Mistyped arguments, which would leave the defaults in force.
+        *((name, [4]) for name in ("worldsize", "world", "Init", "device")),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
 )
-def test_an_impossible_world_size_is_refused(value: object) -> None:
-    """If this fails, ranks start before the wrong value is found, or the error names no test."""
-    assert f"world_size = {value!r}" in refusal(Definition({"world_size": value}))
-
-
-@pytest.mark.parametrize("value", [0.1, 1, 300.5])
-def test_a_timeout_is_a_number_of_seconds(value: float) -> None:
-    """If this fails, a limit that is a whole number, or a fraction, is refused."""
-    assert read(timeout=value).timeout == float(value)
+def test_an_impossible_argument_is_refused_with_its_value(name: str, values: list[object]) -> None:
+    """If this fails, ranks start on another world than the user meant, or the error names no test."""
+    for value in values:
+        assert f"{name} = {value!r}" in refused(Definition({name: value}))
 
 
 @pytest.mark.parametrize(
-    "value", [0, -1, math.nan, math.inf, -math.inf, True, "5", [5], 10**400], ids=lambda value: repr(value)[:12]
+    ("definition", "said"),
+    [
+        (Definition({"isolation": "threads"}), ", ".join(isolation_names())),
+        # No target would collect the test, and its absence goes unnoticed.
+        (Definition({"backends": ["gloo", "ncll"]}), "Did you mean 'nccl'?"),
+        (Definition({"features": ["move_data"]}), "Did you mean 'moves_data'"),
+        (Definition({"worldsize": 4}), "world_size, init, timeout"),
+        (Definition({}, args=(4,)), "(4,)"),
+        # Of a class, behind the function's own mark.
+        (Definition({"world_size": 2}, {"worldsize": 4}), "worldsize"),
+    ],
 )
-def test_an_impossible_timeout_is_refused(value: object) -> None:
-    """If this fails, a test has no limit, and only Bazel ends its hang."""
-    assert f"timeout = {value!r}" in refusal(Definition({"timeout": value}))
-
-
-@pytest.mark.parametrize("value", [0, 1, "False", "yes"], ids=repr)
-def test_init_is_true_or_false(value: object) -> None:
-    """If this fails, `init="False"` means true."""
-    assert f"init = {value!r}" in refusal(Definition({"init": value}))
-
-
-@pytest.mark.parametrize("value", ["Fork", "threads", "", 1, ["fork"], True], ids=repr)
-def test_an_unknown_isolation_is_refused_with_the_known_ones(value: object) -> None:
-    """If this fails, ranks run in another isolation than the user asked for, which may hide the bug under test."""
-    text = refusal(Definition({"isolation": value}))
-    assert f"isolation = {value!r}" in text
-    assert ", ".join(isolation_names()) in text
-
-
-@pytest.mark.parametrize("value", [[1], 1, "1: -9", {"1": -9}, {1: "-9"}, {-1: 0}, {True: 0}, {1: False}], ids=repr)
-def test_impossible_expected_exits_are_refused(value: object) -> None:
-    """If this fails, an expectation that can never hold fails every run without saying why."""
-    assert f"expected_exits = {value!r}" in refusal(Definition({"expected_exits": value}))
-
-
-@pytest.mark.parametrize("value", ["gloo", 3, [3], [None], {"gloo": 1}, []], ids=repr)
-def test_impossible_backends_are_refused(value: object) -> None:
-    """If this fails, `backends="gloo"` means four backends of one letter."""
-    assert f"backends = {value!r}" in refusal(Definition({"backends": value}))
-
-
-def test_an_undeclared_backend_is_refused() -> None:
-    """If this fails, no target collects the test, and its absence goes unnoticed."""
-    text = refusal(Definition({"backends": ["gloo", "ncll"]}))
-    assert "'ncll'" in text
-    assert "Did you mean 'nccl'?" in text
-
-
-@pytest.mark.parametrize("name", ["worldsize", "world", "Init", "device"])
-def test_an_unknown_argument_is_refused_with_the_known_ones(name: str) -> None:
-    """If this fails, a mistyped argument lets the test run on another world than the user meant."""
-    text = refusal(Definition({name: 4}))
-    assert f"{name} = 4" in text
-    assert "world_size, init, timeout" in text
-
-
-def test_positional_arguments_are_refused() -> None:
-    """If this fails, `distributed(4)` is accepted although its meaning is unclear."""
-    assert "(4,)" in refusal(Definition({}, args=(4,)))
+def test_a_refusal_helps(definition: Definition, said: str) -> None:
+    """If this fails, the user does not learn what would be right, or which mark is wrong."""
+    assert said in refused(definition)
 
 
 def test_the_closest_mark_wins_argument_by_argument() -> None:
@@ -172,17 +141,7 @@ def test_the_closest_mark_wins_argument_by_argument() -> None:
     assert marker == Distributed((2,), False, 9.0)
 
 
-def test_a_wrong_mark_of_a_class_is_refused_too() -> None:
-    """If this fails, a wrong mark of a class stays hidden behind the function's own mark."""
-    refusal(Definition({"world_size": 2}, {"worldsize": 4}))
-
-
 @pytest.mark.parametrize("name", argument_texts())
 def test_the_help_describes_every_argument(name: str) -> None:
     """If this fails, `pytest --markers` and docs/reference.md do not tell the type or the default of an argument."""
     assert re.search(rf"\b{name} \([\w\[\], ]+\): .+? \(default: [^()]+\)\.", marker_help())
-
-
-def test_the_help_names_every_isolation() -> None:
-    """If this fails, a user does not learn of an isolation. The text is fixed, because the table loads late."""
-    assert re.findall(r"\w+", ISOLATIONS.replace(" or ", " ")) == list(isolation_names())

@@ -6,8 +6,8 @@ import pytest
 
 from dist_testing.core.engine.crash_text import native_reason, shorten_native_stacks
 from dist_testing.core.engine.report import failure_report
-from dist_testing.core.ground.case import Case, CaseBody, CaseResult
-from dist_testing.core.ground.outcomes import Kind, RankOutcome, verdict
+from dist_testing.core.ground.outcomes import Kind, RankOutcome
+from tests.support.results import result_of
 
 _THREADS = "".join(
     f"\nSIGABRT(6), PID: 7, Thread {thread}: \n"
@@ -58,18 +58,8 @@ def test_a_text_without_native_stacks_stays_as_it_is() -> None:
 
 def test_a_report_has_the_reason_the_native_stack_and_the_python_stack() -> None:
     """If this fails, the report of a crash in native code has the last forty lines, and not the stack."""
-    outcomes = (RankOutcome(0, Kind.SIGNALLED, 101.0, signal=6),)
     log = "".join(f"before {number}\n" for number in range(100)) + _LOG + "Extension modules: a, b\n" * 60
-    result = CaseResult(
-        case=Case("test_a", 1, CaseBody("pytest"), 60.0, "fork"),
-        verdict=verdict(outcomes),
-        outcomes=outcomes,
-        started_s=100.0,
-        duration_s=2.0,
-        limit_s=60.0,
-        logs={0: log},
-    )
-    report = failure_report(result)
+    report = failure_report(result_of([RankOutcome(0, Kind.SIGNALLED, 101.0, signal=6)], logs={0: log}))
     assert report.splitlines()[1] == (
         "Native code ended the process: free(): double free detected in tcache 2. Its last output is below."
     )

@@ -9,58 +9,46 @@ import pytest
 
 from dist_testing.core.engine.hooks import ResourceWish
 from dist_testing.core.ground.backends import backend_named
-from dist_testing.core.ground.case import Case, CaseBody
-from dist_testing.core.ground.errors import UsageError
+from dist_testing.core.ground.case import Case
 from dist_testing.core.ground.layout import LOOPBACK, Layout
 from dist_testing.core.ground.spec import Spec
 from dist_testing.core.launch.isolation import FORK
-from dist_testing.nodes.addresses import MAX_NODES, node_address, node_name
 from dist_testing.nodes.check import Spread, check, check_node_count, places_of
+from dist_testing.nodes.links import MAX_NODES
+from dist_testing.nodes.namespaces import node_address, node_name
+from tests.support.results import case_of, refusal
 
 
 def _case(nodes: Any, size: int = 4, isolation: str = "fork") -> Case:
-    return Case("test_x", size, CaseBody("none"), 60.0, isolation, settings={"nodes": nodes})
+    return case_of(size, name="test_x", isolation=isolation, settings={"nodes": nodes})
 
 
-def test_ranks_are_placed_as_torchrun_places_them() -> None:
-    """If this fails, a test that maps ranks to nodes is right here and wrong on a cluster, or the other way round."""
-    layout = Layout(6, places_of(_case(3, 6)))
-    assert [(layout.group_of(rank), layout.local_rank(rank)) for rank in range(6)] == [
-        (0, 0),
-        (0, 1),
-        (1, 0),
-        (1, 1),
-        (2, 0),
-        (2, 1),
-    ]
-    assert layout.rank_env(3) == {"RANK": "3", "LOCAL_RANK": "1", "GROUP_RANK": "1", "LOCAL_WORLD_SIZE": "2"}
+@pytest.mark.parametrize(
+    ("places", "ranks"),
+    [
+        # As torchrun places them.
+        (places_of(_case(3, 6)), [(0, 0, 2), (0, 1, 2), (1, 0, 2), (1, 1, 2), (2, 0, 2), (2, 1, 2)]),
+        # As the ranks of a cluster tell, with uneven nodes.
+        ((1, 0, 1, 1), [(1, 0, 3), (0, 0, 1), (1, 1, 3), (1, 2, 3)]),
+    ],
+)
+def test_every_rank_knows_its_place(places: tuple[int, ...], ranks: list[tuple[int, int, int]]) -> None:
+    """If this fails, a test that maps ranks to nodes and devices is right here and wrong on a cluster."""
+    layout = Layout(len(ranks), places)
+    for rank, (node, local, size) in enumerate(ranks):
+        assert (layout.group_of(rank), layout.local_rank(rank), layout.local_size(rank)) == (node, local, size)
+        assert layout.rank_env(rank) == {
+            "RANK": str(rank),
+            "LOCAL_RANK": str(local),
+            "GROUP_RANK": str(node),
+            "LOCAL_WORLD_SIZE": str(size),
+        }
     env = layout.world_env()
-    assert (env["WORLD_SIZE"], env["LOCAL_WORLD_SIZE"], env["GROUP_WORLD_SIZE"]) == ("6", "2", "3")
-
-
-def test_ranks_of_a_cluster_have_the_places_that_they_tell() -> None:
-    """If this fails, uneven nodes give a rank the device of another one, or the wrong number of nodes."""
-    layout = Layout(4, places=(1, 0, 1, 1))
-    assert [(layout.group_of(rank), layout.local_rank(rank), layout.local_size(rank)) for rank in range(4)] == [
-        (1, 0, 3),
-        (0, 0, 1),
-        (1, 1, 3),
-        (1, 2, 3),
-    ]
-    assert layout.rank_env(3) == {"RANK": "3", "LOCAL_RANK": "2", "GROUP_RANK": "1", "LOCAL_WORLD_SIZE": "3"}
-    assert layout.world_env()["GROUP_WORLD_SIZE"] == "2"
-
-
-def test_one_node_is_the_machine_itself() -> None:
-    """If this fails, a test without nodes finds no store."""
+    assert (env["WORLD_SIZE"], env["LOCAL_WORLD_SIZE"]) == (str(len(ranks)), str(ranks[0][2]))
+    assert env["GROUP_WORLD_SIZE"] == str(len(set(places)))
+    # One node is the machine itself, where the store is.
     assert places_of(_case(1)) == ()
     assert (Layout(4).groups, Layout(4).address) == (1, LOOPBACK)
-
-
-def test_every_node_has_a_name_and_an_address_of_its_own() -> None:
-    """If this fails, two nodes of a large world answer to one address."""
-    nodes = range(MAX_NODES)
-    assert len({node_address(node) for node in nodes}) == len({node_name(node) for node in nodes}) == MAX_NODES
 
 
 def _spec(backend: str = "gloo") -> Spec:
@@ -84,23 +72,19 @@ def test_a_case_that_cannot_be_spread_is_refused(
     nodes: Any, isolation: str, backend: str, problem: str, way_out: str
 ) -> None:
     """If this fails, ranks start on nodes of different sizes, or all of a node's ranks take the same GPU."""
-    with pytest.raises(UsageError) as caught:
-        check(_case(nodes, isolation=isolation), _spec(backend))
-    first, *_, last = str(caught.value).splitlines()
+    for good in (1, 2, 4):
+        check(_case(good), _spec())
+    first, _, last = refusal(lambda: check(_case(nodes, isolation=isolation), _spec(backend))).splitlines()
     assert first == f"test_x: {problem}"
     assert way_out in last
-
-
-@pytest.mark.parametrize("nodes", [1, 2, 4])
-def test_a_case_that_can_be_spread_is_accepted(nodes: int) -> None:
-    """If this fails, no test runs on nodes."""
-    check(_case(nodes), _spec())
 
 
 def test_nodes_are_named_and_numbered_from_the_first_address() -> None:
     """If this fails, a test that names another node by the documented address or host name reaches nothing."""
     assert [node_address(node) for node in (0, 1, 63)] == ["10.0.0.1", "10.0.0.2", "10.0.0.64"]
     assert [node_name(node) for node in (0, 12)] == ["node0", "node12"]
+    nodes = range(MAX_NODES)
+    assert len({node_address(node) for node in nodes}) == len({node_name(node) for node in nodes}) == MAX_NODES
     variables = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME", "TP_SOCKET_IFNAME")
     wish = ResourceWish(_case(2), _spec(), FORK, 60.0, Path(), print)
     held = Spread().acquire(wish)
@@ -108,18 +92,12 @@ def test_nodes_are_named_and_numbered_from_the_first_address() -> None:
     assert held.env == dict.fromkeys(variables, "eth0")
 
 
-@pytest.mark.parametrize("count", [1, 2, 63, MAX_NODES])
-def test_a_possible_number_of_nodes_is_returned(count: int) -> None:
-    """If this fails, the number is lost on its way, or the largest one is refused."""
-    assert check_node_count("here", count) == count
-
-
 @pytest.mark.parametrize("count", [0, MAX_NODES + 1, True, "2", 2.0, None])
 def test_an_impossible_number_of_nodes_is_refused_in_three_lines(count: object) -> None:
     """If this fails, a mistyped number ends deep in the making of namespaces."""
-    with pytest.raises(UsageError) as caught:
-        check_node_count("here", count)
-    first, cause, way_out = str(caught.value).splitlines()
+    for good in (1, 2, 63, MAX_NODES):
+        assert check_node_count("here", good) == good
+    first, cause, way_out = refusal(lambda: check_node_count("here", count)).splitlines()
     assert first == f"here: nodes = {count!r}; expected a number from 1 to 64."
     assert cause.startswith("The ranks of a world are spread over")
     assert way_out.startswith("Use 2")

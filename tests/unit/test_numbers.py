@@ -17,6 +17,7 @@ from dist_testing.numbers.base import SCHEMA_FILE, Base, Kind, from_options, rea
 from dist_testing.numbers.number import BETTER, Number
 from dist_testing.numbers.parity import _compare, _leaves
 from dist_testing.numbers.recorder import hardware_of
+from tests.support.results import refusal
 
 _SPEC = Spec("", default_backend(), (2,), "fork")
 _BASE: dict[str, Any] = {
@@ -53,12 +54,9 @@ def test_a_wrong_file_is_refused_before_a_test_runs(
 ) -> None:
     """If this fails, a typing error in the file makes a number hold that is compared with nothing."""
     path = _file(tmp_path, *numbers, schema=schema)
-    with pytest.raises(UsageError) as raised:
-        from_options(_SPEC, {"--dist-numbers": str(path)})
-    first, *rest = str(raised.value).splitlines()
+    first = refusal(lambda: from_options(_SPEC, {"--dist-numbers": str(path)})).splitlines()[0]
     assert first.startswith(f"--dist-numbers={path}: ")
     assert said in first
-    assert len(rest) == 2
 
 
 def test_a_missing_file_is_an_error_unless_the_run_writes_it(tmp_path: Path) -> None:
@@ -96,6 +94,8 @@ def test_the_schema_describes_the_file() -> None:
     item = json.loads(SCHEMA_FILE.read_text())["properties"]["numbers"]["items"]
     assert set(item["required"]) == set(item["properties"]) == set(_BASE)
     assert item["properties"]["better"]["enum"] == list(BETTER)
+    # Numbers of two kinds of machines have no base in common.
+    assert hardware_of(torch.device("cpu"))
 
 
 @pytest.mark.parametrize(
@@ -108,11 +108,6 @@ def test_a_number_that_is_none_is_refused(wrong: dict[str, Any]) -> None:
     assert Number(**good)
     with pytest.raises(ValueError, match="expected"):
         Number(**{**good, **wrong})
-
-
-def test_the_cpu_has_a_model() -> None:
-    """If this fails, numbers of two kinds of machines have one base."""
-    assert hardware_of(torch.device("cpu"))
 
 
 def _steps(*states: object) -> list[dict[str, Any]]:
@@ -166,15 +161,10 @@ def test_tolerances_and_large_integers() -> None:
     assert _compare(_steps(torch.tensor(1j)), _steps(torch.tensor(2j)), 0.0, 0.5) is not None
 
 
-def test_a_step_is_a_copy() -> None:
-    """If this fails, every step of a training loop has the weights of the last one."""
+def test_a_step_is_a_copy_of_what_can_be_compared() -> None:
+    """If this fails, every step has the weights of the last one, or a text in a state is compared with nothing."""
     weight = torch.zeros(2)
     (step,) = _steps({"weight": weight})
     weight.add_(1)
     assert step["['weight']"].tolist() == [0.0, 0.0]
-
-
-def test_a_state_of_something_else_is_an_error() -> None:
-    """If this fails, a text in a state is compared with nothing."""
-    with pytest.raises(UsageError, match=r"^world\.parity: \['name'\] is of type str\.\n.+\n.+$"):
-        _steps({"name": "x"})
+    assert refusal(lambda: _steps({"name": "x"})).startswith("world.parity: ['name'] is of type str.\n")

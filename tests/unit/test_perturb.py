@@ -6,11 +6,12 @@ import dataclasses
 
 import pytest
 
-from dist_testing.core.ground.case import Case, CaseBody, CaseResult
+from dist_testing.core.ground.case import Case, CaseResult
 from dist_testing.core.ground.errors import UsageError
 from dist_testing.core.ground.outcomes import Cause, Status, Verdict
 from dist_testing.perturb.plan import NAME, Plan, plan_of, read_plan
 from dist_testing.perturb.search import search
+from tests.support.results import case_of, result_of
 
 _ALL = tuple((rank, call) for rank in range(3) for call in range(1, 9))
 
@@ -71,19 +72,12 @@ class _Cases:
         self.ran.append(plan)
         delays = [key for key in _ALL if plan.delay_ms(*key)]
         failed = plan.seed >= self._seed and set(delays) >= self._needed
-        return CaseResult(
-            case=case,
-            verdict=Verdict(Status.FAILED, Cause.FAILURE, "x") if failed else Verdict(Status.PASSED),
-            outcomes=(),
-            started_s=0.0,
-            duration_s=0.0,
-            limit_s=1.0,
-            facts={NAME: str(Plan(plan.seed, only=tuple(delays)))} if failed else {},
-        )
+        judged = Verdict(Status.FAILED, Cause.FAILURE, "x") if failed else Verdict(Status.PASSED)
+        facts = {NAME: str(Plan(plan.seed, only=tuple(delays)))} if failed else {}
+        return dataclasses.replace(result_of([], judged=judged, facts=facts), case=case)
 
     def search(self, plan: Plan) -> CaseResult:
-        case = Case("x", 3, CaseBody("x", ""), 1.0, "fork", settings={NAME: plan})
-        return search(self.run(case), self.run)
+        return search(self.run(case_of(3, settings={NAME: plan})), self.run)
 
 
 def test_search_finds_the_fewest_delays() -> None:

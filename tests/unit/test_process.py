@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import subprocess
 import threading
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -14,27 +13,15 @@ from dist_testing.core.ground.procfs import children_of, command_of, open_files,
 from dist_testing.core.process.lifetime import current_umask
 
 
-@pytest.fixture
-def umask() -> Iterator[int]:
-    """An unusual mask, which no test gets by chance."""
+def test_the_umask_is_read_without_a_change(monkeypatch: pytest.MonkeyPatch) -> None:
+    """If this fails, files of a rank have another mode than without ranks, or are open to every user for a moment."""
     before = os.umask(0o153)
-    yield 0o153
-    os.umask(before)
-
-
-def test_the_umask_is_read(umask: int) -> None:
-    """If this fails, the files of a rank have another mode than without ranks."""
-    assert current_umask() == umask
-
-
-def test_the_umask_is_read_without_a_change(umask: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """If this fails, a file that another thread creates at that moment is open to every user."""
-
-    def never(mask: int) -> int:
-        raise AssertionError(f"the mask was set to {mask:o}")
-
-    monkeypatch.setattr(os, "umask", never)
-    assert current_umask() == umask
+    try:
+        with monkeypatch.context() as patch:
+            patch.setattr(os, "umask", lambda mask: pytest.fail(f"the mask was set to {mask:o}"))
+            assert current_umask() == 0o153
+    finally:
+        os.umask(before)
 
 
 def test_a_name_in_any_bytes_is_no_error() -> None:

@@ -7,17 +7,9 @@ from pathlib import Path
 import pytest
 
 from dist_testing import run_program
-from dist_testing.core.ground.errors import UsageError
 from dist_testing.programs.main_module import exit_status
 from dist_testing.programs.program import check_program
-
-
-def _refusal(path: Path) -> str:
-    with pytest.raises(UsageError) as caught:
-        check_program(str(path))
-    text = str(caught.value)
-    assert len(text.splitlines()) == 3, text
-    return text
+from tests.support.results import refusal
 
 
 @pytest.mark.parametrize(
@@ -37,7 +29,7 @@ def test_a_file_that_cannot_be_a_program_is_refused(tmp_path: Path, content: byt
     """If this fails, each rank reports the same mistake, or a file of tests passes although none of them ran."""
     file = tmp_path / "program.py"
     file.write_bytes(content)
-    assert said in _refusal(file)
+    assert said in refusal(lambda: check_program(str(file)))
 
 
 @pytest.mark.parametrize(
@@ -52,9 +44,9 @@ def test_a_script_is_a_program(tmp_path: Path, content: str) -> None:
 
 def test_a_path_that_is_no_file_is_refused(tmp_path: Path) -> None:
     """If this fails, a typing error in the command ends with a traceback of this library."""
-    assert "No such file" in _refusal(tmp_path / "absent.py")
-    assert "It is a folder." in _refusal(tmp_path)
-    assert "null" in _refusal(Path("a\0b.py"))
+    assert "No such file" in refusal(lambda: check_program(str(tmp_path / "absent.py")))
+    assert "It is a folder." in refusal(lambda: check_program(str(tmp_path)))
+    assert "null" in refusal(lambda: check_program("a\0b.py"))
 
 
 @pytest.mark.parametrize(
@@ -81,14 +73,6 @@ def test_exit_status_is_that_of_python(error: BaseException | None, status: int)
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        (["--world-size=0"], "--world-size: world_size = 0"),
-        (["--world-size=2,x"], "--world-size: world_size = 'x'"),
-        (["--backend=gluu"], "Backend 'gluu' is not declared."),
-        (["--isolation=pool"], 'isolation "pool" for a program'),
-        (["--isolation=thread"], 'isolation "thread" for a program'),
-        (["--isolation=forc"], "Isolation 'forc' does not exist."),
-        (["--timeout=-1"], "--timeout=-1: expected a number of seconds"),
-        (["--timeout=long"], "--timeout=long: expected a number of seconds"),
         (["--expected-exit=1"], "--expected-exit=1: expected RANK=CODE"),
         (["--expected-exit=1=x"], "--expected-exit=1=x: expected RANK=CODE"),
     ],
@@ -106,19 +90,15 @@ def test_a_wrong_option_is_refused(
     assert len(text.splitlines()) == 3, text
 
 
-def test_a_missing_script_is_told_with_an_example(capsys: pytest.CaptureFixture[str]) -> None:
-    """If this fails, a user who forgets the script must find out from a list of options how to write it."""
+def test_what_the_command_cannot_do_here_is_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """If this fails, a user has to find out how to write the command, or each process of torchrun starts a world."""
     assert run_program.main(["--world-size=2"]) == 2
     text = capsys.readouterr().err
     assert "expected a script; got none." in text
     assert "--world-size=4 train.py --steps=10, for example" in text
     assert len(text.splitlines()) == 3, text
-
-
-def test_a_rank_starts_no_program(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """If this fails, each process under torchrun starts a world of its own."""
     file = tmp_path / "program.py"
     file.write_text("print()\n")
     monkeypatch.setenv("RANK", "1")

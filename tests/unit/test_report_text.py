@@ -13,10 +13,11 @@ from hypothesis import strategies as st
 from dist_testing.core.engine.kept_files import ReportFolder, keep_report
 from dist_testing.core.engine.report import failure_headline, failure_report
 from dist_testing.core.engine.report_text import MAX_CHARS, cut_lines, printable
-from dist_testing.core.ground.case import Case, CaseBody, CaseResult
+from dist_testing.core.ground.case import CaseResult
 from dist_testing.core.ground.error_text import MAX_TEXT_CHARS, shorten
-from dist_testing.core.ground.outcomes import Kind, RankOutcome, verdict
+from dist_testing.core.ground.outcomes import Kind, RankOutcome
 from dist_testing.core.rank.reporter import fit_text
+from tests.support.results import result_of
 
 # What a user sees of a log at first.
 _SCREEN = 40
@@ -28,16 +29,7 @@ def failed(
     """Return the result of a case whose rank 1 of 2 raised an error with this text."""
     other = RankOutcome(1, Kind.RAISED, 101.0, summary=summary, text=text)
     culprit = replace(other, further=(other,) * further, more_count=more)
-    outcomes = (RankOutcome(0, Kind.PASSED, 101.0), culprit)
-    return CaseResult(
-        case=Case("tests/test_a.py::test_b", 2, CaseBody("pytest"), 60.0, "fork"),
-        verdict=verdict(outcomes),
-        outcomes=outcomes,
-        started_s=100.0,
-        duration_s=2.0,
-        limit_s=60.0,
-        logs={1: log},
-    )
+    return result_of([RankOutcome(0, Kind.PASSED, 101.0), culprit], logs={1: log})
 
 
 @pytest.mark.parametrize(
@@ -76,26 +68,14 @@ def test_rank_case_and_first_line_are_on_the_last_screen(text: str, further: int
         assert text.rstrip("\n") in kept[0]
 
 
-def test_a_short_report_ends_with_the_error_itself() -> None:
-    """If this fails, every report says the same thing twice, and the log names files of no use."""
-    report = failure_report(failed("Traceback\nValueError: boom"), keep=lambda whole: pytest.fail("kept"))
-    assert report.endswith("Traceback\nValueError: boom")
-    assert "In short" not in report
-
-
-def test_escape_sequences_of_a_message_do_not_reach_the_terminal() -> None:
-    """If this fails, a message can hide the verdict, or move the cursor into the text of another test."""
-    headline = failure_headline(failed("", summary="ValueError: \x1b[31mred\x1b[0m \x1b[2J\u202egnp"))
-    assert "rank 1 raised ValueError: red \\x1b[2J\\u202egnp in call" in headline
-
-
-def test_a_headline_is_one_line_whatever_the_reason_is() -> None:
-    """If this fails, a summary shows a part of a reason, and not the case."""
+def test_a_headline_is_one_line_whatever_the_text_is() -> None:
+    """If this fails, a summary shows a part of a reason and not the case, or a message hides the verdict."""
     outcomes = (RankOutcome(0, Kind.PASSED, 101.0), RankOutcome(1, Kind.SKIPPED, 101.0, reason="a\nb\r" * 100_000))
-    result = replace(failed(""), outcomes=outcomes, verdict=verdict(outcomes))
-    headline = failure_headline(result)
+    headline = failure_headline(result_of(outcomes))
     assert len(headline.splitlines()) == 1
     assert len(headline) < 1500
+    headline = failure_headline(failed("", summary="ValueError: \x1b[31mred\x1b[0m \x1b[2J\u202egnp"))
+    assert "rank 1 raised ValueError: red \\x1b[2J\\u202egnp in call" in headline
 
 
 @given(st.text())
@@ -145,12 +125,15 @@ def test_the_whole_text_of_a_rank_is_in_the_file_that_the_report_names(tmp_path:
 
 
 def test_texts_of_a_rank_do_not_fill_a_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """If this fails, a loop of failing sub-tests with long messages fills the disk."""
+    """If this fails, a loop of failing sub-tests with long messages fills the disk, or short reports name files."""
     monkeypatch.setattr("dist_testing.core.rank.reporter._MAX_FILE_BYTES", 1_000_000)
     for _ in range(5):
         fit_text(str(tmp_path), 0, "x" * 400_000)
     (path,) = tmp_path.iterdir()
     assert path.stat().st_size == 1_000_000
+    report = failure_report(failed("Traceback\nValueError: boom"), keep=lambda whole: pytest.fail("kept"))
+    assert report.endswith("Traceback\nValueError: boom")
+    assert "In short" not in report
 
 
 @pytest.mark.parametrize(

@@ -93,58 +93,36 @@ def test_the_runner_and_the_rank_decide_alike(
     assert reason_on_rank(decorated) == reason
 
 
-@pytest.mark.parametrize("decorator", [dist_testing.skip_if_small_worldsize, dist_testing.skip_if_odd_worldsize])
-def test_the_size_of_an_mpi_world_is_left_to_mpirun(decorator: Callable[[Any], Any], machine: SimpleNamespace) -> None:
-    """If this fails, a world whose size mpirun's user chose is skipped."""
-    assert unmet_requirement(decorator(body), {"WORLD_SIZE": "1", "BACKEND": "mpi"}) is None
-
-
-def test_the_group_gives_the_world_size_where_the_environment_does_not(
-    machine: SimpleNamespace, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """If this fails, thread ranks, which have no own environment, get a KeyError, as with torch's decorators."""
+def test_where_the_world_size_comes_from(machine: SimpleNamespace, monkeypatch: pytest.MonkeyPatch) -> None:
+    """If this fails, a world whose size mpirun's user chose is skipped, or a thread rank gets a KeyError."""
+    for decorator in (dist_testing.skip_if_small_worldsize, dist_testing.skip_if_odd_worldsize):
+        assert unmet_requirement(decorator(body), {"WORLD_SIZE": "1", "BACKEND": "mpi"}) is None
     monkeypatch.setattr(dist, "is_initialized", lambda: True)
     monkeypatch.setattr(dist, "get_world_size", lambda: 3)
     assert reason_on_rank(dist_testing.skip_if_odd_worldsize(body)) == TEST_SKIPS["odd_worldsize"].message
 
 
 def test_stacked_decorators_are_checked_from_the_outside_in(machine: SimpleNamespace) -> None:
-    """If this fails, the runner and the rank give different reasons."""
+    """If this fails, the runner and the rank give different reasons, or a foreign decorator in between hides them."""
     machine.cuda = 2
-    decorated = dist_testing.skip_if_lt_x_gpu(2)(
-        dist_testing.skip_if_lt_x_gpu(4)(dist_testing.skip_if_lt_x_gpu(8)(body))
-    )
+    needing_eight: Any = dist_testing.skip_if_lt_x_gpu(8)(body)
+    # Reports and `skip_return_code_checks` look for both.
+    assert (needing_eight.__name__, needing_eight.__wrapped__) == ("body", body)
+
+    @functools.wraps(needing_eight)
+    def foreign() -> Any:
+        return needing_eight()
+
+    assert unmet_requirement(foreign, {}) == "Need at least 8 CUDA devices"
+    decorated = dist_testing.skip_if_lt_x_gpu(2)(dist_testing.skip_if_lt_x_gpu(4)(foreign))
     assert unmet_requirement(decorated, {}) == "Need at least 4 CUDA devices"
     assert reason_on_rank(decorated) == "Need at least 4 CUDA devices"
-
-
-def test_a_foreign_decorator_in_between_keeps_the_needs(machine: SimpleNamespace) -> None:
-    """If this fails, a wrapper such as a parametrisation loses the needs of the test."""
-    needing_a_gpu = dist_testing.skip_if_lt_x_gpu(1)(body)
-
-    @functools.wraps(needing_a_gpu)
-    def wrapper() -> str:
-        return needing_a_gpu()
-
-    assert unmet_requirement(wrapper, {}) == "Need at least 1 CUDA device"
 
 
 def test_a_unittest_skip_mark_is_known_before_the_test_runs() -> None:
     """If this fails, all ranks start only to raise the skip: pytest ignores unittest's mark on a function."""
     assert unmet_requirement(unittest.skip("not today")(body), {}) == "not today"
     assert unmet_requirement(unittest.skipIf(False, "never")(body), {}) is None
-
-
-def test_decorated_functions_keep_their_name_and_the_wrapped_function() -> None:
-    """If this fails, `skip_return_code_checks` does not find the function, and reports name the wrong test."""
-    decorated: Any = dist_testing.skip_if_lt_x_gpu(1)(body)
-    assert decorated.__name__ == "body"
-    assert decorated.__wrapped__ is body
-
-
-def test_no_device_at_all_is_a_number_of_devices() -> None:
-    """If this fails, a test that computes how many GPUs it needs cannot be imported where it needs none."""
-    check_count("skip_if_lt_x_gpu", 0, "GPUs")
 
 
 def test_an_instance_may_handle_the_skip_itself(machine: SimpleNamespace) -> None:
@@ -194,20 +172,15 @@ def test_misused_decorators_are_refused_at_once(apply: Callable[[], Any], messag
 def test_a_rank_only_requirement_is_not_checked_in_the_runner() -> None:
     """If this fails, the runner imports packages or initialises CUDA, and can no longer fork ranks."""
     asked = []
-    decorated = requirement(lambda environment: asked.append(1) or "no", on_rank_only=True)(body)  # type: ignore[func-returns-value]
-    assert unmet_requirement(decorated, {}) is None
+    rank_only = requirement(lambda environment: asked.append(1) or "no", on_rank_only=True)  # type: ignore[func-returns-value]
+    assert unmet_requirement(rank_only(body), {}) is None
     assert not asked
-    assert reason_on_rank(decorated) == "no"
+    assert reason_on_rank(rank_only(body)) == "no"
 
-
-def test_a_rank_only_requirement_on_a_class_is_decided_at_once() -> None:
-    """If this fails, unittest does not find a decorated class: a class cannot be wrapped."""
-
-    @requirement(lambda environment: "no", on_rank_only=True)
     class Case(unittest.TestCase):
-        """A class without tests."""
+        """A class cannot be wrapped: unittest would not find it."""
 
-    assert isinstance(Case, type)
+    assert rank_only(Case) is Case
     assert Case.__unittest_skip_why__ == "no"  # type: ignore[attr-defined]
 
 
@@ -270,43 +243,43 @@ def test_nccl_versions_are_compared(machine: SimpleNamespace, monkeypatch: pytes
     assert reason_on_rank(dist_testing.requires_nccl_version((2, 26), "x")(body)) is None
 
 
-def test_rocm_has_its_own_decorators(monkeypatch: pytest.MonkeyPatch) -> None:
-    """If this fails, tests for CUDA run on ROCm, whose devices are also called cuda."""
-    by_version = dist_testing.skip_if_rocm_ver_lessthan_multiprocess
-    assert reason_on_rank(dist_testing.skip_if_rocm_multiprocess(body)) is None
-    assert reason_on_rank(by_version((6, 3))(body)) is None
-    assert reason_on_rank(dist_testing.skip_if_rocm_arch_multiprocess(("gfx942",))(body)) is None
+def test_platforms_have_their_own_decorators(monkeypatch: pytest.MonkeyPatch) -> None:
+    """If this fails, tests for CUDA run on ROCm, whose devices are also called cuda, or gloo's on Windows."""
+    older = dist_testing.skip_if_rocm_ver_lessthan_multiprocess
+    newer = dist_testing.skip_if_rocm_ver_atleast_multiprocess
+    arch = dist_testing.skip_if_rocm_arch_multiprocess
+    decorators: dict[str, Callable[[], Callable[[Any], Any]]] = {
+        "any": lambda: dist_testing.skip_if_rocm_multiprocess,
+        "older than 6.3": lambda: older((6, 3)),
+        "older than 6.2": lambda: older((6, 2)),
+        "older": older,
+        "gfx942": lambda: arch(("gfx942",)),
+        "gfx90a": lambda: arch(("gfx90a",)),
+        "from 6.2": lambda: newer((6, 2)),
+        "from 6.2.41133": lambda: newer((6, 2, 41133)),
+        "from 6.3": lambda: newer((6, 3)),
+        "from 7": lambda: newer([7]),
+        "from none": lambda: newer(None),
+        "windows": dist_testing.skip_if_win32,
+    }
+
+    def reasons() -> dict[str, str]:
+        found = {name: reason_on_rank(make()(body)) for name, make in decorators.items()}
+        return {name: reason for name, reason in found.items() if reason is not None}
+
+    assert reasons() == {}
     monkeypatch.setattr(torch.version, "hip", "6.2.41133-dd7f95766")
     properties = SimpleNamespace(gcnArchName="gfx942:sramecc+:xnack-")
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda index: properties)
-    assert reason_on_rank(dist_testing.skip_if_rocm_multiprocess(body)) == TEST_SKIPS["skipIfRocm"].message
-    assert "ROCm (6, 2, 41133) is available but (6, 3) required" in (reason_on_rank(by_version((6, 3))(body)) or "")
-    assert reason_on_rank(by_version((6, 2))(body)) is None
-    assert reason_on_rank(by_version()(body)) is not None
-    assert "gfx942" in (reason_on_rank(dist_testing.skip_if_rocm_arch_multiprocess(("gfx942",))(body)) or "")
-    assert reason_on_rank(dist_testing.skip_if_rocm_arch_multiprocess(("gfx90a",))(body)) is None
-
-
-@pytest.mark.parametrize(
-    ("version", "skips"), [((6, 2), True), ((6, 2, 41133), True), ((6, 3), False), ([7], False), (None, False)]
-)
-def test_a_newer_rocm_can_be_skipped(
-    monkeypatch: pytest.MonkeyPatch, version: tuple[int, ...] | None, skips: bool
-) -> None:
-    """If this fails, a test that is known to fail on new releases of ROCm is red there, or skips everywhere."""
-    decorate = dist_testing.skip_if_rocm_ver_atleast_multiprocess
-    assert reason_on_rank(decorate(version)(body)) is None
-    monkeypatch.setattr(torch.version, "hip", "6.2.41133-dd7f95766")
-    reason = reason_on_rank(decorate(version)(body))
-    assert (reason is not None) is skips
-    assert reason is None or reason.endswith(f"known failure on ROCm (6, 2, 41133) (>= {version})")
-
-
-def test_windows_is_skipped(monkeypatch: pytest.MonkeyPatch) -> None:
-    """gloo does other things there."""
-    assert reason_on_rank(dist_testing.skip_if_win32()(body)) is None
+    found = reasons()
+    assert list(found) == ["any", "older than 6.3", "older", "gfx942", "from 6.2", "from 6.2.41133"]
+    assert found["any"] == TEST_SKIPS["skipIfRocm"].message
+    assert "ROCm (6, 2, 41133) is available but (6, 3) required" in found["older than 6.3"]
+    assert "gfx942" in found["gfx942"]
+    assert found["from 6.2"].endswith("known failure on ROCm (6, 2, 41133) (>= (6, 2))")
+    monkeypatch.setattr(torch.version, "hip", None)
     monkeypatch.setattr(sys, "platform", "win32")
-    assert "Windows" in (reason_on_rank(dist_testing.skip_if_win32()(body)) or "")
+    assert [*reasons()] == ["windows"]
 
 
 def test_a_method_can_ask_for_its_world_size(machine: SimpleNamespace) -> None:
@@ -338,24 +311,33 @@ def test_a_method_can_ask_for_its_world_size(machine: SimpleNamespace) -> None:
     assert skipped == {"test_four"}
 
 
-def test_gpus_are_assigned_to_ranks(machine: SimpleNamespace) -> None:
+@pytest.mark.parametrize(
+    ("gpus", "world_size", "expected"),
+    [(4, 2, [[0], [1]]), (4, 4, [[0], [1], [2], [3]]), (8, 2, [[0], [1]]), (1, 2, [[], []])],
+)
+def test_gpus_are_assigned_to_ranks(
+    machine: SimpleNamespace, gpus: int, world_size: int, expected: list[list[int]]
+) -> None:
     """If this fails, two ranks share a GPU: suites take the first index for the rank's device."""
-    machine.cuda = 4
-    assert dist_testing.init_multigpu_helper(2, "nccl") == {0: [0], 1: [1]}
-    assert dist_testing.init_multigpu_helper(4, "nccl") == {0: [0], 1: [1], 2: [2], 3: [3]}
-    machine.cuda = 8
-    assert dist_testing.init_multigpu_helper(2, "nccl") == {0: [0], 1: [1]}
-    machine.cuda = 1
-    assert dist_testing.init_multigpu_helper(2, "nccl") == {0: [], 1: []}
+    machine.cuda = gpus
+    assert dist_testing.init_multigpu_helper(world_size, "nccl") == dict(enumerate(expected))
 
 
-def test_accelerators_of_a_plugin_count(machine: SimpleNamespace, monkeypatch: pytest.MonkeyPatch) -> None:
-    """HPUs come with one."""
+def test_what_suites_ask_about_devices(machine: SimpleNamespace, monkeypatch: pytest.MonkeyPatch) -> None:
+    """If this fails, a suite's own check raises on a machine without a GPU, or DDP gets ids that its device refuses."""
+    # A test that computes how many GPUs it needs may need none.
+    check_count("skip_if_lt_x_gpu", 0, "GPUs")
     assert not dist_testing.at_least_x_gpu(1)
     assert not dist_testing.at_least_x_gpu(0)
+    assert not accelerators.evaluate_platform_supports_symm_mem()
+    assert reason_on_rank(dist_testing.requires_multicast_support()(body)) == "multicast support is not available"
+    assert [name for name in ("cpu", "cuda", "xpu", "hpu") if dist_testing.requires_ddp_rank(name)] == ["cuda", "xpu"]
+    # HPUs come with a plug-in.
     monkeypatch.setattr(torch, "hpu", SimpleNamespace(device_count=lambda: 2), raising=False)
     assert dist_testing.at_least_x_gpu(2)
     assert not dist_testing.at_least_x_gpu(3)
+    machine.cuda = 1
+    assert accelerators.evaluate_platform_supports_symm_mem()
 
 
 def test_capabilities_are_compared_on_cuda_alone(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -367,16 +349,3 @@ def test_capabilities_are_compared_on_cuda_alone(monkeypatch: pytest.MonkeyPatch
     assert not dist_testing.sm_is_or_higher_than(cuda, 10, 0)
     monkeypatch.setattr(torch.version, "hip", "6.2")
     assert not dist_testing.sm_is_or_higher_than(cuda, 9, 0)
-
-
-def test_symmetric_memory_and_multicast_need_a_gpu(machine: SimpleNamespace) -> None:
-    """If this fails, the check raises on a machine without a GPU."""
-    assert not accelerators.evaluate_platform_supports_symm_mem()
-    assert reason_on_rank(dist_testing.requires_multicast_support()(body)) == "multicast support is not available"
-    machine.cuda = 1
-    assert accelerators.evaluate_platform_supports_symm_mem()
-
-
-def test_ddp_uses_rank_numbers_as_device_ids_on_gpus() -> None:
-    """If this fails, DDP gets device ids on a device that does not want them."""
-    assert [name for name in ("cpu", "cuda", "xpu", "hpu") if dist_testing.requires_ddp_rank(name)] == ["cuda", "xpu"]

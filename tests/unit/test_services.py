@@ -9,15 +9,14 @@ from typing import Any
 
 import pytest
 
-from dist_testing.core.ground.case import Case, CaseBody, CaseResult
-from dist_testing.core.ground.errors import UsageError
-from dist_testing.core.ground.outcomes import Cause, Kind, RankOutcome, Status, Verdict, verdict
+from dist_testing.core.ground.outcomes import Cause, Kind, RankOutcome, Status, Verdict
 from dist_testing.services import Service
 from dist_testing.services.definition import Scope
 from dist_testing.services.keeper_messages import Ended
 from dist_testing.services.of_world import blamed
 from dist_testing.services.running import Running
 from dist_testing.services.scopes import Shared, key_of
+from tests.support.results import refusal, result_of
 
 
 def _serve(port: int, *, model: str) -> None:
@@ -55,9 +54,7 @@ def _with_default(fd: int, model: str = "tiny") -> None:
 )
 def test_impossible_services(arguments: dict[str, Any], said: str) -> None:
     """If this fails, a mistake is a traceback, or a service that never gets healthy."""
-    with pytest.raises(UsageError) as raised:
-        Service(**arguments)
-    first, cause, way_out = str(raised.value).splitlines()
+    first, cause, way_out = refusal(lambda: Service(**arguments)).splitlines()
     assert first.startswith("Service ")
     assert said in first
     assert cause.endswith(".")
@@ -97,7 +94,6 @@ def test_scope_of_a_test(test: str, scope: Scope, key: str) -> None:
     assert key_of(test, scope) == key
 
 
-_CASE = Case("test_it", 2, CaseBody("pytest"), 60.0, "fork")
 _RAISED = RankOutcome(0, Kind.RAISED, at_s=10.0, summary="ConnectionRefusedError")
 _STOPPED = RankOutcome(1, Kind.STOPPED, at_s=12.0)
 
@@ -123,6 +119,6 @@ def _ended(at_s: float) -> Shared:
 )
 def test_who_is_to_blame(outcomes: list[RankOutcome], at_s: float, is_to_blame: bool) -> None:
     """If this fails, a server's crash is told as a rank's bug, or a rank's bug as the server's crash."""
-    result = CaseResult(_CASE, verdict(outcomes), tuple(outcomes), 1.0, 1.0, 60.0)
+    result = result_of(outcomes)
     expected = Verdict(Status.FAILED, Cause.FAILURE, "the service serve has ended with SIGKILL (9)")
     assert blamed(result, _ended(at_s)) == (expected if is_to_blame else result.verdict)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections import Counter
 
 import pytest
 from hypothesis import given
@@ -45,57 +44,34 @@ def test_no_shard_is_much_longer_than_it_must_be(cases: dict[str, tuple[str, flo
     assert max(loads) <= 1.1 * bound + 1e-6
 
 
-def test_cases_without_durations_are_assigned_in_turn() -> None:
-    """If this fails, shards have very different numbers of cases."""
-    assigned = assign_shards(_cases("a", "b", "c", "d", "e"), 2, {})
-    assert assigned == {"a": 0, "b": 1, "c": 0, "d": 1, "e": 0}
+_TWELVE = [f"{number:02}" for number in range(12)]
 
 
-def test_cases_with_zero_durations_are_assigned_in_turn() -> None:
-    """If this fails, timings from a machine with a coarse clock put all cases into the first shard."""
-    keys = [f"{number:02}" for number in range(12)]
-    assigned = assign_shards(_cases(*keys), 4, dict.fromkeys(keys, 0.0))
-    assert Counter(assigned.values()) == {0: 3, 1: 3, 2: 3, 3: 3}
-
-
-def test_one_long_case_has_a_shard_to_itself() -> None:
-    """If this fails, recorded timings do not shorten the run."""
-    assigned = assign_shards(
-        _cases("long", "a", "b", "c", "d"), 2, {"long": 4.0, "a": 1.0, "b": 1.0, "c": 1.0, "d": 1.0}
-    )
-    assert {key for key, shard in assigned.items() if shard == assigned["long"]} == {"long"}
-
-
-def test_a_case_without_a_duration_counts_as_the_median() -> None:
-    """If this fails, a new case counts as free or as endless and spoils the balance."""
-    durations = {"a": 10.0, "b": 10.0, "c": 10.0}
-    assigned = assign_shards(_cases("a", "b", "c", "new"), 2, durations)
-    assert Counter(assigned.values()) == {0: 2, 1: 2}
-
-
-def test_shard_0_has_a_case_if_there_is_one() -> None:
-    """If this fails, the target fails: the first shard must have a case, a later one may be empty."""
-    assert assign_shards(_cases("only"), 5, {}) == {"only": 0}
-
-
-def test_cases_that_share_ranks_stay_together_if_balanced() -> None:
-    """If this fails, more shards than necessary start the ranks of a pool."""
-    cases = _cases("a1", "a2", "a3", group="A") | _cases("b1", "b2", "b3", group="B")
-    assigned = assign_shards(cases, 2, {})
-    assert assigned["a1"] == assigned["a2"] == assigned["a3"] != assigned["b1"] == assigned["b2"] == assigned["b3"]
-
-
-@pytest.mark.parametrize("shards", [2, 3])
-def test_cases_that_share_ranks_are_split_if_unbalanced(shards: int) -> None:
-    """If this fails, a target with one class runs in one shard while the others are idle."""
-    assigned = assign_shards(_cases(*"abcdef", group="A"), shards, {})
-    assert Counter(assigned.values()) == dict.fromkeys(range(shards), 6 // shards)
-
-
-def test_cases_that_share_ranks_stay_together_if_they_take_no_time() -> None:
-    """If this fails, a coarse clock splits a worker pool, and each shard starts its ranks."""
-    assigned = assign_shards(_cases("a", "b", group="A"), 2, {"a": 0.0, "b": 0.0})
-    assert assigned["a"] == assigned["b"]
+@pytest.mark.parametrize(
+    ("cases", "shards", "durations", "expected"),
+    [
+        pytest.param(_cases(*"abcde"), 2, {}, [0, 1, 0, 1, 0], id="in turn without durations"),
+        # Timings from a machine with a coarse clock.
+        pytest.param(_cases(*_TWELVE), 4, dict.fromkeys(_TWELVE, 0.0), [0, 1, 2, 3] * 3, id="in turn with zeros"),
+        pytest.param(_cases(*"abcde"), 2, {"a": 4.0, **dict.fromkeys("bcde", 1.0)}, [0, 1, 1, 1, 1], id="a long case"),
+        pytest.param(_cases(*"abcd"), 2, dict.fromkeys("abc", 10.0), [0, 1, 0, 1], id="a new one counts as the median"),
+        # The first shard must have a case, a later one may be empty.
+        pytest.param(_cases("only"), 5, {}, [0], id="one case"),
+        pytest.param({}, 3, {"gone": 1.0}, [], id="a filter leaves none"),
+        # More shards than necessary would start the ranks of a pool; one shard would leave the others idle.
+        pytest.param(_cases(*"abc", group="A") | _cases(*"def", group="B"), 2, {}, [0, 0, 0, 1, 1, 1], id="two pools"),
+        pytest.param(_cases(*"abcdef", group="A"), 2, {}, [0, 1] * 3, id="a pool in 2 shards"),
+        pytest.param(_cases(*"abcdef", group="A"), 3, {}, [0, 1, 2] * 2, id="a pool in 3 shards"),
+        pytest.param(_cases("a", "b", group="A"), 2, {"a": 0.0, "b": 0.0}, [0, 0], id="a pool that takes no time"),
+    ],
+)
+def test_shards_take_as_long_as_each_other(
+    cases: dict[str, str], shards: int, durations: dict[str, float], expected: list[int]
+) -> None:
+    """If this fails, recorded timings do not shorten the run, or the first shard has no case and fails the target."""
+    assigned = assign_shards(cases, shards, durations)
+    assert [assigned[case] for case in cases] == expected
+    assert len(assigned) == len(cases)
 
 
 @pytest.mark.parametrize(("seconds", "shards_of_a"), [(0.575, 2), (0.5, 1)])
@@ -104,8 +80,3 @@ def test_a_pool_may_make_the_longest_shard_a_tenth_longer(seconds: float, shards
     cases = _cases("a1", "a2", group="A") | _cases("alone")
     assigned = assign_shards(cases, 3, {"a1": seconds, "a2": seconds, "alone": 1.0})
     assert len({assigned["a1"], assigned["a2"]}) == shards_of_a
-
-
-def test_an_empty_list_of_cases_is_accepted() -> None:
-    """If this fails, a filter that leaves no case ends the run with an error."""
-    assert assign_shards({}, 3, {"gone": 1.0}) == {}

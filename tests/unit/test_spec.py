@@ -9,6 +9,7 @@ import pytest
 
 from dist_testing.core.ground.errors import SpecError
 from dist_testing.core.ground.spec import MAX_WORLD_SIZE, SCHEMA, SPEC_VARIABLE, number_in, read_spec
+from tests.support.results import refusal
 
 BACKEND: dict[str, Any] = {
     "device": "cpu",
@@ -32,9 +33,8 @@ BACKEND: dict[str, Any] = {
 GOOD: dict[str, Any] = {
     "backend": BACKEND,
     "isolation": "fork",
-    "program_exits": None,
     "backends": ["gloo", "ring"],
-    "schema": 6,
+    "schema": 7,
     "settings": {},
     "srcs": ["//tests:test_a.py"],
     "target": "//tests:a_gloo",
@@ -42,13 +42,10 @@ GOOD: dict[str, Any] = {
 }
 
 
-def refusal(content: object) -> str:
-    """Return the error for a bad spec, and check that it names the variable, a cause and a way out."""
-    with pytest.raises(SpecError) as caught:
-        read_spec(content if isinstance(content, str) else json.dumps(content))
-    text = str(caught.value)
+def refused(content: object) -> str:
+    """Return the error for a bad spec, which names the variable."""
+    text = refusal(lambda: read_spec(content if isinstance(content, str) else json.dumps(content)), SpecError)
     assert SPEC_VARIABLE in text.partition("\n")[0]
-    assert len(text.splitlines()) == 3, text
     return text
 
 
@@ -66,23 +63,26 @@ def test_a_good_spec_is_read_completely() -> None:
 def test_a_truncated_file_says_its_length(kept: int) -> None:
     """If this fails, a file that a full disk cut off is not recognised by its length."""
     text = json.dumps(GOOD)[:kept]
-    assert f"{len(text)} characters" in refusal(text)
+    assert f"{len(text)} characters" in refused(text)
 
 
-def test_absurd_nesting_is_refused() -> None:
-    """If this fails, the parser's own error about deep nesting reaches the user."""
-    refusal("[" * 100_000)
-
-
-@pytest.mark.parametrize("content", ["[]", "3", "null", '"spec"', "{}"])
-def test_json_that_is_not_a_spec_is_refused(content: str) -> None:
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        *((content, "schema = None") for content in ("[]", "3", "null", '"spec"', "{}")),
+        # The parser's own error about deep nesting would reach the user.
+        ("[" * 100_000, "100000 characters"),
+    ],
+    ids=lambda value: value[:20],
+)
+def test_what_is_not_a_spec_is_refused(content: str, said: str) -> None:
     """If this fails, JSON that the rules did not write counts as a spec."""
-    assert "schema = None" in refusal(content)
+    assert said in refused(content)
 
 
 def test_a_newer_schema_is_refused_with_both_numbers() -> None:
     """If this fails, a field of a newer version is ignored although it may change what the test means."""
-    text = refusal({**GOOD, "schema": SCHEMA + 1})
+    text = refused({**GOOD, "schema": SCHEMA + 1})
     assert f"schema {SCHEMA + 1}" in text
     assert f"schema {SCHEMA}." in text
     assert "one version of dist_testing" in text
@@ -115,20 +115,17 @@ def test_a_newer_schema_is_refused_with_both_numbers() -> None:
         ("srcs", []),
         ("srcs", "test_a.py"),
         ("srcs", [1]),
+        # Missing: no field gets a silent default.
+        *((name, ...) for name in ("schema", "settings", "world_sizes", "isolation", "target", "srcs")),
     ],
     ids=lambda value: repr(value) if not isinstance(value, str) else value or "empty",
 )
 def test_a_wrong_field_is_named_with_its_value(name: str, value: object) -> None:
     """If this fails, the user does not see that the target was built by another version."""
-    text = refusal({**GOOD, name: value})
-    assert f"{name} = {value!r}; expected" in text
+    content = {key: one for key, one in {**GOOD, name: value}.items() if one is not ...}
+    text = refused(content)
+    assert f"{name} = {None if value is ... else value!r}; expected" in text
     assert "Build the target again" in text
-
-
-@pytest.mark.parametrize("name", ["schema", "settings", "world_sizes", "isolation", "target", "srcs"])
-def test_a_missing_field_is_named(name: str) -> None:
-    """If this fails, a missing field gets a silent default."""
-    assert f"{name} = None; expected" in refusal({key: value for key, value in GOOD.items() if key != name})
 
 
 @pytest.mark.parametrize(
@@ -145,22 +142,11 @@ def test_a_missing_field_is_named(name: str) -> None:
         ({**BACKEND, "name": ""}, "name = ''"),
         ({**BACKEND, "torch_backend": "cpu:gloo,gloo"}, "torch_backend = 'cpu:gloo,gloo'"),
     ],
-    ids=[
-        "null",
-        "list",
-        "wrong type",
-        "null field",
-        "missing field",
-        "no time",
-        "negative",
-        "negative GPUs",
-        "unnamed",
-        "half mixed",
-    ],
+    ids=lambda value: value if isinstance(value, str) else "",
 )
 def test_a_wrong_backend_is_refused_like_any_other_field(backend: object, part: str) -> None:
     """If this fails, an error in the backend part of the spec has another form than the other errors."""
-    assert part in refusal({**GOOD, "backend": backend})
+    assert part in refused({**GOOD, "backend": backend})
 
 
 @pytest.mark.parametrize(

@@ -71,10 +71,7 @@ def test_a_move_does_not_appear_in_what_the_last_rank_records() -> None:
         data.run_move(move, target, source, devices=[])
         assert not torch.is_grad_enabled()
     assert grads == [False] * 3
-
-
-def test_a_move_that_fails_leaves_autograd_as_it_was() -> None:
-    """If this fails, a rank whose collective failed trains on without gradients."""
+    # A rank whose collective failed must not train on without gradients.
     with pytest.raises(data.UnequalError, match=r"float32\[3\] does not fit into float32\[2\]"):
         data.run_move(data.copy, torch.zeros(2), torch.ones(3), devices=[])
     assert torch.is_grad_enabled()
@@ -148,29 +145,21 @@ def test_a_world_of_one_rank() -> None:
     assert [tensor.tolist() for tensor in (mine, part, whole, listed[0])] == [[1.0, 2.0]] * 4
 
 
-def test_ranks_on_several_devices() -> None:
-    """If this fails, a rank on a GPU cannot reduce with one on the CPU. The device "meta" has no values."""
-    there, here = torch.zeros(2, device="meta"), torch.ones(2)
-    for op in ("SUM", "BOR"):
-        tensors = [there, here] if op == "SUM" else [there.long(), here.long()]
-        data.reduce(op, 0, [Share([tensor], [tensor]) for tensor in tensors])
-        assert tensors[0].device.type == "meta"
-
-
 @pytest.mark.parametrize("count", [2, 30_000])
-def test_shapes_may_differ_and_outputs_keep_theirs(count: int) -> None:
-    """If this fails, a rank that has a matrix cannot reduce with one that has the same numbers in a row."""
+def test_ranks_may_differ_in_shapes_and_devices(count: int) -> None:
+    """If this fails, a rank with a matrix cannot reduce with one that has the same numbers in a row or on a GPU."""
     matrix, row = torch.ones(2, count), torch.ones(2 * count)
     data.all_reduce("PRODUCT" if count == 2 else "BOR", [Share([one], [one]) for one in (matrix.long(), row.long())])
     results = [matrix.long() * 2, row.long() * 2]
     data.all_reduce("SUM", [Share([result], [result]) for result in results])
     assert [tuple(result.shape) for result in results] == [(2, count), (2 * count,)]
     assert all(bool((result == 4).all()) for result in results)
-
-
-def test_tensors_of_inference_mode_can_be_outputs() -> None:
-    """If this fails, a rank that made its buffers in inference mode cannot receive outside of it."""
+    # A rank on another device: "meta" has no values. And a rank that made its buffer in inference mode.
     with torch.inference_mode():
         output = torch.zeros(2)
     data.copy(output, torch.ones(2))
     assert output.tolist() == [1.0, 1.0]
+    for op, dtype in (("SUM", torch.float32), ("BOR", torch.int64)):
+        tensors = [torch.zeros(2, dtype=dtype, device="meta"), torch.ones(2, dtype=dtype)]
+        data.reduce(op, 0, [Share([tensor], [tensor]) for tensor in tensors])
+        assert tensors[0].device.type == "meta"

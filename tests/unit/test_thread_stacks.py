@@ -65,10 +65,7 @@ def test_stacks_are_assigned_to_ranks(world: Path) -> None:
     assert "line 3" in stacks[0]
     assert "line 4" in stacks[1]
     assert "main.py" not in "".join(stacks.values())
-
-
-def test_text_after_the_last_stack_is_not_part_of_it(world: Path) -> None:
-    """If this fails, equal stacks look different, because a list of modules follows one of them."""
+    # Equal stacks would look different if what follows one of them were a part of it.
     text = f"{_DUMP.rpartition('Current thread')[0]}Extension modules: numpy (total: 1)\n"
     assert stacks_by_rank(text, world)[1].splitlines()[1:] == ['  File "/a/test_a.py", line 4 in test_it']
 
@@ -120,16 +117,9 @@ def test_waiting_for_a_rank_that_skipped_is_a_disagreement() -> None:
     assert judged.status is Status.FAILED
     assert judged.reason.startswith("ranks disagree about a skip")
     assert "rank 1 was in barrier and waited for a rank that had skipped" in judged.reason
-
-
-def test_failure_beside_a_skip_stays_a_failure() -> None:
-    """If this fails, a skip hides a failed assertion."""
-    outcomes = (
-        RankOutcome(0, Kind.SKIPPED, reason="alone"),
-        RankOutcome(1, Kind.RAISED, 1.0, types="builtins.AssertionError", text="boom"),
-        RankOutcome(2, Kind.RAISED, 1.0, types=_DEADLOCK),
-    )
-    assert waiting_for_skipped(outcomes) == outcomes
+    # A skip hides no failed assertion.
+    failed = RankOutcome(2, Kind.RAISED, 1.0, types="builtins.AssertionError", text="boom")
+    assert waiting_for_skipped((skipped, waited, failed)) == (skipped, waited, failed)
 
 
 def test_the_rank_is_known_without_the_gil(tmp_path: Path) -> None:
@@ -156,27 +146,18 @@ def test_ranks_record_their_threads(tmp_path: Path) -> None:
     note_rank(str(tmp_path), 8)
     numbers = {threading.get_ident(): 8, threading.get_native_id(): 8}
     assert read_ranks(tmp_path) == numbers, "the number of an ended thread can be reused"
-
-
-def test_invalid_records_are_left_out(tmp_path: Path) -> None:
-    """If this fails, test code that writes into the folder ends the runner."""
-    assert read_ranks(tmp_path) == {}
+    # Test code that writes into the folder does not end the runner.
     (tmp_path / "thread-idents").write_bytes(b"1 zz 1\n\xff\xfe\n12345 1 1\n3 ff 9\n4")
     assert read_ranks(tmp_path) == {0xFF: 3, 9: 3}
+    (tmp_path / "thread-idents").unlink()
+    assert read_ranks(tmp_path) == {}
 
 
-def test_stack_of_a_frame_has_the_same_format_as_others() -> None:
-    """If this fails, ranks in the runner have another stack format, and their collective is not found."""
-    text = stack_of(sys._getframe())
-    first = text.splitlines()[1]
+def test_the_operation_of_a_stack_is_the_one_that_the_test_called() -> None:
+    """If this fails, a report names an inner collective, or none for a rank in the runner, whose stack is our own."""
+    first = stack_of(sys._getframe()).splitlines()[1]
     assert f'"{os.path.abspath(__file__)}"' in first
-    assert first.endswith("in test_stack_of_a_frame_has_the_same_format_as_others")
-    inside = '  File "/x/torch/distributed/distributed_c10d.py", line 5 in barrier\n'
-    assert operation_in(inside + first) == "barrier"
-
-
-def test_operation_is_the_one_that_the_test_called() -> None:
-    """If this fails, the report names an inner collective instead of the one that the test called."""
+    assert first.endswith("in test_the_operation_of_a_stack_is_the_one_that_the_test_called")
     frames = [f'  File "/x/torch/distributed/distributed_c10d.py", line 5 in {name}' for name in _FRAMES]
-    assert operation_in("\n".join(frames)) == "all_gather_object"
+    assert operation_in("\n".join([*frames, first])) == "all_gather_object"
     assert operation_in(frames[0]) == ""

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import re
+from email import message
+from importlib import metadata
 from pathlib import Path
 
 import pytest
 
 import dist_testing
+from dist_testing.core.ground import errors
 
 _LIBRARY = Path(dist_testing.__file__).parent
 _PAGE = (Path(__file__).parents[2] / "docs" / "troubleshooting.md").read_text(encoding="utf-8")
@@ -40,3 +43,26 @@ def test_every_symptom_has_its_cause_and_its_fix() -> None:
     assert len(entries) == len(_HEADINGS) == len(set(_HEADINGS)) >= 40
     for entry in entries:
         assert entry.count("**Cause.**") == entry.count("**Fix.**") == 1, entry
+
+
+@pytest.mark.parametrize("entry", errors.TROUBLES)
+def test_an_error_has_the_address_of_its_entry(entry: str) -> None:
+    """If this fails, an error sends its reader to an entry that does not exist, or to none."""
+    assert entry in _HEADINGS
+    for part in errors.fixed_parts(entry):
+        lines = f"test_x.py: {part} 1.\nThe cause.\nDo this."
+        assert str(errors.UsageError(lines)).removeprefix(lines).endswith(f"/troubleshooting.md#{errors.anchor(entry)}")
+
+
+def test_the_address_is_that_of_the_installed_package(monkeypatch: pytest.MonkeyPatch) -> None:
+    """If this fails, a user who has no clone gets a path that does not exist on the machine."""
+    known = message.Message()
+    known["Project-URL"] = "Homepage, https://host"
+    known["Project-URL"] = "Documentation, https://host/docs"
+    monkeypatch.setattr(metadata, "metadata", lambda name: {"dist_testing": known}[name])
+    (heading, *_) = errors.TROUBLES
+    text = str(errors.UsageError(f"a: {errors.fixed_parts(heading)[0]} b."))
+    assert text.endswith(f"b. See https://host/docs/troubleshooting.md#{errors.anchor(heading)}")
+    # An error that quotes another one has the address once.
+    assert str(errors.LaunchError(text)) == text
+    assert str(errors.UsageError("a: something else.")) == "a: something else."

@@ -1,27 +1,21 @@
 #!/usr/bin/env python3
 """Measure the cost of `dist_py_test` for Bazel before any test runs: loading, analysis, and the server's memory.
 
-    ./bazelw run //tools/bench:analysis -- [--calls 500,2000] [--backends 3] [--runs 3] [--queries]
-        [--max-cpu R] [--max-heap R] [--json FILE] [--bazel PROGRAM]
+    ./bazelw run //tools/bench:analysis -- [--calls 2000] [--runs 3] [--max-cpu R] [--max-heap R]
 
-The program generates a workspace with the given number of calls of dist_py_test, each with some backends, and with the
+The program generates a workspace with the given number of calls of dist_py_test, each with three backends, and with the
 same number of plain `py_test` targets, which have the same sources, and the packages of the hub as deps. A turn starts
 a new server, which loads the rules and analyses one call, and then times `bazel build --nobuild` of the rest. The
 contestants take turns, so that the machine's noise is the same for both. Sixteen GPUs are promised, so Bazel skips no
 target.
 
 Columns: median, fastest and slowest turn in seconds. `CPU`: median of the server's processor seconds, which other work
-on the machine disturbs least. `ms/target`: median time per target. `heap`: growth of the server's heap by the targets,
-after a garbage collection; `heap, all`: the whole heap; `peak`: the most memory that the server's process has had;
-medians in MB. The peak depends on the time of the garbage collections, so the other two are more reliable. (Bazel's own
-`peak-heap-size` is unknown until a full collection.)
+on the machine disturbs least. `heap`: growth of the server's heap by the targets, after a garbage collection; median in
+MB. (Bazel's own `peak-heap-size` is unknown until a full collection.)
 
-With --queries each turn has two more servers, which answer `bazel query` and `bazel cquery` for all targets of the
-packages; those of dist_py_test have suites and libraries, too. `query` and `cquery`: median of the processor seconds.
-
-With --max-cpu or --max-heap the exit status is 1 if, for the largest number of calls, dist_py_test takes more than that
-many times the CPU or the heap of py_test. The smallest figure of all turns counts, because other work can only add to
-it. The heap depends on nothing else; the ratio of the CPU differs between machines, so its limit needs room.
+With --max-cpu or --max-heap the exit status is 1 if dist_py_test takes more than that many times the CPU or the heap of
+py_test. The smallest figure of all turns counts, because other work can only add to it. The heap depends on nothing
+else; the ratio of the CPU differs between machines, so its limit needs room.
 """
 
 from __future__ import annotations
@@ -29,7 +23,6 @@ from __future__ import annotations
 import argparse
 import math
 import os
-import platform
 import re
 import statistics
 import sys
@@ -38,20 +31,17 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import astuple, dataclass
 from pathlib import Path
-from typing import Any
 
 from figures import BenchError, summarise, table
 from options import ROOT, add_bazel, bench_parser, count, run_bench
 
 from tests.support.nested_bazel import NestedBazel, nested_bazel, scratch_folder
 
-ALL_BACKENDS = ("gloo", "mpi", "nccl")
+BACKENDS = ("gloo", "mpi", "nccl")
 PACKAGES = ("psutil", "pytest", "runfiles", "torch")
 # As in a package of a large repository.
 CALLS_PER_PACKAGE = 20
 GPUS = 16
-# The kernel's kB are 1024 bytes, and Bazel's MB are a million.
-KB_PER_MB = 1.024e-3
 
 MODULE = """\
 module(name = "analysed")
@@ -118,23 +108,15 @@ class Turn:
         duration_s: Time of loading and analysing the targets.
         cpu_s: Processor time of the server for it, all threads.
         heap_added_mb: Growth of the heap by the targets, after a garbage collection.
-        heap_mb: The heap after it.
-        peak_mb: Most resident memory of the server since it started.
-        query_s: Processor time of a fresh server for `bazel query`; NaN if it was not asked.
-        cquery_s: The same for `bazel cquery`.
     """
 
     duration_s: float
     cpu_s: float
     heap_added_mb: float
-    heap_mb: float
-    peak_mb: float
-    query_s: float = math.nan
-    cquery_s: float = math.nan
 
 
-def write_workspace(folder: Path, calls: Sequence[int], backends: Sequence[str]) -> None:
-    """Write a workspace with packages for every contestant and every number of calls."""
+def write_workspace(folder: Path, calls: int) -> None:
+    """Write a workspace with packages for every contestant."""
     (folder / "hub").mkdir(parents=True)
     (folder / "MODULE.bazel").write_text(MODULE.format(root=ROOT), encoding="utf-8")
     (folder / "BUILD.bazel").write_text("", encoding="utf-8")
@@ -142,27 +124,26 @@ def write_workspace(folder: Path, calls: Sequence[int], backends: Sequence[str])
     for package in PACKAGES:
         (folder / "hub" / f"{package}.py").write_text("", encoding="utf-8")
     for contestant in CONTESTANTS:
-        _write_packages(folder / contestant.folder / "first", contestant, backends, calls=1)
-        for number in calls:
-            _write_packages(folder / contestant.folder / str(number), contestant, backends, calls=number)
+        _write_packages(folder / contestant.folder / "first", contestant, calls=1)
+        _write_packages(folder / contestant.folder / "rest", contestant, calls=calls)
 
 
-def _write_packages(folder: Path, contestant: Contestant, backends: Sequence[str], *, calls: int) -> None:
+def _write_packages(folder: Path, contestant: Contestant, *, calls: int) -> None:
     for start in range(0, calls, CALLS_PER_PACKAGE):
         package = folder / f"package_{start}"
         package.mkdir(parents=True)
         text = contestant.load
         for call in range(start, min(start + CALLS_PER_PACKAGE, calls)):
             (package / f"test_{call}.py").write_text("", encoding="utf-8")
-            text += _call(contestant, call, backends)
+            text += _call(contestant, call)
         (package / "BUILD.bazel").write_text(text, encoding="utf-8")
 
 
-def _call(contestant: Contestant, call: int, backends: Sequence[str]) -> str:
+def _call(contestant: Contestant, call: int) -> str:
     if contestant is LIBRARY:
-        return LIBRARY_CALL.format(call=call, backends=_starlark(backends))
+        return LIBRARY_CALL.format(call=call, backends=_starlark(BACKENDS))
     deps = _starlark([f"//hub:{package}" for package in PACKAGES])
-    return "".join(PLAIN_CALL.format(call=call, backend=backend, deps=deps) for backend in backends)
+    return "".join(PLAIN_CALL.format(call=call, backend=backend, deps=deps) for backend in BACKENDS)
 
 
 def _starlark(names: Sequence[str]) -> str:
@@ -188,14 +169,6 @@ def _cpu_s(server: Path) -> float:
     return (user_ticks + system_ticks) / os.sysconf("SC_CLK_TCK")
 
 
-def _peak_mb(server: Path) -> float:
-    status = (server / "status").read_text(encoding="utf-8")
-    peak = re.search(r"^VmHWM:\s+(\d+) kB$", status, re.MULTILINE)
-    if peak is None:
-        raise BenchError(f"the kernel reports no peak of memory:\n{status}")
-    return int(peak[1]) * KB_PER_MB
-
-
 def _analyse(bazel: NestedBazel, pattern: str, *, targets: int) -> float:
     start = time.monotonic()
     done = bazel.run("build", "--nobuild", "--build_tests_only", pattern)
@@ -206,59 +179,28 @@ def _analyse(bazel: NestedBazel, pattern: str, *, targets: int) -> float:
     return elapsed_s
 
 
-def _warm_server(bazel: NestedBazel, contestant: Contestant, *, backends: int) -> Path:
-    """Start a server that has loaded the rules and analysed one call; return its folder in /proc."""
-    bazel.run("shutdown")
-    _analyse(bazel, f"//{contestant.folder}/first/...", targets=backends)
-    return Path("/proc", str(_info(bazel, "server_pid", r"(\d+)")))
-
-
-def _answer_s(bazel: NestedBazel, contestant: Contestant, command: str, *, calls: int, backends: int) -> float:
-    """Return the processor time of a fresh server for a query of all targets.
-
-    Raises:
-        BenchError: If the answer lacks tests.
-    """
-    server = _warm_server(bazel, contestant, backends=backends)
-    before_s = _cpu_s(server)
-    done = bazel.run(command, f"//{contestant.folder}/{calls}/...")
-    took_s = _cpu_s(server) - before_s
-    if done.status or done.stdout.count("\n") < calls * backends:
-        raise BenchError(f"`bazel {command}` ended with {done.status}:\n{done.stderr[-4000:]}")
-    return took_s
-
-
-def take_turn(bazel: NestedBazel, contestant: Contestant, *, calls: int, backends: int, queries: bool = False) -> Turn:
-    """Measure one fresh server, and with `queries` two more.
+def take_turn(bazel: NestedBazel, contestant: Contestant, *, calls: int) -> Turn:
+    """Measure one fresh server, which has loaded the rules and analysed one call.
 
     Raises:
         BenchError: If Bazel did not analyse every target.
     """
-    server = _warm_server(bazel, contestant, backends=backends)
-    before_mb = _heap_mb(bazel)
-    cpu_before_s = _cpu_s(server)
-    duration_s = _analyse(bazel, f"//{contestant.folder}/{calls}/...", targets=calls * backends)
-    cpu_s = _cpu_s(server) - cpu_before_s
-    peak_mb = _peak_mb(server)
-    after_mb = _heap_mb(bazel)
-    answers = [
-        _answer_s(bazel, contestant, command, calls=calls, backends=backends) if queries else math.nan
-        for command in ("query", "cquery")
-    ]
-    return Turn(duration_s, cpu_s, after_mb - before_mb, after_mb, peak_mb, *answers)
+    bazel.run("shutdown")
+    _analyse(bazel, f"//{contestant.folder}/first/...", targets=len(BACKENDS))
+    server = Path("/proc", str(_info(bazel, "server_pid", r"(\d+)")))
+    before_mb, cpu_before_s = _heap_mb(bazel), _cpu_s(server)
+    duration_s = _analyse(bazel, f"//{contestant.folder}/rest/...", targets=calls * len(BACKENDS))
+    return Turn(duration_s, _cpu_s(server) - cpu_before_s, _heap_mb(bazel) - before_mb)
 
 
-def measure(
-    bazel: NestedBazel, *, calls: Sequence[int], runs: int, backends: int, queries: bool
-) -> dict[int, dict[str, list[Turn]]]:
-    """Return every turn: number of calls -> contestant -> turns."""
-    turns: dict[int, dict[str, list[Turn]]] = {number: {each.name: [] for each in CONTESTANTS} for number in calls}
+def measure(bazel: NestedBazel, *, calls: int, runs: int) -> dict[str, list[Turn]]:
+    """Return every turn of each contestant."""
+    turns: dict[str, list[Turn]] = {contestant.name: [] for contestant in CONTESTANTS}
     for run in range(runs):
-        for number in calls:
-            for contestant in CONTESTANTS:
-                turn = take_turn(bazel, contestant, calls=number, backends=backends, queries=queries)
-                turns[number][contestant.name].append(turn)
-                sys.stderr.write(f"run {run + 1}: {number} calls, {contestant.name}: {turn.duration_s:.1f} s\n")
+        for contestant in CONTESTANTS:
+            turn = take_turn(bazel, contestant, calls=calls)
+            turns[contestant.name].append(turn)
+            sys.stderr.write(f"run {run + 1}: {contestant.name}: {turn.duration_s:.1f} s\n")
     return turns
 
 
@@ -290,15 +232,11 @@ def ratios(turns: Mapping[str, Sequence[Turn]], of: Callable[[Sequence[Turn]], T
         of: Reduces the turns of each to one.
     """
     library, plain = of(turns[LIBRARY.name]), of(turns[PLAIN.name])
-    found = {
+    return {
         "time": library.duration_s / plain.duration_s,
         "CPU": _over(library.cpu_s, plain.cpu_s),
         "heap": _over(library.heap_added_mb, plain.heap_added_mb),
-        "heap, all": library.heap_mb / plain.heap_mb,
-        "peak": library.peak_mb / plain.peak_mb,
     }
-    answers = {"query": library.query_s / plain.query_s, "cquery": library.cquery_s / plain.cquery_s}
-    return found | {what: ratio for what, ratio in answers.items() if not math.isnan(ratio)}
 
 
 def excess(found: Mapping[str, float], limits: Mapping[str, float | None]) -> list[str]:
@@ -311,41 +249,22 @@ def excess(found: Mapping[str, float], limits: Mapping[str, float | None]) -> li
     return complaints
 
 
-def calls_table(targets: int, turns: Mapping[str, Sequence[Turn]]) -> str:
-    """Return the table of one number of targets, with its ratios."""
+def turns_table(targets: int, turns: Mapping[str, Sequence[Turn]]) -> str:
+    """Return the table, with its ratios."""
     rows = []
     for name, of_name in turns.items():
         seconds, middle = summarise([turn.duration_s for turn in of_name]), medians(of_name)
-        times = [f"{value:.2f}" for value in (seconds.median, seconds.smallest, seconds.largest, middle.cpu_s)]
-        memory = [f"{value:.0f}" for value in (middle.heap_added_mb, middle.heap_mb, middle.peak_mb)]
-        answers = [f"{value:.2f}" for value in (middle.query_s, middle.cquery_s)]
-        rows.append([name, *times, f"{1000 * seconds.median / targets:.2f}", *memory, *answers])
-    header = [f"{targets} targets", "median", "min", "max", "CPU", "ms/target", "heap", "heap, all", "peak"]
-    header += ["query", "cquery"]
+        times = [f"{value:.2f}" for value in (*seconds.figures, middle.cpu_s)]
+        rows.append([name, *times, f"{middle.heap_added_mb:.0f}"])
     shown = ", ".join(f"{what} {ratio:.2f}" for what, ratio in ratios(turns).items())
+    header = [f"{targets} targets", "median", "min", "max", "CPU", "heap"]
     return table(header, rows) + f"{LIBRARY.name} / {PLAIN.name}: {shown}\n"
-
-
-def growth(turns: Mapping[int, Mapping[str, Sequence[Turn]]]) -> dict[str, dict[str, float]]:
-    """Return the cost of a target in the largest workspace over that in the smallest; 1 is linear."""
-    few, many = min(turns), max(turns)
-    factors = {}
-    for contestant in CONTESTANTS:
-        small, large = medians(turns[few][contestant.name]), medians(turns[many][contestant.name])
-        factors[contestant.name] = {
-            "time": large.duration_s / small.duration_s * few / many,
-            "CPU": _over(large.cpu_s, small.cpu_s) * few / many,
-            "heap": _over(large.heap_added_mb, small.heap_added_mb) * few / many,
-        }
-    return factors
 
 
 def main() -> int:
     """Measure and print."""
     parser = bench_parser(__doc__)
-    parser.add_argument("--calls", type=_numbers, default=(500, 2000), help="of dist_py_test, default 500,2000")
-    parser.add_argument("--backends", type=int, default=3, choices=(1, 2, 3), help="of each call, default 3")
-    parser.add_argument("--queries", action="store_true", help="measure query and cquery, too")
+    parser.add_argument("--calls", type=count, default=2000, help="of dist_py_test, default 2000")
     parser.add_argument("--runs", type=count, default=3, help="turns of each, default 3")
     for what in ("cpu", "heap"):
         parser.add_argument(f"--max-{what}", type=_ratio, metavar="R", help="limit of its ratio, default none")
@@ -353,25 +272,16 @@ def main() -> int:
     options = parser.parse_args()
     complaints: list[str] = []
 
-    def report() -> tuple[str, dict[str, Any]]:
+    def report() -> str:
         with _generated_workspace(options) as bazel:
-            turns = measure(
-                bazel, calls=options.calls, runs=options.runs, backends=options.backends, queries=options.queries
-            )
+            turns = measure(bazel, calls=options.calls, runs=options.runs)
         limits = {"CPU": options.max_cpu, "heap": options.max_heap}
-        complaints.extend(excess(ratios(turns[max(turns)], of=least), limits))
-        factors = growth(turns)
-        text = "\n".join(calls_table(number * options.backends, of_number) for number, of_number in turns.items())
-        for name, factor in factors.items() if len(turns) > 1 else ():
-            shown = ", ".join(f"{what} {value:.2f}" for what, value in factor.items())
-            text += f"a target among {max(turns)} calls over one among {min(turns)}, {name}: {shown}\n"
-        by_calls = {number: {"turns": of_number, "ratios": ratios(of_number)} for number, of_number in turns.items()}
-        machine = {"cpus": len(os.sched_getaffinity(0)), "machine": platform.machine()}
-        return text, {"calls": by_calls, "growth": factors, "machine": machine}
+        complaints.extend(excess(ratios(turns, of=least), limits))
+        return turns_table(options.calls * len(BACKENDS), turns)
 
-    status = run_bench("analysis", options.json, report)
+    status = run_bench("analysis", report)
     for complaint in complaints:
-        sys.stderr.write(f"analysis.py: {LIBRARY.name} / {PLAIN.name}, {max(options.calls)} calls: {complaint}\n")
+        sys.stderr.write(f"analysis.py: {LIBRARY.name} / {PLAIN.name}, {options.calls} calls: {complaint}\n")
     return 1 if complaints else status
 
 
@@ -381,7 +291,7 @@ def _generated_workspace(options: argparse.Namespace) -> Iterator[NestedBazel]:
     flags.append(f"--@dist_testing//dist_testing/config:gpus={GPUS}")
     with scratch_folder("analysis-bench") as scratch:
         workspace = scratch / "workspace"
-        write_workspace(workspace, options.calls, ALL_BACKENDS[: options.backends])
+        write_workspace(workspace, options.calls)
         # In the rc file, because `info` and `shutdown` do not accept these flags.
         (workspace / ".bazelrc").write_text("".join(f"build {flag}\n" for flag in flags), encoding="utf-8")
         with nested_bazel(workspace, scratch / "output", bazel=options.bazel) as bazel:
@@ -393,10 +303,6 @@ def _ratio(text: str) -> float:
     if not 0 < ratio < math.inf:
         raise argparse.ArgumentTypeError(f"{text}: not a positive number")
     return ratio
-
-
-def _numbers(text: str) -> tuple[int, ...]:
-    return tuple(sorted({count(part) for part in text.split(",")}))
 
 
 if __name__ == "__main__":

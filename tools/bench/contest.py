@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import resource
 import select
 import signal
 import subprocess
@@ -74,16 +73,12 @@ class Run:
     Attributes:
         turns: One per case, in order.
         session_s: Seconds from the start of its process to its end, without the waits for turns.
-        imported_s: Seconds of it until everything was imported.
         folder: The files of its ranks.
-        cpu_s: CPU seconds of all its processes after the imports.
     """
 
     turns: tuple[Turn, ...]
     session_s: float
-    imported_s: float
     folder: Path
-    cpu_s: float
 
 
 def pytest_command(file: str, *options: str) -> tuple[str, ...]:
@@ -132,8 +127,6 @@ class _Process:
         os.close(listen_fd)
         os.close(tell_fd)
         self._buffer = b""
-        self._imported_s = 0.0
-        self._cpu_s = 0.0
         self._ready_s = 0.0
         self._waited_s = 0.0
         self._ended_s = 0.0
@@ -141,9 +134,7 @@ class _Process:
 
     def wait_ready(self) -> None:
         """Wait until it has imported everything and waits for its first turn."""
-        imported = self._hear("imported")
-        self._imported_s = imported["at_s"] - self._started_s
-        self._cpu_s = -imported["cpu_s"]
+        self._hear("imported")
         self._ready_s = self._hear("waiting")["at_s"]
 
     @property
@@ -163,19 +154,16 @@ class _Process:
         if self.has_cases:
             self._ready_s = self._hear("waiting")["at_s"]
             return
-        before_s = _children_cpu_s()
         try:
             self._process.wait(_EXIT_LIMIT_S)
         except subprocess.TimeoutExpired:
             raise BenchError(self._complaint(f"did not end within {_EXIT_LIMIT_S:.0f} s of its last case")) from None
-        # Its own processes have waited for each other, so the kernel has added up their times.
-        self._cpu_s += _children_cpu_s() - before_s
         self._ended_s = time.monotonic()
 
     def run(self) -> Run:
         """Return the results after the last case."""
         session_s = self._ended_s - self._started_s - self._waited_s
-        return Run(tuple(self._turns), session_s, self._imported_s, self._folder, self._cpu_s)
+        return Run(tuple(self._turns), session_s, self._folder)
 
     def kill(self) -> None:
         """Kill all its processes."""
@@ -206,11 +194,6 @@ class _Process:
         self._output.seek(0)
         lines = self._output.read().decode(errors="replace").splitlines()
         return "\n".join([f"{self._contestant.name} {what}. The end of its output:", *lines[-_QUOTED_LINES:]])
-
-
-def _children_cpu_s() -> float:
-    used = resource.getrusage(resource.RUSAGE_CHILDREN)
-    return used.ru_utime + used.ru_stime
 
 
 def contest(contestants: Mapping[Contestant, Sequence[str]], *, world_size: int, folder: Path) -> dict[str, Run]:

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Measure the time from a rank's death to the verdict, by kind of death.
 
-    python tools/bench/detect.py [--rounds 3] [--json FILE] [--quick]
+    python tools/bench/detect.py [--rounds 3] [--quick]
 
 World of 4 over gloo. After one collective, rank 0 or rank 2 dies. The other ranks are in another collective, where gloo
 reports the closed connection, or asleep, where nothing reports it (as in a wait for a store, or on a device). The rank
@@ -26,10 +26,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import product
 from pathlib import Path
-from typing import Any
 
 from contest import Contestant, Turn, contest, pytest_command
-from figures import BenchError, machine_facts, summarise, table
+from figures import BenchError, summarise, table
 from options import bench_parser, count, parse, run_bench
 
 WORLD_SIZE = 4
@@ -42,7 +41,7 @@ TORCH_LIMIT_S = 20
 LIBRARY = Contestant("library", pytest_command("test_death.py"))
 TORCH = Contestant(
     "torch MultiProcessTestCase",
-    ("-m", "contestants.torch_death"),
+    ("-m", "contestants.torch_suite", "death"),
     (("DISTRIBUTED_TESTS_DEFAULT_TIMEOUT", str(TORCH_LIMIT_S)),),
 )
 
@@ -61,7 +60,6 @@ class Detection:
         failed: Whether the verdict is a failure.
         blamed: The ranks that the verdict names as the cause.
         at_limit: Whether torch's time limit ended the case.
-        text: Text of the verdict.
     """
 
     case: str
@@ -69,7 +67,6 @@ class Detection:
     failed: bool
     blamed: tuple[int, ...]
     at_limit: bool
-    text: str
 
     @property
     def is_right(self) -> bool:
@@ -99,7 +96,6 @@ def detection(contestant: Contestant, turn: Turn, folder: Path) -> Detection | N
         failed=not turn.verdict["passed"],
         blamed=tuple(sorted(set(blamed))),
         at_limit=contestant is TORCH and _TORCH_LIMIT in text,
-        text=text,
     )
 
 
@@ -155,12 +151,11 @@ def main() -> int:
     names = [f"{kind}-{rank}-{peers}" for kind, rank, peers in product(options.kinds, RANKS, PEERS)]
     rounds = {LIBRARY: options.rounds, **({TORCH: options.torch_rounds} if options.torch else {})}
 
-    def report() -> tuple[str, dict[str, Any]]:
+    def report() -> str:
         results = measure(rounds, names)
-        found = {"machine": machine_facts(), "torch_limit_s": TORCH_LIMIT_S, "results": results}
-        return result_table(results, names), found
+        return result_table(results, names)
 
-    return run_bench("detect", options.json, report)
+    return run_bench("detect", report)
 
 
 def _options() -> argparse.Namespace:

@@ -1,16 +1,10 @@
-"""Figures of the benches: statistics, aligned tables, ratios, and the facts of the machine."""
+"""Figures of the benches: statistics, aligned tables, and ratios."""
 
 from __future__ import annotations
 
-import json
-import os
-import platform
 import statistics
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
-from importlib import metadata
-from pathlib import Path
-from typing import Any
+from dataclasses import dataclass
 
 
 class BenchError(Exception):
@@ -22,13 +16,11 @@ class Summary:
     """The statistics of a series of measurements, in the unit of the series.
 
     Attributes:
-        count: Number of measurements.
         median: The median.
         smallest: The smallest one, which the machine's noise disturbed least.
         largest: The largest one.
     """
 
-    count: int
     median: float
     smallest: float
     largest: float
@@ -41,7 +33,7 @@ class Summary:
 
 def summarise(values: Sequence[float]) -> Summary:
     """Summarise a series of at least one value."""
-    return Summary(len(values), statistics.median(values), min(values), max(values))
+    return Summary(statistics.median(values), min(values), max(values))
 
 
 def ratio(one: Summary, other: Summary) -> dict[str, float]:
@@ -84,21 +76,3 @@ def _lines(rows: Sequence[Sequence[str]], widths: Sequence[int]) -> Iterator[str
         cells = [first.ljust(widths[0])]
         cells += [cell.rjust(width) for cell, width in zip(others, widths[1:], strict=True)]
         yield "  ".join(cells).rstrip()
-
-
-def machine_facts() -> dict[str, Any]:
-    """Return facts that influence the figures and do not identify the machine."""
-    return {
-        "cpus": len(os.sched_getaffinity(0)),
-        "kernel": platform.release(),
-        "load_1min": round(os.getloadavg()[0], 2),
-        "machine": platform.machine(),
-        "python": platform.python_version(),
-        "torch": metadata.version("torch"),
-    }
-
-
-def write_json(path: Path, report: dict[str, Any]) -> None:
-    """Write a report for later comparisons; summaries become objects."""
-    text = json.dumps(report, indent=2, sort_keys=True, default=asdict)
-    path.write_text(text + "\n", encoding="utf-8")

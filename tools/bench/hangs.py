@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Run every kind of hang with every way to make ranks, and print what the library says of it.
 
-    python tools/bench/hangs.py [--kinds "early return;other tag"] [--isolations "fork;pool"] [--json FILE] [--quick]
+    python tools/bench/hangs.py [--kinds "early return;other tag"] [--isolations "fork;pool"] [--quick]
 
 A column for each isolation: `proven` or `deadline`, the rank that is blamed (`-` where no single rank is), and the
 seconds from the moment when the last rank began its test to the verdict, with stacks taken and all ranks stopped. The
@@ -18,7 +18,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from figures import BenchError, machine_facts, table
+from figures import BenchError, table
 from options import bench_parser, run_bench
 
 from tests.support.hang_kinds import KINDS
@@ -62,7 +62,7 @@ def main() -> int:
     options = _options()
     wrong: list[tuple[str, str, str]] = []
 
-    def measure() -> tuple[str, dict[str, Any]]:
+    def measure() -> str:
         results = {}
         for isolation in options.isolations:
             sys.stderr.write(f"{isolation} ...\n")
@@ -72,11 +72,10 @@ def main() -> int:
                 output = (folder / "output.txt").read_text(encoding="utf-8", errors="replace")
                 raise BenchError(f"{isolation}: no case was judged:\n{output}")
         wrong.extend(complaints(results, options.kinds))
-        found = {isolation: dict(told) for isolation, told in results.items()}
-        return report(results, options.kinds), {"machine": machine_facts(), "results": found}
+        return report(results, options.kinds)
 
     with tempfile.TemporaryDirectory(prefix="dist-bench-") as temporary:
-        return run_bench("hangs", options.json, measure) or (1 if wrong else 0)
+        return run_bench("hangs", measure) or (1 if wrong else 0)
 
 
 def _options() -> argparse.Namespace:

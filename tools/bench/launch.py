@@ -2,7 +2,7 @@
 """Measure what a distributed test case costs: the library, a bare fork, and torch's own test classes.
 
     python tools/bench/launch.py [--worlds 2,4,8] [--cases 20] [--body nothing] [--isolations fork,pool]
-        [--before FOLDER] [--json FILE] [--history FILE] [--quick]
+        [--before FOLDER] [--quick]
 
 Every contestant runs the same case, one all_reduce of four numbers over gloo, in its own process, which has imported
 everything before the first turn. With `--body nothing` the case does nothing, so the figure is the contestant's own
@@ -11,11 +11,7 @@ machine's noise is the same for all; every second round has the reverse order. T
 compare the ratios within one run. A ratio has its spread: the middle half of the ratios of single rounds. The last line
 says how much CPU time other work has taken, and whether the figures count.
 
-With `--files 5,20,60`, files of so many cases in place of single cases: what a case of the whole file costs after the
-imports, with both front ends (file_costs.py).
-
 With `--before`, another checkout of the library takes part, so that a change is measured against the commit before it.
-With `--history`, the run is one more line of a file, and the ratios stand beside the latest ones that count.
 
 Columns: `median`, `min`, `max`: cost of one more case, in milliseconds. `first`: the first case of the session; on a
 worker pool it includes the start of the ranks. `session`: the whole process, from its start to its end, divided by its
@@ -35,26 +31,26 @@ import argparse
 import os
 import sys
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
-import file_costs
-import history
 import quiet
 from contest import BENCH, Contestant, Run, contest, pytest_command
 from contestants.turns import EMPTY_CASE, MEMORY_CASE, MEMORY_FILE
-from figures import BenchError, Summary, machine_facts, paired_ratio, ratio_lines, summarise, table
-from file_costs import RAW
-from options import ROOT, bench_parser, count, counts, parse, run_bench
+from figures import BenchError, Summary, paired_ratio, ratio_lines, summarise, table
+from options import bench_parser, count, counts, parse, run_bench
 
 from dist_testing.core.launch.isolation import FORK, POOL, isolation_names
 
+RAW = (
+    Contestant("raw fork, TCPStore", ("-m", "contestants.raw_fork", "tcp")),
+    Contestant("raw fork, FileStore", ("-m", "contestants.raw_fork", "file")),
+)
 RAW_KEPT = Contestant("raw worker pool", ("-m", "contestants.raw_fork", "pool"))
-TORCH_PROCESS = Contestant("torch MultiProcessTestCase", ("-m", "contestants.torch_process"))
-TORCH_CONTINUOUS = Contestant("torch MultiProcContinuousTest", ("-m", "contestants.torch_continuous"))
-TORCH_THREADED = Contestant("torch MultiThreadedTestCase", ("-m", "contestants.torch_threaded"))
+TORCH_PROCESS = Contestant("torch MultiProcessTestCase", ("-m", "contestants.torch_suite", "process"))
+TORCH_CONTINUOUS = Contestant("torch MultiProcContinuousTest", ("-m", "contestants.torch_suite", "continuous"))
+TORCH_THREADED = Contestant("torch MultiThreadedTestCase", ("-m", "contestants.torch_suite", "threaded"))
 
 MS_PER_S = 1000.0
 BYTES_PER_MB = 1e6
@@ -74,9 +70,7 @@ class Row:
         costs_ms: These costs, in the order of the rounds.
         first_ms: Cost of the first case.
         session_ms: Time of the whole process divided by its cases.
-        import_ms: Time from the start of the process to the end of its imports.
         engine_ms: Time of a case by the library's engine; None for other contestants.
-        pss_mb: Memory of all processes of the contestant while all ranks are inside a case.
         pss_mb_per_rank: Memory that each rank beyond the first adds; None in a world of one.
     """
 
@@ -84,9 +78,7 @@ class Row:
     costs_ms: tuple[float, ...]
     first_ms: float
     session_ms: float
-    import_ms: float
     engine_ms: Summary | None
-    pss_mb: float
     pss_mb_per_rank: float | None
 
 
@@ -146,9 +138,7 @@ def row(run: Run, *, world_size: int, pss_bytes: int, pss_bytes_of_one: int) -> 
         costs_ms=tuple(costs_ms[1:] or costs_ms),
         first_ms=costs_ms[0],
         session_ms=MS_PER_S * run.session_s / len(run.turns),
-        import_ms=MS_PER_S * run.imported_s,
         engine_ms=summarise(engine_ms[1:] or engine_ms) if engine_ms else None,
-        pss_mb=pss_bytes / BYTES_PER_MB,
         pss_mb_per_rank=per_rank,
     )
 
@@ -213,18 +203,6 @@ def ratios(rows: Mapping[str, Row]) -> dict[str, dict[str, float]]:
     }
 
 
-def latest_lines(entries: Sequence[Mapping[str, Any]], worlds: Mapping[int, Mapping[str, Any]]) -> str:
-    """Return the ratios of the latest run of the history that counts, for the same world sizes; "" without one."""
-    entry = next((one for one in reversed(entries) if one.get("counts")), None)
-    if entry is None:
-        return ""
-    text = f"\nThe latest run that counts, of {entry['when']}, commit {entry['commit'] or 'unknown'}:\n"
-    for size in worlds:
-        for name, found in entry["worlds"].get(str(size), {}).get("ratios", {}).items():
-            text += f"world size {size}, {name}: {found['medians']:.2f}\n"
-    return text
-
-
 def world_table(world_size: int, rows: Mapping[str, Row]) -> str:
     """Return the table of one world size, with its ratios."""
     raw = rows[yardstick(rows)].case_ms
@@ -246,43 +224,20 @@ def world_table(world_size: int, rows: Mapping[str, Row]) -> str:
 def main() -> int:
     """Measure and print."""
     options = _options()
-    if options.files:
-        return run_bench(
-            "launch", options.json, lambda: file_costs.report(options.files, options.worlds, options.repeats)
-        )
-    found: dict[str, Any] = {}
 
-    def report() -> tuple[str, dict[str, Any]]:
-        # Read first: a broken file is told before the long measurement.
-        earlier = history.read(options.history, "launch") if options.history is not None else []
+    def report() -> str:
         start = quiet.now()
         rows = measure_worlds(options)
-        others = start.until(quiet.now())
-        worlds = {
-            world_size: {"rows": of_world, "yardstick": yardstick(of_world), "ratios": ratios(of_world)}
-            for world_size, of_world in rows.items()
-        }
+        others = start.others_until(quiet.now())
         text = "\n".join(world_table(world_size, of_world) for world_size, of_world in rows.items())
-        text += latest_lines(earlier, worlds) + "\n" + others.line()
-        found.update(machine=machine_facts(), cases=options.cases, body=options.body, worlds=worlds, **others.to_json())
-        return text, found
+        return f"{text}\n{quiet.line(others)}"
 
-    code = run_bench("launch", options.json, report)
-    if code == 0 and options.history is not None:
-        # After the table is printed: no figure is lost if the file cannot be written.
-        try:
-            history.append(options.history, "launch", history.commit_of(ROOT), found)
-        except BenchError as error:
-            sys.stderr.write(f"launch.py: {error}\n")
-            return 1
-    return code
+    return run_bench("launch", report)
 
 
 def _options() -> argparse.Namespace:
     parser = bench_parser(__doc__, quick=("--worlds=2", "--cases=3", "--fresh-cases=1", "--no-torch"), has_torch=True)
     parser.add_argument("--worlds", type=counts, default=(2, 4, 8), help="world sizes, default 2,4,8")
-    parser.add_argument("--files", type=counts, default=(), help="numbers of cases in a file, such as 5,20,60")
-    parser.add_argument("--repeats", type=count, default=3, help="how often each file runs, default 3")
     parser.add_argument("--cases", type=count, default=20, help="timed cases of each contestant, default 20")
     parser.add_argument(
         "--fresh-cases",
@@ -303,7 +258,6 @@ def _options() -> argparse.Namespace:
         help="of the library, such as fork,pool; default all",
     )
     parser.add_argument("--before", type=_checkout, metavar="FOLDER", help="another checkout, to compare with")
-    parser.add_argument("--history", type=_file, metavar="FILE", help="also append the figures to this file, in a line")
     parser.add_argument(
         "--body", choices=("all_reduce", "nothing"), default="all_reduce", help="work of a case, default all_reduce"
     )
@@ -315,13 +269,6 @@ def _isolations(text: str) -> tuple[str, ...]:
     if unknown := [name for name in names if name not in isolation_names()]:
         raise argparse.ArgumentTypeError(f"{unknown[0]!r}: expected one of {', '.join(isolation_names())}")
     return names
-
-
-def _file(text: str) -> Path:
-    path = Path(text)
-    if path.is_dir() or not path.parent.is_dir():
-        raise argparse.ArgumentTypeError(f"{text!r}: expected a file, in a folder that exists")
-    return path
 
 
 def _checkout(text: str) -> Path:

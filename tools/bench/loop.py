@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Measure the loop of a test author: from saving an edit to Bazel's verdict, with a warm server.
 
-    python3 tools/bench/loop.py [--runs 7] [--cache-hits] [--consumer] [--json FILE] [--bazel ./bazelw] [-- FLAG ...]
+    python3 tools/bench/loop.py [--runs 7] [--cache-hits] [--consumer] [--bazel ./bazelw] [-- FLAG ...]
     python3 tools/bench/loop.py --cache-hits -- --config=rbe_local --//wheels:form=archive
 
 Each run writes a new number into a test file, as an editor's save would, and times `bazel test` of its target.
@@ -28,7 +28,6 @@ from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from figures import BenchError, ratio, summarise, table
 from options import ROOT, add_bazel, bench_parser, call_bazel, count, run_bench
@@ -204,21 +203,18 @@ def measure(subjects: Sequence[Subject], *, runs: int, cache_hits: bool) -> Time
     return Timed(first, {"edit to verdict": edits, **({"cache hit after clean": hits} if cache_hits else {})})
 
 
-def tables(timed: Timed) -> tuple[str, dict[str, Any]]:
-    """Return the tables, and the report for the file."""
+def tables(timed: Timed) -> str:
+    """Return the tables."""
     text = ""
-    ratios: dict[str, dict[str, float]] = {}
     for what, seconds in timed.verdicts.items():
         found = {name: summarise(values) for name, values in seconds.items()}
         rows = [[name, *(f"{value:.2f}" for value in summary.figures)] for name, summary in found.items()]
-        ratios[what] = {}
         for one, other in ((LIBRARY, PEER), (CONSUMER, LIBRARY)):
             if one in found:
-                ratios[what][f"{one} / {other}"] = ratio(found[one], found[other])["medians"]
-        rows += [[f"ratio {name}", f"{value:.2f}", "", ""] for name, value in ratios[what].items()]
+                medians = ratio(found[one], found[other])["medians"]
+                rows.append([f"ratio {one} / {other}", f"{medians:.2f}", "", ""])
         text += table([f"{what}, s", "median", "min", "max"], rows)
-    text += "".join(f"first run, {name}: {value:.0f} s\n" for name, value in timed.first.items())
-    return text, {"seconds": timed.verdicts, "first_seconds": timed.first, "ratios_of_medians": ratios}
+    return text + "".join(f"first run, {name}: {value:.0f} s\n" for name, value in timed.first.items())
 
 
 def main() -> int:
@@ -231,17 +227,16 @@ def main() -> int:
     add_bazel(parser)
     options = parser.parse_args()
 
-    def report() -> tuple[str, dict[str, Any]]:
+    def report() -> str:
         bazel = Bazel(options.bazel, options.flags)
         with ExitStack() as stack:
             subjects = own_subjects(bazel)
             if options.consumer:
                 subjects.append(stack.enter_context(consumer_subject(bazel)))
             timed = measure(subjects, runs=options.runs, cache_hits=options.cache_hits)
-        text, figures = tables(timed)
-        return text, {**figures, "runs": options.runs}
+        return tables(timed)
 
-    return run_bench("loop", options.json, report)
+    return run_bench("loop", report)
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Options that the benches share, and their common end: print the tables, write the figures."""
+"""Options that the benches share, and their common end: print the tables."""
 
 from __future__ import annotations
 
@@ -9,9 +9,8 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
 
-from figures import BenchError, write_json
+from figures import BenchError
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -20,7 +19,7 @@ _TORCH_NEEDS = ("expecttest", "hypothesis", "numpy")
 
 
 def bench_parser(doc: str | None, *, quick: Sequence[str] = (), has_torch: bool = False) -> argparse.ArgumentParser:
-    """Return a parser with `--json`.
+    """Return the parser of a bench.
 
     Args:
         doc: The bench's docstring; its first paragraph is the description.
@@ -28,7 +27,6 @@ def bench_parser(doc: str | None, *, quick: Sequence[str] = (), has_torch: bool 
         has_torch: Whether torch's own test classes take part; `--no-torch` leaves them out.
     """
     parser = argparse.ArgumentParser(description=(doc or "").partition("\n\n")[0], allow_abbrev=False)
-    parser.add_argument("--json", type=Path, metavar="FILE", help="also write every figure to this file")
     if has_torch:
         parser.add_argument("--no-torch", dest="torch", action="store_false", help="leave out torch's own classes")
     else:
@@ -67,25 +65,17 @@ def parse(parser: argparse.ArgumentParser) -> argparse.Namespace:
     return options
 
 
-def run_bench(name: str, json_file: Path | None, measure: Callable[[], tuple[str, dict[str, Any]]]) -> int:
-    """Measure, print the tables and write the figures.
-
-    Args:
-        name: Name of the bench.
-        json_file: File for the figures; None: do not write them.
-        measure: Returns the tables as text, and the report for the file.
+def run_bench(name: str, measure: Callable[[], str]) -> int:
+    """Measure, and print the tables that `measure` returns.
 
     Returns:
         The exit status: 0, or 1 with the reason on stderr if nothing could be measured.
     """
     try:
-        text, report = measure()
+        sys.stdout.write(measure())
     except BenchError as error:
         sys.stderr.write(f"{name}.py: {error}\n")
         return 1
-    sys.stdout.write(text)
-    if json_file:
-        write_json(json_file, {"bench": name, **report})
     return 0
 
 

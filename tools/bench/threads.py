@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Measure ranks that are threads: the library's class and group against torch's.
 
-    python tools/bench/threads.py [--worlds 4,64] [--cases 10] [--collectives 1000] [--json FILE] [--quick]
+    python tools/bench/threads.py [--worlds 4,64] [--cases 10] [--collectives 1000] [--quick]
 
 Both run the same test class, each in its own process, which has imported everything before the first turn. They take
 turns case by case, so that the machine's noise is the same for both. There are two kinds of cases: `case` is one
@@ -19,15 +19,14 @@ import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from contest import Contestant, Run, contest
 from contestants.trivial import collectives_case
-from figures import BenchError, Summary, machine_facts, ratio, ratio_lines, summarise, table
+from figures import BenchError, Summary, ratio, ratio_lines, summarise, table
 from options import bench_parser, count, counts, parse, run_bench
 
 LIBRARY = Contestant("library, threads", ("-m", "contestants.library_threaded"))
-TORCH = Contestant("torch MultiThreadedTestCase", ("-m", "contestants.torch_threaded"))
+TORCH = Contestant("torch MultiThreadedTestCase", ("-m", "contestants.torch_suite", "threaded"))
 
 US_PER_S = 1e6
 # Cases with many collectives in one contest.
@@ -102,16 +101,14 @@ def main() -> int:
     """Measure and print."""
     options = _options()
 
-    def report() -> tuple[str, dict[str, Any]]:
+    def report() -> str:
         worlds = {}
         for world_size in options.worlds:
             sys.stderr.write(f"world size {world_size} ...\n")
             worlds[world_size] = measure(options, world_size=world_size)
-        text = "\n".join(world_table(world_size, rows) for world_size, rows in worlds.items())
-        found = {size: {"rows": rows, "ratios": ratios(rows)} for size, rows in worlds.items()}
-        return text, {"machine": machine_facts(), "worlds": found}
+        return "\n".join(world_table(world_size, rows) for world_size, rows in worlds.items())
 
-    return run_bench("threads", options.json, report)
+    return run_bench("threads", report)
 
 
 def _options() -> argparse.Namespace:

@@ -30,6 +30,7 @@ try:
     from dist_testing.core.ground.errors import ReportError
     from dist_testing.report.files import write_text
     from dist_testing.report.gather import gather
+    from dist_testing.report.model import Report
     from dist_testing.report.page import page
     from dist_testing.report.words import size
 except ModuleNotFoundError as missing:
@@ -86,20 +87,21 @@ def _run(options: argparse.Namespace, bazel: Sequence[str], given: Sequence[str]
         if not _is_worth_another_attempt(status, invocation) or number == options.attempts:
             break
         _say(f"Bazel's exit status is {status}: {INFRASTRUCTURE[status]}; attempt {number + 1} of {options.attempts}")
-    summary = summarise(invocation)
-    for line in summary_lines(summary, shard_rows=options.shard_rows):
+    report = gather([events], is_brief=True)
+    summary = summarise(invocation, report)
+    for line in summary_lines(summary):
         print(line)
     if options.page:
-        _write_page(events, Path(os.environ.get("BUILD_WORKING_DIRECTORY", workspace), options.page))
+        _write_page(report, Path(os.environ.get("BUILD_WORKING_DIRECTORY", workspace), options.page))
     code, reason = verdict(status, summary)
     print(f"ci: {'green' if code == 0 else f'exit status {code}'}: {reason}")
     return code
 
 
-def _write_page(events: Path, place: Path) -> None:
+def _write_page(report: Report, place: Path) -> None:
     """Write the page of the job, and say where it is. The exit status does not depend on it."""
     try:
-        written = write_text(place, page(gather([events], is_brief=True), title="CI job", made_wall_s=time.time()))
+        written = write_text(place, page(report, title="CI job", made_wall_s=time.time()))
     except ReportError as error:
         _say(f"there is no page: {error}")
     except Exception as error:
@@ -133,14 +135,15 @@ def verdict(status: int, summary: Summary) -> tuple[int, str]:
     if status == REMOTE_FAILED:
         return status, "the remote executor failed (Bazel's first ERROR is above)"
     broken_off = "the build events are incomplete"
+    invocation = summary.invocation
     if status:
-        said = f"Bazel says {summary.exit_name}" if summary.exit_name else "Bazel's messages are above"
+        said = f"Bazel says {invocation.exit_name}" if invocation.exit_name else "Bazel's messages are above"
         reason = INFRASTRUCTURE.get(status) or said
-        return status, reason if summary.is_complete else f"{reason}; {broken_off}"
+        return status, reason if invocation.is_complete else f"{reason}; {broken_off}"
     problems = []
-    if not summary.origins:
+    if not summary.report.runs:
         problems.append("no test ran")
-    if not summary.is_complete or summary.exit_code != 0:
+    if not invocation.is_complete or invocation.exit_code != 0:
         problems.append(broken_off)
     if summary.bad_targets:
         problems.append(f"{len(summary.bad_targets)} target(s) did not pass, although Bazel's exit status is 0")
@@ -162,12 +165,6 @@ def _attempts(text: str) -> int:
     return int(text)
 
 
-def _rows(text: str) -> int:
-    if not text.isdecimal():
-        raise argparse.ArgumentTypeError(f"{text!r} is not a number of lines")
-    return int(text)
-
-
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="ci", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
@@ -179,13 +176,6 @@ def _parser() -> argparse.ArgumentParser:
         default=3,
         metavar="N",
         help="attempts in all, where infrastructure fails (default: 3)",
-    )
-    parser.add_argument(
-        "--shard-rows",
-        type=_rows,
-        default=10,
-        metavar="N",
-        help="number of sharded targets to list, worst balance first (10)",
     )
     parser.add_argument(
         "--page",

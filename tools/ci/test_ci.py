@@ -245,18 +245,6 @@ def test_a_job_ends_with_a_page_of_its_results(bazel: Bazel, run: Run, capsys: p
     assert "rank 1 raised ValueError" in text
 
 
-def test_a_page_that_cannot_be_written_changes_no_result(
-    bazel: Bazel, run: Run, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """If it fails, a full disk makes a green job red, or hides why a red one failed."""
-    assert run((0, bazel.events([Target("//a:a")], 0, "SUCCESS")), arguments=["--page=no/where.html"]) == 0
-    captured = capsys.readouterr()
-    assert "there is no page: " in captured.err
-    assert captured.out.splitlines()[-1] == "ci: green: every selected test has passed"
-    assert run((0, bazel.events([Target("//a:a")], 0, "SUCCESS")), arguments=["--page="]) == 0
-    assert "page" not in capsys.readouterr().out
-
-
 @pytest.mark.parametrize("status", [0, 37])
 def test_incomplete_events_are_not_green(
     bazel: Bazel, run: Run, capsys: pytest.CaptureFixture[str], status: int
@@ -264,25 +252,6 @@ def test_incomplete_events_are_not_green(
     """If it fails, a CI job whose Bazel was killed half way is green."""
     assert run((status, bazel.events([Target("//a:a")], 0, "SUCCESS", is_complete=False))) == (status or 1)
     assert _last_line(capsys).endswith("the build events are incomplete")
-
-
-def test_events_of_another_invocation_are_not_green(bazel: Bazel, run: Run, capsys: pytest.CaptureFixture[str]) -> None:
-    """If it fails, build events of another invocation make a CI job green."""
-    assert run((0, bazel.events([Target("//a:a")], 3, "TESTS_FAILED"))) == 1
-    assert _last_line(capsys).endswith("the build events are incomplete")
-
-
-@pytest.mark.parametrize("status", [0, 37])
-def test_events_that_end_within_a_line_still_have_a_summary(
-    bazel: Bazel, run: Run, capsys: pytest.CaptureFixture[str], status: int
-) -> None:
-    """If it fails, a CI job whose Bazel was killed shows only an error of the reader."""
-    text = _text(bazel.events([Target("//a:a"), Target("//a:b", [FAILED], "FAILED")], 0, "SUCCESS"))
-    assert text is not None
-    assert run((status, text.rstrip()[:-10])) == (status or 1)
-    page = capsys.readouterr().out
-    assert "FAILED  //a:b\n    c.bad: rank 1 raised ValueError" in page
-    assert "the build events are incomplete" in page.splitlines()[-1]
 
 
 @pytest.mark.parametrize(("status", "expected"), [(0, 1), (2, 2), (37, 37)])
@@ -400,19 +369,6 @@ def test_an_executor_that_does_not_answer_is_an_error_before_the_job(
     assert lines[0] == f"ci: {address}: the remote executor cannot be used: {why}."
 
 
-def test_an_executor_that_goes_is_an_error_before_the_next_attempt(bazel: Bazel, run: Run) -> None:
-    """If it fails, the second attempt hangs where the first one failed."""
-    lost = (39, bazel.events([], 39, "REMOTE_CACHE_EVICTED"))
-    assert run(lost, probes=[Probe(), Probe(38, _SILENCE)]) == 34
-    assert len(bazel.calls()) == 1
-
-
-def test_an_interrupt_of_the_question_ends_the_job(bazel: Bazel, run: Run) -> None:
-    """If it fails, the user has to interrupt a CI job twice."""
-    assert run(probes=[Probe(8)]) == 8
-    assert bazel.calls() == []
-
-
 def test_events_that_cannot_be_written_are_not_the_fault_of_an_executor_that_is_not_there(
     bazel: Bazel, run: Run
 ) -> None:
@@ -442,19 +398,6 @@ def test_a_stop_that_comes_before_bazel_ends_it(tmp_path: Path) -> None:
     job = "import pathlib, time; time.sleep(10); pathlib.Path('ended').touch()"
     assert run_bazel([sys.executable, "-c", job], tmp_path) == INTERRUPTED
     assert list(tmp_path.iterdir()) == []
-
-
-@pytest.mark.usefixtures("stopped")
-def test_a_stop_during_the_question_ends_the_job(bazel: Bazel, run: Run) -> None:
-    """If it fails, the CI job begins after it was stopped."""
-    assert run((0, bazel.events([Target("//a:a")], 0, "SUCCESS"))) == INTERRUPTED
-    assert bazel.calls() == []
-
-
-def test_another_error_is_left_to_the_job(bazel: Bazel, run: Run, capsys: pytest.CaptureFixture[str]) -> None:
-    """If it fails, a wrong flag ends a CI job without Bazel's message about it."""
-    assert run((2, None), probes=[Probe(2, "ERROR: Config value 'x' is not defined")]) == 2
-    assert len(bazel.calls()) == 1
 
 
 def test_a_failed_test_is_not_tried_again_with_the_infrastructure(bazel: Bazel, run: Run) -> None:
@@ -490,17 +433,3 @@ def test_a_stop_ends_a_bazel_that_runs(monkeypatch: pytest.MonkeyPatch, tmp_path
     assert run_bazel([sys.executable, "-c", job], tmp_path) == INTERRUPTED
     assert list(tmp_path.iterdir()) == []
     assert signal.getsignal(signal.SIGTERM) is before
-
-
-def test_a_bazel_that_was_killed_has_the_exit_status_of_a_shell(tmp_path: Path) -> None:
-    """If it fails, a CI job whose Bazel was killed for lack of memory ends with a misleading status."""
-    assert run_bazel([sys.executable, "-c", "import os; os.kill(os.getpid(), 9)"], tmp_path) == 137
-
-
-def test_nothing_is_left_in_tmp(bazel: Bazel, run: Run, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """If it fails, every CI job leaves its events on the machine."""
-    scratch = tmp_path / "scratch"
-    scratch.mkdir()
-    monkeypatch.setattr("tempfile.tempdir", os.fspath(scratch))
-    assert run((0, bazel.events([Target("//a:a")], 0, "SUCCESS"))) == 0
-    assert list(scratch.iterdir()) == []

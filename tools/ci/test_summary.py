@@ -3,85 +3,75 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 import pytest
-from build_events import Attempt, Invocation
-from summary import summarise, summary_lines
+from build_events import Invocation
+from summary import Summary, summarise, summary_lines
 
-from dist_testing.core.bazel.junit import write_xml
 from dist_testing.core.ground.record import CaseRecord
-from dist_testing.report.build_events import Output
+from dist_testing.report.model import Problem, Report, RunRecord
 
 PASSED = CaseRecord("c.ok", "passed", duration_s=1.0)
 FAILED = CaseRecord("c.bad", "failed", duration_s=1.0, message="rank 1 raised ValueError")
 SKIPPED = CaseRecord("c.gpu", "skipped", message="Need at least 2 CUDA devices")
 
 
-def _attempt(label: str, xml: Path | None = None, **values: Any) -> Attempt:
-    usual: dict[str, Any] = {"configuration": "k8", "status": "PASSED", "duration_s": 1.0}
-    return Attempt(label, outputs=(Output("test.xml", xml),), **{**usual, **values})
+def _run(label: str, *cases: CaseRecord, **values: Any) -> RunRecord:
+    return RunRecord(label, cases=cases, **{"status": "PASSED", **values})
 
 
-def _invocation(attempts: Sequence[Attempt], **values: Any) -> Invocation:
-    usual: dict[str, Any] = {"exit_code": 0, "exit_name": "SUCCESS"}
-    return Invocation("events", attempts=list(attempts), **{**usual, **values})
+def _summary(*runs: RunRecord, problems: Sequence[Problem] = (), **values: Any) -> Summary:
+    invocation = Invocation("events", exit_code=0, exit_name="SUCCESS", **values)
+    return summarise(invocation, Report((invocation,), runs, problems=tuple(problems)))
 
 
-def _xml(file: Path, *cases: CaseRecord) -> Path:
-    write_xml(file, "//a:a", cases)
-    return file
+def _page(*runs: RunRecord, **values: Any) -> str:
+    return "\n".join(summary_lines(_summary(*runs, **values)))
 
 
-def _page(invocation: Invocation) -> str:
-    return "\n".join(summary_lines(summarise(invocation), shard_rows=1))
-
-
-def test_a_test_xml_that_was_cut_off_costs_its_own_lines_alone(tmp_path: Path) -> None:
+def test_results_that_cannot_be_read_cost_their_own_lines_alone() -> None:
     """If it fails, one killed test costs the summary and the exit status of a whole CI job."""
-    cut = tmp_path / "cut.xml"
-    cut.write_text("<testsuites><testsuite><testcase na", encoding="utf-8")
-    attempts = [
-        _attempt("//a:killed", status="TIMEOUT", xml=cut),
-        _attempt("//a:good", xml=cut),
-        _attempt("//a:bad", status="FAILED", xml=_xml(tmp_path / "test.xml", FAILED)),
+    runs = [
+        _run("//a:killed", status="TIMEOUT", has_results=False),
+        _run("//a:good", has_results=False),
+        _run("//a:bad", FAILED, status="FAILED"),
     ]
-    summaries = {"//a:killed": "TIMEOUT", "//a:good": "PASSED", "//a:bad": "FAILED"}
-    invocation = _invocation(attempts, summaries=summaries)
-    page = _page(invocation)
-    assert f"TIMEOUT  //a:killed\n    attempt 1: TIMEOUT; {cut}: cannot be read as XML" in page
-    assert f"NO RESULTS  //a:good: {cut}: cannot be read as XML" in page
+    values: dict[str, Any] = {
+        "summaries": {"//a:killed": "TIMEOUT", "//a:good": "PASSED", "//a:bad": "FAILED"},
+        "problems": [Problem("//a:good", "cut.xml cannot be read as XML\nIt was cut off.\nRun it again.")],
+    }
+    page = _page(*runs, **values)
+    assert "TIMEOUT  //a:killed\n    attempt 1: TIMEOUT; its results cannot be read" in page
+    assert "NO RESULTS  //a:good: cut.xml cannot be read as XML\n" in page
     assert "FAILED  //a:bad\n    c.bad: rank 1 raised ValueError" in page
-    summary = summarise(invocation)
-    assert (list(summary.unread), summary.idle) == (["//a:good"], [])
+    summary = _summary(*runs, **values)
+    assert (summary.unread, summary.idle) == (["//a:good"], [])
 
 
-def test_the_last_attempt_of_a_repeated_test_counts(tmp_path: Path) -> None:
+def test_the_last_attempt_of_a_repeated_test_counts() -> None:
     """If it fails, two cases count as four, and the summary hides why the first attempt failed."""
-    first, second = _xml(tmp_path / "1.xml", PASSED, FAILED), _xml(tmp_path / "2.xml", PASSED, PASSED)
-    attempts = [
-        _attempt("//a:a", attempt=1, status="FAILED", xml=first),
-        _attempt("//a:a", attempt=2, xml=second),
+    runs = [
+        _run("//a:a", PASSED, FAILED, attempt=1, status="FAILED"),
+        _run("//a:a", PASSED, PASSED, attempt=2),
         # Of another configuration, so not an attempt of the same action.
-        _attempt("//a:a", configuration="arm", xml=second),
+        _run("//a:a", PASSED, PASSED, configuration="arm"),
     ]
-    page = _page(_invocation(attempts, summaries={"//a:a": "FLAKY"}))
+    page = _page(*runs, summaries={"//a:a": "FLAKY"})
     assert "FLAKY  //a:a: passed after a failure\n    c.bad: rank 1 raised ValueError\n" in page
     assert "cases: 4 passed\n" in page
 
 
 @pytest.mark.parametrize("status", ["FLAKY", "TIMEOUT"])
-def test_only_passed_targets_need_readable_results(tmp_path: Path, status: str) -> None:
+def test_only_passed_targets_need_readable_results(status: str) -> None:
     """If it fails, a killed first attempt makes a CI job red, or a timeout is reported as a lost file."""
-    attempts = [_attempt("//a:a", status="TIMEOUT")]
+    runs = [_run("//a:a", status="TIMEOUT", has_results=False)]
     if status == "FLAKY":
-        attempts.append(_attempt("//a:a", attempt=2, xml=_xml(tmp_path / "2.xml", PASSED)))
-    invocation = _invocation(attempts, summaries={"//a:a": status})
-    assert summarise(invocation).unread == {}
-    page = _page(invocation)
+        runs.append(_run("//a:a", PASSED, attempt=2))
+    assert _summary(*runs, summaries={"//a:a": status}).unread == []
+    page = _page(*runs, summaries={"//a:a": status})
     assert f"{status}  //a:a" in page
-    assert "    attempt 1: TIMEOUT; its test.xml is not on this machine\n" in page
+    assert "    attempt 1: TIMEOUT; its results cannot be read\n" in page
 
 
 @pytest.mark.parametrize(
@@ -89,47 +79,33 @@ def test_only_passed_targets_need_readable_results(tmp_path: Path, status: str) 
     [
         ("PASSED", [[SKIPPED], []], ["//a:a"]),
         ("PASSED", [[PASSED], [SKIPPED]], []),
-        ("PASSED", [[SKIPPED], [PASSED]], []),
         ("FAILED", [[SKIPPED], []], []),
     ],
 )
 def test_a_target_ran_nothing_if_no_shard_of_it_did(
-    tmp_path: Path, status: str, shards: Sequence[Sequence[CaseRecord]], idle: Sequence[str]
+    status: str, shards: Sequence[Sequence[CaseRecord]], idle: Sequence[str]
 ) -> None:
     """If it fails, a shard with nothing but skips makes a CI job red, or a failed target is reported twice."""
-    attempts = [
-        _attempt("//a:a", shard=number, status=status, xml=_xml(tmp_path / f"{number}.xml", *cases))
-        for number, cases in enumerate(shards, start=1)
-    ]
-    assert summarise(_invocation(attempts, summaries={"//a:a": status})).idle == idle
-
-
-def test_shards_are_listed_the_most_uneven_first() -> None:
-    """If it fails, users cannot see which shard the CI job waits for."""
-    even = [_attempt("//a:even", shard=shard) for shard in (1, 2)]
-    uneven = [_attempt("//a:uneven", shard=shard, duration_s=seconds) for shard, seconds in ((1, 1.0), (2, 3.0))]
-    page = _page(_invocation([*even, *uneven, _attempt("//a:single", duration_s=9.0)]))
-    assert "    1.50  //a:uneven: 1.0 3.0\n    and 1 more balanced targets" in page
+    runs = [_run("//a:a", *cases, shard=number, status=status) for number, cases in enumerate(shards, start=1)]
+    assert _summary(*runs, summaries={"//a:a": status}).idle == idle
 
 
 def test_it_is_told_where_results_come_from() -> None:
     """If it fails, users cannot see that a cache has stopped working."""
-    attempts = [
-        _attempt("//a:a", cached="remote"),
-        _attempt("//a:b", cached="remote"),
-        _attempt("//a:c", cached="local"),
-        _attempt("//a:d", strategy="remote"),
+    runs = [
+        _run("//a:a", cached="remote"),
+        _run("//a:b", cached="remote"),
+        _run("//a:c", cached="local"),
+        _run("//a:d", strategy="remote"),
     ]
-    page = _page(_invocation(attempts))
-    assert "test actions: 1 ran (remote), 2 remote cache, 1 unchanged here" in page
+    assert "test actions: 1 ran (remote), 2 remote cache, 1 unchanged here" in _page(*runs)
 
 
-def test_skips_and_failures_have_their_reasons(tmp_path: Path) -> None:
+def test_skips_and_failures_have_their_reasons() -> None:
     """If it fails, users have to search the logs for the reasons."""
-    file = _xml(tmp_path / "test.xml", PASSED, FAILED, SKIPPED, SKIPPED)
-    attempt = _attempt("//a:a", status="FAILED", strategy="remote", xml=file)
+    run = _run("//a:a", PASSED, FAILED, SKIPPED, SKIPPED, status="FAILED", strategy="remote")
     broken = {"//a:c": "missing input file\nmore"}
-    page = _page(_invocation([attempt], summaries={"//a:a": "FAILED"}, incompatible=["//a:b"], broken=broken))
+    page = _page(run, summaries={"//a:a": "FAILED"}, incompatible=["//a:b"], broken=broken)
     for part in (
         "FAILED  //a:a\n    c.bad: rank 1 raised ValueError",
         "NOT BUILT  //a:c\n    missing input file",

@@ -76,24 +76,6 @@ def test_counts_of_all_reports_add_up(monkeypatch: pytest.MonkeyPatch, tmp_path:
     assert output.read_text(encoding="utf-8") == MERGED
 
 
-def test_reports_of_several_targets_are_merged(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """`--combined_report=lcov`: one report for the whole invocation. Most targets add nothing to it."""
-    for name, report in (("1", FIRST), ("2", SECOND), ("3", "")):
-        (tmp_path / name).write_text(report, encoding="utf-8")
-    reports = tmp_path / "reports"
-    reports.write_text("".join(f"{tmp_path / name}\n" for name in "123"), encoding="utf-8")
-    code, output = _run(monkeypatch, tmp_path, reports=str(reports))
-    assert code == 0
-    assert output.read_text(encoding="utf-8").count("end_of_record") == 3
-    assert MERGED in output.read_text(encoding="utf-8")
-
-
-def test_no_reports_make_an_empty_one(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """Bazel fails a test whose report is missing."""
-    code, output = _run(monkeypatch, tmp_path)
-    assert (code, output.read_text(encoding="utf-8")) == (0, "")
-
-
 def test_a_damaged_report_is_an_error(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -58,16 +58,16 @@ _SETTERS = {
         "Which variables of launchers does it read?",
         "See [clusters](clusters.md).",
     ),
+    "CI": ("Which variables of CI does it read?", "See [reports](reports.md)."),
     "Bazel": (
         "Which variables of Bazel does it read?",
-        "See [Bazel](consumers.md#how-does-a-target-work-with-bazel-and-where-are-its-results).",
+        "Bazel's own documentation has their meaning. Ranks see [some of them]"
+        "(consumers.md#how-does-a-target-work-with-bazel-and-where-are-its-results).",
     ),
-    "CI": ("Which variables of CI does it read?", "See [reports](reports.md)."),
-    "internal": (
-        "Which variables are internal?",
-        "Processes of the library use them among themselves. Do not set them.",
-    ),
+    "internal": ("Which variables are internal?", "Do not set them:"),
 }
+# Users need only the names of these.
+_ONLY_NAMES = ("Bazel", "internal")
 _NOTE = re.compile(r"(\$[A-Z0-9_]+(?:, \$[A-Z0-9_]+)*) \((\w+)\): (.+)\.")
 _OWN = re.compile(r"\bDIST_TESTING_[A-Z_]*[A-Z]\b")
 # Texts in code that are names of variables of other programs.
@@ -239,7 +239,10 @@ def variables(files: Mapping[str, str]) -> Iterator[str]:
         if rows:
             yield f"### {heading}"
             yield remark
-            yield _table(("variable", "default", "meaning"), rows)
+            if who in _ONLY_NAMES:
+                yield "\n".join(f"- {row[0]}" for row in rows)
+            else:
+                yield _table(("variable", "default", "meaning"), rows)
 
 
 def exit_codes(sources: Mapping[str, str]) -> Iterator[str]:
@@ -248,7 +251,7 @@ def exit_codes(sources: Mapping[str, str]) -> Iterator[str]:
     Raises:
         PageError: If a program does not tell its exit codes.
     """
-    rows: list[tuple[str, str, str]] = []
+    rows: dict[str, list[str]] = {}
     for name, text in sorted(sources.items(), key=lambda source: (source[0] not in _PROGRAMS, source[0])):
         told = re.search(r"^Exit status: (.+?)\.$", ast.get_docstring(ast.parse(text)) or "", re.DOTALL | re.MULTILINE)
         if told is None and (name in _PROGRAMS or re.search(r'^if __name__ == "__main__"', text, re.MULTILINE)):
@@ -258,9 +261,9 @@ def exit_codes(sources: Mapping[str, str]) -> Iterator[str]:
             if found is None:
                 raise PageError(f"the docstring of {name} has {part!r}, and no exit code before it")
             program = _PROGRAMS.get(name, f"`python -m {name.removesuffix('.__main__')}`")
-            rows.append((program, found[1], _told(found[2].removeprefix("if "))[0]))
+            rows.setdefault(program, []).append(f"**{found[1]}** {_told(found[2].removeprefix('if '))[0]}")
     yield "## Exit codes"
-    yield _table(("program", "code", "meaning"), rows)
+    yield _table(("program", "codes"), ((program, " ".join(codes)) for program, codes in rows.items()))
 
 
 def page(root: Path = _ROOT) -> str:

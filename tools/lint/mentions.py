@@ -31,22 +31,20 @@ class _Mentions:
 
 
 _ALLOWED = {
-    "attach": _Mentions("attach", 4, "whether this process is a rank of another launcher: `session.existing_world`"),
+    "attach": _Mentions("attach", 0, ""),
     "coverage": _Mentions("coverage", 2, "Bazel's protocol asks for it"),
     "faults": _Mentions(r"(?<!de)fault(?!handler)", 3, "the record of a case, and its result, have them"),
     "gpus": _Mentions("gpu", 3, "torch's own skips, `multi-gpu-4`; facts of a backend, which one public call declares"),
     "hang": _Mentions("ledger|(^|_)hang($|_)(?!up)", 4, "a cause of a verdict; the ledgers in the record of a case"),
     "huge_pages": _Mentions("huge_page", 0, ""),
     "jobs": _Mentions("jobs|side_by_side", 3, "the option that asks for the add-on"),
-    "nccl": _Mentions("nccl", 3, "torch's own skip, by which people search; a fact of a backend"),
+    "nccl": _Mentions("nccl", 2, "torch's own skip, by which people search; a fact of a backend"),
     # A `node` alone is pytest's, one of a syntax tree, or `World.node`: torchrun's GROUP_RANK.
     "nodes": _Mentions("(^|_)nodes($|_)|node_|_node$", 0, ""),
     "pool_state": _Mentions("pool_state", 0, ""),
-    "programs": _Mentions("program_(exits|session)|^programs$", 3, "a field of the spec, and its session of pytest"),
+    "programs": _Mentions("program_(exits|session)|^programs$", 0, ""),
     "selection": _Mentions("selection|dist_(min|max|needs)", 0, ""),
-    "threads": _Mentions(
-        "^THREAD$|are_threads|thread_(items|front)", 6, "the isolation's name; pytest's items for threads"
-    ),
+    "threads": _Mentions("^THREAD$|are_threads|thread_(items|front)", 0, ""),
     "watch": _Mentions("dist_watch|WATCH_OPTION|watch_target|^watched$", 3, "the option that asks for the add-on"),
 }
 

@@ -28,6 +28,5 @@ from dist_testing.report.build_events import (
     read_events,
     read_invocation,
 )
-from dist_testing.report.model import Action
 
-__all__ = ["GOOD", "Action", "Attempt", "EventsError", "Invocation", "is_whole", "read_events", "read_invocation"]
+__all__ = ["GOOD", "Attempt", "EventsError", "Invocation", "is_whole", "read_events", "read_invocation"]

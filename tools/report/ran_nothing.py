@@ -10,51 +10,29 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
-from testlogs import Results, go_where_the_user_is, read_results
+from results import read_results
 
 from dist_testing.core.ground.errors import ReportError
+from dist_testing.report.facts import ledger
+from dist_testing.report.model import Report
 
 
-@dataclass(frozen=True, slots=True)
-class Idle:
-    """A target that ran nothing.
-
-    Attributes:
-        target: Its label.
-        reasons: Skip reason -> number of cases; empty if the target had no cases.
-    """
-
-    target: str
-    reasons: Counter[str]
-
-
-def idle_targets(results: Results) -> list[Idle]:
-    """Return the targets of which no run executed a case, sorted by label."""
-    reasons: dict[str, Counter[str]] = defaultdict(Counter)
-    busy = set()
-    for run in results.runs:
-        reasons[run.target].update(case.message for case in run.cases if not case.has_run)
-        if any(case.has_run for case in run.cases):
-            busy.add(run.target)
-    return [Idle(target, reasons[target]) for target in sorted(reasons) if target not in busy]
-
-
-def _lines(results: Results, idle: Sequence[Idle]) -> Iterator[str]:
-    targets = {run.target for run in results.runs}
-    yield f"{len(idle)} of {len(targets)} targets ran nothing"
-    for one in idle:
-        yield f"{one.target}: {sum(one.reasons.values())} case(s), none ran"
-        for reason, count in one.reasons.most_common():
-            yield f"    {count} x {reason or 'skipped without a reason'}"
-    for target in results.incompatible:
-        yield f"{target}: incompatible with the platform, so Bazel did not run it"
-    for target in results.unread:
-        yield f"{target}: its test.xml is not on this machine (--remote_download_outputs=all fetches it)"
+def lines(report: Report) -> Iterator[str]:
+    """Yield the list: first the targets that ran nothing, with the reasons of their cases."""
+    told = ledger(report)
+    idle = [line.target for line in told if line.kind == "ran nothing"]
+    yield f"{len(idle)} of {len({run.target for run in report.runs})} targets ran nothing"
+    for target in sorted(idle):
+        reasons = Counter(line.reason for line in told if line.kind == "skipped" and line.target == target)
+        yield f"{target}: {reasons.total()} case(s), none ran"
+        yield from (f"    {count} x {reason}" for reason, count in reasons.most_common())
+    for line in told:
+        if line.kind in ("incompatible", "no results"):
+            yield f"{line.target}: {line.reason}"
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -68,15 +46,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     )
     given = parser.parse_args(arguments)
     try:
-        usual = go_where_the_user_is()
-        results = read_results(given.results or [usual])
+        found = list(lines(read_results(given.results)))
     except ReportError as error:
         sys.stderr.write(f"ran_nothing: {error}\n")
         return 2
-    idle = idle_targets(results)
-    for line in _lines(results, idle):
-        print(line)
-    return 1 if idle else 0
+    print("\n".join(found))
+    return 0 if found[0].startswith("0 of") else 1
 
 
 if __name__ == "__main__":

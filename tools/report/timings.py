@@ -14,16 +14,17 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from testlogs import Results, go_where_the_user_is, read_results
+from results import read_results
 
 from dist_testing.core.bazel.timings import SCHEMA, Timings, read_timings
 from dist_testing.core.ground.errors import ReportError
+from dist_testing.report.model import Report
 
 
-def measured(results: Results) -> dict[str, dict[str, float]]:
+def measured(report: Report) -> dict[str, dict[str, float]]:
     """Return the median duration of every case that passed: target -> case -> seconds."""
     seconds: dict[str, dict[str, list[float]]] = defaultdict(lambda: defaultdict(list))
-    for run in results.runs:
+    for run in report.runs:
         for case in run.cases:
             # A failure may have taken no time at all, or all the time until the timeout.
             if case.status == "passed" and case.duration_s:
@@ -71,8 +72,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("paths", nargs="*", type=Path, help="results (default: bazel-testlogs of this workspace)")
     given = parser.parse_args(arguments)
     try:
-        usual = go_where_the_user_is()
-        new = measured(read_results(given.paths or [usual]))
+        new = measured(read_results(given.paths))
         old = {} if given.anew or not given.out.exists() else read_timings(given.out)
         write_timings(given.out, merged(old, new))
     except ReportError as error:

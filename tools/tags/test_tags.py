@@ -45,15 +45,6 @@ def test_known_tags_are_told_from_others(tag: str, is_known: bool) -> None:
     assert TagTable(["nightly", "team:<word>"]).knows(tag) is is_known
 
 
-def test_an_undocumented_tag_is_reported_with_the_nearest() -> None:
-    """The author sees the target and the tag that was probably meant."""
-    targets = tags.read_targets(_rule("//a:b", ["manual", "mutli_gpu"]))
-    (problem,) = tags.tag_problems(targets, TagTable())
-    first, _, last = problem.split("\n")
-    assert first == "//a:b: tag 'mutli_gpu' is not documented. Did you mean 'multi_gpu'?"
-    assert last == "Correct it, or document it with --known=mutli_gpu."
-
-
 def test_properties_of_every_action_are_reported() -> None:
     """A build of a distributed test that would wait for a GPU worker is found, also if its author set the property."""
     right = _rule("//a:right", ["dist"], test__Pool="gpu")
@@ -77,17 +68,6 @@ def test_a_job_runs_the_targets_that_bazel_would_build() -> None:
         _completed("//a:broken", "ANALYSIS_FAILURE"),
     ]
     assert tags.runnable(events) == ({"//a:runs"}, ["//a:broken"])
-
-
-def test_a_test_that_no_job_runs_is_reported() -> None:
-    """Two CI jobs together must run every test, except the manual ones."""
-    rules = [_rule("//a:one", []), _rule("//a:two", []), _rule("//a:never", ["gpu"]), _rule("//a:asked", ["manual"])]
-    problems = tags.unreached_problems(
-        tags.read_targets("\n".join(rules)), {"--config=ci": {"//a:one"}, "--config=gpu": {"//a:two"}}
-    )
-    assert [problem.partition("\n")[0] for problem in problems] == [
-        "//a:never: never runs: none of the CI jobs '--config=ci', '--config=gpu' would run it."
-    ]
 
 
 def test_bazel_that_cannot_be_started_is_reported(capsys: pytest.CaptureFixture[str]) -> None:
@@ -139,54 +119,3 @@ def test_a_job_with_incomplete_events_is_an_error(tmp_path: Path, capsys: pytest
     captured = capsys.readouterr()
     assert captured.err.startswith("tags: CI job '--config=ci': the build events are incomplete")
     assert captured.out == ""
-
-
-# Prints the text that lies beside it: the tests, or the analysis of a CI job.
-_FAILING_BAZEL = """\
-import pathlib, sys
-here = pathlib.Path(__file__).parent
-command = sys.argv[1]
-said = (here / command).read_text()
-for argument in sys.argv:
-    if argument.startswith("--build_event_json_file="):
-        pathlib.Path(argument.partition("=")[2]).write_text(said)
-if command == "query":
-    sys.stdout.write(said)
-sys.stderr.write(f"{command}'s own words")
-sys.exit(int((here / f"{command}_status").read_text()))
-"""
-_WOULD_RUN = _completed("//a:b", "NO_BUILD")
-_CANNOT_BE_ANALYSED = _completed("//a:b", "ANALYSIS_FAILURE")
-
-
-@pytest.mark.parametrize(
-    ("query", "job", "expected", "said"),
-    [
-        ((0, _rule("//a:b", [])), (1, _WOULD_RUN), 0, "tags: 1 tests, 1 CI job(s); 0 problem(s)"),
-        # Bazel lists some of the tests then, too.
-        ((7, _rule("//a:b", [])), (1, _WOULD_RUN), 2, "bazel query 'tests(//...)' failed:\nquery's own words"),
-        ((0, ""), (4, _WOULD_RUN), 2, "//... has no tests"),
-        ((0, _rule("//a:b", [])), (2, _WOULD_RUN), 2, "--nobuild --config=x failed:\ntest's own words"),
-        ((0, _rule("//a:b", [])), (1, _CANNOT_BE_ANALYSED), 2, "CI job '--config=x': //a:b cannot be analysed"),
-    ],
-)
-def test_a_bazel_that_could_not_answer_is_an_error(
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-    query: tuple[int, str],
-    job: tuple[int, dict[str, object]],
-    expected: int,
-    said: str,
-) -> None:
-    """A broken BUILD file would hide its tests, and the check would be green."""
-    monkeypatch.setenv("BUILD_WORKSPACE_DIRECTORY", str(tmp_path))
-    program = tmp_path / "bazelw"
-    program.write_text(f"#!{sys.executable}\n{_FAILING_BAZEL}", encoding="utf-8")
-    program.chmod(0o700)
-    for command, (status, text) in {"query": query, "test": (job[0], _lines(job[1], _LAST))}.items():
-        (tmp_path / command).write_text(text, encoding="utf-8")
-        (tmp_path / f"{command}_status").write_text(str(status), encoding="utf-8")
-    assert tags.main(["--job=--config=x"]) == expected
-    captured = capsys.readouterr()
-    assert said in captured.out + captured.err

@@ -28,7 +28,9 @@ class Harness(NamedTuple):
     """A way in which suites start ranks."""
 
     name: str
-    plugin: str  # the plug-in of pytest that runs such tests on the engine; "" where a line in conftest.py does
+    # The plug-in of pytest that runs such tests on the engine; "" if there is none. Then a hook in conftest.py does,
+    # unless each test runs alone.
+    plugin: str
     page: str  # the page of the documentation
     # Names of functions and classes that such tests reach, as "module:name"; the module is "*" if it is the suite's.
     reached: tuple[str, ...] = ()
@@ -70,12 +72,7 @@ HARNESSES = (
             "*:multi_process_parallel",
         ),
     ),
-    Harness(
-        STANDALONE,
-        "dist_testing.adopt.standalone",
-        "docs/adopt_frameworks.md#lightning",
-        runs_alone=True,
-    ),
+    Harness(STANDALONE, "", "docs/adopt_frameworks.md#lightning", runs_alone=True),
     Harness(
         "torchrun's agent in a test",
         "dist_testing.adopt.elastic",

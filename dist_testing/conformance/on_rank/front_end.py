@@ -58,7 +58,7 @@ class CellContext:
         """Return the front end of a rank that is a process."""
         return CellFrontEnd()
 
-    def thread_front_ends(self, body: CaseBody, world_size: int) -> Sequence[RankFrontEnd]:
+    def in_process_front_ends(self, body: CaseBody, world_size: int) -> Sequence[RankFrontEnd]:
         """Return the front ends of ranks that are threads; they share a store in memory."""
         from torch._C._distributed_c10d import HashStore
 

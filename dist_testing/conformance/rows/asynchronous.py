@@ -193,6 +193,6 @@ def _timeouts(k: Kit) -> None:
     with warnings.catch_warnings(record=True, action="always") as caught:
         barrier(timeout=5.0)
     k.check(bool(caught), "no warning for a limit that is a number")
-    with k.raises(TypeError):
+    with k.raises(TypeError, "Expected timeout"):
         barrier(timeout="5")
     barrier(timeout=None)

@@ -70,13 +70,14 @@ def _illegal(k: Kit) -> None:
 @script("8.2", "_coalescing_manager/handle_of_a_call_inside")
 def _inside(k: Kit) -> None:
     """A call with `async_op=True` gives a handle that may not be used; the block waits for the call."""
-    tensor = k.tensor(3)
-    with k.c10d._coalescing_manager():
-        work = k.dist.all_reduce(tensor, async_op=True)
-        for name in ("wait", "result", "synchronize"):
-            with k.raises(ValueError, "Illegal to call"):
-                getattr(work, name)()
-    k.equal(tensor, [3.0], "the sum of one rank")
+    for name in ("all_reduce", "all_gather_into_tensor", "reduce_scatter_tensor"):
+        call = k.call(name)
+        with k.c10d._coalescing_manager():
+            work = call.run(True)
+            for method in ("wait", "result", "synchronize"):
+                with k.raises(ValueError, "Illegal to call"):
+                    getattr(work, method)()
+        call.compare()
 
 
 @script("8.2", "_coalescing_manager/block_in_a_block", fresh=True)

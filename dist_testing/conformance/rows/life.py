@@ -45,16 +45,11 @@ def _store(k: Kit, what: str) -> None:
     k.check_sum()
 
 
-@script("3.2", "init_process_group/hash_store", fresh=True)
-def _hash(k: Kit) -> None:
-    k.init(store=k.dist.HashStore())
-    k.check_sum()
-
-
 @script("3.2", "init_process_group/file_method", (2,), fresh=True)
 def _file_method(k: Kit) -> None:
-    url = f"file://{k.world.tmp_path / 'method'}"
-    k.dist.init_process_group(k.backend, init_method=url, rank=k.rank, world_size=k.size)
+    url, limit = f"file://{k.world.tmp_path / 'method'}", timedelta(seconds=70)
+    k.dist.init_process_group(k.backend, init_method=url, rank=k.rank, world_size=k.size, timeout=limit)
+    k.equal(k.c10d._get_default_store().timeout, limit, "the limit of the store")
     k.check_sum()
 
 
@@ -86,10 +81,13 @@ def _unknown(k: Kit) -> None:
 
 @script("3.4", "init_process_group/not_built_in", fresh=True)
 def _not_built(k: Kit) -> None:
+    """MPI numbers the ranks itself, and warns that the given rank is ignored."""
     for name, ask in (("mpi", k.dist.is_mpi_available), ("nccl", k.dist.is_nccl_available)):
         if not ask():
-            with k.raises(RuntimeError, "MPI|NCCL|built|available"):
+            refused = k.raises(RuntimeError, "MPI|NCCL|built|available")
+            with warnings.catch_warnings(record=True, action="always") as caught, refused:
                 k.dist.init_process_group(name, store=k.world.store, rank=0, world_size=1)
+            k.equal(any("MPI" in str(one.message) for one in caught), name == "mpi", "whether the rank is ignored")
 
 
 @script("3.4", "init_process_group/fake_needs_no_store", fresh=True)
@@ -163,6 +161,31 @@ def _again(k: Kit) -> None:
         k.equal(k.dist.get_pg_count(), 0, "get_pg_count()")
 
 
+@script({"destroy_process_group": "3.10", "_abort_process_group": "3.11"}, "{}/leaves_nothing", fresh=True)
+def _nothing_left(k: Kit, what: str) -> None:
+    """No table has a group that is gone, and no name finds it."""
+    k.init()
+    world, end = k.c10d._world, k.need(what)
+    groups = [k.dist.group.WORLD, k.dist.new_group(), k.c10d._new_group_with_tag([0], pg_tag="kit")]
+    names = [group.group_name for group in groups]
+    end(groups[1])
+    k.check(not any(groups[1] in tagged for tagged in world.tags_to_pg.values()), "a tag has a group that is gone")
+    for ask in (end, k.dist.get_backend, k.dist.get_process_group_ranks):
+        with k.raises((ValueError, RuntimeError, KeyError)):
+            ask(groups[1])
+    for translate in (k.dist.get_group_rank, k.dist.get_global_rank):
+        with k.raises(ValueError, "not registered"):
+            translate(groups[1], 0)
+    end()
+    k.equal((k.dist.is_initialized(), k.dist.get_pg_count()), (False, 0), "is_initialized() and get_pg_count()")
+    tables = ("map", "names", "group_ranks", "backend_config", "to_tag", "coalesce_state")
+    full = [name for name in (*(f"pg_{name}" for name in tables), "tags_to_pg") if getattr(world, name)]
+    k.equal(full, [], "the tables that have a group that is gone")
+    for name in names:
+        with k.raises(Exception):
+            k.c10d._resolve_process_group(name)
+
+
 @script("3.10", "destroy_process_group/pending_work", (2,), fresh=True)
 def _pending(k: Kit) -> None:
     k.init()
@@ -175,25 +198,6 @@ def _pending(k: Kit) -> None:
         except Exception:
             continue
         k.equal(tensor, [3.0], "the sum of a call that ended without an error")
-
-
-@script("3.10", "destroy_process_group/kept_handle", (2,), fresh=True)
-def _kept(k: Kit) -> None:
-    k.init()
-    group = k.dist.new_group()
-    k.dist.destroy_process_group(group)
-    with k.raises((ValueError, RuntimeError)):
-        k.dist.get_backend(group)
-
-
-@script("3.11", "_abort_process_group/bookkeeping", fresh=True)
-def _abort(k: Kit) -> None:
-    abort = k.need("_abort_process_group")
-    k.init()
-    group = k.dist.new_group()
-    abort(group)
-    with k.raises(ValueError, "Invalid process group|has been destroyed"):
-        abort(group)
 
 
 # Limit of the calls, and the latest end of one. Seconds.

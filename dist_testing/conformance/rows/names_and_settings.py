@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -26,7 +27,7 @@ def _backend_names(k: Kit) -> None:
 
 
 @contextmanager
-def _registered(k: Kit, **creators: Any) -> Iterator[list[str]]:
+def registered(k: Kit, **creators: Any) -> Iterator[list[str]]:
     """Register backends, each with the arguments of `register_backend`; yield the warnings. In the end none is left."""
     kind = k.dist.Backend
     try:
@@ -49,7 +50,7 @@ def _registered(k: Kit, **creators: Any) -> Iterator[list[str]]:
 @script("2.2", "register_backend/enters_every_table")
 def _registers(k: Kit) -> None:
     kind = k.dist.Backend
-    with _registered(k, kit_one={}):
+    with registered(k, kit_one={}):
         k.equal(kind.KIT_ONE, "kit_one", "the attribute")
         k.check("kit_one" in kind.backend_list, "backend_list does not hold the name")
         k.equal(kind.backend_capability["kit_one"], ["cpu"], "the devices")
@@ -61,7 +62,7 @@ def _registers(k: Kit) -> None:
 @script("2.2", "register_backend/without_devices_warns")
 def _registers_everywhere(k: Kit) -> None:
     """Without devices there is a warning, and cpu and cuda are assumed."""
-    with _registered(k, kit_two={"devices": None}) as texts:
+    with registered(k, kit_two={"devices": None}) as texts:
         k.check(any("Device capability" in text for text in texts), "no warning")
         k.equal(k.dist.Backend.backend_capability["kit_two"][:2], ["cpu", "cuda"], "the devices")
 
@@ -70,7 +71,7 @@ def _registers_everywhere(k: Kit) -> None:
 def _registers_text(k: Kit) -> None:
     """One device as a text is that one device, not one per letter."""
     before = dict(k.dist.Backend.default_device_backend_map)
-    with _registered(k, kit_three={"devices": "cpu"}):
+    with registered(k, kit_three={"devices": "cpu"}):
         k.equal(k.dist.Backend.backend_capability["kit_three"], ["cpu"], "the devices")
         added = sorted(set(k.dist.Backend.default_device_backend_map) - set(before))
         k.equal(added, [], "devices that the registration added")
@@ -78,30 +79,39 @@ def _registers_text(k: Kit) -> None:
 
 @script("2.2", "register_backend/second_function_wins")
 def _registers_twice(k: Kit) -> None:
-    with _registered(k, kit_four={"func": "first"}), _registered(k, kit_four={"func": "second"}):
+    with registered(k, kit_four={"func": "first"}), registered(k, kit_four={"func": "second"}):
         k.equal(k.dist.Backend._plugins["KIT_FOUR"].creator_fn, "second", "the function")
 
 
 @script("2.2", "register_backend/what_creators_get", fresh=True)
 def _creators(k: Kit) -> None:
+    """Their groups are shut down at their end."""
     given: list[Any] = []
+
+    class Group(k.dist.ProcessGroup):  # type: ignore[misc,name-defined]
+        group_name = "kit"
+
+        def shutdown(self) -> None:
+            given.append("end")
 
     def plain(store: Any, rank: int, size: int, timeout: timedelta) -> Any:
         given.append((rank, size, timeout))
-        return k.dist.ProcessGroup(rank, size)
+        return Group(rank, size)
 
     def extended(options: Any, pg_options: Any) -> Any:
         given.append((options.group_rank, options.group_size, options.timeout))
         k.equal(pg_options, wanted, "pg_options")
         k.check(isinstance(options.global_ranks_in_group, list), "global_ranks_in_group is no list")
-        return k.dist.ProcessGroup(options.group_rank, options.group_size)
+        return Group(options.group_rank, options.group_size)
 
     limit, wanted = timedelta(seconds=7), object()
-    with _registered(k, kit_five={"func": plain}, kit_six={"func": extended, "extended_api": True}):
+    with registered(k, kit_five={"func": plain}, kit_six={"func": extended, "extended_api": True}):
         for name, more in (("kit_five", {}), ("kit_six", {"pg_options": wanted})):
             k.dist.init_process_group(name, store=k.dist.HashStore(), rank=0, world_size=1, timeout=limit, **more)
+            part = k.dist.new_group(timeout=limit, **more)
+            k.dist.destroy_process_group(part)
             k.dist.destroy_process_group()
-    k.equal(given, [(0, 1, limit)] * 2, "what a plain and an extended creator get")
+    k.equal(given, [(0, 1, limit), (0, 1, limit), "end", "end"] * 2, "what creators and groups get")
 
 
 @script("2.3", "BackendConfig/texts")
@@ -183,8 +193,9 @@ def _get_backend(k: Kit) -> None:
         if k.rank in (1, 3):
             k.equal(k.dist.get_backend(part), k.backend, "get_backend() of a part")
         else:
-            with k.raises(ValueError, "Invalid process group"):
-                k.dist.get_backend(part)
+            for ask in (k.dist.get_backend, k.dist.get_backend_config):
+                with k.raises(ValueError, "Invalid process group"):
+                    ask(part)
 
 
 @script("2.8", "get_rank/default_and_part", (1, 4, 5))
@@ -211,16 +222,6 @@ def _translate(k: Kit) -> None:
         k.dist.get_global_rank(part, k.size)
     for translate in (k.dist.get_global_rank, k.dist.get_group_rank):
         k.equal(translate(k.dist.group.WORLD, k.rank), k.rank, f"{translate.__name__} in the default group")
-
-
-@script("2.9", "get_group_rank/unregistered_group", (2,), fresh=True)
-def _unregistered(k: Kit) -> None:
-    k.init()
-    group = k.dist.new_group()
-    k.dist.destroy_process_group(group)
-    for translate in (k.dist.get_group_rank, k.dist.get_global_rank):
-        with k.raises(ValueError, "not registered"):
-            translate(group, 0)
 
 
 @script("2.10", "get_process_group_ranks/in_group_order", (4, 5))
@@ -261,6 +262,17 @@ _OPTIONS = {
     "ReduceScatterOptions": ("reduceOp",),
     "ScatterOptions": ("rootRank",),
 }
+
+
+@script("2.20", "record_comm/names_a_block")
+def _record(k: Kit) -> None:
+    record = k.need("record_comm")
+    name = importlib.import_module("torch._C._distributed_c10d")._get_comm_profiling_name
+    before = name()
+    with k.raises(KeyError), record("kit"):
+        k.equal(name(), "kit", "the name in the block")
+        raise KeyError("user code")
+    k.equal(name(), before, "the name after the block")
 
 
 @script("2.13", "{}/fields", each=_OPTIONS)

@@ -38,14 +38,6 @@ def _large(k: Kit) -> None:
     k.equal(found[1][:2], b"\x01\x01", "the bytes of rank 1")
 
 
-@script("9.1", "all_gather_object/tensors", (2, 3))
-def _tensors(k: Kit) -> None:
-    found: list[Any] = [None] * k.size
-    k.dist.all_gather_object(found, k.torch.arange(3) + k.rank)
-    for rank in range(k.size):
-        k.equal(found[rank], [rank, rank + 1, rank + 2], f"the tensor of rank {rank}")
-
-
 @script("9.1", "all_gather_object/unpicklable")
 def _unpicklable(k: Kit) -> None:
     with k.raises((AttributeError, TypeError, pickle.PicklingError), "pickle"):
@@ -155,7 +147,8 @@ def _send_batch(k: Kit) -> None:
         k.equal(found, [_thing(2)], "the object")
 
 
-@script("9.5", "send_object_list/to_itself", (1, 2))
-def _send_self(k: Kit) -> None:
-    with k.raises(ValueError):
-        k.dist.send_object_list([1], dst=k.rank)
+@script("9.5", "{}/to_itself", (1, 2), each=("send_object_list", "recv_object_list"))
+def _send_self(k: Kit, what: str) -> None:
+    for batch in (False, True):
+        with k.raises(ValueError, "should not be the same"):
+            getattr(k.dist, what)([1], k.rank, use_batch=batch)

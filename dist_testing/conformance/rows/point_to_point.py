@@ -172,18 +172,6 @@ def _batch_empty(k: Kit) -> None:
         k.dist.batch_isend_irecv([])
 
 
-@script("5.7", "batch_isend_irecv/ring_of_the_docs", (2, 3, 5))
-def _batch_ring(k: Kit) -> None:
-    """Golden values: the ring of the docstring."""
-    sent = k.arange(2) + 2 * k.rank
-    got = k.torch.randn(2, device=k.device)
-    to, by = (k.rank + 1) % k.size, (k.rank - 1) % k.size
-    ops = [k.dist.P2POp(k.dist.isend, sent, to), k.dist.P2POp(k.dist.irecv, got, by)]
-    for work in k.dist.batch_isend_irecv(ops):
-        work.wait()
-    k.equal(got, [2.0 * by, 2.0 * by + 1], "what came")
-
-
 @script("5.7", "batch_isend_irecv/after_the_group_is_gone", (2,), fresh=True)
 def _batch_outlives(k: Kit) -> None:
     """Handles of a batch may be waited for after their group was destroyed: done or an error, no crash."""

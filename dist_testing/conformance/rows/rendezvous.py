@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import socket
 import time
+import warnings
 from datetime import timedelta
 
 from dist_testing.conformance.kit import Kit
@@ -83,26 +85,20 @@ def _barrier_at_the_end(k: Kit, what: str) -> None:
     k.check(called, f"{what} returned before the other rank had called it")
 
 
-@script("3.11", "_abort_process_group/default_group", fresh=True)
-def _abort_all(k: Kit) -> None:
-    k.init()
-    k.dist.new_group()
-    k.need("_abort_process_group")()
-    k.equal((k.dist.is_initialized(), k.dist.get_pg_count()), (False, 0), "is_initialized() and get_pg_count()")
-
-
-@script("3.10", "destroy_process_group/in_a_coalescing_block", fresh=True)
-def _destroy_collecting(k: Kit) -> None:
+@script("3.10", "destroy_process_group/in_a_coalescing_block{}", each=("", "_of_all"), fresh=True)
+def _destroy_collecting(k: Kit, what: str) -> None:
     """Calls that a block has collected end with the group, and not in the next one."""
     k.init()
     group = k.dist.new_group()
-    try:
-        with k.c10d._coalescing_manager(group):
-            k.dist.all_reduce(k.tensor(1), group=group)
-            k.dist.destroy_process_group(group)
-    except (KeyError, RuntimeError, ValueError):
-        pass
+    ended = contextlib.suppress(KeyError, RuntimeError, ValueError)
+    with ended, warnings.catch_warnings(record=True, action="always") as caught, k.c10d._coalescing_manager(group):
+        k.dist.all_reduce(k.tensor(1), group=group)
+        k.dist.destroy_process_group(None if what else group)
     k.equal(len(k.c10d._world.pg_coalesce_state), 0, "the groups whose calls are still collected")
+    if what:
+        k.init(store=k.dist.HashStore())
+    else:
+        k.check(any("coalesced" in str(one.message) for one in caught), "no warning")
     k.check_sum()
 
 

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 from dist_testing.conformance.kit import Kit
-from dist_testing.conformance.rows.calls import ARGUMENTS, DESTINATIONS, SOURCES, calls_with, right_call, small
+from dist_testing.conformance.rows.calls import ARGUMENTS, DESTINATIONS, SOURCES, call, calls_with, right_call, small
 from dist_testing.conformance.rows.registry import script
 
 # They ask the handle for its rank first, which a non-member's does not have.
@@ -22,6 +22,7 @@ _WITH_OUTPUT = (
 )
 # `send` refuses its own rank as the destination first.
 _TAKE_TENSORS = [name for name in ARGUMENTS if "object" not in name and name not in ("all_to_all", "barrier", "send")]
+_COALESCED = ("all_gather_coalesced", "all_reduce_coalesced")
 _TAKE_LISTS = ("all_gather", "all_to_all", "gather", "reduce_scatter", "scatter")
 
 
@@ -49,21 +50,26 @@ def _warns_non_member(k: Kit, what: str) -> None:
     _check_warns(what, k, lambda: right_call(k, what, group=k.dist.GroupMember.NON_GROUP_MEMBER, **more))
 
 
-def _coalesced(k: Kit, name: str) -> tuple[Any, ...]:
-    """Return the arguments of a function that takes lists of tensors."""
-    return ([small(k)],) if name == "all_reduce_coalesced" else ([[small(k)]], [small(k)])
+def _arguments(k: Kit, name: str) -> tuple[Any, ...]:
+    """Return the arguments of a function, also of one whose name is deprecated."""
+    old = {
+        "all_gather_coalesced": ([[small(k)]], [small(k)]),
+        "all_reduce_coalesced": ([small(k)],),
+        "monitored_barrier": (),
+    }
+    return old[name] if name in old else ARGUMENTS[name](k)
 
 
-@script("1.1", "{}/warns_non_member", each=("all_gather_coalesced", "all_reduce_coalesced", "monitored_barrier"))
+@script("1.1", "{}/warns_non_member", each=(*_COALESCED, "monitored_barrier"))
 def _others_warn(k: Kit, what: str) -> None:
-    given = _coalesced(k, what) if what.endswith("_coalesced") else ()
+    given = _arguments(k, what)
     _check_warns(what, k, lambda: getattr(k.dist, what)(*given, group=k.dist.GroupMember.NON_GROUP_MEMBER))
 
 
 @script("1.1", "{}/changes_no_output_of_a_non_member", each=_WITH_OUTPUT)
 def _changes_nothing(k: Kit, what: str) -> None:
     """What a rank that is no member passes as outputs, tensors and lists of objects, stays as it was."""
-    given = _coalesced(k, what) if what.endswith("_coalesced") else ARGUMENTS[what](k)
+    given = _arguments(k, what)
     before = [_values(k, one) for one in given]
     more: dict[str, Any] = _ranks(what, None, 0) if what in _WITH_RANK else {}
     with warnings.catch_warnings(action="ignore"):
@@ -142,18 +148,25 @@ def _large_group_rank(k: Kit, what: str) -> None:
 @script("1.6", "{}/refuses_other_than_tensor", each=_TAKE_TENSORS)
 def _not_a_tensor(k: Kit, what: str) -> None:
     for run in calls_with(k, what, k.torch.Tensor, [1.0]):
-        with k.raises(TypeError, "Tensor"):
+        with k.raises(TypeError, "Invalid function argument"):
             run()
 
 
 @script("1.7", "{}/refuses_other_than_list", each=_TAKE_LISTS)
 def _not_a_list(k: Kit, what: str) -> None:
-    for run in calls_with(k, what, list, (small(k),)):
-        with k.raises(TypeError, "[Ll]ist"):
-            run()
-    for run in calls_with(k, what, list, [1]):
-        with k.raises(TypeError, "Tensor"):
-            run()
+    for bad in ((small(k),), [1]):
+        for run in calls_with(k, what, list, bad):
+            with k.raises(TypeError, "Invalid function argument"):
+                run()
+
+
+@script("1.7", "{}/refuses_other_than_list", each=_COALESCED)
+def _not_lists(k: Kit, what: str) -> None:
+    right = _arguments(k, what)
+    for place in range(len(right)):
+        for bad in (1, [1]):
+            with k.raises(TypeError, "Invalid function argument"), warnings.catch_warnings(action="ignore"):
+                getattr(k.dist, what)(*right[:place], bad, *right[place + 1 :])
 
 
 @script("1.8", "{}/refuses_mixed_dtypes", each=_TAKE_LISTS)
@@ -163,11 +176,17 @@ def _mixed_dtypes(k: Kit, what: str) -> None:
             run()
 
 
-@script("1.8", "{}/refuses_tensors_of_two_dtypes", each=("all_reduce_coalesced", "all_to_all_single"))
+@script("1.8", "{}/refuses_tensors_of_two_dtypes", each=(*_COALESCED, "all_to_all_single"))
 def _two_dtypes(k: Kit, what: str) -> None:
     one, other = small(k), k.tensor(1, 2, dtype="int64")
-    with k.raises(ValueError, "different dtypes"), warnings.catch_warnings(action="ignore"):
-        getattr(k.dist, what)(*([[one, other]] if what == "all_reduce_coalesced" else [one, other]))
+    mixed: dict[str, list[tuple[Any, ...]]] = {
+        "all_gather_coalesced": [([[one, other]], [one]), ([[one]], [one, other])],
+        "all_reduce_coalesced": [([one, other],)],
+        "all_to_all_single": [(one, other)],
+    }
+    for given in mixed[what]:
+        with k.raises(ValueError, "different dtypes"), warnings.catch_warnings(action="ignore"):
+            getattr(k.dist, what)(*given)
 
 
 @script("1.8", "all_gather/complex_and_its_float_are_one_dtype")
@@ -188,11 +207,13 @@ def _supports_complex(k: Kit) -> None:
         k.equal(found, name in ("SUM", "AVG"), f"whether {name} is said to take complex numbers")
 
 
-@script(
-    "1.11",
-    "{}/goes_to_torch_function",
-    each=("all_gather", "all_gather_into_tensor", "all_reduce", "all_to_all_single", "reduce_scatter_tensor"),
-)
+@script("1.10", "all_reduce_coalesced/refuses_complex_products")
+def _complex_products(k: Kit) -> None:
+    with k.raises(ValueError, "complex"), warnings.catch_warnings(action="ignore"):
+        k.dist.all_reduce_coalesced([k.tensor(1j, dtype="complex64")], op=k.dist.ReduceOp.PRODUCT)
+
+
+@script("1.11", "{}/goes_to_torch_function", each=(*_TAKE_TENSORS, *_COALESCED, "all_to_all", "send"))
 def _torch_function(k: Kit, what: str) -> None:
     seen = []
 
@@ -203,8 +224,12 @@ def _torch_function(k: Kit, what: str) -> None:
             return "recorded"
 
     mine: Any = Recorder()
-    given = {"all_gather": ([mine], mine), "all_reduce": (mine,)}.get(what, (mine, mine))
-    k.equal(getattr(k.dist, what)(*given), "recorded", "the result")
+
+    def replaced(one: Any) -> Any:
+        return list(map(replaced, one)) if isinstance(one, list) else mine
+
+    with warnings.catch_warnings(action="ignore"):
+        k.equal(call(k, what, *map(replaced, _arguments(k, what))), "recorded", "the result")
     k.equal(len(seen), 1, "the number of calls that the subclass sees")
 
 

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+from datetime import timedelta
 from typing import Any
 
-from dist_testing.conformance.kit import Kit
+from dist_testing.conformance.kit import Kit, first_line
+from dist_testing.conformance.rows.names_and_settings import registered
 from dist_testing.conformance.rows.registry import script
 
 
@@ -155,7 +157,7 @@ def _subgroups_of(k: Kit) -> None:
 
 @script("4.2", "new_subgroups/refusals", (4,))
 def _bad_subgroups(k: Kit) -> None:
-    for size, text in ((0, "0"), (5, "5"), (3, "3")):
+    for size, text in ((0, "positive"), (5, "not exceed"), (3, "divisible")):
         with k.raises(ValueError, text):
             k.dist.new_subgroups(size)
     if not k.torch.accelerator.is_available():
@@ -181,30 +183,125 @@ def _bad_enumeration(k: Kit) -> None:
         k.dist.new_subgroups_by_enumeration([[0, 1], [0]])
 
 
+def _can(k: Kit, what: str) -> bool:
+    """Return whether the backend of the default group says that it can split or shrink groups."""
+    return bool(getattr(k.dist.group.WORLD._get_backend(k.device), f"supports_{what}", False))
+
+
 @script("4.4", "split_group/refusals", (2,))
 def _bad_split(k: Kit) -> None:
     split = k.need("split_group")
-    bad: tuple[Any, ...] = (None, [])
-    for lists in bad:
+    nothing: tuple[Any, ...] = (None, [])
+    for lists in nothing:
         with k.raises((ValueError, RuntimeError)):
             split(split_ranks=lists)
-    world = k.dist.group.WORLD
-    # Since torch 2.15 gloo can, and no device need be bound.
-    can_split = getattr(world._get_backend(k.device), "supports_splitting", False)
-    if world.bound_device_id is None and not can_split:
-        with k.raises(RuntimeError, "device|support"):
-            split(split_ranks=[[0, 1]])
+
+
+@script("4.4", "split_group/parts", (4,), fresh=True)
+def _split(k: Kit) -> None:
+    """A backend that can split makes all parts at once; one that cannot is refused."""
+    split = k.need("split_group")
+    k.init()
+    if not _can(k, "splitting") or k.dist.group.WORLD.bound_device_id is None:
+        # Since torch 2.15 gloo can, and no device need be bound.
+        try:
+            split(split_ranks=[[0, 1], [2, 3]])
+        except RuntimeError as error:
+            k.check("device" in str(error), f"another reason: {first_line(error)}")
+            return
+    for bad in ([list[int]()], [[0, 0]], [[0, 1, 2, 3, 4]]):
+        with k.raises(ValueError):
+            split(split_ranks=bad)
+    with k.raises(ValueError, "not registered"):
+        split("no group", [[0]])
+    with k.raises(TypeError, "timeout"):
+        split(split_ranks=[[0, 1]], timeout=5)
+    with k.raises(ValueError, "meta"):
+        split(split_ranks=[[0, 1]], backend=f"meta:{k.backend}")
+    with k.raises(ValueError, "[Mm]ismatch"):
+        split(split_ranks=[[0, 1]], backend=f"{k.dist.group.WORLD.bound_device_id.type}:unheard_of")
+    made = split(split_ranks=[[2, 0], [3]], timeout=timedelta(seconds=7), group_desc="kit")
+    k.equal(made is None, k.rank == 1, "whether there is no group")
+    if made is not None:
+        ranks = [3] if k.rank == 3 else [0, 2]
+        k.equal(k.dist.get_process_group_ranks(made), ranks, "the ranks of the part")
+        k.equal((made.rank(), made.group_desc), (ranks.index(k.rank), "kit"), "rank and description")
+        k.check(k.backend in k.dist.get_backend_config(made), f"the config is {k.dist.get_backend_config(made)}")
+        k.check_sum(made, ranks)
+        if k.rank == 2:
+            inner = split(made, [[1]])
+            k.equal(k.dist.get_process_group_ranks(inner), [2], "the ranks of a part of a part")
+        elif k.rank == 0:
+            k.equal(split(made, [[1]]), None, "the part of a part without this rank")
+        k.dist.destroy_process_group(made)
+    k.check_sum()
 
 
 @script("4.5", "shrink_group/refusals", (2,))
-def _shrink(k: Kit) -> None:
+def _bad_shrink(k: Kit) -> None:
     shrink = k.need("shrink_group")
     with k.raises(TypeError):
         shrink("0")
     with k.raises(ValueError):
         shrink([])
-    with k.raises((TypeError, RuntimeError, ValueError)):
-        shrink([1])
+    for flags in (2, "abort"):
+        with k.raises(ValueError, "shrink_flags"):
+            shrink([1], shrink_flags=flags)
+
+
+@script("4.5", "shrink_group/{}", (3,), each=("default_group", "part"), fresh=True)
+def _shrink(k: Kit, what: str) -> None:
+    """A backend that can shrink leaves the other ranks a group that works; one that cannot is refused."""
+    shrink = k.need("shrink_group")
+    k.init(60)
+    group = None if what == "default_group" else k.dist.new_group()
+    k.check_sum(group)
+    if not _can(k, "shrinking"):
+        with k.raises(TypeError, "support"):
+            shrink([1], group)
+        return
+    for bad, kind in (([3], ValueError), ([0, 0], ValueError), ([0, 1, 2], ValueError), ([k.rank], RuntimeError)):
+        with k.raises(kind):
+            shrink(bad, group)
+    with k.raises(TypeError):
+        shrink(["1"], group)
+    if k.rank == 1:
+        k.meet()
+        return
+    made = shrink([1], group)
+    k.equal(k.dist.get_process_group_ranks(made), [0, 2], "the ranks that are left")
+    k.equal((k.dist.get_rank(made), made.rank(), made.size()), (k.rank // 2, k.rank // 2, 2), "rank and size")
+    k.equal(made is k.dist.group.WORLD, group is None, "whether it is the default group")
+    k.check_sum(made, [0, 2])
+    if group is not None:
+        with k.raises(ValueError, "Invalid process group|not initialized"):
+            k.dist.get_backend(group)
+    k.meet()
+
+
+@script("4.5", "shrink_group/what_backends_get", fresh=True)
+def _gets(k: Kit) -> None:
+    """The excluded ranks in their order, the flags and the options."""
+    shrink = k.need("shrink_group")
+    given: list[Any] = []
+
+    class Group(k.dist.ProcessGroup):  # type: ignore[misc,name-defined]
+        supports_shrinking = True
+
+        def _get_backend(self, device: Any) -> Any:
+            return self
+
+        def shrink(self, *arguments: Any) -> None:
+            given.append(arguments)
+            raise KeyError("no group")
+
+    flags, options = k.c10d.SHRINK_ABORT, object()
+    with registered(k, kit_seven={"func": lambda store, rank, size, limit: Group(rank, size)}):
+        k.dist.init_process_group("kit_seven", store=k.dist.HashStore(), rank=0, world_size=4)
+        for more in ({}, {"shrink_flags": flags, "pg_options": options}):
+            with k.raises(KeyError):
+                shrink([3, 1], **more)
+    k.equal(given, [([1, 3], k.c10d.SHRINK_DEFAULT, None), ([1, 3], flags, options)], "what the backend gets")
 
 
 @script("4.5", "shrink_group/group_of_one")
@@ -242,15 +339,3 @@ def _estimator(k: Kit) -> None:
     if not k.backend.endswith("nccl"):
         with k.raises((NotImplementedError, RuntimeError)), estimator(device=k.device):
             k.dist.all_reduce(k.tensor(1))
-
-
-@script("4.1", "broadcast/root_in_both_spaces", (4, 5, 7), group="part")
-def _roots(k: Kit) -> None:
-    group = k.group("part")
-    if k.rank not in k.ranks:
-        return
-    for place, rank in enumerate(k.ranks):
-        for named in ({"src": rank}, {"group_src": place}):
-            tensor = k.tensor(k.rank * 10 + place)
-            k.dist.broadcast(tensor, group=group, **named)
-            k.equal(tensor, [float(rank * 10 + place)], f"the tensor of {named}")

@@ -67,7 +67,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             export_search_path(os.environ, sys.path)
             target = _find_target()
             _refuse_rank(target.spec, given)
-            if _WATCH_OPTION in given and target.spec.program_exits is None:
+            if _WATCH_OPTION in given and target.spec.own_session is None:
                 run = add_on_named("watch", f"{target.spec.target}: {_WATCH_OPTION}").load("target")
                 return int(run(target.spec, target.files, target.repositories, given))
             show_cpp_stacks(os.environ)
@@ -104,7 +104,7 @@ def export_search_path(environ: MutableMapping[str, str], search_path: Sequence[
 def _refuse_rank(spec: Spec, arguments: Sequence[str]) -> None:
     """Refuse what only a started program has, `--rank`, in a test that Bazel runs: it has no terminal."""
     asked = [text for text in arguments if text.startswith("--rank=")]
-    if asked and spec.program_exits is None:
+    if asked and spec.own_session is None:
         raise UsageError(
             f"{spec.target}: {asked[0]} in a run by Bazel, which gives a test no terminal.\n"
             "`bazel test` and `bazel run` both start a test in the environment of tests.\n"
@@ -198,7 +198,7 @@ def _run(target: _Target, protocol: Protocol, arguments: Sequence[str], guard: E
 
     from dist_testing.core.bazel.bazel_session import BazelSession
     from dist_testing.core.bazel.failures_last import FailuresLast
-    from dist_testing.core.bazel.pytest_config import program_session, test_session
+    from dist_testing.core.bazel.pytest_config import add_on_session, test_session
     from dist_testing.core.pytest import plugin as pytest_plugin
 
     spec = target.spec
@@ -218,12 +218,13 @@ def _run(target: _Target, protocol: Protocol, arguments: Sequence[str], guard: E
             watch.remind = watchdog.remind
         finish_coverage = _start_coverage(target, protocol, conclusion)
         session = BazelSession(spec, protocol, head, conclusion, events, shares, watch, target.timings, end_imports)
-        if spec.program_exits is None:
+        plugins: list[object] = [session, FailuresLast(), pytest_plugin]
+        if (add_on := spec.own_session) is None:
             command = test_session(target.files, target.repositories, arguments, fail_fast=protocol.fail_fast)
-            plugins: list[object] = [session, FailuresLast(), pytest_plugin]
         else:
-            command, program = program_session(spec, target.files[0], target.repositories, arguments)
-            plugins = [session, FailuresLast(), program, pytest_plugin]
+            command, plugin = add_on_session(add_on, spec, target.files[0], target.repositories, arguments)
+            # Before the library's own, as it asks.
+            plugins.insert(2, plugin)
         code = FAILED
         try:
             code = int(pytest.main(command, plugins=plugins))

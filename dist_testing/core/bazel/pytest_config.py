@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from dist_testing.core.bazel.protocol import DEBUG_RANK_VARIABLE
-from dist_testing.core.ground.add_ons import add_on_named
+from dist_testing.core.ground.add_ons import AddOn
 from dist_testing.core.ground.spec import Spec
 from dist_testing.core.pytest.internals import load_config_dict_from_file
 
@@ -47,15 +47,15 @@ def test_session(
     ]
 
 
-def program_session(
-    spec: Spec, file: str, repositories: Collection[str], arguments: Sequence[str]
+def add_on_session(
+    add_on: AddOn, spec: Spec, file: str, repositories: Collection[str], arguments: Sequence[str]
 ) -> tuple[list[str], object]:
-    """Return pytest's command line for a program, and the plugin that makes it the only test.
+    """Return pytest's command line for a file that an add-on runs in its own way, and the plugin that does.
 
-    `arguments` are the target's `args`: the program's own.
+    `arguments` are the target's `args`, which are the add-on's own.
     """
     _, root = _folders([file], repositories)
-    command, plugin = add_on_named("programs", f"{spec.target} with a program").load("session")(spec, file, arguments)
+    command, plugin = add_on.load("session")(spec, file, arguments)
     rank = os.environ.pop(DEBUG_RANK_VARIABLE, None)
     options = [] if rank is None else [f"--dist-debug-rank={rank}"]
     return [*command, *_NAMED_PLUGINS, f"--rootdir={root}", "-rs", *options], plugin

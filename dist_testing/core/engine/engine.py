@@ -212,8 +212,8 @@ class Engine:
                     with_operation(record.outcome(), supervisor.stacks.get(record.rank, ""))
                     for record in supervisor.records
                 )
-                if supervisor.are_threads:
-                    blame = add_on_named("threads", running.case.name).load("blame")
+                if owner := supervisor.in_process_of:
+                    blame = add_on_named(owner, running.case.name).load("blame")
                     outcomes = blame(outcomes, supervisor.directory, world.log_tail(0))
                 left = world.check()
             result = judged(running, self.spec, outcomes, left)

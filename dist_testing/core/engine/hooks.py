@@ -58,7 +58,7 @@ class WatchedWorld(ABC):
         directory: Its folder.
         stacks_fds: Rank to the socket that its stacks come from, and other answers of its helper thread.
         group_limit_s: The limit that this library gives to groups and stores, in seconds.
-        are_threads: Whether the ranks are threads of one process.
+        in_process_of: Name of the add-on that runs the ranks as threads of one process; "" if each is a process.
         over_s: When it was over, on the monotonic clock; None before.
     """
 
@@ -68,7 +68,7 @@ class WatchedWorld(ABC):
     directory: Path
     stacks_fds: Mapping[int, int]
     group_limit_s: float
-    are_threads: bool = False
+    in_process_of: str = ""
 
     def __post_init__(self) -> None:
         self.over_s: float | None = None
@@ -118,9 +118,6 @@ class WorldWatcher:
     makes it can also return None: then this world has none.
 
         class MemoryLimit(WorldWatcher):
-            def __init__(self, world: WatchedWorld) -> None:
-                self._world = world
-
             def begin_case(self, start: CaseStart) -> None:
                 self.next_s = start.began_s + 1
 
@@ -138,6 +135,10 @@ class WorldWatcher:
 
     next_s: float = math.inf
     headline: str = ""
+
+    def __init__(self, world: WatchedWorld) -> None:
+        """Keep the world that it watches, as `_world`."""
+        self._world = world
 
     def begin_case(self, start: CaseStart) -> None:
         """Forget the last case: this one begins."""

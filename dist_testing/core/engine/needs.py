@@ -9,7 +9,7 @@ from types import MappingProxyType
 from typing import Any
 
 from dist_testing.core.ground.add_ons import add_on_named, add_ons, blaming, call_parts
-from dist_testing.core.ground.backends import Backend, any_declared, parts_of
+from dist_testing.core.ground.backends import Backend, parts_of
 from dist_testing.core.ground.case import Case, CaseBody
 from dist_testing.core.ground.errors import AddOnError, UsageError
 from dist_testing.core.ground.skips import TEST_SKIPS
@@ -37,9 +37,8 @@ class Lack(str):
 
 def check_add_ons(case: Case, spec: Spec) -> None:
     """Raise AddOnError if an add-on is missing without which the case cannot run."""
-    isolation = isolation_named(case.isolation)
-    if isolation.in_process:
-        add_on_named("threads", f'{case.name} with isolation "{isolation.name}"')
+    if owner := isolation_named(case.isolation).in_process_of:
+        add_on_named(owner, f'{case.name} with isolation "{case.isolation}"')
     if spec.backend.gpus_per_rank:
         add_on_named("gpus", f"{case.name} with backend {spec.backend.name}")
     for name, setting in {**spec.settings, **case.settings}.items():
@@ -101,11 +100,9 @@ def missing_backend(torch_backend: str, register_module: str = "") -> str:
 
     `register_module` is the imported module that should have registered the name; "" for none.
     """
-    dist = import_torch()
-    is_nccl = any_declared(torch_backend, lambda declared: declared.uses_nccl)
-    if is_nccl and not (dist.is_available() and dist.is_backend_available("nccl")):
-        # torch's own text, which people search for.
-        return TEST_SKIPS["nccl"].message
+    if (of_torch := TEST_SKIPS.get(torch_backend)) is not None:
+        # torch has a text for this backend, which people search for.
+        return of_torch.message
     # A build may leave it out, and a version may not have it yet, such as "nccl2" before 2.14.
     remark = f"torch {sys.modules['torch'].__version__} has no {torch_backend}"
     if register_module:

@@ -110,7 +110,6 @@ def start_world(
     """
     case, spec, isolation, directory = wish.case, wish.spec, wish.isolation, wish.directory
     size = case.world_size
-    together = isolation.in_process
     place = next((add_on.name for add_on in taking_part if add_on.place), "")
     of_place = dict(held).get(place, HeldResource())
     with contextlib.ExitStack() as undo, contextlib.ExitStack() as ours, contextlib.ExitStack() as theirs:
@@ -138,7 +137,7 @@ def start_world(
         # Threads share a store in memory. The environment cannot tell them their ranks, which another store would need.
         if case.with_store and place:
             store_port = _PLACE_STORE_PORT
-        elif case.with_store and not together:
+        elif case.with_store and not isolation.in_process:
             # The runner binds the port once and keeps it until the world is over, so no other process can take it.
             store = ours.enter_context(socket.create_server((isolation.host, 0), backlog=2 * size))
             _check_reachable(case.name, store.getsockname())
@@ -168,10 +167,10 @@ def start_world(
                 cwd=os.getcwd(),
                 umask=current_umask(),
                 # Threads of one process share its thread pool.
-                threads=threads_per_rank(neighbours if together else size * neighbours),
+                threads=threads_per_rank(neighbours if isolation.in_process else size * neighbours),
                 pool=bool(case.pool),
                 fresh=isolation.fresh_interpreter,
-                together=together,
+                in_process_of=isolation.in_process_of,
                 debug_rank=case.debug_rank,
                 store_port=store_port,
                 place=place,
@@ -192,7 +191,9 @@ def start_world(
             fds,
         )
         records = [RankRecord(rank, channel, board) for rank, channel in enumerate(channels)]
-        supervisor = Supervisor(launcher, number, records, directory, stacks_fds, group_limit_s(limit_s), together)
+        supervisor = Supervisor(
+            launcher, number, records, directory, stacks_fds, group_limit_s(limit_s), isolation.in_process_of
+        )
         undo.pop_all()
         return RunningWorld(case, supervisor, board, held, ours.pop_all())
 

@@ -28,10 +28,10 @@ def ask_for_stacks(world: WatchedWorld, records: Sequence[RankRecord], limit_s: 
     # A stopped process answers only after SIGCONT, and one that another process traces when that one lets it.
     asked = [rank for rank, state in states.items() if not state.startswith(STOPPED)]
     # If ranks are threads, rank 0 answers for all.
-    fds = {rank: world.stacks_fds[rank] for rank in (asked and [0] if world.are_threads else asked)}
+    fds = {rank: world.stacks_fds[rank] for rank in (asked and [0] if world.in_process_of else asked)}
     stacks = collect_stacks(fds, lambda: world.signal_ranks(list(fds), STACKS_SIGNAL), limit_s) if fds else {}
-    if world.are_threads:
-        split = add_on_named("threads", "the stacks of ranks that are threads").load("stacks_by_rank")
+    if owner := world.in_process_of:
+        split = add_on_named(owner, "the stacks of ranks that are threads").load("stacks_by_rank")
         stacks = split(stacks.get(0, ""), world.directory)
     return {
         rank: stacks.get(rank) or f"no answer; its state is {state or 'not known'}" for rank, state in states.items()

@@ -85,6 +85,7 @@ class AddOn:
         on_world: What makes the attribute of `World` with the add-on's name, from the world, its runner and layout.
         rank_service: A `RankService`, made with a `ServedRank`.
         place: The class of a `WorldPlace`; the add-on then has the place of each world that it is wanted for.
+        isolations: Isolations that the user can choose, by their names: each an `Isolation`.
         more: Further parts, by names that one caller asks for: for the front ends, which no stranger replaces yet.
         idle_work: An `IdleWork`, made with the number of ranks that the run will fork (0: not known).
     """
@@ -114,6 +115,7 @@ class AddOn:
     rank_service: str = ""
     place: str = ""
     idle_work: str = ""
+    isolations: Mapping[str, str] = field(default_factory=dict)
     more: Mapping[str, str] = field(default_factory=dict)
 
     def load(self, part: str) -> Any:
@@ -121,7 +123,10 @@ class AddOn:
 
         An import that fails, or a missing attribute, is an AddOnError.
         """
-        where: str = self.more[part] if part in self.more else getattr(self, part)
+        return self.load_at(self.more[part] if part in self.more else getattr(self, part))
+
+    def load_at(self, where: str) -> Any:
+        """Return the attribute of a text "module:attribute", as `load`."""
         module, _, attribute = where.partition(":")
         with blaming(self.name, f"the import of {where!r}"):
             return getattr(importlib.import_module(module), attribute)
@@ -170,6 +175,11 @@ def add_ons() -> tuple[AddOn, ...]:
     return tuple(sorted(found.values(), key=lambda add_on: (add_on.order, add_on.name)))
 
 
+def add_on_list() -> str:
+    """Return the names of the add-ons of this process, for error texts."""
+    return ", ".join(add_on.name for add_on in add_ons()) or "no add-ons"
+
+
 def add_on_named(name: str, needed_by: str) -> AddOn:
     """Return the add-on with a name, or raise AddOnError; `needed_by` begins its text, such as "nodes = 2"."""
     for add_on in add_ons():
@@ -177,7 +187,7 @@ def add_on_named(name: str, needed_by: str) -> AddOn:
             return add_on
     raise AddOnError(
         f"{needed_by}: the add-on {name!r} is missing.\n"
-        f"This dist_testing has {', '.join(add_on.name for add_on in add_ons()) or 'no add-ons'}.\n"
+        f"This dist_testing has {add_on_list()}.\n"
         "Install the package that brings it, or do without."
     )
 

@@ -11,21 +11,18 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Annotated, Any, TypeGuard
 
-from dist_testing.core.ground.add_ons import add_on_named, blaming, read_settings
+from dist_testing.core.ground.add_ons import AddOn, add_on_named, blaming, read_settings
 from dist_testing.core.ground.backends import Backend
 from dist_testing.core.ground.codec import WrongValueError, shape_of
 from dist_testing.core.ground.errors import SpecError, UsageError
 
 # $DIST_TESTING_SPEC (internal): the spec of the target, from the build rules.
 SPEC_VARIABLE = "DIST_TESTING_SPEC"
-SCHEMA = 6
+SCHEMA = 7
 # The largest world of a case. Far above what one machine runs well: the bound turns a typing error into a text.
 MAX_WORLD_SIZE = 1024
 # Ranks of a test that states no size; torch's default.
 DEFAULT_WORLD_SIZE = 4
-
-_Rank = Annotated[int, range(MAX_WORLD_SIZE)]
-_Exit = Annotated[int, range(-64, 256)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,8 +38,6 @@ class Spec:
         text: The JSON text of the spec; "" outside Bazel.
         backend_names: Backends of the `dist_py_test` that the target belongs to; empty outside Bazel.
         settings: What the target and the command line ask of add-ons, by their names.
-        program_exits: For a target that runs a program, pairs of a rank and how its process must end, as in
-            `subprocess`; None for a target with tests.
     """
 
     target: str
@@ -53,7 +48,12 @@ class Spec:
     text: str = ""
     backend_names: tuple[str, ...] = ()
     settings: Mapping[str, Any] = field(default_factory=dict)
-    program_exits: tuple[tuple[int, int], ...] | None = None
+
+    @property
+    def own_session(self) -> AddOn | None:
+        """The add-on that makes the session of pytest for this target; None if the target has test files."""
+        asked = (add_on_named(name, self.target) for name in self.settings)
+        return next((add_on for add_on in asked if "session" in add_on.more), None)
 
     def promises(self, world_size: int) -> str:
         """Return what the configuration promises of the hardware for a world of this size; "" for nothing."""
@@ -140,7 +140,6 @@ def read_spec(text: str) -> Spec:
         srcs=_read(fields, "srcs", tuple[str, ...]),
         text=text,
         backend_names=_read(fields, "backends", tuple[str, ...]),
-        program_exits=_read(fields, "program_exits", tuple[tuple[_Rank, _Exit], ...] | None, may_be_empty=True),
     )
     settings = fields.get("settings")
     if not isinstance(settings, dict):
@@ -148,11 +147,11 @@ def read_spec(text: str) -> Spec:
     return replace(spec, settings=read_settings(SPEC_VARIABLE, settings, spec))
 
 
-def _read(fields: Mapping[str, Any], name: str, annotation: Any, *, may_be_empty: bool = False) -> Any:
-    """Return a field that fits an annotation (`core.ground.codec`), and is not empty unless it may be."""
+def _read(fields: Mapping[str, Any], name: str, annotation: Any) -> Any:
+    """Return a field that fits an annotation (`core.ground.codec`), and is not empty."""
     value = fields.get(name)
     shape = shape_of(annotation)
-    if value in ("", []) and not may_be_empty:
+    if value in ("", []):
         raise _refused(fields, name, f"{shape.expected}, not empty")
     try:
         return shape.read(value)

@@ -161,13 +161,13 @@ class _ForkServer:
                     world.place = add_on_named(request.place, f"world {request.world}").load("place")(request)
             for name in request.services:
                 add_on_named(name, f"world {request.world}").load("rank_service")
-            if request.together:
+            if request.in_process_of:
                 # Imported before the fork, so once for all worlds.
-                add_on_named("threads", f"world {request.world}").load("rank_process")
+                add_on_named(request.in_process_of, f"world {request.world}").load("rank_process")
         except OSError as error:
             self._refuse(request.world, 0, error)
             every = []
-        for ranks in [every] if request.together and every else [[rank] for rank in every]:
+        for ranks in [every] if request.in_process_of and every else [[rank] for rank in every]:
             try:
                 pid = fork()
                 pidfd = watch_child(pid) if pid else -1
@@ -227,9 +227,9 @@ class _ForkServer:
         if self._on_child is not None:
             signal.signal(signal.SIGCHLD, self._on_child)
         request = starts[0].request
-        if request.together:
+        if request.in_process_of:
             # It never returns.
-            add_on_named("threads", f"world {request.world}").load("rank_process")(starts, self._context)
+            add_on_named(request.in_process_of, f"world {request.world}").load("rank_process")(starts, self._context)
         (start,) = starts
         mark_rank(start.rank)
         if not request.fresh:

@@ -1,7 +1,7 @@
 """Declares the isolations: how the ranks of a case are made, and what each way can do.
 
-Only this module knows the names. All other code asks an `Isolation` for a fact, such as `in_process`. To add an
-isolation, write its launcher and register it here, or in a conftest.py.
+All other code asks an `Isolation` for a fact, such as `in_process`. Add-ons declare further isolations, and a
+conftest.py can register one.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ import enum
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from dist_testing.core.ground.add_ons import add_on_list, add_ons, blaming
 from dist_testing.core.ground.backends import Backend, backends, default_backend
 from dist_testing.core.ground.error_text import did_you_mean
 from dist_testing.core.ground.errors import UsageError
@@ -33,8 +34,9 @@ class Isolation:
     Attributes:
         name: The user's name for it, as in `isolation = "fork"`.
         make_launcher: Makes the launcher of a run. Isolations with the same function share one launcher.
-        in_process: All ranks are threads of one process. They share its environment and its exit, their store is in
-            memory, and their backend must connect threads.
+        in_process_of: Name of the add-on whose parts run all ranks as threads of one process; "" if each rank is a
+            process. Such ranks share an environment and an exit, their store is in memory, and their backend must
+            connect threads.
         fresh_interpreter: Each rank imports the tests again.
         reuse: What stays alive for the next case of the class or module.
         can_debug: A debugger on one rank can have the terminal.
@@ -45,13 +47,18 @@ class Isolation:
 
     name: str
     make_launcher: Callable[[RunContext], Launcher]
-    in_process: bool = False
+    in_process_of: str = ""
     fresh_interpreter: bool = False
     reuse: Reuse = Reuse.NOTHING
     can_debug: bool = True
     has_exit_codes: bool = True
     starts_ranks: bool = True
     host: str = LOOPBACK
+
+    @property
+    def in_process(self) -> bool:
+        """Whether all ranks are threads of one process."""
+        return bool(self.in_process_of)
 
     @property
     def forks_each_case(self) -> bool:
@@ -84,21 +91,11 @@ def register_isolation(isolation: Isolation) -> Isolation:
 FORK = register_isolation(Isolation("fork", ForkServerLauncher))
 SPAWN = register_isolation(Isolation("spawn", ForkServerLauncher, fresh_interpreter=True))
 POOL = register_isolation(Isolation("pool", ForkServerLauncher, reuse=Reuse.RANKS))
-THREAD = register_isolation(
-    Isolation(
-        "thread",
-        ForkServerLauncher,
-        in_process=True,
-        reuse=Reuse.PROCESS,
-        can_debug=False,
-        has_exit_codes=False,
-    )
-)
 
 
 def isolation_names() -> tuple[str, ...]:
     """Return the names that a user can choose from."""
-    return tuple(_registered)
+    return tuple(dict.fromkeys([*_registered, *(name for add_on in add_ons() for name in add_on.isolations)]))
 
 
 def isolation_named(name: str) -> Isolation:
@@ -109,16 +106,36 @@ def isolation_named(name: str) -> Isolation:
     """
     if (found := _registered.get(name)) is not None:
         return found
+    for add_on in add_ons():
+        if name in add_on.isolations:
+            with blaming(add_on.name, f"the import of its isolation {name!r}"):
+                declared: Isolation = add_on.load_at(add_on.isolations[name])
+                if declared.name != name:
+                    raise ValueError(f"it has the name {declared.name!r}")
+                return register_isolation(declared)
     raise UsageError(
         f"Isolation {name!r} does not exist.\n"
-        f"The isolations are {', '.join(_registered)}.\n"
-        f"{did_you_mean(name, _registered, 'Use one of them.')}"
+        f"The isolations are {', '.join(isolation_names())}; add-ons can bring others ({add_on_list()}).\n"
+        f"{did_you_mean(name, isolation_names(), 'Use one of them, or install the package that brings it.')}"
     )
 
 
 def default_isolation(backend: Backend) -> Isolation:
-    """Return the isolation of tests that do not choose one."""
-    return THREAD if backend.in_process else FORK
+    """Return the isolation of tests that do not choose one.
+
+    Raises:
+        UsageError: If the backend connects threads, and no isolation makes such ranks.
+    """
+    if FORK.fits(backend):
+        return FORK
+    for name in isolation_names():
+        if (isolation := isolation_named(name)).fits(backend):
+            return isolation
+    raise UsageError(
+        f"Backend {backend.name!r} connects threads of one process, and no isolation makes such ranks.\n"
+        f"The isolations are {', '.join(isolation_names())}; add-ons can bring others ({add_on_list()}).\n"
+        "Install the package that brings it, or use another backend."
+    )
 
 
 def check_isolation(name: str, backend: Backend, isolation: Isolation) -> None:

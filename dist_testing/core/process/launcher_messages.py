@@ -50,7 +50,7 @@ class WorldRequest:
         threads: Intra-op threads of a rank; 0 leaves the number to torch.
         pool: Whether the ranks form a worker pool, so that a case must not leave changes behind in them.
         fresh: Whether each rank is a fresh interpreter.
-        together: Whether the ranks are threads of one process.
+        in_process_of: Name of the add-on that runs the ranks as threads of one process; "" if each is a process.
         store_port: Port of the store; 0 for no store. Its listening socket travels with the request, unless the
             place makes it.
         settings: Backend, device and limits of the world.
@@ -76,7 +76,7 @@ class WorldRequest:
     threads: Annotated[int, range(1 << 16)]
     pool: bool
     fresh: bool
-    together: bool
+    in_process_of: str
     store_port: _Port
     settings: WorldSettings
     debug_rank: _Rank | None = None

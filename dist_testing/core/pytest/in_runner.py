@@ -83,14 +83,14 @@ class RunnerPlugin:
         target = config.stash.get(SPEC_KEY, None)
         # Under Bazel the variables of torchrun do not count. A fresh interpreter already belongs to a world of ours.
         self._rank_info: ExistingRank | None = None
-        self._attached: AddOn | None = None
-        self._attach_error: UsageError | None = None
+        self._existing_owner: AddOn | None = None
+        self._existing_error: UsageError | None = None
         if target is None and FRESH_KEY not in config.stash:
             try:
-                self._attached, self._rank_info = existing_rank() or (None, None)
+                self._existing_owner, self._rank_info = existing_rank() or (None, None)
             except UsageError as error:
                 # Reported only if the session has a distributed test.
-                self._attach_error = error
+                self._existing_error = error
         if target is None:
             add_backends(declared_backends(config))
         else:
@@ -145,9 +145,9 @@ class RunnerPlugin:
         # By name: the module that collects the tests again imports this one.
         loader = Loader(f"{__package__}.fresh", json.dumps(session))
         arguments = self._spec, budget, self.context, loader
-        if self._attached is None:
+        if self._existing_owner is None:
             return Engine(*arguments)
-        engine: Engine = self._attached.load("pytest_engine")(config, *arguments, self._rank_info)
+        engine: Engine = self._existing_owner.load("pytest_engine")(config, *arguments, self._rank_info)
         return engine
 
     def world_sizes(self, nodeid: str, marker: Distributed) -> tuple[int, ...]:
@@ -203,8 +203,8 @@ class RunnerPlugin:
         if not ours and not (self._rank_info and session.testsfailed):
             return
         try:
-            if self._attach_error is not None:
-                raise self._attach_error
+            if self._existing_error is not None:
+                raise self._existing_error
             check_pools(item.stash[CASE_KEY] for item in ours if is_marked(item))
             check_plugins(self._config)
             check_world(self._config, self._engine.debug_rank, ours, self.isolation_of)

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from dist_testing.core.ground.add_ons import add_on_named
+from dist_testing.core.ground.add_ons import call_parts
 from dist_testing.core.ground.case import CaseBody
 from dist_testing.core.ground.error_text import message_of
 from dist_testing.core.ground.errors import UsageError
@@ -139,7 +139,11 @@ class PytestRankContext:
     def front_end(self, body: CaseBody) -> RankFrontEnd:
         """Return pytest's, or the one that the case names: a method of a unittest class brings its own rules."""
         if body.front_end != FRONT_END:
-            return make_front_end(body.front_end, self._config, self._items)
+            try:
+                return make_front_end(body.front_end, self._config, self._items)
+            except UsageError as error:
+                # A file that could not be imported here has not registered it.
+                raise UsageError("\n".join([str(error), *self.collection_errors])) from error
         if body.content not in self._items:
             text = (
                 f"This rank has not collected {body.content}.\n"
@@ -149,15 +153,15 @@ class PytestRankContext:
             raise UsageError("\n".join([text, *self.collection_errors]))
         return PytestRankFrontEnd(self._config, self._items)
 
-    def thread_front_ends(self, body: CaseBody, world_size: int) -> Sequence[RankFrontEnd]:
+    def in_process_front_ends(self, body: CaseBody, world_size: int) -> Sequence[RankFrontEnd]:
         """Return one for each rank, with its own copy of what pytest keeps while a test runs; they share the store."""
         from torch._C._distributed_c10d import HashStore
 
         if self._own_item is None:
             any_item = next(iter(self._items.values()))
-            add_on = add_on_named("threads", "ranks that are threads")
+            add_on, items = next(call_parts("pytest_items", self._config, any_item.session))
             self._reporting.refused = add_on.load("refused_fixtures")
-            self._own_item = add_on.load("pytest_items")(self._config, any_item.session).own
+            self._own_item = items.own
             # The details of assertions, such as a diff: for all threads, until the process ends.
             if (assertion := self._config.pluginmanager.getplugin("assertion")) is not None:
                 self._explaining = assertion.pytest_runtest_protocol(any_item)

@@ -58,7 +58,7 @@ class RankContext(Protocol):
     def front_end(self, body: CaseBody) -> RankFrontEnd:
         """Return the front end of the case. Called on a rank."""
 
-    def thread_front_ends(self, body: CaseBody, world_size: int) -> Sequence[RankFrontEnd]:
+    def in_process_front_ends(self, body: CaseBody, world_size: int) -> Sequence[RankFrontEnd]:
         """Return one front end per rank for a case. Called in the process whose threads are the ranks, if any are."""
         raise RuntimeError("this context has no ranks that are threads")
 

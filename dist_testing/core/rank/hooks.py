@@ -39,6 +39,9 @@ class RankService:
                     raise StateLeakError("The test has changed torch's number of threads. ...")
     """
 
+    def __init__(self, rank: ServedRank) -> None:
+        """Every rank makes its own."""
+
     def start(self) -> None:
         """The process is the rank: it has its place, its output and its signal handlers. No test has run in it."""
 

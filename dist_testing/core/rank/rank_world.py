@@ -95,7 +95,7 @@ class RankWorld(World):
 
 
 def _refusal(request: WorldRequest) -> NoRunner:
-    if request.together:
+    if request.in_process_of:
         return NoRunner(
             "The ranks are threads of one process: no rank alone can ask the runner, or be killed, stopped or cut off.",
             'Set isolation="fork", with a backend that supports it.',

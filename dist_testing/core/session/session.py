@@ -38,7 +38,7 @@ class Session:
         timeout_s: Limit of a case without a limit of its own, in seconds.
         fail_on_missing: Whether missing hardware is a failure although the configuration does not promise it.
         strict_collectives: Whether a case fails if its ranks make different calls, unless the case says otherwise.
-        ignored_rank_info: Set if this process is a rank of an existing world to which the session is not attached.
+        ignored_rank_info: Set if this process is a rank of an existing world, and the session makes worlds of its own.
         reports: Where reports go that are too long for the log.
         pause_limit: Suspends the runner's own time limit while the engine watches the deadline of a case.
     """
@@ -94,7 +94,7 @@ class Session:
             return None
         return PromiseError(missing_hardware(name, missing, promised=promised))
 
-    def check_not_attached(self, name: str) -> None:
+    def check_no_existing_rank(self, name: str) -> None:
         """Refuse to make a world in each process of an existing one."""
         if (rank_info := self.ignored_rank_info) is not None:
             raise UsageError(

@@ -74,12 +74,12 @@ class ContinuousCase(WorldCase):
     )
     # The way to the runner of the test that this rank runs.
     _pipe: ClassVar[RankPipe]
-    # Whether this process, which another launcher has started, is a rank.
-    _is_attached: ClassVar[bool] = False
+    # Whether this process is a rank that another launcher has started.
+    _is_given_rank: ClassVar[bool] = False
 
     def __init__(self, methodName: str = "runTest", method_name: str | None = None) -> None:
         super().__init__(methodName, method_name)
-        if self._is_attached:
+        if self._is_given_rank:
             self.rank = type(self).rank
 
     @classmethod
@@ -150,7 +150,7 @@ class ContinuousCase(WorldCase):
                 "Pass the values of RANK and WORLD_SIZE that the launcher sets."
             )
         cls.rank, cls.world_size, cls.rdvz_file = rank, world_size, rdvz_file
-        cls._is_attached = True
+        cls._is_given_rank = True
         loader = unittest.TestLoader()
         # In place of the main module. Names on the command line are found as usual.
         loader.loadTestsFromModule = lambda *_, **__: loader.loadTestsFromTestCase(cls)  # type: ignore[method-assign]
@@ -163,12 +163,12 @@ class ContinuousCase(WorldCase):
     def setUpClass(cls) -> None:
         """Make the group, if this process is an attached rank. In the runner, the first test starts the ranks."""
         super().setUpClass()
-        if cls._is_attached:
+        if cls._is_given_rank:
             cls._init_pg(cls.rank, cls.world_size, cls.rdvz_file)
 
     @classmethod
     def _let_ranks_go(cls) -> str:
-        if not cls._is_attached:
+        if not cls._is_given_rank:
             return super()._let_ranks_go()
         destroy_groups()
         return ""
@@ -178,7 +178,7 @@ class ContinuousCase(WorldCase):
         super().setUp()
         if self.poison_pill:
             self.skipTest("the class's poison_pill is set")
-        if self._is_attached:
+        if self._is_given_rank:
             seed_generators()
             self.setUpRank()
             self.addCleanup(self.tearDownRank)

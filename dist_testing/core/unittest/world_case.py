@@ -176,7 +176,7 @@ class WorldCase(unittest.TestCase):
         environment = ChainMap({"WORLD_SIZE": str(size)}, os.environ)
         if method and (unmet := unmet_requirement(method, environment)):
             self._skip_or_fail(unmet, max(spec.world_sizes))
-        session.check_not_attached(self.id())
+        session.check_no_existing_rank(self.id())
         world_size, timeout_s, how = self._checked(method, size, isolation)
         if not isinstance(self.strict_collectives, bool | None):
             raise self._wrong("strict_collectives", self.strict_collectives, "True, False or None")

@@ -9,7 +9,6 @@ from __future__ import annotations
 import os
 import shutil
 import signal
-import statistics
 import subprocess
 import tempfile
 import time
@@ -23,7 +22,6 @@ from bazelw_testing import TOOLS, end, parent_outside_tmp, wait_for_line
 
 # Limit for one call of Bazel; the first one fetches 200 MB. Seconds.
 CALL_LIMIT_S = 600.0
-STARTS = 15
 CONSUMER = Path(__file__).parent / "consumer_workspace"
 BAZELW = TOOLS.parent.parent / "bazelw"
 
@@ -148,23 +146,6 @@ def _build(machine: Machine) -> None:
     assert not list(machine.cache.glob("**/*.deb"))
 
 
-def test_a_second_start_is_silent(machine: Machine) -> None:
-    """Otherwise every build would begin with noise. Prints the cost of a start."""
-    result = machine.bazelw("--version")
-    assert (result.returncode, result.stderr) == (0, "")
-
-    def median_ms(command: Path) -> float:
-        def one_ms() -> float:
-            started = time.perf_counter()
-            subprocess.run([command, "--version"], env=machine.env, capture_output=True, check=True)
-            return 1000 * (time.perf_counter() - started)
-
-        return statistics.median(one_ms() for _ in range(STARTS))
-
-    wrapped_ms, bare_ms = median_ms(BAZELW), median_ms(machine.launcher)
-    print(f"\nbazelw --version: {wrapped_ms:.0f} ms, of which Bazel itself {bare_ms:.0f} ms")
-
-
 def test_a_consumer_of_released_rules_python_builds_and_tests(machine: Machine) -> None:
     """Otherwise a module file that works elsewhere would not work on such a machine."""
     workspace = machine.consumer("consumer", machine.python)
@@ -174,15 +155,6 @@ def test_a_consumer_of_released_rules_python_builds_and_tests(machine: Machine) 
     assert f"python {machine.python}." in result.stdout
     assert "pypi_iniconfig/site-packages/iniconfig/__init__.py" in result.stdout
     assert "1 test passes" in result.stdout
-
-
-def test_a_python_that_is_not_there_is_named(machine: Machine) -> None:
-    """Otherwise tests would silently run under another Python than the module file names."""
-    workspace = machine.consumer("other_python", "3.99")
-    result = machine.bazelw(f"--output_user_root={machine.root}/output", "build", "//...", cwd=workspace)
-    assert result.returncode != 0
-    assert "Python 3.99 was not found on PATH" in result.stderr
-    assert f"is {machine.python}" in result.stderr
 
 
 def test_a_trust_store_of_our_own_serves_bazels_downloads(machine: Machine) -> None:

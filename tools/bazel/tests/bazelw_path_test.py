@@ -50,14 +50,6 @@ def test_a_program_that_tells_no_version_is_passed_over(workspace: Workspace, sc
     assert "its version is 'unknown'" in result.stderr
 
 
-def test_a_later_one_on_path_is_used_when_the_first_does_not_fit(workspace: Workspace) -> None:
-    """Otherwise an old system package would hide the user's own bazelisk."""
-    workspace.add_bazel("6.4.0")
-    workspace.add_bazel("7.7.1", name="bazelisk")
-    result = workspace.run("info")
-    assert result.stdout == "bazelisk 7.7.1 got: info\n"
-
-
 def test_bazelw_does_not_take_itself_for_bazel(workspace: Workspace, server: ReleaseServer) -> None:
     """Otherwise a link or a script named `bazel` that leads to bazelw would start it for ever."""
     (workspace.bin / "bazel").symlink_to(workspace.root / "bazelw")
@@ -91,14 +83,6 @@ def test_the_answer_is_remembered_until_the_file_changes(workspace: Workspace) -
     workspace.add_bazel("7.7.1")
     os.utime(bazel, ns=(1, 1))
     assert workspace.run("info").stdout == "bazel 7.7.1 got: info\n"
-
-
-def test_a_bazel_on_path_needs_no_home(workspace: Workspace) -> None:
-    """Otherwise a build under a bare environment would fail for the sake of a note."""
-    workspace.add_bazel("7.7.1")
-    del workspace.env["HOME"]
-    result = workspace.run("info")
-    assert (result.stdout, result.stderr) == ("bazel 7.7.1 got: info\n", "")
 
 
 def test_without_home_and_without_bazel_the_way_out_is_named(workspace: Workspace) -> None:

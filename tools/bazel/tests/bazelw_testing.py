@@ -236,12 +236,3 @@ def end(process: subprocess.Popen[str]) -> tuple[int, str, str]:
     """Wait for the process to end; return its status and the rest of its output."""
     stdout, stderr = process.communicate(timeout=LIMIT_S)
     return process.returncode, stdout, stderr
-
-
-def user_namespaces_refusal() -> str | None:
-    """Return why this machine does not let us mount a file system; None if it does."""
-    if shutil.which("unshare") is None:
-        return "unshare is not installed"
-    command = ["unshare", "-Urm", "mount", "-t", "tmpfs", "none", "/mnt"]
-    result = subprocess.run(command, capture_output=True, text=True, env=os.environ, check=False)
-    return None if result.returncode == 0 else f"no user namespaces: {result.stderr.strip()}"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from contestants.torch_suite import add_cases, run_suite
+from contestants.suite import add_cases, run_suite
 from contestants.trivial import run_trivial
 from contestants.turns import order
 from dist_testing import MultiThreadedTestCase

@@ -1,74 +1,101 @@
-"""Runs one of torch's own classes under plain unittest, taking turns."""
+"""torch's own classes, used as in torch's own test files.
+
+python -m contestants.torch_suite process|continuous|threaded|death
+"""
 
 from __future__ import annotations
 
-import contextlib
-import unittest
-from collections.abc import Callable
-from types import TracebackType
-from typing import Any, TypeVar
+import sys
+from typing import Any
 
-from contestants.turns import order, turns
+import torch.distributed as dist
+from torch._C._distributed_c10d import FileStore
+from torch.testing._internal.common_distributed import (
+    MultiProcContinuousTest,
+    MultiProcessTestCase,
+    MultiThreadedTestCase,
+)
 
-_ExcInfo = tuple[type[BaseException], BaseException, TracebackType] | tuple[None, None, None]
-_Class = TypeVar("_Class", bound=type[Any])
-
-
-def add_cases(run: Callable[[Any, str], None]) -> Callable[[_Class], _Class]:
-    """Return a decorator that gives a class one test method per case of the order; each calls `run(self, case)`."""
-
-    def decorate(cls: _Class) -> _Class:
-        for number, case in enumerate(order().cases):
-
-            def method(self: Any, case: str = case) -> None:
-                run(self, case)
-
-            setattr(cls, _method_name(number), method)
-        return cls
-
-    return decorate
+from contestants.deaths import run_death
+from contestants.suite import add_cases, run_suite
+from contestants.trivial import run_trivial
+from contestants.turns import order
 
 
-def _method_name(number: int) -> str:
-    # Not the case's name: torch's classes split names at dots.
-    return f"test_{number}"
+def _make_group(test: MultiProcessTestCase) -> None:
+    store = FileStore(test.file_name, test.world_size)
+    dist.init_process_group("gloo", store=store, rank=test.rank, world_size=test.world_size)
 
 
-class _Result(unittest.TestResult):
-    """Takes a turn for each test, and reports its verdict as soon as it is known."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self._cases = iter(order().cases)
-        self._turn = contextlib.ExitStack()
-
-    def startTest(self, test: unittest.TestCase) -> None:
-        self._turn.enter_context(turns().case(next(self._cases)))
-        super().startTest(test)
-
-    def stopTest(self, test: unittest.TestCase) -> None:
-        super().stopTest(test)
-        self._turn.close()
-
-    def addSuccess(self, test: unittest.TestCase) -> None:
-        turns().tell("verdict", passed=True, text="")
-        super().addSuccess(test)
-
-    def addError(self, test: unittest.TestCase, err: _ExcInfo) -> None:
-        turns().tell("verdict", passed=False, text=str(err[1]))
-        super().addError(test, err)
-
-    def addFailure(self, test: unittest.TestCase, err: _ExcInfo) -> None:
-        turns().tell("verdict", passed=False, text=str(err[1]))
-        super().addFailure(test, err)
-
-    def addSkip(self, test: unittest.TestCase, reason: str) -> None:
-        turns().tell("verdict", passed=False, text=f"skipped: {reason}")
-        super().addSkip(test, reason)
+def _run_trivial(test: Any, case: str) -> None:
+    run_trivial(case, test.rank)
 
 
-def run_suite(cls: type[unittest.TestCase]) -> None:
-    """Run the cases of the order, with the methods of `add_cases`."""
-    turns().tell("imported")
-    suite = unittest.TestSuite(cls(_method_name(number)) for number in range(len(order().cases)))
-    suite.run(_Result())
+def _run_trivial_in_own_group(test: MultiProcessTestCase, case: str) -> None:
+    _make_group(test)
+    run_trivial(case, test.rank)
+
+
+def _run_death(test: MultiProcessTestCase, case: str) -> None:
+    _make_group(test)
+    run_death(case, test.rank)
+
+
+class _Spawned(MultiProcessTestCase):
+    @property
+    def world_size(self) -> int:
+        """Ranks."""
+        return order().world_size
+
+    def setUp(self) -> None:
+        """Runs in the parent."""
+        super().setUp()
+        self._spawn_processes()
+
+
+@add_cases(_run_trivial_in_own_group)
+class ProcessTest(_Spawned):
+    """A fresh interpreter per rank and test."""
+
+
+@add_cases(_run_death)
+class DeathTest(_Spawned):
+    """The same, and a rank dies."""
+
+
+@add_cases(_run_trivial)
+class ContinuousTest(MultiProcContinuousTest):
+    """Ranks and group are made once for a class."""
+
+    world_size = order().world_size
+
+    @classmethod
+    def backend_str(cls) -> str:
+        """The backend of the group that the class makes."""
+        return "gloo"
+
+    @classmethod
+    def device_type(cls) -> str:
+        """The device of the tensors."""
+        return "cpu"
+
+
+@add_cases(_run_trivial)
+class ThreadedTest(MultiThreadedTestCase):
+    """Ranks are threads, and a stand-in replaces the group."""
+
+    @property
+    def world_size(self) -> int:
+        """Ranks."""
+        return order().world_size
+
+    def setUp(self) -> None:
+        """Runs in the main thread."""
+        super().setUp()
+        self._spawn_threads()  # type: ignore[no-untyped-call]  # torch's
+
+
+_CLASSES = {"process": ProcessTest, "continuous": ContinuousTest, "threaded": ThreadedTest, "death": DeathTest}
+
+if __name__ == "__main__":
+    run_suite(_CLASSES[sys.argv[1]])

@@ -7,17 +7,15 @@ import os
 import signal
 import sys
 import tempfile
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 
-from figures import BenchError, machine_facts, write_json
 from options import bench_parser, count, parse
 
 from dist_testing.core.process.lifetime import become_subreaper
 from verdict_table.bodies import order_env
 from verdict_table.cases import CASES, Case
 from verdict_table.judge import LIBRARY, TORCH, Dialect, Finding, NothingHappenedError, judge
-from verdict_table.kept import Kept
 from verdict_table.page import page, table
 from verdict_table.watch import Observed, watch
 
@@ -52,49 +50,24 @@ def main() -> int:
     # A shell ignores the signal in programs that it starts in the background, and the runners would inherit that.
     signal.signal(signal.SIGINT, signal.default_int_handler)
     dialects = [TORCH, LIBRARY] if options.torch else [LIBRARY]
-    try:
-        kept = Kept(options.keep, limit_s=options.limit)
-    except BenchError as error:
-        sys.stderr.write(f"verdicts.py: {error}\n")
-        return 1
-    is_busy = False
+    findings: dict[Case, dict[str, Finding]] = {}
     for case in options.cases:
         for dialect in dialects:
-            if not options.only and kept.finding(case.key, dialect.name) is not None:
-                continue
             try:
                 finding = _finding(case, dialect, options)
             except NothingHappenedError as error:
                 sys.stderr.write(
-                    f"verdicts.py: {error}\nThe machine is too busy for this limit: set a higher --limit, or measure "
-                    "what is missing later: --keep.\n"
+                    f"verdicts.py: {error}\nThe machine is too busy for this limit.\nSet a higher --limit.\n"
                 )
-                is_busy = True
-                continue
-            kept.add(case.key, dialect.name, finding)
+                return 1
+            findings.setdefault(case, {})[dialect.name] = finding
             sys.stderr.write(f"{case.key}, {dialect.name}: {', '.join(finding.wrong) or 'right'}\n")
-    whole = _findings(kept, CASES.values(), (TORCH, LIBRARY))
-    findings = _findings(kept, options.cases, dialects)
-    if len(whole) == len(CASES) and (options.keep or not options.only):
-        _PAGE.write_text(page(whole, limit_s=options.limit, dates=kept.dates()), encoding="utf-8")
+    if len(findings) == len(CASES) and options.torch:
+        _PAGE.write_text(page(findings, limit_s=options.limit), encoding="utf-8")
         sys.stdout.write(f"written: {_PAGE.relative_to(_REPOSITORY)}\n")
-    elif findings:
+    else:
         sys.stdout.write(table(findings))
-    if options.json:
-        cases = {case.key: of_case for case, of_case in findings.items()}
-        report = {"bench": "verdicts", "machine": machine_facts(), "limit_s": options.limit, "cases": cases}
-        write_json(options.json, report)
-    return 0 if not is_busy and _all_right(findings) else 1
-
-
-def _findings(kept: Kept, cases: Iterable[Case], dialects: Sequence[Dialect]) -> dict[Case, dict[str, Finding]]:
-    """Return the results of the cases that all the harnesses have run."""
-    found: dict[Case, dict[str, Finding]] = {}
-    for case in cases:
-        of_case = {dialect.name: kept.finding(case.key, dialect.name) for dialect in dialects}
-        if all(finding is not None for finding in of_case.values()):
-            found[case] = {name: finding for name, finding in of_case.items() if finding is not None}
-    return found
+    return 0 if _all_right(findings) else 1
 
 
 def _all_right(findings: Mapping[Case, Mapping[str, Finding]]) -> bool:
@@ -155,12 +128,6 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--only", type=_only, metavar="ROW,...", help="rows (a, b', continuous) or cases (b-sleep)")
     parser.add_argument(
         "--limit", type=count, default=_LIMIT_S, help=f"limit of a test in seconds, default {_LIMIT_S}; torch's is 300"
-    )
-    parser.add_argument(
-        "--keep",
-        type=Path,
-        metavar="FILE",
-        help="add each result to FILE, and run only what FILE lacks; with --only, run these again",
     )
     parser.add_argument("--logs", type=Path, metavar="FOLDER", help="also keep the output of every suite")
     options = parse(parser)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime
 from collections.abc import Iterator, Mapping
 from importlib import metadata
 
@@ -20,15 +21,15 @@ _PEERS = {
 _PLURALS = {"grandchild": "grandchildren"}
 
 
-def page(findings: Mapping[Case, Mapping[str, Finding]], *, limit_s: int, dates: str) -> str:
+def page(findings: Mapping[Case, Mapping[str, Finding]], *, limit_s: int) -> str:
     """Return the page of a full run.
 
     Args:
         findings: Case -> name of the harness -> its result.
         limit_s: The limit of a test, in seconds.
-        dates: When its results were made.
     """
     torch = metadata.version("torch").partition("+")[0]
+    today = datetime.date.today().isoformat()
     names = list(dict.fromkeys(name for of_case in findings.values() for name in of_case))
     right = "; ".join(
         f"{name} in {sum(of_case[name].is_right for of_case in findings.values())} of {len(findings)}" for name in names
@@ -40,7 +41,7 @@ Every row is a real fault in a real test. The test runs once with torch's class 
 same body: gloo, a FileStore, and 3 ranks unless the row names another number. All ranks first pass one barrier. Rows of
 `MultiProcContinuousTest` are compared with a worker pool (`isolation = "pool"`). Ranks are processes in every row.
 
-Written by `python tools/bench/verdicts.py` with torch {torch}; the runs are of {dates}. Do not edit.
+Written by `python tools/bench/verdicts.py` with torch {torch}; the runs are of {today}. Do not edit.
 
 - The limit of a test was {limit_s} s here (`DISTRIBUTED_TESTS_DEFAULT_TIMEOUT`, `case_timeout_s`). **By default it is
   300 s**: where a row says "limit", only the limit has ended the test, and a user waits for five minutes. torch's clock

@@ -5,18 +5,14 @@ from __future__ import annotations
 import argparse
 import os
 import shlex
-import shutil
-import subprocess
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from consumer_setup.check import drift
-from consumer_setup.library import Library, read_library
+from consumer_setup.check import differences
+from consumer_setup.library import SetupError, read_library
 from consumer_setup.module_file import NAME as MODULE_FILE
-from consumer_setup.plan import Plan, plan_setup
-from consumer_setup.problem import SetupError
-from consumer_setup.write import write_all
+from consumer_setup.write import set_up
 
 _DESCRIPTION = """\
 Adds dist_testing to the repository in a folder, or writes a new repository with a first test. It never changes a line
@@ -33,44 +29,71 @@ def main(arguments: Sequence[str] | None = None, program: Path | None = None) ->
         program: A file in tools/init of the library; None for this one's.
 
     Returns:
-        The exit status: 0 if it succeeded, 1 with the reason if not, 2 if the arguments are wrong.
+        The exit status.
     """
     parser = _parser()
     options = parser.parse_args(arguments)
-    if options.check and (options.update or options.lock):
-        parser.error("--check changes nothing: start the command again with --update or --lock")
+    if options.check and options.update:
+        parser.error("--check changes nothing: start the command again with --update")
     try:
         library = read_library(program or Path(__file__).absolute().parents[1] / "init.py")
         folder = _folder(options.dir)
         if options.check:
-            return _check(library, folder)
-        return _set_up(library, folder, options)
+            problems = list(differences(library, folder, _command(folder)))
+            for text in problems:
+                sys.stderr.write(f"init: {text}\n")
+            if not problems:
+                print(f"init: '{folder}' fits dist_testing {library.version}")
+            return 1 if problems else 0
+        _require_place(folder, library.clone, is_named=options.dir is not None)
+        # A typing error in the path makes a repository at another place.
+        print(f"init: {'in' if folder.is_dir() else 'a new folder,'} '{folder}'")
+        for text in set_up(library, folder, update=options.update):
+            print(f"init: {text}")
     except SetupError as error:
-        _say(error.problem.text)
+        sys.stderr.write(f"init: {error}\n")
         return 1
+    except OSError as error:
+        sys.stderr.write(
+            f"init: '{error.filename}' cannot be written: {error.strerror}.\n"
+            "  The folder is read-only or belongs to another user, or the disk is full.\n"
+            "  Make it writable, and run this command again.\n"
+        )
+        return 1
+    return 0
 
 
 def _folder(given: str | None) -> Path:
-    """Return the repository's folder.
-
-    Raises:
-        SetupError: If the working folder is inside another repository.
-    """
     # `bazel run` starts programs in their runfiles.
     here = Path(os.environ.get("BUILD_WORKING_DIRECTORY") or Path.cwd())
     if given is not None:
         return here / given
-    if workspace := os.environ.get("BUILD_WORKSPACE_DIRECTORY"):
-        return Path(workspace)
-    if not (here / MODULE_FILE).exists():
-        for parent in here.parents:
-            if (parent / MODULE_FILE).exists():
-                raise SetupError(
-                    f"'{here}' is a folder of the repository '{parent}'.",
-                    f"It has no {MODULE_FILE} of its own.",
-                    f"Name the repository, --dir={parent}, or, for a repository in the repository, --dir=.",
-                )
-    return here
+    return Path(os.environ.get("BUILD_WORKSPACE_DIRECTORY") or here)
+
+
+def _require_place(folder: Path, clone: Path, *, is_named: bool) -> None:
+    """Refuse folders that are no place for a new repository, and have none."""
+    if folder.resolve() == clone.resolve():
+        raise SetupError(
+            f"'{folder}' is dist_testing itself.",
+            "This command adds dist_testing to another repository.",
+            "Name that repository: --dir=FOLDER",
+        )
+    if (folder / MODULE_FILE).exists():
+        return
+    if (folder / "WORKSPACE").exists():
+        raise SetupError(
+            f"'{folder}' has WORKSPACE and no {MODULE_FILE}.",
+            "It is a repository without modules, and this command writes only module files.",
+            f"Follow docs/consumers.md, 'How do I start without modules?', or make an empty {MODULE_FILE} first.",
+        )
+    parent = next((parent for parent in folder.absolute().parents if (parent / MODULE_FILE).exists()), None)
+    if parent is not None and not is_named:
+        raise SetupError(
+            f"'{folder}' is a folder of the repository '{parent}'.",
+            f"It has no {MODULE_FILE} of its own.",
+            f"Name the repository, --dir={parent}, or, for a repository in the repository, --dir=.",
+        )
 
 
 def _command(folder: Path) -> str:
@@ -81,60 +104,6 @@ def _command(folder: Path) -> str:
     return f"python3 {shlex.quote(sys.argv[0])} --dir={shlex.quote(str(folder))}"
 
 
-def _check(library: Library, folder: Path) -> int:
-    problems = drift(library, folder, _command(folder))
-    for problem in problems:
-        _say(problem.text)
-    if not problems:
-        print(f"init: '{folder}' fits dist_testing {library.version}")
-    return 1 if problems else 0
-
-
-def _set_up(library: Library, folder: Path, options: argparse.Namespace) -> int:
-    plan = plan_setup(library, folder, hub=options.hub.removeprefix("@"), python=options.python, update=options.update)
-    # A typing error in the path makes a repository at another place.
-    print(f"init: {'in' if folder.is_dir() else 'a new folder,'} '{folder}'")
-    write_all(plan.changes)
-    for change in plan.changes:
-        print(f"init: {change.verb} {change.said}")
-    for text in plan.left:
-        print(f"init: left {text}")
-    if options.lock and plan.lock_command:
-        _lock(plan, folder)
-    for step in plan.next_steps:
-        print(f"init: next: {step}")
-    return 0
-
-
-def _lock(plan: Plan, folder: Path) -> None:
-    """Make the lock file.
-
-    Raises:
-        SetupError: If the resolver is not installed or fails. The other files are written.
-    """
-    shown = shlex.join(plan.lock_command)
-    if shutil.which(plan.lock_command[0]) is None:
-        raise SetupError(
-            f"{plan.lock_command[0]} was not found on PATH.",
-            "It resolves the packages; the other files are written.",
-            f"Install it (python3 -m pip install uv), and run in '{folder}': {shown}",
-        )
-    print(f"init: running {shown}", flush=True)
-    done = subprocess.run(plan.lock_command, cwd=folder, stdout=subprocess.DEVNULL, check=False)
-    if done.returncode:
-        raise SetupError(
-            f"{shown} ended with status {done.returncode}.",
-            "Its message is above; the other files are written.",
-            f"Correct requirements.in or the index, and run it again in '{folder}'.",
-        )
-    plan.next_steps.remove(shown)
-
-
-def _say(text: str) -> None:
-    sys.stdout.flush()
-    sys.stderr.write(f"init: {text}\n")
-
-
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="init", description=_DESCRIPTION, allow_abbrev=False)
     parser.add_argument("--dir", metavar="FOLDER", help="the repository (default: Bazel's, else the working folder)")
@@ -142,15 +111,4 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--update", action="store_true", help="also replace a dist_testing.bazelrc that differs from this version's"
     )
-    parser.add_argument(
-        "--hub",
-        default="",
-        metavar="NAME",
-        help="the hub of Python packages: one that is there, or the name of a new one "
-        "(default: the one that is there, else pypi)",
-    )
-    parser.add_argument(
-        "--python", default="", metavar="VERSION", help="3.12, for example (default: the toolchain's, else 3.11)"
-    )
-    parser.add_argument("--lock", action="store_true", help="also make the lock file, with uv")
     return parser

@@ -5,14 +5,11 @@ The page is the only source: the files that it shows are the files that are writ
 
 from __future__ import annotations
 
-import ast
 import json
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-
-from consumer_setup.problem import SetupError
 
 MODULE = "dist_testing"
 FLAGS_FILE = "dist_testing.bazelrc"
@@ -23,12 +20,41 @@ _START = "mine/"
 _COMMANDS = "mine:commands"
 
 
+class SetupError(Exception):
+    """The repository cannot be changed or read. The text has three lines: what, the likely cause, the way out."""
+
+    def __init__(self, what: str, cause: str, way_out: str) -> None:
+        super().__init__(problem(what, cause, way_out))
+
+
+def problem(what: str, cause: str, way_out: str) -> str:
+    """Return one complaint: the subject with what was observed, the likely cause, what the user can do."""
+    return f"{what}\n  {cause}\n  {way_out}"
+
+
+def read_text(path: Path) -> str:
+    """Return the text of a file.
+
+    Raises:
+        SetupError: If it cannot be read.
+    """
+    try:
+        return path.read_bytes().decode("utf-8")
+    except OSError as error:
+        raise SetupError(
+            f"'{path}' cannot be read: {error.strerror}.",
+            "The program reads the files of the repository, and those of the library beside it.",
+            "Make it readable; start the program in a whole clone of dist_testing.",
+        ) from error
+    except UnicodeDecodeError as error:
+        raise SetupError(f"'{path}' cannot be read: it is not UTF-8.", f"{error}.", "Repair or remove it.") from error
+
+
 @dataclass(frozen=True, slots=True)
 class Library:
     """This version.
 
     Attributes:
-        root: Its folder: a clone, or the runfiles of this program.
         clone: Its folder in the source tree, which `local_path_override` can name.
         version: Its version.
         flags: Text of dist_testing.bazelrc.
@@ -37,7 +63,6 @@ class Library:
         bazel: The oldest and the newest Bazel, such as "7.4" and "8".
     """
 
-    root: Path
     clone: Path
     version: str
     flags: str
@@ -57,26 +82,17 @@ def read_library(program: Path) -> Library:
     """
     # In runfiles every file is a link by itself.
     root = program.parents[2]
-    try:
-        page = (root / "docs" / "consumers.md").read_text(encoding="utf-8")
-        module = (root / "MODULE.bazel").read_text(encoding="utf-8")
-        flags = (root / FLAGS_FILE).read_text(encoding="utf-8")
-        versions = json.loads((root / "dist_testing" / "versions.json").read_text(encoding="utf-8"))
-    except OSError as error:
-        raise SetupError(
-            f"'{error.filename}' cannot be read: {error.strerror}.",
-            "The program reads the library's own files, and was copied without them.",
-            "Start it in a clone of dist_testing: python3 <clone>/tools/init/init.py",
-        ) from error
-    blocks = dict(_BLOCK.findall(page))
-    commands = blocks.get(_COMMANDS, "").replace("\\\n", "").splitlines()
+    versions = json.loads(read_text(root / "dist_testing" / "versions.json"))
+    blocks = dict(_BLOCK.findall(read_text(root / "docs" / "consumers.md")))
+    # The first version in the file is the module's own.
+    version = re.search(r'version = "([^"]+)"', read_text(root / "MODULE.bazel"))
+    assert version is not None
     return Library(
-        root=root,
         clone=_clone(program),
-        version=_version(module),
-        flags=flags,
+        version=version[1],
+        flags=read_text(root / FLAGS_FILE),
         files={name.removeprefix(_START): text for name, text in blocks.items() if name.startswith(_START)},
-        commands=tuple(re.sub(r"\s+", " ", command) for command in commands),
+        commands=tuple(re.sub(r"\s+", " ", command) for command in blocks[_COMMANDS].replace("\\\n", "").splitlines()),
         bazel=(versions["bazel"]["oldest"], versions["bazel"]["newest"]),
     )
 
@@ -88,13 +104,3 @@ def _clone(program: Path) -> Path:
     # Started there, perhaps by a link beside the user's repository.
     folder = program.parents[2]
     return folder.parent.resolve() / folder.name
-
-
-def _version(module: str) -> str:
-    """Return the version that MODULE.bazel declares."""
-    for node in ast.walk(ast.parse(module)):
-        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "module":
-            for keyword in node.keywords:
-                if keyword.arg == "version" and isinstance(keyword.value, ast.Constant):
-                    return str(keyword.value.value)
-    raise AssertionError("MODULE.bazel of the library declares no version")

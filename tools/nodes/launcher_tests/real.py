@@ -14,8 +14,7 @@ import time
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
-from dist_testing.nodes.addresses import INTERFACE, node_address, node_name
-from dist_testing.nodes.namespaces import Nodes
+from dist_testing.nodes.namespaces import INTERFACE, Nodes, node_address, node_name
 
 # Limit for the daemons of Slurm to find each other. Seconds.
 _UP_LIMIT_S = 60.0

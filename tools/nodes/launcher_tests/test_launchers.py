@@ -16,8 +16,7 @@ from pathlib import Path
 import pytest
 from launcher_prefix.prefix import existing_copy
 
-from dist_testing.nodes.addresses import node_address
-from dist_testing.nodes.namespaces import Nodes, missing_permission
+from dist_testing.nodes.namespaces import Nodes, missing_permission, node_address
 from launcher_tests.real import Real
 from tests.support.attached import CASES, DOWN, assert_cases, assert_down
 from tests.support.bell import Bell

@@ -13,19 +13,15 @@ from pathlib import Path
 from debian_prefix.errors import InstallError
 
 from local_cluster import control, health, packages
-from local_cluster.cleaning import Cleaning, parse_size
 from local_cluster.cluster import end_cluster, find_cluster, start_cluster
 from local_cluster.errors import ClusterError
 from local_cluster.places import DEFAULT_NAME, ClusterFiles, cache_root, cluster_files
 from local_cluster.pools import FORM, parse_pools
-from local_cluster.security import Access, parse_instance
 from local_cluster.status import status_lines
 
 # BuildGrid's own port, and the port of --config=rbe_local.
 DEFAULT_PORT = 50051
 _DEFAULT_POOLS = ("cpu=2",)
-# Longer than a test waits between the upload of its inputs and its start, on a loaded machine.
-DEFAULT_KEEP_MIN = 10
 
 _DESCRIPTION = """\
 A real remote-execution cluster on this machine: BuildGrid on PostgreSQL, and BuildBox workers in named pools.
@@ -79,14 +75,6 @@ def _run(options: argparse.Namespace) -> int:
 
 def _up(options: argparse.Namespace, files: ClusterFiles) -> int:
     pools = parse_pools(options.pool or _DEFAULT_POOLS)
-    access = Access(
-        tls=options.tls or options.client_certificates,
-        asks_clients=options.client_certificates,
-        instance=parse_instance(options.instance),
-    )
-    cleaning = None
-    if options.cache_size is not None:
-        cleaning = Cleaning(parse_size(options.cache_size), 60 * options.cache_keep)
     started = time.monotonic()
 
     def find_programs() -> tuple[Path, Path]:
@@ -100,11 +88,7 @@ def _up(options: argparse.Namespace, files: ClusterFiles) -> int:
         workers=tuple(worker for pool in pools for worker in pool.members()),
         find_programs=find_programs,
         tell=_say,
-        access=access,
-        cleaning=cleaning,
     )
-    if access != Access():
-        _say(f"flags for Bazel, to import in .bazelrc: {files.bazel_flags}")
     _say(f"ready after {time.monotonic() - started:.1f} s; the endpoint is")
     sys.stdout.write(f"{endpoint}\n")
     return 0
@@ -141,13 +125,6 @@ def _count(text: str) -> int:
     return int(text)
 
 
-def _minutes(text: str) -> int:
-    # An action waits between the upload of its inputs and its start; without any time they are removed in between.
-    if not text.isdigit() or not 1 <= int(text) <= 100_000:
-        raise argparse.ArgumentTypeError(f"'{text}' is not a number of minutes, from 1 on")
-    return int(text)
-
-
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="rbe", description=_DESCRIPTION, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
@@ -169,26 +146,6 @@ def _parser() -> argparse.ArgumentParser:
         "Any other key is a property that the workers announce. They also announce Pool=NAME unless it is given.",
     )
     up.add_argument("--port", type=_port, default=DEFAULT_PORT, help=f"default: {DEFAULT_PORT}; 0: any free port")
-    up.add_argument("--tls", action="store_true", help="speak TLS, with certificates of the cluster's own authority")
-    up.add_argument(
-        "--client-certificates",
-        action="store_true",
-        help="also refuse clients that show no certificate of that authority",
-    )
-    up.add_argument("--instance", default="", metavar="NAME", help="the instance name (default: none)")
-    up.add_argument(
-        "--cache-size",
-        metavar="SIZE",
-        help="such as 20G: above it, the server removes the files that were not used for the longest time "
-        "(default: none before `down`)",
-    )
-    up.add_argument(
-        "--cache-keep",
-        type=_minutes,
-        default=DEFAULT_KEEP_MIN,
-        metavar="MINUTES",
-        help=f"with --cache-size: it keeps what was used within this time (default: {DEFAULT_KEEP_MIN})",
-    )
     status = command("status", "print the running parts, the ended parts with the reason, and why jobs wait")
     status.add_argument("--json", action="store_true", help="for programs")
     logs = command("logs", "print the end of every log, or of those named")

@@ -17,12 +17,10 @@ from pathlib import Path
 from typing import Any
 
 from local_cluster import database, processes
-from local_cluster.cleaning import Cleaning
 from local_cluster.errors import ClusterError
-from local_cluster.places import SCRATCH_PARENT, SCRATCH_PREFIX, ClusterFiles, Scratch, remove_files, remove_removed
+from local_cluster.places import SCRATCH_PARENT, SCRATCH_PREFIX, ClusterFiles, Scratch, remove_files
 from local_cluster.plan import Plan, reserve_port
 from local_cluster.pools import Worker
-from local_cluster.security import Access
 from local_cluster.supervisor import DownError, Supervisor
 
 # `down` waits this long for the supervisor to end all parts. Then it ends them itself. Seconds.
@@ -39,8 +37,6 @@ def start_cluster(
     workers: tuple[Worker, ...],
     find_programs: Callable[[], tuple[Path, Path]],
     tell: Callable[[str], None],
-    access: Access | None = None,
-    cleaning: Cleaning | None = None,
 ) -> str:
     """Start a cluster that outlives this process.
 
@@ -51,8 +47,6 @@ def start_cluster(
         workers: All its workers.
         find_programs: Returns the directories of BuildBox and PostgreSQL; called after all other checks.
         tell: Called with messages about the progress.
-        access: What a client must know and show; None for nothing.
-        cleaning: What may be removed from the server's storage; None for nothing.
 
     Returns:
         Its endpoint.
@@ -64,25 +58,21 @@ def start_cluster(
     scratch: Scratch | None = None
     try:
         clean_up(files, tell)
-        if not _is_of(lock, files):
-            # It is removed with the other files.
-            removed, lock = lock, _lock_new(files, name)
-            os.close(removed)
         with reserve_port(port) as reservation:
             buildbox, postgres = find_programs()
             chosen = reservation.getsockname()[1]
             try:
+                files.root.mkdir(mode=0o700, exist_ok=True)
                 scratch = Scratch(Path(tempfile.mkdtemp(prefix=SCRATCH_PREFIX, dir=SCRATCH_PARENT)))
                 scratch.temporary.mkdir()
             except OSError as error:
                 raise _cannot_write(error) from error
-            plan = Plan(name, chosen, workers, buildbox, postgres, access or Access(), cleaning)
+            plan = Plan(name, chosen, workers, buildbox, postgres)
             _fork_supervisor(plan, files, scratch, keep=(lock, reservation.fileno()), tell=tell)
         return plan.endpoint
     except BaseException:
-        # Remove it only if nothing was started. Otherwise the supervisor has removed it, and a new cluster may have the
-        # name.
-        if _is_of(lock, files) and not files.state.exists():
+        # With a state, it is the supervisor's to remove, or `down`'s.
+        if not files.state.exists():
             remove_files(files, scratch)
         raise
     finally:
@@ -115,7 +105,7 @@ def end_cluster(files: ClusterFiles, name: str, tell: Callable[[str], None]) -> 
         ClusterError: If there is no such cluster, or a part of it cannot be ended.
     """
     state = _read_state(files)
-    if not state and not files.removed:
+    if not state:
         # Raises the error that there is no such cluster.
         find_cluster(files, name)
     pidfd = _supervisor_pidfd(files, state)
@@ -123,19 +113,13 @@ def end_cluster(files: ClusterFiles, name: str, tell: Callable[[str], None]) -> 
         try:
             signal.pidfd_send_signal(pidfd, signal.SIGTERM)
             if not select.select([pidfd], [], [], _DOWN_LIMIT_S)[0]:
-                if _read_state(files) == state:
-                    tell(f"the supervisor has not ended within {_DOWN_LIMIT_S:.0f} s; killing it")
-                    signal.pidfd_send_signal(pidfd, signal.SIGKILL)
-                    select.select([pidfd], [], [], _DOWN_LIMIT_S)
-                else:
-                    # The files may have gigabytes.
-                    tell("all its processes have ended; its files are still being removed")
-                    select.select([pidfd], [], [])
+                tell(f"the supervisor has not ended within {_DOWN_LIMIT_S:.0f} s; killing it")
+                signal.pidfd_send_signal(pidfd, signal.SIGKILL)
+                select.select([pidfd], [], [], _DOWN_LIMIT_S)
         finally:
             os.close(pidfd)
-    if _read_state(files) != state or not state:
+    if _read_state(files) != state:
         # It has removed its files, and another cluster may have started under the name.
-        remove_removed(files)
         return
     lock = _lock(files)
     if lock is None:
@@ -146,7 +130,6 @@ def end_cluster(files: ClusterFiles, name: str, tell: Callable[[str], None]) -> 
         )
     try:
         clean_up(files, tell)
-        remove_files(files, None)
     finally:
         os.close(lock)
 
@@ -157,7 +140,6 @@ def clean_up(files: ClusterFiles, tell: Callable[[str], None]) -> None:
     Raises:
         ClusterError: If a process cannot be ended.
     """
-    remove_removed(files)
     state = _read_state(files)
     if state:
         scratch = _scratch(files, state)
@@ -305,37 +287,21 @@ def _lock(files: ClusterFiles) -> int | None:
     Raises:
         ClusterError: If the user cache cannot be written.
     """
-    while True:
-        try:
-            files.root.mkdir(mode=0o700, parents=True, exist_ok=True)
-            descriptor = os.open(files.lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
-        except FileNotFoundError:
-            # Another command's `down` has removed the directory at the same time.
-            continue
-        except OSError as error:
-            raise ClusterError(
-                f"'{error.filename}' cannot be written: {error.strerror}.",
-                "The cluster keeps its files in the user cache.",
-                "Make it writable, or set XDG_CACHE_HOME to another directory.",
-            ) from error
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError as error:
-            os.close(descriptor)
-            if error.errno in (errno.EAGAIN, errno.EACCES):
-                return None
-            raise
-        # `down` removes the file with the others: a lock on a removed file protects nothing.
-        if _is_of(descriptor, files):
-            return descriptor
+    try:
+        files.lock.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        descriptor = os.open(files.lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+    except OSError as error:
+        raise ClusterError(
+            f"'{error.filename}' cannot be written: {error.strerror}.",
+            "The cluster keeps its files in the user cache.",
+            "Make it writable, or set XDG_CACHE_HOME to another directory.",
+        ) from error
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
         os.close(descriptor)
-
-
-def _is_of(lock: int, files: ClusterFiles) -> bool:
-    """Return whether a lock is the current one, and not that of a removed directory."""
-    with suppress(FileNotFoundError):
-        return os.stat(files.lock).st_ino == os.fstat(lock).st_ino
-    return False
+        return None
+    return descriptor
 
 
 def _write_state(files: ClusterFiles, scratch: Scratch, plan: Plan) -> None:

@@ -14,7 +14,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from local_cluster.errors import ClusterError
 from local_cluster.parts import Running
-from local_cluster.security import HOST, Certificates
+from local_cluster.plan import HOST
 
 # Limit for a part to become ready; it is generous for a loaded machine. Seconds.
 READY_LIMIT_S = 90.0
@@ -53,20 +53,14 @@ def wait_ready(running: Running, is_ready: Callable[[], bool], log: Path, limit_
             )
 
 
-def is_server_ready(port: int, certificates: Certificates | None = None) -> bool:
-    """Ask the server's own health service.
-
-    Args:
-        port: Its port.
-        certificates: The cluster's files; None without TLS.
-    """
-    address = f"{HOST}:{port}"
-    if certificates is None:
-        return _is_serving(grpc.insecure_channel(address, _OWN))
-    # Shown only to a server that asks for it.
-    files = (certificates.authority, certificates.key("client"), certificates.certificate("client"))
-    credentials = grpc.ssl_channel_credentials(*(file.read_bytes() for file in files))
-    return _is_serving(grpc.secure_channel(address, credentials, _OWN))
+def is_server_ready(port: int) -> bool:
+    """Ask the server's own health service."""
+    with grpc.insecure_channel(f"{HOST}:{port}", _OWN) as channel:
+        try:
+            answer = health_pb2_grpc.HealthStub(channel).Check(health_pb2.HealthCheckRequest(), timeout=_QUESTION_S)
+        except grpc.RpcError:
+            return False
+    return bool(answer.status == health_pb2.HealthCheckResponse.SERVING)
 
 
 def is_listening(socket: Path) -> bool:
@@ -97,15 +91,6 @@ def tail(log: Path, lines: int = _SHOWN_LINES) -> str:
         return f" ({log}: {error.strerror})"
     shown = text.splitlines()[-lines:]
     return "".join(f"\n    {line[:300]}" for line in shown) or " (it is empty)"
-
-
-def _is_serving(asked: grpc.Channel) -> bool:
-    with asked as channel:
-        try:
-            answer = health_pb2_grpc.HealthStub(channel).Check(health_pb2.HealthCheckRequest(), timeout=_QUESTION_S)
-        except grpc.RpcError:
-            return False
-    return bool(answer.status == health_pb2.HealthCheckResponse.SERVING)
 
 
 def _signal_name(number: int) -> str:

@@ -13,13 +13,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from local_cluster.cleaning import CLEANING, INTERVAL_S
 from local_cluster.errors import ClusterError
 from local_cluster.places import ClusterFiles, Scratch
-from local_cluster.plan import Plan
+from local_cluster.plan import HOST, Plan
 from local_cluster.pools import Worker
-from local_cluster.security import buildbox_options
-from local_cluster.server_config import POLL_S, certificates_of
+from local_cluster.server_config import POLL_S
 
 # A variable of every part, and so of every action. It tells which processes belong to which cluster, also after the
 # supervisor has ended. Its value is the scratch directory.
@@ -161,23 +159,12 @@ def server_part(config: Path, database: str, scratch: Scratch) -> Part:
     return Part(SERVER, tuple(command), _python_environment(scratch))
 
 
-def cleaning_part(config: Path, scratch: Scratch) -> Part:
-    """Return BuildGrid's cleanup, which removes the files of the server that were not used for the longest time."""
-    # The program of BuildGrid is a script with a path of its own; this is the function that it calls.
-    start = "import sys; from buildgrid.server.app import cli; cli.main(sys.argv[1:])"
-    options = ["cleanup", "start", str(config), "-vv", f"--sleep-interval={INTERVAL_S}"]
-    return Part(CLEANING, (*_with_parent(), sys.executable, "-c", start, *options), _python_environment(scratch))
-
-
 def storage_part(worker: Worker, plan: Plan, files: ClusterFiles, scratch: Scratch) -> Part:
     """Return the storage of a worker. It keeps what it has fetched."""
-    access = plan.access
     command = [
         *_with_parent(),
         str(plan.buildbox / "buildbox-casd"),
-        f"--cas-remote={access.url(plan.port)}",
-        *([f"--cas-instance={access.instance}", f"--proxy-instance={access.instance}"] if access.instance else []),
-        *buildbox_options("cas", access, certificates_of(plan, files)),
+        f"--cas-remote=http://{HOST}:{plan.port}",
         f"--bind=unix:{scratch.storage_socket(worker.name)}",
         str(files.worker(worker.name) / "storage"),
     ]
@@ -191,9 +178,8 @@ def worker_part(worker: Worker, plan: Plan, files: ClusterFiles, scratch: Scratc
     command = [
         *_with_parent(),
         str(programs / "buildbox-worker"),
-        f"--bots-remote={plan.access.url(plan.port)}",
-        *buildbox_options("bots", plan.access, certificates_of(plan, files)),
-        f"--instance={plan.access.instance}",
+        f"--bots-remote=http://{HOST}:{plan.port}",
+        "--instance=",
         f"--cas-remote=unix:{scratch.storage_socket(worker.name)}",
         f"--buildbox-run={programs / 'buildbox-run-hosttools'}",
         f"--runner-arg=--graceful-shutdown-seconds={ACTION_GRACE_S}",

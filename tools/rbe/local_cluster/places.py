@@ -1,13 +1,11 @@
 """The places of a cluster's files.
 
-    <user cache>/dist_testing/rbe/clusters/<name>/   lock, state, logs, storage, workers
-        /tmp/dist-rbe-XXXXXXXX/                          the database, the sockets (their paths must be short), and the
-        /tmp
-                                                         of workers and actions
-        /tmp/dist-XXXXXXXX/                              left by a killed test: a short path to its folder below the
-        first
+    <user cache>/dist_testing/rbe/clusters/<name>/   state, logs, storage, workers
+    <user cache>/dist_testing/rbe/clusters/<name>.lock
+    /tmp/dist-rbe-XXXXXXXX/   the database, the sockets (their paths must be short), and the /tmp of workers and actions
+    /tmp/dist-XXXXXXXX/       left by a killed test: a short path to its folder below the first
 
-`down` removes all of it.
+`down` removes all of it but the lock.
 """
 
 from __future__ import annotations
@@ -65,8 +63,9 @@ class ClusterFiles:
 
     @property
     def lock(self) -> Path:
-        """The lock that the supervisor holds as long as it lives."""
-        return self.root / "lock"
+        """The lock that the supervisor holds as long as it lives. It stays, because a removed file locks nothing."""
+        # A cluster's name never contains a dot.
+        return self.root.with_name(f"{self.root.name}.lock")
 
     @property
     def state(self) -> Path:
@@ -89,30 +88,9 @@ class ClusterFiles:
         return self.root / "wheels"
 
     @property
-    def removed(self) -> list[Path]:
-        """The former directory, which `down` is still removing."""
-        # A cluster's name never contains a dot.
-        return list(self.root.parent.glob(f".{self.root.name}.*"))
-
-    @property
-    def certificates(self) -> Path:
-        """The folder of the cluster's own authority, if it speaks TLS."""
-        return self.root / "certificates"
-
-    @property
-    def bazel_flags(self) -> Path:
-        """The flags for Bazel, as an .rc file."""
-        return self.root / "client.bazelrc"
-
-    @property
     def server_config(self) -> Path:
         """BuildGrid's configuration."""
         return self.root / "server.yml"
-
-    @property
-    def cleaning_config(self) -> Path:
-        """The configuration of its cleanup, if the cluster has one."""
-        return self.root / "cleaning.yml"
 
     def worker(self, name: str) -> Path:
         """The folder of everything that one worker writes."""
@@ -170,25 +148,15 @@ def remove_files(files: ClusterFiles, scratch: Scratch | None) -> None:
     Raises:
         ClusterError: If a file cannot be removed.
     """
-    remove_removed(files)
     _remove_short_ways(files)
     if scratch is not None:
         _remove_tree(scratch.root)
-    # Renamed first, with the state and the lock: an `up` that starts now must not create files in the old directory.
-    with suppress(FileNotFoundError):
-        # A name that no cluster can have.
-        files.root.rename(files.root.with_name(f".{files.root.name}.{os.getpid()}"))
-    remove_removed(files)
-
-
-def remove_removed(files: ClusterFiles) -> None:
-    """Remove the leftovers of an interrupted or failed removal.
-
-    Raises:
-        ClusterError: If a file cannot be removed.
-    """
-    for root in files.removed:
-        _remove_tree(root)
+    if files.root.exists():
+        # The state last: with it, `down` finds the rest after a removal that was interrupted or failed.
+        for path in files.root.iterdir():
+            if path.is_dir():
+                _remove_tree(path)
+        _remove_tree(files.root)
 
 
 def _remove_tree(root: Path) -> None:

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import socket
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
-from local_cluster.cleaning import Cleaning
 from local_cluster.errors import ClusterError
 from local_cluster.pools import Worker
-from local_cluster.security import Access
+
+HOST = "127.0.0.1"
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,8 +22,6 @@ class Plan:
         workers: All workers.
         buildbox: Directory of BuildBox's programs.
         postgres: Directory of PostgreSQL's programs.
-        access: What a client must know and show.
-        cleaning: What may be removed from the server's storage; None for nothing.
     """
 
     name: str
@@ -31,13 +29,11 @@ class Plan:
     workers: tuple[Worker, ...]
     buildbox: Path
     postgres: Path
-    access: Access = field(default_factory=Access)
-    cleaning: Cleaning | None = None
 
     @property
     def endpoint(self) -> str:
         """The value for Bazel's --remote_executor."""
-        return self.access.endpoint(self.port)
+        return f"grpc://{HOST}:{self.port}"
 
 
 def reserve_port(port: int) -> socket.socket:
@@ -55,7 +51,7 @@ def reserve_port(port: int) -> socket.socket:
     reservation = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
     try:
         # Without the option, so that another server that shares its port is noticed, too.
-        reservation.bind(("127.0.0.1", port))
+        reservation.bind((HOST, port))
     except OSError as error:
         reservation.close()
         raise ClusterError(

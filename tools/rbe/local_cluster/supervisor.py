@@ -17,13 +17,13 @@ from types import FrameType
 
 import psutil
 
-from local_cluster import cleaning, control, database, health, parts, processes
+from local_cluster import control, database, health, parts, processes
 from local_cluster.errors import ClusterError
 from local_cluster.parts import Part, Running
 from local_cluster.places import ClusterFiles, Scratch, remove_files
 from local_cluster.plan import Plan
 from local_cluster.pools import Worker
-from local_cluster.server_config import certificates_of, write_server_files
+from local_cluster.server_config import server_config
 
 # <sys/prctl.h>: orphan processes become children of this process, so that it can find and end them.
 _PR_SET_CHILD_SUBREAPER = 36
@@ -96,11 +96,9 @@ class Supervisor:
         self._start(parts.database_part(plan.postgres, scratch), lambda: database.is_database_ready(scratch))
         self._tell("starting the server")
         address = database.database_address(scratch)
-        write_server_files(plan, files, address)
+        config = server_config(port=plan.port, database=address, storage=files.storage, workers=plan.workers)
+        files.server_config.write_text(config, encoding="utf-8")
         self._start_server()
-        if plan.cleaning is not None:
-            log = self._log(cleaning.CLEANING)
-            self._start(parts.cleaning_part(files.cleaning_config, scratch), lambda: cleaning.has_begun(log))
         self._tell(f"starting {len(plan.workers)} worker(s)")
         for worker in plan.workers:
             folder = files.worker(worker.name)
@@ -188,8 +186,7 @@ class Supervisor:
     def _start_server(self) -> None:
         address = database.database_address(self._scratch)
         part = parts.server_part(self._files.server_config, address, self._scratch)
-        certificates = certificates_of(self._plan, self._files)
-        self._start(part, lambda: health.is_server_ready(self._plan.port, certificates))
+        self._start(part, lambda: health.is_server_ready(self._plan.port))
 
     def _start_worker_program(self, worker: Worker) -> None:
         storage = self._running[f"{worker.name}.storage"]
@@ -354,9 +351,8 @@ class Supervisor:
             "supervisor": os.getpid(),
             "scratch": str(self._scratch.root),
             "logs": str(self._files.logs),
-            "flags": str(self._files.bazel_flags),
             "problem": problem,
-            "parts": [self._part_status(name) for name in self._others()],
+            "parts": [self._part_status(name) for name in (parts.DATABASE, parts.SERVER)],
             "workers": [
                 {
                     **self._part_status(worker.name),
@@ -371,10 +367,6 @@ class Supervisor:
             "jobs": [{**asdict(job), "wanted": dict(job.wanted)} for job in jobs],
             "events": list(self._events),
         }
-
-    def _others(self) -> tuple[str, ...]:
-        """Return the names of the parts that belong to no worker."""
-        return (parts.DATABASE, parts.SERVER, *((cleaning.CLEANING,) if self._plan.cleaning else ()))
 
     def _part_status(self, name: str) -> control.Message:
         running = self._running.get(name)

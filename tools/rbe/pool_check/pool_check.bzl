@@ -3,10 +3,6 @@
 load("@rules_python//python:py_test.bzl", "py_test")
 
 _PROBE = Label("//tools/rbe/pool_check:probe.py")
-_FINDING = Label("//tools/rbe/pool_check:finding")
-
-# Actions that run at once: more than one, to see several workers.
-_WORKERS = 4
 
 # A value that no worker has, for any property.
 _NO_WORKER = "dist-testing-pool-check-no-worker"
@@ -18,9 +14,8 @@ _USUAL_PROPERTY = "test.Pool"
 def pool_check(*, name, gpus = 0, exec_properties = {}, tags = [], **kwargs):
     """Declares the tests that examine one pool.
 
-    `name` is the test. `bazel run //tools/rbe/pool_check:table` runs the others after it: `name.grace` always reaches its
-    timeout, `name.spread` measures how many actions run at once, `name.leave` leaves a process behind, `name.look` searches
-    it, and `name.no_worker` has one test for each property, with a value that no worker has, so it must not run.
+    `name` examines a worker. `name.no_worker` has one test for each property, with a value that no worker has: with an executor
+    that uses the properties it waits for ever, and with any other one it fails.
 
     Args:
         name: Name of the test.
@@ -33,7 +28,6 @@ def pool_check(*, name, gpus = 0, exec_properties = {}, tags = [], **kwargs):
     common = dict(
         srcs = [_PROBE],
         main = _PROBE,
-        deps = [_FINDING],
         # The test is about the worker as it is now, so its result must not come from a cache.
         tags = tags + [
             "external",
@@ -49,19 +43,6 @@ def pool_check(*, name, gpus = 0, exec_properties = {}, tags = [], **kwargs):
         exec_properties = exec_properties,
         **common
     )
-    for what, more in {
-        "grace": {},
-        "leave": {"shard_count": _WORKERS},
-        "look": {"shard_count": _WORKERS},
-        "spread": {"shard_count": _WORKERS},
-    }.items():
-        py_test(
-            name = "{}.{}".format(name, what),
-            size = "small",
-            args = [what],
-            exec_properties = exec_properties,
-            **(common | more)
-        )
     no_worker = {
         "{}.no_worker.{}".format(name, key.removeprefix(_TEST_PREFIX).replace(":", "_")): key
         for key in exec_properties or [_USUAL_PROPERTY]

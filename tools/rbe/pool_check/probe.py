@@ -16,13 +16,10 @@ import socket
 import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from xml.etree import ElementTree
-
-from finding import Finding, table
 
 # Ranks of a large world on one machine.
 _PROCESSES = 32
@@ -31,11 +28,28 @@ _SHARED_BYTES = 1 << 30
 _OPEN_FILES = 1024
 # Limit for an answer on the loopback interface or from a child. Seconds.
 _ANSWER_LIMIT_S = 20.0
-# Time for which a shard keeps its worker, so that shards that run at once overlap. Seconds.
-_HOLD_S = 6.0
-# Lifetime of a process that is left behind. Seconds.
-_LEFT_S = 120
-_LEFT_MARK = "dist-testing-pool-check-left-behind"
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """The result for one property of the pool.
+
+    Attributes:
+        name: The property.
+        verdict: "ok"; "FAILED" if the library needs it; "note" if only some tests need it.
+        text: What was observed.
+    """
+
+    name: str
+    verdict: str
+    text: str
+
+
+def table(findings: Sequence[Finding]) -> str:
+    """Return the findings as a Markdown table."""
+    rows = ["| property | verdict | seen |", "|---|---|---|"]
+    rows += [f"| {one.name} | {one.verdict} | {one.text.replace('|', '/')} |" for one in findings]
+    return "\n".join(rows) + "\n"
 
 
 class Missing(Exception):
@@ -297,95 +311,22 @@ def report(findings: Sequence[Finding]) -> int:
     return 1 if failed else 0
 
 
-def wait_for_the_end() -> int:
-    """Run into the timeout, and write to the log what happens: only the log comes back."""
-    told = {"at": 0.0}
-
-    def on_term(_number: int, _frame: object) -> None:
-        told["at"] = told["at"] or time.monotonic()
-        _tell("grace: SIGTERM")
-
-    signal.signal(signal.SIGTERM, on_term)
-    _tell("grace: waiting")
-    until = time.monotonic() + float(os.environ.get("TEST_TIMEOUT", "60")) + 60
-    beat = 0
-    while time.monotonic() < until:
-        time.sleep(0.25)
-        if told["at"] and time.monotonic() - told["at"] > beat + 1:
-            beat += 1
-            _tell(f"grace: still running after {beat} s")
-    _tell("grace: this test was not ended")
-    return 1
-
-
-def hold_a_place() -> int:
-    """Keep the worker for a while, and report the start and the end."""
-    start = time.time()
-    time.sleep(_HOLD_S)
-    _tell(json.dumps({"start": start, "end": time.time(), "worker": _worker()}))
-    return 0
-
-
-def leave_a_process() -> int:
-    """Leave a process behind that has no process group and no parent of this test."""
-    code = f"import time; time.sleep({_LEFT_S})  # {_LEFT_MARK}"
-    subprocess.Popen(
-        [sys.executable, "-c", code],
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
-        start_new_session=True,
-    )
-    _tell(json.dumps({"worker": _worker()}))
-    return 0
-
-
-def report_the_worker() -> int:
-    """Report the worker that has taken a test whose property value no worker has."""
-    _tell(json.dumps({"worker": _worker()}))
-    return 0
-
-
-def look_for_it() -> int:
-    """Report whether the process that another test has left still exists, and end it."""
-    found = []
-    for entry in Path("/proc").iterdir():
-        with contextlib.suppress(OSError):
-            if entry.name.isdigit() and _LEFT_MARK.encode() in (entry / "cmdline").read_bytes():
-                found.append(int(entry.name))
-                os.kill(int(entry.name), signal.SIGKILL)
-    _tell(json.dumps({"worker": _worker(), "found": len(found)}))
-    return 0
-
-
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run one of the functions above."""
+    """Examine this worker, or tell which worker has taken a test that none should take."""
     parser = argparse.ArgumentParser(description=__doc__, allow_abbrev=False)
-    parser.add_argument("what", choices=("inside", "grace", "spread", "leave", "look", "no_worker"))
+    parser.add_argument("what", choices=("inside", "no_worker"))
     parser.add_argument("--gpus", type=int, default=0)
     options = parser.parse_args(arguments)
-    if status := os.environ.get("TEST_SHARD_STATUS_FILE"):
-        Path(status).touch()
     if options.what == "inside":
         return report(list(look_around(options.gpus)))
-    others = {
-        "grace": wait_for_the_end,
-        "spread": hold_a_place,
-        "leave": leave_a_process,
-        "look": look_for_it,
-        "no_worker": report_the_worker,
-    }
-    return others[options.what]()
-
-
-def _tell(text: str) -> None:
-    sys.stdout.write(f"{text}\n")
-    sys.stdout.flush()
-
-
-def _worker() -> str:
-    """Return the host. On a cluster of tools/rbe, which has several workers on one host, also the worker."""
-    return f"{socket.gethostname()} {os.environ.get('DIST_TESTING_RBE_WORKER', '')}".strip()
+    # On a cluster of tools/rbe, which has several workers on one host, also the worker.
+    sys.stdout.write(
+        f"This test requires a property with a value that no worker has, and it ran on {socket.gethostname()} "
+        f"{os.environ.get('DIST_TESTING_RBE_WORKER', '')}.\n"
+        "The executor ignores the property, so tests for GPUs would go to any worker.\n"
+        "Make its scheduler match the property (docs/remote.md).\n"
+    )
+    return 1
 
 
 def _write(path: Path, *, remove: bool = False) -> None:

@@ -1,22 +1,14 @@
-"""The facts about a pool, from the reports of its tests and from the outputs that come back."""
+"""The facts about a pool, from the test that examines a worker."""
 
 from __future__ import annotations
 
-import json
-import signal
-import subprocess
-import sys
-import tempfile
-import zipfile
 from collections.abc import Sequence
-from dataclasses import asdict
 from pathlib import Path
 from xml.etree import ElementTree
 
 import probe
 import pytest
-import table as client
-from finding import Finding, table
+from probe import Finding
 
 RELIED_ON = {"test protocol", "undeclared outputs", "writable tmp", "loopback network", "processes", "/proc", "gpus"}
 
@@ -33,16 +25,6 @@ def protocol(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("TEST_UNDECLARED_OUTPUTS_DIR", str(outputs))
     monkeypatch.delenv("DIST_TESTING_GPU_NODES", raising=False)
     return outputs
-
-
-def seen(folder: Path, name: str, status: str = "PASSED", **texts: str) -> client.Seen:
-    """A run whose files came back; `_` in a keyword stands for a dot."""
-    files = {}
-    for key, text in texts.items():
-        file = Path(tempfile.mkdtemp(dir=folder)) / key.replace("_", ".")
-        file.write_text(text, encoding="utf-8")
-        files[file.name] = file
-    return client.Seen(name, status, files)
 
 
 def by_name(findings: Sequence[Finding]) -> dict[str, Finding]:
@@ -95,236 +77,10 @@ def test_folder_that_cannot_be_written_is_a_failure(protocol: Path, monkeypatch:
     assert "'/proc/nowhere' cannot be written" in found.text
 
 
-@pytest.mark.parametrize("is_zipped", [True, False])
-def test_outputs_are_compared_with_what_was_written(is_zipped: bool, tmp_path: Path) -> None:
-    """An executor that loses outputs would look like a good one."""
-    text = json.dumps([asdict(Finding("cpus", "ok", "2"))])
-    inside = seen(tmp_path, "pool", test_log="a log", test_xml="<testcase name='loopback network'/>")
-    if is_zipped:
-        with zipfile.ZipFile(tmp_path / "outputs.zip", "w") as archive:
-            archive.writestr("pool.json", text)
-        inside.files["test.outputs__outputs.zip"] = tmp_path / "outputs.zip"
-    else:
-        (tmp_path / "pool.json").write_text(text)
-        inside.files["test.outputs/pool.json"] = tmp_path / "pool.json"
-    found = by_name(list(client.findings("pool", [inside])))
-    assert "2" == found["cpus"].text
-    for name in ("undeclared outputs back", "test.xml back", "test.log back"):
-        assert "ok" == found[name].verdict
-
-
-def test_missing_output_is_a_failure(tmp_path: Path) -> None:
-    """An executor that returns none of them would look like a good one."""
-    inside = seen(tmp_path, "pool", test_xml="<testcase name='pool_check'/>")
-    found = by_name(list(client.findings("pool", [inside])))
-    for name in ("undeclared outputs back", "test.xml back", "test.log back"):
-        assert "FAILED" == found[name].verdict
-
-
-@pytest.mark.parametrize(
-    ("name", "content", "said"),
-    [
-        ("outputs.zip", b"PK half an archive", "BadZipFile"),
-        ("pool.json", b"[{", "JSONDecodeError"),
-        ("pool.json", b'[{"of": "another"}]', "TypeError"),
-        ("pool.json", b"1", "TypeError"),
-    ],
-)
-def test_damaged_output_is_a_failure(name: str, content: bytes, said: str, tmp_path: Path) -> None:
-    """The failure must be a row of the table, and not a traceback instead of the table."""
-    inside = seen(tmp_path, "pool", test_log="a log")
-    (tmp_path / name).write_bytes(content)
-    inside.files[f"test.outputs/{name}"] = tmp_path / name
-    found = by_name(list(client.findings("pool", [inside])))["undeclared outputs back"]
-    assert "FAILED" == found.verdict
-    assert said in found.text
-
-
-@pytest.mark.parametrize(
-    ("status", "log", "verdict", "text"),
-    [
-        ("TIMEOUT", "grace: waiting\ngrace: SIGTERM\ngrace: still running after 1 s\n", "ok", "at least 1 s"),
-        ("TIMEOUT", "grace: waiting\n", "note", "the test got no SIGTERM"),
-        ("FAILED", "grace: this test was not ended\n", "FAILED", "is FAILED, but TIMEOUT is expected"),
-        ("NO_STATUS", "", "FAILED", "is NO_STATUS"),
-    ],
-)
-def test_timeout_is_read_from_the_log(status: str, log: str, verdict: str, text: str, tmp_path: Path) -> None:
-    """Without time after SIGTERM, output that a test writes at its end is lost."""
-    found = by_name(list(client.findings("pool", [seen(tmp_path, "pool.grace", status, test_log=log)])))
-    assert verdict == found["timeout"].verdict
-    assert text in found["timeout"].text
-
-
-def test_shards_that_overlap_ran_at_once(tmp_path: Path) -> None:
-    """With an executor that runs one action after the other, shards would be useless."""
-    spans = [(0.0, 6.0, "a"), (1.0, 7.0, "b"), (6.5, 12.0, "a")]
-    runs = [
-        seen(tmp_path, "pool.spread", test_log=json.dumps({"start": start, "end": end, "worker": worker}))
-        for start, end, worker in spans
-    ]
-    found = by_name(list(client.findings("pool", runs)))["concurrency"]
-    assert "2 of 3 shards ran at once, on a, b" == found.text
-
-
-@pytest.mark.parametrize(
-    ("looked", "verdict"),
-    [({"worker": "a", "found": 1}, "note"), ({"worker": "a", "found": 0}, "ok"), ({"worker": "b", "found": 0}, "note")],
-)
-def test_leftover_process_is_searched_on_the_worker_that_had_it(
-    looked: dict[str, object], verdict: str, tmp_path: Path
+def test_a_worker_that_should_not_run_a_test_is_named(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Another worker never had the process, so its answer means nothing."""
-    runs = [
-        seen(tmp_path, "pool.leave", test_log=json.dumps({"worker": "a"})),
-        seen(tmp_path, "pool.look", test_log=json.dumps(looked)),
-    ]
-    assert verdict == by_name(list(client.findings("pool", runs)))["process clean-up"].verdict
-
-
-@pytest.mark.parametrize(
-    ("status", "strategy", "verdict", "text"),
-    [
-        ("CONFIGURED", "", "ok", "did not run, and others did"),
-        ("NO_STATUS", "", "ok", "did not run, and others did"),
-        ("PASSED", "remote", "FAILED", "ran on host cpu-1: the executor ignores the value"),
-        ("PASSED", "linux-sandbox", "note", "the test ran on this machine"),
-    ],
-)
-def test_property_that_the_executor_ignores_is_a_failure(
-    status: str, strategy: str, verdict: str, text: str, tmp_path: Path
-) -> None:
-    """GPU tests would go to any worker, and the table would be green."""
-    run = seen(tmp_path, "pool.no_worker.Pool", status, test_log=json.dumps({"worker": "host cpu-1"}))
-    runs = [client.Seen("pool.no_worker.Pool", "CONFIGURED"), client.Seen(run.name, status, run.files, strategy)]
-    found = by_name(list(client.findings("pool", runs)))["property Pool"]
-    assert verdict == found.verdict
-    assert text in found.text
-
-
-@pytest.mark.parametrize("line", ["{not JSON", '{"another": "program"}', "[]"])
-def test_lines_of_others_in_a_log_are_not_ours(line: str, tmp_path: Path) -> None:
-    """A wrapper of the executor that logs lines in braces must not end the table in a traceback."""
-    told = json.dumps({"start": 0.0, "end": 1.0, "worker": "a"})
-    runs = [seen(tmp_path, "pool.spread", test_log=f"{line}\n{told}\n")]
-    found = by_name(list(client.findings("pool", runs)))["concurrency"]
-    assert "1 of 1 shards ran at once, on a" == found.text
-
-
-# A stand-in for Bazel: the tests pass, except the one that no worker takes.
-_BAZEL = """\
-import json, sys, time
-from pathlib import Path
-(events,) = [word.partition("=")[2] for word in sys.argv if word.startswith("--build_event_json_file=")]
-labels = [word for word in sys.argv if word.startswith("//")]
-waits = "//p:pool.no_worker.Pool"
-lines = [{"id": {"targetConfigured": {"label": waits}}}, {"id": {}, "said": "a line\u2028of Unicode"}]
-for label in labels:
-    if not label.endswith(".no_worker"):
-        lines.append({"id": {"testResult": {"label": label}}, "testResult": {"status": "PASSED"}})
-        lines.append({"id": {"testSummary": {"label": label}}})
-Path(events).write_text("".join(json.dumps(line, ensure_ascii=False) + "\\n" for line in lines) + '{"id": {"half')
-if WAITS_FOR in " ".join(labels):
-    try:
-        time.sleep(600)
-    except KeyboardInterrupt:
-        sys.exit(8)
-"""
-
-
-@pytest.fixture
-def workspace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A workspace in which `bazel run` was started."""
-    monkeypatch.setenv("BUILD_WORKSPACE_DIRECTORY", str(tmp_path))
-    return tmp_path
-
-
-def install_bazel(workspace: Path, waits_for: str) -> None:
-    """Install the stand-in. It hangs if it gets a test whose name contains `waits_for`."""
-    program = workspace / "bazelw"
-    program.write_text(f"#!{sys.executable}\nWAITS_FOR = {waits_for!r}\n{_BAZEL}")
-    program.chmod(0o755)
-
-
-def test_test_that_no_worker_takes_is_cancelled(
-    workspace: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
-) -> None:
-    """With a correct executor it waits for ever, and the table would wait with it."""
-    monkeypatch.setattr(client, "_NO_WORKER_S", 0.0)
-    install_bazel(workspace, ".no_worker")
-    # The other tests have no outputs.
-    assert 1 == client.main(["--check=//p:pool"])
-    assert "| property Pool | ok | a test whose value no worker has did not run" in capfd.readouterr().out
-
-
-def test_pool_without_a_worker_is_named(workspace: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    """None of Bazel's timeouts counts the time in the queue."""
-    install_bazel(workspace, ".grace")
-    assert 2 == client.main(["--check=//p:pool", "--limit=2"])
-    error = capfd.readouterr().err
-    assert "the pool of //p:pool: its tests have not ended within 2 s." in error
-    assert 3 == len(error.splitlines())
-
-
-def test_bazel_that_cannot_be_interrupted_is_killed(workspace: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It would delay the table as long as the test that no worker takes."""
-    monkeypatch.setattr(client, "_INTERRUPT_S", 0.0)
-    program = workspace / "bazelw"
-    program.write_text(f"#!{sys.executable}\nimport signal, time\nsignal.signal(2, signal.SIG_IGN)\ntime.sleep(60)\n")
-    program.chmod(0o755)
-    ended: list[int] = []
-    wait = subprocess.Popen.wait
-
-    def note(process: subprocess.Popen[bytes], timeout: float | None = None) -> int:
-        status = wait(process, timeout)
-        ended.append(status)
-        return status
-
-    monkeypatch.setattr(subprocess.Popen, "wait", note)
-    assert 2 == client.main(["--check=//p:pool", "--limit=2"])
-    assert -signal.SIGKILL == ended[-1]
-
-
-def test_second_run_that_failed_is_reported(workspace: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    """A test that was never offered would count as one that no worker takes."""
-    program = workspace / "bazelw"
-    lines = [
-        f"#!{sys.executable}",
-        "import pathlib, sys",
-        "words = [word for word in sys.argv if word.startswith('--build_event_json_file=')]",
-        'pathlib.Path(words[0].partition("=")[2]).write_text(\'{"id": {"started": {}}}\\n\')',
-        "sys.exit(36 if '//p:pool.look' in sys.argv else 0)",
-    ]
-    program.write_text("\n".join(lines))
-    program.chmod(0o755)
-    assert 2 == client.main(["--check=//p:pool"])
-    assert "Bazel ended with status 36." in capfd.readouterr().err
-
-
-def test_limit_that_is_not_a_number_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
-    """With a limit of zero every pool would seem empty."""
-    with pytest.raises(SystemExit):
-        client.main(["--limit=0"])
-    assert "'0' is not a number of seconds" in capsys.readouterr().err
-
-
-def test_events_name_runs_and_the_files_that_are_here(tmp_path: Path) -> None:
-    """A file that stayed on the executor did not come back."""
-    log = tmp_path / "a test.log"
-    log.write_text("x")
-    outputs = [
-        {"name": "test.log", "uri": log.as_uri()},
-        {"name": "test.xml", "uri": "bytestream://cache/blobs/1/2"},
-        {"name": "gone", "uri": (tmp_path / "gone").as_uri()},
-    ]
-    event = {
-        "id": {"testResult": {"label": "@@x//p:pool.look"}},
-        "testResult": {"status": "PASSED", "testActionOutput": outputs},
-    }
-    events: list[dict[str, object]] = [event, {"id": {"started": {}}}]
-    assert [client.Seen("pool.look", "PASSED", {"test.log": log})] == client.seen_in(events)
-
-
-def test_table_has_one_row_for_each_finding() -> None:
-    """A bar in a text would break the row."""
-    assert "| a | ok | x/y |" in table([Finding("a", "ok", "x|y")]).splitlines()
+    """GPU tests would go to any worker, and the check would be green."""
+    monkeypatch.setenv("DIST_TESTING_RBE_WORKER", "cpu-1")
+    assert 1 == probe.main(["no_worker"])
+    assert " cpu-1.\n" in capsys.readouterr().out

@@ -70,13 +70,6 @@ def test_queued_job_is_explained(wanted: dict[str, str], expected: str) -> None:
     assert explain_wait(wanted, workers).startswith(expected)
 
 
-def test_part_that_has_ended_is_named_with_its_end() -> None:
-    """Otherwise a crash of the server looks like a slow one."""
-    part = {"name": "server", "pid": None, "since": None, "ended": "was killed by SIGSEGV (11)"}
-    lines = list(status_lines(status(parts=[part]), NOW))
-    assert "  server       DOWN: was killed by SIGSEGV (11)" in lines
-
-
 def test_running_job_is_shown_with_its_worker_and_attempt() -> None:
     """Otherwise users cannot see that a job went to another worker after a crash."""
     running = job(is_running=True, worker="cpu-2", tries=2)
@@ -88,9 +81,3 @@ def test_unknown_jobs_are_not_shown_as_none() -> None:
     lines = list(status_lines(status(problem="the database does not answer"), NOW))
     assert "jobs are unknown: the database does not answer" in lines
     assert not [line for line in lines if "queued or running" in line]
-
-
-def test_gpus_are_called_simulated() -> None:
-    """Otherwise users may believe that a result was made on GPUs."""
-    lines = list(status_lines(status(workers=[worker("gpu2-1", Pool="gpu2", gpus="2")]), NOW))
-    assert [line for line in lines if line.endswith("; 2 simulated GPU(s)")]

@@ -43,12 +43,11 @@ def _release(root: Path, output: Path, site: Path | None) -> int:
         tools = make_tools(scratch / "tools", root / _TOOLS)
         archives = build(root, output, scratch, tools)
         found = archive_problems(archives, root, tools)
-        print("release: the archives are built; now a fresh environment installs the wheel and runs the tutorial")
+        print("release: the archives are built; now a stranger installs the wheel, and uses it", flush=True)
         stranger = scratch / "stranger"
         stranger.mkdir()
         python = make_environment(scratch / "fresh", sys.executable, site)
-        page = root / "docs" / "tutorial.md"
-        found += installed_problems(archives.wheel, archives.version, page, stranger, python)
+        found += installed_problems(archives.wheel, archives.version, root, stranger, python)
     for text in found:
         print(f"release: WRONG: {text}", file=sys.stderr)
     if found:

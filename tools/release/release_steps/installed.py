@@ -1,13 +1,19 @@
-"""Installs a wheel into a fresh environment, and uses it as a stranger does: no file of the repository is in sight."""
+"""Installs a wheel into a fresh environment, and uses it as a stranger does: no file of the repository is in sight.
+
+Each command is printed with its seconds: docs/evidence/first_hour.md has those of one run.
+"""
 
 from __future__ import annotations
 
 import importlib.util
 import json
+import re
+import shutil
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
-from release_steps.commands import output_of, run
+from release_steps.commands import ReleaseError, run
 from tests.support.page_steps import PageFile, page_steps
 
 _FACTS = """
@@ -39,19 +45,21 @@ def site_with_torch() -> Path | None:
     return Path(spec.origin).parents[1] if spec is not None and spec.origin else None
 
 
-def installed_problems(wheel: Path, version: str, page: Path, folder: Path, python: Path) -> Iterator[str]:
+def installed_problems(wheel: Path, version: str, root: Path, folder: Path, python: Path) -> Iterator[str]:
     """Install a wheel with pip, and yield what a stranger would find wrong.
 
     Args:
         wheel: The wheel.
         version: Its version.
-        page: The tutorial, whose commands are run.
+        root: The repository, with the tutorial, whose commands are run, and with a suite that has its own harness.
         folder: An empty folder outside the repository.
         python: Interpreter of a fresh environment.
     """
     before = run([python, "-c", "import torch; print(torch.__file__)"], folder)[1].strip()
-    output_of([python, "-m", "pip", "install", "--quiet", wheel], folder)
-    facts = json.loads(output_of([python, "-c", _FACTS], folder).splitlines()[-1])
+    code, printed = _timed(python, ["-m", "pip", "install", "--quiet", str(wheel)], folder, "pip install dist_testing")
+    if code:
+        raise ReleaseError(f"pip install ended with {code}:\n{printed}\nIts output names the cause.\nRepair that.")
+    facts = json.loads(run([python, "-c", _FACTS], folder)[1].splitlines()[-1])
     torch = facts.pop("torch")
     if before.endswith("__init__.py") and torch != before:
         yield f"pip has replaced the torch of the environment, {before}, by {torch}"
@@ -63,7 +71,16 @@ def installed_problems(wheel: Path, version: str, page: Path, folder: Path, pyth
         yield f"pytest --version --version does not show dist_testing-{version}:\n{printed}"
     yield from _warnings(python, folder)
     (folder / "pytest.ini").unlink()
-    yield from _differing_output(python, page, folder)
+    yield from _differing_output(python, root / "docs" / "tutorial.md", folder)
+    yield from _wrong_adapter(python, root / "tests" / "adopt" / "spawn_suite.py", folder)
+
+
+def _timed(python: Path, words: Sequence[str], folder: Path, shown: str = "") -> tuple[int, str]:
+    """Run Python with these arguments, as `run`, and print the command with its seconds."""
+    start = time.monotonic()
+    code, printed = run([python, *words], folder)
+    print(f"release: {time.monotonic() - start:5.1f} s  {shown or ' '.join(['python', *words])}", flush=True)
+    return code, printed
 
 
 def _warnings(python: Path, folder: Path) -> Iterator[str]:
@@ -84,6 +101,22 @@ def _differing_output(python: Path, page: Path, folder: Path) -> Iterator[str]:
         if isinstance(step, PageFile):
             (folder / step.name).write_text(step.text, encoding="utf-8")
             continue
-        printed = run([python, *programs[step.words[0]], *step.words[1:]], folder)[1]
+        words = [*programs[step.words[0]], *step.words[1:]]
+        printed = _timed(python, words, folder, " ".join(step.words))[1]
         if missing := step.missing(printed):
             yield f"{' '.join(step.words)} does not print\n{missing}\nbut\n{printed}"
+
+
+def _wrong_adapter(python: Path, suite: Path, folder: Path) -> Iterator[str]:
+    """A suite with its own harness: which adapter it needs, and the whole suite with it."""
+    shutil.copy(suite, folder / "test_spawn.py")
+    command = ["-m", "dist_testing.adopt", "--tests=3", "--", str(python), "-m", "pytest", "test_spawn.py"]
+    shown = "python -m dist_testing.adopt --tests=3 -- python -m pytest test_spawn.py"
+    code, printed = _timed(python, command, folder, shown)
+    # 1: outcomes differ, because the suite's own harness passes what should fail.
+    if code not in (0, 1) or "\n  -p dist_testing.adopt.spawn\n" not in printed:
+        yield f"{shown} ended with {code}, and names no adapter:\n{printed}"
+    code, printed = _timed(python, ["-m", "pytest", "-p", "dist_testing.adopt.spawn", "test_spawn.py"], folder)
+    # Tests that fail, and faults that the suite's own harness does not see, are a part of the suite.
+    if not re.search(r"^=+ [2-9] failed, \d\d passed.* in ", printed, re.MULTILINE):
+        yield f"pytest -p dist_testing.adopt.spawn test_spawn.py ended with {code}:\n{printed}"
