@@ -225,9 +225,11 @@ def test_skips_and_expected_failures(starter: Starter, tmp_path: Path) -> None:
     ended.check(
         passed="test_not_skipped",
         xpass="test_xpass",
-        xfail="test_xfail test_xfail_not_run test_expected test_inside test_chosen_mark test_fresh[first] test_group",
+        xfail="test_xfail test_xfail_not_run test_expected test_inside test_chosen_mark test_fresh[first]"
+        " test_group[ValueError]",
         failed="test_one_rank_skips test_xpass_strict test_xfail_crash test_xfail_leaves_a_process test_pytest_fail"
-        " test_other test_same_name test_other_mark test_fresh[second] test_expected_and_teardown",
+        " test_other test_same_name test_other_mark test_fresh[second] test_expected_and_teardown"
+        " test_group[KeyError]",
         log=[
             "6 skipped",
             "rank 1 skipped: rank 1 alone",
