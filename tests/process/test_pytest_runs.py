@@ -183,24 +183,6 @@ def test_exit_ends_the_session_and_is_reported_at_the_line_of_the_test(starter: 
     assert "pluggy" not in ended.log.partition("= FAILURES =")[2], ended.log
 
 
-def test_an_expectation_may_look_at_the_exception(starter: Starter, tmp_path: Path) -> None:
-    """If this fails, `pytest.RaisesGroup` as an expectation of a test on ranks is never met, or always."""
-    ended = run_cases(
-        starter,
-        tmp_path,
-        """
-        import pytest
-
-        @pytest.mark.xfail(raises=pytest.RaisesGroup(ValueError))
-        @pytest.mark.distributed(world_size=1)
-        @pytest.mark.parametrize("error", [ValueError, KeyError])
-        def test_group(world, error):
-            raise ExceptionGroup("several", [error("one")])
-        """,
-    )
-    assert ended.outcomes() == {"test_group[ValueError]": "XFAIL", "test_group[KeyError]": "FAILED"}, ended.log
-
-
 def test_ranks_of_an_unclean_runner_come_from_a_fresh_interpreter(starter: Starter, tmp_path: Path) -> None:
     """If this fails, ranks inherit locks in any state, because fork copies them, or the log lacks the reason.
 
