@@ -57,6 +57,8 @@ _CONSTANT = re.compile(
     r"supports_coalescing|_has_hooks"
 )
 _LARGEST_WORLD = 4
+# Cells that execute a change, for it to be one of their own.
+_FEW = 5
 # Function to the plug-in that can do it; others run on gloo.
 _PLUG_INS = {"split_group": "splitting", "shrink_group": "shrinking"}
 
@@ -291,7 +293,26 @@ def _report(every: Sequence[Mutant], known: dict[str, Any]) -> int:
             print(f"{one.name}, executed by {known[one.name][1]} cells: {one.source}")
     print(f"{len(noticed)} of {len(asked)} changes are noticed.")
     print(f"{len(answered) - len(asked)} cannot run here; {len(every) - len(answered)} have not been asked about.")
+    for operation, variants in sorted(_about_backends(noticed, known).items()):
+        print(f"without a change of their own: {operation}: {', '.join(sorted(variants))}")
     return 0
+
+
+def _about_backends(noticed: Sequence[Mutant], known: dict[str, Any]) -> dict[str, list[str]]:
+    """Return the cells with a script that no change needs, by operation: they are there for what a backend does.
+
+    A change needs the cell that noticed it first, and each cell that executes it if at most a few do.
+    """
+    lines = {name: set(found[1]) for of in known if of.startswith("cells of ") for name, found in known[of].items()}
+    needed = {known[one.name][0] for one in noticed}
+    for one in noticed:
+        reached = [name for name in lines if not lines[name].isdisjoint(range(one.line, one.last_line + 1))]
+        needed.update(reached if len(reached) <= _FEW else ())
+    found: dict[str, list[str]] = {}
+    for cell in all_cells():
+        if cell.name in lines and cell.name not in needed and script_of(cell):
+            found.setdefault(cell.operation, []).append(cell.variant)
+    return found
 
 
 if __name__ == "__main__":
