@@ -18,7 +18,7 @@ def _ends(name: str, mutant: str) -> dict[str, str]:
     """Return how the cells end on a plug-in: name to status and detail."""
     module = "tests.conformance.able_groups"
     backend = Backend(name, name, "cpu", register_module=module, env={"KIT_MUTANT": mutant})
-    with CellSession(backend, preloads=False, limit_s=20) as session:
+    with CellSession(backend, preloads=False, limit_s=10) as session:
         results = [session.run(cells_by_name()[cell]) for cell in CELLS[name]]
     return {result.cell.name: f"{result.status} {result.detail}".strip() for result in results}
 
