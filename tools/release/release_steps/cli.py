@@ -11,7 +11,7 @@ from pathlib import Path
 from release_steps.archives import archive_problems, build, placeholders
 from release_steps.commands import ReleaseError, output_of
 from release_steps.environments import make_environment, make_tools
-from release_steps.installed import installed_problems, site_with_torch
+from release_steps.installed import installed_problems, site_with_torch, wrong_adapter
 
 _TOOLS = "requirements_release.txt"
 
@@ -27,15 +27,19 @@ def main(root: Path) -> int:
         help="site-packages with torch, which the check of the wheel uses (default: those of this Python; if it has no "
         "torch, pip installs one)",
     )
+    parser.add_argument(
+        "--with-suite", action="store_true", help="the stranger also runs a suite with a harness of its own (minutes)"
+    )
     options = parser.parse_args()
     try:
-        return _release(root, (options.output or root / "dist").absolute(), options.site or site_with_torch())
+        output, site = (options.output or root / "dist").absolute(), options.site or site_with_torch()
+        return _release(root, output, site, with_suite=options.with_suite)
     except ReleaseError as error:
         print(f"release: error: {error}", file=sys.stderr)
         return 1
 
 
-def _release(root: Path, output: Path, site: Path | None) -> int:
+def _release(root: Path, output: Path, site: Path | None, *, with_suite: bool) -> int:
     if changed := output_of(["git", "status", "--porcelain"], root).splitlines():
         print(f"release: the archives have the commit HEAD, without {len(changed)} uncommitted change(s)")
     with tempfile.TemporaryDirectory(prefix="dist-release-") as name:
@@ -48,6 +52,8 @@ def _release(root: Path, output: Path, site: Path | None) -> int:
         stranger.mkdir()
         python = make_environment(scratch / "fresh", sys.executable, site)
         found += installed_problems(archives.wheel, archives.version, root, stranger, python)
+        if with_suite:
+            found += wrong_adapter(python, root / "tests" / "adopt" / "spawn_suite.py", stranger)
     for text in found:
         print(f"release: WRONG: {text}", file=sys.stderr)
     if found:
