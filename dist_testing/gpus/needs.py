@@ -12,7 +12,7 @@ from dist_testing.core.ground.backends import backends
 from dist_testing.core.ground.codec import WrongValueError, shape_of
 from dist_testing.core.ground.errors import SpecError, UsageError
 from dist_testing.core.ground.runfiles import declared_file
-from dist_testing.core.ground.spec import MAX_WORLD_SIZE, Spec, is_world_size, number_in
+from dist_testing.core.ground.spec import MAX_WORLD_SIZE, Spec, is_world_size, not_of_build, number_in
 
 # Promise value: as many GPUs as the target asks for.
 ALL_GPUS = 1 << 30
@@ -72,7 +72,7 @@ def of_target(spec: Spec, section: object) -> GpuNeeds:
     try:
         read: _OfTarget = shape_of(_OfTarget).read(section)
     except WrongValueError as error:
-        raise _wrong(f"{spec.target}, gpus", str(error)) from None
+        raise not_of_build(f"{spec.target}, gpus: {error}") from None
     file = declared_file(_PROMISE_VARIABLE)
     promised = None if file is None else read_promise(file, spec.backend.vendor)
     needs = GpuNeeds(spec.backend.name, read.per_rank, read.ranks_per_gpu, read.archs, promised)
@@ -92,20 +92,12 @@ def read_promise(path: Path, vendor: str) -> int | None:
             "Run the target with `bazel test`, or the test file with pytest."
         ) from error
     except (ValueError, RecursionError, WrongValueError) as error:
-        raise _wrong(str(path), f"the promise is damaged: {error}") from error
+        raise not_of_build(f"{path}: the promise is damaged: {error}") from error
     if promise.promised is None:
         return None
     if vendor not in promise.promised:
-        raise _wrong(str(path), f"the promise has nothing for {vendor}")
+        raise not_of_build(f"{path}: the promise has nothing for {vendor}")
     return promise.promised[vendor]
-
-
-def _wrong(source: str, what: str) -> SpecError:
-    return SpecError(
-        f"{source}: {what}.\n"
-        "It was not written by the build rules of this version of dist_testing.\n"
-        "Build the target again; if the error stays, use the rules and the Python package of the same version."
-    )
 
 
 def from_options(spec: Spec, given: Mapping[str, str]) -> GpuNeeds:

@@ -13,8 +13,8 @@ import pytest
 
 from dist_testing.core.ground.case import Case, CaseResult
 from dist_testing.core.ground.codec import WrongValueError, shape_of
-from dist_testing.core.ground.errors import SpecError, UsageError
-from dist_testing.core.ground.spec import MAX_WORLD_SIZE, Spec
+from dist_testing.core.ground.errors import UsageError
+from dist_testing.core.ground.spec import MAX_WORLD_SIZE, Spec, not_of_build
 from dist_testing.core.launch.isolation import isolation_named
 from dist_testing.core.pytest.marked_items import CASE_KEY, RANK_SIDE_KEY, RUN_SPEC_KEY, RankItem
 from dist_testing.core.session.session import current_session
@@ -84,11 +84,7 @@ def of_target(spec: Spec, section: object) -> OneProgram:
     try:
         return OneProgram(dict(shape_of(_EXITS).read(section)))
     except WrongValueError as error:
-        raise SpecError(
-            f"{spec.target}: programs: {error}.\n"
-            "It was not written by the build rules of this version of dist_testing.\n"
-            "Build the target again; if the error stays, use the rules and the Python package of the same version."
-        ) from None
+        raise not_of_build(f"{spec.target}: programs: {error}") from None
 
 
 def target_session(spec: Spec, file: str, arguments: Sequence[str]) -> tuple[list[str], ProgramPlugin]:

@@ -76,6 +76,11 @@ class Mutant:
     code: CodeType  # of the changed function
 
     @property
+    def lines(self) -> range:
+        """The lines that change."""
+        return range(self.line, self.last_line + 1)
+
+    @property
     def name(self) -> str:
         """A stable name for one version of torch."""
         return f"{self.function}:{self.line}: {self.what}"
@@ -275,8 +280,7 @@ def _steps(session: _Session, every: Sequence[Mutant], known: dict[str, Any]) ->
             yield
     for mutant in every:
         if mutant.name not in known:
-            reached = range(mutant.line, mutant.last_line + 1)
-            cells = [by_name[name] for name in by_name if not set(baseline[name][1]).isdisjoint(reached)]
+            cells = [by_name[name] for name in by_name if not set(baseline[name][1]).isdisjoint(mutant.lines)]
             cells.sort(key=lambda cell: (mutant.function not in (cell.operation, cell.name), *_cost(cell)))
             usual = {cell.name: Status(baseline[cell.name][0]) for cell in cells}
             noticing = next((cell.name for cell in cells if session.notices(cell, mutant, usual[cell.name])), "")
@@ -306,7 +310,7 @@ def _about_backends(noticed: Sequence[Mutant], known: dict[str, Any]) -> dict[st
     lines = {name: set(found[1]) for of in known if of.startswith("cells of ") for name, found in known[of].items()}
     needed = {known[one.name][0] for one in noticed}
     for one in noticed:
-        reached = [name for name in lines if not lines[name].isdisjoint(range(one.line, one.last_line + 1))]
+        reached = [name for name in lines if not lines[name].isdisjoint(one.lines)]
         needed.update(reached if len(reached) <= _FEW else ())
     found: dict[str, list[str]] = {}
     for cell in all_cells():

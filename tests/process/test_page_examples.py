@@ -43,7 +43,6 @@ class Weights(http.server.BaseHTTPRequestHandler):
 def serve(port):
     http.server.ThreadingHTTPServer(("127.0.0.1", port), Weights).serve_forever()
 """
-# Several scripts in one process, each as a main program.
 # Reads the options, and does not begin a session: some need a terminal, or files.
 _PARSE = """
 import pathlib, shlex, sys
@@ -59,6 +58,7 @@ for line in pathlib.Path("commands").read_text().splitlines():
 sys.exit("\\n".join(wrong) or 0)
 """
 _COMMAND = re.compile(r"\bpytest(?! \() (.*?)(?: +#.*)?$", re.MULTILINE)
+# Several scripts in one process, each as a main program.
 _RUN_ALL = "import runpy, sys; [runpy.run_path(path, run_name='__main__') for path in sys.argv[1:]]"
 
 

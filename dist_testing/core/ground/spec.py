@@ -160,8 +160,13 @@ def _read(fields: Mapping[str, Any], name: str, annotation: Any) -> Any:
 
 
 def _refused(fields: Mapping[str, Any], name: str, expected: str) -> SpecError:
+    return not_of_build(f"{SPEC_VARIABLE} says {name} = {fields.get(name)!r}; expected {expected}")
+
+
+def not_of_build(what: str) -> SpecError:
+    """Return the error about something that only the build rules write, and did not write so: `what` is wrong."""
     return SpecError(
-        f"{SPEC_VARIABLE} says {name} = {fields.get(name)!r}; expected {expected}.\n"
+        f"{what}.\n"
         "It was not written by the build rules of this version of dist_testing.\n"
         "Build the target again; if the error stays, use the rules and the Python package of the same version."
     )
