@@ -225,6 +225,10 @@ def test_mistakes_that_are_known_when_a_test_runs_fail_that_test(starter: Starte
         def test_empty_reason(world):
             assert False
 
+        @pytest.mark.parametrize("world_size", [3], indirect=True)
+        def test_given_size(world_size):
+            assert world_size == 3
+
         class TestOwnSize:
             @pytest.fixture
             def world_size(self):
@@ -238,7 +242,7 @@ def test_mistakes_that_are_known_when_a_test_runs_fail_that_test(starter: Starte
     """
     ended = run_cases(starter, tmp_path, source)
     ended.check(
-        passed="test_next",
+        passed="test_next test_given_size[3]",
         error="test_unmarked test_unmarked_fixture test_unmarked_size"
         " test_condition test_no_reason test_misspelt test_of_a_rank",
         failed="test_own_size",

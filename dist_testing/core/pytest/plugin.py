@@ -39,8 +39,6 @@ if TYPE_CHECKING:
 _RUNNER = "dist_testing_runner"
 # Set when the markers have been read, also if there are none. pytest ends the collection also after an error.
 _READ_KEY = pytest.StashKey[bool]()
-# The name of the library's marker in this session.
-_marker = [""]
 # Ends of the names of variables that launchers set in the processes that they start.
 LAUNCHER_VARIABLES = ("RANK", "PROCID")
 
@@ -66,7 +64,6 @@ def pytest_load_initial_conftests(early_config: pytest.Config) -> Generator[None
 def pytest_configure(config: pytest.Config) -> None:
     """Register the marks, and the runner's half of the plugin if the session certainly uses the library."""
     try:
-        _marker[:] = [marker_name(config)]
         add_marks(config)
         if config.getoption("dist_watch"):
             add_on_named("watch", WATCH_OPTION).load("at_configure")(config)
@@ -164,30 +161,29 @@ def _check_late_markers(items: Iterable[pytest.Item]) -> None:
         check_is_marked(item)
 
 
-# Without the fixture `request`: for each fixture that names it, pytest computes two signatures, 2 % of a pool's case.
 @pytest.fixture
-def world_size() -> int:
+def world_size(request: pytest.FixtureRequest) -> int:
     """Return the number of ranks in this case's world."""
-    return _world_of_rank("world_size").size
+    # A plain test may give a value. A marker that comes after the parametrization has set none.
+    size: int = request.param if hasattr(request, "param") else _world_of_rank(request).size
+    return size
 
 
 @pytest.fixture
-def world() -> World:
+def world(request: pytest.FixtureRequest) -> World:
     """Return this rank's view of its world, a `dist_testing.World`."""
-    return _world_of_rank("world")
+    return _world_of_rank(request)
 
 
-def _world_of_rank(fixture: str) -> World:
+def _world_of_rank(request: pytest.FixtureRequest) -> World:
     from dist_testing.core.pytest.pytest_rank import current_world
 
     world = current_world()
     if world is None:
-        # The node id, and a word in brackets.
-        test = os.environ["PYTEST_CURRENT_TEST"].rpartition(" ")[0]
         pytest.fail(
-            f"{test} uses the fixture `{fixture}` without the marker.\n"
+            f"{request.node.nodeid} uses the fixture `{request.fixturename}` without the marker.\n"
             "Only a test that runs on ranks has a world, and request.getfixturevalue does not start ranks.\n"
-            f"Mark it with @pytest.mark.{_marker[0]}.",
+            f"Mark it with @pytest.mark.{marker_name(request.config)}.",
             pytrace=False,
         )
     return world
