@@ -11,7 +11,7 @@ import importlib
 import logging
 
 # Names that torch's module imported until torch 2.5.
-from typing import TYPE_CHECKING, Any, Dict, List, Optional, Tuple, Union  # noqa: UP035
+from typing import Any, Dict, List, Optional, Tuple, Union  # noqa: UP035
 
 # A name that torch's module imported until torch 2.14.
 from unittest.mock import patch
@@ -98,8 +98,8 @@ __all__ = [
     "run_tests",
     "skip_if_small_worldsize",
 ]
-if not TYPE_CHECKING:
-    __all__ += _names.__all__ + _torchcomms.__all__
+__all__ += _names.__all__
+__all__ += _torchcomms.__all__
 
 # Loaded at first use only: these load torch._dynamo, or read a variable that may be wrong.
 _LAZY = {

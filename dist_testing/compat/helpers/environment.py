@@ -21,6 +21,9 @@ from dist_testing.core.ground.layout import LOOPBACK
 if TYPE_CHECKING:
     from torch._C._distributed_c10d import TCPStore
 
+__all__ = ["cleanup_temp_dir", "core_dumps_disabled", "create_device", "create_tcp_store", "get_timeout", "has_efa"]
+__all__ += ["initialize_temp_directories", "tp_transports", "with_dist_debug_levels", "with_nccl_blocking_wait"]
+
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 
 # $DISTRIBUTED_TESTS_DEFAULT_TIMEOUT (user): with torch-style test files: limit of each test in seconds (default: 300).

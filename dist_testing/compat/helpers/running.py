@@ -23,6 +23,8 @@ if TYPE_CHECKING:
     from torch import Tensor
     from torch.nn.parallel import DistributedDataParallel
 
+__all__ = ["DistTestCases", "captured_output", "run_subtests", "simple_sparse_reduce_tests", "verify_ddp_error_logged"]
+
 # The C++ stack in a text of torch begins here.
 _CPP_STACK = "\nException raised from "
 # A second group of the same world must not find the first group's entries in its file.

@@ -18,6 +18,10 @@ from dist_testing.core.ground.skips import TEST_SKIPS, gpus_reason
 if TYPE_CHECKING:
     import torch
 
+__all__ = ["at_least_x_gpu", "get_required_world_size", "init_multigpu_helper", "nccl_skip_if_lt_x_gpu"]
+__all__ += ["require_n_gpus_for_nccl_backend", "requires_ddp_rank", "requires_multicast_support", "requires_world_size"]
+__all__ += ["skip_if_lt_x_gpu", "skip_if_no_gpu", "skip_if_odd_worldsize", "sm_is_or_higher_than"]
+
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 # A function, a method or a class.
 _Test = TypeVar("_Test", bound=Callable[..., Any])

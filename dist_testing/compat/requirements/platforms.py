@@ -18,6 +18,11 @@ from dist_testing.compat.requirements.requirement import note_required, requirem
 from dist_testing.core.ground.errors import UsageError
 from dist_testing.core.ground.skips import TEST_SKIPS
 
+__all__ = ["import_transformers_or_skip", "requires_accelerator_dist_backend", "requires_gloo", "requires_mpi"]
+__all__ += ["requires_nccl", "requires_nccl_shrink", "requires_nccl_version", "requires_ucc", "requires_xccl"]
+__all__ += ["skip_if_rocm_arch_multiprocess", "skip_if_rocm_multiprocess", "skip_if_rocm_ver_atleast_multiprocess"]
+__all__ += ["skip_if_rocm_ver_lessthan_multiprocess", "skip_if_win32"]
+
 # torch's own suites set it.
 _WITH_ROCM = "PYTORCH_TEST_WITH_ROCM"
 # A function, a method or a class.
