@@ -1,10 +1,12 @@
-"""The quarantine file: its rows, its strict reader, and which row names a case."""
+"""The quarantine file: its rows, its strict reader, which row names a case and where it applies, and rows as text."""
 
 from __future__ import annotations
 
+import functools
+import json
 import re
 import tomllib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import date
 from pathlib import Path
@@ -13,10 +15,64 @@ from typing import Any, Literal, get_args
 from dist_testing.core.ground.error_text import did_you_mean
 from dist_testing.core.ground.errors import UsageError
 from dist_testing.core.ground.record import name_parts
-from dist_testing.quarantine.conditions import Conditions, is_bounds
+from dist_testing.gpus.devices import VENDORS, gpus_present, visible_gpus
+from dist_testing.torch_version import COMPARISONS, torch_version
 
 SCHEMA = 1
 Mode = Literal["run", "skip"]
+_BOUND = re.compile(rf"\s*({'|'.join(COMPARISONS)})\s*(\d+(?:\.\d+)*)\s*", re.ASCII)
+# Versions are compared by so many numbers.
+_NUMBERS = 4
+_HEADER = re.compile(r"\s*\[\[\s*row\s*\]\]\s*(#.*)?")
+
+
+@dataclass(frozen=True, slots=True)
+class Conditions:
+    """On what a row applies; None for anything. `torch` is as in ">=2.14,<2.16"."""
+
+    torch: str | None = None
+    backend: str | None = None
+    gpu: str | None = None
+    world_size: int | None = None
+    nodes: int | None = None
+
+    def unmet(self, *, backend: str | None = None, world_size: int | None = None, nodes: int | None = None) -> str:
+        """Return the first condition that a case does not meet, with what was found; "" if it meets all.
+
+        The arguments are those of the case; None for a test without ranks.
+        """
+        if self.torch is not None and not is_version_in(version := torch_version(), self.torch):
+            return f"torch is {version}, and the row is for {self.torch}"
+        for name, found in (("backend", backend), ("world_size", world_size), ("nodes", nodes)):
+            wanted = getattr(self, name)
+            if wanted is not None and wanted != found:
+                return f"{name} is {'unknown' if found is None else found}, and the row is for {wanted}"
+        if self.gpu is not None and not _has_gpu(self.gpu):
+            return f"this machine has no GPU {self.gpu}"
+        return ""
+
+
+def is_bounds(text: str) -> bool:
+    """Return whether a text is a list of bounds, as in ">=2.14,<2.16"."""
+    return all(map(_BOUND.fullmatch, text.split(",")))
+
+
+def is_version_in(version: str, bounds: str) -> bool:
+    """Return whether a version is within bounds. Suffixes, as in "2.15.0a0+cpu", do not count."""
+    found = _numbers(re.match(r"[\d.]*", version)[0])  # type: ignore[index]  # it matches any text
+    return all(COMPARISONS[sign](found, _numbers(bound)) for sign, bound in _BOUND.findall(bounds))
+
+
+def _numbers(version: str) -> tuple[int, ...]:
+    numbers = [int(part) for part in version.split(".") if part]
+    return tuple((numbers + [0] * _NUMBERS)[:_NUMBERS])
+
+
+@functools.cache
+def _has_gpu(name: str) -> bool:
+    """Return whether a GPU that this process may use has a name: its architecture, or a part of its model's name."""
+    gpus = [gpu for vendor in VENDORS.values() for gpu in visible_gpus(gpus_present(vendor=vendor), vendor=vendor).gpus]
+    return any(name.lower() == gpu.arch.lower() or name.lower() in gpu.model.lower() for gpu in gpus)
 
 
 @dataclass(frozen=True, slots=True)
@@ -196,3 +252,62 @@ def _names(nodeid: str) -> Iterator[str]:
         yield nodeid
     for end in range(len(parts), 0, -1):
         yield "::".join(parts[:end])
+
+
+def without_rows(text: str, path: Path, numbers: Collection[int]) -> str:
+    """Return the text of a file without rows, by their numbers. All other text stays as it is.
+
+    Comments directly above or below a row go with it; a blank line separates others from it.
+    """
+    lines = text.splitlines(keepends=True)
+    starts = [place for place, line in enumerate(lines) if _HEADER.fullmatch(line.rstrip("\r\n"))]
+    before = rows_in(text, path)
+    kept = list(lines)
+    # From the end, so that the places before stay right.
+    for number in sorted(numbers, reverse=True):
+        if number <= len(starts):
+            begin, end = _span(lines, starts, number - 1)
+            del kept[begin:end]
+    shorter = "".join(kept)
+    # A text in a row may look like the begin of another one, and rows may be written in another way.
+    wanted = [row.cases for row in before if row.number not in numbers]
+    if len(starts) != len(before) or [row.cases for row in rows_in(shorter, path)] != wanted:
+        raise UsageError(
+            f"{path}: {len(before)} rows, and {len(starts)} lines [[row]].\n"
+            "A row is removed by its lines, from one line [[row]] to the next.\n"
+            "Begin each row with a line [[row]], or remove the rows yourself."
+        )
+    return shorter
+
+
+def _span(lines: list[str], starts: list[int], index: int) -> tuple[int, int]:
+    """Return the first line of a row and the line after its last, with its comments and the blank lines after them."""
+    begin = _comments_above(lines, starts[index])
+    following = _comments_above(lines, starts[index + 1]) if index + 1 < len(starts) else len(lines)
+    end = following
+    # Back to the last line of a value.
+    while lines[end - 1].strip() == "" or lines[end - 1].lstrip().startswith("#"):
+        end -= 1
+    while end < following and lines[end].strip():
+        end += 1
+    while end < len(lines) and not lines[end].strip():
+        end += 1
+    while end == len(lines) and begin and not lines[begin - 1].strip():
+        begin -= 1
+    return begin, end
+
+
+def _comments_above(lines: list[str], place: int) -> int:
+    while place and lines[place - 1].lstrip().startswith("#"):
+        place -= 1
+    return place
+
+
+def row_text(comment: str, **values: object) -> str:
+    """Return a row of the file, below a comment of one line."""
+    # TOML reads texts, numbers and lists as JSON has them, and dates as Python shows them.
+    lines = (
+        f"{key} = {value if isinstance(value, date) else json.dumps(value, ensure_ascii=False)}"
+        for key, value in values.items()
+    )
+    return "\n".join([f"# {comment}", "[[row]]", *lines])

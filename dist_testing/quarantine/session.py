@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Generator, Mapping, Sequence
 from datetime import date
 from pathlib import Path
@@ -14,12 +15,10 @@ from dist_testing.core.ground.error_text import shorten
 from dist_testing.core.ground.errors import DistTestingError
 from dist_testing.core.ground.record import OF_THE_MACHINE
 from dist_testing.core.ground.runfiles import find_runfiles
-from dist_testing.core.pytest.marked_items import RUN_SPEC_KEY, is_marked, is_multi_process
+from dist_testing.core.pytest.marked_items import RUN_SPEC_KEY, SPEC_KEY, is_marked, is_multi_process
 from dist_testing.core.pytest.pytest_rank import current_world
 from dist_testing.core.pytest.reports import failure_message
-from dist_testing.quarantine.collected import Collected
-from dist_testing.quarantine.conditions import Place
-from dist_testing.quarantine.rows import Row, RowFinder, read_rows, two_rows
+from dist_testing.quarantine.rows import Row, RowFinder, is_pattern, pattern_of, read_rows, two_rows
 from dist_testing.selection.need import need_of
 
 _OPTION = "dist_quarantine"
@@ -30,6 +29,7 @@ PROPERTY = "quarantine"
 _PREFIX = "quarantined: "
 # Where a worker of pytest-xdist leaves what it has found for the process that reports.
 _FOUND = "dist_quarantine"
+_BEFORE_WILDCARD = re.compile(r"[^*?]*/")
 
 
 def quarantine_of(config: pytest.Config) -> Quarantine:
@@ -93,8 +93,12 @@ class Quarantine:
 
     def _put_in(self, item: pytest.Item, rows: Mapping[Row, None]) -> None:
         applied: list[Row] = []
+        place: dict[str, Any] = {}
+        if rows and (is_marked(item) or is_multi_process(item)):
+            need = need_of(item, self._config.stash[RUN_SPEC_KEY])
+            place = {"backend": need.backend, "world_size": need.ranks, "nodes": need.nodes}
         for row in rows:
-            if unmet := row.conditions.unmet(_place_of(item)):
+            if unmet := row.conditions.unmet(**place):
                 self._unmet.setdefault(row.number, unmet)
             else:
                 applied.append(row)
@@ -205,11 +209,47 @@ class Quarantine:
                 terminalreporter.write_line(f"does not apply: {row.name}: {self._unmet[row.number]}")
 
 
-def _place_of(item: pytest.Item) -> Place:
-    if not (is_marked(item) or is_multi_process(item)):
-        return Place()
-    need = need_of(item, item.config.stash[RUN_SPEC_KEY])
-    return Place(need.backend, need.ranks, need.nodes)
+class Collected:
+    """What a session was asked to collect, and what it has collected."""
+
+    def __init__(self, config: pytest.Config) -> None:
+        self._root = config.rootpath
+        self._is_bazel = SPEC_KEY in config.stash
+        # With --lf, pytest leaves out tests of a file while it collects the file.
+        self._is_partial = bool(config.getoption("lf", False))
+        if config.args_source is config.ArgsSource.TESTPATHS:
+            self._asked = [self._root]
+        else:
+            folder = config.invocation_params.dir
+            self._asked = [Path(folder, argument) for argument in map(str, config.args) if "::" not in argument]
+        self._whole: set[str] = set()
+        # Files with a part that failed or was skipped as a whole.
+        self._broken: set[str] = set()
+
+    def add(self, report: pytest.CollectReport) -> None:
+        """Note a file, a class or a folder that was collected."""
+        (self._whole if report.passed else self._broken).add(report.nodeid.partition("::")[0])
+
+    def is_judged(self, case: str) -> bool:
+        """Return whether the session would have a case that fits an entry, if there was one.
+
+        The file of the entry was collected without an error, by an argument that names no test. Outside Bazel, an entry
+        whose file does not exist is judged, too. A pattern of files needs an argument for the folder of them all.
+        """
+        file = case.partition("::")[0]
+        if self._is_partial:
+            return False
+        if is_pattern(file):
+            files = pattern_of(file)
+            folder = _BEFORE_WILDCARD.match(file)
+            return self._is_asked(folder[0] if folder else "") and not any(map(files.fullmatch, self._broken))
+        if not self._is_bazel and not (self._root / file).exists():
+            return True
+        return file in self._whole - self._broken and self._is_asked(file)
+
+    def _is_asked(self, name: str) -> bool:
+        path = self._root / name
+        return any(path.is_relative_to(asked) for asked in self._asked)
 
 
 def _is_of_the_case(call: pytest.CallInfo[None], report: pytest.TestReport) -> bool:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 from datetime import date
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -16,9 +17,7 @@ from dist_testing.core.ground.record import CaseRecord
 from dist_testing.core.ground.spec import Spec
 from dist_testing.event_file import EventFile
 from dist_testing.quarantine import __main__ as command
-from dist_testing.quarantine.conditions import Conditions, Place, is_version_in
-from dist_testing.quarantine.rows import RowFinder, read_rows, rows_in
-from dist_testing.quarantine.text import without_rows
+from dist_testing.quarantine.rows import Conditions, RowFinder, is_version_in, read_rows, rows_in, without_rows
 from tests.support.results import refusal
 
 _FILE = Path("quarantine.toml")
@@ -148,13 +147,13 @@ def test_conditions_say_what_does_not_hold(tmp_path: Path, monkeypatch: pytest.M
     """If this fails, a row is silently not in force."""
     monkeypatch.setenv("DIST_TESTING_GPU_NODES", str(tmp_path))
     (tmp_path / "nvidia0").touch()
-    place = Place("gloo", 4, 1)
-    assert Conditions(">=2", "gloo", "simulated", 4, 1).unmet(place) == ""
-    assert Conditions(torch="<2").unmet(place).endswith("and the row is for <2")
-    assert Conditions(backend="nccl").unmet(place) == "backend is gloo, and the row is for nccl"
-    assert Conditions(world_size=2).unmet(Place()) == "world_size is unknown, and the row is for 2"
-    assert Conditions(nodes=2).unmet(place) == "nodes is 1, and the row is for 2"
-    assert Conditions(gpu="sm_90").unmet(place) == "this machine has no GPU sm_90"
+    place: dict[str, Any] = {"backend": "gloo", "world_size": 4, "nodes": 1}
+    assert Conditions(">=2", "gloo", "simulated", 4, 1).unmet(**place) == ""
+    assert Conditions(torch="<2").unmet(**place).endswith("and the row is for <2")
+    assert Conditions(backend="nccl").unmet(**place) == "backend is gloo, and the row is for nccl"
+    assert Conditions(world_size=2).unmet() == "world_size is unknown, and the row is for 2"
+    assert Conditions(nodes=2).unmet(**place) == "nodes is 1, and the row is for 2"
+    assert Conditions(gpu="sm_90").unmet(**place) == "this machine has no GPU sm_90"
 
 
 _COMMENTED = """# The file of the team.
