@@ -71,7 +71,7 @@ ADD_ONS = (
         name="watch",
         more={
             "around_conftests": "dist_testing.watch.pytest_session:watched_session",
-            "target": "dist_testing.watch.target:watch_target",
+            "target": "dist_testing.watch.pytest_session:watch_target",
             "at_configure": "dist_testing.watch.pytest_session:check_taken_over",
         },
     ),
@@ -208,9 +208,9 @@ ADD_ONS = (
         },
         from_options="dist_testing.numbers.base:from_options",
         watcher="dist_testing.numbers.desk:NumberDesk",
-        on_world="dist_testing.numbers.recorder:recorder_of",
+        on_world="dist_testing.numbers.recorder:Recorder",
     ),
-    _own(name="parity", on_world="dist_testing.numbers.parity:parity_of"),
+    _own(name="parity", on_world="dist_testing.numbers.parity:Parity"),
     # Before all others on a rank, to measure what they do.
     _own(
         name="coverage",

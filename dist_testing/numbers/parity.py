@@ -22,7 +22,7 @@ _Step = dict[str, torch.Tensor | int | float | bool]
 class Parity:
     """Compares a run on one rank with a run on all; a test gets it as `world.parity`."""
 
-    def __init__(self, world: World) -> None:
+    def __init__(self, world: World, runner: AsksRunner, layout: Layout) -> None:
         self._world = world
         self._calls = 0
 
@@ -95,11 +95,6 @@ class Parity:
             torch.manual_seed(seed)
             states = fn(group)
             return [dict(_leaves("", state)) for state in (states if inspect.isgenerator(states) else [states])]
-
-
-def parity_of(world: World, runner: AsksRunner, layout: Layout) -> Parity:
-    """Return `world.parity` of a rank."""
-    return Parity(world)
 
 
 def _leaves(path: str, state: Any) -> Iterator[tuple[str, torch.Tensor | int | float | bool]]:

@@ -16,7 +16,7 @@ from dist_testing.numbers.number import BETTER, MAX_HARDWARE_CHARS, NAME, NUMBER
 class Recorder:
     """Records numbers of one rank; a test gets it as `world.record`."""
 
-    def __init__(self, world: World, runner: AsksRunner) -> None:
+    def __init__(self, world: World, runner: AsksRunner, layout: Layout) -> None:
         self._world = world
         self._runner = runner
 
@@ -54,11 +54,6 @@ class Recorder:
             ) from None
         if refusal := self._runner.ask(NAME, NUMBERS.to_wire(number).decode(), subject):
             raise UsageError(f"{subject}: {refusal}")
-
-
-def recorder_of(world: World, runner: AsksRunner, layout: Layout) -> Recorder:
-    """Return `world.record` of a rank."""
-    return Recorder(world, runner)
 
 
 @functools.cache

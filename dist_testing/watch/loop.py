@@ -1,15 +1,21 @@
-"""Waits for what a watch reacts to: saves, commands, signals and the end of a run."""
+"""Waits for what a watch reacts to: changed files, commands, signals and the end of a run."""
 
 from __future__ import annotations
 
+import functools
+import hashlib
+import importlib.util
 import os
 import select
 import signal
+import sys
+import sysconfig
 import time
-from collections.abc import Callable
-from types import FrameType
+import traceback
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from types import FrameType, ModuleType
 
-from dist_testing.watch.files import Files
 from dist_testing.watch.run import Run
 
 # Seconds between two looks at the files, and until a second look at files that are being written.
@@ -18,6 +24,16 @@ _SETTLE_S = 0.02
 # A look at many files may take at most this part of the time.
 _LOOK_SHARE = 0.05
 _STDIN = 0
+# Two numbers of the status that every save changes, also one by rename, and the size.
+_Status = tuple[int, int, int]
+# The kernel's clock for files is this much coarser than Python's. Nanoseconds.
+_CLOCK_STEP_NS = 20_000_000
+_PACKAGE_FOLDERS = ("site-packages", "dist-packages")
+_PYTHON_FOLDERS = tuple(
+    f"{os.path.realpath(sysconfig.get_path(name))}{os.sep}" for name in ("stdlib", "platstdlib", "purelib", "platlib")
+)
+# Folders that hold no tests.
+_LEFT_OUT = ("__pycache__", "node_modules")
 
 
 class EndWatchError(Exception):
@@ -121,3 +137,125 @@ def _is_foreground() -> bool:
     except OSError:
         # The terminal is gone, and reading tells.
         return True
+
+
+@functools.lru_cache(maxsize=1 << 14)
+def is_third_party(path: str) -> bool:
+    """Return whether a file belongs to Python or to an installed package."""
+    if any(f"{os.sep}{folder}{os.sep}" in path for folder in _PACKAGE_FOLDERS):
+        return True
+    return path.startswith("<") or os.path.realpath(path).startswith(_PYTHON_FOLDERS)
+
+
+def own_files(more: Iterable[ModuleType] = ()) -> set[str]:
+    """Return the files of all modules that this process has imported, and of `more`, without third-party ones."""
+    found = set()
+    for module in [*sys.modules.values(), *more]:
+        spec = getattr(module, "__spec__", None)
+        path = getattr(spec, "origin", None) if getattr(spec, "has_location", False) else None
+        if isinstance(path, str) and not is_third_party(path):
+            found.add(os.path.abspath(path))
+    return found
+
+
+def sources_of(error: BaseException | None) -> set[str]:
+    """Return the files that an error of an import, and its causes, have come through, without third-party ones."""
+    found = set()
+    while error is not None:
+        found |= {frame.f_code.co_filename for frame, _ in traceback.walk_tb(error.__traceback__)}
+        if isinstance(error, SyntaxError) and error.filename:
+            found.add(error.filename)
+        error = error.__cause__
+    return {os.path.abspath(path) for path in found if not is_third_party(path)}
+
+
+class Files:
+    """The watched files, with the content that each had when it was last looked at."""
+
+    def __init__(self) -> None:
+        self._seen: dict[str, tuple[_Status | None, bytes | None]] = {}
+        # The status of each watched folder, and whether the folders below it are watched, too.
+        self._folders: dict[str, tuple[_Status | None, bool]] = {}
+
+    def __len__(self) -> int:
+        return len(self._seen)
+
+    def add(self, paths: Iterable[str], since_ns: int) -> set[str]:
+        """Watch files and their folders. Returns those that may have changed since a process began to read them."""
+        late = set()
+        for path in paths:
+            if path not in self._seen:
+                self._seen[path] = status, _ = _status_of(path), _content_of(path)
+                if status is not None and status[1] > since_ns - _CLOCK_STEP_NS:
+                    late.add(path)
+                if os.path.dirname(path) not in self._folders:
+                    self._scan(os.path.dirname(path), is_tree=False)
+        return late
+
+    def add_tree(self, folder: str) -> None:
+        """Watch a folder with all below it for Python files."""
+        self._scan(folder, is_tree=True)
+
+    def changed(self) -> set[str]:
+        """Return the files that were changed, removed or created since the last call."""
+        found = set()
+        for path, (before, content) in self._seen.items():
+            if (status := _status_of(path)) != before:
+                self._seen[path] = status, _content_of(path)
+                if self._seen[path][1] != content:
+                    found.add(path)
+        for folder, (before, is_tree) in list(self._folders.items()):
+            if _status_of(folder) != before:
+                found |= self._scan(folder, is_tree=is_tree)
+        return found
+
+    def _scan(self, folder: str, *, is_tree: bool) -> set[str]:
+        """Watch a folder; return the Python files in it that were not watched yet."""
+        created: set[str] = set()
+        status = _status_of(folder)
+        try:
+            # Editors give hidden names to files of their own.
+            entries = [entry for entry in os.scandir(folder) if not entry.name.startswith(".")]
+        except OSError:
+            entries = []
+        if is_tree and any(entry.name == "pyvenv.cfg" for entry in entries):
+            return created
+        self._folders[folder] = status, is_tree
+        for entry in entries:
+            if entry.name.endswith(".py") and entry.path not in self._seen:
+                self._seen[entry.path] = _status_of(entry.path), _content_of(entry.path)
+                created.add(entry.path)
+            elif is_tree and entry.name not in _LEFT_OUT and not self._folders.get(entry.path, (None, False))[1]:
+                created |= self._scan(entry.path, is_tree=True) if entry.is_dir(follow_symlinks=False) else set()
+        return created
+
+
+def forget_compiled(paths: Iterable[str]) -> None:
+    """Remove the compiled files of sources, also those of pytest.
+
+    Python and pytest recognise an old one by the second of the last change and the size of the source. Two saves in one
+    second can have both in common.
+    """
+    for path in paths:
+        try:
+            compiled = Path(importlib.util.cache_from_source(path))
+        except NotImplementedError:
+            continue
+        for old in compiled.parent.glob(f"{Path(path).stem}.*.pyc"):
+            old.unlink(missing_ok=True)
+
+
+def _status_of(path: str) -> _Status | None:
+    try:
+        found = os.stat(path)
+    except OSError:
+        return None
+    # The time of the last change of the inode covers a rename and a change of times.
+    return found.st_mtime_ns, max(found.st_ctime_ns, found.st_mtime_ns), found.st_size
+
+
+def _content_of(path: str) -> bytes | None:
+    try:
+        return hashlib.sha256(Path(path).read_bytes()).digest()
+    except OSError:
+        return None

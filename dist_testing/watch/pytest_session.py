@@ -1,4 +1,4 @@
-"""The watch mode of pytest: `--dist-watch`.
+"""The watch mode of pytest and of a built target: `--dist-watch`.
 
 The watcher takes over before pytest imports the first conftest file, and never returns. Its forks go on with the same
 session from there, so each run is the session that the user has started, with other tests left out.
@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import signal
 import sys
-from collections.abc import Generator
+from collections.abc import Collection, Generator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import FrameType, ModuleType
@@ -18,13 +18,14 @@ import pytest
 
 from dist_testing.core.ground.errors import InterruptedRunError, LaunchError, UsageError
 from dist_testing.core.ground.outcomes import exit_name
+from dist_testing.core.ground.spec import Spec
 from dist_testing.core.launch.clean import spare_cuda
 from dist_testing.core.pytest.internals import write_terminal_to
+from dist_testing.core.pytest.marked_items import SPEC_KEY
 from dist_testing.core.pytest.options import WATCH_OPTION
 from dist_testing.core.session.existing_world import existing_rank
-from dist_testing.watch.files import own_files, sources_of
-from dist_testing.watch.project import Project
-from dist_testing.watch.run import Fork
+from dist_testing.watch.loop import own_files, sources_of
+from dist_testing.watch.run import Fork, Project
 from dist_testing.watch.watcher import watch
 
 _DEBUG = "Leave it out, and type d while the watch waits: that opens the debugger on a rank."
@@ -115,6 +116,22 @@ def check_taken_over(config: pytest.Config) -> None:
             "The watch mode begins before that: it imports the conftest files again after a change.\n"
             "Load the plugin with -p dist_testing.core.pytest.plugin, on the command line or in addopts."
         )
+
+
+def watch_target(spec: Spec, files: Sequence[str], repositories: Collection[str], arguments: Sequence[str]) -> int:
+    """Watch the files of a target; see `test_session` for the arguments. Returns pytest's exit code in each run."""
+    # Late: sessions of pytest alone load neither.
+    from dist_testing.core.bazel.pytest_config import test_session
+    from dist_testing.core.pytest import plugin as pytest_plugin
+
+    class Target:
+        # Before pytest configures any plugin. Nothing else of Bazel's protocol applies: a person reads the results.
+        @pytest.hookimpl(tryfirst=True)
+        def pytest_load_initial_conftests(self, early_config: pytest.Config) -> None:
+            early_config.stash[SPEC_KEY] = spec
+
+    command = test_session(files, repositories, arguments, fail_fast=False)
+    return int(pytest.main(command, plugins=[Target(), pytest_plugin]))
 
 
 def _begin(config: pytest.Config, forked: Fork) -> _Run:

@@ -18,10 +18,8 @@ from dist_testing.core.launch.clean import unclean_reasons
 from dist_testing.core.process.lifetime import become_subreaper, check_platform, end_child
 from dist_testing.core.process.orphans import Orphans
 from dist_testing.core.process.refusal import refusal
-from dist_testing.watch.files import forget_compiled, own_files
-from dist_testing.watch.loop import EndWatchError, Loop
-from dist_testing.watch.project import Project, syntax_error
-from dist_testing.watch.run import Fork, Order, Run, fork_run
+from dist_testing.watch.loop import EndWatchError, Loop, forget_compiled, own_files
+from dist_testing.watch.run import Fork, Order, Project, Run, fork_run, syntax_error
 
 # What each session with marked tests, or with classes of the library, imports.
 _CORE = "dist_testing.core"

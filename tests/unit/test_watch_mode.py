@@ -16,10 +16,9 @@ from typing import cast
 import pytest
 
 from dist_testing.core.ground.errors import UsageError
-from dist_testing.watch.files import Files, forget_compiled, is_third_party, sources_of
-from dist_testing.watch.project import Project, syntax_error
+from dist_testing.watch.loop import Files, forget_compiled, is_third_party, sources_of
 from dist_testing.watch.pytest_session import check_watchable
-from dist_testing.watch.run import Order, Told
+from dist_testing.watch.run import Order, Project, Told, syntax_error
 from tests.support.children import write_file
 
 
