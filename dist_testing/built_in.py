@@ -83,7 +83,7 @@ ADD_ONS = (
             "--dist-min-world-size": "deselect tests with fewer ranks; a test without ranks counts as 1",
             "--dist-max-world-size": "deselect tests with more ranks",
         },
-        from_options="dist_testing.selection.limits:from_options",
+        from_options="dist_testing.selection.need:from_options",
         flags={
             "--dist-needs": "print what each test needs (backend, ranks, GPUs, nodes), and run none",
             "--dist-needs-json": "the same, as a line of JSON for each test",
@@ -126,7 +126,7 @@ ADD_ONS = (
         from_options="dist_testing.perturb.plan:from_options",
         resource="dist_testing.perturb.delays:PlanOfWorld",
         watcher="dist_testing.perturb.delays:DelayWatch",
-        rerun="dist_testing.perturb.search:search",
+        rerun="dist_testing.perturb.delays:search",
         rank_service="dist_testing.perturb.rank:Delays",
     ),
     _own(

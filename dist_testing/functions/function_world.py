@@ -27,8 +27,7 @@ from dist_testing.core.launch.isolation import FORK, Reuse, isolation_named
 from dist_testing.core.process.launcher_messages import Loader
 from dist_testing.core.session.session import Session, current_session
 from dist_testing.core.unittest.plain import main_module
-from dist_testing.functions.function_rank import CALL_FILE, CallRankContext
-from dist_testing.functions.values import read_value
+from dist_testing.functions.function_rank import CALL_FILE, CallRankContext, read_value
 
 # unittest leaves frames of modules with this mark out of its tracebacks.
 __unittest = True

@@ -1,16 +1,21 @@
-"""The delays of a case in the runner: what ranks get, and what they tell."""
+"""The delays of a case in the runner: what ranks get, what they tell, and the search for fewer delays."""
 
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable, Iterator, Sequence
 
 from dist_testing.core.engine.hooks import CaseStart, HeldResource, ResourceWish, WorldResource, WorldWatcher
-from dist_testing.core.ground.case import CaseResult
+from dist_testing.core.ground.case import Case, CaseResult
 from dist_testing.core.ground.outcomes import Status
-from dist_testing.perturb.plan import DELAYS, NAME, VARIABLE, Delay, plan_of
+from dist_testing.perturb.plan import DELAYS, NAME, VARIABLE, Delay, Plan, plan_of, read_plan
 
 # In a note; the command has all.
 _SHOWN = 5
+# To find the fewest delays.
+_MOST_RUNS = 40
+_PAIR = 2
+_Run = Callable[[Case], CaseResult]
 
 
 class PlanOfWorld(WorldResource):
@@ -46,3 +51,68 @@ class DelayWatch(WorldWatcher):
             shown.append(f"{more} more")
         note = f"Delays of --dist-perturb={plan}: {'; '.join(shown) or 'none'}."
         return dataclasses.replace(result, facts={**result.facts, NAME: str(plan)}, notes=(note, *result.notes))
+
+
+def search(result: CaseResult, run: _Run) -> CaseResult:
+    """Run a case again with the next seeds, until it has failed or has run as often as its plan says.
+
+    `result` is that of the first run. Return the last one; of a failure that depends on delays, one with as few of them
+    as were found.
+    """
+    plan = plan_of(result.case)
+    seed = plan.seed
+    while not _failed(result) and seed < plan.seed + plan.runs - 1:
+        seed += 1
+        result = run(_with(result.case, dataclasses.replace(plan, seed=seed)))
+    return _shrunk(result, run) if _failed(result) and plan.only is None else result
+
+
+def _shrunk(result: CaseResult, run: _Run) -> CaseResult:
+    delays = _delays(result)
+    if not delays:
+        return result
+    plan = plan_of(result.case)
+    runs = 1
+    if _failed(run(_with(result.case, dataclasses.replace(plan, only=())))):
+        return _noted(result, "It fails without any delay, too.")
+    while runs < _MOST_RUNS:
+        for fewer in _fewer(delays):
+            runs += 1
+            again = run(_with(result.case, dataclasses.replace(plan, only=fewer)))
+            if _failed(again):
+                result, delays = again, _delays(again)
+                break
+            if runs >= _MOST_RUNS:
+                break
+        else:
+            break
+    return _noted(result, f"It passes without a delay, and fails with these, found in {runs} more runs.")
+
+
+def _fewer(delays: Sequence[tuple[int, int]]) -> Iterator[tuple[tuple[int, int], ...]]:
+    """Yield parts of the delays: first the halves, then all but one."""
+    middle = len(delays) // 2
+    if middle > 0:
+        yield tuple(delays[:middle])
+        yield tuple(delays[middle:])
+    # Of two, these are the halves.
+    if len(delays) > _PAIR:
+        for place in range(len(delays)):
+            yield (*delays[:place], *delays[place + 1 :])
+
+
+def _delays(result: CaseResult) -> tuple[tuple[int, int], ...]:
+    """The delays of a result that has failed; none if no rank has come so far that its watcher knows."""
+    return read_plan(NAME, result.facts[NAME]).only or () if NAME in result.facts else ()
+
+
+def _with(case: Case, plan: Plan) -> Case:
+    return dataclasses.replace(case, settings={**case.settings, NAME: plan})
+
+
+def _failed(result: CaseResult) -> bool:
+    return result.verdict.status is Status.FAILED
+
+
+def _noted(result: CaseResult, note: str) -> CaseResult:
+    return dataclasses.replace(result, notes=(note, *result.notes))

@@ -14,8 +14,7 @@ from dist_testing.core.ground.add_ons import add_on_named
 from dist_testing.core.ground.errors import UsageError
 from dist_testing.core.pytest.marked_items import RUN_SPEC_KEY
 from dist_testing.core.pytest.options import named_marks
-from dist_testing.selection.limits import Limits
-from dist_testing.selection.need import Need, need_of
+from dist_testing.selection.need import Limits, Need, need_of
 
 _NAME = "selection"
 _HEADER = ("case", "backend", "ranks", "GPUs", "nodes")

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from dist_testing.core.ground.errors import UsageError
-from dist_testing.functions.values import read_value, value_file, write_value
+from dist_testing.functions.function_rank import read_value, value_file, write_value
 
 
 class _Own:

@@ -9,8 +9,8 @@ import pytest
 from dist_testing.core.ground.case import Case, CaseResult
 from dist_testing.core.ground.errors import UsageError
 from dist_testing.core.ground.outcomes import Cause, Status, Verdict
+from dist_testing.perturb.delays import search
 from dist_testing.perturb.plan import NAME, Plan, plan_of, read_plan
-from dist_testing.perturb.search import search
 from tests.support.results import case_of, result_of
 
 _ALL = tuple((rank, call) for rank in range(3) for call in range(1, 9))
