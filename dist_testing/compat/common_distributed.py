@@ -28,7 +28,7 @@ from dist_testing.compat.classes import (
     TestCase,
     common_utils,
 )
-from dist_testing.compat.helpers.environment import TIMEOUT_OVERRIDE, current_temp_dir
+from dist_testing.compat.helpers.environment import TIMEOUT_OVERRIDE, current_temp_dir, default_timeout
 from dist_testing.compat.helpers.models import SaveForwardInputsModel, SaveForwardInputsModule
 from dist_testing.compat.helpers.running import dynamo_dist_per_rank_init as _dynamo_dist_per_rank_init
 from dist_testing.compat.helpers.running import retrieve_result_from_completion_queue
@@ -101,21 +101,19 @@ __all__ = [
 __all__ += _names.__all__
 __all__ += _torchcomms.__all__
 
-# Loaded at first use only: these load torch._dynamo, or read a variable that may be wrong.
-_LAZY = {
-    "DynamoDistributedMultiProcTestCase": "dist_testing.compat.dynamo",
-    "DynamoDistributedSingleProcTestCase": "dist_testing.compat.dynamo",
-    "TIMEOUT_DEFAULT": "dist_testing.compat.helpers.environment",
-}
+_OF_DYNAMO = ("DynamoDistributedMultiProcTestCase", "DynamoDistributedSingleProcTestCase")
 
 
 def __getattr__(name: str) -> Any:
     if name == "tmp_dir":
         return current_temp_dir()
-    if name in _LAZY:
-        return getattr(importlib.import_module(_LAZY[name]), name)
+    # Not at import: a wrong variable is an error only in a run with torch-style tests, and gets a report there.
+    if name == "TIMEOUT_DEFAULT":
+        return default_timeout()
+    if name in _OF_DYNAMO:
+        return getattr(importlib.import_module("dist_testing.compat.dynamo"), name)
     return name_of_torch(name)
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *_LAZY, *imported_names(), "tmp_dir"})
+    return sorted({*globals(), *_OF_DYNAMO, *imported_names(), "TIMEOUT_DEFAULT", "tmp_dir"})

@@ -114,13 +114,6 @@ def test_a_file_runs_unchanged_as_a_program(starter: Starter, tmp_path: Path) ->
     assert command == "python -m dist_testing.compat test_file.py ProcessTest.test_fail"
 
 
-def test_a_program_gets_its_arguments_and_gives_its_exit_code(starter: Starter, tmp_path: Path) -> None:
-    """If this fails, CI does not see the exit code, or a user cannot run one test."""
-    ended = run_file(starter, tmp_path, _FILE, "-v", "ProcessTest.test_pass")
-    assert outcomes(ended.log) == {"test_pass": "PASSED"}
-    assert ended.code == 0
-
-
 def test_a_file_runs_unchanged_under_pytest(starter: Starter, tmp_path: Path) -> None:
     """If this fails, teams that run pytest, as most do, cannot migrate."""
     write_file(tmp_path, "test_file.py", _FILE)
@@ -153,12 +146,15 @@ def test_ranks_that_are_fresh_interpreters_have_it_installed(starter: Starter, t
 
 
 def test_the_fork_server_of_an_unclean_runner_has_it_installed(starter: Starter, tmp_path: Path) -> None:
-    """If this fails, a module that starts a thread at import breaks the migration of its file."""
+    """If this fails, a module that starts a thread at import breaks the migration of its file.
+
+    A program gets its arguments, and gives its exit code.
+    """
     source = _FILE.replace(
         "import sys\n", "import sys\n    import threading\n    threading.Thread(target=input, daemon=True).start()\n", 1
     ).replace("target=input", "target=threading.Event().wait")
     ended = run_file(starter, tmp_path, source, "-v", "ProcessTest.test_pass", "ProcessTest.test_exit_0")
-    assert outcomes(ended.log) == {"test_pass": "PASSED", "test_exit_0": "PASSED"}, ended.log
+    assert (ended.code, outcomes(ended.log)) == (0, {"test_pass": "PASSED", "test_exit_0": "PASSED"}), ended.log
 
 
 _ORDER = """
@@ -228,22 +224,17 @@ def test_the_fake_backend_is_registered(starter: Starter, tmp_path: Path) -> Non
     assert "'FAKE'" in child.log
 
 
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [([], "expected a test file; got none."), (["-v"], "got '-v' in its place"), (["no.py"], "no.py: no such file.")],
-)
-def test_a_command_line_without_a_file_is_refused(
-    starter: Starter, tmp_path: Path, arguments: list[str], message: str
-) -> None:
-    """If this fails, the user gets a traceback of the library instead of the mistyped argument."""
-    child = starter.start(["-m", "dist_testing.compat", *arguments], tmp_path)
-    assert child.wait() == 2
-    assert message in child.log
-    assert len(child.log.splitlines()) == 3
-
-
-def test_help_is_given(starter: Starter, tmp_path: Path) -> None:
-    """If this fails, `--help` is taken for a mistyped file."""
+def test_a_command_line_without_a_file_is_refused(starter: Starter, tmp_path: Path) -> None:
+    """If this fails, the user gets a traceback of the library instead of the mistyped argument, or of `--help`."""
+    for argument, message in (
+        ("", "expected a test file; got none."),
+        ("-v", "got '-v' in its place"),
+        ("no.py", "no.py: no such file."),
+    ):
+        child = starter.start(["-m", "dist_testing.compat", *argument.split()], tmp_path)
+        assert child.wait() == 2
+        assert message in child.log
+        assert len(child.log.splitlines()) == 3
     child = starter.start(["-m", "dist_testing.compat", "--help"], tmp_path)
     assert child.wait() == 0
     assert child.log.startswith("usage: python -m dist_testing.compat FILE [ARGUMENTS]\n")

@@ -11,7 +11,7 @@ import pytest
 from tests.support.bell import Bell
 from tests.support.children import Target, run_pytest, write_file
 from tests.support.starter import Starter, wait_ended
-from tests.support.watching import WAITS, Watch, save
+from tests.support.terminal import WAITS, Watch, save
 
 _SUM = """
     import library
@@ -69,7 +69,7 @@ def test_a_save_runs_what_it_concerns(starter: Starter, tmp_path: Path) -> None:
         (tmp_path / "tests/test_new.py").unlink()
         save(tmp_path / "deep.py", "TWO = 3", "TWO = 1")
         assert "watch: 3 passed" in watch.wait("passed in") + watch.wait()
-        watch.type("q\n")
+        watch.type("q")
         assert watch.end() == 0
 
 
@@ -150,11 +150,11 @@ def test_no_state_of_a_run_is_in_the_next(starter: Starter, tmp_path: Path) -> N
     with Watch(starter, tmp_path, "test_leaks.py", env={"LEAVES": "1"}) as watch:
         assert "watch: 2 passed" in watch.wait()
         assert (tmp_path / "left.txt").read_text(encoding="utf-8")
-        watch.type("a\n")
+        watch.type("a")
         assert "watch: 2 passed" in watch.wait()
         save(tmp_path / "test_leaks.py", "STATE = []", "STATE = list()")
         assert "watch: 2 passed" in watch.wait()
-        watch.type("q\n")
+        watch.type("q")
         assert watch.end() == 0
 
 
@@ -186,7 +186,7 @@ def test_bad_input_is_told_and_waited_out(starter: Starter, tmp_path: Path) -> N
         assert "No module named 'absent'" in watch.wait()
         write_file(tmp_path, "absent.py", "")
         assert "watch: 1 passed" in watch.wait("passed in") + watch.wait()
-        watch.type("q\n")
+        watch.type("q")
         assert watch.end() == 0
 
 
@@ -218,7 +218,7 @@ def test_a_save_during_a_run_starts_it_again(starter: Starter, tmp_path: Path) -
         assert "KeyboardInterrupt" not in shown
         assert "Traceback" not in shown
         assert wait_ended(pids, limit_s=0), "ranks or the fork server of the stopped run are left"
-        watch.type("q\n")
+        watch.type("q")
         assert watch.end() == 0
 
 
@@ -244,7 +244,7 @@ def test_a_save_during_the_summary_shows_no_traceback(starter: Starter, tmp_path
         bell.wait(1, watch.child)
         save(test, "RIGHT = False", "RIGHT = True")
         bell.wait(1, watch.child)
-        watch.type("q\n")
+        watch.type("q")
         assert watch.end() == 0, watch.shown
         assert "InterruptedRunError" not in watch.shown
         assert "Traceback" not in watch.shown
@@ -263,7 +263,7 @@ def test_nothing_is_left_at_the_end(starter: Starter, tmp_path: Path, way: str) 
             return
         if way == "SIGINT":
             # To the whole group, as Ctrl-C does.
-            watch.type("\x03")
+            watch.type("\x03", end="")
         else:
             watch.child.send_signal(signal.Signals[way])
         code = watch.end()
@@ -286,29 +286,29 @@ def test_commands(starter: Starter, tmp_path: Path) -> None:
     write_file(tmp_path, "test_commands.py", source)
     with Watch(starter, tmp_path, "test_commands.py") as watch:
         assert "watch: 1 failed, 1 passed" in watch.wait()
-        watch.type("f\n")
+        watch.type("f")
         shown = watch.wait()
         assert "1 deselected" in shown
         assert "watch: 1 failed in" in shown
-        watch.type("p good\n")
+        watch.type("p good")
         shown = watch.wait()
         assert "watch: 1 passed" in shown
         assert "watch: 1 failed earlier: test_commands.py::test_bad" in shown
-        watch.type("p and\n")
+        watch.type("p and")
         assert "Wrong expression" in watch.wait()
-        watch.type("d one\n")
+        watch.type("d one")
         watch.wait("'one' is no rank")
-        watch.type("d 1\n")
+        watch.type("d 1")
         watch.wait("(Pdb) ")
-        watch.type("secret\n")
+        watch.type("secret")
         assert "41" in watch.wait("(Pdb) ")
-        watch.type("c\n")
+        watch.type("c")
         assert "watch: 1 failed in" in watch.wait()
-        watch.type("a\n")
+        watch.type("a")
         assert "watch: 1 failed, 1 passed" in watch.wait()
-        watch.type("h\n")
+        watch.type("h")
         watch.wait("q quit")
-        watch.type("q\n")
+        watch.type("q")
         assert watch.end() == 1
 
 

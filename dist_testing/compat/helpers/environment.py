@@ -9,7 +9,7 @@ import socket
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, TypeVar, cast
@@ -89,11 +89,11 @@ def with_dist_debug_levels(levels: Iterable[str]) -> Callable[[_Function], _Func
     return decorator
 
 
-def default_timeout(env: Mapping[str, str]) -> int:
+def default_timeout() -> int:
     """Return `DISTRIBUTED_TESTS_DEFAULT_TIMEOUT`, by default 300 s; under ThreadSanitizer 500 s."""
-    if env.get("PYTORCH_TEST_WITH_TSAN", "0") == "1":
+    if os.environ.get("PYTORCH_TEST_WITH_TSAN", "0") == "1":
         return 500
-    given = env.get(_TIMEOUT_VARIABLE, "300")
+    given = os.environ.get(_TIMEOUT_VARIABLE, "300")
     if not (given.isascii() and given.isdecimal() and int(given)):
         raise UsageError(
             f"{_TIMEOUT_VARIABLE} = {given!r}; expected a number of seconds, at least 1.\n"
@@ -102,9 +102,6 @@ def default_timeout(env: Mapping[str, str]) -> int:
         )
     return int(given)
 
-
-# `default_timeout` of this process's environment; see `__getattr__`.
-TIMEOUT_DEFAULT: int
 
 # Method name to seconds. Tests may add to it.
 TIMEOUT_OVERRIDE = {"test_ddp_uneven_inputs": 400, "test_DistributedDataParallel": 500}
@@ -120,14 +117,7 @@ def get_timeout(test_id: str) -> int:
         UsageError: If `DISTRIBUTED_TESTS_DEFAULT_TIMEOUT` is not a number of seconds.
     """
     limit = TIMEOUT_OVERRIDE.get(test_id.rpartition(".")[2])
-    return limit if limit is not None else default_timeout(os.environ)
-
-
-def __getattr__(name: str) -> int:
-    # Not at import: a wrong value is an error only in a run with torch-style tests, and gets a report there.
-    if name == "TIMEOUT_DEFAULT":
-        return default_timeout(os.environ)
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return limit if limit is not None else default_timeout()
 
 
 def initialize_temp_directories(init_method: str | None = None) -> None:
