@@ -262,43 +262,36 @@ def test_tracebacks_that_nothing_catches_have_the_rank(starter: Starter, tmp_pat
     assert f"[rank 1] [rank1]: {program}" not in lines, ended.log
 
 
-@pytest.mark.parametrize("when", ["before", "after"])
-def test_an_exception_hook_of_the_program_is_called(starter: Starter, tmp_path: Path, when: str) -> None:
-    """If this fails, a program that reports its own crashes does not do so as a test: torch puts its hook around it."""
-    script = """
-        import sys
-        import torch.distributed as dist
+_HOOKS = """
+    import atexit
+    import sys
+    import torch.distributed as dist
 
-        if {before}:
-            sys.excepthook = lambda *error: print("OWN HOOK", error[0].__name__, file=sys.stderr)
+    def hook(*error):
+        print("OWN HOOK", error[0].__name__, file=sys.stderr)
+
+    how = sys.argv[1]
+    if how == "no module":
+        # As of code that a program has compiled by itself.
+        hook.__module__ = None
+    if how != "after":
+        sys.excepthook = hook
+    if how != "no module":
         dist.init_process_group()
-        if not {before}:
-            sys.excepthook = lambda *error: print("OWN HOOK", error[0].__name__, file=sys.stderr)
-        if dist.get_rank() == 1:
-            raise ValueError("planted")
-    """
-    ended = _run(starter, tmp_path, script.format(before=when == "before"))
+    if how == "after":
+        sys.excepthook = hook
+    atexit.register(print, "EXIT HANDLER")
+    raise ValueError("planted")
+"""
+
+
+@pytest.mark.parametrize(("how", "prefix"), [("before", "[rank1]: "), ("after", ""), ("no module", "")])
+def test_an_exception_hook_of_the_program_is_called(starter: Starter, tmp_path: Path, how: str, prefix: str) -> None:
+    """If this fails, a program that reports its own crashes does not do so as a test: torch puts its hook around it."""
+    ended = _run(starter, tmp_path, _HOOKS, arguments=(how,))
     assert ended.code == 1, ended.log
-    prefix = "[rank1]: " if when == "before" else ""
-    assert f"[rank 1] {prefix}OWN HOOK ValueError" in ended.log.splitlines(), ended.log
-
-
-def test_an_exception_hook_without_a_module_is_called(starter: Starter, tmp_path: Path) -> None:
-    """If this fails, code that a program has compiled by itself ends the rank by an error of the library."""
-    script = """
-        import atexit
-        import sys
-
-        names = {"sys": sys}
-        exec("def hook(*error): print('OWN HOOK', error[0].__name__, file=sys.stderr)", names)
-        names["hook"].__module__ = None
-        sys.excepthook = names["hook"]
-        atexit.register(print, "EXIT HANDLER")
-        raise ValueError("planted")
-    """
-    ended = _run(starter, tmp_path, script)
-    assert ended.code == 1, ended.log
-    assert {"[rank 1] OWN HOOK ValueError", "[rank 1] EXIT HANDLER"} <= set(ended.log.splitlines()), ended.log
+    lines = set(ended.log.splitlines())
+    assert {f"[rank 1] {prefix}OWN HOOK ValueError", "[rank 1] EXIT HANDLER"} <= lines, ended.log
 
 
 def test_a_target_runs_its_program_as_one_case_per_size(starter: Starter, tmp_path: Path) -> None:
