@@ -20,6 +20,7 @@ changes of constants, classes and `__init__` count, too. Tests that start interp
 
 from __future__ import annotations
 
+import argparse
 import ast
 import copy
 import importlib
@@ -32,7 +33,7 @@ import resource
 import signal
 import sys
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from types import CodeType, ModuleType
 from typing import Any
@@ -77,20 +78,22 @@ _OPERATORS: dict[type[ast.AST], type[ast.AST]] = {
 _FUNCTIONS = {"min": "max", "max": "min", "any": "all", "all": "any"}
 
 
+def _with(node: ast.AST, **fields: Any) -> Any:
+    """Return a copy of a node with other fields."""
+    return type(node)(**{**vars(node), **fields})
+
+
 def changes_of(node: ast.AST) -> Iterator[tuple[str, ast.AST]]:
     """Return changed copies of a node, each with a description."""
     match node:
         case ast.BinOp() | ast.AugAssign() | ast.BoolOp() | ast.UnaryOp() if type(node.op) in _OPERATORS:
-            changed: Any = copy.deepcopy(node)
-            changed.op = _OPERATORS[type(node.op)]()
-            yield type(node.op).__name__, changed
+            yield type(node.op).__name__, _with(node, op=_OPERATORS[type(node.op)]())
         case ast.UnaryOp(op=ast.Not(), operand=operand):
-            yield "not", copy.deepcopy(operand)
+            yield "not", operand
         case ast.Compare():
             for number, operator in enumerate(node.ops):
-                changed = copy.deepcopy(node)
-                changed.ops[number] = _OPERATORS[type(operator)]()
-                yield type(operator).__name__, changed
+                others = [*node.ops[:number], _OPERATORS[type(operator)](), *node.ops[number + 1 :]]
+                yield type(operator).__name__, _with(node, ops=others)
         case ast.Constant(value=bool() as value):
             yield str(value), ast.Constant(not value)
         case ast.Constant(value=int() | float() as value):
@@ -99,21 +102,13 @@ def changes_of(node: ast.AST) -> Iterator[tuple[str, ast.AST]]:
             # Names of encodings may have further signs of punctuation, so that one sign would not do.
             yield repr(value), ast.Constant(value + "x!")
         case ast.Call(func=ast.Name(id=name)) if name in _FUNCTIONS:
-            changed = copy.deepcopy(node)
-            changed.func.id = _FUNCTIONS[name]
-            yield name, changed
+            yield name, _with(node, func=ast.Name(_FUNCTIONS[name], ast.Load()))
         case ast.If() | ast.IfExp() | ast.While():
-            changed = copy.deepcopy(node)
-            changed.test = ast.UnaryOp(ast.Not(), changed.test)
-            yield type(node).__name__.lower(), changed
+            yield type(node).__name__.lower(), _with(node, test=ast.UnaryOp(ast.Not(), node.test))
         case ast.comprehension() if node.ifs:
-            changed = copy.deepcopy(node)
-            changed.ifs = []
-            yield "filter", changed
+            yield "filter", _with(node, ifs=[])
         case ast.Return(value=ast.AST()) if not isinstance(node.value, ast.Constant) or node.value.value is not None:
-            changed = copy.deepcopy(node)
-            changed.value = ast.Constant(None)
-            yield "return", changed
+            yield "return", _with(node, value=ast.Constant(None))
         case ast.Break():
             yield "break", ast.Continue()
         case ast.Continue():
@@ -129,21 +124,17 @@ def changes_of(node: ast.AST) -> Iterator[tuple[str, ast.AST]]:
 def mutants_of(tree: ast.Module, *, texts: bool = True) -> Iterator[tuple[int, str, ast.Module]]:
     """Return line, description and tree of each mutant of a module.
 
-    Args:
-        tree: The module.
-        texts: Whether texts with a space change, which are messages to people.
+    `texts`: whether texts with a space change, which are messages to people.
     """
     skipped = set(_silent_nodes(tree))
-    for position, node in enumerate(ast.walk(tree)):
+    for node in ast.walk(tree):
         is_message = isinstance(node, ast.Constant) and isinstance(node.value, str) and " " in node.value
         if id(node) in skipped or (is_message and not texts):
             continue
-        for number, (what, _) in enumerate(changes_of(node)):
-            mutant = copy.deepcopy(tree)
-            place = list(ast.walk(mutant))[position]
-            replacement = list(changes_of(place))[number][1]
-            mutant = ast.fix_missing_locations(_Replace(place, replacement).visit(mutant))
-            yield getattr(node, "lineno", 0), what, mutant
+        for what, changed in changes_of(node):
+            # The copy has a copy of each node, except of the changed one.
+            mutant = copy.deepcopy(tree, {id(node): copy.deepcopy(changed)})
+            yield getattr(node, "lineno", 0), what, ast.fix_missing_locations(mutant)
 
 
 def _silent_nodes(tree: ast.AST) -> Iterator[int]:
@@ -165,20 +156,6 @@ def _silent_nodes(tree: ast.AST) -> Iterator[int]:
         for one in silent:
             if one is not None:
                 yield from (id(part) for part in ast.walk(one))
-
-
-class _Replace(ast.NodeTransformer):
-    """Puts another node in the place of one."""
-
-    def __init__(self, place: ast.AST, replacement: ast.AST) -> None:
-        self._place = place
-        self._replacement = replacement
-
-    def visit(self, node: ast.AST) -> Any:
-        """Return the node, or what replaces it."""
-        if node is self._place:
-            return ast.copy_location(self._replacement, node) if hasattr(node, "lineno") else self._replacement
-        return self.generic_visit(node)
 
 
 class _Changed(importlib.abc.MetaPathFinder, importlib.abc.InspectLoader):
@@ -210,19 +187,12 @@ class _Changed(importlib.abc.MetaPathFinder, importlib.abc.InspectLoader):
 
 @dataclass(frozen=True)
 class Choice:
-    """Which changes of each module run.
+    """Which changes of each module run."""
 
-    Attributes:
-        sample: Their greatest number; 0 for all.
-        seed: The seed of the choice.
-        texts: Whether messages to people change, too.
-        again: The lines of an earlier run, if only the changes that live there run.
-    """
-
-    sample: int = 0
+    sample: int = 0  # their greatest number; 0 for all
     seed: int = 0
-    texts: bool = False
-    again: frozenset[str] | None = None
+    texts: bool = False  # whether messages to people change, too
+    again: frozenset[str] | None = None  # the lines of an earlier run, if only the changes that live there run
 
     def of(self, name: str, tree: ast.Module) -> list[tuple[int, str, ast.Module]]:
         """Return line, description and tree of the chosen mutants of a module, in the order of their lines."""
@@ -257,14 +227,10 @@ def _is_noticed(name: str, path: Path, tree: ast.Module, tests: Sequence[str]) -
 
 
 def mutate(modules: Mapping[str, Sequence[str]], choice: Choice | None = None) -> int:
-    """Print the changes that no test notices, and the score of each module.
+    """Print the changes that no test notices, and the score of each module. Returns 1 if the tests could not run.
 
-    Args:
-        modules: Full name of a module to the files of its tests.
-        choice: Which changes run; by default all but those of messages.
-
-    Returns:
-        The exit code: 0 unless the tests could not run.
+    `modules` has the full name of each module, and the files of its tests. By default all changes run but those of
+    messages.
     """
     choice = choice or Choice()
     os.environ["PYTEST_DISABLE_PLUGIN_AUTOLOAD"] = "1"
@@ -319,33 +285,26 @@ def _path_of(name: str) -> Path:
 
 def main(words: Sequence[str]) -> int:
     """Mutate the areas and modules that the command line names, or all of the table; return the exit code."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--sample", type=int, default=0)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--again", type=lambda path: frozenset(Path(path).read_text(encoding="utf-8").splitlines()))
+    parser.add_argument("--texts", action="store_true")
+    parser.add_argument("names", nargs="*")
+    options = vars(parser.parse_args(words))
     table = {name: tests for modules in AREAS.values() for name, tests in modules.items()}
-    choice = Choice()
     chosen: dict[str, Sequence[str]] = {}
-    for word in words:
-        option, _, value = word.partition("=")
-        if option == "--sample" and value.isdecimal():
-            choice = replace(choice, sample=int(value))
-        elif option == "--seed" and value.isdecimal():
-            choice = replace(choice, seed=int(value))
-        elif option == "--again" and Path(value).is_file():
-            choice = replace(choice, again=frozenset(Path(value).read_text(encoding="utf-8").splitlines()))
-        elif word == "--texts":
-            choice = replace(choice, texts=True)
-        elif word in AREAS:
-            chosen.update(AREAS[word])
-        elif value and not word.startswith("-"):
-            chosen[option] = value.split(",")
-        elif word in table:
-            chosen[word] = table[word]
-        else:
+    for word in options.pop("names"):
+        name, _, tests = word.partition("=")
+        if word not in AREAS and not tests and word not in table:
             sys.stderr.write(
-                f"mutate: '{word}' is no option, no area, and no module of the table.\n"
+                f"mutate: '{word}' is no area, and no module of the table.\n"
                 f"The areas are {', '.join(AREAS)}; the modules {', '.join(table)}.\n"
                 f"Name the files of its tests: {word}=tests/unit/test_x.py\n"
             )
             return 2
-    return mutate({f"{_PACKAGE}.{name}": tests for name, tests in (chosen or table).items()}, choice)
+        chosen.update(AREAS.get(word) or {name: tests.split(",") if tests else table[name]})
+    return mutate({f"{_PACKAGE}.{name}": tests for name, tests in (chosen or table).items()}, Choice(**options))
 
 
 if __name__ == "__main__":
