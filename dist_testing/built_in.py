@@ -206,7 +206,7 @@ ADD_ONS = (
             "--dist-numbers": "compare the numbers that cases record with those in the file VALUE",
             "--dist-numbers-update": "write the numbers that cases record to the file VALUE",
         },
-        from_options="dist_testing.numbers.base:from_options",
+        from_options="dist_testing.numbers.desk:from_options",
         watcher="dist_testing.numbers.desk:NumberDesk",
         on_world="dist_testing.numbers.recorder:Recorder",
     ),

@@ -11,7 +11,7 @@ import shutil
 import sys
 import tempfile
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 
 # Bazel merges every .dat file in COVERAGE_DIR.
 _LCOV_NAME = "dist_testing.dat"
+# Warnings of the coverage package concern Bazel's choices, and `-W error` would raise them.
+_quiet = functools.partial(warnings.catch_warnings, action="ignore")
 # $DIST_TESTING_COVERAGE (internal): file with the arguments of `_measure`, for ranks; not set in a run without
 # coverage.
 _VARIABLE = "DIST_TESTING_COVERAGE"
@@ -117,14 +119,6 @@ def _measure(data_file: str, sources: Iterable[str]) -> Coverage:
     with _quiet():
         coverage.start()
     return coverage
-
-
-@contextlib.contextmanager
-def _quiet() -> Iterator[None]:
-    """Suppress warnings of the coverage package: they concern Bazel's choices, and `-W error` would raise them."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        yield
 
 
 class RankCoverage(RankService):

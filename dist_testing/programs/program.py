@@ -68,9 +68,8 @@ def check_program(path: str) -> None:
             "Name a Python file that exists; options of the library come before it, and the program's after it."
         ) from error
     try:
-        with warnings.catch_warnings():
-            # The ranks print them.
-            warnings.simplefilter("ignore")
+        # The ranks print them.
+        with warnings.catch_warnings(action="ignore"):
             tree = ast.parse(source, path)
             compile(tree, path, "exec", dont_inherit=True)
     except (SyntaxError, ValueError, RecursionError, MemoryError) as error:

@@ -71,9 +71,8 @@ def _need_of_class(item: pytest.Item, function: Any, spec: Spec, need: Need) -> 
     test: Any = item.cls(item.name)  # type: ignore[attr-defined]
     is_continuous = isinstance(test, ContinuousCase)
     size = test._wanted_world_size() if is_continuous else test.world_size
-    with warnings.catch_warnings():
-        # They are shown when the test runs.
-        warnings.simplefilter("ignore")
+    # They are shown when the test runs.
+    with warnings.catch_warnings(action="ignore"):
         ranks, _, isolation = test._checked(function, size, test.isolation)
     if isolation.in_process:
         return replace(need, backend=THREADED, ranks=ranks)

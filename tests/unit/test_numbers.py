@@ -13,7 +13,7 @@ import torch
 from dist_testing.core.ground.backends import default_backend
 from dist_testing.core.ground.errors import UsageError
 from dist_testing.core.ground.spec import Spec
-from dist_testing.numbers.base import SCHEMA_FILE, Base, Kind, from_options, read_bases, replace_bases
+from dist_testing.numbers.desk import SCHEMA_FILE, Base, Kind, from_options, read_bases, replace_bases
 from dist_testing.numbers.number import BETTER, Number
 from dist_testing.numbers.parity import _compare, _leaves
 from dist_testing.numbers.recorder import hardware_of
