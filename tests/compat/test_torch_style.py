@@ -23,7 +23,7 @@ _FILE = """
     from torch.distributed.tensor import DTensor, Shard, distribute_tensor
     from torch.testing._internal.common_device_type import instantiate_device_type_tests
     from torch.testing._internal.common_distributed import (
-        TEST_SKIPS, C10dTorchCommsTestBase, DistributedTestBase, DynamoDistributedMultiProcTestCase,
+        TEST_SKIPS, TIMEOUT_OVERRIDE, C10dTorchCommsTestBase, DistributedTestBase, DynamoDistributedMultiProcTestCase,
         DynamoDistributedSingleProcTestCase, MultiProcContinousTest, MultiProcContinuousTest, MultiProcessTestCase,
         MultiThreadedTestCase, _dynamo_dist_per_rank_init, run_subtests, skip_if_lt_x_gpu, with_dist_debug_levels,
     )
@@ -242,6 +242,22 @@ _FILE = """
             raise AssertionError
 
 
+    class OwnLimit(Spawning):
+        def test_own(self):
+            pass
+
+        def test_default(self):
+            pass
+
+
+    class Native(Spawning):
+        def test_native_error(self):
+            torch.ones(2) @ torch.ones(3)
+
+
+    TIMEOUT_OVERRIDE["test_own"] = 60
+
+
     class TakesAny(Spawning):
         def _check_return_codes(self, *args):
             fn, elapsed = args
@@ -292,37 +308,17 @@ _FILE = """
     if __name__ == "__main__":
         run_tests()
 """
-_EXPECTED = {
-    "test_subtests": "PASSED",
-    "test_methods_travel": "PASSED",
-    "test_own_processes_are_spawned": "PASSED",
-    "test_debug_levels": "PASSED",
-    "test_dynamo_init": "PASSED",
-    "test_any_code": "PASSED",
-    "test_special_code": "PASSED",
-    "test_unknown_code": "FAILED",
-    "test_many_gpus_code": "SKIPPED",
-    "test_own_run": "PASSED",
-    "test_skipped_before": "SKIPPED",
-    "test_sum_n_1": "PASSED",
-    "test_sum_n_2": "PASSED",
-    "test_a_failure": "FAILED",
-    "test_b_leaves_a_variable": "PASSED",
-    "test_c_finds_it": "PASSED",
-    "test_skip": "SKIPPED",
-    "test_gpus": "SKIPPED",
-    "test_on_device_cpu": "PASSED",
-    "test_dtensor": "PASSED",
-    "test_dtensor_on_threads": "PASSED",
-    "test_dtensor_in_one_process": "PASSED",
-    "test_handles_its_skip": "SKIPPED",
-    "test_compiled": "SKIPPED",
-    "test_takes_any": "PASSED",
-    "test_words": "PASSED",
-    "test_words_of_threads": "PASSED",
-    "test_not_called": "ERROR",
-    "test_comms": "SKIPPED",
+_OUTCOMES = {
+    "PASSED": "test_subtests test_methods_travel test_own_processes_are_spawned test_debug_levels test_dynamo_init "
+    "test_any_code test_special_code test_own_run test_sum_n_1 test_sum_n_2 test_b_leaves_a_variable test_c_finds_it "
+    "test_on_device_cpu test_dtensor test_dtensor_on_threads test_dtensor_in_one_process test_takes_any test_words "
+    "test_words_of_threads",
+    "FAILED": "test_unknown_code test_a_failure",
+    "ERROR": "test_not_called",
+    "SKIPPED": "test_many_gpus_code test_skipped_before test_skip test_gpus test_handles_its_skip test_compiled "
+    "test_comms",
 }
+_EXPECTED = {name: outcome for outcome, names in _OUTCOMES.items() for name in names.split()}
 
 
 def test_torchs_usages_of_the_classes_work(starter: Starter, tmp_path: Path) -> None:
@@ -330,7 +326,7 @@ def test_torchs_usages_of_the_classes_work(starter: Starter, tmp_path: Path) -> 
     classes = [line.split()[1].partition("(")[0] for line in _FILE.splitlines() if line.startswith("    class ")]
     # Helpers of torch make classes with these names from the classes in the file.
     made = {"OnDevice": "OnDeviceCPU", "InOneProcess": "InOneProcessWithLocalTensor"}
-    names = [made.get(name, name) for name in classes if name not in ("Spawning", "Limits")]
+    names = [made.get(name, name) for name in classes if name not in ("Spawning", "Limits", "OwnLimit", "Native")]
     ended = run_file(starter, tmp_path, _FILE, "-v", *names)
     expected = _EXPECTED
     if torch.accelerator.is_available():
@@ -366,29 +362,10 @@ def test_variables_of_torch(starter: Starter, tmp_path: Path) -> None:
 
 def test_an_invalid_limit_is_reported_where_it_is_used(starter: Starter, tmp_path: Path) -> None:
     """If this fails, a wrong variable gives a traceback, or breaks tests that have their own limit."""
-    source = """
-        from torch.testing._internal.common_distributed import TIMEOUT_OVERRIDE, MultiProcessTestCase
-
-        TIMEOUT_OVERRIDE["test_own"] = 60
-
-
-        class LimitTest(MultiProcessTestCase):
-            world_size = 2
-
-            def setUp(self):
-                super().setUp()
-                self._spawn_processes()
-
-            def test_own(self):
-                pass
-
-            def test_default(self):
-                pass
-    """
-    write_file(tmp_path, "test_limit.py", source)
-    env = {"DISTRIBUTED_TESTS_DEFAULT_TIMEOUT": "abc"}
-    ended = run_pytest(starter, tmp_path, "-p", "dist_testing.compat.pytest_install", "-rA", "test_limit.py", env=env)
-    assert ended.outcomes() == {"test_own": "PASSED", "test_default": "FAILED"}, ended.log
+    write_file(tmp_path, "test_file.py", _FILE)
+    options = ("-p", "dist_testing.compat.pytest_install", "-rA", "test_file.py::OwnLimit")
+    ended = run_pytest(starter, tmp_path, *options, env={"DISTRIBUTED_TESTS_DEFAULT_TIMEOUT": "abc"})
+    ended.check(passed="test_own", failed="test_default")
     assert "DISTRIBUTED_TESTS_DEFAULT_TIMEOUT = 'abc'; expected a number of seconds" in ended.log
     assert "Traceback" not in ended.log
 
@@ -423,30 +400,9 @@ def test_processes_of_torchs_spawn_have_these_classes(starter: Starter, tmp_path
 
 def test_native_errors_of_ranks_have_their_native_stack(starter: Starter, tmp_path: Path) -> None:
     """If this fails, an error of torch's native code does not say where it came from; with torch's classes it does."""
-    source = """
-        import torch
-        from torch.testing._internal.common_distributed import MultiProcessTestCase
-        from torch.testing._internal.common_utils import run_tests
-
-
-        class NativeTest(MultiProcessTestCase):
-            world_size = 1
-
-            def setUp(self):
-                super().setUp()
-                self._spawn_processes()
-
-            def test_native_error(self):
-                torch.ones(2) @ torch.ones(3)
-
-
-        if __name__ == "__main__":
-            run_tests()
-    """
-    write_file(tmp_path, "test_native.py", source)
-    arguments = ["-m", "dist_testing.compat", "test_native.py"]
+    write_file(tmp_path, "test_file.py", _FILE)
     # Fresh: the starter has imported torch, and torch reads the variable only once.
-    child = starter.start(arguments, tmp_path, fresh=True)
+    child = starter.start(["-m", "dist_testing.compat", "test_file.py", "Native"], tmp_path, fresh=True)
     assert child.wait() == 1
     assert "C++ CapturedTraceback:" in child.log, child.log
     assert "at::native::dot(" in child.log, child.log
