@@ -22,8 +22,8 @@ DIFFERENCES = {
     "test skips, as with torch's.",
     "DEFAULT_WORLD_SIZE": "A class that sets no `world_size` has the size of its target, else 4, on ROCm too.",
     "DistTestCases": "`backend_feature` has `hpu` and `xpu` on every machine.",
-    "DynamoDistributedSingleProcTestCase": "Skips without an accelerator, where torch's raises an AttributeError. "
-    "No fixed port.",
+    "DynamoDistributedSingleProcTestCase": "Skips without an accelerator, where torch's raises an AttributeError. No "
+    "fixed port.",
     "IS_SANDCASTLE": "Does not turn a skip into a pass here, as it does in torch's classes: a test that has not run "
     "counts as skipped.",
     "MultiProcContinuousTest": "A failure costs one test, and the next gets fresh ranks; `skipTest` on a rank is a "
@@ -36,8 +36,8 @@ DIFFERENCES = {
     "TEST_SKIPS": 'Has a row for any number of GPUs: `TEST_SKIPS["multi-gpu-9"]` is a KeyError in torch.',
     "TIMEOUT_DEFAULT": "An invalid value is an error with three parts.",
     "cleanup_temp_dir": "Removes the directories of all calls.",
-    "create_tcp_store": "The port is bound once, so no other process can take it; the server listens on loopback only; "
-    "`timeout` has an effect. `is_master=False` and `jit_class=True`, which cannot work, are errors.",
+    "create_tcp_store": "The port is bound once, so no other process can take it; the server listens on loopback "
+    "only; `timeout` has an effect. `is_master=False` and `jit_class=True`, which cannot work, are errors.",
     "get_required_world_size": "An error in the class is reported, not replaced by the default.",
     "has_efa": "Prints nothing.",
     "import_transformers_or_skip": "Decided before ranks start if the package is missing.",
@@ -74,59 +74,40 @@ Written by `tests/compat/names_page.py`. Do not edit.
 
 # Private names and members that test files use, and older names, to what differs.
 _MEMBERS = {
-    "`_dynamo_dist_per_rank_init`": (
-        "Sets no `MASTER_ADDR` and no `MASTER_PORT`: torch's port 6789 can belong to another test of the "
-        "machine. The ranks find each other by a file that only they share."
-    ),
-    "`MultiProcessTestCase._check_return_codes`": (
-        "An override gets `(fn, elapsed_time)`, or `(elapsed_time)` if it takes one argument, as until torch "
-        "2.5; both forms of a `super()` call work. All ranks have ended, and `self.processes` has their "
-        "codes."
-    ),
-    "`MultiProcessTestCase._check_no_test_errors`": (
-        "Called for a test in `skip_return_code_checks`, as until torch 2.5; an override decides."
-    ),
-    "`MultiProcessTestCase._start_processes`": (
-        "Takes a process class of `multiprocessing`. Any other callable is refused: the engine makes the "
-        "ranks, and a function of the test would make processes that nothing watches. `_spawn_processes` calls an "
-        "override. The override must call `super()._start_processes(proc)`; it must not make processes from `proc`."
-    ),
-    "`MultiProcessTestCase._join_processes`": (
-        "An override may wait as torch's does, by the `exitcode` of `self.processes`, and must end with "
-        "`super()._join_processes(fn)` or `self._check_return_codes`. Without a verdict the test fails."
-    ),
-    "`MultiProcessTestCase._get_timedout_process_traceback`": (
-        "An override is called after a test in which a rank hung. All ranks have ended by then; the report has their "
-        "stacks."
-    ),
-    "`MultiProcessTestCase._spawn_processes`": (
-        "A second call in one test is refused: a test has one world. torch's makes other processes, and judges only "
-        "those."
-    ),
+    "`_dynamo_dist_per_rank_init`": "Sets no `MASTER_ADDR` and no `MASTER_PORT`: torch's port 6789 can belong to "
+    "another test of the machine. The ranks find each other by a file that only they share.",
+    "`MultiProcessTestCase._check_return_codes`": "An override gets `(fn, elapsed_time)`, or `(elapsed_time)` if it "
+    "takes one argument, as until torch 2.5; both forms of a `super()` call work. All ranks have ended, and "
+    "`self.processes` has their codes.",
+    "`MultiProcessTestCase._check_no_test_errors`": "Called for a test in `skip_return_code_checks`, as until torch "
+    "2.5; an override decides.",
+    "`MultiProcessTestCase._start_processes`": "Takes a process class of `multiprocessing`. Any other callable is "
+    "refused: the engine makes the ranks, and a function of the test would make processes that nothing watches. "
+    "`_spawn_processes` calls an override. The override must call `super()._start_processes(proc)`; it must not make "
+    "processes from `proc`.",
+    "`MultiProcessTestCase._join_processes`": "An override may wait as torch's does, by the `exitcode` of "
+    "`self.processes`, and must end with `super()._join_processes(fn)` or `self._check_return_codes`. Without a "
+    "verdict the test fails.",
+    "`MultiProcessTestCase._get_timedout_process_traceback`": "An override is called after a test in which a rank "
+    "hung. All ranks have ended by then; the report has their stacks.",
+    "`MultiProcessTestCase._spawn_processes`": "A second call in one test is refused: a test has one world. torch's "
+    "makes other processes, and judges only those.",
     "`MultiProcessTestCase.pid_to_pipe`": "Empty after the test; torch's keeps closed pipes.",
-    "`MultiThreadedTestCase.perThreadTearDown`": (
-        "Runs while the default group exists, so that it can use the group; torch's has destroyed the group by then."
-    ),
-    "`requires_gloo`, `requires_nccl`, `requires_ucc` and others, on a helper function that is no test": (
-        "Its call skips the test. torch's only marks the helper, which then fails for want of the backend. Tests that "
-        "are plain functions of pytest need the skip."
-    ),
+    "`MultiThreadedTestCase.perThreadTearDown`": "Runs while the default group exists, so that it can use the group; "
+    "torch's has destroyed the group by then.",
+    "`requires_gloo`, `requires_nccl`, `requires_ucc` and others, on a helper function that is no test": "Its call "
+    "skips the test. torch's only marks the helper, which then fails for want of the backend. Tests that are plain "
+    "functions of pytest need the skip.",
     "`_maybe_handle_skip_if_lt_x_gpu`": "Without arguments it returns False, where torch's raises an IndexError.",
-    "`MultiThreadedTestCase._spawn_threads`, `threads`": (
-        "`self.threads` has one object per rank, with `join`, `is_alive` and `name`. The ranks run when the "
-        "method begins, or at the first `join`. The class cannot replace them by threads of its own."
-    ),
-    "`MultiThreadedTestCase._join_threads`": (
-        "An override gets `(threads, fn)`; a `super()` call runs the ranks and judges."
-    ),
-    "`MultiThreadedTestCase._check_return_codes`": (
-        "An override gets `(failed_ranks, timeout, fn)`: pairs of a rank and a `sys.exc_info()`, of every "
-        "rank that did not pass. What an override removes from the list does not count."
-    ),
-    "`MultiProcContinuousTest._run_test_given_id`": (
-        "Runs one test on a rank. An override must call it by `super()`. If it does not, the test fails: the library "
-        "cannot know whether the test ran."
-    ),
+    "`MultiThreadedTestCase._spawn_threads`, `threads`": "`self.threads` has one object per rank, with `join`, "
+    "`is_alive` and `name`. The ranks run when the method begins, or at the first `join`. The class cannot replace "
+    "them by threads of its own.",
+    "`MultiThreadedTestCase._join_threads`": "An override gets `(threads, fn)`; a `super()` call runs the ranks and "
+    "judges.",
+    "`MultiThreadedTestCase._check_return_codes`": "An override gets `(failed_ranks, timeout, fn)`: pairs of a rank "
+    "and a `sys.exc_info()`, of every rank that did not pass. What an override removes from the list does not count.",
+    "`MultiProcContinuousTest._run_test_given_id`": "Runs one test on a rank. An override must call it by `super()`. "
+    "If it does not, the test fails: the library cannot know whether the test ran.",
     "`MultiProcContinuousTest._ensure_processes_spawned`, `_spawn_processes`, `_worker_loop`, `_get_world_size`, "
     "`_worker_run_main_wait`; `MultiProcessTestCase._event_listener`": (
         "Not here: the engine starts the ranks, sends them tests and asks them for stacks. A class that has one of "
@@ -135,10 +116,8 @@ _MEMBERS = {
     "`EFA_PROBE_RESULT`, `MultiProcContinousTest`, `run_tests`, `abc`, `Dict`, `List`, `Optional`, `Tuple`, `Union`": (
         "Names of older releases of torch; still here."
     ),
-    "`core_dumps_disabled`, `requires_xccl`, `skip_if_rocm_ver_atleast_multiprocess`": (
-        "Names that torch 2.15 has added; here with every torch. torch 2.15 does not import `patch` any more; it is "
-        "still here."
-    ),
+    "`core_dumps_disabled`, `requires_xccl`, `skip_if_rocm_ver_atleast_multiprocess`": "Names that torch 2.15 has "
+    "added; here with every torch. torch 2.15 does not import `patch` any more; it is still here.",
 }
 
 _MORE = """

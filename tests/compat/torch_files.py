@@ -33,17 +33,11 @@ _MISSING = "no result"
 
 
 class FileRun(TypedDict):
-    """One run of a file.
+    """One run of a file."""
 
-    Attributes:
-        outcomes: Test to "passed", "skipped" or "failed".
-        seconds: Its duration.
-        end: "whole", or why the run ended early.
-    """
-
-    outcomes: dict[str, str]
-    seconds: int
-    end: str
+    outcomes: dict[str, str]  # test to "passed", "skipped" or "failed"
+    seconds: int  # its duration
+    end: str  # "whole", or why the run ended early
 
 
 def _run(folder: Path, file: str, flags: tuple[str, ...]) -> FileRun:
@@ -103,11 +97,7 @@ def _row(file: str, runs: dict[str, FileRun], different: int) -> str:
 
 
 def main() -> int:
-    """Compare the files that the command line names.
-
-    Returns:
-        0 if all outcomes are the same, 1 if not.
-    """
+    """Compare the files that the command line names; return 0 if all outcomes are the same, 1 if not."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--keep", type=Path, required=True, metavar="FILE", help="JSON file for all outcomes")
     parser.add_argument("folder", type=Path)
