@@ -53,8 +53,7 @@ class Bell:
     def wait(self, count: int, child: _Process, limit_s: float = LIMIT_S) -> list[str]:
         """Wait until `count` lines have arrived since the last call.
 
-        Raises:
-            AssertionError: If the child ends before that, or the limit is reached.
+        An AssertionError says that the child has ended before that, or that the limit is reached.
         """
         deadline = time.monotonic() + limit_s
         poller = select.poll()

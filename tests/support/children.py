@@ -26,15 +26,10 @@ _SETTINGS = """
 
 @dataclass(frozen=True, slots=True)
 class Ended:
-    """A child that has ended.
+    """A child that has ended."""
 
-    Attributes:
-        code: Its exit code.
-        log: All that it printed.
-    """
-
-    code: int
-    log: str
+    code: int  # its exit code
+    log: str  # all that it printed
 
     def check(self, *, log: Sequence[str] = (), **names: str) -> None:
         """Check the outcome of every test, and texts in the log.
@@ -44,11 +39,7 @@ class Ended:
             **names: Outcome to the names of its tests, in any order: `passed="test_a test_b", failed="test_c"`. pytest
                 tells a skip by its reason, so skipped tests have no name here.
         """
-        found: dict[str, list[str]] = {}
-        for name, outcome in self.outcomes().items():
-            found.setdefault(outcome.lower(), []).append(name)
-        expected = {outcome: sorted(text.split()) for outcome, text in names.items()}
-        assert {outcome: sorted(tests) for outcome, tests in found.items()} == expected, self.log
+        assert _by_outcome(self.outcomes()) == _named(names), self.log
         for text in log:
             assert text in self.log, f"{text!r} is not in:\n{self.log}"
 
@@ -67,6 +58,18 @@ class Ended:
         return {name.rpartition(".")[2]: report for name, report in zip(parts[1::2], parts[2::2], strict=True)}
 
 
+def _by_outcome(outcomes: Mapping[str, str]) -> dict[str, list[str]]:
+    """Return the names of each outcome, sorted."""
+    return {
+        word.lower(): sorted(name for name, outcome in outcomes.items() if outcome == word)
+        for word in outcomes.values()
+    }
+
+
+def _named(names: Mapping[str, str]) -> dict[str, list[str]]:
+    return {outcome: sorted(text.split()) for outcome, text in names.items()}
+
+
 def write_file(folder: Path, name: str, source: str) -> Path:
     """Write a source that is indented like the test that contains it."""
     path = folder / name
@@ -80,13 +83,8 @@ def start_pytest(
 ) -> Child:
     """Start `python -m pytest` with the plugin, in a folder that is a project of its own.
 
-    Args:
-        starter: The process that starts it.
-        folder: The project; its files exist already.
-        *options: Files and options.
-        env: Additions to the environment.
-        fresh: See `Starter.start`.
-        **more: Also for `Starter.start`.
+    `options` are files, which exist already, and options; `env` has additions to the environment; `fresh` and `more`
+    are for `Starter.start`.
     """
     settings = write_file(folder, "pytest.ini.new", _SETTINGS)
     # At once: another rank, started before, may be reading the same settings.
@@ -111,15 +109,7 @@ def run_pytest(
 
 
 def run_cases(starter: Starter, folder: Path, source: str, *options: str, **env: str) -> Ended:
-    """Run `run_pytest` on one file, `test_cases.py`.
-
-    Args:
-        starter: The process that starts it.
-        folder: The folder of the file.
-        source: The content of the file.
-        *options: Options of pytest.
-        **env: Additions to the environment.
-    """
+    """Run `run_pytest` on one file, `test_cases.py`, with this content; `env` has additions to the environment."""
     write_file(folder, "test_cases.py", source)
     return run_pytest(starter, folder, "-rA", *options, "test_cases.py", env=env)
 
@@ -132,21 +122,13 @@ def assert_no_folder_left(folder: Path) -> None:
 
 @dataclass(frozen=True, slots=True)
 class XmlResult:
-    """One `<testcase>`.
+    """One `<testcase>`."""
 
-    Attributes:
-        outcome: "passed", "failure", "error" or "skipped".
-        message: The attribute of that name.
-        text: The text of the element.
-        time_s: Seconds.
-        properties: Name to value.
-    """
-
-    outcome: str
-    message: str
-    text: str
+    outcome: str  # "passed", "failure", "error" or "skipped"
+    message: str  # the attribute of that name
+    text: str  # the text of the element
     time_s: float
-    properties: Mapping[str, str]
+    properties: Mapping[str, str]  # name to value
 
 
 class Target:
@@ -219,13 +201,9 @@ class Target:
             self.env["DIST_TESTING_GPU_PROMISE"] = "_main/pkg/gpu_promise.json"
 
     def start(self, starter: Starter, *arguments: str, env: Env | None = None, **more: Any) -> Child:
-        """Start the main program of the rules.
+        """Start the main program of the rules with the target's `args`.
 
-        Args:
-            starter: The process that starts it.
-            *arguments: The target's `args`.
-            env: Additions to the protocol; None removes a variable.
-            **more: For `Starter.start`.
+        `env` has additions to the protocol, and None removes a variable; `more` is for `Starter.start`.
         """
         main = Path(dist_testing.__file__).parent / "main" / "dist_test_main.py"
         given = {**self.env, **(env or {})}
@@ -265,11 +243,7 @@ class Target:
     def check(self, **names: str) -> dict[str, XmlResult]:
         """Check the outcome of every case in the XML, as `Ended.check` does, and return the cases by name."""
         results = self.xml()
-        found: dict[str, list[str]] = {}
-        for name, result in results.items():
-            found.setdefault(result.outcome, []).append(name)
-        expected = {outcome: sorted(text.split()) for outcome, text in names.items()}
-        assert {outcome: sorted(cases) for outcome, cases in found.items()} == expected
+        assert _by_outcome({name: result.outcome for name, result in results.items()}) == _named(names)
         return results
 
     def xml_keys(self) -> list[str]:

@@ -23,15 +23,9 @@ COMMAND_LIMIT_S = 900
 
 @dataclass(frozen=True, slots=True)
 class Done:
-    """A command that has ended.
+    """A command that has ended."""
 
-    Attributes:
-        status: Bazel's exit status.
-        stdout: Its standard output.
-        stderr: Its standard error.
-    """
-
-    status: int
+    status: int  # Bazel's exit status
     stdout: str
     stderr: str
 
@@ -43,30 +37,17 @@ class Done:
 
 @dataclass(frozen=True, slots=True)
 class NestedBazel:
-    """A workspace and the server that belongs to it.
-
-    Attributes:
-        workspace: Folder of the workspace.
-        output_root: The folder that contains all files of the server.
-        bazel: The program.
-        common: More options after every command.
-    """
+    """A workspace and the server that belongs to it."""
 
     workspace: Path
-    output_root: Path
-    bazel: str
-    common: tuple[str, ...] = ()
+    output_root: Path  # the folder that contains all files of the server
+    bazel: str  # the program
+    common: tuple[str, ...] = ()  # more options after every command
 
     def run(self, command: str, *arguments: str, limit_s: float = COMMAND_LIMIT_S) -> Done:
-        """Run one command, whatever its exit status.
+        """Run one command with its options and targets, whatever its exit status.
 
-        Args:
-            command: Bazel's command.
-            *arguments: Its options and targets.
-            limit_s: Seconds. Default: COMMAND_LIMIT_S.
-
-        Raises:
-            subprocess.TimeoutExpired: After the limit.
+        Raises subprocess.TimeoutExpired after the limit.
         """
         call = [self.bazel, f"--output_user_root={self.output_root}", command]
         call += ["--color=no", "--curses=no", "--lockfile_mode=off"]
@@ -85,13 +66,9 @@ class NestedBazel:
 def nested_bazel(
     workspace: Path, output_root: Path, *, bazel: str = "", common: tuple[str, ...] = ()
 ) -> Iterator[NestedBazel]:
-    """Give a workspace a server, which ends with the block.
+    """Give a workspace a server, which ends with the block; the arguments are those of `NestedBazel`.
 
-    Args:
-        workspace: Folder of the workspace.
-        output_root: The folder for all files of the server; not below /tmp, because the sandbox has its own.
-        bazel: The program; bazelw if empty.
-        common: More options after every command.
+    The sandbox has a /tmp of its own, so `output_root` is not below it. An empty `bazel` is bazelw.
     """
     nested = NestedBazel(workspace, output_root, bazel or str(ROOT / "bazelw"), common)
     try:

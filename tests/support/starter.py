@@ -54,25 +54,15 @@ _TORCHS = ("TORCHINDUCTOR_CACHE_DIR",)
 
 @dataclass(frozen=True, slots=True)
 class Child:
-    """A process that was started, and its log.
-
-    Attributes:
-        pid: Its number. The number stays valid until the process has been reaped.
-        folder: Its working directory.
-        log_file: The output of the process and of all processes below it.
-    """
+    """A process that was started, and its log."""
 
     starter: Starter
-    pid: int
-    folder: Path
-    log_file: Path
+    pid: int  # its number, which stays valid until the process has been reaped
+    folder: Path  # its working directory
+    log_file: Path  # the output of the process and of all processes below it
 
     def wait(self, limit_s: float = LIMIT_S) -> int:
-        """Wait for its end.
-
-        Returns:
-            The exit code; for a signal, its negative number.
-        """
+        """Wait for its end; return the exit code, which for a signal is its negative number."""
         assert wait_ended([self.pid], limit_s), f"pid {self.pid} is still running after {limit_s} s:\n{self.log}"
         return self.starter.reap(self.pid)
 
@@ -98,11 +88,7 @@ class Starter:
         self._started = 0
         with theirs:
             self._process = subprocess.Popen(
-                [
-                    sys.executable,
-                    "-c",
-                    f"from tests.support.starter import serve; serve({theirs.fileno()})",
-                ],
+                [sys.executable, "-c", f"from tests.support.starter import serve; serve({theirs.fileno()})"],
                 pass_fds=[theirs.fileno()],
                 env=_base_env() | {"OPENBLAS_NUM_THREADS": "1"},
                 stdin=subprocess.DEVNULL,
@@ -165,8 +151,7 @@ class Starter:
     def wait_nothing_left(self, limit_s: float) -> None:
         """Wait until every process below the starter's has ended, in any session.
 
-        Raises:
-            AssertionError: If one has not ended; names it, and kills it so that it does not disturb the next test.
+        An AssertionError names one that has not, and kills it so that it does not disturb the next test.
         """
         deadline = time.monotonic() + limit_s
         while pids := self.pids_left():

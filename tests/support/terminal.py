@@ -132,8 +132,8 @@ class Watch(_Pty):
         self._starter = starter
         self.child = starter.start([str(start), *options, "--dist-watch"], folder, env=given)
 
-    def __exit__(self, kind: object, *_: object) -> None:
-        if kind is not None:
+    def __exit__(self, *error: object) -> None:
+        if any(error):
             os.kill(self.child.pid, signal.SIGTERM)
             self.child.wait()
         self.hang_up()

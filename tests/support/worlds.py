@@ -101,14 +101,9 @@ def engine_for(
 
 
 def run(engine: Engine, function: str, *, world_size: int = 4, timeout_s: float = 60.0, **more: Any) -> CaseResult:
-    """Run one function as a case.
+    """Run one function of the engine, by its name, as a case.
 
-    Args:
-        engine: From `engine_for`.
-        function: Name of the function.
-        world_size: Ranks.
-        timeout_s: The case's limit, in seconds.
-        **more: Fields of `Case`; "arguments" goes to the function, and "strict_calls" to the body.
+    `more` are fields of `Case`; "arguments" goes to the function, and "strict_calls" to the body.
     """
     arguments = more.pop("arguments", {})
     content = json.dumps({"function": function, **arguments})
