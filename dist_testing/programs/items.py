@@ -76,11 +76,7 @@ class OneProgram:
 
 
 def of_target(spec: Spec, section: object) -> OneProgram:
-    """Read what the build rules wrote.
-
-    Raises:
-        SpecError: If it is damaged.
-    """
+    """Read what the build rules wrote; a SpecError says that it is damaged."""
     try:
         return OneProgram(dict(shape_of(_EXITS).read(section)))
     except WrongValueError as error:

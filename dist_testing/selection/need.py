@@ -29,21 +29,13 @@ _ALL = range(_MAX + 1)
 
 @dataclass(frozen=True, slots=True)
 class Need:
-    """The need of one case.
+    """The need of one case."""
 
-    Attributes:
-        case: Its node id.
-        backend: Name of the backend that it is for; "" for none.
-        ranks: Size of its world; 1 without ranks. None if the class cannot tell it before the test runs.
-        gpus: GPUs of the whole world. None as for `ranks`.
-        nodes: Simulated nodes of its world; 1 for the machine itself.
-    """
-
-    case: str
-    backend: str = ""
-    ranks: int | None = 1
-    gpus: int | None = 0
-    nodes: int = 1
+    case: str  # its node id
+    backend: str = ""  # name of the backend that it is for; "" for none
+    ranks: int | None = 1  # size of its world; 1 without ranks. None if the class cannot tell it before the test runs
+    gpus: int | None = 0  # GPUs of the whole world; None as for `ranks`
+    nodes: int = 1  # simulated nodes of its world; 1 for the machine itself
 
 
 def need_of(item: pytest.Item, spec: Spec) -> Need:
@@ -94,12 +86,7 @@ def _called(value: Any) -> Any:
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """Which needs a test may have to be selected.
-
-    Attributes:
-        gpus: Allowed numbers of GPUs.
-        ranks: Allowed world sizes.
-    """
+    """Which numbers of GPUs and which world sizes a test may have to be selected."""
 
     gpus: range = _ALL
     ranks: range = _ALL
@@ -110,12 +97,7 @@ class Limits:
 
 
 def from_options(spec: Spec, given: Mapping[str, str]) -> Limits:
-    """Return the limits that the command line sets.
-
-    Raises:
-        UsageError: If a value is no number that the option takes, or a smallest number is above the largest.
-    """
-    del spec
+    """Return the limits that the command line sets."""
     # A test may need no GPU, and no world has less than one rank.
     return Limits(_allowed(given, "gpus", least=0), _allowed(given, "world-size", least=1))
 
