@@ -73,7 +73,10 @@ class Loop:
         return bool(self.changed or self.commands) and not self.is_debugging
 
     def wait(self, condition: Callable[[], object]) -> None:
-        """Serve everything until the condition holds. EndWatchError: a signal ends the watch, or the terminal is gone."""
+        """Serve everything until the condition holds.
+
+        An EndWatchError says that a signal ends the watch, or that the terminal is gone.
+        """
         while not condition():
             self._once()
             if self._ended_by:
