@@ -12,14 +12,14 @@ import tempfile
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any, TypeVar, cast
+from typing import Any, TypeVar, cast
+
+import torch.distributed as dist
+from torch._C._distributed_c10d import TCPStore, set_debug_level_from_env
 
 from dist_testing.core.ground.environment import environment
 from dist_testing.core.ground.errors import UsageError
 from dist_testing.core.ground.layout import LOOPBACK
-
-if TYPE_CHECKING:
-    from torch._C._distributed_c10d import TCPStore
 
 __all__ = ["cleanup_temp_dir", "core_dumps_disabled", "create_device", "create_tcp_store", "get_timeout", "has_efa"]
 __all__ += ["initialize_temp_directories", "tp_transports", "with_dist_debug_levels", "with_nccl_blocking_wait"]
@@ -69,9 +69,6 @@ def with_dist_debug_levels(levels: Iterable[str]) -> Callable[[_Function], _Func
     def decorator(func: _Function) -> _Function:
         @functools.wraps(func)
         def wrapper(*args: Any, **kwargs: Any) -> Any:
-            import torch.distributed as dist
-            from torch._C._distributed_c10d import set_debug_level_from_env
-
             result = None
             try:
                 for level in every:
@@ -197,8 +194,6 @@ def create_tcp_store(
     Raises:
         UsageError: If `is_master` is False, or `jit_class` is True.
     """
-    from torch._C._distributed_c10d import TCPStore
-
     if not is_master:
         raise UsageError(
             "create_tcp_store(is_master=False): there is no port to connect to.\n"
@@ -235,8 +230,6 @@ def create_device(interface: str | None = None, lazy_init: bool = False) -> Any:
     Returns:
         The device, a `ProcessGroupGloo.Device`.
     """
-    import torch.distributed as dist
-
     gloo: Any = dist.ProcessGroupGloo
     if interface is None or sys.platform == "win32":
         return gloo.create_device(hostname=LOOPBACK, lazy_init=lazy_init)

@@ -14,14 +14,15 @@ import time
 import unittest
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from multiprocessing.connection import wait
-from typing import TYPE_CHECKING, Any, ClassVar
+from multiprocessing.process import BaseProcess
+from multiprocessing.queues import Queue
+from typing import Any, ClassVar
 
-if TYPE_CHECKING:
-    from multiprocessing.process import BaseProcess
-    from multiprocessing.queues import Queue
-
-    from torch import Tensor
-    from torch.nn.parallel import DistributedDataParallel
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch._C._distributed_c10d import FileStore
+from torch.nn.parallel import DistributedDataParallel
 
 __all__ = ["DistTestCases", "captured_output", "run_subtests", "simple_sparse_reduce_tests", "verify_ddp_error_logged"]
 
@@ -54,8 +55,6 @@ def run_subtests(
         *test_args: Arguments of every call.
         **test_kwargs: Keyword arguments of every call.
     """
-    import torch.distributed as dist
-
     for values in itertools.product(*subtest_config.values()):
         chosen = dict(zip(subtest_config, values, strict=True))
         with cls_inst.subTest(**chosen):
@@ -133,10 +132,7 @@ def dynamo_dist_per_rank_init(
     `backend`: None for the accelerator's own. `init_pg`: whether to make the group, and destroy it at the end.
     `fake_pg`: whether to make a fake group and select no accelerator.
     """
-    import torch
     import torch._dynamo
-    import torch.distributed as dist
-    from torch._C._distributed_c10d import FileStore
     from torch._dynamo.utils import counters
 
     def reset() -> None:
@@ -200,8 +196,6 @@ def _contribution(index: int, count: int, sparse_dims: int, dense_dims: int) -> 
     Its values are ones, at the indices 0 to `index` of the first sparse dimension and at 0 of the others. So any two
     contributions overlap.
     """
-    import torch
-
     indices = torch.zeros(sparse_dims, index + 1, dtype=torch.int64)
     indices[0] = torch.arange(index + 1)
     dense = [_DENSE] * dense_dims

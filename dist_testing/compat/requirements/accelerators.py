@@ -7,16 +7,16 @@ from __future__ import annotations
 
 import unittest
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
+
+import torch
+import torch.distributed as dist
 
 from dist_testing.compat.requirements.platforms import is_rocm, with_parentheses
 from dist_testing.compat.requirements.requirement import note_required, requirement
 from dist_testing.core.ground.backends import any_declared
 from dist_testing.core.ground.errors import UsageError
 from dist_testing.core.ground.skips import TEST_SKIPS, gpus_reason
-
-if TYPE_CHECKING:
-    import torch
 
 __all__ = ["at_least_x_gpu", "get_required_world_size", "init_multigpu_helper", "nccl_skip_if_lt_x_gpu"]
 __all__ += ["require_n_gpus_for_nccl_backend", "requires_ddp_rank", "requires_multicast_support", "requires_world_size"]
@@ -34,17 +34,9 @@ _ROCM_SYMM_MEM = ("gfx942", "gfx950")
 _MARK = "_required_world_size"
 
 
-def _cuda_count() -> int:
-    import torch
-
-    return torch.cuda.device_count()
-
-
 def accelerator_count() -> int:
     """Return the number of accelerators: CUDA or ROCm GPUs, XPUs or HPUs, the kind of which the machine has most."""
-    import torch
-
-    counts = [_cuda_count(), torch.xpu.device_count()]
+    counts = [torch.cuda.device_count(), torch.xpu.device_count()]
     # Only a plugin adds this module.
     if (hpu := getattr(torch, "hpu", None)) is not None:
         counts.append(hpu.device_count())
@@ -105,7 +97,7 @@ def nccl_skip_if_lt_x_gpu(backend: str, x: int) -> Callable[[_Function], _Functi
         return x if any_declared(backend, lambda declared: declared.uses_nccl) else 0
 
     def decide(environment: Mapping[str, str]) -> str | None:
-        return gpus_reason(x) if needed() and _cuda_count() < x else None
+        return gpus_reason(x) if needed() and torch.cuda.device_count() < x else None
 
     return requirement(decide, gpus=lambda size: needed())
 
@@ -119,7 +111,7 @@ def require_n_gpus_for_nccl_backend(n: int, backend: str) -> Callable[[_Function
 def requires_multicast_support() -> Callable[[_Test], _Test]:
     """Skip a test or class if the first CUDA device has no multicast (NVLink SHARP)."""
     text = "multicast support is not available"
-    if not _cuda_count():
+    if not torch.cuda.device_count():
         return unittest.skip(text)
 
     def decide(environment: Mapping[str, str]) -> str | None:
@@ -133,9 +125,7 @@ def requires_multicast_support() -> Callable[[_Test], _Test]:
 
 def evaluate_platform_supports_symm_mem() -> bool:
     """Return whether symmetric memory works here: with CUDA, and on some ROCm architectures."""
-    import torch
-
-    if not _cuda_count():
+    if not torch.cuda.device_count():
         return False
     return not is_rocm() or any(name in torch.cuda.get_device_properties(0).gcnArchName for name in _ROCM_SYMM_MEM)
 
@@ -148,8 +138,6 @@ def sm_is_or_higher_than(device: torch.device, major: int, minor: int) -> bool:
         major: First part of the capability.
         minor: Second part of the capability.
     """
-    import torch
-
     if device.type != "cuda":
         return True
     return torch.version.hip is None and torch.cuda.get_device_capability(device) >= (major, minor)
@@ -180,8 +168,6 @@ def world_size_in(environment: Mapping[str, str]) -> int | None:
     given = environment.get("WORLD_SIZE", "")
     if given.isascii() and given.isdecimal():
         return int(given)
-    import torch.distributed as dist
-
     return dist.get_world_size() if dist.is_available() and dist.is_initialized() else None
 
 
@@ -229,8 +215,6 @@ def requires_world_size(n: int) -> Callable[[_Function], _Function]:
     check_count("requires_world_size", n, "ranks")
 
     def decorator(func: _Function) -> _Function:
-        import torch
-
         setattr(func, _MARK, n)
         note_required(func, gpus=lambda size: n)
         found = torch.cuda.device_count()

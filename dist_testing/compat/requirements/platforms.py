@@ -14,6 +14,10 @@ from collections.abc import Callable, Mapping, Sequence
 from importlib.util import find_spec
 from typing import Any, TypeVar, cast
 
+import torch
+import torch.distributed as dist
+from torch.cuda import nccl
+
 from dist_testing.compat.requirements.requirement import note_required, requirement
 from dist_testing.core.ground.errors import UsageError
 from dist_testing.core.ground.skips import TEST_SKIPS
@@ -49,8 +53,6 @@ def with_parentheses(decorator: _Test) -> _Test:
 
 def is_rocm() -> bool:
     """Return whether torch was built for ROCm."""
-    import torch
-
     return torch.version.hip is not None
 
 
@@ -70,8 +72,6 @@ def skip_if_rocm_arch_multiprocess(arch: Sequence[str]) -> Callable[[_Test], _Te
         return lambda test: test
 
     def decide(environment: Mapping[str, str]) -> str | None:
-        import torch
-
         found = torch.cuda.get_device_properties(0).gcnArchName.split(":")[0]
         return f"skip_if_rocm_arch_multiprocess: test skipped on {found}" if found in arch else None
 
@@ -110,8 +110,6 @@ def skip_if_rocm_ver_atleast_multiprocess(version: Sequence[int] | None = None) 
 
 def rocm_version() -> tuple[int, ...] | None:
     """Return the version of ROCm that torch was built for; None for another build."""
-    import torch
-
     # A version such as 6.2.41133-dd7f95766.
     return tuple(int(part) for part in str(torch.version.hip).split("-")[0].split(".")) if is_rocm() else None
 
@@ -145,9 +143,6 @@ def import_transformers_or_skip() -> Callable[[_Test], _Test]:
 
 def _has(backend: str) -> bool:
     """Return whether the build of torch has this backend."""
-    import torch
-    import torch.distributed as dist
-
     if backend == "hccl":
         # The plugin for the device adds it.
         return hasattr(torch, "hpu") and torch.hpu.is_available()
@@ -200,14 +195,10 @@ def requires_nccl_version(version: tuple[int, ...], msg: str) -> Callable[[_Test
         version: Oldest version that works, such as `(2, 27)`.
         msg: Reason why the test needs it; part of the skip reason.
     """
-    import torch
-
     if not torch.cuda.device_count():
         return lambda test: test
     if not _has("nccl"):
         return requires_nccl()
-    from torch.cuda import nccl
-
     found = nccl.version()  # type: ignore[no-untyped-call]
     return unittest.skipIf(
         found < version,
