@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import torch
+import torch.distributed as dist
 
 from dist_testing.core.ground.backends import all_declared, default_backend, device_backend
 from dist_testing.core.ground.environment import environment
 from dist_testing.core.ground.errors import UsageError
 from dist_testing.core.unittest.process import MultiProcessTestCase, ProcessCase
-
-if TYPE_CHECKING:
-    import torch
 
 # unittest leaves frames of modules with this mark out of its tracebacks.
 __unittest = True
@@ -49,9 +49,6 @@ class DeviceCase(ProcessCase):
         Raises:
             UsageError: If the backend needs a device per rank and the machine has none.
         """
-        import torch
-        import torch.distributed as dist
-
         size = int(self.world_size if world_size is None else world_size)
         backend = self.backend(device)
         if all_declared(backend, lambda declared: declared.gpus_per_rank > 0):
@@ -83,8 +80,6 @@ def torch_backend_for(device: str) -> str:
 
 
 def _device_count(name: str, device: str | torch.device) -> int:
-    import torch
-
     count: int = torch.get_device_module(device).device_count()
     if not count:
         raise UsageError(
