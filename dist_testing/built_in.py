@@ -231,7 +231,7 @@ ADD_ONS = (
         options={"--dist-quarantine": "file of cases that are known to fail, and do not decide about the run"},
         ini={"dist_quarantine": "as --dist-quarantine; from the folder of the ini file"},
         in_session=lambda config: QUARANTINE_FILE.exists(),
-        pytest_plugin="dist_testing.quarantine.session:quarantine_of",
+        pytest_plugin="dist_testing.quarantine.session:Quarantine",
     ),
     # Half the price of a fork is page tables.
     _own(name="huge_pages", idle_work="dist_testing.huge_pages:HugePages"),

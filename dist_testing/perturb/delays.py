@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dist_testing.core.engine.hooks import CaseStart, HeldResource, ResourceWish, WorldResource, WorldWatcher
 from dist_testing.core.ground.case import Case, CaseResult
 from dist_testing.core.ground.outcomes import Status
-from dist_testing.perturb.plan import DELAYS, NAME, VARIABLE, Delay, Plan, plan_of, read_plan
+from dist_testing.perturb.plan import DELAYS, NAME, VARIABLE, Delay, Plan, read_plan
 
 # In a note; the command has all.
 _SHOWN = 5
@@ -24,7 +24,7 @@ class PlanOfWorld(WorldResource):
     def acquire(self, wish: ResourceWish) -> HeldResource:
         """Return the plan as a variable."""
         held = HeldResource()
-        held.env = {VARIABLE: str(plan_of(wish.case))}
+        held.env = {VARIABLE: str(wish.case.settings[NAME])}
         return held
 
 
@@ -43,9 +43,8 @@ class DelayWatch(WorldWatcher):
         """Tell the delays, and how to repeat them."""
         if result.verdict.status is not Status.FAILED:
             return result
-        plan = dataclasses.replace(
-            plan_of(result.case), only=tuple(sorted((delay.rank, delay.call) for delay in self._delays))
-        )
+        only = tuple(sorted((delay.rank, delay.call) for delay in self._delays))
+        plan = dataclasses.replace(result.case.settings[NAME], only=only)
         shown = [str(delay) for delay in self._delays[:_SHOWN]]
         if (more := len(self._delays) - _SHOWN) > 0:
             shown.append(f"{more} more")
@@ -59,7 +58,7 @@ def search(result: CaseResult, run: _Run) -> CaseResult:
     `result` is that of the first run. Return the last one; of a failure that depends on delays, one with as few of them
     as were found.
     """
-    plan = plan_of(result.case)
+    plan: Plan = result.case.settings[NAME]
     seed = plan.seed
     while not _failed(result) and seed < plan.seed + plan.runs - 1:
         seed += 1
@@ -71,7 +70,7 @@ def _shrunk(result: CaseResult, run: _Run) -> CaseResult:
     delays = _delays(result)
     if not delays:
         return result
-    plan = plan_of(result.case)
+    plan: Plan = result.case.settings[NAME]
     runs = 1
     if _failed(run(_with(result.case, dataclasses.replace(plan, only=())))):
         return _noted(result, "It fails without any delay, too.")

@@ -8,7 +8,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Annotated
 
-from dist_testing.core.ground.case import Case
 from dist_testing.core.ground.codec import Family
 from dist_testing.core.ground.errors import UsageError
 from dist_testing.core.ground.spec import MAX_WORLD_SIZE, Spec, number_in
@@ -100,9 +99,3 @@ def from_options(spec: Spec, given: Mapping[str, str]) -> Plan:
             f"Write {_SEED_OPTION}=1 {_REPEAT_OPTION}=20, for example."
         )
     return replace(read_plan(_SEED_OPTION, given[_SEED_OPTION]), runs=runs)
-
-
-def plan_of(case: Case) -> Plan:
-    """Return the plan of a case that the add-on takes part in."""
-    plan: Plan = case.settings[NAME]
-    return plan

@@ -32,11 +32,6 @@ _FOUND = "dist_quarantine"
 _BEFORE_WILDCARD = re.compile(r"[^*?]*/")
 
 
-def quarantine_of(config: pytest.Config) -> Quarantine:
-    """Return the plug-in of a session that has a quarantine file."""
-    return Quarantine(config, read_rows(_file_of(config)))
-
-
 def _file_of(config: pytest.Config) -> Path:
     if given := config.getoption(_OPTION):
         folder, text = config.invocation_params.dir, str(given)
@@ -54,8 +49,9 @@ def _file_of(config: pytest.Config) -> Path:
 class Quarantine:
     """Skips cases, takes failures of cases out of the verdict, tells both, and fails the session for wrong rows."""
 
-    def __init__(self, config: pytest.Config, rows: Sequence[Row]) -> None:
+    def __init__(self, config: pytest.Config) -> None:
         self._config = config
+        rows = read_rows(_file_of(config))
         today = date.today()
         self._expired = [row for row in rows if row.expires < today]
         self._rows = [row for row in rows if row.expires >= today]

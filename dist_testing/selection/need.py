@@ -68,7 +68,8 @@ def _need_of_class(item: pytest.Item, function: Any, spec: Spec, need: Need) -> 
         ranks, _, isolation = test._checked(function, size, test.isolation)
     if isolation.in_process:
         return replace(need, backend=THREADED, ranks=ranks)
-    named = _called(test.backend_str) if is_continuous else None
+    named = test.backend_str if is_continuous else None
+    named = named() if callable(named) else named
     on_gpus = named is not None and any_declared(named, lambda declared: declared.gpus_per_rank > 0)
     settings = {**spec.settings, **test._settings(), **getattr(function, SETTINGS, {})}
     return replace(
@@ -78,10 +79,6 @@ def _need_of_class(item: pytest.Item, function: Any, spec: Spec, need: Need) -> 
         gpus=max(needs_of(spec).of(ranks), ranks if on_gpus else 0),
         nodes=settings.get("nodes", 1),
     )
-
-
-def _called(value: Any) -> Any:
-    return value() if callable(value) else value
 
 
 @dataclass(frozen=True, slots=True)

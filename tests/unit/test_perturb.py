@@ -10,7 +10,7 @@ from dist_testing.core.ground.case import Case, CaseResult
 from dist_testing.core.ground.errors import UsageError
 from dist_testing.core.ground.outcomes import Cause, Status, Verdict
 from dist_testing.perturb.delays import search
-from dist_testing.perturb.plan import NAME, Plan, plan_of, read_plan
+from dist_testing.perturb.plan import NAME, Plan, read_plan
 from tests.support.results import case_of, result_of
 
 _ALL = tuple((rank, call) for rank in range(3) for call in range(1, 9))
@@ -68,7 +68,7 @@ class _Cases:
         self.ran: list[Plan] = []
 
     def run(self, case: Case) -> CaseResult:
-        plan = plan_of(case)
+        plan: Plan = case.settings[NAME]
         self.ran.append(plan)
         delays = [key for key in _ALL if plan.delay_ms(*key)]
         failed = plan.seed >= self._seed and set(delays) >= self._needed
