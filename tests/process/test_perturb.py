@@ -99,20 +99,6 @@ def test_marker_and_pool(starter: Starter, tmp_path: Path) -> None:
     ended.check(failed="test_marker", passed="test_pool[0] test_pool[1] test_pool[2]")
 
 
-@pytest.mark.parametrize(
-    ("options", "said"),
-    [
-        (["--dist-perturb=-1"], "--dist-perturb: perturb = '-1'; expected a seed from 0"),
-        (["--dist-repeat=5"], "--dist-repeat=5: expected a number from 1 to 100000, beside --dist-perturb"),
-    ],
-)
-def test_impossible_values(starter: Starter, tmp_path: Path, options: list[str], said: str) -> None:
-    """If this fails, a mistake is a silent default or a traceback."""
-    ended = run_cases(starter, tmp_path, _SOURCE, *options)
-    assert ended.code == pytest.ExitCode.USAGE_ERROR
-    assert said in ended.log
-
-
 def test_planted_races_are_found(starter: Starter, tmp_path: Path) -> None:
     """If this fails, a race that two hundred runs do not show is found only by chance."""
     write_file(tmp_path, "test_cases.py", RACES)

@@ -237,8 +237,6 @@ def test_tests_can_call_it(starter: Starter, tmp_path: Path) -> None:
     ended = run_cases(starter, tmp_path, _CASES)
     outcomes = {name: outcome for name, outcome in ended.outcomes().items() if not name.startswith("test_refuses")}
     assert outcomes == {"test_values": "PASSED", "test_fails": "FAILED"}, ended.log
-    assert "12 skipped" not in ended.log
-    assert "14 passed" not in ended.log
     assert "1 failed, 13 passed, 2 skipped" in ended.log, ended.log
     assert "rank 1 raised AssertionError" in ended.log
     for reason in ("of pytest", "Need at least 8"):

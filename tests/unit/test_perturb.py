@@ -6,13 +6,15 @@ import dataclasses
 
 import pytest
 
+from dist_testing.core.ground.backends import default_backend
 from dist_testing.core.ground.case import Case, CaseResult
-from dist_testing.core.ground.errors import UsageError
 from dist_testing.core.ground.outcomes import Cause, Status, Verdict
+from dist_testing.core.ground.spec import Spec
 from dist_testing.perturb.delays import search
-from dist_testing.perturb.plan import NAME, Plan, read_plan
-from tests.support.results import case_of, result_of
+from dist_testing.perturb.plan import NAME, Plan, from_options, read_plan
+from tests.support.results import case_of, refusal, result_of
 
+_SPEC = Spec("", default_backend(), (2,), "fork")
 _ALL = tuple((rank, call) for rank in range(3) for call in range(1, 9))
 
 
@@ -35,8 +37,16 @@ def test_values_of_a_plan(value: object, plan: Plan) -> None:
 @pytest.mark.parametrize("value", [-1, True, 1.5, None, "", "a", "1:1", "1:1.", "1:1.2,", str(1 << 31), "٣"])
 def test_impossible_values(value: object) -> None:
     """If this fails, a mistake is a silent default."""
-    with pytest.raises(UsageError, match="expected a seed from 0 to"):
-        read_plan("x", value)
+    assert "expected a seed from 0 to" in refusal(lambda: read_plan("x", value))
+
+
+@pytest.mark.parametrize("given", [{}, {"--dist-perturb": "1"}])
+@pytest.mark.parametrize("repeat", ["0", "-1", "x", "100001"])
+def test_impossible_numbers_of_runs(given: dict[str, str], repeat: str) -> None:
+    """If this fails, a mistake is a silent default, or a number of runs without a seed has no effect."""
+    said = f"--dist-repeat={repeat}: expected a number from 1 to 100000, beside --dist-perturb"
+    assert said in refusal(lambda: from_options(_SPEC, {**given, "--dist-repeat": repeat}))
+    assert "beside --dist-perturb" in refusal(lambda: from_options(_SPEC, {"--dist-repeat": "5"}))
 
 
 def test_delays_are_a_function_of_the_seed() -> None:
