@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from dist_testing.core.unittest.continuous import MultiProcContinuousTest as MultiProcContinuousTest
     from dist_testing.core.unittest.exits import expected_exits as expected_exits
     from dist_testing.core.unittest.process import MultiProcessTestCase as MultiProcessTestCase
-    from dist_testing.functions.function_world import RunFailedError as RunFailedError
+    from dist_testing.functions.run import RunFailedError as RunFailedError
     from dist_testing.functions.run import run as run
     from dist_testing.functions.start_processes import start_processes as start_processes
     from dist_testing.nodes.planned import planned_faults as planned_faults
@@ -47,9 +47,8 @@ _NAMES = {
     "core.unittest.continuous": "MultiProcContinousTest MultiProcContinuousTest",
     "core.unittest.exits": "expected_exits",
     "core.unittest.process": "MultiProcessTestCase",
-    "functions.run": "run",
+    "functions.run": "RunFailedError run",
     "functions.start_processes": "start_processes",
-    "functions.function_world": "RunFailedError",
     "nodes.planned": "planned_faults",
     "threaded.thread_case": "MultiThreadedTestCase",
 }

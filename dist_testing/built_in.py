@@ -93,7 +93,7 @@ ADD_ONS = (
             "gpus_ge_N": "tests that need N GPUs or more, such as gpus_ge_4; computed, for -m",
             "world_size_ge_N": "tests with N ranks or more; computed, for -m",
         },
-        pytest_plugin="dist_testing.selection.pytest_selection:Selection",
+        pytest_plugin="dist_testing.selection.need:Selection",
     ),
     _own(
         name="programs",

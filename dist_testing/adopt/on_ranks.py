@@ -18,8 +18,7 @@ from dist_testing.core.ground.layout import Layout
 from dist_testing.core.launch.clean import unshareable_reasons
 from dist_testing.core.launch.isolation import FORK
 from dist_testing.core.session.session import current_session
-from dist_testing.functions.function_world import CallWorld
-from dist_testing.functions.run import call_spec
+from dist_testing.functions.run import CallWorld, call_spec
 from dist_testing.programs.program import NO_LIMIT_S
 
 # unittest leaves frames of modules with this mark out of its tracebacks.

@@ -27,7 +27,7 @@ from dist_testing.core.ground.outcomes import Kind, Status, exit_name
 from dist_testing.core.ground.spec import check_world_size
 from dist_testing.core.unittest.exits import exit_code
 from dist_testing.core.unittest.handles import RankHandle
-from dist_testing.functions.function_world import CallWorld
+from dist_testing.functions.run import CallWorld
 
 # unittest leaves frames of modules with this mark out of its tracebacks.
 __unittest = True

@@ -8,8 +8,7 @@ import pytest
 
 from dist_testing.core.ground.backends import default_backend
 from dist_testing.core.ground.spec import Spec
-from dist_testing.selection.need import Limits, Need, from_options
-from dist_testing.selection.pytest_selection import has_mark, is_within, table
+from dist_testing.selection.need import Limits, Need, from_options, has_mark, is_within, table
 from tests.support.results import refusal
 
 _SPEC = Spec("", default_backend(), (4,), "fork")
