@@ -146,13 +146,9 @@ class Target:
     ) -> None:
         """Write the files.
 
-        Args:
-            folder: The folder of all files.
-            sources: File name to content of each test file.
-            backend: Name in the table of backends.
-            world_size: Ranks.
-            promised_gpus: The number of GPUs that the configuration promises.
-            spec: Fields that replace those of the spec; or its whole text.
+        `sources` has the content of each test file by its name; `backend` is a name in the table of backends;
+        `promised_gpus` is the number of GPUs that the configuration promises; `spec` has fields that replace those of
+        the spec, or is its whole text.
         """
         self.folder = folder
         self.xml_file = folder / "test.xml"

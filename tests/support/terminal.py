@@ -115,14 +115,10 @@ class Watch(_Pty):
         has_terminal: bool = True,
         env: dict[str, str | None] | None = None,
     ) -> None:
-        """Start it.
+        """Start it in a project whose files exist already.
 
-        Args:
-            starter: The process that starts it.
-            folder: The project; its files exist already.
-            *options: Files and options; with `--bazel` first, those of the main program of the rules.
-            has_terminal: Whether the standard input is the terminal.
-            env: Additions to the environment.
+        `options` are files and options; with `--bazel` first, those of the main program of the rules. `has_terminal`:
+        whether the standard input is the terminal. `env` has additions to the environment.
         """
         super().__init__()
         if not (folder / "pytest.ini").exists():
