@@ -65,39 +65,13 @@ TIMEOUT_DEFAULT: int
 # torch has raised the limit from 3 ranks to 8, and its suites rely on it.
 skip_if_small_worldsize = skip_below_world_size(8)
 
-__all__ = [
-    "ACCELERATOR_DIST_BACKENDS",
-    "DDP_RANK_DEVICES",
-    "DEFAULT_WORLD_SIZE",
-    "EFA_PROBE_RESULT",
-    "HAS_ACCELERATOR",
-    "PLATFORM_SUPPORTS_SYMM_MEM",
-    "TIMEOUT_DEFAULT",
-    "TIMEOUT_OVERRIDE",
-    "Dict",
-    "DistributedTestBase",
-    "List",
-    "MultiProcContinousTest",
-    "MultiProcContinuousTest",
-    "MultiProcessTestCase",
-    "MultiThreadedTestCase",
-    "Optional",
-    "SaveForwardInputsModel",
-    "SaveForwardInputsModule",
-    "TestCase",
-    "Tuple",
-    "Union",
-    "_dynamo_dist_per_rank_init",
-    "_maybe_handle_skip_if_lt_x_gpu",
-    "_rocm_version_tuple",
-    "abc",
-    "evaluate_platform_supports_symm_mem",
-    "logger",
-    "patch",
-    "retrieve_result_from_completion_queue",
-    "run_tests",
-    "skip_if_small_worldsize",
-]
+__all__ = ["ACCELERATOR_DIST_BACKENDS", "DDP_RANK_DEVICES", "DEFAULT_WORLD_SIZE", "EFA_PROBE_RESULT"]
+__all__ += ["HAS_ACCELERATOR", "PLATFORM_SUPPORTS_SYMM_MEM", "TIMEOUT_DEFAULT", "TIMEOUT_OVERRIDE", "Dict"]
+__all__ += ["DistributedTestBase", "List", "MultiProcContinousTest", "MultiProcContinuousTest", "MultiProcessTestCase"]
+__all__ += ["MultiThreadedTestCase", "Optional", "SaveForwardInputsModel", "SaveForwardInputsModule", "TestCase"]
+__all__ += ["Tuple", "Union", "_dynamo_dist_per_rank_init", "_maybe_handle_skip_if_lt_x_gpu", "_rocm_version_tuple"]
+__all__ += ["abc", "evaluate_platform_supports_symm_mem", "logger", "patch", "retrieve_result_from_completion_queue"]
+__all__ += ["run_tests", "skip_if_small_worldsize"]
 __all__ += _names.__all__
 __all__ += _torchcomms.__all__
 

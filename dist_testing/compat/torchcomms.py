@@ -13,16 +13,8 @@ from dist_testing.compat.device import torch_backend_for
 from dist_testing.compat.unknown import torchs_own
 from dist_testing.core.ground.backends import any_declared
 
-__all__ = [
-    "TORCHCOMM_HAS_GLOO",
-    "TORCHCOMM_HAS_NCCL",
-    "TORCHCOMM_HAS_NCCLX",
-    "TORCHCOMM_HAS_RCCL",
-    "TORCHCOMM_HAS_RCCLX",
-    "TORCHCOMM_HAS_XCCL",
-    "C10dTorchCommsTestBase",
-    "setup_torchcomms_pg",
-]
+__all__ = ["TORCHCOMM_HAS_GLOO", "TORCHCOMM_HAS_NCCL", "TORCHCOMM_HAS_NCCLX", "TORCHCOMM_HAS_RCCL"]
+__all__ += ["TORCHCOMM_HAS_RCCLX", "TORCHCOMM_HAS_XCCL", "C10dTorchCommsTestBase", "setup_torchcomms_pg"]
 
 
 # torch's module is not typed.
