@@ -63,6 +63,10 @@ _NUMBERS = """
 """
 
 
+def _values(better: str, number: int) -> str:
+    return f"test_value[{better}-values{number}-now{number}]"
+
+
 def test_numbers_hold_or_fail_their_case(starter: Starter, tmp_path: Path) -> None:
     """If this fails, a slower collective passes, or a number that nobody compares any more goes unseen."""
     size = "--dist-world-size=2"
@@ -70,31 +74,20 @@ def test_numbers_hold_or_fail_their_case(starter: Starter, tmp_path: Path) -> No
     assert none.outcomes() == {"test_unit": "FAILED", "test_wrong": "PASSED"}, none.log
     assert "within = 0.1, and no base.\nThe run has no --dist-numbers.\n--dist-numbers-update=numbers.json" in none.log
 
-    first = run_cases(
-        starter, tmp_path, _NUMBERS, size, "--dist-numbers-update=numbers.json", "--dist-events=before.jsonl"
-    )
+    writing = ("--dist-numbers-update=numbers.json", "--dist-events=before.jsonl")
+    first = run_cases(starter, tmp_path, _NUMBERS, size, *writing)
     assert first.code == 0, first.log
     written = json.loads((tmp_path / "numbers.json").read_text())
     values = {base["case"].rpartition(".")[2]: base["value"] for base in written["numbers"] if base["name"] == "speed"}
     # The worst of the ranks; of numbers that must be the same, the middle one.
     assert sorted(values.values()) == [1, 1, 1, 5, 5, 10, 10, 12, 12]
 
-    now = run_cases(
-        *(starter, tmp_path, _NUMBERS, size, "--dist-numbers=numbers.json", "--junitxml=now.xml"),
-        "--dist-events=now.jsonl",
-        NOW="1",
+    comparing = ("--dist-numbers=numbers.json", "--junitxml=now.xml", "--dist-events=now.jsonl")
+    now = run_cases(starter, tmp_path, _NUMBERS, size, *comparing, NOW="1")
+    now.check(
+        passed=f"{_values('higher', 0)} {_values('lower', 3)} {_values('same', 4)} test_wrong",
+        failed=f"{_values('higher', 1)} {_values('lower', 2)} {_values('same', 5)} test_unit test_name test_dropped",
     )
-    outcomes = now.outcomes()
-    assert [outcome for name, outcome in outcomes.items() if name.startswith("test_value")] == [
-        *("PASSED", "PASSED", "PASSED"),
-        *("FAILED", "FAILED", "FAILED"),
-    ], now.log
-    assert {name: outcomes[name] for name in ("test_unit", "test_name", "test_dropped", "test_wrong")} == {
-        "test_unit": "FAILED",
-        "test_name": "FAILED",
-        "test_dropped": "FAILED",
-        "test_wrong": "PASSED",
-    }
     for said in (
         "speed = 8 GB/s on rank 1 is worse than the base 10 by 20.0%, and not within 10.0% (1 of 2 ranks are worse; "
         "min 8, median 9, max 10)",
