@@ -188,12 +188,8 @@ class Files:
                 if status is not None and status[1] > since_ns - _CLOCK_STEP_NS:
                     late.add(path)
                 if os.path.dirname(path) not in self._folders:
-                    self._scan(os.path.dirname(path), is_tree=False)
+                    self.add_folder(os.path.dirname(path), is_tree=False)
         return late
-
-    def add_tree(self, folder: str) -> None:
-        """Watch a folder with all below it for Python files."""
-        self._scan(folder, is_tree=True)
 
     def changed(self) -> set[str]:
         """Return the files that were changed, removed or created since the last call."""
@@ -205,11 +201,11 @@ class Files:
                     found.add(path)
         for folder, (before, is_tree) in list(self._folders.items()):
             if _status_of(folder) != before:
-                found |= self._scan(folder, is_tree=is_tree)
+                found |= self.add_folder(folder, is_tree=is_tree)
         return found
 
-    def _scan(self, folder: str, *, is_tree: bool) -> set[str]:
-        """Watch a folder; return the Python files in it that were not watched yet."""
+    def add_folder(self, folder: str, *, is_tree: bool) -> set[str]:
+        """Watch a folder, perhaps with all below it, for Python files; return those that were not watched yet."""
         created: set[str] = set()
         status = _status_of(folder)
         try:
@@ -225,7 +221,7 @@ class Files:
                 self._seen[entry.path] = _status_of(entry.path), _content_of(entry.path)
                 created.add(entry.path)
             elif is_tree and entry.name not in _LEFT_OUT and not self._folders.get(entry.path, (None, False))[1]:
-                created |= self._scan(entry.path, is_tree=True) if entry.is_dir(follow_symlinks=False) else set()
+                created |= self.add_folder(entry.path, is_tree=True) if entry.is_dir(follow_symlinks=False) else set()
         return created
 
 

@@ -125,7 +125,7 @@ class _Watcher:
         for argument in project.arguments:
             path = project.path_of(argument)
             if os.path.isdir(path):
-                files.add_tree(path)
+                files.add_folder(path, is_tree=True)
             elif os.path.exists(path) or not project.has_package_names:
                 files.add([path], began_ns)
             files.add(project.conftests_above(path), began_ns)

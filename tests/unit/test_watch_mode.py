@@ -48,7 +48,7 @@ def test_a_tree_is_watched_for_new_folders(tmp_path: Path) -> None:
     files = Files()
     write_file(tmp_path, "venv/pyvenv.cfg", "")
     write_file(tmp_path, "venv/lib.py", "")
-    files.add_tree(str(tmp_path))
+    files.add_folder(str(tmp_path), is_tree=True)
     assert not files.changed()
     new = write_file(tmp_path, "deep/er/test_new.py", "")
     assert files.changed() == {str(new)}
