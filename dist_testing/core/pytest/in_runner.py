@@ -34,9 +34,7 @@ from dist_testing.core.launch.clean import spare_cuda
 from dist_testing.core.launch.isolation import Isolation, Reuse, isolation_named, isolation_names
 from dist_testing.core.process.launcher_messages import Loader
 from dist_testing.core.pytest import other_plugins, reports
-from dist_testing.core.pytest.backend_hook import declared_backends
 from dist_testing.core.pytest.debugger import check_world, debug_rank, leave_ranks_to_ranks
-from dist_testing.core.pytest.expectations import decide_xfail, expects
 from dist_testing.core.pytest.internals import evaluate_skip_marks
 from dist_testing.core.pytest.marked_items import (
     CASE_KEY,
@@ -56,7 +54,14 @@ from dist_testing.core.pytest.marked_items import (
     starts_ranks,
 )
 from dist_testing.core.pytest.marker import Distributed
-from dist_testing.core.pytest.option_values import check_plugins, chosen, read_spec, timeout_s, worlds_at_once
+from dist_testing.core.pytest.option_values import (
+    check_plugins,
+    chosen,
+    declared_backends,
+    read_spec,
+    timeout_s,
+    worlds_at_once,
+)
 from dist_testing.core.pytest.options import JOBS_OPTION, KEEPS_OPTION, arguments_of_part, register_plugin, with_plugin
 from dist_testing.core.pytest.pytest_rank import EXPECTED, FRONT_END, PytestRankContext, current_world
 from dist_testing.core.pytest.session_events import SessionEvents
@@ -252,7 +257,7 @@ class RunnerPlugin:
         except unittest.SkipTest as skip:
             raise pytest.skip.Exception(str(skip), _use_item_location=True) from None
         except DistTestingError as error:
-            decide_xfail(item, is_expected=False)
+            reports.decide_xfail(item, is_expected=False)
             if not str(error).startswith(item.nodeid):
                 error.args = (f"{item.nodeid}: {error}",)
             raise
@@ -300,7 +305,7 @@ class RunnerPlugin:
         reports.forward_warnings(item, result)
         if result.end_session:
             item.session.shouldstop = result.end_session
-        is_expected = expects(item, result)
+        is_expected = reports.expects(item, result)
         if is_expected and not result.has_only_raised:
             result, is_expected = result.with_exceptions_expected(), False
         # Those of an earlier try of the same test are over.
@@ -311,7 +316,7 @@ class RunnerPlugin:
         if verdict.status is Status.SKIPPED:
             raise unittest.SkipTest(verdict.reason)
         if verdict.status is Status.FAILED:
-            decide_xfail(item, is_expected=is_expected)
+            reports.decide_xfail(item, is_expected=is_expected)
             if self._outputs is not None:
                 keep_logs(result, self._outputs)
             raise RanksFailedError(reports.failure_text(item, result, self._spec), result)

@@ -128,17 +128,6 @@ def register_plugins(config: pytest.Config, items: Iterable[pytest.Item]) -> Non
             register_plugin(config, add_on)
 
 
-def check_is_marked(item: pytest.Item) -> None:
-    """Refuse a marker that has come after `mark_items`: the test would run in the runner, and pass for no reason."""
-    if not is_marked(item) and item_marker(item) is not None:
-        raise pytest.UsageError(
-            f"{item.nodeid}: @pytest.mark.{marker_name(item.config)} was added after the markers had been read.\n"
-            "The last part of pytest_collection_modifyitems reads them, so a wrapper of that hook, or a later "
-            "hook, is too late.\n"
-            "Add the marker in pytest_collection_modifyitems, without wrapper=True."
-        )
-
-
 def _check_meaning(item: pytest.Item) -> None:
     """Refuse a marker of the library's name that the project has declared for itself, too."""
     if has_mark(item) and _has_other_meaning(item.config):

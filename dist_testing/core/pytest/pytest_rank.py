@@ -24,7 +24,6 @@ from dist_testing.core.ground.spec import program_of
 from dist_testing.core.ground.world import World
 from dist_testing.core.launch.isolation import FORK
 from dist_testing.core.process.launcher_messages import RankStart
-from dist_testing.core.pytest.expectations import expected_by
 from dist_testing.core.pytest.internals import keep_temporary_files_in, write_terminal_to
 from dist_testing.core.pytest.marked_items import is_method_of_unittest
 from dist_testing.core.pytest.rank_plugins import (
@@ -34,7 +33,7 @@ from dist_testing.core.pytest.rank_plugins import (
     run_in_wrappers,
     run_phases,
 )
-from dist_testing.core.pytest.reports import skip_reason
+from dist_testing.core.pytest.reports import expected_by, skip_reason
 from dist_testing.core.rank.bootstrap import RankFrontEnd
 from dist_testing.core.rank.debugging import debug_by
 from dist_testing.core.rank.generators import load_generators, seed_generators

@@ -12,7 +12,7 @@ import logging
 import os
 import sys
 import warnings
-from collections.abc import Collection
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -23,8 +23,8 @@ _NOT_ON_RANKS = ("dist_testing", "pytest_timeout", "xdist")
 # The first three run a failed test again, in the process that failed: a rank would repeat it alone, while its peers
 # wait. In the runner they run the whole case again. The others, of PyCharm and VS Code, report to the editor.
 _OF_RUNNER = ("flaky", "pytest_rerunfailures", "pytest_retry", "teamcity", "vscode_pytest")
-# By file: the caller of the hook around a test.
-_CALLERS_KEY = pytest.StashKey[dict[Path, Any]]()
+# By file and hook.
+_CALLERS_KEY = pytest.StashKey[dict[tuple[Path, str], Any]]()
 
 
 def leave_out_plugins_of_runner(config: pytest.Config) -> None:
@@ -47,23 +47,23 @@ def run_phases(item: pytest.Item) -> list[pytest.TestReport]:
 
 def run_in_wrappers(item: pytest.Item, inner: object) -> None:
     """Run an item inside what pytest and the plugins of a rank do around a test; the plugin `inner` runs the item."""
+
+    def is_of_runner(plugin: object) -> bool:
+        return _package_of(plugin) in _NOT_ON_RANKS and plugin is not inner
+
+    hook_without(item, "pytest_runtest_protocol", is_of_runner)(item=item, nextitem=None)
+
+
+def hook_without(item: pytest.Item, name: str, is_left_out: Callable[[object], bool]) -> Any:
+    """Return the caller of a hook for an item, without some plugins. It is made once for each hook and file."""
     callers = item.session.stash.setdefault(_CALLERS_KEY, {})
-    if item.path not in callers:
-        caller = item.ihook.pytest_runtest_protocol
-        left_out = [
-            impl.plugin
-            for impl in caller.get_hookimpls()
-            if _package_of(impl.plugin) in _NOT_ON_RANKS and impl.plugin is not inner
-        ]
-        callers[item.path] = caller_without(item.config.pluginmanager, caller, left_out)
-    callers[item.path](item=item, nextitem=None)
-
-
-def caller_without(manager: pytest.PytestPluginManager, caller: Any, left_out: Collection[object]) -> Any:
-    """Return the caller of a hook without some plugins, and without those that `caller` leaves out already."""
-    kept = {id(impl.plugin) for impl in caller.get_hookimpls()} - set(map(id, left_out))
-    others = [plugin for plugin in manager.get_plugins() if id(plugin) not in kept]
-    return manager.subset_hook_caller(caller.name, others)
+    if (item.path, name) not in callers:
+        manager = item.config.pluginmanager
+        hook = getattr(item.session.gethookproxy(item.path), name)
+        kept = {id(impl.plugin) for impl in hook.get_hookimpls() if not is_left_out(impl.plugin)}
+        others = [plugin for plugin in manager.get_plugins() if id(plugin) not in kept]
+        callers[item.path, name] = manager.subset_hook_caller(name, others)
+    return callers[item.path, name]
 
 
 def _package_of(plugin: object) -> str:
