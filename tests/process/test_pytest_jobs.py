@@ -370,33 +370,6 @@ def test_a_world_that_is_not_wanted_any_more_is_cancelled(starter: Starter, tmp_
     assert (tmp_path / "pids").read_text() == "ran "
 
 
-@pytest.mark.parametrize(
-    ("options", "env", "text"),
-    [
-        (["--dist-jobs=0"], {}, "--dist-jobs=0: expected a number from 1 to 64, or auto."),
-        (["--dist-jobs=many"], {}, "--dist-jobs=many: expected a number"),
-        (["--dist-jobs=2", "-p", "xdist", "-n2"], {}, "--dist-jobs=2 with -n (pytest-xdist)."),
-        (["--dist-jobs=auto", "--pdb"], {}, "--dist-jobs=auto with --pdb."),
-        (["--dist-jobs=2", "--dist-debug-rank=0", "--pdb"], {}, "--dist-jobs=2 with --dist-debug-rank."),
-        (
-            ["--dist-jobs=2"],
-            {"RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "localhost", "MASTER_PORT": "1"},
-            "--dist-jobs=2 in a process that is rank 0 of 1 (RANK is set).",
-        ),
-    ],
-)
-def test_what_cannot_be_done_is_refused(
-    starter: Starter, tmp_path: Path, options: list[str], env: dict[str, str], text: str
-) -> None:
-    """At the start, with the way out."""
-    if "xdist" in options:
-        pytest.importorskip("xdist", reason="pytest-xdist is not installed")
-    ended = _run(starter, tmp_path, "def test_plain():\n    pass\n", *options, **env)
-    assert ended.code == pytest.ExitCode.USAGE_ERROR, ended.log
-    assert text in ended.log
-    assert "Traceback" not in ended.log
-
-
 _ON_GPUS = """
     import os
     import pytest
@@ -437,35 +410,6 @@ def test_no_more_worlds_run_at_once_than_there_are_gpus_for(
         (line,) = [line for line in ended.log.splitlines() if line.startswith(prefix)]
         found[name] = set(line.removeprefix(prefix).split(","))
     assert len(found["one"] | found["two"]) == 2 * jobs
-
-
-_UNDER_BAZEL = """
-    import time
-    import pytest
-
-    @pytest.mark.distributed(world_size=2)
-    def test_before(world): ...
-
-    @pytest.mark.distributed(world_size=2)
-    @pytest.mark.parametrize("n", [0, 1])
-    def test_hangs(world, n):
-        if world.rank == n:
-            while True:
-                time.sleep(0.01)
-
-    @pytest.mark.distributed(world_size=2)
-    def test_after(world): ...
-"""
-
-
-def test_bazels_time_limit_ends_what_hangs(starter: Starter, tmp_path: Path) -> None:
-    """Each case has its own failure in the XML, before Bazel's timeout."""
-    target = Target(tmp_path, {"test_cases.py": _UNDER_BAZEL})
-    ended = target.run(starter, "--dist-jobs=3", "--dist-timeout=4", env={"TEST_TIMEOUT": "20"}, limit_s=40)
-    assert ended.code == 1, ended.log
-    cases = target.check(passed="test_before test_after", failure="test_hangs[0] test_hangs[1]")
-    for n in (0, 1):
-        assert f"rank {n} " in cases[f"test_hangs[{n}]"].message
 
 
 def test_a_signal_of_bazel_names_all_running_cases(starter: Starter, tmp_path: Path) -> None:

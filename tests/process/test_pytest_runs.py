@@ -1,4 +1,4 @@
-"""Ways to run marked tests: in part, distributed by xdist, after an unclean import, with the package installed."""
+"""Ways to run marked tests: beside plain ones, after an unclean import, with the package installed."""
 
 from __future__ import annotations
 
@@ -15,76 +15,39 @@ import dist_testing
 from tests.support.children import Ended, run_cases, run_pytest, write_file
 from tests.support.starter import Starter
 
-_MIXED = """
-    import os
-    import pytest
-
-    events = os.environ["EVENTS"]
-
-    def note(text):
-        with open(events, "a") as file:
-            file.write(text + "\\n")
-
-    @pytest.fixture(scope="module", autouse=True)
-    def of_the_module():
-        note("setup")
-        yield
-        note("teardown")
-
-    def test_plain_before():
-        note("plain before")
-
-    @pytest.mark.distributed(world_size=1)
-    def test_marked(world):
-        note("marked")
-
-    def test_plain_after():
-        note("plain after")
-
-    @pytest.mark.distributed(world_size=2)
-    def test_fails(world):
-        assert world.rank != 1
-
-    @pytest.mark.distributed(world_size=1)
-    def test_last(world): ...
-"""
-
 
 def test_plain_and_marked_tests_live_in_one_file(starter: Starter, tmp_path: Path) -> None:
     """If this fails, a module's fixture is not set up once in the runner and once on each rank."""
-    events = tmp_path / "events"
-    ended = run_cases(starter, tmp_path, _MIXED, "-k", "not fails and not last", EVENTS=str(events))
+    source = """
+        import pytest
+
+        def note(text):
+            with open("events", "a") as file:
+                file.write(text + "\\n")
+
+        @pytest.fixture(scope="module", autouse=True)
+        def of_the_module():
+            note("setup")
+            yield
+            note("teardown")
+
+        def test_plain_before():
+            note("plain before")
+
+        @pytest.mark.distributed(world_size=1)
+        def test_marked(world):
+            note("marked")
+
+        def test_plain_after():
+            note("plain after")
+    """
+    ended = run_cases(starter, tmp_path, source)
     assert ended.code == 0, ended.log
-    assert events.read_text().splitlines() == [
+    assert (tmp_path / "events").read_text().splitlines() == [
         *("setup", "plain before"),
         *("setup", "marked", "teardown"),
         *("plain after", "teardown"),
     ]
-
-
-def test_options_about_failures(starter: Starter, tmp_path: Path) -> None:
-    """If this fails, `--maxfail`, `--lf`, `--ff`, `--sw` or `--collect-only` forget or ignore marked tests."""
-    source = """
-        import pytest
-
-        pytestmark = pytest.mark.distributed(world_size=1)
-
-        def test_a(world): ...
-
-        @pytest.mark.parametrize("size", [2, 3, 4])
-        def test_b(world, size):
-            assert world.size == size
-    """
-
-    def run(*options: str) -> list[str]:
-        return [name.removeprefix("test_") for name in run_cases(starter, tmp_path, source, *options).outcomes()]
-
-    assert run("--maxfail=2") == ["a", "b[2]", "b[3]"]
-    assert run("--lf") == ["b[2]", "b[3]"]
-    assert run("--ff", "-x") == ["b[2]"]
-    assert run("--sw") == ["a", "b[2]"]
-    assert run("--sw", "--sw-skip") == ["b[2]", "b[3]"], "one failure is skipped"
-    assert "test_cases.py::test_b[4]" in run_cases(starter, tmp_path, source, "--collect-only", "-q").log
 
 
 def test_reports_for_other_programs(starter: Starter, tmp_path: Path) -> None:
@@ -100,7 +63,7 @@ def test_reports_for_other_programs(starter: Starter, tmp_path: Path) -> None:
             world.barrier()
     """
     xml = tmp_path / "out.xml"
-    ended = run_cases(starter, tmp_path, source, f"--junitxml={xml}", "--durations=0", "-vv")
+    ended = run_cases(starter, tmp_path, source, f"--junitxml={xml}", "--durations=0", "-vv", "--tb=line")
     assert "s call     test_cases.py::test_fails" in ended.log
     said = "rank 1 raised AssertionError: assert [1, 1] == [1, 2] in call"
     assert f"FAILED test_cases.py::test_fails - {said}" in ended.log.replace("\n", " "), ended.log
@@ -112,23 +75,7 @@ def test_reports_for_other_programs(starter: Starter, tmp_path: Path) -> None:
     assert "At index 1 diff: 1 != 2" in (failure.text or "")
     assert "rank 1 of 2 failed first" in (failure.text or "")
     assert {item.get("name"): item.get("value") for item in case.iter("property")}["culprit"] == "1"
-    ended = run_cases(starter, tmp_path, source, "--tb=line")
     assert f"test_cases.py:4: {said}" in ended.log
-
-
-def test_other_ways_to_collect(starter: Starter, tmp_path: Path) -> None:
-    """If this fails, `--import-mode=importlib` or `--fixtures` fail."""
-    source = """
-        import pytest
-
-        @pytest.mark.distributed(world_size=2)
-        def test_both(world, request):
-            assert request.getfixturevalue("world_size") == 2
-    """
-    ended = run_cases(starter, tmp_path, source, "--import-mode=importlib", "-p", "no:cacheprovider")
-    ended.check(passed="test_both")
-    ended = run_cases(starter, tmp_path, source, "--fixtures", "-q")
-    assert "world -- " in ended.log
 
 
 def test_sub_tests_of_pytest(starter: Starter, tmp_path: Path) -> None:
@@ -237,26 +184,6 @@ def test_torch_is_loaded_once_even_if_no_test_imports_it(starter: Starter, tmp_p
     assert ended.code == 0, ended.log
     assert "forked, torch is loaded: True" in ended.log
     assert "forked, torch is loaded: False" not in ended.log
-
-
-def test_xdist_distributes_the_cases(starter: Starter, tmp_path: Path) -> None:
-    """If this fails, xdist's workers, each a runner, lose cases or print reports twice."""
-    pytest.importorskip("xdist", reason="pytest-xdist is not installed")
-    # The three levels are controller, worker, and the fresh interpreter that a worker forks its ranks from. A second
-    # controller below them would start others without end.
-    conftest = """
-        import os
-
-        depth = int(os.environ.get("DEPTH", "0")) + 1
-        os.environ["DEPTH"] = str(depth)
-        assert depth <= 3, "a fork server has started runners of its own"
-    """
-    write_file(tmp_path, "conftest.py", conftest)
-    env = {"EVENTS": str(tmp_path / "events")}
-    ended = run_cases(starter, tmp_path, _MIXED, "-p", "xdist", "-n", "2", **env)
-    assert ended.code == pytest.ExitCode.TESTS_FAILED, ended.log
-    ended.check(passed="test_plain_before test_marked test_plain_after test_last", failed="test_fails")
-    assert ended.log.count("rank 1 of 2 failed first") == 1
 
 
 def test_installed_package_registers_itself(starter: Starter, tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -109,6 +110,9 @@ def test_wrong_markers_are_refused_at_collection(starter: Starter, tmp_path: Pat
         "@marked(backends=['glo'])": "Did you mean 'gloo'?",
         "@marked(world_size=2)\n@marked(world_size=3)": "with world_size = 2 and 3, in two markers of one function.",
         "@marked\n@pytest.mark.parametrize('world, world_size', [(1, 2)])": "parametrize sets `world_size`",
+        # Told when all files are collected.
+        "@marked(world_size=4, nodes=3)": "nodes = 3 with world_size = 4.",
+        "@marked(world_size=2, expected_exits={7: -9})": "expected_exits = {7: -9} in a world",
     }
     for number, marks in enumerate(wrong):
         write_file(tmp_path, f"test_{number}.py", _HEAD + marks + _FUNCTION)
@@ -124,8 +128,6 @@ def test_wrong_markers_are_refused_at_collection(starter: Starter, tmp_path: Pat
 @pytest.mark.parametrize(
     ("source", "said"),
     [
-        ("@marked(world_size=4, nodes=3)" + _FUNCTION, "test_marked: nodes = 3 with world_size = 4."),
-        ("@marked(world_size=2, expected_exits={7: -9})" + _FUNCTION, "expected_exits = {7: -9} in a world"),
         (
             "@marked\nclass Test(unittest.TestCase" + _METHOD,
             "Test::test_marked: @pytest.mark.distributed on a method of a unittest class",
@@ -135,12 +137,12 @@ def test_wrong_markers_are_refused_at_collection(starter: Starter, tmp_path: Pat
             "Take the marker off, also from the module: attributes of the class, such as world_size, say the same.",
         ),
     ],
-    ids=["nodes", "exits", "unittest", "unittest on ranks"],
+    ids=["unittest", "unittest on ranks"],
 )
-def test_tests_that_cannot_run_on_ranks_are_refused(starter: Starter, tmp_path: Path, source: str, said: str) -> None:
-    """If this fails, such a test runs and tests something else than it says."""
+def test_a_marked_method_of_unittest_is_refused(starter: Starter, tmp_path: Path, source: str, said: str) -> None:
+    """If this fails, such a test runs in the runner, and passes there."""
     ended = run_cases(starter, tmp_path, _HEAD + source)
-    assert ended.code in (pytest.ExitCode.INTERRUPTED, pytest.ExitCode.USAGE_ERROR), ended.log
+    assert ended.code == pytest.ExitCode.USAGE_ERROR, ended.log
     _assert_clear(ended, said)
 
 
@@ -260,28 +262,50 @@ def test_mistakes_that_are_known_when_a_test_runs_fail_that_test(starter: Starte
     )
 
 
-def test_names_of_the_fixtures_stay_free_elsewhere(starter: Starter, tmp_path: Path) -> None:
-    """If this fails, the installed plugin breaks a project that has its own `world` fixture."""
+def test_names_of_the_fixtures_stay_free(starter: Starter, tmp_path: Path) -> None:
+    """If this fails, the plugin breaks a project with its own `world`, or hides that a test does not see its world."""
     source = """
         import pytest
 
-        @pytest.fixture
-        def world():
-            return "hello"
+        class TestOwn:
+            @pytest.fixture
+            def world(self):
+                return "hello"
 
-        @pytest.fixture
-        def world_size():
-            return 7
+            @pytest.fixture
+            def world_size(self):
+                return 7
 
-        def test_it(world, world_size):
-            assert (world, world_size) == ("hello", 7)
+            def test_it(self, world, world_size):
+                assert (world, world_size) == ("hello", 7)
 
         @pytest.mark.parametrize("world_size", [8])
         def test_parametrized(world_size):
             assert world_size == 8
+
+        @pytest.mark.distributed(world_size=2)
+        class TestHides:
+            @pytest.fixture
+            def world(self):
+                return 3
+
+            def test_hides(self, world):
+                assert world == 3
+
+        @pytest.mark.distributed(world_size=2)
+        class TestAdds:
+            @pytest.fixture
+            def world(self, world):
+                return world.rank
+
+            def test_adds(self, world):
+                assert world in (0, 1)
     """
     ended = run_cases(starter, tmp_path, source)
-    assert ended.code == 0, ended.log
+    ended.check(passed="test_it test_parametrized[8] test_hides test_adds")
+    hides = r"test_cases.py::TestHides::test_hides\n.*\n? *.*A fixture `world` of the project hides the library's"
+    assert re.search(hides, ended.log), ended.log
+    assert ended.log.count("hides the library's") == 1
 
 
 @pytest.mark.parametrize(
@@ -294,6 +318,7 @@ def test_names_of_the_fixtures_stay_free_elsewhere(starter: Starter, tmp_path: P
         ("--dist-debug-rank=-1", "--dist-debug-rank=-1: expected the number of a rank, from 0."),
         ("--dist-debug-rank=1024", "--dist-debug-rank=1024: expected the number of a rank"),
         ("--dist-debug-rank=0", "--dist-debug-rank=0: there is no terminal"),
+        ("--dist-jobs=many", "--dist-jobs=many: expected a number from 1 to 64, or auto."),
         ("--dist-on-missing=maybe", "--dist-on-missing=maybe: expected one of skip, fail"),
         ("-pno:skipping", "-p no:skipping: the plugin skipping of pytest is missing."),
         ("-pno:debugging", "-p no:debugging: the plugin debugging of pytest is missing."),
@@ -335,25 +360,6 @@ def test_options_set_values_that_the_tests_leave_open(starter: Starter, tmp_path
     ended = run_cases(starter, tmp_path, source, *nccl, "--dist-on-missing=fail", CUDA_VISIBLE_DEVICES="")
     assert ended.code == pytest.ExitCode.TESTS_FAILED
     assert ": hardware missing: Need at least 2 CUDA devices" in ended.log
-
-
-def test_own_fixture_world_is_a_warning(starter: Starter, tmp_path: Path) -> None:
-    """If this fails, a test does not see its world, and its author does not know why."""
-    source = """
-        import pytest
-
-        @pytest.fixture
-        def world({argument}):
-            return 3
-
-        @pytest.mark.distributed(world_size=2)
-        def test_it(world):
-            assert world == 3
-    """
-    hides, adds = (run_cases(starter, tmp_path, source.format(argument=argument)) for argument in ("", "world"))
-    assert "A fixture `world` of the project hides the library's" in hides.log
-    assert "hides" not in adds.log
-    assert hides.code == adds.code == 0
 
 
 def test_file_runs_as_a_program_where_warnings_are_errors(starter: Starter, tmp_path: Path) -> None:

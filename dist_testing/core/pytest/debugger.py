@@ -16,9 +16,6 @@ from dist_testing.core.pytest.marked_items import CASE_KEY, is_marked
 from dist_testing.core.rank.debugging import TERMINAL
 from dist_testing.core.session.existing_world import ExistingRank
 
-# pytest's options that open a prompt.
-_PROMPTS = (("usepdb", "--pdb"), ("trace", "--trace"))
-
 
 def debug_rank(config: pytest.Config, rank_info: ExistingRank | None) -> int | None:
     """Return the rank that `--dist-debug-rank` names; None without the option."""
@@ -55,10 +52,10 @@ def check_world(
 ) -> None:
     """Refuse a debugger prompt that would have no terminal. `rank` gets the terminal; `items` will run on ranks."""
     if rank is None:
-        prompts = [option for name, option in _PROMPTS if config.getoption(name)]
-        if items and prompts:
+        prompt = "--pdb" if config.getoption("usepdb") else "--trace" if config.getoption("trace") else ""
+        if items and prompt:
             raise UsageError(
-                f"{prompts[0]}: {items[0].nodeid} runs on ranks, and a rank has no terminal.\n"
+                f"{prompt}: {items[0].nodeid} runs on ranks, and a rank has no terminal.\n"
                 "The ranks of a world run at the same time, and only one of them can have the terminal.\n"
                 "Name the rank: --dist-debug-rank=0."
             )
@@ -89,13 +86,10 @@ def leave_ranks_to_ranks(config: pytest.Config) -> None:
 
 class _InvokeElsewhere:
     def __init__(self, invoke: Any) -> None:
-        self._invoke = invoke
+        self._interact = invoke.pytest_exception_interact
+        self.pytest_internalerror = invoke.pytest_internalerror
 
     def pytest_exception_interact(self, node: pytest.Item, call: pytest.CallInfo[Any], report: Any) -> None:
         """Open the prompt for a failure of a plain test, or on the rank that has the terminal."""
         if call.excinfo is not None and not isinstance(call.excinfo.value, CaseFailedError | DistTestingError):
-            self._invoke.pytest_exception_interact(node, call, report)
-
-    def pytest_internalerror(self, excrepr: Any, excinfo: Any) -> None:
-        """Open the prompt, as pytest does."""
-        self._invoke.pytest_internalerror(excrepr, excinfo)
+            self._interact(node, call, report)

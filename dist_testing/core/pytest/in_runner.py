@@ -1,7 +1,6 @@
-"""The runner's half of the pytest front end: owns the engine, and runs a marked test on ranks.
+"""The runner's half of the pytest front end: pytest collects, selects, skips and reports tests here.
 
-pytest collects, selects, skips and reports tests in the runner. The test itself, with its fixtures, runs on the ranks
-(`on_rank`).
+The test itself, with its fixtures, runs on the ranks (`pytest_rank`).
 """
 
 from __future__ import annotations
@@ -87,12 +86,12 @@ class RunnerPlugin:
         self._config = config
         target = config.stash.get(SPEC_KEY, None)
         # Under Bazel the variables of torchrun do not count. A fresh interpreter already belongs to a world of ours.
+        owner: AddOn | None = None
         self._rank_info: ExistingRank | None = None
-        self._existing_owner: AddOn | None = None
         self._existing_error: UsageError | None = None
         if target is None and FRESH_KEY not in config.stash:
             try:
-                self._existing_owner, self._rank_info = existing_rank() or (None, None)
+                owner, self._rank_info = existing_rank() or (None, None)
             except UsageError as error:
                 # Reported only if the session has a distributed test.
                 self._existing_error = error
@@ -113,11 +112,12 @@ class RunnerPlugin:
         config.stash[RUN_KEY] = self._run_world
         # The part of the session that ranks use.
         self.context = PytestRankContext(config, self._items)
-        self._cases_after: dict[str, int] = {}
+        # Node id to the number of tests after it, which share the time of the run with it.
+        self.cases_after: dict[str, int] = {}
         # A fresh interpreter, and every rank but the first under torchrun, run a part of another session.
         is_part = FRESH_KEY in config.stash or (self._rank_info is not None and self._rank_info.rank > 0)
         self._events = SessionEvents(config, self._spec, writes_file=not is_part)
-        self._engine = self._make_engine()
+        self._engine = self._make_engine(owner)
         self._engine.debug_rank = debugged
         self._engine.events = self._events.stream
         if not hasattr(config, "workerinput"):
@@ -140,7 +140,7 @@ class RunnerPlugin:
         for add_on in with_plugin(config):
             register_plugin(config, add_on)
 
-    def _make_engine(self) -> Engine:
+    def _make_engine(self, owner: AddOn | None) -> Engine:
         config = self._config
         budget = config.stash.get(BUDGET_KEY, Budget())
         if (rank_side := config.stash.get(RANK_SIDE_KEY, None)) is not None:
@@ -150,9 +150,9 @@ class RunnerPlugin:
         # By name: the module that collects the tests again imports this one.
         loader = Loader(f"{__package__}.fresh", json.dumps(session))
         arguments = self._spec, budget, self.context, loader
-        if self._existing_owner is None:
+        if owner is None:
             return Engine(*arguments)
-        engine: Engine = self._existing_owner.load("pytest_engine")(config, *arguments, self._rank_info)
+        engine: Engine = owner.load("pytest_engine")(config, *arguments, self._rank_info)
         return engine
 
     def world_sizes(self, nodeid: str, marker: Distributed) -> tuple[int, ...]:
@@ -202,8 +202,7 @@ class RunnerPlugin:
             return
         if self._config.option.collectonly or (self._rank_info and self._rank_info.rank):
             return
-        # All tests share the time of the run, also those that are not distributed.
-        self._cases_after = {item.nodeid: after for after, item in enumerate(reversed(session.items))}
+        self.cases_after = {item.nodeid: after for after, item in enumerate(reversed(session.items))}
         # If this rank has collected nothing because of an error, its peers still wait for it.
         if not ours and not (self._rank_info and session.testsfailed):
             return
@@ -232,11 +231,7 @@ class RunnerPlugin:
     def pytest_runtest_protocol(self, item: pytest.Item) -> None:
         """Note the item."""
         self._marked = item if is_marked(item) else None
-        self._engine.cases_after = self.cases_after(item)
-
-    def cases_after(self, item: pytest.Item) -> int:
-        """Return the number of tests after this one. They share the time of the run with it."""
-        return self._cases_after.get(item.nodeid, 0)
+        self._engine.cases_after = self.cases_after.get(item.nodeid, 0)
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_fixture_setup(self, fixturedef: pytest.FixtureDef[Any], request: pytest.FixtureRequest) -> bool | None:
@@ -331,12 +326,9 @@ class RunnerPlugin:
 
     def skips_by_mark(self, item: pytest.Item) -> bool:
         """Return whether the item will certainly skip; False if that is unknown."""
-        cls = getattr(item, "cls", None)
+        cls, function = getattr(item, "cls", None), function_of(item)
         try:
-            function = function_of(item)
-            if evaluate_skip_marks(item) or any(
-                getattr(marked, "__unittest_skip__", False) for marked in (function, cls)
-            ):
+            if evaluate_skip_marks(item) or any(getattr(one, "__unittest_skip__", False) for one in (function, cls)):
                 return True
             # A property of a class has its value only on an instance.
             of_class = getattr(cls, "world_size", None) if is_multi_process(item) else None

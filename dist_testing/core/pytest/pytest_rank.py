@@ -1,7 +1,4 @@
-"""Runs a pytest item on a rank: fixtures, the test and teardown, with a message to the runner for each step.
-
-The rank was forked from a process that had collected the tests, so nothing is imported or collected again.
-"""
+"""Runs a pytest item on a rank, which was forked from a process that had collected the tests."""
 
 from __future__ import annotations
 
@@ -49,8 +46,6 @@ if TYPE_CHECKING:
 FRONT_END = "pytest"
 # Module of the fixtures `world` and `world_size`.
 _PLUGIN = f"{__package__}.plugin"
-# Name of the plugin on ranks.
-_REPORTING = "dist_testing_rank_reporting"
 # Prefix of the reason of a test that called `pytest.xfail`, so that the runner can tell it from a skip.
 EXPECTED = "expected failure: "
 # A docstring of several lines in the source that pytest shows: that of `init_process_group` has more than a hundred.
@@ -96,8 +91,8 @@ class PytestRankContext:
 
     def __init__(self, config: pytest.Config, items: Mapping[str, pytest.Item]) -> None:
         self._config = config
-        # By node id; filled when the tests have been collected.
-        self._items = items
+        # Those that run on ranks, by node id; filled when the tests have been collected.
+        self.items = items
         self._reporting = _RankReporting()
         # Makes the calling thread's own copy of an item, where ranks are threads.
         self._own_item: Callable[[pytest.Item], pytest.Item] | None = None
@@ -106,15 +101,14 @@ class PytestRankContext:
         # Of files that could not be collected, where ranks collect the tests themselves.
         self.collection_errors: list[str] = []
 
-    @property
-    def names(self) -> Sequence[str]:
-        """Return the names of the tests that run on ranks."""
-        return tuple(self._items)
-
     def prepare(self) -> None:
         """Switch off the plugins of pytest that belong to the runner."""
         config = self._config
-        capture_nothing(config)
+        # pytest's capture was started in the runner. `capsys` and `capfd` need a manager, but not one that captures.
+        captured: Any = config.pluginmanager.unregister(name="capturemanager")
+        fresh = type(captured)("no")
+        config.pluginmanager.register(fresh, "capturemanager")
+        fresh.start_global_capturing()
         print_warnings()
         log_to_output(config)
         if (session := current_session()) is not None and (target := session.engine.spec.target):
@@ -124,13 +118,13 @@ class PytestRankContext:
         # The runner judges skip marks and expected failures, once for all ranks.
         config.pluginmanager.unregister(name="skipping")
         leave_out_plugins_of_runner(config)
-        if any(seeding := [is_method_of_unittest(item) for item in self._items.values()]):
+        if any(seeding := [is_method_of_unittest(item) for item in self.items.values()]):
             load_generators()
         if all(seeding):
             # Marked tests keep the generators as their file has left them.
             seed_generators()
-        config.pluginmanager.register(self._reporting, _REPORTING)
-        if not any("caplog" in getattr(item, "fixturenames", ()) for item in self._items.values()):
+        config.pluginmanager.register(self._reporting)
+        if not any("caplog" in getattr(item, "fixturenames", ()) for item in self.items.values()):
             # The plugin adds handlers to each of torch's 42 loggers, three times per test.
             config.pluginmanager.unregister(name="logging-plugin")
             self._reporting.refused = {"caplog": _NO_LOG_CAPTURE}
@@ -139,25 +133,25 @@ class PytestRankContext:
         """Return pytest's, or the one that the case names: a method of a unittest class brings its own rules."""
         if body.front_end != FRONT_END:
             try:
-                return make_front_end(body.front_end, self._config, self._items)
+                return make_front_end(body.front_end, self._config, self.items)
             except UsageError as error:
                 # A file that could not be imported here has not registered it.
                 raise UsageError("\n".join([str(error), *self.collection_errors])) from error
-        if body.content not in self._items:
+        if body.content not in self.items:
             text = (
                 f"This rank has not collected {body.content}.\n"
                 "The test files, or modules that they import, differ from the runner's.\n"
                 "Give all ranks the same files, and collect the same tests in every process."
             )
             raise UsageError("\n".join([text, *self.collection_errors]))
-        return PytestRankFrontEnd(self._config, self._items)
+        return PytestRankFrontEnd(self._config, self.items)
 
     def in_process_front_ends(self, body: CaseBody, world_size: int) -> Sequence[RankFrontEnd]:
         """Return one for each rank, with its own copy of what pytest keeps while a test runs; they share the store."""
         from torch._C._distributed_c10d import HashStore
 
         if self._own_item is None:
-            any_item = next(iter(self._items.values()))
+            any_item = next(iter(self.items.values()))
             add_on, items = next(call_parts("pytest_items", self._config, any_item.session))
             self._reporting.refused = add_on.load("refused_fixtures")
             self._own_item = items.own
@@ -166,18 +160,17 @@ class PytestRankContext:
                 self._explaining = assertion.pytest_runtest_protocol(any_item)
                 next(self._explaining)
         store = HashStore()
-        front_ends = [
-            PytestRankFrontEnd(self._config, self._items, self._own_item, store, self._thread_cases)
+        self._thread_cases += 1
+        return [
+            PytestRankFrontEnd(self._config, self.items, self._own_item, store, self._thread_cases - 1)
             for _ in range(world_size)
         ]
-        self._thread_cases += 1
-        return front_ends
 
 
 def run_as_test(item: pytest.Item, reporter: Reporter, body: Callable[[], object]) -> None:
     """Run `body` as pytest runs a test: it explains assertions, and the runner gets each warning."""
     _this.reporter, _this.body = reporter, body
-    run_in_wrappers(item, item.config.pluginmanager.getplugin(_REPORTING))
+    run_in_wrappers(item)
 
 
 @dataclass(eq=False, slots=True)
@@ -235,6 +228,7 @@ class _RankReporting:
 
     # Fixture to the error of a rank that uses it.
     refused: Mapping[str, str] = {}
+    is_for_ranks = True
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_runtest_protocol(self) -> bool:
@@ -348,14 +342,3 @@ def _send(report: pytest.TestReport, error: BaseException | None, head: str = ""
         text = _DOCSTRING.sub("", text)
         # The last line, as of a traceback: there the message is.
         _this.reporter.ended_by(error or pytest.fail.Exception(text.rstrip().rpartition("\n")[2]), text)
-
-
-def capture_nothing(config: pytest.Config) -> None:
-    """Stop pytest's own capture, which was started in the runner: a rank's output goes to its log.
-
-    The fixtures `capsys` and `capfd` still work: they need a capture manager, but not one that captures.
-    """
-    captured: Any = config.pluginmanager.unregister(name="capturemanager")
-    fresh = type(captured)("no")
-    config.pluginmanager.register(fresh, "capturemanager")
-    fresh.start_global_capturing()

@@ -1,7 +1,6 @@
 """Plugins of pytest on ranks: those that wrap a test do so there, and those of the runner do not.
 
-What a wrapper of `pytest_runtest_protocol` prepares for the other hooks of its plugin has to exist on the ranks, where
-these are called. Log records and warnings go into the output of their rank.
+Log records and warnings go into the output of their rank.
 """
 
 from __future__ import annotations
@@ -36,20 +35,19 @@ def leave_out_plugins_of_runner(config: pytest.Config) -> None:
             manager.unregister(plugin)
 
 
-def run_phases(item: pytest.Item) -> list[pytest.TestReport]:
+def run_phases(item: pytest.Item) -> None:
     """Run setup, call and teardown of an item, and of all its fixtures, without logging the reports."""
     runner: Any = item.config.pluginmanager.getplugin("runner")
     # Where the runner was forked in the middle of a test, this item or another one is set up already.
     runner.pytest_runtest_teardown(item, item.parent)
-    reports: list[pytest.TestReport] = runner.runtestprotocol(item, log=False, nextitem=None)
-    return reports
+    runner.runtestprotocol(item, log=False, nextitem=None)
 
 
-def run_in_wrappers(item: pytest.Item, inner: object) -> None:
-    """Run an item inside what pytest and the plugins of a rank do around a test; the plugin `inner` runs the item."""
+def run_in_wrappers(item: pytest.Item) -> None:
+    """Run an item inside what pytest and the plugins of a rank do around a test."""
 
     def is_of_runner(plugin: object) -> bool:
-        return _package_of(plugin) in _NOT_ON_RANKS and plugin is not inner
+        return _package_of(plugin) in _NOT_ON_RANKS and not getattr(plugin, "is_for_ranks", False)
 
     hook_without(item, "pytest_runtest_protocol", is_of_runner)(item=item, nextitem=None)
 
@@ -93,13 +91,12 @@ def log_to_output(config: pytest.Config) -> None:
             handler.setLevel(plugin.log_level)
             root.setLevel(min(root.level, plugin.log_level))
         sessions = plugin.log_cli_handler, plugin.log_file_handler
-        # The first would print every record a second time. The other, without --log-file, does nothing, but torch's own
-        # tests count the handlers of a logger.
+        # The first would print every record a second time.
         foreign = [plugin.log_cli_handler]
         if getattr(plugin.log_file_handler, "baseFilename", None) == os.devnull:
+            # It does nothing, but torch's own tests count the handlers of a logger, and logging.config closes all
+            # handlers: in a worker pool, the test would seem to close a file that is not its own.
             foreign.append(plugin.log_file_handler)
-            # logging.config closes all handlers: in a worker pool, the test would seem to close a file that is not its
-            # own.
             plugin.log_file_handler.close()
     # The dictionary also has placeholders for loggers that do not exist yet.
     loggers = [one for one in logging.Logger.manager.loggerDict.values() if isinstance(one, logging.Logger)]

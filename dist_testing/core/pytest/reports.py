@@ -30,8 +30,7 @@ from dist_testing.core.session.session import current_session, warnings_of
 
 Properties = list[tuple[str, object]]
 
-# Options of pytest, its plugins and this library that choose tests, or say how many run or what is printed. All others
-# can decide about a case.
+# Options that choose tests, or say how many run or what is printed. All others can decide about a case.
 _FLAGS = (
     *("-x", "--exitfirst", "--lf", "--last-failed", "--ff", "--failed-first", "--nf", "--new-first"),
     *("--sw", "--stepwise", "--stepwise-skip", "--stepwise-reset", "-q", "--quiet", "-v", "--verbose"),
@@ -91,8 +90,7 @@ def failure_text(item: pytest.Item, result: CaseResult, spec: Spec) -> str:
 def _command_alone(item: pytest.Item, target: str) -> str:
     """Return the command that runs one test alone. `target` is the label of the target; "" outside Bazel."""
     if target:
-        # Without the path, which differs between machines. Arguments that the target itself has do no harm; those of a
-        # program come from it.
+        # Arguments that the target itself has do no harm; those of a program come from it.
         test_filter = shlex.quote(item.nodeid.partition("::")[2])
         given = [] if isinstance(item, RankItem) else sys.argv[1:]
         options = [f" --test_arg={shlex.quote(argument)}" for argument in _kept(given, [])]
@@ -121,11 +119,7 @@ def _kept(given: list[str], paths: list[str]) -> list[str]:
     for option in _WITH_VALUE:
         parser.add_argument(option, action="append")
     _, kept = parser.parse_known_args(given)
-    for path in paths:
-        # A path in an ini file or in the environment is not among them.
-        if path in kept:
-            kept.remove(path)
-    return kept
+    return [argument for argument in kept if argument not in paths]
 
 
 def forward_warnings(item: pytest.Item, result: CaseResult) -> None:
@@ -174,9 +168,8 @@ def report_folder(config: pytest.Config, outputs: Path | None) -> ReportFolder:
     return ReportFolder() if cache is None else ReportFolder(lambda: Path(cache.mkdir(_REPORTS)))
 
 
-# Whether `xfail(raises=...)` expects what ranks have raised. The runner chooses the mark, and the rank has the exception.
-# A name is not enough: two classes can have the same one. So the rank tells which marks of its own item expect the
-# exception, by their numbers, and the runner looks for its mark.
+# Whether `xfail(raises=...)` expects what ranks have raised. The runner chooses the mark, and the rank has the exception;
+# two classes can have one name. So the rank tells which marks of its own item expect the exception, by their numbers.
 
 
 def expected_by(item: pytest.Item, error: BaseException) -> tuple[int, ...]:

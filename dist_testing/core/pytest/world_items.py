@@ -47,7 +47,7 @@ class RanksFailedError(CaseFailedError):
 
 
 class _HooksOfRunner:
-    """The hooks of a marked item in the runner, without pytest's capture of log records: those are in the logs of ranks.
+    """The hooks of a marked item in the runner, without pytest's capture of log records: ranks have them.
 
     In the runner, the capture adds two handlers to each of torch's 42 loggers, three times per test, which takes some
     6 % of a case in a worker pool.
