@@ -63,7 +63,7 @@ def test_reports_for_other_programs(starter: Starter, tmp_path: Path) -> None:
             world.barrier()
     """
     xml = tmp_path / "out.xml"
-    ended = run_cases(starter, tmp_path, source, f"--junitxml={xml}", "--durations=0", "-vv", "--tb=line")
+    ended = run_cases(starter, tmp_path, source, f"--junitxml={xml}", "--durations=0", "-vv")
     assert "s call     test_cases.py::test_fails" in ended.log
     said = "rank 1 raised AssertionError: assert [1, 1] == [1, 2] in call"
     assert f"FAILED test_cases.py::test_fails - {said}" in ended.log.replace("\n", " "), ended.log
@@ -75,7 +75,7 @@ def test_reports_for_other_programs(starter: Starter, tmp_path: Path) -> None:
     assert "At index 1 diff: 1 != 2" in (failure.text or "")
     assert "rank 1 of 2 failed first" in (failure.text or "")
     assert {item.get("name"): item.get("value") for item in case.iter("property")}["culprit"] == "1"
-    assert f"test_cases.py:4: {said}" in ended.log
+    assert f"test_cases.py:4: {said}" in run_cases(starter, tmp_path, source, "--tb=line").log
 
 
 def test_sub_tests_of_pytest(starter: Starter, tmp_path: Path) -> None:

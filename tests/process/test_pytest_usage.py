@@ -24,7 +24,10 @@ def _assert_clear(ended: Ended, *said: str) -> None:
 
 
 def test_marker_forms(starter: Starter, tmp_path: Path) -> None:
-    """If this fails, a form of the marker (function, class, module, sizes, groups) has another meaning."""
+    """If this fails, a form of the marker (function, class, module, sizes, groups) has another meaning.
+
+    The session lacks the plugins of pytest that marked tests can do without.
+    """
     source = """
         import pytest
         import torch
@@ -77,7 +80,8 @@ def test_marker_forms(starter: Starter, tmp_path: Path) -> None:
         def test_without_the_fixture():
             assert dist.get_world_size() == 2
     """
-    ended = run_cases(starter, tmp_path, source, "--dist-world-size=3")
+    without = [f"-pno:{name}" for name in ("capture", "debugging", "logging", "skipping", "warnings")]
+    ended = run_cases(starter, tmp_path, source, "--dist-world-size=3", *without)
     ended.check(
         log=["1 deselected"],
         passed="test_default test_alone test_without_group test_expected_exit test_inherits test_says_otherwise"
@@ -113,37 +117,18 @@ def test_wrong_markers_are_refused_at_collection(starter: Starter, tmp_path: Pat
         # Told when all files are collected.
         "@marked(world_size=4, nodes=3)": "nodes = 3 with world_size = 4.",
         "@marked(world_size=2, expected_exits={7: -9})": "expected_exits = {7: -9} in a world",
+        "@marked\nclass Test(unittest.TestCase": "@pytest.mark.distributed on a method of a unittest class",
+        "@marked\nclass Test(dist_testing.MultiProcessTestCase": "Take the marker off, also from the module",
     }
     for number, marks in enumerate(wrong):
-        write_file(tmp_path, f"test_{number}.py", _HEAD + marks + _FUNCTION)
+        write_file(tmp_path, f"test_{number}.py", _HEAD + marks + (_METHOD if "class" in marks else _FUNCTION))
     ended = run_pytest(starter, tmp_path)
     assert ended.code == pytest.ExitCode.INTERRUPTED, ended.log
     _assert_clear(ended)
     told = ended.log.split(" ERROR collecting test_")[1:]
     for number, (text, said) in enumerate(zip(told, wrong.values(), strict=True)):
-        assert f"test_{number}.py::test_marked" in text
+        assert re.search(rf"test_{number}\.py::(Test::)?test_marked: ", text)
         assert said in text
-
-
-@pytest.mark.parametrize(
-    ("source", "said"),
-    [
-        (
-            "@marked\nclass Test(unittest.TestCase" + _METHOD,
-            "Test::test_marked: @pytest.mark.distributed on a method of a unittest class",
-        ),
-        (
-            "@marked\nclass Test(dist_testing.MultiProcessTestCase" + _METHOD,
-            "Take the marker off, also from the module: attributes of the class, such as world_size, say the same.",
-        ),
-    ],
-    ids=["unittest", "unittest on ranks"],
-)
-def test_a_marked_method_of_unittest_is_refused(starter: Starter, tmp_path: Path, source: str, said: str) -> None:
-    """If this fails, such a test runs in the runner, and passes there."""
-    ended = run_cases(starter, tmp_path, _HEAD + source)
-    assert ended.code == pytest.ExitCode.USAGE_ERROR, ended.log
-    _assert_clear(ended, said)
 
 
 def test_expected_exit_must_come_after_the_test_has_begun(starter: Starter, tmp_path: Path) -> None:
@@ -320,9 +305,6 @@ def test_names_of_the_fixtures_stay_free(starter: Starter, tmp_path: Path) -> No
         ("--dist-debug-rank=0", "--dist-debug-rank=0: there is no terminal"),
         ("--dist-jobs=many", "--dist-jobs=many: expected a number from 1 to 64, or auto."),
         ("--dist-on-missing=maybe", "--dist-on-missing=maybe: expected one of skip, fail"),
-        ("-pno:skipping", "-p no:skipping: the plugin skipping of pytest is missing."),
-        ("-pno:debugging", "-p no:debugging: the plugin debugging of pytest is missing."),
-        ("-pno:capture", "-p no:capture: the plugin capturemanager of pytest is missing."),
     ],
 )
 def test_bad_option_is_a_usage_error(starter: Starter, tmp_path: Path, option: str, said: str) -> None:

@@ -52,7 +52,9 @@ def check_world(
 ) -> None:
     """Refuse a debugger prompt that would have no terminal. `rank` gets the terminal; `items` will run on ranks."""
     if rank is None:
-        prompt = "--pdb" if config.getoption("usepdb") else "--trace" if config.getoption("trace") else ""
+        # Not options of a session with -p no:debugging.
+        prompts = {"usepdb": "--pdb", "trace": "--trace"}
+        prompt = next((option for name, option in prompts.items() if config.getoption(name, False)), "")
         if items and prompt:
             raise UsageError(
                 f"{prompt}: {items[0].nodeid} runs on ranks, and a rank has no terminal.\n"

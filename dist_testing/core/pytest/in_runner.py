@@ -32,36 +32,20 @@ from dist_testing.core.ground.skips import unmet_requirement
 from dist_testing.core.launch.clean import spare_cuda
 from dist_testing.core.launch.isolation import Isolation, Reuse, isolation_named, isolation_names
 from dist_testing.core.process.launcher_messages import Loader
-from dist_testing.core.pytest import other_plugins, reports
+from dist_testing.core.pytest import marked_items, other_plugins, reports
 from dist_testing.core.pytest.debugger import check_world, debug_rank, leave_ranks_to_ranks
 from dist_testing.core.pytest.internals import evaluate_skip_marks
-from dist_testing.core.pytest.marked_items import (
-    CASE_KEY,
-    RANK_SIDE_KEY,
-    RUN_KEY,
-    RUN_SPEC_KEY,
-    SPEC_KEY,
-    RankItem,
-    check_pools,
-    forks_of,
-    function_of,
-    is_marked,
-    is_multi_process,
-    item_marker,
-    mark_items,
-    register_plugins,
-    starts_ranks,
+from dist_testing.core.pytest.marked_items import CASE_KEY, RankItem, function_of, is_marked, is_multi_process
+from dist_testing.core.pytest.marker import Distributed, read_marker
+from dist_testing.core.pytest.option_values import chosen, declared_backends, read_spec, timeout_s
+from dist_testing.core.pytest.options import (
+    JOBS_OPTION,
+    KEEPS_OPTION,
+    arguments_of_part,
+    has_mark,
+    register_plugin,
+    with_plugin,
 )
-from dist_testing.core.pytest.marker import Distributed
-from dist_testing.core.pytest.option_values import (
-    check_plugins,
-    chosen,
-    declared_backends,
-    read_spec,
-    timeout_s,
-    worlds_at_once,
-)
-from dist_testing.core.pytest.options import JOBS_OPTION, KEEPS_OPTION, arguments_of_part, register_plugin, with_plugin
 from dist_testing.core.pytest.pytest_rank import EXPECTED, FRONT_END, PytestRankContext, current_world
 from dist_testing.core.pytest.session_events import SessionEvents
 from dist_testing.core.pytest.world_items import RanksFailedError, ended_from_outside, make_world_item
@@ -84,7 +68,7 @@ class RunnerPlugin:
     def __init__(self, config: pytest.Config) -> None:
         spare_cuda()
         self._config = config
-        target = config.stash.get(SPEC_KEY, None)
+        target = config.stash.get(marked_items.SPEC_KEY, None)
         # Under Bazel the variables of torchrun do not count. A fresh interpreter already belongs to a world of ours.
         owner: AddOn | None = None
         self._rank_info: ExistingRank | None = None
@@ -99,17 +83,20 @@ class RunnerPlugin:
             add_backends(declared_backends(config))
         else:
             add_backends([(target.backend, target.target)], target.backend_names)
-        self._spec = config.stash[RUN_SPEC_KEY] = read_spec(config, target, self._rank_info)
+        self._spec = config.stash[marked_items.RUN_SPEC_KEY] = read_spec(config, target, self._rank_info)
         self._pool_keeps = check_keepable(f"The ini option {KEEPS_OPTION}", config.getini(KEEPS_OPTION))
         limit_s = timeout_s(config, self._spec)
         fails_on_missing = chosen(config, "--dist-on-missing", ("skip", "fail")) == "fail"
-        # In this order: worlds side by side refuse the options of debuggers.
-        jobs, debugged = worlds_at_once(config, self._rank_info), debug_rank(config, self._rank_info)
+        # Before the option of the debugger: worlds side by side refuse it. 0 is for as many as there is room for.
+        jobs, jobs_text = 1, config.getoption(JOBS_OPTION)
+        if jobs_text is not None:
+            jobs = add_on_named("jobs", f"{JOBS_OPTION}={jobs_text}").load("read")(jobs_text, config, self._rank_info)
+        debugged = debug_rank(config, self._rank_info)
         self._outputs = config.stash.get(OUTPUTS_KEY, None)
         self._items: dict[str, pytest.Item] = {}
         # The item that pytest runs now, if it runs on ranks.
         self._marked: pytest.Item | None = None
-        config.stash[RUN_KEY] = self._run_world
+        config.stash[marked_items.RUN_KEY] = self._run_world
         # The part of the session that ranks use.
         self.context = PytestRankContext(config, self._items)
         # Node id to the number of tests after it, which share the time of the run with it.
@@ -143,7 +130,7 @@ class RunnerPlugin:
     def _make_engine(self, owner: AddOn | None) -> Engine:
         config = self._config
         budget = config.stash.get(BUDGET_KEY, Budget())
-        if (rank_side := config.stash.get(RANK_SIDE_KEY, None)) is not None:
+        if (rank_side := config.stash.get(marked_items.RANK_SIDE_KEY, None)) is not None:
             # Such ranks have an interpreter without pytest and what pytest changes.
             return Engine(self._spec, budget, *rank_side, may_fork_runner=False)
         session = arguments_of_part(config), str(config.invocation_params.dir), self._spec.text
@@ -177,8 +164,8 @@ class RunnerPlugin:
                         add_on.load("check")(case, self._spec)
             return case
 
-        mark_items(items, self.world_sizes, case_of)
-        register_plugins(self._config, items)
+        marked_items.mark_items(items, self.world_sizes, case_of)
+        marked_items.register_plugins(self._config, items)
         if other:
             items[:] = [item for item in items if item not in other]
             self._config.hook.pytest_deselected(items=list(other))
@@ -209,15 +196,14 @@ class RunnerPlugin:
         try:
             if self._existing_error is not None:
                 raise self._existing_error
-            check_pools(item.stash[CASE_KEY] for item in ours if is_marked(item))
-            check_plugins(self._config)
+            marked_items.check_pools(item.stash[CASE_KEY] for item in ours if is_marked(item))
             check_world(self._config, self._engine.debug_rank, ours, self.isolation_of)
             leave_ranks_to_ranks(self._config)
             raise_on_termination()
             # The reports of this process need it, and a fork then has it: a rank takes 0.4 ms to find it.
             _ = [item.location for item in ours]
             engines = [self._engine] if self._look_ahead is None else self._look_ahead.engines(session.items)
-            forks = forks_of(ours, self.isolation_of) // len(engines)
+            forks = marked_items.forks_of(ours, self.isolation_of) // len(engines)
             launchers = [engine.prepare(forks)[0] for engine in engines]
             reasons = launchers[0].unclean_reasons
         except (LaunchError, UsageError) as error:
@@ -320,9 +306,14 @@ class RunnerPlugin:
         """Return whether the item runs on ranks, processes or threads, if it runs at all."""
         if isinstance(item, RankItem):
             return True
-        if (marker := item_marker(item)) is not None:
-            return marker.is_for(self._spec.backend)
-        return is_multi_process(item) or starts_ranks(function_of(item), item.path)
+        if isinstance(item, pytest.Function) and has_mark(item):
+            try:
+                marker = read_marker(item)
+            except UsageError:
+                # Reported when the markers are read.
+                return True
+            return marker is not None and marker.is_for(self._spec.backend)
+        return is_multi_process(item) or marked_items.starts_ranks(function_of(item), item.path)
 
     def skips_by_mark(self, item: pytest.Item) -> bool:
         """Return whether the item will certainly skip; False if that is unknown."""

@@ -65,14 +65,6 @@ def is_marked(item: pytest.Item) -> bool:
     return CASE_KEY in item.stash
 
 
-def item_marker(item: pytest.Item) -> Distributed | None:
-    """Return the library's marker of an item, with its errors as usage errors of pytest; None if it has none."""
-    try:
-        return read_marker(item) if isinstance(item, pytest.Function) else None
-    except UsageError as error:
-        raise pytest.UsageError(str(error)) from error
-
-
 def parametrize_world_size(metafunc: pytest.Metafunc, sizes_of: Callable[[str, Distributed], tuple[int, ...]]) -> None:
     """Make one case per world size, if the test is marked.
 
@@ -103,13 +95,13 @@ def mark_items(
     """
     wrong: dict[pytest.Item, UsageError] = {}
     for item in items:
-        if not isinstance(item, pytest.Function):
+        if not isinstance(item, pytest.Function) or not has_mark(item):
             continue
-        _check_meaning(item)
-        if (marker := item_marker(item)) is None:
-            continue
-        _check_owner(item)
         try:
+            _check_meaning(item)
+            marker = read_marker(item)
+            assert marker is not None
+            _check_owner(item)
             _check_function(item)
             size = _world_size(item, sizes_of(item.nodeid, marker))
             item.stash[CASE_KEY] = case_of(item, marker, size)
@@ -130,9 +122,9 @@ def register_plugins(config: pytest.Config, items: Iterable[pytest.Item]) -> Non
 
 def _check_meaning(item: pytest.Item) -> None:
     """Refuse a marker of the library's name that the project has declared for itself, too."""
-    if has_mark(item) and _has_other_meaning(item.config):
+    if _has_other_meaning(item.config):
         name = marker_name(item.config)
-        raise pytest.UsageError(
+        raise UsageError(
             f"{item.nodeid}: @pytest.mark.{name} has two possible meanings.\n"
             f"The project declares a marker `{name}`, and the library's has the same name.\n"
             f"Set the library's marker in pytest's ini file: {MARKER_OPTION} = {name} if the two are the same, or "
@@ -157,7 +149,7 @@ def _check_owner(item: pytest.Function) -> None:
             if is_multi_process(item)
             else "Derive the class from dist_testing.MultiProcessTestCase, or make it a class without a base."
         )
-        raise pytest.UsageError(
+        raise UsageError(
             f"{item.nodeid}: @pytest.mark.{marker_name(item.config)} on a method of a unittest class.\n"
             "The marker is for functions and for classes that pytest runs; unittest has its own way to run a method.\n"
             f"{way_out}"
@@ -183,19 +175,14 @@ def _world_size(item: pytest.Function, sizes: tuple[int, ...]) -> int:
     size: int | None = None if callspec is None else callspec.params.get("world_size")
     if size is None and len(sizes) == 1:
         return sizes[0]
-    if size in sizes and size is not None:
+    if size is not None and size in sizes:
         return size
-    name = marker_name(item.config)
-    if size is None:
-        raise UsageError(
-            f"{item.nodeid}: @pytest.mark.{name} on a parameter or from a conftest, with the world sizes {sizes}.\n"
-            "Each size makes a case, and the cases of this test exist already.\n"
-            "Put the marker on the function, its class or its module; or give it one size, as world_size=2."
-        )
+    is_made = f"this case has {size} ranks already" if size else "this case was made without a size"
     raise UsageError(
-        f"{item.nodeid}: @pytest.mark.{name} from a conftest, with world_size = {sizes}.\n"
-        f"The test has another marker, and with that one its case has {size} ranks.\n"
-        "Set the size in one of the two markers only."
+        f"{item.nodeid}: @pytest.mark.{marker_name(item.config)} on a parameter or from a conftest, with world_size = "
+        f"{sizes}.\n"
+        f"Each size makes a case, but {is_made}.\n"
+        "Put the marker on the function, its class or its module; or set one size, in one marker, as world_size=2."
     )
 
 

@@ -13,38 +13,10 @@ from dist_testing.core.ground.budget import MAX_TIMEOUT_S, timeout_in
 from dist_testing.core.ground.errors import UsageError
 from dist_testing.core.ground.spec import DEFAULT_WORLD_SIZE, MAX_WORLD_SIZE, Spec, is_world_size, number_in
 from dist_testing.core.launch.isolation import check_isolation, default_isolation, isolation_named, isolation_names
-from dist_testing.core.pytest.options import JOBS_OPTION
 from dist_testing.core.session.existing_world import ExistingRank
 
 # What the hook pytest_dist_backends returns, or a list of such.
 Declaration = str | os.PathLike[str] | Backend
-# Name of a plugin of pytest in `-p no:...`, to the name that it is registered under.
-_NEEDED_PLUGINS = {
-    "capture": "capturemanager",
-    "debugging": "debugging",
-    "skipping": "skipping",
-    "terminal": "terminalreporter",
-}
-
-
-def worlds_at_once(config: pytest.Config, rank_info: ExistingRank | None) -> int:
-    """Return how many worlds run side by side; 0 for as many as the machine has room for."""
-    text: str | None = config.getoption(JOBS_OPTION)
-    if text is None:
-        return 1
-    count: int = add_on_named("jobs", f"{JOBS_OPTION}={text}").load("read")(text, config, rank_info)
-    return count
-
-
-def check_plugins(config: pytest.Config) -> None:
-    """Refuse a session that lacks a plugin of pytest that the library needs."""
-    for option, name in _NEEDED_PLUGINS.items():
-        if not config.pluginmanager.has_plugin(name):
-            raise UsageError(
-                f"-p no:{option}: the plugin {name} of pytest is missing.\n"
-                "The library reports, skips and debugs a distributed test by plugins of pytest, and needs this one.\n"
-                f"Run distributed tests without -p no:{option}."
-            )
 
 
 def read_spec(config: pytest.Config, spec: Spec | None, rank_info: ExistingRank | None) -> Spec:

@@ -50,17 +50,8 @@ _PLUGIN = f"{__package__}.plugin"
 EXPECTED = "expected failure: "
 # A docstring of several lines in the source that pytest shows: that of `init_process_group` has more than a hundred.
 _DOCSTRING = re.compile(r'^ +[rR]?("""|\'\'\')((?!\1).)*\n( ((?!\1).)*\n)* ((?!\1).)*\1 *\n', re.MULTILINE)
-# Parts of messages: torch's for a second `init_process_group`, and pytest's for a fixture of a wider scope and for a
-# coroutine that no plug-in runs.
-_TWICE = "initialize the default process group twice"
-_WIDER = "the function scoped fixture world with a"
-_ASYNC = "async def functions are not natively supported"
 # What a rank that is a thread does not find in its environment.
 _LAUNCHERS = re.compile(r"\b(RANK|LOCAL_RANK|WORLD_SIZE|MASTER_ADDR|MASTER_PORT)\b")
-_HIDDEN = (
-    "A fixture `world` of the project hides the library's, which is the rank's view of its world. "
-    "Rename it, or take `world` as its argument."
-)
 _NO_LOG_CAPTURE = (
     "A rank calls request.getfixturevalue for `caplog`, but pytest's log capture is off.\n"
     "It is on only if a collected test, or a fixture of one, names `caplog` as an argument.\n"
@@ -106,9 +97,10 @@ class PytestRankContext:
         config = self._config
         # pytest's capture was started in the runner. `capsys` and `capfd` need a manager, but not one that captures.
         captured: Any = config.pluginmanager.unregister(name="capturemanager")
-        fresh = type(captured)("no")
-        config.pluginmanager.register(fresh, "capturemanager")
-        fresh.start_global_capturing()
+        if captured is not None:
+            fresh = type(captured)("no")
+            config.pluginmanager.register(fresh, "capturemanager")
+            fresh.start_global_capturing()
         print_warnings()
         log_to_output(config)
         if (session := current_session()) is not None and (target := session.engine.spec.target):
@@ -131,19 +123,18 @@ class PytestRankContext:
 
     def front_end(self, body: CaseBody) -> RankFrontEnd:
         """Return pytest's, or the one that the case names: a method of a unittest class brings its own rules."""
-        if body.front_end != FRONT_END:
-            try:
+        try:
+            if body.front_end != FRONT_END:
                 return make_front_end(body.front_end, self._config, self.items)
-            except UsageError as error:
-                # A file that could not be imported here has not registered it.
-                raise UsageError("\n".join([str(error), *self.collection_errors])) from error
-        if body.content not in self.items:
-            text = (
-                f"This rank has not collected {body.content}.\n"
-                "The test files, or modules that they import, differ from the runner's.\n"
-                "Give all ranks the same files, and collect the same tests in every process."
-            )
-            raise UsageError("\n".join([text, *self.collection_errors]))
+            if body.content not in self.items:
+                raise UsageError(
+                    f"This rank has not collected {body.content}.\n"
+                    "The test files, or modules that they import, differ from the runner's.\n"
+                    "Give all ranks the same files, and collect the same tests in every process."
+                )
+        except UsageError as error:
+            # A file that could not be imported here has registered no front end, and no test.
+            raise UsageError("\n".join([str(error), *self.collection_errors])) from error
         return PytestRankFrontEnd(self._config, self.items)
 
     def in_process_front_ends(self, body: CaseBody, world_size: int) -> Sequence[RankFrontEnd]:
@@ -243,7 +234,12 @@ class _RankReporting:
         is_ours = fixturedef.func.__module__ == _PLUGIN
         # One that takes the library's as its argument adds something to it.
         if fixturedef.argname == "world" and not is_ours and "world" not in fixturedef.argnames:
-            warnings.warn(_HIDDEN, pytest.PytestWarning, stacklevel=1)
+            warnings.warn(
+                "A fixture `world` of the project hides the library's, which is the rank's view of its world. "
+                "Rename it, or take `world` as its argument.",
+                pytest.PytestWarning,
+                stacklevel=1,
+            )
         if fixturedef.argname == "world_size" and not is_ours:
             raise UsageError(
                 "There is a fixture `world_size` that is not the library's.\n"
@@ -299,9 +295,9 @@ class _RankReporting:
 def _advise(error: BaseException) -> None:
     """Add the way out, where torch and pytest cannot know it."""
     text = message_of(error)
-    if _TWICE in text and _this.world is not None and _this.world._settings.init:
+    if "initialize the default process group twice" in text and _this.world is not None and _this.world._settings.init:
         error.add_note("The library has made the default group. Remove the call, or mark the test with init=False.")
-    elif _WIDER in text and isinstance(error, pytest.fail.Exception):
+    elif "the function scoped fixture world with a" in text and isinstance(error, pytest.fail.Exception):
         # pytest shows no notes of it.
         advice = "A world lives for one test. Give the fixture the scope of a function, or use dist.get_rank() in it."
         error.msg = f"{error.msg}\n{advice}"
@@ -315,7 +311,7 @@ def _advise(error: BaseException) -> None:
             "world.size and world.store.\n"
             f'RPC, and code that needs the variables, needs ranks that are processes: isolation="{FORK.name}".'
         )
-    elif _ASYNC in text and isinstance(error, pytest.fail.Exception):
+    elif "async def functions are not natively supported" in text and isinstance(error, pytest.fail.Exception):
         error.msg = (
             f"{error.msg}\nSuch a plug-in runs the test on its ranks, too, if it is loaded and the test has its mark. "
             "Without one, make the test a plain function; asyncio.run() in it runs a coroutine."

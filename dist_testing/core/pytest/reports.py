@@ -168,7 +168,7 @@ def report_folder(config: pytest.Config, outputs: Path | None) -> ReportFolder:
     return ReportFolder() if cache is None else ReportFolder(lambda: Path(cache.mkdir(_REPORTS)))
 
 
-# Whether `xfail(raises=...)` expects what ranks have raised. The runner chooses the mark, and the rank has the exception;
+# Whether `xfail(raises=...)` expects what ranks have raised. The runner chooses the mark, and the rank has the error;
 # two classes can have one name. So the rank tells which marks of its own item expect the exception, by their numbers.
 
 

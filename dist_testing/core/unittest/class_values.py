@@ -29,17 +29,11 @@ _NOT_OF_TESTS = ("builtins", "dist_testing", "torch", "unittest")
 
 @dataclass(frozen=True, slots=True)
 class _Value:
-    """A value that `setUpClass` has bound.
-
-    Attributes:
-        owner: The class, or the name of the module.
-        name: Its name there.
-        pickled: The value; None if it cannot be pickled.
-        reason: Why it cannot be pickled.
-    """
+    """A value that `setUpClass` has bound to a class, or to the module of a name."""
 
     owner: ClassName | str
     name: str
+    # None if it cannot be pickled; then there is a reason.
     pickled: bytes | None
     reason: str = ""
 
@@ -115,10 +109,20 @@ def read_values(path: str) -> None:
     values: list[_Value] = pickle.loads(Path(path).read_bytes()) if path else []
     for value in values:
         owner = value.owner.find() if isinstance(value.owner, ClassName) else sys.modules.get(value.owner)
-        if value.pickled is not None and owner is not None:
-            setattr(owner, value.name, _unpickled(value.pickled, value))
-        elif isinstance(owner, type):
-            setattr(owner, value.name, _StaysInRunner(value))
+        if value.pickled is None:
+            if isinstance(owner, type):
+                setattr(owner, value.name, _StaysInRunner(value))
+            continue
+        try:
+            bound = pickle.loads(value.pickled)
+        except Exception as error:
+            raise UsageError(
+                f"{value.name}, which setUpClass has bound, cannot be made on a rank: {type(error).__name__}: {error}\n"
+                "Values of setUpClass reach the ranks by pickle, and pickle cannot read what this value has written.\n"
+                "Make the value in setUpRank."
+            ) from error
+        if owner is not None:
+            setattr(owner, value.name, bound)
 
 
 def _is_of_tests(cls: type) -> bool:
@@ -147,14 +151,3 @@ def _value(owner: type | ModuleType, name: str, value: object) -> _Value:
     except Exception as error:
         # The value's own code decides what it raises.
         return _Value(place, name, None, f"{type(error).__name__}: {error}")
-
-
-def _unpickled(data: bytes, value: _Value) -> object:
-    try:
-        return pickle.loads(data)
-    except Exception as error:
-        raise UsageError(
-            f"{value.name}, which setUpClass has bound, cannot be made on a rank: {type(error).__name__}: {error}\n"
-            "Values of setUpClass reach the ranks by pickle, and pickle cannot read back what this value has written.\n"
-            "Make the value in setUpRank."
-        ) from error

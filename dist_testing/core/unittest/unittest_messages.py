@@ -40,11 +40,9 @@ class ClassName:
     def of(cls, test_class: type[unittest.TestCase]) -> ClassName:
         """Return the name of a class, by which `find` finds it in another process."""
         name = cls(test_class.__module__, test_class.__qualname__, None)
-        return (
-            name
-            if name._found() is test_class
-            else dataclasses.replace(name, place=name._namesakes().index(test_class))
-        )
+        if name._found() is test_class:
+            return name
+        return dataclasses.replace(name, place=name._namesakes().index(test_class))
 
     def find(self) -> Any:
         """Return the class of that name in this process; import its module if necessary.
@@ -104,16 +102,4 @@ class UnittestCase:
     values: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class MainModule:
-    """How to import the main module of the runner again; the state of a `Loader`.
-
-    Its name, if Python was started with `-m`; or its file.
-    """
-
-    name: str | None
-    path: str | None
-
-
 UNITTEST_CASES: Family[UnittestCase] = Family("case of the unittest front end", 1, (UnittestCase,))
-MAIN_MODULES: Family[MainModule] = Family("main module of the unittest front end", 1, (MainModule,))
