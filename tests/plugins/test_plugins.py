@@ -215,7 +215,7 @@ def test_a_failed_case_runs_again_on_fresh_ranks(starter: Starter, tmp_path: Pat
     expected = {"third": 3, "never": 2, "pool": 2, "after": 1, "expected": 1}
     assert tries == {f"{name}-{rank}": count for name, count in expected.items() for rank in (0, 1)}
     # The report of the last try, and of no try before.
-    assert ended.log.count("This case alone: ") == 1
+    assert ended.failures()["test_never"].count("This case alone: ") == 1
 
 
 def test_a_plugin_that_needs_a_setting_is_named_at_the_start(starter: Starter, tmp_path: Path) -> None:

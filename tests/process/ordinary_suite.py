@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
-import io
 import json
 import logging.config
 import multiprocessing
@@ -12,7 +10,6 @@ import os
 import subprocess
 import sys
 import threading
-import unittest
 import warnings
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -208,46 +205,10 @@ def test_parametrize(layer: Layer, bias: bool) -> None:
 
 
 @ranks
-def test_raises(world: dist_testing.World) -> None:
-    with pytest.raises(ValueError, match=r"rank \d") as caught:
-        raise ValueError(f"rank {world.rank}")
-    assert str(world.rank) in str(caught.value)
-
-
-@ranks
-def test_warns() -> None:
-    with pytest.warns(UserWarning, match="careful"):
-        warnings.warn("careful", stacklevel=1)
-
-
-@ranks
 @pytest.mark.filterwarnings("error:careful")
 def test_filterwarnings() -> None:
     with pytest.raises(UserWarning):
         warnings.warn("careful", stacklevel=1)
-
-
-@ranks
-def test_approx() -> None:
-    assert total(0.1) == pytest.approx(0.2)
-    torch.testing.assert_close(torch.tensor(0.1) + 0.2, torch.tensor(0.3))
-
-
-@ranks
-def test_skip(world: dist_testing.World) -> None:
-    if world.size < 3:
-        pytest.skip("needs three ranks")
-
-
-@ranks
-@pytest.mark.skipif(sys.version_info > (3,), reason="old")
-def test_skipif() -> None:
-    raise AssertionError
-
-
-@ranks
-def test_importorskip() -> None:
-    pytest.importorskip("no_such_package_at_all")
 
 
 @ranks
@@ -309,15 +270,6 @@ def test_multiprocessing_pool() -> None:
 
 
 @ranks
-def test_contextlib() -> None:
-    text = io.StringIO()
-    with contextlib.ExitStack() as stack, contextlib.suppress(KeyError):
-        stack.callback(text.write, "closed")
-        raise KeyError
-    assert text.getvalue() == "closed"
-
-
-@ranks
 class TestClass:
     made: str
 
@@ -349,13 +301,6 @@ class TestOfUnittest(dist_testing.MultiProcessTestCase):
         for value in (1, 2):
             with self.subTest(value=value):
                 self.assertEqual(total(value), 2 * value)
-
-
-class TestWithoutRanks(unittest.TestCase):
-    def test_in_the_runner(self) -> None:
-        for value in (1, 2):
-            with self.subTest(value=value):
-                self.assertFalse(dist.is_initialized())
 
 
 # What torch offers

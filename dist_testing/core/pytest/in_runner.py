@@ -19,7 +19,6 @@ import pytest
 
 from dist_testing.core.engine.engine import Engine, check_expected_ranks
 from dist_testing.core.engine.interrupts import raise_on_termination
-from dist_testing.core.engine.kept_files import keep_logs
 from dist_testing.core.engine.needs import missing_need
 from dist_testing.core.ground.add_ons import AddOn, add_on_named
 from dist_testing.core.ground.backends import add_backends
@@ -35,7 +34,7 @@ from dist_testing.core.process.launcher_messages import Loader
 from dist_testing.core.pytest import marked_items, other_plugins, reports
 from dist_testing.core.pytest.debugger import check_world, debug_rank, leave_ranks_to_ranks
 from dist_testing.core.pytest.internals import evaluate_skip_marks
-from dist_testing.core.pytest.marked_items import CASE_KEY, RankItem, function_of, is_marked, is_multi_process
+from dist_testing.core.pytest.marked_items import CASE_KEY, function_of, is_marked, is_multi_process
 from dist_testing.core.pytest.marker import Distributed, read_marker
 from dist_testing.core.pytest.option_values import chosen, declared_backends, read_spec, timeout_s
 from dist_testing.core.pytest.options import (
@@ -298,15 +297,13 @@ class RunnerPlugin:
             raise unittest.SkipTest(verdict.reason)
         if verdict.status is Status.FAILED:
             reports.decide_xfail(item, is_expected=is_expected)
-            if self._outputs is not None:
-                keep_logs(result, self._outputs)
-            raise RanksFailedError(reports.failure_text(item, result, self._spec), result)
+            raise RanksFailedError(reports.failure_text(item, result, self._spec, self._outputs), result)
 
     def runs_on_ranks(self, item: pytest.Item) -> bool:
         """Return whether the item runs on ranks, processes or threads, if it runs at all."""
-        if isinstance(item, RankItem):
-            return True
-        if isinstance(item, pytest.Function) and has_mark(item):
+        if not isinstance(item, pytest.Function):
+            return is_marked(item)
+        if has_mark(item):
             try:
                 marker = read_marker(item)
             except UsageError:
@@ -372,10 +369,9 @@ class RunnerPlugin:
             # pytest takes those of its XML file from the report of the teardown.
             item.user_properties += [pair for pair in cause if pair not in item.user_properties]
         elif isinstance(error, CaseFailedError) and call.when == "call":
-            report.longrepr = reports.text_at_test(item, reports.failure_text(item, error.result, self._spec))
+            text = reports.failure_text(item, error.result, self._spec, self._outputs)
+            report.longrepr = reports.text_at_test(item, text)
             report.user_properties += reports.properties(error.result)
-            if self._outputs is not None:
-                keep_logs(error.result, self._outputs)
         return report
 
     def pytest_unconfigure(self) -> None:

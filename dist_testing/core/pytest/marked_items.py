@@ -1,6 +1,8 @@
 """Finds out which items of a session run on ranks, and refuses those that cannot before a rank is started.
 
-A plug-in of a session may bring other things to run on ranks in place of tests, such as a script (`RankItem`).
+A plug-in of a session may bring other things to run on ranks in place of tests, such as a script. Then it sets
+`CASE_KEY` in the stash of each item, and `RANK_SIDE_KEY` in that of the config. An item calls `RUN_KEY`, and has a
+method `command` that returns the command that repeats a result outside Bazel.
 
 A marker can come late: from a parameter (`pytest.param(1, marks=...)`), or from a hook of a conftest. Such a test has
 one world size, because its parameters exist already.
@@ -8,7 +10,6 @@ one world size, because its parameters exist already.
 
 from __future__ import annotations
 
-import abc
 import functools
 import re
 import unittest
@@ -19,7 +20,7 @@ from typing import Any
 import pytest
 
 from dist_testing.core.ground.add_ons import add_ons
-from dist_testing.core.ground.case import RUNS_ON_RANKS, Case, CaseResult
+from dist_testing.core.ground.case import RUNS_ON_RANKS, Case
 from dist_testing.core.ground.errors import UsageError
 from dist_testing.core.ground.spec import Spec
 from dist_testing.core.launch.isolation import FORK, Isolation
@@ -43,21 +44,6 @@ _STARTERS = re.compile(
     r"spawn_threads_and_init_comms|start_processes|\bdist_testing\.run\(|^\s*from dist_testing import .*\brun\b",
     re.MULTILINE,
 )
-
-
-class RankItem(pytest.Item, abc.ABC):
-    """An item that is no test function. A front end of its own runs it on ranks.
-
-    Who makes one sets `CASE_KEY` in its stash, and `RANK_SIDE_KEY` in that of the session's config.
-    """
-
-    def runtest(self) -> None:
-        """Run it on ranks."""
-        self.config.stash[RUN_KEY](self)
-
-    @abc.abstractmethod
-    def command(self, result: CaseResult, spec: Spec) -> str:
-        """Return the command that repeats a result outside Bazel."""
 
 
 def is_marked(item: pytest.Item) -> bool:

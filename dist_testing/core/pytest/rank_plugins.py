@@ -11,7 +11,6 @@ import logging
 import os
 import sys
 import warnings
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -22,8 +21,8 @@ _NOT_ON_RANKS = ("dist_testing", "pytest_timeout", "xdist")
 # The first three run a failed test again, in the process that failed: a rank would repeat it alone, while its peers
 # wait. In the runner they run the whole case again. The others, of PyCharm and VS Code, report to the editor.
 _OF_RUNNER = ("flaky", "pytest_rerunfailures", "pytest_retry", "teamcity", "vscode_pytest")
-# By file and hook.
-_CALLERS_KEY = pytest.StashKey[dict[tuple[Path, str], Any]]()
+# By file: the caller of the hook around a test.
+_CALLERS_KEY = pytest.StashKey[dict[Path, Any]]()
 
 
 def leave_out_plugins_of_runner(config: pytest.Config) -> None:
@@ -45,23 +44,18 @@ def run_phases(item: pytest.Item) -> None:
 
 def run_in_wrappers(item: pytest.Item) -> None:
     """Run an item inside what pytest and the plugins of a rank do around a test."""
-
-    def is_of_runner(plugin: object) -> bool:
-        return _package_of(plugin) in _NOT_ON_RANKS and not getattr(plugin, "is_for_ranks", False)
-
-    hook_without(item, "pytest_runtest_protocol", is_of_runner)(item=item, nextitem=None)
-
-
-def hook_without(item: pytest.Item, name: str, is_left_out: Callable[[object], bool]) -> Any:
-    """Return the caller of a hook for an item, without some plugins. It is made once for each hook and file."""
     callers = item.session.stash.setdefault(_CALLERS_KEY, {})
-    if (item.path, name) not in callers:
+    if item.path not in callers:
         manager = item.config.pluginmanager
-        hook = getattr(item.session.gethookproxy(item.path), name)
-        kept = {id(impl.plugin) for impl in hook.get_hookimpls() if not is_left_out(impl.plugin)}
+        caller = item.ihook.pytest_runtest_protocol
+        kept = {
+            id(impl.plugin)
+            for impl in caller.get_hookimpls()
+            if _package_of(impl.plugin) not in _NOT_ON_RANKS or hasattr(impl.plugin, "is_for_ranks")
+        }
         others = [plugin for plugin in manager.get_plugins() if id(plugin) not in kept]
-        callers[item.path, name] = manager.subset_hook_caller(name, others)
-    return callers[item.path, name]
+        callers[item.path] = manager.subset_hook_caller(caller.name, others)
+    callers[item.path](item=item, nextitem=None)
 
 
 def _package_of(plugin: object) -> str:
@@ -79,8 +73,7 @@ def log_to_output(config: pytest.Config) -> None:
     root = logging.getLogger()
     plugin: Any = config.pluginmanager.getplugin("logging-plugin")
     handler: _OutputHandler | None = None
-    # pytest's handlers for the whole session, and those that a rank must not have.
-    sessions: tuple[logging.Handler, ...] = ()
+    file_handler: logging.Handler | None = None
     foreign: list[logging.Handler] = []
     if plugin is not None:
         handler = _OutputHandler(config)
@@ -90,10 +83,10 @@ def log_to_output(config: pytest.Config) -> None:
         if plugin.log_level is not None:
             handler.setLevel(plugin.log_level)
             root.setLevel(min(root.level, plugin.log_level))
-        sessions = plugin.log_cli_handler, plugin.log_file_handler
-        # The first would print every record a second time.
+        file_handler = plugin.log_file_handler
+        # It would print every record a second time.
         foreign = [plugin.log_cli_handler]
-        if getattr(plugin.log_file_handler, "baseFilename", None) == os.devnull:
+        if getattr(file_handler, "baseFilename", None) == os.devnull:
             # It does nothing, but torch's own tests count the handlers of a logger, and logging.config closes all
             # handlers: in a worker pool, the test would seem to close a file that is not its own.
             foreign.append(plugin.log_file_handler)
@@ -101,15 +94,15 @@ def log_to_output(config: pytest.Config) -> None:
     # The dictionary also has placeholders for loggers that do not exist yet.
     loggers = [one for one in logging.Logger.manager.loggerDict.values() if isinstance(one, logging.Logger)]
     for logger in (root, *loggers):
-        others = [other for other in logger.handlers if other not in sessions]
+        for one in foreign:
+            logger.removeHandler(one)
+        others = [other for other in logger.handlers if other is not file_handler]
         for other in others:
             # Only an attribute of the handler itself: one of its class may be read-only.
             stream = vars(other).get("stream")
             if isinstance(other, logging.StreamHandler) and _is_runners_output(stream):
                 # Not by `setStream`: it flushes output that the runner still had in its buffer at the fork.
                 other.stream = _OUTPUT
-        for one in foreign:
-            logger.removeHandler(one)
         if handler is not None and (logger is root or not (logger.propagate or others)):
             logger.addHandler(handler)
 

@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from dist_testing.core.engine.kept_files import ReportFolder
+from dist_testing.core.engine.kept_files import ReportFolder, keep_logs
 from dist_testing.core.engine.report import failure_report
 from dist_testing.core.engine.report_text import printable
 from dist_testing.core.ground.case import CaseResult
@@ -24,7 +24,6 @@ from dist_testing.core.ground.errors import LaunchError, PromiseError
 from dist_testing.core.ground.outcomes import Cause, Status
 from dist_testing.core.ground.spec import Spec
 from dist_testing.core.pytest.internals import xfailed_key
-from dist_testing.core.pytest.marked_items import RankItem
 from dist_testing.core.pytest.options import EVENTS_OPTION, JOBS_OPTION, arguments_of_part
 from dist_testing.core.session.session import current_session, warnings_of
 
@@ -78,10 +77,12 @@ def properties(result: CaseResult) -> Properties:
     return values
 
 
-def failure_text(item: pytest.Item, result: CaseResult, spec: Spec) -> str:
-    """Return the report of a failed case, with the command that runs it alone."""
-    reproduce = item.command(result, spec) if isinstance(item, RankItem) and not spec.target else ""
-    reproduce = reproduce or _command_alone(item, spec.target)
+def failure_text(item: pytest.Item, result: CaseResult, spec: Spec, outputs: Path | None) -> str:
+    """Return the report of a failed case, with the command that runs it alone. Keep its logs in `outputs`, if any."""
+    if outputs is not None:
+        keep_logs(result, outputs)
+    command = getattr(item, "command", None)
+    reproduce = command(result, spec) if command and not spec.target else _command_alone(item, spec.target)
     session = current_session()
     keep = None if session is None else lambda whole: session.reports.keep(result, whole)
     return failure_report(result, target=spec.target, reproduce=reproduce, keep=keep)
@@ -92,7 +93,7 @@ def _command_alone(item: pytest.Item, target: str) -> str:
     if target:
         # Arguments that the target itself has do no harm; those of a program come from it.
         test_filter = shlex.quote(item.nodeid.partition("::")[2])
-        given = [] if isinstance(item, RankItem) else sys.argv[1:]
+        given = sys.argv[1:] if isinstance(item, pytest.Function) else []
         options = [f" --test_arg={shlex.quote(argument)}" for argument in _kept(given, [])]
         return f"bazel test {target} --test_filter={test_filter}{''.join(options)}"
     config = item.config

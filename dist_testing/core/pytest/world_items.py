@@ -18,7 +18,6 @@ from dist_testing.core.ground.errors import DistTestingError
 from dist_testing.core.ground.outcomes import Cause
 from dist_testing.core.pytest.marked_items import RUN_KEY
 from dist_testing.core.pytest.pytest_rank import current_world
-from dist_testing.core.pytest.rank_plugins import hook_without
 from dist_testing.core.pytest.reports import decide_xfail, text_at_test
 from dist_testing.core.session.session import loaded_class
 
@@ -46,32 +45,8 @@ class RanksFailedError(CaseFailedError):
         return self._raised or type(self)
 
 
-class _HooksOfRunner:
-    """The hooks of a marked item in the runner, without pytest's capture of log records: ranks have them.
-
-    In the runner, the capture adds two handlers to each of torch's 42 loggers, three times per test, which takes some
-    6 % of a case in a worker pool.
-    """
-
-    def __init__(self, item: pytest.Item, hooks: Any) -> None:
-        self._item = item
-        self._hooks = hooks
-
-    def __getattr__(self, name: str) -> Any:
-        if name not in ("pytest_runtest_setup", "pytest_runtest_call", "pytest_runtest_teardown"):
-            return getattr(self._hooks, name)
-        capture = self._item.config.pluginmanager.getplugin("logging-plugin")
-        return hook_without(self._item, name, lambda plugin: plugin is capture)
-
-
 class WorldItem(pytest.Function):
     """A marked test function."""
-
-    @property
-    def ihook(self) -> Any:
-        """pytest's hooks for this item."""
-        hooks = super().ihook
-        return hooks if current_world() is not None else _HooksOfRunner(self, hooks)
 
     def setup(self) -> None:
         """On a rank, set the fixtures up."""
