@@ -61,7 +61,6 @@ def parametrize_world_size(metafunc: pytest.Metafunc, sizes_of: Callable[[str, D
     if marker is None:
         # The marker may come later: from a parameter, or from a conftest. `mark_items` refuses one of two meanings.
         return
-    _check_function(metafunc.definition)
     sizes = sizes_of(name, marker)
     if "world_size" not in metafunc.fixturenames:
         metafunc.fixturenames.append("world_size")
@@ -88,7 +87,6 @@ def mark_items(
             marker = read_marker(item)
             assert marker is not None
             _check_owner(item)
-            _check_function(item)
             size = _world_size(item, sizes_of(item.nodeid, marker))
             item.stash[CASE_KEY] = case_of(item, marker, size)
         except UsageError as error:
@@ -140,20 +138,6 @@ def _check_owner(item: pytest.Function) -> None:
             "The marker is for functions and for classes that pytest runs; unittest has its own way to run a method.\n"
             f"{way_out}"
         )
-
-
-def _check_function(definition: pytest.Function) -> None:
-    """Refuse a marked function, or an item of one, that cannot run on the ranks of its world."""
-    name = definition.nodeid
-    marker = marker_name(definition.config)
-    for mark in definition.iter_markers("parametrize"):
-        names = mark.args[0] if mark.args else mark.kwargs.get("argnames", ())
-        if "world_size" in ([part.strip() for part in names.split(",")] if isinstance(names, str) else names):
-            raise UsageError(
-                f"{name}: parametrize sets `world_size`.\n"
-                "This is the size of the test's world, and only the marker sets it.\n"
-                f"List the sizes there, each makes a case: @pytest.mark.{marker}(world_size=[2, 4])."
-            )
 
 
 def _world_size(item: pytest.Function, sizes: tuple[int, ...]) -> int:
