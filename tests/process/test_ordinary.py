@@ -21,8 +21,9 @@ _SESSIONS: dict[str, tuple[str, dict[str, str]]] = {
     "thread": (
         # A logging configuration belongs to the process, so one rank closes the file of the other one, or not. A fork
         # inherits locks of native code that the other rank holds: a worker then waited in `__cxa_atexit` of glibc.
-        "--dist-backend=threaded --deselect=test_suite.py::test_logging_configuration "
-        "--deselect=test_suite.py::test_data_loader --deselect=test_suite.py::test_multiprocessing_pool",
+        "--dist-backend=threaded --deselect=test_suite.py::TestPython::test_logging_configuration "
+        "--deselect=test_suite.py::TestPython::test_multiprocessing_pool "
+        "--deselect=test_suite.py::TestTorch::test_data_loader",
         {
             **{f"test_{fixture}": _REFUSED for fixture in _ONLY_PROCESSES},
             "test_filterwarnings": "DID NOT RAISE",
