@@ -185,7 +185,7 @@ _OUTCOMES = """
 def test_skips_and_expected_failures(starter: Starter, tmp_path: Path) -> None:
     """If this fails, a crash or an unexpected error is an expected failure, or a skip of one rank one of all.
 
-    tests/plugins/same_suite.py has what plain pytest has in the same way.
+    tests/plugins/test_same_as_pytest.py has what plain pytest has in the same way.
     """
     ended = run_cases(starter, tmp_path, _OUTCOMES)
     ended.check(
