@@ -174,12 +174,12 @@ def test_expected_exit_must_come_after_the_test_has_begun(starter: Starter, tmp_
     ended.check(passed="test_teardown test_call", failed="test_setup test_leaves", log=log)
 
 
-def test_mistakes_that_are_known_when_a_test_runs_fail_that_test(starter: Starter, tmp_path: Path) -> None:
-    """If this fails, the most common mistakes give no clear error, end the session, or let the test run."""
+def test_only_marked_tests_have_the_fixtures_and_their_names_stay_free(starter: Starter, tmp_path: Path) -> None:
+    """If this fails, the most common mistakes give no clear error, or the plugin breaks a project's own `world`."""
     source = """
         import pytest
 
-        marked = pytest.mark.distributed(world_size=1)
+        marked = pytest.mark.distributed(world_size=2)
 
         @pytest.fixture
         def size(world):
@@ -191,93 +191,38 @@ def test_mistakes_that_are_known_when_a_test_runs_fail_that_test(starter: Starte
 
         def test_unmarked_size(world_size): ...
 
-        @marked
-        @pytest.mark.skipif("no_such_name > 3")
-        def test_condition(world): ...
-
-        @marked
-        @pytest.mark.skipif(True)
-        def test_no_reason(world): ...
-
-        @marked
-        @pytest.mark.skip(raeson="misspelt")
-        def test_misspelt(world): ...
-
-        @marked
-        @pytest.mark.xfail("world.rank == 0")
-        def test_of_a_rank(world): ...
-
-        @marked
-        @pytest.mark.skip(reason="")
-        def test_empty_reason(world):
-            assert False
-
         @pytest.mark.parametrize("world_size", [3], indirect=True)
         def test_given_size(world_size):
             assert world_size == 3
-
-        class TestOwnSize:
-            @pytest.fixture
-            def world_size(self):
-                return 3
-
-            @marked
-            def test_own_size(self, world, world_size): ...
-
-        @marked
-        def test_next(world): ...
-    """
-    ended = run_cases(starter, tmp_path, source)
-    ended.check(
-        passed="test_next test_given_size[3]",
-        error="test_unmarked test_unmarked_fixture test_unmarked_size"
-        " test_condition test_no_reason test_misspelt test_of_a_rank",
-        failed="test_own_size",
-        # pytest names a skip by its reason, and the second and third text are its own.
-        log=[
-            "1 skipped",
-            "NameError: name 'no_such_name' is not defined",
-            "you need to specify reason=STRING when using booleans as conditions",
-            "test_unmarked uses the fixture `world` without the marker",
-            "test_unmarked_fixture uses the fixture `world` without the marker",
-            "test_unmarked_size uses the fixture `world_size` without the marker",
-            "Mark it with @pytest.mark.distributed",
-            "UsageError: There is a fixture `world_size` that is not the library's",
-        ],
-    )
-
-
-def test_names_of_the_fixtures_stay_free(starter: Starter, tmp_path: Path) -> None:
-    """If this fails, the plugin breaks a project with its own `world`, or hides that a test does not see its world."""
-    source = """
-        import pytest
-
-        class TestOwn:
-            @pytest.fixture
-            def world(self):
-                return "hello"
-
-            @pytest.fixture
-            def world_size(self):
-                return 7
-
-            def test_it(self, world, world_size):
-                assert (world, world_size) == ("hello", 7)
 
         @pytest.mark.parametrize("world_size", [8])
         def test_parametrized(world_size):
             assert world_size == 8
 
-        @pytest.mark.distributed(world_size=2)
-        class TestHides:
+        class TestOwnSize:
+            @pytest.fixture
+            def world_size(self):
+                return 7
+
+            def test_plain_size(self, world_size):
+                assert world_size == 7
+
+            @marked
+            def test_own_size(self, world, world_size): ...
+
+        class TestOwnWorld:
             @pytest.fixture
             def world(self):
-                return 3
+                return "hello"
 
-            def test_hides(self, world):
-                assert world == 3
+            def test_plain_world(self, world):
+                assert world == "hello"
 
-        @pytest.mark.distributed(world_size=2)
+            @marked
+            def test_hidden_world(self, world):
+                assert world == "hello"
+
+        @marked
         class TestAdds:
             @pytest.fixture
             def world(self, world):
@@ -287,9 +232,20 @@ def test_names_of_the_fixtures_stay_free(starter: Starter, tmp_path: Path) -> No
                 assert world in (0, 1)
     """
     ended = run_cases(starter, tmp_path, source)
-    ended.check(passed="test_it test_parametrized[8] test_hides test_adds")
-    hides = r"test_cases.py::TestHides::test_hides\n.*\n? *.*A fixture `world` of the project hides the library's"
-    assert re.search(hides, ended.log), ended.log
+    ended.check(
+        passed="test_given_size[3] test_parametrized[8] test_plain_size test_plain_world test_hidden_world test_adds",
+        error="test_unmarked test_unmarked_fixture test_unmarked_size",
+        failed="test_own_size",
+        log=[
+            "test_unmarked uses the fixture `world` without the marker",
+            "test_unmarked_fixture uses the fixture `world` without the marker",
+            "test_unmarked_size uses the fixture `world_size` without the marker",
+            "Mark it with @pytest.mark.distributed",
+            "UsageError: There is a fixture `world_size` that is not the library's",
+        ],
+    )
+    hidden = r"TestOwnWorld::test_hidden_world\n.*\n? *.*A fixture `world` of the project hides the library's"
+    assert re.search(hidden, ended.log), ended.log
     assert ended.log.count("hides the library's") == 1
 
 

@@ -91,12 +91,6 @@ _CASES = """
             self.assertIn(self.rank, range(3))
             Path(self.file_name).exists()
 
-    class TestNumericText(dist_testing.MultiProcessTestCase):
-        world_size = "2"
-
-        def test_size(self):
-            self.assertEqual(os.environ["WORLD_SIZE"], "2")
-
     class TestDefault(dist_testing.MultiProcessTestCase):
         def test_size(self):
             self.assertEqual(os.environ["WORLD_SIZE"], "4")
