@@ -31,7 +31,7 @@ from dist_testing.core.ground.errors import DistTestingError, UsageError
 from dist_testing.core.ground.outcomes import Status
 from dist_testing.core.ground.procfs import free_bytes
 from dist_testing.core.ground.spec import Spec, number_in
-from dist_testing.core.pytest.marked_items import CASE_KEY
+from dist_testing.core.pytest.marked_items import CASE_KEY, isolation_of
 from dist_testing.core.pytest.options import JOBS_OPTION
 from dist_testing.core.pytest.session_events import SessionEvents
 from dist_testing.core.pytest.world_items import WorldItem
@@ -174,7 +174,7 @@ class LookAhead:
         able = list(filter(self._can_be_ahead, items))
         if self._config.option.setuponly or not able:
             return self._engines
-        fresh = any(self._runner.isolation_of(item).fresh_interpreter for item in able)
+        fresh = any(isolation_of(item).fresh_interpreter for item in able)
         sizes = [item.stash[CASE_KEY].world_size for item in able]
         jobs, why = affordable_jobs(self._asked, first.spec, sizes, fresh=fresh)
         if why:

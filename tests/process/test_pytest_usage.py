@@ -113,7 +113,7 @@ def test_wrong_markers_are_refused_at_collection(starter: Starter, tmp_path: Pat
         "@marked(world_size=0)": "world_size = 0.\nIt is a number from 1 to 1024",
         "@marked(backends=['glo'])": "Did you mean 'gloo'?",
         "@marked(world_size=2)\n@marked(world_size=3)": "with world_size = 2 and 3, in two markers of one function.",
-        "@marked\n@pytest.mark.parametrize('world, world_size', [(1, 2)])": "duplicate parametrization of 'world_size'",
+        "@marked\n@pytest.mark.parametrize('world, world_size', [(1, 2)])": "parametrize sets `world_size`",
         # Told when all files are collected.
         "@marked(world_size=4, nodes=3)": "nodes = 3 with world_size = 4.",
         "@marked(world_size=2, expected_exits={7: -9})": "expected_exits = {7: -9} in a world",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -11,8 +11,8 @@ import pytest
 from dist_testing.core.ground.case import CaseFailedError
 from dist_testing.core.ground.errors import DistTestingError, UsageError
 from dist_testing.core.ground.spec import MAX_WORLD_SIZE, number_in
-from dist_testing.core.launch.isolation import FORK, Isolation
-from dist_testing.core.pytest.marked_items import CASE_KEY, is_marked
+from dist_testing.core.launch.isolation import FORK
+from dist_testing.core.pytest.marked_items import CASE_KEY, is_marked, isolation_of
 from dist_testing.core.rank.debugging import TERMINAL
 from dist_testing.core.session.existing_world import ExistingRank
 
@@ -47,9 +47,7 @@ def debug_rank(config: pytest.Config, rank_info: ExistingRank | None) -> int | N
     return rank
 
 
-def check_world(
-    config: pytest.Config, rank: int | None, items: Sequence[pytest.Item], isolation_of: Callable[..., Isolation]
-) -> None:
+def check_world(config: pytest.Config, rank: int | None, items: Sequence[pytest.Item]) -> None:
     """Refuse a debugger prompt that would have no terminal. `rank` gets the terminal; `items` will run on ranks."""
     if rank is None:
         # Not options of a session with -p no:debugging.

@@ -29,7 +29,7 @@ from dist_testing.core.ground.keepable import check_keepable
 from dist_testing.core.ground.outcomes import Status
 from dist_testing.core.ground.skips import unmet_requirement
 from dist_testing.core.launch.clean import spare_cuda
-from dist_testing.core.launch.isolation import Isolation, Reuse, isolation_named, isolation_names
+from dist_testing.core.launch.isolation import Reuse, isolation_named
 from dist_testing.core.process.launcher_messages import Loader
 from dist_testing.core.pytest import marked_items, other_plugins, reports
 from dist_testing.core.pytest.debugger import check_world, debug_rank, leave_ranks_to_ranks
@@ -92,12 +92,11 @@ class RunnerPlugin:
             jobs = add_on_named("jobs", f"{JOBS_OPTION}={jobs_text}").load("read")(jobs_text, config, self._rank_info)
         debugged = debug_rank(config, self._rank_info)
         self._outputs = config.stash.get(OUTPUTS_KEY, None)
-        self._items: dict[str, pytest.Item] = {}
         # The item that pytest runs now, if it runs on ranks.
         self._marked: pytest.Item | None = None
         config.stash[marked_items.RUN_KEY] = self._run_world
         # The part of the session that ranks use.
-        self.context = PytestRankContext(config, self._items)
+        self.context = PytestRankContext(config)
         # Node id to the number of tests after it, which share the time of the run with it.
         self.cases_after: dict[str, int] = {}
         # A fresh interpreter, and every rank but the first under torchrun, run a part of another session.
@@ -141,33 +140,52 @@ class RunnerPlugin:
         engine: Engine = owner.load("pytest_engine")(config, *arguments, self._rank_info)
         return engine
 
-    def world_sizes(self, nodeid: str, marker: Distributed) -> tuple[int, ...]:
-        """Return the sizes of the worlds that a marked test runs on."""
+    def _sizes(self, definition: pytest.Function, marker: Distributed) -> tuple[int, ...]:
         for size in marker.world_size:
-            self._session.check_declared(nodeid, size)
+            self._session.check_declared(definition.nodeid, size)
         return marker.world_size or self._spec.world_sizes
 
+    def parametrize(self, metafunc: pytest.Metafunc) -> None:
+        """Make one case per world size of a marked test."""
+        if marked_items.has_other_meaning(self._config) or (marker := read_marker(metafunc.definition)) is None:
+            # `read_markers` refuses a marker of two meanings.
+            return
+        marked_items.check_parameters(metafunc.definition)
+        sizes = self._sizes(metafunc.definition, marker)
+        if "world_size" not in metafunc.fixturenames:
+            metafunc.fixturenames.append("world_size")
+        ids: list[Any] = [f"world_size={size}" for size in sizes] if len(sizes) > 1 else [pytest.HIDDEN_PARAM]
+        metafunc.parametrize("world_size", sizes, indirect=True, ids=ids)
+
     def read_markers(self, items: list[pytest.Item]) -> None:
-        """Read the markers, also those that a conftest has just added, and deselect tests for other backends."""
-        other = set()
-
-        def case_of(item: pytest.Item, marker: Distributed, size: int) -> Case:
-            case = self._case(item, marker, size)
-            if not marker.is_for(self._spec.backend):
-                other.add(item)
-            elif marker.world_size:
-                # What the marker alone decides. What an option of the run decides concerns a test when it runs.
-                check_expected_ranks(case)
-                for name in marker.settings:
-                    if (add_on := add_on_named(name, item.nodeid)).check:
-                        add_on.load("check")(case, self._spec)
-            return case
-
-        marked_items.mark_items(items, self.world_sizes, case_of)
-        marked_items.register_plugins(self._config, items)
+        """Give each marked item its case, deselect tests for other backends, and take out those with an error."""
+        other: list[pytest.Item] = []
+        wrong: dict[pytest.Item, UsageError] = {}
+        for item in items:
+            if not isinstance(item, pytest.Function) or not has_mark(item):
+                continue
+            try:
+                marker = marked_items.checked_marker(item)
+                size = marked_items.size_of_case(item, self._sizes(item, marker))
+                case = item.stash[CASE_KEY] = self._case(item, marker, size)
+                if not marker.is_for(self._spec.backend):
+                    other.append(item)
+                elif marker.world_size:
+                    # What the marker alone decides. What an option of the run decides concerns a test when it runs.
+                    check_expected_ranks(case)
+                    for name in marker.settings:
+                        if (add_on := add_on_named(name, item.nodeid)).check:
+                            add_on.load("check")(case, self._spec)
+                make_world_item(item)
+            except UsageError as error:
+                wrong[item] = error
+        gone = {*other, *wrong}
+        items[:] = [item for item in items if item not in gone]
+        for item, reason in wrong.items():
+            item.ihook.pytest_collectreport(report=pytest.CollectReport(item.nodeid, "failed", str(reason), []))
         if other:
-            items[:] = [item for item in items if item not in other]
-            self._config.hook.pytest_deselected(items=list(other))
+            self._config.hook.pytest_deselected(items=other)
+        marked_items.register_plugins(self._config, items)
 
     def pytest_collectreport(self, report: pytest.CollectReport) -> None:
         """Keep errors for ranks that collect the tests themselves: a case may need a test of such a file."""
@@ -178,10 +196,7 @@ class RunnerPlugin:
     def pytest_collection_finish(self, session: pytest.Session) -> None:
         """Start the fork server now: the tests are imported, and no test code has run."""
         ours = [item for item in session.items if is_marked(item) or is_multi_process(item)]
-        self._items.update({item.nodeid: item for item in ours})
-        for item in ours:
-            if is_marked(item) and isinstance(item, pytest.Function):
-                make_world_item(item)
+        self.context.items.update({item.nodeid: item for item in ours})
         if (then := self._config.stash.get(FRESH_KEY, None)) is not None:
             if not session.testsfailed:
                 then(self.context)
@@ -196,13 +211,13 @@ class RunnerPlugin:
             if self._existing_error is not None:
                 raise self._existing_error
             marked_items.check_pools(item.stash[CASE_KEY] for item in ours if is_marked(item))
-            check_world(self._config, self._engine.debug_rank, ours, self.isolation_of)
+            check_world(self._config, self._engine.debug_rank, ours)
             leave_ranks_to_ranks(self._config)
             raise_on_termination()
             # The reports of this process need it, and a fork then has it: a rank takes 0.4 ms to find it.
             _ = [item.location for item in ours]
             engines = [self._engine] if self._look_ahead is None else self._look_ahead.engines(session.items)
-            forks = marked_items.forks_of(ours, self.isolation_of) // len(engines)
+            forks = marked_items.forks_of(ours) // len(engines)
             launchers = [engine.prepare(forks)[0] for engine in engines]
             reasons = launchers[0].unclean_reasons
         except (LaunchError, UsageError) as error:
@@ -334,18 +349,11 @@ class RunnerPlugin:
         unmet = function and unmet_requirement(function, ChainMap({"WORLD_SIZE": str(size)}, os.environ))
         return missing_need(self._spec, size, settings) or unmet
 
-    def isolation_of(self, item: pytest.Item) -> Isolation:
-        """Return how the ranks of the item are made: by its marker or its class, else by the target."""
-        case = item.stash.get(CASE_KEY, None)
-        own: object = case.isolation if case is not None else getattr(getattr(item, "cls", None), "isolation", "")
-        # A class with a wrong attribute reports it when its test runs.
-        return isolation_named(str(own) if own in isolation_names() else self._spec.isolation)
-
     def shared_ranks(self, item: pytest.Item) -> str:
         """Return what the item shares with other cases: a name for the worker pool or process; "" for nothing."""
         if is_marked(item):
             return item.stash[CASE_KEY].pool
-        if not is_multi_process(item) or self.isolation_of(item).reuse is Reuse.NOTHING:
+        if not is_multi_process(item) or marked_items.isolation_of(item).reuse is Reuse.NOTHING:
             return ""
         return item.parent.nodeid if item.parent is not None else ""
 

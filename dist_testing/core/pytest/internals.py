@@ -1,6 +1,6 @@
 """The private names of pytest that the library uses, in one place: a new version of pytest may move them.
 
-`xfailed_key` is that of the mark that pytest has chosen for an item; `evaluate_skip_marks` tells whether a mark skips it.
+`xfailed_key` is that of the mark that pytest has chosen for an item; `evaluate_skip_marks` tells if a mark skips it.
 `parse_expression` parses that of `-k`. `threaded.pytest_items` has the names that ranks need that are threads.
 """
 

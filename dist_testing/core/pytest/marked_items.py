@@ -23,10 +23,10 @@ from dist_testing.core.ground.add_ons import add_ons
 from dist_testing.core.ground.case import RUNS_ON_RANKS, Case
 from dist_testing.core.ground.errors import UsageError
 from dist_testing.core.ground.spec import Spec
-from dist_testing.core.launch.isolation import FORK, Isolation
+from dist_testing.core.launch.isolation import FORK, Isolation, isolation_named, isolation_names
 from dist_testing.core.process.launcher_messages import Loader
 from dist_testing.core.pytest.marker import Distributed, read_marker
-from dist_testing.core.pytest.options import MARKER_OPTION, has_mark, has_options, marker_name, register_plugin
+from dist_testing.core.pytest.options import MARKER_OPTION, has_options, marker_name, register_plugin
 from dist_testing.core.rank.bootstrap import RankContext
 
 # The case of a marked item.
@@ -51,49 +51,42 @@ def is_marked(item: pytest.Item) -> bool:
     return CASE_KEY in item.stash
 
 
-def parametrize_world_size(metafunc: pytest.Metafunc, sizes_of: Callable[[str, Distributed], tuple[int, ...]]) -> None:
-    """Make one case per world size, if the test is marked.
-
-    `sizes_of` returns the world sizes of a marked test, from its node id and its marker.
-    """
-    name = metafunc.definition.nodeid
-    marker = None if _has_other_meaning(metafunc.config) else read_marker(metafunc.definition)
-    if marker is None:
-        # The marker may come later: from a parameter, or from a conftest. `mark_items` refuses one of two meanings.
-        return
-    sizes = sizes_of(name, marker)
-    if "world_size" not in metafunc.fixturenames:
-        metafunc.fixturenames.append("world_size")
-    ids: list[Any] = [f"world_size={size}" for size in sizes] if len(sizes) > 1 else [pytest.HIDDEN_PARAM]
-    metafunc.parametrize("world_size", sizes, indirect=True, ids=ids)
+def check_parameters(definition: pytest.Function) -> None:
+    """Refuse a marked function that sets the size of its world by a parameter."""
+    for mark in definition.iter_markers("parametrize"):
+        names = mark.args[0] if mark.args else mark.kwargs.get("argnames", ())
+        if "world_size" in ([part.strip() for part in names.split(",")] if isinstance(names, str) else names):
+            raise UsageError(
+                f"{definition.nodeid}: parametrize sets `world_size`.\n"
+                "This is the size of the test's world, and only the marker sets it.\n"
+                f"List the sizes there: @pytest.mark.{marker_name(definition.config)}(world_size=[2, 4])."
+            )
 
 
-def mark_items(
-    items: list[pytest.Item],
-    sizes_of: Callable[[str, Distributed], tuple[int, ...]],
-    case_of: Callable[[pytest.Item, Distributed, int], Case],
-) -> None:
-    """Give each item that has the library's marker its case. Take out those with an error, which pytest then reports.
-
-    `sizes_of` returns the world sizes of a marked item, from its node id and its marker; `case_of` its case, from its
-    marker and its world size.
-    """
-    wrong: dict[pytest.Item, UsageError] = {}
-    for item in items:
-        if not isinstance(item, pytest.Function) or not has_mark(item):
-            continue
-        try:
-            _check_meaning(item)
-            marker = read_marker(item)
-            assert marker is not None
-            _check_owner(item)
-            size = _world_size(item, sizes_of(item.nodeid, marker))
-            item.stash[CASE_KEY] = case_of(item, marker, size)
-        except UsageError as error:
-            wrong[item] = error
-    items[:] = [item for item in items if item not in wrong]
-    for item, reason in wrong.items():
-        item.ihook.pytest_collectreport(report=pytest.CollectReport(item.nodeid, "failed", str(reason), []))
+def checked_marker(item: pytest.Function) -> Distributed:
+    """Return the library's marker of an item that has one. Raise UsageError if it is no marker of a test on ranks."""
+    name = marker_name(item.config)
+    if has_other_meaning(item.config):
+        raise UsageError(
+            f"{item.nodeid}: @pytest.mark.{name} has two possible meanings.\n"
+            f"The project declares a marker `{name}`, and the library's has the same name.\n"
+            f"Set the library's marker in pytest's ini file: {MARKER_OPTION} = {name} if the two are the same, or "
+            f"another name, as {MARKER_OPTION} = ranks."
+        )
+    marker = read_marker(item)
+    assert marker is not None
+    if is_method_of_unittest(item):
+        way_out = (
+            "Take the marker off, also from the module: attributes of the class, such as world_size, say the same."
+            if is_multi_process(item)
+            else "Derive the class from dist_testing.MultiProcessTestCase, or make it a class without a base."
+        )
+        raise UsageError(
+            f"{item.nodeid}: @pytest.mark.{name} on a method of a unittest class.\n"
+            "The marker is for functions and for classes that pytest runs; unittest has its own way to run a method.\n"
+            f"{way_out}"
+        )
+    return marker
 
 
 def register_plugins(config: pytest.Config, items: Iterable[pytest.Item]) -> None:
@@ -104,19 +97,7 @@ def register_plugins(config: pytest.Config, items: Iterable[pytest.Item]) -> Non
             register_plugin(config, add_on)
 
 
-def _check_meaning(item: pytest.Item) -> None:
-    """Refuse a marker of the library's name that the project has declared for itself, too."""
-    if _has_other_meaning(item.config):
-        name = marker_name(item.config)
-        raise UsageError(
-            f"{item.nodeid}: @pytest.mark.{name} has two possible meanings.\n"
-            f"The project declares a marker `{name}`, and the library's has the same name.\n"
-            f"Set the library's marker in pytest's ini file: {MARKER_OPTION} = {name} if the two are the same, or "
-            f"another name, as {MARKER_OPTION} = ranks."
-        )
-
-
-def _has_other_meaning(config: pytest.Config) -> bool:
+def has_other_meaning(config: pytest.Config) -> bool:
     """Return whether the marker's name may be the project's: it declares it, and nothing says that it is ours."""
     if config.getini(MARKER_OPTION) or SPEC_KEY in config.stash or has_options(config):
         return False
@@ -126,21 +107,8 @@ def _has_other_meaning(config: pytest.Config) -> bool:
     return len(declared) > 1
 
 
-def _check_owner(item: pytest.Function) -> None:
-    if is_method_of_unittest(item):
-        way_out = (
-            "Take the marker off, also from the module: attributes of the class, such as world_size, say the same."
-            if is_multi_process(item)
-            else "Derive the class from dist_testing.MultiProcessTestCase, or make it a class without a base."
-        )
-        raise UsageError(
-            f"{item.nodeid}: @pytest.mark.{marker_name(item.config)} on a method of a unittest class.\n"
-            "The marker is for functions and for classes that pytest runs; unittest has its own way to run a method.\n"
-            f"{way_out}"
-        )
-
-
-def _world_size(item: pytest.Function, sizes: tuple[int, ...]) -> int:
+def size_of_case(item: pytest.Function, sizes: tuple[int, ...]) -> int:
+    """Return the world size of an item, which its parameters set if the marker has several."""
     callspec = getattr(item, "callspec", None)
     size: int | None = None if callspec is None else callspec.params.get("world_size")
     if size is None and len(sizes) == 1:
@@ -156,7 +124,15 @@ def _world_size(item: pytest.Function, sizes: tuple[int, ...]) -> int:
     )
 
 
-def forks_of(items: Iterable[pytest.Item], isolation_of: Callable[[pytest.Item], Isolation]) -> int:
+def isolation_of(item: pytest.Item) -> Isolation:
+    """Return how the ranks of the item are made: by its marker or its class, else by the target."""
+    cls = getattr(item, "cls", None)
+    own: object = item.stash[CASE_KEY].isolation if is_marked(item) else getattr(cls, "isolation", "")
+    # A class with a wrong attribute reports it when its test runs.
+    return isolation_named(str(own) if own in isolation_names() else item.config.stash[RUN_SPEC_KEY].isolation)
+
+
+def forks_of(items: Iterable[pytest.Item]) -> int:
     """Return how many ranks the cases of items will fork. A unittest class counts as one: its size is not known yet."""
     forking = (item for item in items if isolation_of(item).forks_each_case)
     return sum(item.stash[CASE_KEY].world_size if is_marked(item) else 1 for item in forking)

@@ -134,10 +134,8 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     if not has_mark(metafunc.definition):
         # The marker may come later: from a parameter, or from a conftest.
         return
-    from dist_testing.core.pytest.marked_items import parametrize_world_size
-
     try:
-        parametrize_world_size(metafunc, runner_plugin(metafunc.config).world_sizes)
+        runner_plugin(metafunc.config).parametrize(metafunc)
     except UsageError as error:
         raise pytest.Collector.CollectError(str(error)) from error
 

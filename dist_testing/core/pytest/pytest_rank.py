@@ -80,10 +80,10 @@ def current_world() -> World | None:
 class PytestRankContext:
     """The rank context of a pytest session: the collected items, and a pytest that is fit for a rank."""
 
-    def __init__(self, config: pytest.Config, items: Mapping[str, pytest.Item]) -> None:
+    def __init__(self, config: pytest.Config) -> None:
         self._config = config
         # Those that run on ranks, by node id; filled when the tests have been collected.
-        self.items = items
+        self.items: dict[str, pytest.Item] = {}
         self._reporting = _RankReporting()
         # Makes the calling thread's own copy of an item, where ranks are threads.
         self._own_item: Callable[[pytest.Item], pytest.Item] | None = None
