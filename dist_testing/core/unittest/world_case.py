@@ -29,10 +29,16 @@ from dist_testing.core.launch.isolation import Isolation, Reuse, isolation_named
 from dist_testing.core.rank.bootstrap import FAILED_EXIT_CODE
 from dist_testing.core.session.front_ends import register_front_end
 from dist_testing.core.session.session import warnings_of
-from dist_testing.core.unittest.class_values import record_values, write_values
 from dist_testing.core.unittest.exits import declared_exits
 from dist_testing.core.unittest.plain import current_session
-from dist_testing.core.unittest.unittest_messages import FRONT_END, UNITTEST_CASES, ClassName, UnittestCase
+from dist_testing.core.unittest.unittest_messages import (
+    FRONT_END,
+    UNITTEST_CASES,
+    ClassName,
+    UnittestCase,
+    record_values,
+    write_values,
+)
 from dist_testing.core.unittest.unittest_rank import RankPipe
 
 # unittest leaves frames of modules with this mark out of its tracebacks.
