@@ -316,16 +316,16 @@ class RunnerPlugin:
 
     def runs_on_ranks(self, item: pytest.Item) -> bool:
         """Return whether the item runs on ranks, processes or threads, if it runs at all."""
-        if not isinstance(item, pytest.Function):
-            return is_marked(item)
-        if has_mark(item):
+        if isinstance(item, pytest.Function) and has_mark(item):
             try:
                 marker = read_marker(item)
             except UsageError:
                 # Reported when the markers are read.
                 return True
             return marker is not None and marker.is_for(self._spec.backend)
-        return is_multi_process(item) or marked_items.starts_ranks(function_of(item), item.path)
+        if is_marked(item) or is_multi_process(item):
+            return True
+        return marked_items.starts_ranks(function_of(item), item.path)
 
     def skips_by_mark(self, item: pytest.Item) -> bool:
         """Return whether the item will certainly skip; False if that is unknown."""

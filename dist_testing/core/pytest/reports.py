@@ -81,8 +81,8 @@ def failure_text(item: pytest.Item, result: CaseResult, spec: Spec, outputs: Pat
     """Return the report of a failed case, with the command that runs it alone. Keep its logs in `outputs`, if any."""
     if outputs is not None:
         keep_logs(result, outputs)
-    command = getattr(item, "command", None)
-    reproduce = command(result, spec) if command and not spec.target else _command_alone(item, spec.target)
+    command = None if spec.target else getattr(item, "command", None)
+    reproduce = (command and command(result, spec)) or _command_alone(item, spec.target)
     session = current_session()
     keep = None if session is None else lambda whole: session.reports.keep(result, whole)
     return failure_report(result, target=spec.target, reproduce=reproduce, keep=keep)
@@ -91,7 +91,8 @@ def failure_text(item: pytest.Item, result: CaseResult, spec: Spec, outputs: Pat
 def _command_alone(item: pytest.Item, target: str) -> str:
     """Return the command that runs one test alone. `target` is the label of the target; "" outside Bazel."""
     if target:
-        # Arguments that the target itself has do no harm; those of a program come from it.
+        # Without the path, which differs between machines. Arguments that the target itself has do no harm; those of a
+        # program come from it.
         test_filter = shlex.quote(item.nodeid.partition("::")[2])
         given = sys.argv[1:] if isinstance(item, pytest.Function) else []
         options = [f" --test_arg={shlex.quote(argument)}" for argument in _kept(given, [])]
@@ -120,7 +121,11 @@ def _kept(given: list[str], paths: list[str]) -> list[str]:
     for option in _WITH_VALUE:
         parser.add_argument(option, action="append")
     _, kept = parser.parse_known_args(given)
-    return [argument for argument in kept if argument not in paths]
+    for path in paths:
+        # A path in an ini file or in the environment is not among them.
+        if path in kept:
+            kept.remove(path)
+    return kept
 
 
 def forward_warnings(item: pytest.Item, result: CaseResult) -> None:
