@@ -29,10 +29,6 @@ _CASES = """
     class OldTest(MultiProcessTestCase):
         world_size = 2
 
-        def setUp(self):
-            super().setUp()
-            self._spawn_processes()
-
         def test_equal(self):
             self.assertEqual(torch.ones(2), torch.ones(2))
             self.assertNotEqual(torch.ones(2), torch.zeros(2))

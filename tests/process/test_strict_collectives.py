@@ -77,10 +77,6 @@ _SOURCE = """
         world_size = 2
         strict_collectives = True
 
-        def setUp(self):
-            super().setUp()
-            self._spawn_processes()
-
         def test_method(self):
             store = dist.FileStore(self.file_name, 2)
             dist.init_process_group("gloo", store=store, rank=self.rank, world_size=2)
