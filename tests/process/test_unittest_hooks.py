@@ -232,8 +232,7 @@ _PROCESSES = """
 
         def test_other(self):
             self.leave_traces()
-            if hasattr(self, "enterContext"):
-                self.enterContext(tempfile.TemporaryDirectory(dir=Path.cwd()))
+            self.enterContext(tempfile.TemporaryDirectory(dir=Path.cwd()))
 
     # A file that never destroys its group, as most, works in a pool as on fresh ranks.
 
