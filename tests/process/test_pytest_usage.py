@@ -109,9 +109,7 @@ def test_wrong_markers_are_refused_at_collection(starter: Starter, tmp_path: Pat
     """
     wrong = {
         "@marked(4)": "positional arguments (4,).\nIt takes keyword arguments only.\nWrite world_size=4, for example.",
-        "@marked(worldsize=4)": "worldsize = 4.\nIt takes world_size, init,",
         "@marked(world_size=0)": "world_size = 0.\nIt is a number from 1 to 1024",
-        "@marked(backends=['glo'])": "Did you mean 'gloo'?",
         "@marked(world_size=2)\n@marked(world_size=3)": "with world_size = 2 and 3, in two markers of one function.",
         "@marked\n@pytest.mark.parametrize('world, world_size', [(1, 2)])": "parametrize sets `world_size`",
         # Told when all files are collected.

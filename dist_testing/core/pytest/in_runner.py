@@ -12,7 +12,6 @@ import unittest
 from collections import ChainMap
 from collections.abc import Callable, Generator, Mapping
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any, NoReturn
 
 import pytest
@@ -338,13 +337,13 @@ class RunnerPlugin:
             size: object = item.stash[CASE_KEY].world_size if is_marked(item) else of_class
             if not isinstance(size, int):
                 return False
-            missing = self._missing(function, size)
+            missing = self._missing(function, size, {})
         except (Exception, pytest.fail.Exception):
             # The error is reported when the item runs.
             return False
         return missing is not None and self._session.promise_error(item.nodeid, missing, size) is None
 
-    def _missing(self, function: Any, size: int, settings: Mapping[str, Any] = MappingProxyType({})) -> str | None:
+    def _missing(self, function: Any, size: int, settings: Mapping[str, Any]) -> str | None:
         """Return what the machine lacks for a test, by its spec or its requirements; None if nothing is known."""
         unmet = function and unmet_requirement(function, ChainMap({"WORLD_SIZE": str(size)}, os.environ))
         return missing_need(self._spec, size, settings) or unmet
