@@ -65,7 +65,10 @@ ADD_ONS = (
     ),
     _own(
         name="jobs",
-        more={"read": "dist_testing.jobs.count:read_jobs", "look_ahead": "dist_testing.jobs.look_ahead:LookAhead"},
+        more={
+            "read": "dist_testing.jobs.look_ahead:read_jobs",
+            "look_ahead": "dist_testing.jobs.look_ahead:LookAhead",
+        },
     ),
     _own(
         name="watch",

@@ -123,7 +123,7 @@ class AttachedEngine(Engine):
                 "A world without one of its ranks cannot run a case.\n"
                 "See the first case that failed."
             )
-        self._launcher = AttachedLauncher(self._rank_info, run, self._host, self._context.names, self.log_line)
+        self._launcher = AttachedLauncher(self._rank_info, run, self._host, tuple(self._context.items), self.log_line)
         return self._launcher
 
 
@@ -158,12 +158,12 @@ class Follower:
         """Make a rank for every case that rank 0 asks for."""
         if self.config.option.collectonly:
             return True
-        if not self.context.names and not self.context.collection_errors:
+        if not self.context.items and not self.context.collection_errors:
             # No test here is distributed: the user runs tests of another kind under torchrun.
             self.undo.close()
             return None
         try:
-            self.exit_code = serve(self.rank_info, self.context, self.loader, self.context.names)
+            self.exit_code = serve(self.rank_info, self.context, self.loader, tuple(self.context.items))
         except LaunchError as error:
             print(f"rank {self.rank_info.rank}: {error}", file=sys.__stderr__)
             self.exit_code = int(pytest.ExitCode.INTERRUPTED)

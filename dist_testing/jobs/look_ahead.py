@@ -1,4 +1,4 @@
-"""The look-ahead: while pytest waits for the world of one test, the worlds of the next tests run beside it.
+"""The option `--dist-jobs`: while pytest waits for the world of one test, the worlds of the next tests run beside it.
 
     items of the session:   reported | awaited | started ahead ... | not started
     worlds:                             ^^^^^^^^^^^^^^^^^^^^^^^^^^^ at most `jobs` run, each on an engine of its own
@@ -19,27 +19,94 @@ from typing import TYPE_CHECKING
 import pytest
 
 from dist_testing.core.engine.engine import Engine
+from dist_testing.core.engine.rank_env import cpu_count
 from dist_testing.core.engine.report import failure_report
 from dist_testing.core.engine.running_case import RunningCase
 from dist_testing.core.engine.supervisor import Supervisor
 from dist_testing.core.events.event import Event
 from dist_testing.core.events.stream import EventStream
+from dist_testing.core.ground.add_ons import call_parts
 from dist_testing.core.ground.case import Case, CaseResult
-from dist_testing.core.ground.errors import DistTestingError
+from dist_testing.core.ground.errors import DistTestingError, UsageError
 from dist_testing.core.ground.outcomes import Status
-from dist_testing.core.pytest.marked_items import CASE_KEY
+from dist_testing.core.ground.procfs import free_bytes
+from dist_testing.core.ground.spec import Spec, number_in
+from dist_testing.core.pytest.marked_items import CASE_KEY, isolation_of
 from dist_testing.core.pytest.options import JOBS_OPTION
 from dist_testing.core.pytest.session_events import SessionEvents
 from dist_testing.core.pytest.world_items import WorldItem
-from dist_testing.jobs.count import affordable_jobs
+from dist_testing.core.session.existing_world import ExistingRank
 
 if TYPE_CHECKING:
     from dist_testing.core.pytest.in_runner import RunnerPlugin
 
+MAX_JOBS = 64
+# The number of jobs that stands for "as many as the machine has room for".
+AUTO = 0
+# Memory of a fork server and of a rank, beside what they share with the runner. Bytes.
+_JOB_BYTES = 60 << 20
+_RANK_BYTES = 20 << 20
+_FRESH_RANK_BYTES = 170 << 20
+# Options that cannot be combined: name in the namespace, spelling, way out.
+_INSTEAD = f"Leave it out: {JOBS_OPTION} imports torch once, and reports in the order of the collection."
+_TERMINAL = f"One terminal serves one debugger: leave {JOBS_OPTION} out."
+_REFUSED = (
+    ("numprocesses", "-n (pytest-xdist)", _INSTEAD),
+    ("tx", "--tx (pytest-xdist)", _INSTEAD),
+    ("dist_debug_rank", "--dist-debug-rank", _TERMINAL),
+    ("usepdb", "--pdb", _TERMINAL),
+    ("trace", "--trace", _TERMINAL),
+)
 # Worlds per job that are over or run, and wait for their turn. Each keeps open files, and its output.
 _MOST_AHEAD = 4
 # After Ctrl-C, worlds are asked for this long where they are; later ones are only killed. Seconds.
 _ASK_LIMIT_S = 5.0
+
+
+def read_jobs(text: str, config: pytest.Config, rank_info: ExistingRank | None) -> int:
+    """Return how many worlds the user wants side by side, from the option's text: from 1, or `AUTO`."""
+    jobs = AUTO if text == "auto" else number_in(text)
+    if jobs is None or jobs > MAX_JOBS or text == "0":
+        raise UsageError(
+            f"{JOBS_OPTION}={text}: expected a number from 1 to {MAX_JOBS}, or auto.\n"
+            "It is the number of worlds that run side by side; 1 runs them one after the other.\n"
+            f"Write {JOBS_OPTION}=4, for example, or leave it out."
+        )
+    if jobs == 1:
+        return jobs
+    if rank_info is not None:
+        raise UsageError(
+            f"{JOBS_OPTION}={text} in a process that is rank {rank_info.rank} of {rank_info.size} (RANK is set).\n"
+            "torchrun has started the ranks of one world, and no other world can run beside it.\n"
+            f"Leave {JOBS_OPTION} out, or run pytest without torchrun: the library starts the ranks."
+        )
+    for name, spelling, way_out in _REFUSED:
+        # An option that is not given is None, False, 0 or an empty list. A worker of xdist has its controller's.
+        if getattr(config.option, name, None) and not hasattr(config, "workerinput"):
+            cause = "Both want to decide how the ranks of a test run."
+            raise UsageError(f"{JOBS_OPTION}={text} with {spelling}.\n{cause}\n{way_out}")
+    return jobs
+
+
+def affordable_jobs(asked: int, spec: Spec, sizes: Sequence[int], *, fresh: bool) -> tuple[int, str]:
+    """Return how many worlds run side by side, and why they are fewer than the user asked for; "" if they are not.
+
+    `asked` is what the user wants: from 1, or `AUTO`. `sizes`, not empty, are the world sizes of the cases that can run
+    side by side. With `fresh`, ranks are fresh interpreters.
+    """
+    largest = max(sizes)
+    limits = [(asked or min(MAX_JOBS, max(1, cpu_count() // largest)), "")]
+    each = _JOB_BYTES + largest * (_FRESH_RANK_BYTES if fresh else _RANK_BYTES)
+    for _, room in call_parts("room", spec, largest):
+        if room is not None:
+            worlds, why, memory = room
+            limits.append((max(1, worlds), why))
+            each += memory
+    free = free_bytes()
+    why = f"{free >> 20} MiB of memory are free, and a world of {largest} ranks takes {each >> 20}"
+    limits.append((max(1, free // each), why))
+    jobs, why = min(limits, key=lambda limit: limit[0])
+    return min(jobs, len(sizes)), why if asked else ""
 
 
 class _HeldEvents(EventStream):
@@ -48,24 +115,21 @@ class _HeldEvents(EventStream):
     def __init__(self, stream: EventStream) -> None:
         super().__init__()
         self._stream = stream
-        self._held: list[Event] | None = []
+        self._held: list[Event] = []
 
     def wants(self, *kinds: type[Event]) -> bool:
         """Whether the stream of the session wants one of these kinds."""
         return self._stream.wants(*kinds)
 
     def emit(self, event: Event) -> None:
-        """Keep an event; pass it on if the turn of the world has come."""
-        if self._held is None:
-            self._stream.emit(event)
-        else:
-            self._held.append(event)
+        """Keep an event."""
+        self._held.append(event)
 
     def release(self) -> None:
-        """Pass on the events: the turn of the world has come."""
-        held, self._held = self._held or (), None
-        for event in held:
+        """Pass on all events, also those that come later: the turn of the world has come."""
+        for event in self._held:
             self._stream.emit(event)
+        self.emit = self._stream.emit  # type: ignore[method-assign]
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,10 +171,10 @@ class LookAhead:
         self._items = items
         self._places = {item: place for place, item in enumerate(items)}
         first = self._engines[0]
-        able = [item for item in items if self._can_be_ahead(item)]
+        able = list(filter(self._can_be_ahead, items))
         if self._config.option.setuponly or not able:
             return self._engines
-        fresh = any(self._runner.isolation_of(item).fresh_interpreter for item in able)
+        fresh = any(isolation_of(item).fresh_interpreter for item in able)
         sizes = [item.stash[CASE_KEY].world_size for item in able]
         jobs, why = affordable_jobs(self._asked, first.spec, sizes, fresh=fresh)
         if why:
@@ -126,7 +190,7 @@ class LookAhead:
         ahead = self._ahead.pop(item, None)
         # All engines are free before a case whose ranks are for several cases: the session's engine keeps them.
         engine = ahead.engine if ahead is not None else self._free_engine() or self._engines[0]
-        engine.cases_after = self._runner.cases_after(item)
+        engine.cases_after = self._runner.cases_after.get(item.nodeid, 0)
         engine.events = self._events.stream
         if ahead is not None:
             running = ahead.running
@@ -198,7 +262,7 @@ class LookAhead:
         """Start the world of a test ahead. If it cannot start now, return False: it starts in its turn, or fails."""
         events = _HeldEvents(self._events.stream)
         lines: list[str] = []
-        engine.cases_after = self._runner.cases_after(item)
+        engine.cases_after = self._runner.cases_after[item.nodeid]
         engine.events = events
         engine.log_line, log_line = lines.append, engine.log_line
         engine.waits_for_resources = False

@@ -5,7 +5,7 @@ load("//dist_testing/private:visibility.bzl", "LIBRARY")
 
 visibility(LIBRARY)
 
-# As in dist_testing/jobs/count.py.
+# As in dist_testing/jobs/look_ahead.py.
 MAX_JOBS = 64
 
 def jobs_problems(jobs, backends, known):

@@ -16,7 +16,7 @@ from dist_testing.core.ground.codec import WrongValueError, shape_of
 from dist_testing.core.ground.errors import UsageError
 from dist_testing.core.ground.spec import MAX_WORLD_SIZE, Spec, not_of_build
 from dist_testing.core.launch.isolation import isolation_named
-from dist_testing.core.pytest.marked_items import CASE_KEY, RANK_SIDE_KEY, RUN_SPEC_KEY, RankItem
+from dist_testing.core.pytest.marked_items import CASE_KEY, RANK_SIDE_KEY, RUN_KEY, RUN_SPEC_KEY
 from dist_testing.core.session.session import current_session
 from dist_testing.programs.program import NO_LIMIT_S, Program, check_isolation_of_program, check_program
 from dist_testing.programs.program_rank import ProgramRankContext, program_loader
@@ -91,8 +91,12 @@ def target_session(spec: Spec, file: str, arguments: Sequence[str]) -> tuple[lis
     return command_line(file), ProgramPlugin(program)
 
 
-class _ProgramItem(RankItem):
+class _ProgramItem(pytest.Item):
     """One run of the program, on a world of one size."""
+
+    def runtest(self) -> None:
+        """Run it on ranks."""
+        self.config.stash[RUN_KEY](self)
 
     def command(self, result: CaseResult, spec: Spec) -> str:
         """Return the command that runs the program again."""

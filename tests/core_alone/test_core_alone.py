@@ -26,7 +26,7 @@ _UNIT = (
     *("ranks", "refusal", "report_text", "reporter", "run_directory", "sharding", "skips", "spec"),
     *("timings", "watch", "wire"),
 )
-_PROCESS = ("faults", "pytest_front_end", "pytest_reruns", "spawn", "unittest_front_end")
+_PROCESS = ("faults", "pytest_front_end", "spawn", "unittest_front_end")
 # Without the add-on that proves hangs, these wait for a deadline of minutes.
 _OF_HANGS = "test_hang or stays_away or waits_for_a_message"
 

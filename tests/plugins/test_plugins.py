@@ -44,7 +44,6 @@ _SUITE = """
     import asyncio
     import random
     import threading
-    from pathlib import Path
     import measured
     import pytest
     import torch
@@ -61,17 +60,15 @@ _SUITE = """
         suppress_health_check=[HealthCheck.function_scoped_fixture],
     )
 
-    @ranks
-    @pytest.mark.timeout(2)
-    def test_timeout(world):
-        threading.Event().wait()
+    class TestPool:
+        @pytest.mark.distributed(world_size=2, isolation="pool")
+        @pytest.mark.timeout(2)
+        def test_timeout(self, world):
+            threading.Event().wait()
 
-    @ranks
-    @pytest.mark.flaky(reruns=1)
-    def test_rerunfailures(world):
-        tries = Path(f"tries-{world.rank}")
-        tries.write_text(tries.read_text() + "x" if tries.exists() else "x")
-        assert tries.read_text() == "xx"
+        @pytest.mark.distributed(world_size=2, isolation="pool")
+        def test_of_the_pool(self, world):
+            world.barrier()
 
     @ranks
     def test_cov(world):
@@ -143,7 +140,7 @@ def test_all_in_one_session(starter: Starter, tmp_path: Path) -> None:
         "--cov-report=term",
     )
     outcomes = ended.outcomes()
-    passed = ["rerunfailures", "cov", "asyncio", "anyio", "coroutine", "hypothesis", "benchmark"]
+    passed = ["of_the_pool", "cov", "asyncio", "anyio", "coroutine", "hypothesis", "benchmark"]
     passed += [f"randomly[{number}]" for number in range(8)]
     assert outcomes == {
         **{f"test_{name}": "PASSED" for name in passed},
@@ -151,7 +148,6 @@ def test_all_in_one_session(starter: Starter, tmp_path: Path) -> None:
         "test_falsified": "FAILED",
     }, ended.log
     for said in (
-        "1 rerun",
         "test_timeout: Timeout (>2.0s) from pytest-timeout.",
         "Another plugin, such as pytest-timeout, has ended the wait for the ranks; they have been killed.",
         "number=50",
@@ -165,6 +161,61 @@ def test_all_in_one_session(starter: Starter, tmp_path: Path) -> None:
     assert order != sorted(order), ended.log
     # It has what it needs, so nothing is said about it.
     assert "pytest-cov does not see" not in ended.log
+
+
+_RERUNS = """
+    import os
+    from pathlib import Path
+    import pytest
+
+    pytestmark = pytest.mark.distributed(world_size=2, init=False)
+
+    def pass_at(world, name, number):
+        tries = Path(f"{name}-{world.rank}")
+        with tries.open("a") as file:
+            file.write("x")
+        assert world.rank == 0 or len(tries.read_text()) >= number
+
+    @pytest.mark.flaky(MORE=2)
+    def test_third(world):
+        pass_at(world, "third", 3)
+
+    @pytest.mark.flaky(MORE=1)
+    def test_never(world):
+        pass_at(world, "never", 9)
+        os.kill(os.getpid(), 9)
+
+    @pytest.mark.distributed(isolation="pool")
+    class TestPooled:
+        @pytest.mark.flaky(MORE=1)
+        def test_of_pool(self, world):
+            pass_at(world, "pool", 2)
+
+        def test_after(self, world):
+            pass_at(world, "after", 1)
+
+    @pytest.mark.xfail(strict=True)
+    @pytest.mark.flaky(MORE=1)
+    def test_expected(world):
+        pass_at(world, "expected", 9)
+"""
+
+
+@pytest.mark.parametrize(
+    ("plugin", "more"),
+    [("pytest_rerunfailures", "reruns"), ("pytest_retry.retry_plugin", "retries")],
+    ids=["rerunfailures", "retry"],
+)
+def test_a_failed_case_runs_again_on_fresh_ranks(starter: Starter, tmp_path: Path, plugin: str, more: str) -> None:
+    """If this fails, a mark that the user relies on has no effect, or one rank repeats a test alone."""
+    write_file(tmp_path, "test_suite.py", _RERUNS.replace("MORE", more))
+    ended = _run(starter, tmp_path, {plugin: plugin})
+    ended.check(passed="test_third test_of_pool test_after", failed="test_never", xfail="test_expected")
+    tries = {path.name: len(path.read_text()) for path in tmp_path.glob("*-[01]")}
+    expected = {"third": 3, "never": 2, "pool": 2, "after": 1, "expected": 1}
+    assert tries == {f"{name}-{rank}": count for name, count in expected.items() for rank in (0, 1)}
+    # The report of the last try, and of no try before.
+    assert ended.failures()["test_never"].count("This case alone: ") == 1
 
 
 def test_a_plugin_that_needs_a_setting_is_named_at_the_start(starter: Starter, tmp_path: Path) -> None:

@@ -10,10 +10,107 @@ from pathlib import Path
 
 import pytest
 
-from tests.plugins.same_suite import as_on_ranks, outcomes, write_suite
 from tests.support.children import Ended, run_pytest, write_file
 from tests.support.starter import Starter
 
+# A test that runs on ranks names the fixture `world`; else the suite is the same.
+_SUITE = """
+import warnings
+
+import pytest
+
+MARK
+
+@pytest.fixture
+def broken():
+    raise RuntimeError("in the setup")
+
+@pytest.fixture
+def late():
+    yield
+    raise RuntimeError("in the teardown")
+
+@pytest.fixture(scope="module")
+def shared():
+    return [1]
+
+def test_passes(WORLD): ...
+
+def test_fails(WORLD):
+    assert 1 == 2
+
+@pytest.mark.skip(reason="by a mark")
+def test_skip_mark(WORLD):
+    raise AssertionError
+
+@pytest.mark.skipif("True", reason="by a text")
+def test_skipif(WORLD):
+    raise AssertionError
+
+def test_skips(WORLD):
+    pytest.skip("inside")
+
+@pytest.mark.xfail(reason="known")
+def test_xfails(WORLD):
+    assert 1 == 2
+
+@pytest.mark.xfail
+def test_xpasses(WORLD): ...
+
+@pytest.mark.xfail(strict=True, reason="strict")
+def test_xpasses_strict(WORLD): ...
+
+@pytest.mark.xfail(raises=ValueError)
+def test_raises_as_expected(WORLD):
+    raise ValueError("as expected")
+
+@pytest.mark.xfail(raises=ValueError)
+def test_raises_another(WORLD):
+    raise KeyError("another")
+
+def test_calls_xfail(WORLD):
+    pytest.xfail("here")
+
+def test_broken_setup(WORLD, broken): ...
+
+def test_broken_teardown(WORLD, late): ...
+
+@pytest.mark.parametrize("number", [1, 2])
+def test_parameter(WORLD, number, shared):
+    assert number in [*shared, 2]
+
+class TestGroup:
+    def test_method(self, WORLD): ...
+
+    def test_prints(self, WORLD, capsys):
+        print("hello")
+        assert capsys.readouterr().out == "hello\\n"
+
+def test_warns(WORLD):
+    warnings.warn("careful")
+
+def test_subtests(WORLD, subtests):
+    for number in range(3):
+        with subtests.test(msg="part", number=number):
+            assert number != 1
+
+@pytest.mark.slow
+def test_slow(WORLD): ...
+"""
+_CONFTEST = """
+def pytest_configure(config):
+    config.addinivalue_line("markers", "slow: takes long")
+"""
+_MARK = "pytestmark = pytest.mark.distributed(world_size=2)"
+_OUTCOME = re.compile(
+    r"^(PASSED|FAILED|ERROR|XFAIL|XPASS|SKIPPED|RERUN) (?:\[(\d+)\] )?\S*test_suite\.py(?:::(\S+)|:\d+)", re.MULTILINE
+)
+# Fixtures of a marked test are set up and torn down on the ranks, inside its call. So an error there is a failure.
+_ON_RANKS = {
+    ("ERROR", "test_broken_setup"): ("FAILED", "test_broken_setup"),
+    ("PASSED", "test_broken_teardown"): None,
+    ("ERROR", "test_broken_teardown"): ("FAILED", "test_broken_teardown"),
+}
 _OPTIONS = (
     "",
     "-x",
@@ -55,6 +152,25 @@ _PLUGINS = (
 _DIFFERING = {"test_broken_setup", "test_broken_teardown", "test_broken_teardown_teardown", "test_subtests"}
 
 
+def _write_suite(folder: Path, *, is_ours: bool) -> None:
+    """Write the suite and its settings."""
+    text = _SUITE.replace("MARK", _MARK if is_ours else "")
+    text = text.replace("WORLD", "world") if is_ours else re.sub(r"(, )?WORLD(?(1)|(, )?)", "", text)
+    folder.mkdir()
+    (folder / "test_suite.py").write_text(text, encoding="utf-8")
+    (folder / "conftest.py").write_text(_CONFTEST, encoding="utf-8")
+
+
+def _outcomes(log: str) -> list[tuple[str, str]]:
+    """Read the summary of `-rA`: outcome and test, sorted; skips by their number."""
+    return sorted((match[1], match[3] or f"{match[2]} test(s)") for match in _OUTCOME.finditer(log))
+
+
+def _as_on_ranks(plain: list[tuple[str, str]]) -> list[tuple[str, str]]:
+    """Return what the summary of plain pytest would be if the fixtures were a part of the call."""
+    return sorted(found for one in plain if (found := _ON_RANKS.get(one, one)) is not None)
+
+
 def _run(starter: Starter, folder: Path, plugins: Sequence[str], options: str) -> Ended:
     named = [option for plugin in plugins for option in ("-p", plugin)]
     return run_pytest(starter, folder, "-rA", *named, *options.split(), env={"PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"})
@@ -65,7 +181,7 @@ def _both(starter: Starter, tmp_path: Path, plugins: Sequence[str], *runs: str) 
     ends = []
     for is_ours in (False, True):
         folder = tmp_path / ("ours" if is_ours else "plain")
-        write_suite(folder, is_ours=is_ours)
+        _write_suite(folder, is_ours=is_ours)
         ends.append([_run(starter, folder, plugins, options) for options in runs][-1])
     return ends[0], ends[1]
 
@@ -73,8 +189,8 @@ def _both(starter: Starter, tmp_path: Path, plugins: Sequence[str], *runs: str) 
 def _check(plain: Ended, ours: Ended, options: str) -> None:
     # Without a call there is nothing that runs on ranks.
     has_calls = "--setup-" not in options or options == "--setup-show"
-    found = outcomes(plain.log)
-    assert outcomes(ours.log) == (as_on_ranks(found) if has_calls else found), f"{plain.log}\n{ours.log}"
+    found = _outcomes(plain.log)
+    assert _outcomes(ours.log) == (_as_on_ranks(found) if has_calls else found), f"{plain.log}\n{ours.log}"
     assert ours.code == plain.code
 
 
@@ -82,7 +198,7 @@ def _check(plain: Ended, ours: Ended, options: str) -> None:
 def test_an_option_means_the_same(starter: Starter, tmp_path: Path, options: str) -> None:
     """If this fails, an option of pytest does something else on tests that run on ranks."""
     plain, ours = _both(starter, tmp_path, (), options)
-    assert outcomes(plain.log) or options == "--collect-only", plain.log
+    assert _outcomes(plain.log) or options == "--collect-only", plain.log
     _check(plain, ours, options)
 
 
@@ -98,7 +214,7 @@ def test_a_plugin_does_the_same(starter: Starter, tmp_path: Path, name: str, plu
     """If this fails, a plug-in does something else with tests that run on ranks."""
     metadata.version(name)
     plain, ours = _both(starter, tmp_path, plugins, options)
-    assert outcomes(plain.log), plain.log
+    assert _outcomes(plain.log), plain.log
     _check(plain, ours, options)
     if name == "pytest-json-report":
         written = [json.loads((tmp_path / kind / ".report.json").read_text()) for kind in ("plain", "ours")]
@@ -146,7 +262,7 @@ def test_vscode_sees_the_report(starter: Starter, tmp_path: Path) -> None:
     """If this fails, VS Code's pane of tests shows another icon, or not the report, or a rank writes into the pane."""
     for is_ours in (False, True):
         folder = tmp_path / ("ours" if is_ours else "plain")
-        write_suite(folder, is_ours=is_ours)
+        _write_suite(folder, is_ours=is_ours)
         write_file(folder, "vscode_pytest.py", _VSCODE)
         _run(starter, folder, ["vscode_pytest"], "")
     plain, ours = (json.loads((tmp_path / kind / "seen.json").read_text()) for kind in ("plain", "ours"))

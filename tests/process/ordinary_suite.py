@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
-import io
 import json
 import logging.config
 import multiprocessing
@@ -12,7 +10,6 @@ import os
 import subprocess
 import sys
 import threading
-import unittest
 import warnings
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -104,94 +101,6 @@ def mesh(world: dist_testing.World) -> DeviceMesh:
     return init_device_mesh("cpu", (world.size,), mesh_dim_names=("data",))
 
 
-@ranks
-def test_scopes(model: nn.Linear, numbers: list[int], request: pytest.FixtureRequest) -> None:
-    assert model(torch.tensor(numbers, dtype=torch.float32)).shape == (1,)
-    assert request.node.was_seen
-
-
-@ranks
-def test_fixture_with_params(factor: int) -> None:
-    assert total(factor) == 2 * factor
-
-
-@ranks
-@pytest.mark.parametrize("shape", [(2, 3), (4,)], indirect=True)
-def test_indirect(shape: torch.Tensor) -> None:
-    dist.all_reduce(shape)
-    assert (shape == 2).all()
-
-
-@ranks
-def test_group_of_a_fixture(pair: dist.ProcessGroup) -> None:
-    assert dist.get_world_size(pair) == 2
-
-
-@ranks
-@pytest.mark.usefixtures("pair")
-def test_usefixtures(world: dist_testing.World) -> None:
-    assert total(world.rank) == 1
-
-
-@ranks
-def test_request(request: pytest.FixtureRequest) -> None:
-    assert request.getfixturevalue("world").size == 2
-    request.addfinalizer(dist.barrier)
-    assert request.node.name == "test_request"
-    assert request.config.getoption("verbose") >= -1  # as in the runner
-
-
-@ranks
-def test_tmp_path(tmp_path: Path, world: dist_testing.World) -> None:
-    (tmp_path / "file").write_text(str(world.rank))
-    dist.barrier()
-    assert (tmp_path / "file").read_text() == str(world.rank)
-
-
-@ranks
-def test_shared_folder(world: dist_testing.World) -> None:
-    (world.tmp_path / str(world.rank)).touch()
-    dist.barrier()
-    assert {path.name for path in world.tmp_path.iterdir()} >= {"0", "1"}
-
-
-@ranks
-def test_monkeypatch(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setenv("PROJECT", "1")
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(_log, "name", "patched")
-    assert os.environ["PROJECT"] == "1"
-    assert Path.cwd() == tmp_path
-
-
-@ranks
-def test_caplog(caplog: pytest.LogCaptureFixture, world: dist_testing.World) -> None:
-    with caplog.at_level(logging.INFO, logger="project"):
-        _log.info("rank %d", world.rank)
-    assert caplog.record_tuples == [("project", logging.INFO, f"rank {world.rank}")]
-
-
-@ranks
-def test_capsys(capsys: pytest.CaptureFixture[str], world: dist_testing.World) -> None:
-    print("rank", world.rank)
-    assert capsys.readouterr().out == f"rank {world.rank}\n"
-
-
-@ranks
-def test_capfd(capfd: pytest.CaptureFixture[str]) -> None:
-    os.write(2, b"native")
-    assert capfd.readouterr().err == "native"
-
-
-@ranks
-def test_recwarn(recwarn: pytest.WarningsRecorder) -> None:
-    warnings.warn("old", DeprecationWarning, stacklevel=1)
-    assert str(recwarn.pop(DeprecationWarning).message) == "old"
-
-
-# Marks and outcomes
-
-
 @dataclass(frozen=True)
 class Layer:
     inputs: int
@@ -199,122 +108,165 @@ class Layer:
 
 
 @ranks
-@pytest.mark.parametrize("layer", [Layer(2), Layer(3, 2)], ids=str)
-@pytest.mark.parametrize("bias", [True, False])
-def test_parametrize(layer: Layer, bias: bool) -> None:
-    made = nn.Linear(layer.inputs, layer.outputs, bias=bias)
-    dist.broadcast(made.weight.data, src=0)
-    assert made(torch.ones(layer.inputs)).shape == (layer.outputs,)
+class TestFixtures:
+    def test_scopes(self, model: nn.Linear, numbers: list[int], request: pytest.FixtureRequest) -> None:
+        assert model(torch.tensor(numbers, dtype=torch.float32)).shape == (1,)
+        assert request.node.was_seen
+
+    def test_fixture_with_params(self, factor: int) -> None:
+        assert total(factor) == 2 * factor
+
+    @pytest.mark.parametrize("shape", [(2, 3), (4,)], indirect=True)
+    def test_indirect(self, shape: torch.Tensor) -> None:
+        dist.all_reduce(shape)
+        assert (shape == 2).all()
+
+    def test_group_of_a_fixture(self, pair: dist.ProcessGroup) -> None:
+        assert dist.get_world_size(pair) == 2
+
+    @pytest.mark.usefixtures("pair")
+    def test_usefixtures(self, world: dist_testing.World) -> None:
+        assert total(world.rank) == 1
+
+    def test_request(self, request: pytest.FixtureRequest) -> None:
+        assert request.getfixturevalue("world").size == 2
+        request.addfinalizer(dist.barrier)
+        assert request.node.name == "test_request"
+        assert request.config.getoption("verbose") >= -1  # as in the runner
+
+    def test_tmp_path(self, tmp_path: Path, world: dist_testing.World) -> None:
+        (tmp_path / "file").write_text(str(world.rank))
+        dist.barrier()
+        assert (tmp_path / "file").read_text() == str(world.rank)
+
+    def test_shared_folder(self, world: dist_testing.World) -> None:
+        (world.tmp_path / str(world.rank)).touch()
+        dist.barrier()
+        assert {path.name for path in world.tmp_path.iterdir()} >= {"0", "1"}
+
+    def test_monkeypatch(self, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+        monkeypatch.setenv("PROJECT", "1")
+        monkeypatch.chdir(tmp_path)
+        monkeypatch.setattr(_log, "name", "patched")
+        assert os.environ["PROJECT"] == "1"
+        assert Path.cwd() == tmp_path
+
+    def test_caplog(self, caplog: pytest.LogCaptureFixture, world: dist_testing.World) -> None:
+        with caplog.at_level(logging.INFO, logger="project"):
+            _log.info("rank %d", world.rank)
+        assert caplog.record_tuples == [("project", logging.INFO, f"rank {world.rank}")]
+
+    def test_capsys(self, capsys: pytest.CaptureFixture[str], world: dist_testing.World) -> None:
+        print("rank", world.rank)
+        assert capsys.readouterr().out == f"rank {world.rank}\n"
+
+    def test_capfd(self, capfd: pytest.CaptureFixture[str]) -> None:
+        os.write(2, b"native")
+        assert capfd.readouterr().err == "native"
+
+    def test_recwarn(self, recwarn: pytest.WarningsRecorder) -> None:
+        warnings.warn("old", DeprecationWarning, stacklevel=1)
+        assert str(recwarn.pop(DeprecationWarning).message) == "old"
 
 
 @ranks
-def test_raises(world: dist_testing.World) -> None:
-    with pytest.raises(ValueError, match=r"rank \d") as caught:
-        raise ValueError(f"rank {world.rank}")
-    assert str(world.rank) in str(caught.value)
+class TestMarks:
+    @pytest.mark.parametrize("layer", [Layer(2), Layer(3, 2)], ids=str)
+    @pytest.mark.parametrize("bias", [True, False])
+    def test_parametrize(self, layer: Layer, bias: bool) -> None:
+        made = nn.Linear(layer.inputs, layer.outputs, bias=bias)
+        dist.broadcast(made.weight.data, src=0)
+        assert made(torch.ones(layer.inputs)).shape == (layer.outputs,)
+
+    @pytest.mark.filterwarnings("error:careful")
+    def test_filterwarnings(self) -> None:
+        with pytest.raises(UserWarning):
+            warnings.warn("careful", stacklevel=1)
+
+    @pytest.mark.xfail(raises=ZeroDivisionError, strict=True)
+    def test_xfail(self, world: dist_testing.World) -> None:
+        assert 1 / (world.rank - world.rank)
 
 
 @ranks
-def test_warns() -> None:
-    with pytest.warns(UserWarning, match="careful"):
-        warnings.warn("careful", stacklevel=1)
+class TestPython:
+    def test_asyncio(self, world: dist_testing.World) -> None:
+        async def add() -> float:
+            return await asyncio.to_thread(total, world.rank)
+
+        assert asyncio.run(add()) == 1
+
+    def test_subprocess(self, world: dist_testing.World) -> None:
+        command = [sys.executable, "-c", "import os; print(os.environ.get('RANK'))"]
+        said = subprocess.run(command, capture_output=True, text=True, check=True, env={"RANK": str(world.rank)})
+        assert said.stdout == f"{world.rank}\n"
+
+    def test_environment(self, world: dist_testing.World) -> None:
+        assert os.environ["RANK"] == str(world.rank)
+
+    def test_logging_configuration(self, tmp_path: Path) -> None:
+        handler = {"class": "logging.FileHandler", "filename": tmp_path / "log"}
+        logger = {"handlers": ["file"], "level": "INFO"}
+        logging.config.dictConfig({"version": 1, "handlers": {"file": handler}, "loggers": {"project.file": logger}})
+        logging.getLogger("project.file").info("said")
+        assert (tmp_path / "log").read_text() == "said\n"
+        logging.getLogger("project.file").handlers.pop().close()
+
+    def test_threads(self, world: dist_testing.World) -> None:
+        sums: list[float] = []
+        thread = threading.Thread(target=lambda: sums.append(total(world.rank)), name="user")
+        thread.start()
+        thread.join()
+        with ThreadPoolExecutor(2) as pool:
+            assert list(pool.map(abs, [-1, 2])) == [1, 2]
+        assert sums == [1]
+
+    def test_multiprocessing_pool(self) -> None:
+        with multiprocessing.get_context("fork").Pool(2) as pool:
+            assert pool.map(abs, [-1, 2]) == [1, 2]
+            pool.close()
+            pool.join()
 
 
 @ranks
-@pytest.mark.filterwarnings("error:careful")
-def test_filterwarnings() -> None:
-    with pytest.raises(UserWarning):
-        warnings.warn("careful", stacklevel=1)
+class TestTorch:
+    def test_data_loader(self, world: dist_testing.World) -> None:
+        data = TensorDataset(torch.arange(8.0))
+        loader = DataLoader(data, batch_size=2, num_workers=2, sampler=DistributedSampler(data))
+        assert total(sum(batch.sum().item() for (batch,) in loader)) == sum(range(8))
 
+    def test_ddp(self, model: nn.Linear, world: dist_testing.World) -> None:
+        parallel = DistributedDataParallel(model)
+        parallel(torch.full((4, 2), float(world.rank))).sum().backward()
+        assert model.weight.grad is not None
+        assert model.weight.grad.flatten().tolist() == [2, 2]
 
-@ranks
-def test_approx() -> None:
-    assert total(0.1) == pytest.approx(0.2)
-    torch.testing.assert_close(torch.tensor(0.1) + 0.2, torch.tensor(0.3))
+    def test_fully_shard(self, mesh: DeviceMesh) -> None:
+        layer = nn.Linear(4, 4)
+        fully_shard(layer, mesh=mesh)
+        optimizer = torch.optim.SGD(layer.parameters(), lr=0.1)
+        layer(torch.ones(2, 4)).sum().backward()
+        optimizer.step()
+        assert all(isinstance(parameter, DTensor) for parameter in layer.parameters())
 
+    def test_dtensor(self, mesh: DeviceMesh) -> None:
+        tensor = distribute_tensor(torch.arange(4.0), mesh, [Shard(0)])
+        assert tensor.to_local().numel() == 2
+        assert tensor.redistribute(placements=[Replicate()]).to_local().tolist() == [0, 1, 2, 3]
 
-@ranks
-def test_skip(world: dist_testing.World) -> None:
-    if world.size < 3:
-        pytest.skip("needs three ranks")
+    def test_checkpoint(self, world: dist_testing.World) -> None:
+        saved = {"weight": torch.arange(1.0, 5.0)}
+        save(saved, checkpoint_id=world.tmp_path / "checkpoint")
+        loaded = {"weight": torch.zeros(4)}
+        load(loaded, checkpoint_id=world.tmp_path / "checkpoint")
+        assert torch.equal(loaded["weight"], saved["weight"])
 
+    def test_compile(self, world: dist_testing.World) -> None:
+        @torch.compile(backend="aot_eager")
+        def twice(tensor: torch.Tensor) -> torch.Tensor:
+            return tensor * 2
 
-@ranks
-@pytest.mark.skipif(sys.version_info > (3,), reason="old")
-def test_skipif() -> None:
-    raise AssertionError
-
-
-@ranks
-def test_importorskip() -> None:
-    pytest.importorskip("no_such_package_at_all")
-
-
-@ranks
-@pytest.mark.xfail(raises=ZeroDivisionError, strict=True)
-def test_xfail(world: dist_testing.World) -> None:
-    assert 1 / (world.rank - world.rank)
-
-
-# What Python offers
-
-
-@ranks
-def test_asyncio(world: dist_testing.World) -> None:
-    async def add() -> float:
-        return await asyncio.to_thread(total, world.rank)
-
-    assert asyncio.run(add()) == 1
-
-
-@ranks
-def test_subprocess(world: dist_testing.World) -> None:
-    command = [sys.executable, "-c", "import os; print(os.environ.get('RANK'))"]
-    said = subprocess.run(command, capture_output=True, text=True, check=True, env={"RANK": str(world.rank)})
-    assert said.stdout == f"{world.rank}\n"
-
-
-@ranks
-def test_environment(world: dist_testing.World) -> None:
-    assert os.environ["RANK"] == str(world.rank)
-
-
-@ranks
-def test_logging_configuration(tmp_path: Path) -> None:
-    handler = {"class": "logging.FileHandler", "filename": tmp_path / "log"}
-    logger = {"handlers": ["file"], "level": "INFO"}
-    logging.config.dictConfig({"version": 1, "handlers": {"file": handler}, "loggers": {"project.file": logger}})
-    logging.getLogger("project.file").info("said")
-    assert (tmp_path / "log").read_text() == "said\n"
-    logging.getLogger("project.file").handlers.pop().close()
-
-
-@ranks
-def test_threads(world: dist_testing.World) -> None:
-    sums: list[float] = []
-    thread = threading.Thread(target=lambda: sums.append(total(world.rank)), name="user")
-    thread.start()
-    thread.join()
-    with ThreadPoolExecutor(2) as pool:
-        assert list(pool.map(abs, [-1, 2])) == [1, 2]
-    assert sums == [1]
-
-
-@ranks
-def test_multiprocessing_pool() -> None:
-    with multiprocessing.get_context("fork").Pool(2) as pool:
-        assert pool.map(abs, [-1, 2]) == [1, 2]
-        pool.close()
-        pool.join()
-
-
-@ranks
-def test_contextlib() -> None:
-    text = io.StringIO()
-    with contextlib.ExitStack() as stack, contextlib.suppress(KeyError):
-        stack.callback(text.write, "closed")
-        raise KeyError
-    assert text.getvalue() == "closed"
+        assert total(twice(torch.tensor(1.0)).item()) == 4
 
 
 @ranks
@@ -351,69 +303,9 @@ class TestOfUnittest(dist_testing.MultiProcessTestCase):
                 self.assertEqual(total(value), 2 * value)
 
 
-class TestWithoutRanks(unittest.TestCase):
-    def test_in_the_runner(self) -> None:
-        for value in (1, 2):
-            with self.subTest(value=value):
-                self.assertFalse(dist.is_initialized())
-
-
-# What torch offers
-
-
-@ranks
-def test_data_loader(world: dist_testing.World) -> None:
-    data = TensorDataset(torch.arange(8.0))
-    loader = DataLoader(data, batch_size=2, num_workers=2, sampler=DistributedSampler(data))
-    assert total(sum(batch.sum().item() for (batch,) in loader)) == sum(range(8))
-
-
-@ranks
-def test_ddp(model: nn.Linear, world: dist_testing.World) -> None:
-    parallel = DistributedDataParallel(model)
-    parallel(torch.full((4, 2), float(world.rank))).sum().backward()
-    assert model.weight.grad is not None
-    assert model.weight.grad.flatten().tolist() == [2, 2]
-
-
-@ranks
-def test_fully_shard(mesh: DeviceMesh) -> None:
-    layer = nn.Linear(4, 4)
-    fully_shard(layer, mesh=mesh)
-    optimizer = torch.optim.SGD(layer.parameters(), lr=0.1)
-    layer(torch.ones(2, 4)).sum().backward()
-    optimizer.step()
-    assert all(isinstance(parameter, DTensor) for parameter in layer.parameters())
-
-
-@ranks
-def test_dtensor(mesh: DeviceMesh) -> None:
-    tensor = distribute_tensor(torch.arange(4.0), mesh, [Shard(0)])
-    assert tensor.to_local().numel() == 2
-    assert tensor.redistribute(placements=[Replicate()]).to_local().tolist() == [0, 1, 2, 3]
-
-
-@ranks
-def test_checkpoint(world: dist_testing.World) -> None:
-    saved = {"weight": torch.arange(1.0, 5.0)}
-    save(saved, checkpoint_id=world.tmp_path / "checkpoint")
-    loaded = {"weight": torch.zeros(4)}
-    load(loaded, checkpoint_id=world.tmp_path / "checkpoint")
-    assert torch.equal(loaded["weight"], saved["weight"])
-
-
 @pytest.mark.distributed(world_size=2, init=False)
 class TestRpc:
     def test_rpc(self, world: dist_testing.World) -> None:
         rpc.init_rpc(f"worker{world.rank}", rank=world.rank, world_size=world.size)  # type: ignore[no-untyped-call]
         assert rpc.rpc_sync(f"worker{1 - world.rank}", max, args=(1, 2)) == 2
         rpc.shutdown()
-
-
-@ranks
-def test_compile(world: dist_testing.World) -> None:
-    @torch.compile(backend="aot_eager")
-    def twice(tensor: torch.Tensor) -> torch.Tensor:
-        return tensor * 2
-
-    assert total(twice(torch.tensor(1.0)).item()) == 4

@@ -129,10 +129,6 @@ _ASKING = """
         world_size = 2
         answers = "of the class"
 
-        def setUp(self):
-            super().setUp()
-            self._spawn_processes()
-
         def test_class(self):
             assert os.environ["ANSWER"] == "of the class"
 """

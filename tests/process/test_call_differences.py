@@ -14,6 +14,8 @@ _SOURCE = """
     import torch
     import torch.distributed as dist
 
+    pytestmark = pytest.mark.distributed(world_size=3)
+
     def reduce_all(rank, operation=dist.ReduceOp.SUM, dtype=torch.float32):
         tensor = torch.ones(3, dtype=dtype)
         dist.all_reduce(tensor, operation)
@@ -27,13 +29,11 @@ _SOURCE = """
     def test_type(world):
         reduce_all(world.rank, dtype=torch.float64 if world.rank == 2 else torch.float32)
 
-    @pytest.mark.distributed(world_size=3)
     def test_skip(world):
         reduce_all(world.rank, dist.ReduceOp.MAX if world.rank == 1 else dist.ReduceOp.SUM)
         if world.rank == 1:
             pytest.skip("too small")
 
-    @pytest.mark.distributed(world_size=3)
     def test_left_out(world):
         if world.rank != 1:
             reduce_all(world.rank)
@@ -43,14 +43,13 @@ _SOURCE = """
         assert other[0] == 9
 
     class TestPool:
-        @pytest.mark.distributed(world_size=3, isolation="pool")
+        @pytest.mark.distributed(isolation="pool")
         @pytest.mark.parametrize("number", range(2))
         def test_pool(self, world, number):
             dist.barrier()
             is_odd = number == 1 and world.rank == 0
             assert reduce_all(world.rank, dist.ReduceOp.MAX if is_odd else dist.ReduceOp.SUM) == 3
 
-    @pytest.mark.distributed(world_size=3)
     def test_branches(world):
         # Each rank does its part in a line of its own.
         tensor = torch.full((3,), float(world.rank))
@@ -67,15 +66,14 @@ _SOURCE = """
         # gloo ends the process of rank 0, which expects less data.
         dist.all_reduce(torch.ones(500 if world.rank == 1 else 3))
 
-    @pytest.mark.distributed(world_size=3)
     def test_early(world):
         # A rank that fails makes fewer calls than the others, and is no victim of them.
         dist.barrier()
         assert world.rank != 2
         dist.all_reduce(torch.ones(3))
 """
-_OTHER = "calls all_reduce of [[3]] Float with MAX (test_cases.py:10)"
-_CALL = "call all_reduce of [[3]] Float with SUM (test_cases.py:10)"
+_OTHER = "calls all_reduce of [[3]] Float with MAX (test_cases.py:12)"
+_CALL = "call all_reduce of [[3]] Float with SUM (test_cases.py:12)"
 
 
 def test_headlines(starter: Starter, tmp_path: Path) -> None:
@@ -85,7 +83,7 @@ def test_headlines(starter: Starter, tmp_path: Path) -> None:
     second = first.replace("#1", "#2")
     for name, said in {
         "test_reduction (world of 4)": f"{first}: rank 2 {_OTHER}, ranks 0, 1, 3 {_CALL}; then rank ",
-        "test_type (world of 4)": f"{first}: rank 2 calls all_reduce of [[3]] Double (test_cases.py:10), ranks ",
+        "test_type (world of 4)": f"{first}: rank 2 calls all_reduce of [[3]] Double (test_cases.py:12), ranks ",
         "test_skip (world of 3)": f"{first}: rank 1 {_OTHER}, ranks 0, 2 {_CALL}; then ranks disagree about a skip: ",
         "test_left_out (world of 3)": f"{first}: rank 1 calls all_reduce of [[3]] Float (test_cases.py:",
         "TestPool::test_pool[1] (world of 3)": f"{second}: rank 0 {_OTHER}, ranks 1, 2 {_CALL}; then ",

@@ -1,11 +1,11 @@
-"""Features of pytest in a marked test: fixtures, folders, captured output, patches, skips and expected failures."""
+"""Features of pytest in a marked test: fixtures, folders, skips, expected failures, and hooks that change reports."""
 
 from __future__ import annotations
 
 import re
 from pathlib import Path
 
-from tests.support.children import run_cases
+from tests.support.children import run_cases, write_file
 from tests.support.starter import Starter
 
 _FIXTURES = '''
@@ -108,20 +108,6 @@ _OUTCOMES = """
 
     pytestmark = pytest.mark.distributed(world_size=2)
 
-    @pytest.mark.skip(reason="by mark")
-    def test_skip(world):
-        os.abort()
-
-    @pytest.mark.skipif(True, reason="by condition")
-    def test_skipif(world):
-        os.abort()
-
-    @pytest.mark.skipif(False, reason="never")
-    def test_not_skipped(world): ...
-
-    def test_skips_inside(world):
-        pytest.skip("inside")
-
     def test_skips_as_unittest_does(world):
         raise unittest.SkipTest("as unittest")
 
@@ -131,19 +117,6 @@ _OUTCOMES = """
     def test_one_rank_skips(world):
         if world.rank == 1:
             pytest.skip("rank 1 alone")
-
-    def test_importorskip(world):
-        pytest.importorskip("nothing_of_this_name")
-
-    @pytest.mark.xfail(reason="known")
-    def test_xfail(world):
-        assert world.rank == 0
-
-    @pytest.mark.xfail(reason="passes by now")
-    def test_xpass(world): ...
-
-    @pytest.mark.xfail(strict=True, reason="passes by now")
-    def test_xpass_strict(world): ...
 
     @pytest.mark.xfail(run=False, reason="would abort")
     def test_xfail_not_run(world):
@@ -159,21 +132,11 @@ _OUTCOMES = """
             subprocess.Popen(["sleep", "1000"])
         raise ValueError("planted")
 
-    def test_pytest_fail(world):
-        pytest.fail("on purpose")
-
     # The error type of an expected failure counts, as in plain pytest.
 
     @pytest.mark.xfail(raises=(KeyError, LookupError), reason="known")
     def test_expected(world):
         raise KeyError("key")
-
-    @pytest.mark.xfail(raises=KeyError, reason="known")
-    def test_other(world):
-        raise ValueError("not what was expected")
-
-    def test_inside(world):
-        pytest.xfail("decided by the test")
 
     def make():
         class Twin(Exception):
@@ -220,28 +183,24 @@ _OUTCOMES = """
 
 
 def test_skips_and_expected_failures(starter: Starter, tmp_path: Path) -> None:
-    """If this fails, a mark is judged on each rank, or a crash or an unexpected error is an expected failure."""
+    """If this fails, a crash or an unexpected error is an expected failure, or a skip of one rank one of all.
+
+    tests/plugins/test_same_as_pytest.py has what plain pytest has in the same way.
+    """
     ended = run_cases(starter, tmp_path, _OUTCOMES)
     ended.check(
-        passed="test_not_skipped",
-        xpass="test_xpass",
-        xfail="test_xfail test_xfail_not_run test_expected test_inside test_chosen_mark test_fresh[first]"
-        " test_group[expected]",
-        failed="test_one_rank_skips test_xpass_strict test_xfail_crash test_xfail_leaves_a_process test_pytest_fail"
-        " test_other test_same_name test_other_mark test_fresh[second] test_expected_and_teardown"
-        " test_group[other]",
+        xfail="test_xfail_not_run test_expected test_chosen_mark test_fresh[first] test_group[expected]",
+        failed="test_one_rank_skips test_xfail_crash test_xfail_leaves_a_process test_same_name test_other_mark"
+        " test_fresh[second] test_expected_and_teardown test_group[other]",
         log=[
-            "6 skipped",
+            "2 skipped",
+            ": as unittest",
+            ": CUDA is not available.",
             "rank 1 skipped: rank 1 alone",
-            "[XPASS(strict)] passes by now",
             "in the same way: it raised ValueError: planted in the test in call",
             "then it raised OSError: planted in the teardown in teardown",
         ],
     )
-    skips = [line for line in ended.log.splitlines() if line.startswith("SKIPPED")]
-    inside = ("inside", "as unittest", "CUDA is not available.", "nothing_of_this_name")
-    for reason in ("by mark", "by condition", *inside):
-        assert any(reason in line for line in skips), reason
     left = r"test_xfail_leaves_a_process \(world of 2\): children left behind: sleep 1000 \(pid \d+, of rank 1\)"
     assert re.search(left, ended.log), ended.log
 
@@ -285,3 +244,71 @@ def test_a_torch_that_cannot_be_imported_is_told(starter: Starter, tmp_path: Pat
     assert "Install your build of it" in ended.log
     assert "Traceback" not in ended.log
     assert "INTERNALERROR" not in ended.log
+
+
+def test_the_outcome_that_a_hook_gives_to_a_report_counts(starter: Starter, tmp_path: Path) -> None:
+    """If this fails, a test passes although a hook has made it fail, as plugins for soft assertions do."""
+    conftest = """
+        import pytest
+
+        @pytest.hookimpl(wrapper=True, tryfirst=True)
+        def pytest_runtest_makereport(item, call):
+            report = yield
+            found = getattr(item.module, "found", {})
+            if report.when == "call" and call.excinfo is None and "outcome" in found:
+                report.outcome = found["outcome"]
+                report.longrepr = found.get("text")
+            if "wasxfail" in found:
+                report.wasxfail = found["wasxfail"]
+            if report.when == "teardown" and "teardown" in found:
+                report.outcome, report.longrepr = "failed", found["teardown"]
+            if found.get("forgive"):
+                report.outcome, report.longrepr = "passed", None
+            return report
+    """
+    write_file(tmp_path, "conftest.py", conftest)
+    source = """
+        import pytest
+
+        pytestmark = pytest.mark.distributed(world_size=2)
+        found = {}
+
+        def test_soft(world):
+            if world.rank == 1:
+                found.update(outcome="failed", text="soft: two things\\nare wrong here")
+
+        def test_without_text(world):
+            found.update(outcome="failed")
+
+        def test_teardown(world):
+            found.update(teardown="soft: after the test")
+
+        def test_skipped(world):
+            found.update(outcome="skipped", text=("test_cases.py", 1, "Skipped: by a hook"))
+
+        def test_expected(world):
+            found.update(outcome="skipped", wasxfail="known")
+
+        @pytest.mark.xfail
+        def test_marked(world):
+            found.update(outcome="failed", text="soft: marked")
+
+        def test_forgiven(world):
+            found.update(forgive=True)
+            raise ValueError("forgiven")
+
+        def test_nothing(world): ...
+    """
+    ended = run_cases(starter, tmp_path, source)
+    assert ended.code == 1, ended.log
+    ended.check(
+        failed="test_soft test_without_text test_teardown",
+        xfail="test_expected test_marked",
+        passed="test_forgiven test_nothing",
+    )
+    assert "test_soft (world of 2): rank 1 raised Failed: are wrong here in call" in ended.log, ended.log
+    assert "soft: two things" in ended.log
+    assert "a hook of pytest set the outcome to failed, without a text" in ended.log
+    assert "raised Failed: soft: after the test in teardown" in ended.log
+    assert "SKIPPED [1]" in ended.log
+    assert "by a hook" in ended.log

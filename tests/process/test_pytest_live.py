@@ -77,11 +77,12 @@ def test_output_appears_while_the_test_runs(starter: Starter, tmp_path: Path) ->
             os.close(held)
 
 
-def test_crash_loses_nothing(starter: Starter, tmp_path: Path) -> None:
-    """If this fails, the last output before a crash, the most useful one, is missing live or in the report."""
+def test_pools_unittest_and_setup_show_are_live_too_and_a_crash_loses_nothing(starter: Starter, tmp_path: Path) -> None:
+    """If this fails, output of these is not live, or the last words before a crash, the most useful ones, are lost."""
     source = """
         import os
         import pytest
+        import dist_testing
 
         @pytest.mark.distributed(world_size=2, init=False)
         def test_dies(world):
@@ -90,18 +91,6 @@ def test_crash_loses_nothing(starter: Starter, tmp_path: Path) -> None:
                 print("last words", end="", flush=True)
                 os.kill(os.getpid(), 9)
             world.barrier()
-    """
-    ended = run_cases(starter, tmp_path, source, "-s")
-    assert ended.outcomes() == {"test_dies": "FAILED"}
-    assert "[rank 1] x\ufffd\n[rank 1] last words\n" in ended.log
-    assert "output of rank 1:\nx\ufffd\nlast words" in ended.log
-
-
-def test_output_of_pools_unittest_and_setup_show_is_live_too(starter: Starter, tmp_path: Path) -> None:
-    """If this fails, the output of a pool, a unittest class or `--setup-show` is not live."""
-    source = """
-        import pytest
-        import dist_testing
 
         @pytest.mark.distributed(world_size=2, isolation="pool")
         class TestPool:
@@ -118,23 +107,10 @@ def test_output_of_pools_unittest_and_setup_show_is_live_too(starter: Starter, t
                 print("of a method")
     """
     ended = run_cases(starter, tmp_path, source, "-s", "--setup-show")
-    assert ended.code == 0, ended.log
+    ended.check(failed="test_dies", passed="test_first test_second test_method")
+    assert "x\ufffd\nlast words" in ended.log.partition("output of rank 1:")[2]
     for rank in range(2):
         own = [line for line in ended.log.splitlines() if line.startswith(f"[rank {rank}] ")]
-        for text in ("first", "second", "of a method"):
+        for text in ("first", "second", "of a method", *(["x\ufffd", "last words"] if rank else [])):
             assert sum(line.endswith(text) for line in own) == 1, ended.log
         assert f"[rank {rank}]         SETUP    F world" in own
-
-
-def test_without_the_option_output_stays_in_the_logs(starter: Starter, tmp_path: Path) -> None:
-    """If this fails, passed tests fill the terminal."""
-    source = """
-        import pytest
-
-        @pytest.mark.distributed(world_size=2)
-        def test_prints(world):
-            print("hidden")
-    """
-    ended = run_cases(starter, tmp_path, source)
-    assert ended.code == 0
-    assert "hidden" not in ended.log

@@ -35,6 +35,7 @@ _ON_RANKS = """
     import os
 
     def test_on_ranks():
+        print("hidden without -s")
         assert os.environ["WORLD_SIZE"] == "2"
 """
 
@@ -66,6 +67,7 @@ def test_a_marker_is_enough(starter: Starter, tmp_path: Path, source: str, conft
     ended = _run(starter, tmp_path, source, conftest=conftest)
     assert ended.code == 0, ended.log
     assert ended.outcomes() == {"test_on_ranks": "PASSED"}
+    assert "hidden" not in ended.log
 
 
 @pytest.mark.parametrize(

@@ -1,7 +1,8 @@
-"""Ways to run marked tests: in part, distributed by xdist, after an unclean import, with the package installed."""
+"""Ways to run marked tests: beside plain ones, after an unclean import, with the package installed."""
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import sys
@@ -15,76 +16,39 @@ import dist_testing
 from tests.support.children import Ended, run_cases, run_pytest, write_file
 from tests.support.starter import Starter
 
-_MIXED = """
-    import os
-    import pytest
-
-    events = os.environ["EVENTS"]
-
-    def note(text):
-        with open(events, "a") as file:
-            file.write(text + "\\n")
-
-    @pytest.fixture(scope="module", autouse=True)
-    def of_the_module():
-        note("setup")
-        yield
-        note("teardown")
-
-    def test_plain_before():
-        note("plain before")
-
-    @pytest.mark.distributed(world_size=1)
-    def test_marked(world):
-        note("marked")
-
-    def test_plain_after():
-        note("plain after")
-
-    @pytest.mark.distributed(world_size=2)
-    def test_fails(world):
-        assert world.rank != 1
-
-    @pytest.mark.distributed(world_size=1)
-    def test_last(world): ...
-"""
-
 
 def test_plain_and_marked_tests_live_in_one_file(starter: Starter, tmp_path: Path) -> None:
     """If this fails, a module's fixture is not set up once in the runner and once on each rank."""
-    events = tmp_path / "events"
-    ended = run_cases(starter, tmp_path, _MIXED, "-k", "not fails and not last", EVENTS=str(events))
+    source = """
+        import pytest
+
+        def note(text):
+            with open("events", "a") as file:
+                file.write(text + "\\n")
+
+        @pytest.fixture(scope="module", autouse=True)
+        def of_the_module():
+            note("setup")
+            yield
+            note("teardown")
+
+        def test_plain_before():
+            note("plain before")
+
+        @pytest.mark.distributed(world_size=1)
+        def test_marked(world):
+            note("marked")
+
+        def test_plain_after():
+            note("plain after")
+    """
+    ended = run_cases(starter, tmp_path, source)
     assert ended.code == 0, ended.log
-    assert events.read_text().splitlines() == [
+    assert (tmp_path / "events").read_text().splitlines() == [
         *("setup", "plain before"),
         *("setup", "marked", "teardown"),
         *("plain after", "teardown"),
     ]
-
-
-def test_options_about_failures(starter: Starter, tmp_path: Path) -> None:
-    """If this fails, `--maxfail`, `--lf`, `--ff`, `--sw` or `--collect-only` forget or ignore marked tests."""
-    source = """
-        import pytest
-
-        pytestmark = pytest.mark.distributed(world_size=1)
-
-        def test_a(world): ...
-
-        @pytest.mark.parametrize("size", [2, 3, 4])
-        def test_b(world, size):
-            assert world.size == size
-    """
-
-    def run(*options: str) -> list[str]:
-        return [name.removeprefix("test_") for name in run_cases(starter, tmp_path, source, *options).outcomes()]
-
-    assert run("--maxfail=2") == ["a", "b[2]", "b[3]"]
-    assert run("--lf") == ["b[2]", "b[3]"]
-    assert run("--ff", "-x") == ["b[2]"]
-    assert run("--sw") == ["a", "b[2]"]
-    assert run("--sw", "--sw-skip") == ["b[2]", "b[3]"], "one failure is skipped"
-    assert "test_cases.py::test_b[4]" in run_cases(starter, tmp_path, source, "--collect-only", "-q").log
 
 
 def test_reports_for_other_programs(starter: Starter, tmp_path: Path) -> None:
@@ -112,23 +76,7 @@ def test_reports_for_other_programs(starter: Starter, tmp_path: Path) -> None:
     assert "At index 1 diff: 1 != 2" in (failure.text or "")
     assert "rank 1 of 2 failed first" in (failure.text or "")
     assert {item.get("name"): item.get("value") for item in case.iter("property")}["culprit"] == "1"
-    ended = run_cases(starter, tmp_path, source, "--tb=line")
-    assert f"test_cases.py:4: {said}" in ended.log
-
-
-def test_other_ways_to_collect(starter: Starter, tmp_path: Path) -> None:
-    """If this fails, `--import-mode=importlib` or `--fixtures` fail."""
-    source = """
-        import pytest
-
-        @pytest.mark.distributed(world_size=2)
-        def test_both(world, request):
-            assert request.getfixturevalue("world_size") == 2
-    """
-    ended = run_cases(starter, tmp_path, source, "--import-mode=importlib", "-p", "no:cacheprovider")
-    ended.check(passed="test_both")
-    ended = run_cases(starter, tmp_path, source, "--fixtures", "-q")
-    assert "world -- " in ended.log
+    assert f"test_cases.py:4: {said}" in run_cases(starter, tmp_path, source, "--tb=line").log
 
 
 def test_sub_tests_of_pytest(starter: Starter, tmp_path: Path) -> None:
@@ -239,26 +187,6 @@ def test_torch_is_loaded_once_even_if_no_test_imports_it(starter: Starter, tmp_p
     assert "forked, torch is loaded: False" not in ended.log
 
 
-def test_xdist_distributes_the_cases(starter: Starter, tmp_path: Path) -> None:
-    """If this fails, xdist's workers, each a runner, lose cases or print reports twice."""
-    pytest.importorskip("xdist", reason="pytest-xdist is not installed")
-    # The three levels are controller, worker, and the fresh interpreter that a worker forks its ranks from. A second
-    # controller below them would start others without end.
-    conftest = """
-        import os
-
-        depth = int(os.environ.get("DEPTH", "0")) + 1
-        os.environ["DEPTH"] = str(depth)
-        assert depth <= 3, "a fork server has started runners of its own"
-    """
-    write_file(tmp_path, "conftest.py", conftest)
-    env = {"EVENTS": str(tmp_path / "events")}
-    ended = run_cases(starter, tmp_path, _MIXED, "-p", "xdist", "-n", "2", **env)
-    assert ended.code == pytest.ExitCode.TESTS_FAILED, ended.log
-    ended.check(passed="test_plain_before test_marked test_plain_after test_last", failed="test_fails")
-    assert ended.log.count("rank 1 of 2 failed first") == 1
-
-
 def test_installed_package_registers_itself(starter: Starter, tmp_path: Path) -> None:
     """If this fails, `pip install` on a machine without Bazel is not enough, and users need options or a conftest."""
     if _major_version("setuptools") < 77 or _major_version("pip") < 21:
@@ -326,3 +254,57 @@ def test_fixtures_of_a_file_end_with_it_after_a_distributed_test(starter: Starte
     write_file(tmp_path, "test_second.py", source)
     ended = run_pytest(starter, tmp_path, "-rA", "test_first.py", "test_second.py")
     assert set(ended.outcomes().values()) == {"PASSED"}, ended.log
+
+
+# One rank: each costs the start of an interpreter.
+_SPAWN = """
+import pytest
+
+pytestmark = pytest.mark.distributed(world_size=1, isolation="spawn", init=False)
+
+def test_fails(world):
+    assert world.rank != 0
+
+def test_passes(world): ...
+"""
+
+
+# As pytest-reportlog does.
+_REPORT_LOG = """
+    def pytest_addoption(parser):
+        parser.addoption("--report-log", dest="report_log", default=None)
+
+    def pytest_configure(config):
+        if config.option.report_log:
+            config.pluginmanager.register(Log(config.option.report_log))
+
+    class Log:
+        def __init__(self, path):
+            self.file = open(path, "w", buffering=1)
+
+        def pytest_runtest_logreport(self, report):
+            if report.when == "call":
+                print(report.nodeid, report.outcome, file=self.file)
+"""
+
+
+@pytest.mark.parametrize(
+    ("options", "expected"),
+    [
+        (("--lf", "--nf", "--sw"), {"test_fails": "FAILED"}),
+        (("--ff", "--sw-skip", "--cache-clear"), {"test_fails": "FAILED", "test_passes": "PASSED"}),
+    ],
+)
+def test_the_cache_and_the_report_log_belong_to_the_runner(
+    starter: Starter, tmp_path: Path, options: tuple[str, ...], expected: dict[str, str]
+) -> None:
+    """If this fails, no fresh interpreter knows the options of the cache, or each empties the log of the session."""
+    write_file(tmp_path, ".pytest_cache/v/cache/lastfailed", '{"test_cases.py::test_fails": true}\n')
+    write_file(tmp_path, "conftest.py", _REPORT_LOG)
+    ended = run_cases(starter, tmp_path, _SPAWN, *options, "--report-log=log.txt")
+    assert ended.outcomes() == expected, ended.log
+    assert "rank 0 raised AssertionError: assert 0 != 0" in ended.log, ended.log
+    cached = (tmp_path / ".pytest_cache/v/cache/lastfailed").read_text(encoding="utf-8")
+    assert json.loads(cached) == {"test_cases.py::test_fails": True}
+    reported = (tmp_path / "log.txt").read_text(encoding="utf-8").split()[1::2]
+    assert reported == [outcome.lower() for outcome in expected.values()]

@@ -37,13 +37,6 @@ _SOURCE = """
         if world.rank == 1:
             warnings.warn("an error here")
 
-    @pytest.mark.distributed(world_size=2)
-    def test_fixtures(world, recwarn):
-        warnings.warn("the test has it")
-        assert len(recwarn) == 1
-        with pytest.deprecated_call():
-            warnings.warn("old", DeprecationWarning)
-
     class UnittestTest(dist_testing.MultiProcessTestCase):
         world_size = 2
 
@@ -72,8 +65,7 @@ def test_warnings_of_ranks_are_in_the_summary(starter: Starter, tmp_path: Path) 
     """If this fails, the same warning of four ranks hides all others, or no rank is named."""
     ended = run_cases(starter, tmp_path, _SOURCE)
     ended.check(
-        passed="test_all_warn test_one_warns test_filtered test_fixtures test_warns test_filtered_method"
-        " test_allows_warns",
+        passed="test_all_warn test_one_warns test_filtered test_warns test_filtered_method test_allows_warns",
         failed="test_error test_error_in_method test_allows_warns_and_fails",
     )
     summary = ended.log[ended.log.index("warnings summary") :]
@@ -83,13 +75,12 @@ def test_warnings_of_ranks_are_in_the_summary(starter: Starter, tmp_path: Path) 
     assert "UserWarning: of a method [ranks 0, 1]" in summary
     assert "test_cases.py::test_one_warns\n" in summary
     assert "hidden text" not in summary
-    assert "the test has it" not in summary
     assert "rank 1 raised UserWarning: an error here in call" in ended.log
     assert "raised UserWarning: refused here in call" in ended.log
 
 
-def test_warnings_can_be_errors_or_switched_off(starter: Starter, tmp_path: Path) -> None:
-    """If this fails, `-W` and `-p no:warnings` hold in the runner but not on ranks, or a warning hides a verdict."""
+def test_warnings_can_be_errors(starter: Starter, tmp_path: Path) -> None:
+    """If this fails, `-W` holds in the runner but not on ranks, or a warning hides a verdict."""
     ended = run_cases(starter, tmp_path, _SOURCE, "-W", "error", "-k", "all_warn or filtered or warns")
     # A test may allow what the session refuses.
     ended.check(
@@ -99,18 +90,6 @@ def test_warnings_can_be_errors_or_switched_off(starter: Starter, tmp_path: Path
     assert "raised UserWarning: of all of them in call" in ended.log
     assert "UserWarning: allowed by the test [ranks 0, 1]" in ended.log
     assert "raised ValueError: the verdict in call" in ended.log
-
-    source = """
-        import warnings
-        import pytest
-
-        @pytest.mark.distributed(world_size=2)
-        def test_warns(world):
-            warnings.warn("of a rank")
-    """
-    ended = run_cases(starter, tmp_path, source, "-p", "no:warnings")
-    assert ended.outcomes() == {"test_warns": "PASSED"}, ended.log
-    assert "warnings summary" not in ended.log
 
 
 def test_a_warning_of_the_collection_does_not_disturb_ranks(starter: Starter, tmp_path: Path) -> None:

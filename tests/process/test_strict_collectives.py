@@ -77,10 +77,6 @@ _SOURCE = """
         world_size = 2
         strict_collectives = True
 
-        def setUp(self):
-            super().setUp()
-            self._spawn_processes()
-
         def test_method(self):
             store = dist.FileStore(self.file_name, 2)
             dist.init_process_group("gloo", store=store, rank=self.rank, world_size=2)
@@ -112,27 +108,3 @@ def test_option_makes_failures(starter: Starter, tmp_path: Path) -> None:
     options = ("-rA", "--dist-strict-collectives", "test_cases.py", "-k", "differs or lenient or agrees")
     ended = run_pytest(starter, tmp_path, *options)
     ended.check(failed="test_differs", passed="test_lenient test_agrees")
-
-
-_IMPOSSIBLE = """
-    import dist_testing
-
-    class TestUnittest(dist_testing.MultiProcessTestCase):
-        strict_collectives = 1
-
-        def setUp(self):
-            super().setUp()
-            self._spawn_processes()
-
-        def test_method(self): ...
-"""
-
-
-def test_impossible_values(starter: Starter, tmp_path: Path) -> None:
-    """If this fails, a mistake is a silent default or a traceback."""
-    marked = "import pytest\n\n@pytest.mark.distributed(strict_collectives='yes')\ndef test_marker(world): ...\n"
-    write_file(tmp_path, "test_marker.py", marked)
-    ended = run_cases(starter, tmp_path, _IMPOSSIBLE, "test_marker.py", "--continue-on-collection-errors")
-    ended.check(failed="test_method", log=["with strict_collectives = 'yes'.\nIt is True or False"])
-    assert "strict_collectives = 1; expected True, False or None" in ended.log
-    assert "INTERNALERROR" not in ended.log

@@ -91,12 +91,6 @@ _CASES = """
             self.assertIn(self.rank, range(3))
             Path(self.file_name).exists()
 
-    class TestNumericText(dist_testing.MultiProcessTestCase):
-        world_size = "2"
-
-        def test_size(self):
-            self.assertEqual(os.environ["WORLD_SIZE"], "2")
-
     class TestDefault(dist_testing.MultiProcessTestCase):
         def test_size(self):
             self.assertEqual(os.environ["WORLD_SIZE"], "4")
@@ -232,6 +226,9 @@ _AROUND = """
     class TestTime(Base):
         case_timeout_s = -1
 
+    class TestStrict(Base):
+        strict_collectives = 1
+
     class TestTwice(Base):
         setUp = lambda self: (self._spawn_processes(), self._spawn_processes())
 
@@ -249,7 +246,7 @@ def test_errors_around_the_test_name_their_origin(starter: Starter, tmp_path: Pa
     lines = [line for line in ended.log.splitlines() if line.startswith(("PASSED", "FAILED"))]
     outcomes = {line.split("::")[1]: line.split(" ")[0] for line in lines}
     assert [name for name, outcome in outcomes.items() if outcome == "PASSED"] == ["TestMoment"], ended.log
-    assert len(outcomes) == 12
+    assert len(outcomes) == 13
     reports = re.split(r"^_{3,} ", ended.log.partition("= FAILURES =")[2], flags=re.MULTILINE)
     for name, said in {
         "TestSetUpAfterSpawn": "ValueError: planted in setUp",
@@ -262,6 +259,7 @@ def test_errors_around_the_test_name_their_origin(starter: Starter, tmp_path: Pa
         "TestText": "world_size = 'two'",
         "TestJail": "isolation = 'jail'",
         "TestTime": "case_timeout_s = -1",
+        "TestStrict": "strict_collectives = 1; expected True, False or None",
         "TestTwice": "was called twice",
     }.items():
         (report,) = (report for report in reports if report.startswith(f"{name}."))

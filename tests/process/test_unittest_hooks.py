@@ -9,20 +9,8 @@ from pathlib import Path
 import pytest
 
 from dist_testing import MultiProcessTestCase
-from tests.support.children import Ended, run_cases
+from tests.support.children import run_cases
 from tests.support.starter import Starter
-
-
-def _check(ended: Ended, count: int, *said: str) -> None:
-    """Check that those tests fail whose class or method has "fails" in its name, and the reasons that are told."""
-    lines = [line.split(" - ")[0] for line in ended.log.splitlines() if line.startswith(("PASSED ", "FAILED "))]
-    tests = {line.partition(" ")[2]: line.partition(" ")[0] for line in lines}
-    wrong = {name: outcome for name, outcome in tests.items() if ("fails" in name.lower()) != (outcome == "FAILED")}
-    assert not wrong, ended.log
-    assert len(tests) == count, tests
-    for text in said:
-        assert text in ended.log, text
-
 
 _HOOKS = """
     import os
@@ -133,6 +121,26 @@ _HOOKS = """
     class NoRanksFails(Base):
         def _spawn_processes(self): ...
 
+    class MakesProcessesFails(Base):
+        def setUp(self):
+            super().setUp()
+            self._spawn_processes()
+
+        def _start_processes(self, proc):
+            proc(target=print).start()
+
+    class JudgesNothingFails(Base):
+        def setUp(self):
+            super().setUp()
+            self._spawn_processes()
+
+        def _join_processes(self, fn):
+            for process in self.processes:
+                process.join()
+
+    class JoinsNothingFails(Base):
+        def _join_processes(self, fn): ...
+
     class RunsHere(Base):
         def _spawn_processes(self): ...
 
@@ -160,9 +168,8 @@ _HOOKS = """
 def test_overridden_hooks(starter: Starter, tmp_path: Path) -> None:
     """If this fails, a class that makes its group in `_run` breaks, or a test whose ranks never started passes."""
     ended = run_cases(starter, tmp_path, _HOOKS)
-    _check(
-        ended,
-        14,
+    ended.check_by_name(
+        17,
         "planted reason",
         "Need at least 4 CUDA devices",
         "ValueError: planted before",
@@ -173,6 +180,9 @@ def test_overridden_hooks(starter: Starter, tmp_path: Path) -> None:
     for said in (
         "not a process class of multiprocessing",
         "no ranks were started, so the test has not run",
+        "_start_processes has made a process by itself.",
+        "JudgesNothingFails.test_it: the test has no verdict: its ranks have not been judged.",
+        "JoinsNothingFails.test_it: the test has no verdict: its ranks have not been judged.",
         "the test method is an async def",
         "the test method is a generator",
         "Derive the class from MultiThreadedTestCase",
@@ -222,8 +232,7 @@ _PROCESSES = """
 
         def test_other(self):
             self.leave_traces()
-            if hasattr(self, "enterContext"):
-                self.enterContext(tempfile.TemporaryDirectory(dir=Path.cwd()))
+            self.enterContext(tempfile.TemporaryDirectory(dir=Path.cwd()))
 
     # A file that never destroys its group, as most, works in a pool as on fresh ranks.
 
@@ -277,7 +286,7 @@ _PROCESSES = """
 def test_processes_of_tests(starter: Starter, tmp_path: Path) -> None:
     """If this fails, one test's state reaches the next, or a crash counts as the expected failure."""
     ended = run_cases(starter, tmp_path, _PROCESSES)
-    _check(ended, 9, "process groups, from 0 to 1", "1 xfailed")
+    ended.check_by_name(9, "process groups, from 0 to 1", "1 xfailed")
     numbers = [path.read_text() for path in tmp_path.glob("numbers-*")]
     assert len(numbers) == 4
     assert len(set(numbers)) == 1

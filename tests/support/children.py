@@ -43,6 +43,16 @@ class Ended:
         for text in log:
             assert text in self.log, f"{text!r} is not in:\n{self.log}"
 
+    def check_by_name(self, count: int, *log: str) -> None:
+        """Check that only the tests with "fails" in class or method fail, of `count`; and texts in the log."""
+        lines = [line.split(" - ")[0] for line in self.log.splitlines() if line.startswith(("PASSED ", "FAILED "))]
+        tests = {line.partition(" ")[2]: line.partition(" ")[0] for line in lines}
+        wrong = {name: outcome for name, outcome in tests.items() if ("fails" in name.lower()) != (outcome == "FAILED")}
+        assert not wrong, self.log
+        assert len(tests) == count, tests
+        for text in log:
+            assert text in self.log, f"{text!r} is not in:\n{self.log}"
+
     def outcomes(self) -> dict[str, str]:
         """Read pytest's short summary (`-rA`): last part of each test's name, to its outcome; without warnings."""
         words = ("PASSED", "FAILED", "SKIPPED", "XFAIL", "XPASS", "ERROR")

@@ -102,6 +102,7 @@ def test_a_world_size_is_one_number_or_several(value: object, sizes: tuple[int, 
         ("timeout", [0, -1, math.nan, math.inf, -math.inf, True, "5", [5], 10**400]),
         # `init="False"` would mean true.
         ("init", [0, 1, "False", "yes"]),
+        ("strict_collectives", [0, 1, "yes"]),
         ("isolation", ["Fork", "threads", "", 1, ["fork"], True]),
         ("expected_exits", [[1], 1, "1: -9", {"1": -9}, {1: "-9"}, {-1: 0}, {True: 0}, {1: False}]),
         # `backends="gloo"` would mean four backends of one letter.

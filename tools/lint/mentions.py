@@ -37,7 +37,7 @@ _ALLOWED = {
     "gpus": _Mentions("gpu", 3, "torch's own skips, `multi-gpu-4`; facts of a backend, which one public call declares"),
     "hang": _Mentions("ledger|(^|_)hang($|_)(?!up)", 4, "a cause of a verdict; the ledgers in the record of a case"),
     "huge_pages": _Mentions("huge_page", 0, ""),
-    "jobs": _Mentions("jobs|side_by_side", 3, "the option that asks for the add-on"),
+    "jobs": _Mentions("jobs|side_by_side", 2, "the option that asks for the add-on"),
     "nccl": _Mentions("nccl", 2, "torch's own skip, by which people search; a fact of a backend"),
     # A `node` alone is pytest's, one of a syntax tree, or `World.node`: torchrun's GROUP_RANK.
     "nodes": _Mentions("(^|_)nodes($|_)|node_|_node$", 0, ""),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -11,13 +11,10 @@ import pytest
 from dist_testing.core.ground.case import CaseFailedError
 from dist_testing.core.ground.errors import DistTestingError, UsageError
 from dist_testing.core.ground.spec import MAX_WORLD_SIZE, number_in
-from dist_testing.core.launch.isolation import FORK, Isolation
-from dist_testing.core.pytest.marked_items import CASE_KEY, is_marked
+from dist_testing.core.launch.isolation import FORK
+from dist_testing.core.pytest.marked_items import CASE_KEY, is_marked, isolation_of
 from dist_testing.core.rank.debugging import TERMINAL
 from dist_testing.core.session.existing_world import ExistingRank
-
-# pytest's options that open a prompt.
-_PROMPTS = (("usepdb", "--pdb"), ("trace", "--trace"))
 
 
 def debug_rank(config: pytest.Config, rank_info: ExistingRank | None) -> int | None:
@@ -50,15 +47,15 @@ def debug_rank(config: pytest.Config, rank_info: ExistingRank | None) -> int | N
     return rank
 
 
-def check_world(
-    config: pytest.Config, rank: int | None, items: Sequence[pytest.Item], isolation_of: Callable[..., Isolation]
-) -> None:
+def check_world(config: pytest.Config, rank: int | None, items: Sequence[pytest.Item]) -> None:
     """Refuse a debugger prompt that would have no terminal. `rank` gets the terminal; `items` will run on ranks."""
     if rank is None:
-        prompts = [option for name, option in _PROMPTS if config.getoption(name)]
-        if items and prompts:
+        # Not options of a session with -p no:debugging.
+        prompts = {"usepdb": "--pdb", "trace": "--trace"}
+        prompt = next((option for name, option in prompts.items() if config.getoption(name, False)), "")
+        if items and prompt:
             raise UsageError(
-                f"{prompts[0]}: {items[0].nodeid} runs on ranks, and a rank has no terminal.\n"
+                f"{prompt}: {items[0].nodeid} runs on ranks, and a rank has no terminal.\n"
                 "The ranks of a world run at the same time, and only one of them can have the terminal.\n"
                 "Name the rank: --dist-debug-rank=0."
             )
@@ -89,13 +86,10 @@ def leave_ranks_to_ranks(config: pytest.Config) -> None:
 
 class _InvokeElsewhere:
     def __init__(self, invoke: Any) -> None:
-        self._invoke = invoke
+        self._interact = invoke.pytest_exception_interact
+        self.pytest_internalerror = invoke.pytest_internalerror
 
     def pytest_exception_interact(self, node: pytest.Item, call: pytest.CallInfo[Any], report: Any) -> None:
         """Open the prompt for a failure of a plain test, or on the rank that has the terminal."""
         if call.excinfo is not None and not isinstance(call.excinfo.value, CaseFailedError | DistTestingError):
-            self._invoke.pytest_exception_interact(node, call, report)
-
-    def pytest_internalerror(self, excrepr: Any, excinfo: Any) -> None:
-        """Open the prompt, as pytest does."""
-        self._invoke.pytest_internalerror(excrepr, excinfo)
+            self._interact(node, call, report)

@@ -19,8 +19,7 @@ from dist_testing.core.pytest.plugin import runner_plugin
 from dist_testing.core.rank.bootstrap import RankContext
 
 # Options of the runner's session that a second process must not follow, to the values that it has for them. Those of
-# pytest's cache select or order tests by earlier runs, and the runner has done that; they are unknown without the
-# plugin, so the plugin stays.
+# pytest's cache select or order tests by earlier runs, and the runner has done that.
 _OF_RUNNER = {
     "cacheclear": False,
     "cacheshow": None,
@@ -40,8 +39,7 @@ def load(state: str, then: ThenBe, test: str | None) -> NoReturn:
     """Collect the tests as the runner did, then be a rank or a fork server: `then`, with the rank context, is that.
 
     `state` is a list in JSON: the arguments and the directory of the runner's session, and the text of the target's
-    spec, "" without a target. `test` is the node id of the only test that the interpreter needs, None if it is not
-    known yet.
+    spec, "" without a target. `test` is the node id of the only test that is needed, None if it is not known yet.
     """
     arguments, directory, spec = json.loads(state)
     os.chdir(directory)
@@ -68,10 +66,7 @@ class FreshSession:
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_configure(self, config: pytest.Config) -> None:
-        """Leave the session's files to the runner, which has them open, and collect all tests that it has collected.
-
-        This comes before the same hook of the plugins that own the options.
-        """
+        """Leave the session's files to the runner, before the plugins that own the options read them."""
         for name, value in _OF_RUNNER.items():
             if hasattr(config.option, name):
                 setattr(config.option, name, value)
@@ -84,12 +79,9 @@ class FreshSession:
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_runtestloop(self, session: pytest.Session) -> bool:
-        """Run no tests, also with `--continue-on-collection-errors`.
-
-        pytest calls this only if a file could not be collected. That fails the tests of the file, and no others.
-        """
+        """Run no tests. pytest calls this only if a file could not be collected, which fails the tests of that file."""
         context = runner_plugin(session.config).context
-        if context.names and self._nodeid in (None, *(item.nodeid for item in session.items)):
+        if context.items and self._nodeid in (None, *(item.nodeid for item in session.items)):
             session.config.stash[FRESH_KEY](context)
         return True
 

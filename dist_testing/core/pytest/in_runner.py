@@ -1,7 +1,6 @@
-"""The runner's half of the pytest front end: owns the engine, and runs a marked test on ranks.
+"""The runner's half of the pytest front end: pytest collects, selects, skips and reports tests here.
 
-pytest collects, selects, skips and reports tests in the runner. The test itself, with its fixtures, runs on the ranks
-(`on_rank`).
+The test itself, with its fixtures, runs on the ranks (`pytest_rank`).
 """
 
 from __future__ import annotations
@@ -13,14 +12,12 @@ import unittest
 from collections import ChainMap
 from collections.abc import Callable, Generator, Mapping
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any, NoReturn
 
 import pytest
 
 from dist_testing.core.engine.engine import Engine, check_expected_ranks
 from dist_testing.core.engine.interrupts import raise_on_termination
-from dist_testing.core.engine.kept_files import keep_logs
 from dist_testing.core.engine.needs import missing_need
 from dist_testing.core.ground.add_ons import AddOn, add_on_named
 from dist_testing.core.ground.backends import add_backends
@@ -31,33 +28,22 @@ from dist_testing.core.ground.keepable import check_keepable
 from dist_testing.core.ground.outcomes import Status
 from dist_testing.core.ground.skips import unmet_requirement
 from dist_testing.core.launch.clean import spare_cuda
-from dist_testing.core.launch.isolation import Isolation, Reuse, isolation_named, isolation_names
+from dist_testing.core.launch.isolation import Reuse, isolation_named
 from dist_testing.core.process.launcher_messages import Loader
-from dist_testing.core.pytest import other_plugins, reports
-from dist_testing.core.pytest.backend_hook import declared_backends
+from dist_testing.core.pytest import marked_items, other_plugins, reports
 from dist_testing.core.pytest.debugger import check_world, debug_rank, leave_ranks_to_ranks
-from dist_testing.core.pytest.expectations import decide_xfail, expects
 from dist_testing.core.pytest.internals import evaluate_skip_marks
-from dist_testing.core.pytest.marked_items import (
-    CASE_KEY,
-    RANK_SIDE_KEY,
-    RUN_KEY,
-    RUN_SPEC_KEY,
-    SPEC_KEY,
-    RankItem,
-    check_pools,
-    forks_of,
-    function_of,
-    is_marked,
-    is_multi_process,
-    item_marker,
-    mark_items,
-    register_plugins,
-    starts_ranks,
+from dist_testing.core.pytest.marked_items import CASE_KEY, function_of, is_marked, is_multi_process
+from dist_testing.core.pytest.marker import Distributed, read_marker
+from dist_testing.core.pytest.option_values import chosen, declared_backends, read_spec, timeout_s
+from dist_testing.core.pytest.options import (
+    JOBS_OPTION,
+    KEEPS_OPTION,
+    arguments_of_part,
+    has_mark,
+    register_plugin,
+    with_plugin,
 )
-from dist_testing.core.pytest.marker import Distributed
-from dist_testing.core.pytest.option_values import check_plugins, chosen, read_spec, timeout_s, worlds_at_once
-from dist_testing.core.pytest.options import JOBS_OPTION, KEEPS_OPTION, arguments_of_part, register_plugin, with_plugin
 from dist_testing.core.pytest.pytest_rank import EXPECTED, FRONT_END, PytestRankContext, current_world
 from dist_testing.core.pytest.session_events import SessionEvents
 from dist_testing.core.pytest.world_items import RanksFailedError, ended_from_outside, make_world_item
@@ -80,14 +66,14 @@ class RunnerPlugin:
     def __init__(self, config: pytest.Config) -> None:
         spare_cuda()
         self._config = config
-        target = config.stash.get(SPEC_KEY, None)
+        target = config.stash.get(marked_items.SPEC_KEY, None)
         # Under Bazel the variables of torchrun do not count. A fresh interpreter already belongs to a world of ours.
+        owner: AddOn | None = None
         self._rank_info: ExistingRank | None = None
-        self._existing_owner: AddOn | None = None
         self._existing_error: UsageError | None = None
         if target is None and FRESH_KEY not in config.stash:
             try:
-                self._existing_owner, self._rank_info = existing_rank() or (None, None)
+                owner, self._rank_info = existing_rank() or (None, None)
             except UsageError as error:
                 # Reported only if the session has a distributed test.
                 self._existing_error = error
@@ -95,24 +81,27 @@ class RunnerPlugin:
             add_backends(declared_backends(config))
         else:
             add_backends([(target.backend, target.target)], target.backend_names)
-        self._spec = config.stash[RUN_SPEC_KEY] = read_spec(config, target, self._rank_info)
+        self._spec = config.stash[marked_items.RUN_SPEC_KEY] = read_spec(config, target, self._rank_info)
         self._pool_keeps = check_keepable(f"The ini option {KEEPS_OPTION}", config.getini(KEEPS_OPTION))
         limit_s = timeout_s(config, self._spec)
         fails_on_missing = chosen(config, "--dist-on-missing", ("skip", "fail")) == "fail"
-        # In this order: worlds side by side refuse the options of debuggers.
-        jobs, debugged = worlds_at_once(config, self._rank_info), debug_rank(config, self._rank_info)
+        # Before the option of the debugger: worlds side by side refuse it. 0 is for as many as there is room for.
+        jobs, jobs_text = 1, config.getoption(JOBS_OPTION)
+        if jobs_text is not None:
+            jobs = add_on_named("jobs", f"{JOBS_OPTION}={jobs_text}").load("read")(jobs_text, config, self._rank_info)
+        debugged = debug_rank(config, self._rank_info)
         self._outputs = config.stash.get(OUTPUTS_KEY, None)
-        self._items: dict[str, pytest.Item] = {}
         # The item that pytest runs now, if it runs on ranks.
         self._marked: pytest.Item | None = None
-        config.stash[RUN_KEY] = self._run_world
+        config.stash[marked_items.RUN_KEY] = self._run_world
         # The part of the session that ranks use.
-        self.context = PytestRankContext(config, self._items)
-        self._cases_after: dict[str, int] = {}
+        self.context = PytestRankContext(config)
+        # Node id to the number of tests after it, which share the time of the run with it.
+        self.cases_after: dict[str, int] = {}
         # A fresh interpreter, and every rank but the first under torchrun, run a part of another session.
         is_part = FRESH_KEY in config.stash or (self._rank_info is not None and self._rank_info.rank > 0)
         self._events = SessionEvents(config, self._spec, writes_file=not is_part)
-        self._engine = self._make_engine()
+        self._engine = self._make_engine(owner)
         self._engine.debug_rank = debugged
         self._engine.events = self._events.stream
         if not hasattr(config, "workerinput"):
@@ -135,48 +124,67 @@ class RunnerPlugin:
         for add_on in with_plugin(config):
             register_plugin(config, add_on)
 
-    def _make_engine(self) -> Engine:
+    def _make_engine(self, owner: AddOn | None) -> Engine:
         config = self._config
         budget = config.stash.get(BUDGET_KEY, Budget())
-        if (rank_side := config.stash.get(RANK_SIDE_KEY, None)) is not None:
+        if (rank_side := config.stash.get(marked_items.RANK_SIDE_KEY, None)) is not None:
             # Such ranks have an interpreter without pytest and what pytest changes.
             return Engine(self._spec, budget, *rank_side, may_fork_runner=False)
         session = arguments_of_part(config), str(config.invocation_params.dir), self._spec.text
         # By name: the module that collects the tests again imports this one.
         loader = Loader(f"{__package__}.fresh", json.dumps(session))
         arguments = self._spec, budget, self.context, loader
-        if self._existing_owner is None:
+        if owner is None:
             return Engine(*arguments)
-        engine: Engine = self._existing_owner.load("pytest_engine")(config, *arguments, self._rank_info)
+        engine: Engine = owner.load("pytest_engine")(config, *arguments, self._rank_info)
         return engine
 
-    def world_sizes(self, nodeid: str, marker: Distributed) -> tuple[int, ...]:
-        """Return the sizes of the worlds that a marked test runs on."""
+    def _sizes(self, definition: pytest.Function, marker: Distributed) -> tuple[int, ...]:
         for size in marker.world_size:
-            self._session.check_declared(nodeid, size)
+            self._session.check_declared(definition.nodeid, size)
         return marker.world_size or self._spec.world_sizes
 
+    def parametrize(self, metafunc: pytest.Metafunc) -> None:
+        """Make one case per world size of a marked test."""
+        if marked_items.has_other_meaning(self._config) or (marker := read_marker(metafunc.definition)) is None:
+            # `read_markers` refuses a marker of two meanings.
+            return
+        marked_items.check_parameters(metafunc.definition)
+        sizes = self._sizes(metafunc.definition, marker)
+        if "world_size" not in metafunc.fixturenames:
+            metafunc.fixturenames.append("world_size")
+        ids: list[Any] = [f"world_size={size}" for size in sizes] if len(sizes) > 1 else [pytest.HIDDEN_PARAM]
+        metafunc.parametrize("world_size", sizes, indirect=True, ids=ids)
+
     def read_markers(self, items: list[pytest.Item]) -> None:
-        """Read the markers, also those that a conftest has just added, and deselect tests for other backends."""
-        other = set()
-
-        def case_of(item: pytest.Item, marker: Distributed, size: int) -> Case:
-            case = self._case(item, marker, size)
-            if not marker.is_for(self._spec.backend):
-                other.add(item)
-            elif marker.world_size:
-                # What the marker alone decides. What an option of the run decides concerns a test when it runs.
-                check_expected_ranks(case)
-                for name in marker.settings:
-                    if (add_on := add_on_named(name, item.nodeid)).check:
-                        add_on.load("check")(case, self._spec)
-            return case
-
-        mark_items(items, self.world_sizes, case_of)
-        register_plugins(self._config, items)
+        """Give each marked item its case, deselect tests for other backends, and take out those with an error."""
+        other: list[pytest.Item] = []
+        wrong: dict[pytest.Item, UsageError] = {}
+        for item in items:
+            if not isinstance(item, pytest.Function) or not has_mark(item):
+                continue
+            try:
+                marker = marked_items.checked_marker(item)
+                size = marked_items.size_of_case(item, self._sizes(item, marker))
+                case = item.stash[CASE_KEY] = self._case(item, marker, size)
+                if not marker.is_for(self._spec.backend):
+                    other.append(item)
+                elif marker.world_size:
+                    # What the marker alone decides. What an option of the run decides concerns a test when it runs.
+                    check_expected_ranks(case)
+                    for name in marker.settings:
+                        if (add_on := add_on_named(name, item.nodeid)).check:
+                            add_on.load("check")(case, self._spec)
+                make_world_item(item)
+            except UsageError as error:
+                wrong[item] = error
+        gone = {*other, *wrong}
+        items[:] = [item for item in items if item not in gone]
+        for item, reason in wrong.items():
+            item.ihook.pytest_collectreport(report=pytest.CollectReport(item.nodeid, "failed", str(reason), []))
         if other:
-            items[:] = [item for item in items if item not in other]
-            self._config.hook.pytest_deselected(items=list(other))
+            self._config.hook.pytest_deselected(items=other)
+        marked_items.register_plugins(self._config, items)
 
     def pytest_collectreport(self, report: pytest.CollectReport) -> None:
         """Keep errors for ranks that collect the tests themselves: a case may need a test of such a file."""
@@ -187,33 +195,28 @@ class RunnerPlugin:
     def pytest_collection_finish(self, session: pytest.Session) -> None:
         """Start the fork server now: the tests are imported, and no test code has run."""
         ours = [item for item in session.items if is_marked(item) or is_multi_process(item)]
-        self._items.update({item.nodeid: item for item in ours})
-        for item in ours:
-            if is_marked(item) and isinstance(item, pytest.Function):
-                make_world_item(item)
+        self.context.items.update({item.nodeid: item for item in ours})
         if (then := self._config.stash.get(FRESH_KEY, None)) is not None:
             if not session.testsfailed:
                 then(self.context)
             return
         if self._config.option.collectonly or (self._rank_info and self._rank_info.rank):
             return
-        # All tests share the time of the run, also those that are not distributed.
-        self._cases_after = {item.nodeid: after for after, item in enumerate(reversed(session.items))}
+        self.cases_after = {item.nodeid: after for after, item in enumerate(reversed(session.items))}
         # If this rank has collected nothing because of an error, its peers still wait for it.
         if not ours and not (self._rank_info and session.testsfailed):
             return
         try:
             if self._existing_error is not None:
                 raise self._existing_error
-            check_pools(item.stash[CASE_KEY] for item in ours if is_marked(item))
-            check_plugins(self._config)
-            check_world(self._config, self._engine.debug_rank, ours, self.isolation_of)
+            marked_items.check_pools(item.stash[CASE_KEY] for item in ours if is_marked(item))
+            check_world(self._config, self._engine.debug_rank, ours)
             leave_ranks_to_ranks(self._config)
             raise_on_termination()
             # The reports of this process need it, and a fork then has it: a rank takes 0.4 ms to find it.
             _ = [item.location for item in ours]
             engines = [self._engine] if self._look_ahead is None else self._look_ahead.engines(session.items)
-            forks = forks_of(ours, self.isolation_of) // len(engines)
+            forks = marked_items.forks_of(ours) // len(engines)
             launchers = [engine.prepare(forks)[0] for engine in engines]
             reasons = launchers[0].unclean_reasons
         except (LaunchError, UsageError) as error:
@@ -227,11 +230,7 @@ class RunnerPlugin:
     def pytest_runtest_protocol(self, item: pytest.Item) -> None:
         """Note the item."""
         self._marked = item if is_marked(item) else None
-        self._engine.cases_after = self.cases_after(item)
-
-    def cases_after(self, item: pytest.Item) -> int:
-        """Return the number of tests after this one. They share the time of the run with it."""
-        return self._cases_after.get(item.nodeid, 0)
+        self._engine.cases_after = self.cases_after.get(item.nodeid, 0)
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_fixture_setup(self, fixturedef: pytest.FixtureDef[Any], request: pytest.FixtureRequest) -> bool | None:
@@ -252,7 +251,7 @@ class RunnerPlugin:
         except unittest.SkipTest as skip:
             raise pytest.skip.Exception(str(skip), _use_item_location=True) from None
         except DistTestingError as error:
-            decide_xfail(item, is_expected=False)
+            reports.decide_xfail(item, is_expected=False)
             if not str(error).startswith(item.nodeid):
                 error.args = (f"{item.nodeid}: {error}",)
             raise
@@ -300,7 +299,7 @@ class RunnerPlugin:
         reports.forward_warnings(item, result)
         if result.end_session:
             item.session.shouldstop = result.end_session
-        is_expected = expects(item, result)
+        is_expected = reports.expects(item, result)
         if is_expected and not result.has_only_raised:
             result, is_expected = result.with_exceptions_expected(), False
         # Those of an earlier try of the same test are over.
@@ -311,56 +310,49 @@ class RunnerPlugin:
         if verdict.status is Status.SKIPPED:
             raise unittest.SkipTest(verdict.reason)
         if verdict.status is Status.FAILED:
-            decide_xfail(item, is_expected=is_expected)
-            if self._outputs is not None:
-                keep_logs(result, self._outputs)
-            raise RanksFailedError(reports.failure_text(item, result, self._spec), result)
+            reports.decide_xfail(item, is_expected=is_expected)
+            raise RanksFailedError(reports.failure_text(item, result, self._spec, self._outputs), result)
 
     def runs_on_ranks(self, item: pytest.Item) -> bool:
         """Return whether the item runs on ranks, processes or threads, if it runs at all."""
-        if isinstance(item, RankItem):
+        if isinstance(item, pytest.Function) and has_mark(item):
+            try:
+                marker = read_marker(item)
+            except UsageError:
+                # Reported when the markers are read.
+                return True
+            return marker is not None and marker.is_for(self._spec.backend)
+        if is_marked(item) or is_multi_process(item):
             return True
-        if (marker := item_marker(item)) is not None:
-            return marker.is_for(self._spec.backend)
-        return is_multi_process(item) or starts_ranks(function_of(item), item.path)
+        return marked_items.starts_ranks(function_of(item), item.path)
 
     def skips_by_mark(self, item: pytest.Item) -> bool:
         """Return whether the item will certainly skip; False if that is unknown."""
-        cls = getattr(item, "cls", None)
+        cls, function = getattr(item, "cls", None), function_of(item)
         try:
-            function = function_of(item)
-            if evaluate_skip_marks(item) or any(
-                getattr(marked, "__unittest_skip__", False) for marked in (function, cls)
-            ):
+            if evaluate_skip_marks(item) or any(getattr(one, "__unittest_skip__", False) for one in (function, cls)):
                 return True
             # A property of a class has its value only on an instance.
             of_class = getattr(cls, "world_size", None) if is_multi_process(item) else None
             size: object = item.stash[CASE_KEY].world_size if is_marked(item) else of_class
             if not isinstance(size, int):
                 return False
-            missing = self._missing(function, size)
+            missing = self._missing(function, size, {})
         except (Exception, pytest.fail.Exception):
             # The error is reported when the item runs.
             return False
         return missing is not None and self._session.promise_error(item.nodeid, missing, size) is None
 
-    def _missing(self, function: Any, size: int, settings: Mapping[str, Any] = MappingProxyType({})) -> str | None:
+    def _missing(self, function: Any, size: int, settings: Mapping[str, Any]) -> str | None:
         """Return what the machine lacks for a test, by its spec or its requirements; None if nothing is known."""
         unmet = function and unmet_requirement(function, ChainMap({"WORLD_SIZE": str(size)}, os.environ))
         return missing_need(self._spec, size, settings) or unmet
-
-    def isolation_of(self, item: pytest.Item) -> Isolation:
-        """Return how the ranks of the item are made: by its marker or its class, else by the target."""
-        case = item.stash.get(CASE_KEY, None)
-        own: object = case.isolation if case is not None else getattr(getattr(item, "cls", None), "isolation", "")
-        # A class with a wrong attribute reports it when its test runs.
-        return isolation_named(str(own) if own in isolation_names() else self._spec.isolation)
 
     def shared_ranks(self, item: pytest.Item) -> str:
         """Return what the item shares with other cases: a name for the worker pool or process; "" for nothing."""
         if is_marked(item):
             return item.stash[CASE_KEY].pool
-        if not is_multi_process(item) or self.isolation_of(item).reuse is Reuse.NOTHING:
+        if not is_multi_process(item) or marked_items.isolation_of(item).reuse is Reuse.NOTHING:
             return ""
         return item.parent.nodeid if item.parent is not None else ""
 
@@ -384,10 +376,9 @@ class RunnerPlugin:
             # pytest takes those of its XML file from the report of the teardown.
             item.user_properties += [pair for pair in cause if pair not in item.user_properties]
         elif isinstance(error, CaseFailedError) and call.when == "call":
-            report.longrepr = reports.text_at_test(item, reports.failure_text(item, error.result, self._spec))
+            text = reports.failure_text(item, error.result, self._spec, self._outputs)
+            report.longrepr = reports.text_at_test(item, text)
             report.user_properties += reports.properties(error.result)
-            if self._outputs is not None:
-                keep_logs(error.result, self._outputs)
         return report
 
     def pytest_unconfigure(self) -> None:

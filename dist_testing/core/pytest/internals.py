@@ -1,14 +1,7 @@
 """The private names of pytest that the library uses, in one place: a new version of pytest may move them.
 
-pytest decides about a distributed test and reports it as if the test had run in the runner, but it runs on ranks.
-pytest's public names are for plugins that leave the running to pytest. The library also needs:
-
-- the mark `xfail` that pytest has chosen for an item (`xfailed_key`), and whether a mark will skip an item
-  (`evaluate_skip_marks`);
-- the parser of `-k` expressions (`parse_expression`), and of configuration files (`load_config_dict_from_file`);
-- on a rank, another file for pytest's own output, another folder for temporary files, and a set-up of its own.
-
-`threaded.pytest_items` has those that ranks need that are threads.
+`xfailed_key` is that of the mark that pytest has chosen for an item; `evaluate_skip_marks` tells if a mark skips it.
+`parse_expression` parses that of `-k`. `threaded.pytest_items` has the names that ranks need that are threads.
 """
 
 from __future__ import annotations

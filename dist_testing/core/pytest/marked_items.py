@@ -1,6 +1,8 @@
 """Finds out which items of a session run on ranks, and refuses those that cannot before a rank is started.
 
-A plug-in of a session may bring other things to run on ranks in place of tests, such as a script (`RankItem`).
+A plug-in of a session may bring other things to run on ranks in place of tests, such as a script. Then it sets
+`CASE_KEY` in the stash of each item, and `RANK_SIDE_KEY` in that of the config. An item calls `RUN_KEY`, and has a
+method `command` that returns the command that repeats a result outside Bazel.
 
 A marker can come late: from a parameter (`pytest.param(1, marks=...)`), or from a hook of a conftest. Such a test has
 one world size, because its parameters exist already.
@@ -8,7 +10,6 @@ one world size, because its parameters exist already.
 
 from __future__ import annotations
 
-import abc
 import functools
 import re
 import unittest
@@ -19,13 +20,13 @@ from typing import Any
 import pytest
 
 from dist_testing.core.ground.add_ons import add_ons
-from dist_testing.core.ground.case import RUNS_ON_RANKS, Case, CaseResult
+from dist_testing.core.ground.case import RUNS_ON_RANKS, Case
 from dist_testing.core.ground.errors import UsageError
 from dist_testing.core.ground.spec import Spec
-from dist_testing.core.launch.isolation import FORK, Isolation
+from dist_testing.core.launch.isolation import FORK, Isolation, isolation_named, isolation_names
 from dist_testing.core.process.launcher_messages import Loader
 from dist_testing.core.pytest.marker import Distributed, read_marker
-from dist_testing.core.pytest.options import MARKER_OPTION, has_mark, has_options, marker_name, register_plugin
+from dist_testing.core.pytest.options import MARKER_OPTION, has_options, marker_name, register_plugin
 from dist_testing.core.rank.bootstrap import RankContext
 
 # The case of a marked item.
@@ -45,79 +46,47 @@ _STARTERS = re.compile(
 )
 
 
-class RankItem(pytest.Item, abc.ABC):
-    """An item that is no test function. A front end of its own runs it on ranks.
-
-    Who makes one sets `CASE_KEY` in its stash, and `RANK_SIDE_KEY` in that of the session's config.
-    """
-
-    def runtest(self) -> None:
-        """Run it on ranks."""
-        self.config.stash[RUN_KEY](self)
-
-    @abc.abstractmethod
-    def command(self, result: CaseResult, spec: Spec) -> str:
-        """Return the command that repeats a result outside Bazel."""
-
-
 def is_marked(item: pytest.Item) -> bool:
     """Return whether the item has the library's marker; known at the end of the collection."""
     return CASE_KEY in item.stash
 
 
-def item_marker(item: pytest.Item) -> Distributed | None:
-    """Return the library's marker of an item, with its errors as usage errors of pytest; None if it has none."""
-    try:
-        return read_marker(item) if isinstance(item, pytest.Function) else None
-    except UsageError as error:
-        raise pytest.UsageError(str(error)) from error
+def check_parameters(definition: pytest.Function) -> None:
+    """Refuse a marked function that sets the size of its world by a parameter."""
+    for mark in definition.iter_markers("parametrize"):
+        names = mark.args[0] if mark.args else mark.kwargs.get("argnames", ())
+        if "world_size" in ([part.strip() for part in names.split(",")] if isinstance(names, str) else names):
+            raise UsageError(
+                f"{definition.nodeid}: parametrize sets `world_size`.\n"
+                "This is the size of the test's world, and only the marker sets it.\n"
+                f"List the sizes there: @pytest.mark.{marker_name(definition.config)}(world_size=[2, 4])."
+            )
 
 
-def parametrize_world_size(metafunc: pytest.Metafunc, sizes_of: Callable[[str, Distributed], tuple[int, ...]]) -> None:
-    """Make one case per world size, if the test is marked.
-
-    `sizes_of` returns the world sizes of a marked test, from its node id and its marker.
-    """
-    name = metafunc.definition.nodeid
-    marker = None if _has_other_meaning(metafunc.config) else read_marker(metafunc.definition)
-    if marker is None:
-        # The marker may come later: from a parameter, or from a conftest. `mark_items` refuses one of two meanings.
-        return
-    _check_function(metafunc.definition)
-    sizes = sizes_of(name, marker)
-    if "world_size" not in metafunc.fixturenames:
-        metafunc.fixturenames.append("world_size")
-    ids: list[Any] = [f"world_size={size}" for size in sizes] if len(sizes) > 1 else [pytest.HIDDEN_PARAM]
-    metafunc.parametrize("world_size", sizes, indirect=True, ids=ids)
-
-
-def mark_items(
-    items: list[pytest.Item],
-    sizes_of: Callable[[str, Distributed], tuple[int, ...]],
-    case_of: Callable[[pytest.Item, Distributed, int], Case],
-) -> None:
-    """Give each item that has the library's marker its case. Take out those with an error, which pytest then reports.
-
-    `sizes_of` returns the world sizes of a marked item, from its node id and its marker; `case_of` its case, from its
-    marker and its world size.
-    """
-    wrong: dict[pytest.Item, UsageError] = {}
-    for item in items:
-        if not isinstance(item, pytest.Function):
-            continue
-        _check_meaning(item)
-        if (marker := item_marker(item)) is None:
-            continue
-        _check_owner(item)
-        try:
-            _check_function(item)
-            size = _world_size(item, sizes_of(item.nodeid, marker))
-            item.stash[CASE_KEY] = case_of(item, marker, size)
-        except UsageError as error:
-            wrong[item] = error
-    items[:] = [item for item in items if item not in wrong]
-    for item, reason in wrong.items():
-        item.ihook.pytest_collectreport(report=pytest.CollectReport(item.nodeid, "failed", str(reason), []))
+def checked_marker(item: pytest.Function) -> Distributed:
+    """Return the library's marker of an item that has one. Raise UsageError if it is no marker of a test on ranks."""
+    name = marker_name(item.config)
+    if has_other_meaning(item.config):
+        raise UsageError(
+            f"{item.nodeid}: @pytest.mark.{name} has two possible meanings.\n"
+            f"The project declares a marker `{name}`, and the library's has the same name.\n"
+            f"Set the library's marker in pytest's ini file: {MARKER_OPTION} = {name} if the two are the same, or "
+            f"another name, as {MARKER_OPTION} = ranks."
+        )
+    marker = read_marker(item)
+    assert marker is not None
+    if is_method_of_unittest(item):
+        way_out = (
+            "Take the marker off, also from the module: attributes of the class, such as world_size, say the same."
+            if is_multi_process(item)
+            else "Derive the class from dist_testing.MultiProcessTestCase, or make it a class without a base."
+        )
+        raise UsageError(
+            f"{item.nodeid}: @pytest.mark.{name} on a method of a unittest class.\n"
+            "The marker is for functions and for classes that pytest runs; unittest has its own way to run a method.\n"
+            f"{way_out}"
+        )
+    return marker
 
 
 def register_plugins(config: pytest.Config, items: Iterable[pytest.Item]) -> None:
@@ -128,30 +97,7 @@ def register_plugins(config: pytest.Config, items: Iterable[pytest.Item]) -> Non
             register_plugin(config, add_on)
 
 
-def check_is_marked(item: pytest.Item) -> None:
-    """Refuse a marker that has come after `mark_items`: the test would run in the runner, and pass for no reason."""
-    if not is_marked(item) and item_marker(item) is not None:
-        raise pytest.UsageError(
-            f"{item.nodeid}: @pytest.mark.{marker_name(item.config)} was added after the markers had been read.\n"
-            "The last part of pytest_collection_modifyitems reads them, so a wrapper of that hook, or a later "
-            "hook, is too late.\n"
-            "Add the marker in pytest_collection_modifyitems, without wrapper=True."
-        )
-
-
-def _check_meaning(item: pytest.Item) -> None:
-    """Refuse a marker of the library's name that the project has declared for itself, too."""
-    if has_mark(item) and _has_other_meaning(item.config):
-        name = marker_name(item.config)
-        raise pytest.UsageError(
-            f"{item.nodeid}: @pytest.mark.{name} has two possible meanings.\n"
-            f"The project declares a marker `{name}`, and the library's has the same name.\n"
-            f"Set the library's marker in pytest's ini file: {MARKER_OPTION} = {name} if the two are the same, or "
-            f"another name, as {MARKER_OPTION} = ranks."
-        )
-
-
-def _has_other_meaning(config: pytest.Config) -> bool:
+def has_other_meaning(config: pytest.Config) -> bool:
     """Return whether the marker's name may be the project's: it declares it, and nothing says that it is ours."""
     if config.getini(MARKER_OPTION) or SPEC_KEY in config.stash or has_options(config):
         return False
@@ -161,56 +107,32 @@ def _has_other_meaning(config: pytest.Config) -> bool:
     return len(declared) > 1
 
 
-def _check_owner(item: pytest.Function) -> None:
-    if is_method_of_unittest(item):
-        way_out = (
-            "Take the marker off, also from the module: attributes of the class, such as world_size, say the same."
-            if is_multi_process(item)
-            else "Derive the class from dist_testing.MultiProcessTestCase, or make it a class without a base."
-        )
-        raise pytest.UsageError(
-            f"{item.nodeid}: @pytest.mark.{marker_name(item.config)} on a method of a unittest class.\n"
-            "The marker is for functions and for classes that pytest runs; unittest has its own way to run a method.\n"
-            f"{way_out}"
-        )
-
-
-def _check_function(definition: pytest.Function) -> None:
-    """Refuse a marked function, or an item of one, that cannot run on the ranks of its world."""
-    name = definition.nodeid
-    marker = marker_name(definition.config)
-    for mark in definition.iter_markers("parametrize"):
-        names = mark.args[0] if mark.args else mark.kwargs.get("argnames", ())
-        if "world_size" in ([part.strip() for part in names.split(",")] if isinstance(names, str) else names):
-            raise UsageError(
-                f"{name}: parametrize sets `world_size`.\n"
-                "This is the size of the test's world, and only the marker sets it.\n"
-                f"List the sizes there, each makes a case: @pytest.mark.{marker}(world_size=[2, 4])."
-            )
-
-
-def _world_size(item: pytest.Function, sizes: tuple[int, ...]) -> int:
+def size_of_case(item: pytest.Function, sizes: tuple[int, ...]) -> int:
+    """Return the world size of an item, which its parameters set if the marker has several."""
     callspec = getattr(item, "callspec", None)
     size: int | None = None if callspec is None else callspec.params.get("world_size")
     if size is None and len(sizes) == 1:
         return sizes[0]
-    if size in sizes and size is not None:
+    if size is not None and size in sizes:
         return size
-    name = marker_name(item.config)
-    if size is None:
-        raise UsageError(
-            f"{item.nodeid}: @pytest.mark.{name} on a parameter or from a conftest, with the world sizes {sizes}.\n"
-            "Each size makes a case, and the cases of this test exist already.\n"
-            "Put the marker on the function, its class or its module; or give it one size, as world_size=2."
-        )
+    is_made = f"this case has {size} ranks already" if size else "this case was made without a size"
     raise UsageError(
-        f"{item.nodeid}: @pytest.mark.{name} from a conftest, with world_size = {sizes}.\n"
-        f"The test has another marker, and with that one its case has {size} ranks.\n"
-        "Set the size in one of the two markers only."
+        f"{item.nodeid}: @pytest.mark.{marker_name(item.config)} on a parameter or from a conftest, with world_size = "
+        f"{sizes}.\n"
+        f"Each size makes a case, but {is_made}.\n"
+        "Put the marker on the function, its class or its module; or set one size, in one marker, as world_size=2."
     )
 
 
-def forks_of(items: Iterable[pytest.Item], isolation_of: Callable[[pytest.Item], Isolation]) -> int:
+def isolation_of(item: pytest.Item) -> Isolation:
+    """Return how the ranks of the item are made: by its marker or its class, else by the target."""
+    cls = getattr(item, "cls", None)
+    own: object = item.stash[CASE_KEY].isolation if is_marked(item) else getattr(cls, "isolation", "")
+    # A class with a wrong attribute reports it when its test runs.
+    return isolation_named(str(own) if own in isolation_names() else item.config.stash[RUN_SPEC_KEY].isolation)
+
+
+def forks_of(items: Iterable[pytest.Item]) -> int:
     """Return how many ranks the cases of items will fork. A unittest class counts as one: its size is not known yet."""
     forking = (item for item in items if isolation_of(item).forks_each_case)
     return sum(item.stash[CASE_KEY].world_size if is_marked(item) else 1 for item in forking)

@@ -85,21 +85,19 @@ def read_marker(definition: pytest.Function | Any) -> Distributed | None:
     for name, value in given.items():
         is_possible, rule = _RULES[name]
         if not is_possible(value):
-            isolations = ", ".join(isolation_names())
-            raise _wrong(definition, f"{name} = {value!r}", rule.format(isolations=isolations))
+            raise _wrong(definition, f"{name} = {value!r}", rule.format(isolations=", ".join(isolation_names())))
+        if isinstance(value, list):
+            given[name] = tuple(value)
+    if type(size := given.get("world_size")) is int:
+        given["world_size"] = (size,)
     try:
         for backend in given.get("backends", ()):
             check_backend_name(backend)
         check_features(given.get("features", ()))
     except UsageError as error:
         raise UsageError(f"{definition.nodeid}: @pytest.mark.{marker_name(definition.config)}: {error}") from error
-    if "world_size" in given and not isinstance(given["world_size"], list | tuple):
-        given["world_size"] = [given["world_size"]]
-    own_arguments: dict[str, Any] = {
-        name: tuple(value) if isinstance(value, list) else value for name, value in given.items()
-    }
     asked = {name: value for name, value in arguments.items() if name not in _RULES}
-    return Distributed(**own_arguments, settings=read_settings(definition.nodeid, asked))
+    return Distributed(**given, settings=read_settings(definition.nodeid, asked))
 
 
 def _wrong(definition: Any, given: str, rule: str, way_out: str = "Correct it, or leave it out.") -> UsageError:

@@ -3,45 +3,20 @@
 from __future__ import annotations
 
 import dataclasses
+import os
 
 import pytest
 
 from dist_testing.core.ground.add_ons import add_on_named, add_ons, blaming
-from dist_testing.core.ground.backends import backend_named, default_backend
+from dist_testing.core.ground.backends import Backend, backend_named, default_backend
 from dist_testing.core.ground.budget import MAX_TIMEOUT_S, timeout_in
 from dist_testing.core.ground.errors import UsageError
 from dist_testing.core.ground.spec import DEFAULT_WORLD_SIZE, MAX_WORLD_SIZE, Spec, is_world_size, number_in
 from dist_testing.core.launch.isolation import check_isolation, default_isolation, isolation_named, isolation_names
-from dist_testing.core.pytest.options import JOBS_OPTION
 from dist_testing.core.session.existing_world import ExistingRank
 
-# Name of a plugin of pytest in `-p no:...`, to the name that it is registered under.
-_NEEDED_PLUGINS = {
-    "capture": "capturemanager",
-    "debugging": "debugging",
-    "skipping": "skipping",
-    "terminal": "terminalreporter",
-}
-
-
-def worlds_at_once(config: pytest.Config, rank_info: ExistingRank | None) -> int:
-    """Return how many worlds run side by side; 0 for as many as the machine has room for."""
-    text: str | None = config.getoption(JOBS_OPTION)
-    if text is None:
-        return 1
-    count: int = add_on_named("jobs", f"{JOBS_OPTION}={text}").load("read")(text, config, rank_info)
-    return count
-
-
-def check_plugins(config: pytest.Config) -> None:
-    """Refuse a session that lacks a plugin of pytest that the library needs."""
-    for option, name in _NEEDED_PLUGINS.items():
-        if not config.pluginmanager.has_plugin(name):
-            raise UsageError(
-                f"-p no:{option}: the plugin {name} of pytest is missing.\n"
-                "The library reports, skips and debugs a distributed test by plugins of pytest, and needs this one.\n"
-                f"Run distributed tests without -p no:{option}."
-            )
+# What the hook pytest_dist_backends returns, or a list of such.
+Declaration = str | os.PathLike[str] | Backend
 
 
 def read_spec(config: pytest.Config, spec: Spec | None, rank_info: ExistingRank | None) -> Spec:
@@ -105,3 +80,23 @@ def timeout_s(config: pytest.Config, spec: Spec) -> float:
             f"Write --dist-timeout=60, for example; without it the limit is {spec.backend.timeout_s} s."
         )
     return value
+
+
+def declared_backends(config: pytest.Config) -> list[tuple[Backend, str]]:
+    """Return the backends that the hook declares, each with the place of its declaration."""
+    found: list[tuple[Backend, str]] = []
+    for result in config.hook.pytest_dist_backends():
+        for declaration in result if isinstance(result, list | tuple) else [result]:
+            if isinstance(declaration, Backend):
+                found.append((declaration, f"the hook pytest_dist_backends ({declaration.torch_backend})"))
+            elif isinstance(declaration, str | os.PathLike):
+                path = os.fspath(declaration)
+                read = add_on_named("backend_files", f"The hook pytest_dist_backends with {path}").load("read")
+                found += [(backend, path) for backend in read(path)]
+            else:
+                raise UsageError(
+                    f"The hook pytest_dist_backends has returned {declaration!r}.\n"
+                    "It returns the path of a .bzl file that declares a backend, a Backend, or a list of these.\n"
+                    'Return [Path(__file__).parent / "backend.bzl"], for example.'
+                )
+    return found

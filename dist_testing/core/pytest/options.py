@@ -117,10 +117,9 @@ def _loadable() -> tuple[AddOn, ...]:
 
 def add_marks(config: pytest.Config) -> None:
     """Register the library's marker, and the marks that add-ons give to tests."""
-    config.addinivalue_line("markers", f"{marker_name(config)}{marker_help()}")
-    for add_on in _loadable():
-        for mark, text in add_on.marks.items():
-            config.addinivalue_line("markers", f"{mark}: {text}")
+    marks = {mark: text for add_on in _loadable() for mark, text in add_on.marks.items()}
+    for line in (f"{marker_name(config)}{marker_help()}", *(f"{mark}: {text}" for mark, text in marks.items())):
+        config.addinivalue_line("markers", line)
 
 
 def with_plugin(config: pytest.Config) -> list[AddOn]:
@@ -195,5 +194,5 @@ def marker_name(config: pytest.Config | Any) -> str:
 
 
 def has_mark(item: pytest.Item | Any) -> bool:
-    """Return whether a test function or an item has a marker of this name, the library's or the project's own."""
+    """Return whether a test function or an item has a marker of the library's name, perhaps the project's own."""
     return item.get_closest_marker(marker_name(item.config)) is not None

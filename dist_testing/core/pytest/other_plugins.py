@@ -1,7 +1,8 @@
-"""A plugin that tells at the start of a session what another one will not see, because the tests run on ranks."""
+"""A plugin that tells at the start of a session which setting another one needs, because tests run on ranks."""
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -9,12 +10,9 @@ import pytest
 
 from dist_testing.core.pytest.marked_items import is_marked
 
-# What coverage must change so that the process of a rank, which ends without Python's own end, saves its data.
-_PATCH = "_exit"
-
 
 def pytest_report_collectionfinish(config: pytest.Config, items: Sequence[pytest.Item]) -> list[str]:
-    """Return a note of two lines for each plug-in that needs a setting, with the way out."""
+    """Return a note of two lines for each of these plugins, with the way out."""
     marked = [item for item in items if is_marked(item)]
     return list(_notes(config.pluginmanager, marked)) if marked else []
 
@@ -23,11 +21,15 @@ def _notes(plugins: pytest.PytestPluginManager, marked: Sequence[pytest.Item]) -
     # The name under which pytest-cov registers what measures; without --cov there is nothing.
     cov: Any = plugins.getplugin("_cov")
     measured = getattr(getattr(cov, "cov_controller", None), "cov", None)
-    if measured is not None and _PATCH not in _patches(measured):
+    # An option that coverage does not know, as before 7.10, is an error of its own.
+    patches: Any = ()
+    with contextlib.suppress(Exception):
+        patches = measured and measured.get_option("run:patch")
+    if measured is not None and "_exit" not in (patches or ()):
         yield (
             "dist_testing: pytest-cov does not see what runs on ranks: their processes end before coverage saves its "
             "data\n"
-            f"  way out, in the configuration of coverage 7.10 or newer: [run] parallel = true, patch = {_PATCH}"
+            "  way out, in the configuration of coverage 7.10 or newer: [run] parallel = true, patch = _exit"
         )
     measuring = [item for item in marked if "benchmark" in getattr(item, "fixturenames", ())]
     if measuring and plugins.hasplugin("pytest_benchmark.plugin"):
@@ -47,11 +49,3 @@ def _notes(plugins: pytest.PytestPluginManager, marked: Sequence[pytest.Item]) -
                 "suppress_health_check=[HealthCheck.function_scoped_fixture])"
             )
             return
-
-
-def _patches(measured: Any) -> Sequence[str]:
-    try:
-        return measured.get_option("run:patch") or ()
-    except Exception:
-        # coverage raises an error of its own for an option that it does not know, as before 7.10.
-        return ()

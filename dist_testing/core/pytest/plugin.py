@@ -12,14 +12,13 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Generator, Iterable
+from collections.abc import Generator
 from typing import TYPE_CHECKING
 
 import pytest
 
 from dist_testing.core.ground.add_ons import add_on_named
 from dist_testing.core.ground.errors import DistTestingError, UsageError
-from dist_testing.core.pytest import backend_hook
 from dist_testing.core.pytest.options import (
     KEEPS_OPTION,
     WATCH_OPTION,
@@ -35,17 +34,31 @@ from dist_testing.core.session.offered_session import offer_session, withdraw_se
 if TYPE_CHECKING:
     from dist_testing.core.ground.world import World
     from dist_testing.core.pytest.in_runner import RunnerPlugin
+    from dist_testing.core.pytest.option_values import Declaration
 
 _RUNNER = "dist_testing_runner"
-# Set when the markers have been read, also if there are none. pytest ends the collection also after an error.
-_READ_KEY = pytest.StashKey[bool]()
 # Ends of the names of variables that launchers set in the processes that they start.
 LAUNCHER_VARIABLES = ("RANK", "PROCID")
 
 
+class _Hooks:
+    @staticmethod
+    @pytest.hookspec
+    def pytest_dist_backends() -> Declaration | list[Declaration]:  # type: ignore[empty-body]
+        """Declare backends for the distributed tests of this run.
+
+        A conftest.py or the pytest plugin of an installed package implements it. pytest asks only the conftest.py files
+        that it loads before it collects: those in the folders of the command line's arguments, and in the folders
+        above. Under Bazel the spec of the target replaces the hook.
+
+        Returns:
+            The path of a .bzl file that calls `declare_backend`, a `core.ground.backends.Backend`, or a list of these.
+        """
+
+
 def pytest_addhooks(pluginmanager: pytest.PytestPluginManager) -> None:
     """Declare the hook that a repository implements."""
-    pluginmanager.add_hookspecs(backend_hook)
+    pluginmanager.add_hookspecs(_Hooks)
 
 
 # Under Bazel the target's spec has the values of these options, and an option overrides them.
@@ -121,10 +134,8 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     if not has_mark(metafunc.definition):
         # The marker may come later: from a parameter, or from a conftest.
         return
-    from dist_testing.core.pytest.marked_items import parametrize_world_size
-
     try:
-        parametrize_world_size(metafunc, runner_plugin(metafunc.config).world_sizes)
+        runner_plugin(metafunc.config).parametrize(metafunc)
     except UsageError as error:
         raise pytest.Collector.CollectError(str(error)) from error
 
@@ -135,30 +146,34 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     yield
     if _is_in_use() or any(map(has_mark, items)):
         runner_plugin(config).read_markers(items)
-    config.stash[_READ_KEY] = True
 
 
-@pytest.hookimpl(trylast=True)
-def pytest_collection_finish(session: pytest.Session) -> None:
-    """Refuse a marker that came too late."""
-    if session.config.stash.get(_READ_KEY, False):
-        _check_late_markers(session.items)
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """Fail a test that has got the marker after the collection."""
+    _refuse_late_marker(item)
 
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtest_call(item: pytest.Item) -> None:
-    """Fail a test that has got the marker after the collection: it would run without ranks, and pass for no reason."""
-    try:
-        _check_late_markers([item])
-    except pytest.UsageError as error:
-        pytest.fail(str(error), pytrace=False)
+    """Fail a test that has got the marker in its setup."""
+    _refuse_late_marker(item)
 
 
-def _check_late_markers(items: Iterable[pytest.Item]) -> None:
-    for item in filter(has_mark, items):
-        from dist_testing.core.pytest.marked_items import check_is_marked
+def _refuse_late_marker(item: pytest.Item) -> None:
+    """Fail a test that has the marker and is no case: it would run without ranks, and pass for no reason."""
+    if not isinstance(item, pytest.Function) or not has_mark(item):
+        return
+    from dist_testing.core.pytest.marked_items import is_marked
 
-        check_is_marked(item)
+    if not is_marked(item):
+        pytest.fail(
+            f"{item.nodeid}: @pytest.mark.{marker_name(item.config)} was added after the markers had been read.\n"
+            "The last part of pytest_collection_modifyitems reads them, so a wrapper of that hook, or a later hook, is "
+            "too late.\n"
+            "Add the marker in pytest_collection_modifyitems, without wrapper=True.",
+            pytrace=False,
+        )
 
 
 @pytest.fixture

@@ -1,7 +1,4 @@
-"""Runs a pytest item on a rank: fixtures, the test and teardown, with a message to the runner for each step.
-
-The rank was forked from a process that had collected the tests, so nothing is imported or collected again.
-"""
+"""Runs a pytest item on a rank, which was forked from a process that had collected the tests."""
 
 from __future__ import annotations
 
@@ -24,7 +21,6 @@ from dist_testing.core.ground.spec import program_of
 from dist_testing.core.ground.world import World
 from dist_testing.core.launch.isolation import FORK
 from dist_testing.core.process.launcher_messages import RankStart
-from dist_testing.core.pytest.expectations import expected_by
 from dist_testing.core.pytest.internals import keep_temporary_files_in, write_terminal_to
 from dist_testing.core.pytest.marked_items import is_method_of_unittest
 from dist_testing.core.pytest.rank_plugins import (
@@ -34,7 +30,7 @@ from dist_testing.core.pytest.rank_plugins import (
     run_in_wrappers,
     run_phases,
 )
-from dist_testing.core.pytest.reports import skip_reason
+from dist_testing.core.pytest.reports import expected_by, skip_reason
 from dist_testing.core.rank.bootstrap import RankFrontEnd
 from dist_testing.core.rank.debugging import debug_by
 from dist_testing.core.rank.generators import load_generators, seed_generators
@@ -50,23 +46,12 @@ if TYPE_CHECKING:
 FRONT_END = "pytest"
 # Module of the fixtures `world` and `world_size`.
 _PLUGIN = f"{__package__}.plugin"
-# Name of the plugin on ranks.
-_REPORTING = "dist_testing_rank_reporting"
 # Prefix of the reason of a test that called `pytest.xfail`, so that the runner can tell it from a skip.
 EXPECTED = "expected failure: "
 # A docstring of several lines in the source that pytest shows: that of `init_process_group` has more than a hundred.
 _DOCSTRING = re.compile(r'^ +[rR]?("""|\'\'\')((?!\1).)*\n( ((?!\1).)*\n)* ((?!\1).)*\1 *\n', re.MULTILINE)
-# Parts of messages: torch's for a second `init_process_group`, and pytest's for a fixture of a wider scope and for a
-# coroutine that no plug-in runs.
-_TWICE = "initialize the default process group twice"
-_WIDER = "the function scoped fixture world with a"
-_ASYNC = "async def functions are not natively supported"
 # What a rank that is a thread does not find in its environment.
 _LAUNCHERS = re.compile(r"\b(RANK|LOCAL_RANK|WORLD_SIZE|MASTER_ADDR|MASTER_PORT)\b")
-_HIDDEN = (
-    "A fixture `world` of the project hides the library's, which is the rank's view of its world. "
-    "Rename it, or take `world` as its argument."
-)
 _NO_LOG_CAPTURE = (
     "A rank calls request.getfixturevalue for `caplog`, but pytest's log capture is off.\n"
     "It is on only if a collected test, or a fixture of one, names `caplog` as an argument.\n"
@@ -95,10 +80,10 @@ def current_world() -> World | None:
 class PytestRankContext:
     """The rank context of a pytest session: the collected items, and a pytest that is fit for a rank."""
 
-    def __init__(self, config: pytest.Config, items: Mapping[str, pytest.Item]) -> None:
+    def __init__(self, config: pytest.Config) -> None:
         self._config = config
-        # By node id; filled when the tests have been collected.
-        self._items = items
+        # Those that run on ranks, by node id; filled when the tests have been collected.
+        self.items: dict[str, pytest.Item] = {}
         self._reporting = _RankReporting()
         # Makes the calling thread's own copy of an item, where ranks are threads.
         self._own_item: Callable[[pytest.Item], pytest.Item] | None = None
@@ -107,15 +92,15 @@ class PytestRankContext:
         # Of files that could not be collected, where ranks collect the tests themselves.
         self.collection_errors: list[str] = []
 
-    @property
-    def names(self) -> Sequence[str]:
-        """Return the names of the tests that run on ranks."""
-        return tuple(self._items)
-
     def prepare(self) -> None:
         """Switch off the plugins of pytest that belong to the runner."""
         config = self._config
-        capture_nothing(config)
+        # pytest's capture was started in the runner. `capsys` and `capfd` need a manager, but not one that captures.
+        captured: Any = config.pluginmanager.unregister(name="capturemanager")
+        if captured is not None:
+            fresh = type(captured)("no")
+            config.pluginmanager.register(fresh, "capturemanager")
+            fresh.start_global_capturing()
         print_warnings()
         log_to_output(config)
         if (session := current_session()) is not None and (target := session.engine.spec.target):
@@ -125,40 +110,39 @@ class PytestRankContext:
         # The runner judges skip marks and expected failures, once for all ranks.
         config.pluginmanager.unregister(name="skipping")
         leave_out_plugins_of_runner(config)
-        if any(seeding := [is_method_of_unittest(item) for item in self._items.values()]):
+        if any(seeding := [is_method_of_unittest(item) for item in self.items.values()]):
             load_generators()
         if all(seeding):
             # Marked tests keep the generators as their file has left them.
             seed_generators()
-        config.pluginmanager.register(self._reporting, _REPORTING)
-        if not any("caplog" in getattr(item, "fixturenames", ()) for item in self._items.values()):
+        config.pluginmanager.register(self._reporting)
+        if not any("caplog" in getattr(item, "fixturenames", ()) for item in self.items.values()):
             # The plugin adds handlers to each of torch's 42 loggers, three times per test.
             config.pluginmanager.unregister(name="logging-plugin")
             self._reporting.refused = {"caplog": _NO_LOG_CAPTURE}
 
     def front_end(self, body: CaseBody) -> RankFrontEnd:
         """Return pytest's, or the one that the case names: a method of a unittest class brings its own rules."""
-        if body.front_end != FRONT_END:
-            try:
-                return make_front_end(body.front_end, self._config, self._items)
-            except UsageError as error:
-                # A file that could not be imported here has not registered it.
-                raise UsageError("\n".join([str(error), *self.collection_errors])) from error
-        if body.content not in self._items:
-            text = (
-                f"This rank has not collected {body.content}.\n"
-                "The test files, or modules that they import, differ from the runner's.\n"
-                "Give all ranks the same files, and collect the same tests in every process."
-            )
-            raise UsageError("\n".join([text, *self.collection_errors]))
-        return PytestRankFrontEnd(self._config, self._items)
+        try:
+            if body.front_end != FRONT_END:
+                return make_front_end(body.front_end, self._config, self.items)
+            if body.content not in self.items:
+                raise UsageError(
+                    f"This rank has not collected {body.content}.\n"
+                    "The test files, or modules that they import, differ from the runner's.\n"
+                    "Give all ranks the same files, and collect the same tests in every process."
+                )
+        except UsageError as error:
+            # A file that could not be imported here has registered no front end, and no test.
+            raise UsageError("\n".join([str(error), *self.collection_errors])) from error
+        return PytestRankFrontEnd(self._config, self.items)
 
     def in_process_front_ends(self, body: CaseBody, world_size: int) -> Sequence[RankFrontEnd]:
         """Return one for each rank, with its own copy of what pytest keeps while a test runs; they share the store."""
         from torch._C._distributed_c10d import HashStore
 
         if self._own_item is None:
-            any_item = next(iter(self._items.values()))
+            any_item = next(iter(self.items.values()))
             add_on, items = next(call_parts("pytest_items", self._config, any_item.session))
             self._reporting.refused = add_on.load("refused_fixtures")
             self._own_item = items.own
@@ -167,18 +151,17 @@ class PytestRankContext:
                 self._explaining = assertion.pytest_runtest_protocol(any_item)
                 next(self._explaining)
         store = HashStore()
-        front_ends = [
-            PytestRankFrontEnd(self._config, self._items, self._own_item, store, self._thread_cases)
+        self._thread_cases += 1
+        return [
+            PytestRankFrontEnd(self._config, self.items, self._own_item, store, self._thread_cases - 1)
             for _ in range(world_size)
         ]
-        self._thread_cases += 1
-        return front_ends
 
 
 def run_as_test(item: pytest.Item, reporter: Reporter, body: Callable[[], object]) -> None:
     """Run `body` as pytest runs a test: it explains assertions, and the runner gets each warning."""
     _this.reporter, _this.body = reporter, body
-    run_in_wrappers(item, item.config.pluginmanager.getplugin(_REPORTING))
+    run_in_wrappers(item)
 
 
 @dataclass(eq=False, slots=True)
@@ -236,6 +219,7 @@ class _RankReporting:
 
     # Fixture to the error of a rank that uses it.
     refused: Mapping[str, str] = {}
+    is_for_ranks = True
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_runtest_protocol(self) -> bool:
@@ -250,7 +234,12 @@ class _RankReporting:
         is_ours = fixturedef.func.__module__ == _PLUGIN
         # One that takes the library's as its argument adds something to it.
         if fixturedef.argname == "world" and not is_ours and "world" not in fixturedef.argnames:
-            warnings.warn(_HIDDEN, pytest.PytestWarning, stacklevel=1)
+            warnings.warn(
+                "A fixture `world` of the project hides the library's, which is the rank's view of its world. "
+                "Rename it, or take `world` as its argument.",
+                pytest.PytestWarning,
+                stacklevel=1,
+            )
         if fixturedef.argname == "world_size" and not is_ours:
             raise UsageError(
                 "There is a fixture `world_size` that is not the library's.\n"
@@ -306,9 +295,9 @@ class _RankReporting:
 def _advise(error: BaseException) -> None:
     """Add the way out, where torch and pytest cannot know it."""
     text = message_of(error)
-    if _TWICE in text and _this.world is not None and _this.world._settings.init:
+    if "initialize the default process group twice" in text and _this.world is not None and _this.world._settings.init:
         error.add_note("The library has made the default group. Remove the call, or mark the test with init=False.")
-    elif _WIDER in text and isinstance(error, pytest.fail.Exception):
+    elif "the function scoped fixture world with a" in text and isinstance(error, pytest.fail.Exception):
         # pytest shows no notes of it.
         advice = "A world lives for one test. Give the fixture the scope of a function, or use dist.get_rank() in it."
         error.msg = f"{error.msg}\n{advice}"
@@ -322,7 +311,7 @@ def _advise(error: BaseException) -> None:
             "world.size and world.store.\n"
             f'RPC, and code that needs the variables, needs ranks that are processes: isolation="{FORK.name}".'
         )
-    elif _ASYNC in text and isinstance(error, pytest.fail.Exception):
+    elif "async def functions are not natively supported" in text and isinstance(error, pytest.fail.Exception):
         error.msg = (
             f"{error.msg}\nSuch a plug-in runs the test on its ranks, too, if it is loaded and the test has its mark. "
             "Without one, make the test a plain function; asyncio.run() in it runs a coroutine."
@@ -349,14 +338,3 @@ def _send(report: pytest.TestReport, error: BaseException | None, head: str = ""
         text = _DOCSTRING.sub("", text)
         # The last line, as of a traceback: there the message is.
         _this.reporter.ended_by(error or pytest.fail.Exception(text.rstrip().rpartition("\n")[2]), text)
-
-
-def capture_nothing(config: pytest.Config) -> None:
-    """Stop pytest's own capture, which was started in the runner: a rank's output goes to its log.
-
-    The fixtures `capsys` and `capfd` still work: they need a capture manager, but not one that captures.
-    """
-    captured: Any = config.pluginmanager.unregister(name="capturemanager")
-    fresh = type(captured)("no")
-    config.pluginmanager.register(fresh, "capturemanager")
-    fresh.start_global_capturing()

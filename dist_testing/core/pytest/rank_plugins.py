@@ -1,7 +1,6 @@
 """Plugins of pytest on ranks: those that wrap a test do so there, and those of the runner do not.
 
-What a wrapper of `pytest_runtest_protocol` prepares for the other hooks of its plugin has to exist on the ranks, where
-these are called. Log records and warnings go into the output of their rank.
+Log records and warnings go into the output of their rank.
 """
 
 from __future__ import annotations
@@ -12,7 +11,6 @@ import logging
 import os
 import sys
 import warnings
-from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
@@ -36,34 +34,28 @@ def leave_out_plugins_of_runner(config: pytest.Config) -> None:
             manager.unregister(plugin)
 
 
-def run_phases(item: pytest.Item) -> list[pytest.TestReport]:
+def run_phases(item: pytest.Item) -> None:
     """Run setup, call and teardown of an item, and of all its fixtures, without logging the reports."""
     runner: Any = item.config.pluginmanager.getplugin("runner")
     # Where the runner was forked in the middle of a test, this item or another one is set up already.
     runner.pytest_runtest_teardown(item, item.parent)
-    reports: list[pytest.TestReport] = runner.runtestprotocol(item, log=False, nextitem=None)
-    return reports
+    runner.runtestprotocol(item, log=False, nextitem=None)
 
 
-def run_in_wrappers(item: pytest.Item, inner: object) -> None:
-    """Run an item inside what pytest and the plugins of a rank do around a test; the plugin `inner` runs the item."""
+def run_in_wrappers(item: pytest.Item) -> None:
+    """Run an item inside what pytest and the plugins of a rank do around a test."""
     callers = item.session.stash.setdefault(_CALLERS_KEY, {})
     if item.path not in callers:
+        manager = item.config.pluginmanager
         caller = item.ihook.pytest_runtest_protocol
-        left_out = [
-            impl.plugin
+        kept = {
+            id(impl.plugin)
             for impl in caller.get_hookimpls()
-            if _package_of(impl.plugin) in _NOT_ON_RANKS and impl.plugin is not inner
-        ]
-        callers[item.path] = caller_without(item.config.pluginmanager, caller, left_out)
+            if _package_of(impl.plugin) not in _NOT_ON_RANKS or hasattr(impl.plugin, "is_for_ranks")
+        }
+        others = [plugin for plugin in manager.get_plugins() if id(plugin) not in kept]
+        callers[item.path] = manager.subset_hook_caller(caller.name, others)
     callers[item.path](item=item, nextitem=None)
-
-
-def caller_without(manager: pytest.PytestPluginManager, caller: Any, left_out: Collection[object]) -> Any:
-    """Return the caller of a hook without some plugins, and without those that `caller` leaves out already."""
-    kept = {id(impl.plugin) for impl in caller.get_hookimpls()} - set(map(id, left_out))
-    others = [plugin for plugin in manager.get_plugins() if id(plugin) not in kept]
-    return manager.subset_hook_caller(caller.name, others)
 
 
 def _package_of(plugin: object) -> str:
@@ -81,8 +73,7 @@ def log_to_output(config: pytest.Config) -> None:
     root = logging.getLogger()
     plugin: Any = config.pluginmanager.getplugin("logging-plugin")
     handler: _OutputHandler | None = None
-    # pytest's handlers for the whole session, and those that a rank must not have.
-    sessions: tuple[logging.Handler, ...] = ()
+    file_handler: logging.Handler | None = None
     foreign: list[logging.Handler] = []
     if plugin is not None:
         handler = _OutputHandler(config)
@@ -92,27 +83,26 @@ def log_to_output(config: pytest.Config) -> None:
         if plugin.log_level is not None:
             handler.setLevel(plugin.log_level)
             root.setLevel(min(root.level, plugin.log_level))
-        sessions = plugin.log_cli_handler, plugin.log_file_handler
-        # The first would print every record a second time. The other, without --log-file, does nothing, but torch's own
-        # tests count the handlers of a logger.
+        file_handler = plugin.log_file_handler
+        # It would print every record a second time.
         foreign = [plugin.log_cli_handler]
-        if getattr(plugin.log_file_handler, "baseFilename", None) == os.devnull:
+        if getattr(file_handler, "baseFilename", None) == os.devnull:
+            # It does nothing, but torch's own tests count the handlers of a logger, and logging.config closes all
+            # handlers: in a worker pool, the test would seem to close a file that is not its own.
             foreign.append(plugin.log_file_handler)
-            # logging.config closes all handlers: in a worker pool, the test would seem to close a file that is not its
-            # own.
             plugin.log_file_handler.close()
     # The dictionary also has placeholders for loggers that do not exist yet.
     loggers = [one for one in logging.Logger.manager.loggerDict.values() if isinstance(one, logging.Logger)]
     for logger in (root, *loggers):
-        others = [other for other in logger.handlers if other not in sessions]
+        for one in foreign:
+            logger.removeHandler(one)
+        others = [other for other in logger.handlers if other is not file_handler]
         for other in others:
             # Only an attribute of the handler itself: one of its class may be read-only.
             stream = vars(other).get("stream")
             if isinstance(other, logging.StreamHandler) and _is_runners_output(stream):
                 # Not by `setStream`: it flushes output that the runner still had in its buffer at the fork.
                 other.stream = _OUTPUT
-        for one in foreign:
-            logger.removeHandler(one)
         if handler is not None and (logger is root or not (logger.propagate or others)):
             logger.addHandler(handler)
 

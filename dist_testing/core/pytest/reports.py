@@ -1,8 +1,12 @@
-"""Turns results into pytest's reports, with the command that runs one case alone, as the session has run it."""
+"""Turns results into pytest's reports, with the command that runs one case alone, as the session has run it.
+
+It also decides whether an xfail mark expects what ranks have raised.
+"""
 
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import os
 import re
 import shlex
@@ -12,21 +16,20 @@ from typing import Any
 
 import pytest
 
-from dist_testing.core.engine.kept_files import ReportFolder
+from dist_testing.core.engine.kept_files import ReportFolder, keep_logs
 from dist_testing.core.engine.report import failure_report
 from dist_testing.core.engine.report_text import printable
 from dist_testing.core.ground.case import CaseResult
 from dist_testing.core.ground.errors import LaunchError, PromiseError
 from dist_testing.core.ground.outcomes import Cause, Status
 from dist_testing.core.ground.spec import Spec
-from dist_testing.core.pytest.marked_items import RankItem
+from dist_testing.core.pytest.internals import xfailed_key
 from dist_testing.core.pytest.options import EVENTS_OPTION, JOBS_OPTION, arguments_of_part
 from dist_testing.core.session.session import current_session, warnings_of
 
 Properties = list[tuple[str, object]]
 
-# Options of pytest, its plugins and this library that choose tests, or say how many run or what is printed. All others
-# can decide about a case.
+# Options that choose tests, or say how many run or what is printed. All others can decide about a case.
 _FLAGS = (
     *("-x", "--exitfirst", "--lf", "--last-failed", "--ff", "--failed-first", "--nf", "--new-first"),
     *("--sw", "--stepwise", "--stepwise-skip", "--stepwise-reset", "-q", "--quiet", "-v", "--verbose"),
@@ -74,10 +77,12 @@ def properties(result: CaseResult) -> Properties:
     return values
 
 
-def failure_text(item: pytest.Item, result: CaseResult, spec: Spec) -> str:
-    """Return the report of a failed case, with the command that runs it alone."""
-    reproduce = item.command(result, spec) if isinstance(item, RankItem) and not spec.target else ""
-    reproduce = reproduce or _command_alone(item, spec.target)
+def failure_text(item: pytest.Item, result: CaseResult, spec: Spec, outputs: Path | None) -> str:
+    """Return the report of a failed case, with the command that runs it alone. Keep its logs in `outputs`, if any."""
+    if outputs is not None:
+        keep_logs(result, outputs)
+    command = None if spec.target else getattr(item, "command", None)
+    reproduce = (command and command(result, spec)) or _command_alone(item, spec.target)
     session = current_session()
     keep = None if session is None else lambda whole: session.reports.keep(result, whole)
     return failure_report(result, target=spec.target, reproduce=reproduce, keep=keep)
@@ -89,7 +94,7 @@ def _command_alone(item: pytest.Item, target: str) -> str:
         # Without the path, which differs between machines. Arguments that the target itself has do no harm; those of a
         # program come from it.
         test_filter = shlex.quote(item.nodeid.partition("::")[2])
-        given = [] if isinstance(item, RankItem) else sys.argv[1:]
+        given = sys.argv[1:] if isinstance(item, pytest.Function) else []
         options = [f" --test_arg={shlex.quote(argument)}" for argument in _kept(given, [])]
         return f"bazel test {target} --test_filter={test_filter}{''.join(options)}"
     config = item.config
@@ -167,3 +172,39 @@ def report_folder(config: pytest.Config, outputs: Path | None) -> ReportFolder:
         return ReportFolder(lambda: outputs, "in test.outputs, beside the log (bazel-testlogs)")
     cache: Any = getattr(config, "cache", None)
     return ReportFolder() if cache is None else ReportFolder(lambda: Path(cache.mkdir(_REPORTS)))
+
+
+# Whether `xfail(raises=...)` expects what ranks have raised. The runner chooses the mark, and the rank has the error;
+# two classes can have one name. So the rank tells which marks of its own item expect the exception, by their numbers.
+
+
+def expected_by(item: pytest.Item, error: BaseException) -> tuple[int, ...]:
+    """Return the numbers of the xfail marks of an item that expect an exception; call it on the rank that has it."""
+    return tuple(number for number, raises in enumerate(_raises(item)) if _expects(raises, error))
+
+
+def expects(item: pytest.Item, result: CaseResult) -> bool:
+    """Return whether the xfail mark that pytest has chosen for the item expects all that has failed on the ranks."""
+    mark = item.stash.get(xfailed_key, None)
+    if mark is None or mark.raises is None:
+        return mark is not None
+    chosen = {number for number, raises in enumerate(_raises(item)) if raises is mark.raises}
+    return not any(chosen.isdisjoint(failure.expected_by) for failure in result.failures)
+
+
+def decide_xfail(item: pytest.Item, *, is_expected: bool) -> None:
+    """Have pytest take the error of the call as the expected one, or not, in place of its own look at `raises`."""
+    if (mark := item.stash.get(xfailed_key, None)) is not None:
+        # No error is of one of no classes.
+        item.stash[xfailed_key] = dataclasses.replace(mark, raises=None if is_expected else ())
+
+
+def _raises(item: pytest.Item) -> list[Any]:
+    return [mark.kwargs.get("raises") for mark in item.iter_markers("xfail")]
+
+
+def _expects(raises: Any, error: BaseException) -> bool:
+    if isinstance(raises, type | tuple):
+        return isinstance(error, raises)
+    # `pytest.RaisesExc` and `pytest.RaisesGroup`.
+    return hasattr(raises, "matches") and bool(raises.matches(error))

@@ -66,24 +66,21 @@ class SessionEvents:
         config.pluginmanager.register(self)
 
     def log_line(self, line: str) -> None:
-        """Print a line at once, also inside a unittest class, whose output pytest captures."""
-        capture: Any = self._config.pluginmanager.getplugin("capturemanager")
+        """Print a line at once, below the unfinished line of pytest; also while pytest captures output."""
+        plugins = self._config.pluginmanager
+        capture: Any = plugins.getplugin("capturemanager")
+        reporter: Any = plugins.getplugin("terminalreporter")
         with capture.global_and_fixture_disabled() if capture is not None else contextlib.nullcontext():
-            self._show_line(line)
+            reporter.ensure_newline()
+            writer = self._config.get_terminal_writer()
+            if writer.width_of_current_line:
+                # pytest does not count the letter of a test that runs again.
+                writer.line()
+            writer.line(line)
+            writer.flush()
 
     def _show_output(self, event: RankOutput) -> None:
-        self._show_line(f"[rank {event.rank}] {event.line}")
-
-    def _show_line(self, line: str) -> None:
-        """Print a line below the unfinished line of pytest."""
-        reporter: Any = self._config.pluginmanager.getplugin("terminalreporter")
-        reporter.ensure_newline()
-        writer = self._config.get_terminal_writer()
-        if writer.width_of_current_line:
-            # pytest does not count the letter of a test that runs again.
-            writer.line()
-        writer.line(line)
-        writer.flush()
+        self.log_line(f"[rank {event.rank}] {event.line}")
 
     def end(self) -> None:
         """Emit the last event, close the event file, and print the failures at the end of the log."""

@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import functools
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -17,11 +16,9 @@ import pytest
 from dist_testing.core.ground.case import CaseFailedError, CaseResult
 from dist_testing.core.ground.errors import DistTestingError
 from dist_testing.core.ground.outcomes import Cause
-from dist_testing.core.pytest.expectations import decide_xfail
 from dist_testing.core.pytest.marked_items import RUN_KEY
 from dist_testing.core.pytest.pytest_rank import current_world
-from dist_testing.core.pytest.rank_plugins import caller_without
-from dist_testing.core.pytest.reports import text_at_test
+from dist_testing.core.pytest.reports import decide_xfail, text_at_test
 from dist_testing.core.session.session import loaded_class
 
 # pytest itself acts on them, or looks into them.
@@ -48,45 +45,8 @@ class RanksFailedError(CaseFailedError):
         return self._raised or type(self)
 
 
-# Hooks around which pytest captures log records.
-_LOGGED = ("pytest_runtest_setup", "pytest_runtest_call", "pytest_runtest_teardown")
-
-
-# By file. pytest itself makes new hooks at each access if another folder has a conftest.
-_HOOKS_KEY = pytest.StashKey[dict[Path, "_HooksOfRunner"]]()
-
-
-class _HooksOfRunner:
-    """The hooks of a marked item in the runner, without pytest's capture of log records.
-
-    The records of the test are in the logs of its ranks. In the runner, the capture adds two handlers to each of
-    torch's 42 loggers, three times per test, which takes some 6 % of a case in a worker pool.
-    """
-
-    def __init__(self, hooks: Any, plugins: pytest.PytestPluginManager) -> None:
-        self.all = hooks
-        self._plugins = plugins
-
-    def __getattr__(self, name: str) -> Any:
-        caller = getattr(self.all, name)
-        if name not in _LOGGED or (capture := self._plugins.getplugin("logging-plugin")) is None:
-            return caller
-        # As pytest's own proxy of a folder's hooks does: the next item finds it.
-        vars(self)[name] = caller_without(self._plugins, caller, [capture])
-        return vars(self)[name]
-
-
 class WorldItem(pytest.Function):
     """A marked test function."""
-
-    @property
-    def ihook(self) -> Any:
-        """pytest's hooks for this item."""
-        made = self.session.stash.setdefault(_HOOKS_KEY, {})
-        if self.path not in made:
-            made[self.path] = _HooksOfRunner(super().ihook, self.config.pluginmanager)
-        hooks = made[self.path]
-        return hooks if current_world() is None else hooks.all
 
     def setup(self) -> None:
         """On a rank, set the fixtures up."""

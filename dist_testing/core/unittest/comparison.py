@@ -64,7 +64,6 @@ class TensorComparisons(unittest.TestCase):
                 "The allowed difference is atol + rtol * abs(second).\n"
                 "Give both; one of them may be 0."
             )
-        # Keyword arguments of `torch.testing.assert_close`.
         rules = {
             "atol": atol,
             "rtol": rtol,
@@ -109,11 +108,12 @@ def _is_tensor(value: object) -> bool:
 
 def _is_array(value: object) -> bool:
     numpy = sys.modules.get("numpy")
-    return numpy is not None and isinstance(value, numpy.ndarray) and value.dtype.kind in "biufc"
+    is_array = numpy is not None and isinstance(value, numpy.ndarray) and value.dtype.kind in "biufc"
+    return is_array and "torch" in sys.modules
 
 
 def _is_tensor_like(value: object) -> bool:
-    return _is_tensor(value) or ("torch" in sys.modules and _is_array(value))
+    return _is_tensor(value) or _is_array(value)
 
 
 def _is_sequence(value: object) -> bool:
@@ -126,10 +126,8 @@ def _is_number(value: object) -> bool:
 
 
 def _holds_tensor(value: Any) -> bool:
-    if isinstance(value, Mapping):
-        return any(_holds_tensor(item) for item in value.values())
-    if isinstance(value, list | tuple):
-        return any(_holds_tensor(item) for item in value)
+    if isinstance(value, Mapping | list | tuple):
+        return any(map(_holds_tensor, value.values() if isinstance(value, Mapping) else value))
     return _is_tensor_like(value)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import json
 import os
 import runpy
 import sys
@@ -26,7 +27,6 @@ from dist_testing.core.process.launcher_messages import Loader
 from dist_testing.core.session import session
 from dist_testing.core.session.existing_world import existing_rank
 from dist_testing.core.session.session import Session, open_session
-from dist_testing.core.unittest.unittest_messages import MAIN_MODULES, MainModule
 from dist_testing.core.unittest.unittest_rank import UnittestRankContext
 
 # $DIST_TESTING_LIVE (user): 1 shows the output of ranks while they print it, under plain unittest and `python -m
@@ -81,11 +81,12 @@ def unittest_loader() -> Loader:
 
 
 def main_module() -> str:
-    """Return how a fresh interpreter imports the main module of this process: a text for `import_main`."""
+    """Return how a fresh interpreter imports the main module of this process: a text for `import_main`.
+
+    It has the module's name, if Python was started with `-m`, and its file.
+    """
     main = sys.modules["__main__"]
-    spec = getattr(main, "__spec__", None)
-    module = MainModule(spec.name, None) if spec is not None else MainModule(None, getattr(main, "__file__", None))
-    return MAIN_MODULES.to_wire(module).decode()
+    return json.dumps([getattr(getattr(main, "__spec__", None), "name", None), getattr(main, "__file__", None)])
 
 
 def load(state: str, then: ThenBe, test: str | None) -> NoReturn:
@@ -97,11 +98,11 @@ def load(state: str, then: ThenBe, test: str | None) -> NoReturn:
 
 def import_main(state: str) -> None:
     """Import the main module as multiprocessing does: not under the name that makes it run its tests."""
-    main = MAIN_MODULES.from_wire(state)
-    if main.name is not None and not main.name.endswith("__main__"):
-        content = runpy.run_module(main.name, run_name="__mp_main__", alter_sys=True)
-    elif main.path is not None:
-        content = runpy.run_path(main.path, run_name="__mp_main__")
+    name, path = json.loads(state)
+    if name is None and path is not None:
+        content = runpy.run_path(path, run_name="__mp_main__")
+    elif name is not None and not name.endswith("__main__"):
+        content = runpy.run_module(name, run_name="__mp_main__", alter_sys=True)
     else:
         # `python -m unittest`: its main module has no tests, and its import would start a run.
         return

@@ -15,8 +15,7 @@ from dist_testing.core.rank.generators import load_generators, seed_generators
 from dist_testing.core.rank.groups import destroy_groups, end_groups
 from dist_testing.core.rank.rank_world import RankWorld
 from dist_testing.core.rank.reporter import Reporter
-from dist_testing.core.unittest.class_values import read_values
-from dist_testing.core.unittest.unittest_messages import UNITTEST_CASES
+from dist_testing.core.unittest.unittest_messages import UNITTEST_CASES, read_values
 
 # unittest leaves frames of modules with this mark out of its tracebacks.
 __unittest = True

@@ -29,15 +29,21 @@ from dist_testing.core.launch.isolation import Isolation, Reuse, isolation_named
 from dist_testing.core.rank.bootstrap import FAILED_EXIT_CODE
 from dist_testing.core.session.front_ends import register_front_end
 from dist_testing.core.session.session import warnings_of
-from dist_testing.core.unittest.class_values import record_values, write_values
 from dist_testing.core.unittest.exits import declared_exits
 from dist_testing.core.unittest.plain import current_session
-from dist_testing.core.unittest.unittest_messages import FRONT_END, UNITTEST_CASES, ClassName, UnittestCase
+from dist_testing.core.unittest.unittest_messages import (
+    FRONT_END,
+    UNITTEST_CASES,
+    ClassName,
+    UnittestCase,
+    record_values,
+    write_values,
+)
 from dist_testing.core.unittest.unittest_rank import RankPipe
 
 # unittest leaves frames of modules with this mark out of its tracebacks.
 __unittest = True
-# Attributes of an instance that cannot be pickled. Two are unittest's, and three replace methods.
+# Attributes of an instance that cannot be pickled.
 _OF_THE_RUN = ("_check_return_codes", "_cleanups", "_outcome", "_result", "_running", "processes", "setUp", "tearDown")
 
 register_front_end(FRONT_END, "dist_testing.core.unittest.in_pytest:UnittestInPytest")
@@ -75,8 +81,7 @@ class WorldCase(unittest.TestCase):
         record_values(cls)
 
     def __init__(self, methodName: str = "runTest", method_name: str | None = None) -> None:
-        # The second name is torch's. Classes pass both on, in torch's order or in unittest's; one then has the default
-        # value.
+        # The second name is torch's. Classes pass both on, in either order; one then has the default value.
         name = methodName if method_name in (None, "runTest") else method_name
         super().__init__(name)
         self.rank = self.MAIN_PROCESS_RANK
@@ -119,7 +124,7 @@ class WorldCase(unittest.TestCase):
         """Runs on every rank after the method, also if the method failed. Does nothing by default."""
 
     def run(self, result: unittest.TestResult | None = None) -> unittest.TestResult | None:
-        """Run the test, in the runner. The ranks get the result's setting for local variables in tracebacks."""
+        """Run the test, in the runner."""
         self._shows_locals = bool(getattr(result, "tb_locals", False))
         return super().run(result)
 
@@ -260,14 +265,15 @@ class WorldCase(unittest.TestCase):
 
     def _checked(self, method: object, size: object, isolation: object) -> tuple[int, float, Isolation]:
         """Return the world size, the limit in seconds and the isolation of a test, whose method can run on ranks."""
+        session = current_session()
         try:
             self._check_members()
             self._check_method(method)
             # torch's suites also give it as a text.
             number = number_in(size) if isinstance(size, str) else None
             world_size = check_world_size(self.id(), size if number is None else number)
-            current_session().check_declared(self.id(), world_size)
-            limit_s = current_session().timeout_s if self.case_timeout_s is None else self.case_timeout_s
+            session.check_declared(self.id(), world_size)
+            limit_s = session.timeout_s if self.case_timeout_s is None else self.case_timeout_s
             if not is_timeout(limit_s):
                 raise self._wrong("case_timeout_s", limit_s, f"a number of seconds above 0, up to {MAX_TIMEOUT_S}")
             return world_size, float(limit_s), self._checked_isolation(isolation)
