@@ -20,9 +20,7 @@ import pytest
 
 from dist_testing.gpus.devices import gpus_present
 from dist_testing.gpus.gpu import NODES_VARIABLE, Gpu, GpuError, LeaseTimeoutError
-from dist_testing.gpus.holders import find_holders, is_locked
-from dist_testing.gpus.lease import lease_gpus
-from dist_testing.gpus.queue import Place
+from dist_testing.gpus.lease import Place, find_holders, is_locked, lease_gpus
 from tests.support.forks import forked
 from tests.support.gpu_nodes import break_node, holder_of, make_nodes
 
@@ -273,7 +271,7 @@ def test_a_holder_in_another_pid_namespace_is_seen_to_be_there(pool: tuple[Gpu, 
         pytest.skip("only where a user may make PID namespaces (unshare, kernel.unprivileged_userns_clone)")
     # The holder runs outside; the listing runs inside, as a test in a sandbox does.
     script = (
-        "from dist_testing.gpus.listing import listing\n"
+        "from dist_testing.gpus.__main__ import listing\n"
         "from dist_testing.gpus.devices import gpus_present\n"
         "from dist_testing.gpus.lease import lease_gpus\n"
         "print('\\n'.join(listing()))\n"

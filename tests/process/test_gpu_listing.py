@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from dist_testing.gpus import nvidia
+from dist_testing.gpus import devices
 from dist_testing.gpus.devices import gpus_present, visible_gpus
 from dist_testing.gpus.gpu import NODES_VARIABLE, NVML_VARIABLE, GpuError
 from dist_testing.gpus.world_gpus import WorldGpus
@@ -81,8 +81,8 @@ def test_a_node_that_may_belong_to_a_lost_gpu_is_listed(
     """A lease on it reports the fault; a missing node would hide it."""
     env = machine(nodes, library, "gone", "")
     monkeypatch.setenv(STATE_VARIABLE, env.pop(STATE_VARIABLE))
-    monkeypatch.setattr(nvidia, "node_directory", lambda env: nodes)
-    monkeypatch.setattr(nvidia, "_facts_of_driver", dict)
+    monkeypatch.setattr(devices, "node_directory", lambda env: nodes)
+    monkeypatch.setattr(devices, "_facts_of_driver", dict)
     copy = str(shutil.copy(library, nodes.parent))
     # As on a machine with real GPUs. The answers of a library are cached, so this is another file.
     assert [gpu.minor for gpu in gpus_present({NVML_VARIABLE: copy})] == [1, 0]
@@ -140,7 +140,7 @@ def test_a_world_leases_only_gpus_of_its_architectures(
     assert "GPU 1: simulated GPU, sm_90" in listed(env)
     for name, value in env.items():
         monkeypatch.setenv(name, value)
-    monkeypatch.setattr(nvidia, "_gpus_of_library", nvidia._gpus_of_library.__wrapped__)
+    monkeypatch.setattr(devices, "_gpus_of_library", devices._gpus_of_library.__wrapped__)
     with pytest.raises(GpuError, match="2 GPU"):
         WorldGpus.take(2, archs=("sm_90",), limit_s=0, on_wait=lambda _: None)
     world = WorldGpus.take(1, archs=("sm_90", "sm_100"), limit_s=0, on_wait=lambda _: None)

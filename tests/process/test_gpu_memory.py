@@ -13,15 +13,14 @@ from types import SimpleNamespace
 
 import pytest
 
-from dist_testing.gpus import memory, nvidia
+from dist_testing.gpus import devices, memory
+from dist_testing.gpus.__main__ import listing
 from dist_testing.gpus.devices import NVIDIA, gpus_present
-from dist_testing.gpus.faults import hardware_faults
 from dist_testing.gpus.gpu import NODES_VARIABLE, NVML_VARIABLE, Gpu, GpuError
 from dist_testing.gpus.lease import Lease, lease_gpus
-from dist_testing.gpus.listing import listing
 from dist_testing.gpus.memory import MemoryUse, memory_left, wait_for_memory
 from dist_testing.gpus.nvml import Nvml, open_nvml
-from dist_testing.gpus.world_gpus import WorldGpus
+from dist_testing.gpus.world_gpus import WorldGpus, hardware_faults
 from tests.support.fake_nvml import STATE_VARIABLE, FakeMachine, build_fake_nvml
 from tests.support.gpu_nodes import make_nodes
 
@@ -129,10 +128,10 @@ def test_names_come_from_the_library_where_the_driver_hides_its_files(
 ) -> None:
     """In such a container no GPU would match a UUID in CUDA_VISIBLE_DEVICES."""
     nodes = make_nodes(tmp_path / "dev", (4, 5))
-    monkeypatch.setattr(nvidia, "node_directory", lambda env: nodes)
-    monkeypatch.setattr(nvidia, "_facts_of_driver", dict)
+    monkeypatch.setattr(devices, "node_directory", lambda env: nodes)
+    monkeypatch.setattr(devices, "_facts_of_driver", dict)
     # The answers are cached for the process.
-    nvidia._gpus_of_library.cache_clear()
+    devices._gpus_of_library.cache_clear()
     # In the order of their addresses, as CUDA counts.
     assert [(gpu.index, gpu.minor, gpu.uuid) for gpu in gpus_present()] == [(0, 5, "GPU-five"), (1, 4, "GPU-four")]
 

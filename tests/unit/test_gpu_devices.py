@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from dist_testing.gpus import nvidia
+from dist_testing.gpus import devices
 from dist_testing.gpus.devices import gpus_present, visible_gpus
 from dist_testing.gpus.gpu import NODES_VARIABLE, Gpu, GpuError, node_directory
 
@@ -50,7 +50,7 @@ def test_a_machine_without_nodes_has_none(tmp_path: Path, monkeypatch: pytest.Mo
     """The variable allows GPUs; it does not make them."""
     assert gpus_present({NODES_VARIABLE: str(tmp_path)}) == ()
     assert visible_gpus((), {"CUDA_VISIBLE_DEVICES": "0,1"}).gpus == ()
-    monkeypatch.setattr(nvidia, "node_directory", lambda env: tmp_path / "missing")
+    monkeypatch.setattr(devices, "node_directory", lambda env: tmp_path / "missing")
     assert gpus_present({}) == ()
 
 

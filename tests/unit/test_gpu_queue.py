@@ -13,8 +13,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from dist_testing.gpus import queue as gpu_queue
-from dist_testing.gpus.queue import Place
+from dist_testing.gpus import lease as leasing
+from dist_testing.gpus.lease import Place
 from tests.support.forks import forked
 
 # One step of a history: a process comes, or the one at this position (modulo the length) goes.
@@ -143,7 +143,7 @@ def test_a_failed_take_closes_the_file(file: Path, monkeypatch: pytest.MonkeyPat
     def refuse(*_: object) -> None:
         raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
 
-    monkeypatch.setattr(gpu_queue, "_lock", refuse)
+    monkeypatch.setattr(leasing, "_lock_place", refuse)
     before = os.listdir("/proc/self/fd")
     with pytest.raises(OSError, match=os.strerror(errno.ENOLCK)):
         Place.take(file)

@@ -23,9 +23,8 @@ from dist_testing.core.ground.world import NoRunner, WorldSettings
 from dist_testing.core.launch.isolation import FORK
 from dist_testing.core.rank.device import finish_device_work
 from dist_testing.core.rank.rank_world import RankWorld
-from dist_testing.gpus.faults import is_hardware_fault
 from dist_testing.gpus.needs import GpuNeeds
-from dist_testing.gpus.world_gpus import GpuResource, blame_by_error, blame_machine
+from dist_testing.gpus.world_gpus import GpuResource, blame_by_error, blame_machine, is_hardware_fault
 from tests.support.results import case_of, result_of
 
 # No runner has started these ranks.

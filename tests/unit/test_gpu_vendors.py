@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from dist_testing.gpus import nvidia
+from dist_testing.gpus import devices
 from dist_testing.gpus.devices import AMD, NVIDIA, VENDORS, Vendor
 from dist_testing.gpus.gpu import NODES_VARIABLE, Gpu
 from dist_testing.gpus.lease import Lease
@@ -28,8 +28,8 @@ def tell(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str, int,
     """Adds a GPU to fake files of NVIDIA's driver, by address, minor number and UUID. Nodes are in `dev`."""
     driver, nodes = tmp_path / "proc", tmp_path / "dev"
     nodes.mkdir()
-    monkeypatch.setattr(nvidia, "node_directory", lambda env: nodes)
-    monkeypatch.setattr(nvidia, "_DRIVER_DIRECTORY", driver)
+    monkeypatch.setattr(devices, "node_directory", lambda env: nodes)
+    monkeypatch.setattr(devices, "_DRIVER_DIRECTORY", driver)
 
     def tell(address: str, minor: int, uuid: str) -> None:
         (nodes / f"nvidia{minor}").touch()

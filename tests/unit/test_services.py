@@ -12,7 +12,7 @@ import pytest
 from dist_testing.core.ground.outcomes import Cause, Kind, RankOutcome, Status, Verdict
 from dist_testing.services import Service
 from dist_testing.services.definition import Scope
-from dist_testing.services.keeper_messages import Ended
+from dist_testing.services.keeper import Ended
 from dist_testing.services.of_world import blamed
 from dist_testing.services.running import Running
 from dist_testing.services.scopes import Shared, key_of
