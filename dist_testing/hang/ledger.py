@@ -84,16 +84,6 @@ class CallsMade:
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
-    """A line that a thread executes."""
-
-    file: str  # path of its file
-    line: _Count  # number of the line, from 1
-    instruction: _Count  # offset of the instruction in the function's code
-    is_library: bool = False  # whether the file is torch's or this library's
-
-
-@dataclass(frozen=True, slots=True)
 class Wait:
     """What the main thread waits for."""
 
@@ -119,7 +109,8 @@ class Ledger:
     calls: tuple[Call, ...]
     last: dict[str, int]  # name of a group to the number of the last call that the rank has begun on it
     waits: tuple[Wait, ...]  # what the main thread waits for; empty if it is not known that it waits for another rank
-    places: tuple[Place, ...]  # where the main thread is, innermost first; the outermost are left out
+    place: str  # file and line of the test that the main thread is in; "" if it is in none
+    position: _Number  # the frames of the main thread as one number: another one shows that it has gone on
     # What else on this rank runs the user's code, or could: other threads, child processes, RPC. Empty for nothing.
     others: tuple[str, ...]
     # The same as `calls`, of backends that run calls on a device, such as NCCL. The main thread does not wait for them,
@@ -144,7 +135,7 @@ class NoLedger:
 
 
 LedgerAnswer: TypeAlias = Ledger | NoLedger | CallsMade
-LEDGERS: Family[LedgerAnswer] = Family("ledger of a rank", 7, (Ledger, NoLedger, CallsMade), max_bytes=MAX_ANSWER_BYTES)
+LEDGERS: Family[LedgerAnswer] = Family("ledger of a rank", 8, (Ledger, NoLedger, CallsMade), max_bytes=MAX_ANSWER_BYTES)
 # What a rank tells of its calls by itself, and to which add-on.
 CALLS: Family[CallsMade] = Family("calls of a rank", 3, (CallsMade,))
 CALLS_ADD_ON = "calls"

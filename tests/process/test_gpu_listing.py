@@ -93,6 +93,7 @@ def test_the_reason_for_a_missing_library_is_shown(nodes: Path, library: Path) -
     env = {NODES_VARIABLE: str(nodes), NVML_VARIABLE: str(library)}
     assert f"no management library ({library}: nvmlInit_v2: Unknown Error (error 999))" in listed(env)
     assert "/no/such/library: cannot open shared object file" in listed({**env, NVML_VARIABLE: "/no/such/library"})
+    assert "undefined symbol: nvmlErrorString" in listed({**env, NVML_VARIABLE: "libc.so.6"})
     assert "a real one does not know simulated GPUs" in listed({NODES_VARIABLE: str(nodes)})
 
 

@@ -24,22 +24,14 @@ WORLD_SIZE = 4
 
 @dataclass(frozen=True, slots=True)
 class HangKind:
-    """One way in which a world locks up.
+    """One way in which a world locks up."""
 
-    Attributes:
-        body: What each rank does.
-        said: Part of the verdict's reason.
-        culprit: The rank that the hang comes from; None where no single rank is to blame.
-        why_not: Why the hang cannot be proven, so that the deadline decides; "" if it can.
-        suspects: Ranks of which one is to blame, where the ledgers do not show which.
-        otherwise: How ranks are made (`tests.support.hang_runs.ISOLATIONS`), to why the case ends in another way there.
-    """
-
-    body: Callable[[World], object]
-    said: str
-    culprit: int | None = None
-    why_not: str = ""
-    suspects: tuple[int, ...] = ()
+    body: Callable[[World], object]  # what each rank does
+    said: str  # part of the verdict's reason
+    culprit: int | None = None  # the rank that the hang comes from; None where no single rank is to blame
+    why_not: str = ""  # why the hang cannot be proven, so that the deadline decides; "" if it can
+    suspects: tuple[int, ...] = ()  # ranks of which one is to blame, where the ledgers do not show which
+    # How ranks are made (`tests.support.hang_runs.ISOLATIONS`), to why the case ends in another way there.
     otherwise: Mapping[str, str] = field(default_factory=dict)
 
 

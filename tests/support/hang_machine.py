@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from hypothesis import strategies as st
 
 from dist_testing.hang.analysis import RankView
-from dist_testing.hang.ledger import Call, Group, Ledger, Place, Wait, WaitKind
+from dist_testing.hang.ledger import Call, Group, Ledger, Wait, WaitKind
 
 LIMIT_MS = 12_345
 LIMITS = frozenset({LIMIT_MS})
@@ -16,19 +16,12 @@ LIMITS = frozenset({LIMIT_MS})
 
 @dataclass(frozen=True)
 class Step:
-    """One operation of one rank.
+    """One operation of one rank."""
 
-    Attributes:
-        operation: A collective's name, "send" or "recv".
-        group: Name of the group of a collective.
-        peer: Of a send or receive; -1 for a receive from any rank.
-        tag: Of a send or receive.
-    """
-
-    operation: str
-    group: str = "0"
-    peer: int = -1
-    tag: int = 0
+    operation: str  # a collective's name, "send" or "recv"
+    group: str = "0"  # of a collective
+    peer: int = -1  # of a send or receive; -1 for a receive from any rank
+    tag: int = 0  # of a send or receive
 
 
 Program = Sequence[Sequence[Step]]
@@ -121,11 +114,8 @@ def view(rank: int, calls: Sequence[Call], groups: Mapping[str, tuple[int, ...]]
         calls=tuple(calls),
         last={call.group: call.number for call in calls},
         waits=() if wait is None else (wait,),
-        places=(
-            Place("/x/torch/distributed/distributed_c10d.py", 7, 2, is_library=True),
-            # A user's folders can have the names of libraries.
-            Place("/home/torch/dist_testing/test_f.py", 6, 4),
-        ),
+        place="test_f.py:6",
+        position=4,
         others=(),
     )
     return RankView(rank, "" if wait is not None else "ended the test", ledger)

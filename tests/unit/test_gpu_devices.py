@@ -1,16 +1,24 @@
-"""Finding GPUs, and choosing those that a process may use."""
+"""Finding the GPUs of each vendor, choosing those that a process may use, and the variables that ranks get."""
 
 from __future__ import annotations
 
+import json
 import os
+import shutil
+import tempfile
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from dist_testing.gpus import devices
-from dist_testing.gpus.devices import gpus_present, visible_gpus
+from dist_testing.gpus.devices import AMD, NVIDIA, VENDORS, Vendor, gpus_present, visible_gpus
 from dist_testing.gpus.gpu import NODES_VARIABLE, Gpu, GpuError, node_directory
+from dist_testing.gpus.lease import Lease
+from dist_testing.gpus.world_gpus import WorldGpus
+from tests.support.gpu_nodes import make_render_node
 
 _UUIDS = ("GPU-8932f937-aaaa", "GPU-8932f937-bbbb", "GPU-5c1b4a2e-cccc", "GPU-77777777-dddd")
 
@@ -156,3 +164,165 @@ def test_gpus_of_another_architecture_are_left_out_and_named() -> None:
     assert found.remark == ("GPU 0 is sm_80, GPU 2 is of an unknown architecture, and the target needs sm_90 or sm_100")
     assert "gpu_archs" in found.way_out
     assert visible_gpus(present, {"CUDA_VISIBLE_DEVICES": "3"}, archs=("sm_100",)).remark == ""
+
+
+# A file that does not exist.
+_NO_LIBRARY = {"DIST_TESTING_NVML": "/no/such/library"}
+
+
+@pytest.fixture
+def tell(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str, int, str], None]:
+    """Adds a GPU to fake files of NVIDIA's driver, by address, minor number and UUID. Nodes are in `dev`."""
+    driver, nodes = tmp_path / "proc", tmp_path / "dev"
+    nodes.mkdir()
+    monkeypatch.setattr(devices, "node_directory", lambda env: nodes)
+    monkeypatch.setattr(devices, "_DRIVER_DIRECTORY", driver)
+
+    def tell(address: str, minor: int, uuid: str) -> None:
+        (nodes / f"nvidia{minor}").touch()
+        (driver / address).mkdir(parents=True)
+        text = f"Model: \t\t NVIDIA H200\nIRQ:   \t\t 16\nGPU UUID: \t {uuid}\nDevice Minor: \t {minor}\nno colon\n"
+        (driver / address / "information").write_text(text)
+
+    return tell
+
+
+def test_names_and_order_come_from_the_driver(tell: Callable[[str, int, str], None], tmp_path: Path) -> None:
+    """The numbers of device nodes may be in another order than the one in which CUDA counts."""
+    tell("0000:86:00.0", 0, "GPU-????????")
+    tell("0000:3b:00.0", 1, "GPU-b")
+    (tmp_path / "proc" / "0000:99:00.0").mkdir()
+    found = NVIDIA.find(_NO_LIBRARY)
+    # Nothing has opened the second one yet, so its UUID is not known.
+    assert [(gpu.index, gpu.minor, gpu.uuid, gpu.model) for gpu in found.gpus] == [
+        (0, 1, "GPU-b", "NVIDIA H200"),
+        (1, 0, "", "NVIDIA H200"),
+    ]
+    assert found.left_out == ()
+
+
+def test_a_node_that_the_driver_does_not_list_is_no_gpu(tell: Callable[[str, int, str], None], tmp_path: Path) -> None:
+    """Nodes stay when GPUs are taken out: one GPU would count as two, and the second rank would find no device."""
+    tell("0000:3b:00.0", 0, "GPU-a")
+    stale = tmp_path / "dev" / "nvidia5"
+    stale.touch()
+    found = NVIDIA.find(_NO_LIBRARY)
+    assert [gpu.minor for gpu in found.gpus] == [0]
+    assert found.left_out == (f"{stale}: the driver has no such GPU",)
+    # Containers may hide the files of the driver.
+    shutil.rmtree(tmp_path / "proc")
+    assert [gpu.minor for gpu in NVIDIA.find(_NO_LIBRARY).gpus] == [0, 5]
+
+
+@pytest.fixture
+def open_folder() -> Iterator[Path]:
+    """A folder that every user of the machine may read, unlike pytest's own and some TMPDIRs."""
+    folder = Path(tempfile.mkdtemp(dir="/tmp"))
+    folder.chmod(0o755)
+    yield folder
+    shutil.rmtree(folder)
+
+
+@pytest.mark.parametrize("vendor", [NVIDIA, AMD], ids=lambda vendor: vendor.name)
+def test_nodes_that_this_process_may_not_open_do_not_count(vendor: Vendor, open_folder: Path) -> None:
+    """Slurm and containers show all nodes, but a job may open only its own, and CUDA counts only these."""
+    for minor in range(3):
+        (open_folder / f"nvidia{minor}").touch()
+        make_render_node(open_folder, minor)
+    for folder in (open_folder, open_folder / "dri"):
+        for path in folder.iterdir():
+            if path.is_file():
+                path.chmod(0o666)
+    closed = [open_folder / "nvidia0", open_folder / "dri" / "renderD0"]
+    for path in closed:
+        path.chmod(0)
+
+    def look() -> tuple[list[list[int]], list[str]]:
+        found = vendor.find({NODES_VARIABLE: str(open_folder)})
+        return [[gpu.index, gpu.minor] for gpu in found.gpus], list(found.left_out)
+
+    gpus, left_out = _as_another_user(look)
+    assert gpus == [[0, 1], [1, 2]]
+    assert left_out == [f"{closed[vendor is AMD]}: this process may not open it"]
+
+
+def _as_another_user(look: Callable[[], object]) -> Any:
+    """The result of `look` in a process without the rights of root."""
+    read, write = os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        try:
+            if os.geteuid() == 0:
+                os.setgroups([])
+                os.setresgid(65534, 65534, 65534)
+                os.setresuid(65534, 65534, 65534)
+            os.write(write, json.dumps(look()).encode())
+        except OSError as error:
+            os.write(write, f"cannot: {error}".encode())
+        finally:
+            os._exit(0)
+    os.close(write)
+    with os.fdopen(read) as pipe:
+        text = pipe.read()
+    os.waitpid(pid, 0)
+    if text.startswith("cannot"):
+        pytest.skip(f"only where root may become another user: {text}")
+    return json.loads(text)
+
+
+def test_amds_gpus_are_those_render_nodes_that_amd_made(tmp_path: Path) -> None:
+    """GPUs of other vendors have render nodes, too, and most machines have none."""
+    assert VENDORS == {"nvidia": NVIDIA, "amd": AMD}
+    assert AMD.find({NODES_VARIABLE: str(tmp_path)}).gpus == ()
+    make_render_node(tmp_path, 130, address="0000:03:00.0")
+    make_render_node(tmp_path, 129, vendor="0x8086")
+    make_render_node(tmp_path, 128, address="0000:83:00.0")
+    (tmp_path / "dri" / "renderD131").touch()
+    (tmp_path / "dri" / "card0").touch()
+    found = AMD.find({NODES_VARIABLE: str(tmp_path)})
+    assert [(gpu.index, gpu.minor) for gpu in found.gpus] == [(0, 130), (1, 128)]
+    assert {gpu.control for gpu in found.gpus} == {tmp_path / "kfd"}
+    assert found.left_out == ()
+
+
+def test_amds_kernel_files_name_the_architecture(tmp_path: Path) -> None:
+    """A target for one architecture would run on another, or on none."""
+    make_render_node(tmp_path, 128, address="0000:03:00.0")
+    make_render_node(tmp_path, 129, address="0000:83:00.0")
+    topology = tmp_path / "sys/class/kfd/kfd/topology/nodes"
+    for node, text in enumerate(
+        (
+            "cpu_cores_count 64\ngfx_target_version 0\n",
+            "simd_count 304\ngfx_target_version 90402\ndrm_render_minor 129\n",
+            "gfx_target_version many\ndrm_render_minor 128\n",
+        )
+    ):
+        (topology / str(node)).mkdir(parents=True)
+        (topology / str(node) / "properties").write_text(text)
+    found = AMD.find({NODES_VARIABLE: str(tmp_path)})
+    assert [(gpu.minor, gpu.arch) for gpu in found.gpus] == [(128, ""), (129, "gfx942")]
+
+
+def test_worlds_lease_amds_gpus_and_set_hips_variable(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """HIP reads another variable than CUDA, and NVIDIA's library does not know the memory of these GPUs."""
+    for minor in (128, 129):
+        make_render_node(tmp_path, minor)
+    monkeypatch.setenv(NODES_VARIABLE, str(tmp_path))
+    monkeypatch.setenv("HIP_VISIBLE_DEVICES", "1")
+    world = WorldGpus.take(1, AMD, limit_s=0, on_wait=lambda _: None)
+    try:
+        assert world.env == {"HIP_VISIBLE_DEVICES": "1"}
+        assert [gpu.node.name for gpu in world.lease.gpus] == ["renderD129"]
+        assert world.check(are_ranks_gone=True) == ()
+    finally:
+        world.release(are_ranks_gone=True)
+
+
+@pytest.mark.parametrize(
+    ("uuids", "expected"), [(("GPU-a", "GPU-b"), "GPU-a,GPU-b"), (("GPU-a", ""), "0,1"), (("", ""), "0,1")]
+)
+def test_ranks_get_all_uuids_or_all_numbers(uuids: tuple[str, str], expected: str) -> None:
+    """In a mixed list CUDA ignores one kind, so a rank would lack its GPU."""
+    gpus = tuple(Gpu(index, Path(f"/dev/nvidia{index}"), uuid) for index, uuid in enumerate(uuids))
+    world = WorldGpus(Lease(gpus, ()), NVIDIA)
+    assert world.env == {"CUDA_VISIBLE_DEVICES": expected, "CUDA_DEVICE_ORDER": "PCI_BUS_ID"}

@@ -10,7 +10,7 @@ import pytest
 from dist_testing.core.ground.backends import backend_named
 from dist_testing.core.ground.errors import DistTestingError, SpecError
 from dist_testing.core.ground.spec import Spec
-from dist_testing.gpus.needs import ALL_GPUS, GpuNeeds, needs_of, of_target, promised, read_promise
+from dist_testing.gpus.needs import ALL_GPUS, GpuNeeds, from_options, needs_of, of_target, promised, read_promise
 from tests.support.results import refusal
 
 _GOOD = {"archs": ["sm_90"], "per_rank": 1, "ranks_per_gpu": 2}
@@ -53,6 +53,23 @@ def test_what_a_target_cannot_ask_for_is_named(changes: dict[str, object], said:
     first, _, way_out = refusal(lambda: of_target(_spec(), {**_GOOD, **changes}), DistTestingError).splitlines()
     assert first.startswith(f"//t:x, {said}" if said.startswith("gpus") else f"//t:x: {said}")
     assert way_out.startswith("Build the target again") or not said.startswith("gpus")
+
+
+@pytest.mark.parametrize(
+    ("backend", "count", "said"),
+    [
+        ("rccl", "2", "backend rccl and 1 GPU(s) per rank"),
+        ("gloo", "2", "backend gloo and 0 GPU(s) per rank"),
+        ("cuda_gloo", "0", "expected a number from 1"),
+        ("cuda_gloo", "two", "expected a number from 1"),
+    ],
+)
+def test_ranks_that_cannot_share_are_refused(backend: str, count: str, said: str) -> None:
+    """RCCL itself reports "Duplicate GPU detected" after a minute."""
+    assert from_options(_spec("nccl"), {"--dist-ranks-per-gpu": "4"}) == GpuNeeds("nccl", 1, 4)
+    first, *_ = refusal(lambda: from_options(_spec(backend), {"--dist-ranks-per-gpu": count})).splitlines()
+    assert first.startswith(f"--dist-ranks-per-gpu={count}")
+    assert said in first
 
 
 @pytest.mark.parametrize(("backend", "expected"), [("cuda_gloo", (1, 2)), ("nccl", (1, 1)), ("gloo", (0, 1))])

@@ -13,7 +13,7 @@ from dist_testing.core.ground.case import Case
 from dist_testing.core.ground.layout import LOOPBACK, Layout
 from dist_testing.core.ground.spec import Spec
 from dist_testing.core.launch.isolation import FORK
-from dist_testing.nodes.check import Spread, check, check_node_count, places_of
+from dist_testing.nodes.check import Spread, check, places_of
 from dist_testing.nodes.links import MAX_NODES
 from dist_testing.nodes.namespaces import node_address, node_name
 from tests.support.results import case_of, refusal
@@ -61,6 +61,8 @@ def _spec(backend: str = "gloo") -> Spec:
         (0, "fork", "gloo", "nodes = 0; expected a number from 1 to 64.", "leave it out"),
         (True, "fork", "gloo", "nodes = True; expected a number from 1 to 64.", "leave it out"),
         ("2", "fork", "gloo", "nodes = '2'; expected a number from 1 to 64.", "leave it out"),
+        (2.0, "fork", "gloo", "nodes = 2.0; expected a number from 1 to 64.", "leave it out"),
+        (None, "fork", "gloo", "nodes = None; expected a number from 1 to 64.", "leave it out"),
         (MAX_NODES + 1, "fork", "gloo", "nodes = 65; expected a number from 1 to 64.", "leave it out"),
         (3, "fork", "gloo", "nodes = 3 with world_size = 4.", "Set world_size = 6"),
         (8, "fork", "gloo", "nodes = 8 with world_size = 4.", "Set world_size = 8"),
@@ -72,8 +74,8 @@ def test_a_case_that_cannot_be_spread_is_refused(
     nodes: Any, isolation: str, backend: str, problem: str, way_out: str
 ) -> None:
     """If this fails, ranks start on nodes of different sizes, or all of a node's ranks take the same GPU."""
-    for good in (1, 2, 4):
-        check(_case(good), _spec())
+    for good in (1, 2, 4, MAX_NODES):
+        check(_case(good, MAX_NODES), _spec())
     first, _, last = refusal(lambda: check(_case(nodes, isolation=isolation), _spec(backend))).splitlines()
     assert first == f"test_x: {problem}"
     assert way_out in last
@@ -90,14 +92,3 @@ def test_nodes_are_named_and_numbered_from_the_first_address() -> None:
     held = Spread().acquire(wish)
     assert (held.places, held.host) == ((0, 0, 1, 1), "10.0.0.1")
     assert held.env == dict.fromkeys(variables, "eth0")
-
-
-@pytest.mark.parametrize("count", [0, MAX_NODES + 1, True, "2", 2.0, None])
-def test_an_impossible_number_of_nodes_is_refused_in_three_lines(count: object) -> None:
-    """If this fails, a mistyped number ends deep in the making of namespaces."""
-    for good in (1, 2, 63, MAX_NODES):
-        assert check_node_count("here", good) == good
-    first, cause, way_out = refusal(lambda: check_node_count("here", count)).splitlines()
-    assert first == f"here: nodes = {count!r}; expected a number from 1 to 64."
-    assert cause.startswith("The ranks of a world are spread over")
-    assert way_out.startswith("Use 2")

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import re
-from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -59,20 +57,6 @@ def test_impossible_services(arguments: dict[str, Any], said: str) -> None:
     assert said in first
     assert cause.endswith(".")
     assert way_out.endswith(".")
-
-
-@pytest.mark.parametrize(
-    ("command", "opens"),
-    [
-        (["a"], ""),
-        (["a", "--listen=127.0.0.1:{port}"], "port"),
-        (["a", "{fd}"], "fd"),
-        (_with_default, "fd"),
-    ],
-)
-def test_who_opens_the_port(command: list[str] | Callable[..., None], opens: str) -> None:
-    """If this fails, a server does not get its port."""
-    assert Service(command, healthy=re.compile("ready")).opens == opens
 
 
 @pytest.mark.parametrize(

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
+import functools
 import sys
 import threading
 from collections.abc import Callable
 from datetime import timedelta
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
-from torch.utils._pytree import tree_map
 
 from dist_testing.core.launch import fork_server
 from dist_testing.hang.ledger import Ledger, Wait, WaitKind
@@ -115,24 +114,27 @@ def test_group_that_is_made_elsewhere() -> None:
     assert _wait_in_new_group(_WITHOUT_THE_HELPER, C10D, [0]) is None
 
 
-def test_a_users_folder_with_the_name_of_a_library_is_none() -> None:
-    """If this fails, a report of a hang has no line of a test that is stored below a folder called torch."""
-    source = "def f():\n    return tree_map(lambda _: read_ledger(get_ident(), set()), 0)\n"
-    names: dict[str, Any] = {"tree_map": tree_map, "read_ledger": read_ledger, "get_ident": threading.get_ident}
-    exec(compile(source, "/home/torch/dist_testing/test_f.py", "exec"), names)
-    ledger = names["f"]()
+@pytest.mark.parametrize(
+    ("files", "place"),
+    [
+        # A user's folders can have the names of libraries.
+        (["/home/torch/dist_testing/test_f.py"], "test_f.py:2"),
+        ([torch.__file__, "/home/test_f.py"], "test_f.py:2"),
+        # Tests can be installed, and have other packages in between.
+        (["/x/site-packages/helper/h.py", "/home/test_f.py"], "test_f.py:2"),
+        (["/x/site-packages/test_f.py", threading.__file__], "test_f.py:2"),
+        # The process that the rank was forked from has frames of its own, which stand for no test.
+        ([fork_server.__file__, "/home/main.py"], ""),
+    ],
+)
+def test_line_of_the_test(files: list[str], place: str) -> None:
+    """If this fails, a report of a hang has no line of the test, or a line of a program that has started it."""
+    call: Callable[[], object] = functools.partial(read_ledger, threading.get_ident(), set())
+    # A rank is forked from a process whose own frames stand for no test.
+    for file in [*files, fork_server.__file__, "/home/main.py"]:
+        names: dict[str, Any] = {"inner": call}
+        exec(compile("def call():\n    return inner()\n", file, "exec"), names)
+        call = names["call"]
+    ledger = call()
     assert isinstance(ledger, Ledger)
-    found = {(Path(place.file).name, place.is_library) for place in ledger.places}
-    assert {("ledger_thread.py", True), ("_pytree.py", True), ("test_f.py", False)} <= found
-
-
-def test_lines_of_the_process_that_a_rank_was_forked_from_are_left_out() -> None:
-    """If this fails, the report on a rank that has not reached its test names a line of the program that started it."""
-    launcher = Path(fork_server.__file__)
-    names: dict[str, Any] = {"read_ledger": read_ledger, "get_ident": threading.get_ident}
-    for function, file in [("rank", "test_f.py"), ("fork", str(launcher)), ("main", "main.py")]:
-        inner = {"rank": "read_ledger(get_ident(), set())", "fork": "rank()", "main": "fork()"}[function]
-        exec(compile(f"def {function}():\n    return {inner}\n", file, "exec"), names)
-    ledger = names["main"]()
-    assert isinstance(ledger, Ledger)
-    assert Path(ledger.places[-1].file).name == "test_f.py"
+    assert ledger.place == place
