@@ -7,7 +7,6 @@ other. It reads and writes nothing that belongs to the test.
 
 from __future__ import annotations
 
-import _signal  # type: ignore[import-not-found]
 import _thread
 import contextlib
 import os
@@ -60,10 +59,8 @@ _OUR_THREADS = "dist_testing"
 _STEP_ASIDE_S = 1.0
 _PAUSE_S = 0.0002
 # A signal to the process must never find a thread of ours to take it. When the process crashes, torch asks every thread
-# for its native stack by SIGUSR2, and waits seconds for one that blocks it. As plain numbers, because a new rank copies
-# every page that it touches, such as those of the enumeration's members. For the same reason the mask is set by the
-# function below `signal.pthread_sigmask`, which would make members of the enumeration from the numbers.
-_BLOCKED = tuple(map(int, signal.valid_signals() - {signal.SIGUSR2}))
+# for its native stack by SIGUSR2, and waits seconds for one that blocks it.
+_BLOCKED = signal.valid_signals() - {signal.SIGUSR2}
 
 
 class LedgerService(RankService):
@@ -105,14 +102,14 @@ class LedgerThread:
         if os.getpid() != self._pid or not self._ended.acquire(blocking=False):
             return
         # The thread inherits this from its first moment.
-        blocked = _signal.pthread_sigmask(_signal.SIG_BLOCK, _BLOCKED)
+        blocked = signal.pthread_sigmask(signal.SIG_BLOCK, _BLOCKED)
         try:
             self._ident = _thread.start_new_thread(self._serve, ())
         except RuntimeError:
             # The machine has no room for a thread; then the deadline decides alone.
             self._ended.release()
         finally:
-            _signal.pthread_sigmask(_signal.SIG_SETMASK, blocked)
+            signal.pthread_sigmask(signal.SIG_SETMASK, blocked)
 
     def step_aside(self) -> None:
         """End the thread, if it runs in this process, and return when the kernel no longer knows it."""

@@ -67,8 +67,6 @@ class Switch:
             for target in nodes
             if source != target
         }
-        # Links that hold packets back, of at most some thousands.
-        self._holding: dict[tuple[int, int], LinkQueue] = {}
         # Packets on their way: when each arrives, its place in the order, the node, the packet.
         self._arriving: list[tuple[float, int, int, bytes]] = []
         self._order = itertools.count()
@@ -94,7 +92,7 @@ class Switch:
             self._deliver()
 
     def _pause_s(self) -> float:
-        times = [late_s for link in self._holding.values() if (late_s := link.next_s) is not None]
+        times = [late_s for link in self._links.values() if (late_s := link.next_s) is not None]
         times += [self._arriving[0][0]] if self._arriving else []
         # Negative for no limit.
         return max(0.0, min(times) - time.monotonic()) if times else -1
@@ -112,8 +110,6 @@ class Switch:
                 link = self._links[source, target]
                 if packet[_TYPE] == _IPV4:
                     self._send(target, link.send(packet, now_s))
-                    if link.next_s is not None:
-                        self._holding[source, target] = link
                 elif not link.rule.is_cut:
                     # A question for an address: it has no number, because the kernel asks when it likes.
                     self._send(target, [(now_s, packet)])
@@ -134,10 +130,8 @@ class Switch:
 
     def _deliver(self) -> None:
         now_s = time.monotonic()
-        for (source, target), link in list(self._holding.items()):
+        for (_, target), link in self._links.items():
             self._send(target, link.overdue(now_s))
-            if link.next_s is None:
-                del self._holding[source, target]
         while self._arriving and self._arriving[0][0] <= now_s:
             _, _, target, packet = heapq.heappop(self._arriving)
             try:

@@ -7,9 +7,10 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -138,27 +139,26 @@ def test_memory_that_comes_free_is_waited_for(nvml: Nvml, machine: FakeMachine) 
     ]
 
 
-def test_a_gpu_that_other_programs_fill_is_refused_with_their_names(nvml: Nvml, machine: FakeMachine) -> None:
-    """A test would run out of memory there, and its report would blame the test."""
-    machine.set(0.0, 60.0, processes=((5, os.getpid(), 60.0),))
-    with pytest.raises(GpuError) as error:
-        wait_for_memory(nvml, _GPUS, limit_s=60, on_wait=lambda _: None)
-    first = str(error.value).splitlines()[0]
-    assert first.startswith(f"GPU 1 has 40% of its memory free (process {os.getpid()}: ")
-    assert "60.0 GiB" in first
-
-
 @pytest.mark.parametrize(
-    ("end", "text"),
+    ("used", "processes", "end", "said"),
     [
-        ("lost", r"nvidia4 .Fake GPU, GPU-four.: the driver says that the GPU is lost"),
-        ("gone", r"GPU 0 ./dev/nvidia4., GPU 1 ./dev/nvidia5.: the driver says that the GPU is lost"),
+        (
+            (0.0, 60.0),
+            ((5, os.getpid(), 60.0),),
+            "",
+            rf"GPU 1 has 40% of its memory free \(process {os.getpid()}: .*60.0 GiB",
+        ),
+        ((), (), "lost", r"nvidia4 .Fake GPU, GPU-four.: the driver says that the GPU is lost"),
+        ((), (), "gone", r"GPU 0 ./dev/nvidia4., GPU 1 ./dev/nvidia5.: the driver says that the GPU is lost"),
     ],
+    ids=["full", "lost", "gone"],
 )
-def test_a_gpu_that_is_gone_is_the_machines_fault(nvml: Nvml, machine: FakeMachine, end: str, text: str) -> None:
-    """The tests on it would each fail with a CUDA error of their own."""
-    machine.set(end=end)
-    with pytest.raises(GpuError, match=text):
+def test_a_gpu_that_cannot_be_used_is_the_machines_fault(
+    nvml: Nvml, machine: FakeMachine, used: Sequence[float], processes: Sequence[Any], end: str, said: str
+) -> None:
+    """A test would run out of memory there, or get a CUDA error of its own, and its report would blame the test."""
+    machine.set(*used, processes=processes, end=end)
+    with pytest.raises(GpuError, match=said):
         wait_for_memory(nvml, _GPUS, limit_s=60, on_wait=lambda _: None)
 
 
@@ -331,28 +331,17 @@ def watched(machine: FakeMachine) -> Iterator[Nvml]:
 
 
 def test_errors_of_the_hardware_are_reported_once(watched: Nvml, machine: FakeMachine) -> None:
-    """An error during one case must not excuse the next case on the same ranks."""
+    """An error during one case must not excuse the next one on the same ranks, nor one on another GPU.
+
+    An illegal access of a kernel under test is an Xid, too.
+    """
     assert hardware_faults(watched, _GPUS) == []
-    machine.set(lines=("xid 4 79", "xid 4 48", "xid 4 48", "xid 4 95"))
+    caused_by_programs = [f"xid 4 {number}" for number in (13, 31, 43, 45, 63, 68, 92, 154)]
+    machine.set(lines=("xid 4 79", "xid 5 79", *caused_by_programs, "xid 4 48", "xid 4 48", "xid 4 95"))
     assert hardware_faults(watched, _GPUS) == [
         "GPU 0 (/dev/nvidia4): Xid 48, memory error that ECC cannot correct",
         "GPU 0 (/dev/nvidia4): Xid 95, memory error that ECC cannot correct, not contained",
     ]
-    assert hardware_faults(watched, _GPUS) == []
-
-
-@pytest.mark.parametrize("number", [13, 31, 43, 45, 63, 68, 92, 154])
-def test_errors_that_a_program_can_cause_are_no_hardware_faults(
-    watched: Nvml, machine: FakeMachine, number: int
-) -> None:
-    """An illegal access of a kernel under test is an Xid, too."""
-    machine.set(lines=("xid 4 79", f"xid 4 {number}"))
-    assert hardware_faults(watched, _GPUS) == []
-
-
-def test_errors_of_other_gpus_are_not_reported(watched: Nvml, machine: FakeMachine) -> None:
-    """A broken GPU would excuse failures on all other GPUs."""
-    machine.set(lines=("xid 4 79", "xid 5 79"))
     assert hardware_faults(watched, _GPUS) == []
 
 

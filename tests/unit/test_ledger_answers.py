@@ -7,6 +7,7 @@ import os
 import socket
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from unittest import mock
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -14,10 +15,10 @@ from hypothesis import strategies as st
 
 from dist_testing.core.ground.errors import MessageError
 from dist_testing.hang.analysis import RankView, analyse
-from dist_testing.hang.ledger import ANSWER_MARK, LEDGERS, Call, Group, Ledger, NoLedger, Wait, WaitKind
+from dist_testing.hang.ledger import ANSWER_MARK, LEDGERS, Call, Group, Ledger, Wait, WaitKind
 from dist_testing.hang.ledger_thread import LedgerThread
 from dist_testing.hang.story import rank_ledgers, story_of
-from dist_testing.hang.watch import collect_ledgers
+from dist_testing.hang.watch import DeadlockDetector, collect_ledgers
 
 SETTINGS = settings(derandomize=True, database=None, deadline=None, suppress_health_check=list(HealthCheck))
 _REQUEST = 7
@@ -80,10 +81,11 @@ def test_answer_that_is_cut_off_says_so() -> None:
         with pytest.raises(MessageError):
             LEDGERS.from_wire(whole[:end])
     with _ranks(1) as (fds, (far,)):
-        far.send(_MARK + whole[:-1])
-        answer = collect_ledgers(fds, _REQUEST, _LIMIT_S)[0]
-    assert isinstance(answer, NoLedger)
-    assert answer.reason.startswith("its answer cannot be read: ")
+        # The first request of a world has number 1.
+        far.send(ANSWER_MARK + b"\1" + whole[:-1])
+        world = mock.Mock(records=[mock.Mock(rank=0, is_settled=False)], stacks_fds=fds, group_limit_s=1.0)
+        free = DeadlockDetector(world).ask(_LIMIT_S).free
+    assert free[0].startswith("gave no answer (its answer cannot be read: ")
 
 
 @pytest.mark.parametrize(
