@@ -7,6 +7,7 @@ the command line is wrong.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import os
 import sys
 from collections.abc import Mapping
@@ -16,7 +17,7 @@ from dist_testing.core.ground.errors import DistTestingError
 from dist_testing.gpus.devices import AMD, NVIDIA, visible_gpus
 from dist_testing.gpus.gpu import NODES_VARIABLE, Gpu, GpuError, is_simulated, node_directory
 from dist_testing.gpus.lease import find_holders
-from dist_testing.gpus.nvml import Nvml, NvmlGpu, nvml_or_reason, open_nvml
+from dist_testing.gpus.nvml import Nvml, NvmlGpu, nvml_or_reason
 
 _HOST_BAZELRC = "dist_testing_host.bazelrc"
 _GIB = 1 << 30
@@ -71,15 +72,16 @@ def listing(env: Mapping[str, str] = os.environ) -> list[str]:
     if NVIDIA.visible_variable in env:
         numbers = ", ".join(str(gpu.index) for gpu in visible.gpus) or "none"
         lines.append(f"this process may use {len(visible.gpus)}: {numbers}")
-    with open_nvml(env) as nvml:
-        shown = {gpu.minor: gpu for gpu in nvml.gpus()} if nvml is not None else {}
-        lines += _about_library(nvml, env)
+    nvml = nvml_or_reason(env)
+    with contextlib.nullcontext() if isinstance(nvml, str) else contextlib.closing(nvml):
+        shown = {} if isinstance(nvml, str) else {gpu.minor: gpu for gpu in nvml.gpus()}
+        lines += _about_library(nvml)
         holders = find_holders(present)
         for gpu in present:
             model, arch = gpu.model or "model unknown", gpu.arch or "architecture unknown"
             lines += ["", f"GPU {gpu.index}: {model}, {arch}, {gpu.uuid or 'UUID unknown'}, {gpu.node}"]
             lines.append(f"  {_lease(gpu, holders)}")
-            if nvml is not None and gpu.minor in shown:
+            if not isinstance(nvml, str) and gpu.minor in shown:
                 lines += _from_library(nvml, shown[gpu.minor])
     lines += _amd(env)
     if not visible.gpus:
@@ -99,15 +101,11 @@ def bazelrc(env: Mapping[str, str] = os.environ) -> str:
     return f"# Made by dist_testing's //tools/gpu for one machine. Make it again when its GPUs change.\n{flags}"
 
 
-def _about_library(nvml: Nvml | None, env: Mapping[str, str]) -> list[str]:
-    if nvml is None:
-        reason = nvml_or_reason(env)
-        # It opens now if a driver has come up meanwhile.
-        return [f"memory is unknown: no management library ({reason if isinstance(reason, str) else 'it was busy'})"]
-    lines = [f"driver {nvml.driver_version()}"]
-    if nvml.lost_count:
-        lines.append(f"the driver has lost {nvml.lost_count} GPU(s); it does not report which")
-    return lines
+def _about_library(nvml: Nvml | str) -> list[str]:
+    if isinstance(nvml, str):
+        return [f"memory is unknown: no management library ({nvml})"]
+    lost = f"the driver has lost {nvml.lost_count} GPU(s); it does not report which"
+    return [f"driver {nvml.driver_version()}", *([lost] if nvml.lost_count else [])]
 
 
 def _from_library(nvml: Nvml, gpu: NvmlGpu) -> list[str]:

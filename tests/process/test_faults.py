@@ -13,15 +13,13 @@ from typing import Any
 
 import psutil
 import pytest
-import torch
-import torch.distributed as dist
 
 from dist_testing import World
 from dist_testing.core.engine.engine import Engine
 from dist_testing.core.engine.report import failure_report
 from dist_testing.core.ground.case import Case, CaseBody, CaseResult
 from dist_testing.core.ground.outcomes import Cause, Kind, Status
-from tests.support.faults import ENDS, FAULTS, OTHER_ENDS
+from tests.support.faults import ENDS, OTHER_ENDS, one_fails
 from tests.support.worlds import alive, engine_for, run
 
 # Limit of a case that must reach its deadline, in seconds; a rank needs a fraction of one to reach its fault.
@@ -29,19 +27,10 @@ _DEADLINE_S = 4.0
 _STACKS = {"sleep": "in wait", "loop with GIL": "in _loop_with_gil", "stop": "T (stopped)"}
 
 
-def _one_fails(world: World, body: dict[str, Any]) -> None:
-    """Cause the fault on one rank; the others wait for it in a collective, or end their part."""
-    dist.barrier()
-    if world.rank == body["rank"]:
-        FAULTS[body["fault"]](world)
-    if body["peers"] == "collective":
-        dist.all_reduce(torch.ones(4))
-
-
 @pytest.fixture(scope="module")
 def engine() -> Iterator[Engine]:
     """One engine for all cases: each fault must leave it fit for the next."""
-    with engine_for({"one fails": _one_fails}) as engine:
+    with engine_for({"one fails": one_fails}) as engine:
         yield engine
 
 
@@ -85,7 +74,7 @@ def test_rank_that_does_not_end(engine: Engine, fault: str, rank: int) -> None:
     if end.cause is Cause.HANG and peers == "collective":
         assert set(range(4)) - {rank} == set(verdict.victims)
         assert _STACKS[fault] in result.stacks[rank]
-        assert fault == "stop" or "in _one_fails" in result.stacks[rank]
+        assert fault == "stop" or "in one_fails" in result.stacks[rank]
     elif end.cause is Cause.HANG:
         assert result.outcomes[rank].phase == "destroy"
     elif end.cause is Cause.DISAGREEMENT:
@@ -137,7 +126,7 @@ def test_fork_server_keeps_nothing_of_a_world() -> None:
     others = psutil.Process().children()
     arguments = {"fault": "", "rank": -1, "peers": "done"}
     open_files = []
-    with engine_for({"one fails": _one_fails}) as worlds:
+    with engine_for({"one fails": one_fails}) as worlds:
         for _ in range(2):
             assert run(worlds, "one fails", arguments=arguments).verdict.status is Status.PASSED
             (fork_server,) = [process for process in psutil.Process().children() if process not in others]

@@ -31,6 +31,7 @@ from dist_testing.hang.ledger import ANSWER_MARK, MAX_ANSWER_BYTES
 from dist_testing.hang.ledger_thread import LedgerThread
 from tests.support.cluster import needs_nodes
 from tests.support.hang_kinds import KINDS, HangKind
+from tests.support.hang_machine import entry
 from tests.support.worlds import engine_for, run
 
 _LIMIT_S = 300.0
@@ -183,9 +184,7 @@ def _forks_and_hangs(world: World, _: _Arguments) -> None:
 
 def _is_ended_by_nccl(world: World, _: _Arguments) -> None:
     """torch's watchdog ends a rank whose collective takes longer than the group's limit, as here after a while."""
-    call = {"is_p2p": False, "pg_id": 0, "process_group": ["0", ""], "profiling_name": "nccl:all_reduce"}
-    call |= {"input_dtypes": ["Float"], "input_sizes": [[3]], "timeout_ms": 600_000, "collective_seq_id": 2}
-    entries = [] if world.rank == 1 else [{**call, "record_id": 0, "retired": False}]
+    entries = [] if world.rank == 1 else [entry(2, profiling_name="nccl:all_reduce", retired=False)]
     dump = json.dumps({"entries": entries}).encode()
     torch._C._distributed_c10d._dump_nccl_trace_json = lambda **_: dump  # type: ignore[attr-defined]  # as with NCCL
     end_s = time.monotonic() + _LONG_S

@@ -27,13 +27,11 @@ from dist_testing.core.rank.reporter import RunnerClient
 from dist_testing.nodes.fault_messages import LinkFault
 from dist_testing.nodes.faults import ask
 from dist_testing.nodes.links import CUT, MAX_OVERTAKING, Link, LinkRule, fate
-from dist_testing.nodes.namespaces import missing_permission, node_address
+from dist_testing.nodes.namespaces import node_address
+from tests.support.cluster import needs_nodes
 from tests.support.worlds import engine_for, run
 
-pytestmark = pytest.mark.skipif(
-    bool(missing_permission()),
-    reason=f"Need network namespaces, as root or by user namespaces: {missing_permission()}",
-)
+pytestmark = needs_nodes
 
 # A proof that does not come ends the whole test.
 _LIMIT_S = 300.0

@@ -6,17 +6,13 @@ import os
 import random
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import psutil
 import pytest
-import torch
-import torch.distributed as dist
 
-from dist_testing import World
 from dist_testing.core.engine.engine import Engine
 from dist_testing.core.ground.outcomes import Cause, Kind, Status
-from tests.support.faults import ENDS, FAULTS, OTHER_ENDS, OtherEnd
+from tests.support.faults import ENDS, FAULTS, OTHER_ENDS, OtherEnd, one_fails
 from tests.support.worlds import alive, engine_for, run
 
 # Small, for every run; a stress run sets a thousand.
@@ -32,14 +28,6 @@ _ENDS = {**{fault: OtherEnd(end.cause, is_culprit=True) for fault, end in ENDS.i
 _SLOW = sorted(fault for fault, end in _ENDS.items() if end.is_slow)
 
 
-def _one_fails(world: World, body: dict[str, Any]) -> None:
-    dist.barrier()
-    if world.rank == body["rank"]:
-        FAULTS[body["fault"]](world)
-    if body["peers"] == "collective":
-        dist.all_reduce(torch.ones(4))
-
-
 def _belongings() -> dict[str, frozenset[str]]:
     """Return the runner's open files, threads and shared memory segments."""
     itself = psutil.Process()
@@ -53,7 +41,7 @@ def _belongings() -> dict[str, frozenset[str]]:
 @pytest.fixture(scope="module")
 def engine() -> Iterator[Engine]:
     """One engine for all cases, which checks at its end that nothing is left."""
-    with engine_for({"one fails": _one_fails}) as engine:
+    with engine_for({"one fails": one_fails}) as engine:
         yield engine
 
 

@@ -14,7 +14,7 @@ import threading
 import unittest
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import NoReturn
+from typing import Any, NoReturn
 
 import psutil
 import torch
@@ -251,3 +251,12 @@ OTHER_ENDS = {
     "sleep": OtherEnd(Cause.HANG, is_culprit=True, is_slow=True),
     "stop": OtherEnd(Cause.HANG, is_culprit=True, is_slow=True),
 }
+
+
+def one_fails(world: World, body: dict[str, Any]) -> None:
+    """Cause a fault on one rank; the others wait for it in a collective, or end their part."""
+    dist.barrier()
+    if world.rank == body["rank"] and body["fault"]:
+        FAULTS[body["fault"]](world)
+    if body["peers"] == "collective":
+        dist.all_reduce(torch.ones(4))

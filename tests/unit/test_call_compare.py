@@ -15,6 +15,7 @@ from dist_testing.core.ground.outcomes import Cause, Kind, RankOutcome, Status, 
 from dist_testing.hang.calls import CallComparison, differences, first_difference, got_more
 from dist_testing.hang.ledger import CALLS, Call, CallsMade, Group
 from dist_testing.hang.recorder import recorded_calls
+from tests.support.hang_machine import entry
 from tests.support.results import result_of
 
 _ALL = (0, 1, 2)
@@ -212,32 +213,14 @@ def test_only_the_first_differences() -> None:
     assert len(differences(told, _LIMITS)) == 3
 
 
-_ENTRY = {
-    "collective_seq_id": 1,
-    "input_dtypes": ["Float"],
-    "input_sizes": [[3]],
-    "is_p2p": False,
-    "pg_id": 0,
-    "process_group": ["0", "default_pg"],
-    "profiling_name": "gloo:all_reduce",
-    "record_id": 0,
-    "retired": True,
-    "timeout_ms": _LIMIT_MS,
-}
-
-
-def _entry(number: int, **more: object) -> dict[str, object]:
-    return {**_ENTRY, "collective_seq_id": number, "record_id": number - 1, "time_created_ns": number, **more}
-
-
 @pytest.mark.parametrize(
     ("entries", "capacity", "since_ns", "numbers", "is_complete"),
     [
         pytest.param([], 2, 0, [], True, id="no call"),
-        pytest.param([_entry(2), _entry(1)], 3, 0, [1, 2], True, id="in the order in which they began"),
-        pytest.param([_entry(7), _entry(8)], 2, 0, [7, 8], False, id="the recorder has dropped some"),
-        pytest.param([_entry(7), _entry(8)], 2, 8, [8], True, id="calls of an earlier case in a worker pool"),
-        pytest.param([_entry(1, is_p2p=True), _entry(2)], 3, 0, [2], True, id="a send"),
+        pytest.param([entry(2), entry(1)], 3, 0, [1, 2], True, id="in the order in which they began"),
+        pytest.param([entry(7), entry(8)], 2, 0, [7, 8], False, id="the recorder has dropped some"),
+        pytest.param([entry(7), entry(8)], 2, 8, [8], True, id="calls of an earlier case in a worker pool"),
+        pytest.param([entry(1, is_p2p=True), entry(2)], 3, 0, [2], True, id="a send"),
         pytest.param([], 0, 0, None, False, id="the recorder is off"),
     ],
 )

@@ -4,59 +4,39 @@ from __future__ import annotations
 
 import json
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
+from dataclasses import replace
 from types import SimpleNamespace
-from typing import Any
 
 import pytest
 import torch
 
 from dist_testing.core.ground.outcomes import Cause, Kind, RankOutcome, verdict
 from dist_testing.hang.analysis import RankView, analyse
-from dist_testing.hang.ledger import Call, Group, Ledger
+from dist_testing.hang.ledger import Call, Ledger
 from dist_testing.hang.ledger_thread import read_ledger
 from dist_testing.hang.story import HangStory, blame_by_ledger, lines_of, rank_ledgers, story_of
+from tests.support.hang_machine import LIMIT_MS, entry, view
 
-# A dump by torch's `_dump_nccl_trace_json`, of two calls of which one has not ended.
-_ENTRY: Mapping[str, Any] = {
-    "collective_seq_id": 1,
-    "input_dtypes": ["Float"],
-    "input_sizes": [[3, 4]],
-    "is_p2p": False,
-    "op_id": 1,
-    "output_dtypes": ["Float"],
-    "output_sizes": [[3, 4]],
-    "p2p_seq_id": 0,
-    "pg_id": 0,
-    "process_group": ["0", "default_pg"],
+_BEGUN_NS, _ENDED_NS = 1795358564972419942, 1795358564972619942
+_OF_NCCL = {
     "profiling_name": "nccl:all_reduce",
-    "record_id": 0,
     "retired": False,
-    "state": "completed",
-    "thread_id": "140348732959616",
-    "thread_name": "python",
-    "time_created_ns": 1795358564972419942,
-    "time_discovered_completed_ns": 1795358564972619942,
-    "time_discovered_started_ns": 1795358564972519942,
-    "timeout_ms": 600000,
+    "time_created_ns": _BEGUN_NS,
+    "time_discovered_completed_ns": _ENDED_NS,
 }
+# As torch's `_dump_nccl_trace_json` writes them: two calls of which one has not ended.
 _DUMP = {
-    "comm_lib_version": "2.27.5",
     "entries": [
-        {**_ENTRY, "collective_seq_id": 2, "op_id": 2, "record_id": 1, "state": "started"},
-        dict(_ENTRY),
-        {**_ENTRY, "is_p2p": True, "record_id": 2, "profiling_name": "nccl:send 0->1"},
-    ],
-    "nccl_comm_state": {},
-    "pg_config": {"0": {"desc": "default_pg", "name": "0", "ranks": "[0, 1]"}},
-    "pg_status": {"0": {"last_completed_collective": "1", "last_enqueued_collective": "2"}},
-    "version": "2.10",
+        entry(2, **_OF_NCCL, state="started"),
+        entry(1, **_OF_NCCL, state="completed"),
+        entry(3, **{**_OF_NCCL, "profiling_name": "nccl:send 0->1"}, is_p2p=True),
+    ]
 }
 
 
 def _call(number: int, operation: str = "all_reduce", *, is_done: bool) -> Call:
-    begun_ns, ended_ns = _ENTRY["time_created_ns"], _ENTRY["time_discovered_completed_ns"]
-    return Call("0", 0, number, "nccl", operation, "[[3, 4]]", "Float", is_done, 600_000, begun_ns, ended_ns)
+    return Call("0", 0, number, "nccl", operation, "[[3]]", "Float", is_done, LIMIT_MS, _BEGUN_NS, _ENDED_NS)
 
 
 def test_record_of_nccl_is_in_the_ledger(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -84,18 +64,10 @@ def test_garbage_is_no_ledger(monkeypatch: pytest.MonkeyPatch, dump: bytes) -> N
 
 
 def _view(rank: int, calls: Sequence[Call], *, ended: str = "") -> RankView:
-    ledger = Ledger(
-        is_recording=True,
-        is_complete=True,
-        groups=(Group("0", (0, 1, 2)),),
-        calls=(),
-        last={},
-        waits=(),
-        place=f"test_f.py:{6 + rank}",
-        position=4,
-        others=("a group of the backend nccl",),
-        device_calls=tuple(calls),
-    )
+    known = view(rank, (), {"0": (0, 1, 2)}, None).ledger
+    assert known is not None
+    others = ("a group of the backend nccl",)
+    ledger = replace(known, place=f"test_f.py:{6 + rank}", others=others, device_calls=tuple(calls))
     return RankView(rank, ended, ledger)
 
 
@@ -114,7 +86,7 @@ def test_rank_that_has_not_begun_is_the_culprit() -> None:
     assert (story.culprits, story.victims) == ((1,), (0, 2))
     assert next(lines_of(story.analysis)) == (
         "Ledger of rank 0: has a group of the backend nccl (test_f.py:6); the last collective that it ended: "
-        "all_reduce #1 of the default group; not ended on nccl: all_reduce #2 of the default group [[3, 4]] Float."
+        "all_reduce #1 of the default group; not ended on nccl: all_reduce #2 of the default group [[3]] Float."
     )
     outcomes = [RankOutcome(rank, Kind.HUNG) for rank in range(3)]
     found = blame_by_ledger(verdict(outcomes), outcomes, story)

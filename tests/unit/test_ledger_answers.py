@@ -19,6 +19,7 @@ from dist_testing.hang.ledger import ANSWER_MARK, LEDGERS, Call, Group, Ledger, 
 from dist_testing.hang.ledger_thread import LedgerThread
 from dist_testing.hang.story import rank_ledgers, story_of
 from dist_testing.hang.watch import DeadlockDetector, collect_ledgers
+from tests.support.hang_machine import call, view
 
 SETTINGS = settings(derandomize=True, database=None, deadline=None, suppress_health_check=list(HealthCheck))
 _REQUEST = 7
@@ -29,17 +30,9 @@ _SHORT_S = 0.05
 
 
 def _ledger(number: int = 1) -> Ledger:
-    return Ledger(
-        is_recording=True,
-        is_complete=True,
-        groups=(Group("0", (0, 1)),),
-        calls=(Call("0", 0, number, "gloo", "all_reduce", "[[3]]", "Float", False, 300_000),),
-        last={"0": number},
-        waits=(Wait(WaitKind.COLLECTIVE, "all_reduce", "0"),),
-        place="test_f.py:6",
-        position=4,
-        others=(),
-    )
+    ledger = view(0, [call("0", number)], {"0": (0, 1)}, Wait(WaitKind.COLLECTIVE, "all_reduce", "0")).ledger
+    assert ledger is not None
+    return ledger
 
 
 @contextlib.contextmanager
