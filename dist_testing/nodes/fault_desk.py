@@ -184,8 +184,10 @@ class FaultDesk(WorldWatcher):
         if isinstance(request, SignalFault):
             return bool(request.ranks) and max(request.ranks) < len(self._records)
         count = nodes_of(self._start.case)
-        ends = [(link.source, link.target) for link in request.links]
-        return bool(ends) and all(source != target and max(source, target) < count for source, target in ends)
+        return bool(request.links) and all(
+            source != target and 0 <= min(source, target) and max(source, target) < count
+            for source, target in request.links
+        )
 
     def _begin(self, asker: RankRecord | None, request: Request, now_s: float) -> None:
         """Begin a fault, or refuse it."""
@@ -246,8 +248,7 @@ def _recorded(request: Request) -> tuple[str, tuple[int, ...], tuple[LinkEnds, .
     """What, on which ranks, on which links, and their rule: as `Fault` keeps it."""
     if isinstance(request, SignalFault):
         return request.action, request.ranks, (), ""
-    links = tuple(LinkEnds(link.source, link.target) for link in request.links)
-    return "links", (), links, request.rule.describe()
+    return "links", (), request.links, request.rule.describe()
 
 
 def _stuck(request: SignalFault) -> str:

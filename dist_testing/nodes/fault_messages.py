@@ -16,8 +16,9 @@ from dataclasses import dataclass
 from typing import Annotated, Literal, TypeAlias
 
 from dist_testing.core.ground.codec import Family
+from dist_testing.core.ground.record import LinkEnds
 from dist_testing.core.ground.spec import MAX_WORLD_SIZE
-from dist_testing.nodes.links import Link, LinkRule
+from dist_testing.nodes.links import LinkRule
 
 # "power off" kills the ranks of a node, of which some may have ended before.
 SignalAction: TypeAlias = Literal["kill", "stop", "cont", "power off"]
@@ -39,7 +40,7 @@ class SignalFault:
 class LinkFault:
     """Give links between the simulated nodes of this world a rule."""
 
-    links: tuple[Link, ...]
+    links: tuple[LinkEnds, ...]
     rule: LinkRule  # what they do to packets from now on
     number: _Number = 0  # the watcher's number for it, from 1, which `LinksChanged` repeats
 

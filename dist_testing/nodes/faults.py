@@ -13,6 +13,7 @@ from typing import NoReturn, TypeAlias
 
 from dist_testing.core.ground.errors import UsageError
 from dist_testing.core.ground.layout import Layout
+from dist_testing.core.ground.record import LinkEnds
 from dist_testing.core.ground.world import AsksRunner, NoRunner, World
 from dist_testing.nodes.fault_messages import FAULT_REQUESTS, LinkFault, Request, SignalFault
 from dist_testing.nodes.links import (
@@ -22,7 +23,6 @@ from dist_testing.nodes.links import (
     MAX_SEED,
     MILLION,
     WHOLE,
-    Link,
     LinkRule,
     links_between,
 )
@@ -171,7 +171,7 @@ class Faults:
             links = self._links("wire", nodes, others, both=not one_way)
         self._ask(LinkFault(links, rule))
 
-    def _links(self, call: str, nodes: Nodes, others: Nodes | None, *, both: bool) -> tuple[Link, ...]:
+    def _links(self, call: str, nodes: Nodes, others: Nodes | None, *, both: bool) -> tuple[LinkEnds, ...]:
         near = self._checked_nodes(call, nodes)
         far = self._others(near) if others is None else self._checked_nodes(call, others)
         if not far or set(near) & set(far):

@@ -22,7 +22,8 @@ import socket
 import time
 from collections.abc import Callable, Sequence
 
-from dist_testing.nodes.links import Link, LinkQueue, LinkRule
+from dist_testing.core.ground.record import LinkEnds
+from dist_testing.nodes.links import LinkQueue, LinkRule, links_between
 from dist_testing.nodes.namespaces import node_address
 
 # <linux/if_packet.h>, <linux/if_ether.h>
@@ -61,12 +62,7 @@ class Switch:
         self._ports = ports
         nodes = range(len(ports))
         self._by_address = {socket.inet_aton(node_address(node)): [node] for node in nodes}
-        self._links = {
-            (source, target): LinkQueue(Link(source, target))
-            for source in nodes
-            for target in nodes
-            if source != target
-        }
+        self._links = {ends: LinkQueue(ends) for ends in links_between(nodes, nodes, both=False)}
         # Packets on their way: when each arrives, its place in the order, the node, the packet.
         self._arriving: list[tuple[float, int, int, bytes]] = []
         self._order = itertools.count()
@@ -75,10 +71,10 @@ class Switch:
             self._poller.register(port, select.EPOLLIN)
         self._nodes = {port.fileno(): node for node, port in enumerate(ports)}
 
-    def set_rule(self, links: Sequence[Link], rule: LinkRule) -> None:
+    def set_rule(self, links: Sequence[LinkEnds], rule: LinkRule) -> None:
         """Give links a rule, which holds for the next packet that arrives at the switch."""
         for link in links:
-            self._links[link.source, link.target].set_rule(rule)
+            self._links[link].set_rule(rule)
 
     def run(self, control: int, hear: Callable[[], bool]) -> None:
         """Carry packets, and call `hear` whenever the descriptor `control` is readable, until it returns False."""
@@ -107,7 +103,7 @@ class Switch:
                 return
             now_s = time.monotonic()
             for target in self._targets(packet, source):
-                link = self._links[source, target]
+                link = self._links[LinkEnds(source, target)]
                 if packet[_TYPE] == _IPV4:
                     self._send(target, link.send(packet, now_s))
                 elif not link.rule.is_cut:

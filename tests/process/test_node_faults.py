@@ -26,7 +26,7 @@ from dist_testing.core.ground.record import LinkEnds
 from dist_testing.core.rank.reporter import RunnerClient
 from dist_testing.nodes.fault_messages import LinkFault
 from dist_testing.nodes.faults import ask
-from dist_testing.nodes.links import CUT, MAX_OVERTAKING, Link, LinkRule, fate
+from dist_testing.nodes.links import CUT, MAX_OVERTAKING, LinkRule, fate
 from dist_testing.nodes.namespaces import node_address
 from tests.support.cluster import needs_nodes
 from tests.support.worlds import engine_for, run
@@ -250,7 +250,7 @@ def _predicted(rule: dict[str, Any]) -> list[int]:
     link_rule = LinkRule(seed=rule["seed"], **millionths)
     places = []
     for number in range(_PACKETS):
-        is_lost, _, overtaken_by = fate(link_rule, Link(0, 1), number)
+        is_lost, _, overtaken_by = fate(link_rule, LinkEnds(0, 1), number)
         if not is_lost:
             places.append((number + overtaken_by, bool(overtaken_by), number))
     assert MAX_OVERTAKING < _PACKETS
@@ -274,7 +274,7 @@ def _loses_its_wire(world: World, _: _Arguments) -> None:
 def _asks_for_strangers(world: World, _: _Arguments) -> None:
     if world.rank == 0:
         assert isinstance(world._runner, RunnerClient)
-        for link in (Link(0, 2), Link(1, 1)):
+        for link in (LinkEnds(0, 2), LinkEnds(1, 1), LinkEnds(-1, 0)):
             with pytest.raises(UsageError, match=r"world\.faults: links .* in a world of 2 ranks\.\n.*\nName ranks"):
                 ask(world._runner, LinkFault((link,), CUT))
     _total(world)

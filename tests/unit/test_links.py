@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from dist_testing.core.ground.record import LinkEnds
 from dist_testing.nodes.links import (
     CUT,
     HOLD_S,
@@ -13,21 +14,20 @@ from dist_testing.nodes.links import (
     MILLION,
     WHOLE,
     Fate,
-    Link,
     LinkQueue,
     LinkRule,
     fate,
     links_between,
 )
 
-_LINK = Link(0, 1)
+_LINK = LinkEnds(0, 1)
 _BAD = LinkRule(delay_us=1000, jitter_us=500, loss_ppm=100_000, reorder_ppm=200_000, seed=42)
 
 # Its first packets.
 _FIRST = [Fate(False, 1154, 0), Fate(False, 1500, 0), Fate(False, 1108, 0), Fate(False, 1468, 3)]
 
 
-def _lost(rule: LinkRule, link: Link = _LINK, count: int = 2000) -> list[int]:
+def _lost(rule: LinkRule, link: LinkEnds = _LINK, count: int = 2000) -> list[int]:
     return [number for number in range(count) if fate(rule, link, number).is_lost]
 
 
@@ -46,7 +46,7 @@ def test_shares_are_kept_and_other_seeds_and_links_have_other_fates() -> None:
     lost = _lost(_BAD)
     assert 140 < len(lost) < 260
     assert lost != _lost(LinkRule(loss_ppm=100_000, seed=43))
-    assert lost != _lost(_BAD, Link(1, 0))
+    assert lost != _lost(_BAD, LinkEnds(1, 0))
     overtaken = [fate(_BAD, _LINK, number).overtaken_by for number in range(2000)]
     assert set(overtaken) == set(range(MAX_OVERTAKING + 1))
     assert 320 < sum(map(bool, overtaken)) < 480
@@ -55,7 +55,7 @@ def test_shares_are_kept_and_other_seeds_and_links_have_other_fates() -> None:
 @given(st.integers(0, MILLION), st.integers(0, 10**9), st.integers(0, 63), st.integers(0, 10**6))
 def test_the_limits_of_a_share_are_exact(ppm: int, seed: int, node: int, number: int) -> None:
     """If this fails, loss = 0 loses a packet, or loss = 1 lets one through."""
-    link = Link(node, 0)
+    link = LinkEnds(node, 0)
     assert not fate(LinkRule(jitter_us=9, seed=seed), link, number).is_lost
     assert fate(LinkRule(loss_ppm=MILLION, seed=seed), link, number).is_lost
     # A packet that a small loss takes is taken by a larger one, too.
@@ -76,7 +76,7 @@ def test_links_have_two_ends_and_come_once(
     near: list[int], far: list[int], both: bool, expected: list[tuple[int, int]]
 ) -> None:
     """If this fails, a partition leaves a way open, or a rule is set twice and its packets counted anew."""
-    assert links_between(near, far, both=both) == tuple(Link(*ends) for ends in expected)
+    assert links_between(near, far, both=both) == tuple(LinkEnds(*ends) for ends in expected)
 
 
 def _queue(rule: LinkRule) -> LinkQueue:

@@ -12,11 +12,12 @@ from dist_testing.core.ground.backends import default_backend
 from dist_testing.core.ground.case import Case
 from dist_testing.core.ground.errors import UsageError
 from dist_testing.core.ground.layout import Layout
+from dist_testing.core.ground.record import LinkEnds
 from dist_testing.core.ground.spec import Spec
 from dist_testing.core.ground.world import NoRunner, WorldSettings
 from dist_testing.nodes.fault_messages import LinkFault, Request, SignalFault
 from dist_testing.nodes.faults import Faults
-from dist_testing.nodes.links import CUT, WHOLE, Link, LinkRule
+from dist_testing.nodes.links import CUT, WHOLE, LinkRule
 from dist_testing.nodes.planned import PlannedFault, check, plan_of, read_fault_plan
 from tests.support.results import case_of, refusal
 
@@ -28,7 +29,7 @@ def _faults(asked: list[Any], layout: Layout) -> Faults:
         if isinstance(request, SignalFault):
             asked.append((request.action, list(request.ranks)))
         else:
-            asked.append(([(link.source, link.target) for link in request.links], request.rule))
+            asked.append((list(request.links), request.rule))
 
     return Faults(layout, note, lambda *delay: asked.append(delay))
 
@@ -142,11 +143,11 @@ def test_what_is_no_plan_is_refused_in_three_lines(value: object) -> None:
     ("call", "requests"),
     [
         ("kill(3)", (SignalFault("kill", (3,)),)),
-        (" wire(0, 1, loss=0.5, one_way=True) ", (LinkFault((Link(0, 1),), LinkRule(loss_ppm=500_000)),)),
+        (" wire(0, 1, loss=0.5, one_way=True) ", (LinkFault((LinkEnds(0, 1),), LinkRule(loss_ppm=500_000)),)),
         (
             # First the cable, so that no peer hears of the end of the ranks.
             "node_down(1)",
-            (LinkFault((Link(1, 0), Link(0, 1)), CUT), SignalFault("power off", (2, 3))),
+            (LinkFault((LinkEnds(1, 0), LinkEnds(0, 1)), CUT), SignalFault("power off", (2, 3))),
         ),
     ],
 )
