@@ -165,7 +165,7 @@ def _in_collective(
     missing = []
     mismatches = []
     for call in pending:
-        members = ledger.members(call.group)
+        members = ledger.groups.get(call.group)
         if members is None or not set(members) <= views.keys():
             return f"waits in a group that is not known ({call.group})"
         if call.limit_ms not in known_ms:
@@ -187,7 +187,7 @@ def _has_begun(call: Call, view: RankView, members: tuple[int, ...]) -> bool:
         return False
     if not ledger.is_recording:
         return True
-    if ledger.members(call.group) not in (None, members) or any(
+    if ledger.groups.get(call.group) not in (None, members) or any(
         other.generation != call.generation for other in ledger.calls if other.group == call.group
     ):
         # Another group of the same name.
@@ -204,7 +204,7 @@ def _calls_of_members(
     calls = {rank: call}
     for other in members:
         ledger = views[other].ledger
-        if other == rank or ledger is None or ledger.members(call.group) not in (None, members):
+        if other == rank or ledger is None or ledger.groups.get(call.group) not in (None, members):
             continue
         for theirs in ledger.calls:
             if (theirs.group, theirs.generation, theirs.number) == (call.group, call.generation, call.number):
@@ -214,7 +214,7 @@ def _calls_of_members(
 
 def _missing(rank: int, ledger: Ledger, wait: Wait, views: Mapping[int, RankView]) -> tuple[frozenset[int], ...] | None:
     """The sets of ranks that are enough for what is no collective; None if the group is not known."""
-    members = wait.ranks or ledger.members(wait.group)
+    members = wait.ranks or ledger.groups.get(wait.group)
     if members is None or rank not in members or not set(members) <= views.keys():
         return None
     if wait.kind in (WaitKind.MONITORED, WaitKind.MEETING):

@@ -13,7 +13,7 @@ from typing import Any
 from dist_testing.core.ground.case import CaseBody
 from dist_testing.core.rank.hooks import RankService, ServedRank
 from dist_testing.hang.call_details import details_of, watch_calls
-from dist_testing.hang.ledger import CALLS, CALLS_ADD_ON, Call, CallsMade, Group
+from dist_testing.hang.ledger import CALLS, CALLS_ADD_ON, Call, CallsMade, Groups
 from dist_testing.hang.waits import C10D
 
 # Of one text in an answer, such as the shapes of a call's inputs. Characters.
@@ -80,25 +80,24 @@ def calls_made(since_ns: int = 0, most: int | None = None) -> CallsMade:
     return CallsMade(groups, tuple(with_details(kept, groups)), is_complete and len(kept) == len(calls))
 
 
-def with_details(calls: Iterable[Call], groups: Iterable[Group]) -> Iterator[Call]:
+def with_details(calls: Iterable[Call], groups: Groups) -> Iterator[Call]:
     """Yield the calls with what the recorder does not tell."""
-    members = {group.name: group.ranks for group in groups}
     for call in calls:
-        place, details = details_of(call.begun_ns, members.get(call.group))
+        place, details = details_of(call.begun_ns, groups.get(call.group))
         yield dataclasses.replace(call, place=place[:MAX_TEXT], details=details[:MAX_TEXT])
 
 
-def known_groups() -> tuple[Group, ...]:
+def known_groups() -> Groups:
     """Return the groups that exist, and whose members this process knows."""
     c10d: Any = sys.modules.get(C10D)
     if c10d is None:
-        return ()
+        return {}
     names = c10d._world.pg_names
-    return tuple(
-        Group(str(name), tuple(sorted(ranks, key=ranks.__getitem__)))
+    return {
+        str(name): tuple(sorted(ranks, key=ranks.__getitem__))
         for group, ranks in list(c10d._world.pg_group_ranks.items())
         if (name := names.get(group)) is not None
-    )
+    }
 
 
 def _recorded(name: str, **backend: str) -> list[dict[str, Any]] | None:

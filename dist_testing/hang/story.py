@@ -39,11 +39,6 @@ class HangStory:
     victims: tuple[int, ...] = ()  # the ranks that wait, and cannot be to blame
     suspects: tuple[int, ...] = ()  # without culprits, ranks of which one is to blame
 
-    @property
-    def waiting(self) -> frozenset[int]:
-        """The ranks that wait for others, culprits among them."""
-        return frozenset(self.analysis.waiting) | frozenset(self.victims)
-
 
 def story_of(analysis: Analysis) -> HangStory:
     """Tell what an analysis has found."""
@@ -90,7 +85,7 @@ def _of_calls(analysis: Analysis) -> HangStory:
     ledgers = {rank: view.ledger for rank, view in analysis.views.items() if view.ledger is not None}
     for _, ledger in sorted(ledgers.items()):
         for call in (*ledger.device_calls, *ledger.calls):
-            members = ledger.members(call.group)
+            members = ledger.groups.get(call.group)
             if call.is_done or members is None or not set(members) <= ledgers.keys():
                 continue
             begun = {other: _begun(ledgers[other], call) for other in members}
@@ -292,7 +287,7 @@ def blame_by_ledger(found: Verdict, outcomes: Sequence[RankOutcome], story: Hang
         late or any(outcome.kind is Kind.HUNG for outcome in failed)
     )
     # Ignore a story recorded before the first failure.
-    is_story = not late or min(late, key=lambda outcome: outcome.at_s).rank in story.waiting
+    is_story = not late or min(late, key=lambda outcome: outcome.at_s).rank in (*story.analysis.waiting, *story.victims)
     if found.cause not in (Cause.HANG, Cause.FAILURE) or not is_hang or not is_story:
         return found
     return dataclasses.replace(

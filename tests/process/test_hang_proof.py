@@ -59,29 +59,16 @@ def _computes(world: World, _: _Arguments) -> None:
     dist.barrier()
 
 
-def _limits_a_wait(world: World, _: _Arguments) -> None:
+def _limits_its_waits(world: World, _: _Arguments) -> None:
+    """A handle, a group and the store, each with a limit of the test's own."""
+    group = dist.new_group(timeout=timedelta(seconds=_LONG_S))
     if world.rank == 0:
         work = dist.all_reduce(torch.ones(3), async_op=True)
         assert work is not None
         with pytest.raises(RuntimeError, match="timed out"):
             work.wait(timedelta(seconds=_LONG_S))
-        world.store.set("over", "1")
-    else:
-        world.store.get("over")
-
-
-def _limits_a_group(world: World, _: _Arguments) -> None:
-    group = dist.new_group(timeout=timedelta(seconds=_LONG_S))
-    if world.rank == 0:
         with pytest.raises(RuntimeError, match="Timed out"):
             dist.barrier(group=group)
-        world.store.set("over", "1")
-    else:
-        world.store.get("over")
-
-
-def _limits_a_store(world: World, _: _Arguments) -> None:
-    if world.rank == 0:
         with pytest.raises(dist.DistStoreError):
             world.store.wait(["never set"], timedelta(seconds=_LONG_S))
         world.store.set("over", "1")
@@ -230,9 +217,7 @@ _HANGS = [
 _NO_HANGS = (
     _sleeps,
     _computes,
-    _limits_a_wait,
-    _limits_a_group,
-    _limits_a_store,
+    _limits_its_waits,
     _calls_from_a_thread,
     _has_a_child,
     _sends_before_it_waits,

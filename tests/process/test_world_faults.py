@@ -38,13 +38,9 @@ _LIMIT_S = 300.0
 _Arguments = dict[str, Any]
 
 
-def _meet(world: World) -> None:
-    """Meet by the store, which outlives all ranks but rank 0."""
-    world.barrier()
-
-
 def _kills(world: World, _: _Arguments) -> None:
-    _meet(world)
+    # The store outlives all ranks but rank 0.
+    world.barrier()
     if world.rank == 0:
         world.faults.kill(2)
         with pytest.raises(UsageError, match="kill of rank 2, which has ended"):
@@ -54,7 +50,7 @@ def _kills(world: World, _: _Arguments) -> None:
 
 
 def _kills_itself(world: World, _: _Arguments) -> None:
-    _meet(world)
+    world.barrier()
     if world.rank == 1:
         world.faults.kill(1)
         raise AssertionError("went on")
@@ -74,18 +70,18 @@ def _stops_for_a_while(world: World, _: _Arguments) -> None:
 
 
 def _stops_for_good(world: World, _: _Arguments) -> None:
-    _meet(world)
+    world.barrier()
     if world.rank == 1:
         world.faults.stop(1)
         raise AssertionError("went on")
 
 
 def _does_not_stop(world: World, _: _Arguments) -> None:
-    _meet(world)
+    world.barrier()
 
 
 def _waits_for_a_stopped_one(world: World, _: _Arguments) -> None:
-    _meet(world)
+    world.barrier()
     if world.rank == 0:
         world.faults.stop(1)
     dist.barrier()
@@ -115,14 +111,14 @@ def _asks_for_strangers(world: World, _: _Arguments) -> None:
             ask(world._runner, SignalFault("stop", ()))
         with pytest.raises(UsageError, match="links between nodes 0->1: cut in a world of 3 ranks"):
             ask(world._runner, LinkFault((LinkEnds(0, 1),), CUT))
-    _meet(world)
+    world.barrier()
 
 
 def _breaks_a_pool(world: World, _: _Arguments) -> None:
     if world.rank == 0:
         with pytest.raises(UsageError, match=r'worker pool\.\n.*\n.*isolation="fork"'):
             world.faults.kill(1)
-    _meet(world)
+    world.barrier()
 
 
 def _waits_for_ever(world: World, _: _Arguments) -> None:
@@ -160,7 +156,7 @@ def _asks_from_a_fork(world: World, _: _Arguments) -> None:
                 os._exit(3 if "forked" in str(error) else 4)
             os._exit(0)
         assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 3
-    _meet(world)
+    world.barrier()
 
 
 def _asks_from_threads(world: World, _: _Arguments) -> None:
@@ -175,7 +171,7 @@ def _asks_from_threads(world: World, _: _Arguments) -> None:
             thread.start()
         for thread in threads:
             thread.join()
-    _meet(world)
+    world.barrier()
     total = torch.ones(1)
     dist.all_reduce(total)
     assert total.item() == world.size

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from hypothesis import strategies as st
 
 from dist_testing.hang.analysis import RankView
-from dist_testing.hang.ledger import Call, Group, Ledger, Wait, WaitKind
+from dist_testing.hang.ledger import Call, Ledger, Wait, WaitKind
 
 LIMIT_MS = 12_345
 LIMITS = frozenset({LIMIT_MS})
@@ -128,7 +128,7 @@ def view(rank: int, calls: Sequence[Call], groups: Mapping[str, tuple[int, ...]]
     ledger = Ledger(
         is_recording=True,
         is_complete=True,
-        groups=tuple(Group(name, ranks) for name, ranks in groups.items()),
+        groups=dict(groups),
         calls=tuple(calls),
         last={call.group: call.number for call in calls},
         waits=() if wait is None else (wait,),

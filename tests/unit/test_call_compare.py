@@ -13,7 +13,7 @@ import torch
 from dist_testing.core.engine.hooks import CaseStart
 from dist_testing.core.ground.outcomes import Cause, Kind, RankOutcome, Status, Verdict
 from dist_testing.hang.calls import CallComparison, differences, first_difference, got_more
-from dist_testing.hang.ledger import CALLS, Call, CallsMade, Group
+from dist_testing.hang.ledger import CALLS, Call, CallsMade
 from dist_testing.hang.recorder import recorded_calls
 from tests.support.hang_machine import entry
 from tests.support.results import result_of
@@ -34,7 +34,7 @@ def _call(number: int, text: str, *, group: str = "0", generation: int = 0, limi
 def _made(*texts: str, ranks: tuple[int, ...] = _ALL, first: int = 1, limit_ms: int = _LIMIT_MS) -> CallsMade:
     """The calls of a rank on one group; without `ranks` the group is gone."""
     calls = tuple(_call(number, text, limit_ms=limit_ms) for number, text in enumerate(texts, first))
-    return CallsMade((Group("0", ranks),) if ranks else (), calls, is_complete=True)
+    return CallsMade({"0": ranks} if ranks else {}, calls, is_complete=True)
 
 
 @pytest.mark.parametrize(
@@ -47,7 +47,7 @@ def _made(*texts: str, ranks: tuple[int, ...] = _ALL, first: int = 1, limit_ms: 
         # The recorder has dropped the first call, or all.
         replace(_made(_BARRIER, first=2), is_complete=False),
         replace(_made(), is_complete=False),
-        CallsMade((), (), is_complete=True),
+        CallsMade({}, (), is_complete=True),
         # A test of limits calls on some ranks only.
         _made(_BARRIER, limit_ms=1000),
     ],
@@ -91,7 +91,7 @@ def _called(*calls: str) -> CallsMade:
         operation, line, *details = text.split()
         call = _call(number, f"gloo:{operation} Float [[3]]")
         made.append(replace(call, begun_ns=number, place=f"test_x.py:{line}", details=" ".join(details)))
-    return CallsMade((Group("0", _ALL),), tuple(made), is_complete=True)
+    return CallsMade({"0": _ALL}, tuple(made), is_complete=True)
 
 
 _OTHERS = ("all_reduce 3 with SUM", "all_reduce 4 with SUM", "broadcast 5 from rank 0")
@@ -184,7 +184,7 @@ def test_ranks_that_pass_with_fewer_calls() -> None:
     assert differences({0: member, 1: member, 2: _made(_REDUCE)}, _LIMITS) == fewer
     # The members of a group that is gone are not known.
     one = _made(_REDUCE, ranks=())
-    assert differences({0: gone, 1: gone, 2: CallsMade((), (), is_complete=True)}, _LIMITS) == []
+    assert differences({0: gone, 1: gone, 2: CallsMade({}, (), is_complete=True)}, _LIMITS) == []
     assert differences({0: gone, 1: gone, 2: one}, _LIMITS) == fewer
     assert differences({0: gone, 1: gone, 2: replace(one, is_complete=False)}, _LIMITS) == []
     # Rank 2 has another group of that name.
@@ -195,7 +195,7 @@ def test_ranks_that_pass_with_fewer_calls() -> None:
 def test_group_that_was_made_again() -> None:
     """Calls of the old group and of the new one have the same numbers, and are not compared with each other."""
     again = (_call(1, _REDUCE), _call(1, _BARRIER, generation=1))
-    made = CallsMade((Group("0", _ALL),), again, is_complete=True)
+    made = CallsMade({"0": _ALL}, again, is_complete=True)
     assert differences({0: made, 1: made, 2: made}, _LIMITS) == []
     other = replace(made, calls=(_call(1, _BARRIER), _call(1, _BARRIER, generation=1)))
     assert differences({0: made, 1: made, 2: other}, _LIMITS) == [
@@ -205,9 +205,9 @@ def test_group_that_was_made_again() -> None:
 
 def test_only_the_first_differences() -> None:
     """One call too few shifts all that follow; hundreds of groups must not fill the log."""
-    groups = tuple(Group(str(number), _ALL) for number in range(9))
+    groups: dict[str, tuple[int, ...]] = {str(number): _ALL for number in range(9)}
     told = {
-        rank: CallsMade(groups, tuple(_call(1, _REDUCE, group=group.name) for group in groups[: 9 * rank]), True)
+        rank: CallsMade(groups, tuple(_call(1, _REDUCE, group=name) for name in list(groups)[: 9 * rank]), True)
         for rank in range(2)
     }
     assert len(differences(told, _LIMITS)) == 3

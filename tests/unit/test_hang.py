@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from dist_testing.core.ground.outcomes import Cause, Kind, RankOutcome, verdict
 from dist_testing.hang.analysis import RankView, analyse
-from dist_testing.hang.ledger import Call, Group, Wait, WaitKind
+from dist_testing.hang.ledger import Call, Wait, WaitKind
 from dist_testing.hang.story import HangStory, blame_by_ledger, lines_of, mark_stuck, story_of
 from dist_testing.hang.watch import DeadlockDetector
 from tests.support.hang_machine import (
@@ -112,7 +112,7 @@ def test_wait_for_a_rank_that_has_ended_is_proven(wait: Wait | None) -> None:
             _changed(_two(), 0, is_recording=False),
             "waits without a record of its collectives (TORCH_FR_BUFFER_SIZE=0, or torch before 2.12)",
         ),
-        (_changed(_two(), 0, groups=()), "waits in a group that is not known (0)"),
+        (_changed(_two(), 0, groups={}), "waits in a group that is not known (0)"),
         (_changed(_two(), 0, waits=()), "has not reached the call"),
         (_two(calls=[call("0", 1, is_done=True)]), "waits for a call that has just ended"),
         (_changed(_two(), 1, others=("a group of the backend nccl",)), "has a group of the backend nccl"),
@@ -134,7 +134,7 @@ def test_not_proven(views: list[RankView], why: str) -> None:
         # Rank 1 may have begun the call.
         _changed(_two(), 1, is_complete=False),
         _changed(_two(), 1, is_recording=False),
-        _changed(_two(), 1, groups=(Group("0", (1, 0)),)),
+        _changed(_two(), 1, groups={"0": (1, 0)}),
         _changed(_two(), 1, calls=(replace(call("0", 1), generation=1),)),
         _changed(_two(), 1, last={"0": 1}),
         # One of two calls can still end.

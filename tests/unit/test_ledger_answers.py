@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from dist_testing.core.ground.errors import MessageError
 from dist_testing.hang.analysis import RankView, analyse
-from dist_testing.hang.ledger import ANSWER_MARK, LEDGERS, Call, Group, Ledger, Wait, WaitKind
+from dist_testing.hang.ledger import ANSWER_MARK, LEDGERS, Call, Ledger, Wait, WaitKind
 from dist_testing.hang.ledger_thread import LedgerThread
 from dist_testing.hang.story import rank_ledgers, story_of
 from dist_testing.hang.watch import DeadlockDetector, collect_ledgers
@@ -133,7 +133,7 @@ _LEDGERS = st.builds(
     Ledger,
     st.booleans(),
     st.booleans(),
-    st.lists(st.builds(Group, _NAMES, _RANKS), max_size=2).map(tuple),
+    st.dictionaries(_NAMES, _RANKS, max_size=2),
     _CALLS,
     st.dictionaries(_NAMES, st.integers(0, 3)),
     st.just(())
