@@ -20,7 +20,7 @@ from dist_testing.core.process import wire
 from dist_testing.core.process.launcher_messages import RankStart, WorldRequest
 from dist_testing.core.process.lifetime import die_with_parent, end_child, fork
 from dist_testing.core.process.refusal import refusal
-from dist_testing.nodes.fault_messages import LINK_ANSWERS, LINK_ORDERS, UNASKED, LinksChanged
+from dist_testing.nodes.faults import ADD_ON, LINK_ANSWERS, LINK_ORDERS, LinksChanged
 from dist_testing.nodes.namespaces import (
     INTERFACE,
     Nodes,
@@ -63,8 +63,6 @@ class NodePlace:
         # The link process, and the connection to it, from the first order on.
         self._links: tuple[int, socket.socket] | None = None
         self._has_lost_links = False
-        # The add-on that changes the links.
-        self._asker = ""
 
     @staticmethod
     def enter(start: RankStart) -> None:
@@ -82,7 +80,6 @@ class NodePlace:
 
     def order(self, add_on: str, payload: str) -> str:
         """Change links. Return the answer if it is known at once; "" if it comes later."""
-        self._asker = add_on
         order = LINK_ORDERS.from_wire(payload)
         try:
             self._links = self._links or start_link_process(self._nodes)
@@ -93,14 +90,14 @@ class NodePlace:
             text = f"world.faults: the network cannot be changed: {refusal(error)}"
         else:
             return ""
-        return _written(LinksChanged(order.number, text))
+        return _written(LinksChanged(text))
 
     def answers(self) -> Iterator[tuple[str, str]]:
         """Yield the answers that have come, each with the add-on that it is for."""
         if self._links is not None:
             received = wire.receive(self._links[1], LINK_ANSWERS)
             self._has_lost_links = received is None
-            yield self._asker, _written(received[0] if received else LinksChanged(UNASKED, _DEAD))
+            yield ADD_ON, _written(received[0] if received else LinksChanged(_DEAD))
 
     def close(self) -> None:
         """End the process; the caller closes the descriptors."""
@@ -200,16 +197,16 @@ def _obey(control: socket.socket, switch: Switch) -> bool:
         return False
     order, _ = received
     switch.set_rule(order.links, order.rule)
-    wire.send(control, LINK_ANSWERS, LinksChanged(order.number))
+    wire.send(control, LINK_ANSWERS, LinksChanged())
     return True
 
 
 def _refuse(control: socket.socket, error: OSError) -> None:
     """Refuse the orders that come, because the kernel has refused the ports."""
-    while (received := wire.receive(control, LINK_ORDERS)) is not None:
+    while wire.receive(control, LINK_ORDERS) is not None:
         text = (
             f"world.faults: the network cannot be changed: {error}.\n"
             "The process that carries the packets needs packet sockets (CAP_NET_RAW), which the kernel refuses.\n"
             "Allow them: --cap-add=NET_RAW in Docker, for example."
         )
-        wire.send(control, LINK_ANSWERS, LinksChanged(received[0].number, text))
+        wire.send(control, LINK_ANSWERS, LinksChanged(text))

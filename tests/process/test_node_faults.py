@@ -24,8 +24,7 @@ from dist_testing.core.ground.errors import UsageError
 from dist_testing.core.ground.outcomes import Status
 from dist_testing.core.ground.record import LinkEnds
 from dist_testing.core.rank.reporter import RunnerClient
-from dist_testing.nodes.fault_messages import LinkFault
-from dist_testing.nodes.faults import ask
+from dist_testing.nodes.faults import LinkFault, ask
 from dist_testing.nodes.links import CUT, MAX_OVERTAKING, LinkRule, fate
 from dist_testing.nodes.namespaces import node_address
 from tests.support.cluster import needs_nodes

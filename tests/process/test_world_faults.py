@@ -25,8 +25,7 @@ from dist_testing.core.ground.record import LinkEnds
 from dist_testing.core.process import wire
 from dist_testing.core.process.rank_messages import RANK_MESSAGES, Extra
 from dist_testing.core.rank.reporter import RunnerClient
-from dist_testing.nodes.fault_messages import FAULT_REQUESTS, LinkFault, SignalFault
-from dist_testing.nodes.faults import ask
+from dist_testing.nodes.faults import FAULT_REQUESTS, LinkFault, SignalFault, ask
 from dist_testing.nodes.links import CUT
 from dist_testing.nodes.planned import PlannedFault
 from tests.support.worlds import engine_for, run
