@@ -70,7 +70,6 @@ class DeadlockDetector(WorldWatcher):
     """Watches one world for hangs."""
 
     def __init__(self, world: WatchedWorld) -> None:
-        self.next_s = math.inf
         # What the last look at the ledgers said, as long as the case runs; None before the first look.
         self.latest: HangStory | None = None
         # Why the ranks of the case waited for each other, if it is known.
@@ -79,13 +78,8 @@ class DeadlockDetector(WorldWatcher):
         self._records = world.records
         self._fds = world.stacks_fds
         self._limits_ms = limits_of(world.group_limit_s)
-        self._before: dict[int, _Activity] = {}
-        self._first: list[RankView] | None = None
-        self._first_s = 0.0
-        self._awake: set[str] | None = None
         self._start: CaseStart | None = None
         self._requests = 0
-        self._asked_s = -math.inf
 
     @property
     def is_on(self) -> bool:
@@ -103,9 +97,10 @@ class DeadlockDetector(WorldWatcher):
         self._start = start
         self.latest = self.story = None
         self.headline = ""
-        self._before = {}
-        self._first = None
-        self._awake = None
+        self._before: dict[int, _Activity] = {}
+        self._first: list[RankView] | None = None
+        self._first_s = 0.0
+        self._awake: set[str] | None = None
         self._asked_s = -math.inf
         self.next_s = time.monotonic() + _PAUSE_S
 

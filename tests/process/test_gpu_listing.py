@@ -108,12 +108,6 @@ def test_a_gpu_in_mig_mode_is_refused_with_its_reason(
     assert f"GPU 0 ({nodes}/nvidia0) in MIG mode, and MIG instances are not handed out" in listed(env)
 
 
-def test_the_way_out_of_a_wrong_variable_is_to_correct_it(nodes: Path) -> None:
-    """A way out that names another machine would not help."""
-    text = listed({NODES_VARIABLE: str(nodes), "CUDA_VISIBLE_DEVICES": "0,0"})
-    assert "Correct CUDA_VISIBLE_DEVICES, or unset it" in text
-
-
 def test_a_node_that_cannot_be_opened_is_not_called_free(nodes: Path) -> None:
     """Users would wait for a test that can never start on it."""
     break_node(nodes / "nvidia1")

@@ -91,6 +91,7 @@ def test_the_listing_shows_leases_and_memory(
         text = "\n".join(listing(env))
     assert text.startswith(f"2 GPU(s) by the device nodes in {nodes} (simulated: ")
     assert "'7' is no device here" in text
+    assert "Correct CUDA_VISIBLE_DEVICES, or unset it" in text
     assert "this process may use 2: 1, 0" in text
     first, second = text.split("GPU 0: ")[1].split("GPU 1: ")
     assert "free: not leased" in first
