@@ -6,7 +6,6 @@ import ctypes
 import json
 import os
 import signal
-import subprocess
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -204,13 +203,6 @@ def test_a_worker_pool_keeps_its_gpus(pool: tuple[Gpu, ...]) -> None:
         assert is_free(pool)
 
 
-@pytest.fixture
-def holder() -> Any:
-    """Another process that keeps all GPUs leased."""
-    with holder_of(4) as process:
-        yield process
-
-
 def _lines_of(worlds: Engine, then: Callable[[], None] = lambda: None) -> list[str]:
     lines: list[str] = []
 
@@ -222,11 +214,11 @@ def _lines_of(worlds: Engine, then: Callable[[], None] = lambda: None) -> list[s
     return lines
 
 
-def test_a_case_waits_for_half_of_its_limit_and_names_the_holder(holder: subprocess.Popen[str]) -> None:
+def test_a_case_waits_for_half_of_its_limit_and_names_the_holder() -> None:
     """Users kill a target that waits without a message; and a case that has waited must have time left to run."""
-    whose = f"GPU 0, 1, 2, 3: process {holder.pid} (//other:training_nccl)"
-    waits = f"dist_testing: do_nothing: waiting for 2 of 2 GPU(s); {whose}"
-    with engine() as worlds:
+    with holder_of(4) as holder, engine() as worlds:
+        whose = f"GPU 0, 1, 2, 3: process {holder.pid} (//other:training_nccl)"
+        waits = f"dist_testing: do_nothing: waiting for 2 of 2 GPU(s); {whose}"
         lines = _lines_of(worlds)
         # Half of the limit, rounded up.
         with pytest.raises(LeaseTimeoutError, match=rf"could not be had within 2 s.*process {holder.pid}"):
