@@ -110,9 +110,7 @@ ADD_ONS = (
         rank_service="dist_testing.hang.ledger_thread:LedgerService",
         watcher="dist_testing.hang.watch:watch",
     ),
-    _own(
-        name="calls", rank_service="dist_testing.hang.call_record:CallRecord", watcher="dist_testing.hang.calls:watch"
-    ),
+    _own(name="calls", rank_service="dist_testing.hang.recorder:CallRecord", watcher="dist_testing.hang.calls:watch"),
     _own(
         name="perturb",
         # Its note comes before those about calls.
@@ -164,10 +162,10 @@ ADD_ONS = (
         promised="dist_testing.gpus.needs:promised",
         options={"--dist-ranks-per-gpu": "number of ranks that share a GPU, if the backend allows it (default: 1)"},
         from_options="dist_testing.gpus.needs:from_options",
-        missing="dist_testing.gpus.missing:missing",
+        missing="dist_testing.gpus.needs:missing",
         resource="dist_testing.gpus.world_gpus:GpuResource",
         explainer="dist_testing.gpus.world_gpus:blame_by_error",
-        more={"device_count": "dist_testing.gpus.missing:device_count", "room": "dist_testing.gpus.missing:room"},
+        more={"device_count": "dist_testing.gpus.needs:device_count", "room": "dist_testing.gpus.needs:room"},
     ),
     _own(
         name="nccl",

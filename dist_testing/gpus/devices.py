@@ -1,22 +1,169 @@
 """GPUs by vendor, and the ones that this process may use.
 
 device nodes -> the GPUs that are here        CUDA_VISIBLE_DEVICES -> the ones of them that this process may use
+
+No CUDA context is made, because a process with a context cannot fork ranks. The files of NVIDIA's driver are enough to
+count, name and lease its GPUs. Where these files are hidden, as in some containers, the management library gives the
+names. Only the library knows the architecture, and whether a GPU is divided (MIG).
+
+Each of AMD's GPUs has a render node. No file holds its UUID, so these GPUs are named by number, in the order of their
+PCI addresses. AMD's part is tested with simulated nodes, not yet on hardware.
 """
 
 from __future__ import annotations
 
+import functools
 import os
 import re
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
+from pathlib import Path
 
-from dist_testing.gpus.amd import find_amd
-from dist_testing.gpus.gpu import Found, Gpu
-from dist_testing.gpus.nvidia import find_nvidia
-from dist_testing.gpus.nvml import Nvml, open_nvml
+from dist_testing.core.ground.procfs import content_of
+from dist_testing.gpus.gpu import (
+    NODES_VARIABLE,
+    NVML_VARIABLE,
+    Found,
+    Gpu,
+    is_simulated,
+    node_directory,
+    node_names,
+    why_closed,
+)
+from dist_testing.gpus.nvml import Nvml, NvmlGpu, open_nvml
 
-_SMALL_NUMBER = re.compile(r"[0-9]{1,9}")
+_NUMBER = re.compile(r"[0-9]{1,9}")
+_NVIDIA_NODE = re.compile(r"nvidia([0-9]{1,4})")
+# The driver makes it for every process and every container that has a GPU.
+_NVIDIA_CONTROL_NODE = "nvidiactl"
+# One folder per GPU, named by its PCI address, with a file of "Name: value" lines.
+_DRIVER_DIRECTORY = Path("/proc/driver/nvidia/gpus")
+# Behind all addresses in the order of GPUs.
+_NO_ADDRESS = "~"
+_AMD_NODE = re.compile(r"renderD([0-9]{1,4})")
+_AMD_PCI_VENDOR = "0x1002"
+# Every process and every container that computes on AMD's GPUs has it.
+_AMD_CONTROL_NODE = "kfd"
+# Holds a folder for each node, with a link to its PCI device. A folder of simulated nodes has the same path below it.
+_AMD_SYSTEM_DIRECTORY = "sys/class/drm"
+# Holds a folder with the properties of each processor and GPU.
+_AMD_TOPOLOGY = "sys/class/kfd/kfd/topology/nodes"
+
+
+def find_nvidia(env: Mapping[str, str] = os.environ) -> Found:
+    """Return every GPU of NVIDIA whose device node this process may open."""
+    folder = node_directory(env)
+    simulated = is_simulated(env)
+    minors = _minors(folder, _NVIDIA_NODE, may_be_missing=not simulated)
+    if not minors:
+        return Found(())
+    nodes = {minor: folder / f"nvidia{minor}" for minor in minors}
+    library, has_lost = _gpus_of_library(env.get(NODES_VARIABLE, ""), env.get(NVML_VARIABLE, ""))
+    if simulated:
+        facts = {minor: NvmlGpu(minor, "", f"GPU-simulated-{minor}", "simulated GPU") for minor in minors}
+    else:
+        facts = _facts_of_driver()
+        if any(minor not in facts or not facts[minor].uuid for minor in minors):
+            facts |= library
+    # Nodes stay when GPUs are taken out. With a lost GPU all nodes stay listed: which one is its shows only the lease.
+    listed = nodes if not facts or has_lost else facts
+    lacks = {
+        minor: why_closed(node) if minor in listed else f"{node}: the driver has no such GPU"
+        for minor, node in nodes.items()
+    }
+    usable = [facts.get(minor, NvmlGpu(minor, _NO_ADDRESS, "", "")) for minor in minors if not lacks[minor]]
+    gpus = tuple(
+        Gpu(
+            index,
+            nodes[its.minor],
+            uuid=its.uuid,
+            model=its.model,
+            # The driver's files do not tell the last two.
+            arch=library.get(its.minor, its).arch,
+            control=folder / _NVIDIA_CONTROL_NODE,
+            is_mig=library.get(its.minor, its).is_mig,
+        )
+        for index, its in enumerate(sorted(usable, key=lambda its: (its.address, its.minor)))
+    )
+    return Found(gpus, tuple(filter(None, lacks.values())))
+
+
+def _minors(folder: Path, node: re.Pattern[str], *, may_be_missing: bool) -> list[int]:
+    """The numbers of the device nodes in a folder."""
+    names = node_names(folder, may_be_missing=may_be_missing)
+    return sorted(int(match[1]) for name in names if (match := node.fullmatch(name)))
+
+
+def _facts_of_driver() -> dict[int, NvmlGpu]:
+    """The facts in the driver's files by device minor. Empty where they are hidden, as in some containers."""
+    facts: dict[int, NvmlGpu] = {}
+    for file in _DRIVER_DIRECTORY.glob("*/information"):
+        # Nothing, if the GPU fell off the bus.
+        values = _values(file, ":")
+        minor = values.get("Device Minor", "")
+        if _NUMBER.fullmatch(minor):
+            uuid = values.get("GPU UUID", "")
+            # Until something has opened the GPU, the driver writes question marks.
+            facts[int(minor)] = NvmlGpu(
+                int(minor), file.parent.name, "" if "?" in uuid else uuid, values.get("Model", "")
+            )
+    return facts
+
+
+def _values(file: Path, separator: str) -> dict[str, str]:
+    """The values in a file of the kernel with a name and a value in each line."""
+    lines = content_of(str(file)).decode(errors="replace").splitlines()
+    parts = [line.partition(separator) for line in map(str.strip, lines)]
+    return {name.strip(): value.strip() for name, _, value in parts}
+
+
+# Cached: the library takes up to a second for each GPU, and these facts do not change while a process runs.
+@functools.cache
+def _gpus_of_library(nodes_variable: str, nvml_variable: str) -> tuple[Mapping[int, NvmlGpu], bool]:
+    """What the library knows, by device minor, and whether a GPU is lost."""
+    with open_nvml({NODES_VARIABLE: nodes_variable, NVML_VARIABLE: nvml_variable}) as library:
+        gpus = library.gpus() if library is not None else ()
+        return {gpu.minor: gpu for gpu in gpus}, library is not None and library.lost_count > 0
+
+
+def find_amd(env: Mapping[str, str] = os.environ) -> Found:
+    """Return every GPU of AMD whose render node this process may open."""
+    folder = node_directory(env)
+    root = Path("/")
+    if is_simulated(env):
+        root = folder
+        node_names(folder, may_be_missing=False)
+    system = root / _AMD_SYSTEM_DIRECTORY
+    nodes = [
+        folder / "dri" / f"renderD{minor}"
+        for minor in _minors(folder / "dri", _AMD_NODE, may_be_missing=True)
+        # The file is empty if the node belongs to no PCI device.
+        if content_of(f"{system}/renderD{minor}/device/vendor").strip().decode(errors="replace") == _AMD_PCI_VENDOR
+    ]
+    lacks = {node: why_closed(node) for node in nodes}
+    usable = sorted(
+        (node for node in nodes if not lacks[node]), key=lambda node: os.path.realpath(system / node.name / "device")
+    )
+    archs = _amd_archs(root / _AMD_TOPOLOGY)
+    gpus = tuple(
+        Gpu(index, node, arch=archs.get(node.name, ""), control=folder / _AMD_CONTROL_NODE)
+        for index, node in enumerate(usable)
+    )
+    return Found(gpus, tuple(filter(None, lacks.values())))
+
+
+def _amd_archs(topology: Path) -> dict[str, str]:
+    """Return the architectures of GPUs by the names of their nodes. Empty where the kernel's files are hidden."""
+    archs = {}
+    for file in topology.glob("*/properties"):
+        # The kernel shows the GPUs of other containers, without their content.
+        values = _values(file, " ")
+        version = values.get("gfx_target_version", "")
+        if _NUMBER.fullmatch(version) and (number := int(version)):
+            arch = f"gfx{number // 10000}{number // 100 % 100}{number % 100:x}"
+            archs[f"renderD{values.get('drm_render_minor', '')}"] = arch
+    return archs
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,7 +254,7 @@ def _chosen(value: str, present: Sequence[Gpu], quoted: str) -> tuple[list[Gpu],
 
 
 def _named(entry: str, present: Sequence[Gpu]) -> Gpu | None:
-    if _SMALL_NUMBER.fullmatch(entry):
+    if _NUMBER.fullmatch(entry):
         index = int(entry)
         return present[index] if index < len(present) else None
     if not entry.startswith("GPU-"):

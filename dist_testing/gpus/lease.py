@@ -18,20 +18,145 @@ import errno
 import fcntl
 import math
 import os
+import struct
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
+from dist_testing.core.ground.procfs import command_of, content_of
 from dist_testing.gpus.gpu import Gpu, GpuError, LeaseTimeoutError
-from dist_testing.gpus.holders import holders_of
-from dist_testing.gpus.queue import Place
 
 # Locks are tried in this interval, because a thread that waits for a lock cannot be stopped: it would take the lock
 # after the wait was given up. Seconds.
 _POLL_S = 0.05
-
+# struct flock: type, whence, start, length, pid. A length of 0 reaches to the end of the file, even if it grows.
+_FLOCK = struct.Struct("hhqqi4x")
+_TO_THE_END = 0
+# More nanoseconds than a machine runs.
+_LAST = 1 << 62
+_COMMAND_CHARS = 80
+# The kernel's list leaves out locks of processes in other PID namespaces.
+_UNSEEN = "a process that cannot be seen from here (another PID namespace, such as a sandbox)"
 _NO_RIGHT = {errno.EACCES, errno.EPERM}
 _NO_DEVICE = {errno.EIO, errno.ENODEV, errno.ENXIO}
+
+
+class Place:
+    """A place in the queue of processes that share only a file, from `Place.take` to `leave`: first come, first served.
+
+    A place is one number: the moment at which its owner came, by the clock that all processes of the machine share. The
+    owner locks the byte of that number. The head of the queue is the process that has locked all bytes before its own.
+
+    The kernel releases the locks of a process when it ends, however it ends, so a crash needs no clean-up. Nothing is
+    ever written to the file, so it can be a device node. The locks belong to an open file, not to a process
+    (F_OFD_SETLK, Linux 3.15): a fork shares them.
+    """
+
+    def __init__(self, fd: int, number: int) -> None:
+        self._fd = fd
+        self._number = number
+
+    @classmethod
+    def take(cls, file: Path) -> Place:
+        """Take a place at the end; an OSError if the file cannot be opened for both ways, or does not take locks."""
+        fd = os.open(file, os.O_RDWR | os.O_CLOEXEC)
+        try:
+            number, step = time.monotonic_ns(), 1
+            while number < _LAST:
+                with contextlib.suppress(BlockingIOError):
+                    _lock_place(fd, fcntl.F_WRLCK, number, 1)
+                    return cls(fd, number)
+                # Another process has this number; or a faster one has become the head meanwhile; or the head is in a
+                # container with another clock. The steps grow, so that few lead past it.
+                number, step = max(time.monotonic_ns(), number + step), 2 * step
+            raise OSError(errno.EBUSY, "another program has locked it to its end")
+        except BaseException:
+            _close_place(fd)
+            raise
+
+    def is_head(self) -> bool:
+        """Whether all places before this one are left; if so, this is the head until it is left."""
+        try:
+            _lock_place(self._fd, fcntl.F_WRLCK, 0, self._number)
+        except BlockingIOError:
+            return False
+        return True
+
+    def leave(self) -> None:
+        """Leave the queue."""
+        _close_place(self._fd)
+
+
+def _lock_place(fd: int, kind: int, start: int, length: int) -> None:
+    fcntl.fcntl(fd, fcntl.F_OFD_SETLK, _FLOCK.pack(kind, os.SEEK_SET, start, length, 0))
+
+
+def _close_place(fd: int) -> None:
+    # Closing is not enough: a child that was forked meanwhile has the file open, too.
+    with contextlib.suppress(OSError):
+        _lock_place(fd, fcntl.F_UNLCK, 0, _TO_THE_END)
+    os.close(fd)
+
+
+def find_holders(gpus: Sequence[Gpu]) -> dict[Gpu, str]:
+    """Return the processes that hold these GPUs, such as "process 12 (//tests:nccl)".
+
+    A GPU that is free, or whose holder cannot be found, is not in the result. The words are the test target that the
+    process runs, if its environment can be read, else its command line.
+    """
+    nodes: dict[str, Gpu] = {}
+    for gpu in gpus:
+        with contextlib.suppress(OSError):
+            status = os.stat(gpu.node)
+            nodes[f"{os.major(status.st_dev):02x}:{os.minor(status.st_dev):02x}:{status.st_ino}"] = gpu
+    holders: dict[Gpu, str] = {}
+    for line in content_of("/proc/locks").decode("ascii").splitlines():
+        # "1: FLOCK  ADVISORY  WRITE 24458 fe:00:2154522 0 EOF"; for a lock that waits, the second word is an arrow.
+        words = line.split()
+        if len(words) >= 6 and words[1] == "FLOCK" and (held := nodes.get(words[5])) is not None:
+            holders[held] = _holder(int(words[4]))
+    for gpu in gpus:
+        with contextlib.suppress(OSError):
+            if gpu not in holders and is_locked(gpu.node):
+                holders[gpu] = _UNSEEN
+    return holders
+
+
+def is_locked(node: Path) -> bool:
+    """Whether any process holds a lease on a node, even one that cannot be seen from here."""
+    fd = os.open(node, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        # A shared lock: two processes that look do not see each other. A process that takes the GPU in this moment
+        # finds it locked, and tries again.
+        fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        fcntl.flock(fd, fcntl.LOCK_UN)
+    except BlockingIOError:
+        return True
+    finally:
+        os.close(fd)
+    return False
+
+
+def holders_of(gpus: Sequence[Gpu]) -> str:
+    """Return one line that names the holder of each GPU."""
+    by_holder: dict[str, list[str]] = {}
+    for gpu, holder in sorted(find_holders(gpus).items(), key=lambda item: item[0].index):
+        by_holder.setdefault(holder, []).append(str(gpu.index))
+    if not by_holder:
+        return "no process has them at this moment"
+    return "; ".join(f"GPU {', '.join(indices)}: {holder}" for holder, indices in by_holder.items())
+
+
+def _holder(pid: int) -> str:
+    if pid <= 0:
+        return _UNSEEN
+    for entry in content_of(f"/proc/{pid}/environ").split(b"\0"):
+        if entry.startswith(b"TEST_TARGET="):
+            return f"process {pid} ({entry.partition(b'=')[2].decode(errors='replace')})"
+    if command := command_of(pid):
+        return f"process {pid} ({command[:_COMMAND_CHARS]})"
+    return f"process {pid} (it has ended; a process that it started still has the lease)"
 
 
 @dataclass(frozen=True, slots=True)

@@ -44,6 +44,16 @@ class RankView:
     ledger: Ledger | None  # None if it did not tell it
     silence: str = ""  # why it did not, for a report
 
+    @property
+    def wait(self) -> Wait | None:
+        """What it waits for in its case; None if that is not known."""
+        return self.ledger.wait if self.ledger is not None and not self.ended else None
+
+    @property
+    def place(self) -> str:
+        """File and line of the test that it is in; "" if that is not known."""
+        return self.ledger.place if self.ledger is not None else ""
+
 
 @dataclass(frozen=True, slots=True)
 class Mismatch:
@@ -79,11 +89,6 @@ class Analysis:
     def is_proven(self) -> bool:
         """Whether no rank can ever go on, although at least one has not ended."""
         return bool(self.waiting) and not self.movable
-
-    @property
-    def is_presumed(self) -> bool:
-        """Whether one of the waits is presumed."""
-        return any(waiting.wait.is_presumed for waiting in self.waiting.values())
 
 
 def analyse(views: Sequence[RankView], limits_ms: frozenset[int] = frozenset()) -> Analysis:
@@ -160,7 +165,7 @@ def _in_collective(
     missing = []
     mismatches = []
     for call in pending:
-        members = ledger.members(call.group)
+        members = ledger.groups.get(call.group)
         if members is None or not set(members) <= views.keys():
             return f"waits in a group that is not known ({call.group})"
         if call.limit_ms not in known_ms:
@@ -182,7 +187,7 @@ def _has_begun(call: Call, view: RankView, members: tuple[int, ...]) -> bool:
         return False
     if not ledger.is_recording:
         return True
-    if ledger.members(call.group) not in (None, members) or any(
+    if ledger.groups.get(call.group) not in (None, members) or any(
         other.generation != call.generation for other in ledger.calls if other.group == call.group
     ):
         # Another group of the same name.
@@ -199,7 +204,7 @@ def _calls_of_members(
     calls = {rank: call}
     for other in members:
         ledger = views[other].ledger
-        if other == rank or ledger is None or ledger.members(call.group) not in (None, members):
+        if other == rank or ledger is None or ledger.groups.get(call.group) not in (None, members):
             continue
         for theirs in ledger.calls:
             if (theirs.group, theirs.generation, theirs.number) == (call.group, call.generation, call.number):
@@ -209,29 +214,26 @@ def _calls_of_members(
 
 def _missing(rank: int, ledger: Ledger, wait: Wait, views: Mapping[int, RankView]) -> tuple[frozenset[int], ...] | None:
     """The sets of ranks that are enough for what is no collective; None if the group is not known."""
-    members = wait.ranks or ledger.members(wait.group)
+    members = wait.ranks or ledger.groups.get(wait.group)
     if members is None or rank not in members or not set(members) <= views.keys():
         return None
     if wait.kind in (WaitKind.MONITORED, WaitKind.MEETING):
-        absent = {other for other in members if not _is_in(views[other], wait)}
-        return (frozenset(absent - {rank}),)
+        waits = {other: views[other].wait for other in members if other != rank}
+        same = (wait.kind, wait.group)
+        return (
+            frozenset(other for other, theirs in waits.items() if not theirs or (theirs.kind, theirs.group) != same),
+        )
     if wait.peer == -1 and wait.kind is WaitKind.RECEIVE:
         peers = [other for other in members if other != rank]
     elif wait.peer in members:
         peers = [wait.peer]
     else:
         return None
-    return tuple(frozenset() if _meets(rank, wait, views[peer]) else frozenset({peer}) for peer in peers)
+    return tuple(frozenset() if _meets(rank, wait, views[peer].wait) else frozenset({peer}) for peer in peers)
 
 
-def _is_in(view: RankView, wait: Wait) -> bool:
-    theirs = view.ledger.wait if view.ledger is not None and not view.ended else None
-    return theirs is not None and (theirs.kind, theirs.group) == (wait.kind, wait.group)
-
-
-def _meets(rank: int, wait: Wait, view: RankView) -> bool:
+def _meets(rank: int, wait: Wait, theirs: Wait | None) -> bool:
     """Whether a peer is in the send or receive that `wait` of `rank` is for."""
-    theirs = view.ledger.wait if view.ledger is not None and not view.ended else None
     if theirs is None or (theirs.group, theirs.tag) != (wait.group, wait.tag):
         return False
     if wait.kind is WaitKind.RECEIVE:

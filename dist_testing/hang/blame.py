@@ -17,35 +17,28 @@ A message that a rank takes from any sender is outside of this: a wrong one can 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 from dist_testing.hang.analysis import Analysis, Waiting, movable_with
 from dist_testing.hang.call_rules import are_alike
 
 
-@dataclass(frozen=True, slots=True)
-class Blame:
-    """Which ranks a hang comes from."""
+def blame(
+    analysis: Analysis, otherwise: Sequence[int], *, never_come: Sequence[int]
+) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """Return the ranks that a hang comes from; and without any such rank, those of which one is to blame.
 
-    culprits: tuple[int, ...]  # the ranks; empty if that is not known
-    # Without culprits, ranks of which one is wrong; empty if several are, or if it is not proven.
-    suspects: tuple[int, ...] = ()
-
-
-def blame(analysis: Analysis, otherwise: Sequence[int], *, never_come: Sequence[int]) -> Blame:
-    """Return which ranks a hang comes from; `otherwise`, if no rank explains it alone.
-
-    Others wait for the ranks in `never_come` although these have ended their case.
+    If no rank explains the hang alone, it comes from those in `otherwise`. Others wait for the ranks in `never_come`
+    although these have ended their case.
     """
     found = suspects(analysis)
     if not found:
-        return Blame(tuple(otherwise))
+        return tuple(otherwise), ()
     if len(found) == 1:
-        return Blame(found)
+        return found, ()
     # One of two ranks has left out a call, or the other has made one too many. A test that ends too early is so much
     # more frequent that the rank which can never come is named.
     ended = tuple(rank for rank in found if rank in never_come)
-    return Blame(ended) if ended else Blame((), found)
+    return (ended, ()) if ended else ((), found)
 
 
 def suspects(analysis: Analysis) -> tuple[int, ...]:

@@ -210,16 +210,15 @@ def _lanes(told: Mapping[int, CallsMade], limits_ms: frozenset[int]) -> Iterator
     groups: dict[tuple[str, int], dict[int, list[Call]]] = {}
     members: dict[tuple[str, int], set[tuple[int, ...]]] = {}
     for rank, made in sorted(told.items()):
-        known = {group.name: group.ranks for group in made.groups}
         newest: dict[str, int] = {}
         for call in made.calls:
             newest[call.group] = max(call.generation, newest.get(call.group, 0))
-        own: dict[tuple[str, int], list[Call]] = {(name, 0): [] for name in known}
+        own: dict[tuple[str, int], list[Call]] = {(name, 0): [] for name in made.groups}
         for call in made.calls:
             own.setdefault((call.group, newest[call.group] - call.generation), []).append(call)
         for (name, age), calls in own.items():
             groups.setdefault((name, age), {})[rank] = calls
-            members.setdefault((name, age), set()).add(known.get(name, ()) if age == 0 else ())
+            members.setdefault((name, age), set()).add(made.groups.get(name, ()) if age == 0 else ())
     complete = frozenset(rank for rank, made in told.items() if made.is_complete)
     for key, of_ranks in groups.items():
         has_own_limit = any(call.limit_ms not in limits_ms for calls in of_ranks.values() for call in calls)

@@ -31,6 +31,9 @@ def limits_of(limit_s: float) -> frozenset[int]:
 _Count = Annotated[int, range(1 << 31)]
 _Rank = Annotated[int, range(-1, 1 << 20)]
 _Number = Annotated[int, range(1 << 62)]
+# Process groups whose members a rank knows: torch's name, such as "0" for the default group, to the members, in the
+# order of the group, as ranks of the world.
+Groups: TypeAlias = dict[str, tuple[_Rank, ...]]
 
 
 class WaitKind(enum.Enum):
@@ -45,14 +48,6 @@ class WaitKind(enum.Enum):
 
 
 COLLECTIVE = frozenset({WaitKind.COLLECTIVE, WaitKind.SOME_COLLECTIVE})
-
-
-@dataclass(frozen=True, slots=True)
-class Group:
-    """A process group that the rank knows."""
-
-    name: str  # torch's name of it, such as "0" for the default group
-    ranks: tuple[_Rank, ...]  # its members, in its order, as ranks of the world
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,19 +73,9 @@ class Call:
 class CallsMade:
     """The collective calls of a rank in a case."""
 
-    groups: tuple[Group, ...]  # the groups that exist
+    groups: Groups  # that exist
     calls: tuple[Call, ...]  # in the order in which they began
     is_complete: bool  # whether the recorder is on, and has dropped no call
-
-
-@dataclass(frozen=True, slots=True)
-class Place:
-    """A line that a thread executes."""
-
-    file: str  # path of its file
-    line: _Count  # number of the line, from 1
-    instruction: _Count  # offset of the instruction in the function's code
-    is_library: bool = False  # whether the file is torch's or this library's
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,12 +99,13 @@ class Ledger:
 
     is_recording: bool  # whether torch's flight recorder is on, and has not failed
     is_complete: bool  # whether `calls` and `last` cover all that the rank has done: the recorder has dropped no call
-    groups: tuple[Group, ...]  # the process groups that the rank belongs to, and knows the members of
+    groups: Groups  # that the rank belongs to
     # All calls that have not ended, and the last ones that have; in the order in which they began.
     calls: tuple[Call, ...]
     last: dict[str, int]  # name of a group to the number of the last call that the rank has begun on it
     waits: tuple[Wait, ...]  # what the main thread waits for; empty if it is not known that it waits for another rank
-    places: tuple[Place, ...]  # where the main thread is, innermost first; the outermost are left out
+    place: str  # file and line of the test that the main thread is in; "" if it is in none
+    position: _Number  # the frames of the main thread as one number: another one shows that it has gone on
     # What else on this rank runs the user's code, or could: other threads, child processes, RPC. Empty for nothing.
     others: tuple[str, ...]
     # The same as `calls`, of backends that run calls on a device, such as NCCL. The main thread does not wait for them,
@@ -131,10 +117,6 @@ class Ledger:
         """What the main thread waits for; None if that is not known."""
         return self.waits[0] if self.waits else None
 
-    def members(self, group: str) -> tuple[int, ...] | None:
-        """The ranks of a group; None if this rank does not know it."""
-        return next((known.ranks for known in self.groups if known.name == group), None)
-
 
 @dataclass(frozen=True, slots=True)
 class NoLedger:
@@ -144,9 +126,9 @@ class NoLedger:
 
 
 LedgerAnswer: TypeAlias = Ledger | NoLedger | CallsMade
-LEDGERS: Family[LedgerAnswer] = Family("ledger of a rank", 7, (Ledger, NoLedger, CallsMade), max_bytes=MAX_ANSWER_BYTES)
+LEDGERS: Family[LedgerAnswer] = Family("ledger of a rank", 9, (Ledger, NoLedger, CallsMade), max_bytes=MAX_ANSWER_BYTES)
 # What a rank tells of its calls by itself, and to which add-on.
-CALLS: Family[CallsMade] = Family("calls of a rank", 3, (CallsMade,))
+CALLS: Family[CallsMade] = Family("calls of a rank", 4, (CallsMade,))
 CALLS_ADD_ON = "calls"
 # A request with this bit is for all calls of the rank, and not for its ledger.
 FOR_CALLS = 1 << 7

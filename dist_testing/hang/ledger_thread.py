@@ -7,7 +7,6 @@ other. It reads and writes nothing that belongs to the test.
 
 from __future__ import annotations
 
-import _signal  # type: ignore[import-not-found]
 import _thread
 import contextlib
 import os
@@ -26,7 +25,7 @@ from dist_testing.core.ground.errors import MessageError
 from dist_testing.core.rank.children import LOOKING, child_processes
 from dist_testing.core.rank.groups import backend_of_groups
 from dist_testing.core.rank.hooks import RankService, ServedRank
-from dist_testing.hang.ledger import ANSWER_MARK, FOR_CALLS, LEDGERS, Call, Ledger, LedgerAnswer, NoLedger, Place
+from dist_testing.hang.ledger import ANSWER_MARK, FOR_CALLS, LEDGERS, Call, Ledger, LedgerAnswer, NoLedger
 from dist_testing.hang.recorder import (
     MAX_TEXT,
     calls_made,
@@ -38,15 +37,20 @@ from dist_testing.hang.recorder import (
 )
 from dist_testing.hang.waits import C10D, wait_of
 
+# What fits into a message.
+_LARGEST_POSITION = (1 << 62) - 1
 # Of the calls that have ended.
 _LAST_CALLS = 16
-_MAX_PLACES = 40
 # In an answer about calls only. As many fit into a packet.
 _MOST_CALLS = 120
 # A GPU can have thousands of calls ahead of it; the newest are kept.
 _MAX_DEVICE_CALLS = 32
 # Packages in whose lines a reader cannot see what their test does.
 _LIBRARIES = ("torch", "dist_testing", "_pytest", "pluggy")
+_STANDARD_LIBRARY = os.path.dirname(os.__file__) + os.sep
+_FROZEN = "<frozen "
+# Tests can be part of a package that is installed.
+_INSTALLED = "site-packages"
 # Below its frames stand those of the process that the rank was forked from.
 _LAUNCH = os.path.join(os.path.dirname(os.path.dirname(__file__)), "core", "launch", "")
 # Threads of this library, by their names.
@@ -55,10 +59,8 @@ _OUR_THREADS = "dist_testing"
 _STEP_ASIDE_S = 1.0
 _PAUSE_S = 0.0002
 # A signal to the process must never find a thread of ours to take it. When the process crashes, torch asks every thread
-# for its native stack by SIGUSR2, and waits seconds for one that blocks it. As plain numbers, because a new rank copies
-# every page that it touches, such as those of the enumeration's members. For the same reason the mask is set by the
-# function below `signal.pthread_sigmask`, which would make members of the enumeration from the numbers.
-_BLOCKED = tuple(map(int, signal.valid_signals() - {signal.SIGUSR2}))
+# for its native stack by SIGUSR2, and waits seconds for one that blocks it.
+_BLOCKED = signal.valid_signals() - {signal.SIGUSR2}
 
 
 class LedgerService(RankService):
@@ -100,14 +102,14 @@ class LedgerThread:
         if os.getpid() != self._pid or not self._ended.acquire(blocking=False):
             return
         # The thread inherits this from its first moment.
-        blocked = _signal.pthread_sigmask(_signal.SIG_BLOCK, _BLOCKED)
+        blocked = signal.pthread_sigmask(signal.SIG_BLOCK, _BLOCKED)
         try:
             self._ident = _thread.start_new_thread(self._serve, ())
         except RuntimeError:
             # The machine has no room for a thread; then the deadline decides alone.
             self._ended.release()
         finally:
-            _signal.pthread_sigmask(_signal.SIG_SETMASK, blocked)
+            signal.pthread_sigmask(signal.SIG_SETMASK, blocked)
 
     def step_aside(self) -> None:
         """End the thread, if it runs in this process, and return when the kernel no longer knows it."""
@@ -200,6 +202,7 @@ def _read(main: int, ours: set[int]) -> Ledger:
     frames = sys._current_frames()
     frame = frames[main]
     wait = wait_of(frame)
+    place, position = _place_and_position(frame)
     c10d = sys.modules.get(C10D)
     recorded, is_complete = recorded_calls()
     calls = recorded or []
@@ -214,7 +217,8 @@ def _read(main: int, ours: set[int]) -> Ledger:
         calls=tuple(with_details(_kept(calls), groups)),
         last={call.group: call.number for call in calls if call.generation == newest[call.group]},
         waits=() if wait is None else (wait,),
-        places=tuple(_places(frame)),
+        place=place,
+        position=position,
         others=(*_others(frames, {main, *ours}), *_other_backends(c10d)),
         device_calls=tuple(with_details(_kept(device_calls())[-_MAX_DEVICE_CALLS:], groups)),
     )
@@ -239,22 +243,23 @@ def _other_backends(c10d: Any) -> Iterator[str]:
         yield f"a group of the backend {backend[:MAX_TEXT]}"
 
 
-def _places(frame: FrameType) -> Iterator[Place]:
+def _place_and_position(frame: FrameType) -> tuple[str, int]:
+    """The line of the test that a thread is in, such as "test_x.py:9", and all its frames as one number."""
     # By the whole folder: a user's own folder can be called torch, or dist_testing.
     files = (getattr(sys.modules.get(name), "__file__", None) for name in _LIBRARIES)
-    libraries = tuple(os.path.join(os.path.dirname(file), "") for file in files if file)
+    libraries = (*(os.path.join(os.path.dirname(file), "") for file in files if file), _FROZEN)
+    own, installed, position = [], [], 0
     inner: FrameType | None = frame
-    for _ in range(_MAX_PLACES):
-        if inner is None or inner.f_code.co_filename.startswith(_LAUNCH):
-            return
-        code = inner.f_code
-        yield Place(
-            file=code.co_filename[-MAX_TEXT:],
-            line=inner.f_lineno or 0,
-            instruction=max(0, inner.f_lasti),
-            is_library=code.co_filename.startswith(libraries),
-        )
+    while inner is not None and not (file := inner.f_code.co_filename).startswith(_LAUNCH):
+        position = hash((position, inner.f_code, inner.f_lasti))
+        if not file.startswith(libraries):
+            place = f"{os.path.basename(file)}:{inner.f_lineno or 0}"
+            if _INSTALLED in file:
+                installed.append(place)
+            elif not file.startswith(_STANDARD_LIBRARY):
+                own.append(place)
         inner = inner.f_back
+    return next(iter([*own, *installed]), "")[:MAX_TEXT], position & _LARGEST_POSITION
 
 
 def _others(frames: dict[int, FrameType], ours: set[int]) -> Iterator[str]:

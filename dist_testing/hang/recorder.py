@@ -1,4 +1,4 @@
-"""Reads torch's flight recorder: the collectives that this process has begun."""
+"""Reads torch's flight recorder: the collectives that this process has begun; and tells them to the runner."""
 
 from __future__ import annotations
 
@@ -6,11 +6,14 @@ import dataclasses
 import json
 import os
 import sys
+import time
 from collections.abc import Iterable, Iterator
 from typing import Any
 
-from dist_testing.hang.call_details import details_of
-from dist_testing.hang.ledger import Call, CallsMade, Group
+from dist_testing.core.ground.case import CaseBody
+from dist_testing.core.rank.hooks import RankService, ServedRank
+from dist_testing.hang.call_details import details_of, watch_calls
+from dist_testing.hang.ledger import CALLS, CALLS_ADD_ON, Call, CallsMade, Groups
 from dist_testing.hang.waits import C10D
 
 # Of one text in an answer, such as the shapes of a call's inputs. Characters.
@@ -77,25 +80,24 @@ def calls_made(since_ns: int = 0, most: int | None = None) -> CallsMade:
     return CallsMade(groups, tuple(with_details(kept, groups)), is_complete and len(kept) == len(calls))
 
 
-def with_details(calls: Iterable[Call], groups: Iterable[Group]) -> Iterator[Call]:
+def with_details(calls: Iterable[Call], groups: Groups) -> Iterator[Call]:
     """Yield the calls with what the recorder does not tell."""
-    members = {group.name: group.ranks for group in groups}
     for call in calls:
-        place, details = details_of(call.begun_ns, members.get(call.group))
+        place, details = details_of(call.begun_ns, groups.get(call.group))
         yield dataclasses.replace(call, place=place[:MAX_TEXT], details=details[:MAX_TEXT])
 
 
-def known_groups() -> tuple[Group, ...]:
+def known_groups() -> Groups:
     """Return the groups that exist, and whose members this process knows."""
     c10d: Any = sys.modules.get(C10D)
     if c10d is None:
-        return ()
+        return {}
     names = c10d._world.pg_names
-    return tuple(
-        Group(str(name), tuple(sorted(ranks, key=ranks.__getitem__)))
+    return {
+        str(name): tuple(sorted(ranks, key=ranks.__getitem__))
         for group, ranks in list(c10d._world.pg_group_ranks.items())
         if (name := names.get(group)) is not None
-    )
+    }
 
 
 def _recorded(name: str, **backend: str) -> list[dict[str, Any]] | None:
@@ -143,3 +145,42 @@ def _calls(entries: list[dict[str, Any]]) -> Iterator[Call]:
             begun_ns=int(entry.get("time_created_ns") or 0),
             ended_ns=int(entry.get("time_discovered_completed_ns") or 0),
         )
+
+
+class CallRecord(RankService):
+    """Tells which calls a rank has made: where they are compared, and where the rank has failed.
+
+    Reading the recorder costs some 10 us for each call that it holds.
+    """
+
+    def __init__(self, rank: ServedRank) -> None:
+        self._reporter = rank.reporter
+        self._in_process = bool(rank.start.request.in_process_of)
+        # A process that runs one case only has made all its calls in it, those of its start included.
+        self._is_fresh = not rank.start.request.pool and rank.start.fork_server_pid != os.getpid()
+        # When the case began, in nanoseconds since 1970.
+        self._began_ns = 0
+
+    def case_begin(self, body: CaseBody) -> None:
+        """Note which calls belong to earlier cases."""
+        # The test may have imported torch only now.
+        watch_calls()
+        if not self._is_fresh:
+            self._began_ns = time.time_ns()
+
+    def case_end(self, body: CaseBody) -> None:
+        """Tell the calls of a case that compares them."""
+        if body.strict_calls:
+            self._tell()
+
+    def close(self) -> None:
+        """Tell the calls if the rank has failed: it ends, and cannot be asked any more."""
+        if self._reporter.failed and not self._in_process:
+            self._tell()
+
+    def _tell(self) -> None:
+        self._reporter.extra(CALLS_ADD_ON, CALLS.to_wire(calls_made(self._began_ns)).decode())
+
+
+# Once, before the fork server forks its ranks.
+watch_calls()

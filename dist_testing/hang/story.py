@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import os
 import re
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -18,10 +17,6 @@ from dist_testing.hang.blame import blame
 from dist_testing.hang.call_rules import at, disagreement, group_text, inputs_text
 from dist_testing.hang.ledger import Call, Ledger, WaitKind
 
-# Python's own modules, in whose lines a reader cannot see what their test does.
-_FROZEN = "<frozen "
-_STANDARD_LIBRARY = os.path.dirname(os.__file__) + os.sep
-_PACKAGES = "site-packages"
 # Of a rank's groups, or of its calls that have not ended, in a line of the report.
 _MAX_PENDING = 3
 # Of ranks in "the fault is on rank 0 or on rank 1".
@@ -44,19 +39,9 @@ class HangStory:
     victims: tuple[int, ...] = ()  # the ranks that wait, and cannot be to blame
     suspects: tuple[int, ...] = ()  # without culprits, ranks of which one is to blame
 
-    @property
-    def is_proven(self) -> bool:
-        """Whether no rank could ever have gone on."""
-        return self.analysis.is_proven
 
-    @property
-    def waiting(self) -> frozenset[int]:
-        """The ranks that wait for others, culprits among them."""
-        return frozenset(self.analysis.waiting) | frozenset(self.victims)
-
-
-def story_of(analysis: Analysis) -> HangStory | None:
-    """Tell what an analysis has found; None if no rank is known to wait for another, itself or on a device."""
+def story_of(analysis: Analysis) -> HangStory:
+    """Tell what an analysis has found."""
     if not analysis.waiting:
         return _of_calls(analysis)
     mismatch = next((found for waiting in analysis.waiting.values() for found in waiting.mismatches), None)
@@ -67,23 +52,23 @@ def story_of(analysis: Analysis) -> HangStory | None:
     shown: Sequence[int] = ()
     if mismatch is not None:
         headline, shown = disagreement(mismatch.group, mismatch.number, _placed(analysis, mismatch.calls))
-        found = blame(analysis, shown, never_come=())
+        culprits, suspects = blame(analysis, shown, never_come=())
     else:
-        found = blame(analysis, ended or free, never_come=ended)
+        culprits, suspects = blame(analysis, ended or free, never_come=ended)
         if absent := ended or free:
             # A rank that is right may have ended because it does not wait for the culprit.
-            shown = found.culprits if found.culprits and set(found.culprits) <= set(absent) else absent
+            shown = culprits if culprits and set(culprits) <= set(absent) else absent
             headline = _absent(analysis, awaited, shown)
         elif cycle := _cycle(analysis):
             headline = f"{ranks_text(sorted(cycle))} wait for each other: {_each(analysis, cycle)}"
         else:
             no_rank = "no rank can go on: " if analysis.is_proven else ""
             headline = f"{no_rank}{_each(analysis, analysis.waiting)}"
-    named = found.culprits or found.suspects
+    named = culprits or suspects
     if analysis.is_proven and len(named) < len(analysis.views) and sorted(named) != sorted(shown):
         headline += f"; {_fault(named)}"
     victims = tuple(rank for rank in analysis.waiting if rank not in named)
-    return HangStory(analysis, headline, found.culprits, victims, found.suspects)
+    return HangStory(analysis, headline, culprits, victims, suspects)
 
 
 def _fault(ranks: Sequence[int]) -> str:
@@ -92,15 +77,15 @@ def _fault(ranks: Sequence[int]) -> str:
     return "the fault is " + " or ".join(f"on rank {rank}" for rank in ranks)
 
 
-def _of_calls(analysis: Analysis) -> HangStory | None:
-    """Tell which ranks have not begun what others have, and what has not ended there.
+def _of_calls(analysis: Analysis) -> HangStory:
+    """Tell without a known wait which ranks have not begun what others have, and what has not ended there.
 
     The others wait for it on a device, or by a handle. It proves nothing: it names the culprit.
     """
     ledgers = {rank: view.ledger for rank, view in analysis.views.items() if view.ledger is not None}
     for _, ledger in sorted(ledgers.items()):
         for call in (*ledger.device_calls, *ledger.calls):
-            members = ledger.members(call.group)
+            members = ledger.groups.get(call.group)
             if call.is_done or members is None or not set(members) <= ledgers.keys():
                 continue
             begun = {other: _begun(ledgers[other], call) for other in members}
@@ -113,7 +98,7 @@ def _of_calls(analysis: Analysis) -> HangStory | None:
                     continue
                 who = _each_with(
                     {
-                        other: analysis.views[other].ended or f"has not begun it{at(place_in_test(ledgers[other]))}"
+                        other: analysis.views[other].ended or f"has not begun it{at(ledgers[other].place)}"
                         for other in absent
                     }
                 )
@@ -124,7 +109,7 @@ def _of_calls(analysis: Analysis) -> HangStory | None:
                 continue
             victims = tuple(other for other in members if other not in culprits)
             return HangStory(analysis, headline, culprits, victims)
-    return None
+    return HangStory(analysis)
 
 
 def _begun(ledger: Ledger, call: Call) -> Call | None:
@@ -149,13 +134,11 @@ def _awaited(analysis: Analysis) -> dict[int, list[int]]:
 
 def _absent(analysis: Analysis, awaited: Mapping[int, Sequence[int]], absent: Sequence[int]) -> str:
     views = {rank: analysis.views[rank] for rank in absent}
-    who = _each_with(
-        {rank: view.ended or f"{analysis.free[rank]}{at(place_in_test(view.ledger))}" for rank, view in views.items()}
-    )
+    who = _each_with({rank: view.ended or f"{analysis.free[rank]}{at(view.place)}" for rank, view in views.items()})
     waiting = sorted({rank for other in absent for rank in awaited[other]})
     verb = "wait" if len(waiting) > 1 else "waits"
     them = "it" if len(absent) == 1 else "them"
-    places = {_what(analysis.waiting[rank]) + at(place_in_test(analysis.views[rank].ledger)) for rank in waiting}
+    places = {_what(analysis.waiting[rank]) + at(analysis.views[rank].place) for rank in waiting}
     if len(places) == 1:
         return f"{who}; {ranks_text(waiting)} {verb} for {them} in {places.pop()}"
     return f"{who}; {ranks_text(waiting)} {verb} for {them}: {_each(analysis, waiting)}"
@@ -178,10 +161,7 @@ def _cycle(analysis: Analysis) -> list[int]:
 
 def _each(analysis: Analysis, ranks: Iterable[int]) -> str:
     return _each_with(
-        {
-            rank: f"in {_what(analysis.waiting[rank])}{at(place_in_test(analysis.views[rank].ledger))}"
-            for rank in sorted(ranks)
-        }
+        {rank: f"in {_what(analysis.waiting[rank])}{at(analysis.views[rank].place)}" for rank in sorted(ranks)}
     )
 
 
@@ -197,10 +177,10 @@ def lines_of(analysis: Analysis) -> Iterator[str]:
         if view.ended:
             text = f"{view.ended}, and {view.silence}" if view.silence else view.ended
         elif waiting is None:
-            text = f"{analysis.free.get(rank, '')}{at(place_in_test(view.ledger))}"
+            text = f"{analysis.free.get(rank, '')}{at(view.place)}"
         else:
             inputs = f" {inputs_text(waiting.call)}" if waiting.call is not None else ""
-            text = f"waits in {_what(waiting)}{inputs}{at(place_in_test(view.ledger))}"
+            text = f"waits in {_what(waiting)}{inputs}{at(view.place)}"
         if last := _last_done(view.ledger):
             text += f"; the last collective that it ended: {last}"
         if pending := [call for call in _not_shown(view.ledger, waiting) if not call.is_done]:
@@ -248,7 +228,7 @@ def rank_ledgers(analysis: Analysis) -> tuple[RankLedger, ...]:
         waiting = analysis.waiting.get(rank)
         state = view.ended or (f"waits in {_what(waiting)}" if waiting else analysis.free.get(rank, ""))
         calls = (*view.ledger.calls, *view.ledger.device_calls) if view.ledger is not None else ()
-        place = "" if view.ended else place_in_test(view.ledger)
+        place = "" if view.ended else view.place
         ledgers.append(RankLedger(rank, now_s, state, place, tuple(map(recorded, calls))))
     return tuple(ledgers)
 
@@ -273,30 +253,19 @@ def _what(waiting: Waiting) -> str:
     return f"{name} #{call.number} of {group_text(call.group)}"
 
 
-def place_in_test(ledger: Ledger | None) -> str:
-    """File and line of the test that a rank is in."""
-    if ledger is None:
-        return ""
-    found = [place for place in ledger.places if not (place.is_library or place.file.startswith(_FROZEN))]
-    own = [place for place in found if _PACKAGES not in place.file and not place.file.startswith(_STANDARD_LIBRARY)]
-    # Tests can be part of a package that is installed.
-    installed = [place for place in found if _PACKAGES in place.file]
-    return next((f"{os.path.basename(place.file)}:{place.line}" for place in (*own, *installed)), "")
-
-
 def _placed(analysis: Analysis, calls: Mapping[int, Call]) -> dict[int, Call]:
     """The calls by rank, each with the line that still waits in it if nothing else tells its place."""
     placed = {}
     for rank, call in sorted(calls.items()):
         waiting = analysis.waiting.get(rank)
         is_there = not call.place and waiting is not None and waiting.call == call
-        placed[rank] = dataclasses.replace(call, place=place_in_test(analysis.views[rank].ledger)) if is_there else call
+        placed[rank] = dataclasses.replace(call, place=analysis.views[rank].place) if is_there else call
     return placed
 
 
 def mark_stuck(outcomes: Sequence[RankOutcome], story: HangStory) -> tuple[RankOutcome, ...]:
     """Return the outcomes with what a proven hang means for the ranks that were stopped because of it."""
-    if not story.is_proven:
+    if not story.analysis.is_proven:
         return tuple(outcomes)
     return tuple(
         dataclasses.replace(outcome, summary=_STUCK) if outcome.kind is Kind.HUNG else outcome for outcome in outcomes
@@ -307,7 +276,7 @@ def blame_by_ledger(found: Verdict, outcomes: Sequence[RankOutcome], story: Hang
     """Return the verdict on a case, given what the outcomes add up to, and what the ledgers say of a hang."""
     if not story.headline:
         return found
-    if found.cause is Cause.DISAGREEMENT and story.is_proven:
+    if found.cause is Cause.DISAGREEMENT and story.analysis.is_proven:
         skips = [f"rank {one.rank} {one.describe()}" for one in outcomes if one.kind is Kind.SKIPPED]
         said = "; ".join([*skips, _SKIPPED.sub("", story.headline)])
         return dataclasses.replace(found, reason=f"{found.cause.value}: {said}")
@@ -318,7 +287,7 @@ def blame_by_ledger(found: Verdict, outcomes: Sequence[RankOutcome], story: Hang
         late or any(outcome.kind is Kind.HUNG for outcome in failed)
     )
     # Ignore a story recorded before the first failure.
-    is_story = not late or min(late, key=lambda outcome: outcome.at_s).rank in story.waiting
+    is_story = not late or min(late, key=lambda outcome: outcome.at_s).rank in (*story.analysis.waiting, *story.victims)
     if found.cause not in (Cause.HANG, Cause.FAILURE) or not is_hang or not is_story:
         return found
     return dataclasses.replace(
@@ -328,6 +297,6 @@ def blame_by_ledger(found: Verdict, outcomes: Sequence[RankOutcome], story: Hang
         culprit=story.culprits[0] if len(story.culprits) == 1 else None,
         failing=(),
         victims=story.victims,
-        is_proven=story.is_proven,
+        is_proven=story.analysis.is_proven,
         suspects=story.suspects,
     )

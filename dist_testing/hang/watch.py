@@ -30,7 +30,6 @@ from dist_testing.hang.story import (
     blame_by_ledger,
     lines_of,
     mark_stuck,
-    place_in_test,
     rank_ledgers,
     story_of,
 )
@@ -71,7 +70,6 @@ class DeadlockDetector(WorldWatcher):
     """Watches one world for hangs."""
 
     def __init__(self, world: WatchedWorld) -> None:
-        self.next_s = math.inf
         # What the last look at the ledgers said, as long as the case runs; None before the first look.
         self.latest: HangStory | None = None
         # Why the ranks of the case waited for each other, if it is known.
@@ -80,13 +78,8 @@ class DeadlockDetector(WorldWatcher):
         self._records = world.records
         self._fds = world.stacks_fds
         self._limits_ms = limits_of(world.group_limit_s)
-        self._before: dict[int, _Activity] = {}
-        self._first: list[RankView] | None = None
-        self._first_s = 0.0
-        self._awake: set[str] | None = None
         self._start: CaseStart | None = None
         self._requests = 0
-        self._asked_s = -math.inf
 
     @property
     def is_on(self) -> bool:
@@ -104,9 +97,10 @@ class DeadlockDetector(WorldWatcher):
         self._start = start
         self.latest = self.story = None
         self.headline = ""
-        self._before = {}
-        self._first = None
-        self._awake = None
+        self._before: dict[int, _Activity] = {}
+        self._first: list[RankView] | None = None
+        self._first_s = 0.0
+        self._awake: set[str] | None = None
         self._asked_s = -math.inf
         self.next_s = time.monotonic() + _PAUSE_S
 
@@ -185,7 +179,7 @@ class DeadlockDetector(WorldWatcher):
             self._first, self._first_s = views, now_s
             self._awake = None
             self._is_asleep()
-        elif analysis.is_presumed and now_s < self._first_s + _PRESUMED_S:
+        elif now_s < self._first_s + _PRESUMED_S and any(one.wait.is_presumed for one in analysis.waiting.values()):
             self._is_asleep()
         elif self._is_asleep():
             return True
@@ -218,16 +212,16 @@ class DeadlockDetector(WorldWatcher):
                 views.append(RankView(record.rank, _how_ended(record), None, f"gave no answer ({why})"))
         analysis = analyse(views, self._limits_ms)
         if analysis.is_proven or not self._is_late(analysis):
-            self.latest = story_of(analysis) or HangStory(analysis)
+            self.latest = story_of(analysis)
         return analysis
 
     def _is_late(self, analysis: Analysis) -> bool:
         """Whether a rank has given up a wait since the last look: it no longer is in the test, and says so soon."""
         before = self.latest.analysis.views if self.latest is not None else {}
         return any(
-            view.ledger is not None and not view.ended and not place_in_test(view.ledger)
+            view.ledger is not None and not view.ended and not view.place
             for rank, view in analysis.views.items()
-            if rank in before and place_in_test(before[rank].ledger)
+            if rank in before and before[rank].place
         )
 
     def _idle(self, activity: Mapping[int, _Activity]) -> list[int]:

@@ -18,16 +18,16 @@ from dist_testing.core.ground.case import CaseResult
 from dist_testing.core.ground.outcomes import Cause, Status, Verdict
 from dist_testing.core.ground.record import Fault, LinkEnds, fault_in_words
 from dist_testing.nodes.check import nodes_of
-from dist_testing.nodes.fault_messages import (
+from dist_testing.nodes.faults import (
+    ADD_ON,
     FAULT_REQUESTS,
     LINK_ANSWERS,
     LINK_ORDERS,
-    UNASKED,
     LinkFault,
     Request,
     SignalFault,
+    refused,
 )
-from dist_testing.nodes.faults import ADD_ON
 from dist_testing.nodes.planned import plan_of
 
 _SIGNALS = {
@@ -62,7 +62,6 @@ class FaultDesk(WorldWatcher):
         super().__init__(world)
         self._records = world.records
         self._asked: list[tuple[RankRecord, Request]] = []
-        self._number = 0
 
     def begin_case(self, start: CaseStart) -> None:
         """Forget the faults of the last case."""
@@ -138,13 +137,13 @@ class FaultDesk(WorldWatcher):
             self._begin(None, self._next_parts.popleft(), now_s)
 
     def on_answer(self, payload: str) -> None:
-        """Answer the request that the place of the world has carried out."""
-        event = LINK_ANSWERS.from_wire(payload)
-        if event.number == UNASKED:
-            self._add_note(event.refusal.replace("\n", " "))
-        for pending in list(self._pending):
-            if isinstance(pending.request, LinkFault) and pending.request.number == event.number:
-                self._end(pending, time.monotonic(), event.refusal)
+        """Answer the request that the place of the world has carried out; or all, if it cannot carry out any."""
+        refusal = LINK_ANSWERS.from_wire(payload).refusal
+        waiting = [pending for pending in self._pending if isinstance(pending.request, LinkFault)]
+        if refusal and not waiting:
+            self._add_note(refusal.replace("\n", " "))
+        for pending in waiting if refusal else waiting[:1]:
+            self._end(pending, time.monotonic(), refusal)
 
     def ranks_settled(self) -> None:
         """Kill the ranks that the case has stopped until its end."""
@@ -155,9 +154,9 @@ class FaultDesk(WorldWatcher):
 
     def _refusal(self, request: Request) -> str:
         if not self._world.is_running:
-            return _text("asked for after the end of the case", "A thread has called it.", "Wait for it in the test.")
+            return refused("asked for after the end of the case", "A thread has called it.", "Wait for it in the test.")
         if self._start.keeps_ranks and (isinstance(request, LinkFault) or _SIGNALS[request.action] == signal.SIGKILL):
-            return _text(
+            return refused(
                 "a fault that breaks the world of a worker pool",
                 "The ranks of a pool run the next test, too; dead ranks and broken links would fail it. stop, cont and "
                 "delay are possible.",
@@ -165,7 +164,7 @@ class FaultDesk(WorldWatcher):
             )
         # The rank has checked this, but test code can go past it.
         if not self._is_of_world(request):
-            return _text(
+            return refused(
                 f"{fault_in_words(*_recorded(request))} in a world of {len(self._records)} ranks",
                 "A test can harm only the ranks, and the links between simulated nodes, of its own world.",
                 "Name ranks and nodes of the world, from 0.",
@@ -173,7 +172,7 @@ class FaultDesk(WorldWatcher):
         if isinstance(request, LinkFault) or request.action == "power off":
             return ""
         if ended := [rank for rank in request.ranks if self._records[rank].has_ended]:
-            return _text(
+            return refused(
                 f"{request.action} of rank {ended[0]}, which has ended",
                 "It has ended by itself, or an earlier fault has killed it.",
                 "Name a rank that runs.",
@@ -184,8 +183,10 @@ class FaultDesk(WorldWatcher):
         if isinstance(request, SignalFault):
             return bool(request.ranks) and max(request.ranks) < len(self._records)
         count = nodes_of(self._start.case)
-        ends = [(link.source, link.target) for link in request.links]
-        return bool(ends) and all(source != target and max(source, target) < count for source, target in ends)
+        return bool(request.links) and all(
+            source != target and 0 <= min(source, target) and max(source, target) < count
+            for source, target in request.links
+        )
 
     def _begin(self, asker: RankRecord | None, request: Request, now_s: float) -> None:
         """Begin a fault, or refuse it."""
@@ -198,10 +199,8 @@ class FaultDesk(WorldWatcher):
         if isinstance(request, LinkFault):
             # A packet that is lost or late comes again, after a time that only the kernel knows.
             self._world.disable_proof()
-            self._number += 1
-            request = dataclasses.replace(request, number=self._number)
             if not self._world.order(ADD_ON, LINK_ORDERS.to_wire(request).decode()):
-                refusal = _text(
+                refusal = refused(
                     "this launcher cannot change the network",
                     "A launcher of the project's own has made the ranks.",
                     'Set isolation = "fork".',
@@ -246,18 +245,13 @@ def _recorded(request: Request) -> tuple[str, tuple[int, ...], tuple[LinkEnds, .
     """What, on which ranks, on which links, and their rule: as `Fault` keeps it."""
     if isinstance(request, SignalFault):
         return request.action, request.ranks, (), ""
-    links = tuple(LinkEnds(link.source, link.target) for link in request.links)
-    return "links", (), links, request.rule.describe()
+    return "links", (), request.links, request.rule.describe()
 
 
 def _stuck(request: SignalFault) -> str:
     ranks = ", ".join(map(str, request.ranks))
-    return _text(
+    return refused(
         f"{request.action} of ranks {ranks} has had no effect after {_SIGNAL_LIMIT_S:.0f} s",
         "The kernel delivers no signal to a process that waits for a device, or that another process traces.",
         "Look at the rank's stacks in the report.",
     )
-
-
-def _text(what: str, cause: str, way_out: str) -> str:
-    return f"world.faults: {what}.\n{cause}\n{way_out}"

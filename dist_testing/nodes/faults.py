@@ -1,7 +1,15 @@
 """Faults on purpose: `world.faults`, by which a test ends and stops ranks, delays them, and breaks the network.
 
-A rank asks the runner; the runner checks the request, carries it out and answers. A call returns when the fault has
-happened: a rank that `kill` names is dead, and the next packet meets the new network.
+A rank asks the runner; the runner checks the request, because a rank runs test code, carries it out and answers. A call
+returns when the fault has happened: a rank that `kill` names is dead, and the next packet meets the new network.
+
+    rank  --- SignalFault, LinkFault --->   watcher
+    rank  <-- a refusal, or "" ----------   watcher
+
+    watcher  --- LinkFault ----->   place, in the fork server  --- LinkFault ----->   link process
+    watcher  <-- LinksChanged ---   place, in the fork server  <-- LinksChanged ---   link process
+
+The link process carries the packets between the nodes; the place only passes the messages on.
 """
 
 from __future__ import annotations
@@ -9,12 +17,15 @@ from __future__ import annotations
 import functools
 import time
 from collections.abc import Callable, Iterable, Sequence
-from typing import NoReturn, TypeAlias
+from dataclasses import dataclass
+from typing import Annotated, Literal, NoReturn, TypeAlias
 
+from dist_testing.core.ground.codec import Family
 from dist_testing.core.ground.errors import UsageError
 from dist_testing.core.ground.layout import Layout
+from dist_testing.core.ground.record import LinkEnds
+from dist_testing.core.ground.spec import MAX_WORLD_SIZE
 from dist_testing.core.ground.world import AsksRunner, NoRunner, World
-from dist_testing.nodes.fault_messages import FAULT_REQUESTS, LinkFault, Request, SignalFault
 from dist_testing.nodes.links import (
     CUT,
     MAX_DELAY_MS,
@@ -22,7 +33,6 @@ from dist_testing.nodes.links import (
     MAX_SEED,
     MILLION,
     WHOLE,
-    Link,
     LinkRule,
     links_between,
 )
@@ -36,6 +46,38 @@ Nodes: TypeAlias = int | Iterable[int]
 MAX_BARRIER_DELAY_S = 3600.0
 # True is none, although it is an int.
 _NUMBERS = (int, float)
+
+# "power off" kills the ranks of a node, of which some may have ended before.
+SignalAction: TypeAlias = Literal["kill", "stop", "cont", "power off"]
+
+
+@dataclass(frozen=True, slots=True)
+class SignalFault:
+    """Send a signal to ranks of this world, because the test wants the fault."""
+
+    action: SignalAction  # "kill" and "power off" are SIGKILL, "stop" is SIGSTOP, "cont" is SIGCONT
+    ranks: tuple[Annotated[int, range(MAX_WORLD_SIZE)], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class LinkFault:
+    """Give links between the simulated nodes of this world a rule."""
+
+    links: tuple[LinkEnds, ...]
+    rule: LinkRule  # what they do to packets from now on
+
+
+@dataclass(frozen=True, slots=True)
+class LinksChanged:
+    """The oldest order has been carried out; or no order can be, now and later."""
+
+    refusal: str = ""  # what is wrong, the cause and the way out; "" if the links have their rule
+
+
+Request: TypeAlias = SignalFault | LinkFault
+FAULT_REQUESTS: Family[Request] = Family("request for a fault", 3, (SignalFault, LinkFault))
+LINK_ORDERS: Family[LinkFault] = Family("order to the link process", 5, (LinkFault,))
+LINK_ANSWERS: Family[LinksChanged] = Family("answer of the link process", 3, (LinksChanged,))
 
 
 class Faults:
@@ -171,7 +213,7 @@ class Faults:
             links = self._links("wire", nodes, others, both=not one_way)
         self._ask(LinkFault(links, rule))
 
-    def _links(self, call: str, nodes: Nodes, others: Nodes | None, *, both: bool) -> tuple[Link, ...]:
+    def _links(self, call: str, nodes: Nodes, others: Nodes | None, *, both: bool) -> tuple[LinkEnds, ...]:
         near = self._checked_nodes(call, nodes)
         far = self._others(near) if others is None else self._checked_nodes(call, others)
         if not far or set(near) & set(far):
@@ -244,5 +286,10 @@ def _delay_key(rank: int, barrier: str) -> str:
     return f"dist_testing/delay/{rank}/{barrier}"
 
 
+def refused(what: str, cause: str, way_out: str) -> str:
+    """Return the text of a refusal."""
+    return f"world.faults: {what}.\n{cause}\n{way_out}"
+
+
 def _refuse(what: str, cause: str, way_out: str) -> NoReturn:
-    raise UsageError(f"world.faults: {what}.\n{cause}\n{way_out}")
+    raise UsageError(refused(what, cause, way_out))

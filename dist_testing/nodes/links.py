@@ -13,6 +13,8 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Annotated, NamedTuple
 
+from dist_testing.core.ground.record import LinkEnds
+
 # A message to the kernel carries at most 253 descriptors, and each node has two.
 MAX_NODES = 64
 MAX_DELAY_MS = 60_000
@@ -59,14 +61,6 @@ WHOLE = LinkRule()
 CUT = LinkRule(is_cut=True)
 
 
-@dataclass(frozen=True, slots=True)
-class Link:
-    """A link: from which node, to which node."""
-
-    source: Annotated[int, range(MAX_NODES)]
-    target: Annotated[int, range(MAX_NODES)]
-
-
 class Fate(NamedTuple):
     """What happens to one packet."""
 
@@ -75,7 +69,7 @@ class Fate(NamedTuple):
     overtaken_by: int  # how many later packets of the link arrive before it
 
 
-def fate(rule: LinkRule, link: Link, number: int) -> Fate:
+def fate(rule: LinkRule, link: LinkEnds, number: int) -> Fate:
     """Return the fate of the packet with this number, from 0, on a link with this rule."""
     if rule.is_cut:
         return Fate(True, 0, 0)
@@ -90,17 +84,17 @@ def fate(rule: LinkRule, link: Link, number: int) -> Fate:
     )
 
 
-def links_between(sources: Iterable[int], targets: Iterable[int], *, both: bool) -> tuple[Link, ...]:
+def links_between(sources: Iterable[int], targets: Iterable[int], *, both: bool) -> tuple[LinkEnds, ...]:
     """Return the links from each of some nodes to each of others, and with `both` those back, without repetition."""
-    ends = [(source, target) for source in sources for target in targets if source != target]
-    back = [(target, source) for source, target in ends] if both else []
-    return tuple(Link(*link) for link in dict.fromkeys([*ends, *back]))
+    links = [LinkEnds(source, target) for source in sources for target in targets if source != target]
+    back = [LinkEnds(target, source) for source, target in links] if both else []
+    return tuple(dict.fromkeys([*links, *back]))
 
 
 class LinkQueue:
     """The packets of one link, from when they are sent: gives each its number, and keeps those on their way."""
 
-    def __init__(self, link: Link) -> None:
+    def __init__(self, link: LinkEnds) -> None:
         self.rule: LinkRule = WHOLE
         self._link = link
         self._number = 0

@@ -19,8 +19,7 @@ from dist_testing.core.ground.layout import Layout
 from dist_testing.core.ground.spec import Spec
 from dist_testing.core.launch.isolation import FORK, isolation_named
 from dist_testing.nodes.check import places_of
-from dist_testing.nodes.fault_messages import Request
-from dist_testing.nodes.faults import Faults
+from dist_testing.nodes.faults import Faults, Request
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 # Latest time of a fault. Seconds.

@@ -22,7 +22,8 @@ import socket
 import time
 from collections.abc import Callable, Sequence
 
-from dist_testing.nodes.links import Link, LinkQueue, LinkRule
+from dist_testing.core.ground.record import LinkEnds
+from dist_testing.nodes.links import LinkQueue, LinkRule, links_between
 from dist_testing.nodes.namespaces import node_address
 
 # <linux/if_packet.h>, <linux/if_ether.h>
@@ -61,14 +62,7 @@ class Switch:
         self._ports = ports
         nodes = range(len(ports))
         self._by_address = {socket.inet_aton(node_address(node)): [node] for node in nodes}
-        self._links = {
-            (source, target): LinkQueue(Link(source, target))
-            for source in nodes
-            for target in nodes
-            if source != target
-        }
-        # Links that hold packets back, of at most some thousands.
-        self._holding: dict[tuple[int, int], LinkQueue] = {}
+        self._links = {ends: LinkQueue(ends) for ends in links_between(nodes, nodes, both=False)}
         # Packets on their way: when each arrives, its place in the order, the node, the packet.
         self._arriving: list[tuple[float, int, int, bytes]] = []
         self._order = itertools.count()
@@ -77,10 +71,10 @@ class Switch:
             self._poller.register(port, select.EPOLLIN)
         self._nodes = {port.fileno(): node for node, port in enumerate(ports)}
 
-    def set_rule(self, links: Sequence[Link], rule: LinkRule) -> None:
+    def set_rule(self, links: Sequence[LinkEnds], rule: LinkRule) -> None:
         """Give links a rule, which holds for the next packet that arrives at the switch."""
         for link in links:
-            self._links[link.source, link.target].set_rule(rule)
+            self._links[link].set_rule(rule)
 
     def run(self, control: int, hear: Callable[[], bool]) -> None:
         """Carry packets, and call `hear` whenever the descriptor `control` is readable, until it returns False."""
@@ -94,7 +88,7 @@ class Switch:
             self._deliver()
 
     def _pause_s(self) -> float:
-        times = [late_s for link in self._holding.values() if (late_s := link.next_s) is not None]
+        times = [late_s for link in self._links.values() if (late_s := link.next_s) is not None]
         times += [self._arriving[0][0]] if self._arriving else []
         # Negative for no limit.
         return max(0.0, min(times) - time.monotonic()) if times else -1
@@ -109,11 +103,9 @@ class Switch:
                 return
             now_s = time.monotonic()
             for target in self._targets(packet, source):
-                link = self._links[source, target]
+                link = self._links[LinkEnds(source, target)]
                 if packet[_TYPE] == _IPV4:
                     self._send(target, link.send(packet, now_s))
-                    if link.next_s is not None:
-                        self._holding[source, target] = link
                 elif not link.rule.is_cut:
                     # A question for an address: it has no number, because the kernel asks when it likes.
                     self._send(target, [(now_s, packet)])
@@ -134,10 +126,8 @@ class Switch:
 
     def _deliver(self) -> None:
         now_s = time.monotonic()
-        for (source, target), link in list(self._holding.items()):
+        for (_, target), link in self._links.items():
             self._send(target, link.overdue(now_s))
-            if link.next_s is None:
-                del self._holding[source, target]
         while self._arriving and self._arriving[0][0] <= now_s:
             _, _, target, packet = heapq.heappop(self._arriving)
             try:

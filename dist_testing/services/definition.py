@@ -16,7 +16,7 @@ from dist_testing.core.ground.error_text import name_of
 from dist_testing.core.ground.errors import LaunchError, UsageError
 from dist_testing.core.launch.fresh import interpreter
 from dist_testing.services.function_host import ARGUMENTS
-from dist_testing.services.keeper_messages import Opens
+from dist_testing.services.keeper import Opens
 
 SCOPES = ("function", "class", "module", "session")
 Scope: TypeAlias = Literal["function", "class", "module", "session"]

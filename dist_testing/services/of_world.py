@@ -86,8 +86,6 @@ class HeldServices(HeldResource):
     def __init__(self, wish: ResourceWish) -> None:
         self._wish = wish
         self._services: list[Shared] = []
-        # Those that have not been given back.
-        self._used: list[Shared] = []
         self._ended: Shared | None = None
         _held[wish.directory] = self
 
@@ -98,7 +96,6 @@ class HeldServices(HeldResource):
         key = str(wish.directory) if service.scope == "function" else key_of(wish.case.name, service.scope)
         shared = share(service, key, wish.log_line, may_start=wish.limit_s > 0)
         self._services.append(shared)
-        self._used.append(shared)
         addresses = {one.running.definition.name: [one.running.port, one.running.pid] for one in self._services}
         self.env = {VARIABLE: json.dumps(addresses)}
 
@@ -131,13 +128,11 @@ class HeldServices(HeldResource):
         _held.pop(self._wish.directory, None)
         for text in self._stop():
             self._wish.log_line(text)
-        for one in self._used:
+        for one in self._services:
             one.users -= 1
-        self._used.clear()
 
     def _stop(self) -> list[str]:
-        own = [one for one in self._used if one.running.definition.scope == "function"]
-        self._used = [one for one in self._used if one not in own]
+        own = [one for one in self._services if one.running.definition.scope == "function"]
         return [text for one in own for text in end(one)]
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import http.client
 import os
 import re
 import select
@@ -18,6 +19,7 @@ from typing import TYPE_CHECKING
 
 from dist_testing.core.engine.rank_logs import read_tail
 from dist_testing.core.engine.report_text import cut_lines, printable
+from dist_testing.core.ground.error_text import name_of, summarise
 from dist_testing.core.ground.errors import LaunchError
 from dist_testing.core.ground.outcomes import exit_name
 from dist_testing.core.ground.procfs import stat_of
@@ -25,10 +27,8 @@ from dist_testing.core.launch.fresh import interpreter
 from dist_testing.core.process import wire
 from dist_testing.core.process.lifetime import become_subreaper
 from dist_testing.core.process.orphans import Orphans
-from dist_testing.services.definition import Address, Definition, ServiceError
-from dist_testing.services.health import unhealthy_reason
-from dist_testing.services.keeper import is_free
-from dist_testing.services.keeper_messages import (
+from dist_testing.services.definition import TCP, Address, Definition, ServiceError
+from dist_testing.services.keeper import (
     KEEPER_EVENTS,
     KEEPER_ORDERS,
     Ended,
@@ -37,6 +37,7 @@ from dist_testing.services.keeper_messages import (
     Over,
     Refused,
     Started,
+    is_free,
 )
 
 if TYPE_CHECKING:
@@ -50,6 +51,9 @@ _KEEPER_S = 15.0
 # (proc(5); PF_EXITING in include/linux/sched.h). It is set before the process closes its sockets.
 _FLAGS = 6
 _EXITING = 0x4
+# Limit of one look at the health of a service. Seconds.
+_LOOK_S = 2.0
+_FIRST_GOOD, _FIRST_BAD = 200, 400
 _TAIL_LINES = 40
 _LOG = "log.txt"
 
@@ -319,3 +323,37 @@ def _lease(definition: Definition, log_line: Callable[[str], None]) -> WorldGpus
         return WorldGpus.take(definition.gpus, vendor, limit_s=definition.timeout, on_wait=log_line)
     except LaunchError as error:
         raise ServiceError(f"Service {definition.name}: {error}") from error
+
+
+def unhealthy_reason(definition: Definition, running: Address, output: str) -> str:
+    """Return why a service cannot be used yet, such as "GET /health: 503 Service Unavailable"; "" if it can.
+
+    `output` is what it has printed.
+    """
+    healthy = definition.healthy
+    if definition.announces and not running.port:
+        return f"its output does not announce a port by {definition.announces!r}"
+    if isinstance(healthy, re.Pattern):
+        return "" if healthy.search(output) else f"its output does not contain {healthy.pattern!r}"
+    try:
+        if callable(healthy):
+            return "" if healthy(running) else f"{name_of(healthy)} returned nothing true"
+        if healthy is None and not running.port:
+            return ""
+        if healthy not in (None, TCP):
+            return _get(running, str(healthy))
+        socket.create_connection((running.host, running.port), _LOOK_S).close()
+        return ""
+    except (OSError, http.client.HTTPException) as error:
+        return summarise(error)
+
+
+def _get(running: Address, path: str) -> str:
+    # Not urllib, which may send the request to a proxy.
+    connection = http.client.HTTPConnection(running.host, running.port, timeout=_LOOK_S)
+    try:
+        connection.request("GET", path)
+        answer = connection.getresponse()
+    finally:
+        connection.close()
+    return "" if _FIRST_GOOD <= answer.status < _FIRST_BAD else f"GET {path}: {answer.status} {answer.reason}"

@@ -96,7 +96,9 @@ def ended_in(shared: Shared) -> str:
 
 
 def end(shared: Shared) -> list[str]:
-    """Stop a service, and return what is wrong."""
+    """Stop a service, unless that has been done, and return what is wrong."""
+    if shared not in _shared:
+        return []
     _shared.remove(shared)
     headline = ended_in(shared)
     return [*([headline] if headline else []), *shared.running.stop()]

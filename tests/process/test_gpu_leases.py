@@ -7,7 +7,6 @@ import fcntl
 import itertools
 import os
 import shutil
-import signal
 import subprocess
 import sys
 import threading
@@ -20,9 +19,7 @@ import pytest
 
 from dist_testing.gpus.devices import gpus_present
 from dist_testing.gpus.gpu import NODES_VARIABLE, Gpu, GpuError, LeaseTimeoutError
-from dist_testing.gpus.holders import find_holders, is_locked
-from dist_testing.gpus.lease import lease_gpus
-from dist_testing.gpus.queue import Place
+from dist_testing.gpus.lease import Place, find_holders, is_locked, lease_gpus
 from tests.support.forks import forked
 from tests.support.gpu_nodes import break_node, holder_of, make_nodes
 
@@ -89,31 +86,6 @@ def test_a_crowd_that_crashes_at_random_is_served_in_order_and_leaves_all_gpus_f
         assert lease.gpus == pool
 
 
-def test_the_lease_of_a_killed_process_goes_on_while_a_child_has_it(pool: tuple[Gpu, ...]) -> None:
-    """Ranks that outlive a killed runner for a moment still use its GPUs."""
-    gone_read, gone_write = os.pipe()
-    held_read, held_write = os.pipe()
-    pid = os.fork()
-    if pid == 0:
-        lease_gpus(1, pool[:1], limit_s=_LIMIT_S)
-        if os.fork() == 0:
-            os.write(held_write, str(os.getpid()).encode())
-            os.close(gone_write)
-            # Until the test closes the other end.
-            os.read(gone_read, 1)
-            os._exit(0)
-        os.kill(os.getpid(), signal.SIGKILL)
-    assert os.waitpid(pid, 0)[1] == signal.SIGKILL
-    assert os.read(held_read, 20)
-    with pytest.raises(LeaseTimeoutError):
-        lease_gpus(1, pool[:1], limit_s=0)
-    os.close(gone_write)
-    lease_gpus(1, pool[:1], limit_s=_LIMIT_S).release()
-    os.close(gone_read)
-    for fd in (held_read, held_write):
-        os.close(fd)
-
-
 @pytest.fixture
 def holder(pool: tuple[Gpu, ...]) -> Iterator[subprocess.Popen[str]]:
     """Another process that keeps a lease on the first two GPUs."""
@@ -136,14 +108,8 @@ def test_a_holder_that_never_lets_go_is_named_at_the_deadline(
     # The GPUs that it had taken meanwhile are free again, and so is the queue.
     with lease_gpus(_GPUS - 2, pool, limit_s=_LIMIT_S) as lease:
         assert [gpu.index for gpu in lease.gpus] == [2, 3, 4, 5, 6, 7]
-
-
-def test_a_lease_that_waits_gets_the_gpus_when_their_holder_dies(
-    pool: tuple[Gpu, ...], holder: subprocess.Popen[str]
-) -> None:
-    """The machine would be blocked until an administrator looks."""
+    # In the order of the machine, not in which they became free: rank 0 has the first GPU in every run.
     with lease_gpus(_GPUS, pool, limit_s=_LIMIT_S, on_wait=lambda _: holder.kill()) as lease:
-        # In the order of the machine, not in which they became free: rank 0 has the first GPU in every run.
         assert lease.gpus == pool
 
 
@@ -164,36 +130,6 @@ def test_a_change_of_the_reason_to_wait_is_reported(pool: tuple[Gpu, ...], holde
         ]
 
 
-def test_a_process_that_asks_for_all_is_not_overtaken(pool: tuple[Gpu, ...]) -> None:
-    """On a busy machine a small test is always ready; the large one would wait for ever."""
-    first = lease_gpus(1, pool, limit_s=_LIMIT_S)
-    waiting_read, waiting_write = os.pipe()
-    order_read, order_write = os.pipe()
-
-    def start(count: int) -> int:
-        pid = os.fork()
-        if pid == 0:
-            os.close(first.fds[0])
-            lease = lease_gpus(count, pool, limit_s=_LIMIT_S, on_wait=lambda _: _tell(waiting_write, "w"))
-            _tell(order_write, str(count))
-            lease.release()
-            os._exit(0)
-        assert os.read(waiting_read, 1) == b"w"
-        return pid
-
-    pids = [start(_GPUS), start(1), start(2)]
-    first.release()
-    for pid in pids:
-        assert os.waitpid(pid, 0)[1] == 0
-    assert os.read(order_read, 9) == b"812"
-    for fd in (waiting_read, waiting_write, order_read, order_write):
-        os.close(fd)
-
-
-def _tell(fd: int, text: str) -> None:
-    os.write(fd, text.encode())
-
-
 def test_a_released_lease_is_free_also_for_a_process_that_inherited_it(pool: tuple[Gpu, ...]) -> None:
     """A daemon that a test leaves behind must not keep the GPU."""
     lease = lease_gpus(1, pool[:1], limit_s=_LIMIT_S)
@@ -203,18 +139,23 @@ def test_a_released_lease_is_free_also_for_a_process_that_inherited_it(pool: tup
     os.close(copy)
 
 
-def test_a_request_for_more_gpus_than_the_pool_has_is_an_error_at_once(pool: tuple[Gpu, ...]) -> None:
-    """A wait for a ninth GPU of eight would end at the test's timeout."""
-    with pytest.raises(GpuError, match=r"9 GPU\(s\) were asked for, and this process may use 8"):
-        lease_gpus(9, pool, limit_s=_LIMIT_S)
-
-
-def test_a_missing_control_node_is_named(pool: tuple[Gpu, ...], nodes: Path) -> None:
-    """Some containers have only half of the device nodes."""
-    (nodes / "nvidiactl").unlink()
-    with pytest.raises(GpuError, match="nvidiactl: No such file or directory") as error:
-        lease_gpus(1, pool, limit_s=_LIMIT_S)
-    assert "the driver's control node included" in str(error.value)
+@pytest.mark.parametrize(
+    ("missing", "count", "said", "way_out"),
+    [
+        ("", 9, r"9 GPU\(s\) were asked for, and this process may use 8", "Ask for fewer"),
+        ("nvidiactl", 1, "nvidiactl: No such file or directory", "the driver's control node included"),
+        ("nvidia0", 8, r"nvidia0. cannot be used: No such file or directory", "Mount all of them"),
+    ],
+)
+def test_what_no_wait_can_give_is_an_error_at_once(
+    pool: tuple[Gpu, ...], nodes: Path, missing: str, count: int, said: str, way_out: str
+) -> None:
+    """If this fails, a wait for a GPU that does not exist, or for a node that a container lacks, takes the limit."""
+    if missing:
+        (nodes / missing).unlink()
+    with pytest.raises(GpuError, match=said) as error:
+        lease_gpus(count, pool, limit_s=_LIMIT_S)
+    assert way_out in str(error.value)
 
 
 def test_a_broken_node_is_skipped_if_the_other_nodes_suffice(pool: tuple[Gpu, ...], nodes: Path) -> None:
@@ -230,14 +171,6 @@ def test_a_broken_node_is_skipped_if_the_other_nodes_suffice(pool: tuple[Gpu, ..
         lease_gpus(_GPUS, pool, limit_s=_LIMIT_S)
     assert "nvidia0) cannot be used" in str(error.value)
     assert "See the kernel's log" in str(error.value)
-
-
-def test_missing_nodes_are_named_at_once(pool: tuple[Gpu, ...], nodes: Path) -> None:
-    """A wait for a missing node would never end."""
-    (nodes / "nvidia0").unlink()
-    with pytest.raises(GpuError, match=r"nvidia0. cannot be used: No such file or directory") as error:
-        lease_gpus(1, pool[:1], limit_s=_LIMIT_S)
-    assert "Mount all of them" in str(error.value)
 
 
 def test_waits_that_were_given_up_leave_nothing_behind(pool: tuple[Gpu, ...], holder: subprocess.Popen[str]) -> None:
@@ -273,7 +206,7 @@ def test_a_holder_in_another_pid_namespace_is_seen_to_be_there(pool: tuple[Gpu, 
         pytest.skip("only where a user may make PID namespaces (unshare, kernel.unprivileged_userns_clone)")
     # The holder runs outside; the listing runs inside, as a test in a sandbox does.
     script = (
-        "from dist_testing.gpus.listing import listing\n"
+        "from dist_testing.gpus.__main__ import listing\n"
         "from dist_testing.gpus.devices import gpus_present\n"
         "from dist_testing.gpus.lease import lease_gpus\n"
         "print('\\n'.join(listing()))\n"

@@ -7,21 +7,21 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
-from dist_testing.gpus import memory, nvidia
-from dist_testing.gpus.devices import NVIDIA, gpus_present
-from dist_testing.gpus.faults import hardware_faults
+from dist_testing.gpus import devices, memory
+from dist_testing.gpus.__main__ import listing
+from dist_testing.gpus.devices import gpus_present
 from dist_testing.gpus.gpu import NODES_VARIABLE, NVML_VARIABLE, Gpu, GpuError
-from dist_testing.gpus.lease import Lease, lease_gpus
-from dist_testing.gpus.listing import listing
+from dist_testing.gpus.lease import lease_gpus
 from dist_testing.gpus.memory import MemoryUse, memory_left, wait_for_memory
 from dist_testing.gpus.nvml import Nvml, open_nvml
-from dist_testing.gpus.world_gpus import WorldGpus
+from dist_testing.gpus.world_gpus import hardware_faults
 from tests.support.fake_nvml import STATE_VARIABLE, FakeMachine, build_fake_nvml
 from tests.support.gpu_nodes import make_nodes
 
@@ -51,22 +51,6 @@ def nvml(machine: FakeMachine) -> Iterator[Nvml]:
     with open_nvml() as opened:
         assert opened is not None
         yield opened
-
-
-def test_a_missing_library_is_no_error(tmp_path: Path) -> None:
-    """Most machines have none, and run all other tests."""
-    not_a_library = tmp_path / "text"
-    not_a_library.write_text("text")
-    for path in ("/no/such/library.so", str(not_a_library), "libc.so.6"):
-        with open_nvml({NVML_VARIABLE: path}) as opened:
-            assert opened is None
-
-
-def test_a_driver_that_does_not_start_is_no_error(library: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Some containers have the library without the device."""
-    monkeypatch.delenv(STATE_VARIABLE, raising=False)
-    with open_nvml({NVML_VARIABLE: str(library)}) as opened:
-        assert opened is None
 
 
 def test_structures_of_the_library_are_read_in_their_layout(nvml: Nvml, machine: FakeMachine) -> None:
@@ -107,6 +91,7 @@ def test_the_listing_shows_leases_and_memory(
         text = "\n".join(listing(env))
     assert text.startswith(f"2 GPU(s) by the device nodes in {nodes} (simulated: ")
     assert "'7' is no device here" in text
+    assert "Correct CUDA_VISIBLE_DEVICES, or unset it" in text
     assert "this process may use 2: 1, 0" in text
     first, second = text.split("GPU 0: ")[1].split("GPU 1: ")
     assert "free: not leased" in first
@@ -118,21 +103,15 @@ def test_the_listing_shows_leases_and_memory(
     assert "memory is unknown" in text
 
 
-def test_a_real_library_is_not_asked_about_simulated_gpus(machine: FakeMachine, tmp_path: Path) -> None:
-    """On a machine with both, worlds on simulated GPUs would wait for the memory of real ones."""
-    with open_nvml({NODES_VARIABLE: str(tmp_path)}) as opened:
-        assert opened is None
-
-
 def test_names_come_from_the_library_where_the_driver_hides_its_files(
     machine: FakeMachine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """In such a container no GPU would match a UUID in CUDA_VISIBLE_DEVICES."""
     nodes = make_nodes(tmp_path / "dev", (4, 5))
-    monkeypatch.setattr(nvidia, "node_directory", lambda env: nodes)
-    monkeypatch.setattr(nvidia, "_facts_of_driver", dict)
+    monkeypatch.setattr(devices, "node_directory", lambda env: nodes)
+    monkeypatch.setattr(devices, "_facts_of_driver", dict)
     # The answers are cached for the process.
-    nvidia._gpus_of_library.cache_clear()
+    devices._gpus_of_library.cache_clear()
     # In the order of their addresses, as CUDA counts.
     assert [(gpu.index, gpu.minor, gpu.uuid) for gpu in gpus_present()] == [(0, 5, "GPU-five"), (1, 4, "GPU-four")]
 
@@ -161,33 +140,26 @@ def test_memory_that_comes_free_is_waited_for(nvml: Nvml, machine: FakeMachine) 
     ]
 
 
-def test_a_gpu_that_other_programs_fill_is_refused_with_their_names(nvml: Nvml, machine: FakeMachine) -> None:
-    """A test would run out of memory there, and its report would blame the test."""
-    machine.set(0.0, 60.0, processes=((5, os.getpid(), 60.0),))
-    with pytest.raises(GpuError) as error:
-        wait_for_memory(nvml, _GPUS, limit_s=60, on_wait=lambda _: None)
-    first = str(error.value).splitlines()[0]
-    assert first.startswith(f"GPU 1 has 40% of its memory free (process {os.getpid()}: ")
-    assert "60.0 GiB" in first
-
-
-def test_a_gpu_that_other_programs_use_a_little_is_used(nvml: Nvml, machine: FakeMachine) -> None:
-    """A desktop on the same GPU must not stop every test."""
-    machine.set(20.0)
-    assert wait_for_memory(nvml, _GPUS, limit_s=60, on_wait=lambda _: None)[_GPUS[0]].used == 20 * _GIB
-
-
 @pytest.mark.parametrize(
-    ("end", "text"),
+    ("used", "processes", "end", "said"),
     [
-        ("lost", r"nvidia4 .Fake GPU, GPU-four.: the driver says that the GPU is lost"),
-        ("gone", r"GPU 0 ./dev/nvidia4., GPU 1 ./dev/nvidia5.: the driver says that the GPU is lost"),
+        (
+            (0.0, 60.0),
+            ((5, os.getpid(), 60.0),),
+            "",
+            rf"GPU 1 has 40% of its memory free \(process {os.getpid()}: .*60.0 GiB",
+        ),
+        ((), (), "lost", r"nvidia4 .Fake GPU, GPU-four.: the driver says that the GPU is lost"),
+        ((), (), "gone", r"GPU 0 ./dev/nvidia4., GPU 1 ./dev/nvidia5.: the driver says that the GPU is lost"),
     ],
+    ids=["full", "lost", "gone"],
 )
-def test_a_gpu_that_is_gone_is_the_machines_fault(nvml: Nvml, machine: FakeMachine, end: str, text: str) -> None:
-    """The tests on it would each fail with a CUDA error of their own."""
-    machine.set(end=end)
-    with pytest.raises(GpuError, match=text):
+def test_a_gpu_that_cannot_be_used_is_the_machines_fault(
+    nvml: Nvml, machine: FakeMachine, used: Sequence[float], processes: Sequence[Any], end: str, said: str
+) -> None:
+    """A test would run out of memory there, or get a CUDA error of its own, and its report would blame the test."""
+    machine.set(*used, processes=processes, end=end)
+    with pytest.raises(GpuError, match=said):
         wait_for_memory(nvml, _GPUS, limit_s=60, on_wait=lambda _: None)
 
 
@@ -196,11 +168,11 @@ def test_use_that_is_known_to_stay_is_not_waited_for_again(nvml: Nvml, machine: 
     settled: dict[Gpu, int] = {}
     lines: list[str] = []
 
-    def wait() -> None:
-        wait_for_memory(nvml, _GPUS, limit_s=60, on_wait=lines.append, settled=settled)
+    def wait() -> int:
+        return wait_for_memory(nvml, _GPUS, limit_s=60, on_wait=lines.append, settled=settled)[_GPUS[0]].used
 
     machine.set(20.0)
-    wait()
+    assert wait() == 20 * _GIB
     assert (len(lines), settled) == (1, {_GPUS[0]: 20 * _GIB})
     machine.set(20.01)
     wait()
@@ -360,40 +332,18 @@ def watched(machine: FakeMachine) -> Iterator[Nvml]:
 
 
 def test_errors_of_the_hardware_are_reported_once(watched: Nvml, machine: FakeMachine) -> None:
-    """An error during one case must not excuse the next case on the same ranks."""
+    """An error during one case must not excuse the next one on the same ranks, nor one on another GPU.
+
+    An illegal access of a kernel under test is an Xid, too.
+    """
     assert hardware_faults(watched, _GPUS) == []
-    machine.set(lines=("xid 4 79", "xid 4 48", "xid 4 48", "xid 4 95"))
+    caused_by_programs = [f"xid 4 {number}" for number in (13, 31, 43, 45, 63, 68, 92, 154)]
+    machine.set(lines=("xid 4 79", "xid 5 79", *caused_by_programs, "xid 4 48", "xid 4 48", "xid 4 95"))
     assert hardware_faults(watched, _GPUS) == [
         "GPU 0 (/dev/nvidia4): Xid 48, memory error that ECC cannot correct",
         "GPU 0 (/dev/nvidia4): Xid 95, memory error that ECC cannot correct, not contained",
     ]
     assert hardware_faults(watched, _GPUS) == []
-
-
-@pytest.mark.parametrize("number", [13, 31, 43, 45, 63, 68, 92, 154])
-def test_errors_that_a_program_can_cause_are_no_hardware_faults(
-    watched: Nvml, machine: FakeMachine, number: int
-) -> None:
-    """An illegal access of a kernel under test is an Xid, too."""
-    machine.set(lines=("xid 4 79", f"xid 4 {number}"))
-    assert hardware_faults(watched, _GPUS) == []
-
-
-def test_errors_of_other_gpus_are_not_reported(watched: Nvml, machine: FakeMachine) -> None:
-    """A broken GPU would excuse failures on all other GPUs."""
-    machine.set(lines=("xid 4 79", "xid 5 79"))
-    assert hardware_faults(watched, _GPUS) == []
-
-
-def test_a_closed_library_frees_its_event_set(library: Path, machine: FakeMachine) -> None:
-    """A run with a thousand cases would leak a thousand event sets."""
-    count = ctypes.CDLL(str(library)).fakeEventSets
-    before = count()
-    with open_nvml() as nvml:
-        assert nvml is not None
-        nvml.watch_xids([4, 5])
-        assert count() == before + 1
-    assert count() == before
 
 
 @pytest.mark.parametrize("function", ["nvmlEventSetCreate", "nvmlDeviceRegisterEvents", "nvmlEventSetWait_v2"])
@@ -409,9 +359,3 @@ def test_a_library_without_events_reports_no_fault(
         machine.set(lines=("xid 4 79",))
         assert hardware_faults(nvml, _GPUS) == []
     assert ctypes.CDLL(library).fakeEventSets() == 0
-
-
-def test_without_a_library_there_are_no_faults() -> None:
-    """Most machines have no such library."""
-    world = WorldGpus(Lease(tuple(_GPUS), ()), NVIDIA)
-    assert world.check(are_ranks_gone=True) == ()

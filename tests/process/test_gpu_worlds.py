@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import ctypes
+import json
 import os
 import signal
-import subprocess
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -20,9 +20,10 @@ from dist_testing.core.engine.engine import Engine
 from dist_testing.core.engine.report import failure_report
 from dist_testing.core.events.event import WorldEnded
 from dist_testing.core.ground.backends import Backend
+from dist_testing.core.ground.case import CaseResult
 from dist_testing.core.ground.errors import LaunchError
 from dist_testing.core.ground.outcomes import Cause, Status
-from dist_testing.core.pytest.reports import cause_of, properties
+from dist_testing.core.pytest.reports import properties
 from dist_testing.gpus import memory
 from dist_testing.gpus.devices import gpus_present
 from dist_testing.gpus.gpu import NODES_VARIABLE, NVML_VARIABLE, Gpu, GpuError, LeaseTimeoutError
@@ -69,18 +70,9 @@ def is_free(gpus: tuple[Gpu, ...]) -> bool:
     return True
 
 
-def report_devices(world: World, body: dict[str, Any]) -> None:
-    """Write down the GPUs that the rank sees, and the nodes that it keeps open."""
-    nodes = os.environ[NODES_VARIABLE]
-    links = [os.readlink(f"/proc/self/fd/{fd}") for fd in os.listdir("/proc/self/fd") if _is_open(fd)]
-    held = sorted(Path(link).name for link in links if link.startswith(nodes))
-    names = ("CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER", "LOCAL_RANK")
-    line = " ".join([*(os.environ[name] for name in names), *held])
-    Path(body["notes"], str(world.rank)).write_text(line)
-
-
-def _is_open(fd: str) -> bool:
-    return os.path.exists(f"/proc/self/fd/{fd}")
+def report(world: World, body: dict[str, Any]) -> None:
+    """Write down the variables of the rank."""
+    Path(body["notes"], str(world.rank)).write_text(json.dumps(dict(os.environ)))
 
 
 def die(world: World, body: dict[str, Any]) -> None:
@@ -116,18 +108,7 @@ def fail_on_device(world: World, body: dict[str, Any]) -> None:
     torch._C._cuda_hasPrimaryContext = lambda device: True  # type: ignore[attr-defined]  # torch's, with CUDA only
 
 
-def report_nccl(world: World, body: dict[str, Any]) -> None:
-    """Write down the variables for NCCL."""
-    lines = sorted(
-        f"{name}={value}" for name, value in os.environ.items() if "NCCL" in name or name.startswith("TORCH_FR")
-    )
-    Path(body["notes"], str(world.rank)).write_text("\n".join(lines))
-
-
-_FUNCTIONS = {
-    function.__name__: function
-    for function in (report_devices, die, do_nothing, change_gpu, fail_on_device, report_nccl)
-}
+_FUNCTIONS = {function.__name__: function for function in (report, die, do_nothing, change_gpu, fail_on_device)}
 
 
 def engine(**more: Any) -> Any:
@@ -135,17 +116,23 @@ def engine(**more: Any) -> Any:
     return engine_for(_FUNCTIONS, **{"backend": backend(), **more})
 
 
-def test_every_rank_sees_the_gpus_of_its_world_and_holds_their_lease(
+def _reported(worlds: Engine, folder: Path, size: int, **more: Any) -> tuple[CaseResult, list[dict[str, str]]]:
+    """Run a case; also return the variables of its ranks."""
+    result = run(worlds, "report", world_size=size, arguments={"notes": str(folder)}, **more)
+    assert result.verdict.status is Status.PASSED, result.outcomes
+    return result, [json.loads((folder / str(rank)).read_text()) for rank in range(size)]
+
+
+def test_every_rank_sees_the_gpus_of_its_world(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, pool: tuple[Gpu, ...]
 ) -> None:
-    """Ranks must not use devices of other tests, and must keep the lease if the runner is killed."""
+    """Ranks must not use devices of other tests."""
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3,1,2")
     with engine() as worlds:
-        result = run(worlds, "report_devices", world_size=2, arguments={"notes": str(tmp_path)})
-    assert result.verdict.status is Status.PASSED, result.outcomes
-    for rank in range(2):
-        expected = f"GPU-simulated-1,GPU-simulated-3 PCI_BUS_ID {rank} nvidia1 nvidia3"
-        assert (tmp_path / str(rank)).read_text() == expected
+        result, seen = _reported(worlds, tmp_path, 2)
+    names = ("CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER", "LOCAL_RANK")
+    both = "GPU-simulated-1,GPU-simulated-3", "PCI_BUS_ID"
+    assert [tuple(env[name] for name in names) for env in seen] == [(*both, "0"), (*both, "1")]
     assert dict(properties(result)) == {"world_size": 2, "gpus": "1, 3", "gpu_wait_s": result.facts["gpu_wait_s"]}
     assert is_free(pool)
 
@@ -153,9 +140,9 @@ def test_every_rank_sees_the_gpus_of_its_world_and_holds_their_lease(
 def test_ranks_that_share_have_one_gpu_together(tmp_path: Path) -> None:
     """Otherwise a machine with one GPU could not test gloo on CUDA tensors."""
     with engine(settings={"gpus": GpuNeeds("fake_gpu", 1, 4)}) as worlds:
-        result = run(worlds, "report_devices", world_size=4, arguments={"notes": str(tmp_path)})
+        result, seen = _reported(worlds, tmp_path, 4)
     assert result.facts["gpus"] == "0"
-    assert [(tmp_path / str(rank)).read_text().split()[0] for rank in range(4)] == ["GPU-simulated-0"] * 4
+    assert [env["CUDA_VISIBLE_DEVICES"] for env in seen] == ["GPU-simulated-0"] * 4
 
 
 def test_the_gpus_are_free_after_a_failure(pool: tuple[Gpu, ...]) -> None:
@@ -216,13 +203,6 @@ def test_a_worker_pool_keeps_its_gpus(pool: tuple[Gpu, ...]) -> None:
         assert is_free(pool)
 
 
-@pytest.fixture
-def holder() -> Any:
-    """Another process that keeps all GPUs leased."""
-    with holder_of(4) as process:
-        yield process
-
-
 def _lines_of(worlds: Engine, then: Callable[[], None] = lambda: None) -> list[str]:
     lines: list[str] = []
 
@@ -234,39 +214,21 @@ def _lines_of(worlds: Engine, then: Callable[[], None] = lambda: None) -> list[s
     return lines
 
 
-def test_a_case_that_waits_for_gpus_names_their_holder(pool: tuple[Gpu, ...], holder: subprocess.Popen[str]) -> None:
-    """Users kill a target that waits without a message."""
-    with engine() as worlds:
-        lines = _lines_of(worlds, holder.kill)
-        result = run(worlds, "do_nothing", world_size=2)
-    assert result.verdict.status is Status.PASSED
-    assert float(result.facts["gpu_wait_s"]) > 0
-    whose = f"GPU 0, 1, 2, 3: process {holder.pid} (//other:training_nccl)"
-    assert lines == [f"dist_testing: do_nothing: waiting for 2 of 2 GPU(s); {whose}"]
-
-
-def test_a_lease_that_never_ends_is_the_machines_fault_at_the_deadline(
-    holder: subprocess.Popen[str], pool: tuple[Gpu, ...]
-) -> None:
-    """The case gets a verdict within its own time, and the run goes on."""
-    with engine() as worlds:
-        _lines_of(worlds)
-        with pytest.raises(GpuError, match=f"process {holder.pid} .//other:training_nccl."):
-            run(worlds, "do_nothing", world_size=2, timeout_s=0.3)
-        holder.kill()
-        holder.wait()
-        assert run(worlds, "do_nothing", world_size=2).verdict.status is Status.PASSED
-
-
-def test_a_case_has_its_full_limit_after_a_wait(holder: subprocess.Popen[str]) -> None:
-    """After GPUs that come free late, the case would have no time left, and end as a hang."""
-    with engine() as worlds:
-        _lines_of(worlds)
+def test_a_case_waits_for_half_of_its_limit_and_names_the_holder() -> None:
+    """Users kill a target that waits without a message; and a case that has waited must have time left to run."""
+    with holder_of(4) as holder, engine() as worlds:
+        whose = f"GPU 0, 1, 2, 3: process {holder.pid} (//other:training_nccl)"
+        waits = f"dist_testing: do_nothing: waiting for 2 of 2 GPU(s); {whose}"
+        lines = _lines_of(worlds)
         # Half of the limit, rounded up.
         with pytest.raises(LeaseTimeoutError, match=rf"could not be had within 2 s.*process {holder.pid}"):
             run(worlds, "do_nothing", world_size=2, timeout_s=3.0)
-        _lines_of(worlds, holder.kill)
-        assert run(worlds, "do_nothing", world_size=2, timeout_s=30.0).limit_s == 30.0
+        assert lines == [waits]
+        lines = _lines_of(worlds, holder.kill)
+        result = run(worlds, "do_nothing", world_size=2, timeout_s=30.0)
+        assert lines == [waits]
+    assert (result.verdict.status, result.limit_s) == (Status.PASSED, 30.0)
+    assert float(result.facts["gpu_wait_s"]) > 0
 
 
 _GPU = "gpu 0 GPU-a 00000000:3b:00.0 100000000000 "
@@ -357,17 +319,6 @@ def test_a_gpu_that_is_lost_during_a_case_is_the_machines_fault(
         assert is_free(pool)
 
 
-def test_a_gpu_that_is_lost_under_a_worker_pool_is_the_machines_fault(driver: Path, pool: tuple[Gpu, ...]) -> None:
-    """The class passed, but the machine is broken."""
-    with engine() as worlds:
-        arguments = {"state": _LOST}
-        run(worlds, "change_gpu", world_size=1, isolation="pool", pool="class", arguments=arguments)
-        with pytest.raises(GpuError, match="the driver says that the GPU is lost") as error:
-            worlds.end_pool()
-        assert is_free(pool)
-    assert cause_of(error.value) == [("cause", "infrastructure")]
-
-
 @pytest.mark.parametrize(
     ("number", "fails", "cause"),
     [(79, True, Cause.INFRASTRUCTURE), (13, True, Cause.FAILURE), (79, False, Cause.NONE)],
@@ -429,11 +380,9 @@ def test_little_shared_memory_is_reported_before_nccl_needs_it(monkeypatch: pyte
 def test_ranks_of_nccl_that_share_a_gpu_have_hosts_of_their_own(tmp_path: Path, ranks_per_gpu: int, hosts: int) -> None:
     """NCCL would report "Duplicate GPU detected", on one of them."""
     with engine(backend=backend("nccl"), settings={"gpus": GpuNeeds("fake_gpu", 1, ranks_per_gpu)}) as worlds:
-        result = run(worlds, "report_nccl", world_size=4, init=False, arguments={"notes": str(tmp_path)})
-    assert result.verdict.status is Status.PASSED
-    lines = [line for rank in range(4) for line in (tmp_path / str(rank)).read_text().splitlines()]
-    assert len({line for line in lines if line.startswith("NCCL_HOSTID=")}) == hosts
-    assert lines.count("NCCL_NET=Socket") == hosts
+        _, seen = _reported(worlds, tmp_path, 4, init=False)
+    assert len({env["NCCL_HOSTID"] for env in seen if "NCCL_HOSTID" in env}) == hosts
+    assert [env["NCCL_NET"] for env in seen if "NCCL_NET" in env] == ["Socket"] * hosts
 
 
 @pytest.mark.parametrize(
@@ -451,11 +400,8 @@ def test_how_ranks_of_nccl_wait_is_the_users_choice(
     for name, value in chosen.items():
         monkeypatch.setenv(name, value)
     with engine(backend=backend("nccl")) as worlds:
-        arguments = {"notes": str(tmp_path)}
-        result = run(worlds, "report_nccl", world_size=2, init=False, arguments=arguments)
-    assert result.verdict.status is Status.PASSED
-    for rank in range(2):
-        seen = dict(line.split("=", 1) for line in (tmp_path / str(rank)).read_text().splitlines())
-        assert seen.items() >= {"TORCH_NCCL_DUMP_ON_TIMEOUT": "0", "TORCH_FR_BUFFER_SIZE": "256", **chosen}.items()
+        _, seen = _reported(worlds, tmp_path, 2, init=False)
+    for env in seen:
+        assert env.items() >= {"TORCH_NCCL_DUMP_ON_TIMEOUT": "0", "TORCH_FR_BUFFER_SIZE": "256", **chosen}.items()
         for variable in ("TORCH_NCCL_BLOCKING_WAIT", "TORCH_NCCL_ASYNC_ERROR_HANDLING"):
-            assert seen.get(variable) == chosen.get(variable)
+            assert env.get(variable) == chosen.get(variable)

@@ -7,22 +7,19 @@ from __future__ import annotations
 
 import os
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import pytest
 
 from dist_testing.core.engine.engine import Engine
 from dist_testing.core.engine.report import failure_report
-from dist_testing.core.ground.outcomes import Cause, Status
-from tests.support.program_ranks import run_correct, run_faulty
-from tests.support.random_programs import FAULTS, MIXED_FAULTS, Program, program, with_fault
+from dist_testing.core.ground.outcomes import Cause, Status, Verdict
+from tests.support.random_programs import FAULTS, MIXED_FAULTS, program, run_correct, run_faulty, with_fault
 from tests.support.worlds import engine_for, run
 
 # Small, for every run; a stress run sets a thousand.
 _STRESS = int(os.environ.get("DIST_TESTING_STRESS_CASES", "0"))
 _CORRECT = 2 * _STRESS or 24
-_FAULTY = _STRESS or len(FAULTS)
-_MIXED = _STRESS or len(MIXED_FAULTS)
 # Bazel sets the variable with --runs_per_test. All other runs use one seed, so that a failure repeats.
 _SEED = 1_000_000 * int(os.environ.get("TEST_RANDOM_SEED", "1"))
 _PROGRAMS_PER_CASE = 10
@@ -55,25 +52,11 @@ def test_planted_faults_are_found(engine: Engine) -> None:
 
     Where two ranks differ and no third one shows which of them is right, both are suspects.
     """
-    wrong = []
-    counts: Counter[str] = Counter()
-    for planted in _planted(_FAULTY):
-        fault = planted.fault
-        assert fault is not None
-        result = run(
-            engine,
-            "faulty",
-            world_size=planted.size,
-            timeout_s=_LIMIT_S,
-            arguments={"seed": planted.seed, "fault": fault.kind},
-        )
-        found = result.verdict
-        named = (found.culprit,) if found.culprit is not None else found.suspects
-        if found.cause is not Cause.HANG or not found.is_proven or fault.rank not in named:
-            wrong.append(f"{fault}: {failure_report(result)}\n{planted}")
-        counts[f"{fault.kind}: one of {len(named)} rank(s)"] += 1
-    print("\n".join(f"{name}: {count}" for name, count in sorted(counts.items())))
-    assert not wrong, f"{len(wrong)} of {_FAULTY}:\n" + "\n".join(wrong[:_SHOWN])
+
+    def is_right(found: Verdict) -> bool:
+        return found.cause is Cause.HANG and found.is_proven
+
+    _check_planted(engine, FAULTS, _STRESS or len(FAULTS), is_right)
 
 
 def test_planted_faults_of_all_kinds_are_explained(engine: Engine) -> None:
@@ -81,34 +64,33 @@ def test_planted_faults_of_all_kinds_are_explained(engine: Engine) -> None:
 
     Some of the faults do no harm to the data of this backend: the case then fails because its calls are compared.
     """
+
+    def is_right(found: Verdict) -> bool:
+        return found.status is Status.FAILED
+
+    _check_planted(engine, MIXED_FAULTS, _STRESS or len(MIXED_FAULTS), is_right, strict_calls=True)
+
+
+def _check_planted(
+    engine: Engine, faults: Sequence[str], count: int, is_right: Callable[[Verdict], bool], **more: bool
+) -> None:
+    """Run programs with a fault each; every verdict must be right, and the rank with the fault named."""
     wrong = []
     counts: Counter[str] = Counter()
-    for planted in _planted(_MIXED, MIXED_FAULTS):
+    seed = _SEED
+    for number in range(count):
+        planted = None
+        while planted is None:
+            seed += 1
+            planted = with_fault(program(seed, is_quick=True), faults[number % len(faults)])
         fault = planted.fault
         assert fault is not None
         arguments = {"seed": planted.seed, "fault": fault.kind}
-        result = run(
-            engine,
-            "faulty",
-            world_size=planted.size,
-            timeout_s=_LIMIT_S,
-            arguments=arguments,
-            strict_calls=True,
-        )
+        result = run(engine, "faulty", world_size=planted.size, timeout_s=_LIMIT_S, arguments=arguments, **more)
         found = result.verdict
-        named = {*found.suspects, *([] if found.culprit is None or found.suspects else [found.culprit])}
-        if found.status is not Status.FAILED or fault.rank not in named:
+        named = found.suspects or ((found.culprit,) if found.culprit is not None else ())
+        if not is_right(found) or fault.rank not in named:
             wrong.append(f"{fault}: {failure_report(result)}\n{planted}")
         counts[f"{fault.kind}: {found.cause.value}, one of {len(named)} rank(s)"] += 1
-    print("\n".join(f"{name}: {count}" for name, count in sorted(counts.items())))
-    assert not wrong, f"{len(wrong)} of {_MIXED}:\n" + "\n".join(wrong[:_SHOWN])
-
-
-def _planted(count: int, faults: Sequence[str] = FAULTS) -> Iterator[Program]:
-    seed = _SEED
-    for number in range(count):
-        found = None
-        while found is None:
-            seed += 1
-            found = with_fault(program(seed, is_quick=True), faults[number % len(faults)])
-        yield found
+    print("\n".join(f"{name}: {number}" for name, number in sorted(counts.items())))
+    assert not wrong, f"{len(wrong)} of {count}:\n" + "\n".join(wrong[:_SHOWN])

@@ -14,9 +14,8 @@ from dist_testing.core.engine.report import failure_report
 from dist_testing.core.ground.outcomes import Status
 from dist_testing.perturb.plan import Plan
 from tests.support.children import run_cases, run_pytest, write_file
-from tests.support.program_ranks import run_correct
 from tests.support.races import RACES
-from tests.support.random_programs import program
+from tests.support.random_programs import program, run_correct
 from tests.support.starter import Starter
 from tests.support.worlds import engine_for, run
 

@@ -5,19 +5,14 @@ from __future__ import annotations
 import os
 import random
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import psutil
 import pytest
-import torch
-import torch.distributed as dist
 
-from dist_testing import World
 from dist_testing.core.engine.engine import Engine
 from dist_testing.core.ground.outcomes import Cause, Kind, Status
-from tests.support.faults import ENDS, FAULTS
+from tests.support.faults import ENDS, FAULTS, OTHER_ENDS, OtherEnd, one_fails
 from tests.support.worlds import alive, engine_for, run
 
 # Small, for every run; a stress run sets a thousand.
@@ -29,52 +24,8 @@ _SEED = int(os.environ.get("TEST_RANDOM_SEED", "1"))
 _DEADLINES_S = (1.5, 12.0, 96.0)
 
 
-@dataclass(frozen=True, slots=True)
-class _Expected:
-    """The expected verdict.
-
-    Attributes:
-        cause: Why the case fails; `Cause.NONE` if it passes or is skipped.
-        blames: Whether the rank with the fault is the culprit.
-        alone: The cause in a world of one, if it differs.
-    """
-
-    cause: Cause
-    blames: bool = True
-    alone: Cause | None = None
-
-
-_HANG = _Expected(Cause.HANG)
-_LEAK = _Expected(Cause.LEAK, blames=False)
-_NONE = _Expected(Cause.NONE, blames=False)
-_EXPECTED = {
-    **{fault: _Expected(end.cause) for fault, end in ENDS.items()},
-    "close descriptors": _Expected(Cause.CRASH),
-    "fork": _NONE,
-    "fork twice": _LEAK,
-    "hang in destroy": _HANG,
-    "keep a thread": _NONE,
-    "leave a session": _LEAK,
-    "leave a thread": _LEAK,
-    "loop with GIL": _HANG,
-    "nothing": _NONE,
-    # In a world of one, all ranks skip.
-    "skip": _Expected(Cause.DISAGREEMENT, blames=False, alone=Cause.NONE),
-    "sleep": _HANG,
-    "stop": _HANG,
-}
-# These faults end at the deadline, which takes that time.
-_SLOW = frozenset({"hang in destroy", "loop with GIL", "sleep", "stop"})
-# A forked child that also returns from the test must not meet another rank in a collective.
-_WITHOUT_PEERS = frozenset({"fork", "hang in destroy", "keep a thread"})
-
-
-def _one_fails(world: World, body: dict[str, Any]) -> None:
-    dist.barrier()
-    if world.rank == body["rank"] and body["fault"] != "nothing":
-        FAULTS[body["fault"]](world)
-    if body["peers"] == "collective":
-        dist.all_reduce(torch.ones(4))
+_ENDS = {**{fault: OtherEnd(end.cause, is_culprit=True) for fault, end in ENDS.items()}, **OTHER_ENDS}
+_SLOW = sorted(fault for fault, end in _ENDS.items() if end.is_slow)
 
 
 def _belongings() -> dict[str, frozenset[str]]:
@@ -90,13 +41,13 @@ def _belongings() -> dict[str, frozenset[str]]:
 @pytest.fixture(scope="module")
 def engine() -> Iterator[Engine]:
     """One engine for all cases, which checks at its end that nothing is left."""
-    with engine_for({"one fails": _one_fails}) as engine:
+    with engine_for({"one fails": one_fails}) as engine:
         yield engine
 
 
 def test_every_fault_has_an_expectation() -> None:
     """If this fails, a new fault is never drawn."""
-    assert set(FAULTS) - {"wait for a missing message"} == set(_EXPECTED) - {"nothing"}
+    assert FAULTS.keys() - {"wait for a missing message"} == _ENDS.keys()
 
 
 def test_random_faults_get_the_right_verdict(engine: Engine) -> None:
@@ -108,16 +59,16 @@ def test_random_faults_get_the_right_verdict(engine: Engine) -> None:
     before: dict[str, frozenset[str]] = {}
     for number in range(_CASES):
         # A hang takes its whole deadline, so only one case in eight is one.
-        fault = chance.choice(sorted(_SLOW if chance.random() < 0.125 else _EXPECTED.keys() - _SLOW))
+        fault = chance.choice(_SLOW if chance.random() < 0.125 else sorted(_ENDS.keys() - _SLOW))
+        end = _ENDS[fault]
         size = chance.randint(1, 4)
         rank = chance.randrange(size)
-        peers = "done" if fault in _WITHOUT_PEERS else chance.choice(["collective", "done"])
-        expected = _EXPECTED[fault]
-        cause = expected.alone if size == 1 and expected.alone else expected.cause
-        culprit = rank if expected.blames else None
-        skipped = fault == "skip" and size == 1
-        status = Status.SKIPPED if skipped else Status.PASSED if cause is Cause.NONE else Status.FAILED
-        for timeout_s in _DEADLINES_S if fault in _SLOW else (60.0,):
+        peers = chance.choice(["collective", "done"]) if end.meets_peers else "done"
+        has_skipped = fault == "skip" and size == 1
+        cause = Cause.NONE if has_skipped else end.cause
+        passed = Status.SKIPPED if has_skipped else Status.PASSED
+        expected = (passed if cause is Cause.NONE else Status.FAILED, cause, rank if end.is_culprit else None)
+        for timeout_s in _DEADLINES_S if end.is_slow else (60.0,):
             result = run(
                 engine,
                 "one fails",
@@ -126,7 +77,7 @@ def test_random_faults_get_the_right_verdict(engine: Engine) -> None:
                 arguments={"fault": fault, "rank": rank, "peers": peers},
             )
             got = result.verdict
-            is_right = (got.status, got.cause, got.culprit) == (status, cause, culprit)
+            is_right = (got.status, got.cause, got.culprit) == expected
             if is_right:
                 break
         if not is_right:

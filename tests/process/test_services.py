@@ -23,7 +23,7 @@ import pytest
 from dist_testing.core.ground.errors import UsageError
 from dist_testing.gpus.devices import gpus_present
 from dist_testing.gpus.gpu import NODES_VARIABLE
-from dist_testing.gpus.holders import find_holders
+from dist_testing.gpus.lease import find_holders
 from dist_testing.services import Running, Service, ServiceError
 from tests.support.children import assert_no_folder_left, run_cases, run_pytest, start_pytest, write_file
 from tests.support.gpu_nodes import make_nodes

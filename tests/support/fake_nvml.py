@@ -160,11 +160,7 @@ class FakeMachine:
     """The answers of the library: two GPUs with 100 GiB each, whose nodes are nvidia4 and nvidia5."""
 
     def __init__(self, file: Path) -> None:
-        """Begin with GPUs that no process uses.
-
-        Args:
-            file: The file that `STATE_VARIABLE` names.
-        """
+        """Begin with GPUs that no process uses; `file` is the one that `STATE_VARIABLE` names."""
         self._file = file
         self.set()
 
@@ -175,13 +171,9 @@ class FakeMachine:
         end: str = "",
         lines: Sequence[str] = (),
     ) -> None:
-        """Replace all answers.
+        """Replace all answers: the used memory of each GPU, how the GPUs have ended, and other lines of the file.
 
-        Args:
-            used_gib: Used memory of each GPU.
-            processes: Minor number, process number, and GiB that it uses; None if the driver does not report them.
-            end: How the GPUs have ended.
-            lines: Other lines of the file.
+        A process is its GPU's minor number, its own number, and the GiB that it uses; None if they are not reported.
         """
         used = [*used_gib, 0, 0]
         content = [
@@ -196,15 +188,7 @@ class FakeMachine:
 
 
 def build_fake_nvml(folder: Path, *, lacking: Sequence[str] = ()) -> Path:
-    """Compile the library. Skips the test where there is no C compiler.
-
-    Args:
-        folder: Takes the file.
-        lacking: Functions that the library does not have.
-
-    Returns:
-        The file of the library.
-    """
+    """Compile the library, without the functions in `lacking`, and return its file. Skips without a C compiler."""
     compiler = shutil.which("cc") or shutil.which("gcc") or shutil.which("clang")
     if compiler is None:
         pytest.skip("there is no C compiler here")

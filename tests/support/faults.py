@@ -14,7 +14,7 @@ import threading
 import unittest
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import NoReturn
+from typing import Any, NoReturn
 
 import psutil
 import torch
@@ -223,3 +223,40 @@ ENDS = {
     "segfault": End(Cause.CRASH, Kind.SIGNALLED, "SIGSEGV (11)"),
     "terminate": End(Cause.CRASH, Kind.SIGNALLED, "SIGTERM (15)"),
 }
+
+
+@dataclass(frozen=True, slots=True)
+class OtherEnd:
+    """What the runner must make of a fault that leaves its rank running, or that is none of the test."""
+
+    cause: Cause  # why the case fails; `Cause.NONE` if it passes
+    is_culprit: bool = False  # whether the rank with the fault is to blame
+    is_slow: bool = False  # whether the case ends at its deadline
+    meets_peers: bool = True  # whether its rank can take part in a collective afterwards
+
+
+OTHER_ENDS = {
+    # The store's thread aborts on rank 0.
+    "close descriptors": OtherEnd(Cause.CRASH, is_culprit=True),
+    # A child that returns from the test, too, must not meet another rank in a collective.
+    "fork": OtherEnd(Cause.NONE, meets_peers=False),
+    "fork twice": OtherEnd(Cause.LEAK),
+    "hang in destroy": OtherEnd(Cause.HANG, is_culprit=True, is_slow=True, meets_peers=False),
+    "keep a thread": OtherEnd(Cause.NONE, meets_peers=False),
+    "leave a session": OtherEnd(Cause.LEAK),
+    "leave a thread": OtherEnd(Cause.LEAK),
+    "loop with GIL": OtherEnd(Cause.HANG, is_culprit=True, is_slow=True),
+    # In a world of one, all ranks skip.
+    "skip": OtherEnd(Cause.DISAGREEMENT),
+    "sleep": OtherEnd(Cause.HANG, is_culprit=True, is_slow=True),
+    "stop": OtherEnd(Cause.HANG, is_culprit=True, is_slow=True),
+}
+
+
+def one_fails(world: World, body: dict[str, Any]) -> None:
+    """Cause a fault on one rank; the others wait for it in a collective, or end their part."""
+    dist.barrier()
+    if world.rank == body["rank"] and body["fault"]:
+        FAULTS[body["fault"]](world)
+    if body["peers"] == "collective":
+        dist.all_reduce(torch.ones(4))

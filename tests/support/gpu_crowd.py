@@ -18,7 +18,7 @@ from typing import NoReturn
 
 import dist_testing.gpus.lease as leasing
 from dist_testing.gpus.devices import gpus_present
-from dist_testing.gpus.queue import Place
+from dist_testing.gpus.lease import Place
 
 # Share of the processes that are killed at a random moment.
 _KILLED_SHARE = 0.15
@@ -62,7 +62,7 @@ def _take_part(number: int, chance: random.Random, log: int) -> NoReturn:
 
     code = 1
     try:
-        leasing.Place = LoggedPlace  # type: ignore[attr-defined]  # to see when a place is taken
+        leasing.Place = LoggedPlace  # type: ignore[misc]  # to see when a place is taken
         if chance.random() < _KILLED_SHARE:
             # No handler is set, so the signal kills.
             signal.setitimer(signal.ITIMER_REAL, max(1e-6, chance.random() * _LATEST_KILL_S))

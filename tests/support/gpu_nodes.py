@@ -54,14 +54,7 @@ def break_node(node: Path) -> None:
 
 
 def make_render_node(folder: Path, minor: int, *, vendor: str = "0x1002", address: str = "") -> None:
-    """Add a render node to a simulated device folder.
-
-    Args:
-        folder: The folder that `DIST_TESTING_GPU_NODES` names.
-        minor: Number of the node.
-        vendor: PCI number of the vendor; the default is AMD's.
-        address: PCI address; made from the number of the node if it is "".
-    """
+    """Add a render node to a simulated device folder; by default AMD's, at a PCI address made from its number."""
     (folder / "dri").mkdir(exist_ok=True)
     (folder / "dri" / f"renderD{minor}").touch()
     (folder / "kfd").touch()

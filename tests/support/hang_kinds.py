@@ -17,29 +17,21 @@ from torch._C._distributed_c10d import PrefixStore
 from torch.distributed import _functional_collectives as functional
 
 from dist_testing import World
-from tests.support import hang_models, hang_outside
+from tests.support import hang_bodies
 
 WORLD_SIZE = 4
 
 
 @dataclass(frozen=True, slots=True)
 class HangKind:
-    """One way in which a world locks up.
+    """One way in which a world locks up."""
 
-    Attributes:
-        body: What each rank does.
-        said: Part of the verdict's reason.
-        culprit: The rank that the hang comes from; None where no single rank is to blame.
-        why_not: Why the hang cannot be proven, so that the deadline decides; "" if it can.
-        suspects: Ranks of which one is to blame, where the ledgers do not show which.
-        otherwise: How ranks are made (`tests.support.hang_runs.ISOLATIONS`), to why the case ends in another way there.
-    """
-
-    body: Callable[[World], object]
-    said: str
-    culprit: int | None = None
-    why_not: str = ""
-    suspects: tuple[int, ...] = ()
+    body: Callable[[World], object]  # what each rank does
+    said: str  # part of the verdict's reason
+    culprit: int | None = None  # the rank that the hang comes from; None where no single rank is to blame
+    why_not: str = ""  # why the hang cannot be proven, so that the deadline decides; "" if it can
+    suspects: tuple[int, ...] = ()  # ranks of which one is to blame, where the ledgers do not show which
+    # How ranks are made (`tests.support.hang_runs.ISOLATIONS`), to why the case ends in another way there.
     otherwise: Mapping[str, str] = field(default_factory=dict)
 
 
@@ -239,7 +231,7 @@ def _left_out(rank: int, where: str) -> str:
 
 def _pipeline() -> HangKind:
     """What torch's schedule calls first, and so what its stages wait for, depends on the version."""
-    body = _all_but(3, hang_models.runs_pipeline)
+    body = _all_but(3, hang_bodies.runs_pipeline)
     if torch.__version__ < "2.12":
         return HangKind(body, "in wait of a send or a receive", why_not="it waits for sends through variables")
     # torch 2.15 calls all_reduce on all stages before the first send.
@@ -279,7 +271,7 @@ KINDS: dict[str, HangKind] = {
         1,
         otherwise={"pool": "a test must not leave a worker pool without its default group"},
     ),
-    "missing device mesh": HangKind(_all_but(3, hang_models.makes_a_mesh), "rank 3 ended the test; ranks", 3),
+    "missing device mesh": HangKind(_all_but(3, hang_bodies.makes_a_mesh), "rank 3 ended the test; ranks", 3),
     "missing all_gather": HangKind(_all_but(3, _all_gathers), _left_out(3, "all_gather #1"), 3),
     "missing gather": HangKind(_all_but(3, _gathers), "rank 3 ended the test; rank", 3),
     "missing root of scatter": HangKind(_all_but(0, _scatters), _left_out(0, "scatter #1"), 0),
@@ -328,23 +320,23 @@ KINDS: dict[str, HangKind] = {
     "functional collective": HangKind(_all_but(2, _reduces_functionally), _left_out(2, "all_reduce #1"), 2),
     "store key never set": HangKind(_one(1, _waits_for_a_key), "ranks 0, 2, 3 did not come", None, _OWN_LINE),
     "store keys never set": HangKind(_one(1, _waits_for_keys), "ranks 0, 2, 3 did not come", None, _OWN_LINE),
-    "DTensor redistributed": HangKind(_all_but(3, hang_models.redistributes), _left_out(3, "all_gather"), 3),
-    "full_tensor on rank 0": HangKind(hang_models.prints_on_rank_0, "call #1 of the default group: rank 0 calls", 0),
-    "DDP made on some ranks": HangKind(_all_but(3, hang_models.makes_ddp), _left_out(3, "DistributedDataParallel"), 3),
-    "DDP, unused branch": HangKind(hang_models.leaves_a_branch, _left_out(3, "backward"), 3),
-    "DDP, one batch less": HangKind(hang_models.has_fewer_batches, _left_out(3, "backward"), 3),
-    "FSDP2, one forward less": HangKind(_all_but(3, hang_models.runs_fsdp), "rank 3 ended the test; ranks 0, 1, 2", 3),
+    "DTensor redistributed": HangKind(_all_but(3, hang_bodies.redistributes), _left_out(3, "all_gather"), 3),
+    "full_tensor on rank 0": HangKind(hang_bodies.prints_on_rank_0, "call #1 of the default group: rank 0 calls", 0),
+    "DDP made on some ranks": HangKind(_all_but(3, hang_bodies.makes_ddp), _left_out(3, "DistributedDataParallel"), 3),
+    "DDP, unused branch": HangKind(hang_bodies.leaves_a_branch, _left_out(3, "backward"), 3),
+    "DDP, one batch less": HangKind(hang_bodies.has_fewer_batches, _left_out(3, "backward"), 3),
+    "FSDP2, one forward less": HangKind(_all_but(3, hang_bodies.runs_fsdp), "rank 3 ended the test; ranks 0, 1, 2", 3),
     "pipeline without a stage": _pipeline(),
-    "checkpoint on some ranks": HangKind(_all_but(3, hang_models.saves), "rank 3 ended the test; ranks 0, 1, 2", 3),
+    "checkpoint on some ranks": HangKind(_all_but(3, hang_bodies.saves), "rank 3 ended the test; ranks 0, 1, 2", 3),
     "limit of the group": HangKind(
         _reduces_in_its_own_limit, "rank 3", 3, "the test chose the limit, and the wait ends by itself"
     ),
     "thread that calls": HangKind(
-        hang_outside.calls_in_a_thread, "rank 1", 1, "another Python thread of the rank can go on"
+        hang_bodies.calls_in_a_thread, "rank 1", 1, "another Python thread of the rank can go on"
     ),
-    "endless sleep": HangKind(hang_outside.sleeps, "rank 1", 1, "a rank that sleeps can wake up"),
-    "endless loop": HangKind(hang_outside.loops, "rank 1", 1, "a rank that computes can end"),
-    "file lock": HangKind(hang_outside.waits_for_a_lock, "rank 1", 1, "the ledger does not know locks of files"),
-    "child process": HangKind(hang_outside.waits_for_a_child, "rank 1", 1, "a child process can end, and the wait too"),
-    "stopped rank": HangKind(hang_outside.is_stopped, "rank 1", 1, "a stopped rank tells nothing"),
+    "endless sleep": HangKind(hang_bodies.sleeps, "rank 1", 1, "a rank that sleeps can wake up"),
+    "endless loop": HangKind(hang_bodies.loops, "rank 1", 1, "a rank that computes can end"),
+    "file lock": HangKind(hang_bodies.waits_for_a_lock, "rank 1", 1, "the ledger does not know locks of files"),
+    "child process": HangKind(hang_bodies.waits_for_a_child, "rank 1", 1, "a child process can end, and the wait too"),
+    "stopped rank": HangKind(hang_bodies.is_stopped, "rank 1", 1, "a stopped rank tells nothing"),
 }

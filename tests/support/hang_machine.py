@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from hypothesis import strategies as st
 
 from dist_testing.hang.analysis import RankView
-from dist_testing.hang.ledger import Call, Group, Ledger, Place, Wait, WaitKind
+from dist_testing.hang.ledger import Call, Ledger, Wait, WaitKind
 
 LIMIT_MS = 12_345
 LIMITS = frozenset({LIMIT_MS})
@@ -16,19 +16,12 @@ LIMITS = frozenset({LIMIT_MS})
 
 @dataclass(frozen=True)
 class Step:
-    """One operation of one rank.
+    """One operation of one rank."""
 
-    Attributes:
-        operation: A collective's name, "send" or "recv".
-        group: Name of the group of a collective.
-        peer: Of a send or receive; -1 for a receive from any rank.
-        tag: Of a send or receive.
-    """
-
-    operation: str
-    group: str = "0"
-    peer: int = -1
-    tag: int = 0
+    operation: str  # a collective's name, "send" or "recv"
+    group: str = "0"  # of a collective
+    peer: int = -1  # of a send or receive; -1 for a receive from any rank
+    tag: int = 0  # of a send or receive
 
 
 Program = Sequence[Sequence[Step]]
@@ -112,20 +105,35 @@ def call(group: str, number: int, operation: str = "c1", *, is_done: bool = Fals
     return Call(group, 0, number, "gloo", operation, "[[3]]", "Float", is_done, limit_ms)
 
 
+def entry(number: int, **more: object) -> dict[str, object]:
+    """A call of gloo that has ended, as torch's flight recorder tells it."""
+    return {
+        "collective_seq_id": number,
+        "input_dtypes": ["Float"],
+        "input_sizes": [[3]],
+        "is_p2p": False,
+        "pg_id": 0,
+        "process_group": ["0", "default_pg"],
+        "profiling_name": "gloo:all_reduce",
+        "record_id": number,
+        "retired": True,
+        "timeout_ms": LIMIT_MS,
+        "time_created_ns": number,
+        **more,
+    }
+
+
 def view(rank: int, calls: Sequence[Call], groups: Mapping[str, tuple[int, ...]], wait: Wait | None) -> RankView:
     """A rank that waits; that has ended if there is nothing that it waits for."""
     ledger = Ledger(
         is_recording=True,
         is_complete=True,
-        groups=tuple(Group(name, ranks) for name, ranks in groups.items()),
+        groups=dict(groups),
         calls=tuple(calls),
         last={call.group: call.number for call in calls},
         waits=() if wait is None else (wait,),
-        places=(
-            Place("/x/torch/distributed/distributed_c10d.py", 7, 2, is_library=True),
-            # A user's folders can have the names of libraries.
-            Place("/home/torch/dist_testing/test_f.py", 6, 4),
-        ),
+        place="test_f.py:6",
+        position=4,
         others=(),
     )
     return RankView(rank, "" if wait is not None else "ended the test", ledger)

@@ -42,36 +42,23 @@ _OPTIONS = ("-p", "dist_testing.core.pytest.plugin", "-q", "--tb=no", "--color=n
 
 @dataclass(frozen=True, slots=True)
 class Told:
-    """What was said of one hang.
-
-    Attributes:
-        status: Of the verdict.
-        cause: Of the verdict.
-        reason: Of the verdict.
-        culprit: The rank that it blames.
-        after_s: From the begin of the last rank's test to the verdict, in seconds: no less than from its last block.
-    """
+    """What the verdict on one hang says."""
 
     status: str
     cause: str
     reason: str
-    culprit: int | None
-    after_s: float
+    culprit: int | None  # the rank that it blames
+    after_s: (
+        float  # from the begin of the last rank's test to the verdict, in seconds: no less than from its last block
+    )
 
 
 def run_kinds(
     names: Sequence[str], isolation: str, folder: Path, *, env: Mapping[str, str] | None = None
 ) -> dict[str, Told]:
-    """Run kinds of hangs, one after the other.
+    """Run kinds of hangs, one after the other. Return what was said of each, by its name, if anything was said.
 
-    Args:
-        names: Of the kinds.
-        isolation: One of `ISOLATIONS`.
-        folder: Takes the test file, the events and the output.
-        env: Additions to the environment.
-
-    Returns:
-        Name of a kind to what was said; kinds for which nothing was said are left out.
+    `isolation` is one of `ISOLATIONS`. The folder takes the test file, the events and the output.
     """
     names = [name for name in names if isolation not in KINDS[name].otherwise]
     limits = [(name, SHORT_LIMIT_S if KINDS[name].why_not else LIMIT_S) for name in names]

@@ -1,4 +1,4 @@
-"""Random programs of collectives: correct ones, and the same with one fault.
+"""Random programs of collectives, correct ones and the same with one fault; they run on the ranks of a real world.
 
 Every rank makes the same list of steps from a seed and does its part of each, in order. So the rank that is furthest
 behind never waits for a step that another rank has yet to reach, and the program ends. Sums are checked, so that a
@@ -7,10 +7,18 @@ program that is not correct fails.
 
 from __future__ import annotations
 
+import os
 import random
+import signal
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from dist_testing import World
 
 # Collectives after which each member knows that all others have begun them.
 MEETINGS = ("barrier", "all_reduce", "all_gather", "all_gather_object")
@@ -24,70 +32,45 @@ _WITH_EQUAL_INPUTS = ("all_reduce", "broadcast", "reduce", "all_gather", "gather
 _SHORT_S = (0.0, 0.002, 0.02)
 # Longer than the runner needs to prove a hang. Seconds.
 _LONG_S = 1.4
+_COUNT = 3
+_Wait = Callable[[], object]
 
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """One step of a program.
+    """One step of a program."""
 
-    Attributes:
-        kind: A collective, or "send", "ring", "key", "pause", "compute", "limited", "thread".
-        ranks: The ranks that take part: of a send the sender and the receiver, of a key first the rank that sets it.
-        group: Number of the group of a collective, from 0; -1 for the default group.
-        wait_after: For an asynchronous collective or send, how many steps later each rank waits for it; 0: at once.
-        tag: Of a send; of a key its number.
-        seconds: Of a pause.
-        count: Elements of each tensor.
-        dtype: torch's name of their type.
-        reduction: torch's name of how a collective reduces.
-        root: Index of the root in `ranks`.
-    """
-
-    kind: str
-    ranks: tuple[int, ...]
-    group: int = -1
-    wait_after: int = 0
-    tag: int = 0
-    seconds: float = 0.0
-    # Equal tensors, so that a call that meets a later one is no error of its own.
+    kind: str  # a collective, or "send", "ring", "key", "pause", "compute"
+    ranks: tuple[int, ...]  # that take part: of a send sender and receiver, of a key first the rank that sets it
+    group: int = -1  # number of the group of a collective, from 0; -1 for the default group
+    wait_after: int = 0  # how many steps later each rank waits for an asynchronous collective or send; 0: at once
+    tag: int = 0  # of a send; of a key its number
+    seconds: float = 0.0  # of a pause
+    # Elements of each tensor: equal ones, so that a call that meets a later one is no error of its own.
     count: int = 3
     dtype: str = "float32"
     reduction: str = "SUM"
-    root: int = 0
+    root: int = 0  # index in `ranks`
 
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """What one rank does wrong.
+    """What one rank does wrong."""
 
-    Attributes:
-        kind: One of `FAULTS` or `MIXED_FAULTS`.
-        rank: Which rank.
-        at: Index of the step.
-    """
-
-    kind: str
+    kind: str  # one of `FAULTS` or `MIXED_FAULTS`
     rank: int
-    at: int
+    at: int  # index of the step
 
 
 @dataclass(frozen=True, slots=True)
 class Program:
-    """What the ranks of a world do.
+    """What the ranks of a world do."""
 
-    Attributes:
-        seed: What it was made from.
-        size: Number of ranks.
-        groups: Members of the groups beside the default group.
-        steps: In order.
-        fault: None for a correct program.
-    """
-
-    seed: int
-    size: int
-    groups: tuple[tuple[int, ...], ...]
+    seed: int  # what it was made from
+    size: int  # number of ranks
+    groups: tuple[tuple[int, ...], ...]  # members of the groups beside the default group
     steps: tuple[Step, ...]
-    fault: Fault | None = None
+    fault: Fault | None = None  # None for a correct program
 
     def steps_of(self, rank: int) -> Iterator[Step]:
         """Yield what a rank does."""
@@ -127,13 +110,10 @@ def _changed(step: Step, fault: Fault, size: int) -> Step:
 
 
 def program(seed: int, *, is_quick: bool = False) -> Program:
-    """Make a correct program.
+    """Make a correct program; the seed decides everything.
 
-    Args:
-        seed: Decides everything.
-        is_quick: Whether to leave out long pauses, what the ledger takes for a reason to wait, handles and keys of a
-            store (only the line of the test shows that it waits for one), and objects (gloo aborts a process that gets
-            more than it expects).
+    `is_quick` leaves out long pauses, handles and keys of a store (only the line of the test shows that it waits for
+    one), and objects (gloo aborts a process that gets more than it expects).
     """
     chance = random.Random(seed)
     size = chance.randint(2, 5)
@@ -143,8 +123,6 @@ def program(seed: int, *, is_quick: bool = False) -> Program:
     if not is_quick:
         for _ in range(chance.choice((0, 1, 1, 2))):
             steps.insert(chance.randint(0, len(steps)), _pause(chance, ranks))
-        if chance.random() < 0.25:
-            steps.append(Step(chance.choice(("limited", "thread", "thread")), ranks))
     # So that a group has as many calls on each of its members, or a rank waits.
     ends = [Step("barrier", members, number) for number, members in enumerate(groups)]
     return Program(seed, size, groups, (*steps, *ends, Step("barrier", ranks)))
@@ -178,15 +156,7 @@ def _pause(chance: random.Random, ranks: tuple[int, ...]) -> Step:
 
 
 def with_fault(correct: Program, kind: str) -> Program | None:
-    """Plant a fault into a program.
-
-    Args:
-        correct: Made with `is_quick`.
-        kind: One of `FAULTS` or `MIXED_FAULTS`.
-
-    Returns:
-        A program that is wrong; None if this program has no place for the fault.
-    """
+    """Plant a fault into a program that was made with `is_quick`; None if it has no place for this kind of fault."""
     chance = random.Random(correct.seed)
     places = [
         Fault(kind, rank, index)
@@ -233,10 +203,155 @@ def _is_wrong(correct: Program, kind: str, rank: int, index: int) -> bool:
     )
 
 
-def pause(seconds: float, *, computes: bool, compute: Callable[[], object]) -> None:
-    """Sleep, or use the CPU."""
-    end_s = time.monotonic() + seconds
-    if not computes:
-        time.sleep(seconds)
-    while time.monotonic() < end_s:
-        compute()
+def run_correct(world: World, arguments: dict[str, Any]) -> None:
+    """Run the programs of the seeds in `arguments` whose size is that of the world."""
+    for seed in arguments["seeds"]:
+        print(f"program {seed}", flush=True)
+        _Runner(world, program(seed)).run()
+
+
+def run_faulty(world: World, arguments: dict[str, Any]) -> None:
+    """Run the program of the seed in `arguments`, with the fault in it."""
+    faulty = with_fault(program(arguments["seed"], is_quick=True), arguments["fault"])
+    assert faulty is not None
+    _Runner(world, faulty).run()
+
+
+class _Runner:
+    def __init__(self, world: World, steps: Program) -> None:
+        self._world = world
+        self._program = steps
+        # A fault of this kind is one only if somebody looks at the data.
+        self._is_checked = steps.fault is None or steps.fault.kind in MIXED_FAULTS
+        # Steps until each rank waits, and how.
+        self._waits: list[tuple[int, _Wait]] = []
+
+    def run(self) -> None:
+        groups = [dist.new_group(list(members)) for members in self._program.groups]
+        for step in self._program.steps_of(self._world.rank):
+            self._wait_due()
+            group = groups[step.group] if step.group >= 0 else dist.group.WORLD
+            if wait := self._begin(step, group):
+                self._waits.append((step.wait_after, wait))
+        self._waits = [(0, wait) for _, wait in self._waits]
+        self._wait_due()
+        if self._program.fault is None:
+            for members, group in zip(self._program.groups, groups, strict=True):
+                if self._world.rank in members:
+                    dist.destroy_process_group(group)
+
+    def _wait_due(self) -> None:
+        due = [wait for left, wait in self._waits if left <= 0]
+        self._waits = [(left - 1, wait) for left, wait in self._waits if left > 0]
+        for wait in due:
+            wait()
+
+    def _begin(self, step: Step, group: Any) -> _Wait | None:
+        """Do this rank's part of a step; return what is left to wait for."""
+        match step.kind:
+            case "pause":
+                time.sleep(step.seconds)
+            case "compute":
+                end_s = time.monotonic() + step.seconds
+                while time.monotonic() < end_s:
+                    torch.ones(100).sum()
+            case "send":
+                return self._send(step)
+            case "ring":
+                self._exchange()
+            case "key":
+                self._share(step)
+            case "raise":
+                raise ValueError("planted")
+            case "crash":
+                os.kill(os.getpid(), signal.SIGSEGV)
+            case _:
+                return self._collective(step, group)
+        return None
+
+    def _collective(self, step: Step, group: Any) -> _Wait | None:
+        rank, size, root = self._world.rank, len(step.ranks), step.ranks[step.root]
+        dtype, reduction = getattr(torch, step.dtype), getattr(dist.ReduceOp, step.reduction)
+        given = torch.full((step.count,), float(rank), dtype=dtype)
+        several = [torch.zeros(step.count, dtype=dtype) for _ in range(size)]
+        of_root = several if rank == root else None
+        is_async = step.wait_after > 0
+        work: Any = None
+        match step.kind:
+            case "barrier":
+                dist.barrier(group=group)
+            case "all_gather_object":
+                found: list[Any] = [None] * size
+                dist.all_gather_object(found, rank, group=group)
+                assert not self._is_checked or found == list(step.ranks)
+            case "all_reduce":
+                work = dist.all_reduce(given, reduction, group=group, async_op=is_async)
+            case "all_gather":
+                work = dist.all_gather(several, given, group=group, async_op=is_async)
+            case "broadcast":
+                work = dist.broadcast(given, root, group=group, async_op=is_async)
+            case "reduce":
+                work = dist.reduce(given, root, reduction, group=group, async_op=is_async)
+            case "gather":
+                work = dist.gather(given, of_root, root, group=group, async_op=is_async)
+            case "scatter":
+                work = dist.scatter(given, of_root, root, group=group, async_op=is_async)
+
+        def end() -> None:
+            if work is not None:
+                work.wait()
+            if self._is_checked:
+                self._check(step, given, several)
+
+        if is_async:
+            return end
+        end()
+        return None
+
+    def _check(self, step: Step, given: torch.Tensor, several: list[torch.Tensor]) -> None:
+        rank, root = self._world.rank, step.ranks[step.root]
+        if step.kind == "all_reduce" or (step.kind == "reduce" and rank == root):
+            expected = float(sum(step.ranks) if step.reduction == "SUM" else min(step.ranks))
+            assert given.tolist() == [expected] * step.count, (step, given)
+        elif step.kind in ("broadcast", "scatter"):
+            # A scatter sends zeros.
+            expected = float(root) if step.kind == "broadcast" else 0.0
+            assert given.tolist() == [expected] * step.count, (step, given)
+        elif step.kind == "all_gather" or (step.kind == "gather" and rank == root):
+            found = [tensor.tolist() for tensor in several]
+            assert found == [[float(other)] * step.count for other in step.ranks], (step, found)
+
+    def _send(self, step: Step) -> _Wait | None:
+        sender, receiver = step.ranks
+        tensor = torch.full((step.count,), float(sender))
+        is_sender = self._world.rank == sender
+        if step.wait_after == 0:
+            if is_sender:
+                dist.send(tensor, receiver, tag=step.tag)
+            else:
+                dist.recv(tensor, sender, tag=step.tag)
+            return None
+        begin = dist.isend if is_sender else dist.irecv
+        work = begin(tensor, receiver if is_sender else sender, tag=step.tag)
+        assert work is not None
+        return work.wait
+
+    def _exchange(self) -> None:
+        rank, size = self._world.rank, self._world.size
+        got = torch.zeros(_COUNT)
+        works = dist.batch_isend_irecv(
+            [
+                dist.P2POp(dist.isend, torch.full((_COUNT,), float(rank)), (rank + 1) % size),
+                dist.P2POp(dist.irecv, got, (rank - 1) % size),
+            ]
+        )
+        for work in works:
+            work.wait()
+        assert got[0] == (rank - 1) % size
+
+    def _share(self, step: Step) -> None:
+        key = f"{self._program.seed}/{step.tag}"
+        if self._world.rank == step.ranks[0]:
+            self._world.store.set(key, "1")
+        else:
+            self._world.store.get(key)

@@ -13,8 +13,9 @@ import torch
 from dist_testing.core.engine.hooks import CaseStart
 from dist_testing.core.ground.outcomes import Cause, Kind, RankOutcome, Status, Verdict
 from dist_testing.hang.calls import CallComparison, differences, first_difference, got_more
-from dist_testing.hang.ledger import CALLS, Call, CallsMade, Group
+from dist_testing.hang.ledger import CALLS, Call, CallsMade
 from dist_testing.hang.recorder import recorded_calls
+from tests.support.hang_machine import entry
 from tests.support.results import result_of
 
 _ALL = (0, 1, 2)
@@ -33,7 +34,7 @@ def _call(number: int, text: str, *, group: str = "0", generation: int = 0, limi
 def _made(*texts: str, ranks: tuple[int, ...] = _ALL, first: int = 1, limit_ms: int = _LIMIT_MS) -> CallsMade:
     """The calls of a rank on one group; without `ranks` the group is gone."""
     calls = tuple(_call(number, text, limit_ms=limit_ms) for number, text in enumerate(texts, first))
-    return CallsMade((Group("0", ranks),) if ranks else (), calls, is_complete=True)
+    return CallsMade({"0": ranks} if ranks else {}, calls, is_complete=True)
 
 
 @pytest.mark.parametrize(
@@ -46,7 +47,7 @@ def _made(*texts: str, ranks: tuple[int, ...] = _ALL, first: int = 1, limit_ms: 
         # The recorder has dropped the first call, or all.
         replace(_made(_BARRIER, first=2), is_complete=False),
         replace(_made(), is_complete=False),
-        CallsMade((), (), is_complete=True),
+        CallsMade({}, (), is_complete=True),
         # A test of limits calls on some ranks only.
         _made(_BARRIER, limit_ms=1000),
     ],
@@ -90,89 +91,83 @@ def _called(*calls: str) -> CallsMade:
         operation, line, *details = text.split()
         call = _call(number, f"gloo:{operation} Float [[3]]")
         made.append(replace(call, begun_ns=number, place=f"test_x.py:{line}", details=" ".join(details)))
-    return CallsMade((Group("0", _ALL),), tuple(made), is_complete=True)
+    return CallsMade({"0": _ALL}, tuple(made), is_complete=True)
 
 
 _OTHERS = ("all_reduce 3 with SUM", "all_reduce 4 with SUM", "broadcast 5 from rank 0")
 
 
+def _lines(*lines: int) -> tuple[str, ...]:
+    """Calls that only their lines tell apart: they belong together, and mix up the data."""
+    return tuple(f"all_reduce {line}" for line in lines)
+
+
+def _apart(number: int, own: str, theirs: str) -> str:
+    """What is said of rank 2, whose call differs from that of two others."""
+    return f"the ranks disagree about call #{number} of the default group: rank 2 calls {own}, ranks 0, 1 call {theirs}"
+
+
+def _at(line: int) -> str:
+    return f"all_reduce of [[3]] Float (test_x.py:{line})"
+
+
+_FEWER = "ranks 0, 1 made 2 calls, rank 2 made 1 call of the default group"
+_SUM = "all_reduce of [[3]] Float with SUM (test_x.py:4)"
+_ROOT = "broadcast of [[3]] Float from rank {} (test_x.py:5)"
+
+
 @pytest.mark.parametrize(
-    ("own", "said"),
+    ("theirs", "own", "passed", "said"),
     [
         pytest.param(
+            _OTHERS,
             ("all_reduce 3 with SUM", "all_reduce 4 with MAX"),
-            "call #2 of the default group: rank 2 calls all_reduce of [[3]] Float with MAX (test_x.py:4), ranks 0, 1 "
-            "call all_reduce of [[3]] Float with SUM (test_x.py:4)",
+            [],
+            _apart(2, "all_reduce of [[3]] Float with MAX (test_x.py:4)", _SUM),
             id="reduction",
         ),
         pytest.param(
+            _OTHERS,
             (*_OTHERS[:2], "broadcast 5 from rank 1"),
-            "call #3 of the default group: rank 2 calls broadcast of [[3]] Float from rank 1 (test_x.py:5), ranks 0, 1 "
-            "call broadcast of [[3]] Float from rank 0 (test_x.py:5)",
+            [],
+            _apart(3, _ROOT.format(1), _ROOT.format(0)),
             id="root",
         ),
         pytest.param(
+            _OTHERS,
             _OTHERS[1:],
-            "call #2 of the default group: rank 2 calls broadcast (test_x.py:5), ranks 0, 1 call all_reduce "
-            "(test_x.py:4)",
+            [],
+            _apart(2, "broadcast (test_x.py:5)", "all_reduce (test_x.py:4)"),
             id="one is left out, and the next one is of another kind",
         ),
+        pytest.param(_OTHERS, ("all_reduce 9 with SUM",), [], None, id="another line, and no later call"),
+        pytest.param(_OTHERS, ("all_reduce 2 with SUM", *_OTHERS[1:]), [], None, id="a branch with the same call"),
+        pytest.param(_lines(3, 4, 5), _lines(4, 5), [], _apart(1, _at(4), _at(3)), id="one too few"),
+        pytest.param(_lines(4, 5), _lines(3, 4, 5), [], _apart(1, _at(3), _at(4)), id="one too many"),
         pytest.param(
-            ("all_reduce 9 with SUM",),
-            None,
-            id="another line, and no later call",
+            _lines(2, 9, 3, 4, 5),
+            _lines(2, 9, 4, 5),
+            [],
+            _apart(3, _at(4), _at(3)),
+            id="one too few, later",
         ),
-        pytest.param(
-            ("all_reduce 2 with SUM", *_OTHERS[1:]),
-            None,
-            id="another line for the same call, such as in a branch",
-        ),
+        pytest.param(_lines(3, 4, 5), _lines(6, 7, 8), [], None, id="a branch of its own"),
+        pytest.param(_lines(3, 4, 5), _lines(4, 6, 7), [], None, id="only one line in common"),
+        pytest.param(_lines(3, 3), _lines(3), [2], _FEWER, id="fewer calls of a rank that has passed"),
+        pytest.param(_lines(3, 3), _lines(3), [0, 1], None, id="fewer calls of a rank that has failed"),
     ],
 )
-def test_first_difference_of_a_failure(own: tuple[str, ...], said: str | None) -> None:
+def test_first_difference_of_a_failure(
+    theirs: tuple[str, ...], own: tuple[str, ...], passed: list[int], said: str | None
+) -> None:
     """If this fails, a report blames a peer, or a rank that is right."""
-    found = first_difference({0: _called(*_OTHERS), 1: _called(*_OTHERS), 2: _called(*own)}, _LIMITS, [])
-    assert found == (None if said is None else (f"the ranks disagree about {said}", (2,)))
-
-
-@pytest.mark.parametrize(
-    ("theirs", "own", "number"),
-    [
-        pytest.param((3, 4, 5), (4, 5), 1, id="one too few"),
-        pytest.param((4, 5), (3, 4, 5), 1, id="one too many"),
-        pytest.param((2, 9, 3, 4, 5), (2, 9, 4, 5), 3, id="one too few, later"),
-        pytest.param((3, 4, 5), (6, 7, 8), 0, id="a branch of its own"),
-        pytest.param((3, 4, 5), (4, 6, 7), 0, id="only one line in common"),
-    ],
-)
-def test_lines_show_a_call_that_was_left_out(theirs: tuple[int, ...], own: tuple[int, ...], number: int) -> None:
-    """Only the lines of the test differ: the calls themselves belong together, and mix up the data."""
-    others, odd = (_called(*(f"all_reduce {line}" for line in lines)) for lines in (theirs, own))
-    found = first_difference({0: others, 1: others, 2: odd}, _LIMITS, [])
-    if number == 0:
-        assert found is None
-        return
-    calls = (f"all_reduce of [[3]] Float (test_x.py:{lines[number - 1]})" for lines in (own, theirs))
-    told = "rank 2 calls {}, ranks 0, 1 call {}".format(*calls)
-    assert found == (f"the ranks disagree about call #{number} of the default group: {told}", (2,))
-
-
-@pytest.mark.parametrize(("passed", "is_told"), [([2], True), ([0, 1], False)])
-def test_fewer_calls_of_a_rank_that_has_passed(passed: list[int], is_told: bool) -> None:
-    """A rank that has failed has made fewer calls than the others for this reason alone."""
-    others = _called("all_reduce 3", "all_reduce 3")
-    found = first_difference({0: others, 1: others, 2: _called("all_reduce 3")}, _LIMITS, passed)
-    text = "ranks 0, 1 made 2 calls, rank 2 made 1 call of the default group"
-    assert found == ((text, (2,)) if is_told else None)
+    told = {0: _called(*theirs), 1: _called(*theirs), 2: _called(*own)}
+    assert first_difference(told, _LIMITS, passed) == (None if said is None else (said, (2,)))
 
 
 @pytest.mark.parametrize(
     "called",
-    [
-        [("barrier 3",), ("all_reduce 3",)],
-        [("all_reduce 3", "all_reduce 3"), ("all_reduce 3",)],
-        [("all_reduce 3", "all_reduce 3"), ("all_reduce 3",), ("all_reduce 3",)],
-    ],
+    [[("barrier 3",), ("all_reduce 3",)], [_lines(3, 3), _lines(3)], [_lines(3, 3), _lines(3), _lines(3)]],
     ids=["two calls", "one call less", "one call more than two others"],
 )
 def test_who_is_right_is_not_always_known(called: list[tuple[str, ...]]) -> None:
@@ -184,12 +179,12 @@ def test_who_is_right_is_not_always_known(called: list[tuple[str, ...]]) -> None
 
 def test_ranks_that_pass_with_fewer_calls() -> None:
     """With strict collectives a call less is a difference, unless the rank need not be a member of the group."""
-    fewer = ["ranks 0, 1 made 2 calls, rank 2 made 1 call of the default group"]
+    fewer = [_FEWER]
     member, gone = _made(_REDUCE, _BARRIER), _made(_REDUCE, _BARRIER, ranks=())
     assert differences({0: member, 1: member, 2: _made(_REDUCE)}, _LIMITS) == fewer
     # The members of a group that is gone are not known.
     one = _made(_REDUCE, ranks=())
-    assert differences({0: gone, 1: gone, 2: CallsMade((), (), is_complete=True)}, _LIMITS) == []
+    assert differences({0: gone, 1: gone, 2: CallsMade({}, (), is_complete=True)}, _LIMITS) == []
     assert differences({0: gone, 1: gone, 2: one}, _LIMITS) == fewer
     assert differences({0: gone, 1: gone, 2: replace(one, is_complete=False)}, _LIMITS) == []
     # Rank 2 has another group of that name.
@@ -200,7 +195,7 @@ def test_ranks_that_pass_with_fewer_calls() -> None:
 def test_group_that_was_made_again() -> None:
     """Calls of the old group and of the new one have the same numbers, and are not compared with each other."""
     again = (_call(1, _REDUCE), _call(1, _BARRIER, generation=1))
-    made = CallsMade((Group("0", _ALL),), again, is_complete=True)
+    made = CallsMade({"0": _ALL}, again, is_complete=True)
     assert differences({0: made, 1: made, 2: made}, _LIMITS) == []
     other = replace(made, calls=(_call(1, _BARRIER), _call(1, _BARRIER, generation=1)))
     assert differences({0: made, 1: made, 2: other}, _LIMITS) == [
@@ -210,40 +205,22 @@ def test_group_that_was_made_again() -> None:
 
 def test_only_the_first_differences() -> None:
     """One call too few shifts all that follow; hundreds of groups must not fill the log."""
-    groups = tuple(Group(str(number), _ALL) for number in range(9))
+    groups: dict[str, tuple[int, ...]] = {str(number): _ALL for number in range(9)}
     told = {
-        rank: CallsMade(groups, tuple(_call(1, _REDUCE, group=group.name) for group in groups[: 9 * rank]), True)
+        rank: CallsMade(groups, tuple(_call(1, _REDUCE, group=name) for name in list(groups)[: 9 * rank]), True)
         for rank in range(2)
     }
     assert len(differences(told, _LIMITS)) == 3
-
-
-_ENTRY = {
-    "collective_seq_id": 1,
-    "input_dtypes": ["Float"],
-    "input_sizes": [[3]],
-    "is_p2p": False,
-    "pg_id": 0,
-    "process_group": ["0", "default_pg"],
-    "profiling_name": "gloo:all_reduce",
-    "record_id": 0,
-    "retired": True,
-    "timeout_ms": _LIMIT_MS,
-}
-
-
-def _entry(number: int, **more: object) -> dict[str, object]:
-    return {**_ENTRY, "collective_seq_id": number, "record_id": number - 1, "time_created_ns": number, **more}
 
 
 @pytest.mark.parametrize(
     ("entries", "capacity", "since_ns", "numbers", "is_complete"),
     [
         pytest.param([], 2, 0, [], True, id="no call"),
-        pytest.param([_entry(2), _entry(1)], 3, 0, [1, 2], True, id="in the order in which they began"),
-        pytest.param([_entry(7), _entry(8)], 2, 0, [7, 8], False, id="the recorder has dropped some"),
-        pytest.param([_entry(7), _entry(8)], 2, 8, [8], True, id="calls of an earlier case in a worker pool"),
-        pytest.param([_entry(1, is_p2p=True), _entry(2)], 3, 0, [2], True, id="a send"),
+        pytest.param([entry(2), entry(1)], 3, 0, [1, 2], True, id="in the order in which they began"),
+        pytest.param([entry(7), entry(8)], 2, 0, [7, 8], False, id="the recorder has dropped some"),
+        pytest.param([entry(7), entry(8)], 2, 8, [8], True, id="calls of an earlier case in a worker pool"),
+        pytest.param([entry(1, is_p2p=True), entry(2)], 3, 0, [2], True, id="a send"),
         pytest.param([], 0, 0, None, False, id="the recorder is off"),
     ],
 )

@@ -1,16 +1,24 @@
-"""Finding GPUs, and choosing those that a process may use."""
+"""Finding the GPUs of each vendor, choosing those that a process may use, and the variables that ranks get."""
 
 from __future__ import annotations
 
+import json
 import os
+import shutil
+import tempfile
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from dist_testing.gpus import nvidia
-from dist_testing.gpus.devices import gpus_present, visible_gpus
+from dist_testing.gpus import devices
+from dist_testing.gpus.devices import AMD, NVIDIA, VENDORS, Vendor, gpus_present, visible_gpus
 from dist_testing.gpus.gpu import NODES_VARIABLE, Gpu, GpuError, node_directory
+from dist_testing.gpus.lease import Lease
+from dist_testing.gpus.world_gpus import WorldGpus
+from tests.support.gpu_nodes import make_render_node
 
 _UUIDS = ("GPU-8932f937-aaaa", "GPU-8932f937-bbbb", "GPU-5c1b4a2e-cccc", "GPU-77777777-dddd")
 
@@ -18,12 +26,6 @@ _UUIDS = ("GPU-8932f937-aaaa", "GPU-8932f937-bbbb", "GPU-5c1b4a2e-cccc", "GPU-77
 def gpus(*uuids: str) -> tuple[Gpu, ...]:
     """GPUs with these UUIDs."""
     return tuple(Gpu(index, Path(f"/dev/nvidia{index}"), uuid) for index, uuid in enumerate(uuids))
-
-
-def seen(visible: str) -> list[int]:
-    """Indices of the GPUs that a value of the variable allows, out of four."""
-    found = visible_gpus(gpus(*_UUIDS), {"CUDA_VISIBLE_DEVICES": visible})
-    return [gpu.index for gpu in found.gpus]
 
 
 @pytest.fixture
@@ -50,30 +52,34 @@ def test_a_machine_without_nodes_has_none(tmp_path: Path, monkeypatch: pytest.Mo
     """The variable allows GPUs; it does not make them."""
     assert gpus_present({NODES_VARIABLE: str(tmp_path)}) == ()
     assert visible_gpus((), {"CUDA_VISIBLE_DEVICES": "0,1"}).gpus == ()
-    monkeypatch.setattr(nvidia, "node_directory", lambda env: tmp_path / "missing")
+    monkeypatch.setattr(devices, "node_directory", lambda env: tmp_path / "missing")
     assert gpus_present({}) == ()
 
 
-def test_a_simulated_folder_that_is_missing_or_unreadable_is_an_error(tmp_path: Path) -> None:
-    """A typing error would find no GPU and skip every test."""
-    file = tmp_path / "file"
+def test_a_simulated_folder_that_cannot_be_read_is_an_error(tmp_path: Path) -> None:
+    """A typing error would find no GPU and skip every test, without a reason."""
+    file, closed = tmp_path / "file", tmp_path / "closed"
     file.touch()
-    for folder, why in ((tmp_path / "missing", "No such file"), (file, "Not a directory")):
+    closed.mkdir(mode=0)
+    folders = {tmp_path / "missing": "No such file", file: "Not a directory", closed: "Permission denied"}
+    if os.geteuid() == 0:
+        # root may read every folder.
+        del folders[closed]
+    for folder, why in folders.items():
         with pytest.raises(GpuError, match=why) as error:
             gpus_present({NODES_VARIABLE: str(folder)})
         assert str(folder) in str(error.value)
         assert NODES_VARIABLE in str(error.value)
 
 
-@pytest.mark.skipif(os.geteuid() == 0, reason="root may read every folder")
-def test_a_folder_that_this_user_may_not_read_is_an_error(tmp_path: Path) -> None:
-    """Users would see that no GPU was found, without a reason."""
-    tmp_path.chmod(0)
-    try:
-        with pytest.raises(GpuError, match="Permission denied"):
-            gpus_present({NODES_VARIABLE: str(tmp_path)})
-    finally:
-        tmp_path.chmod(0o700)
+_REMARKS = {
+    "": "hides every device",
+    "4": "'4' is no device here",
+    "0,x,1": "'x' is no device here",
+    "0,0": "names device 0 twice",
+    "0,MIG-1": "MIG instance",
+    "3,1": "",
+}
 
 
 @pytest.mark.parametrize(
@@ -112,27 +118,17 @@ def test_a_folder_that_this_user_may_not_read_is_an_error(tmp_path: Path) -> Non
     ids=lambda value: repr(value)[:24],
 )
 def test_the_variable_allows_some_of_them_as_in_cuda(visible: str, expected: list[int]) -> None:
-    """Counting more than CUDA would turn a skip into a failure, counting fewer a failure into a skip."""
-    assert seen(visible) == expected
+    """Counting more than CUDA would turn a skip into a failure, counting fewer a failure into a skip.
 
-
-@pytest.mark.parametrize(
-    ("visible", "remark"),
-    [
-        (None, ""),
-        ("", "hides every device"),
-        ("1,7", "'7' is no device here"),
-        ("1,1", "names device 1 twice"),
-        ("MIG-1", "MIG instance"),
-        ("0,1", ""),
-    ],
-)
-def test_the_remark_explains_why_the_variable_hides_gpus(visible: str | None, remark: str) -> None:
-    """On a machine with free GPUs, a skip for a lack of GPUs needs an explanation."""
-    found = visible_gpus(gpus(*_UUIDS), {} if visible is None else {"CUDA_VISIBLE_DEVICES": visible})
-    assert len(found.gpus) == 4 or visible is not None, "unset allows all GPUs, empty allows none"
-    assert remark in found.remark
-    assert bool(remark) == bool(found.remark) == ("CUDA_VISIBLE_DEVICES" in found.way_out)
+    On a machine with free GPUs, a skip for a lack of GPUs needs an explanation.
+    """
+    present = gpus(*_UUIDS)
+    found = visible_gpus(present, {"CUDA_VISIBLE_DEVICES": visible})
+    assert [gpu.index for gpu in found.gpus] == expected
+    assert _REMARKS.get(visible, "") in found.remark
+    assert bool(found.remark) == ("CUDA_VISIBLE_DEVICES" in found.way_out)
+    assert not (found.remark and _REMARKS.get(visible) == "")
+    assert visible_gpus(present, {}).gpus == present
 
 
 @pytest.mark.parametrize(("visible", "expected"), [(None, [0, 2, 3]), ("1", []), ("1,2", [2]), ("0", [0])])
@@ -156,3 +152,165 @@ def test_gpus_of_another_architecture_are_left_out_and_named() -> None:
     assert found.remark == ("GPU 0 is sm_80, GPU 2 is of an unknown architecture, and the target needs sm_90 or sm_100")
     assert "gpu_archs" in found.way_out
     assert visible_gpus(present, {"CUDA_VISIBLE_DEVICES": "3"}, archs=("sm_100",)).remark == ""
+
+
+# A file that does not exist.
+_NO_LIBRARY = {"DIST_TESTING_NVML": "/no/such/library"}
+
+
+@pytest.fixture
+def tell(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str, int, str], None]:
+    """Adds a GPU to fake files of NVIDIA's driver, by address, minor number and UUID. Nodes are in `dev`."""
+    driver, nodes = tmp_path / "proc", tmp_path / "dev"
+    nodes.mkdir()
+    monkeypatch.setattr(devices, "node_directory", lambda env: nodes)
+    monkeypatch.setattr(devices, "_DRIVER_DIRECTORY", driver)
+
+    def tell(address: str, minor: int, uuid: str) -> None:
+        (nodes / f"nvidia{minor}").touch()
+        (driver / address).mkdir(parents=True)
+        text = f"Model: \t\t NVIDIA H200\nIRQ:   \t\t 16\nGPU UUID: \t {uuid}\nDevice Minor: \t {minor}\nno colon\n"
+        (driver / address / "information").write_text(text)
+
+    return tell
+
+
+def test_names_and_order_come_from_the_driver(tell: Callable[[str, int, str], None], tmp_path: Path) -> None:
+    """The numbers of device nodes may be in another order than the one in which CUDA counts."""
+    tell("0000:86:00.0", 0, "GPU-????????")
+    tell("0000:3b:00.0", 1, "GPU-b")
+    (tmp_path / "proc" / "0000:99:00.0").mkdir()
+    found = NVIDIA.find(_NO_LIBRARY)
+    # Nothing has opened the second one yet, so its UUID is not known.
+    assert [(gpu.index, gpu.minor, gpu.uuid, gpu.model) for gpu in found.gpus] == [
+        (0, 1, "GPU-b", "NVIDIA H200"),
+        (1, 0, "", "NVIDIA H200"),
+    ]
+    assert found.left_out == ()
+
+
+def test_a_node_that_the_driver_does_not_list_is_no_gpu(tell: Callable[[str, int, str], None], tmp_path: Path) -> None:
+    """Nodes stay when GPUs are taken out: one GPU would count as two, and the second rank would find no device."""
+    tell("0000:3b:00.0", 0, "GPU-a")
+    stale = tmp_path / "dev" / "nvidia5"
+    stale.touch()
+    found = NVIDIA.find(_NO_LIBRARY)
+    assert [gpu.minor for gpu in found.gpus] == [0]
+    assert found.left_out == (f"{stale}: the driver has no such GPU",)
+    # Containers may hide the files of the driver.
+    shutil.rmtree(tmp_path / "proc")
+    assert [gpu.minor for gpu in NVIDIA.find(_NO_LIBRARY).gpus] == [0, 5]
+
+
+@pytest.fixture
+def open_folder() -> Iterator[Path]:
+    """A folder that every user of the machine may read, unlike pytest's own and some TMPDIRs."""
+    folder = Path(tempfile.mkdtemp(dir="/tmp"))
+    folder.chmod(0o755)
+    yield folder
+    shutil.rmtree(folder)
+
+
+@pytest.mark.parametrize("vendor", [NVIDIA, AMD], ids=lambda vendor: vendor.name)
+def test_nodes_that_this_process_may_not_open_do_not_count(vendor: Vendor, open_folder: Path) -> None:
+    """Slurm and containers show all nodes, but a job may open only its own, and CUDA counts only these."""
+    for minor in range(3):
+        (open_folder / f"nvidia{minor}").touch()
+        make_render_node(open_folder, minor)
+    for folder in (open_folder, open_folder / "dri"):
+        for path in folder.iterdir():
+            if path.is_file():
+                path.chmod(0o666)
+    closed = [open_folder / "nvidia0", open_folder / "dri" / "renderD0"]
+    for path in closed:
+        path.chmod(0)
+
+    def look() -> tuple[list[list[int]], list[str]]:
+        found = vendor.find({NODES_VARIABLE: str(open_folder)})
+        return [[gpu.index, gpu.minor] for gpu in found.gpus], list(found.left_out)
+
+    gpus, left_out = _as_another_user(look)
+    assert gpus == [[0, 1], [1, 2]]
+    assert left_out == [f"{closed[vendor is AMD]}: this process may not open it"]
+
+
+def _as_another_user(look: Callable[[], object]) -> Any:
+    """The result of `look` in a process without the rights of root."""
+    read, write = os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        try:
+            if os.geteuid() == 0:
+                os.setgroups([])
+                os.setresgid(65534, 65534, 65534)
+                os.setresuid(65534, 65534, 65534)
+            os.write(write, json.dumps(look()).encode())
+        except OSError as error:
+            os.write(write, f"cannot: {error}".encode())
+        finally:
+            os._exit(0)
+    os.close(write)
+    with os.fdopen(read) as pipe:
+        text = pipe.read()
+    os.waitpid(pid, 0)
+    if text.startswith("cannot"):
+        pytest.skip(f"only where root may become another user: {text}")
+    return json.loads(text)
+
+
+def test_amds_gpus_are_those_render_nodes_that_amd_made(tmp_path: Path) -> None:
+    """GPUs of other vendors have render nodes, too, and most machines have none."""
+    assert VENDORS == {"nvidia": NVIDIA, "amd": AMD}
+    assert AMD.find({NODES_VARIABLE: str(tmp_path)}).gpus == ()
+    make_render_node(tmp_path, 130, address="0000:03:00.0")
+    make_render_node(tmp_path, 129, vendor="0x8086")
+    make_render_node(tmp_path, 128, address="0000:83:00.0")
+    (tmp_path / "dri" / "renderD131").touch()
+    (tmp_path / "dri" / "card0").touch()
+    found = AMD.find({NODES_VARIABLE: str(tmp_path)})
+    assert [(gpu.index, gpu.minor) for gpu in found.gpus] == [(0, 130), (1, 128)]
+    assert {gpu.control for gpu in found.gpus} == {tmp_path / "kfd"}
+    assert found.left_out == ()
+
+
+def test_amds_kernel_files_name_the_architecture(tmp_path: Path) -> None:
+    """A target for one architecture would run on another, or on none."""
+    make_render_node(tmp_path, 128, address="0000:03:00.0")
+    make_render_node(tmp_path, 129, address="0000:83:00.0")
+    topology = tmp_path / "sys/class/kfd/kfd/topology/nodes"
+    for node, text in enumerate(
+        (
+            "cpu_cores_count 64\ngfx_target_version 0\n",
+            "simd_count 304\ngfx_target_version 90402\ndrm_render_minor 129\n",
+            "gfx_target_version many\ndrm_render_minor 128\n",
+        )
+    ):
+        (topology / str(node)).mkdir(parents=True)
+        (topology / str(node) / "properties").write_text(text)
+    found = AMD.find({NODES_VARIABLE: str(tmp_path)})
+    assert [(gpu.minor, gpu.arch) for gpu in found.gpus] == [(128, ""), (129, "gfx942")]
+
+
+def test_worlds_lease_amds_gpus_and_set_hips_variable(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """HIP reads another variable than CUDA, and NVIDIA's library does not know the memory of these GPUs."""
+    for minor in (128, 129):
+        make_render_node(tmp_path, minor)
+    monkeypatch.setenv(NODES_VARIABLE, str(tmp_path))
+    monkeypatch.setenv("HIP_VISIBLE_DEVICES", "1")
+    world = WorldGpus.take(1, AMD, limit_s=0, on_wait=lambda _: None)
+    try:
+        assert world.env == {"HIP_VISIBLE_DEVICES": "1"}
+        assert [gpu.node.name for gpu in world.lease.gpus] == ["renderD129"]
+        assert world.check(are_ranks_gone=True) == ()
+    finally:
+        world.release(are_ranks_gone=True)
+
+
+@pytest.mark.parametrize(
+    ("uuids", "expected"), [(("GPU-a", "GPU-b"), "GPU-a,GPU-b"), (("GPU-a", ""), "0,1"), (("", ""), "0,1")]
+)
+def test_ranks_get_all_uuids_or_all_numbers(uuids: tuple[str, str], expected: str) -> None:
+    """In a mixed list CUDA ignores one kind, so a rank would lack its GPU."""
+    gpus = tuple(Gpu(index, Path(f"/dev/nvidia{index}"), uuid) for index, uuid in enumerate(uuids))
+    world = WorldGpus(Lease(gpus, ()), NVIDIA)
+    assert world.env == {"CUDA_VISIBLE_DEVICES": expected, "CUDA_DEVICE_ORDER": "PCI_BUS_ID"}

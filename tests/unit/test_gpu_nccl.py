@@ -1,17 +1,19 @@
-"""Checks before NCCL fails."""
+"""NVIDIA's libraries: checks before NCCL fails, and our calls of NVML, compared with NVIDIA's own binding."""
 
 from __future__ import annotations
 
+import ctypes
 import os
 import subprocess
 import sys
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
 
-from dist_testing.gpus import nccl
+from dist_testing.gpus import nccl, nvml
 from dist_testing.gpus.nccl import lack_of_memory, nccl_version
 
 _MIB = 1 << 20
@@ -79,3 +81,32 @@ def test_a_thread_of_torch_imports_no_compiler(arguments: tuple[str, ...], impor
     """If this fails, ranks whose collective has failed import torch's compiler for seconds before they end."""
     ended = subprocess.run([sys.executable, "-c", _ASKS, *arguments], capture_output=True, text=True, check=True)
     assert ended.stdout == f"{imports} torch._inductor\n"
+
+
+def _layout(structure: Any) -> list[tuple[int, int]]:
+    """Offset and size in bytes of each field, and at the end the size of all."""
+    fields = [getattr(structure, name) for name, *_ in structure._fields_]
+    return [*((field.offset, field.size) for field in fields), (0, ctypes.sizeof(structure))]
+
+
+def test_structures_and_numbers_are_nvidias() -> None:
+    """If this fails, a number is read four bytes too early, or a lost GPU is one whose memory is not reported."""
+    # requirements_unit.txt has it: the library itself does without.
+    pynvml = pytest.importorskip("pynvml", reason="nvidia-ml-py (requirements_unit.txt) is not installed")
+    assert _layout(nvml._MemoryV2) == _layout(pynvml.c_nvmlMemory_v2_t)
+    assert _layout(nvml._Process) == _layout(pynvml.c_nvmlProcessInfo_v3_t)
+    assert _layout(nvml._Event) == _layout(pynvml.c_nvmlEventData_t)
+    # Two GPUs with the same short address would be in a wrong order.
+    ours, theirs = nvml._Pci.address, pynvml.nvmlPciInfo_t.busId
+    assert (ours.offset, ours.size) == (theirs.offset, theirs.size)
+    assert ctypes.sizeof(nvml._Pci) == ctypes.sizeof(pynvml.nvmlPciInfo_t)
+    expected = {
+        "_SUCCESS": pynvml.NVML_SUCCESS,
+        "_TOO_SMALL": pynvml.NVML_ERROR_INSUFFICIENT_SIZE,
+        "_FUNCTION_NOT_FOUND": pynvml.NVML_ERROR_FUNCTION_NOT_FOUND,
+        "_GPU_IS_LOST": pynvml.NVML_ERROR_GPU_IS_LOST,
+        "_MEMORY_VERSION": pynvml.nvmlMemory_v2,
+        "_NOT_REPORTED": pynvml.NVML_VALUE_NOT_AVAILABLE_ulonglong.value,
+        "_XID_EVENT": pynvml.nvmlEventTypeXidCriticalError,
+    }
+    assert {name: getattr(nvml, name) for name in expected} == expected

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
-import signal
 import time
 from pathlib import Path
 
@@ -13,8 +12,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from dist_testing.gpus import queue as gpu_queue
-from dist_testing.gpus.queue import Place
+from dist_testing.gpus import lease as leasing
+from dist_testing.gpus.lease import Place
 from tests.support.forks import forked
 
 # One step of a history: a process comes, or the one at this position (modulo the length) goes.
@@ -50,38 +49,6 @@ def test_the_first_place_that_is_not_left_is_head(file: Path, steps: list[int | 
             assert [place.is_head() for place in queue] == [True, *[False] * len(queue)][: len(queue)]
 
 
-def test_processes_that_come_at_once_get_different_places(file: Path) -> None:
-    """Two processes on one place would both be head."""
-    go_read, go_write = os.pipe()
-    heads_read, heads_write = os.pipe()
-    pids = []
-    for number in range(16):
-        pid = os.fork()
-        if pid == 0:
-            os.close(go_write)
-            os.read(go_read, 1)
-            place = Place.take(file)
-            while not place.is_head():
-                time.sleep(0.001)
-            os.write(heads_write, b"%d " % number)
-            os.write(heads_write, b"%d " % number)
-            place.leave()
-            os._exit(0)
-        pids.append(pid)
-    os.close(go_write)
-    for pid in pids:
-        assert os.waitpid(pid, 0)[1] == 0
-    os.close(heads_write)
-    with os.fdopen(heads_read) as heads:
-        words = heads.read().split()
-    assert len(words) == 2 * len(pids)
-    assert words[::2] == words[1::2]
-    os.close(go_read)
-    last = Place.take(file)
-    assert last.is_head()
-    last.leave()
-
-
 def test_a_child_that_was_forked_in_the_queue_does_not_stay_in_it(file: Path) -> None:
     """A helper that a test forks while its runner waits would block every GPU of the machine until it ends."""
     place = Place.take(file)
@@ -90,27 +57,6 @@ def test_a_child_that_was_forked_in_the_queue_does_not_stay_in_it(file: Path) ->
         other = Place.take(file)
         assert other.is_head()
         other.leave()
-
-
-def test_a_killed_process_blocks_no_other(file: Path) -> None:
-    """A runner killed in the queue would block the machine until an administrator cleans up."""
-    read, write = os.pipe()
-    pid = os.fork()
-    if pid == 0:
-        Place.take(file)
-        os.write(write, b"1")
-        # Until its parent kills it. If it read from the pipe instead, it could take its own byte.
-        signal.pause()
-        os._exit(1)
-    assert os.read(read, 1)
-    place = Place.take(file)
-    assert not place.is_head()
-    os.kill(pid, signal.SIGKILL)
-    os.waitpid(pid, 0)
-    assert place.is_head()
-    place.leave()
-    os.close(read)
-    os.close(write)
 
 
 def test_a_process_that_comes_at_the_same_moment_is_before_or_behind(
@@ -143,7 +89,7 @@ def test_a_failed_take_closes_the_file(file: Path, monkeypatch: pytest.MonkeyPat
     def refuse(*_: object) -> None:
         raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
 
-    monkeypatch.setattr(gpu_queue, "_lock", refuse)
+    monkeypatch.setattr(leasing, "_lock_place", refuse)
     before = os.listdir("/proc/self/fd")
     with pytest.raises(OSError, match=os.strerror(errno.ENOLCK)):
         Place.take(file)

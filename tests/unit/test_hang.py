@@ -1,20 +1,28 @@
-"""What is proven from ledgers, and what is not: every state of small random programs, and the reasons not to prove."""
+"""What is proven from ledgers, and what is not: every state of small random programs, and the reasons not to prove.
+
+What is told of calls that run on a device proves nothing: the record of NCCL, as torch dumps it, and who has not come.
+"""
 
 from __future__ import annotations
 
+import json
 import math
+import threading
 from collections.abc import Sequence
 from dataclasses import replace
+from types import SimpleNamespace
 from unittest import mock
 
 import pytest
+import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from dist_testing.core.ground.outcomes import Cause, Kind, RankOutcome, verdict
 from dist_testing.hang.analysis import RankView, analyse
-from dist_testing.hang.ledger import Call, Group, Wait, WaitKind
-from dist_testing.hang.story import HangStory, blame_by_ledger, lines_of, mark_stuck, story_of
+from dist_testing.hang.ledger import Call, Ledger, Wait, WaitKind
+from dist_testing.hang.ledger_thread import read_ledger
+from dist_testing.hang.story import HangStory, blame_by_ledger, lines_of, mark_stuck, rank_ledgers, story_of
 from dist_testing.hang.watch import DeadlockDetector
 from tests.support.hang_machine import (
     LIMIT_MS,
@@ -25,6 +33,7 @@ from tests.support.hang_machine import (
     any_program,
     call,
     correct_program,
+    entry,
     view,
 )
 
@@ -44,8 +53,6 @@ def test_proven_exactly_when_nothing_can_end(program: tuple[Program, Groups], ch
         assert analysis.is_proven == is_stuck
         story = story_of(analysis)
         if is_stuck:
-            assert story is not None
-            assert story.is_proven
             assert not set(story.culprits) & set(story.victims)
             assert set(story.victims) <= set(analysis.waiting)
 
@@ -114,7 +121,7 @@ def test_wait_for_a_rank_that_has_ended_is_proven(wait: Wait | None) -> None:
             _changed(_two(), 0, is_recording=False),
             "waits without a record of its collectives (TORCH_FR_BUFFER_SIZE=0, or torch before 2.12)",
         ),
-        (_changed(_two(), 0, groups=()), "waits in a group that is not known (0)"),
+        (_changed(_two(), 0, groups={}), "waits in a group that is not known (0)"),
         (_changed(_two(), 0, waits=()), "has not reached the call"),
         (_two(calls=[call("0", 1, is_done=True)]), "waits for a call that has just ended"),
         (_changed(_two(), 1, others=("a group of the backend nccl",)), "has a group of the backend nccl"),
@@ -136,7 +143,7 @@ def test_not_proven(views: list[RankView], why: str) -> None:
         # Rank 1 may have begun the call.
         _changed(_two(), 1, is_complete=False),
         _changed(_two(), 1, is_recording=False),
-        _changed(_two(), 1, groups=(Group("0", (1, 0)),)),
+        _changed(_two(), 1, groups={"0": (1, 0)}),
         _changed(_two(), 1, calls=(replace(call("0", 1), generation=1),)),
         _changed(_two(), 1, last={"0": 1}),
         # One of two calls can still end.
@@ -152,41 +159,20 @@ def test_call_that_may_end_proves_nothing(views: list[RankView]) -> None:
 
 
 def _story(views: list[RankView]) -> HangStory:
-    story = story_of(analyse(views, LIMITS))
-    assert story is not None
-    return story
+    return story_of(analyse(views, LIMITS))
 
 
-def test_story_names_who_never_came() -> None:
-    """The rank that had ended is to blame, whatever the others ran into."""
+def test_what_a_report_says_of_each_rank() -> None:
+    """A report must not speak of a deadline that never came."""
     story = _story(_two())
-    assert story.headline == (
-        "rank 1 ended the test; rank 0 waits for it in all_reduce (c1) #1 of the default group (test_f.py:6)"
-    )
-    assert (story.culprits, story.victims) == ((1,), (0,))
     assert tuple(lines_of(story.analysis)) == (
         "Ledger of rank 0: waits in all_reduce (c1) #1 of the default group [[3]] Float (test_f.py:6).",
         "Ledger of rank 1: ended the test.",
     )
-    # A report must not speak of a deadline that never came.
     outcomes = [RankOutcome(0, Kind.HUNG, operation="all_reduce"), RankOutcome(1, Kind.PASSED)]
     marked = mark_stuck(outcomes, story)
     assert marked[0].describe() == "was still in all_reduce when no rank could go on any more"
     assert marked[1] == outcomes[1]
-
-
-def test_story_names_calls_that_differ() -> None:
-    """The reader must see both calls, and the rank that is alone with its own."""
-    groups = {"0": (0, 1, 2)}
-    wait = Wait(WaitKind.COLLECTIVE, "c1", "0")
-    views = [view(rank, [call("0", 4, "c2" if rank == 1 else "c1")], groups, wait) for rank in range(3)]
-    story = _story(views)
-    assert story.is_proven
-    assert story.headline == (
-        "the ranks disagree about call #4 of the default group: "
-        "rank 1 calls c2 (test_f.py:6), ranks 0, 2 call c1 (test_f.py:6)"
-    )
-    assert (story.culprits, story.victims) == ((1,), (0, 2))
 
 
 @pytest.mark.parametrize(
@@ -211,16 +197,6 @@ def test_inputs_that_must_agree(operation: str, sizes: str, dtypes: str, is_prov
     assert analyse(views, LIMITS).is_proven == is_proven
     if is_proven:
         assert f"rank 1 calls {operation} of {sizes} {dtypes} (test_f.py:6)" in _story(views).headline
-
-
-def test_story_of_a_cycle_blames_no_rank() -> None:
-    """Each does what it should if the other had begun."""
-    story = _story([view(rank, [], {"0": (0, 1)}, replace(RECEIVE, peer=1 - rank)) for rank in range(2)])
-    assert story.headline == (
-        "ranks 0, 1 wait for each other: rank 0 in recv from rank 1 (test_f.py:6); "
-        "rank 1 in recv from rank 0 (test_f.py:6)"
-    )
-    assert story.culprits == ()
 
 
 def test_ledger_corrects_the_culprit() -> None:
@@ -257,3 +233,120 @@ def test_a_look_before_a_fault_on_purpose_is_forgotten(is_undisturbed: bool) -> 
     detector.latest = before = HangStory(analyse(_two(), LIMITS))
     detector.poll(-math.inf)
     assert detector.latest is (before if is_undisturbed else None)
+
+
+_BEGUN_NS, _ENDED_NS = 1795358564972419942, 1795358564972619942
+_OF_NCCL = {
+    "profiling_name": "nccl:all_reduce",
+    "retired": False,
+    "time_created_ns": _BEGUN_NS,
+    "time_discovered_completed_ns": _ENDED_NS,
+}
+# As torch's `_dump_nccl_trace_json` writes them: two calls of which one has not ended.
+_DUMP = {
+    "entries": [
+        entry(2, **_OF_NCCL, state="started"),
+        entry(1, **_OF_NCCL, state="completed"),
+        entry(3, **{**_OF_NCCL, "profiling_name": "nccl:send 0->1"}, is_p2p=True),
+    ]
+}
+
+
+def _call(number: int, operation: str = "all_reduce", *, is_done: bool) -> Call:
+    return Call("0", 0, number, "nccl", operation, "[[3]]", "Float", is_done, LIMIT_MS, _BEGUN_NS, _ENDED_NS)
+
+
+def test_record_of_nccl_is_in_the_ledger(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a GPU has not ended is what its rank waits for, sooner or later."""
+    monkeypatch.setenv("TORCH_FR_BUFFER_SIZE", "256")
+    native = torch._C._distributed_c10d
+    monkeypatch.setattr(native, "_dump_nccl_trace_json", lambda **_: json.dumps(_DUMP).encode(), raising=False)
+    ledger = read_ledger(threading.get_ident(), set())
+    assert isinstance(ledger, Ledger)
+    assert ledger.device_calls == (_call(1, is_done=True), _call(2, is_done=False))
+    assert not any(call.backend == "nccl" for call in ledger.calls)
+
+
+@pytest.mark.parametrize("dump", [b"", b"no JSON", b'{"entries": [{}]}', b'{"entries": 3}'])
+def test_garbage_is_no_ledger(monkeypatch: pytest.MonkeyPatch, dump: bytes) -> None:
+    """A later torch may write something else: the rank says so, and the runner goes on without it."""
+    monkeypatch.setenv("TORCH_FR_BUFFER_SIZE", "256")
+    monkeypatch.setattr(torch._C._distributed_c10d, "_dump_nccl_trace_json", lambda **_: dump, raising=False)
+    assert not isinstance(read_ledger(threading.get_ident(), set()), Ledger)
+    # An older one records NCCL only, and the ledger says that no record is kept.
+    monkeypatch.setattr(torch._C, "_distributed_c10d", SimpleNamespace())
+    ledger = read_ledger(threading.get_ident(), set())
+    assert isinstance(ledger, Ledger)
+    assert not ledger.is_recording
+
+
+def _view(rank: int, calls: Sequence[Call], *, ended: str = "") -> RankView:
+    known = view(rank, (), {"0": (0, 1, 2)}, None).ledger
+    assert known is not None
+    others = ("a group of the backend nccl",)
+    ledger = replace(known, place=f"test_f.py:{6 + rank}", others=others, device_calls=tuple(calls))
+    return RankView(rank, ended, ledger)
+
+
+def test_rank_that_has_not_begun_is_the_culprit() -> None:
+    """At the deadline the record names it, and not the stack that happens to differ."""
+    waits = [_call(1, is_done=True), _call(2, is_done=False)]
+    story = _story([_view(0, waits), _view(1, waits[:1]), _view(2, waits)])
+    assert not story.analysis.is_proven
+    assert story.headline == (
+        "rank 1 has not begun it (test_f.py:7); ranks 0, 2 wait in all_reduce #2 of the default group of nccl"
+    )
+    assert (story.culprits, story.victims) == ((1,), (0, 2))
+    assert next(lines_of(story.analysis)) == (
+        "Ledger of rank 0: has a group of the backend nccl (test_f.py:6); the last collective that it ended: "
+        "all_reduce #1 of the default group; not ended on nccl: all_reduce #2 of the default group [[3]] Float."
+    )
+    outcomes = [RankOutcome(rank, Kind.HUNG) for rank in range(3)]
+    found = blame_by_ledger(verdict(outcomes), outcomes, story)
+    assert (found.cause, found.culprit, found.victims, found.is_proven) == (Cause.HANG, 1, (0, 2), False)
+
+
+def test_rank_that_ended_is_the_culprit() -> None:
+    """The plain case of an early return. Tools that read events see what the report tells."""
+    views = [_view(0, [_call(1, is_done=False)]), _view(1, [], ended="ended the test"), _view(2, [])]
+    story = _story(views)
+    assert story.headline.startswith("rank 1 ended the test; rank 2 has not begun it (test_f.py:8); rank 0 waits in")
+    assert story.culprits == (1, 2)
+    (first, *_) = rank_ledgers(analyse(views))
+    assert (first.rank, first.state, first.place) == (0, "has a group of the backend nccl", "test_f.py:6")
+    assert [(call.operation, call.number, call.is_done) for call in first.calls] == [("all_reduce", 1, False)]
+
+
+def test_calls_that_differ_on_a_device() -> None:
+    """One rank calls something else at the same number."""
+    views = [_view(rank, [_call(1, "barrier" if rank == 2 else "all_reduce", is_done=False)]) for rank in range(3)]
+    story = _story(views)
+    assert story.headline == (
+        "the ranks disagree about call #1 of the default group: rank 2 calls barrier, ranks 0, 1 call all_reduce"
+    )
+    assert story.culprits == (2,)
+
+
+@pytest.mark.parametrize(
+    "calls",
+    [
+        [],
+        [_call(1, is_done=True)],
+        # All have begun it: it runs.
+        [_call(1, is_done=False)],
+    ],
+)
+def test_nothing_is_said_of_devices_that_work(calls: list[Call]) -> None:
+    """A rank that waits for its own device waits for no other rank."""
+    assert _story([_view(rank, calls) for rank in range(3)]).headline == ""
+
+
+def test_record_that_has_dropped_the_call() -> None:
+    """A rank that is far ahead has begun it long ago."""
+    views = [
+        _view(0, [_call(1, is_done=False)]),
+        _view(1, [_call(9, is_done=False)]),
+        _view(2, [_call(1, is_done=True)]),
+    ]
+    story = _story(views)
+    assert 1 not in story.culprits

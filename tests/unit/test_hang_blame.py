@@ -9,11 +9,11 @@ import pytest
 from hypothesis import HealthCheck, assume, event, given, settings
 from hypothesis import strategies as st
 
-from dist_testing.core.ground.outcomes import Kind, RankOutcome, verdict
+from dist_testing.core.ground.outcomes import Cause, Kind, RankOutcome, verdict
 from dist_testing.hang.analysis import RankView, analyse
 from dist_testing.hang.blame import suspects
 from dist_testing.hang.ledger import Wait, WaitKind
-from dist_testing.hang.story import HangStory, blame_by_ledger, story_of
+from dist_testing.hang.story import blame_by_ledger, story_of
 from tests.support.hang_machine import (
     LIMIT_MS,
     LIMITS,
@@ -80,21 +80,16 @@ def test_wrong_rank_is_a_suspect(faulty: tuple[Program, Groups, int, bool], choi
     found = suspects(analysis)
     assert wrong in found
     story = story_of(analysis)
-    assert story is not None
     assert wrong in (story.culprits or story.suspects) or not leaves_out
     assert wrong not in story.victims or not leaves_out
     event("named" if story.culprits else f"one of {len(story.suspects)}")
 
 
-def _story(views: Sequence[RankView]) -> HangStory:
-    story = story_of(analyse(views, LIMITS))
-    assert story is not None
-    assert story.is_proven
-    return story
-
-
 _ALL = {"0": (0, 1, 2, 3)}
 _PAIRS = {"0": (0, 1, 2, 3), "1": (0, 1)}
+_THREE = {"0": (0, 1, 2, 3), "1": (0, 1, 2)}
+_RECEIVE = Wait(WaitKind.RECEIVE, "recv", "0", limit_ms=LIMIT_MS)
+_AT = "(test_f.py:6)"
 
 
 def _in(rank: int, group: str, number: int = 1, *, groups: Mapping[str, tuple[int, ...]] = _ALL) -> RankView:
@@ -105,73 +100,107 @@ def _ended(rank: int) -> RankView:
     return view(rank, [call("0", 1, is_done=True)], _ALL, None)
 
 
-def test_rank_that_calls_once_more_than_all_others() -> None:
-    """Three ranks have ended, and one is in a call of its own: they are right, or three ranks are wrong."""
-    views = [*(_ended(rank) for rank in range(3)), _in(3, "0", 2)]
-    story = _story(views)
-    assert story.headline == (
-        "ranks 0, 1, 2 ended the test; rank 3 waits for them in c1 #2 of the default group (test_f.py:6); "
-        "the fault is on rank 3"
-    )
-    assert (story.culprits, story.suspects, story.victims) == ((3,), (), ())
-    outcomes = [RankOutcome(rank, Kind.HUNG if rank == 3 else Kind.PASSED) for rank in range(4)]
-    assert blame_by_ledger(verdict(outcomes), outcomes, story).culprit == 3
+def _calling(*operations: str) -> list[RankView]:
+    """Ranks of one group that are in its call number 4, each in one of its own."""
+    groups, wait = {"0": tuple(range(len(operations)))}, Wait(WaitKind.COLLECTIVE, "c1", "0")
+    return [view(rank, [call("0", 4, operation)], groups, wait) for rank, operation in enumerate(operations)]
 
 
-def test_two_ranks_in_two_groups_are_both_suspects() -> None:
-    """Rank 0 may have made a call too many in the group of two, or rank 1 may have left it out."""
-    views = [_in(0, "1", groups=_PAIRS), *(_in(rank, "0", groups=_PAIRS if rank == 1 else _ALL) for rank in (1, 2, 3))]
-    story = _story(views)
-    assert story.headline == (
-        "ranks 0, 1 wait for each other: rank 0 in c1 #1 of group 1 (test_f.py:6); "
-        "rank 1 in c1 #1 of the default group (test_f.py:6); the fault is on rank 0 or on rank 1"
-    )
-    assert (story.culprits, story.suspects, story.victims) == ((), (0, 1), (2, 3))
-    outcomes = [RankOutcome(rank, Kind.HUNG) for rank in range(4)]
-    found = blame_by_ledger(verdict(outcomes), outcomes, story)
-    assert (found.culprit, found.suspects, found.victims) == (None, (0, 1), (2, 3))
-
-
-def test_third_member_tells_which_of_two_is_wrong() -> None:
-    """A witness in the sub-group: ranks 0 and 2 are in its call, so rank 1 has left it out."""
-    groups = {"0": (0, 1, 2, 3), "1": (0, 1, 2)}
-    views = [_in(rank, "1" if rank in (0, 2) else "0", groups=groups) for rank in range(4)]
-    story = _story(views)
-    assert story.headline.endswith("; the fault is on rank 1")
-    assert (story.culprits, story.victims) == ((1,), (0, 2, 3))
-
-
-@pytest.mark.parametrize("size", [3, 4])
-def test_ring_has_no_suspect_of_its_own(size: int) -> None:
-    """Any rank could begin; naming all of them says nothing."""
+def _ring(size: int) -> list[RankView]:
     groups = {"0": tuple(range(size))}
-    receive = Wait(WaitKind.RECEIVE, "recv", "0", limit_ms=LIMIT_MS)
-    views = [view(rank, [], groups, replace(receive, peer=(rank + 1) % size)) for rank in range(size)]
-    story = _story(views)
-    assert "the fault" not in story.headline
-    assert (story.culprits, story.suspects, story.victims) == ((), tuple(range(size)), ())
+    return [view(rank, [], groups, replace(_RECEIVE, peer=(rank + 1) % size)) for rank in range(size)]
 
 
-def test_two_sides_of_two_ranks_are_more_than_one_fault() -> None:
-    """No single rank explains it, so none is named."""
-    wait = Wait(WaitKind.COLLECTIVE, "c1", "0")
-    views = [view(rank, [call("0", 1, "c1" if rank < 2 else "c2")], _ALL, wait) for rank in range(4)]
-    story = _story(views)
-    assert "the fault" not in story.headline
-    assert (story.culprits, story.suspects, story.victims) == ((), (), (0, 1, 2, 3))
-
-
-def test_rank_that_left_is_named_of_two() -> None:
-    """By the ledger alone, the other one may have called too much; a test that ends too early is the rule."""
-    groups = {"0": (0, 1)}
-    views = [view(0, [call("0", 1)], groups, Wait(WaitKind.COLLECTIVE, "c1", "0")), view(1, [], groups, None)]
-    assert suspects(analyse(views, LIMITS)) == (0, 1)
-    assert _story(views).culprits == (1,)
+@pytest.mark.parametrize(
+    ("views", "headline", "culprits", "suspects_", "victims"),
+    [
+        pytest.param(
+            [_in(0, "0", groups={"0": (0, 1)}), view(1, [], {"0": (0, 1)}, None)],
+            f"rank 1 ended the test; rank 0 waits for it in c1 #1 of the default group {_AT}",
+            (1,),
+            (),
+            (0,),
+            # By the ledger alone, the other one may have called too much; a test that ends too early is the rule.
+            id="of two, the rank that has ended",
+        ),
+        pytest.param(
+            _calling("c1", "c2", "c1"),
+            f"the ranks disagree about call #4 of the default group: rank 1 calls c2 {_AT}, ranks 0, 2 call c1 {_AT}",
+            (1,),
+            (),
+            (0, 2),
+            id="the rank that is alone with its call",
+        ),
+        pytest.param(
+            _calling("c1", "c1", "c2", "c2"),
+            "the ranks disagree about call #4 of the default group: "
+            f"ranks 0, 1 call c1 {_AT}, ranks 2, 3 call c2 {_AT}",
+            (),
+            (),
+            (0, 1, 2, 3),
+            id="no single rank explains two sides of two ranks",
+        ),
+        pytest.param(
+            [*(_ended(rank) for rank in range(3)), _in(3, "0", 2)],
+            f"ranks 0, 1, 2 ended the test; rank 3 waits for them in c1 #2 of the default group {_AT}; "
+            "the fault is on rank 3",
+            (3,),
+            (),
+            (),
+            id="a call of its own: the others are right, or three ranks are wrong",
+        ),
+        pytest.param(
+            [_in(0, "1", groups=_PAIRS), *(_in(rank, "0", groups=_PAIRS if rank == 1 else _ALL) for rank in (1, 2, 3))],
+            f"ranks 0, 1 wait for each other: rank 0 in c1 #1 of group 1 {_AT}; "
+            f"rank 1 in c1 #1 of the default group {_AT}; the fault is on rank 0 or on rank 1",
+            (),
+            (0, 1),
+            (2, 3),
+            id="rank 0 has made a call too many in the group of two, or rank 1 has left it out",
+        ),
+        pytest.param(
+            [_in(rank, "1" if rank in (0, 2) else "0", groups=_THREE) for rank in range(4)],
+            f"ranks 0, 1 wait for each other: rank 0 in c1 #1 of group 1 {_AT}; "
+            f"rank 1 in c1 #1 of the default group {_AT}; the fault is on rank 1",
+            (1,),
+            (),
+            (0, 2, 3),
+            id="rank 2, in the call of the sub-group, is a witness against rank 1",
+        ),
+        *(
+            pytest.param(
+                _ring(size),
+                f"ranks {', '.join(map(str, range(size)))} wait for each other: "
+                + "; ".join(f"rank {rank} in recv from rank {(rank + 1) % size} {_AT}" for rank in range(size)),
+                (),
+                tuple(range(size)),
+                (),
+                id=f"any of {size} ranks in a ring could begin",
+            )
+            for size in (2, 3, 4)
+        ),
+    ],
+)
+def test_story(
+    views: list[RankView],
+    headline: str,
+    culprits: tuple[int, ...],
+    suspects_: tuple[int, ...],
+    victims: tuple[int, ...],
+) -> None:
+    """If this fails, the report blames a rank that is right, or does not name the calls and the lines."""
+    story = story_of(analyse(views, LIMITS))
+    assert story.analysis.is_proven
+    assert story.headline == headline
+    assert (story.culprits, story.suspects, story.victims) == (culprits, suspects_, victims)
+    outcomes = [RankOutcome(view.rank, Kind.PASSED if view.ended else Kind.HUNG) for view in views]
+    found = blame_by_ledger(verdict(outcomes), outcomes, story)
+    assert (found.cause, found.reason, found.is_proven) == (Cause.HANG, headline, True)
+    assert found.culprit == (culprits[0] if culprits else None)
+    assert (found.suspects, found.victims) == (suspects_, victims)
 
 
 def test_world_that_can_go_on_has_no_suspects() -> None:
     """A rank that has not come yet is no proof of anything."""
-    assert (
-        suspects(analyse([replace(_ended(0), ledger=None, silence="gave no answer", ended=""), _in(1, "0", 2)], LIMITS))
-        == ()
-    )
+    silent = replace(_ended(0), ledger=None, silence="gave no answer", ended="")
+    assert suspects(analyse([silent, _in(1, "0", 2)], LIMITS)) == ()

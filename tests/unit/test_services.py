@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import re
-from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -12,7 +10,7 @@ import pytest
 from dist_testing.core.ground.outcomes import Cause, Kind, RankOutcome, Status, Verdict
 from dist_testing.services import Service
 from dist_testing.services.definition import Scope
-from dist_testing.services.keeper_messages import Ended
+from dist_testing.services.keeper import Ended
 from dist_testing.services.of_world import blamed
 from dist_testing.services.running import Running
 from dist_testing.services.scopes import Shared, key_of
@@ -59,20 +57,6 @@ def test_impossible_services(arguments: dict[str, Any], said: str) -> None:
     assert said in first
     assert cause.endswith(".")
     assert way_out.endswith(".")
-
-
-@pytest.mark.parametrize(
-    ("command", "opens"),
-    [
-        (["a"], ""),
-        (["a", "--listen=127.0.0.1:{port}"], "port"),
-        (["a", "{fd}"], "fd"),
-        (_with_default, "fd"),
-    ],
-)
-def test_who_opens_the_port(command: list[str] | Callable[..., None], opens: str) -> None:
-    """If this fails, a server does not get its port."""
-    assert Service(command, healthy=re.compile("ready")).opens == opens
 
 
 @pytest.mark.parametrize(

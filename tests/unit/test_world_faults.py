@@ -4,21 +4,33 @@ from __future__ import annotations
 
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pytest
 
 from dist_testing import World
+from dist_testing.core.engine.hooks import CaseStart
 from dist_testing.core.ground.backends import default_backend
 from dist_testing.core.ground.case import Case
 from dist_testing.core.ground.errors import UsageError
 from dist_testing.core.ground.layout import Layout
+from dist_testing.core.ground.outcomes import Kind, RankOutcome
+from dist_testing.core.ground.record import LinkEnds
 from dist_testing.core.ground.spec import Spec
 from dist_testing.core.ground.world import NoRunner, WorldSettings
-from dist_testing.nodes.fault_messages import LinkFault, Request, SignalFault
-from dist_testing.nodes.faults import Faults
-from dist_testing.nodes.links import CUT, WHOLE, Link, LinkRule
+from dist_testing.nodes.fault_desk import FaultDesk
+from dist_testing.nodes.faults import (
+    FAULT_REQUESTS,
+    LINK_ANSWERS,
+    Faults,
+    LinkFault,
+    LinksChanged,
+    Request,
+    SignalFault,
+)
+from dist_testing.nodes.links import CUT, WHOLE, LinkRule
 from dist_testing.nodes.planned import PlannedFault, check, plan_of, read_fault_plan
-from tests.support.results import case_of, refusal
+from tests.support.results import case_of, refusal, result_of
 
 
 def _faults(asked: list[Any], layout: Layout) -> Faults:
@@ -28,7 +40,7 @@ def _faults(asked: list[Any], layout: Layout) -> Faults:
         if isinstance(request, SignalFault):
             asked.append((request.action, list(request.ranks)))
         else:
-            asked.append(([(link.source, link.target) for link in request.links], request.rule))
+            asked.append((list(request.links), request.rule))
 
     return Faults(layout, note, lambda *delay: asked.append(delay))
 
@@ -142,11 +154,11 @@ def test_what_is_no_plan_is_refused_in_three_lines(value: object) -> None:
     ("call", "requests"),
     [
         ("kill(3)", (SignalFault("kill", (3,)),)),
-        (" wire(0, 1, loss=0.5, one_way=True) ", (LinkFault((Link(0, 1),), LinkRule(loss_ppm=500_000)),)),
+        (" wire(0, 1, loss=0.5, one_way=True) ", (LinkFault((LinkEnds(0, 1),), LinkRule(loss_ppm=500_000)),)),
         (
             # First the cable, so that no peer hears of the end of the ranks.
             "node_down(1)",
-            (LinkFault((Link(1, 0), Link(0, 1)), CUT), SignalFault("power off", (2, 3))),
+            (LinkFault((LinkEnds(1, 0), LinkEnds(0, 1)), CUT), SignalFault("power off", (2, 3))),
         ),
     ],
 )
@@ -181,3 +193,20 @@ def test_only_plain_calls_of_faults_are_planned(call: str) -> None:
 def test_a_fault_that_the_world_cannot_have_is_refused(case: Case, said: str) -> None:
     """If this fails, ranks start for a fault that cannot happen."""
     assert said in refusal(lambda: check(case, Spec("", default_backend(), (4,), "fork"))).splitlines()[0]
+
+
+def test_a_fault_of_the_network_that_nothing_carries_out_is_refused() -> None:
+    """If this fails, a rank whose fault was on its way when the link process died waits for the limit of its case."""
+    records = [mock.MagicMock(rank=rank, **{"channel.fileno.return_value": 0}) for rank in range(3)]
+    desk = FaultDesk(mock.Mock(records=records, is_running=True))
+    desk.begin_case(CaseStart(case_of(3, settings={"nodes": 3}), 0.0, keeps_ranks=False))
+    order = FAULT_REQUESTS.to_wire(LinkFault((LinkEnds(0, 1),), CUT)).decode()
+    for rank in range(3):
+        desk.on_message(rank, order)
+    desk.poll(1.0)
+    for text in ("", "world.faults: it has ended.\nWhy.\nWay out."):
+        desk.on_answer(LINK_ANSWERS.to_wire(LinksChanged(text)).decode())
+    assert [record.answer.call_args.args for record in records] == [("faults", ""), *[("faults", text)] * 2]
+    # It tells without an order, too.
+    desk.on_answer(LINK_ANSWERS.to_wire(LinksChanged(text)).decode())
+    assert desk.explain(result_of([RankOutcome(0, Kind.PASSED)])).notes[-1] == text.replace("\n", " ")
