@@ -60,7 +60,7 @@ def audit(command: Sequence[str], runner: Runner, settings: Settings, tell: Call
 
 
 def _audit_case(result: CaseResult, runner: Runner, settings: Settings, tell: Callable[[str], None]) -> None:
-    selected = None if result.id == WHOLE else result.id
+    selected = None if result.id == WHOLE else [result.id]
     clean = runner.run(Plan(selected, collectives=settings.collectives), settings.suite_limit_s)
     alone = clean.seen.cases.get(result.id)
     if alone is None or not alone.ranks or clean.exit_status != 0 or alone.outcome not in ("passed", ""):

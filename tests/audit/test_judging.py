@@ -117,7 +117,7 @@ def _ran(case: CaseSeen | None, exit_status: int | None, *, at_s: float | None =
 def _judged(fault: str, case: CaseSeen | None, exit_status: int | None, *, hit: bool = False) -> FaultResult:
     clean = _ran(CaseSeen("t::a", "passed", world_size=2), 0)
     ran = _ran(case, exit_status, at_s=10.0, hit=hit)
-    return judge(Plan("t::a", fault, 1, "init"), ran, clean, "t::a", slow_s=5.0, limit_s=20.0)
+    return judge(Plan(["t::a"], fault, 1, "init"), ran, clean, "t::a", slow_s=5.0, limit_s=20.0)
 
 
 @pytest.mark.parametrize(
@@ -157,7 +157,7 @@ def test_ranks_that_end_together_are_all_right() -> None:
         ran = _ran(case, 1)
         ran.seen.fault = seen_in([*known, fault]).fault
         clean = _ran(CaseSeen("t::a", "passed", world_size=2), 0)
-        found = judge(Plan("t::a", "kill", 1, "own"), ran, clean, "t::a", slow_s=5.0, limit_s=20.0)
+        found = judge(Plan(["t::a"], "kill", 1, "own"), ran, clean, "t::a", slow_s=5.0, limit_s=20.0)
         assert found.holes == holes
 
 
