@@ -16,11 +16,10 @@ import json
 import sys
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from dist_testing.adopt.suite import Compared, Found, Suite, choose
+from dist_testing.adopt.suite import Compared, Found, Suite, choose, outcome_in
 from dist_testing.audit.command import Ran
 from dist_testing.audit.hook.harnesses import Harness
 from dist_testing.audit.program import parser_for, run_program, seconds_in, tell
@@ -144,23 +143,25 @@ def _clearest(one: Found, seen: Mapping[str, CaseSeen]) -> CaseSeen:
 
 def _table(compared: Compared) -> Iterator[str]:
     rows = [("test", "own", "ours", "own time", "our time")]
-    for test, own in compared.own.items():
-        ours = compared.ours[test]
-        rows.append((test, own.outcome, ours.outcome, seconds(own.seconds), seconds(ours.seconds)))
+    runs = (compared.own, compared.ours)
+    for test in compared.tests:
+        own, ours = (outcome_in(run, test) for run in runs)
+        own_s, ours_s = (run.seen.cases.get(test, CaseSeen(test)).seconds for run in runs)
+        rows.append((test, own, ours, seconds(own_s), seconds(ours_s)))
     widths = [max(len(row[column]) for row in rows) for column in range(5)]
     for row in rows:
         yield "  ".join(text.ljust(width) for text, width in zip(row, widths, strict=True)).rstrip()
     for test in compared.different:
         yield f"DIFFERENT {test}"
-        for name, result in (("own", compared.own[test]), ("ours", compared.ours[test])):
-            yield f"  {name}: {result.outcome}{': ' if result.error else ''}{result.error}"
-    for name, run in (("own", compared.own_run), ("our", compared.our_run)):
+        for name, run in zip(("own", "ours"), runs, strict=True):
+            error = run.seen.cases[test].error
+            yield f"  {name}: {outcome_in(run, test)}{': ' if error else ''}{error}"
+    for name, run in zip(("own", "our"), runs, strict=True):
         if run.exit_status is None:
             yield f"the {name} run was ended after {seconds(run.seconds)} (--timeout)"
     same, both = len(compared.both) - len(compared.different), plural(len(compared.both), "test")
     yield f"{both} compared, {same} with the same outcome: {_faster(*compared.seconds)}"
-    runs_s = compared.own_run.seconds, compared.our_run.seconds
-    yield f"whole runs, with the start of pytest: {_faster(*runs_s)}"
+    yield f"whole runs, with the start of pytest: {_faster(*(run.seconds for run in runs))}"
 
 
 def _faster(own_s: float, ours_s: float) -> str:
@@ -188,10 +189,16 @@ def _content(
     if compared is not None:
         own_s, ours_s = compared.seconds
         tests = [
-            {"id": test, "own": asdict(own), "ours": asdict(compared.ours[test])} for test, own in compared.own.items()
+            {"id": test, "own": _result(compared.own, test), "ours": _result(compared.ours, test)}
+            for test in compared.tests
         ]
         content["compared"] = {"tests": tests, "different": compared.different, "own_s": own_s, "ours_s": ours_s}
     return content
+
+
+def _result(run: Ran, test: str) -> dict[str, Any]:
+    case = run.seen.cases.get(test, CaseSeen(test))
+    return {"outcome": outcome_in(run, test), "seconds": case.seconds, "error": case.error}
 
 
 def _count(text: str) -> int:

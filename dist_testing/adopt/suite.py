@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import json
 import os
-import shutil
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -16,13 +14,9 @@ from dist_testing.audit.hook.record import Plan
 from dist_testing.audit.seen import CaseSeen, Collected
 from dist_testing.core.ground.errors import UsageError
 
-_NOTES = "dist_adopt_notes"
 _OURS = "dist_testing.core.pytest.plugin"
 # Keeps the installed plug-in of the library out.
 _OWN = ("-p", f"no:{_OURS}")
-# Outcomes of the phases of a test: the last one that came counts.
-_ORDER = ("rerun", "passed", "skipped", "xfailed", "xpassed", "failed", "error")
-NOT_ENDED, NOT_RUN = "not ended", "not run"
 
 
 @dataclass(frozen=True)
@@ -35,38 +29,35 @@ class Found:
 
 
 @dataclass(frozen=True)
-class Result:
-    """What a test of a run came to."""
-
-    outcome: str = NOT_RUN  # as pytest names it; or NOT_ENDED, NOT_RUN
-    seconds: float = 0.0  # of setup, call and teardown
-    error: str = ""  # the first line of the failure, or of the reason of a skip
-
-
-@dataclass(frozen=True)
 class Compared:
-    """Tests under the suite's own harness and with the adapters: test -> result."""
+    """Tests under the suite's own harness, and with the adapters."""
 
-    own: dict[str, Result]
-    ours: dict[str, Result]
-    own_run: Ran
-    our_run: Ran
+    tests: list[str]
+    own: Ran
+    ours: Ran
 
     @property
     def both(self) -> list[str]:
         """The tests that have begun in both runs."""
-        return [test for test, own in self.own.items() if NOT_RUN not in (own.outcome, self.ours[test].outcome)]
+        return [test for test in self.tests if test in self.own.seen.cases and test in self.ours.seen.cases]
 
     @property
     def seconds(self) -> tuple[float, float]:
         """Seconds of these tests in the suite's own run, and with the adapters."""
         both = self.both
-        return sum(self.own[test].seconds for test in both), sum(self.ours[test].seconds for test in both)
+        own_s, ours_s = (sum(run.seen.cases[test].seconds for test in both) for run in (self.own, self.ours))
+        return own_s, ours_s
 
     @property
     def different(self) -> list[str]:
         """The tests with another outcome."""
-        return [test for test in self.both if self.own[test].outcome != self.ours[test].outcome]
+        return [test for test in self.both if outcome_in(self.own, test) != outcome_in(self.ours, test)]
+
+
+def outcome_in(run: Ran, test: str) -> str:
+    """Return what a test of a run came to: pytest's word, or that it has not run or not ended."""
+    case = run.seen.cases.get(test)
+    return "not run" if case is None else case.word if case.has_ended else "not ended"
 
 
 class Suite:
@@ -78,9 +69,6 @@ class Suite:
         self._runner = Runner(command, folder, logs, limit_s)
         self._limit_s = limit_s
         self._cache = folder / "cache"
-        self._notes = folder / "notes"
-        self._notes.mkdir()
-        shutil.copy(Path(__file__).with_name("notes.py"), self._notes / f"{_NOTES}.py")
 
     def collect(self) -> tuple[Collected, Ran]:
         """Return what pytest collects. Raises UsageError if it collects nothing."""
@@ -115,41 +103,30 @@ class Suite:
 
     def trace(self, tests: Sequence[str], collected: Collected) -> dict[str, CaseSeen]:
         """Run tests under their own harness, and return what the hook has seen of each."""
-        ran, _ = self._run(Plan(collectives=False, harnesses=True), tests, collected, _OWN)
-        return {test: ran.seen.cases.get(test, CaseSeen(test)) for test in tests}
+        seen = self._run(tests, collected, _OWN, harnesses=True).seen.cases
+        return {test: seen.get(test, CaseSeen(test)) for test in tests}
 
     def compare(self, tests: list[str], collected: Collected, plugins: Sequence[str]) -> Compared:
         """Run tests with their own harness, then with plug-ins. Raises UsageError if a run has no result."""
         with_ours = [word for name in (_OURS, *plugins) for word in ("-p", name)]
         runs = []
         for words in (_OWN, with_ours):
-            ran, results = self._run(None, tests, collected, words)
-            if all(result.outcome == NOT_RUN for result in results.values()):
+            ran = self._run(tests, collected, words)
+            if all(test not in ran.seen.cases for test in tests):
                 raise UsageError(
                     f"{self._command} {' '.join(words)}: none of {len(tests)} tests began (exit status "
                     f"{ran.exit_status}).\n"
                     "pytest ended before: a plug-in of the suite, or the Python of the command has no dist_testing.\n"
                     f"Run this command to see why. Its output is in {ran.log}.{ran.end_of_output}"
                 )
-            runs.append((ran, results))
-        (own_run, own), (our_run, ours) = runs
-        return Compared(own, ours, own_run, our_run)
+            runs.append(ran)
+        return Compared(tests, *runs)
 
-    def _run(
-        self, plan: Plan | None, tests: Sequence[str], collected: Collected, words: Sequence[str]
-    ) -> tuple[Ran, dict[str, Result]]:
-        chosen: dict[str, list[str]] = {}
-        for test in tests:
-            file = os.path.join(collected.root, test.partition("::")[0])
-            chosen.setdefault(os.path.normpath(file), []).append(test)
-        (self._notes / "chosen.json").write_text(json.dumps(chosen), encoding="utf-8")
-        notes = self._notes / "notes.jsonl"
-        notes.write_text("", encoding="utf-8")
-        path = os.pathsep.join(filter(None, (str(self._notes), os.environ.get("PYTHONPATH"))))
+    def _run(self, tests: Sequence[str], collected: Collected, words: Sequence[str], *, harnesses: bool = False) -> Ran:
         # The user's own cache knows the tests that failed last. Without a cache, pytest refuses the option.
         cache = ("-o", f"cache_dir={self._cache}") if "cacheprovider" in collected.plugins else ()
-        ran = self._runner.run(plan, self._limit_s, ("-p", _NOTES, *cache, *words), {"PYTHONPATH": path})
-        return ran, _results(tests, notes.read_text(encoding="utf-8"))
+        plan = Plan(list(tests), collectives=False, harnesses=harnesses)
+        return self._runner.run(plan, self._limit_s, (*cache, *words))
 
 
 def choose(tests: Sequence[str], count: int) -> list[str]:
@@ -173,21 +150,3 @@ def _found(harness: Harness, collected: Collected) -> Found:
         file, line = collected.tests[test][harness.name]
         sites[f"{os.path.relpath(file, collected.root)}:{line}"] += 1
     return Found(harness, tests, sites.most_common())
-
-
-def _results(tests: Sequence[str], notes: str) -> dict[str, Result]:
-    """Return the results of tests, from the lines that the plug-in has written."""
-    phases: dict[str, list[tuple[str, str, float, str]]] = {test: [] for test in tests}
-    for line in notes.splitlines():
-        test, *phase = json.loads(line)
-        phases[test].append(tuple(phase))
-    return {test: _result(found) for test, found in phases.items()}
-
-
-def _result(phases: Sequence[tuple[str, str, float, str]]) -> Result:
-    if not phases:
-        return Result()
-    outcome = max((phase[1] for phase in phases[1:]), key=_ORDER.index, default="")
-    errors = [text.strip().splitlines()[0] for *_, text in phases if text.strip()]
-    has_ended = phases[-1][0] == "teardown"
-    return Result(outcome if has_ended else NOT_ENDED, sum(phase[2] for phase in phases), "".join(errors[:1]))

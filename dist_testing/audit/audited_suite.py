@@ -8,9 +8,16 @@ from dataclasses import dataclass
 from fnmatch import fnmatchcase
 
 from dist_testing.audit.command import Ran, Runner
-from dist_testing.audit.findings import Audit, CaseResult, FaultResult
+from dist_testing.audit.findings import (
+    Audit,
+    CaseResult,
+    FaultResult,
+    judge,
+    judge_clean,
+    moment_of,
+    why_not_planted,
+)
 from dist_testing.audit.hook.record import Plan
-from dist_testing.audit.judge import judge, judge_clean, moment_of, why_not_planted
 from dist_testing.audit.seen import WHOLE, CaseSeen
 from dist_testing.core.ground.errors import UsageError
 
@@ -60,7 +67,7 @@ def audit(command: Sequence[str], runner: Runner, settings: Settings, tell: Call
 
 
 def _audit_case(result: CaseResult, runner: Runner, settings: Settings, tell: Callable[[str], None]) -> None:
-    selected = None if result.id == WHOLE else result.id
+    selected = None if result.id == WHOLE else [result.id]
     clean = runner.run(Plan(selected, collectives=settings.collectives), settings.suite_limit_s)
     alone = clean.seen.cases.get(result.id)
     if alone is None or not alone.ranks or clean.exit_status != 0 or alone.outcome not in ("passed", ""):

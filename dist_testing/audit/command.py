@@ -102,27 +102,20 @@ class Runner:
         self._after_fault_s = after_fault_s  # limit from the moment when the fault came
         self._count = 0
 
-    def run(
-        self, plan: Plan | None, limit_s: float, words: Sequence[str] = (), env: Mapping[str, str] | None = None
-    ) -> Ran:
-        """Run the command, and return what happened; no process of it is alive then.
-
-        `plan`: what the hook does; None for no hook. `words` are added to the command, and `env` to its environment.
-        """
+    def run(self, plan: Plan, limit_s: float, words: Sequence[str] = ()) -> Ran:
+        """Run the command with `words` at its end, and return what happened; no process of it is alive then."""
         self._count += 1
         folder = self._folder / str(self._count)
         temp = folder / "t"
         temp.mkdir(parents=True)
-        own = {"TMPDIR": str(temp), **(env or {})}
         (folder / "records.jsonl").touch()
-        if plan is not None:
-            (folder / "plan.json").write_text(json.dumps(plan._asdict()), encoding="utf-8")
-            own |= {"DIST_TESTING_AUDIT": str(folder), "DIST_TESTING_AUDIT_BOOTSTRAP": str(_BOOTSTRAP)}
+        (folder / "plan.json").write_text(json.dumps(plan._asdict()), encoding="utf-8")
+        own = {"TMPDIR": str(temp), "DIST_TESTING_AUDIT": str(folder), "DIST_TESTING_AUDIT_BOOTSTRAP": str(_BOOTSTRAP)}
         log = self._logs / f"{self._count}.log"
         shm = _SharedMemory()
         began_s = time.monotonic()
         with log.open("wb") as output:
-            process = _start([*self._command, *words], own, output.fileno())
+            process = _start([*self._command, *words], {**os.environ, **own}, output.fileno())
         try:
             in_time = _wait(process, folder / "planted", began_s + limit_s, self._after_fault_s, shm)
             ended_s = time.monotonic()
@@ -145,15 +138,15 @@ class Runner:
         return ran
 
 
-def _start(command: list[str], own: Mapping[str, str], output: int) -> subprocess.Popen[bytes]:
-    parent, env = os.getpid(), {**os.environ, **own}
+def _start(command: list[str], env: Mapping[str, str], output: int) -> subprocess.Popen[bytes]:
+    parent = os.getpid()
     try:
         return subprocess.Popen(
             command,
             stdin=subprocess.DEVNULL,
             stdout=output,
             stderr=subprocess.STDOUT,
-            env=with_hook(env) if "DIST_TESTING_AUDIT" in own else env,
+            env=with_hook(env),
             # No session of its own: there a test could not make its process the leader of a group, as vLLM's do.
             process_group=0,
             # Safe: this process has one thread.

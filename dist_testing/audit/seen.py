@@ -11,6 +11,9 @@ from typing import Any
 
 # A case, where neither pytest nor unittest runs the suite.
 WHOLE = "(the whole command)"
+# The outcomes of parts of a case, and pytest's words for them: the last one that a part has counts.
+_OUTCOMES = ("", "skipped", "passed", "failed")
+_WORDS = ("", "rerun", "passed", "skipped", "xfailed", "xpassed", "failed", "error")
 
 
 @dataclass
@@ -30,6 +33,12 @@ class CaseSeen:
     rank_pids: set[int] = field(default_factory=set)  # the processes that became ranks
     # Harness -> calls of the process that runs the case; only if the plan asks for harnesses.
     calls: Counter[str] = field(default_factory=Counter)
+    # What pytest says of it: its word, the seconds of setup, call and teardown, the first line of a failure or of the
+    # reason of a skip, and whether the teardown has ended.
+    word: str = ""
+    seconds: float = 0.0
+    error: str = ""
+    has_ended: bool = False
 
 
 @dataclass(frozen=True)
@@ -82,13 +91,14 @@ def seen_in(records: list[dict[str, Any]]) -> Seen:
         # The first parent: later it may be the audit, which adopts orphans.
         parents.setdefault(record["pid"], record["ppid"])
     told = _outermost(records, parents)
+    # Without cases of a harness that the hook knows, the command is the only case.
+    has_cases = bool(told) or any(record["kind"] == "begin" for record in records)
     seen = Seen()
     begun: set[int] = set()
     hosted: dict[int, set[int]] = defaultdict(set)
     for record in records:
         kind, pid = record["kind"], record["pid"]
-        # Without results of a harness that the hook knows, the command is the only case.
-        name = record["case"] if told else WHOLE
+        name = record["case"] if has_cases else WHOLE
         seen.processes += kind == "process"
         seen.has_pytest |= kind == "session"
         if kind in ("session", "begin"):
@@ -138,9 +148,16 @@ def _above(pid: int, parents: dict[int, int]) -> set[int]:
 
 
 def _add_result(case: CaseSeen, record: dict[str, Any]) -> None:
+    phase, outcome = record.get("phase", "call"), record["outcome"]
+    case.word = max(case.word, record.get("word", ""), key=_WORDS.index)
+    case.seconds += record.get("seconds", 0.0)
+    case.error = case.error or record.get("error", "").strip().partition("\n")[0]
+    case.has_ended |= phase == "teardown"
+    # A setup that passes says nothing yet; and some plug-ins have outcomes of their own, such as "rerun".
+    if outcome not in _OUTCOMES or (outcome == "passed" and phase != "call"):
+        return
     # Phases of one case, and the ranks of `torchrun -m pytest`: a failure of any counts, then a pass, then a skip.
-    order = ("", "skipped", "passed", "failed")
     if case.outcome != "failed":
         case.ended_s = record["t"]
-    case.outcome = max(case.outcome, record["outcome"], key=order.index)
+    case.outcome = max(case.outcome, outcome, key=_OUTCOMES.index)
     case.text = "\n".join(filter(None, [case.text, record["text"]]))

@@ -16,7 +16,7 @@ from typing import Any
 from urllib.parse import unquote, urlsplit
 
 from dist_testing.core.ground.errors import ReportError
-from dist_testing.report.model import InvocationRecord, RunRecord, bounded
+from dist_testing.report.model import InvocationRecord, RunFiles, RunRecord, bounded
 from dist_testing.report.result_xml import seconds_in
 
 # Bazel's words for a target that has passed, the best first. A flaky target has passed after a failure.
@@ -26,8 +26,6 @@ _INFRASTRUCTURE = ("EXECUTION_FAILED", "REMOTE_CACHE_FAILED", "REMOTE_CACHE_EVIC
 # Bazel's words for a target that the invocation did not reach before it ended.
 _NOT_REACHED = ("INCOMPLETE", "REMOTE_ENVIRONMENT_FAILURE")
 
-# Some 100,000 targets. A larger file would take all memory.
-_MAX_BYTES = 512 << 20
 # With --keep_going Bazel gives the reason only in its output: the first line, and for an incompatible target the end.
 _UNANALYSED = re.compile(
     r"errors encountered while analyzing target '(?P<label>[^'\n]+)', it will not be built\.\n(?P<why>[^\n]*)"
@@ -46,24 +44,11 @@ class EventsError(ReportError):
 
 
 @dataclass(frozen=True, slots=True)
-class Output:
-    """A file that a test action has left."""
-
-    name: str  # Bazel's name of it, such as "test.log" or "test.outputs__outputs.zip"
-    path: Path | None  # the file; None if it is not on this machine
-    uri: str = ""  # its address in the build events: "file:///..." or "bytestream://..."
-
-
-@dataclass(frozen=True, slots=True)
 class Attempt(RunRecord):
     """A test action, which is an attempt of one shard of one run of a target. Its cases are not read yet."""
 
-    outputs: tuple[Output, ...] = ()
-
-    @property
-    def xml(self) -> Path | None:
-        """Its test.xml; None if it is not on this machine."""
-        return next((output.path for output in self.outputs if output.name == "test.xml"), None)
+    files: RunFiles = field(default_factory=RunFiles)  # its outputs that are on this machine
+    xml_uri: str = ""  # address of its test.xml: "file:///..." or "bytestream://..."; "" if it has left none
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,9 +69,6 @@ def read_events(path: Path) -> list[Mapping[str, Any]]:
     An incomplete last line is left out: Bazel was killed, the disk is full, or Bazel still runs.
     """
     try:
-        size = path.stat().st_size
-        if size > _MAX_BYTES:
-            raise ValueError(f"it has {size >> 20} MiB, and at most {_MAX_BYTES >> 20} MiB are read")
         return _parse(path.read_bytes())
     except (OSError, ValueError) as error:
         raise EventsError(
@@ -239,11 +221,12 @@ def _time(text: object) -> float | None:
 def _attempt(identity: Mapping[str, Any], result: Mapping[str, Any], testlogs: _OutputFinder) -> Attempt:
     execution = result.get("executionInfo", {})
     cached = "local" if result.get("cachedLocally") else "remote" if execution.get("cachedRemotely") else ""
-    outputs = [
-        Output(str(output.get("name", "")), testlogs.find(identity, uri), uri)
-        for output in result.get("testActionOutput", [])
-        for uri in (str(output.get("uri", "")),)
-    ]
+    uris = {str(output.get("name", "")): str(output.get("uri", "")) for output in result.get("testActionOutput", [])}
+    paths = {name: path for name, uri in uris.items() if (path := testlogs.find(identity, uri)) is not None}
+    xml = paths.get("test.xml")
+    # Files beside the test.xml of the last attempt; those of earlier attempts have names of their own.
+    folder = xml.parent / "test.outputs" if xml is not None and xml.name == "test.xml" else None
+    archive = next((path for path in paths.values() if path.suffix == ".zip"), None)
     return Attempt(
         target=str(identity["label"]),
         configuration=identity.get("configuration", {}).get("id", ""),
@@ -257,7 +240,8 @@ def _attempt(identity: Mapping[str, Any], result: Mapping[str, Any], testlogs: _
         began_wall_s=_time(result.get("testAttemptStart", "")),
         duration_s=seconds_in(str(result.get("testAttemptDuration", "")).removesuffix("s")),
         has_results=False,
-        outputs=tuple(outputs),
+        files=RunFiles(xml, (), archive, folder, paths.get("test.log")),
+        xml_uri=uris.get("test.xml", ""),
     )
 
 

@@ -8,9 +8,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from dist_testing.core.ground.record import BAD, STATUSES, Status
-from dist_testing.report.facts import final_runs
+from dist_testing.report.facts import RecordedNumber, final_runs, numbers_of
 from dist_testing.report.model import Report
-from dist_testing.report.numbers import RecordedNumber, numbers_of
 from dist_testing.report.words import grouped, one_line, seconds
 
 # A case is slower if its ratio is so many robust standard deviations above the ratio of the middle case, ...

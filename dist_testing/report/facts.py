@@ -1,13 +1,19 @@
-"""Derives what people ask from a report: what failed, what did not run, what is slow; the parts of a failure's text."""
+"""Derives what people ask from a report: what failed, what did not run, what is slow, which numbers were recorded.
+
+It also takes the text of a failure apart.
+"""
 
 from __future__ import annotations
 
+import json
 import re
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
+from dist_testing.core.ground.codec import WrongValueError, shape_of
 from dist_testing.core.ground.record import BAD, CaseRecord, Status
+from dist_testing.numbers.number import PROPERTY, Summary
 from dist_testing.report.model import Action, NotRun, Report, RunRecord
 from dist_testing.report.result_xml import seconds_in
 from dist_testing.report.words import grouped, utc
@@ -177,6 +183,40 @@ def slow_cases(report: Report, count: int) -> list[CaseRecord]:
             if case.status != "skipped" and case.duration_s > (known.duration_s if known else 0):
                 slowest[run.suite, case.name] = case
     return sorted(slowest.values(), key=lambda case: -case.duration_s)[:count]
+
+
+@dataclass(frozen=True, slots=True)
+class RecordedNumber:
+    """A number of a case, in all ranks that recorded it."""
+
+    target: str
+    case: str
+    name: str
+    summary: Summary
+
+    @property
+    def key(self) -> tuple[str, str, str, str]:
+        """What makes it comparable with one of another report."""
+        return self.target, self.case, self.name, self.summary.unit
+
+    @property
+    def median_text(self) -> str:
+        """The median of the ranks, with its unit."""
+        return f"{self.summary.median:g} {self.summary.unit}".rstrip()
+
+
+def numbers_of(report: Report) -> Iterator[RecordedNumber]:
+    """Yield all numbers; of a repeated case those of the last attempt."""
+    for run in final_runs(report):
+        for case in run.cases:
+            for name, value in case.properties:
+                if name.startswith(PROPERTY):
+                    try:
+                        summary: Summary = shape_of(Summary).read(json.loads(str(value)))
+                    except (WrongValueError, ValueError, RecursionError):
+                        # Any program may have written the file.
+                        continue
+                    yield RecordedNumber(run.target, case.name, name.removeprefix(PROPERTY), summary)
 
 
 @dataclass(frozen=True, slots=True)

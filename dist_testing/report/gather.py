@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import itertools
 import os
 import re
 import zlib
@@ -15,9 +14,9 @@ from typing import Literal
 
 from dist_testing.core.ground.errors import ReportError
 from dist_testing.report.build_events import Attempt, Invocation, read_invocation
-from dist_testing.report.model import InvocationRecord, NotRun, Problem, Report, RunRecord, is_label
+from dist_testing.report.model import InvocationRecord, NotRun, Problem, Report, RunFiles, RunRecord, is_label
 from dist_testing.report.result_xml import read_xml
-from dist_testing.report.run_files import RunFiles, filled_run
+from dist_testing.report.run_files import filled_run
 
 # Bazel's folders of the shards and the repeated runs of a target.
 _PART = re.compile(r"(?:shard_(?P<shard>\d{1,5})_of_\d+)?_?(?:run_(?P<run>\d{1,5})_of_\d+)?")
@@ -26,8 +25,6 @@ _BUILD_EVENT = re.compile(rb'\{\s*"id"\s*:\s*\{')
 # The name of an event stream, and the part of a process of pytest-xdist in it.
 _STREAM = re.compile(r".+\.jsonl(\.gz)?")
 _WORKER = re.compile(r"\.gw\d+(?=\.)")
-# More files than any CI job has; a folder such as / must not keep the command busy forever.
-_MAX_FILES = 100_000
 _SNIFFED_BYTES = 64 * 1024
 # Folders of a checkout that have no results.
 _SKIPPED_FOLDERS = frozenset({".git", "node_modules", "__pycache__", "site-packages"})
@@ -97,11 +94,10 @@ class _Gathering:
             self._problems.append(Problem(str(path), str(error).removeprefix(f"{path}: ")))
 
     def _add_folder(self, folder: Path) -> None:
-        files = list(itertools.islice(_files(folder), _MAX_FILES))
-        if len(files) == _MAX_FILES:
-            raise _nothing(folder, f"it has {_MAX_FILES} files or more, too many for a folder of results")
         kinds = {
-            path: _kind(path) for path in files if path.suffix in (".json", ".xml") or _STREAM.fullmatch(path.name)
+            path: _kind(path)
+            for path in _files(folder)
+            if path.suffix in (".json", ".xml") or _STREAM.fullmatch(path.name)
         }
         for path, kind in kinds.items():
             if kind == "build events":
@@ -133,7 +129,7 @@ class _Gathering:
 
     def _add_build_events(self, path: Path) -> None:
         invocation = read_invocation(path, self._disk_cache)
-        self._known |= {attempt.xml.resolve() for attempt in invocation.attempts if attempt.xml is not None}
+        self._known |= {one.files.xml.resolve() for one in invocation.attempts if one.files.xml is not None}
         self._invocations.append(invocation)
         self._targets += sorted({*invocation.summaries, *invocation.broken})
         self._not_run += _not_run(invocation)
@@ -146,7 +142,7 @@ class _Gathering:
             self._problems.append(Problem(invocation.name, told))
         for attempt in invocation.attempts:
             is_stale = _is_stale(attempt, invocation)
-            run = self._add_run(attempt, RunFiles() if is_stale else _files_of(attempt))
+            run = self._add_run(attempt, RunFiles() if is_stale else attempt.files)
             if is_stale:
                 told = (
                     "a later run has replaced its test.xml, so its cases are unknown.\n"
@@ -154,8 +150,8 @@ class _Gathering:
                     "Make the report right after the invocation, or keep a copy of bazel-testlogs."
                 )
                 self._problems.append(Problem(attempt.target, told))
-            elif attempt.xml is None and not run.has_results:
-                self._problems.append(Problem(f"{run.target}{run.in_part}", _without_xml(attempt)))
+            elif attempt.files.xml is None and not run.has_results:
+                self._problems.append(Problem(f"{run.target}{run.in_part}", _without_xml(attempt.xml_uri)))
 
     def _add_testlogs(self, folder: Path, places: Sequence[Path]) -> None:
         """Add the runs whose files lie in these places of a folder such as bazel-testlogs, of any invocations."""
@@ -199,9 +195,8 @@ def _not_run(invocation: Invocation) -> Iterator[NotRun]:
             yield NotRun("not reached", label, "", "Bazel ended before the target ran", 0)
 
 
-def _without_xml(attempt: Attempt) -> str:
-    """Return why the cases of a run are unknown."""
-    uri = next((output.uri for output in attempt.outputs if output.name == "test.xml"), "")
+def _without_xml(uri: str) -> str:
+    """Return why the cases of a run are unknown, whose test.xml has this address."""
     unknown = ", so its cases are unknown.\n"
     if not uri:
         return (
@@ -224,19 +219,9 @@ def _without_xml(attempt: Attempt) -> str:
 
 
 def _is_stale(attempt: Attempt, invocation: Invocation) -> bool:
-    if attempt.xml is None or invocation.began_wall_s is None or not invocation.duration_s:
+    if attempt.files.xml is None or invocation.began_wall_s is None or not invocation.duration_s:
         return False
-    return attempt.xml.stat().st_mtime > invocation.began_wall_s + invocation.duration_s + _CLOCK_S
-
-
-def _files_of(attempt: Attempt) -> RunFiles:
-    paths = {output.name: output.path for output in attempt.outputs if output.path is not None}
-    archive = next((path for path in paths.values() if path.suffix == ".zip"), None)
-    folder = None
-    # Files beside the test.xml of the last attempt; those of earlier attempts have names of their own.
-    if attempt.xml is not None and attempt.xml.name == "test.xml":
-        folder = attempt.xml.parent / "test.outputs"
-    return RunFiles(attempt.xml, (), archive, folder, paths.get("test.log"))
+    return attempt.files.xml.stat().st_mtime > invocation.began_wall_s + invocation.duration_s + _CLOCK_S
 
 
 def label_of(path: Path) -> str:

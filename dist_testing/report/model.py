@@ -6,7 +6,9 @@ of its run, to which `RunRecord.wall_zero_s` belongs.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 
 from dist_testing.core.ground.record import BAD, MAX_S, CaseRecord
 
@@ -41,6 +43,17 @@ class LogRecord:
     name: str  # file name, such as "test.log" or "tests.test_a.py-test_x.rank-0.log"
     text: str  # its text, shortened in the middle if it is long; "" if it is not on this machine
     place: str  # path or address
+
+
+@dataclass(frozen=True, slots=True)
+class RunFiles:
+    """The files of one run."""
+
+    xml: Path | None = None  # its test.xml; None if there is none
+    streams: Sequence[Path] = ()  # its event streams
+    archive: Path | None = None  # the archive of its undeclared outputs; None if it may be in their folder
+    folder: Path | None = None  # the folder of its undeclared outputs, which may not exist
+    log: Path | None = None  # its test.log, which may not exist
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,7 +14,6 @@ from dist_testing.report import facts
 from dist_testing.report.compare import Comparison
 from dist_testing.report.flakes import measured, votes
 from dist_testing.report.model import LogRecord, NotRun, Report, RunRecord
-from dist_testing.report.numbers import numbers_of
 from dist_testing.report.render import fragment, html_bytes, rendered
 from dist_testing.report.words import WORDS, count_of, grouped, plural, seconds, slug
 
@@ -96,7 +95,7 @@ def page(
         changed=changed and changed[0],
         changed_since=changed and changed[1],
         rates=rates,
-        numbers=list(numbers_of(report)),
+        numbers=list(facts.numbers_of(report)),
         case_count=len(cases),
         rows=list(_fitting(_rows(cases, groups[: len(shown)]), _ROWS_BYTES, _row_bytes)),
         made_wall_s=made_wall_s,

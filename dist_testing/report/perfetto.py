@@ -25,8 +25,6 @@ _FIRST_RANK = 10
 # Calls of one rank that are drawn at one time; more would need more lanes.
 _COLLECTIVE_LANES = 4
 _MAX_TEXT_CHARS = 500
-# Ranks that are drawn; more are of a damaged file.
-_MAX_RANK = 100_000
 # A mark is drawn this long, so that it can be seen and clicked on. Microseconds.
 _MARK_US = 1
 
@@ -58,7 +56,7 @@ def _run_events(run: RunRecord, process: int, offset_s: float, arrows: Iterator[
             events += _Case(case, process, case.began_at_s + offset_s, arrows).events
     used = {event["tid"] for event in events}
     lanes = {_CASES: "cases"}
-    for rank in sorted({rank.rank for case in run.cases for rank in case.ranks if rank.rank <= _MAX_RANK}):
+    for rank in sorted({rank.rank for case in run.cases for rank in case.ranks}):
         lanes[_lane(rank)] = f"rank {rank}"
         own = range(_lane(rank) + 1, _lane(rank + 1))
         lanes |= {lane: f"rank {rank}, collectives" for lane in own if lane in used}
@@ -106,7 +104,7 @@ class _Case:
         self._bar(_CASES, case.name, 0.0, self._end_s, "case", args)
         if 0 < wait_s <= self._end_s:
             self._bar(_CASES, "waiting for GPUs", 0.0, wait_s, "lease", {})
-        ranks = {rank.rank: rank for rank in case.ranks if rank.rank <= _MAX_RANK}
+        ranks = {rank.rank: rank for rank in case.ranks}
         for fault in case.faults:
             for lane in [_lane(rank) for rank in fault.ranks if rank in ranks] or [_CASES]:
                 self._mark(lane, fault.text, fault.at_s, cat="fault")

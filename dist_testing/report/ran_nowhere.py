@@ -104,26 +104,16 @@ def _read_job(path: Path) -> Job:
         )
     for problem in told:
         sys.stderr.write(f"report: {problem}\n")
-    reasons = grouped((_key(case), "" if _has_run(case) else _reason(case)) for case in cases)
+    reasons = grouped((module_of(case.name) if case.when == "collect" else case.name, _reason(case)) for case in cases)
     # Of several runs of a case, such as those of two targets with the same file, one is enough.
     return {name: "" if "" in every else "; ".join(dict.fromkeys(every)) for name, every in reasons.items()}
 
 
-def _has_run(case: CaseRecord) -> bool:
-    """Whether it ran. A case that failed because its hardware is missing did not."""
-    return case.has_run and not _is_file(case) and case.cause != NO_HARDWARE
-
-
-def _is_file(case: CaseRecord) -> bool:
-    return case.when == "collect"
-
-
-def _key(case: CaseRecord) -> str:
-    return module_of(case.name) if _is_file(case) else case.name
-
-
 def _reason(case: CaseRecord) -> str:
+    """Return why a case, or a file as a whole, did not run; "" if it did."""
     said = case.message
+    if case.has_run and case.when != "collect" and case.cause != NO_HARDWARE:
+        return ""
     if case.cause == NO_HARDWARE:
         # Without the name, so that cases with the same reason stand together.
         said = said.rpartition(_MISSING)[2]

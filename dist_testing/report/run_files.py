@@ -26,7 +26,7 @@ from dist_testing.core.ground.error_text import shorten
 from dist_testing.core.ground.errors import ReportError
 from dist_testing.core.ground.record import BAD, STATUSES, CaseRecord, case_name
 from dist_testing.event_file import iterate_events
-from dist_testing.report.model import LogRecord, Problem, RunRecord, bounded, is_label
+from dist_testing.report.model import LogRecord, Problem, RunFiles, RunRecord, bounded, is_label
 from dist_testing.report.result_xml import read_xml
 from dist_testing.report.words import grouped
 
@@ -37,19 +37,6 @@ _RANK_LOG = re.compile(r".+\.rank-\d+\.log")
 _MAX_LOG_CHARS = 64 * 1024
 # Logs of one run in the report: those of the first few failures. The others are listed with their places.
 _MAX_LOGS = 24
-# A file of an archive is unpacked up to this size, because a small archive can be enormous. Bytes.
-_MAX_MEMBER_BYTES = 192 << 20
-
-
-@dataclass(frozen=True, slots=True)
-class RunFiles:
-    """The files of one run."""
-
-    xml: Path | None = None  # its test.xml; None if there is none
-    streams: Sequence[Path] = ()  # its event streams
-    archive: Path | None = None  # the archive of its undeclared outputs; None if it may be in their folder
-    folder: Path | None = None  # the folder of its undeclared outputs, which may not exist
-    log: Path | None = None  # its test.log, which may not exist
 
 
 def filled_run(run: RunRecord, files: RunFiles, *, is_brief: bool) -> tuple[RunRecord, list[Problem]]:
@@ -196,14 +183,7 @@ def _unpacked(archive: Path, folder: Path) -> Iterator[Path]:
                 name = member.filename.rpartition("/")[2]
                 if not (_PACKED_STREAM.fullmatch(name) or _RANK_LOG.fullmatch(name)) or len(name.encode()) > 255:
                     continue
-                if member.file_size > _MAX_MEMBER_BYTES:
-                    raise ReportError(
-                        f"{archive}: {name} has {member.file_size >> 20} MiB.\n"
-                        f"dist_testing writes at most {_MAX_MEMBER_BYTES >> 20} MiB, so this is another file.\n"
-                        "Leave the archive out."
-                    )
                 path = folder / name
-                # Python reads no more of a member than the size that the archive tells.
                 with packed.open(member) as source, path.open("wb") as target:
                     shutil.copyfileobj(source, target)
                 yield path

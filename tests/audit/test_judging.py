@@ -12,10 +12,9 @@ import pytest
 import dist_testing.audit
 from dist_testing.audit.__main__ import main
 from dist_testing.audit.command import Left, Ran, shape
-from dist_testing.audit.findings import FAULTS, HOLES, Audit, CaseResult, FaultResult
+from dist_testing.audit.findings import FAULTS, HOLES, Audit, CaseResult, FaultResult, judge, ranks_named
 from dist_testing.audit.hook import with_hook
 from dist_testing.audit.hook.record import Plan
-from dist_testing.audit.judge import judge, ranks_named
 from dist_testing.audit.seen import WHOLE, CaseSeen, FaultSeen, Seen, seen_in
 from dist_testing.audit.show import lines, page
 from tests.report.schema_check import check
@@ -67,9 +66,8 @@ def test_left_beyond() -> None:
     """Ports are those of the processes that only the fault left behind."""
     usual = Left(("server 1",), ("127.0.0.1:5",), ("/tmp/cache",))
     assert not Left(("server 2",), ("127.0.0.1:6",), ("/tmp/cache",)).beyond(usual)
-    assert Left(("other",), ("127.0.0.1:6",), ("/tmp/new",)).beyond(usual) == Left(
-        ("other",), ("127.0.0.1:6",), ("/tmp/new",)
-    )
+    new = Left(("other",), ("127.0.0.1:6",), ("/tmp/new",))
+    assert new.beyond(usual) == new
 
 
 def _record(kind: str, pid: int, ppid: int, t: float, case: str = "t::a", **fields: Any) -> dict[str, Any]:
@@ -107,17 +105,14 @@ def test_ranks_that_are_pytests_all_count() -> None:
     assert outcome("skipped", "skipped") == "skipped"
 
 
-def _ran(case: CaseSeen | None, exit_status: int | None, *, at_s: float | None = None, hit: bool = False) -> Ran:
-    seen = Seen({case.id: case} if case else {}, True)
-    if at_s is not None:
-        seen.fault = FaultSeen(at_s, "barrier", "", hit)
+def _ran(case: CaseSeen | None, exit_status: int | None, fault: FaultSeen | None = None) -> Ran:
+    seen = Seen({case.id: case} if case else {}, True, fault=fault)
     return Ran(exit_status, 100.0, 100.0, "", Path("log"), Left(), seen)
 
 
-def _judged(fault: str, case: CaseSeen | None, exit_status: int | None, *, hit: bool = False) -> FaultResult:
+def _judged(fault: str, ran: Ran) -> FaultResult:
     clean = _ran(CaseSeen("t::a", "passed", world_size=2), 0)
-    ran = _ran(case, exit_status, at_s=10.0, hit=hit)
-    return judge(Plan("t::a", fault, 1, "init"), ran, clean, "t::a", slow_s=5.0, limit_s=20.0)
+    return judge(Plan(["t::a"], fault, 1, "init"), ran, clean, "t::a", slow_s=5.0, limit_s=20.0)
 
 
 @pytest.mark.parametrize(
@@ -137,15 +132,34 @@ def _judged(fault: str, case: CaseSeen | None, exit_status: int | None, *, hit: 
 def test_holes_of_a_run(fault: str, outcome: str, text: str, exit_status: int | None, holes: tuple[str, ...]) -> None:
     """The exit status decides, because a CI system sees no more; a skip may skip the case."""
     case = CaseSeen("t::a", outcome, text, ended_s=12.0, tellers=1)
-    assert _judged(fault, case, exit_status).holes == holes
+    assert _judged(fault, _ran(case, exit_status, FaultSeen(10.0, "barrier", "", False))).holes == holes
 
 
-def test_a_session_that_ended_with_a_rank() -> None:
-    """It is a hole if the rank was another process, and a note if it was the harness itself."""
-    assert _judged("kill", None, 1).holes == ("slow", "ended_harness")
-    hit = _judged("kill", None, -9, hit=True)
-    assert hit.holes == ("slow",)
-    assert "the process of the harness" in hit.note
+@pytest.mark.parametrize(
+    ("ended_s", "exit_status", "hit_harness", "noticed_s", "holes", "note"),
+    [
+        # The harness noticed when its result was known, not when its command ended.
+        (16.5, 1, False, 6.5, ("slow",), ""),
+        # The command does not end after the failure.
+        (11.0, None, False, 1.0, ("slow",), "still running 20 s after the fault"),
+        # A session that ended with a rank: a hole if that was another process, a note if it was the harness.
+        (None, 1, False, 90.0, ("slow", "ended_harness"), ""),
+        (None, -9, True, 90.0, ("slow",), "the process of the harness"),
+    ],
+)
+def test_times_begin_at_the_fault(
+    ended_s: float | None,
+    exit_status: int | None,
+    hit_harness: bool,
+    noticed_s: float,
+    holes: tuple[str, ...],
+    note: str,
+) -> None:
+    """If this fails, a harness that notices a fault at once is late, or one that never ends is good."""
+    case = CaseSeen("t::a", "failed", "rank 1", ended_s=ended_s, tellers=1) if ended_s else None
+    found = _judged("raise", _ran(case, exit_status, FaultSeen(10.0, "barrier", "", hit_harness)))
+    assert (found.noticed_s, found.holes) == (noticed_s, holes)
+    assert note in found.note
 
 
 def test_ranks_that_end_together_are_all_right() -> None:
@@ -154,17 +168,7 @@ def test_ranks_that_end_together_are_all_right() -> None:
     fault = _record("fault", 7, 1, 2.0, call="barrier", how="")
     case = CaseSeen("t::a", "failed", "rank 0 was killed", ended_s=3.0, tellers=1)
     for known, holes in ((records, ()), (records[1:], ("blamed_other",))):
-        ran = _ran(case, 1)
-        ran.seen.fault = seen_in([*known, fault]).fault
-        clean = _ran(CaseSeen("t::a", "passed", world_size=2), 0)
-        found = judge(Plan("t::a", "kill", 1, "own"), ran, clean, "t::a", slow_s=5.0, limit_s=20.0)
-        assert found.holes == holes
-
-
-def test_times_begin_at_the_fault() -> None:
-    """The harness noticed when its result was known, not when its command ended."""
-    late = _judged("raise", CaseSeen("t::a", "failed", "rank 1", ended_s=16.5, tellers=1), 1)
-    assert (late.noticed_s, late.holes) == (6.5, ("slow",))
+        assert _judged("kill", _ran(case, 1, seen_in([*known, fault]).fault)).holes == holes
 
 
 def _hostile() -> Audit:
@@ -182,13 +186,6 @@ def _hostile() -> Audit:
     return Audit(["python", name], 0, 1.0, 30.0, 120.0, 9.0, cases, [name])
 
 
-def test_a_command_that_does_not_end_after_the_failure() -> None:
-    """The time of the failure is known, and the command is a hole all the same."""
-    stuck = _judged("raise", CaseSeen("t::a", "failed", "rank 1", ended_s=11.0, tellers=1), None)
-    assert (stuck.noticed_s, stuck.holes) == (1.0, ("slow",))
-    assert "still running 20 s after the fault" in stuck.note
-
-
 def test_texts_of_a_suite_are_escaped() -> None:
     """Neither the page nor the terminal takes markup or control characters from a suite."""
     made = page(_hostile(), made_wall_s=0.0)
@@ -203,7 +200,8 @@ def test_texts_of_a_suite_are_escaped() -> None:
 
 def test_the_schema_knows_every_name() -> None:
     """The names of faults and holes in the published schema are those of the code."""
-    schema = json.loads((Path(dist_testing.audit.__file__).parent / "audit.schema.json").read_text(encoding="utf-8"))
+    file = Path(dist_testing.audit.__file__).with_name("audit.schema.json")
+    schema = json.loads(file.read_text(encoding="utf-8"))
     check(json.loads(json.dumps(_hostile().to_json())), schema, "audit")
     case = schema["properties"]["cases"]["items"]["properties"]
     fault = case["faults"]["items"]["properties"]

@@ -7,8 +7,8 @@ from pathlib import Path
 from xml.etree import ElementTree
 
 from dist_testing.report.compare import compare, compare_lines
+from dist_testing.report.facts import numbers_of
 from dist_testing.report.gather import gather
-from dist_testing.report.numbers import numbers_of
 from dist_testing.report.page import page
 from tests.support.children import run_cases
 from tests.support.starter import Starter

@@ -14,7 +14,7 @@ import pytest
 
 from dist_testing.report.__main__ import main
 from tests.report.chromium import Browser, Tab, browser, chromium
-from tests.report.streams import Case, write_stream
+from tests.report.streams import RULE, Case, write_stream
 
 _AXE = os.environ.get("DIST_TESTING_AXE", "")
 _NO_CHROMIUM = (
@@ -22,11 +22,10 @@ _NO_CHROMIUM = (
     "apt-get install chromium, or --test_env=DIST_TESTING_CHROMIUM=/path/to/chromium"
 )
 
-_RULE = "-" * 100
 _HOSTILE = (
     "</pre></script><script>window.hacked = 1</script><img src=x onerror='window.hacked = 1'>\u202e\x00" + "y" * 50_000
 )
-_TEXT = f"head\n{_RULE}\noutput of rank 1:\nout\n{_RULE}\nrank 1 of 4 failed first: it raised\n\n" + "a line\n" * 50
+_TEXT = f"head\n{RULE}\noutput of rank 1:\nout\n{RULE}\nrank 1 of 4 failed first: it raised\n\n" + "a line\n" * 50
 _READY = "!document.getElementById('controls').hidden"
 
 

@@ -16,11 +16,11 @@ from dist_testing.report.model import InvocationRecord, NotRun, Report, RunRecor
 from tests.report.streams import Case, write_stream
 
 
-def _report(cases: dict[str, CaseRecord], target: str = "//a:a") -> Report:
-    return Report((InvocationRecord("i"),), (RunRecord(target, status="PASSED", cases=tuple(cases.values())),))
+def _report(cases: dict[str, CaseRecord]) -> Report:
+    return Report((InvocationRecord("i"),), (RunRecord("//a:a", status="PASSED", cases=tuple(cases.values())),))
 
 
-def _cases(count: int, seconds: float = 2.0, seed: int = 0, noise: float = 0.05) -> dict[str, CaseRecord]:
+def _cases(count: int, seed: int = 0, *, seconds: float = 2.0, noise: float = 0.05) -> dict[str, CaseRecord]:
     chance = random.Random(seed)
     return {
         f"c{n}": CaseRecord(f"c{n}", "passed", duration_s=seconds * chance.lognormvariate(0, noise))
@@ -33,13 +33,9 @@ def test_files_of_pytest_may_have_any_name(tmp_path: Path) -> None:
     cases = [Case("t.py::stays"), Case("t.py::goes"), Case("t.py::breaks")]
     before = gather([write_stream(tmp_path / "monday.jsonl.gz", cases)])
     cases = [Case("t.py::stays"), Case("t.py::comes"), Case("t.py::breaks", "failed", "m", "", 2, "failure", 1)]
-    after = gather([write_stream(tmp_path / "tuesday.jsonl.gz", cases)])
-    found = compare(before, after)
-    assert found.groups == {
-        "Newly failing": (("", "t.breaks"),),
-        "Removed": (("", "t.goes"),),
-        "Added": (("", "t.comes"),),
-    }
+    found = compare(before, gather([write_stream(tmp_path / "tuesday.jsonl.gz", cases)]))
+    groups = {"Newly failing": "t.breaks", "Removed": "t.goes", "Added": "t.comes"}
+    assert found.groups == {title: (("", name),) for title, name in groups.items()}
     assert "    t.goes" in list(compare_lines(found))
     # In folders with files of the same names, the names tell suites apart.
     for folder, names in (("old", ["gloo.jsonl"]), ("new", ["gloo.jsonl", "nccl.jsonl"])):
@@ -78,38 +74,38 @@ def test_each_kind_of_difference_is_found() -> None:
         "Added": (("//a:a", "comes"), ("//a:a", "comes_red"), ("//new:new", "")),
         "Newly from a cache": (("//c:c", ""),),
     }
-    lines = list(compare_lines(found))
-    assert lines[:3] == ["Newly failing: 2", "    //a:a comes_red", "    //a:a fails"]
+    assert list(compare_lines(found))[:3] == ["Newly failing: 2", "    //a:a comes_red", "    //a:a fails"]
+    assert list(compare_lines(compare(_report({}), _report({})))) == ["no difference"]
 
 
 @pytest.mark.parametrize("seed", range(5))
-def test_noise_and_another_machine_are_not_slower(seed: int) -> None:
+@pytest.mark.parametrize("factor", [1.0, 1.5])
+def test_noise_and_another_machine_are_not_slower(seed: int, factor: float) -> None:
     """If it fails, every comparison lists half of the cases."""
-    before = _report(_cases(200, seed=seed))
-    assert compare(before, _report(_cases(200, seed=seed + 100))).slower == ()
-    on_a_slow_machine = compare(before, _report(_cases(200, seconds=3.0, seed=seed + 100)))
-    assert on_a_slow_machine.slower == ()
-    assert on_a_slow_machine.shift == pytest.approx(1.5, rel=0.05)
+    found = compare(_report(_cases(200, seed)), _report(_cases(200, seed + 100, seconds=2.0 * factor)))
+    assert found.slower == ()
+    assert found.shift == pytest.approx(factor, rel=0.05)
 
 
-@pytest.mark.parametrize("noise", [0.05, 0.2])
-def test_a_case_that_is_slower_is_found(noise: float) -> None:
-    """If it fails, a case that takes three times as long goes unseen."""
-    after = _cases(200, seed=7, noise=noise)
-    after["c9"] = replace(after["c9"], duration_s=3 * 2.0)
-    (slower,) = compare(_report(_cases(200, noise=noise)), _report(after)).slower
-    assert slower.case == "c9"
-
-
-def test_few_cases_need_a_large_factor() -> None:
-    """If it fails, two runs of three cases always differ."""
-    assert compare(_report(_cases(3)), _report(_cases(3, seconds=3.0))).slower == ()
-    assert len(compare(_report(_cases(3)), _report(_cases(3, seconds=5.0))).slower) == 3
-
-
-def test_nothing_to_compare_is_no_difference() -> None:
-    """If it fails, an empty invocation ends in a traceback."""
-    assert list(compare_lines(compare(_report({}), _report({})))) == ["no difference"]
+@pytest.mark.parametrize(
+    ("before", "after", "slower"),
+    [
+        (_cases(200), {**_cases(200, seed=7), "c9": CaseRecord("c9", "passed", duration_s=6.0)}, ["c9"]),
+        (
+            _cases(200, noise=0.2),
+            {**_cases(200, 7, noise=0.2), "c9": CaseRecord("c9", "passed", duration_s=6.0)},
+            ["c9"],
+        ),
+        # Two runs of few cases always differ.
+        (_cases(3), _cases(3, seconds=3.0), []),
+        (_cases(3), _cases(3, seconds=5.0), ["c0", "c1", "c2"]),
+    ],
+)
+def test_a_case_that_is_slower_is_found(
+    before: dict[str, CaseRecord], after: dict[str, CaseRecord], slower: list[str]
+) -> None:
+    """If it fails, a case that takes three times as long goes unseen, or noise is a difference."""
+    assert sorted(one.case for one in compare(_report(before), _report(after)).slower) == slower
 
 
 def test_the_command_shows_the_changes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

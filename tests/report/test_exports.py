@@ -17,12 +17,10 @@ from dist_testing.report.gather import gather
 from dist_testing.report.github import annotation_lines, markdown
 from dist_testing.report.model import Report
 from dist_testing.report.page import page
-from dist_testing.report.result_xml import read_xml
 from tests.report.schema_check import check
-from tests.report.streams import Case, write_stream
+from tests.report.streams import RULE, Case, write_stream
 
-_RULE = "-" * 100
-_TEXT = f"head\n{_RULE}\nrank 1 of 2 failed first: it raised ValueError\n\nE   ValueError\n\ndir/t.py:14: ValueError"
+_TEXT = f"head\n{RULE}\nrank 1 of 2 failed first: it raised ValueError\n\nE   ValueError\n\ndir/t.py:14: ValueError"
 _EVERY = [
     Case("t.py::C::bad[1.5]", "failed", "rank 1 raised", _TEXT, 2, "failure", 1, (0,), warning="hm", has_faults=True),
     Case("t.py::ok"),
@@ -48,19 +46,10 @@ def test_the_json_fits_its_published_schema(tmp_path: Path) -> None:
     assert run["cases"][0]["ranks"][0]["phases"][0][0] == "start"
     assert run["cases"][0]["faults"][1] == {"at_s": 0.11, "action": "kill", "ranks": [1], "by": 0, "asked_s": 0.1}
     assert content["counts"]["passed"] == 1
-
-
-def test_the_schema_check_finds_errors(tmp_path: Path) -> None:
-    """If it fails, the test above cannot fail."""
-    schema = json.loads(SCHEMA_FILE.read_text(encoding="utf-8"))
-    for path, value in ((("schema",), 3), (("runs", 0, "shard"), "1"), (("runs", 0, "more"), 1), (("counts",), None)):
-        content = json.loads(exported(_report(tmp_path)))
-        part = content
-        for step in path[:-1]:
-            part = part[step]
-        part[path[-1]] = value
+    # The check itself finds errors.
+    for wrong in ({"schema": 3}, {"counts": None}, {"runs": [{**run, "shard": "1"}]}, {"runs": [{**run, "more": 1}]}):
         with pytest.raises(AssertionError, match=r"\$"):
-            check(content, schema, "$")
+            check({**content, **wrong}, schema, "$")
 
 
 def test_hostile_times_are_still_json(tmp_path: Path) -> None:
@@ -85,14 +74,8 @@ def test_ctrf_has_its_required_fields(tmp_path: Path) -> None:
     results = content["results"]
     assert (content["reportFormat"], results["tool"]["name"]) == ("CTRF", "dist_testing")
     summary = results["summary"]
-    assert [summary[name] for name in ("tests", "passed", "failed", "skipped", "pending", "other")] == [
-        6,
-        3,
-        2,
-        1,
-        0,
-        0,
-    ]
+    counts = {"tests": 6, "passed": 3, "failed": 2, "skipped": 1, "pending": 0, "other": 0}
+    assert counts.items() <= summary.items()
     assert summary["start"] <= summary["stop"]
     assert {type(summary["start"]), type(results["tests"][0]["duration"])} == {int}
     assert {test["status"] for test in results["tests"]} == {"passed", "failed", "skipped"}
@@ -105,19 +88,9 @@ def test_the_merged_junit_file_reads_as_the_same_results(tmp_path: Path) -> None
     write_stream(tmp_path / "in" / "b" / "e.jsonl", [Case("t.py::other")], target="//b:b")
     out = tmp_path / "merged.xml"
     assert main([str(tmp_path / "in"), f"--out={tmp_path / 'p.html'}", f"--junit={out}"]) == 0
-    suites = {suite.name: suite.cases for suite in read_xml(out)}
-    assert sorted(suites) == ["//a:a", "//b:b"]
-    assert [(case.name, case.status) for case in suites["//a:a"]] == [
-        ("t.C.bad[1.5]", "failed"),
-        ("t.ok", "passed"),
-        ("t.no", "skipped"),
-        ("t.xf", "xfailed"),
-        ("t.xp", "passed"),
-        ("t.machine", "error"),
-    ]
-    again = gather([out])
-    statuses = {case.name: case.status for run in again.runs for case in run.cases}
-    assert (statuses["t.C.bad[1.5]"], statuses["t.xf"], statuses["t.other"]) == ("failed", "xfailed", "passed")
+    found = {run.target: {case.name: case.status for case in run.cases} for run in gather([out]).runs}
+    statuses = {"t.C.bad[1.5]": "failed", "t.ok": "passed", "t.no": "skipped", "t.xf": "xfailed", "t.xp": "passed"}
+    assert found == {"//a:a": {**statuses, "t.machine": "error"}, "//b:b": {"t.other": "passed"}}
 
 
 def test_annotations_point_to_the_culprits_line_and_nothing_breaks_out(tmp_path: Path) -> None:
@@ -132,7 +105,7 @@ def test_annotations_point_to_the_culprits_line_and_nothing_breaks_out(tmp_path:
 
 
 def _frames(*lines: str) -> str:
-    return f"head\n{_RULE}\nrank 1 of 2 failed first: it exited with code 7\n\n" + "\n".join(lines)
+    return f"head\n{RULE}\nrank 1 of 2 failed first: it exited with code 7\n\n" + "\n".join(lines)
 
 
 @pytest.mark.parametrize(
@@ -148,13 +121,13 @@ def _frames(*lines: str) -> str:
         (_frames("/elsewhere/u.py:8: ValueError"), "a/t.py"),
         # Stacks begin with the innermost line.
         (
-            _frames() + f"\n{_RULE}\nstacks of rank(s) 0, 1:\n\nCurrent thread (most recent call first):\n"
+            _frames() + f"\n{RULE}\nstacks of rank(s) 0, 1:\n\nCurrent thread (most recent call first):\n"
             '  File "/x/site-packages/d.py", line 1\n  File "a/t.py", line 55\n  File "a/main.py", line 4',
             "a/t.py,line=55",
         ),
         # The culprit has no traceback; that of a victim is not its place.
-        (_frames() + f'\n{_RULE}\nstacks of rank(s) 0:\n\n  File "a/other.py", line 477', "a/t.py"),
-        (f'head\n{_RULE}\nstacks of rank(s) 0:\n\n  File "a/other.py", line 477', "a/t.py"),
+        (_frames() + f'\n{RULE}\nstacks of rank(s) 0:\n\n  File "a/other.py", line 477', "a/t.py"),
+        (f'head\n{RULE}\nstacks of rank(s) 0:\n\n  File "a/other.py", line 477', "a/t.py"),
     ],
 )
 def test_an_annotation_is_at_a_line_of_the_users_sources(tmp_path: Path, text: str, place: str) -> None:
@@ -180,9 +153,7 @@ def test_markdown_stays_text(tmp_path: Path) -> None:
     nasty = "```\n</details> @everyone [x](https://evil) `code` | <b> www.evil.com"
     text = markdown(_report(tmp_path, Case(f"t.py::x[{nasty}]", "failed", nasty, nasty, 2, "failure", 0)))
     outside, _, block = text.partition("````text")
-    assert "https://" not in outside
-    assert "@everyone" not in outside
-    assert "<b>" not in outside
+    assert not [part for part in ("https://", "@everyone", "<b>") if part in outside]
     assert block.count("````") == 1
     assert "  </details>" in block.partition("  ````")[2]
     # A failure that tells only blanks has no block to open.
@@ -192,8 +163,8 @@ def test_markdown_stays_text(tmp_path: Path) -> None:
 def test_quarantined_cases_have_a_place_of_their_own(tmp_path: Path) -> None:
     """If it fails, a known failure is lost among the skips, or an entry of the file writes into the page."""
     nasty = "<b>|x"
-    told = {"reason": nasty, "link": nasty, "owner": nasty, "expires": "2999-01-31", "failure": nasty}
-    properties = (("quarantine", "failed"), *((f"quarantine_{name}", text) for name, text in told.items()))
+    texts = {"reason": nasty, "link": nasty, "owner": nasty, "expires": "2999-01-31", "failure": nasty}
+    properties = (("quarantine", "failed"), *((f"quarantine_{name}", text) for name, text in texts.items()))
     cases = [
         CaseRecord("t.known", "xfailed", message="quarantined: x", properties=properties),
         # As XML of another program may have it.
@@ -201,23 +172,19 @@ def test_quarantined_cases_have_a_place_of_their_own(tmp_path: Path) -> None:
         CaseRecord("t.other", "passed"),
     ]
     # A record of ours, and pytest's own XML.
-    write_xml(tmp_path / "test.xml", "//a:a", cases)
-    text = (
-        (tmp_path / "test.xml").read_text(encoding="utf-8").replace('message="xfail: ', 'type="pytest.xfail" message="')
-    )
-    (tmp_path / "pytest.xml").write_text(text, encoding="utf-8")
-    for file in ("test.xml", "pytest.xml"):
-        report = gather([tmp_path / file])
+    ours, pytests = tmp_path / "test.xml", tmp_path / "pytest.xml"
+    write_xml(ours, "//a:a", cases)
+    text = ours.read_text(encoding="utf-8").replace('message="xfail: ', 'type="pytest.xfail" message="')
+    pytests.write_text(text, encoding="utf-8")
+    for file in (ours, pytests):
+        report = gather([file])
         assert [case.name for _, case, _ in quarantined(report)] == ["t.known", "t.healed"]
         assert {vote.case: vote.kind for vote in votes(report)} == {"t.known": "failed", "t.healed": "", "t.other": ""}
         assert not ledger(report)
         shown, summary = page(report, made_wall_s=0.0), markdown(report)
         part = shown.partition('<section id="quarantined">')[2].partition("</section>")[0]
-        assert "t.known" in part
-        assert "t.healed" in part
-        assert "t.other" not in part
-        assert "2999-01-31" in part
-        assert part.count("&lt;b&gt;|x") == 4
+        told = [name for name in ("t.known", "t.healed", "t.other", "2999-01-31") if name in part]
+        assert (told, part.count("&lt;b&gt;|x")) == (["t.known", "t.healed", "2999-01-31"], 4)
         assert "**Quarantined**" in summary
         assert nasty not in shown + summary
     assert "quarantined" not in markdown(Report())

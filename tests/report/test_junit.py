@@ -1,4 +1,4 @@
-"""The XML file of a run."""
+"""The XML file of a run: what is written, and what is read of files of any runner."""
 
 from __future__ import annotations
 
@@ -33,36 +33,35 @@ def suite(path: Path) -> ElementTree.Element:
 
 
 def test_every_case_is_there_once_with_its_outcome(path: Path) -> None:
-    """If this fails, dashboards, which count these elements, show wrong numbers."""
-    cases = [
-        CaseRecord("tests.test_a.test_ok", "passed", duration_s=0.25),
-        CaseRecord("tests.test_a.Class.test_skip[2]", "skipped", message="why"),
+    """If this fails, dashboards, which count these elements, show wrong numbers, or reports lose what is written."""
+    cases = (
+        CaseRecord("tests.test_a.test_ok", "passed", duration_s=0.25, properties=(("colour", "red"),)),
+        CaseRecord("tests.test_a.Class.test_skip[2.5]", "skipped", message="why"),
+        CaseRecord("tests.test_a.test_known", "xfailed", message="a bug"),
         CaseRecord("tests.test_a.test_bad", "failed", duration_s=1.5, message="rank 1 raised", text="the report"),
         CaseRecord("tests.test_a.test_broken", "failed", duration_s=0.25, message="machine", text="text", when="setup"),
         CaseRecord("tests.test_a.test_worse", "failed", message="rank 0", text="report"),
-    ]
-    write_xml(path, "//tests:a_gloo", cases)
+        CaseRecord("a/test_b.py", "failed", message="no module", when="collect"),
+    )
+    write_xml(path, "//tests:a_gloo", cases, [("run_number", 2)])
     element = suite(path)
-    counts = {name: element.get(name) for name in ("name", "tests", "failures", "errors", "skipped", "time")}
-    assert counts == {
-        "name": "//tests:a_gloo",
-        "tests": "5",
-        "failures": "2",
-        "errors": "1",
-        "skipped": "1",
-        "time": "2.000",
-    }
-    assert [(case.get("classname"), case.get("name"), case.get("time")) for case in element] == [
+    counts = {"name": "//tests:a_gloo", "tests": "7", "failures": "2", "errors": "2", "skipped": "2", "time": "2.000"}
+    assert element.attrib == counts
+    found = [(case.get("classname"), case.get("name"), case.get("time")) for case in element.iter("testcase")]
+    assert found == [
         ("tests.test_a", "test_ok", "0.250"),
-        ("tests.test_a.Class", "test_skip[2]", "0.000"),
+        ("tests.test_a.Class", "test_skip[2.5]", "0.000"),
+        ("tests.test_a", "test_known", "0.000"),
         ("tests.test_a", "test_bad", "1.500"),
         ("tests.test_a", "test_broken", "0.250"),
         ("tests.test_a", "test_worse", "0.000"),
+        ("", "a/test_b.py", "0.000"),
     ]
-    assert [[child.tag for child in case] for case in element] == [[], ["skipped"], ["failure"], ["error"], ["failure"]]
-    failure = element[2][0]
+    tags = [[child.tag for child in case] for case in element.iter("testcase")]
+    assert tags == [["properties"], ["skipped"], ["skipped"], ["failure"], ["error"], ["failure"], ["error"]]
+    failure = element[4][0]
     assert (failure.get("message"), failure.text) == ("rank 1 raised", "the report")
-    assert element[1][0].get("message") == "why"
+    assert read_xml(path) == [XmlSuite("//tests:a_gloo", cases, (("run_number", "2"),))]
 
 
 @pytest.mark.parametrize("character", FORBIDDEN, ids=lambda character: f"U+{ord(character):04X}")
@@ -88,9 +87,18 @@ def test_all_other_text_is_unchanged(path: Path, text: str) -> None:
     assert (case.get("name"), case[0].get("message"), case[0].text or "") == (text, text, text)
 
 
-def test_the_file_replaces_an_older_one_and_leaves_no_other_file(path: Path) -> None:
-    """If this fails, Bazel collects a stale or a temporary file."""
+def test_the_file_replaces_an_older_one_whole_or_not_at_all(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """If this fails, Bazel collects a stale or a temporary file, or a full disk destroys the last good file."""
     path.write_text("old", encoding="utf-8")
+
+    def fail(*_: object, **__: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(ElementTree.ElementTree, "write", fail)
+        with pytest.raises(OSError, match="No space left"):
+            write_xml(path, "s", [CaseRecord("c.n", "passed")])
+    assert path.read_text(encoding="utf-8") == "old"
     before = os.umask(0o077)
     try:
         write_xml(path, "s", [])
@@ -103,44 +111,13 @@ def test_the_file_replaces_an_older_one_and_leaves_no_other_file(path: Path) -> 
     assert path.stat().st_mode & 0o777 == 0o644
 
 
-def test_a_reader_sees_the_whole_file_or_the_old_one(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """If this fails, a full disk destroys the last good file."""
-    path.write_text("old", encoding="utf-8")
-
-    def fail(*_: object, **__: object) -> None:
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr(ElementTree.ElementTree, "write", fail)
-    with pytest.raises(OSError, match="No space left"):
-        write_xml(path, "s", [CaseRecord("c.n", "passed")])
-    assert path.read_text(encoding="utf-8") == "old"
-    assert [file.name for file in path.parent.iterdir()] == ["test.xml"]
-
-
-def test_written_results_can_be_read(path: Path) -> None:
-    """If this fails, reports and timings lose what the runner wrote."""
-    cases = (
-        CaseRecord("tests.test_a.test_ok", "passed", duration_s=0.25, properties=(("colour", "red"),)),
-        CaseRecord("tests.test_a.Class.test_skip[2.5]", "skipped", message="why"),
-        CaseRecord("tests.test_a.test_known", "xfailed", message="a bug"),
-        CaseRecord("tests.test_a.test_bad", "failed", duration_s=1.5, message="rank 1 raised", text="the report"),
-        CaseRecord("tests.test_a.test_broken", "failed", when="setup", message="machine", text="text"),
-    )
-    write_xml(path, "//tests:a_gloo", cases, [("run_number", 2)])
-    assert read_xml(path) == [XmlSuite("//tests:a_gloo", cases, (("run_number", "2"),))]
-
-
 def test_what_is_known_of_a_case_is_in_its_element(path: Path) -> None:
-    """If this fails, a run without events has no culprit, or the name of a file is split at its dot."""
+    """If this fails, a run without events has no culprit."""
     properties = {"world_size": 2, "cause": "infrastructure", "culprit": 1, "rank_0": "was in call"}
-    cases = [CaseRecord("a.b", "error", properties=tuple(properties.items()))]
-    write_xml(path, "s", [*cases, CaseRecord("a/test_b.py", "failed", when="collect")])
-    first, second = suite(path)
-    assert [(item.get("name"), item.get("value")) for item in first[0]] == [
-        (name, str(value)) for name, value in properties.items()
-    ]
-    assert (second.get("classname"), second.get("name"), second[0].tag) == ("", "a/test_b.py", "error")
-    case, _ = read_xml(path)[0].cases
+    write_xml(path, "s", [CaseRecord("a.b", "error", properties=tuple(properties.items()))])
+    written = [(item.get("name"), item.get("value")) for item in suite(path)[0][0]]
+    assert written == [(name, str(value)) for name, value in properties.items()]
+    (case,) = read_xml(path)[0].cases
     assert (case.status, case.world_size, case.culprit) == ("error", 2, 1)
     assert case.ranks == (RankRecord(0, description="was in call"),)
 

@@ -15,6 +15,7 @@ from dist_testing.report.gather import gather
 from dist_testing.report.model import RunRecord
 from dist_testing.report.page import lanes as lanes_of
 from dist_testing.report.perfetto import trace
+from dist_testing.report.words import grouped
 from tests.report.large_world import CASES, CULPRIT, PHASES, RANKS, large_run
 from tests.report.streams import Case, write_stream
 
@@ -72,8 +73,8 @@ def _checked(content: bytes) -> list[dict[str, Any]]:
     return events
 
 
-def _events(folder: Path, *cases: Case, target: str = "//a:a") -> list[dict[str, Any]]:
-    path = write_stream(folder / "e.jsonl", cases, target=target)
+def _events(folder: Path, *cases: Case) -> list[dict[str, Any]]:
+    path = write_stream(folder / "e.jsonl", cases, target="//a:a")
     return _checked(trace(gather([path]).runs))
 
 
@@ -81,30 +82,41 @@ def _lanes(events: list[dict[str, Any]]) -> dict[int, str]:
     return {event["tid"]: event["args"]["name"] for event in events if event["name"] == "thread_name"}
 
 
-def test_each_rank_has_a_lane_with_its_phases_in_order(tmp_path: Path) -> None:
-    """If it fails, Perfetto shows the phases on the wrong rank."""
+def _phases(events: list[dict[str, Any]]) -> dict[str, list[str]]:
+    """Return the names of the phases on each lane, in their order."""
+    lanes = _lanes(events)
+    return grouped((lanes[event["tid"]], event["name"]) for event in events if event.get("cat") == "phase")
+
+
+def _arrows(events: list[dict[str, Any]]) -> list[tuple[str, str]]:
+    """Return the lanes at the begin and at the end of each arrow."""
+    lanes = _lanes(events)
+    starts, ends = ({event["id"]: lanes[event["tid"]] for event in events if event["ph"] == kind} for kind in "sf")
+    return [(starts[number], ends[number]) for number in sorted(starts)]
+
+
+def _picture(folder: Path) -> dict[str, Any]:
+    picture = lanes_of(gather([folder / "e.jsonl"]).runs[0].cases[0])
+    assert picture is not None
+    return picture
+
+
+def test_each_rank_has_its_phases_and_the_culprit_its_arrows(tmp_path: Path) -> None:
+    """If it fails, Perfetto shows the phases on the wrong rank, or the trace blames the wrong one."""
     events = _events(tmp_path, Case("t.py::ok", world_size=2), _BAD)
     lanes = _lanes(events)
     calls = [f"rank {rank}, collectives" for rank in (0, 3)]
     assert list(lanes.values()) == ["cases", "rank 0", calls[0], "rank 1", "rank 2", "rank 3", calls[1]]
-    found = defaultdict(list)
-    for event in events:
-        if event.get("cat") == "phase":
-            found[lanes[event["tid"]]].append(event["name"])
-    phases = ["start", "init", "setup", "call", "teardown", "destroy"]
-    assert found == {"rank 0": phases * 2, "rank 1": phases * 2, "rank 2": phases, "rank 3": phases}
-    assert [event["name"] for event in events if event["tid"] == 1 and event["ph"] == "X"] == [
-        "t.ok",
-        "t.bad",
-        "waiting for GPUs",
-    ]
-    assert {event["name"] for event in events if event["ph"] == "i"} == {
-        "process started",
-        "ready",
-        "waits in all_reduce #1 of the default group",
-        "broadcast #0 of group 0",
-    }
+    phases = list(PHASES)
+    assert _phases(events) == {"rank 0": phases * 2, "rank 1": phases * 2, "rank 2": phases, "rank 3": phases}
+    on_cases = [event["name"] for event in events if event["tid"] == 1 and event["ph"] == "X"]
+    assert on_cases == ["t.ok", "t.bad", "waiting for GPUs"]
+    waits, ended = "waits in all_reduce #1 of the default group", "broadcast #0 of group 0"
+    assert {event["name"] for event in events if event["ph"] == "i"} == {"process started", "ready", waits, ended}
     assert min(event["ts"] for event in events if "ts" in event) == 0
+    assert _arrows(events) == [("rank 1", "rank 0"), ("rank 1", "rank 3")]
+    marks = {lanes[event["tid"]]: event["name"] for event in events if event.get("cat") == "outcome"}
+    assert marks == {"rank 0": "victim", "rank 1": "culprit", "rank 3": "victim"}
 
 
 def test_collective_calls_are_bars_below_their_rank(tmp_path: Path) -> None:
@@ -112,18 +124,18 @@ def test_collective_calls_are_bars_below_their_rank(tmp_path: Path) -> None:
     events = _events(tmp_path, _BAD)
     lanes = _lanes(events)
     calls = [event for event in events if event.get("cat") == "collective"]
-    told = {(lanes[call["tid"]], call["name"], call["ph"], call["args"]["ended"]) for call in calls}
     # torch does not say when a call of gloo has ended.
-    for rank in (0, 3):
-        lane = f"rank {rank}, collectives"
-        assert (lane, "broadcast #0 of group 0", "i", True) in told
-        assert (lane, "all_reduce #1 of group 0", "X", False) in told
-    assert len(told) == 4
-    waits = [call for call in calls if call["ph"] == "X"]
-    assert {call["dur"] for call in waits} == {170_000.0}
-    picture = lanes_of(gather([tmp_path / "e.jsonl"]).runs[0].cases[0])
-    assert picture is not None
-    titles = [call["title"] for lane in picture["lanes"] for call in lane["calls"]]
+    assert {
+        (lanes[call["tid"]], call["name"], call["ph"], call["args"]["ended"], call.get("dur")) for call in calls
+    } == {
+        (f"rank {rank}, collectives", *call)
+        for rank in (0, 3)
+        for call in (
+            ("broadcast #0 of group 0", "i", True, None),
+            ("all_reduce #1 of group 0", "X", False, 170_000.0),
+        )
+    }
+    titles = [call["title"] for lane in _picture(tmp_path)["lanes"] for call in lane["calls"]]
     assert titles == ["broadcast #0 of group 0", "all_reduce #1 of group 0, 0.17 s, not ended"] * 2
 
 
@@ -131,17 +143,11 @@ def test_faults_on_purpose_are_marked_where_and_when_they_happened(tmp_path: Pat
     """If it fails, the trace shows a rank that dies, and not that the test has killed it."""
     events = _events(tmp_path, replace(_BAD, gpu_wait_s=0.0, has_faults=True))
     lanes = _lanes(events)
+    cut, killed = "links between nodes 0->1: cut, by the plan", "kill of rank 1, by rank 0"
     marks = [(lanes[event["tid"]], event["ts"], event["name"]) for event in events if event.get("cat") == "fault"]
-    assert marks == [
-        ("cases", 100_000, "links between nodes 0->1: cut, by the plan"),
-        ("rank 1", 110_000, "kill of rank 1, by rank 0"),
-    ]
-    picture = lanes_of(gather([tmp_path / "e.jsonl"]).runs[0].cases[0])
-    assert picture is not None
-    assert [title for _, title in picture["faults"]] == [
-        "links between nodes 0->1: cut, by the plan, after 0.10 s",
-        "kill of rank 1, by rank 0, after 0.11 s",
-    ]
+    assert marks == [("cases", 100_000, cut), ("rank 1", 110_000, killed)]
+    titles = [title for _, title in _picture(tmp_path)["faults"]]
+    assert titles == [f"{cut}, after 0.10 s", f"{killed}, after 0.11 s"]
 
 
 def test_calls_at_one_time_have_lanes_of_their_own() -> None:
@@ -159,20 +165,6 @@ def test_calls_at_one_time_have_lanes_of_their_own() -> None:
         assert start >= ends.get(tid, 0.0)
         ends[tid] = start + length
     assert [name for _, name, *_ in bars].count(done.name) == 1
-
-
-def test_arrows_lead_from_the_culprit_to_each_victim(tmp_path: Path) -> None:
-    """If it fails, the trace blames the wrong rank."""
-    events = _events(tmp_path, _BAD)
-    lanes = _lanes(events)
-    starts = {event["id"]: event for event in events if event["ph"] == "s"}
-    ends = {event["id"]: event for event in events if event["ph"] == "f"}
-    assert [(lanes[starts[n]["tid"]], lanes[ends[n]["tid"]]) for n in sorted(starts)] == [
-        ("rank 1", "rank 0"),
-        ("rank 1", "rank 3"),
-    ]
-    marks = {lanes[event["tid"]]: event["name"] for event in events if event.get("cat") == "outcome"}
-    assert marks == {"rank 0": "victim", "rank 1": "culprit", "rank 3": "victim"}
 
 
 def test_hostile_times_and_names_make_no_broken_trace(tmp_path: Path) -> None:
@@ -198,18 +190,12 @@ def test_a_world_of_64_ranks_with_a_thousand_events_each_is_small() -> None:
     assert len(gzip.compress(content, 6)) < 4_000_000
     events = _checked(content)
     lanes = _lanes(events)
-    assert list(lanes.values()) == ["cases", *[f"rank {rank}" for rank in range(RANKS)]]
+    ranks = [f"rank {rank}" for rank in range(RANKS)]
+    assert list(lanes.values()) == ["cases", *ranks]
     order = {one["tid"]: one["args"]["sort_index"] for one in events if one["name"] == "thread_sort_index"}
     assert sorted(lanes, key=order.__getitem__) == list(lanes)
-    phases = defaultdict(list)
-    for one in events:
-        if one.get("cat") == "phase":
-            phases[lanes[one["tid"]]].append(one["name"])
-    assert phases == {f"rank {rank}": list(PHASES) * CASES for rank in range(RANKS)}
-    ends = {one["id"]: lanes[one["tid"]] for one in events if one["ph"] == "f"}
-    starts = {one["id"]: lanes[one["tid"]] for one in events if one["ph"] == "s"}
-    assert sorted(ends.values()) == sorted(f"rank {rank}" for rank in range(RANKS) if rank != CULPRIT)
-    assert set(starts.values()) == {f"rank {CULPRIT}"}
+    assert _phases(events) == {rank: list(PHASES) * CASES for rank in ranks}
+    assert sorted(_arrows(events)) == sorted((f"rank {CULPRIT}", rank) for rank in ranks if rank != f"rank {CULPRIT}")
 
 
 def test_the_command_writes_one_trace_or_one_for_each_target(tmp_path: Path) -> None:
@@ -221,9 +207,5 @@ def test_the_command_writes_one_trace_or_one_for_each_target(tmp_path: Path) -> 
     processes = json.loads(gzip.decompress((tmp_path / "all.json.gz").read_bytes()))["traceEvents"]
     assert {one["args"]["name"] for one in processes if one["name"] == "process_name"} == {"//a:a", "//b:b"}
     assert main([*given, f"--trace={tmp_path / 'traces'}"]) == 0
-    assert sorted(path.name for path in (tmp_path / "traces").iterdir()) == [
-        "a-a.json.gz",
-        "b-b.json.gz",
-        "invocation-1.json.gz",
-        "invocation-2.json.gz",
-    ]
+    written = sorted(path.name.removesuffix(".json.gz") for path in (tmp_path / "traces").iterdir())
+    assert written == ["a-a", "b-b", "invocation-1", "invocation-2"]

@@ -117,8 +117,6 @@ def test_a_matrix_that_runs_every_case(tmp_path: Path, capsys: pytest.CaptureFix
     ("content", "said"),
     [
         (None, "there is no such file or folder"),
-        ("", "cannot be read as XML"),
-        ("<html/>", "the root element is <html>"),
         ("<testsuites><testsuite/></testsuites>", "no test cases"),
         ("<!DOCTYPE t [<!ENTITY e SYSTEM 'file:///etc/hostname'>]><testsuite>&e;</testsuite>", "cannot be read as XML"),
     ],
@@ -158,7 +156,7 @@ def test_listed_cases_must_run_too(tmp_path: Path, capsys: pytest.CaptureFixture
     assert main(["ran-nowhere", "--cases", str(tmp_path / "missing"), str(good)]) == 2
 
 
-def test_names_of_jobs_differ(tmp_path: Path) -> None:
+def test_names_of_jobs_differ() -> None:
     """If this fails, nobody knows which job a reason is from."""
     assert job_names([Path("a/x.xml"), Path("b/y.xml")]) == ["x.xml", "y.xml"]
     assert job_names([Path("a/b/x.xml"), Path("c/b/x.xml")]) == ["a/b/x.xml", "c/b/x.xml"]

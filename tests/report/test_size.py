@@ -8,13 +8,12 @@ from dataclasses import replace
 from dist_testing.core.ground.record import CaseRecord, Ledger, Phase, RankRecord
 from dist_testing.report.model import InvocationRecord, LogRecord, Report, RunRecord
 from dist_testing.report.page import page
+from tests.report.streams import RULE
 
 _PHASES = ("start", "init", "setup", "call", "teardown", "destroy")
-_RULE = "-" * 100
 
 
 def _case(number: int, chance: random.Random, *, fails: bool, world_size: int = 8) -> CaseRecord:
-    begin = number * 2.0
     ranks = []
     for rank in range(world_size):
         marks = [0.01 + chance.random() * 0.01]
@@ -25,19 +24,12 @@ def _case(number: int, chance: random.Random, *, fails: bool, world_size: int = 
         ranks.append(RankRecord(rank, outcome, outcome, "call", "", seen_s=marks[4], phases=phases))
     name = f"pkg.test_{number % 20}.TestModel.test_case_number[{number}-{chance.random():.6f}]"
     plain = CaseRecord(
-        name,
-        "passed",
-        duration_s=1.3,
-        world_size=world_size,
-        isolation="fork",
-        ranks=tuple(ranks),
-        began_at_s=begin,
-        nodeid=name,
+        name, "passed", name, world_size=world_size, isolation="fork", ranks=tuple(ranks), duration_s=1.3
     )
     if not fails:
         return plain
     frames = "\n".join(f'  File "m_{chance.randrange(999)}.py", line {chance.randrange(999)}, in f' for _ in range(60))
-    text = f"head\n{_RULE}\noutput of rank 3:\n{frames}\n{_RULE}\nrank 3 of 8 failed first: it raised\n\n{frames}"
+    text = f"head\n{RULE}\noutput of rank 3:\n{frames}\n{RULE}\nrank 3 of 8 failed first: it raised\n\n{frames}"
     message = f"rank 3 raised ValueError: the sum is {chance.random()}"
     victims = tuple(rank for rank in range(world_size) if rank != 3)
     return replace(plain, status="failed", message=message, text=text, cause="failure", culprit=3, victims=victims)

@@ -7,8 +7,6 @@ import json
 import math
 import os
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -190,52 +188,26 @@ def test_phases_get_the_types_that_the_record_promises() -> None:
         ({"event": "run_ended", "at_s": 1.0}, "run_ended: missing field ['exit_code']"),
         ({"event": "run_ended", "at_s": 1.0, "exit_code": "0"}, "exit_code = '0'; expected int"),
         ({"event": "run_ended", "at_s": 1.0, "exit_code": True}, "exit_code = True; expected int"),
-        (
-            {"event": "run_ended", "at_s": float("nan"), "exit_code": 0},
-            "at_s = nan; expected a number of at most 3e+08",
-        ),
+        ({"event": "run_ended", "at_s": math.nan, "exit_code": 0}, "at_s = nan; expected a number of at most 3e+08"),
         ({"event": "run_ended", "at_s": 1e9, "exit_code": 0}, "expected a number of at most 3e+08"),
         ({"event": "run_started", "at_s": 1.0, "schema": 2, "wall_zero_s": 10**400}, "expected a finite number"),
-        ({"event": "case_started", "at_s": 1.0, "nodeid": 3}, "nodeid = 3; expected str"),
         ({"event": "case", "at_s": 1.0, "record": {"name": "a"}}, "case: record = missing field ['status']"),
         (
             {"event": "case", "at_s": 1.0, "record": {"name": "a", "status": "passed", "leaked": "x"}},
             "record = leaked = 'x'; expected a list, each str",
         ),
         ({**_RUN_STARTED.to_wire(), "versions": {"a": 1}}, "versions = {'a': 1}; expected an object of str or null"),
-        (_with_phases(["call", 1.0, math.inf]), "expected a number of at most 3e"),
         (_with_phases(["call", 1.0, 1e308]), "expected a number of at most 3e"),
-        (_with_phases(["call", 1.0, math.nan]), "expected a number of at most 3e"),
         (_with_phases(["call", True, 2.0]), "expected a number of at most 3e"),
-        (_with_phases(["call", 1.0, 2.0], ["teardown", 2.0]), "expected a list of str, a number"),
-        (_with_phases(["call", 1.0, 2.0, 3.0]), "expected a list of str, a number"),
         (_with_phases(["call", 1.0, 2.0], "abc"), "expected a list of str, a number"),
         (_with_phases([None, 1.0, 2.0]), "expected str"),
+        (_with_phases(["call", 1.0, 2.0], ["teardown", 2.0]), "expected a list of str, a number"),
     ],
 )
 def test_no_event_is_made_of_what_is_none(wire: object, message: str) -> None:
     """A report that trusts a file fails later, and far from the file."""
-    with pytest.raises(ValueError, match=r".") as caught:
+    with pytest.raises(ValueError, match=re.escape(message)):
         event_of(wire)
-    assert message in str(caught.value)
-
-
-def test_a_tool_needs_neither_torch_nor_pytest_to_read_events() -> None:
-    """Reports run where only Python is."""
-    program = (
-        "import sys; sys.modules.update(dict.fromkeys(['torch', 'pytest']));"
-        "from dist_testing.event_file import read_events; print('read')"
-    )
-    root = str(Path(__file__).parents[2])
-    ended = subprocess.run(
-        [sys.executable, "-c", program],
-        env={**os.environ, "PYTHONPATH": os.pathsep.join([root, *sys.path])},
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=120,
-    )
-    assert ended.stdout == "read\n", ended.stderr
 
 
 def _stream() -> tuple[EventStream, list[str]]:
@@ -273,74 +245,65 @@ def test_a_sink_that_comes_late_knows_which_run_it_is() -> None:
     assert got == [_RUN_STARTED, TestsCollected(1.0, 1)]
 
 
-def test_a_sink_that_raises_is_dropped_with_one_warning() -> None:
-    """A broken sink must not decide about a test, nor fill the log; the others go on."""
-    stream, warned = _stream()
+def _broken(stream: EventStream, *errors: type[BaseException], **how: bool) -> list[Event]:
+    """Subscribe a sink that raises these errors at its first events; return the events that it got."""
     calls: list[Event] = []
-    got: list[Event] = []
+    left = list(errors)
 
     def broken(event: Event) -> None:
         calls.append(event)
-        raise ZeroDivisionError("no more paper")
+        if left:
+            raise left.pop(0)("no more paper")
 
-    stream.subscribe(broken, name="the printer")
+    stream.subscribe(broken, name="the printer", **how)
+    return calls
+
+
+@pytest.mark.parametrize("is_log_broken", [False, True])
+def test_a_sink_that_raises_is_dropped_with_one_warning(is_log_broken: bool) -> None:
+    """A broken sink must not decide about a test, nor fill the log; the others go on, even if the disk is full."""
+    stream, warned = _stream()
+
+    def warn(line: str) -> None:
+        warned.append(line)
+        if is_log_broken:
+            raise OSError(28, "No space left on device")
+
+    stream.warn = warn
+    calls = _broken(stream, ZeroDivisionError)
+    got: list[Event] = []
     stream.subscribe(got.append, CaseStarted, CaseEnded, name="a sink")
-    stream.emit(CaseStarted(1.0, "a"))
-    stream.emit(CaseEnded(2.0, "a"))
-    assert calls == [CaseStarted(1.0, "a")]
-    assert got == [CaseStarted(1.0, "a"), CaseEnded(2.0, "a")]
+    for event in (CaseStarted(1.0, "a"), CaseEnded(2.0, "a")):
+        stream.emit(event)
+    assert (calls, got) == ([CaseStarted(1.0, "a")], [CaseStarted(1.0, "a"), CaseEnded(2.0, "a")])
     assert warned == [
         "dist_testing: the printer gets no more events: ZeroDivisionError: no more paper. No verdict depends on it."
     ]
     assert not stream.wants(RunEnded), "no sink that is left wants it"
 
 
-@pytest.mark.parametrize("error", [KeyboardInterrupt, InterruptedRunError, SystemExit])
-def test_what_is_not_about_the_sink_passes(error: type[BaseException]) -> None:
-    """Ctrl-C and Bazel's signal come while any code runs."""
+@pytest.mark.parametrize(
+    ("error", "is_essential"),
+    [
+        # Ctrl-C and Bazel's signal come while any code runs.
+        (KeyboardInterrupt, False),
+        (InterruptedRunError, False),
+        (SystemExit, False),
+        # Results that lack a case would be a lie.
+        (ZeroDivisionError, True),
+    ],
+)
+def test_an_error_that_the_run_must_know_passes_and_the_sink_stays(
+    error: type[BaseException], is_essential: bool
+) -> None:
+    """If this fails, an interrupt is lost in a sink, or the results lack a case without a word."""
     stream, warned = _stream()
-    errors = [error("stop")]
-
-    def interrupted(event: Event) -> None:
-        if errors:
-            raise errors.pop()
-
-    stream.subscribe(interrupted, name="a sink")
-    with pytest.raises(error):
-        stream.emit(CaseStarted(1.0, "a"))
-    stream.emit(CaseEnded(1.0, "a"))
-    assert warned == []
-    assert stream.wants(*KINDS.values())
-
-
-def test_an_essential_sink_is_not_dropped() -> None:
-    """Results that lack a case would be a lie."""
-    stream, warned = _stream()
-
-    def broken(event: Event) -> None:
-        raise ZeroDivisionError
-
-    stream.subscribe(broken, name="the results", is_essential=True)
+    calls = _broken(stream, error, error, is_essential=is_essential)
     for _ in range(2):
-        with pytest.raises(ZeroDivisionError):
+        with pytest.raises(error):
             stream.emit(CaseStarted(1.0, "a"))
-    assert warned == []
-
-
-def test_a_log_that_cannot_be_written_does_not_matter_either() -> None:
-    """A sink failed because the disk is full; so does the warning."""
-    stream = EventStream()
-
-    def fail(line: str) -> None:
-        raise OSError(28, "No space left on device")
-
-    def broken(event: Event) -> None:
-        raise ZeroDivisionError
-
-    stream.warn = fail
-    stream.subscribe(broken, name="a sink")
-    stream.emit(CaseStarted(1.0, "a"))
-    assert not stream.wants(*KINDS.values())
+    stream.emit(CaseEnded(1.0, "a"))
+    assert (len(calls), warned) == (3, [])
 
 
 def test_a_child_of_the_runner_emits_nothing() -> None:

@@ -60,7 +60,7 @@ def _run(case: Any, call: Any, *args: Any, **kwargs: Any) -> Any:
         return call(case, *args, **kwargs)
     name = case.id()
     plan = record.plan
-    if plan.case is not None and plan.case != name:
+    if plan.cases is not None and name not in plan.cases:
         return result
     module = sys.modules.get(type(case).__module__)
     record.begin_case(name, os.path.abspath(getattr(module, "__file__", None) or ""))

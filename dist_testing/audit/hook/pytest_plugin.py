@@ -1,13 +1,18 @@
-"""The plugin that the hook loads into each pytest of a suite: notes cases, and selects that of the plan."""
+"""The plugin that the hook loads into each pytest of a suite: notes cases, and selects those of the plan."""
 
 from __future__ import annotations
 
+import os
 from collections.abc import Generator
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from . import cases, leaving, record, uses
+
+# Files that are no tests.
+_KEPT = ("__init__.py", "conftest.py")
 
 
 def pytest_configure() -> None:
@@ -16,14 +21,21 @@ def pytest_configure() -> None:
     record.note("session")
 
 
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """Leave out the files without a case of the plan."""
+    if record.plan.cases is None or collection_path.suffix != ".py" or collection_path.name in _KEPT:
+        return None
+    files = {os.path.normpath(config.rootpath / case.partition("::")[0]) for case in record.plan.cases}
+    return None if str(collection_path) in files else True
+
+
 @pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Leave out all cases except that of the plan."""
-    wanted = record.plan.case
-    if wanted is None:
+    """Leave out all cases except those of the plan."""
+    if (wanted := record.plan.cases) is None:
         return
-    left_out = [item for item in items if item.nodeid != wanted]
-    items[:] = [item for item in items if item.nodeid == wanted]
+    left_out = [item for item in items if item.nodeid not in wanted]
+    items[:] = [item for item in items if item.nodeid in wanted]
     if left_out:
         config.hook.pytest_deselected(items=left_out)
 
@@ -64,7 +76,11 @@ def pytest_pyfunc_call() -> Generator[None, Any, None]:
 @pytest.hookimpl(trylast=True)
 def pytest_runtest_logreport(report: pytest.TestReport) -> None:
     """Note the result of each phase."""
-    if report.outcome not in ("passed", "failed", "skipped") or (report.when != "call" and report.passed):
-        return
+    word: str = report.outcome if report.when == "call" or not report.failed else "error"
+    if hasattr(report, "wasxfail"):
+        word = "xfailed" if report.skipped else "xpassed"
     parts = [report.longreprtext, *(content for _, content in report.sections)] if not report.passed else []
-    record.note_result(report.nodeid, report.outcome, "\n".join(parts))
+    crash = getattr(report.longrepr, "reprcrash", None)
+    error = "" if report.passed else crash.message if crash is not None else report.longreprtext
+    more = {"phase": report.when, "word": word, "seconds": report.duration, "error": error}
+    record.note_result(report.nodeid, report.outcome, "\n".join(parts), **more)

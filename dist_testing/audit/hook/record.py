@@ -15,7 +15,7 @@ _MAX_TEXT_CHARS = 100_000
 class Plan(NamedTuple):
     """What one run of the command does."""
 
-    case: str | None = None  # id of the one case to run, as pytest or unittest name it; None for all
+    cases: list[str] | None = None  # ids of the cases to run, as pytest or unittest name them; None for all
     fault: str | None = None  # name of the fault; None for none
     rank: int = 0  # the rank that gets it
     moment: str = "init"  # when: "init", "collective" or "own"
@@ -69,11 +69,11 @@ def note(kind: str, **fields: Any) -> None:
         os.close(fd)
 
 
-def note_result(case: str, outcome: str, text: str) -> None:
-    """Note the result of a case, or of one part of it."""
+def note_result(case: str, outcome: str, text: str, **more: Any) -> None:
+    """Note the result of a case, or of one part of it; `more` is what pytest says of this part."""
     if len(text) > _MAX_TEXT_CHARS:
         text = text[: _MAX_TEXT_CHARS // 2] + "\n...\n" + text[-_MAX_TEXT_CHARS // 2 :]
-    note("result", id=case, outcome=outcome, text=text)
+    note("result", id=case, outcome=outcome, text=text, **more)
 
 
 def begin_case(case: str, file: str) -> None:
