@@ -10,6 +10,7 @@ import signal
 import subprocess
 import sys
 import tarfile
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -86,10 +87,10 @@ class Worker:
         """The folders of the cache."""
         return [path for path in self.cache.iterdir() if path.is_dir()] if self.cache.is_dir() else []
 
-    def env(self, **more: str) -> dict[str, str]:
+    def env(self, more: Mapping[str, str] | None = None) -> dict[str, str]:
         """The environment of a test."""
         places = {"PYTHONPATH": str(self.archive / "stubs"), "DIST_TESTING_WHEELS_CACHE": str(self.cache)}
-        return {"PATH": os.environ["PATH"], "TEST_TMPDIR": str(self.scratch), **places, **more}
+        return {"PATH": os.environ["PATH"], "TEST_TMPDIR": str(self.scratch), **places, **(more or {})}
 
     def start(self, code: str = _IMPORT) -> subprocess.Popen[str]:
         """Start a test."""
@@ -103,22 +104,26 @@ class Worker:
         )
 
     def run(
-        self, *code: str, before: list[str] | None = None, cwd: Path | None = None, **more: str
+        self,
+        *code: str,
+        before: Sequence[str] = (),
+        cwd: Path | None = None,
+        more: Mapping[str, str] | None = None,
     ) -> subprocess.CompletedProcess[str]:
-        """Run a test to its end: arguments of Python, by default the imports."""
+        """Run a test to its end: arguments of Python, by default the imports; with more variables."""
         return subprocess.run(
-            [*(before or ()), sys.executable, *(code or ("-c", _IMPORT))],
+            [*before, sys.executable, *(code or ("-c", _IMPORT))],
             cwd=cwd,
-            env=self.env(**more),
+            env=self.env(more),
             capture_output=True,
             text=True,
             check=False,
             timeout=60,
         )
 
-    def passes(self, *code: str, **more: str) -> list[str]:
+    def passes(self, *code: str, more: Mapping[str, str] | None = None) -> list[str]:
         """Run a test that passes, and return the lines of its output."""
-        done = self.run(*code, **more)
+        done = self.run(*code, more=more)
         assert done.returncode == 0, done.stderr
         return done.stdout.splitlines()
 
@@ -199,7 +204,7 @@ def test_the_cache_removes_the_least_recently_used(tmp_path: Path) -> None:
     assert isinstance(size, int)
     for used in (0, 1, 0, 2):
         # Space for two, which differ by a few bytes.
-        workers[used].passes(**{LIMIT: str(2 * size + 10)})
+        workers[used].passes(more={LIMIT: str(2 * size + 10)})
     kept = sorted(path.name.partition("-")[0] for path in workers[0].unpacked)
     assert kept == sorted(str(workers[index].description["sha256"]) for index in (0, 2))
 
@@ -211,7 +216,7 @@ def test_packages_in_use_are_not_removed(tmp_path: Path) -> None:
     assert user.stdout is not None
     try:
         user.stdout.readline()
-        second.passes(**{LIMIT: "0"})
+        second.passes(more={LIMIT: "0"})
         assert len(first.unpacked) == 2
     finally:
         user.communicate("\n", timeout=60)
@@ -251,7 +256,7 @@ def _on_a_disk(disk: Path, options: str) -> list[str]:
 def test_a_full_disk_is_named(worker: Worker, options: str) -> None:
     """If it fails, `import torch` ends in an error of a system call."""
     # Without any space, no cache can be made, and the folder of each test is full, too.
-    done = worker.run(before=_on_a_disk(worker.cache, options), TEST_TMPDIR=str(worker.cache))
+    done = worker.run(before=_on_a_disk(worker.cache, options), more={"TEST_TMPDIR": str(worker.cache)})
     text = worker.refused(done)
     assert f"{worker.tar}: cannot be unpacked into {worker.cache} ([Errno 28] No space left on device" in text
 
@@ -268,7 +273,7 @@ fcntl.flock = flock
 @pytest.mark.parametrize("obstacle", ["a file", "writable by all", "ro", "nr_inodes=1", "no locks"])
 def test_without_a_cache_the_packages_are_private_and_go_away(worker: Worker, obstacle: str) -> None:
     """If it fails, no test runs in a sandbox or with a remote home, or another user puts code into the tests."""
-    before: list[str] = []
+    before: Sequence[str] = ()
     code = _IMPORT
     if obstacle == "a file":
         worker.cache.touch()
@@ -290,7 +295,7 @@ def test_errors_of_the_cache_are_explained(worker: Worker) -> None:
     done = worker.run("-c", _WITHOUT_LOCKS.format(number="errno.EIO") + _IMPORT)
     expected = f"{worker.cache}: the cache of unpacked Python packages cannot be used ([Errno 5] no locks here)."
     assert expected in worker.refused(done)
-    assert f"{LIMIT}='16G': not a number of bytes." in worker.refused(worker.run(**{LIMIT: "16G"}))
+    assert f"{LIMIT}='16G': not a number of bytes." in worker.refused(worker.run(more={LIMIT: "16G"}))
 
 
 @pytest.mark.parametrize("given", ["relative", ""])
@@ -298,7 +303,8 @@ def test_a_cache_folder_that_is_relative_counts_as_unset(worker: Worker, tmp_pat
     """If it fails, every test unpacks torch into its own working directory."""
     home = tmp_path / "home"
     home.mkdir()
-    done = worker.run(cwd=worker.scratch, DIST_TESTING_WHEELS_CACHE="", HOME=str(home), XDG_CACHE_HOME=given)
+    more = {"DIST_TESTING_WHEELS_CACHE": "", "HOME": str(home), "XDG_CACHE_HOME": given}
+    done = worker.run(cwd=worker.scratch, more=more)
     assert done.returncode == 0
     assert list(worker.scratch.iterdir()) == []
     assert [path for path in (home / ".cache" / "dist_testing" / "wheels").iterdir() if path.is_dir()]
