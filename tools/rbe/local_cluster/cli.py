@@ -15,7 +15,7 @@ from local_cluster import control, health, packages
 from local_cluster.cluster import end_cluster, find_cluster, start_cluster
 from local_cluster.errors import ClusterError
 from local_cluster.places import DEFAULT_NAME, ClusterFiles, cluster_files
-from local_cluster.pools import FORM, parse_pools
+from local_cluster.plan import FORM, parse_pools
 from local_cluster.status import status_lines
 
 # BuildGrid's own port, and the port of --config=rbe_local.
@@ -37,7 +37,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = _parser().parse_args(arguments)
     try:
         return _run(options)
-    except (ClusterError, InstallError) as error:
+    except InstallError as error:
         _say(f"error: {error}")
         return 1
     except KeyboardInterrupt:
@@ -73,13 +73,13 @@ def _run(options: argparse.Namespace) -> int:
 
 
 def _up(options: argparse.Namespace, files: ClusterFiles) -> int:
-    pools = parse_pools(options.pool or _DEFAULT_POOLS)
+    workers = parse_pools(options.pool or _DEFAULT_POOLS)
     started = time.monotonic()
     endpoint = start_cluster(
         files,
         name=options.name,
         port=options.port,
-        workers=tuple(worker for pool in pools for worker in pool.members()),
+        workers=workers,
         find_programs=lambda: (packages.find_buildbox(), packages.find_postgres()),
         tell=_say,
     )

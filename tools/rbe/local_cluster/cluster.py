@@ -19,8 +19,7 @@ from typing import Any
 from local_cluster import database, processes
 from local_cluster.errors import ClusterError
 from local_cluster.places import SCRATCH_PARENT, SCRATCH_PREFIX, ClusterFiles, Scratch, remove_files
-from local_cluster.plan import Plan, reserve_port
-from local_cluster.pools import Worker
+from local_cluster.plan import Plan, Worker, reserve_port
 from local_cluster.supervisor import DownError, Supervisor
 
 # `down` waits this long for the supervisor to end all parts. Then it ends them itself. Seconds.

@@ -59,15 +59,11 @@ def read(connection: socket.socket) -> Message:
         ValueError: If it is not a message.
         OSError: If the connection breaks.
     """
-    data = b""
-    while not data.endswith(b"\n"):
-        chunk = connection.recv(65536)
-        if not chunk:
-            raise ValueError("the connection ended in the middle of a message")
-        data += chunk
-        if len(data) > _MAX_BYTES:
-            raise ValueError(f"a message of more than {_MAX_BYTES} bytes")
-    message = json.loads(data)
+    with connection.makefile("rb") as stream:
+        line = stream.readline(_MAX_BYTES)
+    if not line.endswith(b"\n"):
+        raise ValueError(f"a message that ends too early, or is longer than {_MAX_BYTES} bytes")
+    message = json.loads(line)
     if not isinstance(message, dict):
         raise ValueError("a message that is not an object")
     return cast(Message, message)

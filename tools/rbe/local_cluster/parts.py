@@ -15,8 +15,7 @@ from pathlib import Path
 
 from local_cluster.errors import ClusterError
 from local_cluster.places import ClusterFiles, Scratch
-from local_cluster.plan import HOST, Plan
-from local_cluster.pools import Worker
+from local_cluster.plan import HOST, Plan, Worker
 from local_cluster.server_config import POLL_S
 
 # A variable of every part, and so of every action. It tells which processes belong to which cluster, also after the

@@ -6,8 +6,7 @@ import json
 from collections.abc import Iterable
 from pathlib import Path
 
-from local_cluster.plan import HOST
-from local_cluster.pools import GPUS_KEY, OS_KEY, POOL_KEY, Worker
+from local_cluster.plan import GPUS_KEY, HOST, OS_KEY, POOL_KEY, Worker
 
 # Longest time between two messages of a worker, and the time after which it counts as dead. Seconds. A living worker on
 # a loaded machine must not count as dead.
