@@ -38,6 +38,8 @@ if [ "$1" = kill-self ]; then kill -TERM $$; fi
 exit 7
 """
 RELEASED_STATUS = 7
+# Bazel's code for a fault of the machine.
+MACHINE_FAULT = 36
 
 
 @dataclass
@@ -120,6 +122,16 @@ class Workspace:
             timeout=LIMIT_S,
             check=False,
         )
+
+    def refused(self, command: str, *parts: str, stdin: str = "") -> subprocess.CompletedProcess[str]:
+        """Run bazelw, which finds no Bazel, prints these parts to standard error, and leaves nothing."""
+        result = self.run(command, stdin=stdin)
+        assert (result.returncode, result.stdout) == (MACHINE_FAULT, "")
+        for part in parts:
+            assert part in result.stderr
+        assert not self.release.exists()
+        assert self.leftovers() in ([], ["path-bazels"])
+        return result
 
     def start(self, *arguments: str) -> subprocess.Popen[str]:
         """Start bazelw in a process group of its own."""
