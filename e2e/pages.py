@@ -27,14 +27,7 @@ def page_problems(page: Path) -> list[str]:
 
 
 def make_mine(page: Path, folder: Path) -> Path:
-    """Follow docs/consumers.md: make the repository that it shows, beside the library.
-
-    Args:
-        page: The page.
-        folder: An empty folder for both.
-
-    Returns:
-        The repository's folder.
+    """Follow docs/consumers.md: make its repository in an empty folder, beside the library, and return it.
 
     Raises:
         SystemExit: If the repository is not the one that the page shows.

@@ -24,12 +24,7 @@ _TARGETS = ("//readme:all_reduce_gloo", "//one:shapes_gloo")
 
 
 def archive_override(archive: Path, template: str) -> str:
-    """Return the override by which Bazel takes the library from an archive.
-
-    Args:
-        archive: The file.
-        template: Text of .bcr/source.template.json, which Bazel's registry takes the prefix from.
-    """
+    """Return the override by which Bazel takes the library from an archive, by the template of Bazel's registry."""
     repository, _, version = archive.name.removesuffix(".tar.gz").rpartition("-v")
     prefix = json.loads(template)["strip_prefix"].replace("{REPO}", repository).replace("{VERSION}", version)
     digest = base64.b64encode(hashlib.sha256(archive.read_bytes()).digest()).decode()

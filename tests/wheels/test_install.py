@@ -36,15 +36,7 @@ program = _load()
 def _wheel(
     folder: Path, version: str = "1.2", tag: str = "py3-none-any", size: int = 0, name: str = "Blue.Sky"
 ) -> Path:
-    """Make a wheel with one package, a module that does not compile, and a program.
-
-    Args:
-        folder: An existing folder for it.
-        version: Its version.
-        tag: Its Python, its ABI and its platform.
-        size: Bytes of a data file in it.
-        name: Its name.
-    """
+    """Make a wheel with one package, a module that does not compile, a data file of `size` bytes, and a program."""
     spelled = name.lower().replace(".", "_")
     info = f"{spelled}-{version}.dist-info"
     files = {
@@ -86,14 +78,7 @@ def _environment(wheels: Path, more: Mapping[str, str] | None = None) -> dict[st
 def _install(
     folder: Path, lock: str, more: Mapping[str, str] | None = None, before: tuple[str, ...] = ()
 ) -> subprocess.CompletedProcess[str]:
-    """Install a lock file into `folder / "out"`, with the wheels of `folder / "wheels"`.
-
-    Args:
-        folder: An existing folder.
-        lock: Text of the lock file.
-        more: More variables.
-        before: A command that starts the program.
-    """
+    """Install a lock file into `folder / "out"`, with the wheels of `folder / "wheels"`."""
     (folder / "out").mkdir(exist_ok=True)
     (folder / "lock.txt").write_text(lock, encoding="utf-8")
     command = [sys.executable, "-I", str(WHEELS / "install.py"), "--lock", str(folder / "lock.txt")]

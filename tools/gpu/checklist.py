@@ -35,27 +35,16 @@ _LIMIT_S = 300.0
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """One check.
+    """One check."""
 
-    Attributes:
-        name: Its name for `--only`.
-        shows: The behaviour that it checks.
-        command: Arguments of the interpreter.
-        code: The expected exit code.
-        output: A regular expression that the output must match.
-        keeps_gpu: Whether this process leases the first GPU during the step.
-        fills_gpu: Whether a program without a lease uses most of the first GPU's memory during the step.
-        env: Additions to the environment.
-    """
-
-    name: str
-    shows: str
-    command: Sequence[str]
-    code: int = 0
-    output: str = ""
-    keeps_gpu: bool = False
-    fills_gpu: bool = False
-    env: Mapping[str, str] = field(default_factory=dict)
+    name: str  # its name for `--only`
+    shows: str  # the behaviour that it checks
+    command: Sequence[str]  # arguments of the interpreter
+    code: int = 0  # the expected exit code
+    output: str = ""  # a regular expression that the output must match
+    keeps_gpu: bool = False  # whether this process leases the first GPU during the step
+    fills_gpu: bool = False  # whether a program without a lease uses most of the first GPU's memory during the step
+    env: Mapping[str, str] = field(default_factory=dict)  # additions to the environment
 
 
 def _pytest(*arguments: str, case: str = "") -> list[str]:

@@ -61,11 +61,7 @@ def write_timings(path: Path, timings: Timings) -> None:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Write the file.
-
-    Returns:
-        0 if it was written, else 1.
-    """
+    """Write the file; return 0 if it was written, else 1."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, required=True, metavar="FILE", help="the file to write or update")
     parser.add_argument("--anew", action="store_true", help="drop the timings that the file has")

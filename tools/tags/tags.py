@@ -80,17 +80,11 @@ class ToolError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """A test.
+    """A test."""
 
-    Attributes:
-        label: Its label.
-        tags: Its tags.
-        exec_properties: Names of its properties for remote executors.
-    """
-
-    label: str
-    tags: tuple[str, ...]
-    exec_properties: tuple[str, ...]
+    label: str  # its label
+    tags: tuple[str, ...]  # its tags
+    exec_properties: tuple[str, ...]  # names of its properties for remote executors
 
 
 def read_targets(text: str) -> list[Target]:
@@ -143,11 +137,7 @@ def tag_problems(targets: Iterable[Target], documented: Sequence[str] = ()) -> l
 
 
 def runnable(events: Iterable[Mapping[str, Any]]) -> tuple[set[str], list[str]]:
-    """Read the build events of `bazel test --nobuild`.
-
-    Returns:
-        The tests that Bazel would run, and the targets whose analysis failed.
-    """
+    """Return the tests that `bazel test --nobuild` would run, and the targets that it cannot analyse, by its events."""
     would_run: set[str] = set()
     broken: list[str] = []
     for event in events:
@@ -219,11 +209,7 @@ def tests_of_job(bazel: Bazel, flags: str, pattern: str) -> set[str]:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Check the tags, and print the problems.
-
-    Returns:
-        0 if there are no problems, 1 if there are, 2 if Bazel could not answer.
-    """
+    """Print the problems of tags; return 0 if there are none, 1 if there are, 2 if Bazel could not answer."""
     parser = argparse.ArgumentParser(
         prog="tags", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )

@@ -98,10 +98,6 @@ def refusal(settings: Settings) -> InstallError | None:
 def install_debian(settings: Settings, lock: int) -> None:
     """Build the prefix and its launcher `settings.debian`.
 
-    Args:
-        settings: This start of the bootstrap.
-        lock: Descriptor of the cache's lock.
-
     Raises:
         InstallError: If the prefix cannot be built. Nothing is left in the cache then.
     """

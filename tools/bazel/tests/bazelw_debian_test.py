@@ -28,17 +28,11 @@ BAZELW = TOOLS.parent.parent / "bazelw"
 
 @dataclass(frozen=True)
 class Machine:
-    """A user with an empty home on a machine that reaches no release server.
+    """A user with an empty home on a machine that reaches no release server."""
 
-    Attributes:
-        root: Everything the tests write.
-        env: The user's environment.
-        python: Version of the `python3` that the user has, such as "3.11".
-    """
-
-    root: Path
-    env: dict[str, str]
-    python: str
+    root: Path  # everything the tests write
+    env: dict[str, str]  # the user's environment
+    python: str  # version of the `python3` that the user has, such as "3.11"
 
     def bazelw(self, *arguments: str, cwd: Path | None = None, **env: str) -> subprocess.CompletedProcess[str]:
         """Run bazelw to its end."""

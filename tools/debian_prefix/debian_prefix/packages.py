@@ -29,19 +29,12 @@ class NotOfferedError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Selection:
-    """The packages to unpack, and where they come from.
+    """The packages to unpack, and where they come from."""
 
-    Attributes:
-        archive: The archive, one of apt's own.
-        suite: Debian's suite, such as "forky".
-        version: Version of the main package there.
-        packages: What to download.
-    """
-
-    archive: Archive
-    suite: str
-    version: str
-    packages: tuple[Package, ...]
+    archive: Archive  # the archive, one of apt's own
+    suite: str  # debian's suite, such as "forky"
+    version: str  # version of the main package there
+    packages: tuple[Package, ...]  # what to download
 
 
 def missing_tools() -> list[str]:

@@ -23,10 +23,7 @@ _FILES_OF_A_HUB = ("BUILD.bazel", "requirements.in")
 def set_up(library: Library, folder: Path, *, update: bool) -> Iterator[str]:
     """Write the files of docs/consumers.md that a repository lacks, and yield what was done and what remains.
 
-    Args:
-        library: This version.
-        folder: The repository; it need not exist.
-        update: Whether a dist_testing.bazelrc with other contents is replaced.
+    The folder need not exist. With `update`, a dist_testing.bazelrc with other contents is replaced.
 
     Raises:
         SetupError: If the repository does not fit. Nothing was written.

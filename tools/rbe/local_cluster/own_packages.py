@@ -28,10 +28,7 @@ _NEEDED_PACKAGE = "buildgrid"
 
 
 def bring_packages(library: Path) -> None:
-    """Make the packages importable, if they are not.
-
-    Args:
-        library: The library's folder: a clone, or the runfiles of this program.
+    """Make the packages importable, if they are not. The library is a clone, or the runfiles of this program.
 
     Raises:
         InstallError: If they cannot be installed.

@@ -49,21 +49,13 @@ _NOT_NEEDED = re.compile(
 
 @dataclass(frozen=True, slots=True)
 class Product:
-    """A set of programs in one of Debian's packages.
+    """A set of programs in one of Debian's packages."""
 
-    Attributes:
-        package: Name of the package.
-        programs: The programs that are needed.
-        folder: Their folder below the prefix, as a glob pattern.
-        probe: The program that reports its version, to see whether the copy works.
-        other_way: What a user can do if it cannot be installed.
-    """
-
-    package: str
-    programs: tuple[str, ...]
-    folder: str
-    probe: str
-    other_way: str
+    package: str  # name of the package
+    programs: tuple[str, ...]  # the programs that are needed
+    folder: str  # their folder below the prefix, as a glob pattern
+    probe: str  # the program that reports its version, to see whether the copy works
+    other_way: str  # what a user can do if it cannot be installed
 
 
 BUILDBOX = Product(

@@ -35,13 +35,9 @@ _SHORT_WAY_LINK = "t"
 
 @dataclass(frozen=True, slots=True)
 class ClusterFiles:
-    """The files of one cluster in the user cache.
+    """The files of one cluster in the user cache."""
 
-    Attributes:
-        root: Its directory.
-    """
-
-    root: Path
+    root: Path  # its directory
 
     @property
     def lock(self) -> Path:
@@ -81,13 +77,9 @@ class ClusterFiles:
 
 @dataclass(frozen=True, slots=True)
 class Scratch:
-    """The directory of sockets and the database.
+    """The directory of sockets and the database."""
 
-    Attributes:
-        root: A directory below /tmp, which only this user may enter.
-    """
-
-    root: Path
+    root: Path  # a directory below /tmp, which only this user may enter
 
     @property
     def control(self) -> Path:

@@ -32,40 +32,24 @@ _NUMBER = re.compile(r"[0-9]{1,4}")
 
 @dataclass(frozen=True, slots=True)
 class Worker:
-    """One worker, which stands for a machine.
+    """One worker, which stands for a machine."""
 
-    Attributes:
-        name: Pool and number, such as "gpu2-1".
-        pool: Name of its pool.
-        jobs: Actions that it runs at once.
-        present: Number of its simulated GPUs; None if it sees the machine's own devices.
-        properties: The properties that it announces to the server.
-    """
-
-    name: str
-    pool: str
-    jobs: int
-    present: int | None
-    properties: MappingProxyType[str, str]
+    name: str  # pool and number, such as "gpu2-1"
+    pool: str  # name of its pool
+    jobs: int  # actions that it runs at once
+    present: int | None  # number of its simulated GPUs; None if it sees the machine's own devices
+    properties: MappingProxyType[str, str]  # the properties that it announces to the server
 
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """The parts to start.
+    """The parts to start."""
 
-    Attributes:
-        name: Name of the cluster.
-        port: Port of the server.
-        workers: All workers.
-        buildbox: Directory of BuildBox's programs.
-        postgres: Directory of PostgreSQL's programs.
-    """
-
-    name: str
-    port: int
-    workers: tuple[Worker, ...]
-    buildbox: Path
-    postgres: Path
+    name: str  # name of the cluster
+    port: int  # port of the server
+    workers: tuple[Worker, ...]  # all workers
+    buildbox: Path  # directory of BuildBox's programs
+    postgres: Path  # directory of PostgreSQL's programs
 
     @property
     def endpoint(self) -> str:
@@ -152,13 +136,10 @@ def _malformed(text: str, reason: str) -> ClusterError:
 
 
 def reserve_port(port: int) -> socket.socket:
-    """Bind a port for the life of the cluster, so that no other program gets it while the server restarts.
+    """Bind a port for the life of the cluster, so that no other program gets it while the server restarts; 0 for any.
 
     The socket does not listen. The server may bind the same port, because both sockets set the option for it and belong
     to one user.
-
-    Args:
-        port: The port; 0 for one that the kernel chooses.
 
     Raises:
         ClusterError: If it is in use.

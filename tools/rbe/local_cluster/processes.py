@@ -36,10 +36,6 @@ def open_process(pid: int, opened: Path) -> int | None:
 
     A number and a start time are weaker: after a change of the clock or a restart of the machine, both may belong to
     another process.
-
-    Args:
-        pid: The number of the process.
-        opened: The file.
     """
     try:
         pidfd = os.pidfd_open(pid)

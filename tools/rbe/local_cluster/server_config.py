@@ -87,14 +87,7 @@ def property_keys(workers: Iterable[Worker]) -> list[str]:
 
 
 def server_config(*, port: int, database: str, storage: Path, workers: Iterable[Worker]) -> str:
-    """Return the text of the configuration.
-
-    Args:
-        port: Its port, on the loopback address only.
-        database: SQLAlchemy's address of the database.
-        storage: Directory for inputs and outputs.
-        workers: The workers of the cluster.
-    """
+    """Return the text of the configuration: `database` is SQLAlchemy's address, `storage` is for inputs and outputs."""
     # YAML accepts JSON's strings and lists.
     return _TEXT.format(
         address=json.dumps(f"{HOST}:{port}"),

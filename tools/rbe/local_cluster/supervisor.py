@@ -44,14 +44,7 @@ class DownError(Exception):
 
 
 class Supervisor:
-    """A cluster that starts, runs or ends.
-
-    Args:
-        plan: The parts to start.
-        files: The places of long-lived files.
-        scratch: The places of sockets and the database.
-        tell: Called with messages while the cluster starts.
-    """
+    """A cluster that starts, runs or ends; `tell` is called with messages while it starts."""
 
     def __init__(self, plan: Plan, files: ClusterFiles, scratch: Scratch, tell: Callable[[str], None]) -> None:
         self._plan = plan
