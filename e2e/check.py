@@ -315,9 +315,6 @@ def repository_options(bazel: NestedBazel) -> tuple[str, ...]:
 
     A Bazel from bazelw may bring its own rules, because it cannot download any. It names them in options for modules,
     and repositories without modules ignore these options. Any other Bazel needs none of this.
-
-    Raises:
-        SystemExit: If Bazel does not print its options.
     """
     done = bazel.run("info", "--announce_rc", "release")
     if done.status:

@@ -40,11 +40,7 @@ def archive_override(archive: Path, template: str) -> str:
 
 
 def make_consumer(archive: Path, folder: Path) -> Path:
-    """Copy the consumer, with the library from the archive. Return its folder.
-
-    Raises:
-        SystemExit: If its MODULE.bazel has no override to replace.
-    """
+    """Copy the consumer, with the library from the archive. Return its folder."""
     workspace = folder / "everyday"
     # Its links lead to files of this checkout. Bazel's own links lead to its outputs.
     shutil.copytree(ROOT / "e2e" / "everyday", workspace, ignore=shutil.ignore_patterns("bazel-*"))

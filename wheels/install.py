@@ -58,11 +58,7 @@ class InstallError(Exception):
 
 
 def _pip() -> list[str]:
-    """Return the command of this interpreter's pip: an installed one, else the one that ensurepip brings.
-
-    Raises:
-        InstallError: If it has neither.
-    """
+    """Return the command of this interpreter's pip: an installed one, else the one that ensurepip brings."""
     # In a virtual environment pip may be that of the installation below.
     for python in dict.fromkeys((sys.executable, getattr(sys, "_base_executable", sys.executable))):
         command = [python, "-m", "pip"]
@@ -152,11 +148,7 @@ def _run(command: Sequence[str], environment: Mapping[str, str]) -> tuple[int, s
 
 
 def _run_pip(lock: Path, name: str, folder: Path, extra_index_urls: Sequence[str]) -> None:
-    """Install the wheels of a lock file into `folder / SITE`.
-
-    Raises:
-        InstallError: If pip fails; its words are part of the text.
-    """
+    """Install the wheels of a lock file into `folder / SITE`."""
     command = [*_pip(), "install", "--require-hashes", "--no-deps", "--no-compile", "--only-binary", ":all:"]
     command += ["--disable-pip-version-check", "--no-input", "--progress-bar", "off", "--no-warn-script-location"]
     command += ["--target", str(folder / SITE), "-r", str(lock)]
@@ -192,9 +184,6 @@ def _compile(folder: Path) -> None:
 
     The folder is an input of tests and never changes, so Python need not compare bytecode with its source. Bytecode
     names its source below the folder, so that it is the same on every machine; an import puts the real path there.
-
-    Raises:
-        InstallError: If the disk is full.
     """
     command = [sys.executable, "-I", "-m", "compileall", "-q", "-j", "0", "--invalidation-mode", "unchecked-hash"]
     command += ["-s", str(folder)]
@@ -233,9 +222,6 @@ def install(lock: Path, name: str, folder: Path, extra_index_urls: Sequence[str]
         name: Its name in error texts.
         folder: An existing folder for the results.
         extra_index_urls: Indexes that pip asks when those of its configuration do not have a wheel.
-
-    Raises:
-        InstallError: If it is not possible.
     """
     try:
         _run_pip(lock, name, folder, extra_index_urls)

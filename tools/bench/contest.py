@@ -209,11 +209,7 @@ def _rounds(processes: list[_Process]) -> Iterator[list[_Process]]:
 
 
 def require_passes(runs: Mapping[str, Run]) -> None:
-    """Check that each case has passed, or that its contestant has no verdicts.
-
-    Raises:
-        BenchError: If one has not.
-    """
+    """Check that each case has passed, or that its contestant has no verdicts."""
     for name, run in runs.items():
         for turn in run.turns:
             if not turn.verdict.get("passed", True):

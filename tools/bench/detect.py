@@ -70,9 +70,6 @@ def detection(contestant: Contestant, turn: Turn, folder: Path) -> Detection | N
 
     Returns:
         None if there was no death, because torch's time limit passed while its ranks started.
-
-    Raises:
-        BenchError: If there was no death or no verdict for another reason.
     """
     death = folder / turn.case
     text = turn.verdict.get("text", "")

@@ -68,11 +68,7 @@ class Subject:
         return time.monotonic() - start, done.returncode, done.stdout
 
     def test(self, *, is_cached: bool) -> float:
-        """Return the seconds until the verdict.
-
-        Raises:
-            BenchError: If the test does not pass, or the verdict comes from the wrong place.
-        """
+        """Return the seconds until the verdict."""
         elapsed_s, code, output = self.call("test", "--color=no", "--curses=no", *self.flags, self.target)
         if code or ("(cached) PASSED" in output) != is_cached:
             wanted = "come from the cache" if is_cached else "run and pass"
@@ -80,11 +76,7 @@ class Subject:
         return elapsed_s
 
     def save(self, edit: int) -> None:
-        """Write a new number into the file.
-
-        Raises:
-            BenchError: If it does not have exactly one line for the number.
-        """
+        """Write a new number into the file."""
         text, count = _EDIT.subn(f"EDIT = {edit}", self.source.read_text(encoding="utf-8"))
         if count != 1:
             raise BenchError(f"{self.source} has {count} lines `EDIT = <number>`; one is needed.")
@@ -139,9 +131,6 @@ def measure(subjects: Sequence[Subject], *, runs: int, cache_hits: bool) -> tupl
     Returns:
         The seconds from each edit to the verdict, by subject; the first run installs and compiles what is not there,
         and `runs` more follow. Then the seconds of verdicts from the cache.
-
-    Raises:
-        BenchError: If a test does not pass, or the verdict comes from the wrong place.
     """
     # A new number each time, also after an earlier process: a verdict from the cache is no measurement.
     edit = time.time_ns()

@@ -45,9 +45,6 @@ def run_bazel(command: Sequence[str], workspace: Path, *, output: Path | None = 
 
     An interrupt ends Bazel first, so that its messages come last. Return Bazel's exit status in a shell's form;
     INTERRUPTED if this program was interrupted.
-
-    Raises:
-        ReportError: If Bazel cannot be started.
     """
     process: subprocess.Popen[bytes] | None = None
     is_interrupted = False

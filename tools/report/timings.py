@@ -40,11 +40,7 @@ def merged(old: Timings, new: Mapping[str, Mapping[str, float]]) -> Timings:
 
 
 def write_timings(path: Path, timings: Timings) -> None:
-    """Write the file, sorted, so that its diff in a review shows what became slower.
-
-    Raises:
-        ReportError: If the file cannot be written.
-    """
+    """Write the file, sorted, so that its diff in a review shows what became slower."""
     rounded = {
         target: {case: round(seconds, 3) for case, seconds in sorted(cases.items())}
         for target, cases in sorted(timings.items())

@@ -168,11 +168,7 @@ Bazel = Callable[..., "subprocess.CompletedProcess[str]"]
 
 
 def tests(bazel: Bazel, pattern: str) -> list[Target]:
-    """Return the tests of a pattern, including `manual` ones.
-
-    Raises:
-        ToolError: If the query fails.
-    """
+    """Return the tests of a pattern, including `manual` ones."""
     query = f"tests({pattern})"
     done = bazel("query", "--output=streamed_jsonproto", "--proto:output_rule_attrs=tags,exec_properties", query)
     if done.returncode != 0:

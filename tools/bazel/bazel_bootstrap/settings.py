@@ -46,11 +46,7 @@ class Settings:
 
     @property
     def release_url(self) -> str:
-        """Base address of the release server, without a slash at its end; may be empty.
-
-        Raises:
-            InstallError: If the variable does not hold an address.
-        """
+        """Base address of the release server, without a slash at its end; may be empty."""
         url = os.environ.get(RELEASE_URL_VARIABLE, _RELEASE_URL).rstrip("/")
         if url and not re.match(r"https?://[^/]", url):
             raise InstallError(
@@ -62,11 +58,7 @@ class Settings:
 
     @property
     def release_file(self) -> str:
-        """The file name of the release for this machine.
-
-        Raises:
-            InstallError: If there is no release for this kind of machine.
-        """
+        """The file name of the release for this machine."""
         platform = _RELEASE_PLATFORMS.get((self.system, self.cpu))
         if platform is not None:
             return f"bazel-{self.version}-{platform}"

@@ -214,11 +214,7 @@ def parent_outside_tmp() -> Path:
 
 
 def wait_for_line(process: subprocess.Popen[str], part: str) -> str:
-    """Return the next line on the process's standard error that contains `part`.
-
-    Raises:
-        AssertionError: If the process ends without such a line.
-    """
+    """Return the next line on the process's standard error that contains `part`."""
     assert process.stderr is not None
     seen = []
     while line := process.stderr.readline():

@@ -75,11 +75,7 @@ class NothingHappenedError(Exception):
 
 
 def judge(case: Case, dialect: Dialect, observed: Observed) -> Finding:
-    """Judge a harness's result of a case.
-
-    Raises:
-        NothingHappenedError: If the ranks did not reach the fault, or the runner ended before its signal.
-    """
+    """Judge a harness's result of a case."""
     faults = [told["at_s"] for told in observed.told("fault")]
     from_s = observed.signalled_s if case.runner_signal else max(faults, default=None)
     if from_s is None or len(faults) < case.fault_count:

@@ -33,11 +33,7 @@ def problem(what: str, cause: str, way_out: str) -> str:
 
 
 def read_text(path: Path) -> str:
-    """Return the text of a file.
-
-    Raises:
-        SetupError: If it cannot be read.
-    """
+    """Return the text of a file."""
     try:
         return path.read_bytes().decode("utf-8")
     except OSError as error:

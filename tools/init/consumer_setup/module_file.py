@@ -49,11 +49,7 @@ class ModuleFile:
 
 
 def read_module_file(folder: Path) -> ModuleFile | None:
-    """Read the MODULE.bazel of a folder; None if it has none.
-
-    Raises:
-        SetupError: If it cannot be understood.
-    """
+    """Read the MODULE.bazel of a folder; None if it has none."""
     if not (folder / NAME).exists():
         return None
     text = read_text(folder / NAME)

@@ -87,11 +87,7 @@ def _texts(library: Library, folder: Path, module: ModuleFile, hub: str | None) 
 
 
 def _missing_statements(text: str, library: Library, folder: Path, module: ModuleFile, hub: str | None) -> str:
-    """Return the page's statements that a MODULE.bazel file lacks, with the names that it has.
-
-    Raises:
-        SetupError: If a name is taken.
-    """
+    """Return the page's statements that a MODULE.bazel file lacks, with the names that it has."""
     missing = ""
     for node, statement in statements(text):
         source = ast.unparse(node)

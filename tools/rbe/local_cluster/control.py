@@ -30,11 +30,7 @@ def listen(scratch: Scratch) -> socket.socket:
 
 
 def ask(scratch: Scratch, request: Mapping[str, Any]) -> Message:
-    """Send a request and return the answer.
-
-    Raises:
-        ClusterError: If the supervisor does not answer, or refuses; the text is then the supervisor's.
-    """
+    """Send a request and return the answer."""
     try:
         with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
             connection.settimeout(ANSWER_LIMIT_S)

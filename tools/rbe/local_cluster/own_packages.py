@@ -28,11 +28,7 @@ _NEEDED_PACKAGE = "buildgrid"
 
 
 def bring_packages(library: Path) -> None:
-    """Make the packages importable, if they are not. The library is a clone, or the runfiles of this program.
-
-    Raises:
-        InstallError: If they cannot be installed.
-    """
+    """Make the packages importable, if they are not. The library is a clone, or the runfiles of this program."""
     if importlib.util.find_spec(_NEEDED_PACKAGE) is not None:
         return
     lock = library / LOCK

@@ -65,11 +65,7 @@ class Running:
 
 
 def start_part(part: Part, log: Path) -> Running:
-    """Start a part in a session of its own. The kernel kills it when this process ends in any way.
-
-    Raises:
-        ClusterError: If the program cannot be started.
-    """
+    """Start a part in a session of its own. The kernel kills it when this process ends in any way."""
     with log.open("ab") as output:
         try:
             process = subprocess.Popen(

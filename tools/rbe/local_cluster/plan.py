@@ -58,11 +58,7 @@ class Plan:
 
 
 def parse_pools(texts: Sequence[str]) -> tuple[Worker, ...]:
-    """Read the values of all `--pool` options; return the workers.
-
-    Raises:
-        ClusterError: If one is malformed, out of range or repeated, or there are too many workers.
-    """
+    """Read the values of all `--pool` options; return the workers."""
     pools: dict[str, list[Worker]] = {}
     for text in texts:
         workers = parse_pool(text)
@@ -140,9 +136,6 @@ def reserve_port(port: int) -> socket.socket:
 
     The socket does not listen. The server may bind the same port, because both sockets set the option for it and belong
     to one user.
-
-    Raises:
-        ClusterError: If it is in use.
     """
     reservation = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
     try:

@@ -101,11 +101,7 @@ def registry_problems(archives: Archives, template: str) -> list[str]:
 
 
 def placeholders(root: Path, files: Sequence[str] = _WITH_PLACEHOLDERS) -> list[str]:
-    """Return the lines that a person has to fill in before an upload, each with its file.
-
-    Raises:
-        ReleaseError: If a file is missing.
-    """
+    """Return the lines that a person has to fill in before an upload, each with its file."""
     found = []
     for name in files:
         try:
