@@ -20,7 +20,6 @@ from __future__ import annotations
 import argparse
 import json
 import re
-import shlex
 import subprocess
 import sys
 import time
@@ -151,11 +150,7 @@ def check_bzlmod(bazel: NestedBazel) -> list[str]:
             status=TESTS_FAILED,
             parts=(rf"promises {said}", r"found \d+", r"^//tests:sum_nccl +FAILED"),
         )
-    program = bazel.output_root / "bazel"
-    # `//tools/ci` starts Bazel with a command and its options, so this program adds the startup options.
-    command = shlex.join([bazel.bazel, f"--output_user_root={bazel.output_root}"])
-    program.write_text(f'#!/bin/sh\nexec {command} "$@"\n', encoding="utf-8")
-    program.chmod(0o755)
+    program = bazel.stand_in(bazel.output_root)
     job = ("@dist_testing//tools/ci", "--", f"--bazel={program}", *bazel.common, "//...")
     found += problems(
         "bzlmod: a CI job",
@@ -320,9 +315,6 @@ def repository_options(bazel: NestedBazel) -> tuple[str, ...]:
 
     A Bazel from bazelw may bring its own rules, because it cannot download any. It names them in options for modules,
     and repositories without modules ignore these options. Any other Bazel needs none of this.
-
-    Raises:
-        SystemExit: If Bazel does not print its options.
     """
     done = bazel.run("info", "--announce_rc", "release")
     if done.status:

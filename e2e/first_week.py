@@ -9,7 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from e2e.questions import run_command, stand_in_for_bazel
+from e2e.questions import run_command
 from tests.support.nested_bazel import NestedBazel
 
 # A line of a block that is a command; what follows "  #" is a comment.
@@ -38,21 +38,13 @@ def _coverage_problem(workspace: Path) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Expected:
-    """A command of the page.
+    """A command of the page."""
 
-    Attributes:
-        command: The line.
-        parts: Regular expressions; each must match somewhere in its output.
-        status: Its exit status.
-        before: Called with the repository before it.
-        problem: Called with the repository after it; returns a complaint, or "".
-    """
-
-    command: str
-    parts: tuple[str, ...]
-    status: int = 0
-    before: Callable[[Path], None] | None = None
-    problem: Callable[[Path], str] | None = None
+    command: str  # the line
+    parts: tuple[str, ...]  # regular expressions; each must match somewhere in its output
+    status: int = 0  # its exit status
+    before: Callable[[Path], None] | None = None  # called with the repository before it
+    problem: Callable[[Path], str] | None = None  # called with the repository after it; returns a complaint, or ""
 
 
 _INIT = "bazel run @dist_testing//tools/init --"
@@ -112,20 +104,15 @@ def commands(page: Path) -> list[str]:
 
 
 def command_problems(bazel: NestedBazel, page: Path) -> list[str]:
-    """Run every command of the page in its repository, in order, and say what was not as expected.
-
-    Args:
-        bazel: The Bazel of the repository.
-        page: docs/consumers.md.
-    """
+    """Run every command of docs/consumers.md in its repository, in order, and say what was not as expected."""
     shown, known = commands(page), [one.command for one in EXPECTED]
     if shown != known:
         return [f"mine: the commands of {page.name} are {shown}, and there are expectations for {known}"]
     found = []
     with tempfile.TemporaryDirectory(prefix="dist-e2e-") as folder:
-        stand_in_for_bazel(bazel, Path(folder))
+        bazel.stand_in(Path(folder))
         # Programs that `bazel run` starts take this one.
-        stand_in_for_bazel(bazel, bazel.workspace, "bazelw")
+        bazel.stand_in(bazel.workspace, "bazelw")
         for one in EXPECTED:
             if one.before is not None:
                 one.before(bazel.workspace)

@@ -27,18 +27,7 @@ def page_problems(page: Path) -> list[str]:
 
 
 def make_mine(page: Path, folder: Path) -> Path:
-    """Follow docs/consumers.md: make the repository that it shows, beside the library.
-
-    Args:
-        page: The page.
-        folder: An empty folder for both.
-
-    Returns:
-        The repository's folder.
-
-    Raises:
-        SystemExit: If the repository is not the one that the page shows.
-    """
+    """Follow docs/consumers.md: make its repository in an empty folder, beside the library, and return it."""
     workspace = folder / "mine"
     workspace.mkdir()
     (folder / "dist_testing").symlink_to(ROOT)

@@ -15,16 +15,9 @@ TESTS_FAILED = 3
 
 
 def problems(what: str, done: Done, *, status: int, parts: Sequence[str]) -> list[str]:
-    """Return the differences between a command's end and the expected end.
+    """Return how a command's end differs from the expected one: nothing, or a text with the end of the output.
 
-    Args:
-        what: Name of the command.
-        done: The ended command.
-        status: Expected exit status.
-        parts: Regular expressions; each must match somewhere in the output.
-
-    Returns:
-        An empty list, or one text with the end of the output.
+    Each of `parts` is a regular expression that must match somewhere in the output.
     """
     missing = [part for part in parts if re.search(part, done.output, re.MULTILINE) is None]
     if done.status == status and not missing:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import re
-import shlex
 import subprocess
 import tempfile
 from collections.abc import Iterable, Mapping
@@ -70,12 +69,7 @@ ANSWERS: dict[str, tuple[str, ...]] = {
 
 
 def answers_problems(bazel: NestedBazel, page: Path) -> list[str]:
-    """Run every query of a page, and return the wrong answers.
-
-    Args:
-        bazel: The Bazel of the workspace `queries`.
-        page: The page with the commands, in blocks of code.
-    """
+    """Run every query in the blocks of code of a page in the workspace `queries`, and return the wrong answers."""
     # `bazel run` starts a tool, which has tests of its own.
     commands = re.findall(r"^bazel (?!run ).+$", page.read_text(encoding="utf-8"), re.MULTILINE)
     untested = sorted(set(commands) - set(ANSWERS))
@@ -83,29 +77,13 @@ def answers_problems(bazel: NestedBazel, page: Path) -> list[str]:
     found = [f"queries: {page.name} has a command without an expected answer: {command}" for command in untested]
     found += [f"queries: there is an expected answer, but {page.name} lacks the command: {command}" for command in gone]
     with tempfile.TemporaryDirectory(prefix="dist-e2e-") as folder:
-        stand_in_for_bazel(bazel, Path(folder))
+        bazel.stand_in(Path(folder))
         for command in set(commands) & set(ANSWERS):
             status, answer, said = _ask(command, bazel.workspace, Path(folder))
             if status or answer != sorted(ANSWERS[command]):
                 lines = "\n".join(answer)
                 found.append(f"queries: {command}\nended with {status} and answered\n{lines}\n{said[-4000:]}")
     return found
-
-
-def stand_in_for_bazel(bazel: NestedBazel, folder: Path, name: str = "bazel") -> None:
-    """Write a program that starts a workspace's Bazel, so that lines of a page run unchanged, with their pipes.
-
-    Args:
-        bazel: The Bazel of the workspace.
-        folder: The folder of the program.
-        name: Its name.
-    """
-    program = folder / name
-    call = [bazel.bazel, f"--output_user_root={bazel.output_root}"]
-    # bazelw searches Bazel on PATH, and must not find this program.
-    path = shlex.quote(os.environ["PATH"])
-    program.write_text(f'#!/bin/sh\nPATH={path} exec {shlex.join(call)} "$@"\n', encoding="utf-8")
-    program.chmod(0o755)
 
 
 def run_command(command: str, workspace: Path, folder: Path) -> Done:

@@ -24,12 +24,7 @@ _TARGETS = ("//readme:all_reduce_gloo", "//one:shapes_gloo")
 
 
 def archive_override(archive: Path, template: str) -> str:
-    """Return the override by which Bazel takes the library from an archive.
-
-    Args:
-        archive: The file.
-        template: Text of .bcr/source.template.json, which Bazel's registry takes the prefix from.
-    """
+    """Return the override by which Bazel takes the library from an archive, by the template of Bazel's registry."""
     repository, _, version = archive.name.removesuffix(".tar.gz").rpartition("-v")
     prefix = json.loads(template)["strip_prefix"].replace("{REPO}", repository).replace("{VERSION}", version)
     digest = base64.b64encode(hashlib.sha256(archive.read_bytes()).digest()).decode()
@@ -45,11 +40,7 @@ def archive_override(archive: Path, template: str) -> str:
 
 
 def make_consumer(archive: Path, folder: Path) -> Path:
-    """Copy the consumer, with the library from the archive. Return its folder.
-
-    Raises:
-        SystemExit: If its MODULE.bazel has no override to replace.
-    """
+    """Copy the consumer, with the library from the archive. Return its folder."""
     workspace = folder / "everyday"
     # Its links lead to files of this checkout. Bazel's own links lead to its outputs.
     shutil.copytree(ROOT / "e2e" / "everyday", workspace, ignore=shutil.ignore_patterns("bazel-*"))

@@ -26,11 +26,7 @@ _SOURCES = ("dist_testing", "pyproject.toml", "README.md", "LICENSE")
 
 
 def installed_problems(add_on: Path) -> list[str]:
-    """Install both into a new environment, and run the add-on's tests with each isolation.
-
-    Args:
-        add_on: Folder of the add-on's project.
-    """
+    """Install both into a new environment, and run the tests of the add-on's project with each isolation."""
     with scratch_folder("e2e.add_on") as folder:
         subprocess.run([sys.executable, "-m", "venv", folder / "venv"], check=True)
         python = folder / "venv" / "bin" / "python"

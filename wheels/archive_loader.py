@@ -69,13 +69,9 @@ class _Description:
 
 @dataclass(frozen=True, slots=True)
 class CacheEntry:
-    """An unpacked archive.
+    """An unpacked archive."""
 
-    Attributes:
-        folder: Has `site-packages` and, beside it, an empty virtual environment.
-    """
-
-    folder: Path
+    folder: Path  # has `site-packages` and, beside it, an empty virtual environment
 
     @property
     def site_packages(self) -> Path:
@@ -89,11 +85,7 @@ class CacheEntry:
 
 
 def give_way(name: str, stub_file: str) -> None:
-    """Import the real module instead of a stub.
-
-    Args:
-        name: `__name__` of the stub.
-        stub_file: `__file__` of the stub.
+    """Import the real module instead of a stub, by `__name__` and `__file__` of the stub.
 
     Raises:
         WheelsArchiveError: If the archive is not for this interpreter, is damaged or does not fit on the disk.
@@ -107,10 +99,7 @@ def give_way(name: str, stub_file: str) -> None:
 
 
 def activate(stubs: str) -> None:
-    """Put the real packages in the place of a folder of stubs.
-
-    Args:
-        stubs: The folder, as sys.path has it.
+    """Put the real packages in the place of a folder of stubs, as sys.path has it.
 
     Raises:
         WheelsArchiveError: As give_way.
@@ -139,10 +128,7 @@ def _leave_installation(entry: CacheEntry) -> None:
 
 
 def unpacked(archive: Path) -> CacheEntry:
-    """Return the unpacked archive; unpack it if it is not in the cache.
-
-    Args:
-        archive: Folder with `site.tar` and `site.json`.
+    """Return the unpacked archive of a folder with `site.tar` and `site.json`; unpack it if it is not in the cache.
 
     Raises:
         WheelsArchiveError: As give_way.

@@ -58,18 +58,11 @@ class InstallError(Exception):
 
 
 def _pip() -> list[str]:
-    """Return the command of this interpreter's pip: an installed one, else the one that ensurepip brings.
-
-    Raises:
-        InstallError: If it has neither.
-    """
+    """Return the command of this interpreter's pip: an installed one, else the one that ensurepip brings."""
     # In a virtual environment pip may be that of the installation below.
     for python in dict.fromkeys((sys.executable, getattr(sys, "_base_executable", sys.executable))):
         command = [python, "-m", "pip"]
-        if (
-            subprocess.run([*command, "--version"], capture_output=True, env=_environment(), check=False).returncode
-            == 0
-        ):
+        if _run([*command, "--version"], _environment())[0] == 0:
             return command
     try:
         import ensurepip
@@ -95,58 +88,67 @@ def _environment(temporary: Path | None = None) -> Mapping[str, str]:
     return environment
 
 
+_PYTHON = "{}.{}".format(*sys.version_info)
+# Pattern of pip's output -> the likely cause and the way out. The first that fits counts.
+_EXPLAINED = {
+    "DO NOT MATCH THE HASHES": (
+        "A wheel is not the file that was locked: another build, a rebuilt mirror, or a tampered file.\n"
+        f"If the index is trusted, and the lock file is old or of another index: {_REMAKE}."
+    ),
+    _NO_SPACE: (
+        "The disk of Bazel's output base is full, or a quota of this user is.\n"
+        "The CPU wheels of torch take 1 GB, the CUDA ones 5 GB. Free some space, or move the output base to "
+        "another disk with --output_user_root."
+    ),
+    "Hashes are required": (
+        f"A requirement has no hash, so any file of that name would be accepted.\nLock it again: {_REMAKE}."
+    ),
+    "conflicting dependencies|Double requirement given": (
+        "The lock file has a package twice, and both are for this Python and this platform.\n"
+        f"Keep one of them, or {_REMAKE}."
+    ),
+    "is not a supported wheel on this platform": (
+        f"The lock file names a wheel for another platform or another Python than this one ({_PYTHON}).\n"
+        f"Name a wheel for this platform, or lock the package by its version and not by an address: {_REMAKE}."
+    ),
+    r"has an invalid wheel|is invalid\.|BadZipFile|not a valid wheel|is not a zip file": (
+        "A wheel has the locked hash and still cannot be unpacked: it was damaged before it was locked.\n"
+        f"Ask the people who built it for a whole one, take another version, and {_REMAKE}."
+    ),
+    rf"(?s){re.escape(_UNREACHABLE)}.*{_NOT_FOUND}": (
+        "The package index could not be reached.\n"
+        "Check the network, or pip's configuration (pip config list) for the mirror of this machine."
+    ),
+    _NOT_FOUND: (
+        f"No index that pip knows has that version as a wheel for Python {_PYTHON} and this processor.\n"
+        "Choose another interpreter, name an index that has it (extra_index_urls in MODULE.bazel, or pip config "
+        f"set global.find-links), or lock a version that has such a wheel: {_REMAKE}."
+    ),
+    "": "pip's own words are above.\nTo repeat it by hand, use the command in the first line.",
+}
+
+
 def _cause_and_way_out(output: str) -> str:
     """Return the likely cause of pip's failure and the way out, as two lines."""
-    if "DO NOT MATCH THE HASHES" in output:
-        return (
-            "A wheel is not the file that was locked: another build, a rebuilt mirror, or a tampered file.\n"
-            f"If the index is trusted, and the lock file is old or of another index: {_REMAKE}."
-        )
-    if _NO_SPACE in output:
-        return (
-            "The disk of Bazel's output base is full, or a quota of this user is.\n"
-            "The CPU wheels of torch take 1 GB, the CUDA ones 5 GB. Free some space, or move the output base to "
-            "another disk with --output_user_root."
-        )
-    if "Hashes are required" in output:
-        return f"A requirement has no hash, so any file of that name would be accepted.\nLock it again: {_REMAKE}."
-    if "conflicting dependencies" in output or "Double requirement given" in output:
-        return (
-            "The lock file has a package twice, and both are for this Python and this platform.\n"
-            f"Keep one of them, or {_REMAKE}."
-        )
-    if "is not a supported wheel on this platform" in output:
-        version = "{}.{}".format(*sys.version_info)
-        return (
-            f"The lock file names a wheel for another platform or another Python than this one ({version}).\n"
-            f"Name a wheel for this platform, or lock the package by its version and not by an address: {_REMAKE}."
-        )
-    if re.search(r"has an invalid wheel|is invalid\.|BadZipFile|not a valid wheel|is not a zip file", output):
-        return (
-            "A wheel has the locked hash and still cannot be unpacked: it was damaged before it was locked.\n"
-            f"Ask the people who built it for a whole one, take another version, and {_REMAKE}."
-        )
-    if _NOT_FOUND in output:
-        if _UNREACHABLE in output:
-            return (
-                "The package index could not be reached.\n"
-                "Check the network, or pip's configuration (pip config list) for the mirror of this machine."
-            )
-        version = "{}.{}".format(*sys.version_info)
-        return (
-            f"No index that pip knows has that version as a wheel for Python {version} and this processor.\n"
-            "Choose another interpreter, name an index that has it (extra_index_urls in MODULE.bazel, or pip config "
-            f"set global.find-links), or lock a version that has such a wheel: {_REMAKE}."
-        )
-    return "pip's own words are above.\nTo repeat it by hand, use the command in the first line."
+    return next(text for pattern, text in _EXPLAINED.items() if re.search(pattern, output))
+
+
+def _run(command: Sequence[str], environment: Mapping[str, str]) -> tuple[int, str]:
+    """Run a program; return its exit status and its output."""
+    done = subprocess.run(
+        command,
+        env=environment,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        errors="replace",
+        check=False,
+    )
+    return done.returncode, done.stdout
 
 
 def _run_pip(lock: Path, name: str, folder: Path, extra_index_urls: Sequence[str]) -> None:
-    """Install the wheels of a lock file into `folder / SITE`.
-
-    Raises:
-        InstallError: If pip fails; its words are part of the text.
-    """
+    """Install the wheels of a lock file into `folder / SITE`."""
     command = [*_pip(), "install", "--require-hashes", "--no-deps", "--no-compile", "--only-binary", ":all:"]
     command += ["--disable-pip-version-check", "--no-input", "--progress-bar", "off", "--no-warn-script-location"]
     command += ["--target", str(folder / SITE), "-r", str(lock)]
@@ -160,23 +162,16 @@ def _run_pip(lock: Path, name: str, folder: Path, extra_index_urls: Sequence[str
         # pip unpacks here and then moves the files; a move between file systems would be a second copy.
         temporary = Path(tempfile.mkdtemp(prefix="pip-", dir=folder))
         try:
-            done = subprocess.run(
-                [command[0], "-c", _SAME_PROGRAMS, *command[1:], *more],
-                env=_environment(temporary),
-                stdout=subprocess.PIPE,
-                stderr=subprocess.STDOUT,
-                text=True,
-                errors="replace",
-                check=False,
-            )
+            words = [command[0], "-c", _SAME_PROGRAMS, *command[1:], *more]
+            status, output = _run(words, _environment(temporary))
         finally:
             shutil.rmtree(temporary, ignore_errors=True)
-        if done.returncode == 0:
+        if status == 0:
             return
         # If the extra index cannot be reached, the reason of the first attempt is the useful one.
-        if not telling or _UNREACHABLE not in done.stdout:
-            telling = done.stdout
-        if _NOT_FOUND not in done.stdout:
+        if not telling or _UNREACHABLE not in output:
+            telling = output
+        if _NOT_FOUND not in output:
             break
     raise InstallError(
         f"The wheels of {name} could not be installed. `{shlex.join(command)}` said:\n"
@@ -189,28 +184,17 @@ def _compile(folder: Path) -> None:
 
     The folder is an input of tests and never changes, so Python need not compare bytecode with its source. Bytecode
     names its source below the folder, so that it is the same on every machine; an import puts the real path there.
-
-    Raises:
-        InstallError: If the disk is full.
     """
     command = [sys.executable, "-I", "-m", "compileall", "-q", "-j", "0", "--invalidation-mode", "unchecked-hash"]
     command += ["-s", str(folder)]
     environment = {key: value for key, value in _environment().items() if not key.startswith("PYTHON")}
-    done = subprocess.run(
-        [*command, str(folder / SITE)],
-        env=environment,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        errors="replace",
-        check=False,
-    )
+    status, output = _run([*command, str(folder / SITE)], environment)
     # Status 1 means that some file does not compile: wheels have templates and sources for other Pythons.
     # As in any installation, Python compiles such a file when it is imported.
-    if done.returncode not in (0, 1) or _NO_SPACE in done.stdout:
+    if status not in (0, 1) or _NO_SPACE in output:
         raise InstallError(
-            f"The wheels could not be compiled. `{shlex.join(command)}` ended with status {done.returncode}:\n"
-            f"{done.stdout.strip()[-_SHOWN:]}\n{_cause_and_way_out(done.stdout)}"
+            f"The wheels could not be compiled. `{shlex.join(command)}` ended with status {status}:\n"
+            f"{output.strip()[-_SHOWN:]}\n{_cause_and_way_out(output)}"
         )
 
 
@@ -238,9 +222,6 @@ def install(lock: Path, name: str, folder: Path, extra_index_urls: Sequence[str]
         name: Its name in error texts.
         folder: An existing folder for the results.
         extra_index_urls: Indexes that pip asks when those of its configuration do not have a wheel.
-
-    Raises:
-        InstallError: If it is not possible.
     """
     try:
         _run_pip(lock, name, folder, extra_index_urls)

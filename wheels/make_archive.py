@@ -73,12 +73,7 @@ def top_modules(site: Path) -> list[str]:
 
 
 def make_archive(site: Path, out: Path) -> None:
-    """Write the archive, its description and the stubs.
-
-    Args:
-        site: The site-packages.
-        out: An existing folder.
-    """
+    """Write the archive of a site-packages, its description and the stubs into an existing folder."""
     count = size = 0
     with (out / "site.tar").open("wb") as file:
         digest = _Digest(file)

@@ -23,11 +23,7 @@ class MergeError(Exception):
 
 
 def plan(label: str, lines: Sequence[str]) -> dict[str, Path]:
-    """Return the path of each file in the merged folder, and the file that it links to.
-
-    Args:
-        label: The target, for errors.
-        lines: See the top of this file.
+    """Return path in the merged folder -> the file that it links to; the top of this file has the form of `lines`.
 
     Raises:
         MergeError: If a Python file is below no folder, or two wheels have different modules of the same name.
@@ -66,11 +62,7 @@ def link(files: dict[str, Path], out: Path) -> None:
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Merge what the command line names; see the top of this file.
-
-    Returns:
-        0 if it was done, 1 with a text on stderr if not.
-    """
+    """Merge what the command line names; return 0 if it was done, 1 with a text on stderr if not."""
     label, out, listed = arguments
     try:
         files = plan(label, Path(listed).read_text(encoding="utf-8").splitlines())

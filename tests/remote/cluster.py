@@ -32,17 +32,11 @@ def expect(what: str, expected: object, found: object, output: str = "") -> None
 
 @dataclass(frozen=True, slots=True)
 class Tested:
-    """A `bazel test` that has ended.
+    """A `bazel test` that has ended."""
 
-    Attributes:
-        done: Its status and output.
-        attempts: Its test actions.
-        events: The file of its build events.
-    """
-
-    done: Done
-    attempts: Sequence[Attempt]
-    events: Path
+    done: Done  # its status and output
+    attempts: Sequence[Attempt]  # its test actions
+    events: Path  # the file of its build events
 
     @property
     def results(self) -> Mapping[str, Sequence[tuple[str, str]]]:
@@ -55,17 +49,11 @@ class Tested:
 
 @dataclass(frozen=True, slots=True)
 class Cluster:
-    """A running cluster.
+    """A running cluster."""
 
-    Attributes:
-        name: Its name in the commands of `//tools/rbe`.
-        program: `//tools/rbe`, built.
-        endpoint: The endpoint for Bazel.
-    """
-
-    name: str
-    program: Path
-    endpoint: str = ""
+    name: str  # its name in the commands of `//tools/rbe`
+    program: Path  # `//tools/rbe`, built
+    endpoint: str = ""  # the endpoint for Bazel
 
     def call(self, command: str, *arguments: str) -> str:
         """Run one of its commands, and return the output.
@@ -109,14 +97,7 @@ class Client:
 
 @contextmanager
 def running_cluster(program: Path, pools: Sequence[str], *options: str, suffix: str = "") -> Iterator[Cluster]:
-    """Start a cluster. It ends with the block and leaves nothing.
-
-    Args:
-        program: `//tools/rbe`, built.
-        pools: Values of `--pool`.
-        options: More options of `up`.
-        suffix: End of its name, where another one runs.
-    """
+    """Start a cluster by `//tools/rbe`, built. It ends with the block and leaves nothing."""
     cluster = Cluster(f"check-{os.getpid()}{suffix}", program)
     arguments = [argument for pool in pools for argument in ("--pool", pool)]
     places: tuple[Path, ...] = ()

@@ -10,11 +10,7 @@ from tests.remote.cluster import Tested, expect
 
 
 def check_page(tested: Tested, program: Path) -> None:
-    """The page of a failed remote test knows its cases, its culprit, its worker and its waits.
-
-    Args:
-        tested: The invocation of //tests/remote:failing_gloo.
-        program: `//tools/report`, built.
+    """The page of the failed //tests/remote:failing_gloo knows its cases, its culprit, its worker and its waits.
 
     Raises:
         ComplaintError: If it is not so.

@@ -62,11 +62,7 @@ SILENT_LIMIT_S = 30.0
 
 def _run_job(client: Client, ci: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     """Run `//tools/ci` on a client's server."""
-    program = client.scratch / "bazel"
-    # `//tools/ci` starts Bazel with a command and its options, so this program adds the startup options.
-    start = f'exec {client.bazel.bazel} --output_user_root={client.bazel.output_root} "$@"'
-    program.write_text(f"#!/bin/sh\n{start}\n", encoding="utf-8")
-    program.chmod(0o755)
+    program = client.bazel.stand_in(client.scratch)
     return subprocess.run(
         [str(ci), f"--bazel={program}", "--config=rbe_local", *arguments],
         cwd=client.bazel.workspace,

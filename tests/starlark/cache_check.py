@@ -49,17 +49,7 @@ def _torch_workspace(folder: Path) -> Path:
 
 
 def check(workspace: Path, test: str, scratch: Path, others: tuple[str, ...]) -> list[str]:
-    """Run a test in two output bases.
-
-    Args:
-        workspace: Its workspace.
-        test: Its label.
-        scratch: The folder for the output bases and the cache.
-        others: Options with which the second output base must find no hit.
-
-    Returns:
-        The complaints.
-    """
+    """Run a test in two output bases, and return the complaints; with the options `others` there must be no hit."""
     found = []
     # Of different lengths.
     for base in ("one", "another_one"):

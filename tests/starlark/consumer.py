@@ -33,13 +33,7 @@ _LIBRARIES = ["torch", "pytest", "psutil", "runfiles"]
 
 
 def write_workspace(folder: Path, packages: Mapping[str, str], *, module: str = "") -> None:
-    """Write the workspace.
-
-    Args:
-        folder: An empty folder.
-        packages: Package -> its BUILD file, after the load. Each package has a source `a.py`.
-        module: More lines of MODULE.bazel.
-    """
+    """Write the workspace: package -> its BUILD file, after the load. Each package has a source `a.py`."""
     (folder / "MODULE.bazel").write_text(_MODULE.format(root=ROOT) + module, encoding="utf-8")
     (folder / "BUILD.bazel").write_text("", encoding="utf-8")
     for package, calls in packages.items():

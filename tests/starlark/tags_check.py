@@ -58,14 +58,10 @@ def main() -> int:
         write_stubs(workspace)
         # A machine without GPUs, also if this one has some.
         (scratch / "machine").mkdir()
-        program = scratch / "bazel"
         with nested_bazel(workspace, scratch / "output") as bazel:
             with (workspace / ".bazelrc").open("a", encoding="utf-8") as flags:
                 flags.write(f"common --lockfile_mode=off --repo_env=DIST_TESTING_HOST_ROOT={scratch / 'machine'}\n")
-            program.write_text(
-                f'#!/bin/sh\nexec {bazel.bazel} --output_user_root={bazel.output_root} "$@"\n', encoding="utf-8"
-            )
-            program.chmod(0o755)
+            program = bazel.stand_in(scratch)
             for arguments, status, parts in _CASES:
                 complaints += _complaints(program, workspace, arguments, status, parts)
     for complaint in complaints:

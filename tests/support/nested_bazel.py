@@ -7,6 +7,7 @@ A Bazel inside Bazel's sandbox does not find what it needs from the machine, so 
 from __future__ import annotations
 
 import os
+import shlex
 import subprocess
 import tempfile
 from collections.abc import Iterator
@@ -60,6 +61,15 @@ class NestedBazel:
             timeout=limit_s,
         )
         return Done(done.returncode, done.stdout, done.stderr)
+
+    def stand_in(self, folder: Path, name: str = "bazel") -> Path:
+        """Write a program that starts this Bazel, for programs and lines of pages that start `bazel` themselves."""
+        program = folder / name
+        call = shlex.join([self.bazel, f"--output_user_root={self.output_root}"])
+        # bazelw searches Bazel on PATH, and must not find this program.
+        program.write_text(f'#!/bin/sh\nPATH={shlex.quote(os.environ["PATH"])} exec {call} "$@"\n', encoding="utf-8")
+        program.chmod(0o755)
+        return program
 
 
 @contextmanager

@@ -36,15 +36,7 @@ program = _load()
 def _wheel(
     folder: Path, version: str = "1.2", tag: str = "py3-none-any", size: int = 0, name: str = "Blue.Sky"
 ) -> Path:
-    """Make a wheel with one package, a module that does not compile, and a program.
-
-    Args:
-        folder: An existing folder for it.
-        version: Its version.
-        tag: Its Python, its ABI and its platform.
-        size: Bytes of a data file in it.
-        name: Its name.
-    """
+    """Make a wheel with one package, a module that does not compile, a data file of `size` bytes, and a program."""
     spelled = name.lower().replace(".", "_")
     info = f"{spelled}-{version}.dist-info"
     files = {
@@ -86,14 +78,7 @@ def _environment(wheels: Path, more: Mapping[str, str] | None = None) -> dict[st
 def _install(
     folder: Path, lock: str, more: Mapping[str, str] | None = None, before: tuple[str, ...] = ()
 ) -> subprocess.CompletedProcess[str]:
-    """Install a lock file into `folder / "out"`, with the wheels of `folder / "wheels"`.
-
-    Args:
-        folder: An existing folder.
-        lock: Text of the lock file.
-        more: More variables.
-        before: A command that starts the program.
-    """
+    """Install a lock file into `folder / "out"`, with the wheels of `folder / "wheels"`."""
     (folder / "out").mkdir(exist_ok=True)
     (folder / "lock.txt").write_text(lock, encoding="utf-8")
     command = [sys.executable, "-I", str(WHEELS / "install.py"), "--lock", str(folder / "lock.txt")]
@@ -176,44 +161,34 @@ def test_two_folders_get_the_same_bytes(folder: Path) -> None:
     assert told.stdout.startswith(f"{site / 'blue_sky' / '__init__.py'}\ndef main():\n")
 
 
-def test_another_file_than_the_locked_one_is_refused(folder: Path) -> None:
-    """If it fails, a changed wheel gets into the tests."""
-    _wheel(folder / "wheels")
-    done = _install(folder, f"blue-sky==1.2 --hash=sha256:{'0' * 64}\n")
-    _refused(done, "A wheel is not the file that was locked", "remake it (uv pip compile")
+_ZEROS = f" --hash=sha256:{'0' * 64}\n"
+_ANY, _OTHER = "py3-none-any", "cp27-cp27m-win32"
 
 
-def test_a_version_that_no_index_has_is_named(folder: Path) -> None:
-    """If it fails, a user sees pip's words alone."""
-    wheel = _wheel(folder / "wheels")
-    done = _install(folder, _pin(wheel, "blue-sky==1.3"))
-    _refused(done, "No index that pip knows has that version as a wheel for Python", "extra_index_urls in MODULE.bazel")
-
-
-def test_a_wheel_of_another_platform_is_named(folder: Path) -> None:
-    """If it fails, a lock for another machine looks like a missing package, or installs and crashes."""
-    wheel = _wheel(folder / "wheels", tag="cp27-cp27m-win32")
-    _refused(
-        _install(folder, _pin(wheel, "blue-sky==1.2")), "has that version as a wheel for Python", "and this processor"
-    )
-    _refused(
-        _install(folder, _pin(wheel, f"blue-sky @ file://{wheel}")),
-        "The lock file names a wheel for another platform",
-        "Name a wheel for this platform",
-    )
-
-
-def test_a_package_that_is_there_twice_is_named(folder: Path) -> None:
-    """The extension refuses most such files; here both conditions hold."""
-    one, two = _wheel(folder / "wheels"), _wheel(folder / "wheels", "1.3")
-    lock = _pin(one, "blue-sky==1.2 ; python_version > '3'") + _pin(two, "blue-sky==1.3 ; python_version > '2'")
-    _refused(_install(folder, lock), "The lock file has a package twice", "Keep one of them")
-
-
-def test_a_lock_without_hashes_is_refused_by_pip_too(folder: Path) -> None:
-    """The extension refuses it before; this is what a lock repository alone says."""
-    _wheel(folder / "wheels")
-    _refused(_install(folder, "blue-sky==1.2\n"), "A requirement has no hash", "Lock it again")
+@pytest.mark.parametrize(
+    ("tag", "lock", "said"),
+    [
+        # A changed wheel must not get into the tests.
+        (_ANY, f"blue-sky==1.2{_ZEROS}", ("A wheel is not the file that was locked", "remake it (uv pip")),
+        (_ANY, "blue-sky==1.3 HASH", ("No index that pip knows has that version", "extra_index_urls in")),
+        # A lock for another machine looks like a missing package, unless it names a file.
+        (_OTHER, "blue-sky==1.2 HASH", ("has that version as a wheel for Python", "and this processor")),
+        (_OTHER, "blue-sky @ file://WHEEL HASH", ("names a wheel for another platform", "Name a wheel for this")),
+        # The extension refuses most such files before.
+        (
+            _ANY,
+            "blue-sky==1.2 ; python_version > '3' HASHblue-sky==1.3 ; python_version > '2'" + _ZEROS,
+            ("The lock file has a package twice", "Keep one of them"),
+        ),
+        (_ANY, "blue-sky==1.2\n", ("A requirement has no hash", "Lock it again")),
+    ],
+    ids=["changed", "version", "platform", "file of a platform", "twice", "no hash"],
+)
+def test_a_lock_that_does_not_fit_is_explained(folder: Path, tag: str, lock: str, said: tuple[str, ...]) -> None:
+    """If it fails, a user sees pip's words alone, or another wheel than the locked one gets into the tests."""
+    wheel = _wheel(folder / "wheels", tag=tag)
+    lock = lock.replace(" HASH", _pin(wheel, "")).replace("WHEEL", str(wheel))
+    _refused(_install(folder, lock), *said)
 
 
 @pytest.mark.parametrize("damage", ["cut", "no archive", "no metadata"])

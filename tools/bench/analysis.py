@@ -21,19 +21,20 @@ else; the ratio of the CPU differs between machines, so its limit needs room.
 from __future__ import annotations
 
 import argparse
+import json
 import math
-import os
 import re
 import statistics
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import astuple, dataclass
 from pathlib import Path
+from typing import NamedTuple
 
+import psutil
 from figures import BenchError, summarise, table
-from options import ROOT, add_bazel, bench_parser, count, run_bench
+from options import ROOT, add_bazel, bench_parser, count, parse, run_bench
 
 from tests.support.nested_bazel import NestedBazel, nested_bazel, scratch_folder
 
@@ -80,39 +81,20 @@ py_test(
 """
 
 
-@dataclass(frozen=True, slots=True)
-class Contestant:
-    """A way to write the same tests.
-
-    Attributes:
-        name: Its name in the tables.
-        folder: Folder of its packages.
-        load: First line of its BUILD files.
-    """
-
-    name: str
-    folder: str
-    load: str
+# Contestant, which is also the folder of its packages -> first line of their BUILD files.
+LIBRARY, PLAIN = "dist_py_test", "py_test"
+LOADS = {
+    LIBRARY: 'load("@dist_testing//dist_testing:defs.bzl", "dist_py_test")\n',
+    PLAIN: 'load("@rules_python//python:py_test.bzl", "py_test")\n',
+}
 
 
-LIBRARY = Contestant("dist_py_test", "library", 'load("@dist_testing//dist_testing:defs.bzl", "dist_py_test")\n')
-PLAIN = Contestant("py_test", "plain", 'load("@rules_python//python:py_test.bzl", "py_test")\n')
-CONTESTANTS = (LIBRARY, PLAIN)
+class Turn(NamedTuple):
+    """The measurement of one fresh server."""
 
-
-@dataclass(frozen=True, slots=True)
-class Turn:
-    """The measurement of one fresh server.
-
-    Attributes:
-        duration_s: Time of loading and analysing the targets.
-        cpu_s: Processor time of the server for it, all threads.
-        heap_added_mb: Growth of the heap by the targets, after a garbage collection.
-    """
-
-    duration_s: float
-    cpu_s: float
-    heap_added_mb: float
+    time: float  # seconds of loading and analysing the targets
+    cpu: float  # processor time of the server for it, all threads, in seconds
+    heap: float  # growth of the heap by the targets, after a garbage collection, in MB
 
 
 def write_workspace(folder: Path, calls: int) -> None:
@@ -123,31 +105,25 @@ def write_workspace(folder: Path, calls: int) -> None:
     (folder / "hub" / "BUILD.bazel").write_text(HUB.format(packages=list(PACKAGES)), encoding="utf-8")
     for package in PACKAGES:
         (folder / "hub" / f"{package}.py").write_text("", encoding="utf-8")
-    for contestant in CONTESTANTS:
-        _write_packages(folder / contestant.folder / "first", contestant, calls=1)
-        _write_packages(folder / contestant.folder / "rest", contestant, calls=calls)
+    for contestant in LOADS:
+        _write_packages(folder / contestant / "first", contestant, calls=1)
+        _write_packages(folder / contestant / "rest", contestant, calls=calls)
 
 
-def _write_packages(folder: Path, contestant: Contestant, *, calls: int) -> None:
+def _write_packages(folder: Path, contestant: str, *, calls: int) -> None:
+    deps = [f"//hub:{package}" for package in PACKAGES]
     for start in range(0, calls, CALLS_PER_PACKAGE):
         package = folder / f"package_{start}"
         package.mkdir(parents=True)
-        text = contestant.load
+        text = LOADS[contestant]
         for call in range(start, min(start + CALLS_PER_PACKAGE, calls)):
             (package / f"test_{call}.py").write_text("", encoding="utf-8")
-            text += _call(contestant, call)
+            if contestant == LIBRARY:
+                text += LIBRARY_CALL.format(call=call, backends=json.dumps(BACKENDS))
+            else:
+                plain = (PLAIN_CALL.format(call=call, backend=one, deps=json.dumps(deps)) for one in BACKENDS)
+                text += "".join(plain)
         (package / "BUILD.bazel").write_text(text, encoding="utf-8")
-
-
-def _call(contestant: Contestant, call: int) -> str:
-    if contestant is LIBRARY:
-        return LIBRARY_CALL.format(call=call, backends=_starlark(BACKENDS))
-    deps = _starlark([f"//hub:{package}" for package in PACKAGES])
-    return "".join(PLAIN_CALL.format(call=call, backend=backend, deps=deps) for backend in BACKENDS)
-
-
-def _starlark(names: Sequence[str]) -> str:
-    return "[" + ", ".join(f'"{name}"' for name in names) + "]"
 
 
 def _info(bazel: NestedBazel, key: str, pattern: str) -> int:
@@ -158,93 +134,63 @@ def _info(bazel: NestedBazel, key: str, pattern: str) -> int:
     return int(answer[1])
 
 
-def _heap_mb(bazel: NestedBazel) -> int:
-    return _info(bazel, "used-heap-size-after-gc", r"(\d+)MB")
+def _spent(bazel: NestedBazel) -> tuple[float, int]:
+    """Return the processor seconds of the server, and its heap in MB."""
+    cpu = psutil.Process(_info(bazel, "server_pid", r"(\d+)")).cpu_times()
+    return cpu.user + cpu.system, _info(bazel, "used-heap-size-after-gc", r"(\d+)MB")
 
 
-def _cpu_s(server: Path) -> float:
-    # The second field, the name of the process, may have spaces; it ends with the last bracket.
-    fields = (server / "stat").read_text(encoding="utf-8").rpartition(")")[2].split()
-    user_ticks, system_ticks = map(int, fields[11:13])
-    return (user_ticks + system_ticks) / os.sysconf("SC_CLK_TCK")
-
-
-def _analyse(bazel: NestedBazel, pattern: str, *, targets: int) -> float:
-    start = time.monotonic()
+def _analyse(bazel: NestedBazel, pattern: str, *, targets: int) -> None:
     done = bazel.run("build", "--nobuild", "--build_tests_only", pattern)
-    elapsed_s = time.monotonic() - start
     # With fewer targets the figures would mean something else.
     if done.status or f"Analyzed {targets} targets" not in done.output:
         raise BenchError(f"Bazel did not analyse {targets} targets of {pattern}:\n{done.output[-4000:]}")
-    return elapsed_s
 
 
-def take_turn(bazel: NestedBazel, contestant: Contestant, *, calls: int) -> Turn:
+def take_turn(bazel: NestedBazel, contestant: str, *, calls: int) -> Turn:
     """Measure one fresh server, which has loaded the rules and analysed one call.
 
     Raises:
         BenchError: If Bazel did not analyse every target.
     """
     bazel.run("shutdown")
-    _analyse(bazel, f"//{contestant.folder}/first/...", targets=len(BACKENDS))
-    server = Path("/proc", str(_info(bazel, "server_pid", r"(\d+)")))
-    before_mb, cpu_before_s = _heap_mb(bazel), _cpu_s(server)
-    duration_s = _analyse(bazel, f"//{contestant.folder}/rest/...", targets=calls * len(BACKENDS))
-    return Turn(duration_s, _cpu_s(server) - cpu_before_s, _heap_mb(bazel) - before_mb)
+    _analyse(bazel, f"//{contestant}/first/...", targets=len(BACKENDS))
+    cpu_s, heap_mb = _spent(bazel)
+    start = time.monotonic()
+    _analyse(bazel, f"//{contestant}/rest/...", targets=calls * len(BACKENDS))
+    elapsed_s = time.monotonic() - start
+    cpu_after_s, heap_after_mb = _spent(bazel)
+    return Turn(elapsed_s, cpu_after_s - cpu_s, heap_after_mb - heap_mb)
 
 
 def measure(bazel: NestedBazel, *, calls: int, runs: int) -> dict[str, list[Turn]]:
     """Return every turn of each contestant."""
-    turns: dict[str, list[Turn]] = {contestant.name: [] for contestant in CONTESTANTS}
+    turns: dict[str, list[Turn]] = {contestant: [] for contestant in LOADS}
     for run in range(runs):
-        for contestant in CONTESTANTS:
-            turn = take_turn(bazel, contestant, calls=calls)
-            turns[contestant.name].append(turn)
-            sys.stderr.write(f"run {run + 1}: {contestant.name}: {turn.duration_s:.1f} s\n")
+        for contestant, found in turns.items():
+            found.append(take_turn(bazel, contestant, calls=calls))
+            sys.stderr.write(f"run {run + 1}: {contestant}: {found[-1].time:.1f} s\n")
     return turns
 
 
-def medians(turns: Sequence[Turn]) -> Turn:
-    """Return the median of each figure."""
-    return _each(turns, statistics.median)
+def reduced(turns: Sequence[Turn], to: Callable[[Sequence[float]], float]) -> Turn:
+    """Return one turn, with each figure reduced: to its median, or to its minimum, because noise can only add to it."""
+    return Turn(*map(to, zip(*turns, strict=True)))
 
 
-def least(turns: Sequence[Turn]) -> Turn:
-    """Return the smallest of each figure: noise can only add to it."""
-    return _each(turns, min)
-
-
-def _each(turns: Sequence[Turn], summary: Callable[[Sequence[float]], float]) -> Turn:
-    columns = zip(*(astuple(turn) for turn in turns), strict=True)
-    return Turn(*map(summary, columns))
-
-
-def _over(value: float, base: float) -> float:
+def ratios(turns: Mapping[str, Sequence[Turn]], to: Callable[[Sequence[float]], float]) -> Turn:
+    """Return the library's figures over those of plain py_test, each reduced first; NaN is unknown."""
+    library, plain = (reduced(turns[contestant], to) for contestant in (LIBRARY, PLAIN))
     # Bazel reports whole megabytes, and a collection may free more than the targets added: few targets have no ratio.
-    return value / base if base > 0 else math.nan
+    return Turn(*(one / other if other > 0 else math.nan for one, other in zip(library, plain, strict=True)))
 
 
-def ratios(turns: Mapping[str, Sequence[Turn]], of: Callable[[Sequence[Turn]], Turn] = medians) -> dict[str, float]:
-    """Return the library's figures over those of plain py_test.
-
-    Args:
-        turns: The turns of both.
-        of: Reduces the turns of each to one.
-    """
-    library, plain = of(turns[LIBRARY.name]), of(turns[PLAIN.name])
-    return {
-        "time": library.duration_s / plain.duration_s,
-        "CPU": _over(library.cpu_s, plain.cpu_s),
-        "heap": _over(library.heap_added_mb, plain.heap_added_mb),
-    }
-
-
-def excess(found: Mapping[str, float], limits: Mapping[str, float | None]) -> list[str]:
+def excess(found: Turn, *, cpu: float | None, heap: float | None) -> list[str]:
     """Return the ratios that are above their limits or unknown, in words."""
     complaints = []
-    for what, limit in limits.items():
-        if limit is not None and not found[what] <= limit:
-            shown = "unknown, give more calls" if math.isnan(found[what]) else f"{found[what]:.2f}"
+    for what, value, limit in (("CPU", found.cpu, cpu), ("heap", found.heap, heap)):
+        if limit is not None and not value <= limit:
+            shown = "unknown, give more calls" if math.isnan(value) else f"{value:.2f}"
             complaints.append(f"{what} {shown}: not within {limit:g}")
     return complaints
 
@@ -252,13 +198,14 @@ def excess(found: Mapping[str, float], limits: Mapping[str, float | None]) -> li
 def turns_table(targets: int, turns: Mapping[str, Sequence[Turn]]) -> str:
     """Return the table, with its ratios."""
     rows = []
-    for name, of_name in turns.items():
-        seconds, middle = summarise([turn.duration_s for turn in of_name]), medians(of_name)
-        times = [f"{value:.2f}" for value in (*seconds.figures, middle.cpu_s)]
-        rows.append([name, *times, f"{middle.heap_added_mb:.0f}"])
-    shown = ", ".join(f"{what} {ratio:.2f}" for what, ratio in ratios(turns).items())
+    for name, found in turns.items():
+        middle = reduced(found, statistics.median)
+        times = (*summarise([turn.time for turn in found]), middle.cpu)
+        rows.append([name, *(f"{value:.2f}" for value in times), f"{middle.heap:.0f}"])
     header = [f"{targets} targets", "median", "min", "max", "CPU", "heap"]
-    return table(header, rows) + f"{LIBRARY.name} / {PLAIN.name}: {shown}\n"
+    middle = ratios(turns, statistics.median)
+    shown = f"time {middle.time:.2f}, CPU {middle.cpu:.2f}, heap {middle.heap:.2f}"
+    return table(header, rows) + f"{LIBRARY} / {PLAIN}: {shown}\n"
 
 
 def main() -> int:
@@ -269,19 +216,18 @@ def main() -> int:
     for what in ("cpu", "heap"):
         parser.add_argument(f"--max-{what}", type=_ratio, metavar="R", help="limit of its ratio, default none")
     add_bazel(parser)
-    options = parser.parse_args()
+    options = parse(parser)
     complaints: list[str] = []
 
     def report() -> str:
         with _generated_workspace(options) as bazel:
             turns = measure(bazel, calls=options.calls, runs=options.runs)
-        limits = {"CPU": options.max_cpu, "heap": options.max_heap}
-        complaints.extend(excess(ratios(turns, of=least), limits))
+        complaints.extend(excess(ratios(turns, min), cpu=options.max_cpu, heap=options.max_heap))
         return turns_table(options.calls * len(BACKENDS), turns)
 
     status = run_bench("analysis", report)
     for complaint in complaints:
-        sys.stderr.write(f"analysis.py: {LIBRARY.name} / {PLAIN.name}, {options.calls} calls: {complaint}\n")
+        sys.stderr.write(f"analysis.py: {LIBRARY} / {PLAIN}, {options.calls} calls: {complaint}\n")
     return 1 if complaints else status
 
 

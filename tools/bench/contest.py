@@ -29,36 +29,22 @@ _QUOTED_LINES = 60
 
 @dataclass(frozen=True, slots=True)
 class Contestant:
-    """One way to run the cases.
+    """One way to run the cases."""
 
-    Attributes:
-        name: Its name in the tables.
-        command: Its command line, after the interpreter.
-        env: Variables that it needs beside the bench's own.
-    """
-
-    name: str
-    command: tuple[str, ...]
-    env: tuple[tuple[str, str], ...] = ()
+    name: str  # its name in the tables
+    command: tuple[str, ...]  # its command line, after the interpreter
+    env: tuple[tuple[str, str], ...] = ()  # variables that it needs beside the bench's own
 
 
 @dataclass(frozen=True, slots=True)
 class Turn:
-    """One case, as a contestant ran it.
+    """One case, as a contestant ran it."""
 
-    Attributes:
-        case: Its name.
-        started_s: Time when the contestant was told to start, on the monotonic clock.
-        ended_s: Time when it was ready for the next case.
-        verdict_s: Time when the verdict was known; None if the contestant has no verdicts.
-        verdict: The verdict.
-    """
-
-    case: str
-    started_s: float
-    ended_s: float
-    verdict_s: float | None
-    verdict: Mapping[str, Any]
+    case: str  # its name
+    started_s: float  # time when the contestant was told to start, on the monotonic clock
+    ended_s: float  # time when it was ready for the next case
+    verdict_s: float | None  # time when the verdict was known; None if the contestant has no verdicts
+    verdict: Mapping[str, Any]  # the verdict
 
     @property
     def duration_s(self) -> float:
@@ -68,17 +54,11 @@ class Turn:
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """A contestant's run in a contest.
+    """A contestant's run in a contest."""
 
-    Attributes:
-        turns: One per case, in order.
-        session_s: Seconds from the start of its process to its end, without the waits for turns.
-        folder: The files of its ranks.
-    """
-
-    turns: tuple[Turn, ...]
-    session_s: float
-    folder: Path
+    turns: tuple[Turn, ...]  # one per case, in order
+    session_s: float  # seconds from the start of its process to its end, without the waits for turns
+    folder: Path  # the files of its ranks
 
 
 def pytest_command(file: str, *options: str) -> tuple[str, ...]:
@@ -197,17 +177,10 @@ class _Process:
 
 
 def contest(contestants: Mapping[Contestant, Sequence[str]], *, world_size: int, folder: Path) -> dict[str, Run]:
-    """Run the cases of all contestants, one case of each at a time.
+    """Run the cases of all contestants, one case of each at a time; one with fewer cases ends earlier.
 
-    Every second round has the reverse order, so that no contestant always follows the same one.
-
-    Args:
-        contestants: Contestant -> names of its cases. One with fewer cases ends earlier.
-        world_size: Ranks of every case.
-        folder: An empty folder for the files of the ranks.
-
-    Returns:
-        Contestant's name -> its run.
+    Every second round has the reverse order, so that no contestant always follows the same one. The ranks write their
+    files below an empty folder.
 
     Raises:
         BenchError: If a contestant fails to start, to answer or to end.
@@ -233,3 +206,11 @@ def _rounds(processes: list[_Process]) -> Iterator[list[_Process]]:
     while processes := [process for process in processes if process.has_cases]:
         yield processes
         processes.reverse()
+
+
+def require_passes(runs: Mapping[str, Run]) -> None:
+    """Check that each case has passed, or that its contestant has no verdicts."""
+    for name, run in runs.items():
+        for turn in run.turns:
+            if not turn.verdict.get("passed", True):
+                raise BenchError(f"{name}: case {turn.case} did not pass:\n{turn.verdict['text']}")

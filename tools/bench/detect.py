@@ -18,7 +18,6 @@ torch's class needs the packages expecttest, hypothesis and numpy; without them,
 
 from __future__ import annotations
 
-import argparse
 import re
 import sys
 import tempfile
@@ -29,7 +28,7 @@ from pathlib import Path
 
 from contest import Contestant, Turn, contest, pytest_command
 from figures import BenchError, summarise, table
-from options import bench_parser, count, parse, run_bench
+from options import bench_parser, count, parse, run_bench, some_of
 
 WORLD_SIZE = 4
 KINDS = ("raise", "SIGSEGV", "SIGKILL", "abort", "_exit(0)", "_exit(3)", "_exit(77)", "sys.exit(3)")
@@ -52,21 +51,13 @@ _TORCH_LIMIT = "terminated or timed out"
 
 @dataclass(frozen=True, slots=True)
 class Detection:
-    """One death, as a contestant reported it.
+    """One death, as a contestant reported it."""
 
-    Attributes:
-        case: Its name, without the round.
-        seconds: Time from the death to the verdict.
-        failed: Whether the verdict is a failure.
-        blamed: The ranks that the verdict names as the cause.
-        at_limit: Whether torch's time limit ended the case.
-    """
-
-    case: str
-    seconds: float
-    failed: bool
-    blamed: tuple[int, ...]
-    at_limit: bool
+    case: str  # its name, without the round
+    seconds: float  # time from the death to the verdict
+    failed: bool  # whether the verdict is a failure
+    blamed: tuple[int, ...]  # the ranks that the verdict names as the cause
+    at_limit: bool  # whether torch's time limit ended the case
 
     @property
     def is_right(self) -> bool:
@@ -79,9 +70,6 @@ def detection(contestant: Contestant, turn: Turn, folder: Path) -> Detection | N
 
     Returns:
         None if there was no death, because torch's time limit passed while its ranks started.
-
-    Raises:
-        BenchError: If there was no death or no verdict for another reason.
     """
     death = folder / turn.case
     text = turn.verdict.get("text", "")
@@ -100,10 +88,7 @@ def detection(contestant: Contestant, turn: Turn, folder: Path) -> Detection | N
 
 
 def measure(rounds: Mapping[Contestant, int], names: Sequence[str]) -> dict[str, list[Detection]]:
-    """Run all cases on every contestant, for its number of rounds.
-
-    Returns:
-        Contestant's name -> what it reported.
+    """Run all cases on every contestant, for its number of rounds; return contestant's name -> what it reported.
 
     Raises:
         BenchError: If a contestant does not run its cases.
@@ -147,30 +132,14 @@ def result_table(results: Mapping[str, Sequence[Detection]], names: Sequence[str
 
 def main() -> int:
     """Measure and print."""
-    options = _options()
-    names = [f"{kind}-{rank}-{peers}" for kind, rank, peers in product(options.kinds, RANKS, PEERS)]
-    rounds = {LIBRARY: options.rounds, **({TORCH: options.torch_rounds} if options.torch else {})}
-
-    def report() -> str:
-        results = measure(rounds, names)
-        return result_table(results, names)
-
-    return run_bench("detect", report)
-
-
-def _options() -> argparse.Namespace:
     parser = bench_parser(__doc__, quick=("--rounds=1", "--kinds=raise,SIGKILL", "--no-torch"), has_torch=True)
     parser.add_argument("--rounds", type=count, default=3, help="deaths of each kind for the library, default 3")
     parser.add_argument("--torch-rounds", type=count, default=1, help="the same for torch's class, default 1")
-    parser.add_argument("--kinds", type=_kinds, default=KINDS, help=f"of deaths, default {','.join(KINDS)}")
-    return parse(parser)
-
-
-def _kinds(text: str) -> tuple[str, ...]:
-    kinds = tuple(dict.fromkeys(text.split(",")))
-    if unknown := [kind for kind in kinds if kind not in KINDS]:
-        raise argparse.ArgumentTypeError(f"{unknown[0]!r}: expected one of {', '.join(KINDS)}")
-    return kinds
+    parser.add_argument("--kinds", type=some_of(KINDS), default=KINDS, help=f"of deaths, default {','.join(KINDS)}")
+    options = parse(parser)
+    names = [f"{kind}-{rank}-{peers}" for kind, rank, peers in product(options.kinds, RANKS, PEERS)]
+    rounds = {LIBRARY: options.rounds, **({TORCH: options.torch_rounds} if options.torch else {})}
+    return run_bench("detect", lambda: result_table(measure(rounds, names), names))
 
 
 if __name__ == "__main__":

@@ -11,15 +11,13 @@ with `!` is not what it should be; then the exit status is 1.
 
 from __future__ import annotations
 
-import argparse
 import sys
 import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 from figures import BenchError, table
-from options import bench_parser, run_bench
+from options import bench_parser, parse, run_bench, some_of
 
 from tests.support.hang_kinds import KINDS
 from tests.support.hang_runs import ISOLATIONS, SHORT_LIMIT_S, Told, complaint, run_kinds
@@ -59,7 +57,13 @@ def complaints(results: _Results, names: Sequence[str]) -> list[tuple[str, str, 
 
 def main() -> int:
     """Run and print."""
-    options = _options()
+    kinds = tuple(KINDS)
+    parser = bench_parser(__doc__, quick=("--kinds=early return", "--isolations=fork"))
+    # A name may hold a comma.
+    parser.add_argument("--kinds", type=some_of(kinds, ";"), default=kinds, help="names, with semicolons; default all")
+    parser.add_argument("--isolations", type=some_of(ISOLATIONS, ";"), default=ISOLATIONS, help="the same")
+    parser.add_argument("--keep", metavar="FOLDER", help="keep the events and the output here")
+    options = parse(parser)
     wrong: list[tuple[str, str, str]] = []
 
     def measure() -> str:
@@ -76,35 +80,6 @@ def main() -> int:
 
     with tempfile.TemporaryDirectory(prefix="dist-bench-") as temporary:
         return run_bench("hangs", measure) or (1 if wrong else 0)
-
-
-def _options() -> argparse.Namespace:
-    parser = bench_parser(__doc__)
-    parser.add_argument(
-        "--kinds", type=_names(tuple(KINDS)), default=tuple(KINDS), help="names, with semicolons; default all"
-    )
-    parser.add_argument(
-        "--isolations", type=_names(ISOLATIONS), default=ISOLATIONS, help="names, with semicolons; default all"
-    )
-    parser.add_argument("--keep", metavar="FOLDER", help="keep the events and the output here")
-    parser.add_argument("--quick", action="store_true", help="only see that it works: one kind, forked")
-    options: argparse.Namespace = parser.parse_args()
-    if options.quick:
-        options.kinds, options.isolations = ("early return",), ("fork",)
-    return options
-
-
-def _names(allowed: Sequence[str]) -> Any:
-    def read(text: str) -> tuple[str, ...]:
-        # A name may hold a comma.
-        found = tuple(name for name in allowed if name in text.split(";")) or (text,)
-        if unknown := [name for name in text.split(";") if name not in allowed]:
-            raise argparse.ArgumentTypeError(
-                f"{unknown[0]!r}: expected names, with semicolons, of {'; '.join(allowed)}"
-            )
-        return found
-
-    return read
 
 
 if __name__ == "__main__":

@@ -32,14 +32,14 @@ import os
 import sys
 import tempfile
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
-import quiet
-from contest import BENCH, Contestant, Run, contest, pytest_command
+import figures
+from contest import BENCH, Contestant, Run, contest, pytest_command, require_passes
 from contestants.turns import EMPTY_CASE, MEMORY_CASE, MEMORY_FILE
-from figures import BenchError, Summary, paired_ratio, ratio_lines, summarise, table
-from options import bench_parser, count, counts, parse, run_bench
+from figures import ratio_line, summarise, table
+from options import bench_parser, count, counts, parse, run_bench, some_of
 
 from dist_testing.core.launch.isolation import FORK, POOL, isolation_names
 
@@ -54,32 +54,23 @@ TORCH_THREADED = Contestant("torch MultiThreadedTestCase", ("-m", "contestants.t
 
 MS_PER_S = 1000.0
 BYTES_PER_MB = 1e6
-# A rank that is an interpreter of its own takes 200 to 300 MB, and some CPU seconds to start.
+# A rank that is an interpreter of its own takes 200 to 300 MB, and some CPU seconds to start: limits of the cases and
+# of the worlds where each case starts such ranks.
 FRESH_CASES = 10
 LARGEST_FRESH_WORLD = 8
 # Isolations of the other checkout that take part.
 BEFORE = (FORK.name, POOL.name)
 
 
-@dataclass(frozen=True, slots=True)
-class Row:
-    """A contestant's figures for one world size.
+class Row(NamedTuple):
+    """A contestant's figures for one world size."""
 
-    Attributes:
-        case_ms: Cost of one more case, without the first case unless there is no other.
-        costs_ms: These costs, in the order of the rounds.
-        first_ms: Cost of the first case.
-        session_ms: Time of the whole process divided by its cases.
-        engine_ms: Time of a case by the library's engine; None for other contestants.
-        pss_mb_per_rank: Memory that each rank beyond the first adds; None in a world of one.
-    """
-
-    case_ms: Summary
-    costs_ms: tuple[float, ...]
-    first_ms: float
-    session_ms: float
-    engine_ms: Summary | None
-    pss_mb_per_rank: float | None
+    # Cost of each case, in the order of the rounds; without the first case unless there is no other.
+    costs_ms: list[float]
+    first_ms: float  # cost of the first case
+    session_ms: float  # time of the whole process divided by its cases
+    engine_ms: list[float]  # times of the same cases by the library's engine; empty for other contestants
+    pss_mb_per_rank: float | None  # memory that each rank beyond the first adds; None in a world of one
 
 
 def library(isolation: str, before: Path | None = None) -> Contestant:
@@ -97,15 +88,9 @@ def library(isolation: str, before: Path | None = None) -> Contestant:
 
 
 def measure(case_counts: Mapping[Contestant, int], *, world_size: int, body: str = "") -> dict[str, tuple[Run, int]]:
-    """Run a contest.
+    """Run a contest; return contestant's name -> its run, and the bytes of all its processes.
 
-    Args:
-        case_counts: Contestant -> number of its timed cases. One more case, at the end, measures memory.
-        world_size: Number of ranks.
-        body: Prefix of the names of the timed cases: `EMPTY_CASE`, or empty.
-
-    Returns:
-        Contestant's name -> its run, and the bytes of all its processes.
+    One more case than `case_counts` has, at the end, measures memory. `body` begins the names of the other cases.
 
     Raises:
         BenchError: If a contestant does not run its cases, or a case does not pass.
@@ -113,64 +98,46 @@ def measure(case_counts: Mapping[Contestant, int], *, world_size: int, body: str
     cases = {who: [*(f"{body}{number}" for number in range(count)), MEMORY_CASE] for who, count in case_counts.items()}
     with tempfile.TemporaryDirectory(prefix="dist-bench-") as folder:
         runs = contest(cases, world_size=world_size, folder=Path(folder))
-        for name, run in runs.items():
-            for turn in run.turns:
-                if not turn.verdict.get("passed", True):
-                    raise BenchError(f"{name}: case {turn.case} did not pass:\n{turn.verdict['text']}")
+        require_passes(runs)
         return {name: (run, int((run.folder / MEMORY_FILE).read_text("utf-8"))) for name, run in runs.items()}
 
 
 def row(run: Run, *, world_size: int, pss_bytes: int, pss_bytes_of_one: int) -> Row:
-    """Sum up a run.
-
-    Args:
-        run: The run; its last turn measured memory.
-        world_size: Number of ranks.
-        pss_bytes: Memory of the contestant.
-        pss_bytes_of_one: Memory of the contestant in a world of one rank.
-    """
+    """Sum up a run, whose last turn measured memory: that of the contestant, here and in a world of one rank."""
     *timed, _ = run.turns
     costs_ms = [MS_PER_S * turn.duration_s for turn in timed]
     engine_ms = [MS_PER_S * turn.verdict["engine_s"] for turn in timed if "engine_s" in turn.verdict]
-    per_rank = (pss_bytes - pss_bytes_of_one) / (world_size - 1) / BYTES_PER_MB if world_size > 1 else None
     return Row(
-        case_ms=summarise(costs_ms[1:] or costs_ms),
-        costs_ms=tuple(costs_ms[1:] or costs_ms),
+        costs_ms=costs_ms[1:] or costs_ms,
         first_ms=costs_ms[0],
         session_ms=MS_PER_S * run.session_s / len(run.turns),
-        engine_ms=summarise(engine_ms[1:] or engine_ms) if engine_ms else None,
-        pss_mb_per_rank=per_rank,
+        engine_ms=engine_ms[1:] or engine_ms,
+        pss_mb_per_rank=(pss_bytes - pss_bytes_of_one) / (world_size - 1) / BYTES_PER_MB if world_size > 1 else None,
     )
+
+
+def case_counts(options: argparse.Namespace, world_size: int, *, timed: int) -> dict[Contestant, int]:
+    """Return the contestants of a world size, each with the number of its timed cases."""
+    fresh = min(timed, FRESH_CASES) if world_size <= LARGEST_FRESH_WORLD else None
+    wanted: dict[Contestant, int | None] = dict.fromkeys((*RAW, RAW_KEPT), timed)
+    for isolation in options.isolations:
+        wanted[library(isolation)] = fresh if isolation == "spawn" else timed
+        if options.before is not None and isolation in BEFORE:
+            wanted[library(isolation, options.before)] = timed
+    if options.torch:
+        wanted[TORCH_THREADED] = timed
+        wanted |= {TORCH_PROCESS: fresh, TORCH_CONTINUOUS: None if fresh is None else timed}
+    return {contestant: number for contestant, number in wanted.items() if number is not None}
 
 
 def measure_worlds(options: argparse.Namespace) -> dict[int, dict[str, Row]]:
     """Run one contest per world size, and a short one in a world of one rank, for the memory."""
-
-    def case_counts(world_size: int, *, timed: int) -> dict[Contestant, int]:
-        few = min(timed, options.fresh_cases)
-        fresh_fits = world_size <= options.largest_fresh_world
-        counts = dict.fromkeys((*RAW, RAW_KEPT), timed)
-        for isolation in options.isolations:
-            if isolation != "spawn":
-                counts[library(isolation)] = timed
-            elif fresh_fits:
-                counts[library(isolation)] = few
-        if options.before is not None:
-            counts |= dict.fromkeys(
-                (library(isolation, options.before) for isolation in BEFORE if isolation in options.isolations), timed
-            )
-        if options.torch:
-            counts[TORCH_THREADED] = timed
-        if options.torch and fresh_fits:
-            counts |= {TORCH_PROCESS: few, TORCH_CONTINUOUS: timed}
-        return counts
-
-    ones = measure(case_counts(1, timed=0), world_size=1)
+    ones = measure(case_counts(options, 1, timed=0), world_size=1)
     rows = {}
     for world_size in options.worlds:
         sys.stderr.write(f"world size {world_size} ...\n")
-        counts = case_counts(world_size, timed=options.cases)
-        runs = measure(counts, world_size=world_size, body=EMPTY_CASE if options.body == "nothing" else "")
+        wanted = case_counts(options, world_size, timed=options.cases)
+        runs = measure(wanted, world_size=world_size, body=EMPTY_CASE if options.body == "nothing" else "")
         rows[world_size] = {
             name: row(run, world_size=world_size, pss_bytes=pss_bytes, pss_bytes_of_one=ones[name][1])
             for name, (run, pss_bytes) in runs.items()
@@ -178,97 +145,68 @@ def measure_worlds(options: argparse.Namespace) -> dict[int, dict[str, Row]]:
     return rows
 
 
-def yardstick(rows: Mapping[str, Row]) -> str:
-    """Return the name of the cheaper raw fork."""
-    return min((contestant.name for contestant in RAW), key=lambda name: rows[name].case_ms.median)
-
-
-def ratios(rows: Mapping[str, Row]) -> dict[str, dict[str, float]]:
+def ratios(rows: Mapping[str, Row], raw: str) -> str:
     """Return the ratios that users compare: the library and the raw fork, torch's classes and their launchers."""
     fork, spawn, pool = (library(isolation).name for isolation in ("fork", "spawn", "pool"))
+    before_fork, before_pool = (f"library before, {isolation}" for isolation in BEFORE)
     pairs = (
-        (fork, yardstick(rows)),
-        (f"library before, {FORK.name}", yardstick(rows)),
-        (fork, f"library before, {FORK.name}"),
-        (pool, f"library before, {POOL.name}"),
+        (fork, raw),
+        (before_fork, raw),
+        (fork, before_fork),
+        (pool, before_pool),
         (TORCH_PROCESS.name, fork),
         (TORCH_PROCESS.name, spawn),
         (pool, RAW_KEPT.name),
         (TORCH_CONTINUOUS.name, pool),
     )
-    return {
-        f"{one} / {other}": paired_ratio(rows[one].costs_ms, rows[other].costs_ms)
+    return "".join(
+        ratio_line(f"{one} / {other}", rows[one].costs_ms, rows[other].costs_ms)
         for one, other in pairs
         if one in rows and other in rows
-    }
+    )
 
 
 def world_table(world_size: int, rows: Mapping[str, Row]) -> str:
     """Return the table of one world size, with its ratios."""
-    raw = rows[yardstick(rows)].case_ms
+    yardstick = min((contestant.name for contestant in RAW), key=lambda name: summarise(rows[name].costs_ms).median)
+    raw = summarise(rows[yardstick].costs_ms)
+
+    def line(name: str, costs_ms: list[float], *others_ms: str, memory: str) -> list[str]:
+        cost = summarise(costs_ms)
+        factors = (f"{cost.median / raw.median:.2f}", f"{cost.smallest / raw.smallest:.2f}")
+        return [name, *(f"{ms:.1f}" for ms in cost), *others_ms, *factors, memory]
+
     lines = []
-    for name, figures in rows.items():
-        cost = figures.case_ms
-        memory = "" if figures.pss_mb_per_rank is None else f"{figures.pss_mb_per_rank:.1f}"
-        times_ms = (*cost.figures, figures.first_ms, figures.session_ms)
-        factors = (cost.median / raw.median, cost.smallest / raw.smallest)
-        lines.append([name, *(f"{ms:.1f}" for ms in times_ms), *(f"{factor:.2f}" for factor in factors), memory])
-        if (engine := figures.engine_ms) is not None:
-            factors = (engine.median / raw.median, engine.smallest / raw.smallest)
-            cells = [*(f"{ms:.1f}" for ms in engine.figures), "", "", *(f"{factor:.2f}" for factor in factors), ""]
-            lines.append(["  by its engine's clock", *cells])
+    for name, row in rows.items():
+        memory = "" if row.pss_mb_per_rank is None else f"{row.pss_mb_per_rank:.1f}"
+        lines.append(line(name, row.costs_ms, f"{row.first_ms:.1f}", f"{row.session_ms:.1f}", memory=memory))
+        if row.engine_ms:
+            lines.append(line("  by its engine's clock", row.engine_ms, "", "", memory=""))
     header = [f"world size {world_size}", "median", "min", "max", "first", "session", "x raw", "(min)", "PSS/rank"]
-    return table(header, lines) + ratio_lines(ratios(rows))
+    return table(header, lines) + ratios(rows, yardstick)
 
 
 def main() -> int:
     """Measure and print."""
-    options = _options()
-
-    def report() -> str:
-        start = quiet.now()
-        rows = measure_worlds(options)
-        others = start.others_until(quiet.now())
-        text = "\n".join(world_table(world_size, of_world) for world_size, of_world in rows.items())
-        return f"{text}\n{quiet.line(others)}"
-
-    return run_bench("launch", report)
-
-
-def _options() -> argparse.Namespace:
-    parser = bench_parser(__doc__, quick=("--worlds=2", "--cases=3", "--fresh-cases=1", "--no-torch"), has_torch=True)
+    parser = bench_parser(__doc__, quick=("--worlds=2", "--cases=2", "--no-torch"), has_torch=True)
     parser.add_argument("--worlds", type=counts, default=(2, 4, 8), help="world sizes, default 2,4,8")
     parser.add_argument("--cases", type=count, default=20, help="timed cases of each contestant, default 20")
-    parser.add_argument(
-        "--fresh-cases",
-        type=count,
-        default=FRESH_CASES,
-        help=f"limit of the cases where each case starts interpreters, default {FRESH_CASES}",
-    )
-    parser.add_argument(
-        "--largest-fresh-world",
-        type=count,
-        default=LARGEST_FRESH_WORLD,
-        help=f"largest world where each rank is an interpreter of its own, default {LARGEST_FRESH_WORLD}",
-    )
-    parser.add_argument(
-        "--isolations",
-        type=_isolations,
-        default=isolation_names(),
-        help="of the library, such as fork,pool; default all",
-    )
+    names = isolation_names()
+    parser.add_argument("--isolations", type=some_of(names), default=names, help="of the library; default all")
     parser.add_argument("--before", type=_checkout, metavar="FOLDER", help="another checkout, to compare with")
     parser.add_argument(
         "--body", choices=("all_reduce", "nothing"), default="all_reduce", help="work of a case, default all_reduce"
     )
-    return parse(parser)
+    options = parse(parser)
 
+    def report() -> str:
+        start = figures.now()
+        rows = measure_worlds(options)
+        others = start.others_until(figures.now())
+        text = "\n".join(world_table(world_size, of_world) for world_size, of_world in rows.items())
+        return f"{text}\n{figures.quiet_line(others)}"
 
-def _isolations(text: str) -> tuple[str, ...]:
-    names = tuple(dict.fromkeys(text.split(",")))
-    if unknown := [name for name in names if name not in isolation_names()]:
-        raise argparse.ArgumentTypeError(f"{unknown[0]!r}: expected one of {', '.join(isolation_names())}")
-    return names
+    return run_bench("launch", report)
 
 
 def _checkout(text: str) -> Path:

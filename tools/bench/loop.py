@@ -22,6 +22,7 @@ from __future__ import annotations
 
 import re
 import shutil
+import subprocess
 import sys
 import time
 from collections.abc import Iterator, Sequence
@@ -29,8 +30,8 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from figures import BenchError, ratio, summarise, table
-from options import ROOT, add_bazel, bench_parser, call_bazel, count, run_bench
+from figures import BenchError, summarise, table
+from options import ROOT, add_bazel, bench_parser, count, parse, run_bench
 
 FIXTURES = Path(__file__).resolve().parent / "loop"
 
@@ -43,61 +44,43 @@ _EDIT = re.compile(r"^EDIT = \d+$", re.MULTILINE)
 
 
 @dataclass(frozen=True, slots=True)
-class Bazel:
-    """The way to start tests.
+class Subject:
+    """A target and the file that is edited."""
 
-    Attributes:
-        program: The program to start.
-        flags: Flags of `bazel test`.
-        workspace: The repository.
-        startup: Options before the command.
-    """
-
-    program: str
-    flags: Sequence[str]
-    workspace: Path = ROOT
-    startup: tuple[str, ...] = ()
+    name: str  # its name in the table
+    target: str  # label of the test
+    source: Path  # file with a line `EDIT = <number>`
+    workspace: Path  # its repository
+    bazel: Sequence[str]  # the program to start, with options before the command
+    flags: Sequence[str]  # flags of `bazel test`
 
     def call(self, *arguments: str) -> tuple[float, int, str]:
-        """Run a command; return its seconds, its exit status and its output."""
-        return call_bazel(self.program, *self.startup, *arguments, workspace=self.workspace)
+        """Run a command of Bazel; return its seconds, its exit status and its output."""
+        start = time.monotonic()
+        done = subprocess.run(
+            [*self.bazel, *arguments],
+            cwd=self.workspace,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            check=False,
+        )
+        return time.monotonic() - start, done.returncode, done.stdout
 
-    def test(self, target: str, *, is_cached: bool) -> float:
-        """Return the seconds until the verdict.
-
-        Raises:
-            BenchError: If the test does not pass, or the verdict comes from the wrong place.
-        """
-        elapsed_s, code, output = self.call("test", "--color=no", "--curses=no", *self.flags, target)
+    def test(self, *, is_cached: bool) -> float:
+        """Return the seconds until the verdict."""
+        elapsed_s, code, output = self.call("test", "--color=no", "--curses=no", *self.flags, self.target)
         if code or ("(cached) PASSED" in output) != is_cached:
             wanted = "come from the cache" if is_cached else "run and pass"
-            raise BenchError(f"{target} did not {wanted} (Bazel's exit code {code}):\n{output}")
+            raise BenchError(f"{self.target} did not {wanted} (Bazel's exit code {code}):\n{output}")
         return elapsed_s
 
-
-@dataclass(frozen=True, slots=True)
-class Subject:
-    """A target and the file that is edited.
-
-    Attributes:
-        name: Its name in the table.
-        target: Label of the test.
-        source: File with a line `EDIT = <number>`.
-        bazel: Starts it.
-    """
-
-    name: str
-    target: str
-    source: Path
-    bazel: Bazel
-
-
-def own_subjects(bazel: Bazel) -> list[Subject]:
-    """Return the library's test and its peer, in this repository."""
-    return [
-        Subject(LIBRARY, "//tools/bench/loop:edited_gloo", FIXTURES / "test_edited.py", bazel),
-        Subject(PEER, "//tools/bench/loop:peer", FIXTURES / "import_torch.py", bazel),
-    ]
+    def save(self, edit: int) -> None:
+        """Write a new number into the file."""
+        text, count = _EDIT.subn(f"EDIT = {edit}", self.source.read_text(encoding="utf-8"))
+        if count != 1:
+            raise BenchError(f"{self.source} has {count} lines `EDIT = <number>`; one is needed.")
+        self.source.write_text(text, encoding="utf-8")
 
 
 # The test of the library's own measurement, in a consumer's words.
@@ -116,7 +99,7 @@ dist_py_test(
 
 
 @contextmanager
-def consumer_subject(bazel: Bazel) -> Iterator[Subject]:
+def consumer_subject(bazel: str, flags: Sequence[str]) -> Iterator[Subject]:
     """Make a consumer's repository from docs/consumers.md, with a server of its own; both go after the block."""
     # The programs of the other folders are modules of the repository's root.
     sys.path.insert(0, str(ROOT))
@@ -129,92 +112,56 @@ def consumer_subject(bazel: Bazel) -> Iterator[Subject]:
         source.parent.mkdir()
         shutil.copyfile(FIXTURES / "test_edited.py", source)
         (source.parent / "BUILD.bazel").write_text(_CONSUMER_BUILD, encoding="utf-8")
-        startup = (f"--output_user_root={folder}/output",)
-        flags = ("--lockfile_mode=off", *bazel.flags)
-        theirs = Bazel(bazel.program, flags, workspace, startup)
+        own_server = (bazel, f"--output_user_root={folder}/output")
+        subject = Subject(
+            CONSUMER, "//loop:edited_gloo", source, workspace, own_server, ("--lockfile_mode=off", *flags)
+        )
         try:
-            yield Subject(CONSUMER, "//loop:edited_gloo", source, theirs)
+            yield subject
         finally:
-            theirs.call("shutdown")
+            subject.call("shutdown")
 
 
-@contextmanager
-def restored(subjects: Sequence[Subject]) -> Iterator[None]:
-    """Restore the files in any case when the block ends."""
-    before = {subject.source: subject.source.read_bytes() for subject in subjects}
-    try:
-        yield
-    finally:
-        for source, content in before.items():
-            source.write_bytes(content)
+Seconds = dict[str, list[float]]
 
 
-def save(source: Path, edit: int) -> None:
-    """Write a new number into a file.
+def measure(subjects: Sequence[Subject], *, runs: int, cache_hits: bool) -> tuple[Seconds, Seconds]:
+    """Measure the subjects, which take turns.
 
-    Raises:
-        BenchError: If it does not have exactly one line for the number.
-    """
-    text, count = _EDIT.subn(f"EDIT = {edit}", source.read_text(encoding="utf-8"))
-    if count != 1:
-        raise BenchError(f"{source} has {count} lines `EDIT = <number>`; one is needed.")
-    source.write_text(text, encoding="utf-8")
-
-
-@dataclass(frozen=True, slots=True)
-class Timed:
-    """What was measured, in seconds.
-
-    Attributes:
-        first: Subject -> its first run, which installs and compiles what is not there.
-        verdicts: Kind of verdict -> subject -> every later run.
-    """
-
-    first: dict[str, float]
-    verdicts: dict[str, dict[str, list[float]]]
-
-
-def measure(subjects: Sequence[Subject], *, runs: int, cache_hits: bool) -> Timed:
-    """Measure the subjects, which take turns. One more run of each comes first.
-
-    Raises:
-        BenchError: If a test does not pass, or the verdict comes from the wrong place.
+    Returns:
+        The seconds from each edit to the verdict, by subject; the first run installs and compiles what is not there,
+        and `runs` more follow. Then the seconds of verdicts from the cache.
     """
     # A new number each time, also after an earlier process: a verdict from the cache is no measurement.
     edit = time.time_ns()
-    first: dict[str, float] = {}
-    edits: dict[str, list[float]] = {subject.name: [] for subject in subjects}
-    hits: dict[str, list[float]] = {subject.name: [] for subject in subjects}
-    with restored(subjects):
+    edits: Seconds = {subject.name: [] for subject in subjects}
+    hits: Seconds = {subject.name: [] for subject in subjects}
+    before = {subject.source: subject.source.read_bytes() for subject in subjects}
+    try:
         for run in range(runs + 1):
             for subject in subjects:
-                save(subject.source, edit + run)
-                elapsed_s = subject.bazel.test(subject.target, is_cached=False)
-                if run > 0:
-                    edits[subject.name].append(elapsed_s)
-                else:
-                    first[subject.name] = elapsed_s
+                subject.save(edit + run)
+                edits[subject.name].append(subject.test(is_cached=False))
         for _ in range(runs if cache_hits else 0):
             for subject in subjects:
-                _, code, output = subject.bazel.call("clean")
+                _, code, output = subject.call("clean")
                 if code:
                     raise BenchError(f"`bazel clean` ended with {code}:\n{output}")
-                hits[subject.name].append(subject.bazel.test(subject.target, is_cached=True))
-    return Timed(first, {"edit to verdict": edits, **({"cache hit after clean": hits} if cache_hits else {})})
+                hits[subject.name].append(subject.test(is_cached=True))
+    finally:
+        for source, content in before.items():
+            source.write_bytes(content)
+    return edits, hits
 
 
-def tables(timed: Timed) -> str:
-    """Return the tables."""
-    text = ""
-    for what, seconds in timed.verdicts.items():
-        found = {name: summarise(values) for name, values in seconds.items()}
-        rows = [[name, *(f"{value:.2f}" for value in summary.figures)] for name, summary in found.items()]
-        for one, other in ((LIBRARY, PEER), (CONSUMER, LIBRARY)):
-            if one in found:
-                medians = ratio(found[one], found[other])["medians"]
-                rows.append([f"ratio {one} / {other}", f"{medians:.2f}", "", ""])
-        text += table([f"{what}, s", "median", "min", "max"], rows)
-    return text + "".join(f"first run, {name}: {value:.0f} s\n" for name, value in timed.first.items())
+def seconds_table(what: str, seconds: Seconds) -> str:
+    """Return the table of one kind of verdict."""
+    found = {name: summarise(values) for name, values in seconds.items()}
+    rows = [[name, *(f"{value:.2f}" for value in summary)] for name, summary in found.items()]
+    for one, other in ((LIBRARY, PEER), (CONSUMER, LIBRARY)):
+        if one in found:
+            rows.append([f"ratio {one} / {other}", f"{found[one].median / found[other].median:.2f}", "", ""])
+    return table([f"{what}, s", "median", "min", "max"], rows)
 
 
 def main() -> int:
@@ -225,16 +172,24 @@ def main() -> int:
     parser.add_argument("--consumer", action="store_true", help="also measure a consumer's repository")
     parser.add_argument("flags", nargs="*", metavar="FLAG", help="for `bazel test`, after --")
     add_bazel(parser)
-    options = parser.parse_args()
+    options = parse(parser)
 
     def report() -> str:
-        bazel = Bazel(options.bazel, options.flags)
+        subjects = [
+            Subject(name, f"//tools/bench/loop:{target}", FIXTURES / source, ROOT, (options.bazel,), options.flags)
+            for name, target, source in (
+                (LIBRARY, "edited_gloo", "test_edited.py"),
+                (PEER, "peer", "import_torch.py"),
+            )
+        ]
         with ExitStack() as stack:
-            subjects = own_subjects(bazel)
             if options.consumer:
-                subjects.append(stack.enter_context(consumer_subject(bazel)))
-            timed = measure(subjects, runs=options.runs, cache_hits=options.cache_hits)
-        return tables(timed)
+                subjects.append(stack.enter_context(consumer_subject(options.bazel, options.flags)))
+            edits, hits = measure(subjects, runs=options.runs, cache_hits=options.cache_hits)
+        text = seconds_table("edit to verdict", {name: values[1:] for name, values in edits.items()})
+        if options.cache_hits:
+            text += seconds_table("cache hit after clean", hits)
+        return text + "".join(f"first run, {name}: {values[0]:.0f} s\n" for name, values in edits.items())
 
     return run_bench("loop", report)
 

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import argparse
 import importlib.util
-import subprocess
 import sys
-import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -23,36 +21,22 @@ def bench_parser(doc: str | None, *, quick: Sequence[str] = (), has_torch: bool 
 
     Args:
         doc: The bench's docstring; its first paragraph is the description.
-        quick: The options that `--quick` stands for; empty for a bench without `--quick`, or with one of its own.
+        quick: The options that `--quick` stands for; empty for a bench without `--quick`.
         has_torch: Whether torch's own test classes take part; `--no-torch` leaves them out.
     """
     parser = argparse.ArgumentParser(description=(doc or "").partition("\n\n")[0], allow_abbrev=False)
+    parser.set_defaults(torch=False, quick=False, quick_options=quick)
     if has_torch:
-        parser.add_argument("--no-torch", dest="torch", action="store_false", help="leave out torch's own classes")
-    else:
-        parser.set_defaults(torch=False)
+        parser.add_argument(
+            "--no-torch", dest="torch", default=True, action="store_false", help="leave out torch's own classes"
+        )
     if quick:
         parser.add_argument("--quick", action="store_true", help=f"only see that it works: {' '.join(quick)}")
-        parser.set_defaults(quick_options=quick)
     return parser
 
 
-def add_bazel(parser: argparse.ArgumentParser) -> None:
-    """Add `--bazel`, the program to start."""
-    parser.add_argument("--bazel", default=str(ROOT / "bazelw"), help="default: ./bazelw")
-
-
-def call_bazel(program: str, *arguments: str, workspace: Path = ROOT) -> tuple[float, int, str]:
-    """Run a command of Bazel in a workspace; return its seconds, its exit status and its output."""
-    start = time.monotonic()
-    done = subprocess.run(
-        [program, *arguments], cwd=workspace, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False
-    )
-    return time.monotonic() - start, done.returncode, done.stdout
-
-
 def parse(parser: argparse.ArgumentParser) -> argparse.Namespace:
-    """Parse the command line of a bench with `quick` options.
+    """Parse the command line of a bench.
 
     It ends with a usage error if torch's test classes are wanted and cannot be imported here.
     """
@@ -63,6 +47,11 @@ def parse(parser: argparse.ArgumentParser) -> argparse.Namespace:
     if options.torch and missing:
         parser.error(f"torch's test classes need {', '.join(missing)}; install these packages, or give --no-torch")
     return options
+
+
+def add_bazel(parser: argparse.ArgumentParser) -> None:
+    """Add `--bazel`, the program to start."""
+    parser.add_argument("--bazel", default=str(ROOT / "bazelw"), help="default: ./bazelw")
 
 
 def run_bench(name: str, measure: Callable[[], str]) -> int:
@@ -81,15 +70,23 @@ def run_bench(name: str, measure: Callable[[], str]) -> int:
 
 def count(text: str) -> int:
     """Read an option's value as a whole number from 1."""
-    try:
-        value = int(text)
-    except ValueError:
-        value = 0
-    if value < 1:
+    if not text.isdecimal() or int(text) < 1:
         raise argparse.ArgumentTypeError(f"{text!r}: expected a whole number from 1")
-    return value
+    return int(text)
 
 
 def counts(text: str) -> tuple[int, ...]:
     """Read an option's value as several such numbers. Each counts once, in the given order."""
     return tuple(dict.fromkeys(count(part) for part in text.split(",")))
+
+
+def some_of(allowed: Sequence[str], separator: str = ",") -> Callable[[str], tuple[str, ...]]:
+    """Return a reader of an option's value: names of `allowed`, each of which counts once."""
+
+    def read(text: str) -> tuple[str, ...]:
+        names = tuple(dict.fromkeys(text.split(separator)))
+        if unknown := [name for name in names if name not in allowed]:
+            raise argparse.ArgumentTypeError(f"{unknown[0]!r}: expected names of {f'{separator} '.join(allowed)}")
+        return names
+
+    return read

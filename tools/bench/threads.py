@@ -16,13 +16,12 @@ from __future__ import annotations
 import argparse
 import sys
 import tempfile
-from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
-from contest import Contestant, Run, contest
+from contest import Contestant, contest, require_passes
 from contestants.trivial import collectives_case
-from figures import BenchError, Summary, ratio, ratio_lines, summarise, table
+from figures import ratio_line, summarise, table
 from options import bench_parser, count, counts, parse, run_bench
 
 LIBRARY = Contestant("library, threads", ("-m", "contestants.library_threaded"))
@@ -33,19 +32,12 @@ US_PER_S = 1e6
 LONG_CASES = 3
 
 
-@dataclass(frozen=True, slots=True)
-class Row:
-    """A contestant's figures for one world size, in microseconds.
+class Row(NamedTuple):
+    """A contestant's costs for one world size, in microseconds: of the first case, of later ones, of collectives."""
 
-    Attributes:
-        case_us: Cost of one more case, without the first case unless there is no other.
-        first_us: Cost of the first case.
-        collective_us: Cost of one collective, in a case with many.
-    """
-
-    case_us: Summary
     first_us: float
-    collective_us: Summary
+    case_us: list[float]
+    collective_us: list[float]
 
 
 def measure(options: argparse.Namespace, *, world_size: int) -> dict[str, Row]:
@@ -60,68 +52,47 @@ def measure(options: argparse.Namespace, *, world_size: int) -> dict[str, Row]:
     contestants = [LIBRARY, TORCH] if options.torch else [LIBRARY]
     with tempfile.TemporaryDirectory(prefix="dist-bench-") as folder:
         runs = contest(dict.fromkeys(contestants, names), world_size=world_size, folder=Path(folder))
-    return {name: _row(name, run, options.cases, collectives) for name, run in runs.items()}
+    require_passes(runs)
+    rows = {}
+    for name, run in runs.items():
+        costs_us = [US_PER_S * turn.duration_s for turn in run.turns]
+        short, long = costs_us[: options.cases], costs_us[options.cases :]
+        rows[name] = Row(short[0], short[1:] or short, [cost_us / collectives for cost_us in long])
+    return rows
 
 
-def _row(name: str, run: Run, cases: int, collectives: int) -> Row:
-    for turn in run.turns:
-        if not turn.verdict.get("passed"):
-            raise BenchError(f"{name}: case {turn.case} did not pass:\n{turn.verdict.get('text')}")
-    costs_us = [US_PER_S * turn.duration_s for turn in run.turns]
-    short, long = costs_us[:cases], costs_us[cases:]
-    return Row(
-        case_us=summarise(short[1:] or short),
-        first_us=short[0],
-        collective_us=summarise([cost_us / collectives for cost_us in long]),
-    )
-
-
-def ratios(rows: Mapping[str, Row]) -> dict[str, dict[str, float]]:
-    """Return the library's figures over torch's; below 1, the library is faster."""
-    if TORCH.name not in rows:
-        return {}
-    ours, torchs = rows[LIBRARY.name], rows[TORCH.name]
-    return {
-        "library / torch, case": ratio(ours.case_us, torchs.case_us),
-        "library / torch, collective": ratio(ours.collective_us, torchs.collective_us),
-    }
-
-
-def world_table(world_size: int, rows: Mapping[str, Row]) -> str:
+def world_table(world_size: int, rows: dict[str, Row]) -> str:
     """Return the table of one world size, with its ratios."""
     header = [f"world size {world_size}, us", "case", "min", "max", "first", "collective", "min", "max"]
     lines = []
     for name, row in rows.items():
-        figures = (*row.case_us.figures, row.first_us, *row.collective_us.figures)
+        figures = (*summarise(row.case_us), row.first_us, *summarise(row.collective_us))
         lines.append([name, *(f"{figure:.0f}" for figure in figures)])
-    return table(header, lines) + ratio_lines(ratios(rows))
+    text = table(header, lines)
+    if torch := rows.get(TORCH.name):
+        ours = rows[LIBRARY.name]
+        text += ratio_line("library / torch, case", ours.case_us, torch.case_us)
+        text += ratio_line("library / torch, collective", ours.collective_us, torch.collective_us)
+    return text
 
 
 def main() -> int:
     """Measure and print."""
-    options = _options()
-
-    def report() -> str:
-        worlds = {}
-        for world_size in options.worlds:
-            sys.stderr.write(f"world size {world_size} ...\n")
-            worlds[world_size] = measure(options, world_size=world_size)
-        return "\n".join(world_table(world_size, rows) for world_size, rows in worlds.items())
-
-    return run_bench("threads", report)
-
-
-def _options() -> argparse.Namespace:
     parser = bench_parser(__doc__, quick=("--worlds=2", "--cases=3", "--collectives=20", "--no-torch"), has_torch=True)
     parser.add_argument("--worlds", type=counts, default=(4, 64), help="world sizes, default 4,64")
     parser.add_argument("--cases", type=count, default=10, help="cases of one collective, default 10")
-    parser.add_argument(
-        "--collectives",
-        type=count,
-        default=1000,
-        help="collectives in a long case on 4 ranks, default 1000; on more ranks proportionally fewer",
-    )
-    return parse(parser)
+    long_help = "collectives in a long case on 4 ranks, default 1000; on more ranks proportionally fewer"
+    parser.add_argument("--collectives", type=count, default=1000, help=long_help)
+    options = parse(parser)
+
+    def report() -> str:
+        tables = []
+        for world_size in options.worlds:
+            sys.stderr.write(f"world size {world_size} ...\n")
+            tables.append(world_table(world_size, measure(options, world_size=world_size)))
+        return "\n".join(tables)
+
+    return run_bench("threads", report)
 
 
 if __name__ == "__main__":

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import argparse
 import signal
 import subprocess
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import FrameType
 
@@ -22,6 +23,17 @@ INFRASTRUCTURE = {
 }
 
 
+def number_up_to(most: int) -> Callable[[str], int]:
+    """Return a reader of an option's value: a whole number from 1."""
+
+    def read(text: str) -> int:
+        if not text.isdecimal() or not 1 <= int(text) <= most:
+            raise argparse.ArgumentTypeError(f"{text!r} is not a number from 1 to {most}")
+        return int(text)
+
+    return read
+
+
 def usual_bazel(workspace: Path) -> str:
     """Return the program to start: `bazelw` of the workspace if it has one, else `bazel` on PATH."""
     wrapper = workspace / "bazelw"
@@ -29,18 +41,10 @@ def usual_bazel(workspace: Path) -> str:
 
 
 def run_bazel(command: Sequence[str], workspace: Path, *, output: Path | None = None) -> int:
-    """Run Bazel. An interrupt ends Bazel first, so that its messages come last.
+    """Run Bazel; its output goes into the file `output`, or to that of this program.
 
-    Args:
-        command: The program and its arguments.
-        workspace: Where it runs.
-        output: File for all output of Bazel; default: the output of this program.
-
-    Returns:
-        Bazel's exit status in a shell's form; INTERRUPTED if this program was interrupted.
-
-    Raises:
-        ReportError: If Bazel cannot be started.
+    An interrupt ends Bazel first, so that its messages come last. Return Bazel's exit status in a shell's form;
+    INTERRUPTED if this program was interrupted.
     """
     process: subprocess.Popen[bytes] | None = None
     is_interrupted = False

@@ -21,7 +21,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 try:
-    from bazel_process import INFRASTRUCTURE, REMOTE_FAILED, run_bazel, usual_bazel
+    from bazel_process import INFRASTRUCTURE, REMOTE_FAILED, number_up_to, run_bazel, usual_bazel
     from build_events import EventsError, Invocation, read_invocation
     from endpoint import ask_endpoint
     from summary import Summary, summarise, summary_lines
@@ -41,11 +41,7 @@ _TEST_FAILED = ("FAILED", "TIMEOUT", "FLAKY")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the tests and print the summary.
-
-    Returns:
-        0 only if every selected test has passed and at least one case of each target ran.
-    """
+    """Run the tests and print the summary; return 0 only if every selected test has passed and ran a case."""
     options, given = _parser().parse_known_args(arguments)
     workspace = Path(os.environ.get("BUILD_WORKSPACE_DIRECTORY") or Path.cwd())
     bazel = options.bazel or usual_bazel(workspace)
@@ -123,15 +119,7 @@ def _is_worth_another_attempt(status: int, invocation: Invocation) -> bool:
 
 
 def verdict(status: int, summary: Summary) -> tuple[int, str]:
-    """Decide the exit status of the CI job.
-
-    Args:
-        status: Bazel's exit status.
-        summary: The summary of its build events.
-
-    Returns:
-        The status, and the reason in a few words.
-    """
+    """Decide the exit status of the CI job from that of Bazel; return it with the reason in a few words."""
     if status == REMOTE_FAILED:
         return status, "the remote executor failed (Bazel's first ERROR is above)"
     broken_off = "the build events are incomplete"
@@ -159,12 +147,6 @@ def _say(text: str) -> None:
     sys.stderr.flush()
 
 
-def _attempts(text: str) -> int:
-    if not text.isdecimal() or not 1 <= int(text) <= 10:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a number from 1 to 10")
-    return int(text)
-
-
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="ci", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
@@ -172,7 +154,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--events", metavar="FILE", help="write the build events to this file and keep it")
     parser.add_argument(
         "--attempts",
-        type=_attempts,
+        type=number_up_to(10),
         default=3,
         metavar="N",
         help="attempts in all, where infrastructure fails (default: 3)",

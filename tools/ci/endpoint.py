@@ -34,27 +34,17 @@ _ERROR = re.compile(r"ERROR: (.+)")
 
 @dataclass(frozen=True, slots=True)
 class Refusal:
-    """The reason why a CI job cannot begin.
+    """The reason why a CI job cannot begin."""
 
-    Attributes:
-        status: Exit status of the job.
-        text: Message for the user.
-    """
-
-    status: int
-    text: str
+    status: int  # exit status of the job
+    text: str  # message for the user
 
 
 def ask_endpoint(bazel: Sequence[str], workspace: Path, folder: Path) -> Refusal | None:
     """Ask the remote executor or cache of a CI job for a first answer.
 
-    Args:
-        bazel: The program, its command and all flags, without targets.
-        workspace: Where Bazel runs.
-        folder: Directory for temporary files.
-
-    Returns:
-        None if it answers or there is none. Also None if Bazel fails earlier; the job then shows why.
+    Given are Bazel's program, its command and all flags, without targets. Return None if it answers or there is none,
+    and if Bazel fails earlier; the job then shows why.
 
     Raises:
         ReportError: If Bazel cannot be started.

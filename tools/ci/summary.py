@@ -21,21 +21,13 @@ _FAILURES_SHOWN = 5
 
 @dataclass(frozen=True, slots=True)
 class Summary:
-    """The summary of one invocation.
+    """The summary of one invocation."""
 
-    Attributes:
-        invocation: What its build events say.
-        report: The same with the results of its tests.
-        bad_targets: Targets that did not pass or were not built -> Bazel's word for their end.
-        idle: Targets of which no case ran.
-        unread: Targets that passed by Bazel's word but have no readable results.
-    """
-
-    invocation: Invocation
-    report: Report
-    bad_targets: Mapping[str, str]
-    idle: Sequence[str]
-    unread: Sequence[str]
+    invocation: Invocation  # what its build events say
+    report: Report  # the same with the results of its tests
+    bad_targets: Mapping[str, str]  # targets that did not pass or were not built -> Bazel's word for their end
+    idle: Sequence[str]  # targets of which no case ran
+    unread: Sequence[str]  # targets that passed by Bazel's word but have no readable results
 
 
 def summarise(invocation: Invocation, report: Report) -> Summary:

@@ -6,10 +6,9 @@ import json
 import os
 import re
 import signal
-import stat
 import subprocess
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -25,6 +24,8 @@ PASSED = CaseRecord("c.ok", "passed", duration_s=1.0)
 FAILED = CaseRecord("c.bad", "failed", duration_s=1.0, message="rank 1 raised ValueError")
 SKIPPED = CaseRecord("c.gpu", "skipped", message="Need at least 2 CUDA devices")
 
+Event = dict[str, object]
+
 
 @dataclass(frozen=True, slots=True)
 class Target:
@@ -37,56 +38,63 @@ class Target:
     cached: str = ""
 
 
+GOOD = Target("//a:a")
+LOST = Target("//a:b", [], "NO_STATUS", has_xml=False)
+
 # Does what its next turn says: prints a text, writes build events to the given file, exits. The call that asks the
 # executor for an answer is not a turn.
-_BAZEL = """\
-#!/usr/bin/env python3
+_BAZEL = f"""#!{sys.executable}
 import json, pathlib, sys
 here = pathlib.Path(__file__).parent
-kind = "probes" if "--remote_retries=1" in sys.argv else "turns"
-turns = json.loads((here / f"{kind}.json").read_text())
-turn = turns.pop(0)
-(here / f"{kind}.json").write_text(json.dumps(turns))
-with (here / ("calls" if kind == "turns" else "questions")).open("a") as calls:
+turns = json.loads((here / "turns.json").read_text())
+kind = "probe" if "--remote_retries=1" in sys.argv else "calls"
+with (here / kind).open("a") as calls:
     calls.write(" ".join(sys.argv[1:]) + chr(10))
-events = [argument for argument in sys.argv if argument.startswith("--build_event_json_file=")][-1]
-if turn["events"] is not None:
-    pathlib.Path(events.partition("=")[2]).write_text(turn["events"])
-sys.stderr.write(turn["says"])
-sys.exit(turn["status"])
+if kind == "probe":
+    status, says, events = turns[0]
+else:
+    status, says, events = turns.pop(1)
+    (here / "turns.json").write_text(json.dumps(turns))
+file = [argument for argument in sys.argv if argument.startswith("--build_event_json_file=")][-1]
+if events is not None:
+    pathlib.Path(file.partition("=")[2]).write_text(events)
+sys.stderr.write(says)
+sys.exit(status)
 """
-# Bazel's exit status if there is nothing to test: there is no executor, or it has answered.
-_NO_TESTS = 4
+# How the call ends that asks the executor for an answer: there is none, or it has answered, and no test was named.
+_ANSWERED = (4, "", None)
+
+
+def _lines(events: Sequence[Event]) -> str:
+    return "".join(json.dumps(event) + "\n" for event in events)
 
 
 @dataclass(frozen=True, slots=True)
-class Bazel:
-    """A stand-in for Bazel with given results."""
+class Ended:
+    """A CI job that has ended, with the command lines of its Bazel."""
 
-    folder: Path
+    status: int
+    out: str
+    err: str
+    calls: list[str]
+    questions: list[str]
 
     @property
-    def program(self) -> Path:
-        """The program to start."""
-        return self.folder / "bazel"
+    def last(self) -> str:
+        """The last line of its output."""
+        return self.out.splitlines()[-1]
 
-    def calls(self) -> list[str]:
-        """The command lines."""
-        return self._lines("calls")
 
-    def questions(self) -> list[str]:
-        """The command lines of the calls that ask the executor for an answer."""
-        return self._lines("questions")
+@dataclass(frozen=True, slots=True)
+class Job:
+    """A CI job with a stand-in for Bazel."""
 
-    def _lines(self, name: str) -> list[str]:
-        file = self.folder / name
-        return file.read_text(encoding="utf-8").splitlines() if file.exists() else []
+    folder: Path
+    capsys: pytest.CaptureFixture[str]
 
-    def events(
-        self, targets: Sequence[Target], status: int, name: str, *, is_complete: bool = True
-    ) -> list[dict[str, object]]:
+    def events(self, status: int, name: str, *targets: Target, is_complete: bool = True) -> list[Event]:
         """Return the build events of an invocation."""
-        events: list[dict[str, object]] = [{"id": {"started": {}}, "started": {}}]
+        events: list[Event] = [{"id": {"started": {}}, "started": {}}]
         for number, target in enumerate(targets):
             outputs = []
             if target.has_xml:
@@ -94,7 +102,7 @@ class Bazel:
                 file.parent.mkdir(exist_ok=True)
                 write_xml(file, target.label, target.cases)
                 outputs.append({"name": "test.xml", "uri": file.as_uri()})
-            result: dict[str, object] = {"testActionOutput": outputs, "status": target.status}
+            result: Event = {"testActionOutput": outputs, "status": target.status}
             result |= {"testAttemptDuration": "1.5s", "cachedLocally": target.cached == "local"}
             events.append({"id": {"testResult": {"label": target.label}}, "testResult": result})
             summary = {"overallStatus": target.status}
@@ -104,209 +112,144 @@ class Bazel:
             events.append({"id": {"progress": {}}, "lastMessage": True})
         return events
 
-
-@pytest.fixture
-def bazel(tmp_path: Path) -> Bazel:
-    """A stand-in without turns."""
-    bazel = Bazel(tmp_path / "bazel")
-    bazel.folder.mkdir()
-    bazel.program.write_text(_BAZEL, encoding="utf-8")
-    bazel.program.chmod(bazel.program.stat().st_mode | stat.S_IXUSR)
-    return bazel
-
-
-@dataclass(frozen=True, slots=True)
-class Probe:
-    """How the call ends that asks the executor for an answer."""
-
-    status: int = _NO_TESTS
-    says: str = ""
-    events: str | None = None
-
-
-def _text(events: list[dict[str, object]] | str | None) -> str | None:
-    if events is None or isinstance(events, str):
-        return events
-    return "".join(json.dumps(event) + "\n" for event in events)
-
-
-Run = Callable[..., int]
-
-
-@pytest.fixture
-def run(bazel: Bazel, monkeypatch: pytest.MonkeyPatch) -> Run:
-    """Runs a CI job whose invocations end with the given exit statuses and build events."""
-    monkeypatch.setenv("BUILD_WORKSPACE_DIRECTORY", str(bazel.folder))
-    # pytest's own folder must stay clean; a job of Bazel has the folder of its call here.
-    monkeypatch.setenv("BUILD_WORKING_DIRECTORY", str(bazel.folder))
-
     def run(
-        *turns: tuple[int, list[dict[str, object]] | str | None],
+        self,
+        *turns: tuple[int, Sequence[Event] | str | None],
         arguments: Sequence[str] = (),
-        probes: Sequence[Probe] = (),
-    ) -> int:
-        contents = [{"status": status, "events": _text(events), "says": ""} for status, events in turns]
-        (bazel.folder / "turns.json").write_text(json.dumps(contents), encoding="utf-8")
-        answers = [*probes, *[Probe()] * (len(turns) + 1)]
-        contents = [{"status": one.status, "events": one.events, "says": one.says} for one in answers]
-        (bazel.folder / "probes.json").write_text(json.dumps(contents), encoding="utf-8")
-        return main([f"--bazel={bazel.program}", *arguments])
-
-    return run
-
-
-def _last_line(capsys: pytest.CaptureFixture[str]) -> str:
-    return capsys.readouterr().out.splitlines()[-1]
-
-
-def test_a_green_job_is_green(bazel: Bazel, run: Run, capsys: pytest.CaptureFixture[str]) -> None:
-    """If it fails, a correct change cannot be merged."""
-    assert run((0, bazel.events([Target("//a:a")], 0, "SUCCESS"))) == 0
-    assert _last_line(capsys) == "ci: green: every selected test has passed"
-    (call,) = bazel.calls()
-    assert re.fullmatch(r"test --config=ci --build_event_json_file=\S+ //\.\.\.", call)
+        probe: tuple[int, str, str | None] = _ANSWERED,
+    ) -> Ended:
+        """Run a job whose invocations end with the given exit statuses and build events."""
+        contents: list[object] = [probe]
+        for status, events in turns:
+            contents.append([status, "", _lines(events) if isinstance(events, list) else events])
+        (self.folder / "turns.json").write_text(json.dumps(contents), encoding="utf-8")
+        status = main([f"--bazel={self.folder / 'bazel'}", *arguments])
+        told = self.capsys.readouterr()
+        calls, questions = (
+            file.read_text(encoding="utf-8").splitlines() if (file := self.folder / name).exists() else []
+            for name in ("calls", "probe")
+        )
+        return Ended(status, told.out, told.err, calls, questions)
 
 
-def test_flags_and_targets_reach_bazel_as_they_are(bazel: Bazel, run: Run) -> None:
-    """If it fails, a CI job runs other tests than its command line names."""
-    arguments = ["--config=rbe_local", "//a:a", "--test_filter=a b", "--attempts=1", "--", "-//a:b"]
-    assert run((0, bazel.events([Target("//a:a")], 0, "SUCCESS")), arguments=arguments) == 0
-    (call,) = bazel.calls()
-    start = "test --config=ci --config=rbe_local"
-    assert re.fullmatch(f"{start} //a:a --test_filter=a b --build_event_json_file=\\S+ -- -//a:b", call)
-    (question,) = bazel.questions()
-    assert question.startswith(f"{start} --test_filter=a b --remote_timeout=")
-    assert "//a" not in question
+@pytest.fixture
+def job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Job:
+    """A job whose Bazel has no turns."""
+    folder = tmp_path / "bazel"
+    folder.mkdir()
+    (folder / "bazel").write_text(_BAZEL, encoding="utf-8")
+    (folder / "bazel").chmod(0o755)
+    monkeypatch.setenv("BUILD_WORKSPACE_DIRECTORY", str(folder))
+    # pytest's own folder must stay clean; a job of Bazel has the folder of its call here.
+    monkeypatch.setenv("BUILD_WORKING_DIRECTORY", str(folder))
+    return Job(folder, capsys)
 
 
 @pytest.mark.parametrize(
-    ("given", "is_all"),
+    ("status", "name", "targets", "expected", "said"),
     [
-        (["//a"], False),
-        (["-k", "--config=x"], True),
-        ([], True),
-        (["--"], True),
-        (["-k", "--"], True),
-        (["--", "-//a"], False),
+        (0, "SUCCESS", [GOOD], 0, "green: every selected test has passed"),
+        # The status is Bazel's.
+        (3, "TESTS_FAILED", [GOOD, Target("//a:b", [PASSED, FAILED], "FAILED")], 3, "Bazel says TESTS_FAILED"),
+        (3, "TESTS_FAILED", [Target("//a:a", [], "TIMEOUT", has_xml=False)], 3, "Bazel says TESTS_FAILED"),
+        (1, "BUILD_FAILURE", [], 1, "Bazel says BUILD_FAILURE"),
+        (2, "COMMAND_LINE_ERROR", [], 2, "Bazel says COMMAND_LINE_ERROR"),
+        (4, "NO_TESTS_FOUND", [], 4, "Bazel says NO_TESTS_FOUND"),
+        (8, "INTERRUPTED", [GOOD], 8, "Bazel says INTERRUPTED"),
+        # Without results a job is not green.
+        (0, "SUCCESS", [GOOD, Target("//a:b", [SKIPPED])], 1, "1 target(s) ran no case"),
+        (0, "SUCCESS", [Target("//a:a", [])], 1, "1 target(s) ran no case"),
+        (
+            0,
+            "SUCCESS",
+            [Target("//a:a", has_xml=False)],
+            1,
+            "the results of 1 target(s) cannot be read on this machine",
+        ),
+        (0, "SUCCESS", [], 1, "no test ran"),
+        (0, "SUCCESS", [Target("//a:a", status="NO_STATUS")], 1, "1 target(s) did not pass, although Bazel's exit"),
+        # A failed test, and an executor that has done nothing in this job, are not tried again.
+        (34, "REMOTE_ERROR", [Target("//a:a", [FAILED], "FAILED")], 34, "the remote executor failed"),
+        (34, "REMOTE_ERROR", [LOST], 34, "the remote executor failed"),
+        (34, "REMOTE_ERROR", [Target("//a:a", cached="local")], 34, "the remote executor failed"),
     ],
 )
-def test_without_a_target_all_are_tested(bazel: Bazel, run: Run, given: list[str], is_all: bool) -> None:
-    """If it fails, one target of a package becomes the whole repository, or the reverse."""
-    assert run((0, bazel.events([Target("//a:a")], 0, "SUCCESS")), arguments=given) == 0
-    assert bazel.calls()[0].endswith(" //...") is is_all
-
-
-@pytest.mark.parametrize(
-    ("status", "name", "targets"),
-    [
-        (3, "TESTS_FAILED", [Target("//a:a"), Target("//a:b", [PASSED, FAILED], "FAILED")]),
-        (3, "TESTS_FAILED", [Target("//a:a", [], "TIMEOUT", has_xml=False)]),
-        (1, "BUILD_FAILURE", []),
-        (2, "COMMAND_LINE_ERROR", []),
-        (4, "NO_TESTS_FOUND", []),
-        (8, "INTERRUPTED", [Target("//a:a")]),
-    ],
-)
-def test_the_exit_status_is_that_of_bazel(
-    bazel: Bazel, run: Run, capsys: pytest.CaptureFixture[str], status: int, name: str, targets: Sequence[Target]
+def test_a_job_ends_as_bazel_and_its_results_say(
+    job: Job, status: int, name: str, targets: Sequence[Target], expected: int, said: str
 ) -> None:
-    """If it fails, CI is green without tests."""
-    assert run((status, bazel.events(targets, status, name))) == status
-    assert _last_line(capsys) == f"ci: exit status {status}: Bazel says {name}"
-    assert len(bazel.calls()) == 1
+    """If it fails, CI is green without tests, red without a reason, or repeats a test until it passes."""
+    ended = job.run((status, job.events(status, name, *targets)))
+    assert (ended.status, len(ended.calls)) == (expected, 1)
+    assert ended.last.startswith(f"ci: exit status {expected}: {said}" if expected else f"ci: {said}")
 
 
 @pytest.mark.parametrize(
-    ("targets", "reason"),
+    ("given", "call"),
     [
-        ([Target("//a:a"), Target("//a:b", [SKIPPED])], "1 target(s) ran no case"),
-        ([Target("//a:a", [])], "1 target(s) ran no case"),
-        ([Target("//a:a", has_xml=False)], "the results of 1 target(s) cannot be read on this machine"),
-        ([], "no test ran"),
-        ([Target("//a:a", status="NO_STATUS")], "1 target(s) did not pass, although Bazel's exit status is 0"),
+        ([], r"EVENTS //\.\.\."),
+        (["//a"], "//a EVENTS"),
+        (["-k", "--config=x"], r"-k --config=x EVENTS //\.\.\."),
+        (["--"], r"EVENTS -- //\.\.\."),
+        (["-k", "--"], r"-k EVENTS -- //\.\.\."),
+        (["--", "-//a"], "EVENTS -- -//a"),
+        (["//a:a", "--test_filter=a b", "--attempts=1", "--", "-//a:b"], "//a:a --test_filter=a b EVENTS -- -//a:b"),
     ],
 )
-def test_a_job_without_results_is_not_green(
-    bazel: Bazel, run: Run, capsys: pytest.CaptureFixture[str], targets: Sequence[Target], reason: str
-) -> None:
-    """If it fails, a CI job in which nothing ran looks like one in which everything passed."""
-    assert run((0, bazel.events(targets, 0, "SUCCESS"))) == 1
-    assert _last_line(capsys) == f"ci: exit status 1: {reason}"
+def test_flags_and_targets_reach_bazel_as_they_are(job: Job, given: list[str], call: str) -> None:
+    """If it fails, a CI job runs other tests than its command line names, or the question asks about them."""
+    ended = job.run((0, job.events(0, "SUCCESS", GOOD)), arguments=given)
+    expected = call.replace("EVENTS", r"--build_event_json_file=\S+")
+    assert re.fullmatch(f"test --config=ci {expected}", ended.calls[0])
+    flags = "".join(f" {flag}" for flag in given if flag in ("-k", "--config=x", "--test_filter=a b"))
+    assert ended.questions[0].startswith(f"test --config=ci{flags} --remote_timeout=")
+    assert "//a" not in ended.questions[0]
 
 
-def test_a_job_ends_with_a_page_of_its_results(bazel: Bazel, run: Run, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_job_ends_with_a_page_of_its_results(job: Job) -> None:
     """If it fails, a red job is only a terminal page, which users cannot open, search or keep."""
-    events = bazel.events([Target("//a:a"), Target("//a:b", [PASSED, FAILED], "FAILED")], 3, "TESTS_FAILED")
-    assert run((3, events)) == 3
-    page = bazel.folder / "bazel-report.html"
-    assert f"page: {page} (" in capsys.readouterr().out
+    events = job.events(3, "TESTS_FAILED", GOOD, Target("//a:b", [PASSED, FAILED], "FAILED"))
+    page = job.folder / "bazel-report.html"
+    assert f"page: {page} (" in job.run((3, events)).out
     text = page.read_text(encoding="utf-8")
     assert "1 failed" in text
     assert "rank 1 raised ValueError" in text
 
 
 @pytest.mark.parametrize("status", [0, 37])
-def test_incomplete_events_are_not_green(
-    bazel: Bazel, run: Run, capsys: pytest.CaptureFixture[str], status: int
-) -> None:
+def test_incomplete_events_are_not_green(job: Job, status: int) -> None:
     """If it fails, a CI job whose Bazel was killed half way is green."""
-    assert run((status, bazel.events([Target("//a:a")], 0, "SUCCESS", is_complete=False))) == (status or 1)
-    assert _last_line(capsys).endswith("the build events are incomplete")
+    ended = job.run((status, job.events(0, "SUCCESS", GOOD, is_complete=False)))
+    assert ended.status == (status or 1)
+    assert ended.last.endswith("the build events are incomplete")
 
 
 @pytest.mark.parametrize(("status", "expected"), [(0, 1), (2, 2), (37, 37)])
 @pytest.mark.parametrize("events", [None, "", "what is this"])
 def test_without_events_there_is_an_error_and_no_summary(
-    run: Run, capsys: pytest.CaptureFixture[str], status: int, expected: int, events: str | None
+    job: Job, tmp_path: Path, status: int, expected: int, events: str | None
 ) -> None:
-    """If it fails, a Bazel that did not start has passed, or a wrong flag has the status of a failed build."""
-    assert run((status, events)) == expected
-    captured = capsys.readouterr()
-    assert captured.out.startswith(f"ci: exit status {expected}: ")
-    assert "no results" in captured.err
-
-
-def test_events_of_an_earlier_run_do_not_count(
-    bazel: Bazel, run: Run, capsys: pytest.CaptureFixture[str], tmp_path: Path
-) -> None:
-    """If it fails, the summary of a Bazel that did not start shows another run's results."""
+    """If it fails, a Bazel that did not start has passed, perhaps with the results of an earlier run."""
     kept = tmp_path / "kept.json"
-    kept.write_text(_text(bazel.events([Target("//a:old")], 0, "SUCCESS")) or "", encoding="utf-8")
-    assert run((2, None), arguments=[f"--events={kept}"]) == 2
-    assert capsys.readouterr().out.startswith("ci: exit status 2: Bazel ended with 2 and without build events")
+    kept.write_text(_lines(job.events(0, "SUCCESS", Target("//a:old"))), encoding="utf-8")
+    ended = job.run((status, events), arguments=[f"--events={kept}"])
+    assert ended.status == expected
+    assert ended.out.startswith(f"ci: exit status {expected}: Bazel ended with {status} and without build events")
+    assert "no results" in ended.err
 
 
-def test_failed_infrastructure_is_tried_again(bazel: Bazel, run: Run, capsys: pytest.CaptureFixture[str]) -> None:
-    """If it fails, an executor that restarts makes every CI job red."""
-    lost = (39, bazel.events([], 39, "REMOTE_CACHE_EVICTED"))
-    good = (0, bazel.events([Target("//a:a")], 0, "SUCCESS"))
-    assert run(lost, good) == 0
-    assert len(bazel.calls()) == 2
-    assert "remote outputs were lost; attempt 2 of 3" in capsys.readouterr().err
+def test_failed_infrastructure_is_tried_again(job: Job) -> None:
+    """If it fails, an executor that restarts makes every CI job red, or a job without an executor runs for ever."""
+    lost = (39, job.events(39, "REMOTE_CACHE_EVICTED"))
+    ended = job.run(lost, (0, job.events(0, "SUCCESS", GOOD)))
+    assert (ended.status, len(ended.calls)) == (0, 2)
+    assert "remote outputs were lost; attempt 2 of 3" in ended.err
+    gone = (34, job.events(34, "REMOTE_ERROR", GOOD, LOST))
+    ended = job.run(gone, gone, arguments=["--attempts=2"])
+    assert (ended.status, len(ended.calls)) == (34, 4)
+    assert ended.last.startswith("ci: exit status 34: the remote executor failed")
 
 
-def test_infrastructure_that_stays_away_is_an_error(bazel: Bazel, run: Run, capsys: pytest.CaptureFixture[str]) -> None:
-    """If it fails, a CI job without an executor runs for ever, or is green."""
-    lost = (34, bazel.events([Target("//a:a"), Target("//a:b", [], "NO_STATUS", has_xml=False)], 34, "REMOTE_ERROR"))
-    assert run(lost, lost, arguments=["--attempts=2"]) == 34
-    assert len(bazel.calls()) == 2
-    assert _last_line(capsys).startswith("ci: exit status 34: the remote executor failed")
-
-
-@pytest.mark.parametrize(
-    "targets",
-    [[Target("//a:a", [], "NO_STATUS", has_xml=False)], [Target("//a:a", cached="local")]],
-    ids=["nothing", "only what was there before"],
-)
-def test_an_executor_that_has_done_nothing_is_not_asked_again(
-    bazel: Bazel, run: Run, targets: Sequence[Target]
-) -> None:
-    """If it fails, a pool that refuses every action makes the CI job take three times as long."""
-    assert run((34, bazel.events(targets, 34, "REMOTE_ERROR"))) == 34
-    assert len(bazel.calls()) == 1
-
-
-def _broken(**completed: object) -> dict[str, object]:
+def _broken(**completed: object) -> Event:
     return {"id": {"targetCompleted": {"label": "//a:b"}}, **completed}
 
 
@@ -321,13 +264,12 @@ def _broken(**completed: object) -> dict[str, object]:
     ],
 )
 def test_a_target_that_does_not_build_is_not_tried_again_unless_the_executor_has_broken_it(
-    bazel: Bazel, run: Run, event: dict[str, object], calls: int
+    job: Job, event: Event, calls: int
 ) -> None:
     """If it fails, a syntax error is built three times, or an executor that restarts makes the CI job red."""
-    lost = (39, [event, *bazel.events([], 39, "REMOTE_CACHE_EVICTED")])
-    good = (0, bazel.events([Target("//a:a")], 0, "SUCCESS"))
-    assert run(lost, good) == (39 if calls == 1 else 0)
-    assert len(bazel.calls()) == calls
+    lost = (39, [event, *job.events(39, "REMOTE_CACHE_EVICTED")])
+    ended = job.run(lost, (0, job.events(0, "SUCCESS", GOOD)))
+    assert (ended.status, len(ended.calls)) == (39 if calls == 1 else 0, calls)
 
 
 # Messages and events of Bazel 7.7 for an address where nothing answers.
@@ -339,7 +281,7 @@ _SILENCE = (
 )
 
 
-def _options(label: str, **values: str) -> dict[str, object]:
+def _options(label: str, **values: str) -> Event:
     options = [{"optionName": name, "optionValue": value} for name, value in values.items()]
     line = {"commandLineLabel": label, "sections": [{"chunkList": {}}, {"optionList": {"option": options}}]}
     return {"id": {"structuredCommandLine": {}}, "structuredCommandLine": line}
@@ -354,82 +296,45 @@ def _options(label: str, **values: str) -> dict[str, object]:
     ],
 )
 def test_an_executor_that_does_not_answer_is_an_error_before_the_job(
-    bazel: Bazel, run: Run, capsys: pytest.CaptureFixture[str], options: dict[str, str] | None, address: str
+    job: Job, options: dict[str, str] | None, address: str
 ) -> None:
     """If it fails, a CI job hangs for an hour at an address behind a firewall, and does not name it."""
     events = [_options("original", remote_executor="grpc://elsewhere"), _options("canonical", **(options or {}))]
-    probe = Probe(38, _SILENCE, _text(events) if options is not None else None)
-    assert run(probes=[probe]) == 34
-    assert bazel.calls() == []
-    captured = capsys.readouterr()
-    assert captured.out == "ci: exit status 34: attempt 1 was not started\n"
-    _, *lines = captured.err.splitlines()
+    ended = job.run(probe=(38, _SILENCE, _lines(events) if options is not None else None))
+    assert (ended.status, ended.calls) == (34, [])
+    assert ended.out == "ci: exit status 34: attempt 1 was not started\n"
+    _, *lines = ended.err.splitlines()
     assert len(lines) == 3
     why = "DEADLINE_EXCEEDED: deadline exceeded after 4.0s"
     assert lines[0] == f"ci: {address}: the remote executor cannot be used: {why}."
 
 
-def test_events_that_cannot_be_written_are_not_the_fault_of_an_executor_that_is_not_there(
-    bazel: Bazel, run: Run
-) -> None:
+def test_events_that_cannot_be_written_are_not_the_fault_of_an_executor_that_is_not_there(job: Job) -> None:
     """If it fails, a full disk is reported as a failed remote executor that does not exist."""
-    assert (
-        run((38, None), probes=[Probe(38, "ERROR: Unable to write all BEP events", _text([_options("canonical")]))])
-        == 38
-    )
-    assert len(bazel.calls()) == 1
+    probe = (38, "ERROR: Unable to write all BEP events", _lines([_options("canonical")]))
+    ended = job.run((38, None), probe=probe)
+    assert (ended.status, len(ended.calls)) == (38, 1)
 
 
-@pytest.fixture
-def stopped(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A signal stops the CI job while a process is being started."""
-    popen = subprocess.Popen
+@pytest.mark.parametrize("method", ["__init__", "wait"])
+def test_a_stop_ends_bazel(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, method: str) -> None:
+    """If it fails, a cancelled CI job waits for its Bazel, or starts one, or this process ignores later signals."""
+    original = getattr(subprocess.Popen, method)
 
-    def start(*arguments: Any, **options: Any) -> subprocess.Popen[bytes]:
+    def stopped(*arguments: Any, **options: Any) -> Any:
         os.kill(os.getpid(), signal.SIGTERM)
-        return popen(*arguments, **options)
+        return original(*arguments, **options)
 
-    monkeypatch.setattr(subprocess, "Popen", start)
-
-
-@pytest.mark.usefixtures("stopped")
-def test_a_stop_that_comes_before_bazel_ends_it(tmp_path: Path) -> None:
-    """If it fails, a cancelled CI job runs to its end on a machine that other jobs wait for."""
-    job = "import pathlib, time; time.sleep(10); pathlib.Path('ended').touch()"
-    assert run_bazel([sys.executable, "-c", job], tmp_path) == INTERRUPTED
-    assert list(tmp_path.iterdir()) == []
-
-
-def test_a_failed_test_is_not_tried_again_with_the_infrastructure(bazel: Bazel, run: Run) -> None:
-    """If it fails, a test that fails every other time is green on the second attempt."""
-    events = bazel.events([Target("//a:a", [FAILED], "FAILED")], 34, "REMOTE_ERROR")
-    assert run((34, events)) == 34
-    assert len(bazel.calls()) == 1
-
-
-def test_a_bazel_that_is_not_there_is_an_error(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    """If it fails, a wrong --bazel is a traceback."""
-    monkeypatch.setenv("BUILD_WORKSPACE_DIRECTORY", str(tmp_path))
-    assert main(["--bazel=/nowhere/bazel"]) == 1
-    assert "/nowhere/bazel cannot be started" in capsys.readouterr().err
-
-
-def test_a_stop_ends_a_bazel_that_runs(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """If it fails, a cancelled CI job waits for its Bazel, or this process ignores later signals."""
-
-    class Told(subprocess.Popen[bytes]):
-        """Bazel, in a CI job that gets SIGTERM while it waits."""
-
-        def wait(self, timeout: float | None = None) -> int:
-            """Send the signal, then wait."""
-            signal.raise_signal(signal.SIGTERM)
-            return super().wait(timeout)
-
-    monkeypatch.setattr(subprocess, "Popen", Told)
+    monkeypatch.setattr(subprocess.Popen, method, stopped)
     before = signal.getsignal(signal.SIGTERM)
-    job = "import pathlib, time; time.sleep(30); pathlib.Path('ended').touch()"
-    assert run_bazel([sys.executable, "-c", job], tmp_path) == INTERRUPTED
+    command = "import pathlib, time; time.sleep(30); pathlib.Path('ended').touch()"
+    assert run_bazel([sys.executable, "-c", command], tmp_path) == INTERRUPTED
     assert list(tmp_path.iterdir()) == []
     assert signal.getsignal(signal.SIGTERM) is before
+
+
+def test_a_bazel_that_is_not_there_is_an_error(job: Job) -> None:
+    """If it fails, a wrong --bazel is a traceback."""
+    ended = job.run(arguments=["--bazel=/nowhere/bazel"])
+    assert ended.status == 1
+    assert "/nowhere/bazel cannot be started" in ended.err

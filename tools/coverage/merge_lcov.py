@@ -16,20 +16,15 @@ from pathlib import Path
 
 @dataclass(slots=True)
 class Source:
-    """The coverage of one source file. Counts of several reports add up.
+    """The coverage of one source file. Counts of several reports add up."""
 
-    Attributes:
-        lines: Line number -> number of executions.
-        branches: Line, block and branch in LCOV's form -> number of times it was taken; None for a branch of a line
-            that was never reached.
-        functions: Name -> the rest of its record: its first line, and its last line if the report has it.
-        calls: Name -> number of calls.
-    """
-
-    lines: dict[int, int] = field(default_factory=dict)
+    lines: dict[int, int] = field(default_factory=dict)  # line number -> number of executions
+    # Line, block and branch in LCOV's form -> number of times it was taken; None for a branch of a line that was never
+    # reached.
     branches: dict[str, int | None] = field(default_factory=dict)
+    # Name -> the rest of its record: its first line, and its last line if the report has it.
     functions: dict[str, str] = field(default_factory=dict)
-    calls: dict[str, int] = field(default_factory=dict)
+    calls: dict[str, int] = field(default_factory=dict)  # name -> number of calls
 
     def add(self, kind: str, value: str) -> None:
         """Add a record. Totals are ignored, because they are counted again.

@@ -15,11 +15,7 @@ _ENTRY = re.compile(r"^(\*{0,2}[\w.]+): (.*)$")
 
 
 def split(docstring: str) -> tuple[str, dict[str, str]]:
-    """Split a docstring.
-
-    Returns:
-        The text before the first section, and the sections by name, all without their indentation.
-    """
+    """Return the text before the first section, and the sections by name, all without their indentation."""
     parts: dict[str, list[str]] = {"": []}
     current = parts[""]
     for line in inspect.cleandoc(docstring).splitlines():
@@ -50,15 +46,7 @@ def escaped(text: str) -> str:
 
 
 def markdown(docstring: str, *, without: Sequence[str] = ()) -> str:
-    """Return a docstring as Markdown.
-
-    Args:
-        docstring: The docstring in the source.
-        without: Sections to leave out.
-
-    Returns:
-        Paragraphs and lists, without a line break at the end.
-    """
+    """Return a docstring as paragraphs and lists of Markdown, without some of its sections."""
     text, sections = split(docstring)
     return "\n\n".join(_blocks(text, {name: body for name, body in sections.items() if name not in without}))
 

@@ -212,11 +212,7 @@ def used(name: str, text: str) -> set[str]:
 
 
 def variables(files: Mapping[str, str]) -> Iterator[str]:
-    """Yield the section about environment variables, from sources by their paths in the package.
-
-    Raises:
-        PageError: If a variable is used and has no note, has two from the same place, or has a note and is not used.
-    """
+    """Yield the section about environment variables, from sources by their paths in the package."""
     told: dict[str, list[Note]] = {who: [] for who in _SETTERS}
     needed: dict[str, str] = {}
     for name, text in files.items():
@@ -246,11 +242,7 @@ def variables(files: Mapping[str, str]) -> Iterator[str]:
 
 
 def exit_codes(sources: Mapping[str, str]) -> Iterator[str]:
-    """Yield the section about exit codes, from sources by the names of their modules.
-
-    Raises:
-        PageError: If a program does not tell its exit codes.
-    """
+    """Yield the section about exit codes, from sources by the names of their modules."""
     rows: dict[str, list[str]] = {}
     for name, text in sorted(sources.items(), key=lambda source: (source[0] not in _PROGRAMS, source[0])):
         told = re.search(r"^Exit status: (.+?)\.$", ast.get_docstring(ast.parse(text)) or "", re.DOTALL | re.MULTILINE)

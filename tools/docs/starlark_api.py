@@ -36,19 +36,12 @@ class ApiError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """A Starlark file.
+    """A Starlark file."""
 
-    Attributes:
-        label: Its label in this repository.
-        tree: Its syntax tree.
-        values: Top-level name -> its value in the syntax tree.
-        loaded: Loaded name -> the file's label and the name there.
-    """
-
-    label: str
-    tree: ast.Module
-    values: dict[str, ast.expr | ast.FunctionDef]
-    loaded: dict[str, tuple[str, str]]
+    label: str  # its label in this repository
+    tree: ast.Module  # its syntax tree
+    values: dict[str, ast.expr | ast.FunctionDef]  # Top-level name -> its value in the syntax tree
+    loaded: dict[str, tuple[str, str]]  # loaded name -> the file's label and the name there
 
 
 def read_source(label: str) -> Source:

@@ -15,11 +15,7 @@ _HEADING = re.compile(r"^#+ (.+)$", re.MULTILINE)
 
 
 def broken_links(pages: Iterable[str]) -> list[str]:
-    """Return the broken links, in words.
-
-    Args:
-        pages: Markdown files, as paths relative to the current directory.
-    """
+    """Return the broken links of Markdown files, in words; their paths are relative to the current directory."""
     return [
         f"{page}: the link to {target} is broken"
         for page in pages

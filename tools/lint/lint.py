@@ -61,11 +61,7 @@ _IMPORT_LINTER = "from importlinter.cli import lint_imports_command; lint_import
 
 
 def main() -> int:
-    """Run the checks.
-
-    Returns:
-        0 if no check fails.
-    """
+    """Run the checks; return 0 if no check fails."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--fix", action="store_true", help="make the repairs that the tools can make")
     fix = parser.parse_args().fix

@@ -17,17 +17,11 @@ _CORE = Path("dist_testing", "core")
 
 @dataclass(frozen=True)
 class _Mentions:
-    """What names an add-on in the code of the core.
+    """What names an add-on in the code of the core."""
 
-    Attributes:
-        words: Pattern of an identifier, or of a string without blanks.
-        files: In how many files of the core it may be.
-        why: Why it is there.
-    """
-
-    words: str
-    files: int
-    why: str
+    words: str  # pattern of an identifier, or of a string without blanks
+    files: int  # in how many files of the core it may be
+    why: str  # why it is there
 
 
 _ALLOWED = {

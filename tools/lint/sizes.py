@@ -21,12 +21,7 @@ _SLACK = 1.05
 
 
 def wrong_sizes(root: Path, *, fix: bool = False) -> list[str]:
-    """Return a complaint for each number of the budget that does not fit, in two lines.
-
-    Args:
-        root: The repository.
-        fix: Whether to write the budget anew instead.
-    """
+    """Return a complaint for each number of the budget that does not fit; with `fix`, write the budget anew."""
     found = sizes(root)
     if fix:
         (root / BUDGET).write_text(json.dumps(found, indent=2) + "\n", encoding="utf-8")

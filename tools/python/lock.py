@@ -52,11 +52,7 @@ class LockError(Exception):
 
 
 def find_uv() -> str:
-    """Return the path of `uv`.
-
-    Raises:
-        LockError: If it is not installed.
-    """
+    """Return the path of `uv`."""
     found = shutil.which("uv") or shutil.which("uv", path=str(Path(sys.executable).parent))
     if not found:
         raise LockError(
@@ -89,9 +85,6 @@ def add_digests(lock: str, digests: str) -> str:
     Args:
         lock: Text of the lock file.
         digests: Lines of `<sha256>  <wheel file name>`.
-
-    Raises:
-        LockError: If no pin has the version of a listed wheel.
     """
     missing: dict[str, set[str]] = {}
     for line in digests.splitlines():
@@ -115,11 +108,7 @@ def add_digests(lock: str, digests: str) -> str:
 
 
 def make_lock(uv: str, name: str, *, upgrade: bool) -> None:
-    """Resolve `<name>.in` into `<name>.txt`, which is replaced in one step.
-
-    Raises:
-        LockError: If the resolver fails; its message is part of the text.
-    """
+    """Resolve `<name>.in` into `<name>.txt`, which is replaced in one step."""
     target = ROOT / f"{name}.txt"
     with tempfile.TemporaryDirectory(dir=ROOT) as folder:
         draft = Path(folder) / target.name

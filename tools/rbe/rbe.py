@@ -17,9 +17,7 @@ if not any(Path(entry, "debian_prefix").is_dir() for entry in sys.path):
     sys.path.append(str(LIBRARY / "tools" / "debian_prefix"))
 
 from debian_prefix.errors import InstallError  # noqa: E402 - after the path is complete
-from local_cluster.errors import ClusterError  # noqa: E402
 from local_cluster.own_packages import bring_packages  # noqa: E402
-from local_cluster.places import cache_root  # noqa: E402
 
 
 def main() -> int:
@@ -31,8 +29,8 @@ def main() -> int:
         )
         return 0
     try:
-        bring_packages(LIBRARY, cache_root())
-    except (ClusterError, InstallError) as error:
+        bring_packages(LIBRARY)
+    except InstallError as error:
         sys.stderr.write(f"rbe: error: {error}\n")
         return 1
     # It imports what has just been installed.

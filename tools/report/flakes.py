@@ -17,7 +17,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 try:
-    from bazel_process import run_bazel, usual_bazel
+    from bazel_process import number_up_to, run_bazel, usual_bazel
 
     from dist_testing.core.ground.errors import ReportError
     from dist_testing.report.flakes import Flake, Vote, flake_lines, measured, votes
@@ -75,14 +75,10 @@ def _run(options: argparse.Namespace, bazel: str, given: Sequence[str], workspac
         found += votes(report, same_inputs=True)
         done += count
         rates = measured(found)
-        if rates and not any(_is_open(flake, options.rate) for flake in rates):
+        # More runs tell more about a case without a failure and without a claim.
+        if rates and not any(one.label == "no failure" and one.more_runs(options.rate) > 0 for one in rates):
             break
     return _tell(measured(found), done, options.rate)
-
-
-def _is_open(flake: Flake, rate: float) -> bool:
-    """Return whether more runs would tell more: there is no failure yet, and no claim either."""
-    return flake.label == "no failure" and flake.more_runs(rate) > 0
 
 
 def _tell(rates: Sequence[Flake], done: int, rate: float) -> int:
@@ -100,12 +96,6 @@ def _tell(rates: Sequence[Flake], done: int, rate: float) -> int:
     return 1 if failed else 0
 
 
-def _count(text: str) -> int:
-    if not text.isdecimal() or not 1 <= int(text) <= 1_000_000:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a number from 1 to 1000000")
-    return int(text)
-
-
 def _rate(text: str) -> float:
     try:
         value = float(text.removesuffix("%")) / (100 if text.endswith("%") else 1)
@@ -120,10 +110,16 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="flakes", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
     )
-    parser.add_argument("--runs", type=_count, default=400, metavar="N", help="runs at most (default: 400)")
+    parser.add_argument(
+        "--runs", type=number_up_to(1_000_000), default=400, metavar="N", help="runs at most (default: 400)"
+    )
     parser.add_argument("--rate", type=_rate, default=0.01, metavar="R", help="the rate to claim (default: 1%%)")
     parser.add_argument(
-        "--batch", type=_count, default=100, metavar="N", help="runs of one invocation of Bazel (default: 100)"
+        "--batch",
+        type=number_up_to(1_000_000),
+        default=100,
+        metavar="N",
+        help="runs of one invocation of Bazel (default: 100)",
     )
     parser.add_argument("--bazel", metavar="PROGRAM", help="default: ./bazelw, else bazel")
     return parser

@@ -17,9 +17,6 @@ def read_results(paths: Sequence[Path]) -> Report:
 
     Args:
         paths: As for `gather`, relative to the user's folder; empty for bazel-testlogs of the workspace.
-
-    Raises:
-        ReportError: If a path cannot be read or is incomplete, or there are no results.
     """
     # `bazel run` starts programs in another folder.
     if directory := os.environ.get("BUILD_WORKING_DIRECTORY"):

@@ -40,11 +40,7 @@ def merged(old: Timings, new: Mapping[str, Mapping[str, float]]) -> Timings:
 
 
 def write_timings(path: Path, timings: Timings) -> None:
-    """Write the file, sorted, so that its diff in a review shows what became slower.
-
-    Raises:
-        ReportError: If the file cannot be written.
-    """
+    """Write the file, sorted, so that its diff in a review shows what became slower."""
     rounded = {
         target: {case: round(seconds, 3) for case, seconds in sorted(cases.items())}
         for target, cases in sorted(timings.items())
@@ -61,11 +57,7 @@ def write_timings(path: Path, timings: Timings) -> None:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Write the file.
-
-    Returns:
-        0 if it was written, else 1.
-    """
+    """Write the file; return 0 if it was written, else 1."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, required=True, metavar="FILE", help="the file to write or update")
     parser.add_argument("--anew", action="store_true", help="drop the timings that the file has")

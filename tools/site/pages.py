@@ -31,15 +31,10 @@ def places(files: Iterable[str]) -> dict[str, str]:
 
 
 def page_text(root: Path, page: str, where: Mapping[str, str], repository: str) -> str:
-    """Return a page with its links as the site needs them.
+    """Return a page with its links as the site needs them: `where` is the result of `places`.
 
-    A link to a file that is no page of the site leads to the repository. A link to nothing stays, and fails the build.
-
-    Args:
-        root: The repository.
-        page: Path of the page in it.
-        where: Result of `places`.
-        repository: Its address in the browser.
+    A link to a file that is no page of the site leads to the repository's address in the browser. A link to nothing
+    stays, and fails the build.
     """
 
     def link(found: re.Match[str]) -> str:
@@ -57,11 +52,7 @@ def page_text(root: Path, page: str, where: Mapping[str, str], repository: str) 
 
 
 def navigation(contents: str) -> Navigation:
-    """Return the groups and pages of the contents in their order, as MkDocs' `nav`.
-
-    Args:
-        contents: Text of the page `CONTENTS`.
-    """
+    """Return the groups and pages of the text of the page `CONTENTS` in their order, as MkDocs' `nav`."""
     found: Navigation = [{"Overview": _PLACES["README.md"]}, {"Contents": _PLACES[CONTENTS]}]
     for match in _GROUP_OR_LINK.finditer(contents):
         if match["group"]:

@@ -8,21 +8,63 @@ jobs must run every test, except `manual` ones. Nothing is built or run.
 from __future__ import annotations
 
 import argparse
+import difflib
 import json
 import os
+import re
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 try:
     from build_events import EventsError, is_whole, read_events
-    from tag_table import TagTable
 except ModuleNotFoundError as missing:
     sys.exit(f"tags: {missing}. Run it by Bazel: bazel run @dist_testing//tools/tags")
+
+# Bazel's own (bazel.build/reference/be/common-definitions#common.tags). `<n>` stands for a number, `<word>` for any
+# text without a colon.
+BAZEL = (
+    "block-network",
+    "cpu:<n>",
+    "exclusive",
+    "exclusive-if-local",
+    "external",
+    "local",
+    "manual",
+    "no-cache",
+    "no-remote",
+    "no-remote-cache",
+    "no-remote-cache-upload",
+    "no-remote-exec",
+    "no-sandbox",
+    "requires-fakeroot",
+    "requires-network",
+    "resources:<word>:<n>",
+    # Set by rules_python on every target: the rule was loaded, and is not the built-in one.
+    "__PYTHON_RULES_MIGRATION_DO_NOT_USE_WILL_BREAK__",
+)
+
+# Set by dist_py_test; docs/selection.md explains them.
+OURS = (
+    "backend:<word>",
+    "dist",
+    "gpu",
+    "gpu_arch:<word>",
+    "gpus:<n>",
+    "gpus_ge_<n>",
+    "multi_gpu",
+    "nodes:<n>",
+    "requires-gpu-<word>",
+    "requires-gpu-<word>:<n>",
+    "requires-netns",
+    "world_size:<n>",
+)
+
+_PLACEHOLDERS = {"<n>": "[0-9]+", "<word>": "[^:]+"}
 
 # Prefix of the properties of the action that runs a test. A property without it also applies to the other actions.
 _TEST_GROUP = "test."
@@ -38,17 +80,11 @@ class ToolError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """A test.
+    """A test."""
 
-    Attributes:
-        label: Its label.
-        tags: Its tags.
-        exec_properties: Names of its properties for remote executors.
-    """
-
-    label: str
-    tags: tuple[str, ...]
-    exec_properties: tuple[str, ...]
+    label: str  # its label
+    tags: tuple[str, ...]  # its tags
+    exec_properties: tuple[str, ...]  # names of its properties for remote executors
 
 
 def read_targets(text: str) -> list[Target]:
@@ -64,16 +100,30 @@ def read_targets(text: str) -> list[Target]:
     return sorted(targets, key=lambda target: target.label)
 
 
-def tag_problems(targets: Iterable[Target], table: TagTable) -> list[str]:
+def is_known(tag: str, documented: Iterable[str] = ()) -> bool:
+    """Return whether the tag as a whole has the form of Bazel's, of ours, or of one that a repository documents."""
+
+    def pattern(form: str) -> str:
+        return "".join(_PLACEHOLDERS.get(part, re.escape(part)) for part in re.split("(<n>|<word>)", form))
+
+    return any(re.fullmatch(pattern(form), tag) for form in (*BAZEL, *OURS, *documented))
+
+
+def tag_problems(targets: Iterable[Target], documented: Sequence[str] = ()) -> list[str]:
     """Return the problems of tags and properties; each text has three lines."""
+
+    def suggestion(tag: str) -> str:
+        near = difflib.get_close_matches(tag, (*BAZEL, *OURS, *documented), n=1, cutoff=0.7)
+        return f" Did you mean {near[0]!r}?" if near else ""
+
     problems = []
     for target in targets:
         problems += [
-            f"{target.label}: tag {tag!r} is not documented.{table.suggestion(tag)}\n"
+            f"{target.label}: tag {tag!r} is not documented.{suggestion(tag)}\n"
             "It may be a misspelt one; then a filter or a query finds nothing, or too much.\n"
             f"Correct it, or document it with --known={tag}."
             for tag in target.tags
-            if not table.knows(tag)
+            if not is_known(tag, documented)
         ]
         problems += [
             f"{target.label}: exec_properties has {name!r}.\n"
@@ -87,11 +137,7 @@ def tag_problems(targets: Iterable[Target], table: TagTable) -> list[str]:
 
 
 def runnable(events: Iterable[Mapping[str, Any]]) -> tuple[set[str], list[str]]:
-    """Read the build events of `bazel test --nobuild`.
-
-    Returns:
-        The tests that Bazel would run, and the targets whose analysis failed.
-    """
+    """Return the tests that `bazel test --nobuild` would run, and the targets that it cannot analyse, by its events."""
     would_run: set[str] = set()
     broken: list[str] = []
     for event in events:
@@ -117,67 +163,49 @@ def unreached_problems(targets: Iterable[Target], jobs: Mapping[str, set[str]]) 
     ]
 
 
-class Bazel:
-    """The Bazel of the workspace that is checked.
+# Runs a command of the Bazel of the workspace that is checked.
+Bazel = Callable[..., "subprocess.CompletedProcess[str]"]
 
-    Args:
-        program: The program to start.
-        workspace: The folder to start it in.
+
+def tests(bazel: Bazel, pattern: str) -> list[Target]:
+    """Return the tests of a pattern, including `manual` ones."""
+    query = f"tests({pattern})"
+    done = bazel("query", "--output=streamed_jsonproto", "--proto:output_rule_attrs=tags,exec_properties", query)
+    if done.returncode != 0:
+        raise ToolError(f"bazel query '{query}' failed:\n{done.stderr}")
+    return read_targets(done.stdout)
+
+
+def tests_of_job(bazel: Bazel, flags: str, pattern: str) -> set[str]:
+    """Return the tests that `bazel test <flags> <pattern>` would run.
+
+    Raises:
+        ToolError: If Bazel cannot tell.
+        EventsError: If its build events cannot be read.
     """
-
-    def __init__(self, program: str, workspace: Path) -> None:
-        self._program = program
-        self._workspace = workspace
-
-    def tests(self, pattern: str) -> list[Target]:
-        """Return the tests of a pattern, including `manual` ones."""
-        done = self._run(
-            "query",
-            "--output=streamed_jsonproto",
-            "--proto:output_rule_attrs=tags,exec_properties",
-            f"tests({pattern})",
+    with tempfile.TemporaryDirectory(prefix="tags.") as folder:
+        file = Path(folder, "events.json")
+        # Behind the flags: they may name such a file, too, and Bazel takes the last one.
+        options = ("--nobuild", "--keep_going", "--build_tests_only", *flags.split(), f"--build_event_json_file={file}")
+        done = bazel("test", *options, "--", pattern)
+        if done.returncode not in _NOBUILD_CODES or not file.exists():
+            raise ToolError(f"bazel test --nobuild {flags} failed:\n{done.stderr}")
+        events = read_events(file)
+    if not is_whole(events):
+        raise ToolError(
+            f"CI job '{flags}': the build events are incomplete; Bazel ended with {done.returncode}.\n"
+            "Bazel was killed, or could not write them; the disk may be full.\n"
+            "Read its messages, and check again:\n"
+            f"{done.stderr}"
         )
-        if done.returncode != 0:
-            raise ToolError(f"bazel query 'tests({pattern})' failed:\n{done.stderr}")
-        return read_targets(done.stdout)
-
-    def job(self, flags: str, pattern: str) -> set[str]:
-        """Return the tests that `bazel test <flags> <pattern>` would run."""
-        with tempfile.TemporaryDirectory(prefix="tags.") as folder:
-            file = Path(folder, "events.json")
-            done = self._run(
-                "test",
-                "--nobuild",
-                "--keep_going",
-                "--build_tests_only",
-                *flags.split(),
-                # Behind the flags: they may name such a file, too, and Bazel takes the last one.
-                f"--build_event_json_file={file}",
-                "--",
-                pattern,
-            )
-            if done.returncode not in _NOBUILD_CODES or not file.exists():
-                raise ToolError(f"bazel test --nobuild {flags} failed:\n{done.stderr}")
-            events = read_events(file)
-        if not is_whole(events):
-            raise ToolError(
-                f"CI job '{flags}': the build events are incomplete; Bazel ended with {done.returncode}.\n"
-                "Bazel was killed, or could not write them; the disk may be full.\n"
-                "Read its messages, and check again:\n"
-                f"{done.stderr}"
-            )
-        would_run, broken = runnable(events)
-        if broken:
-            raise ToolError(f"CI job '{flags}': {', '.join(broken)} cannot be analysed:\n{done.stderr}")
-        return would_run
-
-    def _run(self, *arguments: str) -> subprocess.CompletedProcess[str]:
-        return subprocess.run(
-            [self._program, *arguments], cwd=self._workspace, capture_output=True, text=True, check=False
-        )
+    would_run, broken = runnable(events)
+    if broken:
+        raise ToolError(f"CI job '{flags}': {', '.join(broken)} cannot be analysed:\n{done.stderr}")
+    return would_run
 
 
-def _arguments(arguments: Sequence[str] | None) -> argparse.Namespace:
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Print the problems of tags; return 0 if there are none, 1 if there are, 2 if Bazel could not answer."""
     parser = argparse.ArgumentParser(
         prog="tags", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -187,28 +215,20 @@ def _arguments(arguments: Sequence[str] | None) -> argparse.Namespace:
     )
     parser.add_argument("--job", action="append", default=[], metavar="FLAGS", help="the flags of one CI job")
     parser.add_argument("--pattern", default="//...", help="the tests to check (default: //...)")
-    return parser.parse_args(arguments)
-
-
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Check the tags, and print the problems.
-
-    Args:
-        arguments: The arguments; None: those of the command line.
-
-    Returns:
-        0 if there are no problems, 1 if there are, 2 if Bazel could not answer.
-    """
-    options = _arguments(arguments)
+    options = parser.parse_args(arguments)
     workspace = Path(os.environ.get("BUILD_WORKSPACE_DIRECTORY") or os.getcwd())
     own = workspace / "bazelw"
-    bazel = Bazel(options.bazel or (str(own) if own.exists() else "bazel"), workspace)
+    program = options.bazel or (str(own) if own.exists() else "bazel")
+
+    def bazel(*words: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run([program, *words], cwd=workspace, capture_output=True, text=True, check=False)
+
     try:
-        targets = bazel.tests(options.pattern)
+        targets = tests(bazel, options.pattern)
         if not targets:
             raise ToolError(f"{options.pattern} has no tests.\nSo there is nothing to check.\nCorrect --pattern.")
-        problems = tag_problems(targets, TagTable(options.known))
-        jobs = {flags: bazel.job(flags, options.pattern) for flags in options.job}
+        problems = tag_problems(targets, options.known)
+        jobs = {flags: tests_of_job(bazel, flags, options.pattern) for flags in options.job}
     except (OSError, EventsError, ToolError) as error:
         print(f"tags: {error}", file=sys.stderr)
         return 2

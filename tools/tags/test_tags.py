@@ -8,7 +8,6 @@ from pathlib import Path
 
 import pytest
 import tags
-from tag_table import TagTable
 
 
 def _rule(name: str, tag_list: list[str], **properties: str) -> str:
@@ -42,7 +41,7 @@ def _rule(name: str, tag_list: list[str], **properties: str) -> str:
 )
 def test_known_tags_are_told_from_others(tag: str, is_known: bool) -> None:
     """A tag must match a known form as a whole: otherwise a misspelt tag would pass."""
-    assert TagTable(["nightly", "team:<word>"]).knows(tag) is is_known
+    assert tags.is_known(tag, ["nightly", "team:<word>"]) is is_known
 
 
 def test_properties_of_every_action_are_reported() -> None:
@@ -51,7 +50,7 @@ def test_properties_of_every_action_are_reported() -> None:
     wrong = _rule("//a:wrong", ["dist"], Pool="gpu")
     other = _rule("//a:other", [], Pool="gpu")
     manual = _rule("//a:manual", ["dist", "manual"], Pool="gpu")
-    (problem,) = tags.tag_problems(tags.read_targets(f"{right}\n{wrong}\n{other}\n{manual}\n"), TagTable())
+    (problem,) = tags.tag_problems(tags.read_targets(f"{right}\n{wrong}\n{other}\n{manual}\n"))
     assert problem.startswith("//a:wrong: exec_properties has 'Pool'.\n")
 
 

@@ -96,15 +96,7 @@ def refusal(settings: Settings) -> InstallError | None:
 
 
 def install_debian(settings: Settings, lock: int) -> None:
-    """Build the prefix and its launcher `settings.debian`.
-
-    Args:
-        settings: This start of the bootstrap.
-        lock: Descriptor of the cache's lock.
-
-    Raises:
-        InstallError: If the prefix cannot be built. Nothing is left in the cache then.
-    """
+    """Build the prefix and its launcher `settings.debian`."""
     if (error := refusal(settings)) is not None:
         raise error
     require_free_space(settings.cache, NEEDED_BYTES)

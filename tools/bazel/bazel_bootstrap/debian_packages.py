@@ -33,11 +33,7 @@ _NOT_NEEDED = re.compile(
 
 
 def select_packages(settings: Settings, apt: PrivateApt) -> Selection:
-    """Return the first archive and suite that have a fitting Bazel. Downloads indexes only.
-
-    Raises:
-        InstallError: If there is none; it names the answer of every archive.
-    """
+    """Return the first archive and suite that have a fitting Bazel. Downloads indexes only."""
     try:
         return packages.select_packages(apt, PACKAGES, not_needed=_NOT_NEEDED, is_fitting=settings.is_fitting)
     except NotOfferedError as error:

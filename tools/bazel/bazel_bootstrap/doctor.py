@@ -25,15 +25,10 @@ _UNASKED = "unasked"
 
 @dataclass(frozen=True, slots=True)
 class PathBazel:
-    """A `bazel` or `bazelisk` on PATH.
+    """A `bazel` or `bazelisk` on PATH."""
 
-    Attributes:
-        version: The version that it reports; "" if it reports none.
-        path: Where it is.
-    """
-
-    version: str
-    path: Path
+    version: str  # the version that it reports; "" if it reports none
+    path: Path  # where it is
 
     @classmethod
     def parse(cls, text: str) -> PathBazel:
@@ -52,11 +47,7 @@ class _Finding:
 
 
 def report(settings: Settings, path_bazels: list[PathBazel]) -> bool:
-    """Print the findings on stdout. Installs nothing, and writes only below the system's /tmp.
-
-    Returns:
-        Whether this machine can have a Bazel.
-    """
+    """Print the findings, and return whether this machine can have a Bazel. Write only below the system's /tmp."""
     print(f"bazelw doctor: Bazel {settings.version} is pinned, {settings.fits_text} fits")
     machine = [
         _Finding("machine", f"{settings.system} on {settings.cpu}"),

@@ -40,11 +40,7 @@ class _Response(Protocol):
 
 
 def pinned_sum(tools: Path, file_name: str) -> str:
-    """Return the sha256 that release_sums.txt pins for a file of the release server.
-
-    Raises:
-        InstallError: If it pins none.
-    """
+    """Return the sha256 that release_sums.txt pins for a file of the release server."""
     sums = tools / "release_sums.txt"
     for line in sums.read_text(encoding="utf-8").splitlines():
         digest, _, name = line.partition("  ")

@@ -14,14 +14,6 @@ def point_at_libraries(
 ) -> None:
     """Make the programs and the JVM's libraries use the prefix's libc and no other.
 
-    Args:
-        prefix: Root of the unpacked packages.
-        libraries: Its directory of shared libraries.
-        loader: Its dynamic loader.
-        java_home: Its JVM.
-        patchelf: The program that changes them.
-        lock: Descriptor of the cache's lock.
-
     Raises:
         ProgramError: If a file cannot be changed.
     """
@@ -37,11 +29,8 @@ def point_at_libraries(
 def complete_jar_list(prefix: Path, listing: Path) -> None:
     """Rewrite Bazel's list of jars to paths in the prefix, with the jars that those need in turn.
 
-    Bazel loads the listed jars itself, so it does not follow a manifest's Class-Path.
-
-    Args:
-        prefix: Root of the unpacked packages.
-        listing: A file of absolute paths, one per line, as if the prefix were /.
+    The file has absolute paths, one per line, as if the prefix were /. Bazel loads the listed jars itself, so it does
+    not follow a manifest's Class-Path.
     """
     queue = listing.read_text(encoding="utf-8").split()
     jars: dict[Path, None] = {}

@@ -28,27 +28,16 @@ _RELEASE_PLATFORMS: Mapping[tuple[str, str], str] = types.MappingProxyType(
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """The settings of one start of the bootstrap.
+    """The settings of one start of the bootstrap."""
 
-    Attributes:
-        version: The pinned Bazel release, such as "7.7.1".
-        fits: Regular expression that the version of any Bazel must match.
-        fits_text: The same for people.
-        system: Output of `uname -s`.
-        cpu: Output of `uname -m`.
-        release: Path of a released Bazel in the cache.
-        debian: Path of the launcher of the Debian prefix in the cache.
-        tools: The directory of bootstrap.py.
-    """
-
-    version: str
-    fits: str
-    fits_text: str
-    system: str
-    cpu: str
-    release: Path
-    debian: Path
-    tools: Path
+    version: str  # the pinned Bazel release, such as "7.7.1"
+    fits: str  # regular expression that the version of any Bazel must match
+    fits_text: str  # the same for people
+    system: str  # output of `uname -s`
+    cpu: str  # output of `uname -m`
+    release: Path  # path of a released Bazel in the cache
+    debian: Path  # path of the launcher of the Debian prefix in the cache
+    tools: Path  # the directory of bootstrap.py
 
     @property
     def cache(self) -> Path:
@@ -57,11 +46,7 @@ class Settings:
 
     @property
     def release_url(self) -> str:
-        """Base address of the release server, without a slash at its end; may be empty.
-
-        Raises:
-            InstallError: If the variable does not hold an address.
-        """
+        """Base address of the release server, without a slash at its end; may be empty."""
         url = os.environ.get(RELEASE_URL_VARIABLE, _RELEASE_URL).rstrip("/")
         if url and not re.match(r"https?://[^/]", url):
             raise InstallError(
@@ -73,11 +58,7 @@ class Settings:
 
     @property
     def release_file(self) -> str:
-        """The file name of the release for this machine.
-
-        Raises:
-            InstallError: If there is no release for this kind of machine.
-        """
+        """The file name of the release for this machine."""
         platform = _RELEASE_PLATFORMS.get((self.system, self.cpu))
         if platform is not None:
             return f"bazel-{self.version}-{platform}"

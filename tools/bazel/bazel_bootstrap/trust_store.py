@@ -18,12 +18,9 @@ _JKS_MAGIC, _JKS_VERSION, _TRUSTED_CERTIFICATE = 0xFEEDFEED, 2, 2
 
 
 def java_key_store(bundle: str) -> bytes:
-    """Return the certificates of a PEM bundle as a Java key store (format JKS).
+    """Return the certificates of a PEM bundle as a Java key store (format JKS); other text in the bundle is ignored.
 
     Written here, because `keytool` takes one certificate per call and half a second for each.
-
-    Args:
-        bundle: PEM text; everything outside its certificates is ignored.
     """
     begin, end = ssl.PEM_HEADER, ssl.PEM_FOOTER
     certificates = [

@@ -28,17 +28,11 @@ BAZELW = TOOLS.parent.parent / "bazelw"
 
 @dataclass(frozen=True)
 class Machine:
-    """A user with an empty home on a machine that reaches no release server.
+    """A user with an empty home on a machine that reaches no release server."""
 
-    Attributes:
-        root: Everything the tests write.
-        env: The user's environment.
-        python: Version of the `python3` that the user has, such as "3.11".
-    """
-
-    root: Path
-    env: dict[str, str]
-    python: str
+    root: Path  # everything the tests write
+    env: dict[str, str]  # the user's environment
+    python: str  # version of the `python3` that the user has, such as "3.11"
 
     def bazelw(self, *arguments: str, cwd: Path | None = None, **env: str) -> subprocess.CompletedProcess[str]:
         """Run bazelw to its end."""
@@ -86,7 +80,9 @@ def machine() -> Iterator[Machine]:
     }
     env = {**kept, "PATH": _path_without_bazel(), "HOME": f"{root}/home", "USER": "someone"}
     env["BAZELW_RELEASE_URL"] = ""
-    machine = Machine(root, env, _python_version(env))
+    command = ["python3", "-c", "import sys; print('%d.%d' % sys.version_info[:2])"]
+    version = subprocess.run(command, env=env, capture_output=True, text=True, check=True).stdout.strip()
+    machine = Machine(root, env, version)
     try:
         doctor = machine.bazelw("doctor")
         if doctor.returncode != 0:
@@ -104,16 +100,11 @@ def machine() -> Iterator[Machine]:
         shutil.rmtree(root)
 
 
-def _python_version(env: dict[str, str]) -> str:
-    code = "import sys; print('%d.%d' % sys.version_info[:2])"
-    command = ["python3", "-c", code]
-    return subprocess.run(command, env=env, capture_output=True, text=True, check=True).stdout.strip()
-
-
 def _path_without_bazel() -> str:
-    directories = os.environ["PATH"].split(os.pathsep)
-    names = ("bazel", "bazelisk")
-    return os.pathsep.join(folder for folder in directories if not any(Path(folder, name).exists() for name in names))
+    folders = map(Path, os.environ["PATH"].split(os.pathsep))
+    return os.pathsep.join(
+        str(one) for one in folders if not any((one / name).exists() for name in ("bazel", "bazelisk"))
+    )
 
 
 def _kill_one_run(machine: Machine) -> None:

@@ -8,15 +8,8 @@ import signal
 from pathlib import Path
 
 import pytest
-from bazelw_testing import (
-    ReleaseServer,
-    Workspace,
-    end,
-)
+from bazelw_testing import ReleaseServer, Workspace, end
 from debian_prefix.apt_sources import archives
-
-MACHINE_FAULT = 36
-
 
 needs_apt_sources = pytest.mark.skipif(
     not archives(Path("/etc/apt")), reason="/etc/apt names no archive, so apt would not be started"
@@ -44,39 +37,28 @@ def test_an_unsupported_machine_is_named(workspace: Workspace, kernel: str, show
     """Otherwise a Bazel for another machine would be fetched and fail to start."""
     (workspace.bin / "uname").unlink()
     workspace.add_program("uname", f"#!/bin/sh\necho {kernel}\n")
-    result = workspace.run("info")
-    assert result.returncode == MACHINE_FAULT
-    assert f"there is no prebuilt Bazel for {shown}" in result.stderr
-    assert "Put a Bazel (7.4 up to 9.x) on PATH" in result.stderr
+    workspace.refused("info", f"there is no prebuilt Bazel for {shown}", "Put a Bazel (7.4 up to 9.x) on PATH")
 
 
 def test_an_old_python_is_named(workspace: Workspace) -> None:
     """Otherwise the user would see a syntax error."""
     script = 'if [ "$1" = --version ]; then echo Python 3.8.1; exit; fi; exit 1'
     workspace.add_program("python3", f"#!/bin/sh\n{script}\n")
-    result = workspace.run("info")
-    assert result.returncode == MACHINE_FAULT
-    assert "python3 is 'Python 3.8.1', and 3.11 or later is needed" in result.stderr
+    workspace.refused("info", "python3 is 'Python 3.8.1', and 3.11 or later is needed")
 
 
 def test_a_cache_that_cannot_be_written_is_named(workspace: Workspace, server: ReleaseServer) -> None:
     """Otherwise the user would see a traceback."""
     # Not even root can make directories there.
     workspace.env["XDG_CACHE_HOME"] = "/sys/dist_testing_cache"
-    result = workspace.run("info")
-    assert result.returncode == MACHINE_FAULT
-    assert "the cache cannot be written: '/sys/dist_testing_cache" in result.stderr
-    assert "set XDG_CACHE_HOME" in result.stderr
-    assert "Traceback" not in result.stderr
+    told = ("the cache cannot be written: '/sys/dist_testing_cache", "set XDG_CACHE_HOME")
+    assert "Traceback" not in workspace.refused("info", *told).stderr
 
 
 def test_a_cache_under_tmp_is_refused_for_debians_bazel(debian_workspace: Workspace) -> None:
     """Otherwise tests would fail in the sandbox, and the message would not name the cause."""
     debian_workspace.env["XDG_CACHE_HOME"] = "/tmp/bazelw-test-never-made"
-    result = debian_workspace.run("--version")
-    assert result.returncode == MACHINE_FAULT
-    assert "lies under /tmp" in result.stderr
-    assert "Bazel's sandbox has a /tmp of its own" in result.stderr
+    debian_workspace.refused("--version", "lies under /tmp", "Bazel's sandbox has a /tmp of its own")
     shutil.rmtree("/tmp/bazelw-test-never-made")
 
 
@@ -85,23 +67,20 @@ def test_a_missing_pip_is_named(debian_workspace: Workspace) -> None:
     script = (debian_workspace.bin / "python3").read_text().replace('"$@"', '-S "$@"')
     debian_workspace.add_program("python3", script)
     del debian_workspace.env["PYTHONPATH"]
-    result = debian_workspace.run("--version")
-    assert result.returncode == MACHINE_FAULT
-    assert "has no pip" in result.stderr
-    assert "python3-pip" in result.stderr
+    debian_workspace.refused("--version", "has no pip", "python3-pip")
 
 
 @needs_apt_sources
 def test_without_any_network_both_causes_are_named(debian_workspace: Workspace) -> None:
     """Otherwise the user would not know what to make reachable."""
     debian_workspace.env["BAZELW_RELEASE_URL"] = "http://127.0.0.1:1"
-    result = debian_workspace.run("--version")
-    assert result.returncode == MACHINE_FAULT
-    assert "http://127.0.0.1:1 is no help: [Errno 111] Connection refused" in result.stderr
-    assert "no archive in apt's configuration offers a fitting Bazel" in result.stderr
-    assert "forky: 'apt-get' ended with status 100:" in result.stderr
-    assert "E: Temporary failure resolving" in result.stderr
-    assert debian_workspace.leftovers() == []
+    debian_workspace.refused(
+        "--version",
+        "http://127.0.0.1:1 is no help: [Errno 111] Connection refused",
+        "no archive in apt's configuration offers a fitting Bazel",
+        "forky: 'apt-get' ended with status 100:",
+        "E: Temporary failure resolving",
+    )
 
 
 @needs_apt_sources

@@ -38,21 +38,17 @@ if [ "$1" = kill-self ]; then kill -TERM $$; fi
 exit 7
 """
 RELEASED_STATUS = 7
+# Bazel's code for a fault of the machine.
+MACHINE_FAULT = 36
 
 
 @dataclass
 class Workspace:
-    """A copy of the wrapper and the environment that it runs in.
+    """A copy of the wrapper and the environment that it runs in."""
 
-    Attributes:
-        root: The copy.
-        bin: The only directory on PATH.
-        env: All its environment variables.
-    """
-
-    root: Path
-    bin: Path
-    env: dict[str, str]
+    root: Path  # the copy
+    bin: Path  # the only directory on PATH
+    env: dict[str, str]  # all its environment variables
 
     @classmethod
     def create(cls, parent: Path) -> Workspace:
@@ -121,6 +117,16 @@ class Workspace:
             check=False,
         )
 
+    def refused(self, command: str, *parts: str, stdin: str = "") -> subprocess.CompletedProcess[str]:
+        """Run bazelw, which finds no Bazel, prints these parts to standard error, and leaves nothing."""
+        result = self.run(command, stdin=stdin)
+        assert (result.returncode, result.stdout) == (MACHINE_FAULT, "")
+        for part in parts:
+            assert part in result.stderr
+        assert not self.release.exists()
+        assert self.leftovers() in ([], ["path-bazels"])
+        return result
+
     def start(self, *arguments: str) -> subprocess.Popen[str]:
         """Start bazelw in a process group of its own."""
         return subprocess.Popen(
@@ -144,26 +150,16 @@ class Workspace:
 
 @dataclass
 class ReleaseServer:
-    """A release server. A test may set these attributes to change its answers.
+    """A release server. A test may set these attributes to change its answers."""
 
-    Attributes:
-        url: Its base address.
-        status: The status it answers with.
-        body: Content that it delivers.
-        length: The Content-Length it promises; None promises nothing.
-        paths: The paths that were asked for.
-        asked: Set when the first request has arrived.
-        may_answer: The answer is held back until this is set.
-        may_finish: The second half of the body is held back until this is set.
-    """
-
-    url: str
-    status: int = 200
-    body: bytes = RELEASED_BAZEL
-    length: int | None = len(RELEASED_BAZEL)
-    paths: list[str] = field(default_factory=list)
-    asked: threading.Event = field(default_factory=threading.Event)
-    may_answer: threading.Event = field(default_factory=threading.Event)
+    url: str  # its base address
+    status: int = 200  # the status it answers with
+    body: bytes = RELEASED_BAZEL  # content that it delivers
+    length: int | None = len(RELEASED_BAZEL)  # the Content-Length it promises; None promises nothing
+    paths: list[str] = field(default_factory=list)  # the paths that were asked for
+    asked: threading.Event = field(default_factory=threading.Event)  # set when the first request has arrived
+    may_answer: threading.Event = field(default_factory=threading.Event)  # the answer is held back until this is set
+    # The second half of the body is held back until this is set.
     may_finish: threading.Event = field(default_factory=threading.Event)
 
     @classmethod
@@ -218,11 +214,7 @@ def parent_outside_tmp() -> Path:
 
 
 def wait_for_line(process: subprocess.Popen[str], part: str) -> str:
-    """Return the next line on the process's standard error that contains `part`.
-
-    Raises:
-        AssertionError: If the process ends without such a line.
-    """
+    """Return the next line on the process's standard error that contains `part`."""
     assert process.stderr is not None
     seen = []
     while line := process.stderr.readline():

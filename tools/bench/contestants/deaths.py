@@ -23,17 +23,11 @@ _SETTLE_S = 0.3
 
 @dataclass(frozen=True, slots=True)
 class Scenario:
-    """The scenario that a case's name describes: `<kind>-<rank>-<peers>-<round>`.
+    """The scenario that a case's name describes: `<kind>-<rank>-<peers>-<round>`."""
 
-    Attributes:
-        kind: Kind of death; see `_DEATHS`.
-        rank: The rank that dies.
-        peers: What the other ranks do: "collective" or "asleep".
-    """
-
-    kind: str
-    rank: int
-    peers: str
+    kind: str  # kind of death; see `_DEATHS`
+    rank: int  # the rank that dies
+    peers: str  # what the other ranks do: "collective" or "asleep"
 
     @classmethod
     def named(cls, case: str) -> Scenario:

@@ -33,25 +33,14 @@ _CONTESTANT = "DIST_BENCH_CONTESTANT"
 
 @dataclass(frozen=True, slots=True)
 class Order:
-    """The order for a contestant.
+    """The order for a contestant."""
 
-    Attributes:
-        world_size: Ranks of every case.
-        cases: Names, in the order in which to run them; the case's body reads them, too.
-        folder: The folder for the measurements of the ranks.
-    """
-
-    world_size: int
-    cases: tuple[str, ...]
-    folder: Path
+    world_size: int  # ranks of every case
+    cases: tuple[str, ...]  # Names, in the order in which to run them; the case's body reads them, too
+    folder: Path  # the folder for the measurements of the ranks
 
     def to_env(self, listen_fd: int, tell_fd: int) -> dict[str, str]:
-        """Return the environment variables of the order.
-
-        Args:
-            listen_fd: Descriptor from which the contestant reads that its turn begins.
-            tell_fd: Descriptor to which it writes its messages.
-        """
+        """Return the environment variables of the order, with the descriptors to read turns from and to write to."""
         return {
             _WORLD_SIZE: str(self.world_size),
             _CASES: ",".join(self.cases),

@@ -30,7 +30,7 @@ GROUP_LIMIT_FACTOR = 1.5
 
 _CASE = "DIST_VERDICTS_CASE"
 _LIMIT = "DIST_VERDICTS_LIMIT"
-_BELL = "DIST_VERDICTS_BELL"
+_EVENTS = "DIST_VERDICTS_EVENTS"
 
 # Time between the last message of the peers and the fault, so that the peers have reached the end of the call in which
 # they wait, or have ended, as in a test that has run for a while. Nothing depends on its length. Seconds.
@@ -51,15 +51,9 @@ class _ProcessTest(Protocol):
     def addCleanup(self, function: Callable[..., Any], /, *args: Any) -> None: ...
 
 
-def order_env(case: Case, *, limit_s: int, bell: Path) -> dict[str, str]:
-    """Return the environment variables of a suite.
-
-    Args:
-        case: The case to run.
-        limit_s: Limit of a test, in seconds.
-        bell: A named pipe from which the program reads.
-    """
-    return {_CASE: case.key, _LIMIT: str(limit_s), _BELL: str(bell)}
+def order_env(case: Case, *, limit_s: int, events: Path) -> dict[str, str]:
+    """Return the environment variables of a suite: its case, the limit of a test in seconds, the file for messages."""
+    return {_CASE: case.key, _LIMIT: str(limit_s), _EVENTS: str(events)}
 
 
 @functools.cache
@@ -112,11 +106,11 @@ def run_next() -> None:
 
 
 def _tell(event: str, rank: int, pid: int | None = None) -> None:
-    """Report that something happens now. The program reads it at once."""
+    """Report that something happens now."""
     line = {"event": event, "rank": rank, "pid": os.getpid() if pid is None else pid, "at_s": time.monotonic()}
-    # Not buffered, and shorter than PIPE_BUF: the lines of several ranks do not mix.
-    with open(os.environ[_BELL], "wb", buffering=0) as bell:
-        bell.write(f"{json.dumps(line)}\n".encode())
+    # Not buffered: the lines of several ranks do not mix.
+    with open(os.environ[_EVENTS], "ab", buffering=0) as events:
+        events.write(f"{json.dumps(line)}\n".encode())
 
 
 def _raise(text: str = "planted") -> Callable[[int], None]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from verdict_table.cases import Case
@@ -13,25 +13,15 @@ from verdict_table.watch import Observed
 
 @dataclass(frozen=True, slots=True)
 class Dialect:
-    """The output format of one harness.
+    """The output format of one harness."""
 
-    Attributes:
-        name: Name of the harness.
-        summary: The line that it prints when all verdicts are known.
-        status: The line of a test's verdict: the test's name, any text, the verdict.
-        failure: The heading of a failed test, for a verdict that the ranks' output has damaged.
-        report: The start of the part that explains the failure; the log comes before it.
-        blame: The ranks that it names as the cause.
-        limit: Its words if only a limit has ended the test.
-    """
-
-    name: str
-    summary: re.Pattern[bytes]
-    status: re.Pattern[str]
-    failure: re.Pattern[str]
-    report: re.Pattern[str]
-    blame: re.Pattern[str]
-    limit: re.Pattern[str]
+    name: str  # name of the harness
+    summary: re.Pattern[bytes]  # the line that it prints when all verdicts are known
+    status: re.Pattern[str]  # the line of a test's verdict: the test's name, any text, the verdict
+    failure: re.Pattern[str]  # the heading of a failed test, for a verdict that the ranks' output has damaged
+    report: re.Pattern[str]  # the start of the part that explains the failure; the log comes before it
+    blame: re.Pattern[str]  # the ranks that it names as the cause
+    limit: re.Pattern[str]  # its words if only a limit has ended the test
 
 
 TORCH = Dialect(
@@ -59,33 +49,20 @@ _WORDS = {"ok": "passed", "error": "failed", "fail": "failed"}
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """A harness's result of a case.
+    """A harness's result of a case."""
 
-    Attributes:
-        verdict: "passed", "skipped", "failed", or "" if there was none.
-        next_verdict: Verdict of the next test of the class; "" if there was none.
-        seconds: From the fault to the printed summary, or from the signal to the runner's end; None if it never came.
-        at_limit: Whether only a limit ended the test.
-        exits: Whether the runner ended by itself.
-        blamed: The ranks that the report names as the cause.
-        told: The part of the output that describes the fault: "report", "log", or "" for none.
-        cleanups: Number of ranks that ran their clean-ups.
-        left: Process that was left -> number of such processes.
-        files: Names of temporary files that were left.
-        wrong: The wrong ones of "verdict", "message" and "left".
-    """
-
-    verdict: str
-    next_verdict: str
+    verdict: str  # "passed", "skipped", "failed", or "" if there was none
+    next_verdict: str  # verdict of the next test of the class; "" if there was none
+    # From the fault to the printed summary, or from the signal to the runner's end; None if it never came.
     seconds: float | None
-    at_limit: bool
-    exits: bool
-    blamed: tuple[int, ...]
-    told: str
-    cleanups: int
-    left: Mapping[str, int]
-    files: tuple[str, ...]
-    wrong: tuple[str, ...]
+    at_limit: bool  # whether only a limit ended the test
+    exits: bool  # whether the runner ended by itself
+    blamed: tuple[int, ...]  # the ranks that the report names as the cause
+    told: str  # the part of the output that describes the fault: "report", "log", or "" for none
+    cleanups: int  # number of ranks that ran their clean-ups
+    left: Mapping[str, int]  # process that was left -> number of such processes
+    files: Sequence[str]  # names of temporary files that were left
+    wrong: tuple[str, ...]  # the wrong ones of "verdict", "message" and "left"
 
     @property
     def is_right(self) -> bool:
@@ -98,11 +75,7 @@ class NothingHappenedError(Exception):
 
 
 def judge(case: Case, dialect: Dialect, observed: Observed) -> Finding:
-    """Judge a harness's result of a case.
-
-    Raises:
-        NothingHappenedError: If the ranks did not reach the fault, or the runner ended before its signal.
-    """
+    """Judge a harness's result of a case."""
     faults = [told["at_s"] for told in observed.told("fault")]
     from_s = observed.signalled_s if case.runner_signal else max(faults, default=None)
     if from_s is None or len(faults) < case.fault_count:

@@ -22,12 +22,7 @@ _PLURALS = {"grandchild": "grandchildren"}
 
 
 def page(findings: Mapping[Case, Mapping[str, Finding]], *, limit_s: int) -> str:
-    """Return the page of a full run.
-
-    Args:
-        findings: Case -> name of the harness -> its result.
-        limit_s: The limit of a test, in seconds.
-    """
+    """Return the page of a full run with this limit of a test: case -> name of the harness -> its result."""
     torch = metadata.version("torch").partition("+")[0]
     today = datetime.date.today().isoformat()
     names = list(dict.fromkeys(name for of_case in findings.values() for name in of_case))

@@ -43,17 +43,11 @@ _URI_LINE = re.compile(r"'[^']+' (?P<name>[^_ ]+)_(?P<version>[^_ ]+)_\S+ (?P<si
 
 @dataclass(frozen=True, slots=True)
 class Package:
-    """One package that apt would install.
+    """One package that apt would install."""
 
-    Attributes:
-        name: Its name.
-        version: Its full Debian version.
-        size_bytes: Size of the download.
-    """
-
-    name: str
-    version: str
-    size_bytes: int
+    name: str  # its name
+    version: str  # its full Debian version
+    size_bytes: int  # size of the download
 
 
 class PrivateApt:

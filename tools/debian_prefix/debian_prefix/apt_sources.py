@@ -20,15 +20,10 @@ _ONE_LINE = re.compile(r"deb\s+(?:\[(?P<options>[^]]*)]\s*)?(?P<uri>\S+)\s+(?P<r
 
 @dataclass(frozen=True, slots=True)
 class Archive:
-    """One archive of the machine's apt.
+    """One archive of the machine's apt."""
 
-    Attributes:
-        uri: As written in the file.
-        options: Further deb822 fields, such as ("signed-by", "/usr/share/keyrings/x.gpg").
-    """
-
-    uri: str
-    options: tuple[tuple[str, str], ...]
+    uri: str  # as written in the file
+    options: tuple[tuple[str, str], ...]  # further deb822 fields, such as ("signed-by", "/usr/share/keyrings/x.gpg")
 
     def stanza(self, suite: str) -> str:
         """Return the deb822 text that selects the packages of `suite` from this archive."""
@@ -45,13 +40,10 @@ class Archive:
 
 
 def archives(etc_apt: Path) -> list[Archive]:
-    """Return the archives that may hold Debian's suites, in the order of apt's files.
+    """Return the archives that may hold Debian's suites, in the order of the files of apt's directory.
 
-    Security archives (they hold no whole suite), archives without a component `main`, and media that
-    must be inserted are left out.
-
-    Args:
-        etc_apt: The directory of apt's configuration, normally /etc/apt.
+    Security archives (they hold no whole suite), archives without a component `main`, and media that must be inserted
+    are left out.
     """
     found: dict[str, Archive] = {}
     files = [etc_apt / "sources.list", *sorted((etc_apt / "sources.list.d").glob("*"))]

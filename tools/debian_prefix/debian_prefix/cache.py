@@ -1,22 +1,69 @@
-"""The cache directory: free space, its lock, and the leftovers of a killed run."""
+"""The cache directory: its place, free space, its lock, entries that are made once, and leftovers of a killed run."""
 
 from __future__ import annotations
 
 import fcntl
 import os
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 from debian_prefix.console import progress, say
-from debian_prefix.errors import DiskFullError, explained_os_errors
+from debian_prefix.errors import DiskFullError, InstallError, explained_os_errors
 
 # Suffix of an entry that is being written. Only the holder of the lock writes, so an entry with this
 # suffix that the holder finds is the leftover of a killed run.
 PARTIAL = ".partial"
 # The last file written into a Debian prefix, by rename: a prefix without it is unfinished.
 LAUNCHER = "bazel"
+# The last file written into an entry of `make_once`: an entry without it is unfinished.
+FINISHED = "finished"
+
+
+def user_cache(name: str) -> Path:
+    """Return a directory of this repository's programs in the user cache.
+
+    Raises:
+        InstallError: If no variable names the user cache.
+    """
+    # The rule is that a relative XDG_CACHE_HOME counts as unset.
+    for variable, below in (("XDG_CACHE_HOME", ""), ("HOME", ".cache")):
+        if os.environ.get(variable, "").startswith("/"):
+            return Path(os.environ[variable], below, "dist_testing", name)
+    raise InstallError(
+        "neither HOME nor XDG_CACHE_HOME is an absolute path.",
+        "The program keeps its files in the user cache.",
+        "Set HOME, or XDG_CACHE_HOME to a writable absolute path.",
+    )
+
+
+def make_once(folder: Path, needed_bytes: int, make: Callable[[Path, int], None]) -> None:
+    """Make a folder of the cache, unless a run has finished it.
+
+    Args:
+        folder: The folder, directly below the cache.
+        needed_bytes: Space that its making takes.
+        make: Fills the empty folder; called with it and with the descriptor of the cache's lock.
+
+    Raises:
+        InstallError: If the cache cannot be written; nothing is left of the folder if it or `make` fails.
+    """
+    if (folder / FINISHED).exists():
+        return
+    cache = folder.parent
+    with locked(cache) as lock, explained_os_errors(cache):
+        if (folder / FINISHED).exists():
+            return
+        shutil.rmtree(folder, ignore_errors=True)
+        require_free_space(cache, needed_bytes)
+        folder.mkdir()
+        try:
+            make(folder, lock)
+            (folder / FINISHED).touch()
+        finally:
+            if not (folder / FINISHED).exists():
+                shutil.rmtree(folder, ignore_errors=True)
 
 
 @contextmanager

@@ -21,6 +21,8 @@ class InstallError(Exception):
     def __init__(self, what: str, cause: str, way_out: str) -> None:
         super().__init__(f"{what}\n  {cause}\n  {way_out}")
         self.what = what
+        self.cause = cause
+        self.way_out = way_out
 
 
 class DiskFullError(InstallError):

@@ -13,8 +13,10 @@ from pathlib import Path
 
 from debian_prefix.apt import Package, PrivateApt
 from debian_prefix.apt_sources import Archive, archives
+from debian_prefix.cache import PARTIAL, make_once
 from debian_prefix.console import progress, say
-from debian_prefix.programs import ProgramError, run_pipe
+from debian_prefix.errors import InstallError
+from debian_prefix.programs import ProgramError, run_program
 
 APT_CONFIGURATION = Path("/etc/apt")
 # Suites that carry the packages, the preferred one first.
@@ -27,19 +29,12 @@ class NotOfferedError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Selection:
-    """The packages to unpack, and where they come from.
+    """The packages to unpack, and where they come from."""
 
-    Attributes:
-        archive: The archive, one of apt's own.
-        suite: Debian's suite, such as "forky".
-        version: Version of the main package there.
-        packages: What to download.
-    """
-
-    archive: Archive
-    suite: str
-    version: str
-    packages: tuple[Package, ...]
+    archive: Archive  # the archive, one of apt's own
+    suite: str  # debian's suite, such as "forky"
+    version: str  # version of the main package there
+    packages: tuple[Package, ...]  # what to download
 
 
 def missing_tools() -> list[str]:
@@ -52,6 +47,7 @@ def select_packages(
     names: Sequence[str],
     *,
     not_needed: re.Pattern[str],
+    suites: Sequence[str] = SUITES,
     is_fitting: Callable[[str], bool] = lambda _: True,
 ) -> Selection:
     """Return the first archive and suite with a fitting version. Downloads indexes only.
@@ -60,6 +56,7 @@ def select_packages(
         apt: Selects the archive and the suite.
         names: The packages to install, the main one first.
         not_needed: Matches the names of dependencies to leave out.
+        suites: Debian's suites to ask, the preferred one first.
         is_fitting: Whether a version of the main package can be used; default: every version.
 
     Raises:
@@ -67,7 +64,7 @@ def select_packages(
     """
     failures = []
     for archive in archives(APT_CONFIGURATION):
-        for suite in SUITES:
+        for suite in suites:
             try:
                 with progress(f"reading the package index of '{suite}'"):
                     apt.select(archive, suite)
@@ -110,8 +107,8 @@ def unpack(selection: Selection, apt: PrivateApt, prefix: Path, debs: Path, lock
 
     def unpack_one(file: Path) -> None:
         # `dpkg-deb --extract` would try to change owners, which root in a container may not do.
-        tar: list[str | Path] = ["tar", "--extract", "--no-same-owner", "--directory", prefix]
-        run_pipe(["dpkg-deb", "--fsys-tarfile", file], tar, lock=lock)
+        pipe = 'dpkg-deb --fsys-tarfile "$0" | tar --extract --no-same-owner --directory "$1"'
+        run_program(["bash", "-o", "pipefail", "-c", pipe, file, prefix], lock=lock)
         file.unlink()
 
     def measure_unpacking() -> str:
@@ -119,6 +116,54 @@ def unpack(selection: Selection, apt: PrivateApt, prefix: Path, debs: Path, lock
 
     with ThreadPoolExecutor(os.cpu_count()) as pool, progress("unpacking:", measure_unpacking):
         list(pool.map(unpack_one, files))
+
+
+def copy_packages(
+    prefix: Path,
+    title: str,
+    *,
+    needed_bytes: int,
+    select: Callable[[PrivateApt], Selection],
+    adapt: Callable[[Path, int], None],
+    other_way: str,
+) -> None:
+    """Make a private copy of packages, unless there is one.
+
+    Args:
+        prefix: Its folder, directly below a cache.
+        title: Its name for the user.
+        needed_bytes: More space than it needs, with the downloads.
+        select: Chooses the packages.
+        adapt: Adapts the unpacked packages to the prefix; called with it and with the descriptor of the cache's lock.
+        other_way: What the user can do if it cannot be made.
+
+    Raises:
+        InstallError: If it cannot be made.
+    """
+
+    def make(prefix: Path, lock: int) -> None:
+        if missing := missing_tools():
+            raise InstallError(
+                f"a private copy of {title} cannot be made: {', '.join(missing)} not found on PATH.",
+                "Where it is not installed, these programs make a copy of Debian's packages.",
+                other_way,
+            )
+        say(f"making a private copy of {title} in {prefix} (once; half a minute)")
+        work = prefix / f"work{PARTIAL}"
+        (work / "apt").mkdir(parents=True)
+        try:
+            apt = PrivateApt(work / "apt", lock)
+            unpack(select(apt), apt, prefix, work / "debs", lock)
+            adapt(prefix, lock)
+        except ProgramError as error:
+            raise InstallError(
+                f"making a private copy of {title} failed: {error}",
+                "The mirror may be unreachable, or Debian's packages have new versions.",
+                other_way,
+            ) from error
+        shutil.rmtree(work)
+
+    make_once(prefix, needed_bytes, make)
 
 
 def _size_bytes(directory: Path) -> int:

@@ -22,12 +22,7 @@ _SHOWN = 40
 
 
 def differences(library: Library, folder: Path, command: str) -> Iterator[str]:
-    """Say in what a repository differs from what this version needs.
-
-    Args:
-        library: This version.
-        folder: The repository.
-        command: How this program was started, for the ways out.
+    """Say in what a repository differs from what this version needs. The ways out name the command of this program.
 
     Raises:
         SetupError: If a file cannot be understood.

@@ -22,15 +22,7 @@ the reason why nothing was done; 2: wrong arguments.
 
 
 def main(arguments: Sequence[str] | None = None, program: Path | None = None) -> int:
-    """Run the command.
-
-    Args:
-        arguments: Those of the command line; None for the process's own.
-        program: A file in tools/init of the library; None for this one's.
-
-    Returns:
-        The exit status.
-    """
+    """Run the command, by default of this process's command line and this program's library; return the exit status."""
     parser = _parser()
     options = parser.parse_args(arguments)
     if options.check and options.update:

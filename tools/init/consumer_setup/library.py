@@ -33,11 +33,7 @@ def problem(what: str, cause: str, way_out: str) -> str:
 
 
 def read_text(path: Path) -> str:
-    """Return the text of a file.
-
-    Raises:
-        SetupError: If it cannot be read.
-    """
+    """Return the text of a file."""
     try:
         return path.read_bytes().decode("utf-8")
     except OSError as error:
@@ -52,30 +48,18 @@ def read_text(path: Path) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Library:
-    """This version.
+    """This version."""
 
-    Attributes:
-        clone: Its folder in the source tree, which `local_path_override` can name.
-        version: Its version.
-        flags: Text of dist_testing.bazelrc.
-        files: The files of a new repository: name to text.
-        commands: The commands that follow, one each.
-        bazel: The oldest and the newest Bazel, such as "7.4" and "8".
-    """
-
-    clone: Path
-    version: str
-    flags: str
-    files: Mapping[str, str]
-    commands: tuple[str, ...]
-    bazel: tuple[str, str]
+    clone: Path  # its folder in the source tree, which `local_path_override` can name
+    version: str  # its version
+    flags: str  # text of dist_testing.bazelrc
+    files: Mapping[str, str]  # the files of a new repository: name to text
+    commands: tuple[str, ...]  # the commands that follow, one each
+    bazel: tuple[str, str]  # the oldest and the newest Bazel, such as "7.4" and "8"
 
 
 def read_library(program: Path) -> Library:
-    """Read the library that a program of tools/init belongs to.
-
-    Args:
-        program: Path of a file in tools/init, links not followed.
+    """Read the library that a file in tools/init belongs to; links are not followed.
 
     Raises:
         SetupError: If a file is missing.

@@ -15,30 +15,19 @@ NAME = "MODULE.bazel"
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """A call, such as `pip.parse(hub_name = "pypi")`.
+    """A call, such as `pip.parse(hub_name = "pypi")`."""
 
-    Attributes:
-        name: The function, as it is written.
-        arguments: Its named arguments that are literals.
-        line: Number of its first line.
-    """
-
-    name: str
-    arguments: dict[str, Any]
-    line: int
+    name: str  # the function, as it is written
+    arguments: dict[str, Any]  # its named arguments that are literals
+    line: int  # number of its first line
 
 
 @dataclass(frozen=True, slots=True)
 class ModuleFile:
-    """What a MODULE.bazel file says.
+    """What a MODULE.bazel file says."""
 
-    Attributes:
-        calls: Its calls, in order.
-        variables: The names that it assigns.
-    """
-
-    calls: list[Call] = field(default_factory=list)
-    variables: set[str] = field(default_factory=set)
+    calls: list[Call] = field(default_factory=list)  # its calls, in order
+    variables: set[str] = field(default_factory=set)  # the names that it assigns
 
     def dependency(self, name: str) -> Call | None:
         """Return the `bazel_dep` of a module."""
@@ -60,11 +49,7 @@ class ModuleFile:
 
 
 def read_module_file(folder: Path) -> ModuleFile | None:
-    """Read the MODULE.bazel of a folder; None if it has none.
-
-    Raises:
-        SetupError: If it cannot be understood.
-    """
+    """Read the MODULE.bazel of a folder; None if it has none."""
     if not (folder / NAME).exists():
         return None
     text = read_text(folder / NAME)

@@ -23,10 +23,7 @@ _FILES_OF_A_HUB = ("BUILD.bazel", "requirements.in")
 def set_up(library: Library, folder: Path, *, update: bool) -> Iterator[str]:
     """Write the files of docs/consumers.md that a repository lacks, and yield what was done and what remains.
 
-    Args:
-        library: This version.
-        folder: The repository; it need not exist.
-        update: Whether a dist_testing.bazelrc with other contents is replaced.
+    The folder need not exist. With `update`, a dist_testing.bazelrc with other contents is replaced.
 
     Raises:
         SetupError: If the repository does not fit. Nothing was written.
@@ -90,11 +87,7 @@ def _texts(library: Library, folder: Path, module: ModuleFile, hub: str | None) 
 
 
 def _missing_statements(text: str, library: Library, folder: Path, module: ModuleFile, hub: str | None) -> str:
-    """Return the page's statements that a MODULE.bazel file lacks, with the names that it has.
-
-    Raises:
-        SetupError: If a name is taken.
-    """
+    """Return the page's statements that a MODULE.bazel file lacks, with the names that it has."""
     missing = ""
     for node, statement in statements(text):
         source = ast.unparse(node)

@@ -7,24 +7,18 @@ namespace of its own. The packages are therefore those of the machine's own Debi
 from __future__ import annotations
 
 import hashlib
-import os
 import platform
 import re
-import shutil
 import subprocess
+from dataclasses import replace
 from pathlib import Path
 
 from debian_prefix.apt import PrivateApt
-from debian_prefix.apt_sources import archives
-from debian_prefix.cache import PARTIAL, locked, require_free_space
-from debian_prefix.console import say
-from debian_prefix.errors import InstallError, explained_os_errors
-from debian_prefix.packages import APT_CONFIGURATION, Selection, missing_tools, unpack
-from debian_prefix.programs import ProgramError
+from debian_prefix.cache import FINISHED, user_cache
+from debian_prefix.errors import InstallError
+from debian_prefix.packages import NotOfferedError, Selection, copy_packages, select_packages
 
 _PACKAGES = ("slurmctld", "slurmd", "slurm-client", "slurm-wlm-basic-plugins", "openmpi-bin", "mpich")
-# The main package, whose presence in an archive decides.
-_MAIN = _PACKAGES[0]
 # Parts of a Debian system that the programs do not use, and packages that only set one up.
 _NOT_NEEDED = re.compile(
     r"adduser|base-|bash|coreutils|dash|debconf|debianutils|diffutils|dpkg|findutils|grep|gzip|hostname|init|libc6$|"
@@ -38,34 +32,17 @@ _LINKS = {
     "usr/sbin/slurmctld": "slurmctld-wlm",
     "usr/sbin/slurmstepd": "slurmstepd-wlm",
 }
-_FINISHED = "finished"
 # More than the packages need, with the downloads. Bytes.
 _NEEDED_BYTES = 300 * 10**6
-
-
-def cache_root() -> Path:
-    """Return the directory in the user cache.
-
-    Raises:
-        InstallError: If no variable names the user cache.
-    """
-    for variable, below in (("XDG_CACHE_HOME", ""), ("HOME", ".cache")):
-        if os.environ.get(variable, "").startswith("/"):
-            return Path(os.environ[variable], below, "dist_testing/nodes")
-    raise InstallError(
-        "neither HOME nor XDG_CACHE_HOME is an absolute path.",
-        "The copy of the launchers is kept in the user cache.",
-        "Set HOME.",
-    )
 
 
 def existing_copy() -> Path | None:
     """Return the copy, if it has been made; else None."""
     try:
-        prefix = _prefix(cache_root())
+        prefix = _prefix()
     except InstallError:
         return None
-    return prefix if (prefix / _FINISHED).exists() else None
+    return prefix if (prefix / FINISHED).exists() else None
 
 
 def make_copy() -> Path:
@@ -74,24 +51,21 @@ def make_copy() -> Path:
     Raises:
         InstallError: If it cannot be made.
     """
-    cache = cache_root()
-    prefix = _prefix(cache)
-    if not (prefix / _FINISHED).exists():
-        if missing := missing_tools():
-            raise InstallError(
-                f"{', '.join(missing)} not found on PATH.",
-                "The copy is made of Debian's packages, with these programs.",
-                "Use a machine with Debian; elsewhere the tests of these launchers are skipped.",
-            )
-        with locked(cache) as lock, explained_os_errors(cache):
-            if not (prefix / _FINISHED).exists():
-                _build(prefix, lock)
+    prefix = _prefix()
+    copy_packages(
+        prefix,
+        "the launchers",
+        needed_bytes=_NEEDED_BYTES,
+        select=_select,
+        adapt=_link,
+        other_way="Use a machine with Debian and a mirror; elsewhere the tests of these launchers are skipped.",
+    )
     return prefix
 
 
-def _prefix(cache: Path) -> Path:
+def _prefix() -> Path:
     recipe = hashlib.sha256(Path(__file__).read_bytes()).hexdigest()[:12]
-    return cache / f"launchers-{platform.machine()}-{_suite()}-{recipe}"
+    return user_cache("nodes") / f"launchers-{platform.machine()}-{_suite()}-{recipe}"
 
 
 def _suite() -> str:
@@ -103,52 +77,23 @@ def _suite() -> str:
     return release.get("VERSION_CODENAME", "none") if release.get("ID") == "debian" else "none"
 
 
-def _build(prefix: Path, lock: int) -> None:
-    shutil.rmtree(prefix, ignore_errors=True)
-    require_free_space(prefix.parent, _NEEDED_BYTES)
-    say(f"making a private copy of the launchers in {prefix} (once; half a minute)")
-    work = prefix / f"work{PARTIAL}"
-    try:
-        (work / "apt").mkdir(parents=True)
-        apt = PrivateApt(work / "apt", lock)
-        unpack(_select(apt), apt, prefix, work / "debs", lock)
-        for name, target in _LINKS.items():
-            if not (prefix / name).exists():
-                (prefix / name).symlink_to(target)
-        shutil.rmtree(work)
-        (prefix / _FINISHED).touch()
-    except ProgramError as error:
-        raise InstallError(
-            f"making a private copy of the launchers failed: {error}",
-            "The mirror may be unreachable, or Debian's packages have new versions.",
-            "Try again; without the copy the tests of these launchers are skipped.",
-        ) from error
-    finally:
-        if not (prefix / _FINISHED).exists():
-            shutil.rmtree(prefix, ignore_errors=True)
+def _link(prefix: Path, _lock: int) -> None:
+    for name, target in _LINKS.items():
+        if not (prefix / name).exists():
+            (prefix / name).symlink_to(target)
 
 
 def _select(apt: PrivateApt) -> Selection:
-    suite = _suite()
-    failures = []
-    for archive in archives(APT_CONFIGURATION):
-        try:
-            apt.select(archive, suite)
-            packages = apt.closure(*_PACKAGES)
-        except ProgramError as error:
-            failures.append(f"\n  - {archive.uri} {suite}: {error}")
-            continue
-        installed = _installed()
-        needed = [
-            package for package in packages if package.name not in installed and not _NOT_NEEDED.match(package.name)
-        ]
-        version = next(package.version for package in packages if package.name == _MAIN)
-        return Selection(archive, suite, version, tuple(needed))
-    raise InstallError(
-        f"no archive in apt's configuration offers {' and '.join(_PACKAGES)} for '{suite}'{''.join(failures)}",
-        "They are expected in Debian's own archive, and on Debian only.",
-        "Without the copy the tests of these launchers are skipped.",
-    )
+    try:
+        found = select_packages(apt, _PACKAGES, not_needed=_NOT_NEEDED, suites=[_suite()])
+    except NotOfferedError as error:
+        raise InstallError(
+            f"no archive in apt's configuration offers {' and '.join(_PACKAGES)} for '{_suite()}'{error}",
+            "They are expected in Debian's own archive, and on Debian only.",
+            "Without the copy the tests of these launchers are skipped.",
+        ) from error
+    installed = _installed()
+    return replace(found, packages=tuple(package for package in found.packages if package.name not in installed))
 
 
 def _installed() -> frozenset[str]:

@@ -8,15 +8,14 @@ import platform
 import sys
 import time
 from collections.abc import Sequence
-from pathlib import Path
 
 from debian_prefix.errors import InstallError
 
 from local_cluster import control, health, packages
 from local_cluster.cluster import end_cluster, find_cluster, start_cluster
 from local_cluster.errors import ClusterError
-from local_cluster.places import DEFAULT_NAME, ClusterFiles, cache_root, cluster_files
-from local_cluster.pools import FORM, parse_pools
+from local_cluster.places import DEFAULT_NAME, ClusterFiles, cluster_files
+from local_cluster.plan import FORM, parse_pools
 from local_cluster.status import status_lines
 
 # BuildGrid's own port, and the port of --config=rbe_local.
@@ -38,7 +37,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = _parser().parse_args(arguments)
     try:
         return _run(options)
-    except (ClusterError, InstallError) as error:
+    except InstallError as error:
         _say(f"error: {error}")
         return 1
     except KeyboardInterrupt:
@@ -74,19 +73,14 @@ def _run(options: argparse.Namespace) -> int:
 
 
 def _up(options: argparse.Namespace, files: ClusterFiles) -> int:
-    pools = parse_pools(options.pool or _DEFAULT_POOLS)
+    workers = parse_pools(options.pool or _DEFAULT_POOLS)
     started = time.monotonic()
-
-    def find_programs() -> tuple[Path, Path]:
-        cache = cache_root()
-        return packages.find_buildbox(cache), packages.find_postgres(cache)
-
     endpoint = start_cluster(
         files,
         name=options.name,
         port=options.port,
-        workers=tuple(worker for pool in pools for worker in pool.members()),
-        find_programs=find_programs,
+        workers=workers,
+        find_programs=lambda: (packages.find_buildbox(), packages.find_postgres()),
         tell=_say,
     )
     _say(f"ready after {time.monotonic() - started:.1f} s; the endpoint is")

@@ -19,8 +19,7 @@ from typing import Any
 from local_cluster import database, processes
 from local_cluster.errors import ClusterError
 from local_cluster.places import SCRATCH_PARENT, SCRATCH_PREFIX, ClusterFiles, Scratch, remove_files
-from local_cluster.plan import Plan, reserve_port
-from local_cluster.pools import Worker
+from local_cluster.plan import Plan, Worker, reserve_port
 from local_cluster.supervisor import DownError, Supervisor
 
 # `down` waits this long for the supervisor to end all parts. Then it ends them itself. Seconds.
@@ -80,11 +79,7 @@ def start_cluster(
 
 
 def find_cluster(files: ClusterFiles, name: str) -> Scratch:
-    """Return the endpoint of a running cluster.
-
-    Raises:
-        ClusterError: If it does not run.
-    """
+    """Return the endpoint of a running cluster."""
     state = _read_state(files)
     pidfd = _supervisor_pidfd(files, state)
     if pidfd is None:
@@ -99,11 +94,7 @@ def find_cluster(files: ClusterFiles, name: str) -> Scratch:
 
 
 def end_cluster(files: ClusterFiles, name: str, tell: Callable[[str], None]) -> None:
-    """End a cluster, or remove the leftovers of a killed one.
-
-    Raises:
-        ClusterError: If there is no such cluster, or a part of it cannot be ended.
-    """
+    """End a cluster, or remove the leftovers of a killed one."""
     state = _read_state(files)
     if not state:
         # Raises the error that there is no such cluster.
@@ -265,11 +256,7 @@ def _let_go_of_descriptors(log: Path, keep: tuple[int, ...]) -> None:
 
 
 def _lock_new(files: ClusterFiles, name: str) -> int:
-    """Return a descriptor that holds the lock of a cluster that does not run.
-
-    Raises:
-        ClusterError: If it runs, or the user cache cannot be written.
-    """
+    """Return a descriptor that holds the lock of a cluster that does not run."""
     lock = _lock(files)
     if lock is None:
         where = _read_state(files).get("endpoint", "an endpoint that is not known yet")
@@ -282,11 +269,7 @@ def _lock_new(files: ClusterFiles, name: str) -> int:
 
 
 def _lock(files: ClusterFiles) -> int | None:
-    """Return a descriptor that holds the cluster's lock; None if another process holds it.
-
-    Raises:
-        ClusterError: If the user cache cannot be written.
-    """
+    """Return a descriptor that holds the cluster's lock; None if another process holds it."""
     try:
         files.lock.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         descriptor = os.open(files.lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)

@@ -30,11 +30,7 @@ def listen(scratch: Scratch) -> socket.socket:
 
 
 def ask(scratch: Scratch, request: Mapping[str, Any]) -> Message:
-    """Send a request and return the answer.
-
-    Raises:
-        ClusterError: If the supervisor does not answer, or refuses; the text is then the supervisor's.
-    """
+    """Send a request and return the answer."""
     try:
         with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
             connection.settimeout(ANSWER_LIMIT_S)
@@ -59,15 +55,11 @@ def read(connection: socket.socket) -> Message:
         ValueError: If it is not a message.
         OSError: If the connection breaks.
     """
-    data = b""
-    while not data.endswith(b"\n"):
-        chunk = connection.recv(65536)
-        if not chunk:
-            raise ValueError("the connection ended in the middle of a message")
-        data += chunk
-        if len(data) > _MAX_BYTES:
-            raise ValueError(f"a message of more than {_MAX_BYTES} bytes")
-    message = json.loads(data)
+    with connection.makefile("rb") as stream:
+        line = stream.readline(_MAX_BYTES)
+    if not line.endswith(b"\n"):
+        raise ValueError(f"a message that ends too early, or is longer than {_MAX_BYTES} bytes")
+    message = json.loads(line)
     if not isinstance(message, dict):
         raise ValueError("a message that is not an object")
     return cast(Message, message)

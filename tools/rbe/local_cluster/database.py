@@ -7,7 +7,6 @@ import shutil
 import subprocess
 from collections.abc import Sequence
 from contextlib import closing, suppress
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -41,29 +40,6 @@ LEFT JOIN platform_properties AS property ON property.id = link.platform_id
 WHERE jobs.stage IN (%(queued)s, %(executing)s) AND NOT jobs.cancelled
 GROUP BY jobs.name ORDER BY jobs.queued_timestamp LIMIT %(limit)s
 """
-
-
-@dataclass(frozen=True, slots=True)
-class Job:
-    """An action that is queued or runs.
-
-    Attributes:
-        name: The server's name for it.
-        is_running: Whether a worker has it.
-        command: The command that it runs, shortened by the server.
-        worker: Name of the worker; "" while it is queued.
-        age_s: Time since it was queued, in seconds.
-        wanted: Properties that its worker must have.
-        tries: Number of workers that have received it.
-    """
-
-    name: str
-    is_running: bool
-    command: str
-    worker: str
-    age_s: float
-    wanted: tuple[tuple[str, str], ...]
-    tries: int
 
 
 def database_address(scratch: Scratch) -> str:
@@ -115,23 +91,27 @@ def worker_sessions(scratch: Scratch) -> dict[str, str]:
     return dict(rows)
 
 
-def open_jobs(scratch: Scratch) -> list[Job]:
-    """Return the jobs that are queued or run, the oldest first.
+def open_jobs(scratch: Scratch) -> list[dict[str, Any]]:
+    """Return the jobs that are queued or run, the oldest first, as `status` shows them.
+
+    `name` is the server's, `command` is shortened by the server, `worker` is "" for a queued one, `age_s` is the time
+    since it was queued, `wanted` has the properties that its worker must have, `tries` is the number of workers that
+    have received it.
 
     Raises:
         ClusterError: If the database does not answer.
     """
     rows = _ask_or_explain(scratch, _JOBS, queued=_QUEUED, executing=_EXECUTING, limit=MAX_JOBS_SHOWN)
     return [
-        Job(
-            name=name,
-            is_running=stage == _EXECUTING,
-            command=" ".join(str(command).split())[:120],
-            worker=worker or "",
-            age_s=float(age_s),
-            wanted=tuple(sorted((key, value) for key, value in wanted or ())),
-            tries=tries,
-        )
+        {
+            "name": name,
+            "is_running": stage == _EXECUTING,
+            "command": " ".join(str(command).split())[:120],
+            "worker": worker or "",
+            "age_s": float(age_s),
+            "wanted": dict(sorted(wanted or ())),
+            "tries": tries,
+        }
         for name, stage, command, worker, age_s, wanted, tries in rows
     ]
 

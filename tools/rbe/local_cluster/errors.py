@@ -2,18 +2,8 @@
 
 from __future__ import annotations
 
+from debian_prefix.errors import InstallError
 
-class ClusterError(Exception):
-    """A failure that the user reads as three lines: what, why, way out.
 
-    Args:
-        what: Subject and observed values.
-        cause: The likely cause.
-        way_out: What the user can do.
-    """
-
-    def __init__(self, what: str, cause: str, way_out: str) -> None:
-        super().__init__(f"{what}\n  {cause}\n  {way_out}")
-        self.what = what
-        self.cause = cause
-        self.way_out = way_out
+class ClusterError(InstallError):
+    """A failure of a cluster, of which the user reads the same three lines."""

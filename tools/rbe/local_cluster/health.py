@@ -29,11 +29,7 @@ _SHOWN_LINES = 40
 
 
 def wait_ready(running: Running, is_ready: Callable[[], bool], log: Path, limit_s: float = READY_LIMIT_S) -> None:
-    """Wait until a part is ready.
-
-    Raises:
-        ClusterError: If it ends before it is ready, or takes too long.
-    """
+    """Wait until a part is ready."""
     deadline = time.monotonic() + limit_s
     name = running.part.name
     while not is_ready():

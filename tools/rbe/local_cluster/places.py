@@ -18,6 +18,8 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
+from debian_prefix.cache import user_cache
+
 from local_cluster.errors import ClusterError
 
 DEFAULT_NAME = "local"
@@ -31,35 +33,11 @@ _SHORT_WAYS = "dist-*"
 _SHORT_WAY_LINK = "t"
 
 
-def cache_root() -> Path:
-    """Return the directory in the user cache.
-
-    Raises:
-        ClusterError: If no variable names the user cache.
-    """
-    # The rule is that a relative XDG_CACHE_HOME counts as unset.
-    given = os.environ.get("XDG_CACHE_HOME", "")
-    home = os.environ.get("HOME", "")
-    if given.startswith("/"):
-        return Path(given) / "dist_testing/rbe"
-    if home.startswith("/"):
-        return Path(home) / ".cache/dist_testing/rbe"
-    raise ClusterError(
-        f"neither HOME ('{home}') nor XDG_CACHE_HOME ('{given}') names a directory.",
-        "The cluster keeps its files in the user cache.",
-        "Set HOME, or XDG_CACHE_HOME to a writable absolute path.",
-    )
-
-
 @dataclass(frozen=True, slots=True)
 class ClusterFiles:
-    """The files of one cluster in the user cache.
+    """The files of one cluster in the user cache."""
 
-    Attributes:
-        root: Its directory.
-    """
-
-    root: Path
+    root: Path  # its directory
 
     @property
     def lock(self) -> Path:
@@ -99,13 +77,9 @@ class ClusterFiles:
 
 @dataclass(frozen=True, slots=True)
 class Scratch:
-    """The directory of sockets and the database.
+    """The directory of sockets and the database."""
 
-    Attributes:
-        root: A directory below /tmp, which only this user may enter.
-    """
-
-    root: Path
+    root: Path  # a directory below /tmp, which only this user may enter
 
     @property
     def control(self) -> Path:
@@ -132,6 +106,7 @@ def cluster_files(name: str) -> ClusterFiles:
 
     Raises:
         ClusterError: If the name is not allowed.
+        InstallError: If no variable names the user cache.
     """
     if not _NAME.fullmatch(name):
         raise ClusterError(
@@ -139,7 +114,7 @@ def cluster_files(name: str) -> ClusterFiles:
             "It becomes the name of a directory: up to 32 letters, digits, '-' and '_'.",
             "Choose another, or leave it out.",
         )
-    return ClusterFiles(cache_root() / "clusters" / name)
+    return ClusterFiles(user_cache("rbe") / "clusters" / name)
 
 
 def remove_files(files: ClusterFiles, scratch: Scratch | None) -> None:

@@ -36,10 +36,6 @@ def open_process(pid: int, opened: Path) -> int | None:
 
     A number and a start time are weaker: after a change of the clock or a restart of the machine, both may belong to
     another process.
-
-    Args:
-        pid: The number of the process.
-        opened: The file.
     """
     try:
         pidfd = os.pidfd_open(pid)
@@ -86,11 +82,7 @@ def of_worker(worker: str, candidates: Iterable[psutil.Process]) -> list[psutil.
 
 
 def kill_all(find: Callable[[], list[psutil.Process]]) -> None:
-    """Kill all processes that `find` finds, until it finds none: a process may start others before it is killed.
-
-    Raises:
-        ClusterError: If a process cannot be ended.
-    """
+    """Kill all processes that `find` finds, until it finds none: a process may start others before it is killed."""
     while processes := find():
         # When all of them are stopped, none can start another.
         for process in processes:

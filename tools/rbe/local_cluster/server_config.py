@@ -6,8 +6,7 @@ import json
 from collections.abc import Iterable
 from pathlib import Path
 
-from local_cluster.plan import HOST
-from local_cluster.pools import GPUS_KEY, OS_KEY, POOL_KEY, Worker
+from local_cluster.plan import GPUS_KEY, HOST, OS_KEY, POOL_KEY, Worker
 
 # Longest time between two messages of a worker, and the time after which it counts as dead. Seconds. A living worker on
 # a loaded machine must not count as dead.
@@ -88,14 +87,7 @@ def property_keys(workers: Iterable[Worker]) -> list[str]:
 
 
 def server_config(*, port: int, database: str, storage: Path, workers: Iterable[Worker]) -> str:
-    """Return the text of the configuration.
-
-    Args:
-        port: Its port, on the loopback address only.
-        database: SQLAlchemy's address of the database.
-        storage: Directory for inputs and outputs.
-        workers: The workers of the cluster.
-    """
+    """Return the text of the configuration: `database` is SQLAlchemy's address, `storage` is for inputs and outputs."""
     # YAML accepts JSON's strings and lists.
     return _TEXT.format(
         address=json.dumps(f"{HOST}:{port}"),

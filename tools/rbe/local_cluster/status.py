@@ -11,12 +11,7 @@ _EVENTS = 10
 
 
 def explain_wait(wanted: Mapping[str, str], workers: Sequence[Mapping[str, Any]]) -> str:
-    """Return why a queued job does not run.
-
-    Args:
-        wanted: Properties that its worker must have.
-        workers: The workers of the cluster, as the supervisor describes them.
-    """
+    """Return why a job does not run that wants these properties; the workers are as the supervisor describes them."""
     fitting = [worker for worker in workers if wanted.items() <= worker["properties"].items()]
     if not fitting:
         offered = "; ".join(dict.fromkeys(_properties(worker["properties"]) for worker in workers))
@@ -30,12 +25,7 @@ def explain_wait(wanted: Mapping[str, str], workers: Sequence[Mapping[str, Any]]
 
 
 def status_lines(status: Mapping[str, Any], now: float) -> Iterator[str]:
-    """Return the lines for people.
-
-    Args:
-        status: The supervisor's answer.
-        now: Wall-clock time, in seconds.
-    """
+    """Return the supervisor's answer as lines for people; `now` is the wall-clock time in seconds."""
     yield f"cluster {status['name']} at {status['endpoint']} (process {status['supervisor']}, logs in {status['logs']})"
     for part in status["parts"]:
         yield f"  {part['name']:<12} {_state(part, now)}"

@@ -11,9 +11,9 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
-from dataclasses import asdict
 from pathlib import Path
 from types import FrameType
+from typing import Any
 
 import psutil
 
@@ -21,8 +21,7 @@ from local_cluster import control, database, health, parts, processes
 from local_cluster.errors import ClusterError
 from local_cluster.parts import Part, Running
 from local_cluster.places import ClusterFiles, Scratch, remove_files
-from local_cluster.plan import Plan
-from local_cluster.pools import Worker
+from local_cluster.plan import Plan, Worker
 from local_cluster.server_config import server_config
 
 # <sys/prctl.h>: orphan processes become children of this process, so that it can find and end them.
@@ -45,14 +44,7 @@ class DownError(Exception):
 
 
 class Supervisor:
-    """A cluster that starts, runs or ends.
-
-    Args:
-        plan: The parts to start.
-        files: The places of long-lived files.
-        scratch: The places of sockets and the database.
-        tell: Called with messages while the cluster starts.
-    """
+    """A cluster that starts, runs or ends; `tell` is called with messages while it starts."""
 
     def __init__(self, plan: Plan, files: ClusterFiles, scratch: Scratch, tell: Callable[[str], None]) -> None:
         self._plan = plan
@@ -337,7 +329,7 @@ class Supervisor:
         return self._workers[name]
 
     def _status(self) -> control.Message:
-        jobs: list[database.Job] = []
+        jobs: list[dict[str, Any]] = []
         registered: set[str] = set()
         problem = ""
         try:
@@ -364,7 +356,7 @@ class Supervisor:
                 }
                 for worker in self._plan.workers
             ],
-            "jobs": [{**asdict(job), "wanted": dict(job.wanted)} for job in jobs],
+            "jobs": jobs,
             "events": list(self._events),
         }
 

@@ -32,17 +32,11 @@ _ANSWER_LIMIT_S = 20.0
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """The result for one property of the pool.
+    """The result for one property of the pool."""
 
-    Attributes:
-        name: The property.
-        verdict: "ok"; "FAILED" if the library needs it; "note" if only some tests need it.
-        text: What was observed.
-    """
-
-    name: str
-    verdict: str
-    text: str
+    name: str  # the property
+    verdict: str  # "ok"; "FAILED" if the library needs it; "note" if only some tests need it
+    text: str  # what was observed
 
 
 def table(findings: Sequence[Finding]) -> str:
@@ -133,39 +127,26 @@ def check_host_name() -> str:
 
 def check_processes() -> str:
     """Processes: one for each rank, all at once, watched and ended by number."""
-    reader, writer = os.pipe()
-    hold, release = os.pipe()
-    children = []
+    children: list[subprocess.Popen[bytes]] = []
     try:
         for _ in range(_PROCESSES):
-            child = os.fork()
-            if child == 0:
-                os.close(release)
-                os.write(writer, b"x")
-                # Ends with the test in any case.
-                os.read(hold, 1)
-                os._exit(0)
-            children.append(child)
-        seen = b""
-        while len(seen) < _PROCESSES and select.select([reader], [], [], _ANSWER_LIMIT_S)[0]:
-            seen += os.read(reader, _PROCESSES)
-        if len(seen) < _PROCESSES:
-            raise Missing(f"of {_PROCESSES} processes only {len(seen)} ran at once")
+            children.append(subprocess.Popen(["sleep", "60"]))
+        if ended := sum(child.poll() is not None for child in children):
+            raise Missing(f"{ended} of {_PROCESSES} processes have ended, so they did not run at once")
         for child in children:
-            pidfd = os.pidfd_open(child)
+            pidfd = os.pidfd_open(child.pid)
             try:
                 signal.pidfd_send_signal(pidfd, signal.SIGKILL)
                 if not select.select([pidfd], [], [], _ANSWER_LIMIT_S)[0]:
-                    raise Missing(f"process {child} does not end after SIGKILL")
+                    raise Missing(f"process {child.pid} does not end after SIGKILL")
             finally:
                 os.close(pidfd)
     except OSError as error:
         raise Missing(f"{len(children)} of {_PROCESSES} processes could be started and watched: {error}") from error
     finally:
-        for descriptor in (reader, writer, hold, release):
-            os.close(descriptor)
         for child in children:
-            os.waitpid(child, 0)
+            child.kill()
+            child.wait()
     return f"{_PROCESSES} at once, watched and ended by pidfd"
 
 
@@ -183,21 +164,23 @@ def check_proc() -> str:
 
 def check_cpus() -> str:
     """CPUs: the ranks share them."""
-    quota = ""
-    with contextlib.suppress(OSError, ValueError):
-        limit, period = Path("/sys/fs/cgroup/cpu.max").read_text(encoding="utf-8").split()
-        quota = "" if limit == "max" else f", of which the container may use {int(limit) / int(period):.1f}"
+    limit, _, period = _cgroup("cpu.max").partition(" ")
+    quota = f", of which the container may use {int(limit) / int(period):.1f}" if limit.isdecimal() else ""
     return f"{len(os.sched_getaffinity(0))}{quota}"
 
 
 def check_memory() -> str:
     """Memory: every rank loads torch."""
     total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    limit = ""
+    limit = _cgroup("memory.max")
+    quota = f", of which the container may use {int(limit) / 1e9:.1f} GB" if limit.isdecimal() else ""
+    return f"{total / 1e9:.1f} GB{quota}"
+
+
+def _cgroup(name: str) -> str:
     with contextlib.suppress(OSError):
-        text = Path("/sys/fs/cgroup/memory.max").read_text(encoding="utf-8").strip()
-        limit = "" if text == "max" else f", of which the container may use {int(text) / 1e9:.1f} GB"
-    return f"{total / 1e9:.1f} GB{limit}"
+        return Path("/sys/fs/cgroup", name).read_text(encoding="utf-8").strip()
+    return ""
 
 
 def check_files() -> str:
@@ -247,11 +230,7 @@ def check_gpus(wanted: int) -> str:
 
 
 def look_around(gpus: int) -> Iterator[Finding]:
-    """Check all properties.
-
-    Args:
-        gpus: GPUs that the pool declares.
-    """
+    """Check all properties of a pool that declares a number of GPUs."""
     checks: dict[str, Callable[[], str]] = {
         "test protocol": check_protocol,
         "undeclared outputs": check_outputs,
@@ -281,11 +260,7 @@ def look_around(gpus: int) -> Iterator[Finding]:
 
 
 def report(findings: Sequence[Finding]) -> int:
-    """Write the table, for people and for programs, and Bazel's test.xml.
-
-    Returns:
-        The exit status of the test.
-    """
+    """Write the table, for people and for programs, and Bazel's test.xml; return the exit status of the test."""
     sys.stdout.write(table(findings))
     with contextlib.suppress(OSError):
         # If the folder cannot be written, the table says so.

@@ -78,10 +78,10 @@ def test_missing_database_server_is_explained(
     """The user of a machine that lacks PostgreSQL and the tools to copy it must learn what to install."""
     monkeypatch.setenv("PATH", "/nonexistent")
     monkeypatch.setattr("local_cluster.packages._POSTGRES_PLACES", ())
-    monkeypatch.setattr("local_cluster.packages.find_buildbox", lambda _cache: Path("/nonexistent"))
+    monkeypatch.setattr("local_cluster.packages.find_buildbox", lambda: Path("/nonexistent"))
     assert 1 == cli.main(["up", "--port=0"])
     error = capsys.readouterr().err
-    assert "initdb is not installed" in error
+    assert "a private copy of postgresql cannot be made: apt-get, dpkg-deb, tar not found on PATH" in error
     assert "Install PostgreSQL" in error
     assert not files.root.exists()
 

@@ -6,37 +6,28 @@ from pathlib import Path
 
 import pytest
 from local_cluster.errors import ClusterError
-from local_cluster.pools import MAX_GPUS, MAX_WORKERS, parse_pool, parse_pools
+from local_cluster.plan import MAX_GPUS, MAX_WORKERS, parse_pool, parse_pools
 from local_cluster.server_config import property_keys, server_config
 
 
-def test_pool_of_workers_without_gpus() -> None:
-    """Otherwise the simplest command starts nothing, or simulates GPUs where tests should see the machine's own."""
-    workers = parse_pool("cpu=2").members()
-    assert ["cpu-1", "cpu-2"] == [worker.name for worker in workers]
-    assert {"Pool": "cpu", "OSFamily": "linux"} == dict(workers[0].properties)
-    assert workers[0].present is None
-    assert workers[0].jobs == 1
-
-
-def test_gpus_are_announced_and_simulated() -> None:
-    """Otherwise users cannot try routing by GPUs on a machine without GPUs."""
-    (worker,) = parse_pool("gpu2=1:gpus=2,jobs=3").members()
-    assert "2" == worker.properties["gpus"]
-    assert (2, 3) == (worker.present, worker.jobs)
-
-
-def test_broken_promise() -> None:
-    """Otherwise users cannot try how tests behave in a broken pool."""
-    (worker,) = parse_pool("gpu2=1:gpus=2,present=0").members()
-    assert "2" == worker.properties["gpus"]
-    assert 0 == worker.present
-
-
-def test_properties_of_the_user_win() -> None:
-    """Otherwise users cannot start a worker with wrong properties."""
-    (worker,) = parse_pool("gpu4=1:gpus=4,Pool=other,zone=a/b").members()
-    assert {"Pool": "other", "OSFamily": "linux", "gpus": "4", "zone": "a/b"} == dict(worker.properties)
+@pytest.mark.parametrize(
+    ("text", "announced", "present", "jobs"),
+    [
+        ("cpu=2", {"Pool": "cpu"}, None, 1),
+        ("gpu2=1:gpus=2,jobs=3", {"Pool": "gpu2", "gpus": "2"}, 2, 3),
+        # A broken promise.
+        ("gpu2=1:gpus=2,present=0", {"Pool": "gpu2", "gpus": "2"}, 0, 1),
+        # Properties of the user win.
+        ("gpu4=1:gpus=4,Pool=other,zone=a/b", {"Pool": "other", "gpus": "4", "zone": "a/b"}, 4, 1),
+    ],
+)
+def test_workers_of_a_pool(text: str, announced: dict[str, str], present: int | None, jobs: int) -> None:
+    """Otherwise users cannot try routing by GPUs, or how tests behave in a broken pool, on a machine without GPUs."""
+    workers = parse_pool(text)
+    name, count = text.partition(":")[0].split("=")
+    assert [worker.name for worker in workers] == [f"{name}-{number}" for number in range(1, int(count) + 1)]
+    assert dict(workers[0].properties) == {"OSFamily": "linux", **announced}
+    assert (workers[0].present, workers[0].jobs) == (present, jobs)
 
 
 @pytest.mark.parametrize(
@@ -69,21 +60,22 @@ def test_malformed_pool_is_explained(text: str, reason: str) -> None:
     assert 3 == len(str(caught.value).splitlines())
 
 
-def test_pool_that_is_given_twice_is_refused() -> None:
-    """Two pools of one name would have workers of one name."""
-    with pytest.raises(ClusterError, match="'cpu' is given twice"):
-        parse_pools(["cpu=1", "cpu=2"])
-
-
-def test_too_many_workers_in_all_are_refused() -> None:
-    """A machine that runs out of processes does not report why."""
-    with pytest.raises(ClusterError, match=f"{MAX_WORKERS + 1} workers in all"):
-        parse_pools([f"cpu={MAX_WORKERS}", "gpu=1"])
+@pytest.mark.parametrize(
+    ("texts", "reason"),
+    [
+        (["cpu=1", "cpu=2"], "'cpu' is given twice"),
+        ([f"cpu={MAX_WORKERS}", "gpu=1"], f"{MAX_WORKERS + 1} workers in all"),
+    ],
+)
+def test_pools_that_do_not_fit_together_are_refused(texts: list[str], reason: str) -> None:
+    """Two workers would have one name, or the machine would run out of processes without a reason."""
+    with pytest.raises(ClusterError, match=reason):
+        parse_pools(texts)
 
 
 def test_server_knows_every_property_that_a_worker_announces() -> None:
     """The server refuses an action with a property that it does not know."""
-    workers = [worker for pool in parse_pools(["cpu=1", "far=1:zone=a"]) for worker in pool.members()]
+    workers = parse_pools(["cpu=1", "far=1:zone=a"])
     assert ["OSFamily", "Pool", "gpus", "zone"] == property_keys(workers)
     text = server_config(port=4, database="postgresql+psycopg2://x@/y?host=/z", storage=Path("/a b"), workers=workers)
     assert 'match-property-keys: ["OSFamily", "Pool", "gpus", "zone"]' in text

@@ -25,29 +25,16 @@ _WITH_PLACEHOLDERS = ("pyproject.toml", "SECURITY.md", ".bcr/metadata.template.j
 
 @dataclass(frozen=True, slots=True)
 class Archives:
-    """The files of a release.
+    """The files of a release."""
 
-    Attributes:
-        version: Its version.
-        sdist: The sources for pip.
-        wheel: The wheel.
-        bazel: The sources for Bazel, with tests and tools.
-    """
-
-    version: str
-    sdist: Path
-    wheel: Path
-    bazel: Path
+    version: str  # its version
+    sdist: Path  # the sources for pip
+    wheel: Path  # the wheel
+    bazel: Path  # the sources for Bazel, with tests and tools
 
 
 def build(root: Path, output: Path, scratch: Path, python: Path) -> Archives:
-    """Build the archives of the commit HEAD.
-
-    Args:
-        root: The repository.
-        output: Folder for the archives.
-        scratch: An empty folder.
-        python: Interpreter of an environment with the packages of requirements_release.txt.
+    """Build the archives of the commit HEAD, by a Python with the packages of requirements_release.txt.
 
     Raises:
         ReleaseError: If a command fails.
@@ -114,11 +101,7 @@ def registry_problems(archives: Archives, template: str) -> list[str]:
 
 
 def placeholders(root: Path, files: Sequence[str] = _WITH_PLACEHOLDERS) -> list[str]:
-    """Return the lines that a person has to fill in before an upload, each with its file.
-
-    Raises:
-        ReleaseError: If a file is missing.
-    """
+    """Return the lines that a person has to fill in before an upload, each with its file."""
     found = []
     for name in files:
         try:

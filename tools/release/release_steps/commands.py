@@ -34,11 +34,7 @@ def run(command: Sequence[str | Path], folder: Path) -> tuple[int, str]:
 
 
 def output_of(command: Sequence[str | Path], folder: Path) -> str:
-    """Return what a command prints.
-
-    Raises:
-        ReleaseError: If it fails.
-    """
+    """Return what a command prints."""
     code, printed = run(command, folder)
     if code:
         last = "\n  ".join(printed.splitlines()[-_SHOWN_LINES:])

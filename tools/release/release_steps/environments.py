@@ -14,10 +14,7 @@ _LEFT_OUT = ("__editable__", "__pycache__", "bazel_runfiles", "dist_testing", "p
 def make_environment(folder: Path, python: Path | str, site: Path | None = None) -> Path:
     """Make a virtual environment, and return its interpreter.
 
-    Args:
-        folder: Its folder, which does not exist.
-        python: Interpreter that makes it.
-        site: A folder of packages; the environment sees those that are not left out. Without it, pip installs torch.
+    It sees the packages of the folder `site` that are not left out. Without `site`, pip installs torch.
     """
     output_of([python, "-m", "venv", folder], folder.parent)
     if site is not None:
@@ -32,11 +29,7 @@ def make_environment(folder: Path, python: Path | str, site: Path | None = None)
 
 
 def make_tools(folder: Path, lock: Path) -> Path:
-    """Make a virtual environment with the packages of a lock file, and return its interpreter.
-
-    Args:
-        folder: Its folder, which does not exist.
-        lock: A file of `tools/python/lock.py`.
+    """Make a virtual environment with the packages of a file of `tools/python/lock.py`, and return its interpreter.
 
     Raises:
         ReleaseError: If pip cannot install them.

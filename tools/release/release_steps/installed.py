@@ -46,14 +46,9 @@ def site_with_torch() -> Path | None:
 
 
 def installed_problems(wheel: Path, version: str, root: Path, folder: Path, python: Path) -> Iterator[str]:
-    """Install a wheel with pip, and yield what a stranger would find wrong.
+    """Install a wheel with pip into a fresh environment, and yield what a stranger would find wrong.
 
-    Args:
-        wheel: The wheel.
-        version: Its version.
-        root: The repository, with the tutorial, whose commands are run.
-        folder: An empty folder outside the repository.
-        python: Interpreter of a fresh environment.
+    The stranger works in an empty folder outside the repository, and runs the commands of its tutorial.
     """
     before = run([python, "-c", "import torch; print(torch.__file__)"], folder)[1].strip()
     code, printed = _timed(python, ["-m", "pip", "install", "--quiet", str(wheel)], folder, "pip install dist_testing")
