@@ -10,7 +10,7 @@ from typing import Any
 
 from dist_testing.conformance.axes import COMPLEX, DTYPES, FLOATS, GROUPS, LAYOUTS, OPS, SHAPES, fits, is_defined
 from dist_testing.conformance.cell import WHOLE, Cell, Status, matches
-from dist_testing.conformance.rows.registry import scripted_cells
+from dist_testing.conformance.rows import scripted_cells
 from dist_testing.core.ground.errors import UsageError
 
 WORLD_SIZES = (1, 2, 3, 4, 5, 7)

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 from dist_testing.conformance.catalogue import cells_by_name
 from dist_testing.conformance.cell import Observation, Seen
 from dist_testing.conformance.kit import AbsentError, Kit, WrongError, first_line
-from dist_testing.conformance.rows.registry import script_of
+from dist_testing.conformance.rows import script_of
 from dist_testing.core.ground.case import CaseBody
 from dist_testing.core.ground.codec import shape_of
 from dist_testing.core.launch.fresh import ThenBe

@@ -247,7 +247,7 @@ _OPERATIONS: dict[str, Callable[[Site], Callable[[bool], Any]]] = {
 
 
 def run_table_cell(kit: Kit) -> None:
-    """Run one cell of the table on this rank. It ends as a script does: see `rows.registry.script`."""
+    """Run one cell of the table on this rank. It ends as a script does: see `rows.script`."""
     cell = kit.cell
     sites = [Site(kit, cell, number) for number in range(2)]
     runs = [site.run for site in sites if site.run is not None]
