@@ -18,9 +18,10 @@ from dist_testing.conformance.matrix import (
     difference,
     feature_problems,
     markdown,
+    page,
     read_matrix,
+    write_matrix,
 )
-from dist_testing.conformance.page import page, write_matrix
 from dist_testing.core.ground.backends import Backend
 from dist_testing.core.ground.errors import ReportError, UsageError
 
