@@ -28,6 +28,7 @@ def script(
     each: Collection[str] = (),
     group: str = "",
     fresh: bool = False,
+    init: bool | float = False,
 ) -> Callable[[Callable[..., None]], Any]:
     """Return a decorator that registers a script as cells, one per world size.
 
@@ -36,7 +37,8 @@ def script(
     and the function gets it as `what`. A mapping as `row` names the row for each entry, which its keys are then.
 
     `group` is the name of the group on which a good call must work afterwards, by default the default group. `fresh`:
-    the script needs ranks of its own, without a default group.
+    the script needs ranks of its own, without a default group. `init`: the same, and the default group is made before
+    the script, with this limit in seconds, or with torch's.
     """
     rows = row if isinstance(row, Mapping) else dict.fromkeys(each or [""], row)
 
@@ -45,11 +47,22 @@ def script(
             operation, _, variant = name.format(what).partition("/")
             if (operation, variant) in _scripts:
                 raise ValueError(f"two scripts are called {name.format(what)}")
-            _scripts[operation, variant] = partial(function, what=what) if "{}" in name else function
-            _cells.extend(Cell(number, operation, size, group=group, variant=variant, fresh=fresh) for size in worlds)
+            run = partial(function, what=what) if "{}" in name else function
+            _scripts[operation, variant] = (
+                partial(_run_after_init, run, None if init is True else init) if init else run
+            )
+            is_fresh = fresh or bool(init)
+            _cells.extend(
+                Cell(number, operation, size, group=group, variant=variant, fresh=is_fresh) for size in worlds
+            )
         return function
 
     return register
+
+
+def _run_after_init(run: Script, limit_s: float | None, k: Kit) -> None:
+    k.init(limit_s)
+    run(k)
 
 
 def scripted_cells() -> list[Cell]:

@@ -116,10 +116,9 @@ def _wait_is_the_end(k: Kit) -> None:
         _check_filled(k, tensor, sum(rank + number for rank in range(k.size)))
 
 
-@script("0", "all_reduce/failed_call_sets_exception", (2,), fresh=True)
+@script("0", "all_reduce/failed_call_sets_exception", (2,), init=0.6)
 def _exception(k: Kit) -> None:
     """A call that fails has an error on wait(), and does not count as a success."""
-    k.init(0.6)
     k.dist.barrier()
     if k.rank == 0:
         work = k.dist.all_reduce(k.tensor(1), async_op=True)
@@ -198,37 +197,33 @@ def _inside(k: Kit) -> None:
         call.compare()
 
 
-@script("8.2", "_coalescing_manager/block_in_a_block", fresh=True)
+@script("8.2", "_coalescing_manager/block_in_a_block", init=True)
 def _nested(k: Kit) -> None:
-    k.init()
     with k.raises(ValueError, "non-empty"), k.c10d._coalescing_manager():
         k.dist.all_reduce(k.tensor(1))
         with k.c10d._coalescing_manager():
             pass
 
 
-@script("8.3", "_coalescing_manager/after_a_refused_device", (2,), fresh=True)
+@script("8.3", "_coalescing_manager/after_a_refused_device", (2,), init=True)
 def _refused_device(k: Kit) -> None:
     """If the backend cannot collect calls by a device, later calls are not collected either."""
-    k.init()
     refused = contextlib.suppress(RuntimeError, ValueError, NotImplementedError)
     with refused, k.c10d._coalescing_manager(device=k.device):
         pass
     k.check_sum()
 
 
-@script("8.3", "_coalescing_manager/body_that_raises", fresh=True)
+@script("8.3", "_coalescing_manager/body_that_raises", init=True)
 def _raises(k: Kit) -> None:
-    k.init()
     with k.raises(KeyError), k.c10d._coalescing_manager():
         raise KeyError("user code")
     k.dist.all_reduce(k.tensor(3), op=k.dist.ReduceOp.SUM)
     k.equal(len(k.c10d._world.pg_coalesce_state), 0, "the groups whose calls are still collected")
 
 
-@script("8.4", "_coalescing_manager/mixed_kinds", fresh=True)
+@script("8.4", "_coalescing_manager/mixed_kinds", init=True)
 def _mixed(k: Kit) -> None:
-    k.init()
     output = k.tensor(0)
     try:
         with k.c10d._coalescing_manager():
@@ -239,10 +234,9 @@ def _mixed(k: Kit) -> None:
     k.equal(output, [7.0], "the gathered tensor")
 
 
-@script("8.4", "_coalescing_manager/mixed_reductions", (2,), fresh=True)
+@script("8.4", "_coalescing_manager/mixed_reductions", (2,), init=True)
 def _mixed_ops(k: Kit) -> None:
     """Never silently the first operation for both."""
-    k.init()
     first, second = k.tensor(k.rank + 1), k.tensor(k.rank + 1)
     try:
         with k.c10d._coalescing_manager():

@@ -18,9 +18,8 @@ from dist_testing.conformance.rows.shared_rules import ARGUMENTS, call
 from dist_testing.core.ground.environment import environment, set_variables
 
 
-@script("3.1", "init_process_group/twice", fresh=True)
+@script("3.1", "init_process_group/twice", init=True)
 def _twice(k: Kit) -> None:
-    k.init()
     with k.raises(ValueError, "initialize the default process group twice"):
         k.init()
 
@@ -46,14 +45,6 @@ def _store(k: Kit, what: str) -> None:
     k.check_sum()
 
 
-@script("3.2", "init_process_group/file_method", (2,), fresh=True)
-def _file_method(k: Kit) -> None:
-    url, limit = f"file://{k.world.tmp_path / 'method'}", timedelta(seconds=70)
-    k.dist.init_process_group(k.backend, init_method=url, rank=k.rank, world_size=k.size, timeout=limit)
-    k.equal(k.c10d._get_default_store().timeout, limit, "the limit of the store")
-    k.check_sum()
-
-
 def _port(k: Kit) -> str:
     """Return a port of loopback that is free, the same on all ranks."""
     if k.rank == 0:
@@ -63,10 +54,14 @@ def _port(k: Kit) -> str:
     return str(k.world.store.get(k.key("port")).decode())
 
 
+@script("3.2", "init_process_group/file_method", (2,), fresh=True)
 @script("3.2", "init_process_group/tcp_method", (1, 2), fresh=True)
-def _tcp(k: Kit) -> None:
-    address = f"tcp://127.0.0.1:{_port(k)}"
-    k.dist.init_process_group(k.backend, init_method=address, rank=k.rank, world_size=k.size)
+def _url(k: Kit) -> None:
+    """The store has the limit of the group."""
+    is_file, limit = k.cell.variant == "file_method", timedelta(seconds=70)
+    url = f"file://{k.world.tmp_path / 'method'}" if is_file else f"tcp://127.0.0.1:{_port(k)}"
+    k.dist.init_process_group(k.backend, init_method=url, rank=k.rank, world_size=k.size, timeout=limit)
+    k.equal(k.c10d._get_default_store().timeout, limit, "the limit of the store")
     k.check_sum()
     k.dist.destroy_process_group()
 
@@ -192,9 +187,8 @@ def _barrier_at_the_end(k: Kit, what: str) -> None:
     k.check(called, f"{what} returned before the other rank had called it")
 
 
-@script("3.9", "new_group/same_name_twice", fresh=True)
+@script("3.9", "new_group/same_name_twice", init=True)
 def _same_name(k: Kit) -> None:
-    k.init()
     name = k.dist.group.WORLD.group_name
     with k.raises((ValueError, RuntimeError), "group name|already"):
         k.c10d._new_process_group_helper(k.size, k.rank, [0], k.dist.Backend(k.backend), k.world.store, group_name=name)
@@ -208,9 +202,8 @@ def _nothing(k: Kit) -> None:
         k.dist.destroy_process_group()
 
 
-@script("3.10", "destroy_process_group/a_part", (2, 3), fresh=True)
+@script("3.10", "destroy_process_group/a_part", (2, 3), init=True)
 def _part(k: Kit) -> None:
-    k.init()
     part, other = k.dist.new_group(list(range(k.size))), k.dist.new_group(list(range(k.size)))
     k.check_sum(part)
     k.dist.destroy_process_group(part)
@@ -230,10 +223,9 @@ def _again(k: Kit) -> None:
         k.equal(k.dist.get_pg_count(), 0, "get_pg_count()")
 
 
-@script({"destroy_process_group": "3.10", "_abort_process_group": "3.11"}, "{}/leaves_nothing", fresh=True)
+@script({"destroy_process_group": "3.10", "_abort_process_group": "3.11"}, "{}/leaves_nothing", init=True)
 def _nothing_left(k: Kit, what: str) -> None:
     """No table has a group that is gone, and no name finds it."""
-    k.init()
     world, end = k.c10d._world, k.need(what)
     groups = [k.dist.group.WORLD, k.dist.new_group(), k.c10d._new_group_with_tag([0], pg_tag="kit")]
     names = [group.group_name for group in groups]
@@ -255,9 +247,8 @@ def _nothing_left(k: Kit, what: str) -> None:
             k.c10d._resolve_process_group(name)
 
 
-@script("3.10", "destroy_process_group/pending_work", (2,), fresh=True)
+@script("3.10", "destroy_process_group/pending_work", (2,), init=True)
 def _pending(k: Kit) -> None:
-    k.init()
     tensors = [k.tensor(k.rank + 1) for _ in range(8)]
     works = [k.dist.all_reduce(tensor, async_op=True) for tensor in tensors]
     k.dist.destroy_process_group()
@@ -269,10 +260,9 @@ def _pending(k: Kit) -> None:
         k.equal(tensor, [3.0], "the sum of a call that ended without an error")
 
 
-@script("3.10", "destroy_process_group/in_a_coalescing_block{}", each=("", "_of_all"), fresh=True)
+@script("3.10", "destroy_process_group/in_a_coalescing_block{}", each=("", "_of_all"), init=True)
 def _destroy_collecting(k: Kit, what: str) -> None:
     """Calls that a block has collected end with the group, and not in the next one."""
-    k.init()
     group = k.dist.new_group()
     ended = contextlib.suppress(KeyError, RuntimeError, ValueError)
     with ended, warnings.catch_warnings(record=True, action="always") as caught, k.c10d._coalescing_manager(group):
@@ -300,17 +290,12 @@ def _late(k: Kit, run: Any, what: str, earliest_s: float = 0.6 * _LIMIT_S) -> No
     k.check(seconds <= _LATEST_S, f"{what} ended long after its limit: {text}")
 
 
-def _begin(k: Kit, seconds: float) -> None:
-    k.init(seconds)
-    k.dist.barrier()
-
-
 _WAIT = ("all_gather", "all_reduce", "all_to_all_single", "barrier", "broadcast", "gather", "recv", "reduce", "scatter")
 
 
-@script("1.15", "{}/limit_of_the_group", (2,), each=_WAIT, fresh=True)
+@script("1.15", "{}/limit_of_the_group", (2,), each=_WAIT, init=_LIMIT_S)
 def _group_limit(k: Kit, what: str) -> None:
-    _begin(k, _LIMIT_S)
+    k.dist.barrier()
     if k.rank == 0:
         given = (k.tensor(0),) if what == "scatter" else ARGUMENTS[what](k)
         more = {"src": 1} if what in ("recv", "broadcast", "scatter") else {}
@@ -318,10 +303,10 @@ def _group_limit(k: Kit, what: str) -> None:
     k.meet()
 
 
-@script("2.16", "{}/holds_for_the_next_call", (2,), each=("_set_pg_timeout", "set_timeout"), fresh=True)
+@script("2.16", "{}/holds_for_the_next_call", (2,), each=("_set_pg_timeout", "set_timeout"), init=60)
 def _set_limit(k: Kit, what: str) -> None:
     set_limit, limit = k.need(what), timedelta(seconds=_LIMIT_S)
-    _begin(k, 60)
+    k.dist.barrier()
     with warnings.catch_warnings(record=True, action="always") as caught:
         set_limit(limit)
     if caught:
@@ -332,22 +317,20 @@ def _set_limit(k: Kit, what: str) -> None:
     k.meet()
 
 
-@script("1.15", "wait/own_limit", (2,), fresh=True)
+@script("1.15", "wait/own_limit", (2,), init=60)
 def _wait_limit(k: Kit) -> None:
     """The limit of wait() itself."""
-    _begin(k, 60)
+    k.dist.barrier()
     if k.rank == 0:
         work = k.dist.irecv(k.tensor(0), src=1)
         _late(k, lambda: work.wait(timedelta(seconds=_LIMIT_S)), "wait()")
     k.meet()
 
 
-@script(
-    "11.2", "{}/limit_of_the_call", (2,), each=("allreduce", "broadcast", "gather", "scatter", "reduce"), fresh=True
-)
+@script("11.2", "{}/limit_of_the_call", (2,), each=("allreduce", "broadcast", "gather", "scatter", "reduce"), init=60)
 def _own_limit(k: Kit, what: str) -> None:
     """The limit in the options of one call holds, although the group's is longer."""
-    _begin(k, 60)
+    k.dist.barrier()
     if k.rank == 0:
         tensors, others = [k.tensor(1)], [k.tensor(0) for _ in range(k.size)]
         options = getattr(k.c10d, f"{what.title()}Options")()
@@ -359,15 +342,14 @@ def _own_limit(k: Kit, what: str) -> None:
     k.meet()
 
 
-@script("1.16", "all_reduce/a_rank_dies", (2, 3), fresh=True)
-@script("1.16", "send/peer_never_connects", (2,), fresh=True)
+@script("1.16", "all_reduce/a_rank_dies", (2, 3), init=1.0)
+@script("1.16", "send/peer_never_connects", (2,), init=_LIMIT_S)
 def _dies(k: Kit) -> None:
     """A call with a rank that is gone ends by the limit of the group: a collective, or the first message to it."""
-    is_message = k.cell.operation == "send"
-    _begin(k, _LIMIT_S if is_message else 1.0)
+    k.dist.barrier()
     if k.rank == k.size - 1:
         k.dist.destroy_process_group()
-    elif is_message:
+    elif k.cell.operation == "send":
         _late(k, lambda: k.dist.recv(k.tensor(1), src=1), "recv", earliest_s=0)
     else:
         _late(k, lambda: k.dist.all_reduce(k.tensor(1)), "all_reduce", earliest_s=0)

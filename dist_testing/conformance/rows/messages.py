@@ -32,30 +32,20 @@ def _sender(k: Kit) -> None:
 
 
 @script("5.2", "recv/from_anybody", (2, 3, 5))
-def _anybody(k: Kit) -> None:
-    """Rank 0 gets one message of each other rank, and is told the sender of each."""
-    if k.rank:
-        k.dist.send(k.tensor(k.rank * 10), dst=0)
-        return
-    senders = set()
-    for _ in range(k.size - 1):
-        tensor = k.tensor(0)
-        sender = k.dist.recv(tensor)
-        k.equal(tensor, [10.0 * sender], f"the message of rank {sender}")
-        senders.add(sender)
-    k.equal(senders, set(range(1, k.size)), "the senders")
-
-
 @script("5.2", "recv/from_anybody_of_a_part", (4, 5), group="part")
-def _anybody_of_part(k: Kit) -> None:
-    """The sender is told by its global rank, and by its rank in the group not at all."""
-    group = k.group("part")
-    if k.rank == 3:
-        k.dist.send(k.tensor(7), dst=1, group=group)
-    elif k.rank == 1:
-        tensor = k.tensor(0)
-        k.equal(k.dist.recv(tensor, group=group), 3, "what recv() returns")
-        k.equal(tensor, [7.0], "the message")
+def _anybody(k: Kit) -> None:
+    """The first rank of the group gets one message of each other rank, and is told the global rank of each sender."""
+    group, (first, *others) = k.group(k.cell.group), k.ranks
+    if k.rank in others:
+        k.dist.send(k.tensor(k.rank * 10), dst=first, group=group)
+    elif k.rank == first:
+        senders = set()
+        for _ in others:
+            tensor = k.tensor(0)
+            sender = k.dist.recv(tensor, group=group)
+            k.equal(tensor, [10.0 * sender], f"the message of rank {sender}")
+            senders.add(sender)
+        k.equal(senders, set(others), "the senders")
 
 
 @script("5.3", "recv/tags_kept_apart", (2, 3))
@@ -73,31 +63,20 @@ def _tags(k: Kit) -> None:
 
 
 @script("5.4", "isend/tag_is_no_async_flag", (2,))
-def _tag_zero(k: Kit) -> None:
-    """isend returns at once for any tag, before the peer calls."""
+@script("5.4", "irecv/before_send", (2,))
+def _at_once(k: Kit) -> None:
+    """isend and irecv return for any tag before the peer calls."""
+    early = 0 if k.cell.operation == "isend" else 1
     for tag in (0, 1):
         tensor = k.tensor(0 if k.rank else tag + 5)
-        if k.rank == 0:
-            work = k.dist.isend(tensor, dst=1, tag=tag)
+        call, peer = (k.dist.irecv, {"src": 0}) if k.rank else (k.dist.isend, {"dst": 1})
+        if k.rank != early:
             k.meet()
-            work.wait()
-        else:
+        work = call(tensor, **peer, tag=tag)
+        if k.rank == early:
             k.meet()
-            k.dist.recv(tensor, src=0, tag=tag)
-        k.equal(tensor, [tag + 5.0], "the message")
-
-
-@script("5.4", "irecv/before_send", (2,))
-def _recv_first(k: Kit) -> None:
-    if k.rank == 1:
-        tensor = k.tensor(0)
-        work = k.dist.irecv(tensor, src=0)
-        k.meet()
         work.wait()
-        k.equal(tensor, [4.0], "the message")
-    else:
-        k.meet()
-        k.dist.send(k.tensor(4), dst=1)
+        k.equal(tensor, [tag + 5.0], "the message")
 
 
 @script("5.4", "isend/both_directions_at_once", (2, 3))
@@ -125,10 +104,9 @@ def _p2p_then_collective(k: Kit) -> None:
     k.check_sum()
 
 
-@script("5.5", "recv/other_size_writes_nothing_behind", (2,), fresh=True)
+@script("5.5", "recv/other_size_writes_nothing_behind", (2,), init=True)
 def _other_size(k: Kit) -> None:
     """A message that is longer than the tensor is an error or cut, and nothing behind the tensor is written."""
-    k.init()
     buffer = k.full(-7, 64)
     with contextlib.suppress(RuntimeError, ValueError):
         if k.rank == 0:
@@ -168,10 +146,9 @@ def _batch_arguments(k: Kit) -> None:
             k.dist.batch_isend_irecv(bad)
 
 
-@script("5.7", "batch_isend_irecv/after_the_group_is_gone", (2,), fresh=True)
+@script("5.7", "batch_isend_irecv/after_the_group_is_gone", (2,), init=True)
 def _batch_outlives(k: Kit) -> None:
     """Handles of a batch may be waited for after their group was destroyed: done or an error, no crash."""
-    k.init()
     group = k.dist.new_group([0, 1])
     got, peer = k.tensor(0), 1 - k.rank
     ops = [k.dist.P2POp(k.dist.irecv, got, peer, group), k.dist.P2POp(k.dist.isend, k.tensor(k.rank), peer, group)]

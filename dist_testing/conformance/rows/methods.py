@@ -95,10 +95,9 @@ def _split(k: Kit) -> None:
     kept.clear()
 
 
-@script("11.4", "method/merge_remote_group", (2,), fresh=True)
+@script("11.4", "method/merge_remote_group", (2,), init=True)
 def _merge(k: Kit) -> None:
     """Two groups of one rank become a group of two."""
-    k.init()
     mine: Any = None
     for rank in range(2):
         made = k.dist.group.WORLD.split_group([rank], group_name=f"alone{rank}")
@@ -115,9 +114,8 @@ def _merge(k: Kit) -> None:
     k.meet()
 
 
-@script("11.5", "method/shutdown_twice", fresh=True)
+@script("11.5", "method/shutdown_twice", init=True)
 def _shutdown(k: Kit) -> None:
-    k.init()
     group = k.dist.group.WORLD
     group.shutdown()
     group.shutdown()

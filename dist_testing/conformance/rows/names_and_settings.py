@@ -211,9 +211,8 @@ def _group_ranks(k: Kit) -> None:
         k.equal(k.dist.get_process_group_ranks(part), list(range(1, k.size, 2)), "the ranks of a part")
 
 
-@script("2.11", "get_pg_count/counts", (1, 2), fresh=True)
+@script("2.11", "get_pg_count/counts", (1, 2), init=True)
 def _count(k: Kit) -> None:
-    k.init()
     k.equal(k.dist.get_pg_count(), 1, "the count after init")
     k.dist.new_group([0])
     k.equal(k.dist.get_pg_count(), 2, "the count after new_group")

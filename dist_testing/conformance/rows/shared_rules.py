@@ -144,9 +144,8 @@ def _refuses_non_member(k: Kit, what: str) -> None:
         _right_call(k, what, group=k.dist.GroupMember.NON_GROUP_MEMBER)
 
 
-@script("1.2", "new_group/none_handle_is_default_group", (2,), fresh=True)
+@script("1.2", "new_group/none_handle_is_default_group", (2,), init=True)
 def _none_is_default(k: Kit) -> None:
-    k.init()
     group = k.new_group([0], use_local_synchronization=True)
     # Since torch 2.14 the handle is the one of other groups.
     is_none = group is None or group == k.dist.GroupMember.NON_GROUP_MEMBER

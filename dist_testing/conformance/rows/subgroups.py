@@ -70,10 +70,9 @@ def _bad_limit(k: Kit) -> None:
         k.dist.new_group([0], timeout=5)
 
 
-@script("4.1", "new_group/limit_and_options", (2,), fresh=True)
+@script("4.1", "new_group/limit_and_options", (2,), init=60)
 def _limit(k: Kit) -> None:
     """The limit of a group is its own, and not that of the default group."""
-    k.init(60)
     for more in ({"timeout": timedelta(seconds=7)}, {}):
         backend = k.dist.new_group(**more)._get_backend(k.device)
         if (options := getattr(backend, "options", None)) is not None:
@@ -89,19 +88,17 @@ def _local(k: Kit) -> None:
     k.check_sum(k.new_group(ranks, use_local_synchronization=True), ranks)
 
 
-@script("4.1", "new_group/local_synchronization_after_a_part", (4,), fresh=True)
+@script("4.1", "new_group/local_synchronization_after_a_part", (4,), init=2)
 def _local_after_part(k: Kit) -> None:
     """The ranks of a part have made one group more than the others, and still find their peers by the name."""
-    k.init(2)
     k.dist.new_group([1, 3])
     ranks = [0, 1] if k.rank < 2 else [2, 3]
     k.check_sum(k.dist.new_group(ranks, use_local_synchronization=True), ranks)
 
 
-@script("4.1", "new_group/after_local_synchronization_of_some", (2,), fresh=True)
+@script("4.1", "new_group/after_local_synchronization_of_some", (2,), init=2)
 def _after_local(k: Kit) -> None:
     """Some ranks have made one group more than the others, and all of them make the next one."""
-    k.init(2)
     k.dist.new_group([0], use_local_synchronization=True)
     k.check_sum(k.dist.new_group())
 
@@ -203,11 +200,10 @@ def _bad_split(k: Kit) -> None:
             split(split_ranks=lists)
 
 
-@script("4.4", "split_group/parts", (4,), fresh=True)
+@script("4.4", "split_group/parts", (4,), init=True)
 def _split(k: Kit) -> None:
     """A backend that can split makes all parts at once; one that cannot is refused."""
     split = k.need("split_group")
-    k.init()
     if not _can(k, "splitting") or k.dist.group.WORLD.bound_device_id is None:
         # Since torch 2.15 gloo can, and no device need be bound.
         try:
@@ -258,11 +254,10 @@ def _bad_shrink(k: Kit) -> None:
             shrink([1], shrink_flags=flags)
 
 
-@script("4.5", "shrink_group/{}", (3,), each=("default_group", "part"), fresh=True)
+@script("4.5", "shrink_group/{}", (3,), each=("default_group", "part"), init=60)
 def _shrink(k: Kit, what: str) -> None:
     """A backend that can shrink leaves the other ranks a group that works; one that cannot is refused."""
     shrink = k.need("shrink_group")
-    k.init(60)
     group = None if what == "default_group" else k.dist.new_group()
     k.check_sum(group)
     if not _can(k, "shrinking"):

@@ -89,10 +89,9 @@ def _factor(k: Kit) -> None:
 _OTHER_LENGTHS = {"all_reduce": "6.1", "broadcast": "7.1", "all_gather_into_tensor": "7.1"}
 
 
-@script(_OTHER_LENGTHS, "{}/other_lengths_are_refused", (2,), fresh=True)
+@script(_OTHER_LENGTHS, "{}/other_lengths_are_refused", (2,), init=2)
 def _other_sizes(k: Kit, what: str) -> None:
     """Tensors of other lengths on another rank: an error on every rank, no crash, no hang."""
-    k.init(2)
     tensor = k.full(1, 4 + 3 * k.rank)
     outputs = [k.full(0, k.size * len(tensor))] if what == "all_gather_into_tensor" else []
     k.refused(lambda: call(k, what, *outputs, tensor))
