@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -24,18 +24,12 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """One rank's part of a collective.
+    """One rank's part of a collective."""
 
-    Attributes:
-        op: The operation as the wrapper prints it.
-        compared: The tensors that the wrapper compares between ranks.
-        start: Begins the collective on a group.
-        fails_late: Whether an error may come at the wait; else it has to come at the call, before the backend gets it.
-    """
-
-    op: str
-    compared: tuple[torch.Tensor, ...]
-    start: Callable[[dist.ProcessGroup], dist.Work]
+    op: str  # the operation as the wrapper prints it
+    compared: tuple[torch.Tensor, ...]  # the tensors that the wrapper compares between ranks
+    start: Callable[[dist.ProcessGroup], dist.Work]  # begins the collective on a group
+    # Whether an error may come at the wait; else it has to come at the call, before the backend gets it.
     fails_late: bool = False
 
 
@@ -97,18 +91,9 @@ def reduce_scatter_coalesced(outputs: list[torch.Tensor], tensors: list[torch.Te
     )
 
 
-def all_to_all_base(
-    output: torch.Tensor,
-    tensor: torch.Tensor,
-    output_lengths: Sequence[int],
-    lengths: Sequence[int],
-) -> Call:
+def all_to_all_base(output: torch.Tensor, tensor: torch.Tensor, output_lengths: list[int], lengths: list[int]) -> Call:
     """Exchange parts of `tensor`, one for each rank; the wrapper compares nothing, because parts may be uneven."""
-    return Call(
-        "ALLTOALL_BASE",
-        (),
-        lambda group: group.alltoall_base(output, tensor, list(output_lengths), list(lengths)),
-    )
+    return Call("ALLTOALL_BASE", (), lambda group: group.alltoall_base(output, tensor, output_lengths, lengths))
 
 
 def _fail_in_time(call: Call, group: dist.ProcessGroup) -> None:
@@ -121,24 +106,16 @@ def _fail_in_time(call: Call, group: dist.ProcessGroup) -> None:
 def assert_mismatch_is_reported(
     world: World,
     group: dist.ProcessGroup,
-    *,
-    odd_rank: int,
     odd: Call,
     others: Call,
-    sequence: int,
+    odd_rank: int = 0,
+    sequence: int = 0,
 ) -> None:
-    """Let one rank call something else than the others, and check the error on every rank.
+    """Let one rank of a wrapped group of all call `odd` and the others `others`, and check the error on every rank.
 
     At the end the ranks run a good all-reduce, which shows that every rank came back, that the bad calls did not
-    reach the backend and that the group still works. This all-reduce counts as a collective.
-
-    Args:
-        world: The rank's view of its world.
-        group: A wrapped group of all ranks.
-        odd_rank: The rank that runs `odd`.
-        odd: The call of that rank.
-        others: The call of every other rank.
-        sequence: How many collectives the group ran before.
+    reach the backend and that the group still works. This all-reduce counts as a collective. `sequence` says how many
+    collectives the group ran before.
     """
     is_odd = world.rank == odd_rank
     call, peer_call = (odd, others) if is_odd else (others, odd)

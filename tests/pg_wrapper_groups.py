@@ -26,9 +26,7 @@ GLOO_THREADS = 3
 def debug_detail_group(world: World, timeout_s: float = GROUP_TIMEOUT_S) -> dist.ProcessGroup:
     """Create a group of all ranks that torch wraps, because debugging is on at that moment.
 
-    Args:
-        world: The rank's view of its world; its default group exists.
-        timeout_s: Limit of the group and of the wrapper's checks, in seconds.
+    `timeout_s` is the limit of the group and of the wrapper's checks, in seconds.
     """
     set_debug_level("DETAIL")
     # The limit also holds for the connections that are made here. All ranks start together, so that a late rank does
@@ -40,12 +38,7 @@ def debug_detail_group(world: World, timeout_s: float = GROUP_TIMEOUT_S) -> dist
 
 
 def explicit_group(world: World, timeout_s: float = GROUP_TIMEOUT_S) -> dist.ProcessGroup:
-    """Create a backend of all ranks that is wrapped by hand, with debugging off.
-
-    Args:
-        world: The rank's view of its world; its default group exists.
-        timeout_s: Limit of the wrapper's checks, in seconds.
-    """
+    """Create a backend of all ranks that is wrapped by hand, with debugging off. See `wrap`."""
     set_debug_level("OFF")
     world.barrier()
     # A backend has the same collective methods as the process group that uses it.
@@ -55,9 +48,7 @@ def explicit_group(world: World, timeout_s: float = GROUP_TIMEOUT_S) -> dist.Pro
 def backend_by_hand(world: World, timeout_s: float = GROUP_TIMEOUT_S) -> Backend:
     """Construct a backend of all ranks from its class, without a process group and without torch's registry.
 
-    Args:
-        world: The rank's view of its world.
-        timeout_s: Limit of the backend's operations, in seconds.
+    `timeout_s` is the limit of its operations, in seconds.
     """
     backend = _BY_HAND[world.backend](world, timedelta(seconds=timeout_s))
     assert not isinstance(backend, _ProcessGroupWrapper), "torch wrapped a backend that is made by hand"
@@ -87,27 +78,16 @@ _BY_HAND = {"gloo": _gloo_by_hand, "nccl": _nccl_by_hand}
 
 
 def new_group(world: World, timeout_s: float = GROUP_TIMEOUT_S) -> dist.ProcessGroup:
-    """Create a group of all ranks, wrapped or not as torch's debug level says.
-
-    Args:
-        world: The rank's view of its world; its default group exists.
-        timeout_s: Limit of the group's operations, in seconds.
-    """
+    """Create a group of all ranks, wrapped or not as torch's debug level says; `timeout_s` is its limit, in seconds."""
     group = dist.new_group(backend=world.backend, timeout=timedelta(seconds=timeout_s))
     assert isinstance(group, dist.ProcessGroup), group
     return group
 
 
 def wrap(backend: Backend, world: World, timeout_s: float = GROUP_TIMEOUT_S) -> _ProcessGroupWrapper:
-    """Put torch's wrapper around a backend.
+    """Put torch's wrapper around a backend of all ranks; torch raises AssertionError if it has no gloo.
 
-    Args:
-        backend: Of all ranks.
-        world: The rank's view of its world.
-        timeout_s: Limit of the wrapper's checks, in seconds.
-
-    Raises:
-        AssertionError: By torch, if it has no gloo.
+    `timeout_s` is the limit of the wrapper's checks, in seconds.
     """
     wrapper = c10d._create_process_group_wrapper(
         wrapped_pg=backend,

@@ -44,33 +44,19 @@ _MISSING = re.compile(
 
 @dataclass(frozen=True, slots=True)
 class Fingerprint:
-    """One rank's collective, as the wrapper names it.
+    """One rank's collective, as the wrapper names it."""
 
-    Attributes:
-        sequence: How many collectives the group ran before this one.
-        op: Operation in torch's upper-case spelling, for example `ALLREDUCE`.
-        shape: Shape of the first compared tensor; None where no tensor is compared.
-        dtypes: C++ dtype name of each compared tensor.
-        device_types: Device type of each compared tensor, without an index.
-    """
-
-    sequence: int
-    op: str
-    shape: tuple[int, ...] | None
-    dtypes: tuple[str, ...]
-    device_types: tuple[str, ...]
+    sequence: int  # how many collectives the group ran before this one
+    op: str  # in torch's upper-case spelling, for example `ALLREDUCE`
+    shape: tuple[int, ...] | None  # of the first compared tensor; None where no tensor is compared
+    dtypes: tuple[str, ...]  # C++ name of the dtype of each compared tensor
+    device_types: tuple[str, ...]  # of each compared tensor, without an index
 
     @classmethod
     def of(cls, sequence: int, op: str, tensors: tuple[torch.Tensor, ...]) -> Fingerprint:
-        """Return the fingerprint that the wrapper must print for this collective.
+        """Return the fingerprint that the wrapper must print for a collective that compares these tensors.
 
-        Args:
-            sequence: How many collectives the group ran before.
-            op: Operation in torch's upper-case spelling.
-            tensors: The tensors that torch compares for this operation; may be empty.
-
-        Raises:
-            KeyError: For a dtype other than float32 and int64.
+        The dtypes are float32 and int64.
         """
         return cls(
             sequence=sequence,
@@ -82,11 +68,7 @@ class Fingerprint:
 
     @classmethod
     def parse(cls, text: str) -> Fingerprint:
-        """Read a printed fingerprint.
-
-        Raises:
-            AssertionError: If the text is not a fingerprint; carries the text.
-        """
+        """Read a printed fingerprint; raise AssertionError for another text."""
         match = _FINGERPRINT.fullmatch(text)
         assert match, f"not a fingerprint of a collective:\n{text}"
         shape = match["shape"]
@@ -101,29 +83,17 @@ class Fingerprint:
 
 @dataclass(frozen=True, slots=True)
 class MismatchReport:
-    """The wrapper's error on one rank about collectives that differ.
+    """The wrapper's error on one rank about collectives that differ."""
 
-    Attributes:
-        rank: The rank that reports the error.
-        own: The collective of that rank.
-        peer: A rank with another collective.
-        theirs: The collective of the peer. Only correct if `descriptions_are_comparable` holds for the two.
-        differences: Aspect -> (own value, the peer's value), in torch's words.
-    """
-
-    rank: int
-    own: Fingerprint
-    peer: int
-    theirs: Fingerprint
-    differences: dict[str, tuple[str, str]]
+    rank: int  # the rank that reports the error
+    own: Fingerprint  # the collective of that rank
+    peer: int  # a rank with another collective
+    theirs: Fingerprint  # that of the peer; only correct if `descriptions_are_comparable` holds for the two
+    differences: dict[str, tuple[str, str]]  # aspect -> (own value, the peer's value), in torch's words
 
     @classmethod
     def parse(cls, message: str) -> MismatchReport:
-        """Read an error message of the wrapper.
-
-        Raises:
-            AssertionError: If the message does not report a mismatch; carries the message.
-        """
+        """Read an error message of the wrapper; raise AssertionError for another text."""
         match = _MISMATCH.search(message)
         assert match, f"not a report of mismatched collectives:\n{message}"
         return cls(
@@ -139,16 +109,11 @@ class MismatchReport:
 
 
 def descriptions_are_comparable(mine: tuple[torch.Tensor, ...], theirs: tuple[torch.Tensor, ...]) -> bool:
-    """Return whether torch can describe the other rank's collective.
+    """Return whether torch can describe the other rank's collective, by the compared tensors of both.
 
     The ranks exchange the lengths of their serialized fingerprints before the fingerprints. Where the lengths differ,
-    torch
-    stops there and prints the peer's length decoded as if it were a fingerprint. Only the peer's rank number is then
-    correct.
-
-    Args:
-        mine: The tensors compared on one rank.
-        theirs: The tensors compared on the other.
+    torch stops there and prints the peer's length decoded as if it were a fingerprint. Only the peer's rank number is
+    then correct.
     """
     return _serialized_length(mine) == _serialized_length(theirs)
 
@@ -167,13 +132,7 @@ def expected_differences(mine: Fingerprint, theirs: Fingerprint) -> dict[str, tu
 
 
 def assert_names_missing_ranks(message: str, missing: list[int], *, timeout_s: float) -> None:
-    """Check that rank 0's error names exactly the ranks that did not arrive.
-
-    Args:
-        message: The error message on rank 0.
-        missing: The ranks that stayed away, ascending.
-        timeout_s: The wrapper's limit, in seconds.
-    """
+    """Check that rank 0's error names exactly the ranks that did not arrive, and the wrapper's limit in seconds."""
     match = _MISSING.search(message)
     assert match, f"rank 0 does not say which ranks failed to pass monitoredBarrier:\n{message}"
     named = [int(rank) for rank in match["ranks"].split(",")]
@@ -186,10 +145,6 @@ def assert_points_to_rank_0(message: str, rank: int) -> None:
 
     Only rank 0 knows which ranks are missing. The other ranks get a reference to rank 0, unless rank 0 gave up first,
     which closes their connections to it.
-
-    Args:
-        message: The error message on that rank.
-        rank: That rank.
     """
     to_rank_0 = (
         f"Rank {rank} successfully reached monitoredBarrier, but received errors while waiting "
@@ -202,14 +157,7 @@ def assert_points_to_rank_0(message: str, rank: int) -> None:
 
 
 def assert_same(what: str, expected: object, actual: object, message: str) -> None:
-    """Check one statement of a message. pytest explains no comparison outside test files.
-
-    Args:
-        what: The statement, in words.
-        expected: The value that the message must contain.
-        actual: The value that it contains.
-        message: The whole message.
-    """
+    """Check one statement of a message, in words. pytest explains no comparison outside test files."""
     assert expected == actual, f"{what}: expected {expected}, got {actual}, from\n{message}"
 
 

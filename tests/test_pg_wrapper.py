@@ -99,15 +99,8 @@ def test_other_operation_is_reported_after_many_good_ones(world: World, make_gro
         (calls.broadcast(tensor), calls.all_gather(gathered, tensor)),
     ]
     for reported_count, (odd, others) in enumerate(pairs):
-        calls.assert_mismatch_is_reported(
-            world,
-            group,
-            odd_rank=0,
-            odd=odd,
-            others=others,
-            # The all-reduce after each report counts, the reported calls do not.
-            sequence=GOOD_COLLECTIVES_COUNT + reported_count,
-        )
+        # The all-reduce after each report counts, the reported calls do not.
+        calls.assert_mismatch_is_reported(world, group, odd, others, sequence=GOOD_COLLECTIVES_COUNT + reported_count)
 
 
 @pytest.mark.distributed
@@ -117,12 +110,7 @@ def test_odd_rank_is_named_wherever_it_is(world: World, make_group: MakeGroup) -
     tensor = torch.ones(20, 10, device=world.device)
     for odd_rank in range(world.size):
         calls.assert_mismatch_is_reported(
-            world,
-            group,
-            odd_rank=odd_rank,
-            odd=calls.broadcast(tensor),
-            others=calls.all_reduce(tensor),
-            sequence=odd_rank,
+            world, group, calls.broadcast(tensor), calls.all_reduce(tensor), odd_rank=odd_rank, sequence=odd_rank
         )
 
 
@@ -139,10 +127,8 @@ def test_other_shape_is_reported(
     calls.assert_mismatch_is_reported(
         world,
         make_group(world),
-        odd_rank=0,
-        odd=calls.all_reduce(torch.ones(odd_shape, device=world.device)),
-        others=calls.all_reduce(torch.ones(shape, device=world.device)),
-        sequence=0,
+        calls.all_reduce(torch.ones(odd_shape, device=world.device)),
+        calls.all_reduce(torch.ones(shape, device=world.device)),
     )
 
 
@@ -154,10 +140,8 @@ def test_scatter_of_other_length_is_reported(world: World, make_group: MakeGroup
     calls.assert_mismatch_is_reported(
         world,
         make_group(world),
-        odd_rank=0,
-        odd=calls.scatter(short, [torch.zeros_like(short) for _ in range(world.size)]),
-        others=calls.scatter(long, None),
-        sequence=0,
+        calls.scatter(short, [torch.zeros_like(short) for _ in range(world.size)]),
+        calls.scatter(long, None),
     )
 
 
@@ -167,10 +151,9 @@ def test_other_dtype_is_reported(world: World, make_group: MakeGroup) -> None:
     calls.assert_mismatch_is_reported(
         world,
         make_group(world),
+        calls.all_reduce(torch.ones(20, 2, dtype=torch.int64, device=world.device)),
+        calls.all_reduce(torch.ones(20, 2, device=world.device)),
         odd_rank=world.size - 1,
-        odd=calls.all_reduce(torch.ones(20, 2, dtype=torch.int64, device=world.device)),
-        others=calls.all_reduce(torch.ones(20, 2, device=world.device)),
-        sequence=0,
     )
 
 
@@ -180,12 +163,7 @@ def test_all_gather_against_reduce_scatter_is_reported(world: World, make_group:
     whole = torch.ones(4 * world.size, device=world.device)
     part = torch.zeros(4, device=world.device)
     calls.assert_mismatch_is_reported(
-        world,
-        make_group(world),
-        odd_rank=0,
-        odd=calls.all_gather_base(whole, part),
-        others=calls.reduce_scatter_base(part, whole),
-        sequence=0,
+        world, make_group(world), calls.all_gather_base(whole, part), calls.reduce_scatter_base(part, whole)
     )
 
 
@@ -205,14 +183,7 @@ def test_reduce_scatter_of_other_size_is_reported(
             torch.zeros(5, device=world.device), torch.ones(6 * world.size, device=world.device)
         ),
     }[uneven]
-    calls.assert_mismatch_is_reported(
-        world,
-        make_group(world),
-        odd_rank=0,
-        odd=odd,
-        others=calls.reduce_scatter_base(part, whole),
-        sequence=0,
-    )
+    calls.assert_mismatch_is_reported(world, make_group(world), odd, calls.reduce_scatter_base(part, whole))
 
 
 @pytest.mark.distributed(backends=["nccl"])
@@ -322,12 +293,7 @@ def test_coalesced_reduce_scatter_against_barrier_is_reported(world: World) -> N
     tensors = [torch.ones(2 * world.size, 2, device=world.device)]
     outputs = [torch.zeros(2, 2, device=world.device)]
     calls.assert_mismatch_is_reported(
-        world,
-        groups.debug_detail_group(world),
-        odd_rank=0,
-        odd=calls.reduce_scatter_coalesced(outputs, tensors),
-        others=calls.barrier(),
-        sequence=0,
+        world, groups.debug_detail_group(world), calls.reduce_scatter_coalesced(outputs, tensors), calls.barrier()
     )
 
 
@@ -424,13 +390,8 @@ def test_default_group_without_gloo_needs_no_wrapper(
 
 def init_default_group(world: World) -> None:
     """Make the default group, wrapped or not as torch's debug level says."""
-    dist.init_process_group(
-        world.backend,
-        store=world.store,
-        rank=world.rank,
-        world_size=world.size,
-        timeout=timedelta(seconds=groups.GROUP_TIMEOUT_S),
-    )
+    limit = timedelta(seconds=groups.GROUP_TIMEOUT_S)
+    dist.init_process_group(world.backend, store=world.store, rank=world.rank, world_size=world.size, timeout=limit)
 
 
 @pytest.mark.distributed(init=False)
@@ -442,9 +403,7 @@ def test_default_group_is_wrapped_under_debug_detail(world: World) -> None:
     calls.assert_mismatch_is_reported(
         world,
         c10d._get_default_group(),
-        odd_rank=0,
-        odd=calls.all_reduce(torch.ones(20, 2, device=world.device)),
-        others=calls.all_reduce(torch.ones(20, 10, device=world.device)),
-        sequence=0,
+        calls.all_reduce(torch.ones(20, 2, device=world.device)),
+        calls.all_reduce(torch.ones(20, 10, device=world.device)),
     )
     dist.destroy_process_group()

@@ -21,8 +21,7 @@ from dist_testing.conformance.catalogue import all_cells, chosen_cells
 from dist_testing.conformance.cell import Status
 from dist_testing.conformance.expectations import CONTRACT, Expectations, read_expectations
 from dist_testing.conformance.kit_session import CELL_LIMIT_S, CellSession, cell_limit
-from dist_testing.conformance.matrix import feature_problems, read_matrix
-from dist_testing.conformance.page import write_matrix
+from dist_testing.conformance.matrix import feature_problems, read_matrix, write_matrix
 from dist_testing.core.ground.add_ons import add_on_named
 from dist_testing.core.ground.backends import Backend, add_backends, backend_named, backends
 from dist_testing.core.ground.errors import DistTestingError, InterruptedRunError, UsageError

@@ -10,7 +10,7 @@ from typing import Any
 
 from dist_testing.conformance.axes import COMPLEX, DTYPES, FLOATS, GROUPS, LAYOUTS, OPS, SHAPES, fits, is_defined
 from dist_testing.conformance.cell import WHOLE, Cell, Status, matches
-from dist_testing.conformance.rows.registry import scripted_cells
+from dist_testing.conformance.rows import scripted_cells
 from dist_testing.core.ground.errors import UsageError
 
 WORLD_SIZES = (1, 2, 3, 4, 5, 7)
@@ -50,12 +50,24 @@ _RARE = (
     ("7.3", "all_gather_single", ""),
     ("7.4", "all_gather_coalesced", ""),
 )
+_RARE_AXES = (
+    (1, "float32", "sync", WHOLE),
+    (2, "int32", "sync", WHOLE),
+    (3, "float64", "async", "world"),
+    (4, "complex64", "sync", WHOLE),
+    (5, "bfloat16", "async", "overlap"),
+)
 
 
 def table_cells() -> list[Cell]:
     """Return the cells of the table of tensor operations, each once."""
-    every = [_reducing(operation) for operation in _REDUCING] + [_moving(operation) for operation in _MOVING]
-    return list(dict.fromkeys(map(_cell, itertools.chain(*every, _rare()))))
+    cells = [_cell(row, operation, values) for operation, row in _REDUCING.items() for values in _reducing(operation)]
+    cells += [_cell(row, operation, values) for operation, row in _MOVING.items() for values in _moving(operation)]
+    for row, operation, op in _RARE:
+        for size, dtype, mode, group in _RARE_AXES:
+            axes = {"world_size": size, "op": op, "dtype": dtype, "layout": "contiguous", "size": "matrix"}
+            cells.append(_cell(row, operation, {**axes, "group": group, "mode": mode}))
+    return list(dict.fromkeys(cells))
 
 
 @functools.cache
@@ -107,17 +119,16 @@ def chosen_cells(cells: Sequence[Cell], patterns: Sequence[str], world_sizes: st
     return chosen
 
 
-def _cell(values: dict[str, Any]) -> Cell:
-    operation, op, dtype = values["operation"], values.get("op"), values["dtype"]
+def _cell(row: str, operation: str, values: dict[str, Any]) -> Cell:
+    op, dtype = values.get("op"), values["dtype"]
     # Products of complex numbers have a value. These functions alone ask c10d's `supports_complex`, which refuses them.
     asks = operation in ("all_reduce", "all_reduce_coalesced")
     refuses = op and (not is_defined(op, dtype) or (asks and op == "product" and dtype in COMPLEX))
-    return Cell(**values, contract=Status.REFUSES if refuses else Status.WORKS)
+    return Cell(row, operation, **values, contract=Status.REFUSES if refuses else Status.WORKS)
 
 
 def _reducing(operation: str) -> Iterator[dict[str, Any]]:
     """Yield the cells of an operation that reduces: every op with every dtype, then the other axes by pairs."""
-    common = {"row": _REDUCING[operation], "operation": operation}
     roots = _ROOTS_OF.get(operation, ("",))
     for number, (op, dtype) in enumerate(itertools.product(OPS, DTYPES)):
         # Every pair once, for the function that most programs call; for the others every op, and every dtype.
@@ -127,48 +138,31 @@ def _reducing(operation: str) -> Iterator[dict[str, Any]]:
             # c10d offers its factor for floating-point tensors.
             continue
         axes = {"world_size": 2 + number % 2, "op": op, "dtype": dtype, "layout": "contiguous", "size": "odd"}
-        yield {**common, **axes, "root": roots[-1], "group": WHOLE, "mode": _MODES[number // 2 % 2]}
-    pairs = pairwise({**_axes(_SOME_DTYPES, roots), "op": ("sum", "avg")}, functools.partial(_possible, operation))
-    for values in pairs:
-        yield {**common, **values}
+        yield {**axes, "root": roots[-1], "group": WHOLE, "mode": _MODES[number // 2 % 2]}
+    yield from _pairs(operation, _SOME_DTYPES, op=("sum", "avg"))
 
 
 def _moving(operation: str) -> Iterator[dict[str, Any]]:
-    axes = _axes(_MOVED_DTYPES, _ROOTS_OF.get(operation, ("",)))
-    axes["variant"] = _VARIANTS.get(operation, ("",))
-    if operation == "batch_isend_irecv":
-        axes["mode"] = ("async",)
-    chosen = pairwise(axes, functools.partial(_possible, operation))
+    more = {"mode": ("async",)} if operation == "batch_isend_irecv" else {}
+    chosen = _pairs(operation, _MOVED_DTYPES, variant=_VARIANTS.get(operation, ("",)), **more)
     # The other dtypes once each, in turn under the conditions that the pairs have.
     for number, dtype in enumerate(sorted(set(DTYPES) - set(_MOVED_DTYPES))):
         chosen.append({**chosen[(7 * number) % len(chosen)], "dtype": dtype})
-    for values in chosen:
-        yield {"row": _MOVING[operation], "operation": operation, **values}
+    yield from chosen
 
 
-def _rare() -> Iterator[dict[str, Any]]:
-    for row, operation, op in _RARE:
-        for size, dtype, mode, group in (
-            (1, "float32", "sync", WHOLE),
-            (2, "int32", "sync", WHOLE),
-            (3, "float64", "async", "world"),
-            (4, "complex64", "sync", WHOLE),
-            (5, "bfloat16", "async", "overlap"),
-        ):
-            axes = {"world_size": size, "op": op, "dtype": dtype, "layout": "contiguous", "size": "matrix"}
-            yield {"row": row, "operation": operation, **axes, "group": group, "mode": mode}
-
-
-def _axes(dtypes: Sequence[str], roots: Sequence[str]) -> dict[str, Sequence[Any]]:
-    return {
+def _pairs(operation: str, dtypes: Sequence[str], **more: Sequence[str]) -> list[dict[str, Any]]:
+    axes: dict[str, Sequence[Any]] = {
         "dtype": dtypes,
         "world_size": WORLD_SIZES,
         "size": tuple(SHAPES),
-        "root": roots,
+        "root": _ROOTS_OF.get(operation, ("",)),
         "group": tuple(GROUPS),
         "layout": LAYOUTS,
         "mode": _MODES,
+        **more,
     }
+    return pairwise(axes, functools.partial(_possible, operation))
 
 
 def _possible(operation: str, values: Mapping[str, Any]) -> bool:

@@ -16,8 +16,7 @@ from dist_testing.conformance.catalogue import all_cells, chosen_cells
 from dist_testing.conformance.cell import Cell, Status, matches
 from dist_testing.conformance.expectations import Expectations, read_expectations
 from dist_testing.conformance.kit_session import CellSession, cell_limit
-from dist_testing.conformance.matrix import FEATURE_CELLS, feature_problems
-from dist_testing.conformance.page import write_matrix
+from dist_testing.conformance.matrix import FEATURE_CELLS, feature_problems, write_matrix
 from dist_testing.core.ground.errors import UsageError
 from dist_testing.core.ground.runfiles import find_runfiles
 from dist_testing.core.pytest.in_runner import BUDGET_KEY

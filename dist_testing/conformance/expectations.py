@@ -148,50 +148,52 @@ def read_expectations(path: str | Path, backend: str, today: datetime.date | Non
         raise _bad(path, f"not_run = {not_run!r} says nothing")
     if not_run and content["rows"]:
         raise _bad(path, "it says that the backend was not run, and has rows, which only a run can show")
-    today = today or datetime.date.today()
-    rows = tuple(_row(path, number, entry, today) for number, entry in enumerate(content["rows"], 1))
-    return Expectations(rows, str(path), not_run)
+    rows = []
+    for number, entry in enumerate(content["rows"], 1):
+        try:
+            rows.append(_row(number, entry, today or datetime.date.today()))
+        except WrongValueError as error:
+            raise _bad(path, f"row {number} {error}") from None
+    return Expectations(tuple(rows), str(path), not_run)
 
 
-def _row(path: str | Path, number: int, entry: Any, today: datetime.date) -> Row:
-    where = f"row {number}"
+def _row(number: int, entry: Any, today: datetime.date) -> Row:
     if not isinstance(entry, dict):
-        raise _bad(path, f"{where} is {entry!r}; expected an object")
+        raise WrongValueError(f"is {entry!r}; expected an object")
     keys: dict[str, Any] = {**_REQUIRED, **_OPTIONAL}
     if unknown := sorted(entry.keys() - keys):
-        raise _bad(path, f"{where} has the unknown key {unknown[0]!r}; the keys are {', '.join(keys)}")
+        raise WrongValueError(f"has the unknown key {unknown[0]!r}; the keys are {', '.join(keys)}")
     if missing := [key for key in _REQUIRED if not entry.get(key)]:
-        raise _bad(path, f"{where} has no {missing[0]}")
+        raise WrongValueError(f"has no {missing[0]}")
     values: dict[str, Any] = {"except": (), "torch": ""}
     for key, value in entry.items():
         try:
             values[key] = shape_of(keys[key]).read(value)
         except WrongValueError as error:
-            raise _bad(path, f"{where}: {key} = {error}") from None
+            raise WrongValueError(f"has {key} = {error}") from None
     if "" in (*values["cells"], *values["except"]):
-        raise _bad(path, f"{where} has an empty pattern")
+        raise WrongValueError("has an empty pattern")
     reason = values["reason"].strip()
     if len(reason) < _LEAST_REASON or reason.upper().startswith("TODO"):
-        raise _bad(path, f"{where}: reason = {reason!r} says nothing")
+        raise WrongValueError(f"has reason = {reason!r}, which says nothing")
     try:
         until = datetime.date.fromisoformat(values["until"])
     except ValueError:
-        raise _bad(path, f"{where}: until = {values['until']!r}; expected a date such as 2027-06-30") from None
+        raise WrongValueError(f"has until = {values['until']!r}; expected a date such as 2027-06-30") from None
     if until < today:
-        raise _bad(path, f"{where} ({', '.join(values['cells'])}) was to be looked at again by {until}")
+        raise WrongValueError(f"({', '.join(values['cells'])}) was to be looked at again by {until}")
     covers = (values["cells"], values["except"], values["status"])
-    return Row(number, *covers, values["reason"], values["link"], until, _holds(path, where, values["torch"]))
+    return Row(number, *covers, values["reason"], values["link"], until, _holds(values["torch"]))
 
 
-def _holds(path: str | Path, where: str, conditions: str) -> bool:
+def _holds(conditions: str) -> bool:
     """Return whether all conditions, such as ">=2.13,<2.15", hold for the installed torch."""
     major, minor = torch_version().split(".")[:2]
-    ours = (int(major), int(minor))
     holds = True
     for condition in filter(None, conditions.split(",")):
         if (found := _CONDITION.fullmatch(condition.strip())) is None:
-            raise _bad(path, f"{where}: torch = {conditions!r}; expected conditions such as >=2.13,<2.15")
-        holds &= COMPARISONS[found[1]](ours, (int(found[2]), int(found[3])))
+            raise WrongValueError(f"has torch = {conditions!r}; expected conditions such as >=2.13,<2.15")
+        holds &= COMPARISONS[found[1]]((int(major), int(minor)), (int(found[2]), int(found[3])))
     return holds
 
 

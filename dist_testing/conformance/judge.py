@@ -29,11 +29,12 @@ def judge(cell: Cell, result: CaseResult, observed: Mapping[int, Observation], l
         return _not_observed(cell, result, missing, seconds)
     every = [observed[rank] for rank in sorted(observed)]
     status, detail = _status(cell, every, limit_s)
-    lives = None if all(one.seen is Seen.RIGHT for one in every) else all(one.lives for one in every)
-    if status is Status.WORKS and result.verdict.cause not in (Cause.NONE, Cause.INTERRUPTED):
+    if status is not Status.WORKS:
+        return Result(cell, status, detail, seconds, all(one.lives for one in every))
+    if result.verdict.cause not in (Cause.NONE, Cause.INTERRUPTED):
         # Every rank saw the right thing, and the ranks did not survive the cell.
         return Result(cell, Status.WRONG, f"after the cell: {result.verdict.reason}", seconds, lives=False)
-    return Result(cell, status, detail, seconds, lives)
+    return Result(cell, status, detail, seconds)
 
 
 def _crash(outcome: RankOutcome) -> str:

@@ -54,8 +54,10 @@ class Kit:
 
         Each group of a world is made once. All ranks ask for the same groups in the same order.
         """
-        if name in ("", WHOLE, "world"):
-            return self.dist.group.WORLD if name == "world" else None
+        if name in ("", WHOLE):
+            return None
+        if name == "world":
+            return self.dist.group.WORLD
         if name not in self._groups:
             self._groups[name] = self.dist.new_group(list(members(name, self.size)))
         return self._groups[name]
@@ -65,9 +67,8 @@ class Kit:
 
         `seconds` is its limit; None for torch's.
         """
-        own = {"store": self.world.store, "rank": self.rank, "world_size": self.size}
-        if seconds is not None:
-            own["timeout"] = timedelta(seconds=seconds)
+        limit = None if seconds is None else timedelta(seconds=seconds)
+        own = {"store": self.world.store, "rank": self.rank, "world_size": self.size, "timeout": limit}
         self.dist.init_process_group(self.backend, **{**own, **more})
 
     def new_group(self, ranks: list[int] | None = None, **more: Any) -> Any:
@@ -178,7 +179,7 @@ class Kit:
         """Return the first line of the error that a call fails with; raise `WrongError` if it returns."""
         try:
             found = call()
-            if found is not None and hasattr(found, "wait"):
+            if hasattr(found, "wait"):
                 found.wait()
         except Exception as error:
             return first_line(error)
@@ -187,8 +188,8 @@ class Kit:
     def end(self) -> None:
         """Destroy the groups that the cell has made."""
         for group in reversed(self.mine):
-            if group is not None and group != self.dist.GroupMember.NON_GROUP_MEMBER:
-                # An error: the cell has destroyed it.
+            # None would be the default group. An error: the cell has destroyed it.
+            if group is not None:
                 with contextlib.suppress(ValueError, AssertionError):
                     self.dist.destroy_process_group(group)
 

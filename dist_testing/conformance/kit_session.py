@@ -76,8 +76,7 @@ class CellSession:
         self.expectations = expectations or Expectations()
         self.matrix = Matrix(backend.name, torch_version())
         self._results: dict[Cell, tuple[Result, str]] = {}
-        # The cells that have run on the ranks of the present pool.
-        self._before: list[Cell] = []
+        self._before: list[Cell] = []  # the cells that have run on the ranks of the present pool
         # Cells compute little, and threads that wait for each other's turn on a busy machine would cost their limit.
         self.backend = dataclasses.replace(backend, env={"OMP_NUM_THREADS": "1", **backend.env})
         self._limit_s = limit_s
@@ -160,16 +159,12 @@ class CellSession:
             self._before = []
         # A rank that is left may still write.
         with tempfile.TemporaryDirectory(prefix="dist-testing-cell-", ignore_cleanup_errors=True) as directory:
+            order = json.dumps({"cell": cell.name, "directory": directory})
             case = Case(
                 name=cell.name,
                 world_size=cell.world_size,
-                body=CaseBody(
-                    "conformance",
-                    json.dumps({"cell": cell.name, "directory": directory}),
-                    # Groups stay for the next cell, and the kit puts back everything else.
-                    keeps_state=True,
-                    keeps_groups=True,
-                ),
+                # Groups stay for the next cell, and the kit puts back everything else.
+                body=CaseBody("conformance", order, keeps_state=True, keeps_groups=True),
                 timeout_s=limit_s,
                 isolation=self._isolation,
                 pool=pool,

@@ -1,4 +1,4 @@
-"""Writes the capability matrix: what every cell of a backend did. `page` makes HTML of it.
+"""Writes the capability matrix: what every cell of a backend did, as JSON, Markdown and HTML.
 
 It also shows whether the features that the backend declares are true.
 """
@@ -8,15 +8,18 @@ from __future__ import annotations
 import itertools
 import json
 from collections import Counter
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from html import escape
 from pathlib import Path
+from string import Template
 from typing import ClassVar
 
 from dist_testing.conformance.cell import Result, Status, matches
 from dist_testing.conformance.expectations import Expectations
 from dist_testing.core.ground.backends import Backend
 from dist_testing.core.ground.codec import WrongValueError, shape_of
-from dist_testing.core.ground.errors import ReportError
+from dist_testing.core.ground.errors import ReportError, UsageError
 
 SCHEMA = 1
 # Limits of the relay: failed tests in a payload, and the message of each, 1 KB of at most four bytes a character.
@@ -189,49 +192,121 @@ def difference(before: Matrix, after: Matrix) -> dict[str, tuple[str, str]]:
     return {name: pair for name, pair in pairs.items() if pair[0] != pair[1]}
 
 
-def operations(matrix: Matrix) -> dict[str, Counter[str]]:
-    """Return the counts of statuses by operation, sorted by name."""
-    found: dict[str, Counter[str]] = {}
-    for name, cell in sorted(matrix.cells.items()):
-        counts = found.setdefault(name.partition("/")[0], Counter())
-        counts[cell.status.value] += 1
-        counts["deviations"] += cell.deviates
-    return found
+_STATUSES = [status.value for status in Status]
+_PAGE = Template("""<!DOCTYPE html>
+<html lang="en"><head><meta charset="utf-8"><title>$title</title><style>
+body{font:14px/1.4 system-ui,sans-serif;margin:2em;max-width:100em}
+table{border-collapse:collapse;margin:1em 0}
+td,th{border:1px solid #ccc;padding:2px 8px;text-align:left;vertical-align:top}
+td.n{text-align:right}.works{background:#e3f6e3}.refuses{background:#fff3cd}.wrong,.crashes{background:#f8d0d0}
+.hangs{background:#f3d3f3}.not-run{background:#eee}code{font-size:12px}summary{cursor:pointer}
+</style></head><body><h1>$title</h1><p>$counts</p>$remark$difference
+<h2>Deviations</h2>$deviations<h2>By operation</h2>$operations<h2>All cells</h2>$cells</body></html>
+""")
+
+
+def write_matrix(matrix: Matrix, folder: Path, before: Matrix | None = None) -> None:
+    """Write a matrix in its forms to a folder, which is made if it is missing.
+
+    `before` is another matrix, with which matrix.html compares.
+
+    Raises:
+        UsageError: If the files cannot be written.
+    """
+    texts = {
+        "matrix.json": matrix.to_json(),
+        "crcr.json": matrix.to_relay(),
+        "matrix.md": markdown(matrix),
+        "matrix.html": page(matrix, before),
+    }
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        for name, text in texts.items():
+            (folder / name).write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise UsageError(
+            f"{folder}: the matrix cannot be written: {error.strerror}.\n"
+            "The folder is made if it is missing, and its files are replaced.\n"
+            "Name a folder that you may write to."
+        ) from error
+
+
+def _operations(matrix: Matrix) -> list[list[str]]:
+    """Return a row per operation: its name, the counts of statuses, and that of deviations; "" for none."""
+    rows = []
+    for operation, names in itertools.groupby(sorted(matrix.cells), lambda name: name.partition("/")[0]):
+        cells = [matrix.cells[name] for name in names]
+        counts = Counter(cell.status.value for cell in cells)
+        numbers = [*(counts[status] for status in _STATUSES), sum(cell.deviates for cell in cells)]
+        rows.append([operation, *(str(number or "") for number in numbers)])
+    return rows
 
 
 def markdown(matrix: Matrix) -> str:
     """Return the matrix as Markdown: one line per operation, then the deviations by reason."""
-    statuses = [status.value for status in Status]
-    lines = [
-        f"# {matrix.title}",
-        "",
-        f"{len(matrix.cells)} cells: {matrix.counts_text()}",
-        "",
-        *([matrix.remark(), ""] if matrix.remark() else []),
-        f"| operation | {' | '.join(statuses)} | deviations |",
-        "|---|" + "---|" * (len(statuses) + 1),
-    ]
-    for operation, counts in operations(matrix).items():
-        numbers = " | ".join(str(counts[status] or "") for status in statuses)
-        lines.append(f"| `{operation}` | {numbers} | {counts['deviations'] or ''} |")
     by_reason: dict[tuple[str, str, str], list[str]] = {}
     for name, cell in matrix.deviations().items():
-        by_reason.setdefault((cell.reason or "not declared", cell.link, cell.status.value), []).append(name)
-    if by_reason:
-        lines += [
-            "",
-            "## Deviations",
-            "",
-            "| status | reason | where to read | cells | for example |",
-            "|---|---|---|---|---|",
-        ]
-    for (reason, link, status), names in by_reason.items():
-        lines.append(f"| {status} | {_cell(reason)} | {_cell(link)} | {len(names)} | `{names[0]}` |")
+        by_reason.setdefault((cell.status.value, cell.reason or "not declared", cell.link), []).append(name)
+    deviations = [[*reason, str(len(names)), f"`{names[0]}`"] for reason, names in by_reason.items()]
+    operations = [[f"`{operation}`", *counts] for operation, *counts in _operations(matrix)]
+    lines = [f"# {matrix.title}", "", f"{len(matrix.cells)} cells: {matrix.counts_text()}", ""]
+    if matrix.remark():
+        lines += [matrix.remark(), ""]
+    lines += _markdown_table(["operation", *_STATUSES, "deviations"], operations)
+    if deviations:
+        header = ["status", "reason", "where to read", "cells", "for example"]
+        lines += ["", "## Deviations", "", *_markdown_table(header, deviations)]
     return "\n".join(lines) + "\n"
 
 
-def _cell(text: str) -> str:
-    return text.replace("|", "\\|").replace("\n", " ")
+def _markdown_table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
+    every = [header, *([text.replace("|", "\\|").replace("\n", " ") for text in row] for row in rows)]
+    lines = [f"| {' | '.join(row)} |" for row in every]
+    return [lines[0], f"|{'---|' * len(header)}", *lines[1:]]
+
+
+def page(matrix: Matrix, before: Matrix | None = None) -> str:
+    """Return the matrix as HTML, which needs no other file.
+
+    It begins with the difference from `before`, such as the matrix of another torch.
+    """
+    compared = ""
+    if before is not None:
+        differs = [[name, *pair] for name, pair in difference(before, matrix).items()]
+        names = [f"{one.backend}, torch {one.torch}" for one in (before, matrix)]
+        body = _table(["cell", *names], differs) if differs else "<p>No cell differs.</p>"
+        compared = f"<h2>Difference: {len(differs)} cells</h2>{body}"
+    deviations = [
+        [name, cell.status.value, cell.reason, cell.link, cell.detail]
+        for name, cell in sorted(matrix.deviations().items())
+    ]
+    header = ["cell", "status", "reason", "where to read", "observed"]
+    cells = ""
+    for operation, of_it in itertools.groupby(sorted(matrix.cells), lambda name: name.partition("/")[0]):
+        rows = [[name, matrix.cells[name].status.value] for name in of_it]
+        table = _table(["cell", "status"], rows)
+        cells += f"<details><summary>{escape(operation)} ({len(rows)})</summary>{table}</details>"
+    return _PAGE.substitute(
+        title=escape(matrix.title),
+        counts=escape(f"{len(matrix.cells)} cells: {matrix.counts_text()}"),
+        remark=f"<p><b>{escape(matrix.remark())}</b></p>" if matrix.remark() else "",
+        difference=compared,
+        deviations=_table(header, deviations) if deviations else "<p>None.</p>",
+        operations=_table(["operation", *_STATUSES, "deviations"], _operations(matrix)),
+        cells=cells,
+    )
+
+
+def _table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    """Return a table of HTML. The first text of a row is a name of code; statuses have their colours."""
+
+    def column(text: str) -> str:
+        kind = "n" if text.isdigit() else text.replace(" ", "-") if text in _STATUSES else ""
+        return f'<td class="{kind}">{escape(text)}</td>'
+
+    head = "".join(f"<th>{escape(name)}</th>" for name in header)
+    lines = (f"<tr><td><code>{escape(name)}</code></td>{''.join(map(column, rest))}</tr>" for name, *rest in rows)
+    return f"<table><tr>{head}</tr>{''.join(lines)}</table>"
 
 
 def feature_problems(matrix: Matrix, backend: Backend) -> list[str]:

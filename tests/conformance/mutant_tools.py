@@ -1,26 +1,76 @@
-"""Tools for mutants: wrapping methods of the group, its handles, and tensors."""
+"""Tools for mutants: three ways to change a method of the group, and what they need."""
 
 from __future__ import annotations
 
+import functools
 import os
 import signal
 from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch._C._distributed_c10d import _create_work_from_future  # type: ignore[attr-defined]
 
 from dist_testing.threaded.group import ThreadedGroup
 
+# Number of a bug to what plants it.
+PLANTS: dict[int, Callable[[], None]] = {}
+_Function = Callable[..., Any]
 
-def wrap(method: str, mutant: Callable[..., Any]) -> None:
-    """Replace a method of the group by `mutant(original, group, *arguments)`."""
+
+def wrap(method: str, mutant: _Function) -> None:
+    """Replace a method of the group by `mutant(group, call, *arguments)`, where `call` is the method of this group."""
     original = getattr(ThreadedGroup, method)
 
     def replaced(self: Any, *given: Any, **more: Any) -> Any:
-        return mutant(original, self, *given, **more)
+        return mutant(self, functools.partial(original, self), *given, **more)
 
     setattr(ThreadedGroup, method, replaced)
+
+
+def plant(number: int, *methods: str) -> Callable[[_Function], _Function]:
+    """Register the bug of this number: the function takes the place of the methods, as `wrap` says.
+
+    Without methods the function itself plants the bug.
+    """
+
+    def register(function: _Function) -> _Function:
+        def put() -> None:
+            for method in methods:
+                wrap(method, function)
+
+        PLANTS[number] = put if methods else function
+        return function
+
+    return register
+
+
+def change(number: int, *methods: str) -> Callable[[_Function], _Function]:
+    """Register the bug of this number: methods get other arguments.
+
+    The function gets the group and the arguments. It returns the positional arguments to use, or None for the given
+    ones; it can also raise, or end the process.
+    """
+
+    def register(function: _Function) -> _Function:
+        def mutant(group: Any, call: _Function, *given: Any, **more: Any) -> Any:
+            changed = function(group, *given, **more)
+            return call(*(given if changed is None else changed), **more)
+
+        return plant(number, *methods)(mutant)
+
+    return register
+
+
+def spoil(number: int, *methods: str) -> Callable[[_Function], _Function]:
+    """Register the bug of this number: the function gets the group and the arguments at the end of the first wait."""
+
+    def register(function: _Function) -> _Function:
+        def mutant(group: Any, call: _Function, *given: Any, **more: Any) -> Any:
+            return after(call(*given, **more), lambda: function(group, *given))
+
+        return plant(number, *methods)(mutant)
+
+    return register
 
 
 def after(work: Any, action: Callable[[], Any]) -> Any:
@@ -39,13 +89,6 @@ def after(work: Any, action: Callable[[], Any]) -> Any:
     return work
 
 
-def handle(result: Any) -> Any:
-    """Return the handle of a call that is done."""
-    future: torch.futures.Future[Any] = torch.futures.Future()
-    future.set_result(result)
-    return _create_work_from_future(future)
-
-
 def tensors_of(given: Any) -> list[Any]:
     """Return the tensors of an argument: one, a list, or a list of one list."""
     if isinstance(given, torch.Tensor):
@@ -53,14 +96,6 @@ def tensors_of(given: Any) -> list[Any]:
     if given and isinstance(given[0], list):
         return list(given[0])
     return list(given or [])
-
-
-def flat(given: Any) -> Any:
-    """Return tensors over the same memory, as if the given ones were contiguous."""
-    if isinstance(given, list):
-        return [flat(one) for one in given]
-    steps = torch.empty(given.shape, device="meta").stride()
-    return given.as_strided(given.shape, steps, given.storage_offset())
 
 
 def global_root(group: Any, root: int) -> int:
@@ -78,39 +113,11 @@ def copied_options(options: Any, **changed: Any) -> Any:
     return copy
 
 
+def with_global_root(group: Any, options: Any) -> Any:
+    """Return options whose root is taken for a rank in the group, although it is a global one; None stays None."""
+    return options and copied_options(options, rootRank=global_root(group, options.rootRank))
+
+
 def die(name: str) -> None:
     """End the process by a signal."""
     os.kill(os.getpid(), getattr(signal, name))
-
-
-PLANTS: dict[int, Callable[[], None]] = {}
-
-
-def plant(number: int) -> Callable[[Callable[[], None]], Callable[[], None]]:
-    """Register the function that plants the bug of this number."""
-
-    def register(function: Callable[[], None]) -> Callable[[], None]:
-        PLANTS[number] = function
-        return function
-
-    return register
-
-
-def lose_tail(condition: Callable[[Any, int], bool], block: int) -> None:
-    """Make all_reduce lose the elements of the last block that is not full."""
-
-    def mutant(call: Any, group: Any, tensors: Any, *given: Any, **more: Any) -> Any:
-        def lose() -> None:
-            for tensor in tensors:
-                if condition(tensor, group.size()) and tensor.dim() == 1 and tensor.numel() % block:
-                    tensor[-(tensor.numel() % block) :].zero_()
-
-        return after(call(group, tensors, *given, **more), lose)
-
-    wrap("allreduce", mutant)
-
-
-def wrap_all_to_all(mutant: Callable[..., Any]) -> None:
-    """Replace both names of the method of all_to_all_single."""
-    wrap("alltoall_base", mutant)
-    wrap("all_to_all_single", mutant)

@@ -34,7 +34,7 @@ from dist_testing.conformance.cell import WHOLE, Cell, Status
 from dist_testing.conformance.expectations import read_expectations
 from dist_testing.conformance.kit_session import CellSession
 from dist_testing.conformance.on_rank.front_end import CellContext, CellFrontEnd
-from dist_testing.conformance.rows.registry import script_of
+from dist_testing.conformance.rows import script_of
 from dist_testing.core.engine.engine import Engine
 from dist_testing.core.ground.backends import Backend, backend_named
 from dist_testing.core.ground.budget import Budget

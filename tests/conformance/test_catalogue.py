@@ -16,98 +16,10 @@ from dist_testing.conformance.catalogue import WORLD_SIZES, all_cells, pairwise,
 from dist_testing.conformance.cell import matches
 from dist_testing.conformance.expectations import CONTRACT, ROWS, WITHOUT_CELL
 
-# Every public name of `distributed_c10d`, over all builds of torch.
-NAMES = (
-    "AllToAllOptions",
-    "AllreduceCoalescedOptions",
-    "AllreduceOptions",
-    "Backend",
-    "BackendConfig",
-    "BarrierOptions",
-    "BroadcastOptions",
-    "DebugLevel",
-    "GatherOptions",
-    "GroupMember",
-    "GroupName",
-    "P2POp",
-    "PrefixStore",
-    "ProcessGroup",
-    "ProcessGroupGloo",
-    "ProcessGroupMPI",
-    "ProcessGroupNCCL",
-    "ProcessGroupNCCL2",
-    "ProcessGroupNCCLLazy",
-    "ProcessGroupUCC",
-    "ProcessGroupXCCL",
-    "ReduceOp",
-    "ReduceOptions",
-    "ReduceScatterOptions",
-    "ScatterOptions",
-    "Store",
-    "Work",
-    "all_gather",
-    "all_gather_coalesced",
-    "all_gather_into_tensor",
-    "all_gather_object",
-    "all_gather_single",
-    "all_reduce",
-    "all_reduce_coalesced",
-    "all_to_all",
-    "all_to_all_single",
-    "barrier",
-    "batch_isend_irecv",
-    "broadcast",
-    "broadcast_object_list",
-    "default_pg_timeout",
-    "destroy_process_group",
-    "gather",
-    "gather_into_tensor",
-    "gather_object",
-    "gather_single",
-    "get_backend",
-    "get_backend_config",
-    "get_backend_impl",
-    "get_debug_level",
-    "get_default_backend_for_device",
-    "get_global_rank",
-    "get_group_rank",
-    "get_node_local_rank",
-    "get_pg_count",
-    "get_process_group_ranks",
-    "get_rank",
-    "get_world_size",
-    "group",
-    "init_process_group",
-    "irecv",
-    "is_backend_available",
-    "is_gloo_available",
-    "is_initialized",
-    "is_mpi_available",
-    "is_nccl_available",
-    "is_torchelastic_launched",
-    "is_ucc_available",
-    "is_xccl_available",
-    "isend",
-    "monitored_barrier",
-    "new_group",
-    "new_subgroups",
-    "new_subgroups_by_enumeration",
-    "record_comm",
-    "recv",
-    "recv_object_list",
-    "reduce",
-    "reduce_op",
-    "reduce_scatter",
-    "reduce_scatter_single",
-    "reduce_scatter_tensor",
-    "scatter",
-    "scatter_object_list",
-    "send",
-    "send_object_list",
-    "set_timeout",
-    "shrink_group",
-    "split_group",
-    "supports_complex",
+# Public names of `distributed_c10d` that only other builds or versions of torch have.
+_OF_OTHER_BUILDS = (
+    *(f"ProcessGroup{name}" for name in ("MPI", "NCCL", "NCCL2", "NCCLLazy", "UCC", "XCCL")),
+    *("gather_into_tensor", "gather_single", "get_backend_impl", "set_timeout"),
 )
 # Those that no cell has as its operation, each with the cell that is about it.
 _ELSEWHERE = {
@@ -138,49 +50,33 @@ _ELSEWHERE = {
 }
 
 
-def test_names_are_unique() -> None:
-    """Two cells of one name would be one row of the matrix."""
-    names = [cell.name for cell in all_cells()]
-    assert len(names) == len(set(names))
-    assert len(names) >= 600
+_NAMES = [cell.name for cell in all_cells()]
 
 
 def test_the_list_is_the_same_in_every_process() -> None:
-    """A name in an expectation file must mean the same cell on every machine; the runner needs no torch to list it."""
-    code = (
-        "import sys; from dist_testing.conformance.catalogue import all_cells; "
-        "print(hash(tuple(c.name for c in all_cells())), file=sys.stderr); "
-        "print('\\n'.join(c.name for c in all_cells()))"
-    )
+    """A name in an expectation file must mean the same one cell on every machine."""
+    code = "from dist_testing.conformance.catalogue import all_cells; print(*(cell.name for cell in all_cells()))"
     done = subprocess.run(
-        [sys.executable, "-c", f"import sys; sys.path[:] = {sys.path!r}; {code}"],
+        [sys.executable, "-c", f"import sys; sys.path[:] = {sys.path!r}; {code}; assert 'torch' not in sys.modules"],
         stdout=subprocess.PIPE,
-        stderr=subprocess.DEVNULL,
         text=True,
         check=True,
         timeout=120,
     )
-    assert done.stdout.split() == [cell.name for cell in all_cells()]
+    assert done.stdout.split() == _NAMES
+    assert len(_NAMES) == len(set(_NAMES)) >= 600
 
 
 def test_every_public_name_of_c10d_has_a_cell() -> None:
     """Of all builds and versions; a name that the installed torch adds must get a cell, or a reason why it has none."""
     import torch.distributed.distributed_c10d as c10d
 
-    operations = {cell.operation for cell in all_cells()} | {cell.variant for cell in all_cells()}
-    missing = [name for name in {*NAMES, *c10d.__all__} if name not in operations and name not in _ELSEWHERE]
-    assert missing == []
-    assert set(c10d.__all__) <= set(NAMES)
-    assert len(NAMES) == len(set(NAMES)) >= 81
-
-
-def test_reasons_name_cells_that_exist() -> None:
-    """A reason that names a cell must name one."""
-    names = [cell.name for cell in all_cells()]
+    known = {cell.operation for cell in all_cells()} | {cell.variant for cell in all_cells()} | _ELSEWHERE.keys()
+    assert len(c10d.__all__) >= 70
+    assert {*c10d.__all__, *_OF_OTHER_BUILDS} - known == set()
     for reason in _ELSEWHERE.values():
         for word in reason.split():
-            if "/" in word:
-                assert any(name.startswith(word) for name in names), word
+            assert "/" not in word or any(name.startswith(word) for name in _NAMES), word
 
 
 def test_every_row_of_the_contract_has_cells() -> None:
@@ -193,7 +89,7 @@ def test_every_row_of_the_contract_has_cells() -> None:
         patterns = [word for word in reason.split() if "/" in word]
         assert patterns or len(reason) > 20, row
         for pattern in patterns:
-            assert any(matches(cell.name, [pattern]) for cell in all_cells()), pattern
+            assert any(matches(name, [pattern]) for name in _NAMES), pattern
 
 
 def test_the_page_of_the_contract_is_up_to_date() -> None:
@@ -212,8 +108,7 @@ def test_the_table_has_every_world_layout_and_group() -> None:
         assert cell.world_size >= GROUPS[cell.group]
         ranks = members(cell.group, cell.world_size)
         assert ranks
-        if cell.root:
-            assert root_of(cell.root, ranks) in ranks
+        assert not cell.root or root_of(cell.root, ranks) in ranks
 
 
 @settings(max_examples=60, deadline=None)

@@ -18,9 +18,10 @@ from dist_testing.conformance.matrix import (
     difference,
     feature_problems,
     markdown,
+    page,
     read_matrix,
+    write_matrix,
 )
-from dist_testing.conformance.page import page, write_matrix
 from dist_testing.core.ground.backends import Backend
 from dist_testing.core.ground.errors import ReportError, UsageError
 
@@ -54,12 +55,8 @@ def test_what_is_written_can_be_read(tmp_path: Path) -> None:
         "group_lives": True,
     }
     assert read_matrix(tmp_path / "out" / "matrix.json") == matrix
-    assert {file.name for file in (tmp_path / "out").iterdir()} == {
-        "crcr.json",
-        "matrix.json",
-        "matrix.md",
-        "matrix.html",
-    }
+    names = {"crcr.json", "matrix.json", "matrix.md", "matrix.html"}
+    assert {file.name for file in (tmp_path / "out").iterdir()} == names
 
 
 def test_the_relay_gets_what_ended_otherwise_than_expected() -> None:
@@ -87,29 +84,23 @@ def test_shards_merge_and_other_runs_do_not() -> None:
         whole.merge(matrix_of(WRONG, torch="2.12.0"))
 
 
-def test_the_difference_names_cells_that_changed() -> None:
-    """Also those that one side lacks."""
-    before = matrix_of(WORKS, WRONG)
-    after = matrix_of(Result(WRONG.cell, Status.WORKS))
-    assert difference(before, after) == {"all_reduce/w2": ("wrong", "works"), "broadcast/w2": ("works", "")}
-    assert difference(before, before) == {}
-
-
-def test_the_page_escapes_and_stands_alone() -> None:
+def test_what_the_pages_say() -> None:
     """One file, no script, nothing from elsewhere; texts of a backend cannot become markup."""
-    text = page(matrix_of(WORKS, WRONG), matrix_of(WORKS))
-    assert "&lt;7&gt; &amp; 8" in text
-    assert "<7>" not in text
-    assert "Difference: 1 cells" in text
-    for outside in ("<script", "http://", "https://", "src="):
+    before, after = matrix_of(WORKS, WRONG), matrix_of(Result(WRONG.cell, Status.WORKS))
+    # Also cells that one side lacks.
+    assert difference(before, after) == {"all_reduce/w2": ("wrong", "works"), "broadcast/w2": ("works", "")}
+    assert "No cell differs." in page(before, before)
+    text = page(before, matrix_of(WORKS))
+    for part in ("&lt;7&gt; &amp; 8", "Difference: 1 cells", '<td class="wrong">wrong</td>', '<td class="n">1</td>'):
+        assert part in text
+    for outside in ("<7>", "<script", "http://", "https://", "src="):
         assert outside not in text
-
-
-def test_markdown_counts_and_lists() -> None:
-    """One line per operation, and the deviations."""
-    text = markdown(matrix_of(WORKS, WRONG))
-    assert "2 cells: 1 works, 1 wrong" in text
-    assert "| wrong | not declared |" in text
+    text = markdown(before)
+    for part in ("2 cells: 1 works, 1 wrong", "| `all_reduce` |  |  | 1 |", "| wrong | not declared |"):
+        assert part in text
+    every = page(matrix_of(*(Result(cell, Status.WORKS) for cell in all_cells())))
+    # So that it opens at once and can be attached anywhere.
+    assert len(every.encode()) <= 300_000
 
 
 def test_features_are_checked_both_ways() -> None:
@@ -138,25 +129,14 @@ def test_every_feature_has_cells() -> None:
         assert any(matches(cell.name, [pattern]) for cell in all_cells()), pattern
 
 
-def test_a_page_of_all_cells_is_small() -> None:
-    """At most 300 kB, so that it opens at once and can be attached anywhere."""
-    matrix = matrix_of(*(Result(cell, Status.WORKS) for cell in all_cells()))
-    assert len(page(matrix).encode()) <= 300_000
-
-
 @pytest.mark.parametrize(
     "text", ["{", "[]", '{"schema": 99}', '{"schema": 1, "backend": "x", "torch": "y", "cells": {"a": {}}}']
 )
 def test_other_files_are_refused(tmp_path: Path, text: str) -> None:
-    """No traceback of ours."""
+    """No traceback of ours: neither for another file, nor for a folder that cannot be made."""
     file = tmp_path / "matrix.json"
     file.write_text(text, encoding="utf-8")
     with pytest.raises(ReportError, match="no capability matrix"):
         read_matrix(file)
-
-
-def test_a_folder_that_cannot_be_made(tmp_path: Path) -> None:
-    """The error names it."""
-    (tmp_path / "file").write_text("", encoding="utf-8")
     with pytest.raises(UsageError, match="cannot be written"):
-        write_matrix(matrix_of(WORKS), tmp_path / "file" / "out")
+        write_matrix(matrix_of(WORKS), file / "out")

@@ -64,12 +64,8 @@ def test_no_two_messages_are_alike(dtype: str) -> None:
     assert len(every) >= (80 if dtype in ("uint8", "int8", "bfloat16") else 97)
     for source, part in itertools.product(range(6), range(6)):
         mine = moved(dtype, source, part, shape, 0)
-        for other in (
-            moved(dtype, source + 1, part, shape, 0),
-            moved(dtype, source, part + 1, shape, 0),
-            moved(dtype, source, part, shape, 1),
-        ):
-            assert not torch.equal(mine, other)
+        for other in ((source + 1, part, 0), (source, part + 1, 0), (source, part, 1)):
+            assert not torch.equal(mine, moved(dtype, *other[:2], shape, other[2]))
         if source != part:
             assert not torch.equal(mine, moved(dtype, part, source, shape, 0))
 
@@ -85,10 +81,11 @@ def test_blocks_of_a_large_tensor_differ(dtype: str) -> None:
 
 
 def test_bools_are_mixed() -> None:
-    """Neither constant nor alternating: between a third and two thirds are true, in every rank and part."""
-    for source, part in itertools.product(range(7), range(7)):
-        count = int(moved("bool", source, part, (301,), 0).sum())
-        assert 100 <= count <= 200
+    """Neither constant nor alternating: between a third and two thirds are true, in every rank, part and operation."""
+    every = [moved("bool", source, part, (301,), 0) for source, part in itertools.product(range(7), range(7))]
+    # Also for operations that count.
+    every += [contribution(op, "bool", (0, 1), 1, 0, (301,), 0) for op in ("sum", "product", "min", "bor")]
+    assert all(100 <= int(one.sum()) <= 200 for one in every)
 
 
 _COMBINE: dict[str, Callable[[Any, Any], Any]] = {
@@ -107,30 +104,21 @@ _COMBINE: dict[str, Callable[[Any, Any], Any]] = {
 @pytest.mark.parametrize("op", OPS)
 def test_reductions_by_plain_python(op: str) -> None:
     """The reduction of all contributions, combined one after the other by Python's own operators."""
-    for dtype, ranks in itertools.product(DTYPES, [(0,), (1, 3), (0, 1, 2), tuple(range(7))]):
-        if is_defined(op, dtype):
-            check_reduction(op, dtype, ranks)
-
-
-def check_reduction(op: str, dtype: str, ranks: tuple[int, ...]) -> None:
-    """Compare one reduction."""
     shape = (3, 5)
-    every = [contribution(op, dtype, ranks, rank, 2, shape, 1) for rank in ranks]
-    found = reduced(op, dtype, ranks, 2, shape, 1)
-    kind = getattr(torch, dtype)
-    assert all((one.dtype, tuple(one.shape)) == (kind, shape) for one in (*every, found))
-    expected = []
-    for values in zip(*(one.flatten().tolist() for one in every), strict=True):
-        value = functools.reduce(_COMBINE[op], values)
+    for dtype, ranks in itertools.product(DTYPES, [(0,), (1, 3), (0, 1, 2), tuple(range(7))]):
+        if not is_defined(op, dtype):
+            continue
+        every = [contribution(op, dtype, ranks, rank, 2, shape, 1) for rank in ranks]
+        found = reduced(op, dtype, ranks, 2, shape, 1)
+        assert all((one.dtype, tuple(one.shape)) == (getattr(torch, dtype), shape) for one in (*every, found))
+        lists = zip(*(one.flatten().tolist() for one in every), strict=True)
+        expected = [functools.reduce(_COMBINE[op], values) for values in lists]
         if dtype == "bool":
             # The sum of bools is "any", their product "all".
-            value = bool(value)
-        elif op == "avg":
-            value = value / len(ranks)
-        elif op == "premul_sum":
-            value = value * FACTOR
-        expected.append(value)
-    assert found.flatten().tolist() == expected
+            expected = list(map(bool, expected))
+        elif op in ("avg", "premul_sum"):
+            expected = [value / len(ranks) if op == "avg" else value * FACTOR for value in expected]
+        assert found.flatten().tolist() == expected
 
 
 @pytest.mark.parametrize("dtype", [dtype for dtype in DTYPES if dtype != "bool"])
@@ -182,13 +170,6 @@ def test_shapes_without_elements_and_dimensions() -> None:
         for op in ("sum", "product", "bxor"):
             assert reduced(op, "int64", (0, 1), 0, shape, 0).shape == shape
         assert reduced("product", "complex64", (0, 1), 0, shape, 0).shape == shape
-
-
-def test_bools_of_reductions_are_mixed() -> None:
-    """Also for operations that count."""
-    for op in ("sum", "product", "min", "bor"):
-        count = int(contribution(op, "bool", (0, 1), 1, 0, (301,), 0).sum())
-        assert 100 <= count <= 200
 
 
 def test_which_reductions_have_a_value() -> None:

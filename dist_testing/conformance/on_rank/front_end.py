@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 from dist_testing.conformance.catalogue import cells_by_name
 from dist_testing.conformance.cell import Observation, Seen
 from dist_testing.conformance.kit import AbsentError, Kit, WrongError, first_line
-from dist_testing.conformance.rows.registry import script_of
+from dist_testing.conformance.rows import script_of
 from dist_testing.core.ground.case import CaseBody
 from dist_testing.core.ground.codec import shape_of
 from dist_testing.core.launch.fresh import ThenBe
@@ -121,13 +121,11 @@ class CellFrontEnd:
 def _observe(kit: Kit) -> Observation:
     from dist_testing.conformance.on_rank.table import Site, run_table_cell
 
-    cell = kit.cell
     kit.site = functools.partial(Site, kit)
-    run = script_of(cell) or run_table_cell
     started_s = time.monotonic()
     seen, text = Seen.RIGHT, ""
     try:
-        run(kit)
+        (script_of(kit.cell) or run_table_cell)(kit)
     except WrongError as error:
         seen, text = Seen.WRONG, str(error)
     except AbsentError as error:
@@ -135,8 +133,7 @@ def _observe(kit: Kit) -> Observation:
     except Exception as error:
         seen, text = Seen.ERROR, f"{type(error).__name__}: {first_line(error)}"
     seconds = time.monotonic() - started_s
-    lives = cell.fresh or _lives(kit, seen)
-    return Observation(kit.rank, seen, text, seconds, lives)
+    return Observation(kit.rank, seen, text, seconds, lives=kit.cell.fresh or _lives(kit, seen))
 
 
 def _lives(kit: Kit, seen: Seen) -> bool:

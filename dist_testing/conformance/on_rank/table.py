@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -30,16 +29,13 @@ class Site:
         self.group = kit.group(cell.group)
         self.me = kit.rank
         self.place = self.ranks.index(self.me) if self.me in self.ranks else -1
+        self.root = root_of(cell.root, self.ranks) if cell.root else -1  # the global rank
+        self.is_root = self.me == self.root
         self.shape = SHAPES[cell.size] if shape is None else shape
         self.inputs: dict[str, Guarded] = {}
         self.outputs: dict[str, tuple[Guarded, Tensor | None]] = {}
         # Makes the call; takes `async_op`. None on a rank that is no member.
         self.run = _OPERATIONS[cell.operation](self) if self.place >= 0 else None
-
-    @property
-    def root(self) -> int:
-        """The global rank of the root."""
-        return root_of(self.cell.root, self.ranks)
 
     def by_name(self, argument: str, rank: int) -> dict[str, int]:
         """Return a global rank as an argument: {"src": global rank} or {"group_src": rank in the group}."""
@@ -122,48 +118,6 @@ class Site:
         return getattr(self.kit.dist.ReduceOp, self.cell.op.upper())
 
 
-def _all_reduce_coalesced(site: Site) -> Callable[[bool], Any]:
-    return site.bound([site.in_place(part, f"tensor[{part}]") for part in range(2)], op=site.op)
-
-
-def _reduce(site: Site) -> Callable[[bool], Any]:
-    # The tensors of other ranks are undefined; a script looks at what becomes of them.
-    tensor = site.in_place(has_result=site.me == site.root)
-    return site.bound(tensor, **site.by_name("dst", site.root), op=site.op)
-
-
-def _broadcast(site: Site) -> Callable[[bool], Any]:
-    make = site.input if site.me == site.root else site.output
-    return site.bound(make(site.moved(site.root, 0), "tensor"), **site.by_name("src", site.root))
-
-
-def _all_gather_coalesced(site: Site) -> Callable[[bool], Any]:
-    outputs = site.output([[site.moved(rank, part) for part in range(2)] for rank in site.ranks])
-    return site.bound(outputs, site.input([site.moved(site.me, part) for part in range(2)]))
-
-
-def _all_gather_into_tensor(site: Site) -> Callable[[bool], Any]:
-    return site.bound(site.output(site.joined(site.every())), site.input(site.moved(site.me, 0)))
-
-
-def _gather(site: Site) -> Callable[[bool], Any]:
-    outputs = site.output(site.every()) if site.me == site.root else None
-    return site.bound(site.input(site.moved(site.me, 0)), outputs, **site.by_name("dst", site.root))
-
-
-def _scatter(site: Site) -> Callable[[bool], Any]:
-    inputs = site.input([site.moved(site.me, rank) for rank in site.ranks]) if site.me == site.root else None
-    return site.bound(site.output(site.moved(site.root, site.me)), inputs, **site.by_name("src", site.root))
-
-
-def _reduce_scatter(site: Site) -> Callable[[bool], Any]:
-    return site.bound(site.output(site.reduced(site.place)), site.input(site.parts()), op=site.op)
-
-
-def _reduce_scatter_tensor(site: Site) -> Callable[[bool], Any]:
-    return site.bound(site.output(site.reduced(site.place)), site.input(site.joined(site.parts())), op=site.op)
-
-
 def _exchanged(site: Site) -> tuple[list[Tensor], list[Tensor]]:
     """Return what this rank sends to each rank of the group, and what it gets from each."""
 
@@ -224,45 +178,71 @@ def _batch(site: Site) -> Callable[[bool], Any]:
     return lambda _: dist.batch_isend_irecv([*receives, *sends])
 
 
+def _all_gather_into_tensor(site: Site) -> Callable[[bool], Any]:
+    return site.bound(site.output(site.joined(site.every())), site.input(site.moved(site.me, 0)))
+
+
+def _reduce_scatter_tensor(site: Site) -> Callable[[bool], Any]:
+    return site.bound(site.output(site.reduced(site.place)), site.input(site.joined(site.parts())), op=site.op)
+
+
 _OPERATIONS: dict[str, Callable[[Site], Callable[[bool], Any]]] = {
     "all_gather": lambda site: site.bound(site.output(site.every()), site.input(site.moved(site.me, 0))),
-    "all_gather_coalesced": _all_gather_coalesced,
+    "all_gather_coalesced": lambda site: site.bound(
+        site.output([[site.moved(rank, part) for part in range(2)] for rank in site.ranks]),
+        site.input([site.moved(site.me, part) for part in range(2)]),
+    ),
     "all_gather_into_tensor": _all_gather_into_tensor,
     "all_gather_single": _all_gather_into_tensor,
     "all_reduce": lambda site: site.bound(site.in_place(), op=site.op),
-    "all_reduce_coalesced": _all_reduce_coalesced,
+    "all_reduce_coalesced": lambda site: site.bound(
+        [site.in_place(part, f"tensor[{part}]") for part in range(2)], op=site.op
+    ),
     "all_to_all": _all_to_all,
     "all_to_all_single": _all_to_all_single,
     "barrier": Site.bound,
     "batch_isend_irecv": _batch,
-    "broadcast": _broadcast,
-    "gather": _gather,
-    "reduce": _reduce,
-    "reduce_scatter": _reduce_scatter,
+    "broadcast": lambda site: site.bound(
+        (site.input if site.is_root else site.output)(site.moved(site.root, 0), "tensor"),
+        **site.by_name("src", site.root),
+    ),
+    "gather": lambda site: site.bound(
+        site.input(site.moved(site.me, 0)),
+        site.output(site.every()) if site.is_root else None,
+        **site.by_name("dst", site.root),
+    ),
+    # The tensors of other ranks are undefined; a script looks at what becomes of them.
+    "reduce": lambda site: site.bound(
+        site.in_place(has_result=site.is_root), **site.by_name("dst", site.root), op=site.op
+    ),
+    "reduce_scatter": lambda site: site.bound(
+        site.output(site.reduced(site.place)), site.input(site.parts()), op=site.op
+    ),
     "reduce_scatter_single": _reduce_scatter_tensor,
     "reduce_scatter_tensor": _reduce_scatter_tensor,
-    "scatter": _scatter,
+    "scatter": lambda site: site.bound(
+        site.output(site.moved(site.root, site.me)),
+        site.input([site.moved(site.me, rank) for rank in site.ranks]) if site.is_root else None,
+        **site.by_name("src", site.root),
+    ),
     "send_recv": _ring,
 }
 
 
 def run_table_cell(kit: Kit) -> None:
-    """Run one cell of the table on this rank. It ends as a script does: see `rows.registry.script`."""
+    """Run one cell of the table on this rank. It ends as a script does: see `rows.script`."""
     cell = kit.cell
     sites = [Site(kit, cell, number) for number in range(2)]
     runs = [site.run for site in sites if site.run is not None]
-    with warnings.catch_warnings():
-        # Scripts check the warnings of deprecated functions.
-        warnings.simplefilter("ignore", FutureWarning)
-        if cell.mode == "async":
-            started = [_handles(run(True)) for run in runs]
-            for handles in reversed(started):
-                for handle in reversed(handles):
-                    handle.wait()
-        else:
-            for run in runs:
-                found = run(False)
-                kit.check(found is None, f"the call without async_op returned {type(found).__name__}; expected None")
+    if cell.mode == "async":
+        started = [_handles(run(True)) for run in runs]
+        for handles in reversed(started):
+            for handle in reversed(handles):
+                handle.wait()
+    else:
+        for run in runs:
+            found = run(False)
+            kit.check(found is None, f"the call without async_op returned {type(found).__name__}; expected None")
     if runs and cell.contract is Status.REFUSES and not is_defined(cell.op, cell.dtype):
         raise WrongError(f"returned a result, but {cell.op} of {cell.dtype} has no value")
     for site in sites:

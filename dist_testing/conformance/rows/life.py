@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import io
+import os
+import socket
 import sys
 import time
 import warnings
@@ -11,14 +13,13 @@ from datetime import timedelta
 from typing import Any
 
 from dist_testing.conformance.kit import Kit
-from dist_testing.conformance.rows.calls import ARGUMENTS, call
-from dist_testing.conformance.rows.registry import script
-from dist_testing.core.ground.environment import environment
+from dist_testing.conformance.rows import script
+from dist_testing.conformance.rows.shared_rules import ARGUMENTS, call
+from dist_testing.core.ground.environment import environment, set_variables
 
 
-@script("3.1", "init_process_group/twice", fresh=True)
+@script("3.1", "init_process_group/twice", init=True)
 def _twice(k: Kit) -> None:
-    k.init()
     with k.raises(ValueError, "initialize the default process group twice"):
         k.init()
 
@@ -27,10 +28,9 @@ def _twice(k: Kit) -> None:
 def _bad(k: Kit) -> None:
     with k.raises(AssertionError):
         k.init(init_method="env://")
-    with k.raises((AssertionError, ValueError), "world_size"):
-        k.init(world_size=-1)
-    with k.raises((AssertionError, ValueError), "rank"):
-        k.init(rank=-1)
+    for name in ("world_size", "rank"):
+        with k.raises((AssertionError, ValueError), name):
+            k.init(**{name: -1})
     for limit in (5, 5.0):
         with k.raises(TypeError, "timeout"):
             k.init(timeout=limit)
@@ -45,16 +45,47 @@ def _store(k: Kit, what: str) -> None:
     k.check_sum()
 
 
+def _port(k: Kit) -> str:
+    """Return a port of loopback that is free, the same on all ranks."""
+    if k.rank == 0:
+        with socket.socket() as free:
+            free.bind(("127.0.0.1", 0))
+            k.world.store.set(k.key("port"), str(free.getsockname()[1]))
+    return str(k.world.store.get(k.key("port")).decode())
+
+
 @script("3.2", "init_process_group/file_method", (2,), fresh=True)
-def _file_method(k: Kit) -> None:
-    url, limit = f"file://{k.world.tmp_path / 'method'}", timedelta(seconds=70)
+@script("3.2", "init_process_group/tcp_method", (1, 2), fresh=True)
+def _url(k: Kit) -> None:
+    """The store has the limit of the group."""
+    is_file, limit = k.cell.variant == "file_method", timedelta(seconds=70)
+    url = f"file://{k.world.tmp_path / 'method'}" if is_file else f"tcp://127.0.0.1:{_port(k)}"
     k.dist.init_process_group(k.backend, init_method=url, rank=k.rank, world_size=k.size, timeout=limit)
     k.equal(k.c10d._get_default_store().timeout, limit, "the limit of the store")
     k.check_sum()
+    k.dist.destroy_process_group()
+
+
+@script("3.2", "init_process_group/env_method", (1, 2), fresh=True)
+def _env(k: Kit) -> None:
+    """The address is in the environment; rank and size are there or are arguments."""
+    values = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": _port(k)}
+    own = {"rank": k.rank, "world_size": k.size} if k.size > 1 else {}
+    if not own:
+        values |= {"RANK": "0", "WORLD_SIZE": "1"}
+    # Ranks may share one environment.
+    before = {name: os.environ.get(name) for name in values}
+    k.meet()
+    set_variables(values)
+    k.dist.init_process_group(k.backend, init_method="env://", **own)
+    k.check_sum()
+    k.dist.destroy_process_group()
+    k.meet()
+    set_variables(before)
 
 
 @script("3.2", "init_process_group/env_names_missing_variable", fresh=True)
-def _env(k: Kit) -> None:
+def _missing_variable(k: Kit) -> None:
     for name in ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"):
         values: dict[str, str | None] = {"RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "1"}
         with environment({**values, name: None}), k.raises(ValueError, name):
@@ -74,8 +105,7 @@ def _device_id(k: Kit) -> None:
 
 @script("3.4", "init_process_group/unknown_backend", fresh=True)
 def _unknown(k: Kit) -> None:
-    refused = k.raises((AssertionError, ValueError, RuntimeError), "[Uu]nknown|unheard_of")
-    with warnings.catch_warnings(action="ignore"), refused:
+    with k.raises((AssertionError, ValueError, RuntimeError), "[Uu]nknown|unheard_of"):
         k.dist.init_process_group("unheard_of", store=k.world.store, rank=0, world_size=1)
 
 
@@ -98,6 +128,25 @@ def _fake(k: Kit) -> None:
     k.equal(k.dist.get_world_size(), 64, "the size")
 
 
+@script("3.4", "init_process_group/one_device_of_a_backend", (2,), fresh=True)
+def _pair(k: Kit) -> None:
+    """A pair of device and name makes a group for that device, and the pair is its name."""
+    pair = f"{k.device.type}:{k.backend}"
+    k.dist.init_process_group(pair, store=k.world.store, rank=k.rank, world_size=k.size)
+    k.equal((k.dist.get_backend(), k.dist.get_backend_config()), (pair, pair), "get_backend() and the config")
+    k.check_sum()
+
+
+@script("3.4", "init_process_group/no_backend", fresh=True)
+def _no_backend(k: Kit) -> None:
+    """Without a name each device has torch's default."""
+    k.dist.init_process_group(store=k.world.store, rank=0, world_size=1)
+    k.check("cpu:gloo" in k.dist.get_backend_config(), f"the config is {k.dist.get_backend_config()}")
+    ones = k.torch.ones(2)
+    k.dist.all_reduce(ones)
+    k.equal(ones, [1.0, 1.0], "the sum of one rank")
+
+
 @script("3.6", "init_process_group/excepthook", (1, 2), fresh=True)
 def _hook(k: Kit) -> None:
     """The end of the group is not asked about: torch leaves its hook in place then."""
@@ -107,9 +156,8 @@ def _hook(k: Kit) -> None:
         seen.append(error)
         print("first line\nsecond line", file=sys.stderr)
 
-    before = sys.excepthook
+    before, error = sys.excepthook, ValueError("boom")
     sys.excepthook = former
-    error = ValueError("boom")
     try:
         k.init()
         with contextlib.redirect_stderr(io.StringIO()) as written:
@@ -122,9 +170,25 @@ def _hook(k: Kit) -> None:
     k.equal(written.getvalue(), expected, "what the hook writes")
 
 
-@script("3.9", "new_group/same_name_twice", fresh=True)
+@script("3.7", "{}/barrier_at_the_end", (2,), each=("init_process_group", "new_group"), fresh=True)
+def _barrier_at_the_end(k: Kit, what: str) -> None:
+    if what == "new_group":
+        k.init()
+        k.meet()
+    # Ranks may share one environment, so none removes the variable before all have used it.
+    set_variables({"TORCH_DIST_INIT_BARRIER": "1"})
+    if k.rank == 1:
+        time.sleep(0.3)
+        k.world.store.set(k.key("called"), "1")
+    k.init() if what == "init_process_group" else k.dist.new_group()
+    called = k.world.store.check([k.key("called")])
+    k.meet()
+    set_variables({"TORCH_DIST_INIT_BARRIER": None})
+    k.check(called, f"{what} returned before the other rank had called it")
+
+
+@script("3.9", "new_group/same_name_twice", init=True)
 def _same_name(k: Kit) -> None:
-    k.init()
     name = k.dist.group.WORLD.group_name
     with k.raises((ValueError, RuntimeError), "group name|already"):
         k.c10d._new_process_group_helper(k.size, k.rank, [0], k.dist.Backend(k.backend), k.world.store, group_name=name)
@@ -138,11 +202,9 @@ def _nothing(k: Kit) -> None:
         k.dist.destroy_process_group()
 
 
-@script("3.10", "destroy_process_group/a_part", (2, 3), fresh=True)
+@script("3.10", "destroy_process_group/a_part", (2, 3), init=True)
 def _part(k: Kit) -> None:
-    k.init()
-    part = k.dist.new_group(list(range(k.size)))
-    other = k.dist.new_group(list(range(k.size)))
+    part, other = k.dist.new_group(list(range(k.size))), k.dist.new_group(list(range(k.size)))
     k.check_sum(part)
     k.dist.destroy_process_group(part)
     with k.raises(ValueError, "Invalid process group"):
@@ -161,10 +223,9 @@ def _again(k: Kit) -> None:
         k.equal(k.dist.get_pg_count(), 0, "get_pg_count()")
 
 
-@script({"destroy_process_group": "3.10", "_abort_process_group": "3.11"}, "{}/leaves_nothing", fresh=True)
+@script({"destroy_process_group": "3.10", "_abort_process_group": "3.11"}, "{}/leaves_nothing", init=True)
 def _nothing_left(k: Kit, what: str) -> None:
     """No table has a group that is gone, and no name finds it."""
-    k.init()
     world, end = k.c10d._world, k.need(what)
     groups = [k.dist.group.WORLD, k.dist.new_group(), k.c10d._new_group_with_tag([0], pg_tag="kit")]
     names = [group.group_name for group in groups]
@@ -186,9 +247,8 @@ def _nothing_left(k: Kit, what: str) -> None:
             k.c10d._resolve_process_group(name)
 
 
-@script("3.10", "destroy_process_group/pending_work", (2,), fresh=True)
+@script("3.10", "destroy_process_group/pending_work", (2,), init=True)
 def _pending(k: Kit) -> None:
-    k.init()
     tensors = [k.tensor(k.rank + 1) for _ in range(8)]
     works = [k.dist.all_reduce(tensor, async_op=True) for tensor in tensors]
     k.dist.destroy_process_group()
@@ -198,6 +258,22 @@ def _pending(k: Kit) -> None:
         except Exception:
             continue
         k.equal(tensor, [3.0], "the sum of a call that ended without an error")
+
+
+@script("3.10", "destroy_process_group/in_a_coalescing_block{}", each=("", "_of_all"), init=True)
+def _destroy_collecting(k: Kit, what: str) -> None:
+    """Calls that a block has collected end with the group, and not in the next one."""
+    group = k.dist.new_group()
+    ended = contextlib.suppress(KeyError, RuntimeError, ValueError)
+    with ended, warnings.catch_warnings(record=True, action="always") as caught, k.c10d._coalescing_manager(group):
+        k.dist.all_reduce(k.tensor(1), group=group)
+        k.dist.destroy_process_group(None if what else group)
+    k.equal(len(k.c10d._world.pg_coalesce_state), 0, "the groups whose calls are still collected")
+    if what:
+        k.init(store=k.dist.HashStore())
+    else:
+        k.check(any("coalesced" in str(one.message) for one in caught), "no warning")
+    k.check_sum()
 
 
 # Limit of the calls, and the latest end of one. Seconds.
@@ -214,30 +290,12 @@ def _late(k: Kit, run: Any, what: str, earliest_s: float = 0.6 * _LIMIT_S) -> No
     k.check(seconds <= _LATEST_S, f"{what} ended long after its limit: {text}")
 
 
-def _begin(k: Kit, seconds: float) -> None:
-    k.init(seconds)
-    k.dist.barrier()
+_WAIT = ("all_gather", "all_reduce", "all_to_all_single", "barrier", "broadcast", "gather", "recv", "reduce", "scatter")
 
 
-@script(
-    "1.15",
-    "{}/limit_of_the_group",
-    (2,),
-    each=(
-        "all_reduce",
-        "barrier",
-        "all_gather",
-        "broadcast",
-        "gather",
-        "scatter",
-        "reduce",
-        "recv",
-        "all_to_all_single",
-    ),
-    fresh=True,
-)
+@script("1.15", "{}/limit_of_the_group", (2,), each=_WAIT, init=_LIMIT_S)
 def _group_limit(k: Kit, what: str) -> None:
-    _begin(k, _LIMIT_S)
+    k.dist.barrier()
     if k.rank == 0:
         given = (k.tensor(0),) if what == "scatter" else ARGUMENTS[what](k)
         more = {"src": 1} if what in ("recv", "broadcast", "scatter") else {}
@@ -245,11 +303,10 @@ def _group_limit(k: Kit, what: str) -> None:
     k.meet()
 
 
-@script("2.16", "{}/holds_for_the_next_call", (2,), each=("_set_pg_timeout", "set_timeout"), fresh=True)
+@script("2.16", "{}/holds_for_the_next_call", (2,), each=("_set_pg_timeout", "set_timeout"), init=60)
 def _set_limit(k: Kit, what: str) -> None:
-    set_limit = k.need(what)
-    _begin(k, 60)
-    limit = timedelta(seconds=_LIMIT_S)
+    set_limit, limit = k.need(what), timedelta(seconds=_LIMIT_S)
+    k.dist.barrier()
     with warnings.catch_warnings(record=True, action="always") as caught:
         set_limit(limit)
     if caught:
@@ -260,22 +317,20 @@ def _set_limit(k: Kit, what: str) -> None:
     k.meet()
 
 
-@script("1.15", "wait/own_limit", (2,), fresh=True)
+@script("1.15", "wait/own_limit", (2,), init=60)
 def _wait_limit(k: Kit) -> None:
     """The limit of wait() itself."""
-    _begin(k, 60)
+    k.dist.barrier()
     if k.rank == 0:
         work = k.dist.irecv(k.tensor(0), src=1)
         _late(k, lambda: work.wait(timedelta(seconds=_LIMIT_S)), "wait()")
     k.meet()
 
 
-@script(
-    "11.2", "{}/limit_of_the_call", (2,), each=("allreduce", "broadcast", "gather", "scatter", "reduce"), fresh=True
-)
+@script("11.2", "{}/limit_of_the_call", (2,), each=("allreduce", "broadcast", "gather", "scatter", "reduce"), init=60)
 def _own_limit(k: Kit, what: str) -> None:
     """The limit in the options of one call holds, although the group's is longer."""
-    _begin(k, 60)
+    k.dist.barrier()
     if k.rank == 0:
         tensors, others = [k.tensor(1)], [k.tensor(0) for _ in range(k.size)]
         options = getattr(k.c10d, f"{what.title()}Options")()
@@ -287,22 +342,15 @@ def _own_limit(k: Kit, what: str) -> None:
     k.meet()
 
 
-@script("1.16", "all_reduce/a_rank_dies", (2, 3), fresh=True)
+@script("1.16", "all_reduce/a_rank_dies", (2, 3), init=1.0)
+@script("1.16", "send/peer_never_connects", (2,), init=_LIMIT_S)
 def _dies(k: Kit) -> None:
-    _begin(k, 1.0)
+    """A call with a rank that is gone ends by the limit of the group: a collective, or the first message to it."""
+    k.dist.barrier()
     if k.rank == k.size - 1:
         k.dist.destroy_process_group()
+    elif k.cell.operation == "send":
+        _late(k, lambda: k.dist.recv(k.tensor(1), src=1), "recv", earliest_s=0)
     else:
         _late(k, lambda: k.dist.all_reduce(k.tensor(1)), "all_reduce", earliest_s=0)
-    k.meet()
-
-
-@script("1.16", "send/peer_never_connects", (2,), fresh=True)
-def _lazy(k: Kit) -> None:
-    """The first message to a rank that is gone ends by the limit of the group."""
-    _begin(k, _LIMIT_S)
-    if k.rank == 1:
-        k.dist.destroy_process_group()
-    else:
-        _late(k, lambda: k.dist.recv(k.tensor(1), src=1), "recv", earliest_s=0)
     k.meet()

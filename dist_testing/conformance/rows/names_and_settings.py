@@ -1,4 +1,4 @@
-"""Section 2 of the contract: names, backends, configuration."""
+"""Section 2 of the contract: names, backends, configuration, hooks, and what a group can do."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from datetime import timedelta
 from typing import Any
 
 from dist_testing.conformance.kit import Kit
-from dist_testing.conformance.rows.registry import script
+from dist_testing.conformance.rows import script
 from dist_testing.core.ground.environment import environment
 
 
@@ -47,40 +47,29 @@ def registered(k: Kit, **creators: Any) -> Iterator[list[str]]:
                 del kind.default_device_backend_map[device]
 
 
-@script("2.2", "register_backend/enters_every_table")
-def _registers(k: Kit) -> None:
+@script("2.2", "register_backend/{}", each=("enters_every_table", "one_device_as_text", "without_devices_warns"))
+def _registers(k: Kit, what: str) -> None:
+    """One device as a text is not one per letter. Without devices there is a warning, and cpu and cuda are assumed."""
     kind = k.dist.Backend
-    with registered(k, kit_one={}):
+    before = dict(kind.default_device_backend_map)
+    devices = {"one_device_as_text": "cpu", "without_devices_warns": None}.get(what, ["cpu"])
+    with registered(k, kit_one={"devices": devices}) as texts:
+        if devices is None:
+            k.check(any("Device capability" in text for text in texts), "no warning")
+            k.equal(kind.backend_capability["kit_one"][:2], ["cpu", "cuda"], "the devices")
+            return
         k.equal(kind.KIT_ONE, "kit_one", "the attribute")
         k.check("kit_one" in kind.backend_list, "backend_list does not hold the name")
         k.equal(kind.backend_capability["kit_one"], ["cpu"], "the devices")
         k.equal(kind.backend_type_map["kit_one"], k.dist.ProcessGroup.BackendType.CUSTOM, "the type")
-        k.equal(kind.default_device_backend_map.get("cpu"), "gloo", "the default of cpu, which it had before")
+        k.equal(dict(kind.default_device_backend_map), before, "the defaults of devices, of which each had one")
         k.check(k.dist.is_backend_available("kit_one"), "the name does not count as available")
-
-
-@script("2.2", "register_backend/without_devices_warns")
-def _registers_everywhere(k: Kit) -> None:
-    """Without devices there is a warning, and cpu and cuda are assumed."""
-    with registered(k, kit_two={"devices": None}) as texts:
-        k.check(any("Device capability" in text for text in texts), "no warning")
-        k.equal(k.dist.Backend.backend_capability["kit_two"][:2], ["cpu", "cuda"], "the devices")
-
-
-@script("2.2", "register_backend/one_device_as_text")
-def _registers_text(k: Kit) -> None:
-    """One device as a text is that one device, not one per letter."""
-    before = dict(k.dist.Backend.default_device_backend_map)
-    with registered(k, kit_three={"devices": "cpu"}):
-        k.equal(k.dist.Backend.backend_capability["kit_three"], ["cpu"], "the devices")
-        added = sorted(set(k.dist.Backend.default_device_backend_map) - set(before))
-        k.equal(added, [], "devices that the registration added")
 
 
 @script("2.2", "register_backend/second_function_wins")
 def _registers_twice(k: Kit) -> None:
-    with registered(k, kit_four={"func": "first"}), registered(k, kit_four={"func": "second"}):
-        k.equal(k.dist.Backend._plugins["KIT_FOUR"].creator_fn, "second", "the function")
+    with registered(k, kit_two={"func": "first"}), registered(k, kit_two={"func": "second"}):
+        k.equal(k.dist.Backend._plugins["KIT_TWO"].creator_fn, "second", "the function")
 
 
 @script("2.2", "register_backend/what_creators_get", fresh=True)
@@ -116,18 +105,14 @@ def _creators(k: Kit) -> None:
 
 @script("2.3", "BackendConfig/texts")
 def _configs(k: Kit) -> None:
-    config = k.dist.distributed_c10d.BackendConfig
-    kind = k.dist.Backend
-    k.equal(repr(config(kind("gloo"))), "cpu:gloo,cuda:gloo", "the config of gloo")
-    k.equal(repr(config(kind("nccl"))), "cuda:nccl", "the config of nccl")
-    pairs = "cpu:gloo,cuda:nccl"
-    k.equal(repr(config(kind(pairs))), pairs, "the config of pairs")
+    config, kind, pairs = k.c10d.BackendConfig, k.dist.Backend, "cpu:gloo,cuda:nccl"
+    for name, text in (("gloo", "cpu:gloo,cuda:gloo"), ("nccl", "cuda:nccl"), (pairs, pairs)):
+        k.equal(repr(config(kind(name))), text, f"the config of {name}")
     k.equal(config(kind(pairs)).get_device_backend_map()["cuda"], "nccl", "cuda's backend")
-    for bad in ("cpu:gloo:x", "cpu:gloo,cuda"):
-        with k.raises(ValueError, "device:backend|format|Invalid"):
+    wrong = "device:backend|format|Invalid"
+    for bad, pattern in (("cpu:gloo:x", wrong), ("cpu:gloo,cuda", wrong), ("cpu:gloo,cpu:gloo", "Duplicate")):
+        with k.raises(ValueError, pattern):
             config(kind(bad))
-    with k.raises(ValueError, "Duplicate"):
-        config(kind("cpu:gloo,cpu:gloo"))
 
 
 @script("2.4", "get_default_backend_for_device/names")
@@ -146,12 +131,11 @@ def _available(k: Kit) -> None:
     for name in ("mpi", "nccl", "gloo", "ucc", "xccl"):
         built = getattr(k.dist, f"is_{name}_available")()
         k.check(isinstance(built, bool), f"is_{name}_available() is no bool")
-        k.equal(ask(name), built, f"is_backend_available({name!r})")
-        k.equal(ask(name.upper()), built, f"is_backend_available({name.upper()!r})")
-    k.equal(ask("unheard_of"), False, "the availability of an unknown name")
+        for text in (name, name.upper()):
+            k.equal(ask(text), built, f"is_backend_available({text!r})")
     k.equal(ask("cpu:gloo"), k.dist.is_gloo_available(), "the availability of one pair")
-    k.equal(ask("cpu:unheard_of"), False, "the availability of a pair with an unknown name alone")
-    k.equal(ask("cpu:gloo,cuda:unheard_of"), False, "the availability of a pair with an unknown name")
+    for text in ("unheard_of", "cpu:unheard_of", "cpu:gloo,cuda:unheard_of"):
+        k.equal(ask(text), False, f"is_backend_available({text!r})")
 
 
 @script("2.6", "is_initialized/before_and_after", fresh=True)
@@ -177,10 +161,9 @@ def _local_rank(k: Kit) -> None:
 
 @script("2.6", "is_torchelastic_launched/variable", fresh=True)
 def _elastic(k: Kit) -> None:
-    with environment({"TORCHELASTIC_RUN_ID": None}):
-        k.equal(k.dist.is_torchelastic_launched(), False, "without the variable")
-    with environment({"TORCHELASTIC_RUN_ID": "7"}):
-        k.equal(k.dist.is_torchelastic_launched(), True, "with the variable")
+    for value in (None, "7"):
+        with environment({"TORCHELASTIC_RUN_ID": value}):
+            k.equal(k.dist.is_torchelastic_launched(), value is not None, f"the answer with {value}")
 
 
 @script("2.7", "get_backend/default_and_part", (1, 4))
@@ -188,14 +171,13 @@ def _get_backend(k: Kit) -> None:
     k.equal(k.dist.get_backend(), k.backend, "get_backend()")
     k.check(k.backend in k.dist.get_backend_config(), f"the config is {k.dist.get_backend_config()}")
     k.equal(k.dist.get_backend_config(), k.dist.get_backend_config().lower(), "the config")
-    if k.size == 4:
-        part = k.group("part")
-        if k.rank in (1, 3):
-            k.equal(k.dist.get_backend(part), k.backend, "get_backend() of a part")
-        else:
-            for ask in (k.dist.get_backend, k.dist.get_backend_config):
-                with k.raises(ValueError, "Invalid process group"):
-                    ask(part)
+    part = k.group("part") if k.size == 4 else None
+    if k.rank % 2 or part is None:
+        k.equal(k.dist.get_backend(part), k.backend, "get_backend() of a part")
+    else:
+        for ask in (k.dist.get_backend, k.dist.get_backend_config):
+            with k.raises(ValueError, "Invalid process group"):
+                ask(part)
 
 
 @script("2.8", "get_rank/default_and_part", (1, 4, 5))
@@ -203,9 +185,8 @@ def _get_rank(k: Kit) -> None:
     k.equal((k.dist.get_rank(), k.dist.get_world_size()), (k.rank, k.size), "rank and size")
     if k.size >= 4:
         part = k.group("part")
-        inside = k.rank % 2 == 1
-        k.equal(k.dist.get_rank(part), k.rank // 2 if inside else -1, "the rank in the part")
-        k.equal(k.dist.get_world_size(part), k.size // 2 if inside else -1, "the size of the part")
+        expected = (k.rank // 2, k.size // 2) if k.rank % 2 else (-1, -1)
+        k.equal((k.dist.get_rank(part), k.dist.get_world_size(part)), expected, "rank and size in the part")
 
 
 @script("2.9", "get_global_rank/inverse_of_group_rank", (4, 7))
@@ -216,11 +197,9 @@ def _translate(k: Kit) -> None:
     for place, rank in enumerate(range(1, k.size, 2)):
         k.equal(k.dist.get_global_rank(part, place), rank, f"the global rank of {place}")
         k.equal(k.dist.get_group_rank(part, rank), place, f"the rank in the group of {rank}")
-    with k.raises(ValueError, "not part of group"):
-        k.dist.get_group_rank(part, 0)
-    with k.raises(ValueError, "not part of group"):
-        k.dist.get_global_rank(part, k.size)
-    for translate in (k.dist.get_global_rank, k.dist.get_group_rank):
+    for translate, bad in ((k.dist.get_group_rank, 0), (k.dist.get_global_rank, k.size)):
+        with k.raises(ValueError, "not part of group"):
+            translate(part, bad)
         k.equal(translate(k.dist.group.WORLD, k.rank), k.rank, f"{translate.__name__} in the default group")
 
 
@@ -232,9 +211,8 @@ def _group_ranks(k: Kit) -> None:
         k.equal(k.dist.get_process_group_ranks(part), list(range(1, k.size, 2)), "the ranks of a part")
 
 
-@script("2.11", "get_pg_count/counts", (1, 2), fresh=True)
+@script("2.11", "get_pg_count/counts", (1, 2), init=True)
 def _count(k: Kit) -> None:
-    k.init()
     k.equal(k.dist.get_pg_count(), 1, "the count after init")
     k.dist.new_group([0])
     k.equal(k.dist.get_pg_count(), 2, "the count after new_group")
@@ -262,17 +240,6 @@ _OPTIONS = {
     "ReduceScatterOptions": ("reduceOp",),
     "ScatterOptions": ("rootRank",),
 }
-
-
-@script("2.20", "record_comm/names_a_block")
-def _record(k: Kit) -> None:
-    record = k.need("record_comm")
-    name = importlib.import_module("torch._C._distributed_c10d")._get_comm_profiling_name
-    before = name()
-    with k.raises(KeyError), record("kit"):
-        k.equal(name(), "kit", "the name in the block")
-        raise KeyError("user code")
-    k.equal(name(), before, "the name after the block")
 
 
 @script("2.13", "{}/fields", each=_OPTIONS)
@@ -337,3 +304,69 @@ def _set_limit(k: Kit, what: str) -> None:
         set_limit(timedelta(seconds=5), k.dist.GroupMember.NON_GROUP_MEMBER)
     with k.raises(AssertionError):
         set_limit(timedelta(seconds=5), "no group")
+
+
+@script("2.17", "get_backend_impl/by_group_name_and_device", (2,))
+def _backend_of(k: Kit) -> None:
+    get_backend_impl, group = k.need("get_backend_impl"), k.new_group([1])
+    impl = get_backend_impl()
+    k.equal((impl.rank(), impl.size()), (k.rank, 2), "rank and size of the default group's backend")
+    k.check(get_backend_impl(device=k.device).name() == impl.name(), "another backend for the device")
+    if k.rank == 1:
+        for one in (group, group.group_name):
+            k.equal(get_backend_impl(one).size(), 1, f"the size of the part's backend by {one}")
+    else:
+        with k.raises(ValueError, "Invalid process group"):
+            get_backend_impl(group)
+
+
+@script("2.18", "hooks/see_each_call_before_and_after", (2,))
+def _hooks(k: Kit) -> None:
+    group = k.new_group()
+    register_pre_hook = k.need("register_pre_hook", group)
+    seen: list[Any] = []
+    register_pre_hook(1, lambda call: seen.append(("pre", call.name.name, call.op_id)))
+    group.register_post_hook(2, lambda call: seen.append(("post", call.name.name, call.op_id)))
+    k.dist.all_reduce(k.tensor(1), group=group)
+    k.dist.broadcast(k.tensor(1), 0, group=group)
+    expected = [(at, name) for name in ("ALLREDUCE", "BROADCAST") for at in ("pre", "post")]
+    k.equal([one[:2] for one in seen], expected, "the calls")
+    k.equal([one[2] for one in seen[::2]], [one[2] for one in seen[1::2]], "the numbers of the calls after them")
+    group.unregister_pre_hook(1)
+    group.unregister_post_hook(2)
+    k.dist.all_reduce(k.tensor(1), group=group)
+    k.equal(len(seen), 4, "how often hooks were called")
+
+
+# Property of a group -> the method that a group without it refuses, and its arguments.
+_CAPABILITIES = {
+    "supports_window": ("new_window", ()),
+    "supports_reconfigure": ("get_reconfigure_handle", ()),
+    "supports_abort_hooks": ("register_abort_hook", (1, print)),
+}
+
+
+@script("2.19", "{}/agrees_with_its_method", each=_CAPABILITIES)
+def _capability(k: Kit, what: str) -> None:
+    # A group in Python can say it to each torch.
+    k.need(what, k.dist.ProcessGroup)
+    group = k.dist.group.WORLD
+    name, arguments = _CAPABILITIES[what]
+    if not getattr(group, what):
+        with k.raises((RuntimeError, NotImplementedError, ValueError)):
+            getattr(group, name)(*arguments)
+        return
+    getattr(group, name)(*arguments)
+    if what == "supports_abort_hooks":
+        group.unregister_abort_hook(1)
+
+
+@script("2.20", "record_comm/names_a_block")
+def _record(k: Kit) -> None:
+    record = k.need("record_comm")
+    name = importlib.import_module("torch._C._distributed_c10d")._get_comm_profiling_name
+    before = name()
+    with k.raises(KeyError), record("kit"):
+        k.equal(name(), "kit", "the name in the block")
+        raise KeyError("user code")
+    k.equal(name(), before, "the name after the block")

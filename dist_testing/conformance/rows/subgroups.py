@@ -7,8 +7,8 @@ from datetime import timedelta
 from typing import Any
 
 from dist_testing.conformance.kit import Kit, first_line
+from dist_testing.conformance.rows import script
 from dist_testing.conformance.rows.names_and_settings import registered
-from dist_testing.conformance.rows.registry import script
 
 
 @script("4.1", "new_group/sorts_ranks", (4, 5))
@@ -42,8 +42,8 @@ def _description(k: Kit) -> None:
 _BAD_RANKS = {
     "too_many_ranks": [0, 1, 2],
     "negative_rank": [-1, 0],
-    "rank_outside_world": [0, 2],
     "duplicates": [0, 0],
+    "rank_outside_world": [0, 2],
     "no_ranks": [],
 }
 
@@ -58,7 +58,7 @@ def _refuses(k: Kit, what: str) -> None:
 @script("4.1", "new_group/refused_call_counts_nothing", (2,))
 def _counts_nothing(k: Kit) -> None:
     before = k.dist.get_pg_count()
-    for ranks in ([0, 1, 2], [-1, 0], [0, 0]):
+    for ranks in list(_BAD_RANKS.values())[:3]:
         with contextlib.suppress(ValueError, RuntimeError):
             k.new_group(ranks)
     k.equal(k.dist.get_pg_count() - before, 0, "the groups that three refused calls added")
@@ -70,28 +70,35 @@ def _bad_limit(k: Kit) -> None:
         k.dist.new_group([0], timeout=5)
 
 
+@script("4.1", "new_group/limit_and_options", (2,), init=60)
+def _limit(k: Kit) -> None:
+    """The limit of a group is its own, and not that of the default group."""
+    for more in ({"timeout": timedelta(seconds=7)}, {}):
+        backend = k.dist.new_group(**more)._get_backend(k.device)
+        if (options := getattr(backend, "options", None)) is not None:
+            wanted = more.get("timeout", k.c10d._get_default_timeout(k.backend))
+            k.equal(options._timeout, wanted, "the limit of the group")
+
+
 @script("4.1", "new_group/local_synchronization", (4,))
 def _local(k: Kit) -> None:
     """Two groups side by side, of which each rank makes its own only."""
     # torch names them by the number of the rank's groups, which earlier cells leave equal on ranks of one parity only.
     ranks = [k.rank % 2, k.rank % 2 + 2]
-    group = k.new_group(ranks, use_local_synchronization=True)
-    k.check_sum(group, ranks)
+    k.check_sum(k.new_group(ranks, use_local_synchronization=True), ranks)
 
 
-@script("4.1", "new_group/local_synchronization_after_a_part", (4,), fresh=True)
+@script("4.1", "new_group/local_synchronization_after_a_part", (4,), init=2)
 def _local_after_part(k: Kit) -> None:
     """The ranks of a part have made one group more than the others, and still find their peers by the name."""
-    k.init(2)
     k.dist.new_group([1, 3])
     ranks = [0, 1] if k.rank < 2 else [2, 3]
     k.check_sum(k.dist.new_group(ranks, use_local_synchronization=True), ranks)
 
 
-@script("4.1", "new_group/after_local_synchronization_of_some", (2,), fresh=True)
+@script("4.1", "new_group/after_local_synchronization_of_some", (2,), init=2)
 def _after_local(k: Kit) -> None:
     """Some ranks have made one group more than the others, and all of them make the next one."""
-    k.init(2)
     k.dist.new_group([0], use_local_synchronization=True)
     k.check_sum(k.dist.new_group())
 
@@ -100,33 +107,29 @@ def _after_local(k: Kit) -> None:
 def _overlap(k: Kit) -> None:
     first, last = list(range(k.size - 1)), list(range(1, k.size))
     groups = [(k.new_group(first), first), (k.new_group(last), last)]
-    for _ in range(3):
-        for group, ranks in groups:
-            if k.rank in ranks:
-                k.check_sum(group, ranks)
+    for group, ranks in 3 * groups:
+        if k.rank in ranks:
+            k.check_sum(group, ranks)
 
 
 @script("4.1", "new_group/many", (2, 3))
 def _many(k: Kit) -> None:
-    ranks = list(range(k.size))
     for _ in range(12):
-        group = k.dist.new_group(ranks)
-        k.check_sum(group, ranks)
+        group = k.dist.new_group(list(range(k.size)))
+        k.check_sum(group)
         k.dist.destroy_process_group(group)
 
 
 @script("4.1", "new_group/other_order_on_other_ranks", (2,))
 def _orders(k: Kit) -> None:
     """Async calls on two groups in different order on different ranks."""
-    ranks = [0, 1]
-    groups = [k.new_group(ranks), k.new_group(ranks)]
+    groups = [k.new_group([0, 1]), k.new_group([0, 1])]
     tensors = [k.tensor(k.rank + 1), k.tensor(10 * (k.rank + 1))]
     order = (0, 1) if k.rank == 0 else (1, 0)
     works = [k.dist.all_reduce(tensors[index], group=groups[index], async_op=True) for index in order]
     for work in works:
         work.wait()
-    k.equal(tensors[0], [3.0], "the first sum")
-    k.equal(tensors[1], [30.0], "the second sum")
+    k.equal([tensor.item() for tensor in tensors], [3.0, 30.0], "the two sums")
 
 
 def _check_parts(k: Kit, made: tuple[Any, list[Any]], ranks: list[int]) -> None:
@@ -197,11 +200,10 @@ def _bad_split(k: Kit) -> None:
             split(split_ranks=lists)
 
 
-@script("4.4", "split_group/parts", (4,), fresh=True)
+@script("4.4", "split_group/parts", (4,), init=True)
 def _split(k: Kit) -> None:
     """A backend that can split makes all parts at once; one that cannot is refused."""
     split = k.need("split_group")
-    k.init()
     if not _can(k, "splitting") or k.dist.group.WORLD.bound_device_id is None:
         # Since torch 2.15 gloo can, and no device need be bound.
         try:
@@ -218,10 +220,10 @@ def _split(k: Kit) -> None:
         split("no group", [[0]])
     with k.raises(TypeError, "timeout"):
         split(split_ranks=[[0, 1]], timeout=5)
-    with k.raises(ValueError, "meta"):
-        split(split_ranks=[[0, 1]], backend=f"meta:{k.backend}")
-    with k.raises(ValueError, "[Mm]ismatch"):
-        split(split_ranks=[[0, 1]], backend=f"{k.dist.group.WORLD.bound_device_id.type}:unheard_of")
+    device = k.dist.group.WORLD.bound_device_id
+    for backend, text in ((f"meta:{k.backend}", "meta"), (f"{device.type}:unheard_of", "[Mm]ismatch")):
+        with k.raises(ValueError, text):
+            split(split_ranks=[[0, 1]], backend=backend)
     made = split(split_ranks=[[2, 0], [3]], timeout=timedelta(seconds=7), group_desc="kit")
     # Since torch 2.15 a rank outside of all parts gets the mark of a non-member, as its documentation says.
     nothing = (None, k.dist.GroupMember.NON_GROUP_MEMBER)
@@ -244,31 +246,29 @@ def _split(k: Kit) -> None:
 @script("4.5", "shrink_group/refusals", (2,))
 def _bad_shrink(k: Kit) -> None:
     shrink = k.need("shrink_group")
-    with k.raises(TypeError):
-        shrink("0")
-    with k.raises(ValueError):
-        shrink([])
+    for ranks, kind in (("0", TypeError), ([], ValueError)):
+        with k.raises(kind):
+            shrink(ranks)
     for flags in (2, "abort"):
         with k.raises(ValueError, "shrink_flags"):
             shrink([1], shrink_flags=flags)
 
 
-@script("4.5", "shrink_group/{}", (3,), each=("default_group", "part"), fresh=True)
+@script("4.5", "shrink_group/{}", (3,), each=("default_group", "part"), init=60)
 def _shrink(k: Kit, what: str) -> None:
     """A backend that can shrink leaves the other ranks a group that works; one that cannot is refused."""
     shrink = k.need("shrink_group")
-    k.init(60)
     group = None if what == "default_group" else k.dist.new_group()
     k.check_sum(group)
     if not _can(k, "shrinking"):
         with k.raises(TypeError, "support"):
             shrink([1], group)
         return
-    for bad, kind in (([3], ValueError), ([0, 0], ValueError), ([0, 1, 2], ValueError), ([k.rank], RuntimeError)):
-        with k.raises(kind):
-            shrink(bad, group)
-    with k.raises(TypeError):
-        shrink(["1"], group)
+    values, types = ([3], [0, 0], [0, 1, 2]), (["1"],)
+    for kind, lists in ((ValueError, values), (RuntimeError, ([k.rank],)), (TypeError, types)):
+        for bad in lists:
+            with k.raises(kind):
+                shrink(bad, group)
     if k.rank == 1:
         k.meet()
         return

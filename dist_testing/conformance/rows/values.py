@@ -7,8 +7,8 @@ import warnings
 from typing import Any
 
 from dist_testing.conformance.kit import Kit
-from dist_testing.conformance.rows.calls import call
-from dist_testing.conformance.rows.registry import script
+from dist_testing.conformance.rows import script
+from dist_testing.conformance.rows.shared_rules import call
 
 
 def _reduced(k: Kit, tensor: Any, op: str = "SUM") -> Any:
@@ -47,15 +47,18 @@ def _same_bits(k: Kit) -> None:
 
 
 @script("6", "all_reduce/average_of_integers_is_truncated", (2, 3))
-def _truncated(k: Kit) -> None:
-    tensor = _reduced(k, k.tensor(*([1, -1] if k.rank == 0 else [2, -2]), dtype="int32"), "AVG")
-    total = 1 + 2 * (k.size - 1)
-    k.equal(tensor, [total // k.size, -(total // k.size)], "the average")
-
-
 @script("6", "all_reduce/average_is_divided_by_ranks", (1, 3))
+@script("6", "all_reduce/average_of_many", (2, 3))
 def _average(k: Kit) -> None:
-    k.equal(_reduced(k, k.full(3 * (k.rank + 1), 5), "AVG"), [3.0 * (k.size + 1) / 2] * 5, "the average")
+    if k.cell.variant == "average_of_integers_is_truncated":
+        value, average = k.tensor(*([1, -1] if k.rank == 0 else [2, -2]), dtype="int32"), (2 * k.size - 1) // k.size
+        k.equal(_reduced(k, value, "AVG"), [average, -average], "the average")
+    elif k.cell.variant == "average_is_divided_by_ranks":
+        k.equal(_reduced(k, k.full(3 * (k.rank + 1), 5), "AVG"), [3.0 * (k.size + 1) / 2] * 5, "the average")
+    else:
+        # Above any threshold of a fast path.
+        tensor = _reduced(k, k.full(2 * k.rank, 300_001), "AVG")
+        k.check(bool((tensor == float(k.size - 1)).all()), f"the average is {tensor[0].item()}")
 
 
 @script("6", "all_reduce/group_of_one_keeps_values")
@@ -64,13 +67,6 @@ def _alone(k: Kit) -> None:
     for length in (1, 3, 5, 7, 31, 33, 127):
         expected = [float(value) for value in range(1, length + 1)]
         k.equal(_reduced(k, k.arange(length) + 1), expected, f"the result of {length} elements")
-
-
-@script("6", "all_reduce/average_of_many", (2, 3))
-def _large_average(k: Kit) -> None:
-    """Above any threshold of a fast path."""
-    tensor = _reduced(k, k.full(2 * k.rank, 300_001), "AVG")
-    k.check(bool((tensor == float(k.size - 1)).all()), f"the average is {tensor[0].item()}")
 
 
 @script("6.3", "reduce/keeps_tensors_of_others", (2, 3, 4, 5))
@@ -90,33 +86,25 @@ def _factor(k: Kit) -> None:
         k.equal(tensor, [3.0 * k.size * (k.size + 1) / 2], "the sum")
 
 
-@script(
-    {"all_reduce": "6.1", "broadcast": "7.1", "all_gather_into_tensor": "7.1"},
-    "{}/other_lengths_are_refused",
-    (2,),
-    fresh=True,
-)
+_OTHER_LENGTHS = {"all_reduce": "6.1", "broadcast": "7.1", "all_gather_into_tensor": "7.1"}
+
+
+@script(_OTHER_LENGTHS, "{}/other_lengths_are_refused", (2,), init=2)
 def _other_sizes(k: Kit, what: str) -> None:
     """Tensors of other lengths on another rank: an error on every rank, no crash, no hang."""
-    k.init(2)
     tensor = k.full(1, 4 + 3 * k.rank)
     outputs = [k.full(0, k.size * len(tensor))] if what == "all_gather_into_tensor" else []
     k.refused(lambda: call(k, what, *outputs, tensor))
 
 
+_ON_THE_ROOT = {"gather": "7.5", "scatter": "7.6"}
+_ON_EACH_RANK = {"all_gather": "7.2", "all_gather_into_tensor": "7.3", "all_to_all": "7.8"}
+_REDUCE_SCATTER = {"reduce_scatter": "6.4", "reduce_scatter_tensor": "6.5"}
+
+
 # Only the root of gather and scatter has a list, so a world of one is enough.
-@script({"gather": "7.5", "scatter": "7.6"}, "{}/wrong_sizes_are_refused")
-@script(
-    {
-        "all_gather": "7.2",
-        "all_gather_into_tensor": "7.3",
-        "all_to_all": "7.8",
-        "reduce_scatter": "6.4",
-        "reduce_scatter_tensor": "6.5",
-    },
-    "{}/wrong_sizes_are_refused",
-    (1, 2, 3),
-)
+@script(_ON_THE_ROOT, "{}/wrong_sizes_are_refused")
+@script({**_ON_EACH_RANK, **_REDUCE_SCATTER}, "{}/wrong_sizes_are_refused", (1, 2, 3))
 @script("7.7", "{}/indivisible_length_is_refused", (2, 3), each=("all_to_all_single",))
 def _wrong_lists(k: Kit, what: str) -> None:
     """A list of another length than the group, or a tensor of another size than the parts: an error."""
@@ -132,7 +120,7 @@ def _wrong_lists(k: Kit, what: str) -> None:
     k.refused(lambda: call(k, what, *given.get(what, (one, more))))
 
 
-@script({"gather": "7.5", "scatter": "7.6"}, "{}/list_on_the_root_only", (2, 3))
+@script(_ON_THE_ROOT, "{}/list_on_the_root_only", (2, 3))
 def _list_elsewhere(k: Kit, what: str) -> None:
     """A list is needed on the root, and refused elsewhere; an empty list passes."""
     tensor, lists = k.tensor(k.rank + 1), [k.tensor(0) for _ in range(k.size)]
@@ -146,7 +134,7 @@ def _list_elsewhere(k: Kit, what: str) -> None:
 def _gather_default(k: Kit) -> None:
     """The default root is an error in a group without it."""
     group = k.group("part")
-    if k.rank in (1, 3):
+    if k.rank in k.ranks:
         with k.raises(ValueError, "not part of group"):
             k.dist.gather(k.tensor(1), [k.tensor(0), k.tensor(0)], group=group)
 
@@ -188,15 +176,10 @@ def _in_place(k: Kit) -> None:
     k.equal(whole, [float(rank + 1) for rank in range(k.size) for _ in range(2)], "the whole")
 
 
-@script(
-    {
-        "_reduce_scatter_base": "6.6",
-        "_all_gather_base": "7.3",
-        "all_reduce_coalesced": "6.2",
-        "all_gather_coalesced": "7.4",
-    },
-    "{}/warns",
-)
+_OLD_NAMES = {"_reduce_scatter_base": "6.6", "_all_gather_base": "7.3"}
+
+
+@script({**_OLD_NAMES, "all_reduce_coalesced": "6.2", "all_gather_coalesced": "7.4"}, "{}/warns")
 def _old_names(k: Kit, what: str) -> None:
     """A deprecated name warns, and gives the same result, here on a world of one."""
     output, value = k.tensor(0, 0), k.tensor(4, 5)
@@ -279,8 +262,39 @@ def _golden_coalesced(k: Kit) -> None:
     """Three shapes, the outer list by rank."""
     sources = [k.torch.full(shape, float(10 * k.rank + n)) for n, shape in enumerate([(2, 2), (1,), (2,)])]
     outputs = [[k.torch.full_like(source, -1) for source in sources] for _ in range(2)]
-    with warnings.catch_warnings(action="ignore"):
-        k.dist.all_gather_coalesced(outputs, sources)
+    k.dist.all_gather_coalesced(outputs, sources)
     for rank in range(2):
         for number, output in enumerate(outputs[rank]):
             k.equal(output, k.torch.full_like(output, 10 * rank + number), f"output {number} of rank {rank}")
+
+
+@script("7.10", "{}/concatenation_and_stack", (1, 2, 3), each=("gather_single", "gather_into_tensor"))
+def _gathers(k: Kit, what: str) -> None:
+    gather = k.need(what)
+    for root in range(k.size):
+        for shape in ((2 * k.size,), (k.size, 2)):
+            found = k.full(-1, 2 * k.size).reshape(shape) if k.rank == root else None
+            own = k.tensor(k.rank + 1, 0.5)
+            gather(own, found, root)
+            k.equal(own, [k.rank + 1.0, 0.5], "the input")
+            if found is not None:
+                wanted = k.torch.tensor([[rank + 1.0, 0.5] for rank in range(k.size)])
+                k.equal(found, wanted.reshape(shape), f"the output on root {root}")
+
+
+@script("7.10", "gather_single/in_a_part", (4, 5), group="part")
+def _gathers_in_part(k: Kit) -> None:
+    gather, group = k.need("gather_single"), k.group("part")
+    for place, root in enumerate(k.ranks) if k.rank in k.ranks else ():
+        found = k.full(0, len(k.ranks)) if k.rank == root else None
+        gather(k.tensor(k.rank), found, group=group, group_dst=place, async_op=True).wait()
+        if found is not None:
+            k.equal(found, [float(rank) for rank in k.ranks], "the output")
+
+
+@script("7.10", "gather_single/refusals")
+def _gathers_wrongly(k: Kit) -> None:
+    gather = k.need("gather_single")
+    for wrong in (None, k.full(0, 3), k.tensor(0, 0, dtype="int64")):
+        with k.raises((ValueError, RuntimeError, TypeError)):
+            gather(k.full(1, 2), wrong, 0)
