@@ -21,6 +21,7 @@ from dist_testing.core.events.event import (
     CaseRecorded,
     CaseStarted,
     Event,
+    EventStream,
     ForkServerMemory,
     RankOutput,
     RunEnded,
@@ -30,7 +31,6 @@ from dist_testing.core.events.event import (
     WorldEnded,
     event_of,
 )
-from dist_testing.core.events.stream import EventStream
 from dist_testing.core.ground.errors import InterruptedRunError
 from dist_testing.core.ground.record import (
     SCHEMA_FILE,

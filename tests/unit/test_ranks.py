@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 
 from dist_testing.core.engine.rank_record import RankRecord
+from dist_testing.core.ground.case import Warned
 from dist_testing.core.ground.outcomes import Kind, RankOutcome
 from dist_testing.core.process import wire
 from dist_testing.core.process.board import PhaseBoard
@@ -27,7 +28,6 @@ from dist_testing.core.process.rank_messages import (
     RankReport,
     Ready,
     ReportedKind,
-    Warned,
 )
 from dist_testing.core.process.stacks import STACKS_SIGNAL
 from dist_testing.core.rank.reporter import send_message

@@ -135,7 +135,7 @@ def test_a_wrong_field_is_named_with_its_value(name: str, value: object) -> None
         ([], "[]"),
         ({**BACKEND, "timeout_s": "60"}, "timeout_s = '60'"),
         ({**BACKEND, "device": None}, "device = None"),
-        ({key: value for key, value in BACKEND.items() if key != "name"}, "name = None"),
+        ({key: value for key, value in BACKEND.items() if key != "name"}, "missing field ['name']"),
         ({**BACKEND, "timeout_s": 0}, "timeout_s = 0"),
         ({**BACKEND, "timeout_s": -5}, "timeout_s = -5"),
         ({**BACKEND, "gpus_per_rank": -1}, "gpus_per_rank = -1"),

@@ -30,7 +30,7 @@ from typing import Any, NoReturn
 from dist_testing.core.ground.add_ons import add_on_named, add_ons, always, blaming
 from dist_testing.core.ground.errors import AddOnError, MessageError
 from dist_testing.core.launch.fresh import become_rank, load_tests, order_for
-from dist_testing.core.launch.hooks import IdleWork, WorldPlace
+from dist_testing.core.launch.launcher import IdleWork, WorldPlace
 from dist_testing.core.process import collector, wire
 from dist_testing.core.process.launcher_messages import (
     FORK_SERVER_EVENTS,
