@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import gc
-from pathlib import Path
 
 import pytest
 
-from tests.support.children import Target
-from tests.support.starter import Starter
+from tests.support.children import Bazel
 
 _THREADS = """
     import os
@@ -38,8 +36,7 @@ _THREADS = """
     ids=["a share", "the user's for all", "the user's"],
 )
 def test_threads_are_limited_during_import_and_then_a_ranks_share(
-    starter: Starter,
-    tmp_path: Path,
+    bazel: Bazel,
     given: dict[str, str],
     at_import: list[str | None],
     on_rank: object,
@@ -48,12 +45,10 @@ def test_threads_are_limited_during_import_and_then_a_ranks_share(
     none = dict.fromkeys(("MKL_NUM_THREADS", "OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS"))
     in_test = [given.get("OPENBLAS_NUM_THREADS"), given.get("OMP_NUM_THREADS")]
     source = f"{_THREADS}\n    IN_RUNNER = {['at import', at_import, 'in a test', in_test]}\n    ON_RANK = {on_rank}\n"
-    target = Target(tmp_path, {"test_cases.py": source})
-    ended = target.run(starter, env={**none, **given})
-    assert ended.code == 0, ended.log
+    bazel.run(source, env={**none, **given})
 
 
-def test_a_wrong_limit_of_torchs_names_affects_only_their_users(starter: Starter, tmp_path: Path) -> None:
+def test_a_wrong_limit_of_torchs_names_affects_only_their_users(bazel: Bazel) -> None:
     """If this fails, a wrong variable on the machine ends every run at its first import, without results."""
     source = """
         import pytest
@@ -65,9 +60,7 @@ def test_a_wrong_limit_of_torchs_names_affects_only_their_users(starter: Starter
         class UnittestTest(dist_testing.MultiProcessTestCase):
             def test_method(self): ...
     """
-    target = Target(tmp_path, {"test_cases.py": source})
-    ended = target.run(starter, env={"DISTRIBUTED_TESTS_DEFAULT_TIMEOUT": "abc"}, fresh=True)
-    assert ended.code == 0, ended.log
+    target, _ = bazel.run(source, env={"DISTRIBUTED_TESTS_DEFAULT_TIMEOUT": "abc"}, fresh=True)
     assert set(target.xml()) == {"test_on_rank", "test_method"}
 
 
@@ -104,12 +97,11 @@ _COLLECTOR = """
     ids=["as without us", "limits of the user", "switched off by the user", "switched off in a fresh interpreter"],
 )
 def test_garbage_collector_rests_while_modules_are_imported(
-    starter: Starter, tmp_path: Path, changes: str, expected: object, isolation: str
+    bazel: Bazel, changes: str, expected: object, isolation: str
 ) -> None:
     """If this fails, tests leak memory that they would not leak elsewhere, or the import takes a tenth longer."""
     source = _COLLECTOR.replace("CHANGES", changes).replace("EXPECTED", repr(expected))
     if isolation == "spawn":
         # A fresh interpreter imports the tests as always.
         source = source.replace("assert AT_IMPORT[0] == 0", "pass")
-    ended = Target(tmp_path, {"test_cases.py": source}, spec={"isolation": isolation}).run(starter)
-    assert ended.code == 0, ended.log
+    bazel.run(source, spec={"isolation": isolation})

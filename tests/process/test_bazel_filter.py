@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.children import Target
+from tests.support.children import Bazel, Target
 from tests.support.starter import Starter
 
 _CASES = """
@@ -46,27 +46,21 @@ _CASES = """
         ("one_mo or two", ["test_one_more", "PlainTest.test_two"]),
     ],
 )
-def test_filter_runs_the_cases_that_it_names(starter: Starter, tmp_path: Path, wanted: str, ran: list[str]) -> None:
+def test_filter_runs_the_cases_that_it_names(bazel: Bazel, wanted: str, ran: list[str]) -> None:
     """If this fails, a filter copied from a report runs other cases or none, and a failure looks repaired."""
-    target = Target(tmp_path, {"test_cases.py": _CASES})
-    ended = target.run(starter, env={"TESTBRIDGE_TEST_ONLY": wanted})
-    assert ended.code == 0, ended.log
+    target, _ = bazel.run(_CASES, env={"TESTBRIDGE_TEST_ONLY": wanted})
     assert [name.removeprefix("pkg.test_cases.") for name in target.xml_keys()] == ran
 
 
-def test_filter_is_added_to_the_targets_own_selection(starter: Starter, tmp_path: Path) -> None:
+def test_filter_is_added_to_the_targets_own_selection(bazel: Bazel) -> None:
     """If this fails, a filter runs cases that the BUILD file's `args` leave out, or `args` replace the filter."""
-    target = Target(tmp_path, {"test_cases.py": _CASES})
-    ended = target.run(starter, "-k", "not two", env={"TESTBRIDGE_TEST_ONLY": "one_more or two"})
-    assert ended.code == 0, ended.log
+    target, _ = bazel.run(_CASES, "-k", "not two", env={"TESTBRIDGE_TEST_ONLY": "one_more or two"})
     assert target.xml_keys() == ["pkg.test_cases.test_one_more"]
 
 
-def test_filter_that_is_not_an_expression_is_an_error(starter: Starter, tmp_path: Path) -> None:
+def test_filter_that_is_not_an_expression_is_an_error(bazel: Bazel) -> None:
     """If this fails, an invalid expression passes like a filter that matches nothing."""
-    target = Target(tmp_path, {"test_cases.py": _CASES})
-    ended = target.run(starter, env={"TESTBRIDGE_TEST_ONLY": "test_one and ("})
-    assert ended.code == pytest.ExitCode.USAGE_ERROR
+    _, ended = bazel.run(_CASES, code=pytest.ExitCode.USAGE_ERROR, env={"TESTBRIDGE_TEST_ONLY": "test_one and ("})
     lines = ended.log.splitlines()
     (position,) = (number for number, line in enumerate(lines) if line.startswith("ERROR: "))
     error, cause, way_out = lines[position : position + 3]

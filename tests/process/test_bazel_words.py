@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.children import Target, run_cases
+from tests.support.children import Bazel, run_cases
 from tests.support.starter import Starter
 
 # Part of a file name that is not text, as Python reads it, and a character that no file name can contain.
@@ -32,23 +32,17 @@ _FAILS = f"""
 @pytest.mark.parametrize(
     ("encoding", "fresh"), [(None, False), ("ascii:strict", True)], ids=["of the machine", "ASCII"]
 )
-def test_reason_that_cannot_be_encoded_is_reported(
-    starter: Starter, tmp_path: Path, encoding: str | None, fresh: bool
-) -> None:
+def test_reason_that_cannot_be_encoded_is_reported(bazel: Bazel, encoding: str | None, fresh: bool) -> None:
     """If this fails, a skip ends the run with a traceback and no XML, which Bazel takes for a failure."""
-    target = Target(tmp_path, {"test_cases.py": _SKIPS})
-    ended = target.run(starter, env={"PYTHONIOENCODING": encoding}, fresh=fresh)
-    assert ended.code == 0, ended.log
+    target, ended = bazel.run(_SKIPS, env={"PYTHONIOENCODING": encoding}, fresh=fresh)
     assert ended.log.partition("\n")[0].endswith(f": EVERY CASE WAS SKIPPED: {_ODD}")
     assert target.xml()["test_skips"].outcome == "skipped"
     assert _ODD in target.warnings_file.read_text(encoding="utf-8")
 
 
-def test_failure_that_cannot_be_encoded_is_reported(starter: Starter, tmp_path: Path) -> None:
+def test_failure_that_cannot_be_encoded_is_reported(bazel: Bazel) -> None:
     """If this fails, a failure ends the run with a traceback and no XML."""
-    target = Target(tmp_path, {"test_cases.py": _FAILS})
-    ended = target.run(starter)
-    assert ended.code == 1, ended.log
+    target, ended = bazel.run(_FAILS, code=1)
     assert f"E       ValueError: {_ODD}" in ended.log.splitlines()
     assert target.xml()["test_fails"].outcome == "failure"
 
@@ -62,12 +56,11 @@ def test_report_keeps_its_lines_on_any_terminal(starter: Starter, tmp_path: Path
     assert f"E       ValueError: {_ODD}" in lines
 
 
-def test_workers_of_xdist_are_refused_with_the_way_out(starter: Starter, tmp_path: Path) -> None:
+def test_workers_of_xdist_are_refused_with_the_way_out(bazel: Bazel) -> None:
     """If this fails, each case fails for a reason that is none: its worker does not know the fixture `world`."""
     pytest.importorskip("xdist", reason="pytest-xdist is not installed")
-    target = Target(tmp_path, {"test_cases.py": "def test_never(world):\n    pass\n"})
-    ended = target.run(starter, "-p", "xdist", "-n", "2")
-    assert ended.code == pytest.ExitCode.USAGE_ERROR, ended.log
+    code = pytest.ExitCode.USAGE_ERROR
+    _, ended = bazel.run("def test_never(world): ...\n", "-pxdist", "-n2", code=code)
     assert ended.log.splitlines()[0] == "dist_testing: //pkg:cases_gloo: gloo, world size 2, fork"
     assert "ERROR: //pkg:cases_gloo: -n (pytest-xdist) under Bazel.\n" in ended.log
     assert "set shard_count" in ended.log
