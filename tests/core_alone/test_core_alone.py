@@ -21,9 +21,9 @@ _CORE = (
 )
 _UNIT = (
     *("backends", "banner", "bazel", "board", "budget", "case", "clean", "collateral", "collector", "comparison"),
-    *("conclusion", "descent", "environment", "error_text", "errors", "exits", "fatal_signals"),
-    *("isolation", "marker", "native_stacks", "outcomes", "outputs", "process", "rank_env"),
-    *("ranks", "refusal", "report_text", "reporter", "run_directory", "sharding", "skips", "spec"),
+    *("conclusion", "descent", "errors", "exits", "fatal_signals"),
+    *("isolation", "kept_files", "marker", "native_stacks", "outcomes", "process", "rank_env"),
+    *("ranks", "report_text", "reporter", "run_directory", "sharding", "skips", "spec"),
     *("timings", "watch", "wire"),
 )
 _PROCESS = ("faults", "pytest_front_end", "pytest_reruns", "spawn", "unittest_front_end")

@@ -119,7 +119,7 @@ def test_environment_is_the_runners_current_one(
 ) -> None:
     """If this fails, ranks miss what a test set after the older fork server was started.
 
-    tests/unit/test_rank_env.py and tests/unit/test_environment.py have what the library adds and takes away.
+    tests/unit/test_rank_env.py has what the library adds and takes away.
     """
     # Starts the fork server, if no earlier case has.
     engine.prepare()

@@ -148,10 +148,6 @@ def test_what_this_machine_lacks_is_named(machine: SimpleNamespace, wanted: Spec
     assert reason is not None
     assert said in reason
     assert is_about_hardware(reason)
-
-
-def test_a_torch_without_distributed_is_reported(machine: SimpleNamespace) -> None:
-    """If this fails, a torch without distributed, such as older macOS builds, gives another error."""
     machine.has_distributed = False
     assert missing_need(spec(), 2) == TEST_SKIPS["backend_unavailable"].message
 
