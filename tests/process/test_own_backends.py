@@ -119,16 +119,6 @@ def test_tests_of_another_backend_may_name_it(starter: Starter, project: Path) -
     assert ended.outcomes() == {"test_needs_more": "PASSED"}
 
 
-def test_without_the_hook_the_name_is_unknown(starter: Starter, project: Path) -> None:
-    """The error must lead to the declaration."""
-    (project / "conftest.py").unlink()
-    ended = run(starter, project, "--dist-backend=loop")
-    assert ended.code != 0
-    assert "Backend 'loop' is not declared." in ended.log
-    assert "declare your own (docs/backends.md)." in ended.log
-    assert "Traceback" not in ended.log
-
-
 def test_a_wrong_declaration_is_an_error_of_the_run(starter: Starter, project: Path) -> None:
     """Not a traceback, and no test that silently runs with another backend.
 

@@ -1,47 +1,10 @@
-"""The mark by which the descendants of a process are known."""
+"""What is left of a fork server that was killed. tests/process/test_interrupts.py has what its ranks had started."""
 
 from __future__ import annotations
 
 import os
 import subprocess
 import sys
-
-from dist_testing.core.process.orphans import mark_of
-
-# The child lives as long as the standard input of both.
-_MARKED = """
-import subprocess, sys
-from dist_testing.core.process.orphans import mark_descendants, mark_rank
-
-mark_rank(5)
-mark_descendants()
-mark_rank(70000)
-child = subprocess.Popen([sys.executable, "-c", "input()"], env={}, start_new_session=True)
-print(child.pid, flush=True)
-child.wait()
-"""
-
-
-def test_descendants_are_known_whatever_they_inherit() -> None:
-    """If this fails, a process without an environment outlives a killed fork server, or a foreign one is killed."""
-    path = os.pathsep.join(path or os.getcwd() for path in sys.path)
-    with subprocess.Popen(
-        [sys.executable, "-c", _MARKED],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.DEVNULL,
-        env=os.environ | {"PYTHONPATH": path},
-        text=True,
-    ) as marked:
-        assert marked.stdin is not None
-        assert marked.stdout is not None
-        child = int(marked.stdout.readline())
-        assert mark_of(child) == (marked.pid, 70000)
-        assert mark_of(marked.pid) == (marked.pid, 70000)
-        assert mark_of(os.getpid())[0] != marked.pid
-        marked.stdin.close()
-    assert mark_of(child) == (None, None)
-
 
 # A fork server that is killed while a rank of it has ended already; and another child of the runner, which has ended.
 _KILLED = """
