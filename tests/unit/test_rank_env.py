@@ -14,7 +14,7 @@ import pytest
 from dist_testing.core.engine import rank_env as module
 from dist_testing.core.engine.rank_env import cpu_count, rank_env, threads_per_rank
 from dist_testing.core.ground.layout import LOOPBACK, Layout
-from dist_testing.core.rank.bootstrap import become, world_env
+from dist_testing.core.rank.bootstrap import world_env
 
 # The variables of Bazel's test encyclopedia that make a program write, shard, filter or stop.
 PROTOCOL = (
@@ -175,19 +175,3 @@ def test_store_of_torchrun_is_not_the_store_of_a_world(store_port: int, is_told:
     assert env.items() >= world_env({}, Layout(2), store_port).items()
     # Without a store, env:// must not wait for an address at which no store listens.
     assert any(name.startswith("MASTER_") for name in env) is (store_port > 0)
-
-
-def test_become_sets_exactly_this_environment(monkeypatch: pytest.MonkeyPatch) -> None:
-    """If this fails, a rank has a variable that the runner unset after it started the fork server, or takes longer."""
-    written: list[str] = []
-
-    class Spy(dict[str, str]):
-        def __setitem__(self, name: str, value: str) -> None:
-            written.append(name)
-            super().__setitem__(name, value)
-
-    wanted = {"KEPT": "1", "CHANGED": "new", "ADDED": "", "UNICODE": "\u00fc\udcff"}
-    monkeypatch.setattr(os, "environ", Spy(KEPT="1", CHANGED="old", GONE="1"))
-    become(wanted)
-    assert os.environ == wanted
-    assert written == ["CHANGED", "ADDED", "UNICODE"], "most variables are right already"
