@@ -6,6 +6,7 @@ outcomes, shards, filters and promises; here each fact that they are concluded f
 
 from __future__ import annotations
 
+import re
 import textwrap
 from pathlib import Path
 
@@ -101,22 +102,6 @@ def test_target_that_skips_everything_is_reported_in_the_first_line(
     # Needs are checked before a rank starts, in the runner.
     assert len(list(forks.iterdir())) <= 1
     assert source is not _NEEDS or {result.message for result in results} == {_LACKING}
-
-
-@pytest.mark.parametrize(
-    "source",
-    [
-        _ON_RANKS + "\n    def test_plain():\n        pass\n",
-        # JUnit's format calls an expected failure skipped.
-        "import pytest\n\n@pytest.mark.xfail(reason='known')\n@pytest.mark.distributed\ndef test_known(world): 1 / 0\n",
-    ],
-    ids=["one passes", "expected failure"],
-)
-def test_target_that_runs_something_gives_no_warning(bazel: Bazel, source: str) -> None:
-    """If this fails, a target warns although it ran a case."""
-    target, ended = bazel.run({"test_skips.py": source})
-    assert _first_line(ended) == _HEAD
-    assert not target.warnings_file.exists()
 
 
 @pytest.mark.parametrize(
@@ -266,17 +251,6 @@ def test_filter_that_matches_nothing_is_reported(bazel: Bazel, wanted: str) -> N
     )
 
 
-@pytest.mark.parametrize(
-    ("source", "wanted"), [(_PLAIN, "test_plain"), (_MODULE, "test_x")], ids=["another shard", "a file not read"]
-)
-def test_filter_for_a_case_elsewhere_is_not_reported(bazel: Bazel, source: str, wanted: str) -> None:
-    """If this fails, most shards report a filter for one case as misspelt."""
-    target, ended = bazel.run(source, env={"TESTBRIDGE_TEST_ONLY": wanted, **_SECOND_OF_TWO})
-    assert target.xml() == {}
-    assert "NOTHING RAN" not in ended.log
-    assert not target.warnings_file.exists()
-
-
 @pytest.mark.parametrize("options", [(), ("-s",)], ids=["captured", "not captured"])
 def test_target_without_a_distributed_case_is_reported(bazel: Bazel, options: tuple[str, ...]) -> None:
     """If this fails, a test whose marker was forgotten passes once in the runner, without any rank."""
@@ -301,13 +275,31 @@ def test_a_part_of_a_target_is_reported_as_the_whole_is(
     assert target.warnings_file.exists() != has_ranks
 
 
-@pytest.mark.parametrize(
-    ("source", "code"),
-    [(_MODULE, 0), ("import nothing_of_this_name\n", pytest.ExitCode.INTERRUPTED)],
-    ids=["skips itself", "broken"],
+# JUnit's format calls an expected failure skipped.
+_KNOWN_BUG = (
+    "import pytest\n\n@pytest.mark.xfail(reason='known')\n@pytest.mark.distributed\ndef test_known(world): 1 / 0\n"
 )
-def test_missing_ranks_are_not_reported_if_a_file_was_not_read(bazel: Bazel, source: str, code: int) -> None:
-    """If this fails, a target warns about missing ranks although the unread file may contain distributed cases."""
-    target, ended = bazel.run({"test_cases.py": _PLAIN, "test_ranks.py": source}, code=code)
-    assert "NO CASE" not in ended.log
+
+
+@pytest.mark.parametrize(
+    ("sources", "env", "code", "cases"),
+    [
+        ({"test_a.py": _ON_RANKS, "test_b.py": "def test_plain(): ...\n"}, {}, 0, 2),
+        ({"test_a.py": _KNOWN_BUG}, {}, 0, 1),
+        # What was not read may have cases on ranks.
+        ({"test_a.py": _PLAIN, "test_b.py": _MODULE}, {}, 0, 3),
+        ({"test_a.py": _PLAIN, "test_b.py": "import nothing_of_this_name\n"}, {}, pytest.ExitCode.INTERRUPTED, 1),
+        # A filter for a case of another shard, or of a file that was not read.
+        ({"test_a.py": _PLAIN}, {"TESTBRIDGE_TEST_ONLY": "test_plain", **_SECOND_OF_TWO}, 0, 0),
+        ({"test_a.py": _MODULE}, {"TESTBRIDGE_TEST_ONLY": "test_x", **_SECOND_OF_TWO}, 0, 0),
+    ],
+    ids=["one passes", "expected failure", "skips itself", "broken", "another shard", "a file not read"],
+)
+def test_nothing_is_reported_where_something_may_have_run(
+    bazel: Bazel, sources: dict[str, str], env: dict[str, str], code: int, cases: int
+) -> None:
+    """If this fails, a target warns although it ran a case, or each shard calls a filter for one case misspelt."""
+    target, ended = bazel.run(sources, code=code, env=env)
+    assert re.fullmatch(rf"{_HEAD}(, shard 2 of 2)?", _first_line(ended)), ended.log
     assert not target.warnings_file.exists()
+    assert len(target.xml()) == cases
