@@ -54,7 +54,7 @@ def starter(starters: Starter) -> Iterator[Starter]:
         (
             _PLAIN,
             ["--dist-backend=threaded"],
-            r"Backend 'threaded' connects threads of one process(.|\n)*fork, spawn, pool",
+            r"Backend 'threaded' connects threads(.|\n)*fork, spawn, pool",
         ),
         (_PLAIN, ["--dist-isolation=thread"], "--dist-isolation=thread: expected one of fork, spawn, pool"),
         (_CASE.format('isolation="thread"', "pass"), [], r"isolation = 'thread'(.|\n)*fork, spawn, pool"),

@@ -200,22 +200,34 @@ def test_the_state_of_a_rank_follows_its_messages(rank: Rank) -> None:
     assert not rank.record.waited_in_vain
 
 
-@pytest.mark.parametrize("exit_code", [0, 3, -9])
-def test_the_ends_of_a_class_that_judges_them_are_no_sign_of_a_failure(rank: Rank, exit_code: int) -> None:
-    """If this fails, the other ranks of such a class are stopped."""
+@pytest.mark.parametrize(
+    ("expected", "ignores", "exit_code", "kind"),
+    [
+        # The engine must not wait for the report of a rank that its case has killed.
+        (-9, False, -9, Kind.PASSED),
+        (0, False, 0, Kind.PASSED),
+        *((*ends, Kind.RAISED) for ends in ((-9, False, -11), (-9, False, 0), (3, False, 4), (0, False, 3))),
+        (3, False, -9, Kind.RAISED),
+        # A class that judges the ends itself: the other ranks are not stopped.
+        *((None, True, exit_code, Kind.EXITED) for exit_code in (0, 3)),
+        (None, True, -9, Kind.SIGNALLED),
+    ],
+)
+def test_an_end_is_what_the_case_expects_or_a_failure(
+    rank: Rank, expected: int | None, ignores: bool, exit_code: int, kind: Kind
+) -> None:
+    """If this fails, a rank that ends in another way passes, or the report lacks one of the two exit codes."""
+    rank.record.begin_case(expected)
+    rank.record.ignores_exits = ignores
     rank.start("call")
-    rank.record.ignores_exits = True
-    assert rank.end(exit_code, 2.0).kind is (Kind.SIGNALLED if exit_code < 0 else Kind.EXITED)
-    assert (rank.record.first_trouble_s, rank.record.is_settled) == (None, True)
-
-
-@pytest.mark.parametrize("exit_code", [-9, 0])
-def test_an_expected_end_settles_a_rank(rank: Rank, exit_code: int) -> None:
-    """If this fails, the engine waits for the report of a rank that its case has killed."""
-    rank.record.begin_case(exit_code)
-    rank.start("call")
-    assert rank.end(exit_code, 2.0).kind is Kind.PASSED
-    assert (rank.record.ended_as_expected, rank.record.is_settled, rank.record.first_trouble_s) == (True, True, None)
+    outcome = rank.end(exit_code, 2.0)
+    assert outcome.kind is kind
+    is_failure = kind is Kind.RAISED
+    assert (rank.record.is_settled, rank.record.first_trouble_s) == (not is_failure, 2.0 if is_failure else None)
+    assert rank.record.ended_as_expected is (kind is Kind.PASSED)
+    if is_failure:
+        assert str(abs(expected or 0)) in outcome.summary
+        assert str(abs(exit_code)) in outcome.summary
 
 
 def test_frames_that_remain_in_the_socket_count(rank: Rank) -> None:
@@ -349,18 +361,6 @@ def test_instructions_reach_the_rank(rank: Rank) -> None:
     assert wire.receive(rank.channel, INSTRUCTIONS) == (FinishWorld(), [])
     rank.channel.close()
     rank.record.instruct(FinishWorld())
-
-
-@pytest.mark.parametrize(("expected", "exit_code"), [(-9, -11), (-9, 0), (3, 4), (0, 3), (3, -9)])
-def test_another_end_than_the_expected_one_is_a_failure(rank: Rank, expected: int, exit_code: int) -> None:
-    """If this fails, a rank that ends in another way passes, or the report lacks one of the two exit codes."""
-    rank.record.begin_case(expected)
-    rank.start("call")
-    outcome = rank.end(exit_code, 2.0)
-    assert outcome.kind is Kind.RAISED
-    assert str(abs(expected)) in outcome.summary
-    assert str(abs(exit_code)) in outcome.summary
-    assert rank.record.first_trouble_s == 2.0
 
 
 def test_a_pooled_rank_begins_its_next_case_without_the_last_report(rank: Rank) -> None:
