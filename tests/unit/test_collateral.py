@@ -174,7 +174,7 @@ def test_torchs_own_code_raises_errors_about_peers(folder: str, expected: str) -
 
 @pytest.mark.parametrize(("folder", "expected"), [("/lib/torch/distributed/", "lost"), ("/my/tests/", "")])
 def test_only_a_connection_of_torch_is_one_to_a_peer(folder: str, expected: str) -> None:
-    """If this fails, a survivor is blamed whose connection torch's code reads, or a test is not whose own pipe breaks."""
+    """A survivor whose connection torch's code reads is a victim; a test whose own pipe breaks is not."""
     code = compile("def call(function, *args): function(*args)", f"{folder}c10d.py", "exec")
     names: dict[str, Callable[..., None]] = {}
     exec(code, names)

@@ -8,6 +8,7 @@ import functools
 import json
 import math
 import types
+from collections.abc import Mapping
 from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
 
 import pytest
@@ -67,7 +68,7 @@ def values_of(annotation: Any) -> st.SearchStrategy[Any]:
         return st.one_of([values_of(argument) for argument in arguments])
     if origin is tuple:
         return st.lists(values_of(arguments[0]), max_size=3).map(tuple)
-    if origin is dict:
+    if origin in (dict, Mapping):
         return st.dictionaries(TEXT, values_of(arguments[1]), max_size=3)
     if dataclasses.is_dataclass(annotation):
         return instances_of(annotation)
@@ -112,7 +113,7 @@ def fits(annotation: Any, value: Any) -> bool:
         return any(fits(argument, value) for argument in arguments)
     if origin is tuple:
         return type(value) is list and all(fits(arguments[0], one) for one in value)
-    if origin is dict:
+    if origin in (dict, Mapping):
         return type(value) is dict and all(fits(arguments[1], one) for one in value.values())
     if annotation is float:
         return type(value) in (int, float) and abs(value) < 2**1000

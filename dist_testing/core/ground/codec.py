@@ -215,7 +215,7 @@ def shape_of(annotation: Any) -> Shape:
             f"an object of {item.expected}",
             lambda value: type(value) is dict,
             lambda value: {name: item.read(one) for name, one in value.items()},
-        )
+        )._replace(write=dict)
     if isinstance(annotation, type) and issubclass(annotation, enum.Enum):
         return _shape_of_choice(tuple(annotation))
     if isinstance(annotation, type) and dataclasses.is_dataclass(annotation):
