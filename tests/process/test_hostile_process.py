@@ -113,38 +113,6 @@ def test_fails(world):
     assert ("fresh interpreter" in ended.log) is bool(more)
 
 
-def test_fork_server_that_a_test_kills_and_reaps_costs_one_case(starter: Starter, tmp_path: Path) -> None:
-    """If this fails, `os.waitpid(-1)`, common in tests of daemons, ends the run, or orphan processes stay."""
-    source = """
-        import os
-        import subprocess
-        import psutil
-        import pytest
-
-        def test_ends_every_child():
-            for child in psutil.Process().children():
-                child.kill()
-                os.waitpid(-1, 0)
-
-        @pytest.mark.distributed(world_size=2)
-        def test_after_it(world): ...
-
-        @pytest.mark.distributed(world_size=2)
-        def test_leaves_a_session(world):
-            subprocess.Popen(["sleep", "1000"], start_new_session=True)
-            world.barrier()
-            if world.rank == 0:
-                os.kill(os.getppid(), 9)
-            world.barrier()
-
-        @pytest.mark.distributed(world_size=2)
-        def test_last(world): ...
-    """
-    ended = run_cases(starter, tmp_path, source)
-    ended.check(passed="test_ends_every_child test_last", failed="test_after_it test_leaves_a_session")
-    assert ended.log.count("ended before the runner was done with it") >= 2
-
-
 def test_descriptors_that_cannot_be_sent_cost_one_case(
     engine: Engine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -191,6 +191,7 @@ def test_death_of_the_fork_server_costs_one_case(starter: Starter, tmp_path: Pat
         import threading
         from multiprocessing.shared_memory import SharedMemory
         from pathlib import Path
+        import psutil
         import pytest
 
         SLEEP = [sys.executable, "-c", "import time; time.sleep(1000)"]
@@ -222,6 +223,18 @@ def test_death_of_the_fork_server_costs_one_case(starter: Starter, tmp_path: Pat
             assert SERVER.poll() is None
             SERVER.kill()
             SERVER.wait()
+
+        # Tests of daemons wait for any child.
+        def test_ends_every_child():
+            for child in psutil.Process().children():
+                child.kill()
+                os.waitpid(-1, 0)
+
+        @pytest.mark.distributed(world_size=2)
+        def test_after_it(world): ...
+
+        @pytest.mark.distributed(world_size=2)
+        def test_last(world): ...
     """
     write_file(tmp_path, "test_cases.py", source)
     ended = run_pytest(starter, tmp_path, "-rA", "test_cases.py")
@@ -230,8 +243,11 @@ def test_death_of_the_fork_server_costs_one_case(starter: Starter, tmp_path: Pat
         **{f"test_kills_its_parent[{left}]": "FAILED" for left in ("nothing", "session", "fork", "stranger", "memory")},
         "test_next": "PASSED",
         "test_server": "PASSED",
+        "test_ends_every_child": "PASSED",
+        "test_after_it": "FAILED",
+        "test_last": "PASSED",
     }
-    assert "The fork server (pid " in ended.log
+    assert ended.log.count("ended before the runner was done with it") >= 6
     assert "Traceback" not in ended.log
     assert not Path("/dev/shm", (tmp_path / "segment").read_text()).exists()
 
