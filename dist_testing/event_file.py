@@ -14,8 +14,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from dist_testing.core.events.event import SCHEMA, Event, StreamCut, event_of
-from dist_testing.core.events.stream import EventStream
+from dist_testing.core.events.event import SCHEMA, Event, EventStream, StreamCut, event_of
 from dist_testing.core.ground.error_text import shorten
 from dist_testing.core.ground.errors import ReportError
 

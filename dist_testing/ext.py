@@ -61,7 +61,7 @@ if TYPE_CHECKING:
     from dist_testing.core.engine.needs import Lack as Lack
     from dist_testing.core.events.event import CaseRecorded as CaseRecorded
     from dist_testing.core.events.event import Event as Event
-    from dist_testing.core.events.stream import EventStream as EventStream
+    from dist_testing.core.events.event import EventStream as EventStream
     from dist_testing.core.ground.backends import Backend as Backend
     from dist_testing.core.ground.case import Case as Case
     from dist_testing.core.ground.case import CaseBody as CaseBody
@@ -74,12 +74,12 @@ if TYPE_CHECKING:
     from dist_testing.core.ground.outcomes import Status as Status
     from dist_testing.core.ground.outcomes import Verdict as Verdict
     from dist_testing.core.ground.spec import Spec as Spec
-    from dist_testing.core.launch.hooks import IdleWork as IdleWork
-    from dist_testing.core.launch.hooks import WorldPlace as WorldPlace
     from dist_testing.core.launch.isolation import Isolation as Isolation
     from dist_testing.core.launch.isolation import register_isolation as register_isolation
+    from dist_testing.core.launch.launcher import IdleWork as IdleWork
     from dist_testing.core.launch.launcher import Launcher as Launcher
     from dist_testing.core.launch.launcher import RunContext as RunContext
+    from dist_testing.core.launch.launcher import WorldPlace as WorldPlace
     from dist_testing.core.process.launcher_messages import RankStart as RankStart
     from dist_testing.core.process.launcher_messages import WorldRequest as WorldRequest
     from dist_testing.core.rank.bootstrap import RankContext as RankContext
@@ -97,11 +97,9 @@ _NAMES = {
     "WorldWatcher",
     "core.engine.needs": "Lack",
     "core.ground.errors": "AddOnError LaunchError StateLeakError UsageError",
-    "core.events.event": "CaseRecorded Event",
-    "core.events.stream": "EventStream",
-    "core.launch.hooks": "IdleWork WorldPlace",
+    "core.events.event": "CaseRecorded Event EventStream",
     "core.launch.isolation": "Isolation register_isolation",
-    "core.launch.launcher": "Launcher RunContext",
+    "core.launch.launcher": "IdleWork Launcher RunContext WorldPlace",
     "core.ground.outcomes": "Cause Status Verdict",
     "core.process.launcher_messages": "RankStart WorldRequest",
     "core.rank.bootstrap": "RankContext RankFrontEnd",

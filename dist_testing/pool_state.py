@@ -16,9 +16,8 @@ from collections import Counter
 from collections.abc import Collection
 from typing import Any
 
-from dist_testing.core.ground.case import CaseBody
+from dist_testing.core.ground.case import ALL_ENV, ENV_PREFIX, CaseBody
 from dist_testing.core.ground.errors import StateLeakError
-from dist_testing.core.ground.keepable import ALL_ENV, ENV_PREFIX
 from dist_testing.core.ground.procfs import open_descriptors, open_files
 from dist_testing.core.process.lifetime import current_umask
 from dist_testing.core.rank.children import LOOKING, child_processes, children_but, helpers_of_multiprocessing
@@ -101,7 +100,7 @@ class RankState:
     ) -> None:
         """Compare the current state with this one. What can end by itself has two seconds to do so.
 
-        `may_change` is what a case may leave changed, by the names of `core.ground.keepable.KEEPABLE`; variables as
+        `may_change` is what a case may leave changed, by the names of `core.ground.case.KEEPABLE`; variables as
         `env:NAME`, where `NAME` may be a pattern. The text of a StateLeakError lists all other changes.
         """
         until_s = time.monotonic() + _LEAVING_S

@@ -23,8 +23,7 @@ from dist_testing.core.bazel.conclusion import FAILED, Conclusion
 from dist_testing.core.bazel.watch import LIMIT_SIGNAL
 from dist_testing.core.engine.report import tidied
 from dist_testing.core.engine.stack_dumps import collect_stacks
-from dist_testing.core.events.event import Event, event_of
-from dist_testing.core.events.stream import EventStream
+from dist_testing.core.events.event import Event, EventStream, event_of
 from dist_testing.core.process.lifetime import die_with_parent, fork
 from dist_testing.core.process.stacks import STACKS_SIGNAL
 

@@ -23,8 +23,7 @@ from dist_testing.core.engine.rank_env import cpu_count
 from dist_testing.core.engine.report import failure_report
 from dist_testing.core.engine.running_case import RunningCase
 from dist_testing.core.engine.supervisor import Supervisor
-from dist_testing.core.events.event import Event
-from dist_testing.core.events.stream import EventStream
+from dist_testing.core.events.event import Event, EventStream
 from dist_testing.core.ground.add_ons import call_parts
 from dist_testing.core.ground.case import Case, CaseResult
 from dist_testing.core.ground.errors import DistTestingError, UsageError

@@ -66,7 +66,7 @@ class ProgramRankFrontEnd:
             "ROLE_WORLD_SIZE": str(start.request.size),
             "TORCHELASTIC_MAX_RESTARTS": "0",
             "TORCHELASTIC_RUN_ID": f"dist_testing-{start.request.world}",
-            BACKEND_VARIABLE: start.request.settings.backend,
+            BACKEND_VARIABLE: start.request.settings.backend.torch_backend,
         }
 
     def run(self, body: CaseBody, reporter: Reporter) -> None:

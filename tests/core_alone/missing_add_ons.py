@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -17,19 +16,19 @@ _CASE = """
     import pytest
 
 
-    @pytest.mark.distributed({arguments})
+    @pytest.mark.distributed({})
     def test_it(world):
-        pass
+        {}
 """
-_ATTRIBUTE = """
-    import pytest
+_PLAIN = _CASE.format("", "pass")
 
 
-    @pytest.mark.distributed
-    def test_it(world):
-        world.faults.kill(0)
-"""
-_END = "Install the package that brings it, or do without."
+def _missing(subject: str, add_on: str) -> str:
+    """Return a pattern for the error about a missing add-on: three lines, which pytest may indent."""
+    return (
+        rf"{re.escape(subject)}: the add-on '{add_on}' is missing\.\n.*This dist_testing has no add-ons\.\n"
+        r".*Install the package that brings it, or do without\."
+    )
 
 
 @pytest.fixture(scope="module")
@@ -47,88 +46,55 @@ def starter(starters: Starter) -> Iterator[Starter]:
 
 
 @pytest.mark.parametrize(
-    ("source", "options", "subject", "add_on"),
+    ("source", "options", "said"),
     [
-        (_CASE.format(arguments=""), ["--dist-backend=cuda_gloo"], "test_it with backend cuda_gloo", "gpus"),
-        (_CASE.format(arguments=""), ["--dist-watch"], "--dist-watch", "watch"),
-        (_CASE.format(arguments=""), ["--dist-jobs=2"], "--dist-jobs=2", "jobs"),
+        (_PLAIN, ["--dist-backend=cuda_gloo"], _missing("test_it with backend cuda_gloo", "gpus")),
+        (_PLAIN, ["--dist-watch"], _missing("--dist-watch", "watch")),
+        (_PLAIN, ["--dist-jobs=2"], _missing("--dist-jobs=2", "jobs")),
+        (
+            _PLAIN,
+            ["--dist-backend=threaded"],
+            r"Backend 'threaded' connects threads(.|\n)*fork, spawn, pool",
+        ),
+        (_PLAIN, ["--dist-isolation=thread"], "--dist-isolation=thread: expected one of fork, spawn, pool"),
+        (_CASE.format('isolation="thread"', "pass"), [], r"isolation = 'thread'(.|\n)*fork, spawn, pool"),
+        (
+            _CASE.format("nodes=2, world_size=2", "pass"),
+            [],
+            r"@pytest\.mark\.distributed with nodes = 2\.(.|\n)*install the add-on 'nodes' if it is a setting of one",
+        ),
+        (_PLAIN, ["--dist-nodes=2", "--dist-world-size=2"], "unrecognized arguments: --dist-nodes=2"),
+        (
+            _CASE.format("world_size=1", "world.faults.kill(0)"),
+            [],
+            r"world\.faults: a world has no attribute of this name\.\n.*Add-ons give it these: none\.",
+        ),
     ],
-    ids=["gpus", "watch", "jobs"],
+    ids=["gpus", "watch", "jobs", "threads", "threads, option", "threads, marker", "nodes", "nodes, option", "faults"],
 )
 def test_who_asks_for_it_learns_its_name(
-    starter: Starter, tmp_path: Path, source: str, options: list[str], subject: str, add_on: str
+    starter: Starter, tmp_path: Path, source: str, options: list[str], said: str
 ) -> None:
     """If this fails, a run without the add-on ends in a traceback, or passes without what it asked for."""
     ended = run_cases(starter, tmp_path, source, *options)
     assert ended.code != 0, ended.log
-    said = rf"{re.escape(subject)}: the add-on '{add_on}' is missing\.\n.*This dist_testing has no add-ons\.\n.*{_END}"
     assert re.search(said, ended.log), ended.log
 
 
 @pytest.mark.parametrize(
-    ("arguments", "option", "subject"),
-    [
-        ("", "--dist-backend=threaded", "Backend 'threaded' connects threads of one process"),
-        ("", "--dist-isolation=thread", "--dist-isolation=thread: expected one of fork, spawn, pool"),
-        ('isolation="thread"', "--dist-backend=gloo", "isolation = 'thread'"),
-    ],
-    ids=["backend", "option", "marker"],
-)
-def test_ranks_that_are_threads(starter: Starter, tmp_path: Path, arguments: str, option: str, subject: str) -> None:
-    """If this fails, a run without the add-on that makes threads ends in a traceback, or makes processes."""
-    ended = run_cases(starter, tmp_path, _CASE.format(arguments=arguments), option)
-    assert ended.code != 0, ended.log
-    assert subject in ended.log, ended.log
-    assert "fork, spawn, pool" in ended.log, ended.log
-
-
-def test_a_setting_of_a_test(starter: Starter, tmp_path: Path) -> None:
-    """If this fails, a test that asks for two nodes passes on one."""
-    ended = run_cases(starter, tmp_path, _CASE.format(arguments="nodes=2, world_size=2"))
-    assert ended.code != 0, ended.log
-    assert "@pytest.mark.distributed with nodes = 2." in ended.log
-    assert "install the add-on 'nodes' if it is a setting of one" in ended.log
-
-
-def test_a_setting_of_the_command_line(starter: Starter, tmp_path: Path) -> None:
-    """If this fails, tests of a command line that asks for two nodes pass on one."""
-    ended = run_cases(starter, tmp_path, _CASE.format(arguments=""), "--dist-nodes=2", "--dist-world-size=2")
-    assert ended.code != 0, ended.log
-    assert "unrecognized arguments: --dist-nodes=2" in ended.log
-
-
-@pytest.mark.parametrize(
-    ("name", "setting"), [("nodes", 2), ("gpus", {"archs": [], "per_rank": 1, "ranks_per_gpu": 1})]
+    ("name", "setting"),
+    [("nodes", 2), ("gpus", {"archs": [], "per_rank": 1, "ranks_per_gpu": 1}), ("programs", [])],
 )
 def test_a_setting_of_a_target(starter: Starter, tmp_path: Path, name: str, setting: object) -> None:
-    """If this fails, a target that asks for two nodes passes on one, and one for GPUs takes those of others."""
-    target = Target(tmp_path, {"test_cases.py": _CASE.format(arguments="")}, spec={"settings": {name: setting}})
-    ended = target.run(starter)
+    """If this fails, a target that asks for two nodes passes on one, or a program is collected as a file of tests."""
+    ended = Target(tmp_path, {"test_cases.py": _PLAIN}, spec={"settings": {name: setting}}).run(starter)
     assert ended.code != 0, ended.log
-    assert f"DIST_TESTING_SPEC with {name} = {setting}: the add-on '{name}' is missing." in ended.log
-    assert _END in ended.log
-
-
-def test_an_attribute_of_a_world_that_an_add_on_makes(starter: Starter, tmp_path: Path) -> None:
-    """If this fails, a test without the add-on gets an error that says nothing of add-ons."""
-    ended = run_cases(starter, tmp_path, _ATTRIBUTE, "--dist-world-size=1")
-    assert ended.code == 1, ended.log
-    assert "world.faults: a world has no attribute of this name." in ended.log
-    assert "Add-ons give it these: none." in ended.log
-
-
-def test_a_target_of_bazel_with_a_program(starter: Starter, tmp_path: Path) -> None:
-    """If this fails, a program is collected as a file of tests."""
-    fields: dict[str, Any] = {"settings": {"programs": []}, "srcs": ["//pkg:train.py"]}
-    ended = Target(tmp_path, {"train.py": "print()\n"}, spec=fields).run(starter)
-    assert ended.code != 0, ended.log
-    assert "DIST_TESTING_SPEC with programs = []: the add-on 'programs' is missing." in ended.log
-    assert _END in ended.log
+    assert re.search(_missing(f"DIST_TESTING_SPEC with {name} = {setting}", name), ended.log), ended.log
 
 
 def test_bazel_coverage_is_a_warning(starter: Starter, tmp_path: Path) -> None:
     """If this fails, tests that pass fail without the add-on, or nothing says why there is no coverage."""
-    target = Target(tmp_path, {"test_cases.py": _CASE.format(arguments="")})
+    target = Target(tmp_path, {"test_cases.py": _PLAIN})
     manifest = tmp_path / "manifest"
     manifest.write_text("pkg/test_cases.py\n", encoding="utf-8")
     ended = target.run(starter, env={"COVERAGE_DIR": str(tmp_path), "COVERAGE_MANIFEST": str(manifest)})

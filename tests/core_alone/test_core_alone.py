@@ -20,11 +20,9 @@ _CORE = (
     *("backends.json", "py.typed", "versions.json"),
 )
 _UNIT = (
-    *("backends", "banner", "bazel", "board", "budget", "case", "clean", "collateral", "collector", "comparison"),
-    *("conclusion", "descent", "environment", "error_text", "errors", "exits", "fatal_signals"),
-    *("isolation", "marker", "native_stacks", "outcomes", "outputs", "process", "rank_env"),
-    *("ranks", "refusal", "report_text", "reporter", "run_directory", "sharding", "skips", "spec"),
-    *("timings", "watch", "wire"),
+    *("backends", "bazel", "board", "budget", "clean", "collateral", "collector", "comparison", "conclusion"),
+    *("crash_text", "errors", "exits", "isolation", "kept_files", "marker", "outcomes", "process"),
+    *("rank_env", "ranks", "report_text", "reporter", "sharding", "skips", "spec", "timings", "watch", "wire"),
 )
 _PROCESS = ("faults", "pytest_front_end", "spawn", "unittest_front_end")
 # Without the add-on that proves hangs, these wait for a deadline of minutes.

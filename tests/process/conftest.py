@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.attached import Agent
+from tests.support.children import Bazel
 from tests.support.starter import Starter
 
 
@@ -24,6 +25,12 @@ def starter(starters: Starter) -> Iterator[Starter]:
     yield starters
     # The library's own limit for the clean-up after a killed runner bounds this wait.
     starters.wait_nothing_left(limit_s=15)
+
+
+@pytest.fixture
+def bazel(starter: Starter, tmp_path: Path) -> Bazel:
+    """Runs targets as Bazel does, in the folder of the test."""
+    return Bazel(starter, tmp_path)
 
 
 @pytest.fixture

@@ -332,8 +332,9 @@ def test_alarms_and_children_belong_to_the_test(starter: Starter, tmp_path: Path
                 warnings.simplefilter("error")
                 child = os.fork()
             if child == 0:
-                os._exit(0)
-            assert os.waitpid(child, 0)[1] == 0
+                # The runner guards its own end, and not that of its children.
+                os._exit(7)
+            assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
     """
     target = Target(tmp_path, {"test_cases.py": source})
     ended = target.run(starter, env={"TEST_TIMEOUT": str(_TIMEOUT_S)})

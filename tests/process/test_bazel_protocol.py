@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import re
-import shlex
 import time
 from pathlib import Path
 
 import pytest
 
-from tests.support.children import Target, write_file
+from tests.support.children import Bazel, Target, write_file
 from tests.support.starter import Starter
 
 _MANY = """
@@ -148,13 +147,13 @@ def test_what_the_rules_did_not_write_is_a_clear_error(
     assert not target.premature_exit_file.exists(), "the runner ended on purpose, with a reason"
 
 
-def test_selected_sources_run(starter: Starter, tmp_path: Path) -> None:
+def test_selected_sources_run(bazel: Bazel) -> None:
     """If this fails, a `select()` in srcs runs other files than Bazel chose."""
     source = "import pytest\n\ndef test_{}():\n    pass\n"
     files = {"test_one.py": source.format("one"), "test_other name.py": source.format("other")}
-    target = Target(tmp_path, files, spec={"srcs": ["//pkg:cases.srcs"]})
-    ended = target.run(starter, env={"DIST_TESTING_SPEC_SRCS": "'_main/pkg/test_other name.py'"})
-    assert ended.code == 0, ended.log
+    _, ended = bazel.run(
+        files, spec={"srcs": ["//pkg:cases.srcs"]}, env={"DIST_TESTING_SPEC_SRCS": "'_main/pkg/test_other name.py'"}
+    )
     assert re.search(r"^collected 1 item$", ended.log, re.MULTILINE)
     assert "test_other name.py" in ended.log
 
@@ -180,46 +179,33 @@ def test_sources_of_one_other_repository_keep_their_names(starter: Starter, tmp_
     assert target.xml_keys() == ["pkg.test_one.test_a"]
 
 
-def test_files_with_unusual_names_are_found(starter: Starter, tmp_path: Path) -> None:
-    """If this fails, a file whose name Bazel quotes for a shell is not found, because no shell reads it."""
-    target = Target(tmp_path, {"test_one.py": "def test_a():\n    pass\n"})
-    write_file(target.package, "it's $5.json", "{")
-    env = {"TEST_TOTAL_SHARDS": "2", "TEST_SHARD_INDEX": "0"}
-    ended = target.run(starter, env={**env, "DIST_TESTING_TIMINGS": shlex.quote("_main/pkg/it's $5.json")})
-    assert ended.code == 0, ended.log
-    assert "it's $5.json: no usable timings: Expecting" in ended.log, "the file is found and read"
+_FOR_OTHERS = 'import pytest\n\n@pytest.mark.distributed(backends=["nccl"])\ndef test_other(world): ...\n'
+_LARGE = "import pytest\n\n@pytest.mark.distributed(world_size=3)\ndef test_large(world): ...\n"
 
 
 @pytest.mark.parametrize(
-    "source",
+    ("source", "code", "said"),
     [
-        "def helper():\n    pass\n",
-        'import pytest\n\n@pytest.mark.distributed(backends=["nccl"])\ndef test_other(world):\n    pass\n',
+        ("def helper(): ...\n", pytest.ExitCode.NO_TESTS_COLLECTED, "//pkg:cases_gloo: nothing ran"),
+        (_FOR_OTHERS, pytest.ExitCode.NO_TESTS_COLLECTED, "//pkg:cases_gloo: nothing ran"),
+        # It would use more CPUs than Bazel reserved for the target.
+        (_LARGE, pytest.ExitCode.INTERRUPTED, "world_size = 3, but //pkg:cases_gloo declares 2"),
+        ("import nothing_of_this_name\n", pytest.ExitCode.INTERRUPTED, "nothing_of_this_name"),
     ],
-    ids=["no tests", "for another backend"],
+    ids=["no tests", "for another backend", "too large", "broken"],
 )
-def test_target_without_cases_fails(starter: Starter, tmp_path: Path, source: str) -> None:
-    """If this fails, a target without cases is always green."""
-    ended = Target(tmp_path, {"test_none.py": source}).run(starter)
-    assert ended.code == pytest.ExitCode.NO_TESTS_COLLECTED
-    assert "//pkg:cases_gloo: nothing ran" in ended.log
+def test_target_whose_cases_cannot_run_fails(bazel: Bazel, source: str, code: int, said: str) -> None:
+    """If this fails, a target without cases is always green, or its file is taken for one without tests."""
+    target, ended = bazel.run(source, code=code)
+    assert said in ended.log
+    assert [result.outcome for result in target.xml().values()] == ["error"]
 
 
-def test_broken_source_is_an_error_in_the_xml(starter: Starter, tmp_path: Path) -> None:
-    """If this fails, a file that cannot be imported looks like a file without tests."""
-    target = Target(tmp_path, {"test_broken.py": "import nothing_of_this_name\n"})
-    ended = target.run(starter)
-    assert ended.code == pytest.ExitCode.INTERRUPTED
-    (result,) = target.xml().values()
-    assert result.outcome == "error"
-    assert "nothing_of_this_name" in result.message
-
-
-def test_fail_fast_stops_at_the_first_failure(starter: Starter, tmp_path: Path) -> None:
+def test_fail_fast_stops_at_the_first_failure(bazel: Bazel) -> None:
     """If this fails, `--test_runner_fail_fast` has no effect."""
-    target = Target(tmp_path, {"test_many.py": _MANY})
-    ended = target.run(starter, env={"TESTBRIDGE_TEST_RUNNER_FAIL_FAST": "1"})
-    assert ended.code == pytest.ExitCode.TESTS_FAILED
+    target, _ = bazel.run(
+        {"test_many.py": _MANY}, code=pytest.ExitCode.TESTS_FAILED, env={"TESTBRIDGE_TEST_RUNNER_FAIL_FAST": "1"}
+    )
     assert next(reversed(target.xml())) == "test_fails"
 
 
@@ -253,11 +239,9 @@ def test_missing_gpus_are_a_failure_only_where_they_were_promised(
         assert result.message == lacking
 
 
-def test_arguments_of_the_target_go_to_pytest(starter: Starter, tmp_path: Path) -> None:
+def test_arguments_of_the_target_go_to_pytest(bazel: Bazel, starter: Starter, tmp_path: Path) -> None:
     """If this fails, `args` and `--test_arg` have no effect."""
-    target = Target(tmp_path, {"test_many.py": _MANY})
-    ended = target.run(starter, "-k", "test_passes", "--dist-world-size=1")
-    assert ended.code == 0, ended.log
+    target, ended = bazel.run({"test_many.py": _MANY}, "-k", "test_passes", "--dist-world-size=1")
     assert target.xml()["test_passes"].properties == {"world_size": "1"}
     ended = target.run(starter, "--no-such-option")
     assert ended.code == pytest.ExitCode.USAGE_ERROR
@@ -265,13 +249,4 @@ def test_arguments_of_the_target_go_to_pytest(starter: Starter, tmp_path: Path) 
     assert first == "dist_testing: //pkg:cases_gloo: gloo, world size 2, fork"
     assert second.startswith("ERROR: usage: ")
     assert "--no-such-option" in ended.log
-    assert "Traceback" not in ended.log
-
-
-def test_world_larger_than_declared_is_refused(starter: Starter, tmp_path: Path) -> None:
-    """If this fails, a world uses more CPUs than Bazel reserved for the target."""
-    source = "import pytest\n\n@pytest.mark.distributed(world_size=3)\ndef test_large(world):\n    pass\n"
-    ended = Target(tmp_path, {"test_large.py": source}).run(starter)
-    assert ended.code == pytest.ExitCode.INTERRUPTED
-    assert "world_size = 3, but //pkg:cases_gloo declares 2" in ended.log
     assert "Traceback" not in ended.log

@@ -1,4 +1,4 @@
-"""The results, files and exit code that Bazel gets at the end of a run, however the run ends."""
+"""The results, files and exit code that Bazel gets at the end of a run, however it ends, with texts of any kind."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.bell import Bell
-from tests.support.children import Target, run_pytest, write_file
+from tests.support.children import Bazel, Target, run_cases, run_pytest, write_file
 from tests.support.starter import Starter
 
 _HOLDING = """
@@ -46,7 +46,7 @@ def test_interrupted_run_names_its_current_case(starter: Starter, tmp_path: Path
     assert not target.premature_exit_file.exists()
 
 
-def test_ranks_that_never_become_ready_end_within_the_runs_time(starter: Starter, tmp_path: Path) -> None:
+def test_ranks_that_never_become_ready_end_within_the_runs_time(bazel: Bazel) -> None:
     """If this fails, Bazel ends the runner before it reports an import that hangs on fresh interpreters."""
     source = f"""
         import os
@@ -54,44 +54,21 @@ def test_ranks_that_never_become_ready_end_within_the_runs_time(starter: Starter
         import pytest
 
         try:
-            os.close(os.open({str(tmp_path / "imported")!r}, os.O_CREAT | os.O_EXCL))
+            os.close(os.open({str(bazel.folder / "imported")!r}, os.O_CREAT | os.O_EXCL))
         except FileExistsError:
             threading.Event().wait()
 
         @pytest.mark.distributed(isolation="spawn")
         def test_starts(world): ...
     """
-    target = Target(tmp_path, {"test_cases.py": source})
-    ended = target.run(starter, env={"TEST_TIMEOUT": "20"}, limit_s=20)
-    assert ended.code == pytest.ExitCode.TESTS_FAILED, ended.log
+    target, ended = bazel.run(source, code=pytest.ExitCode.TESTS_FAILED, env={"TEST_TIMEOUT": "20"}, limit_s=20)
     target.check(failure="test_starts")
     assert "ranks 0, 1 were still running at the deadline (0, 1 in import)" in ended.log
     assert re.search(r"test_cases\.py\", line \d+ in <module>", ended.log)
 
 
-@pytest.mark.parametrize(
-    ("file", "code"), [("conftest.py", 0), ("conftest.py", 7), ("test_cases.py", 0)], ids=lambda value: str(value)
-)
-def test_exit_at_an_import_is_not_a_pass(starter: Starter, tmp_path: Path, file: str, code: int) -> None:
-    """If this fails, `sys.exit(0)` before the first case is always green."""
-    files = {"test_cases.py": "def test_never(): ...\n", file: f"import sys\n\nsys.exit({code})\n"}
-    target = Target(tmp_path, files, spec={"srcs": ["//pkg:test_cases.py"]})
-    ended = target.run(starter)
-    assert ended.code not in (0, None), ended.log
-    assert [result.outcome for result in target.xml().values()] == ["error"]
-    if file == "conftest.py":
-        assert ended.code == pytest.ExitCode.TESTS_FAILED
-        assert f"sys.exit({code})" in ended.log
-        assert "Traceback" not in ended.log
-
-
-_EXITS_AT_IMPORT = """
-    import os
-
-    os._exit(0)
-
-    def test_never(): ...
-"""
+_NEVER = "def test_never(): ...\n"
+_EXITS_AT_IMPORT = f"import os\n\nos._exit(0)\n\n{_NEVER}"
 _EXITS_IN_A_PLAIN_TEST = """
     import os
     import pytest
@@ -112,35 +89,93 @@ _EXITS_IN_A_THREAD = """
         threading.Thread(target=os._exit, args=(0,)).start()
         threading.Event().wait()
 """
+_ENDS_THE_SESSION = """
+    import pytest
+
+    def test_ends_everything():
+        pytest.exit("enough", returncode=0)
+
+    def test_never():
+        raise ValueError
+"""
 
 
 @pytest.mark.parametrize(
-    ("source", "outcomes", "not_run"),
+    ("files", "options", "code", "outcomes", "said", "not_run"),
     [
-        (_EXITS_AT_IMPORT, ["error"], "0"),
-        (_EXITS_IN_A_PLAIN_TEST, ["error", "passed"], "1"),
-        (_EXITS_IN_A_THREAD, ["error"], "0"),
+        ({"conftest.py": "import sys\n\nsys.exit(0)\n"}, (), 1, ["error"], "sys.exit(0)", "0"),
+        ({"conftest.py": "import sys\n\nsys.exit(7)\n"}, (), 1, ["error"], "sys.exit(7)", "0"),
+        ({"test_cases.py": "import sys\n\nsys.exit(0)\n"}, (), 3, ["error"], "SystemExit: 0", None),
+        ({"test_cases.py": _EXITS_AT_IMPORT}, (), 2, ["error"], "has called os._exit(0) in the runner", "0"),
+        ({"test_cases.py": _EXITS_IN_A_PLAIN_TEST}, (), 2, ["error", "passed"], "os._exit(0) in the runner", "1"),
+        ({"test_cases.py": _EXITS_IN_A_THREAD}, (), 2, ["error"], "os._exit(0) in the runner", "0"),
+        ({"test_cases.py": _ENDS_THE_SESSION}, (), 1, ["error", "error"], "the run ended before its cases did", "1"),
+        # Dashboards would see an empty file, like that of a target without tests.
+        ({}, ("--dist-world-size=0",), 4, ["error"], "--dist-world-size=0", None),
     ],
-    ids=["import", "plain test", "thread"],
+    ids=["conftest", "conftest, 7", "import", "_exit", "_exit in a test", "_exit in a thread", "pytest.exit", "option"],
 )
-def test_exit_of_the_runner_without_clean_up_is_not_a_pass(
-    starter: Starter, tmp_path: Path, source: str, outcomes: list[str], not_run: str
+def test_run_that_ends_early_is_not_a_pass(
+    bazel: Bazel,
+    files: dict[str, str],
+    options: tuple[str, ...],
+    code: int,
+    outcomes: list[str],
+    said: str,
+    not_run: str | None,
 ) -> None:
-    """If this fails, the target is green: Bazel 7 ignores the premature-exit file, and the exit code is 0."""
-    target = Target(tmp_path, {"test_cases.py": source})
-    ended = target.run(starter)
-    assert ended.code == pytest.ExitCode.INTERRUPTED, ended.log
-    results = target.xml()
-    assert sorted(result.outcome for result in results.values()) == outcomes
-    (error,) = (result for result in results.values() if result.outcome == "error")
-    assert "has called os._exit(0) in the runner" in error.message
-    assert target.suite_properties()["not_run"] == not_run
+    """If this fails, a call that ends the runner, also with 0, passes all cases that it keeps from running.
+
+    Bazel 7 ignores the premature-exit file.
+    """
+    spec = {"srcs": ["//pkg:test_cases.py"]}
+    target, ended = bazel.run({"test_cases.py": _NEVER, **files}, *options, code=code, spec=spec)
+    assert sorted(result.outcome for result in target.xml().values()) == outcomes
+    assert said in ended.log
+    assert target.suite_properties().get("not_run") == not_run
+    assert "conftest.py" not in files or "Traceback" not in ended.log
+
+
+_AT_EXIT = """
+    import atexit
+    import os
+    import sys
+    import pytest
+
+    RUNNER = os.getpid()
+
+    def say(text):
+        if os.getpid() == RUNNER:
+            sys.__stderr__.write(text + "\\n")
+
+    class Last:
+        def __del__(self, write=os.write):
+            write(2, b"taken apart")
+
+    LAST = Last()
+    atexit.register(say, "handler called")
+
+    @pytest.mark.distributed
+    def test_on_ranks(world):
+        assert RIGHT
+"""
+_IN_RUNNER = """
+
+    def test_in_runner(): ...
+"""
+
+
+@pytest.mark.parametrize("is_right", [True, False])
+@pytest.mark.parametrize("here", ["", _IN_RUNNER], ids=["ranks only", "a test in the runner"])
+def test_exit_handlers_are_called_before_the_end(bazel: Bazel, here: str, is_right: bool) -> None:
+    """A runner that has run no test saves the time to take modules apart; the verdict is the exit code in any case."""
+    _, ended = bazel.run(_AT_EXIT.replace("RIGHT", str(is_right)) + here, code=0 if is_right else 1)
+    assert ended.log.count("handler called") == 1, ended.log
+    assert ("taken apart" in ended.log) is bool(here), ended.log
 
 
 @pytest.mark.parametrize(("is_right", "status", "code"), [(False, 0, 1), (True, 0, 0), (True, 3, 3)])
-def test_exit_handler_cannot_turn_a_failure_into_a_pass(
-    starter: Starter, tmp_path: Path, is_right: bool, status: int, code: int
-) -> None:
+def test_exit_handler_cannot_turn_a_failure_into_a_pass(bazel: Bazel, is_right: bool, status: int, code: int) -> None:
     """If this fails, `os._exit(0)` at the end, which avoids a crash in a library's clean-up, hides every failure."""
     source = f"""
         import atexit
@@ -151,12 +186,11 @@ def test_exit_handler_cannot_turn_a_failure_into_a_pass(
         def test_decides():
             assert {is_right}
     """
-    ended = Target(tmp_path, {"test_cases.py": source}).run(starter)
-    assert ended.code == code, ended.log
+    bazel.run(source, code=code)
 
 
 @pytest.mark.parametrize("call", ["threading.Thread(target={}).start()", "atexit.register({})"])
-def test_runner_that_does_not_end_reports_the_cause(starter: Starter, tmp_path: Path, call: str) -> None:
+def test_runner_that_does_not_end_reports_the_cause(bazel: Bazel, call: str) -> None:
     """If this fails, Bazel waits until its timeout and gives no reason."""
     source = f"""
         import atexit
@@ -168,61 +202,13 @@ def test_runner_that_does_not_end_reports_the_cause(starter: Starter, tmp_path: 
         def test_passes():
             {call.format("waits")}
     """
-    target = Target(tmp_path, {"test_cases.py": source})
-    ended = target.run(starter, env={"TEST_TIMEOUT": "300"}, limit_s=120)
-    assert ended.code == pytest.ExitCode.TESTS_FAILED, ended.log
+    target, ended = bazel.run(source, code=pytest.ExitCode.TESTS_FAILED)
     assert "the process still ran" in ended.log
     assert re.search(r"test_cases\.py\", line \d+ in waits", ended.log), ended.log
     target.check(passed="test_passes")
 
 
-def test_children_of_tests_exit_normally(starter: Starter, tmp_path: Path) -> None:
-    """If this fails, the guard of the runner changes how other processes end."""
-    source = """
-        import os
-        from os import _exit
-
-        def test_forks():
-            child = os.fork()
-            if child == 0:
-                _exit(7)
-            assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
-    """
-    ended = Target(tmp_path, {"test_cases.py": source}).run(starter)
-    assert ended.code == 0, ended.log
-
-
-def test_run_that_fails_before_its_cases_has_a_failure_in_the_xml(starter: Starter, tmp_path: Path) -> None:
-    """If this fails, dashboards see an empty file, like that of a target without tests."""
-    target = Target(tmp_path, {"test_cases.py": "def test_never(): ...\n"})
-    ended = target.run(starter, "--dist-world-size=0")
-    assert ended.code == pytest.ExitCode.USAGE_ERROR, ended.log
-    (result,) = target.xml().values()
-    assert result.outcome == "error"
-    assert "outside its cases" in result.message
-    assert "--dist-world-size=0" in ended.log
-
-
-def test_run_that_a_test_ends_is_not_a_pass(starter: Starter, tmp_path: Path) -> None:
-    """If this fails, `pytest.exit` with 0 passes all cases that it keeps from running."""
-    source = """
-        import pytest
-
-        def test_ends_everything():
-            pytest.exit("enough", returncode=0)
-
-        def test_never():
-            raise ValueError
-    """
-    target = Target(tmp_path, {"test_cases.py": source})
-    ended = target.run(starter)
-    assert ended.code == pytest.ExitCode.TESTS_FAILED, ended.log
-    assert "the run ended before its cases did: enough" in ended.log
-    assert target.xml()["test_ends_everything"].outcome == "error"
-    assert target.suite_properties() == {"interrupted": "enough", "not_run": "1"}
-
-
-def test_repeated_runs_are_distinguishable(starter: Starter, tmp_path: Path) -> None:
+def test_repeated_runs_are_distinguishable(bazel: Bazel) -> None:
     """If this fails, ranks of `--runs_per_test` do not get their seed, or results do not name their run."""
     source = """
         import os
@@ -232,14 +218,12 @@ def test_repeated_runs_are_distinguishable(starter: Starter, tmp_path: Path) -> 
         def test_seed(world):
             assert os.environ["TEST_RANDOM_SEED"] == "3"
     """
-    target = Target(tmp_path, {"test_cases.py": source})
-    ended = target.run(starter, env={"TEST_RUN_NUMBER": "3", "TEST_RANDOM_SEED": "3"})
-    assert ended.code == 0, ended.log
+    target, ended = bazel.run(source, env={"TEST_RUN_NUMBER": "3", "TEST_RANDOM_SEED": "3"})
     assert ended.log.startswith("dist_testing: //pkg:cases_gloo: gloo, world size 2, fork, run 3\n")
     assert target.suite_properties() == {"run_number": "3", "random_seed": "3"}
 
 
-def test_results_that_cannot_be_written_fail_the_run(starter: Starter, tmp_path: Path) -> None:
+def test_results_that_cannot_be_written_fail_the_run(bazel: Bazel) -> None:
     """If this fails, a run without results is green."""
     source = """
         import os
@@ -248,15 +232,14 @@ def test_results_that_cannot_be_written_fail_the_run(starter: Starter, tmp_path:
         def test_removes():
             shutil.rmtree(os.path.dirname(os.environ["XML_OUTPUT_FILE"]))
     """
-    target = Target(tmp_path, {"test_cases.py": source})
-    (tmp_path / "results").mkdir()
-    ended = target.run(starter, env={"XML_OUTPUT_FILE": str(tmp_path / "results" / "test.xml")})
-    assert ended.code == pytest.ExitCode.TESTS_FAILED
+    (bazel.folder / "results").mkdir()
+    env = {"XML_OUTPUT_FILE": str(bazel.folder / "results" / "test.xml")}
+    _, ended = bazel.run(source, code=pytest.ExitCode.TESTS_FAILED, env=env)
     assert "test.xml: the results cannot be written" in ended.log
     assert "Traceback" not in ended.log
 
 
-def test_failed_cases_leave_their_logs_and_passed_ones_do_not(starter: Starter, tmp_path: Path) -> None:
+def test_failed_cases_leave_their_logs_and_passed_ones_do_not(bazel: Bazel) -> None:
     """If this fails, Bazel shows no logs of a failed case, or useless logs of passed ones."""
     source = """
         import pytest
@@ -267,9 +250,7 @@ def test_failed_cases_leave_their_logs_and_passed_ones_do_not(starter: Starter, 
             print(f"{value} said by rank {world.rank}")
             assert value == "fine" or world.rank != 1
     """
-    target = Target(tmp_path, {"test_cases.py": source})
-    ended = target.run(starter)
-    assert ended.code == pytest.ExitCode.TESTS_FAILED
+    target, _ = bazel.run(source, code=pytest.ExitCode.TESTS_FAILED)
     case = "pkg-test_cases.py-test_says-a-b"
     # Names that differ only in replaced characters have different marks.
     names = {path.name for path in target.outputs.iterdir()} - {"events.jsonl.gz"}
@@ -280,7 +261,7 @@ def test_failed_cases_leave_their_logs_and_passed_ones_do_not(starter: Starter, 
     assert "a b said by rank 1" in said
 
 
-def test_end_of_the_fork_server_is_reported_to_the_executor(starter: Starter, tmp_path: Path) -> None:
+def test_end_of_the_fork_server_is_reported_to_the_executor(bazel: Bazel) -> None:
     """If this fails, a kill by the kernel's out-of-memory killer counts as a bug of the test."""
     source = """
         import os
@@ -293,10 +274,9 @@ def test_end_of_the_fork_server_is_reported_to_the_executor(starter: Starter, tm
                 os.kill(os.getppid(), 9)
             threading.Event().wait()
     """
-    target = Target(tmp_path, {"test_cases.py": source})
-    infrastructure = tmp_path / "infrastructure"
-    ended = target.run(starter, env={"TEST_INFRASTRUCTURE_FAILURE_FILE": str(infrastructure)})
-    assert ended.code == pytest.ExitCode.TESTS_FAILED, ended.log
+    infrastructure = bazel.folder / "infrastructure"
+    env = {"TEST_INFRASTRUCTURE_FAILURE_FILE": str(infrastructure)}
+    bazel.run(source, code=pytest.ExitCode.TESTS_FAILED, env=env)
     said = infrastructure.read_text(encoding="utf-8")
     assert said.startswith("dist_testing\n")
     assert "The fork server (pid " in said
@@ -339,3 +319,60 @@ def test_runner_ignores_the_protocol_without_bazel(starter: Starter, tmp_path: P
     assert "1 failed" in ended.log
     assert [name for name in names if (tmp_path / name).exists()] == []
     assert list((tmp_path / "outputs").iterdir()) == []
+
+
+# Part of a file name that is not text, as Python reads it, and a character that no file name can contain.
+_ODD = r"no such data: /data/\udce9t\ud800.bin"
+
+_SKIPS = f"""
+    import pytest
+
+    @pytest.mark.distributed
+    def test_skips(world):
+        pytest.skip("{_ODD}")
+"""
+
+_FAILS = f"""
+    import pytest
+
+    @pytest.mark.distributed
+    def test_fails(world):
+        raise ValueError("{_ODD}")
+"""
+
+
+@pytest.mark.parametrize(
+    ("encoding", "fresh"), [(None, False), ("ascii:strict", True)], ids=["of the machine", "ASCII"]
+)
+def test_reason_that_cannot_be_encoded_is_reported(bazel: Bazel, encoding: str | None, fresh: bool) -> None:
+    """If this fails, a skip ends the run with a traceback and no XML, which Bazel takes for a failure."""
+    target, ended = bazel.run(_SKIPS, env={"PYTHONIOENCODING": encoding}, fresh=fresh)
+    assert ended.log.partition("\n")[0].endswith(f": EVERY CASE WAS SKIPPED: {_ODD}")
+    assert target.xml()["test_skips"].outcome == "skipped"
+    assert _ODD in target.warnings_file.read_text(encoding="utf-8")
+
+
+def test_failure_that_cannot_be_encoded_is_reported(bazel: Bazel) -> None:
+    """If this fails, a failure ends the run with a traceback and no XML."""
+    target, ended = bazel.run(_FAILS, code=1)
+    assert f"E       ValueError: {_ODD}" in ended.log.splitlines()
+    assert target.xml()["test_fails"].outcome == "failure"
+
+
+def test_report_keeps_its_lines_on_any_terminal(starter: Starter, tmp_path: Path) -> None:
+    """If this fails, a report is one long line: pytest escapes a whole text that it cannot write."""
+    ended = run_cases(starter, tmp_path, _FAILS, "--dist-world-size=1")
+    assert ended.code == 1, ended.log
+    lines = ended.log.splitlines()
+    assert "    @pytest.mark.distributed" in lines
+    assert f"E       ValueError: {_ODD}" in lines
+
+
+def test_workers_of_xdist_are_refused_with_the_way_out(bazel: Bazel) -> None:
+    """If this fails, each case fails for a reason that is none: its worker does not know the fixture `world`."""
+    pytest.importorskip("xdist", reason="pytest-xdist is not installed")
+    code = pytest.ExitCode.USAGE_ERROR
+    _, ended = bazel.run("def test_never(world): ...\n", "-pxdist", "-n2", code=code)
+    assert ended.log.splitlines()[0] == "dist_testing: //pkg:cases_gloo: gloo, world size 2, fork"
+    assert "ERROR: //pkg:cases_gloo: -n (pytest-xdist) under Bazel.\n" in ended.log
+    assert "set shard_count" in ended.log

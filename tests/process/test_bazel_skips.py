@@ -6,12 +6,13 @@ outcomes, shards, filters and promises; here each fact that they are concluded f
 
 from __future__ import annotations
 
+import re
 import textwrap
 from pathlib import Path
 
 import pytest
 
-from tests.support.children import Ended, Target, run_pytest, write_file
+from tests.support.children import Bazel, Ended, Target, run_pytest, write_file
 from tests.support.starter import Starter
 
 _NO_GPUS = {"CUDA_VISIBLE_DEVICES": ""}
@@ -104,35 +105,17 @@ def test_target_that_skips_everything_is_reported_in_the_first_line(
 
 
 @pytest.mark.parametrize(
-    "source",
-    [
-        _ON_RANKS + "\n    def test_plain():\n        pass\n",
-        # JUnit's format calls an expected failure skipped.
-        "import pytest\n\n@pytest.mark.xfail(reason='known')\n@pytest.mark.distributed\ndef test_known(world): 1 / 0\n",
-    ],
-    ids=["one passes", "expected failure"],
-)
-def test_target_that_runs_something_gives_no_warning(starter: Starter, tmp_path: Path, source: str) -> None:
-    """If this fails, a target warns although it ran a case."""
-    target = Target(tmp_path, {"test_skips.py": source})
-    ended = target.run(starter)
-    assert ended.code == 0, ended.log
-    assert _first_line(ended) == _HEAD
-    assert not target.warnings_file.exists()
-
-
-@pytest.mark.parametrize(
     ("promised", "env", "fails"),
     [(2, {}, True), (1, {}, False), (None, {}, False), (2, {"TESTBRIDGE_TEST_ONLY": "test_on_gpus"}, False)],
     ids=["promised", "too few promised", "not promised", "filter"],
 )
 def test_promised_hardware_with_no_case_run_is_a_failure(
-    starter: Starter, tmp_path: Path, promised: int | None, env: dict[str, str], fails: bool
+    bazel: Bazel, promised: int | None, env: dict[str, str], fails: bool
 ) -> None:
     """If this fails, a user's own check keeps a GPU job green for ever, although the library's checks do not."""
-    target = Target(tmp_path, {"test_gpus.py": _OWN_MARK}, backend="nccl", promised_gpus=promised)
-    ended = target.run(starter, env={**_NO_GPUS, **env})
-    assert ended.code == int(fails), ended.log
+    target, ended = bazel.run(
+        {"test_gpus.py": _OWN_MARK}, code=int(fails), backend="nccl", promised_gpus=promised, env={**_NO_GPUS, **env}
+    )
     target.check(skipped="test_on_gpus", **({"error": "//pkg:cases_nccl"} if fails else {}))
     assert ("promised hardware, and every case was skipped: our own check" in ended.log) == fails
 
@@ -151,13 +134,15 @@ _SHARDED = """
 
 
 @pytest.mark.parametrize(("mark", "fails"), [("@pytest.mark.skip", True), ("", False)], ids=["skips too", "runs"])
-def test_shard_decides_for_the_target_if_the_others_are_known_to_skip(
-    starter: Starter, tmp_path: Path, mark: str, fails: bool
-) -> None:
+def test_shard_decides_for_the_target_if_the_others_are_known_to_skip(bazel: Bazel, mark: str, fails: bool) -> None:
     """If this fails, a sharded target that skips everything by marks passes under a promise, shard by shard."""
-    target = Target(tmp_path, {"test_gpus.py": _SHARDED.format(mark=mark)}, backend="nccl", promised_gpus=2)
-    ended = target.run(starter, env={**_NO_GPUS, **_FIRST_OF_TWO})
-    assert ended.code == int(fails), ended.log
+    _, ended = bazel.run(
+        {"test_gpus.py": _SHARDED.format(mark=mark)},
+        code=int(fails),
+        backend="nccl",
+        promised_gpus=2,
+        env={**_NO_GPUS, **_FIRST_OF_TWO},
+    )
     assert ("promised hardware, and every case was skipped" in ended.log) == fails
 
 
@@ -257,40 +242,19 @@ def test_what_is_known_of_a_test_before_it_runs(starter: Starter, tmp_path: Path
 
 
 @pytest.mark.parametrize("wanted", ["nonesuch", "test_print[", "test_with[a b]", "theirs~/pkg/test_x.py::test_y"])
-def test_filter_that_matches_nothing_is_reported(starter: Starter, tmp_path: Path, wanted: str) -> None:
+def test_filter_that_matches_nothing_is_reported(bazel: Bazel, wanted: str) -> None:
     """If this fails, a misspelt name tests nothing and goes unnoticed. It passes, as a filter goes to all targets."""
-    target = Target(tmp_path, {"test_cases.py": _PLAIN})
-    ended = target.run(starter, env={"TESTBRIDGE_TEST_ONLY": wanted})
-    assert ended.code == 0, ended.log
+    target, ended = bazel.run(_PLAIN, env={"TESTBRIDGE_TEST_ONLY": wanted})
     assert _first_line(ended).endswith(f": NOTHING RAN: no case matches --test_filter={wanted!r}")
     assert target.warnings_file.read_text() == (
         f"nothing of //pkg:cases_gloo ran: no case matches --test_filter={wanted!r}\n"
     )
 
 
-@pytest.mark.parametrize(
-    ("source", "wanted"), [(_PLAIN, "test_plain"), (_MODULE, "test_x")], ids=["another shard", "a file not read"]
-)
-def test_filter_for_a_case_elsewhere_is_not_reported(
-    starter: Starter, tmp_path: Path, source: str, wanted: str
-) -> None:
-    """If this fails, most shards report a filter for one case as misspelt."""
-    target = Target(tmp_path, {"test_cases.py": source})
-    ended = target.run(starter, env={"TESTBRIDGE_TEST_ONLY": wanted, **_SECOND_OF_TWO})
-    assert ended.code == 0, ended.log
-    assert target.xml() == {}
-    assert "NOTHING RAN" not in ended.log
-    assert not target.warnings_file.exists()
-
-
 @pytest.mark.parametrize("options", [(), ("-s",)], ids=["captured", "not captured"])
-def test_target_without_a_distributed_case_is_reported(
-    starter: Starter, tmp_path: Path, options: tuple[str, ...]
-) -> None:
+def test_target_without_a_distributed_case_is_reported(bazel: Bazel, options: tuple[str, ...]) -> None:
     """If this fails, a test whose marker was forgotten passes once in the runner, without any rank."""
-    target = Target(tmp_path, {"test_cases.py": _PLAIN})
-    ended = target.run(starter, *options)
-    assert ended.code == 0, ended.log
+    target, ended = bazel.run(_PLAIN, *options)
     assert _first_line(ended) == (_HEAD if options else f"{_HEAD}: NO CASE RAN ON RANKS")
     first, *rest = target.warnings_file.read_text().splitlines()
     assert first == "//pkg:cases_gloo: no case ran on ranks: none is distributed for backend gloo."
@@ -302,28 +266,40 @@ def test_target_without_a_distributed_case_is_reported(
 @pytest.mark.parametrize("env", [{"TESTBRIDGE_TEST_ONLY": "test_plain"}, _FIRST_OF_TWO], ids=["filter", "shard"])
 @pytest.mark.parametrize(("arguments", "has_ranks"), [('(backends=["nccl"])', False), ("", True)])
 def test_a_part_of_a_target_is_reported_as_the_whole_is(
-    starter: Starter, tmp_path: Path, arguments: str, has_ranks: bool, env: dict[str, str]
+    bazel: Bazel, arguments: str, has_ranks: bool, env: dict[str, str]
 ) -> None:
     """If this fails, a filter or a shard hides a forgotten marker, or one with plain tests only is a false warning."""
     ranks = f"    @pytest.mark.distributed{arguments}\n    def test_other(world):\n        pass\n"
-    target = Target(tmp_path, {"test_cases.py": f"{_PLAIN}\n{ranks}"})
-    ended = target.run(starter, env=env)
-    assert ended.code == 0, ended.log
+    target, ended = bazel.run(f"{_PLAIN}\n{ranks}", env=env)
     assert (": NO CASE RAN ON RANKS" in _first_line(ended)) != has_ranks
     assert target.warnings_file.exists() != has_ranks
 
 
-@pytest.mark.parametrize(
-    ("source", "code"),
-    [(_MODULE, 0), ("import nothing_of_this_name\n", pytest.ExitCode.INTERRUPTED)],
-    ids=["skips itself", "broken"],
+# JUnit's format calls an expected failure skipped.
+_KNOWN_BUG = (
+    "import pytest\n\n@pytest.mark.xfail(reason='known')\n@pytest.mark.distributed\ndef test_known(world): 1 / 0\n"
 )
-def test_missing_ranks_are_not_reported_if_a_file_was_not_read(
-    starter: Starter, tmp_path: Path, source: str, code: int
+
+
+@pytest.mark.parametrize(
+    ("sources", "env", "code", "cases"),
+    [
+        ({"test_a.py": _ON_RANKS, "test_b.py": "def test_plain(): ...\n"}, {}, 0, 2),
+        ({"test_a.py": _KNOWN_BUG}, {}, 0, 1),
+        # What was not read may have cases on ranks.
+        ({"test_a.py": _PLAIN, "test_b.py": _MODULE}, {}, 0, 3),
+        ({"test_a.py": _PLAIN, "test_b.py": "import nothing_of_this_name\n"}, {}, pytest.ExitCode.INTERRUPTED, 1),
+        # A filter for a case of another shard, or of a file that was not read.
+        ({"test_a.py": _PLAIN}, {"TESTBRIDGE_TEST_ONLY": "test_plain", **_SECOND_OF_TWO}, 0, 0),
+        ({"test_a.py": _MODULE}, {"TESTBRIDGE_TEST_ONLY": "test_x", **_SECOND_OF_TWO}, 0, 0),
+    ],
+    ids=["one passes", "expected failure", "skips itself", "broken", "another shard", "a file not read"],
+)
+def test_nothing_is_reported_where_something_may_have_run(
+    bazel: Bazel, sources: dict[str, str], env: dict[str, str], code: int, cases: int
 ) -> None:
-    """If this fails, a target warns about missing ranks although the unread file may contain distributed cases."""
-    target = Target(tmp_path, {"test_cases.py": _PLAIN, "test_ranks.py": source})
-    ended = target.run(starter)
-    assert ended.code == code, ended.log
-    assert "NO CASE" not in ended.log
+    """If this fails, a target warns although it ran a case, or each shard calls a filter for one case misspelt."""
+    target, ended = bazel.run(sources, code=code, env=env)
+    assert re.fullmatch(rf"{_HEAD}(, shard 2 of 2)?", _first_line(ended)), ended.log
     assert not target.warnings_file.exists()
+    assert len(target.xml()) == cases

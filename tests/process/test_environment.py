@@ -37,36 +37,28 @@ def _record(world: World, body: dict[str, Any]) -> None:
     Path(body["answers"], f"{world.rank}.json").write_text(json.dumps(seen))
 
 
-def _init_by_env(world: World, _: dict[str, Any]) -> None:
-    """Create a group from the variables, as a program under torchrun does."""
-    dist.init_process_group("gloo")
-    ones = torch.ones(1)
-    dist.all_reduce(ones)
-    assert (world.size, world.rank) == (ones.item(), dist.get_rank())
-
-
-def _init_at_own_port(world: World, body: dict[str, Any]) -> None:
-    """Create a group at a port that the test has chosen, as suites of other projects do."""
-    if world.rank == 0:
-        with socket.create_server(("127.0.0.1", 0)) as chosen:
-            world.store.set("port", str(chosen.getsockname()[1]))
-    port = world.store.get("port").decode()
+def _init(world: World, body: dict[str, Any]) -> None:
+    """Create a group as programs under torchrun and suites of other projects do."""
     limit = timedelta(seconds=20)
-    if body["method"] == "tcp":
-        dist.init_process_group("gloo", f"tcp://127.0.0.1:{port}", limit, world.size, world.rank)
-    else:
-        os.environ.update(MASTER_ADDR="localhost", MASTER_PORT=port)
-        dist.init_process_group("gloo", timeout=limit)
+    match body["method"]:
+        case "variables":
+            dist.init_process_group("gloo")
+        case "port of the store":
+            method = f"tcp://127.0.0.1:{os.environ['MASTER_PORT']}"
+            dist.init_process_group("gloo", method, limit, world.size, world.rank)
+        case own_port:
+            if world.rank == 0:
+                with socket.create_server(("127.0.0.1", 0)) as chosen:
+                    world.store.set("port", str(chosen.getsockname()[1]))
+            port = world.store.get("port").decode()
+            if own_port == "own port, tcp":
+                dist.init_process_group("gloo", f"tcp://127.0.0.1:{port}", limit, world.size, world.rank)
+            else:
+                os.environ.update(MASTER_ADDR="localhost", MASTER_PORT=port)
+                dist.init_process_group("gloo", timeout=limit)
     ones = torch.ones(1)
     dist.all_reduce(ones)
     assert (world.size, world.rank) == (ones.item(), dist.get_rank())
-
-
-def _init_at_store_port(world: World, _: dict[str, Any]) -> None:
-    """Create a group at the address of the world's store, which is named in place of `env://`."""
-    method = f"tcp://127.0.0.1:{os.environ['MASTER_PORT']}"
-    dist.init_process_group("gloo", method, world_size=world.size, rank=world.rank)
-    dist.barrier()
 
 
 def _listen_on_a_unix_socket(world: World, _: dict[str, Any]) -> None:
@@ -93,9 +85,7 @@ def engine() -> Iterator[Engine]:
     """One engine for all cases."""
     functions = {
         "record": _record,
-        "init by env": _init_by_env,
-        "init at own port": _init_at_own_port,
-        "init at store port": _init_at_store_port,
+        "init": _init,
         "listen": _listen_on_a_unix_socket,
         "use folders": _use_folders,
         "leave files": _leave_files,
@@ -119,7 +109,7 @@ def test_environment_is_the_runners_current_one(
 ) -> None:
     """If this fails, ranks miss what a test set after the older fork server was started.
 
-    tests/unit/test_rank_env.py and tests/unit/test_environment.py have what the library adds and takes away.
+    tests/unit/test_rank_env.py has what the library adds and takes away.
     """
     # Starts the fork server, if no earlier case has.
     engine.prepare()
@@ -143,21 +133,11 @@ def test_environment_is_the_runners_current_one(
     assert len({found["env"]["MASTER_PORT"] for found in seen}) == 1
 
 
-def test_group_can_be_made_from_the_variables(engine: Engine) -> None:
-    """If this fails, `env://` tries to bind a port that is taken instead of using the running store."""
-    _assert_passed(run(engine, "init by env", init=False))
-
-
 @pytest.mark.parametrize("isolation", ["fork", "pool"])
-@pytest.mark.parametrize("method", ["tcp", "env"])
-def test_group_can_be_made_at_a_port_of_the_test(engine: Engine, method: str, isolation: str) -> None:
-    """If this fails, no rank listens at the port, because torch is told that another process serves every store."""
-    _assert_passed(run(engine, "init at own port", init=False, isolation=isolation, arguments={"method": method}))
-
-
-def test_group_can_be_made_at_the_port_of_the_store(engine: Engine) -> None:
-    """If this fails, rank 0 tries to bind a port that is taken instead of using the store that it serves."""
-    _assert_passed(run(engine, "init at store port", init=False))
+@pytest.mark.parametrize("method", ["variables", "port of the store", "own port, tcp", "own port, env"])
+def test_group_can_be_made_by_the_test(engine: Engine, method: str, isolation: str) -> None:
+    """If this fails, rank 0 binds a port that is taken, or torch is told that another process serves every store."""
+    _assert_passed(run(engine, "init", init=False, isolation=isolation, arguments={"method": method}))
 
 
 def test_threads_are_a_share_unless_the_user_decides(

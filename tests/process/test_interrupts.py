@@ -84,21 +84,20 @@ def _assert_nothing_left(starter: Starter, folder: Path, heard: list[str]) -> No
     assert not left, f"segments are left: {left}"
 
 
-def _signal(child: Child, number: int, *, to_group: bool) -> None:
-    send = child.send_group_signal if to_group else child.send_signal
-    send(number)
+def _hold(starter: Starter, folder: Path, phase: str, bell_folder: Path | None = None) -> tuple[Child, list[str]]:
+    """Start pytest and wait until all ranks hold; return it, and what they have said."""
+    write_file(folder, "test_cases.py", _CASES)
+    with Bell(bell_folder or folder) as bell:
+        options = ("test_cases.py", f"--dist-world-size={_RANKS}")
+        child = start_pytest(starter, folder, *options, env={**bell.env, "PHASE": phase})
+        return child, bell.wait(_RANKS, child)
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT], ids=lambda number: number.name)
 @pytest.mark.parametrize("phase", _PHASES)
 def test_nothing_survives_pytest(starter: Starter, tmp_path: Path, phase: str, number: signal.Signals) -> None:
     """If this fails, an orphan process keeps a GPU, a port and a core, and its owner is unknown."""
-    write_file(tmp_path, "test_cases.py", _CASES)
-    with Bell(tmp_path) as bell:
-        child = start_pytest(
-            starter, tmp_path, "test_cases.py", f"--dist-world-size={_RANKS}", env={**bell.env, "PHASE": phase}
-        )
-        heard = bell.wait(_RANKS, child)
+    child, heard = _hold(starter, tmp_path, phase)
     pids = starter.pids_left()
     assert len(pids) >= 2 + _RANKS, "a runner, a fork server and the ranks"
     child.send_signal(number)
@@ -113,13 +112,8 @@ def test_a_stopped_run_reports_where_its_ranks_were(
     starter: Starter, tmp_path: Path, number: signal.Signals, to_all: bool
 ) -> None:
     """If this fails, Ctrl-C at a hang, which users prefer to limits of minutes, loses what hung and where."""
-    write_file(tmp_path, "test_cases.py", _CASES)
-    with Bell(tmp_path) as bell:
-        child = start_pytest(
-            starter, tmp_path, "test_cases.py", f"--dist-world-size={_RANKS}", env={**bell.env, "PHASE": "collective"}
-        )
-        heard = bell.wait(_RANKS, child)
-    _signal(child, number, to_group=to_all)
+    child, heard = _hold(starter, tmp_path, "collective")
+    (child.send_group_signal if to_all else child.send_signal)(number)
     assert child.wait() == pytest.ExitCode.INTERRUPTED, child.log
     assert "test_cases.py::test_held (world of 2): the run was stopped after" in child.log
     if not to_all:
@@ -132,23 +126,10 @@ def test_a_stopped_run_reports_where_its_ranks_were(
 
 def test_leftovers_of_a_run_killed_as_a_whole_are_removed_at_the_next_start(starter: Starter, tmp_path: Path) -> None:
     """If this fails, Bazel's kills of runner, fork server and ranks fill a machine that runs tests all day."""
-    write_file(tmp_path, "test_cases.py", _CASES)
     (tmp_path / "other").mkdir()
-    with Bell(tmp_path) as bell:
-        child = start_pytest(
-            starter, tmp_path, "test_cases.py", f"--dist-world-size={_RANKS}", env={**bell.env, "PHASE": "asleep"}
-        )
-        bell.wait(_RANKS, child)
-        dead_run = starter.pids_left()
-        with Bell(tmp_path / "other") as other_bell:
-            other = start_pytest(
-                starter,
-                tmp_path,
-                "test_cases.py",
-                f"--dist-world-size={_RANKS}",
-                env={**other_bell.env, "PHASE": "asleep"},
-            )
-            other_bell.wait(_RANKS, other)
+    child, _ = _hold(starter, tmp_path, "asleep")
+    dead_run = starter.pids_left()
+    other, _ = _hold(starter, tmp_path, "asleep", tmp_path / "other")
     child.send_group_signal(signal.SIGKILL)
     assert child.wait() == -signal.SIGKILL, child.log
     # The fork server holds the lock of the folder until the kernel has ended it, which takes time on a busy machine.
@@ -166,56 +147,39 @@ def test_leftovers_of_a_run_killed_as_a_whole_are_removed_at_the_next_start(star
     assert_no_folder_left(tmp_path)
 
 
-def _held_target(starter: Starter, folder: Path, phase: str) -> tuple[Target, Child, list[str]]:
-    target = Target(folder, {"test_cases.py": _CASES}, world_size=_RANKS)
-    with Bell(folder) as bell:
-        child = target.start(starter, env={**bell.env, "PHASE": phase})
-        heard = bell.wait(_RANKS, child)
-    return target, child, heard
-
-
 @pytest.mark.parametrize(
-    ("number", "to_group", "phase"),
+    ("number", "to_group", "times", "phase"),
     [
-        *((signal.SIGTERM, False, phase) for phase in _PHASES),
-        *((signal.SIGTERM, True, phase) for phase in ("asleep", "grandchild", "destroy")),
-        *((signal.SIGINT, False, phase) for phase in ("init", "collective", "teardown")),
+        *((signal.SIGTERM, False, 1, phase) for phase in _PHASES),
+        *((signal.SIGTERM, True, 1, phase) for phase in ("asleep", "grandchild", "destroy")),
+        *((signal.SIGINT, False, 1, phase) for phase in ("init", "collective", "teardown")),
+        # A second signal, of Bazel or a user, does not break the clean-up.
+        (signal.SIGTERM, True, 3, "asleep"),
+        *((signal.SIGKILL, False, 1, phase) for phase in ("asleep", "grandchild")),
     ],
 )
 def test_interrupted_target_reports_its_results(
-    starter: Starter, tmp_path: Path, number: signal.Signals, to_group: bool, phase: str
+    starter: Starter, tmp_path: Path, number: signal.Signals, to_group: bool, times: int, phase: str
 ) -> None:
-    """If this fails, a target that Bazel signals at its timeout shows no XML and no log."""
-    target, child, heard = _held_target(starter, tmp_path, phase)
-    _signal(child, number, to_group=to_group)
-    assert child.wait() == pytest.ExitCode.INTERRUPTED, child.log
+    """If this fails, a target that Bazel signals shows no results, or one that vanished looks like one without any."""
+    target = Target(tmp_path, {"test_cases.py": _CASES}, world_size=_RANKS)
+    with Bell(tmp_path) as bell:
+        child = target.start(starter, env={**bell.env, "PHASE": phase})
+        heard = bell.wait(_RANKS, child)
+    for _ in range(times):
+        (child.send_group_signal if to_group else child.send_signal)(number)
+    code = child.wait()
     _assert_nothing_left(starter, tmp_path, heard)
+    if number is signal.SIGKILL:
+        assert code == -number
+        assert (target.premature_exit_file.exists(), target.xml_file.exists()) == (True, False)
+        return
+    assert code == pytest.ExitCode.INTERRUPTED, child.log
     assert target.xml()["test_finished"].outcome == "passed"
     assert "1 passed" in child.log
     assert "Traceback" not in child.log
     if number is signal.SIGTERM:
         assert "the runner got SIGTERM (15)" in child.log
-
-
-@pytest.mark.parametrize("phase", ["asleep", "grandchild"])
-def test_killed_target_leaves_only_the_premature_exit_file(starter: Starter, tmp_path: Path, phase: str) -> None:
-    """If this fails, Bazel takes a runner that vanished for one without results."""
-    target, child, heard = _held_target(starter, tmp_path, phase)
-    child.send_signal(signal.SIGKILL)
-    assert child.wait() == -signal.SIGKILL
-    _assert_nothing_left(starter, tmp_path, heard)
-    assert target.premature_exit_file.exists()
-    assert not target.xml_file.exists()
-
-
-def test_second_signal_does_not_break_the_clean_up(starter: Starter, tmp_path: Path) -> None:
-    """If this fails, a second signal, from Bazel or a user, leaves processes behind."""
-    target, child, heard = _held_target(starter, tmp_path, "asleep")
-    for _ in range(3):
-        child.send_group_signal(signal.SIGTERM)
-    assert child.wait() == pytest.ExitCode.INTERRUPTED, child.log
-    _assert_nothing_left(starter, tmp_path, heard)
-    assert target.xml()["test_finished"].outcome == "passed"
 
 
 def test_death_of_the_fork_server_costs_one_case(starter: Starter, tmp_path: Path) -> None:
@@ -227,6 +191,7 @@ def test_death_of_the_fork_server_costs_one_case(starter: Starter, tmp_path: Pat
         import threading
         from multiprocessing.shared_memory import SharedMemory
         from pathlib import Path
+        import psutil
         import pytest
 
         SLEEP = [sys.executable, "-c", "import time; time.sleep(1000)"]
@@ -258,6 +223,18 @@ def test_death_of_the_fork_server_costs_one_case(starter: Starter, tmp_path: Pat
             assert SERVER.poll() is None
             SERVER.kill()
             SERVER.wait()
+
+        # Tests of daemons wait for any child.
+        def test_ends_every_child():
+            for child in psutil.Process().children():
+                child.kill()
+                os.waitpid(-1, 0)
+
+        @pytest.mark.distributed(world_size=2)
+        def test_after_it(world): ...
+
+        @pytest.mark.distributed(world_size=2)
+        def test_last(world): ...
     """
     write_file(tmp_path, "test_cases.py", source)
     ended = run_pytest(starter, tmp_path, "-rA", "test_cases.py")
@@ -266,8 +243,11 @@ def test_death_of_the_fork_server_costs_one_case(starter: Starter, tmp_path: Pat
         **{f"test_kills_its_parent[{left}]": "FAILED" for left in ("nothing", "session", "fork", "stranger", "memory")},
         "test_next": "PASSED",
         "test_server": "PASSED",
+        "test_ends_every_child": "PASSED",
+        "test_after_it": "FAILED",
+        "test_last": "PASSED",
     }
-    assert "The fork server (pid " in ended.log
+    assert ended.log.count("ended before the runner was done with it") >= 6
     assert "Traceback" not in ended.log
     assert not Path("/dev/shm", (tmp_path / "segment").read_text()).exists()
 

@@ -20,7 +20,7 @@ from dist_testing import World
 from dist_testing.core.ground.case import CaseBody
 from dist_testing.core.ground.errors import LaunchError
 from dist_testing.core.ground.outcomes import Status
-from tests.support.children import Ended, Target, run_pytest, write_file
+from tests.support.children import Bazel, Ended, Target, run_pytest, write_file
 from tests.support.starter import Starter
 from tests.support.worlds import FunctionRankContext, Functions, engine_for, run
 
@@ -38,25 +38,23 @@ _SUM = """
 """
 
 
-def test_world_beyond_the_open_files_is_refused_before_anything_starts(starter: Starter, tmp_path: Path) -> None:
-    """If this fails, half a world runs out of descriptors and hangs, or fails in unclear ways."""
+@pytest.mark.parametrize(
+    ("size", "limit", "refused"),
+    [
+        (64, 256, "a world of 64 ranks needs about 320 open files; the limit is 256"),
+        (12, 4 * 12 + 64, ""),
+    ],
+)
+def test_world_beyond_the_open_files_is_refused_before_anything_starts(
+    starter: Starter, tmp_path: Path, size: int, limit: int, refused: str
+) -> None:
+    """If this fails, half a world runs out of descriptors and hangs, or a world that would work is refused."""
     write_file(tmp_path, "test_cases.py", _SUM)
-    limits = {resource.RLIMIT_NOFILE: 256}
-    ended = run_pytest(starter, tmp_path, "-rA", "test_cases.py", "--dist-world-size=64", limits=limits)
-    assert ended.code == pytest.ExitCode.TESTS_FAILED
-    assert "a world of 64 ranks needs about 320 open files; the limit is 256" in ended.log
-    assert "ulimit -n" in ended.log
+    options = ("-rA", "test_cases.py", f"--dist-world-size={size}")
+    ended = run_pytest(starter, tmp_path, *options, limits={resource.RLIMIT_NOFILE: limit})
+    assert ended.code == (pytest.ExitCode.TESTS_FAILED if refused else 0), ended.log
+    assert refused in ended.log
     assert "Traceback" not in ended.log
-    ended = run_pytest(starter, tmp_path, "-rA", "test_cases.py", "--dist-world-size=4", limits=limits)
-    assert ended.code == 0, ended.log
-
-
-def test_world_up_to_the_limit_of_open_files_works(starter: Starter, tmp_path: Path) -> None:
-    """If this fails, the library refuses worlds that would work, or allows ones that do not."""
-    write_file(tmp_path, "test_cases.py", _SUM)
-    limits = {resource.RLIMIT_NOFILE: 4 * 12 + 64}
-    ended = run_pytest(starter, tmp_path, "-rA", "test_cases.py", "--dist-world-size=12", limits=limits)
-    assert ended.code == 0, ended.log
 
 
 def _all_meet(world: World, _: dict[str, object]) -> None:
@@ -75,20 +73,16 @@ def test_sixty_four_ranks_in_one_case() -> None:
 
 def test_deadline_shorter_than_the_reserve_still_ends_in_order(starter: Starter, tmp_path: Path) -> None:
     """If this fails, a limit of one second for everything leaves no report and no XML."""
-    target = Target(
-        tmp_path,
-        {
-            "test_slow.py": """
-                import threading
-                import pytest
+    source = """
+        import threading
+        import pytest
 
-                @pytest.mark.distributed
-                @pytest.mark.parametrize("number", range(2))
-                def test_slow(world, number):
-                    threading.Event().wait()
-            """
-        },
-    )
+        @pytest.mark.distributed
+        @pytest.mark.parametrize("number", range(2))
+        def test_slow(world, number):
+            threading.Event().wait()
+    """
+    target = Target(tmp_path, {"test_slow.py": source})
     ended = target.run(starter, env={"TEST_TIMEOUT": "1"})
     assert "target's time was over" in ended.log, ended.log
     # On a busy machine the second is over before the ranks are ready, or before a test has begun.
@@ -97,34 +91,28 @@ def test_deadline_shorter_than_the_reserve_still_ends_in_order(starter: Starter,
         assert {result.outcome for result in target.xml().values()} in ({"failure"}, {"failure", "error"}, {"error"})
 
 
-def test_a_case_without_time_left_is_not_reported_as_a_hang(starter: Starter, tmp_path: Path) -> None:
+def test_a_case_without_time_left_is_not_reported_as_a_hang(bazel: Bazel) -> None:
     """If this fails, good tests after hanging ones are blamed, with the advice to give them a longer limit."""
-    target = Target(
-        tmp_path,
-        {
-            "test_cases.py": """
-                import threading
-                import pytest
+    source = """
+        import threading
+        import pytest
 
-                @pytest.mark.distributed
-                @pytest.mark.parametrize("number", range(12))
-                def test_hangs(world, number):
-                    threading.Event().wait()
+        @pytest.mark.distributed
+        @pytest.mark.parametrize("number", range(12))
+        def test_hangs(world, number):
+            threading.Event().wait()
 
-                @pytest.mark.distributed
-                @pytest.mark.parametrize("number", range(2))
-                def test_good(world, number):
-                    world.barrier()
+        @pytest.mark.distributed
+        @pytest.mark.parametrize("number", range(2))
+        def test_good(world, number):
+            world.barrier()
 
-                # The last case gets all time that is left, and that may be enough. So the good ones are not the last.
-                @pytest.mark.distributed
-                def test_last(world):
-                    world.barrier()
-            """
-        },
-    )
-    ended = target.run(starter, env={"TEST_TIMEOUT": "15"})
-    assert ended.code == pytest.ExitCode.TESTS_FAILED, ended.log
+        # The last case gets all time that is left, and that may be enough. So the good ones are not the last.
+        @pytest.mark.distributed
+        def test_last(world):
+            world.barrier()
+    """
+    target, ended = bazel.run(source, code=pytest.ExitCode.TESTS_FAILED, env={"TEST_TIMEOUT": "15"})
     good = [result for name, result in target.xml().items() if "test_good" in name]
     assert len(good) == 2
     for result in good:

@@ -102,31 +102,25 @@ def run(starter: Starter, folder: Path, *options: str) -> Ended:
     return run_pytest(starter, folder, "-rA", *options, "test_loop.py")
 
 
-@pytest.mark.parametrize("isolation", ["fork", "spawn", "pool"])
-def test_plain_pytest_runs_tests_with_a_declared_backend(starter: Starter, project: Path, isolation: str) -> None:
-    """Tests that only Bazel can run are not run before the push."""
-    ended = run(starter, project, "--dist-backend=loop", "--dist-world-size=3", f"--dist-isolation={isolation}")
+_LOOP = ("--dist-backend=loop", "--dist-world-size=3")
+
+
+@pytest.mark.parametrize(
+    ("options", "ran"),
+    [
+        *(((*_LOOP, f"--dist-isolation={isolation}"), "test_loop") for isolation in ("fork", "spawn", "pool")),
+        # The name of a backend in a marker is no mistake where another backend runs.
+        (("--dist-world-size=2",), "test_needs_more"),
+    ],
+)
+def test_plain_pytest_runs_tests_with_a_declared_backend(
+    starter: Starter, project: Path, options: tuple[str, ...], ran: str
+) -> None:
+    """Tests that only Bazel can run are not run before the push. A test may need a feature that a backend lacks."""
+    ended = run(starter, project, *options)
     assert ended.code == 0, ended.log
-    assert ended.outcomes() == {"test_loop": "PASSED"}
-    # It lacks a feature that the other test asks for.
+    assert ended.outcomes() == {ran: "PASSED"}
     assert "1 deselected" in ended.log
-
-
-def test_tests_of_another_backend_may_name_it(starter: Starter, project: Path) -> None:
-    """Its name in a marker is no mistake where another backend runs."""
-    ended = run(starter, project, "--dist-world-size=2")
-    assert ended.code == 0, ended.log
-    assert ended.outcomes() == {"test_needs_more": "PASSED"}
-
-
-def test_without_the_hook_the_name_is_unknown(starter: Starter, project: Path) -> None:
-    """The error must lead to the declaration."""
-    (project / "conftest.py").unlink()
-    ended = run(starter, project, "--dist-backend=loop")
-    assert ended.code != 0
-    assert "Backend 'loop' is not declared." in ended.log
-    assert "declare your own (docs/backends.md)." in ended.log
-    assert "Traceback" not in ended.log
 
 
 def test_a_wrong_declaration_is_an_error_of_the_run(starter: Starter, project: Path) -> None:

@@ -51,14 +51,6 @@ def test_an_isolation_of_a_conftest_runs_cases(starter: Starter, tmp_path: Path,
     assert "rank 1 raised AssertionError: planted" in ended.log, ended.log
 
 
-def test_an_unknown_isolation_names_those_that_are_registered(starter: Starter, tmp_path: Path) -> None:
-    """If this fails, a forgotten import of the launcher's file looks like a bug of the library."""
-    write_file(tmp_path, "test_cases.py", _CASES)
-    ended = run_pytest(starter, tmp_path, "--dist-isolation=direct", "test_cases.py")
-    assert ended.code == pytest.ExitCode.USAGE_ERROR, ended.log
-    assert "--dist-isolation=direct: expected one of fork, spawn, pool, thread" in ended.log, ended.log
-
-
 def test_a_launcher_that_lacks_what_a_case_needs_is_refused(starter: Starter, tmp_path: Path) -> None:
     """If this fails, a case that expects an exit code waits for one that its ranks cannot have."""
     launcher = """

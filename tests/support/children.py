@@ -261,3 +261,37 @@ class Target:
         """Return the properties of the whole run in the XML."""
         properties = ElementTree.parse(self.xml_file).iterfind("testsuite/properties/property")
         return {item.get("name", ""): item.get("value", "") for item in properties}
+
+
+@dataclass(frozen=True, slots=True)
+class Bazel:
+    """Runs the main program of the rules for one test. The fixture `bazel` makes it."""
+
+    starter: Starter
+    folder: Path
+
+    def run(
+        self,
+        sources: str | Mapping[str, str],
+        *arguments: str,
+        code: int = 0,
+        env: Env | None = None,
+        fresh: bool = False,
+        limit_s: float = LIMIT_S,
+        **target: Any,
+    ) -> tuple[Target, Ended]:
+        """Make a target, run it to its end, and check its exit code.
+
+        Args:
+            sources: File name to content of each test file, or the content of `test_cases.py`.
+            *arguments: The target's `args`.
+            code: The exit code that the run must have.
+            env: Additions to the protocol; None removes a variable.
+            fresh: See `Starter.start`.
+            limit_s: Seconds for the run.
+            **target: For `Target`.
+        """
+        made = Target(self.folder, {"test_cases.py": sources} if isinstance(sources, str) else sources, **target)
+        ended = made.run(self.starter, *arguments, env=env, fresh=fresh, limit_s=limit_s)
+        assert ended.code == code, ended.log
+        return made, ended

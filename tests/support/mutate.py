@@ -6,7 +6,8 @@ Run it by hand, from the root of the repository:
 
 An area or a module of the table in `tests/support/mutated.py` needs no more than its name, such as `verdict` or
 `core.ground.budget`; any other module is named without `dist_testing`, with the files of its tests:
-`core.ground.case=tests/unit/test_case.py`. It prints each change that no test notices, and the score of each module.
+`core.ground.case=tests/unit/test_outcomes.py`. It prints each change that no test notices, and the score of each
+module.
 
     --sample=N   N changes of each module, chosen at random, in place of all
     --seed=N     the seed of that choice: 0 if it is not given

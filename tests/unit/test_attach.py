@@ -22,6 +22,7 @@ from dist_testing.attach.bridge import Door, FarEnd
 from dist_testing.attach.launcher import AttachedLauncher
 from dist_testing.attach.line import OUTPOST, Kind, Line, connect, interface_env, sign
 from dist_testing.attach.rank_info import RankInfo
+from dist_testing.core.ground.backends import backend_named
 from dist_testing.core.ground.case import CaseBody
 from dist_testing.core.ground.codec import MAX_MESSAGE_BYTES
 from dist_testing.core.ground.errors import LaunchError
@@ -223,7 +224,7 @@ def test_the_end_of_a_rank_arrives_although_nobody_reads_its_stacks(
         board = PhaseBoard.create(4)
         stack.callback(os.close, board)
         connection, _, control = stack.enter_context(_joined(door))
-        settings = WorldSettings("gloo", "cpu", "", 60.0, init=False)
+        settings = WorldSettings(backend_named("gloo"), 60.0, init=False)
         more: dict[str, Any] = dict.fromkeys(("umask", "threads", "store_port"), 0) | {"env": {}, "own_ranks": (3,)}
         more |= (
             dict.fromkeys(("pool", "fresh"), False) | {"in_process_of": ""} | dict.fromkeys(("directory", "cwd"), "/")

@@ -62,19 +62,11 @@ def test_every_declared_backend_can_be_asked_for_by_its_name() -> None:
     for name, backend in backends().items():
         assert backend.name == name
         assert backend_named(name) is backend
+        assert (backend.gpus_per_rank > 0) == bool(backend.vendor) == (backend.device != "cpu")
     # torch calls both "gloo".
     devices = {backend.device for backend in backends().values() if backend.torch_backend == "gloo"}
     assert devices >= {"cpu", "cuda"}
     assert (backend_named("gloo").torch_backend, backend_named("gloo").device) == ("gloo", "cpu")
-
-
-@pytest.mark.parametrize("name", list(backends()))
-def test_a_backend_is_consistent(name: str) -> None:
-    """If this fails, a backend has GPUs and no vendor, or no time limit, and no machine can run it."""
-    backend = backends()[name]
-    assert backend.timeout_s > 0
-    assert backend.gpus_per_rank >= 0
-    assert (backend.gpus_per_rank > 0) == bool(backend.vendor) == (backend.device != "cpu")
 
 
 @pytest.mark.parametrize(
@@ -102,16 +94,6 @@ def test_an_entry_is_read_completely() -> None:
     assert (backend.device, backend.gpus_per_rank, backend.vendor) == ("npu", 0, "")
 
 
-@pytest.mark.parametrize("name", list(ENTRY))
-@pytest.mark.parametrize("value", [None, 1.5, b"x", ...], ids=repr)
-def test_a_field_that_is_missing_or_of_the_wrong_type_is_named(name: str, value: object) -> None:
-    """If this fails, an incomplete declaration runs with a default that its author did not choose."""
-    entry = {key: one for key, one in {**ENTRY, name: value}.items() if one is not ...}
-    said = f"{name} = {None if value is ... else value!r}; expected {type(ENTRY[name]).__name__}"
-    with pytest.raises(SpecError, match=re.escape(said)):
-        Backend.from_json(entry)
-
-
 @pytest.mark.parametrize(
     ("entry", "part"),
     [
@@ -119,6 +101,9 @@ def test_a_field_that_is_missing_or_of_the_wrong_type_is_named(name: str, value:
         ([], "[]"),
         ("gloo", "'gloo'"),
         (3, "3"),
+        # Nothing gets a default that its author did not choose.
+        *(({key: ENTRY[key] for key in ENTRY if key != name}, f"missing field ['{name}']") for name in ENTRY),
+        ({**ENTRY, "features": [3]}, "features = 3; expected str"),
         # To Python a bool is a number, and this would be one second.
         ({**ENTRY, "timeout_s": True}, "timeout_s = True; expected"),
         ({**ENTRY, "gpus_per_rank": False}, "gpus_per_rank = False; expected"),
@@ -136,7 +121,7 @@ def test_a_field_that_is_missing_or_of_the_wrong_type_is_named(name: str, value:
         ({**ENTRY, "shares_gpus": True}, "shares_gpus = True is out of range"),
         ({**ENTRY, "timeout_s": 0}, "timeout_s = 0 is out of range"),
         ({**ENTRY, "features": ["telepathy"]}, "['telepathy'] is not among"),
-        ({**ENTRY, "env": {"A": 1}}, "env = {'A': 1} is out of range"),
+        ({**ENTRY, "env": {"A": 1}}, "1; expected str"),
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )

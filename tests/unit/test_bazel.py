@@ -142,21 +142,17 @@ def test_a_file_that_cannot_be_created_is_refused(tmp_path: Path, name: str) -> 
 
 
 @pytest.mark.parametrize(
-    ("protocol", "properties"),
+    ("protocol", "properties", "is_whole"),
     [
-        (Protocol(), []),
-        (Protocol(shard=(1, 3)), [("shard_index", 1), ("total_shards", 3)]),
-        (Protocol(run_number=2, random_seed="2"), [("run_number", 2), ("random_seed", "2")]),
+        (Protocol(), [], True),
+        (Protocol(shard=(1, 3)), [("shard_index", 1), ("total_shards", 3)], False),
+        (Protocol(run_number=2, random_seed="2"), [("run_number", 2), ("random_seed", "2")], True),
+        (Protocol(test_filter="a"), [], False),
     ],
 )
-def test_runs_of_one_target_are_distinguishable(protocol: Protocol, properties: list[tuple[str, object]]) -> None:
-    """If this fails, the XML files of shards and repeated runs look the same: they share one name."""
+def test_runs_of_one_target_are_distinguishable(
+    protocol: Protocol, properties: list[tuple[str, object]], is_whole: bool
+) -> None:
+    """If this fails, XML files of shards and repeated runs look the same, or a part is judged like the whole target."""
     assert protocol.properties == properties
-
-
-@pytest.mark.parametrize(
-    ("protocol", "is_whole"), [(Protocol(), True), (Protocol(shard=(0, 2)), False), (Protocol(test_filter="a"), False)]
-)
-def test_a_shard_or_a_selection_is_not_the_whole_target(protocol: Protocol, is_whole: bool) -> None:
-    """If this fails, a part of a target is judged like the whole target. All cases of a part may skip."""
     assert protocol.is_whole_target is is_whole

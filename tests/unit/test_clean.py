@@ -46,6 +46,27 @@ def test_every_running_thread_is_named() -> None:
     assert not any("pool" in reason or "MainThread" in reason for reason in after)
 
 
+@pytest.mark.parametrize(
+    ("state", "expected"),
+    [
+        ({}, []),
+        ({"cuda": True}, ["CUDA is initialised"]),
+        ({"group": True}, ["a process group is initialised"]),
+        # A torch without distributed has no function to ask.
+        ({"built": False}, []),
+    ],
+)
+def test_cuda_and_groups_that_torch_has_made_are_named(
+    monkeypatch: pytest.MonkeyPatch, state: dict[str, bool], expected: list[str]
+) -> None:
+    """If this fails, ranks inherit a CUDA context or a group, or a process without torch imports it for the check."""
+    fake_torch(monkeypatch, **state)
+    assert [reason for reason in unclean_reasons() if "initialised" in reason] == expected
+    monkeypatch.delitem(sys.modules, "torch")
+    assert not [reason for reason in unclean_reasons() if "initialised" in reason]
+    assert "torch" not in sys.modules
+
+
 def test_cuda_in_use_after_counting_devices_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """If this fails, `torch.cuda.is_available()` at import keeps every rank from using a GPU.
 
@@ -118,33 +139,6 @@ def test_openblas_is_found_in_any_folder(tmp_path: Path, monkeypatch: pytest.Mon
             unclean_reasons()
     assert str(path) in asked
     assert before == unclean_reasons(), "a library that cannot be loaded has no threads"
-
-
-@pytest.mark.parametrize(
-    ("state", "expected"),
-    [
-        ({}, []),
-        ({"cuda": True}, ["CUDA is initialised"]),
-        ({"group": True}, ["a process group is initialised"]),
-        ({"cuda": True, "group": True}, ["CUDA is initialised", "a process group is initialised"]),
-        # A torch without distributed has no function to ask.
-        ({"built": False}, []),
-    ],
-)
-def test_cuda_and_groups_that_torch_has_made_are_named(
-    monkeypatch: pytest.MonkeyPatch, state: dict[str, bool], expected: list[str]
-) -> None:
-    """If this fails, ranks inherit a CUDA context or a group, which a second process cannot use."""
-    fake_torch(monkeypatch, **state)
-    told = unclean_reasons()
-    assert [reason for reason in told if "initialised" in reason] == expected
-
-
-def test_a_process_without_torch_does_not_import_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    """If this fails, the check imports torch, which costs a second, in a process that does not use it."""
-    monkeypatch.delitem(sys.modules, "torch", raising=False)
-    assert not [reason for reason in unclean_reasons() if "initialised" in reason]
-    assert "torch" not in sys.modules
 
 
 _OPENBLAS_SYMBOLS = (

@@ -19,6 +19,7 @@ from dist_testing.core.events.event import (
     CaseRecorded,
     CaseStarted,
     Event,
+    EventStream,
     ForkServerMemory,
     RankOutput,
     RunEnded,
@@ -28,7 +29,6 @@ from dist_testing.core.events.event import (
     WorldEnded,
     event_of,
 )
-from dist_testing.core.events.stream import EventStream
 from dist_testing.core.ground.errors import InterruptedRunError
 from dist_testing.core.ground.record import (
     SCHEMA_FILE,

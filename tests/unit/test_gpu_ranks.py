@@ -16,7 +16,7 @@ import torch
 from torch._C._distributed_c10d import HashStore
 
 from dist_testing.core.engine.hooks import ResourceWish
-from dist_testing.core.ground.backends import backend_named
+from dist_testing.core.ground.backends import Backend, backend_named
 from dist_testing.core.ground.errors import DistTestingError, SpecError
 from dist_testing.core.ground.layout import Layout
 from dist_testing.core.ground.outcomes import Cause, Kind, RankOutcome, Status, Verdict, verdict
@@ -37,7 +37,7 @@ def world(
     rank: int, devices: tuple[int, ...] = (0, 1, 2, 3), *, device: str = "cuda", init: bool = False, binds: bool = False
 ) -> RankWorld:
     """A rank of a world of four."""
-    settings = WorldSettings("gloo", device, "", 60.0, init, binds, devices)
+    settings = WorldSettings(Backend("gloo", "gloo", device, binds_device=binds), 60.0, init, devices)
     store = HashStore()
     return RankWorld(
         rank, Layout(4), settings, directory=Path(), store_port=0, store_fd=None, store=store, runner=_ALONE

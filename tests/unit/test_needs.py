@@ -58,6 +58,19 @@ def machine(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> SimpleNamespace:
     return machine
 
 
+def reason_of(wanted: Spec, world_size: int = 2) -> str:
+    """Return why a world cannot run, which is a lack of hardware or of a backend."""
+    reason = missing_need(wanted, world_size)
+    assert reason is not None
+    assert is_about_hardware(reason)
+    return reason
+
+
+def last_line(reason: str) -> str:
+    """Return the way out of an error with this reason."""
+    return missing_hardware("test_x", reason, promised="GPUs").splitlines()[-1]
+
+
 _ON_GPUS = spec(gpus_per_rank=1)
 _OTHER_MACHINE = "Run it on a machine that has the hardware, or without the promise."
 
@@ -82,11 +95,9 @@ def test_a_gpu_world_needs_one_for_each_rank(
 ) -> None:
     """If this fails, the reason lacks how many GPUs exist or how many the world needs."""
     machine.have(found)
-    reason = missing_need(wanted, world_size)
-    assert reason == expected
-    if reason is not None:
-        assert is_about_hardware(reason)
-        assert missing_hardware("test_x", reason, promised="GPUs").splitlines()[-1] == _OTHER_MACHINE
+    assert missing_need(wanted, world_size) == expected
+    if expected is not None:
+        assert last_line(reason_of(wanted, world_size)) == _OTHER_MACHINE
 
 
 @pytest.mark.parametrize(
@@ -106,22 +117,19 @@ def test_the_reason_explains_the_effect_of_the_variable(
     """If this fails, nvidia-smi shows eight GPUs, the log says "found 1", and nothing explains the difference."""
     machine.have(8)
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
-    reason = missing_need(_ON_GPUS, 2)
+    reason = reason_of(_ON_GPUS)
     assert reason == f"Need at least 2 CUDA devices (found 1; {said})"
-    assert is_about_hardware(reason)
-    assert missing_hardware("test_x", reason, promised="GPUs").splitlines()[-1].startswith(way_out)
+    assert last_line(reason).startswith(way_out)
 
 
 def test_gpus_that_cannot_be_counted_are_a_reason(machine: SimpleNamespace, monkeypatch: pytest.MonkeyPatch) -> None:
     """If this fails, an exception about a device folder ends the whole run."""
     monkeypatch.setenv(NODES_VARIABLE, str(machine.nodes / "missing"))
-    reason = missing_need(_ON_GPUS, 1)
-    assert reason is not None
+    reason = reason_of(_ON_GPUS, 1)
     assert reason.startswith("Need at least 1 CUDA device (The GPUs of this machine cannot be counted")
-    assert is_about_hardware(reason)
     way_out = f"Let this user read it, or correct {NODES_VARIABLE} if that is set."
     assert way_out in reason
-    assert missing_hardware("test_x", reason, promised="GPUs").splitlines()[-1] == way_out
+    assert last_line(reason) == way_out
 
 
 @pytest.mark.parametrize(
@@ -144,14 +152,7 @@ def test_gpus_that_cannot_be_counted_are_a_reason(machine: SimpleNamespace, monk
 def test_what_this_machine_lacks_is_named(machine: SimpleNamespace, wanted: Spec, said: str) -> None:
     """If this fails, the user must guess what is missing."""
     machine.have(2)
-    reason = missing_need(wanted, 1)
-    assert reason is not None
-    assert said in reason
-    assert is_about_hardware(reason)
-
-
-def test_a_torch_without_distributed_is_reported(machine: SimpleNamespace) -> None:
-    """If this fails, a torch without distributed, such as older macOS builds, gives another error."""
+    assert said in reason_of(wanted, 1)
     machine.has_distributed = False
     assert missing_need(spec(), 2) == TEST_SKIPS["backend_unavailable"].message
 
@@ -169,8 +170,7 @@ def test_amd_gpus_are_counted_by_their_own_nodes_and_variable(
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
     assert missing_need(amd, 2) is None
     monkeypatch.setenv("HIP_VISIBLE_DEVICES", "1,7")
-    reason = missing_need(amd, 2)
-    assert reason is not None
+    reason = reason_of(amd)
     assert "found 1; HIP_VISIBLE_DEVICES='1,7': '7' is no device here" in reason
     assert "this has not been tried on hardware" in reason
     assert isinstance(reason, Lack)
@@ -193,12 +193,11 @@ def test_a_backend_that_registers_itself_is_imported_first(
 
 def test_a_backend_whose_module_is_missing_is_told_without_a_traceback(machine: SimpleNamespace) -> None:
     """An exception here ends the whole run, and the cases after this one with it."""
-    reason = missing_need(spec("mine", register_module="no_such_backend_module"), 2)
+    reason = reason_of(spec("mine", register_module="no_such_backend_module"))
     assert isinstance(reason, Lack)
     assert "backend mine needs module no_such_backend_module: No module named" in reason
     assert reason.way_out.startswith("Install no_such_backend_module, or add the library that holds it to the deps")
     assert reason.way_out in reason
-    assert is_about_hardware(reason)
 
 
 def test_a_module_that_fails_while_it_is_imported_is_an_error_of_the_declaration(
@@ -240,8 +239,7 @@ def test_a_device_that_torch_does_not_have_is_a_reason(machine: SimpleNamespace)
 
     sys.modules["torch"].get_device_module = device_module  # type: ignore[attr-defined]
     backend = Backend("mine", "gloo", "npu", register_module="json")
-    reason = missing_need(Spec("//t", backend, (2,), "fork"), 2)
+    reason = reason_of(Spec("//t", backend, (2,), "fork"))
     assert reason == f"{TEST_SKIPS['no_accelerator'].message} (device npu, backend mine)"
-    assert is_about_hardware(reason)
     devices["npu"] = SimpleNamespace(is_available=lambda: True, device_count=lambda: 1)
     assert missing_need(Spec("//t", backend, (2,), "fork"), 2) is None

@@ -46,6 +46,9 @@ import torch
 import torch.distributed as dist
 
 import dist_testing
+# Authors edit test files on laptops; an editor cannot help with a library that does not import.
+import dist_testing.attach.pytest_ranks
+import dist_testing.core.pytest.plugin
 
 
 class OnThreads(dist_testing.MultiThreadedTestCase):
@@ -73,31 +76,14 @@ unittest.main(verbosity=2)
 """
 
 
-def _run(folder: Path, tests: str) -> subprocess.CompletedProcess[str]:
-    # A file: threads and processes look for their main module there.
-    path = folder / "test_file.py"
-    path.write_text(_WITHOUT_LINUX + tests, encoding="utf-8")
-    env = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
-    return subprocess.run(
-        [sys.executable, str(path)], cwd=folder, env=env, capture_output=True, text=True, timeout=300, check=False
-    )
-
-
-def test_the_library_can_be_imported(tmp_path: Path) -> None:
-    """Authors edit test files on laptops; an editor cannot help with a library that does not import."""
-    ended = _run(
-        tmp_path,
-        "import dist_testing\n"
-        "import dist_testing.attach.pytest_ranks\n"
-        "import dist_testing.core.pytest.plugin\n"
-        "print('imported')\n",
-    )
-    assert (ended.returncode, ended.stdout) == (0, "imported\n"), ended.stderr
-
-
 def test_threads_work_and_processes_say_that_they_need_linux(tmp_path: Path) -> None:
     """An AttributeError from inside a launcher does not say which tests can run on a laptop."""
-    ended = _run(tmp_path, _TESTS)
+    # A file: threads and processes look for their main module there.
+    path = tmp_path / "test_file.py"
+    path.write_text(_WITHOUT_LINUX + _TESTS, encoding="utf-8")
+    env = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+    command = [sys.executable, str(path)]
+    ended = subprocess.run(command, cwd=tmp_path, env=env, capture_output=True, text=True, timeout=300, check=False)
     assert ended.returncode == 1
     assert all(f"rank {rank} has the sum" in ended.stdout for rank in range(2)), "two threads print at the same time"
     assert "\ntest_sum (__main__.OnThreads.test_sum) ... ok\n" in f"\n{ended.stderr}"

@@ -11,9 +11,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 import pytest
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
 
+from dist_testing.core.engine.report import failure_report
+from dist_testing.core.ground.case import CaseResult
 from dist_testing.core.ground.outcomes import (
     UNKNOWN_EXIT_CODE,
     Cause,
@@ -25,6 +25,7 @@ from dist_testing.core.ground.outcomes import (
     verdict,
 )
 from dist_testing.core.ground.skips import TEST_SKIPS
+from tests.support.results import result_of
 
 HARDWARE = TEST_SKIPS["no_cuda"].message
 OTHER = "needs a power of two"
@@ -57,9 +58,6 @@ WORLDS = [
     for number, state in enumerate(STATES)
     for first in [state]
 ]
-SETTINGS = settings(
-    derandomize=True, database=None, deadline=None, max_examples=100, suppress_health_check=[HealthCheck.too_slow]
-)
 
 
 def worlds(size: int, first: RankOutcome) -> Iterator[list[RankOutcome]]:
@@ -171,24 +169,6 @@ def assert_culprit_is_right(outcomes: Sequence[RankOutcome], result: Verdict) ->
         assert not result.victims, outcomes
 
 
-@SETTINGS
-@given(
-    st.lists(
-        st.tuples(
-            st.sampled_from([state for state in STATES if state.kind in {Kind.RAISED, *CRASHES, Kind.PASSED}]),
-            st.one_of(st.sampled_from((0.0, 1.0)), st.floats(0, 1e9)),
-        ),
-        min_size=1,
-        max_size=8,
-    )
-)
-def test_the_first_failure_by_the_clock_is_blamed(ends: list[tuple[RankOutcome, float]]) -> None:
-    """If this fails, rank numbers instead of the clock decide which rank is blamed."""
-    outcomes = [replace(state, rank=rank, at_s=at_s) for rank, (state, at_s) in enumerate(ends)]
-    result = verdict(outcomes)
-    assert_culprit_is_right(outcomes, result)
-
-
 def test_both_sides_of_a_disagreement_are_named() -> None:
     """If this fails, the user does not learn which ranks skipped and which did not."""
     outcomes = [
@@ -199,13 +179,9 @@ def test_both_sides_of_a_disagreement_are_named() -> None:
     result = verdict(outcomes)
     for part in ("rank 0 passed", f"rank 1 skipped: {OTHER}", "rank 2 was in call and was stopped"):
         assert part in result.reason
-
-
-def test_every_leaked_command_line_is_in_the_reason() -> None:
-    """If this fails, the user cannot find what started a leaked process."""
-    result = verdict([RankOutcome(0, Kind.PASSED)], leaked=["sleep 60 (pid 7)", "cat (pid 8)"])
-    assert "sleep 60 (pid 7)" in result.reason
-    assert "cat (pid 8)" in result.reason
+    # What was left behind is told completely, so that its source can be found.
+    left = ["sleep 60 (pid 7)", "cat (pid 8)"]
+    assert verdict([RankOutcome(0, Kind.PASSED)], leaked=left).reason == "children left behind: " + "; ".join(left)
 
 
 @pytest.mark.parametrize("size", [1, 2, 8, 9, 64])
@@ -299,3 +275,41 @@ def test_the_words_of_files_that_other_programs_read_stay() -> None:
     ]
     assert [status.value for status in Status] == ["passed", "skipped", "failed"]
     assert {cause.value for cause in Cause} >= {"none", "crash", "failure", "hang", "infrastructure", "interrupted"}
+
+
+_RAISED = RankOutcome(0, Kind.RAISED, 1.0, types="builtins.ValueError")
+_PASSED = RankOutcome(1, Kind.PASSED)
+
+
+def test_failures_come_from_all_ranks() -> None:
+    """If this fails, a test passes as an expected failure although another rank raised a different error."""
+    teardown = RankOutcome(0, Kind.RAISED, 1.0, "teardown", types="builtins.OSError")
+    of_the_peer = RankOutcome(0, Kind.RAISED, 1.0, "teardown", collateral="lost")
+    first = RankOutcome(0, Kind.RAISED, 1.0, further=(teardown, of_the_peer))
+    second = RankOutcome(1, Kind.RAISED, 2.0, types="builtins.KeyError")
+    victim = RankOutcome(2, Kind.RAISED, 0.5, collateral="lost")
+    assert result_of([first, second, victim]).failures == [first, teardown, second]
+
+
+@pytest.mark.parametrize(
+    ("result", "is_expectable"),
+    [
+        (result_of([_RAISED, _PASSED]), True),
+        (result_of([_RAISED, RankOutcome(1, Kind.RAISED, 2.0)]), True),
+        (result_of([_RAISED, RankOutcome(1, Kind.STOPPED, 2.0)]), True),
+        # Another rank crashed a moment later.
+        (result_of([_RAISED, RankOutcome(1, Kind.EXITED, 2.0, exit_code=3)]), False),
+        (result_of([_RAISED, RankOutcome(1, Kind.SIGNALLED, 2.0, signal=11)]), False),
+        # The test leaves processes or memory behind.
+        (result_of([_RAISED, _PASSED], leaked=("what is left",)), False),
+        (result_of([_RAISED, _PASSED], left=("what is left",)), False),
+        # Nothing has failed.
+        (result_of([RankOutcome(0, Kind.PASSED)]), False),
+        (result_of([RankOutcome(0, Kind.SKIPPED, reason="none")]), False),
+    ],
+)
+def test_only_exceptions_can_be_expected(result: CaseResult, is_expectable: bool) -> None:
+    """If this fails, an expected failure hides a crash or what a test leaves behind, or covers a pass."""
+    assert result.has_only_raised is is_expectable
+    assert bool(result.failures) is (result.verdict.status is Status.FAILED)
+    assert ("what is left" in failure_report(result)) is bool(result.leaked or result.left)

@@ -9,8 +9,7 @@ from typing import Any
 
 import pytest
 
-from dist_testing.core.events.event import CaseEnded, CaseRecorded, RunEnded
-from dist_testing.core.events.stream import run_started
+from dist_testing.core.events.event import CaseEnded, CaseRecorded, RunEnded, run_started
 from dist_testing.core.ground.backends import default_backend
 from dist_testing.core.ground.errors import UsageError
 from dist_testing.core.ground.record import CaseRecord

@@ -4,30 +4,27 @@ from __future__ import annotations
 
 import functools
 import itertools
-import json
 import os
 import re
 import signal
 import socket
-import struct
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
 
 from dist_testing.core.engine.rank_record import RankRecord
+from dist_testing.core.ground.case import Warned
 from dist_testing.core.ground.outcomes import Kind, RankOutcome
 from dist_testing.core.process import wire
 from dist_testing.core.process.board import PhaseBoard
 from dist_testing.core.process.rank_messages import (
     INSTRUCTIONS,
-    RANK_MESSAGES,
     Done,
     FinishWorld,
     RankReport,
     Ready,
     ReportedKind,
-    Warned,
 )
 from dist_testing.core.process.stacks import STACKS_SIGNAL
 from dist_testing.core.rank.reporter import send_message
@@ -203,22 +200,34 @@ def test_the_state_of_a_rank_follows_its_messages(rank: Rank) -> None:
     assert not rank.record.waited_in_vain
 
 
-@pytest.mark.parametrize("exit_code", [0, 3, -9])
-def test_the_ends_of_a_class_that_judges_them_are_no_sign_of_a_failure(rank: Rank, exit_code: int) -> None:
-    """If this fails, the other ranks of such a class are stopped."""
+@pytest.mark.parametrize(
+    ("expected", "ignores", "exit_code", "kind"),
+    [
+        # The engine must not wait for the report of a rank that its case has killed.
+        (-9, False, -9, Kind.PASSED),
+        (0, False, 0, Kind.PASSED),
+        *((*ends, Kind.RAISED) for ends in ((-9, False, -11), (-9, False, 0), (3, False, 4), (0, False, 3))),
+        (3, False, -9, Kind.RAISED),
+        # A class that judges the ends itself: the other ranks are not stopped.
+        *((None, True, exit_code, Kind.EXITED) for exit_code in (0, 3)),
+        (None, True, -9, Kind.SIGNALLED),
+    ],
+)
+def test_an_end_is_what_the_case_expects_or_a_failure(
+    rank: Rank, expected: int | None, ignores: bool, exit_code: int, kind: Kind
+) -> None:
+    """If this fails, a rank that ends in another way passes, or the report lacks one of the two exit codes."""
+    rank.record.begin_case(expected)
+    rank.record.ignores_exits = ignores
     rank.start("call")
-    rank.record.ignores_exits = True
-    assert rank.end(exit_code, 2.0).kind is (Kind.SIGNALLED if exit_code < 0 else Kind.EXITED)
-    assert (rank.record.first_trouble_s, rank.record.is_settled) == (None, True)
-
-
-@pytest.mark.parametrize("exit_code", [-9, 0])
-def test_an_expected_end_settles_a_rank(rank: Rank, exit_code: int) -> None:
-    """If this fails, the engine waits for the report of a rank that its case has killed."""
-    rank.record.begin_case(exit_code)
-    rank.start("call")
-    assert rank.end(exit_code, 2.0).kind is Kind.PASSED
-    assert (rank.record.ended_as_expected, rank.record.is_settled, rank.record.first_trouble_s) == (True, True, None)
+    outcome = rank.end(exit_code, 2.0)
+    assert outcome.kind is kind
+    is_failure = kind is Kind.RAISED
+    assert (rank.record.is_settled, rank.record.first_trouble_s) == (not is_failure, 2.0 if is_failure else None)
+    assert rank.record.ended_as_expected is (kind is Kind.PASSED)
+    if is_failure:
+        assert str(abs(expected or 0)) in outcome.summary
+        assert str(abs(exit_code)) in outcome.summary
 
 
 def test_frames_that_remain_in_the_socket_count(rank: Rank) -> None:
@@ -249,11 +258,10 @@ def test_a_rank_that_could_not_start_reports_why(rank: Rank) -> None:
     [
         b"Hello, world, this is a print",
         b"\x00\x00\x00\x02\x00\x00{]",
-        b'\x00\x00\x00\x1d\x00\x00{"schema":5,"message":"What"}',
-        b'\x00\x00\x00\x1e\x00\x00{"schema":8,"message":"Ready"}',
+        b'\x00\x00\x00\x29\x00\x00{"schema":7,"message":"Extra","add_on":3}',
         b'\x00\x00\x00\x1e\x00\x01{"schema":7,"message":"Ready"}',
     ],
-    ids=["text", "not JSON", "unknown", "newer", "descriptors"],
+    ids=["text", "not JSON", "wrong field", "descriptors"],
 )
 @pytest.mark.parametrize("has_passed", [False, True])
 def test_an_unreadable_report_is_reported_as_such(rank: Rank, data: bytes, has_passed: bool) -> None:
@@ -268,23 +276,6 @@ def test_an_unreadable_report_is_reported_as_such(rank: Rank, data: bytes, has_p
     outcome = rank.end(0, 3.0)
     assert (outcome.kind, outcome.at_s) == (Kind.UNREADABLE, 2.0)
     assert outcome.summary
-
-
-@pytest.mark.parametrize(
-    ("field", "value"),
-    [("kind", "fine"), ("kind", "hung"), ("exit_code", 3), ("collateral", "yes"), ("more", 1), ("text", None)],
-)
-def test_an_outcome_of_an_unknown_kind_is_unreadable(rank: Rank, field: str, value: object) -> None:
-    """If this fails, an unknown kind is ignored although it may mean a failure."""
-    rank.start()
-    content = json.loads(RANK_MESSAGES.to_wire(RankReport(Kind.PASSED, "call")))
-    payload = json.dumps({**content, field: value}).encode()
-    rank.channel.sendall(struct.pack(">IH", len(payload), 0) + payload)
-    assert rank.record.read(2.0) is False
-    outcome = rank.end(0, 3.0)
-    assert outcome.kind is Kind.UNREADABLE
-    assert "RankReport" in outcome.summary
-    assert field in outcome.summary
     assert "\n" not in outcome.summary
     assert "one version of dist_testing" in outcome.text
 
@@ -370,18 +361,6 @@ def test_instructions_reach_the_rank(rank: Rank) -> None:
     assert wire.receive(rank.channel, INSTRUCTIONS) == (FinishWorld(), [])
     rank.channel.close()
     rank.record.instruct(FinishWorld())
-
-
-@pytest.mark.parametrize(("expected", "exit_code"), [(-9, -11), (-9, 0), (3, 4), (0, 3), (3, -9)])
-def test_another_end_than_the_expected_one_is_a_failure(rank: Rank, expected: int, exit_code: int) -> None:
-    """If this fails, a rank that ends in another way passes, or the report lacks one of the two exit codes."""
-    rank.record.begin_case(expected)
-    rank.start("call")
-    outcome = rank.end(exit_code, 2.0)
-    assert outcome.kind is Kind.RAISED
-    assert str(abs(expected)) in outcome.summary
-    assert str(abs(exit_code)) in outcome.summary
-    assert rank.record.first_trouble_s == 2.0
 
 
 def test_a_pooled_rank_begins_its_next_case_without_the_last_report(rank: Rank) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -37,11 +38,6 @@ def lost(rank: int, at_s: float) -> RankOutcome:
     return RankOutcome(rank, Kind.RAISED, at_s, summary=summary, text="victim's traceback", collateral="lost")
 
 
-def lines_with(text: str, part: str) -> list[str]:
-    """Return the lines that contain a text."""
-    return [line for line in text.splitlines() if part in line]
-
-
 _PASSED = RankOutcome(0, Kind.PASSED, 101.0)
 
 
@@ -70,42 +66,89 @@ _PASSED = RankOutcome(0, Kind.PASSED, 101.0)
 def test_the_headline_is_one_line(judged: CaseResult, told: str) -> None:
     """If this fails, a summary, which shows only this line, does not say what happened, or tells an invented time."""
     assert failure_headline(judged) == f"tests/test_a.py::test_b (world of {judged.case.world_size}): {told}"
+    assert failure_report(judged).count("sleep 60") <= 1, "the first line has it already"
 
 
-def test_the_culprits_own_error_comes_last() -> None:
-    """If this fails, the last lines of the log, which users see first, are not the culprit's error."""
-    outcomes = [raised(0, 103.0, text="other"), lost(1, 101.0), raised(2, 102.0), RankOutcome(3, Kind.STOPPED, 103.0)]
-    text = failure_report(
-        result_of(outcomes, logs={0: "log of 0", 2: "log of 2"}, stacks={3: STACK}),
-        target="//tests:a_gloo",
-        reproduce="run it",
-    )
-    assert text.endswith(TRACEBACK.rstrip())
-    order = [text.index(part) for part in ("//tests:a_gloo", "Victims:", "run it", "all_reduce.py", "log of 0")]
-    order += [text.index(part) for part in ("rank 0 of 4 also failed", "log of 2", "rank 2 of 4 failed first")]
-    assert order == sorted(order)
+_FURTHER = raised(0, 104.0, phase="teardown", summary="OSError: disk", text="the disk's traceback")
+# Python 3.14 prints the name of each thread, too.
+_SAME_STACK = STACK.replace("0x00007f00aa", "0x1 [rank-2]").replace("0x00007f00bb", "0x2 [rank-2]")
+_OF_MANY = result_of(
+    [
+        RankOutcome(0, Kind.PASSED, 101.0),
+        lost(1, 101.0),
+        lost(2, 102.0),
+        raised(3, 104.0, summary="KeyError: 1", text="another traceback"),
+        replace(raised(4, 102.0, text="<World rank 4 of 9> at 0x7f4\nboom"), further=(_FURTHER,), more_count=3),
+        replace(raised(5, 103.0, text="<World rank 5 of 9> at 0x7f5\nboom"), further=(_FURTHER,)),
+        RankOutcome(6, Kind.STOPPED, 104.0, "setup"),
+        RankOutcome(7, Kind.STOPPED, 104.0),
+        RankOutcome(8, Kind.SKIPPED, 101.0, reason="not here"),
+    ],
+    logs={3: "log of 3", 4: "log of two", 5: "log of two"},
+    stacks={6: STACK, 7: _SAME_STACK, 1: STACK.replace("all_reduce", "broadcast"), 0: "(no answer)"},
+    leaked=("sleep 60 (pid 7)", "cat (pid 8)"),
+    left=("2 keys are left",),
+    notes=("a note",),
+)
+_REPORT = """\
+//t:a_gloo, case tests/test_a.py::test_b (world of 9): rank 4 raised ValueError: boom in call; first seen after 1.0 s.
+Victims: ranks 1, 2: each lost a peer in call (RuntimeError); rank 6 was in setup and was stopped by the runner; \
+rank 7 was in call and was stopped by the runner (failed because of rank 4).
+Rank(s) 0 ended the test without an error.
+Rank 8 skipped: not here.
+Processes left behind, now killed: sleep 60 (pid 7); cat (pid 8).
+2 keys are left.
+a note
+This case alone: run it
+
+RULE
+stacks of rank(s) 6, 7:
+Thread (most recent call first):
+  File "/lib/threading.py", line 320 in wait
+
+Current thread (most recent call first):
+  File "/src/all_reduce.py", line 12 in all_reduce
+  File "/src/test_a.py", line 7 in test_b
+RULE
+stacks of rank(s) 1:
+Thread (most recent call first):
+  File "/lib/threading.py", line 320 in wait
+
+Current thread (most recent call first):
+  File "/src/broadcast.py", line 12 in broadcast
+  File "/src/test_a.py", line 7 in test_b
+RULE
+stacks of rank(s) 0:
+(no answer)
+RULE
+output of rank 3:
+log of 3
+RULE
+rank 3 of 9 also failed: it raised KeyError: 1 in call
+
+another traceback
+RULE
+output of rank 4:
+log of two
+RULE
+rank 4 of 9 failed first, then rank 5 in the same way: it raised ValueError: boom in call
+
+<World rank 4 of 9> at 0x7f4
+boom
+
+then it raised OSError: disk in teardown
+
+the disk's traceback
+
+then it failed 3 more times like this"""
 
 
-def test_equal_failures_are_quoted_once() -> None:
-    """If this fails, eight ranks with the same assertion print it eight times."""
-    alike = [raised(rank, 101.0 + rank, text=f"<World rank {rank} of 4> at 0x7f{rank}\nboom") for rank in range(4)]
-    text = failure_report(result_of(alike))
-    assert text.count("\nboom") == 1
-    assert "rank 0 of 4 failed first, then all other ranks in the same way: it raised ValueError: boom" in text
-    text = failure_report(result_of([*alike[:3], raised(3, 105.0, text="another one")]))
-    assert "rank 0 of 4 failed first, then ranks 1, 2 in the same way" in text
-    assert text.index("rank 3 of 4 also failed") < text.index("rank 0 of 4 failed first")
-
-
-def test_victims_get_one_line_and_no_quotation() -> None:
-    """If this fails, three tracebacks about a lost peer hide the important one."""
-    outcomes = [raised(0, 102.0), lost(1, 101.0), lost(2, 102.0), RankOutcome(3, Kind.STOPPED, 103.0, "setup")]
-    text = failure_report(result_of(outcomes))
-    (line,) = lines_with(text, "Victims:")
-    assert "ranks 1, 2: each lost a peer in call (RuntimeError)" in line
-    assert "rank 3 was in setup and was stopped by the runner" in line
-    assert line.endswith("(failed because of rank 0).")
-    assert "victim's traceback" not in text
+def test_the_whole_report_of_a_case_with_every_kind_of_rank() -> None:
+    """If this fails, a rank is missing, equal texts are quoted twice, or the end is not the culprit's own error."""
+    text = failure_report(_OF_MANY, target="//t:a_gloo", reproduce="run it")
+    assert text == _REPORT.replace("RULE", "-" * 100)
+    all_alike = result_of([raised(rank, 101.0 + rank) for rank in range(3)])
+    assert "rank 0 of 3 failed first, then all other ranks in the same way" in failure_report(all_alike)
 
 
 def test_the_only_error_of_a_case_is_quoted() -> None:
@@ -130,27 +173,24 @@ def test_a_case_without_victims_does_not_mention_them() -> None:
     assert "This case alone: bazel test //t:x" in text.splitlines()
 
 
-def test_ranks_without_an_error_are_named() -> None:
-    """If this fails, the user does not see which ranks did not fail, which is often the best hint."""
-    outcomes = [RankOutcome(0, Kind.PASSED, 101.0), raised(1, 102.0), RankOutcome(2, Kind.PASSED, 101.0)]
-    assert "Rank(s) 0, 2 ended the test without an error." in failure_report(result_of(outcomes)).splitlines()
-
-
 @pytest.mark.parametrize(
-    "other",
+    ("kind", "more"),
     [
-        RankOutcome(1, Kind.SKIPPED, 103.0, reason="not on odd ranks"),
-        RankOutcome(1, Kind.UNREADABLE, 103.0, summary="not JSON"),
-        RankOutcome(1, Kind.NEVER_STARTED, 103.0, summary="no space"),
-        RankOutcome(1, Kind.HUNG, 103.0),
-        RankOutcome(1, Kind.STOPPED, 103.0),
-        RankOutcome(1, Kind.SIGNALLED, 103.0, signal=11),
+        (Kind.UNREADABLE, {"summary": "not JSON"}),
+        (Kind.NEVER_STARTED, {"summary": "no space"}),
+        (Kind.HUNG, {}),
+        (Kind.SIGNALLED, {"signal": 11}),
     ],
-    ids=lambda outcome: outcome.kind.name,
 )
-def test_every_rank_is_accounted_for(other: RankOutcome) -> None:
+def test_every_rank_is_accounted_for(kind: Kind, more: dict[str, Any]) -> None:
     """If this fails, the report is silent about a rank that may be the interesting one."""
-    assert other.describe() in failure_report(result_of([raised(0, 102.0), other]))
+    other = RankOutcome(1, kind, 103.0, **more)
+    text = failure_report(result_of([raised(0, 102.0), other]))
+    assert other.describe() in text
+    # A further failure of another rank than the culprit has its line, and not its text.
+    peer = failure_report(result_of([raised(0, 102.0), replace(raised(1, 103.0, text="other"), further=(_FURTHER,))]))
+    assert "then it raised OSError: disk in teardown" in peer
+    assert "the disk's traceback" not in peer
 
 
 def test_only_the_ends_of_other_tracebacks_are_quoted() -> None:
@@ -179,19 +219,6 @@ def test_pointers_are_left_out_before_lines_of_code() -> None:
         assert "left out" not in peer
 
 
-def test_further_failures_of_a_rank_are_reported() -> None:
-    """If this fails, further failures, such as other sub-tests or a failed teardown, are lost."""
-    further = raised(0, 101.0, phase="teardown", summary="OSError: disk", text="the disk's traceback")
-    culprit = replace(raised(0, 101.0), further=(further,), more_count=3)
-    report = failure_report(result_of([culprit, replace(raised(1, 102.0, text="other"), further=(further,))]))
-    peer, _, own = report.partition("rank 0 of 2 failed first")
-    for part in (peer, own):
-        assert "then it raised OSError: disk in teardown" in part
-    assert "the disk's traceback" in own
-    assert "the disk's traceback" not in peer
-    assert report.endswith("then it failed 3 more times like this")
-
-
 @pytest.mark.parametrize(("count", "is_cut"), [(0, False), (40, False), (41, True), (1000, True)])
 def test_the_last_forty_lines_of_a_log_are_quoted(count: int, is_cut: bool) -> None:
     """If this fails, a long log fills the report, or the user does not learn that there is more."""
@@ -202,32 +229,6 @@ def test_the_last_forty_lines_of_a_log_are_quoted(count: int, is_cut: bool) -> N
     assert (", last 40 lines:" in text) == is_cut
     # A heading without text looks as if output were lost.
     assert ("output of" in text) == (count > 0)
-
-
-def test_a_crash_names_the_signal_and_explains_the_missing_traceback() -> None:
-    """If this fails, a user does not learn why a rank that the kernel killed for memory left no traceback."""
-    outcomes = [RankOutcome(0, Kind.SIGNALLED, 101.0, signal=9), lost(1, 101.0)]
-    text = failure_report(result_of(outcomes, logs={0: "the last words"}))
-    assert "rank 0 was killed by SIGKILL (9) in call" in text.splitlines()[0]
-    assert "lacks memory" in text
-    assert text.index("the last words") < text.index("rank 0 of 2 failed first")
-
-
-def test_equal_stacks_are_shown_once() -> None:
-    """If this fails, sixty equal stacks hide the one that differs, or each has thirty frames of pytest and of us."""
-    other = STACK.replace("all_reduce", "broadcast")
-    # Python 3.14 prints the name of each thread, too.
-    same = STACK.replace("0x00007f00aa", "0x00007f11aa [rank-2]").replace("0x00007f00bb", "0x00007f22bb [rank-2]")
-    outcomes = [RankOutcome(rank, Kind.HUNG, 160.0) for rank in range(4)]
-    text = failure_report(result_of(outcomes, stacks={0: STACK, 1: other, 2: same, 3: "(no answer)"}))
-    assert "stacks of rank(s) 0, 2:" in text
-    assert "stacks of rank(s) 1:" in text
-    assert text.count("in all_reduce") == 1
-    assert "stacks of rank(s) 3:\n(no answer)" in text
-    assert "in test_b" in text
-    assert "threading.py" in text
-    assert "_pytest" not in text
-    assert "pluggy" not in text
 
 
 def test_a_c_stack_is_quoted_without_the_interpreter() -> None:
@@ -252,15 +253,6 @@ def test_several_hung_ranks_have_no_culprit_and_all_logs() -> None:
     assert "failed first" not in text
     assert text.index("log of 0") < text.index("log of 1")
     assert "--dist-timeout" in text
-
-
-def test_leaked_processes_are_reported_once() -> None:
-    """If this fails, leaked processes are forgotten when the case fails for another reason, or told twice when not."""
-    leaked = ("sleep 60 (pid 7)", "cat (pid 8)")
-    text = failure_report(result_of([raised(0, 101.0)], leaked=leaked))
-    assert lines_with(text, "left behind") == ["Processes left behind, now killed: sleep 60 (pid 7); cat (pid 8)."]
-    # The first line has them already.
-    assert failure_report(result_of([_PASSED], leaked=leaked)).count("sleep 60 (pid 7)") == 1
 
 
 @pytest.mark.parametrize(("limit_s", "word"), [(0.4, "over"), (12.0, "short")])

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -10,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dist_testing.core.engine.kept_files import ReportFolder, keep_report
+from dist_testing.core.engine.kept_files import ReportFolder
 from dist_testing.core.engine.report import failure_headline, failure_report
 from dist_testing.core.engine.report_text import MAX_CHARS, cut_lines, printable
 from dist_testing.core.ground.case import CaseResult
@@ -134,50 +133,3 @@ def test_texts_of_a_rank_do_not_fill_a_disk(tmp_path: Path, monkeypatch: pytest.
     report = failure_report(failed("Traceback\nValueError: boom"), keep=lambda whole: pytest.fail("kept"))
     assert report.endswith("Traceback\nValueError: boom")
     assert "In short" not in report
-
-
-@pytest.mark.parametrize(
-    ("limit", "value"), [("_MAX_FILES", 3), ("_MAX_FOLDER_BYTES", 3 * 2048)], ids=["files", "bytes"]
-)
-def test_kept_reports_do_not_fill_a_disk(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, limit: str, value: int
-) -> None:
-    """If this fails, the reports of a year of runs stay in the cache."""
-    monkeypatch.setattr(f"dist_testing.core.engine.kept_files.{limit}", value)
-    result = failed("")
-    for number in range(5):
-        case = replace(result.case, name=f"test_{number}")
-        keep_report(replace(result, case=case), "x" * 2000, tmp_path)
-    assert {path.name.partition(".")[0] for path in tmp_path.iterdir()} == {"test_2", "test_3", "test_4"}
-
-
-def test_names_that_differ_in_strange_characters_have_different_files(tmp_path: Path) -> None:
-    """If this fails, the report of one case replaces that of another."""
-    result = failed("")
-    names = ["a[x]", "a(x)", "a" * 400 + "b", "c" + "a" * 399 + "b", "../../a"]
-    paths = [keep_report(replace(result, case=replace(result.case, name=name)), name, tmp_path) for name in names]
-    assert [path.read_text() for path in paths] == names
-    assert {path.parent for path in paths} == {tmp_path}
-    # A second run of the case replaces its report.
-    assert keep_report(replace(result, case=replace(result.case, name="a[x]")), "new", tmp_path) == paths[0]
-    assert paths[0].read_text() == "new"
-
-
-def test_a_report_that_cannot_be_kept_does_not_cost_the_report(tmp_path: Path) -> None:
-    """If this fails, a full disk turns a failure into an error of this library."""
-    result = failed("x\n" * 1000)
-    folder: Callable[[], Path] = lambda: tmp_path / "missing"  # noqa: E731
-    report = failure_report(result, keep=lambda whole: ReportFolder(folder).keep(result, whole))
-    assert "The whole report could not be kept: [Errno 2]" in report.splitlines()[-1]
-
-
-def test_without_pytest_reports_are_kept_for_this_user_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """If this fails, another user of the machine can read a report, or replace it by a link to a file of this one."""
-    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
-    result = failed("")
-    sentence = ReportFolder().keep(result, "whole")
-    (folder,) = tmp_path.iterdir()
-    assert folder.stat().st_mode & 0o777 == 0o700
-    assert sentence.startswith(f"The whole report: {folder}/")
-    folder.chmod(0o755)
-    assert "could not be kept" in ReportFolder().keep(result, "whole")

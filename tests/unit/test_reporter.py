@@ -14,11 +14,12 @@ from typing import Any, cast
 
 import pytest
 
+from dist_testing.core.ground.case import Warned
 from dist_testing.core.ground.error_text import MAX_TEXT_CHARS, format_error, summarise
 from dist_testing.core.ground.outcomes import Kind
 from dist_testing.core.ground.skips import TEST_SKIPS
 from dist_testing.core.process.board import PhaseBoard
-from dist_testing.core.process.rank_messages import RANK_MESSAGES, Done, RankMessage, RankReport, Ready, Warned
+from dist_testing.core.process.rank_messages import RANK_MESSAGES, Done, RankMessage, RankReport, Ready
 from dist_testing.core.process.wire import MessageReader
 from dist_testing.core.rank.reporter import Reporter, send_message
 

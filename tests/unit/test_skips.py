@@ -63,8 +63,12 @@ def torchs_table() -> dict[str, tuple[int, str]]:
 
 
 def test_every_row_is_as_documented() -> None:
-    """If this fails, tests that exit with these codes, or users who search for these texts, find nothing."""
+    """If this fails, tests that exit with these codes find nothing, or a promise of hardware breaks by another skip."""
     assert {name: tuple(row) for name, row in TEST_SKIPS.items()} == TABLE
+    assert {name for name in TABLE if is_about_hardware(TABLE[name][1])} == NEED_HARDWARE
+    for own in ("", "not on Tuesdays", "Need at least 4 files in the cache", "not now: Need at least 4 CUDA devices"):
+        assert not is_about_hardware(own), "a promise of GPUs turns a test's own skip into a failure"
+    assert getattr(TestSkip, "__test__", True) is False, "pytest warns in every file that imports the table"
 
 
 def test_every_row_of_the_installed_torch_exists_here() -> None:
@@ -89,31 +93,6 @@ def test_an_exit_code_stands_for_its_row_only(code: int) -> None:
     """If this fails, success, a failure, a signal or a code of the shell counts as a skip."""
     expected = next((TestSkip(*row) for row in TABLE.values() if row[0] == code), None)
     assert skip_for_exit_code(code) == expected
-
-
-def test_no_two_rows_share_a_code() -> None:
-    """If this fails, the second of two reasons is never reported."""
-    assert len({row.exit_code for row in TEST_SKIPS.values()}) == len(TEST_SKIPS)
-
-
-@pytest.mark.parametrize("name", TABLE)
-def test_only_hardware_reasons_break_a_promise(name: str) -> None:
-    """If this fails, missing hardware under a promise stays a skip, or another skip becomes a failure."""
-    assert is_about_hardware(TABLE[name][1]) == (name in NEED_HARDWARE)
-
-
-@pytest.mark.parametrize(
-    "reason",
-    ["", "not on Tuesdays", "Need at least 4 files in the cache", "not written yet: Need at least 4 CUDA devices"],
-)
-def test_reasons_of_a_tests_own_are_not_about_hardware(reason: str) -> None:
-    """If this fails, a promise of GPUs turns a test's own skip into a failure."""
-    assert not is_about_hardware(reason)
-
-
-def test_the_table_is_not_collected_as_a_test_class() -> None:
-    """If this fails, pytest warns in every file that imports the table by its name in torch."""
-    assert getattr(TestSkip, "__test__", True) is False
 
 
 @pytest.mark.parametrize("gpus", [1, 2, 9, 16, 25, 64])

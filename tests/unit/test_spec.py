@@ -59,19 +59,12 @@ def test_a_good_spec_is_read_completely() -> None:
     assert spec.backend_names == ("gloo", "ring")
 
 
-@pytest.mark.parametrize("kept", [0, 1, 40, -3])
-def test_a_truncated_file_says_its_length(kept: int) -> None:
-    """If this fails, a file that a full disk cut off is not recognised by its length."""
-    text = json.dumps(GOOD)[:kept]
-    assert f"{len(text)} characters" in refused(text)
-
-
 @pytest.mark.parametrize(
     ("content", "said"),
     [
         *((content, "schema = None") for content in ("[]", "3", "null", '"spec"', "{}")),
-        # The parser's own error about deep nesting would reach the user.
-        ("[" * 100_000, "100000 characters"),
+        # A full disk cuts a file off. The parser's own error about deep nesting would reach the user.
+        *((text, f"{len(text)} characters") for text in ("", "{", json.dumps(GOOD)[:-3], "[" * 100_000)),
     ],
     ids=lambda value: value[:20],
 )
@@ -135,7 +128,7 @@ def test_a_wrong_field_is_named_with_its_value(name: str, value: object) -> None
         ([], "[]"),
         ({**BACKEND, "timeout_s": "60"}, "timeout_s = '60'"),
         ({**BACKEND, "device": None}, "device = None"),
-        ({key: value for key, value in BACKEND.items() if key != "name"}, "name = None"),
+        ({key: value for key, value in BACKEND.items() if key != "name"}, "missing field ['name']"),
         ({**BACKEND, "timeout_s": 0}, "timeout_s = 0"),
         ({**BACKEND, "timeout_s": -5}, "timeout_s = -5"),
         ({**BACKEND, "gpus_per_rank": -1}, "gpus_per_rank = -1"),

@@ -19,8 +19,8 @@ from typing import Any
 import pytest
 import torch
 
+from dist_testing.core.ground.case import KEEPABLE, check_keepable
 from dist_testing.core.ground.errors import StateLeakError
-from dist_testing.core.ground.keepable import KEEPABLE, check_keepable
 from dist_testing.hang.ledger import ANSWER_MARK, NoLedger
 from dist_testing.hang.ledger_thread import LedgerThread
 from dist_testing.pool_state import RankState

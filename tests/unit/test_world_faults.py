@@ -10,7 +10,7 @@ import pytest
 
 from dist_testing import World
 from dist_testing.core.engine.hooks import CaseStart
-from dist_testing.core.ground.backends import default_backend
+from dist_testing.core.ground.backends import backend_named, default_backend
 from dist_testing.core.ground.case import Case
 from dist_testing.core.ground.errors import UsageError
 from dist_testing.core.ground.layout import Layout
@@ -121,7 +121,7 @@ def test_a_world_without_nodes_has_no_network_to_break(call: str) -> None:
 
 def test_a_world_that_cannot_have_faults_says_why() -> None:
     """If this fails, a rank of torchrun, or one that is a thread, gets an error without a way out."""
-    settings = WorldSettings("gloo", "cpu", "", 60.0, init=False)
+    settings = WorldSettings(backend_named("gloo"), 60.0, init=False)
     refused = NoRunner("The cause.", "The way out.")
     world = World(1, Layout(4), settings, directory=Path(), store_port=0, store_fd=None, runner=refused)
     with pytest.raises(UsageError, match=r"^world\.faults on rank 1 of 4: not possible here\.\n.+\n.+$"):

@@ -16,7 +16,7 @@ from dist_testing.core.bazel.protocol import Protocol
 from dist_testing.core.bazel.sharding import assign_shards
 from dist_testing.core.bazel.timings import read_timings
 from dist_testing.core.bazel.watch import Watch
-from dist_testing.core.events.stream import EventStream
+from dist_testing.core.events.event import EventStream
 from dist_testing.core.ground.budget import Budget
 from dist_testing.core.ground.errors import InterruptedRunError, ReportError
 from dist_testing.core.ground.record import case_name, module_of, name_parts

@@ -19,8 +19,7 @@ from dist_testing.core.bazel.protocol import Protocol, read_protocol
 from dist_testing.core.bazel.watch import Watch
 from dist_testing.core.engine.interrupts import ExitGuard, ignore_termination, raise_on_termination
 from dist_testing.core.engine.rank_env import show_cpp_stacks
-from dist_testing.core.events.event import RunEnded
-from dist_testing.core.events.stream import EventStream, run_started
+from dist_testing.core.events.event import EventStream, RunEnded, run_started
 from dist_testing.core.ground.add_ons import add_on_named, call_parts
 from dist_testing.core.ground.budget import Budget
 from dist_testing.core.ground.errors import DistTestingError, InterruptedRunError, SpecError, UsageError

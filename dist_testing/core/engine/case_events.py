@@ -9,8 +9,7 @@ from dataclasses import replace
 
 from dist_testing.core.engine.rank_logs import LiveOutput
 from dist_testing.core.engine.running_world import RunningWorld
-from dist_testing.core.events.event import RankOutput, WorldEnded
-from dist_testing.core.events.stream import EventStream
+from dist_testing.core.events.event import EventStream, RankOutput, WorldEnded
 from dist_testing.core.ground.case import Case, CaseResult
 from dist_testing.core.ground.error_text import summarise
 from dist_testing.core.ground.outcomes import Kind, RankOutcome
@@ -129,8 +128,8 @@ class CaseEvents:
             seen_s=self._after(outcome.at_s) if outcome.at_s else None,
             warnings=tuple(
                 f"{warned.category}: {warned.text} ({warned.filename}:{warned.line_number})"
-                for warned in result.warnings
-                if outcome.rank in warned.ranks
+                for warned, ranks in result.warnings.items()
+                if outcome.rank in ranks
             ),
         )
 

@@ -25,7 +25,7 @@ from dist_testing.core.engine.report import failure_report
 from dist_testing.core.engine.run_directory import Launchers, RunDirectory
 from dist_testing.core.engine.running_case import RunningCase, interrupted, judged, with_operation
 from dist_testing.core.engine.running_world import RunningWorld, check_world_size, release, start_world
-from dist_testing.core.events.stream import EventStream
+from dist_testing.core.events.event import EventStream
 from dist_testing.core.ground.add_ons import AddOn, add_on_named, add_ons, blaming
 from dist_testing.core.ground.budget import Budget
 from dist_testing.core.ground.case import Case, CaseResult

@@ -81,15 +81,13 @@ class LiveOutput(WorldWatcher):
 
     def _read(self, rank: int) -> None:
         try:
-            # What comes later is for the next look. Most looks find nothing, and a file need not be opened for that.
-            left = os.stat(self._logs[rank]).st_size - self._read_bytes[rank]
-            if left <= 0:
-                return
             file = open_regular(self._logs[rank])
         except OSError:
             # The rank has not opened its log yet, or a test has replaced it.
             return
         with file:
+            # What comes later is for the next look.
+            left = os.fstat(file.fileno()).st_size - self._read_bytes[rank]
             file.seek(self._read_bytes[rank])
             while left > 0 and (data := file.read(min(left, _MAX_LINE_BYTES))):
                 left -= len(data)

@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable, Sequence
 
 from dist_testing.core.engine.crash_text import handled_signal
+from dist_testing.core.ground.case import Warned
 from dist_testing.core.ground.errors import FrameError
 from dist_testing.core.ground.outcomes import GOOD, Kind, RankOutcome, exit_name
 from dist_testing.core.ground.procfs import status_of
@@ -27,7 +28,6 @@ from dist_testing.core.process.rank_messages import (
     RankMessage,
     RankReport,
     Ready,
-    Warned,
 )
 from dist_testing.core.process.stacks import STACKS_SIGNAL
 

@@ -13,12 +13,11 @@ from dist_testing.core.engine.rank_record import RankRecord
 from dist_testing.core.engine.running_world import RunningWorld
 from dist_testing.core.engine.stack_dumps import operation_in
 from dist_testing.core.ground.add_ons import AddOn, add_ons, blaming
-from dist_testing.core.ground.case import Case, CaseResult, RankWarning
+from dist_testing.core.ground.case import Case, CaseResult, Warned
 from dist_testing.core.ground.error_text import format_error, summarise
 from dist_testing.core.ground.outcomes import Cause, Kind, RankOutcome, Status, Verdict, verdict
 from dist_testing.core.ground.spec import Spec
 from dist_testing.core.process.launcher_messages import text_name
-from dist_testing.core.process.rank_messages import Warned
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,13 +139,10 @@ def with_operation(outcome: RankOutcome, stack: str) -> RankOutcome:
     return outcome
 
 
-def _warnings_of(records: Sequence[RankRecord]) -> tuple[RankWarning, ...]:
+def _warnings_of(records: Sequence[RankRecord]) -> dict[Warned, list[int]]:
     """Return the warnings of all ranks, each once, with its ranks."""
     ranks: dict[Warned, list[int]] = {}
     for record in records:
         for warning in record.warnings:
             ranks.setdefault(warning, []).append(record.rank)
-    return tuple(
-        RankWarning(warned.category, warned.text, warned.filename, warned.line_number, tuple(its_ranks))
-        for warned, its_ranks in ranks.items()
-    )
+    return ranks

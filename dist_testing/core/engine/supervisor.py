@@ -13,10 +13,9 @@ import signal
 import time
 from collections.abc import Callable, Sequence
 
-from dist_testing.core.engine.hooks import CaseStart, WatchedWorld
+from dist_testing.core.engine.hooks import CaseStart, WatchedWorld, Watchers
 from dist_testing.core.engine.rank_record import RankRecord, unkillable
 from dist_testing.core.engine.stack_dumps import ask_for_stacks
-from dist_testing.core.engine.watchers import Watchers
 from dist_testing.core.ground.add_ons import AddOn, blaming
 from dist_testing.core.ground.case import CaseBody
 from dist_testing.core.ground.errors import LaunchError

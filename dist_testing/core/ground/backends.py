@@ -14,12 +14,13 @@ import functools
 import json
 import re
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from importlib import resources
 from importlib.metadata import entry_points
 from types import MappingProxyType
 from typing import Any
 
+from dist_testing.core.ground.codec import WrongValueError, shape_of
 from dist_testing.core.ground.error_text import did_you_mean
 from dist_testing.core.ground.errors import SpecError, UsageError
 
@@ -28,13 +29,6 @@ _NAME = re.compile(r"[a-z][a-z0-9_]*")
 _ENTRY_POINTS = "torch.distributed.backends"
 # Devices that torch itself knows. A plug-in registers any other.
 _TORCH_DEVICES = ("cpu", "cuda", "xpu")
-_TYPES: Mapping[str, type] = {
-    "str": str,
-    "int": int,
-    "bool": bool,
-    "Mapping[str, str]": dict,
-    "tuple[str, ...]": list,
-}
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,37 +82,35 @@ class Backend:
         """
         if not isinstance(entry, dict):
             raise SpecError(f"a backend is described by {entry!r}; expected an object")
-        values: dict[str, Any] = {}
-        for known in fields(cls):
-            value, wanted = entry.get(known.name), _TYPES[str(known.type)]
-            if type(value) is not wanted:
-                raise SpecError(f"backend {entry.get('name')!r}: {known.name} = {value!r}; expected {wanted.__name__}")
-            values[known.name] = value
-        for name, problem in _problems(values).items():
-            raise SpecError(f"backend {entry.get('name')!r}: {name} = {values[name]!r} is out of range: {problem}")
-        values["env"] = MappingProxyType(dict(values["env"]))
-        values["features"] = tuple(values["features"])
-        return cls(**values)
+        known = {field.name: entry[field.name] for field in fields(cls) if field.name in entry}
+        try:
+            backend: Backend = shape_of(cls).read(known)
+        except WrongValueError as error:
+            raise SpecError(f"backend {entry.get('name')!r}: {error}") from None
+        for name, problem in _problems(backend).items():
+            value = getattr(backend, name)
+            raise SpecError(f"backend {backend.name!r}: {name} = {value!r} is out of range: {problem}")
+        return replace(backend, env=MappingProxyType(backend.env))
 
 
-def _problems(values: Mapping[str, Any]) -> dict[str, str]:
+def _problems(backend: Backend) -> dict[str, str]:
     """Return the invalid fields, each with the rule that it breaks. `declare.bzl` has the same rules."""
-    device, gpus, vendor = values["device"], values["gpus_per_rank"], values["vendor"]
-    pairs = [part.split(":") for part in values["torch_backend"].split(",")]
+    device, gpus, vendor = backend.device, backend.gpus_per_rank, backend.vendor
+    pairs = [part.split(":") for part in backend.torch_backend.split(",")]
     devices = [pair[0] for pair in pairs if len(pair) == 2]
     is_mixed = len(devices) == len(pairs) == len(set(devices))
     is_torch_backend = (is_mixed or len(pairs) == len(pairs[0]) == 1) and all(
         word and " " not in word for pair in pairs for word in pair
     )
     table = _table()
-    unknown = [feature for feature in values["features"] if feature not in table["features"]]
+    unknown = [feature for feature in backend.features if feature not in table["features"]]
     rules = (
-        ("name", _NAME.fullmatch(values["name"]), 'lower-case letters, digits and "_", beginning with a letter'),
+        ("name", _NAME.fullmatch(backend.name), 'lower-case letters, digits and "_", beginning with a letter'),
         ("torch_backend", is_torch_backend, 'one name, or one for each device, such as "cpu:gloo,cuda:nccl"'),
         ("torch_backend", not is_mixed or device in devices, f"it has no backend for the device {device!r}"),
         (
             "device",
-            device in _TORCH_DEVICES or (device and values["register_module"]),
+            device in _TORCH_DEVICES or (device and backend.register_module),
             f"torch knows {', '.join(_TORCH_DEVICES)}; register_module names the module that brings another one",
         ),
         ("features", not unknown, f"{unknown} is not among {', '.join(table['features'])}"),
@@ -129,13 +121,8 @@ def _problems(values: Mapping[str, Any]) -> dict[str, str]:
         ),
         ("vendor", bool(vendor) == (gpus > 0), "it is the maker of the GPUs that ranks own, empty if they own none"),
         ("vendor", not vendor or vendor in table["vendors"], f"one of {', '.join(table['vendors'])}"),
-        ("timeout_s", values["timeout_s"] > 0, "a number of seconds above 0"),
-        ("shares_gpus", not values["shares_gpus"] or gpus > 0, "ranks that own no GPU have none to share"),
-        (
-            "env",
-            all(isinstance(text, str) for item in values["env"].items() for text in item),
-            "names of variables and their values, all strings",
-        ),
+        ("timeout_s", backend.timeout_s > 0, "a number of seconds above 0"),
+        ("shares_gpus", not backend.shares_gpus or gpus > 0, "ranks that own no GPU have none to share"),
     )
     return {name: rule for name, holds, rule in reversed(rules) if not holds}
 

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from dist_testing.core.ground.errors import UsageError
 from dist_testing.core.ground.outcomes import Cause, Kind, RankOutcome, Verdict, left_behind
 from dist_testing.core.ground.record import Fault, Ledger
 
@@ -14,6 +15,11 @@ from dist_testing.core.ground.record import Fault, Ledger
 SETTINGS = "__dist_settings__"
 # Attribute of a unittest class whose methods run on ranks.
 RUNS_ON_RANKS = "__dist_runs_on_ranks__"
+# State that a case on a worker pool may leave changed, if its project says so. The prefix and a name, or a pattern such
+# as "env:OMP_*", stand for single environment variables.
+ALL_ENV = "env"
+ENV_PREFIX = "env:"
+KEEPABLE = ("cwd", ALL_ENV, "files", "logging", "processes", "sys.path", "threads", "torch", "umask")
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,8 +34,7 @@ class CaseBody:
         keeps_state: On a worker pool: whether the case may leave state other than groups to the next case.
         keeps_groups: On a worker pool: whether the case may leave its groups to the next case.
         strict_calls: Whether the case fails if the ranks pass, but have made different collective calls.
-        may_change: On a worker pool: the state that the case may leave changed, by the names of
-            `core.ground.keepable.KEEPABLE`.
+        may_change: On a worker pool: the state that the case may leave changed, by the names of `KEEPABLE`.
     """
 
     front_end: str
@@ -80,14 +85,13 @@ class Case:
 
 
 @dataclass(frozen=True, slots=True)
-class RankWarning:
-    """A warning, with the place that it names, and the ranks that issued it, ascending."""
+class Warned:
+    """A warning of test code: the name of its class, its text, and the place that it names."""
 
     category: str
     text: str
     filename: str
     line_number: int
-    ranks: tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,7 +112,7 @@ class CaseResult:
         leaked: Command lines of processes that were left behind.
         left: What the ranks have left behind in resources of add-ons, a text each.
         retried: Why a first try did not count; "" if there was none.
-        warnings: The warnings of all ranks, each once.
+        warnings: The warnings of all ranks, each with the ranks that issued it, ascending.
         end_session: Why a rank wants no further test to run; "" if none does.
         facts: Facts of add-ons about the case, by the names that they have as properties of the test.
         notes: More facts that may explain a failure, one line each.
@@ -129,7 +133,7 @@ class CaseResult:
     leaked: tuple[str, ...] = ()
     left: tuple[str, ...] = ()
     retried: str = ""
-    warnings: tuple[RankWarning, ...] = ()
+    warnings: Mapping[Warned, Sequence[int]] = field(default_factory=dict)
     end_session: str = ""
     facts: Mapping[str, str] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
@@ -176,3 +180,21 @@ class CaseFailedError(AssertionError):
     def __init__(self, text: str, result: CaseResult) -> None:
         super().__init__(text)
         self.result = result
+
+
+def check_keepable(where: str, names: object) -> tuple[str, ...]:
+    """Check a user's list of what cases on a worker pool may leave changed, and return it.
+
+    A UsageError refuses all but names of `KEEPABLE` and of variables. `where` is the user's place, such as
+    "dist_pool_keeps".
+    """
+    listed: Sequence[object] = names if isinstance(names, list | tuple) else [names]
+    for name in listed:
+        is_variable = isinstance(name, str) and name.startswith(ENV_PREFIX) and name != ENV_PREFIX
+        if not is_variable and name not in KEEPABLE:
+            raise UsageError(
+                f"{where} has {name!r}; expected {', '.join(KEEPABLE)}, or {ENV_PREFIX}NAME.\n"
+                "It lists the state that a test in a worker pool may leave changed for the next test.\n"
+                f"Write cwd {ENV_PREFIX}TOKENIZERS_PARALLELISM, for example; {ENV_PREFIX}OMP_* names several variables."
+            )
+    return tuple(map(str, listed))

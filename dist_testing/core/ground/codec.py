@@ -2,8 +2,8 @@
 
 A message between processes is a dataclass; messages that travel the same way form a `Family`, which has a schema
 number. The checks are made once, from the annotations: `str`, `bool`, `int`, `float`, `object`, `Literal`, `tuple`,
-`NamedTuple`, `dict[str, X]` and `X | None`; a field, or each item of a tuple of any length, can also be an enumeration
-or another dataclass.
+`NamedTuple`, `dict[str, X]`, `Mapping[str, X]` and `X | None`; a field, or each item of a tuple of any length, can also
+be an enumeration or another dataclass.
 `Annotated[int, range(...)]` and `Annotated[float, LARGEST]` limit a number.
 
 A dataclass with `is_open = True` is one that files keep: versions may differ. A field with its default value is not
@@ -19,7 +19,7 @@ import json
 import reprlib
 import sys
 import types
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Annotated, Any, Generic, Literal, NamedTuple, TypeVar, Union, get_args, get_origin, get_type_hints
 
 from dist_testing.core.ground.errors import MessageError
@@ -56,13 +56,11 @@ class Shape(NamedTuple):
         expected: The annotation in words, for errors.
         read: Returns the Python value of a JSON value, or raises `WrongValueError`: "3; expected str".
         write: Returns the JSON value of a Python value; None if they are the same.
-        plain: Values of this class need neither a check nor a conversion; None if there is no such class.
     """
 
     expected: str
     read: Callable[[Any], Any]
     write: Callable[[Any], Any] | None = None
-    plain: type | None = None
 
 
 class Family(Generic[_Message]):
@@ -163,7 +161,7 @@ def _shape_of_dataclass(cls: type[Any]) -> Shape:
         for name, one in value.items():
             if shape := shapes.get(name):
                 try:
-                    values[name] = one if type(one) is shape.plain else shape.read(one)
+                    values[name] = shape.read(one)
                 except WrongValueError as error:
                     raise WrongValueError(f"{name} = {error}") from None
         try:
@@ -187,7 +185,7 @@ def shape_of(annotation: Any) -> Shape:
     """Return the checks and conversions of an annotation; raise TypeError if messages do not support it."""
     origin, arguments = get_origin(annotation), get_args(annotation)
     if annotation in (str, bool):
-        return _simple(annotation.__name__, lambda value: type(value) is annotation)._replace(plain=annotation)
+        return _simple(annotation.__name__, lambda value: type(value) is annotation)
     if annotation is int:
         return _simple("int", lambda value: type(value) is int and -_MOST <= value < _MOST)
     if annotation is float:
@@ -211,13 +209,13 @@ def shape_of(annotation: Any) -> Shape:
         # A NamedTuple. As its `_make`, without a second check of the number.
         items = [shape_of(hint) for hint in get_type_hints(annotation, include_extras=True).values()]
         return _shape_of_fixed(items, functools.partial(tuple.__new__, annotation))
-    if origin is dict and arguments[0] is str:
+    if origin in (dict, Mapping) and arguments[0] is str:
         item = shape_of(arguments[1])
         return _simple(
             f"an object of {item.expected}",
             lambda value: type(value) is dict,
             lambda value: {name: item.read(one) for name, one in value.items()},
-        )
+        )._replace(write=dict)
     if isinstance(annotation, type) and issubclass(annotation, enum.Enum):
         return _shape_of_choice(tuple(annotation))
     if isinstance(annotation, type) and dataclasses.is_dataclass(annotation):
@@ -263,28 +261,21 @@ def _shape_of_optional(item: Shape) -> Shape:
 
 
 def _shape_of_items(item: Shape) -> Shape:
-    expected, read_item, plain, write = f"a list, each {item.expected}", item.read, item.plain, item.write
+    expected, write = f"a list, each {item.expected}", item.write
 
     def read(value: Any) -> Any:
         if type(value) is not list:
             raise WrongValueError(f"{_shown(value)}; expected {expected}")
-        return tuple([one if type(one) is plain else read_item(one) for one in value])
+        return tuple(map(item.read, value))
 
     return Shape(expected, read, None if write is None else lambda value: [write(one) for one in value])
 
 
 def _shape_of_fixed(items: Sequence[Shape], convert: Callable[[Iterable[Any]], Any]) -> Shape:
-    readers = [(item.read, item.plain) for item in items]
-
-    def read(parts: list[Any]) -> Any:
-        # Not `strict`, which takes longer, and the lengths are equal.
-        pairs = zip(parts, readers)  # noqa: B905
-        return convert([part if type(part) is plain else read_part(part) for part, (read_part, plain) in pairs])
-
     return _simple(
         f"a list of {', '.join(item.expected for item in items)}",
-        lambda value: type(value) is list and len(value) == len(readers),
-        read,
+        lambda value: type(value) is list and len(value) == len(items),
+        lambda parts: convert([item.read(part) for item, part in zip(items, parts, strict=True)]),
     )
 
 

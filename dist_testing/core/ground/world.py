@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 from dist_testing.core.ground.add_ons import add_ons, call_parts
+from dist_testing.core.ground.backends import Backend
 from dist_testing.core.ground.errors import UsageError
 from dist_testing.core.ground.layout import Layout
 
@@ -24,22 +25,16 @@ class WorldSettings:
     """Settings that are the same for all ranks of a world. The runner sends them to the ranks as JSON.
 
     Attributes:
-        backend: torch's backend string, such as "gloo" or "cpu:gloo,cuda:nccl".
-        device: Type of the ranks' device, as in `torch.device`: "cpu", "cuda" or "xpu".
-        register_module: Module whose import registers the backend with torch; "" for torch's own backends.
+        backend: The backend.
         timeout_s: Time limit of store and group operations, in seconds. It is below that of the case, so that torch
             reports first.
         init: Whether the library creates the default group before the test runs.
-        binds_device: Whether `init_process_group` gets the rank's device.
         devices: Index of each rank's device, by its local rank; empty if the ranks take the devices in turn.
     """
 
-    backend: str
-    device: str
-    register_module: str
+    backend: Backend
     timeout_s: float
     init: bool
-    binds_device: bool = False
     devices: tuple[int, ...] = ()
 
 
@@ -97,7 +92,7 @@ class World:
         self.size = layout.size
         self.local_rank = layout.local_rank(rank)
         self.node = layout.group_of(rank)
-        self.backend = settings.backend
+        self.backend = settings.backend.torch_backend
         self._directory = directory
         self._cases = cases
         self._settings = settings
@@ -137,17 +132,17 @@ class World:
         """The device for this rank's tensors: the CPU, or the first GPU of the rank."""
         import torch
 
-        if self._settings.device == "cpu":
+        if self._settings.backend.device == "cpu":
             return torch.device("cpu")
         own = self._settings.devices
         index = own[self.local_rank] if own else self.local_rank % self._device_count
-        return torch.device(self._settings.device, index)
+        return torch.device(self._settings.backend.device, index)
 
     @cached_property
     def _device_count(self) -> int:
         import torch
 
-        return int(torch.get_device_module(self._settings.device).device_count())
+        return int(torch.get_device_module(self._settings.backend.device).device_count())
 
     @cached_property
     def store(self) -> Store:

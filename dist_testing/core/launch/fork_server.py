@@ -29,12 +29,13 @@ from typing import Any, NoReturn
 
 from dist_testing.core.ground.add_ons import add_on_named, add_ons, always, blaming
 from dist_testing.core.ground.errors import AddOnError, MessageError
-from dist_testing.core.launch.fresh import become_rank, load_tests, order_for
-from dist_testing.core.launch.hooks import IdleWork, WorldPlace
+from dist_testing.core.launch.fresh import become_rank, load_tests
+from dist_testing.core.launch.launcher import IdleWork, WorldPlace
 from dist_testing.core.process import collector, wire
 from dist_testing.core.process.launcher_messages import (
     FORK_SERVER_EVENTS,
     FORK_SERVER_ORDERS,
+    FRESH_PROGRAMS,
     ForkServerEvent,
     FreshForkServer,
     Loader,
@@ -357,7 +358,8 @@ def serve(
 
 def main(text: str) -> NoReturn:
     """Be the fork server in a fresh interpreter. The launcher starts it if the runner is unfit to be forked."""
-    order = order_for(FreshForkServer, text)
+    order = FRESH_PROGRAMS.from_wire(text)
+    assert isinstance(order, FreshForkServer)
     # Before it serves, it has nothing to clean up. Afterwards it outlives the runner in order to clean up.
     if os.getppid() != order.runner_pid:
         os._exit(1)

@@ -15,9 +15,9 @@ import socket
 import subprocess
 import sys
 from collections.abc import Callable
-from typing import NoReturn, TypeVar
+from typing import NoReturn
 
-from dist_testing.core.ground.errors import LaunchError, MessageError
+from dist_testing.core.ground.errors import LaunchError
 from dist_testing.core.process.launcher_messages import (
     FRESH_PROGRAMS,
     FreshProgram,
@@ -50,8 +50,6 @@ _CODE = (
     "sys.path[:] = given['sys_path']; "
     "importlib.import_module(given['program']).main(given['order'])"
 )
-
-_Program = TypeVar("_Program", bound=FreshProgram)
 
 _imported_first: list[str] = []
 
@@ -87,18 +85,6 @@ def interpreter(program: str, text: str) -> tuple[list[str], int]:
     return [sys.executable, *flags, "-c", _CODE, str(descriptor)], descriptor
 
 
-def order_for(program: type[_Program], text: str) -> _Program:
-    """Return the order for a program from the text that `command` wrote; exit with a message if it is unusable."""
-    try:
-        order = FRESH_PROGRAMS.from_wire(text)
-        if not isinstance(order, program):
-            raise FRESH_PROGRAMS.refused(f"{type(order).__name__} for another program; expected {program.__name__}")
-    except MessageError as error:
-        # The process has no connection to the runner yet. Its output goes to the log of the run.
-        raise SystemExit(str(error)) from None
-    return order
-
-
 def load_tests(loader: Loader, then: ThenBe, test: str | None = None) -> NoReturn:
     """Load the tests in a fresh interpreter, and call `then` with the rank context.
 
@@ -132,7 +118,8 @@ def become_rank(start: RankStart, loader: Loader) -> NoReturn:
 
 def main(text: str) -> NoReturn:
     """Be the rank, in the interpreter that `become_rank` starts."""
-    order = order_for(FreshRank, text)
+    order = FRESH_PROGRAMS.from_wire(text)
+    assert isinstance(order, FreshRank)
     start = order.start
     # The output of imports belongs to the rank, too.
     own_streams()

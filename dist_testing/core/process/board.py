@@ -7,7 +7,6 @@ others. On the board a change costs a rank a microsecond, wakes no process, and 
 from __future__ import annotations
 
 import fcntl
-import functools
 import itertools
 import mmap
 import os
@@ -117,8 +116,6 @@ class PhaseBoard:
         self._memory.close()
 
 
-# A few names are written many times.
-@functools.lru_cache(maxsize=256)
 def _name(padded: bytes) -> str:
     """Return the name in an entry: "" for a rank that is done, or "an unknown phase"."""
     text = padded.rstrip(b"\0")

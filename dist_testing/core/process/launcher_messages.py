@@ -307,7 +307,7 @@ class FreshForkServer:
 
 
 ForkServerOrder: TypeAlias = WorldRequest | SignalRanks | WorldExtra
-FORK_SERVER_ORDERS: Family[ForkServerOrder] = Family("order to the fork server", 8, get_args(ForkServerOrder))
+FORK_SERVER_ORDERS: Family[ForkServerOrder] = Family("order to the fork server", 9, get_args(ForkServerOrder))
 
 # The events of every launcher.
 LauncherEvent: TypeAlias = WorldStarted | WorldRefused | RankEnded | WorldExtra | WorldOver
@@ -315,4 +315,4 @@ ForkServerEvent: TypeAlias = LauncherEvent | RunEvent | Unfit
 FORK_SERVER_EVENTS: Family[ForkServerEvent] = Family("event of the fork server", 5, get_args(ForkServerEvent))
 
 FreshProgram: TypeAlias = FreshRank | FreshForkServer
-FRESH_PROGRAMS: Family[FreshProgram] = Family("order to a fresh interpreter", 8, get_args(FreshProgram))
+FRESH_PROGRAMS: Family[FreshProgram] = Family("order to a fresh interpreter", 9, get_args(FreshProgram))

@@ -22,7 +22,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal, TypeAlias, get_args
 
-from dist_testing.core.ground.case import CaseBody
+from dist_testing.core.ground.case import CaseBody, Warned
 from dist_testing.core.ground.codec import Family
 from dist_testing.core.ground.errors import FrameError
 from dist_testing.core.ground.outcomes import Kind, ReportDetails
@@ -63,16 +63,6 @@ class Importing:
 @dataclass(frozen=True, slots=True)
 class Ready:
     """The rank exists. Its time counts from now on."""
-
-
-@dataclass(frozen=True, slots=True)
-class Warned:
-    """Test code has issued a warning: the name of its class, its text, and the place that it names."""
-
-    category: str
-    text: str
-    filename: str
-    line_number: int
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,9 +22,8 @@ from dist_testing.core.engine.needs import missing_need
 from dist_testing.core.ground.add_ons import AddOn, add_on_named
 from dist_testing.core.ground.backends import add_backends
 from dist_testing.core.ground.budget import Budget
-from dist_testing.core.ground.case import Case, CaseBody, CaseFailedError, CaseResult
+from dist_testing.core.ground.case import Case, CaseBody, CaseFailedError, CaseResult, check_keepable
 from dist_testing.core.ground.errors import DistTestingError, LaunchError, UsageError
-from dist_testing.core.ground.keepable import check_keepable
 from dist_testing.core.ground.outcomes import Status
 from dist_testing.core.ground.skips import unmet_requirement
 from dist_testing.core.launch.clean import spare_cuda

@@ -16,8 +16,8 @@ import pytest
 
 from dist_testing.core.ground.add_ons import AddOn, add_ons, blaming
 from dist_testing.core.ground.backends import default_backend
+from dist_testing.core.ground.case import ENV_PREFIX, KEEPABLE
 from dist_testing.core.ground.errors import DistTestingError, UsageError
-from dist_testing.core.ground.keepable import ENV_PREFIX, KEEPABLE
 from dist_testing.core.ground.spec import DEFAULT_WORLD_SIZE
 
 # The ini option that names the marker, and the name without it.

@@ -14,12 +14,13 @@ from dist_testing.core.events.event import (
     CaseEnded,
     CaseRecorded,
     CaseStarted,
+    EventStream,
     RankOutput,
     RunEnded,
     TestsCollected,
     WorldEnded,
+    run_started,
 )
-from dist_testing.core.events.stream import EventStream, run_started
 from dist_testing.core.ground.add_ons import add_on_named
 from dist_testing.core.ground.errors import UsageError
 from dist_testing.core.ground.record import BAD, DIGITS, OF_THE_MACHINE, STATUSES, CaseRecord, Status, case_name

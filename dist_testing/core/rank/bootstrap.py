@@ -191,15 +191,6 @@ def world_env(env: Mapping[str, str], layout: Layout, store_port: int) -> dict[s
     return result
 
 
-def become(env: Mapping[str, str]) -> None:
-    """Make `env` this process's whole environment. Changes only variables that differ; most are inherited."""
-    for name in os.environ.keys() - env.keys():
-        del os.environ[name]
-    for name, value in env.items():
-        if os.environ.get(name) != value:
-            os.environ[name] = value
-
-
 def take_over(request: WorldRequest) -> None:
     """Take over the directory, environment and limits that the runner had when it asked for the world.
 
@@ -210,7 +201,8 @@ def take_over(request: WorldRequest) -> None:
     tempfile.tempdir = None
     os.umask(request.umask)
     os.chdir(request.cwd)
-    become(world_env(request.env, request.layout, request.store_port))
+    os.environ.clear()
+    os.environ.update(world_env(request.env, request.layout, request.store_port))
     if request.threads and (torch := sys.modules.get("torch")) is not None:
         # torch read the environment variable when it was loaded; now only a call changes the number.
         torch.set_num_threads(request.threads)

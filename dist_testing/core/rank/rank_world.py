@@ -56,12 +56,13 @@ class RankWorld(World):
 
     def prepare(self) -> None:
         """Set the device, start the store, and make the default group if wanted. Call it before the first case."""
-        if self._settings.register_module:
-            importlib.import_module(self._settings.register_module)
-        if self._settings.device != "cpu":
+        backend = self._settings.backend
+        if backend.register_module:
+            importlib.import_module(backend.register_module)
+        if backend.device != "cpu":
             import torch
 
-            module = torch.get_device_module(self._settings.device)
+            module = torch.get_device_module(backend.device)
             module.set_device(self.device)
             if (ranks := self._settings.devices.count(self.device.index)) > 1:
                 # One rank must not take the memory of the others.
@@ -78,7 +79,7 @@ class RankWorld(World):
                 rank=self.rank,
                 world_size=self.size,
                 timeout=self._timeout,
-                device_id=self.device if self._settings.binds_device else None,
+                device_id=self.device if backend.binds_device else None,
             )
 
         if self._is_reused:

@@ -11,6 +11,7 @@ import unittest
 import warnings
 from collections.abc import Callable
 
+from dist_testing.core.ground.case import Warned
 from dist_testing.core.ground.error_text import MAX_TEXT_CHARS, format_error, message_of, shorten, summarise
 from dist_testing.core.ground.errors import UsageError
 from dist_testing.core.ground.outcomes import Kind
@@ -27,7 +28,6 @@ from dist_testing.core.process.rank_messages import (
     RankMessage,
     RankReport,
     Ready,
-    Warned,
 )
 from dist_testing.core.rank.collateral import collateral
 

@@ -14,8 +14,9 @@ from dist_testing.core.engine.engine import Engine
 from dist_testing.core.engine.kept_files import ReportFolder
 from dist_testing.core.engine.needs import Lack
 from dist_testing.core.engine.report import failure_report, missing_hardware
-from dist_testing.core.events.stream import EventStream
+from dist_testing.core.events.event import EventStream
 from dist_testing.core.ground.case import CaseFailedError, CaseResult
+from dist_testing.core.ground.error_text import ranks_text
 from dist_testing.core.ground.errors import PromiseError, UsageError
 from dist_testing.core.ground.outcomes import Status
 from dist_testing.core.ground.skips import is_about_hardware
@@ -156,10 +157,9 @@ def event_stream() -> EventStream:
 
 def warnings_of(result: CaseResult) -> Iterator[warnings.WarningMessage]:
     """Yield each warning of the ranks once, with its ranks."""
-    for warning in result.warnings:
-        ranks = ", ".join(map(str, warning.ranks))
+    for warning, ranks in result.warnings.items():
         yield warnings.WarningMessage(
-            f"{warning.text} [rank{'s' if len(warning.ranks) > 1 else ''} {ranks}]",
+            f"{warning.text} [{ranks_text(ranks)}]",
             _warning_class(warning.category),
             warning.filename,
             warning.line_number,

@@ -10,9 +10,9 @@ from typing import Any, ClassVar, NoReturn
 
 from dist_testing.core.engine.needs import device_count, missing_backend
 from dist_testing.core.ground.backends import all_declared, parts_of
+from dist_testing.core.ground.case import check_keepable
 from dist_testing.core.ground.error_text import did_you_mean
 from dist_testing.core.ground.errors import UsageError
-from dist_testing.core.ground.keepable import check_keepable
 from dist_testing.core.ground.skips import TEST_SKIPS
 from dist_testing.core.launch.isolation import POOL
 from dist_testing.core.rank.generators import seed_generators

@@ -1,14 +1,100 @@
-"""A target whose cases are assigned to shards, which Bazel starts one by one."""
+"""Which cases of a target run: `--test_filter`, names as users copy them and pytest's expressions; and shards."""
 
 from __future__ import annotations
 
 import itertools
 import json
+import re
+import shlex
 from collections import Counter
 from pathlib import Path
 
-from tests.support.children import Ended, Target, write_file
+import pytest
+
+from tests.support.children import Bazel, Ended, Target, write_file
 from tests.support.starter import Starter
+
+_CASES = """
+    import unittest
+    import pytest
+
+    def test_one(): ...
+
+    def test_one_more(): ...
+
+    @pytest.mark.parametrize("value", ["a b", "c::d", "(e)"])
+    def test_with(value): ...
+
+    class PlainTest(unittest.TestCase):
+        def test_one(self): ...
+
+        def test_two(self): ...
+"""
+
+
+@pytest.mark.parametrize(
+    ("wanted", "ran"),
+    [
+        ("test_one_more", ["test_one_more"]),
+        # A name alone means that name in any class, and not all names that begin with it.
+        ("test_one", ["test_one", "PlainTest.test_one"]),
+        ("PlainTest.test_one", ["PlainTest.test_one"]),
+        ("PlainTest", ["PlainTest.test_one", "PlainTest.test_two"]),
+        ("pkg.test_cases.PlainTest.test_two", ["PlainTest.test_two"]),
+        ("pkg/test_cases.py::test_one", ["test_one"]),
+        ("test_with", ["test_with[a b]", "test_with[c::d]", "test_with[(e)]"]),
+        ("test_with[c::d]", ["test_with[c::d]"]),
+        ("test_with[(e)]", ["test_with[(e)]"]),
+        # pytest's expressions.
+        ("one_mo or two", ["test_one_more", "PlainTest.test_two"]),
+    ],
+)
+def test_filter_runs_the_cases_that_it_names(bazel: Bazel, wanted: str, ran: list[str]) -> None:
+    """If this fails, a filter copied from a report runs other cases or none, and a failure looks repaired."""
+    target, _ = bazel.run(_CASES, env={"TESTBRIDGE_TEST_ONLY": wanted})
+    assert [name.removeprefix("pkg.test_cases.") for name in target.xml_keys()] == ran
+
+
+def test_filter_is_added_to_the_targets_own_selection(bazel: Bazel) -> None:
+    """If this fails, a filter runs cases that the BUILD file's `args` leave out, or `args` replace the filter."""
+    target, _ = bazel.run(_CASES, "-k", "not two", env={"TESTBRIDGE_TEST_ONLY": "one_more or two"})
+    assert target.xml_keys() == ["pkg.test_cases.test_one_more"]
+
+
+def test_filter_that_is_not_an_expression_is_an_error(bazel: Bazel) -> None:
+    """If this fails, an invalid expression passes like a filter that matches nothing."""
+    _, ended = bazel.run(_CASES, code=pytest.ExitCode.USAGE_ERROR, env={"TESTBRIDGE_TEST_ONLY": "test_one and ("})
+    lines = ended.log.splitlines()
+    (position,) = (number for number, line in enumerate(lines) if line.startswith("ERROR: "))
+    error, cause, way_out = lines[position : position + 3]
+    assert error.startswith("ERROR: --test_filter: test_one and (: at column ")
+    assert cause == "It names no case of //pkg:cases_gloo, and pytest cannot parse it as an expression."
+    assert way_out == "Write a name as reports do, or parts of names joined by `and`, `or` and `not`."
+    assert "Traceback" not in ended.log
+
+
+def test_command_of_a_report_runs_only_that_case(starter: Starter, tmp_path: Path) -> None:
+    """If this fails, the command copied from a report passes, because it runs another case or none."""
+    source = """
+        import pytest
+
+        class TestOne:
+            @pytest.mark.distributed(world_size=1)
+            @pytest.mark.parametrize("value", ["c::d"])
+            def test_fails(self, world, value):
+                raise ValueError("planted")
+
+        class TestOther:
+            def test_fails(self): ...
+    """
+    target = Target(tmp_path, {"test_cases.py": source})
+    ended = target.run(starter)
+    (command,) = re.findall(r"^This case alone: (.*)$", ended.log, re.MULTILINE)
+    wanted = shlex.split(command)[-1].removeprefix("--test_filter=")
+    ended = target.run(starter, env={"TESTBRIDGE_TEST_ONLY": wanted})
+    assert ended.code == pytest.ExitCode.TESTS_FAILED, ended.log
+    assert target.xml_keys() == ["pkg.test_cases.TestOne.test_fails[c::d]"]
+
 
 _MANY = """
     import pytest
@@ -34,8 +120,9 @@ def _run_shards(
         target = Target(folder / str(index), {"test_shards.py": source}, spec=spec)
         env = {"TEST_TOTAL_SHARDS": str(shards), "TEST_SHARD_INDEX": str(index)}
         if timings is not None:
-            write_file(target.package, "timings.json", timings)
-            env["DIST_TESTING_TIMINGS"] = "_main/pkg/timings.json"
+            # A name that Bazel quotes for a shell, which does not read it.
+            write_file(target.package, "it's $5.json", timings)
+            env["DIST_TESTING_TIMINGS"] = shlex.quote("_main/pkg/it's $5.json")
         ended.append(target.run(starter, env=env, fresh=fresh))
         assert ended[-1].code == 0, ended[-1].log
         targets.append(target)
@@ -82,7 +169,7 @@ def test_unusable_timings_are_a_warning_and_every_case_still_runs(starter: Start
     assert Counter(name for target in targets for name in target.xml()).most_common(1)[0][1] == 1
     assert [len(target.xml()) for target in targets] == [3, 3]
     for target, one in zip(targets, ended, strict=True):
-        assert "no usable timings" in one.log
+        assert "it's $5.json: no usable timings: Expecting" in one.log
         assert "no usable timings" in target.warnings_file.read_text(encoding="utf-8")
         assert "Traceback" not in one.log
 
