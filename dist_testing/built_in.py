@@ -59,7 +59,7 @@ ADD_ONS = (
     _own(
         name="attach",
         more={
-            "existing_rank": "dist_testing.attach.launchers:rank_info_in",
+            "existing_rank": "dist_testing.attach.rank_info:rank_info_in",
             "pytest_engine": "dist_testing.attach.pytest_ranks:make_engine",
         },
     ),
@@ -131,7 +131,7 @@ ADD_ONS = (
     ),
     _own(
         name="threads",
-        isolations={"thread": "dist_testing.threaded.declared:THREAD"},
+        isolations={"thread": "dist_testing.threaded:THREAD"},
         more={
             "pytest_items": "dist_testing.threaded.pytest_items:ThreadItems",
             "rank_process": "dist_testing.threaded.rank_process:enter_together",

@@ -25,7 +25,8 @@ import torch.distributed as dist
 from torch._C import _distributed_c10d
 from torch.distributed import distributed_c10d
 
-from dist_testing.threaded import BACKEND, register
+from dist_testing.threaded import BACKEND
+from dist_testing.threaded.group import create_group
 from dist_testing.threaded.members import Member, RankThread, acting_as, current_member
 
 # What `dist.group.WORLD` returns.
@@ -76,7 +77,7 @@ def _prepare(undo: contextlib.ExitStack) -> None:
 
     plugins: dict[str, Any] = dist.Backend._plugins
     undo.callback(plugins.__setitem__, BACKEND.upper(), plugins[BACKEND.upper()])
-    plugins[BACKEND.upper()] = dist.Backend._BackendPlugin(register.create_group, True)
+    plugins[BACKEND.upper()] = dist.Backend._BackendPlugin(create_group, True)
 
     before = threading.Thread.start
     start = _inheriting(before)

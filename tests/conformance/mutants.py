@@ -10,7 +10,6 @@ import os
 import threading
 from typing import Any
 
-import dist_testing.threaded.register  # noqa: F401  # registers the backend
 from dist_testing.threaded.group import ThreadedGroup
 from tests.conformance import mutants_of_calls, mutants_of_parts, mutants_of_values  # noqa: F401  # fill the table
 from tests.conformance.mutant_tools import PLANTS

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from dist_testing import MultiThreadedTestCase
-from tests.support.children import Target, assert_no_folder_left, run_cases, run_pytest, write_file
+from tests.support.children import assert_no_folder_left, run_cases, run_pytest, write_file
 from tests.support.starter import Starter
 
 _CASES = """
@@ -199,22 +199,6 @@ def test_under_unittest(starter: Starter, tmp_path: Path) -> None:
     assert child.wait() == 1, child.log
     assert "FAILED (failures=13, skipped=3, expected failures=1, unexpected successes=1)" in child.log, child.log
     _assert_right(tmp_path, child.log)
-
-
-def test_under_bazel(starter: Starter, tmp_path: Path) -> None:
-    """If this fails, the XML lacks a case, the reason of a skip, or the culprit of a failure or hang."""
-    target = Target(tmp_path, {"test_cases.py": _CASES}, backend="threaded", world_size=3, spec={"isolation": "thread"})
-    ended = target.run(starter, env={"TESTBRIDGE_TEST_ONLY": "raise_on_1 or hang or skip"})
-    assert ended.code == pytest.ExitCode.TESTS_FAILED
-    cases = target.check(
-        failure="test_raise_on_1 test_all_hang test_one_hangs test_deadlock test_skip_of_one"
-        " test_skip_of_one_for_which_others_wait",
-        skipped="test_skip test_skip_by_code test_skip_by_decorator",
-    )
-    assert cases["test_skip"].message == "planted reason"
-    assert cases["test_raise_on_1"].properties["culprit"] == "1"
-    assert cases["test_one_hangs"].properties["cause"] == "hang"
-    assert "stacks of rank(s)" in cases["test_all_hang"].text
 
 
 # What is wrong in a class, to what the failure of its test says.

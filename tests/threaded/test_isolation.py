@@ -20,7 +20,7 @@ from torch.distributed import distributed_c10d
 from dist_testing.core.ground.errors import UsageError
 from dist_testing.threaded.members import current_member
 from dist_testing.threaded.thread_world import run_on_threads
-from tests.threaded.worlds_of_threads import LIMIT_S, default_group, pass_on_threads, with_group
+from tests.threaded.worlds_of_threads import LIMIT_S, default_group, on_threads, pass_on_threads, with_group
 
 
 def process_state() -> list[Any]:
@@ -132,15 +132,12 @@ def test_two_threads_that_are_both_rank_0_of_a_store_are_in_two_groups() -> None
     assert [None, None] == [outcome.error for outcome in outcomes]
 
 
-@pytest.mark.parametrize(("rank", "world_size"), [(4, 2), (-1, 2)])
-def test_a_rank_outside_of_its_world_is_refused(rank: int, world_size: int) -> None:
+@pytest.mark.parametrize("given", [4, -1])
+@on_threads(1, init=False)
+def test_a_rank_outside_of_its_world_is_refused(rank: int, given: int) -> None:
     """c10d passes any number to the backend."""
-
-    def body(_: int) -> None:
-        with pytest.raises((UsageError, AssertionError)):
-            dist.init_process_group("threaded", store=HashStore(), rank=rank, world_size=world_size)
-
-    pass_on_threads(body, 1, init=False)
+    with pytest.raises((UsageError, AssertionError)):
+        dist.init_process_group("threaded", store=HashStore(), rank=given, world_size=2)
 
 
 def test_a_group_with_other_sizes_on_its_ranks_is_refused() -> None:
@@ -165,11 +162,11 @@ def test_outside_of_a_world_the_backend_is_refused_with_a_way_out() -> None:
     ended = _child(
         """
         import torch.distributed as dist
-        import dist_testing.threaded.register as register
+        from dist_testing.threaded import group
 
         try:
-            register.create_group(dist.distributed_c10d._DistributedBackendOptions())
-        except register.UsageError as error:
+            group.create_group(dist.distributed_c10d._DistributedBackendOptions())
+        except group.UsageError as error:
             print(error)
         """
     )
@@ -250,30 +247,27 @@ def _child(source: str) -> str:
     return done.stdout
 
 
-def test_threads_that_a_rank_starts_belong_to_the_rank() -> None:
+@on_threads()
+def test_threads_that_a_rank_starts_belong_to_the_rank(rank: int) -> None:
     """As in a process, they see the rank's groups and can use them."""
+    group = dist.group.WORLD
+    found: list[float] = []
 
-    def body(rank: int) -> None:
-        group = dist.group.WORLD
-        found: list[float] = []
+    def use(given: dist.ProcessGroup | None) -> None:
+        assert rank == dist.get_rank()
+        tensor = torch.ones(1)
+        dist.all_reduce(tensor, group=given)
+        found.append(tensor.item())
 
-        def use(given: dist.ProcessGroup | None) -> None:
-            assert rank == dist.get_rank()
-            tensor = torch.ones(1)
-            dist.all_reduce(tensor, group=given)
-            found.append(tensor.item())
-
-        for given in (None, group):
-            thread = threading.Thread(target=use, args=(given,))
-            thread.start()
-            thread.join()
-        with pytest.raises(RuntimeError, match="started once"):
-            thread.start()
-        with concurrent.futures.ThreadPoolExecutor(1) as pool:
-            pool.submit(use, None).result()
-        assert [4.0] * 3 == found
-
-    pass_on_threads(body)
+    for given in (None, group):
+        thread = threading.Thread(target=use, args=(given,))
+        thread.start()
+        thread.join()
+    with pytest.raises(RuntimeError, match="started once"):
+        thread.start()
+    with concurrent.futures.ThreadPoolExecutor(1) as pool:
+        pool.submit(use, None).result()
+    assert [4.0] * 3 == found
 
 
 def test_a_thread_that_starts_at_the_second_try_counts_once(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -336,20 +330,18 @@ def test_a_process_that_a_rank_forks_can_start_threads() -> None:
     pass_on_threads(body, 2)
 
 
-def test_a_world_can_run_inside_of_a_rank() -> None:
+@on_threads(3)
+def test_a_world_can_run_inside_of_a_rank(rank: int) -> None:
     """The test that runs on a rank may itself run a world of threads."""
 
-    def body(rank: int) -> None:
-        def inner(inner_rank: int) -> None:
-            assert (inner_rank, 2) == (dist.get_rank(), dist.get_world_size())
-            dist.barrier()
-
-        pass_on_threads_inside = run_on_threads(with_group(inner, 2), 2, timeout_s=LIMIT_S)
-        assert [None, None] == [outcome.error for outcome in pass_on_threads_inside]
-        assert (rank, 3) == (dist.get_rank(), dist.get_world_size())
+    def inner(inner_rank: int) -> None:
+        assert (inner_rank, 2) == (dist.get_rank(), dist.get_world_size())
         dist.barrier()
 
-    pass_on_threads(body, 3)
+    pass_on_threads_inside = run_on_threads(with_group(inner, 2), 2, timeout_s=LIMIT_S)
+    assert [None, None] == [outcome.error for outcome in pass_on_threads_inside]
+    assert (rank, 3) == (dist.get_rank(), dist.get_world_size())
+    dist.barrier()
 
 
 def test_worlds_can_run_side_by_side() -> None:

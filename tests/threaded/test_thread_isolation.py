@@ -19,7 +19,7 @@ from dist_testing.core.launch.isolation import (
     isolation_names,
 )
 from dist_testing.core.pytest.options import ISOLATIONS
-from dist_testing.threaded.declared import THREAD
+from dist_testing.threaded import THREAD
 
 
 def test_users_can_name_it() -> None:

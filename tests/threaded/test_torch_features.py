@@ -15,24 +15,21 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.nn.parallel import DistributedDataParallel
 
 from dist_testing.threaded.members import current_member
-from tests.threaded.worlds_of_threads import pass_on_threads
+from tests.threaded.worlds_of_threads import on_threads, pass_on_threads
 
 
-def test_the_world_forgets_a_group_that_all_its_ranks_have_destroyed() -> None:
+@on_threads()
+def test_the_world_forgets_a_group_that_all_its_ranks_have_destroyed(rank: int) -> None:
     """Otherwise a process that makes many groups grows."""
-
-    def body(rank: int) -> None:
-        for _ in range(50):
-            group = dist.new_group([0, 1])
-            if rank < 2:
-                dist.barrier(group)
-                dist.destroy_process_group(group)
-        member = current_member()
-        assert member is not None
-        dist.barrier()
-        assert 10 > max(len(member.world.groups), len(member.on_end))
-
-    pass_on_threads(body)
+    for _ in range(50):
+        group = dist.new_group([0, 1])
+        if rank < 2:
+            dist.barrier(group)
+            dist.destroy_process_group(group)
+    member = current_member()
+    assert member is not None
+    dist.barrier()
+    assert 10 > max(len(member.world.groups), len(member.on_end))
 
 
 def test_device_meshes_and_dtensors_work() -> None:
@@ -70,39 +67,33 @@ def test_gradients_flow_in_a_process_whose_ranks_have_made_dtensors() -> None:
     assert [1.0, 1.0] == gradient.tolist()
 
 
-def test_backward_runs_on_the_ranks_own_thread() -> None:
+@on_threads()
+def test_backward_runs_on_the_ranks_own_thread(rank: int) -> None:
     """A hook that calls a collective has to see its rank."""
+    thread = threading.current_thread()
 
-    def body(rank: int) -> None:
-        thread = threading.current_thread()
+    def hook(gradient: torch.Tensor) -> torch.Tensor:
+        assert thread is threading.current_thread()
+        gradient = gradient.clone()
+        dist.all_reduce(gradient)
+        return gradient
 
-        def hook(gradient: torch.Tensor) -> torch.Tensor:
-            assert thread is threading.current_thread()
-            gradient = gradient.clone()
-            dist.all_reduce(gradient)
-            return gradient
-
-        leaf = torch.ones(2, requires_grad=True)
-        leaf.register_hook(hook)  # type: ignore[no-untyped-call]  # torch's
-        (leaf * float(rank)).sum().backward()  # type: ignore[no-untyped-call]  # torch's
-        assert leaf.grad is not None
-        assert [6.0, 6.0] == leaf.grad.tolist()
-
-    pass_on_threads(body)
+    leaf = torch.ones(2, requires_grad=True)
+    leaf.register_hook(hook)  # type: ignore[no-untyped-call]  # torch's
+    (leaf * float(rank)).sum().backward()  # type: ignore[no-untyped-call]  # torch's
+    assert leaf.grad is not None
+    assert [6.0, 6.0] == leaf.grad.tolist()
 
 
-def test_data_parallel_training_averages_gradients() -> None:
+@on_threads()
+def test_data_parallel_training_averages_gradients(rank: int) -> None:
     """DDP's reducer calls the group from C++ in the backward pass."""
-
-    def body(rank: int) -> None:
-        torch.manual_seed(0)
-        model = DistributedDataParallel(nn.Linear(3, 2))
-        model(torch.full((1, 3), float(rank))).sum().backward()
-        weight = model.module.weight.grad
-        assert weight is not None
-        torch.testing.assert_close(weight, torch.full((2, 3), 1.5))
-
-    pass_on_threads(body)
+    torch.manual_seed(0)
+    model = DistributedDataParallel(nn.Linear(3, 2))
+    model(torch.full((1, 3), float(rank))).sum().backward()
+    weight = model.module.weight.grad
+    assert weight is not None
+    torch.testing.assert_close(weight, torch.full((2, 3), 1.5))
 
 
 def test_a_dispatch_mode_of_a_rank_does_not_see_the_work_for_the_others() -> None:
