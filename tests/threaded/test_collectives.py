@@ -33,18 +33,6 @@ def test_premul_sum_multiplies_before_it_adds(rank: int) -> None:
     same(torch.tensor([24.0]), output)
 
 
-@on_threads()
-def test_ranks_may_pass_tensors_of_different_sizes_if_the_lists_agree(rank: int) -> None:
-    """NCCL allows it: the lists have the same sizes on all ranks, but their entries differ in size."""
-    outputs = [torch.zeros(size + 1) for size in range(SIZE)]
-    dist.all_gather(outputs, torch.full((rank + 1,), float(rank)))
-    for sender, output in enumerate(outputs):
-        same(torch.full((sender + 1,), float(sender)), output)
-    output = torch.zeros(rank + 1)
-    dist.reduce_scatter(output, [torch.ones(size + 1) for size in range(SIZE)])
-    same(torch.full((rank + 1,), float(SIZE)), output)
-
-
 def test_one_tensor_on_all_ranks_is_read_before_it_is_written() -> None:
     """Threads can pass the same tensor on all four ranks; its sum is four times the tensor."""
     shared = torch.full((3,), 2.0)

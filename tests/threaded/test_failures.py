@@ -201,24 +201,6 @@ def test_a_groups_time_limit_names_who_is_missing(rank: int, go_on: threading.Ev
 
 
 @on_threads(2)
-def test_the_limit_of_one_wait_does_not_end_the_operation(rank: int, go_on: threading.Event) -> None:
-    """As in c10d, the operation goes on, and a later wait can succeed."""
-    tensor = torch.ones(1)
-    if rank == 1:
-        assert go_on.wait(LIMIT_S)
-        dist.all_reduce(tensor)
-        return
-    work = dist.all_reduce(tensor, async_op=True)
-    assert work is not None
-    with pytest.raises(CollectiveTimeoutError):
-        work.wait(timedelta(milliseconds=10))
-    assert not work.is_completed()
-    go_on.set()
-    work.wait()
-    assert 2 == tensor.item()
-
-
-@on_threads(2)
 def test_monitored_barrier_names_the_missing_rank(rank: int, go_on: threading.Event) -> None:
     """As a method of the group; torch.distributed.monitored_barrier works with gloo only."""
     if rank == 1:
