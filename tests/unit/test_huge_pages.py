@@ -42,17 +42,19 @@ def test_only_whole_huge_pages_of_own_anonymous_memory_are_taken() -> None:
     ]
 
 
-def test_memory_that_is_hardly_used_is_left_alone() -> None:
+def test_memory_that_is_used_is_taken_in_small_pieces() -> None:
     """A huge page takes the memory of all its small pages, also of those that were never touched."""
-    with mmap.mmap(-1, 5 * _HUGE, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS) as memory:
+    with mmap.mmap(-1, 13 * _HUGE, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS) as memory:
         # Small pages only, whatever the mode of the kernel.
         memory.madvise(mmap.MADV_NOHUGEPAGE)
         first = ctypes.addressof(ctypes.c_char.from_buffer(memory))
         start = -(-first // _HUGE) * _HUGE
-        for page in range(start - first, start - first + 2 * _HUGE, mmap.PAGESIZE):
+        for page in range(start - first, start - first + 10 * _HUGE, mmap.PAGESIZE):
             memory[page] = 1
-        memory[start - first + 3 * _HUGE] = 1
-        assert in_use([range(start, start + 4 * _HUGE)], _HUGE) == [range(start, start + 2 * _HUGE)]
+        memory[start - first + 11 * _HUGE] = 1
+        found = in_use([range(start, start + 12 * _HUGE)], _HUGE)
+        # A request for a world waits for the end of a piece.
+        assert [(one.start - start, one.stop - start) for one in found] == [(0, 8 * _HUGE), (8 * _HUGE, 10 * _HUGE)]
 
 
 def test_facts_of_this_machine_can_be_read() -> None:
@@ -62,13 +64,17 @@ def test_facts_of_this_machine_can_be_read() -> None:
     assert plan()
 
 
+def _pieces(count: int) -> list[range]:
+    return [range(8 * number * _HUGE, 8 * (number + 1) * _HUGE) for number in range(count)]
+
+
 class _Machine:
     """What the steps ask for and do. Its CPUs are busy, until a test says otherwise."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, folder: Path) -> None:
         self.has_free_cpu = False
         self.free_bytes = 8 << 30
-        self.in_use: list[range] | Exception = [range(20 * _HUGE)]
+        self.in_use: list[range] | Exception = _pieces(3)
         self.errors: Sequence[int] = ()
         self.taken: list[range] = []
         folder.joinpath("enabled").write_text("always [madvise] never\n")
@@ -112,10 +118,7 @@ def machine(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> _Machine:
 def test_the_first_world_has_the_cpus_for_itself(machine: _Machine) -> None:
     """The first case must not be slower than without huge pages; later ones gain more than they lose."""
     pages = HugePages(1000)
-    pauses = [pages.pause_ms(has_world=True) for _ in range(10)]
-    assert None not in pauses
-    assert 0 not in pauses
-    assert pauses == sorted(pauses, key=lambda pause: pause or 0), "a long first case must not be woken all the time"
+    assert (pages.pause_ms(has_world=True) or 0) > 0, "a long first case must not be woken all the time"
     assert pages.idle_step() is None
     assert machine.taken == []
     pages.forked(4)
@@ -142,11 +145,8 @@ def test_a_busy_machine_does_one_step_for_each_later_world(machine: _Machine) ->
 
 def test_each_step_takes_one_piece(machine: _Machine) -> None:
     """A request for a world waits for the end of a step."""
-    machine.in_use = [range(17 * _HUGE), range(20 * _HUGE, 21 * _HUGE)]
     count, last = machine.steps()
-    assert (count, last.refusal) == (5, ""), "the plan, and four pieces"
-    taken = [(one.start // _HUGE, one.stop // _HUGE) for one in machine.taken]
-    assert taken == [(0, 8), (8, 16), (16, 17), (20, 21)]
+    assert (count, last.refusal, machine.taken) == (4, "", _pieces(3)), "the plan, and three pieces"
 
 
 def test_unexpected_forks_make_it_pay_later(machine: _Machine) -> None:
@@ -171,8 +171,8 @@ def test_unexpected_forks_make_it_pay_later(machine: _Machine) -> None:
         ("enabled", "always madvise [never]\n", {}, "transparent huge pages are never"),
         ("enabled", "", {}, "transparent huge pages are not known to this kernel"),
         ("hpage_pmd_size", "many\n", {}, "the kernel does not tell the size of a huge page"),
-        # 512 MiB for others, and four times 40 MiB.
-        ("other", "", {"free_bytes": 671 << 20}, "671 MiB of memory are free; 672 MiB must be"),
+        # 512 MiB for others, and four times 48 MiB.
+        ("other", "", {"free_bytes": 703 << 20}, "703 MiB of memory are free; 704 MiB must be"),
         # Some sandboxes hide the map of the memory; the fork server must go on.
         ("other", "", {"in_use": PermissionError("denied")}, "the map of this process cannot be read: denied"),
         ("other", "", {"in_use": ValueError("no number")}, "the map of this process cannot be read: no number"),
@@ -189,25 +189,23 @@ def test_a_machine_that_refuses_is_asked_once(
 
 
 @pytest.mark.parametrize(
-    ("pages", "errors", "steps", "taken", "said"),
+    ("errors", "steps", "taken", "said"),
     [
         # An old kernel knows no such request; a full machine has no free huge page.
-        (20, [errno.EINVAL] * 3, 4, 0, "Linux 6.1"),
-        (20, [errno.ENOMEM], 2, 0, "Cannot allocate memory"),
-        (20, [errno.EINVAL, 0, 0], 4, 2, "Invalid argument"),
-        (20, [0, 0, errno.ENOMEM], 4, 2, "Cannot allocate memory"),
-        # The kernel moves single pages while memory is short: a piece is tried once more.
-        (100, [errno.EAGAIN] * 8, 1 + 13 + 8, 13, ""),
-        (100, [errno.EAGAIN] * 26, 1 + 13 + 13, 0, "temporarily"),
+        ([errno.EINVAL] * 4, 1 + 4, 0, "Linux 6.1"),
+        ([errno.ENOMEM], 1 + 1, 0, "Cannot allocate memory"),
+        ([errno.EINVAL, 0, 0], 1 + 13, 12, "Invalid argument"),
+        ([0, 0, errno.ENOMEM], 1 + 3, 2, "Cannot allocate memory"),
+        # The kernel moves single pages while memory is short, and takes the others.
+        ([errno.EAGAIN] * 8, 1 + 13, 5, "temporarily"),
     ],
 )
 def test_a_refused_piece_stays_as_it_was(
-    machine: _Machine, pages: int, errors: list[int], steps: int, taken: int, said: str
+    machine: _Machine, errors: list[int], steps: int, taken: int, said: str
 ) -> None:
     """If this fails, a kernel that cannot do it ends the fork server, or the log says that it was done."""
-    machine.in_use, machine.errors = [range(pages * _HUGE)], errors
+    machine.in_use, machine.errors = _pieces(13), errors
     count, last = machine.steps()
     assert (count, len(machine.taken)) == (steps, taken)
     assert said in last.refusal
-    assert bool(last.refusal) == bool(said)
     assert ("Linux 6.1" in last.refusal) == (taken == 0 and errno.EINVAL in errors)
