@@ -43,7 +43,7 @@ ADD_ONS = (
     ),
     _own(name="watchdog", more={"watchdog": "dist_testing.watchdog:watchdog_for"}),
     _own(name="direct", more={"start": "dist_testing.direct:start_directly"}),
-    _own(name="log_limits", order=-3, watcher="dist_testing.log_limits:watch"),
+    _own(name="log_limits", order=-3, watcher="dist_testing.log_limits:LogLimits"),
     _own(
         name="memory_limit",
         wanted=lambda case, spec: "memory_limit" in case.settings,

@@ -35,13 +35,13 @@ _DEFAULT_GROUP = "default_pg"
 _DERIVED = {"pg_config_info"}
 
 _lock = threading.Lock()
-# Number of worlds that are alive. With the last one, `_undo` restores the process.
+# Number of ranks that are alive, in all worlds. With the last one, `_undo` restores the process.
 _holders = 0
 _undo = contextlib.ExitStack()
 
 
 def hold() -> None:
-    """Prepare the process for a world. Each call needs one later call of `release`."""
+    """Prepare the process for a rank. Each call needs one later call of `release`."""
     global _holders
     with _lock:
         if _holders == 0:
@@ -52,7 +52,7 @@ def hold() -> None:
 
 
 def release() -> None:
-    """Restore the process if this was the last world; call it after all threads of the world have ended."""
+    """Restore the process if this was the last rank; call it after all threads of the rank have ended."""
     global _holders
     with _lock:
         _holders -= 1
