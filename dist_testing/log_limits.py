@@ -10,7 +10,6 @@ import ctypes
 import dataclasses
 import os
 import stat
-from collections.abc import Sequence
 from pathlib import Path
 
 from dist_testing.core.engine.hooks import WatchedWorld, WorldWatcher

@@ -17,10 +17,10 @@ import torch.distributed as dist
 from torch._C._distributed_c10d import HashStore, PrefixStore, _resolve_process_group
 from torch.distributed import distributed_c10d
 
-from dist_testing.core.ground.errors import UsageError
+from dist_testing.core.ground.errors import PeerFailedError, UsageError
 from dist_testing.threaded.members import current_member
 from dist_testing.threaded.thread_world import run_on_threads
-from tests.threaded.worlds_of_threads import LIMIT_S, default_group, on_threads, pass_on_threads, with_group
+from tests.threaded.worlds_of_threads import LIMIT_S, default_group, errors_of, on_threads, pass_on_threads, with_group
 
 
 def process_state() -> list[Any]:
@@ -41,40 +41,30 @@ def process_state() -> list[Any]:
     ]
 
 
-def test_each_rank_sees_its_own_world_and_the_process_sees_its_own() -> None:
-    """A test that runs threads must not disturb the tests after it."""
+@pytest.mark.parametrize("fails", [False, True])
+def test_each_rank_sees_its_own_world_and_the_process_sees_its_own(fails: bool) -> None:
+    """A test that runs threads must not disturb those after it, also if a rank fails and destroys no group."""
     # The first run registers the backend's name with torch, for the rest of the process.
     run_on_threads(lambda rank: None, 1, timeout_s=LIMIT_S)
     before = process_state()
 
     def body(rank: int) -> None:
-        assert rank == dist.get_rank()
-        assert 4 == dist.get_world_size()
+        assert (rank, 4) == (dist.get_rank(), dist.get_world_size())
         assert "threaded" == dist.get_backend()
         member = current_member()
         assert member is not None
         assert (rank, 4) == (member.rank, member.world.size)
         dist.new_group([0, 1])
         assert 2 == dist.get_pg_count()
-
-    pass_on_threads(body)
-    assert before == process_state()
-    assert current_member() is None
-
-
-def test_the_process_is_as_before_after_a_failure_too() -> None:
-    """Also if the bodies end without destroying their groups."""
-    run_on_threads(lambda rank: None, 1, timeout_s=LIMIT_S)
-    before = process_state()
-
-    def body(rank: int) -> None:
-        dist.new_group()
-        if rank == 1:
+        if fails and rank == 1:
             raise SystemExit(1)
         dist.barrier()
 
-    run_on_threads(with_group(body, 3), 3, timeout_s=LIMIT_S)
+    assert [type(error) for error in errors_of(body)] == (
+        [PeerFailedError, SystemExit, PeerFailedError, PeerFailedError] if fails else [type(None)] * 4
+    )
     assert before == process_state()
+    assert current_member() is None
 
 
 def test_a_process_keeps_its_own_group_beside_a_world() -> None:
