@@ -43,7 +43,7 @@ ADD_ONS = (
     ),
     _own(name="watchdog", more={"watchdog": "dist_testing.watchdog:watchdog_for"}),
     _own(name="direct", more={"start": "dist_testing.direct:start_directly"}),
-    _own(name="log_limits", order=-3, watcher="dist_testing.log_limits:watch"),
+    _own(name="log_limits", order=-3, watcher="dist_testing.log_limits:LogLimits"),
     _own(
         name="memory_limit",
         wanted=lambda case, spec: "memory_limit" in case.settings,
@@ -59,7 +59,7 @@ ADD_ONS = (
     _own(
         name="attach",
         more={
-            "existing_rank": "dist_testing.attach.launchers:rank_info_in",
+            "existing_rank": "dist_testing.attach.rank_info:rank_info_in",
             "pytest_engine": "dist_testing.attach.pytest_ranks:make_engine",
         },
     ),
@@ -132,7 +132,7 @@ ADD_ONS = (
     ),
     _own(
         name="threads",
-        isolations={"thread": "dist_testing.threaded.declared:THREAD"},
+        isolations={"thread": "dist_testing.threaded:THREAD"},
         more={
             "pytest_items": "dist_testing.threaded.pytest_items:ThreadItems",
             "rank_process": "dist_testing.threaded.rank_process:enter_together",

@@ -18,7 +18,6 @@ import errno
 import os
 import re
 import time
-from collections import deque
 from collections.abc import Iterator, Sequence
 
 from dist_testing.core.events.event import ForkServerMemory
@@ -40,9 +39,8 @@ _MOST_UNUSED = 0.25
 _AT_ONCE = 8
 # The kernel may lack room for one piece. After so many refusals in a row it will not take the next one either.
 _MOST_REFUSALS = 4
-# Milliseconds until the next look whether a CPU is free; each look doubles the pause.
-_FIRST_PAUSE_MS = 10
-_LONGEST_PAUSE_MS = 320
+# Until the next look whether a CPU is free. Milliseconds.
+_PAUSE_MS = 100
 _PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 
 # Loaded at import, as in `process.lifetime`. Python's own `mmap.madvise` takes no foreign memory.
@@ -69,15 +67,8 @@ def ranges_in(maps: str, huge_bytes: int) -> list[range]:
     return found
 
 
-def pieces(ranges: Sequence[range], huge_bytes: int) -> Iterator[range]:
-    """Cut ranges into pieces, each for one system call."""
-    step = _AT_ONCE * huge_bytes
-    for one in ranges:
-        yield from (one[first : first + step] for first in range(0, len(one), step))
-
-
 def in_use(ranges: Sequence[range], huge_bytes: int) -> list[range]:
-    """Return the parts of ranges of this process whose huge pages would be mostly full. Neighbours stay together."""
+    """Return the parts of ranges of this process whose huge pages would be mostly full, each for one system call."""
     found: list[range] = []
     pages = huge_bytes // _PAGE_BYTES
     with open("/proc/self/pagemap", "rb", buffering=0) as pagemap:
@@ -87,8 +78,8 @@ def in_use(ranges: Sequence[range], huge_bytes: int) -> list[range]:
                 entries = os.pread(pagemap.fileno(), 8 * pages, start // _PAGE_BYTES * 8)
                 if len(entries) != 8 * pages or entries[7::8].translate(_PRESENT).count(0) > _MOST_UNUSED * pages:
                     continue
-                first = found.pop().start if found and found[-1].stop == start else start
-                found.append(range(first, start + huge_bytes))
+                is_next = found and found[-1].stop == start and len(found[-1]) < _AT_ONCE * huge_bytes
+                found.append(range(found.pop().start if is_next else start, start + huge_bytes))
     return found
 
 
@@ -112,13 +103,13 @@ def plan() -> list[range] | str:
     huge_bytes = int(size)
     try:
         with open("/proc/self/maps", encoding="utf-8", errors="surrogateescape") as maps:
-            ranges = in_use(ranges_in(maps.read(), huge_bytes), huge_bytes)
+            pieces = in_use(ranges_in(maps.read(), huge_bytes), huge_bytes)
     except (OSError, ValueError) as error:
         return f"the map of this process cannot be read: {error}"
-    least_bytes = _SPARE_BYTES + _SPARE_TIMES * sum(map(len, ranges))
+    least_bytes = _SPARE_BYTES + _SPARE_TIMES * sum(map(len, pieces))
     if (free := free_bytes()) < least_bytes:
         return f"{free >> 20} MiB of memory are free; {least_bytes >> 20} MiB must be"
-    return list(pieces(ranges, huge_bytes)) or "no memory fills a huge page"
+    return pieces or "no memory fills a huge page"
 
 
 class HugePages:
@@ -131,7 +122,6 @@ class HugePages:
         self._worlds_over = 0
         self._is_due = False
         self._is_over = False
-        self._pause_ms = _FIRST_PAUSE_MS
         self._work = self._steps()
         self._has_taken = False
         self._work_s = 0.0
@@ -159,11 +149,7 @@ class HugePages:
         """
         if not self._has_work or (self._worlds_over and not has_world):
             return None
-        if self._is_due or has_free_cpu():
-            return 0
-        pause_ms = self._pause_ms
-        self._pause_ms = min(2 * pause_ms, _LONGEST_PAUSE_MS)
-        return pause_ms
+        return 0 if self._is_due or has_free_cpu() else _PAUSE_MS
 
     def idle_step(self) -> ForkServerMemory | None:
         """Do a part of the work, in some milliseconds. Return its result if this was the last part, else None."""
@@ -185,17 +171,13 @@ class HugePages:
         if isinstance(planned, str):
             yield planned
             return
-        # Pieces with pages that other work in the kernel held (EAGAIN) get a second try.
-        left = deque((piece, True) for piece in planned)
         last_error = refusals = 0
-        while left and refusals < _MOST_REFUSALS and last_error != errno.ENOMEM:
+        for piece in planned:
+            if refusals == _MOST_REFUSALS or last_error == errno.ENOMEM:
+                break
             yield None
-            piece, may_try_again = left.popleft()
             error = collapse(piece)
-            if error == errno.EAGAIN and may_try_again:
-                left.append((piece, False))
-                error = 0
-            # If the kernel holds pages of a piece, it still collapses the other huge pages of that piece.
+            # If other work in the kernel holds pages of a piece (EAGAIN), the other huge pages of the piece are made.
             if error in (0, errno.EAGAIN):
                 self._has_taken, refusals = True, 0
             else:

@@ -10,7 +10,6 @@ import ctypes
 import dataclasses
 import os
 import stat
-from collections.abc import Sequence
 from pathlib import Path
 
 from dist_testing.core.engine.hooks import WatchedWorld, WorldWatcher
@@ -35,17 +34,13 @@ _NEXT_LOOK_S = 0.05
 _libc = ctypes.CDLL(None, use_errno=True)
 
 
-def watch(world: WatchedWorld) -> LogLimits:
-    """Make the watcher of a world."""
-    return LogLimits(world.logs)
-
-
 class LogLimits(WorldWatcher):
     """Keeps the logs of a world's ranks within a limit."""
 
-    def __init__(self, logs: Sequence[Path]) -> None:
+    def __init__(self, world: WatchedWorld) -> None:
         """Watch the ranks' logs, which need not exist yet."""
-        self._logs = logs
+        super().__init__(world)
+        self._logs = logs = world.logs
         self.limit_bytes = max(_LEAST_BYTES, min(_MOST_BYTES, _WORLD_BYTES // max(1, len(logs))))
         self._kept_bytes = self.limit_bytes // _PARTS
         # Where the hole of each log ends; and what a log has lost where the file system makes no holes.

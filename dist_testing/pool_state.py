@@ -14,6 +14,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Collection
+from functools import partial
 from typing import Any
 
 from dist_testing.core.ground.case import ALL_ENV, ENV_PREFIX, CaseBody
@@ -89,11 +90,11 @@ class RankState:
         self.settings = _settings()
         self.threads = frozenset(thread.ident for thread in threading.enumerate())
         self.children = child_processes()
-        self.generators: dict[str, Any] = {"random": random.getstate()}
+        self._rewinds = [partial(random.setstate, random.getstate())]
         if (numpy := sys.modules.get("numpy")) is not None:
-            self.generators["numpy"] = numpy.random.get_state()
+            self._rewinds.append(partial(numpy.random.set_state, numpy.random.get_state()))
         if (torch := sys.modules.get("torch")) is not None:
-            self.generators["torch"] = torch.get_rng_state()
+            self._rewinds.append(partial(torch.set_rng_state, torch.get_rng_state()))
 
     def verify(
         self, *, keeps_groups: bool = False, are_threads: bool = False, may_change: Collection[str] = ()
@@ -131,11 +132,8 @@ class RankState:
 
     def rewind_generators(self) -> None:
         """Reset the random generators, so that each case gets the same numbers as the first one."""
-        random.setstate(self.generators["random"])
-        if "numpy" in self.generators:
-            sys.modules["numpy"].random.set_state(self.generators["numpy"])
-        if "torch" in self.generators:
-            sys.modules["torch"].set_rng_state(self.generators["torch"])
+        for rewind in self._rewinds:
+            rewind()
 
     def _changes(self, has_kept_groups: bool, may_change: Collection[str]) -> list[str]:
         """Return the changes that stay as they are."""

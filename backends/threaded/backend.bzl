@@ -16,5 +16,5 @@ THREADED = declare_backend(
         "uneven_gather",
     ],
     in_process = True,
-    register_module = "dist_testing.threaded.register",
+    register_module = "dist_testing.threaded.group",
 )

@@ -20,8 +20,18 @@ from multiprocessing.connection import wait
 from pathlib import Path
 from typing import IO
 
-from dist_testing.attach.attach_messages import MESSAGES, EndRun, Joining, lost_runner
-from dist_testing.attach.line import READ_BYTES, Kind, Line, greet, interface_env, set_limit
+from dist_testing.attach.attach_messages import (
+    MESSAGES,
+    READ_BYTES,
+    EndRun,
+    Joining,
+    Kind,
+    Line,
+    greet,
+    interface_env,
+    lost_runner,
+    set_limit,
+)
 from dist_testing.attach.rank_info import own_listener
 from dist_testing.core.ground.errors import MessageError
 from dist_testing.core.launch.fork import ForkServerLauncher

@@ -18,7 +18,7 @@ from dist_testing.threaded.data import Share
 from dist_testing.threaded.meeting import Move, SharedGroup
 from dist_testing.threaded.members import ThreadWorld
 from dist_testing.threaded.operation import ANY_RANK, Call, Operation, Transfer
-from dist_testing.threaded.work import JoinedWork, ThreadWork
+from dist_testing.threaded.work import ThreadWork
 
 
 class GroupBase(dist.ProcessGroup):
@@ -137,10 +137,10 @@ class GroupBase(dist.ProcessGroup):
         """Begin to collect the works of calls, for c10d's `_coalescing_manager`. Each call still starts at once."""
         self._coalesced = []
 
-    def _end_coalescing(self, device: object = None) -> JoinedWork | None:  # type: ignore[override]  # maybe no call
+    def _end_coalescing(self, device: object = None) -> ThreadWork | None:  # type: ignore[override]  # maybe no call
         """Return one work for all calls since `_start_coalescing`; None if there was no call."""
         works, self._coalesced = self._coalesced, None
-        return JoinedWork(works) if works else None
+        return ThreadWork.joined(works) if works else None
 
     def split_group(
         self,
@@ -214,7 +214,7 @@ class GroupBase(dist.ProcessGroup):
 
     def _begun(self, operation: Operation, call: Call, results: Tensors, limit_s: float | None) -> ThreadWork:
         limit_s = self._timeout_s if limit_s is None else limit_s
-        work = ThreadWork(self._world, operation, call, results, limit_s)
+        work = ThreadWork(self._world, [(operation, call)], results, limit_s)
         if self._coalesced is not None:
             self._coalesced.append(work)
         return work

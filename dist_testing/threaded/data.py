@@ -64,22 +64,9 @@ def run_move(move: Callable[..., None], *args: Any, devices: Iterable[torch.devi
     The last rank to arrive does the work of all ranks. Which rank that is depends on timing, so the work must not
     appear in that rank's traces. `devices` are the accelerators that hold the tensors.
     """
-    if torch._C._len_torch_dispatch_stack() or torch._C._len_torch_function_stack():
-        with _disable_current_modes(), torch._C.DisableTorchFunction():
-            _without_autograd(move, args, devices)
-    else:
-        _without_autograd(move, args, devices)
-
-
-def _without_autograd(move: Callable[..., None], args: Sequence[Any], devices: Iterable[torch.device]) -> None:
-    has_grad = torch.is_grad_enabled()
-    # torch.no_grad() takes longer than a small collective.
-    torch._C._set_grad_enabled(False)
-    try:
+    with _disable_current_modes(), torch._C.DisableTorchFunction(), torch.no_grad():
         move(*args)
         settle(devices)
-    finally:
-        torch._C._set_grad_enabled(has_grad)
 
 
 def accelerators(tensors: Iterable[Tensor]) -> set[torch.device]:

@@ -25,7 +25,8 @@ import torch.distributed as dist
 from torch._C import _distributed_c10d
 from torch.distributed import distributed_c10d
 
-from dist_testing.threaded import BACKEND, register
+from dist_testing.threaded import BACKEND
+from dist_testing.threaded.group import create_group
 from dist_testing.threaded.members import Member, RankThread, acting_as, current_member
 
 # What `dist.group.WORLD` returns.
@@ -34,13 +35,13 @@ _DEFAULT_GROUP = "default_pg"
 _DERIVED = {"pg_config_info"}
 
 _lock = threading.Lock()
-# Number of worlds that are alive. With the last one, `_undo` restores the process.
+# Number of ranks that are alive, in all worlds. With the last one, `_undo` restores the process.
 _holders = 0
 _undo = contextlib.ExitStack()
 
 
 def hold() -> None:
-    """Prepare the process for a world. Each call needs one later call of `release`."""
+    """Prepare the process for a rank. Each call needs one later call of `release`."""
     global _holders
     with _lock:
         if _holders == 0:
@@ -51,7 +52,7 @@ def hold() -> None:
 
 
 def release() -> None:
-    """Restore the process if this was the last world; call it after all threads of the world have ended."""
+    """Restore the process if this was the last rank; call it after all threads of the rank have ended."""
     global _holders
     with _lock:
         _holders -= 1
@@ -76,7 +77,7 @@ def _prepare(undo: contextlib.ExitStack) -> None:
 
     plugins: dict[str, Any] = dist.Backend._plugins
     undo.callback(plugins.__setitem__, BACKEND.upper(), plugins[BACKEND.upper()])
-    plugins[BACKEND.upper()] = dist.Backend._BackendPlugin(register.create_group, True)
+    plugins[BACKEND.upper()] = dist.Backend._BackendPlugin(create_group, True)
 
     before = threading.Thread.start
     start = _inheriting(before)

@@ -51,8 +51,7 @@ class SharedGroup:
             assert isinstance(shared, cls)
             fits = shared.label.ranks == label.ranks
             # The number of a rank is known only in a group of the same ranks.
-            if is_first := fits and shared._members.setdefault(rank, member) is member:
-                member.on_end[name, rank] = partial(shared._lose, rank)
+            is_first = fits and shared._members.setdefault(rank, member) is member
         if not fits:
             raise UsageError(
                 f"{sentence(label.title)} has {ranks_text(label.ranks)} on one rank and "
@@ -72,9 +71,14 @@ class SharedGroup:
         """Remove a rank that has destroyed the group; fail the operations that still need it."""
         with self._world:
             self._lose(rank)
-            self._members[rank].on_end.pop((self.name, rank), None)
             if len(self._gone) == self.size:
                 self._world.groups.pop(self.name, None)
+
+    def end_member(self, member: Member) -> None:
+        """Fail the operations that need a rank of the world whose threads have all ended."""
+        for rank, own in self._members.items():
+            if own is member:
+                self._lose(rank)
 
     def _lose(self, rank: int) -> None:
         self._gone.add(rank)

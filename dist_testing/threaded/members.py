@@ -20,10 +20,13 @@ from dist_testing.threaded.turns import Turns
 
 
 class GroupState(Protocol):
-    """What the world needs to know about a group."""
+    """What the world needs to know about a group. The caller holds the lock of the world."""
 
     def pending(self) -> Iterable[Operation]:
-        """Yield the operations that are not done. The caller holds the lock of the world."""
+        """Yield the operations that are not done."""
+
+    def end_member(self, member: Member) -> None:
+        """Fail the operations that need a rank of the world whose threads have all ended."""
 
 
 class RankThread(threading.Thread):
@@ -40,9 +43,6 @@ class Member:
     c10d: dict[str, Any] = field(default_factory=dict)
     threads: int = 0  # number of its threads that have not ended: its own and those that it started
     ident: int | None = None  # the thread identifier of its own thread; None until that runs
-    # Functions to call, under the lock of the world, when all its threads have ended, so that it makes no more calls:
-    # one for each group, by the group's name and the rank's number in it.
-    on_end: dict[tuple[str, int], Callable[[], None]] = field(default_factory=dict)
 
 
 def _locked() -> threading.Lock:
@@ -169,10 +169,8 @@ class ThreadWorld:
         with self:
             member.threads -= 1
             if member.threads == 0:
-                for function in member.on_end.values():
-                    function()
-                # They refer to the groups, and these to the rank.
-                member.on_end.clear()
+                for group in self.groups.values():
+                    group.end_member(member)
             self._rest()
             if is_rank_thread:
                 self.turns.pass_on()

@@ -15,8 +15,7 @@ from dist_testing.core.ground.errors import UsageError
 from dist_testing.core.ground.spec import DEFAULT_WORLD_SIZE, check_world_size
 from dist_testing.core.rank.reporter import Reporter
 from dist_testing.core.unittest.plain import current_session
-from dist_testing.threaded import BACKEND
-from dist_testing.threaded.declared import THREAD
+from dist_testing.threaded import BACKEND, THREAD
 
 # unittest leaves frames of modules with this mark out of its tracebacks.
 __unittest = True

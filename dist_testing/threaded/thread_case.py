@@ -27,8 +27,7 @@ from dist_testing.core.unittest.exits import declared_exits
 from dist_testing.core.unittest.plain import current_session
 from dist_testing.core.unittest.unittest_rank import RankPipe
 from dist_testing.core.unittest.world_case import WorldCase, default_world_size
-from dist_testing.threaded import BACKEND
-from dist_testing.threaded.declared import THREAD
+from dist_testing.threaded import BACKEND, THREAD
 
 if TYPE_CHECKING:
     from torch._C._distributed_c10d import Store

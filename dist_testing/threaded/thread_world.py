@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import os
 import sys
-import threading
 import time
 from collections.abc import Callable
+from concurrent.futures import Future, wait
 from typing import NamedTuple
 
 from dist_testing.core.ground.errors import CollectiveTimeoutError, LaunchError, UsageError
@@ -106,29 +106,30 @@ class _Run:
             RankThread(target=self._run_rank, args=(member,), name=f"rank-{member.rank}", daemon=True)
             for member in world.members
         ]
-        # The ranks that have ended, each with the exception that its body raised.
-        self._ended: dict[int, BaseException | None] = {}
-        self._all_ended = threading.Event()
+        # The exception that the body of each rank has raised, or None, when the rank has ended.
+        self._ends = [Future[BaseException | None]() for _ in world.members]
 
     def outcomes(self, timeout_s: float) -> list[ThreadOutcome]:
         """Start the ranks, wait for their end, and return their outcomes."""
         deadline_s = time.monotonic() + timeout_s
-        isolation.hold()
         for member in self._world.members:
+            isolation.hold()
             self._world.add_thread(member)
         try:
             self._start()
-            has_ended = self._wait_ended(deadline_s)
-            ended = self._ended.copy()
-            stacks = {rank: self._stack(rank) for rank in range(self._world.size) if rank not in ended}
+            self._wait_ended(deadline_s)
+            outcomes = [
+                ThreadOutcome(end.result(), "") if end.done() else ThreadOutcome(None, self._stack(rank))
+                for rank, end in enumerate(self._ends)
+            ]
         finally:
             # Also if this thread is interrupted, no rank stays in a wait of a group.
             self._world.abort(_OVER)
-        if has_ended or self._all_ended.wait(_END_LIMIT_S):
+        if not wait(self._ends, _END_LIMIT_S).not_done:
             # The world is freed at once: without cycles, many worlds in one process cause no garbage collections.
             self._threads.clear()
             self._world.members, self._world.groups = (), {}
-        return [ThreadOutcome(ended.get(rank), stacks.get(rank, "")) for rank in range(self._world.size)]
+        return outcomes
 
     def _run_rank(self, member: Member) -> None:
         error: BaseException | None = None
@@ -165,19 +166,14 @@ class _Run:
         if error is not None:
             self._world.fail(member, error)
         self._world.leave(member, is_rank_thread=True)
-        with self._world:
-            self._ended[member.rank] = error
-            is_last = len(self._ended) == self._world.size
-        if is_last:
-            isolation.release()
-            self._all_ended.set()
+        isolation.release()
+        self._ends[member.rank].set_result(error)
 
-    def _wait_ended(self, deadline_s: float) -> bool:
-        """Wait until all ranks have ended; return False at the deadline, or when the grace after a failure is over."""
+    def _wait_ended(self, deadline_s: float) -> None:
+        """Wait until all ranks have ended, until the deadline, or until the grace after a failure is over."""
         while (left_s := min(deadline_s, self._world.failed_s + _PEER_GRACE_S) - time.monotonic()) > 0:
-            if self._all_ended.wait(min(left_s, _LONGEST_WAIT_S)):
-                return True
-        return self._all_ended.is_set()
+            if not wait(self._ends, min(left_s, _LONGEST_WAIT_S)).not_done:
+                return
 
     def _stack(self, rank: int) -> str:
         frame = sys._current_frames().get(self._threads[rank].ident or 0)

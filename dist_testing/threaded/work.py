@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from datetime import timedelta
+from functools import partial
 from typing import Any
 
-import torch
 from torch import Tensor
 from torch._C._distributed_c10d import Work
 from torch.futures import Future
@@ -18,76 +18,90 @@ from dist_testing.threaded.operation import Call, Operation, Transfer
 
 
 class ThreadWork(Work):
-    """One rank's handle of an operation; every method means what it means for `torch.distributed.Work`.
+    """One rank's handle of its calls, usually one; every method means what it means for `torch.distributed.Work`.
 
-    `results` are the tensors that the call writes; `timeout_s` is the limit of the operation from the call on.
+    A coalescing manager returns one handle for several calls, in their order. `results` are the tensors that the calls
+    write; `timeout_s` is the limit of the operations from now on.
     """
 
     def __init__(
-        self, world: ThreadWorld, operation: Operation, call: Call, results: Sequence[Tensor], timeout_s: float
+        self, world: ThreadWorld, calls: Sequence[tuple[Operation, Call]], results: Sequence[Tensor], timeout_s: float
     ) -> None:
         super().__init__()
         self._world = world
-        self._operation = operation
-        self._call = call
+        self._calls = calls
         self._results = results
         self._deadline_s = time.monotonic() + timeout_s
         self._future: Future[Any] | None = None
 
-    def wait(self, timeout: timedelta | None = None) -> bool:
-        """Block until the operation is done; see `torch.distributed.Work.wait`. Returns True, always.
+    @classmethod
+    def joined(cls, works: Sequence[ThreadWork]) -> ThreadWork:
+        """Return one handle for the calls of several, at least one."""
+        calls = [call for work in works for call in work._calls]
+        results = [result for work in works for result in work._results]
+        limit_s = max(work._deadline_s for work in works) - time.monotonic()
+        return cls(works[0]._world, calls, results, limit_s)
 
-        At the time limit of the call, the operation fails on all ranks. `timeout` is the limit of this wait alone,
-        after which the operation goes on; zero or less is no limit.
+    def wait(self, timeout: timedelta | None = None) -> bool:
+        """Block until the operations are done; see `torch.distributed.Work.wait`. Returns True, always.
+
+        At the time limit of the call, the operation fails on all ranks. `timeout` is the limit of this wait alone, for
+        each operation, after which the operation goes on; zero or less is no limit.
 
         Raises:
-            CollectiveError: If the operation failed, or is not done in time.
+            CollectiveError: If an operation failed, or is not done in time.
         """
-        limit_s = max(self._deadline_s - time.monotonic(), 0.0)
         own_limit_s = timeout.total_seconds() if timeout is not None else 0.0
-        is_own = 0.0 < own_limit_s < limit_s
-        self._world.wait(self._operation, self._call, own_limit_s if is_own else limit_s, fails_operation=not is_own)
+        for operation, call in self._calls:
+            limit_s = max(self._deadline_s - time.monotonic(), 0.0)
+            is_own = 0.0 < own_limit_s < limit_s
+            self._world.wait(operation, call, own_limit_s if is_own else limit_s, fails_operation=not is_own)
         return True
 
     def synchronize(self) -> None:
         """Do the same as `wait()`, because the operation runs on no stream that could wait instead."""
         self.wait()
 
+    @property
+    def _is_done(self) -> bool:
+        return all(operation.is_done for operation, _ in self._calls)
+
     def is_completed(self) -> bool:
-        """Return whether the operation has ended, with or without success. Does not block."""
-        if not self._operation.is_done:
+        """Return whether the operations have ended, with or without success. Does not block."""
+        if not self._is_done:
             # A rank that polls in a loop would otherwise keep its turn for good.
             self._world.give_way()
-        return self._operation.is_done
+        return self._is_done
 
     def is_success(self) -> bool:
-        """Return whether the operation has ended with success."""
+        """Return whether the operations have ended with success."""
         return self.is_completed() and self.exception() is None
 
     def exception(self) -> BaseException | None:
-        """Return the error of a failed operation; None if it has not failed."""
-        failure = self._operation.failure
-        return None if failure is None else failure.error(self._call)
+        """Return the error of the first operation that failed; None if none has."""
+        errors = (operation.failure.error(call) for operation, call in self._calls if operation.failure is not None)
+        return next(errors, None)
 
     def result(self) -> list[Tensor]:
-        """Return the tensors that the call writes. Does not wait for them, as in c10d."""
+        """Return the tensors that the calls write. Does not wait for them, as in c10d."""
         return list(self._results)
 
     def source_rank(self) -> int:
         """Return the sender of a receive that is done, by its number in the group."""
-        if not isinstance(self._operation, Transfer) or self._operation.is_send:
+        operation, call = self._calls[-1]
+        if not isinstance(operation, Transfer) or operation.is_send:
             raise UsageError(
-                f"source_rank() of the work of {self._call}.\n"
+                f"source_rank() of the work of {call}.\n"
                 "Only a receive has a source rank.\n"
                 "Call it on the work of irecv, after its wait()."
             )
-        return self._operation.peer
+        return operation.peer
 
     # The name that torch.distributed.recv calls.
     _source_rank = source_rank
 
     def get_future(self) -> Future[Any]:
-        """Return a future of the list of tensors that the call writes.
+        """Return a future of the list of tensors that the calls write.
 
         The world sees its `wait` as a wait of the rank, so it takes part in the detection of deadlocks.
         """
@@ -104,41 +118,17 @@ class ThreadWork(Work):
                 else:
                     future.set_result(self.result())
 
-        with self._world:
-            if not self._operation.is_done:
-                self._operation.on_done.append(settle)
-                return future
-        settle()
+        self._when_done(settle, iter(self._calls))
         return future
 
-
-class JoinedWork(ThreadWork):
-    """At least one work, as one, in the order of the calls: what a coalescing manager returns."""
-
-    def __init__(self, works: Sequence[ThreadWork]) -> None:
-        last = works[-1]
-        results = [result for work in works for result in work._results]
-        super().__init__(last._world, last._operation, last._call, results, 0.0)
-        self._works = works
-
-    def wait(self, timeout: timedelta | None = None) -> bool:
-        """Block until all operations are done; `timeout` is the limit for each of them, as in `ThreadWork.wait`."""
-        for work in self._works:
-            work.wait(timeout)
-        return True
-
-    def is_completed(self) -> bool:
-        """Return whether all operations have ended. Does not block."""
-        return all(work.is_completed() for work in self._works)
-
-    def exception(self) -> BaseException | None:
-        """Return the error of the first work that failed; None if none has."""
-        return next((error for work in self._works if (error := work.exception()) is not None), None)
-
-    def get_future(self) -> Future[Any]:
-        """Return a future of one list with the tensors of all works."""
-        joined = torch.futures.collect_all([work.get_future() for work in self._works])
-        return joined.then(lambda done: [tensor for one in done.value() for tensor in one.value()])
+    def _when_done(self, settle: Callable[[], None], calls: Iterator[tuple[Operation, Call]]) -> None:
+        """Call a function when the rest of the operations have ended."""
+        for operation, _ in calls:
+            with self._world:
+                if not operation.is_done:
+                    operation.on_done.append(partial(self._when_done, settle, calls))
+                    return
+        settle()
 
 
 class _WaitingFuture(Future[Any]):

@@ -17,7 +17,6 @@ import torch
 import torch.distributed as dist
 from torch._C._distributed_c10d import _create_work_from_future  # type: ignore[attr-defined]
 
-import dist_testing.threaded.register  # noqa: F401  # registers the backend
 from dist_testing.threaded.group import ThreadedGroup
 from tests.conformance import mutants_of_calls  # noqa: F401  # fills the table
 from tests.conformance.mutant_tools import (

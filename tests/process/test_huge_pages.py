@@ -9,7 +9,6 @@ import os
 import platform
 import time
 import weakref
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -86,42 +85,17 @@ def test_the_fork_server_gets_huge_pages(tmp_path: Path) -> None:
     assert int(tmp_path.joinpath("huge-0").read_text()) > 32 << 20
 
 
-def _as_small_machine(monkeypatch: pytest.MonkeyPatch, folder: Path) -> None:
-    monkeypatch.setattr(huge_pages, "free_bytes", lambda: 512 << 20)
-
-
-def _as_never(monkeypatch: pytest.MonkeyPatch, folder: Path) -> None:
-    folder.joinpath("enabled").write_text("always madvise [never]\n")
-    monkeypatch.setattr(huge_pages, "_THP", str(folder))
-
-
-def _as_old_kernel(monkeypatch: pytest.MonkeyPatch, folder: Path) -> None:
-    folder.joinpath("enabled").write_text("always [madvise] never\n")
-    folder.joinpath("hpage_pmd_size").write_text(str(2 << 20))
-    monkeypatch.setattr(huge_pages, "_THP", str(folder))
+def test_a_kernel_that_refuses_changes_no_verdict(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """The gain is optional: the verdicts are the same, and the event has the reason."""
+    tmp_path.joinpath("enabled").write_text("always [madvise] never\n")
+    tmp_path.joinpath("hpage_pmd_size").write_text(str(2 << 20))
+    # The fork server is forked from this process, with the changes.
+    monkeypatch.setattr(huge_pages, "_THP", str(tmp_path))
     monkeypatch.setattr(huge_pages, "free_bytes", lambda: 8 << 30)
     monkeypatch.setattr(huge_pages, "collapse", lambda piece: errno.EINVAL)
-
-
-@pytest.mark.parametrize(
-    ("become", "said"),
-    [
-        (_as_never, "transparent huge pages are never"),
-        (_as_small_machine, "MiB of memory are free"),
-        (_as_old_kernel, "Invalid argument"),
-    ],
-)
-def test_a_machine_without_them_runs_as_before(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, become: Callable[[pytest.MonkeyPatch, Path], None], said: str
-) -> None:
-    """The gain is optional: the verdicts are the same, and the event has the reason."""
-    if become is _as_small_machine and (not _MODES.exists() or "[never]" in _MODES.read_text(encoding="ascii")):
-        pytest.skip("transparent huge pages are switched off on this machine")
-    # The fork server is forked from this process, with the changes.
-    become(monkeypatch, tmp_path)
     with engine_for({"pass": _pass, "wait": _wait}) as engine:
         event = _told(engine, tmp_path)
-    assert said in event.refusal
+    assert "Invalid argument" in event.refusal
     assert event.huge_bytes == 0
 
 

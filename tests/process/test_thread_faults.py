@@ -131,4 +131,5 @@ def test_leftovers_of_a_rank_fail_the_case(engine: Engine, fault: str, said: str
     assert result.verdict.status is Status.FAILED
     report = failure_report(result)
     assert said in report
-    assert "Any of them may have done it" in report or fault == "fork twice"
+    way_out = "put the test into a class or module of its own."
+    assert fault == "fork twice" or ("Any of them may have done it" in report and way_out in report)

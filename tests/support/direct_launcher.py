@@ -24,11 +24,7 @@ class DirectLauncher:
     unclean_reasons: Sequence[str] = ()
 
     def __init__(self, run: RunContext) -> None:
-        """Make the launcher.
-
-        Args:
-            run: What the ranks need of the run.
-        """
+        """`run` has what the ranks need of the run."""
         self._run = run
         self._world = 0
         self._pids: dict[int, int] = {}

@@ -9,6 +9,8 @@ def _tests(folder: str, *names: str) -> Sequence[str]:
     return tuple(f"tests/{folder}/test_{name}.py" for name in names)
 
 
+# Each collective on threads, by every front end.
+_VALUES_ON_THREADS = ("tests/test_multi_threaded_pg.py",)
 # Area to its modules, without `dist_testing`, each with the files of its tests: modules that decide, with tests that
 # take seconds.
 AREAS: Mapping[str, Mapping[str, Sequence[str]]] = {
@@ -37,7 +39,7 @@ AREAS: Mapping[str, Mapping[str, Sequence[str]]] = {
         "threaded.arguments": _tests("unit", "thread_parts"),
         "threaded.turns": _tests("unit", "thread_parts"),
         "threaded.operation": (*_tests("unit", "thread_parts"), *_tests("threaded", "mismatches", "failures", "calls")),
-        "threaded.data": _tests("unit", "thread_data"),
+        "threaded.data": (*_tests("unit", "thread_parts"), *_tests("threaded", "collectives"), *_VALUES_ON_THREADS),
     },
     "frontends": {
         "core.pytest.marker": _tests("unit", "marker"),

@@ -1,8 +1,6 @@
-"""Sends and receives, works, futures, coalescing, and the order of ranks."""
+"""Calls that fail, futures, and the order of ranks. The conformance kit has the calls that succeed."""
 
 from __future__ import annotations
-
-import threading
 
 import pytest
 import torch
@@ -10,7 +8,7 @@ import torch.distributed as dist
 
 from dist_testing.core.ground.errors import CollectiveMismatchError, PeerFailedError, UsageError
 from dist_testing.threaded.thread_world import ORDER_VARIABLE, run_on_threads
-from tests.threaded.worlds_of_threads import LIMIT_S, default_group, errors_of, pass_on_threads
+from tests.threaded.worlds_of_threads import LIMIT_S, errors_of, on_threads, pass_on_threads
 
 
 def given(work: dist.Work | None) -> dist.Work:
@@ -19,112 +17,28 @@ def given(work: dist.Work | None) -> dist.Work:
     return work
 
 
-def test_a_receive_from_any_rank_tells_the_sender() -> None:
-    """recv returns the sender's rank in the default group, also for a sub-group."""
-
-    def body(rank: int) -> None:
-        group = dist.new_group([1, 2, 3])
-        if rank == 0:
-            return
-        if rank == 1:
-            tensor = torch.zeros(1)
-            senders = [dist.recv(tensor, group=group) for _ in range(2)]
-            assert [2, 3] == sorted(senders)
-            dist.barrier(group)
-            work = given(dist.irecv(tensor, group=group))
-            work.wait()
-            assert 2 == work._source_rank()
-            assert 3 == tensor.item()
-        else:
-            dist.send(torch.tensor([1.0]), 1, group=group)
-            # Otherwise the first two receives could both be from rank 3.
-            dist.barrier(group)
-            if rank == 3:
-                dist.send(torch.tensor([3.0]), 1, group=group)
-
-    pass_on_threads(body)
-
-
-def test_a_rank_can_send_to_itself() -> None:
-    """torch.distributed.isend and irecv allow it."""
-
-    def body(rank: int) -> None:
-        tensor = torch.zeros(2)
-        receive = given(dist.irecv(tensor, rank))
-        given(dist.isend(torch.ones(2), rank)).wait()
-        receive.wait()
-        assert [1, 1] == tensor.tolist()
-
-    pass_on_threads(body, 2)
-
-
 @pytest.mark.parametrize("taken", [torch.zeros(3), torch.zeros(2, dtype=torch.int64)], ids=["size", "dtype"])
-def test_a_send_that_does_not_fit_its_receive_is_an_error_on_both(taken: torch.Tensor) -> None:
+@on_threads(2)
+def test_a_send_that_does_not_fit_its_receive_is_an_error_on_both(rank: int, taken: torch.Tensor) -> None:
     """Real groups may write past the end of the output, or cut the value off."""
-
-    def body(rank: int) -> None:
-        with pytest.raises(CollectiveMismatchError, match=r"float32\[2\] does not fit into") as caught:
-            dist.send(torch.ones(2), 1) if rank == 0 else dist.recv(taken, 0)
-        assert "rank 0: send(to rank 1" in str(caught.value)
-        assert "rank 1: recv(from rank 0" in str(caught.value)
-
-    pass_on_threads(body, 2)
+    with pytest.raises(CollectiveMismatchError, match=r"float32\[2\] does not fit into") as caught:
+        dist.send(torch.ones(2), 1) if rank == 0 else dist.recv(taken, 0)
+    assert "rank 0: send(to rank 1" in str(caught.value)
+    assert "rank 1: recv(from rank 0" in str(caught.value)
 
 
-def test_an_async_call_does_not_wait_for_the_other_ranks() -> None:
-    """async_op=True returns a work at once, and the work tells when the call is done."""
-    go_on = threading.Event()
-
-    def body(rank: int) -> None:
-        tensor = torch.tensor([float(rank + 1)])
-        if rank == 1:
-            assert go_on.wait(LIMIT_S)
-        work = given(dist.all_reduce(tensor, async_op=True))
-        if rank == 0:
-            assert not work.is_completed()
-            assert not work.is_success()
-            assert 1 == tensor.item()
-            go_on.set()
-        work.wait()
-        assert work.is_completed()
-        assert work.is_success()
-        assert work.exception() is None
-        assert 3 == tensor.item()
-        assert tensor is work.result()[0]
-        work.wait()
-
-    pass_on_threads(body, 2)
-
-
-def test_a_work_that_failed_keeps_its_error() -> None:
+@on_threads(2)
+def test_a_work_that_failed_keeps_its_error(rank: int) -> None:
     """Every wait raises it, and so does the future."""
-
-    def body(rank: int) -> None:
-        tensor = torch.ones(1)
-        work = given(dist.all_reduce(tensor, async_op=True) if rank else dist.reduce(tensor, dst=0, async_op=True))
-        future = work.get_future()
-        for wait in (work.wait, work.wait, future.wait):
-            with pytest.raises(CollectiveMismatchError):
-                wait()
-        assert work.is_completed()
-        assert not work.is_success()
-        assert isinstance(work.exception(), CollectiveMismatchError)
-
-    pass_on_threads(body, 2)
-
-
-def test_futures_give_the_tensors_and_call_back() -> None:
-    """DDP's communication hooks chain functions to them."""
-
-    def body(rank: int) -> None:
-        tensor = torch.tensor([float(rank + 1)])
-        work = given(dist.all_reduce(tensor, async_op=True))
-        doubled = work.get_future().then(lambda future: future.value()[0] * 2)
-        assert 3 == work.get_future().wait()[0].item()
-        assert 6 == doubled.wait().item()
-        assert work.get_future().done()
-
-    pass_on_threads(body, 2)
+    tensor = torch.ones(1)
+    work = given(dist.all_reduce(tensor, async_op=True) if rank else dist.reduce(tensor, dst=0, async_op=True))
+    future = work.get_future()
+    for wait in (work.wait, work.wait, future.wait):
+        with pytest.raises(CollectiveMismatchError):
+            wait()
+    assert work.is_completed()
+    assert not work.is_success()
+    assert isinstance(work.exception(), CollectiveMismatchError)
 
 
 def test_a_function_chained_to_a_future_belongs_to_the_rank_that_chained_it() -> None:
@@ -153,45 +67,6 @@ def test_a_future_is_woken_by_another_ranks_failure() -> None:
     errors = errors_of(body, 2)
     assert isinstance(errors[0], ValueError)
     assert "Rank 0 has failed" in str(errors[1])
-
-
-@pytest.mark.parametrize("is_async", [False, True])
-def test_a_coalescing_manager_waits_for_every_call(is_async: bool) -> None:
-    """With a device the calls start one by one. If this fails, a rank reads the tensors of the later ones too early."""
-
-    def body(rank: int) -> None:
-        group = default_group()
-        tensors = [torch.full((1,), float(rank)) for _ in range(10)]
-        with dist.distributed_c10d._coalescing_manager(device=torch.device("cpu"), async_ops=is_async) as manager:
-            for tensor in tensors:
-                group.broadcast(tensor, root=2)
-        if is_async:
-            manager.wait()
-        assert [2.0] * 10 == [tensor.item() for tensor in tensors]
-
-    pass_on_threads(body)
-
-
-def test_the_object_style_api_takes_plain_arguments() -> None:
-    """torch's newer examples call the methods of the group this way."""
-
-    def body(rank: int) -> None:
-        group = default_group()
-        tensor = torch.tensor([float(rank)])
-        group.allreduce(tensor, dist.ReduceOp.MAX).wait()
-        assert 1 == tensor.item()
-        outputs = [torch.zeros(1), torch.zeros(1)]
-        group.allgather(outputs, torch.tensor([float(rank)])).wait()
-        assert [0, 1] == [output.item() for output in outputs]
-        group.scatter(tensor, outputs if rank == 0 else [], 0).wait()
-        assert rank == tensor.item()
-        tensor = torch.tensor([float(rank + 1)])
-        group.reduce(tensor, 1).wait()
-        assert [1, 3][rank] == tensor.item()
-        group.barrier().wait()
-        assert 5 == group._get_sequence_number_for_group()
-
-    pass_on_threads(body, 2)
 
 
 def test_a_rank_that_polls_gives_way_in_rank_order(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,7 +11,7 @@ import torch.distributed as dist
 from torch._C._distributed_c10d import _make_nccl_premul_sum
 
 from dist_testing.threaded import data
-from tests.threaded.worlds_of_threads import default_group, pass_on_threads
+from tests.threaded.worlds_of_threads import default_group, on_threads, pass_on_threads
 
 SIZE = 4
 
@@ -21,34 +21,16 @@ def same(expected: torch.Tensor, found: torch.Tensor) -> None:
     torch.testing.assert_close(found, expected, rtol=0, atol=0)
 
 
-def test_premul_sum_multiplies_before_it_adds() -> None:
+@on_threads()
+def test_premul_sum_multiplies_before_it_adds(rank: int) -> None:
     """Each rank has its own factor, a number or a tensor."""
-
-    def body(rank: int) -> None:
-        tensor = torch.full((3,), 2.0)
-        factor = 0.5 if rank % 2 else torch.tensor([10.0])
-        dist.all_reduce(tensor, _make_nccl_premul_sum(factor))
-        same(torch.full((3,), 42.0), tensor)
-        output = torch.empty(1)
-        dist.reduce_scatter(output, [torch.full((1,), 2.0)] * SIZE, _make_nccl_premul_sum(3.0))
-        same(torch.tensor([24.0]), output)
-
-    pass_on_threads(body)
-
-
-def test_ranks_may_pass_tensors_of_different_sizes_if_the_lists_agree() -> None:
-    """NCCL allows it: the lists have the same sizes on all ranks, but their entries differ in size."""
-
-    def body(rank: int) -> None:
-        outputs = [torch.zeros(size + 1) for size in range(SIZE)]
-        dist.all_gather(outputs, torch.full((rank + 1,), float(rank)))
-        for sender, output in enumerate(outputs):
-            same(torch.full((sender + 1,), float(sender)), output)
-        output = torch.zeros(rank + 1)
-        dist.reduce_scatter(output, [torch.ones(size + 1) for size in range(SIZE)])
-        same(torch.full((rank + 1,), float(SIZE)), output)
-
-    pass_on_threads(body)
+    tensor = torch.full((3,), 2.0)
+    factor = 0.5 if rank % 2 else torch.tensor([10.0])
+    dist.all_reduce(tensor, _make_nccl_premul_sum(factor))
+    same(torch.full((3,), 42.0), tensor)
+    output = torch.empty(1)
+    dist.reduce_scatter(output, [torch.full((1,), 2.0)] * SIZE, _make_nccl_premul_sum(3.0))
+    same(torch.tensor([24.0]), output)
 
 
 def test_one_tensor_on_all_ranks_is_read_before_it_is_written() -> None:
@@ -78,54 +60,48 @@ def test_a_world_may_have_one_rank_or_many() -> None:
     pass_on_threads(body, 128)
 
 
-def test_autograd_does_not_see_collectives() -> None:
+@on_threads()
+def test_autograd_does_not_see_collectives(rank: int) -> None:
     """A write to a leaf that requires grad, or to a view, must neither fail nor set a grad_fn."""
-
-    def body(rank: int) -> None:
-        leaf = torch.ones(4, requires_grad=True)
-        dist.all_reduce(leaf)
-        assert leaf.is_leaf
-        same(torch.full((4,), 4.0), leaf.detach())
-        base = torch.zeros(2, 2)
-        view = base[0]
-        dist.broadcast(view, src=0)
-        assert view.grad_fn is None
-        with torch.inference_mode():
-            tensor = torch.full((2,), float(rank))
-            dist.all_reduce(tensor)
-        same(torch.full((2,), 6.0), tensor)
-
-    pass_on_threads(body)
+    leaf = torch.ones(4, requires_grad=True)
+    dist.all_reduce(leaf)
+    assert leaf.is_leaf
+    same(torch.full((4,), 4.0), leaf.detach())
+    base = torch.zeros(2, 2)
+    view = base[0]
+    dist.broadcast(view, src=0)
+    assert view.grad_fn is None
+    with torch.inference_mode():
+        tensor = torch.full((2,), float(rank))
+        dist.all_reduce(tensor)
+    same(torch.full((2,), 6.0), tensor)
 
 
-def test_tensors_of_inference_mode_can_be_used_outside_of_it() -> None:
+@on_threads()
+def test_tensors_of_inference_mode_can_be_used_outside_of_it(rank: int) -> None:
     """If this fails, torch refuses the write to such a tensor, which the groups of processes take."""
-
-    def body(rank: int) -> None:
-        with torch.inference_mode():
-            ours, other, summed, shared, *whole = (torch.full((4,), float(rank)) for _ in range(8))
-            halves = [tensor.view(2, 2)[0] for tensor in whole]
-        dist.all_reduce(summed)
-        same(torch.full((4,), 6.0), summed)
-        dist.broadcast(shared, src=1)
-        same(torch.ones(4), shared)
-        dist.all_gather(halves, torch.full((2,), float(rank)))
-        same(torch.arange(4.0), torch.stack(halves)[:, 0])
-        dist.all_to_all_single(other, ours)
-        same(torch.arange(4.0), other)
-        if rank == 0:
-            dist.send(ours, 1)
-        elif rank == 1:
-            dist.recv(ours, 0)
-            same(torch.zeros(4), ours)
-        # One rank has a plain tensor, which stays one.
-        mixed = torch.zeros(4) if rank == 0 else summed
-        dist.all_reduce(mixed)
-        same(torch.full((4,), 18.0), mixed)
-        assert mixed.is_inference() is (rank > 0)
-        assert not mixed.requires_grad
-
-    pass_on_threads(body)
+    with torch.inference_mode():
+        ours, other, summed, shared, *whole = (torch.full((4,), float(rank)) for _ in range(8))
+        halves = [tensor.view(2, 2)[0] for tensor in whole]
+    dist.all_reduce(summed)
+    same(torch.full((4,), 6.0), summed)
+    dist.broadcast(shared, src=1)
+    same(torch.ones(4), shared)
+    dist.all_gather(halves, torch.full((2,), float(rank)))
+    same(torch.arange(4.0), torch.stack(halves)[:, 0])
+    dist.all_to_all_single(other, ours)
+    same(torch.arange(4.0), other)
+    if rank == 0:
+        dist.send(ours, 1)
+    elif rank == 1:
+        dist.recv(ours, 0)
+        same(torch.zeros(4), ours)
+    # One rank has a plain tensor, which stays one.
+    mixed = torch.zeros(4) if rank == 0 else summed
+    dist.all_reduce(mixed)
+    same(torch.full((4,), 18.0), mixed)
+    assert mixed.is_inference() is (rank > 0)
+    assert not mixed.requires_grad
 
 
 WITH_TWO_TENSORS: dict[str, Callable[[Any, torch.Tensor, torch.Tensor], Any]] = {

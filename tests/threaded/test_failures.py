@@ -6,7 +6,9 @@ import threading
 import time
 import unittest
 from datetime import timedelta
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -21,7 +23,7 @@ from dist_testing.core.ground.errors import (
 )
 from dist_testing.threaded import thread_world
 from dist_testing.threaded.thread_world import fail_world, run_on_threads
-from tests.threaded.worlds_of_threads import LIMIT_S, default_group, errors_of, pass_on_threads, with_group
+from tests.threaded.worlds_of_threads import LIMIT_S, default_group, errors_of, on_threads, pass_on_threads, with_group
 
 HERE = Path(__file__).name
 
@@ -48,62 +50,55 @@ def test_ranks_that_wait_for_each_other_get_an_error_with_all_waits() -> None:
         assert 3 == str(error).count(f"{HERE}:")
 
 
-def test_a_collective_fails_when_a_rank_has_ended_without_it() -> None:
-    """Also while other ranks, which the wait does not need, still run."""
-    go_on = threading.Event()
-
-    def body(rank: int) -> None:
-        if rank == 0:
-            try:
-                with pytest.raises(DeadlockError) as caught:
-                    dist.all_reduce(torch.ones(1))
-            finally:
-                go_on.set()
-            assert "rank 1 has ended" in str(caught.value)
-            assert "rank 0: all_reduce(SUM, float32[1])" in str(caught.value)
-        elif rank == 2:
-            assert go_on.wait(LIMIT_S)
-
-    pass_on_threads(body, 3)
+@on_threads(4)
+def test_a_collective_fails_when_a_rank_has_ended_without_it(rank: int, go_on: threading.Event) -> None:
+    """Also while other ranks, which the wait does not need, still run. The text has ranks of the default group."""
+    group = dist.new_group([1, 2, 3])
+    if rank == 1:
+        try:
+            with pytest.raises(DeadlockError) as caught:
+                dist.all_reduce(torch.ones(1), group=group)
+        finally:
+            go_on.set()
+        first, *rest = str(caught.value).splitlines()
+        assert first.startswith("Collective #1 of group '1' of ranks 1, 2, 3 can never complete: rank 2 has ended")
+        assert rest[0].startswith("  rank 1: all_reduce(SUM, float32[1]) at ")
+        assert rest[1:3] == ["  no call yet: ranks 2, 3", "Most likely that rank makes fewer calls than the others."]
+    elif rank != 2:
+        assert go_on.wait(LIMIT_S)
 
 
 @pytest.mark.parametrize("is_send", [True, False])
-def test_a_peer_that_has_ended_ends_a_transfer(is_send: bool) -> None:
+@on_threads(2)
+def test_a_peer_that_has_ended_ends_a_transfer(rank: int, is_send: bool) -> None:
     """A transfer that starts after the peer's end fails, and so does one that waits at that time."""
-
-    def body(rank: int) -> None:
-        if rank == 1:
-            return
-        for _ in range(2):
-            with pytest.raises(DeadlockError, match="Rank 1 has ended"):
-                (dist.send if is_send else dist.recv)(torch.ones(1), 1)
-
-    pass_on_threads(body, 2)
+    if rank == 1:
+        return
+    for _ in range(2):
+        with pytest.raises(DeadlockError, match="Rank 1 has ended"):
+            (dist.send if is_send else dist.recv)(torch.ones(1), 1)
 
 
-def test_a_rank_whose_own_threads_still_run_is_in_no_deadlock() -> None:
+@on_threads(2)
+def test_a_rank_whose_own_threads_still_run_is_in_no_deadlock(rank: int, go_on: threading.Event) -> None:
     """A rank may wait for a send that a second thread of another rank will make."""
-    go_on = threading.Event()
 
-    def body(rank: int) -> None:
-        def send_late() -> None:
-            assert go_on.wait(LIMIT_S)
-            assert 0 == dist.get_rank()
-            dist.send(torch.ones(1), 1)
+    def send_late() -> None:
+        assert go_on.wait(LIMIT_S)
+        assert 0 == dist.get_rank()
+        dist.send(torch.ones(1), 1)
 
-        if rank == 0:
-            thread = threading.Thread(target=send_late)
-            thread.start()
-            work = dist.irecv(torch.ones(1), 1)
-            assert work is not None
-            go_on.set()
-            work.wait()
-            thread.join()
-        else:
-            dist.recv(torch.ones(1), 0)
-            dist.send(torch.ones(1), 0)
-
-    pass_on_threads(body, 2)
+    if rank == 0:
+        thread = threading.Thread(target=send_late)
+        thread.start()
+        work = dist.irecv(torch.ones(1), 1)
+        assert work is not None
+        go_on.set()
+        work.wait()
+        thread.join()
+    else:
+        dist.recv(torch.ones(1), 0)
+        dist.send(torch.ones(1), 0)
 
 
 def test_a_deadlock_is_detected_when_the_last_thread_of_a_rank_ends() -> None:
@@ -121,21 +116,18 @@ def test_a_deadlock_is_detected_when_the_last_thread_of_a_rank_ends() -> None:
     assert [DeadlockError, DeadlockError] == [type(error) for error in errors]
 
 
-def test_a_deadlock_that_a_test_expects_leaves_the_group_usable() -> None:
+@on_threads(2)
+def test_a_deadlock_that_a_test_expects_leaves_the_group_usable(rank: int) -> None:
     """A test that catches the error can continue with the same group."""
-
-    def body(rank: int) -> None:
-        with pytest.raises(DeadlockError):
-            dist.recv(torch.ones(1), 1 - rank)
-        dist.barrier()
-        tensor = torch.tensor([float(rank)])
-        if rank == 0:
-            dist.send(tensor, 1)
-        else:
-            dist.recv(tensor, 0)
-        assert 0 == tensor.item()
-
-    pass_on_threads(body, 2)
+    with pytest.raises(DeadlockError):
+        dist.recv(torch.ones(1), 1 - rank)
+    dist.barrier()
+    tensor = torch.tensor([float(rank)])
+    if rank == 0:
+        dist.send(tensor, 1)
+    else:
+        dist.recv(tensor, 0)
+    assert 0 == tensor.item()
 
 
 @pytest.mark.parametrize("culprit", [0, 1, 3])
@@ -192,65 +184,24 @@ def test_calls_after_a_failure_fail_too() -> None:
     pass_on_threads(body, 2)
 
 
-def test_a_groups_time_limit_names_who_is_missing() -> None:
-    """Only the time limit can end a wait for a rank that runs other code for too long."""
-    go_on = threading.Event()
-
-    def body(rank: int) -> None:
-        group = dist.new_group(timeout=timedelta(seconds=0.1))
-        if rank == 2:
-            assert go_on.wait(LIMIT_S)
-            with pytest.raises(CollectiveTimeoutError):
-                dist.barrier(group)
-            return
-        try:
-            with pytest.raises(CollectiveTimeoutError) as caught:
-                dist.barrier(group)
-        finally:
-            go_on.set()
-        assert "Time limit of 0.1 s reached" in str(caught.value)
-        assert f"rank 2: running {HERE}" in str(caught.value).replace(f"{Path(__file__).parent}/", "")
-
-    pass_on_threads(body, 3)
-
-
-def test_the_limit_of_one_wait_does_not_end_the_operation() -> None:
-    """As in c10d, the operation goes on, and a later wait can succeed."""
-    go_on = threading.Event()
-
-    def body(rank: int) -> None:
-        tensor = torch.ones(1)
-        if rank == 1:
-            assert go_on.wait(LIMIT_S)
-            dist.all_reduce(tensor)
-            return
-        work = dist.all_reduce(tensor, async_op=True)
-        assert work is not None
+@pytest.mark.parametrize("name", ["barrier", "monitored_barrier"])
+@on_threads(3)
+def test_a_groups_time_limit_names_who_is_missing(rank: int, name: str, go_on: threading.Event) -> None:
+    """Only the limit can end a wait for a rank that runs other code. torch has monitored_barrier for gloo alone."""
+    group: Any = dist.new_group(timeout=timedelta(seconds=0.1))
+    meet = group.monitored_barrier if name == "monitored_barrier" else partial(dist.barrier, group)
+    if rank == 2:
+        assert go_on.wait(LIMIT_S)
         with pytest.raises(CollectiveTimeoutError):
-            work.wait(timedelta(milliseconds=10))
-        assert not work.is_completed()
+            meet()
+        return
+    try:
+        with pytest.raises(CollectiveTimeoutError, match=rf"waiting for rank.* in {name}\(\)") as caught:
+            meet()
+    finally:
         go_on.set()
-        work.wait()
-        assert 2 == tensor.item()
-
-    pass_on_threads(body, 2)
-
-
-def test_monitored_barrier_names_the_missing_rank() -> None:
-    """As a method of the group; torch.distributed.monitored_barrier works with gloo only."""
-    go_on = threading.Event()
-
-    def body(rank: int) -> None:
-        if rank == 1:
-            assert go_on.wait(LIMIT_S)
-            return
-        try:
-            with pytest.raises(CollectiveTimeoutError, match=r"for rank 1 in monitored_barrier\(\)"):
-                default_group().monitored_barrier(timedelta(seconds=0.05))
-        finally:
-            go_on.set()
-
-    pass_on_threads(body, 2)
+    assert "Time limit of 0.1 s reached" in str(caught.value)
+    assert f"rank 2: running {HERE}" in str(caught.value).replace(f"{Path(__file__).parent}/", "")
 
 
 def test_a_rank_that_hangs_is_reported_with_its_stack() -> None:
@@ -319,15 +270,12 @@ def test_a_run_refuses_a_size_out_of_range(world_size: int) -> None:
         run_on_threads(lambda rank: None, world_size, timeout_s=1.0)
 
 
-def test_a_group_that_was_destroyed_says_so() -> None:
+@on_threads(2)
+def test_a_group_that_was_destroyed_says_so(rank: int) -> None:
     """Tests often keep a group by mistake."""
-
-    def body(rank: int) -> None:
-        group = default_group()
-        dist.destroy_process_group()
-        with pytest.raises(UsageError, match=r"which rank \d has destroyed"):
-            group.allreduce([torch.ones(1)])
-        with pytest.raises(UsageError, match=r"split_group on .*, which rank \d has destroyed"):
-            group.split_group([0])
-
-    pass_on_threads(body, 2)
+    group = default_group()
+    dist.destroy_process_group()
+    with pytest.raises(UsageError, match=r"which rank \d has destroyed"):
+        group.allreduce([torch.ones(1)])
+    with pytest.raises(UsageError, match=r"split_group on .*, which rank \d has destroyed"):
+        group.split_group([0])

@@ -17,10 +17,10 @@ import torch.distributed as dist
 from torch._C._distributed_c10d import HashStore, PrefixStore, _resolve_process_group
 from torch.distributed import distributed_c10d
 
-from dist_testing.core.ground.errors import UsageError
+from dist_testing.core.ground.errors import PeerFailedError, UsageError
 from dist_testing.threaded.members import current_member
 from dist_testing.threaded.thread_world import run_on_threads
-from tests.threaded.worlds_of_threads import LIMIT_S, default_group, pass_on_threads, with_group
+from tests.threaded.worlds_of_threads import LIMIT_S, default_group, errors_of, on_threads, pass_on_threads, with_group
 
 
 def process_state() -> list[Any]:
@@ -41,40 +41,30 @@ def process_state() -> list[Any]:
     ]
 
 
-def test_each_rank_sees_its_own_world_and_the_process_sees_its_own() -> None:
-    """A test that runs threads must not disturb the tests after it."""
+@pytest.mark.parametrize("fails", [False, True])
+def test_each_rank_sees_its_own_world_and_the_process_sees_its_own(fails: bool) -> None:
+    """A test that runs threads must not disturb those after it, also if a rank fails and destroys no group."""
     # The first run registers the backend's name with torch, for the rest of the process.
     run_on_threads(lambda rank: None, 1, timeout_s=LIMIT_S)
     before = process_state()
 
     def body(rank: int) -> None:
-        assert rank == dist.get_rank()
-        assert 4 == dist.get_world_size()
+        assert (rank, 4) == (dist.get_rank(), dist.get_world_size())
         assert "threaded" == dist.get_backend()
         member = current_member()
         assert member is not None
         assert (rank, 4) == (member.rank, member.world.size)
         dist.new_group([0, 1])
         assert 2 == dist.get_pg_count()
-
-    pass_on_threads(body)
-    assert before == process_state()
-    assert current_member() is None
-
-
-def test_the_process_is_as_before_after_a_failure_too() -> None:
-    """Also if the bodies end without destroying their groups."""
-    run_on_threads(lambda rank: None, 1, timeout_s=LIMIT_S)
-    before = process_state()
-
-    def body(rank: int) -> None:
-        dist.new_group()
-        if rank == 1:
+        if fails and rank == 1:
             raise SystemExit(1)
         dist.barrier()
 
-    run_on_threads(with_group(body, 3), 3, timeout_s=LIMIT_S)
+    assert [type(error) for error in errors_of(body)] == (
+        [PeerFailedError, SystemExit, PeerFailedError, PeerFailedError] if fails else [type(None)] * 4
+    )
     assert before == process_state()
+    assert current_member() is None
 
 
 def test_a_process_keeps_its_own_group_beside_a_world() -> None:
@@ -132,15 +122,12 @@ def test_two_threads_that_are_both_rank_0_of_a_store_are_in_two_groups() -> None
     assert [None, None] == [outcome.error for outcome in outcomes]
 
 
-@pytest.mark.parametrize(("rank", "world_size"), [(4, 2), (-1, 2)])
-def test_a_rank_outside_of_its_world_is_refused(rank: int, world_size: int) -> None:
+@pytest.mark.parametrize("given", [4, -1])
+@on_threads(1, init=False)
+def test_a_rank_outside_of_its_world_is_refused(rank: int, given: int) -> None:
     """c10d passes any number to the backend."""
-
-    def body(_: int) -> None:
-        with pytest.raises((UsageError, AssertionError)):
-            dist.init_process_group("threaded", store=HashStore(), rank=rank, world_size=world_size)
-
-    pass_on_threads(body, 1, init=False)
+    with pytest.raises((UsageError, AssertionError)):
+        dist.init_process_group("threaded", store=HashStore(), rank=given, world_size=2)
 
 
 def test_a_group_with_other_sizes_on_its_ranks_is_refused() -> None:
@@ -165,11 +152,11 @@ def test_outside_of_a_world_the_backend_is_refused_with_a_way_out() -> None:
     ended = _child(
         """
         import torch.distributed as dist
-        import dist_testing.threaded.register as register
+        from dist_testing.threaded import group
 
         try:
-            register.create_group(dist.distributed_c10d._DistributedBackendOptions())
-        except register.UsageError as error:
+            group.create_group(dist.distributed_c10d._DistributedBackendOptions())
+        except group.UsageError as error:
             print(error)
         """
     )
@@ -250,30 +237,27 @@ def _child(source: str) -> str:
     return done.stdout
 
 
-def test_threads_that_a_rank_starts_belong_to_the_rank() -> None:
+@on_threads()
+def test_threads_that_a_rank_starts_belong_to_the_rank(rank: int) -> None:
     """As in a process, they see the rank's groups and can use them."""
+    group = dist.group.WORLD
+    found: list[float] = []
 
-    def body(rank: int) -> None:
-        group = dist.group.WORLD
-        found: list[float] = []
+    def use(given: dist.ProcessGroup | None) -> None:
+        assert rank == dist.get_rank()
+        tensor = torch.ones(1)
+        dist.all_reduce(tensor, group=given)
+        found.append(tensor.item())
 
-        def use(given: dist.ProcessGroup | None) -> None:
-            assert rank == dist.get_rank()
-            tensor = torch.ones(1)
-            dist.all_reduce(tensor, group=given)
-            found.append(tensor.item())
-
-        for given in (None, group):
-            thread = threading.Thread(target=use, args=(given,))
-            thread.start()
-            thread.join()
-        with pytest.raises(RuntimeError, match="started once"):
-            thread.start()
-        with concurrent.futures.ThreadPoolExecutor(1) as pool:
-            pool.submit(use, None).result()
-        assert [4.0] * 3 == found
-
-    pass_on_threads(body)
+    for given in (None, group):
+        thread = threading.Thread(target=use, args=(given,))
+        thread.start()
+        thread.join()
+    with pytest.raises(RuntimeError, match="started once"):
+        thread.start()
+    with concurrent.futures.ThreadPoolExecutor(1) as pool:
+        pool.submit(use, None).result()
+    assert [4.0] * 3 == found
 
 
 def test_a_thread_that_starts_at_the_second_try_counts_once(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -336,20 +320,18 @@ def test_a_process_that_a_rank_forks_can_start_threads() -> None:
     pass_on_threads(body, 2)
 
 
-def test_a_world_can_run_inside_of_a_rank() -> None:
+@on_threads(3)
+def test_a_world_can_run_inside_of_a_rank(rank: int) -> None:
     """The test that runs on a rank may itself run a world of threads."""
 
-    def body(rank: int) -> None:
-        def inner(inner_rank: int) -> None:
-            assert (inner_rank, 2) == (dist.get_rank(), dist.get_world_size())
-            dist.barrier()
-
-        pass_on_threads_inside = run_on_threads(with_group(inner, 2), 2, timeout_s=LIMIT_S)
-        assert [None, None] == [outcome.error for outcome in pass_on_threads_inside]
-        assert (rank, 3) == (dist.get_rank(), dist.get_world_size())
+    def inner(inner_rank: int) -> None:
+        assert (inner_rank, 2) == (dist.get_rank(), dist.get_world_size())
         dist.barrier()
 
-    pass_on_threads(body, 3)
+    pass_on_threads_inside = run_on_threads(with_group(inner, 2), 2, timeout_s=LIMIT_S)
+    assert [None, None] == [outcome.error for outcome in pass_on_threads_inside]
+    assert (rank, 3) == (dist.get_rank(), dist.get_world_size())
+    dist.barrier()
 
 
 def test_worlds_can_run_side_by_side() -> None:

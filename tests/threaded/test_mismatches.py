@@ -10,7 +10,7 @@ import torch
 import torch.distributed as dist
 
 from dist_testing.core.ground.errors import CollectiveError, CollectiveMismatchError, UsageError
-from tests.threaded.worlds_of_threads import default_group, pass_on_threads
+from tests.threaded.worlds_of_threads import default_group, on_threads, pass_on_threads
 
 HERE = Path(__file__).name
 
@@ -76,19 +76,16 @@ def test_calls_that_differ_are_an_error_on_every_rank(kind: str) -> None:
     pass_on_threads(body)
 
 
-def test_parts_that_do_not_fit_are_an_error_on_every_rank() -> None:
+@on_threads()
+def test_parts_that_do_not_fit_are_an_error_on_every_rank(rank: int) -> None:
     """A rank alone cannot see these errors, because the sizes depend on another rank."""
-
-    def body(rank: int) -> None:
-        with pytest.raises(CollectiveMismatchError, match=r"float32\[3\] does not fit into float32\[2\]"):
-            dist.scatter(torch.zeros(2), [torch.ones(3)] * 4 if rank == 0 else None, src=0)
-        with pytest.raises(CollectiveMismatchError, match=r"float32\[2\] does not fit into float32\[3\]"):
-            dist.gather(torch.zeros(2), [torch.ones(3)] * 4 if rank == 0 else None, dst=0)
-        sizes = [2 if rank == 1 else 1, 1, 1, 1]
-        with pytest.raises(CollectiveMismatchError, match="from rank 1 of the group to rank 0"):
-            dist.all_to_all_single(torch.zeros(4), torch.zeros(sum(sizes)), [1] * 4, sizes)
-
-    pass_on_threads(body)
+    with pytest.raises(CollectiveMismatchError, match=r"float32\[3\] does not fit into float32\[2\]"):
+        dist.scatter(torch.zeros(2), [torch.ones(3)] * 4 if rank == 0 else None, src=0)
+    with pytest.raises(CollectiveMismatchError, match=r"float32\[2\] does not fit into float32\[3\]"):
+        dist.gather(torch.zeros(2), [torch.ones(3)] * 4 if rank == 0 else None, dst=0)
+    sizes = [2 if rank == 1 else 1, 1, 1, 1]
+    with pytest.raises(CollectiveMismatchError, match="from rank 1 of the group to rank 0"):
+        dist.all_to_all_single(torch.zeros(4), torch.zeros(sum(sizes)), [1] * 4, sizes)
 
 
 @pytest.mark.parametrize(
@@ -115,40 +112,31 @@ def test_parts_that_do_not_fit_are_an_error_on_every_rank() -> None:
         (lambda: default_group().allgather_coalesced([[]] * 4, [torch.ones(4)]), "0 outputs and 1 inputs"),
     ],
 )
-def test_a_bad_call_is_an_error_of_the_rank_that_makes_it(call: Callable[[], object], text: str) -> None:
+@on_threads()
+def test_a_bad_call_is_an_error_of_the_rank_that_makes_it(rank: int, call: Callable[[], object], text: str) -> None:
     """The other ranks see no error, and the group can still be used."""
-
-    def body(rank: int) -> None:
-        if rank == 1:
-            with pytest.raises(ValueError, match=text.replace("[", r"\[")):
-                call()
-        dist.barrier()
-
-    pass_on_threads(body)
+    if rank == 1:
+        with pytest.raises(ValueError, match=text.replace("[", r"\[")):
+            call()
+    dist.barrier()
 
 
-def test_an_error_of_torch_in_a_move_is_an_error_on_every_rank() -> None:
+@on_threads(2)
+def test_an_error_of_torch_in_a_move_is_an_error_on_every_rank(rank: int) -> None:
     """Also for the ranks whose own tensors are usable."""
-
-    def body(rank: int) -> None:
-        # Its two elements share one memory location, and torch refuses to write to such a tensor.
-        tensor = torch.zeros(1).expand(2) if rank else torch.ones(2)
-        with pytest.raises(CollectiveError, match="Collective #1 of the default group failed"):
-            dist.broadcast(tensor, src=0)
-
-    pass_on_threads(body, 2)
+    # Its two elements share one memory location, and torch refuses to write to such a tensor.
+    tensor = torch.zeros(1).expand(2) if rank else torch.ones(2)
+    with pytest.raises(CollectiveError, match="Collective #1 of the default group failed"):
+        dist.broadcast(tensor, src=0)
 
 
-def test_only_the_work_of_a_receive_has_a_source_rank() -> None:
+@on_threads(2)
+def test_only_the_work_of_a_receive_has_a_source_rank(rank: int) -> None:
     """Any number that the other works returned would be wrong."""
-
-    def body(rank: int) -> None:
-        works = [dist.all_reduce(torch.ones(1), async_op=True), dist.isend(torch.ones(1), rank)]
-        dist.recv(torch.ones(1), rank)
-        for work in works:
-            assert work is not None
-            work.wait()
-            with pytest.raises(UsageError, match="Only a receive has a source rank"):
-                work.source_rank()
-
-    pass_on_threads(body, 2)
+    works = [dist.all_reduce(torch.ones(1), async_op=True), dist.isend(torch.ones(1), rank)]
+    dist.recv(torch.ones(1), rank)
+    for work in works:
+        assert work is not None
+        work.wait()
+        with pytest.raises(UsageError, match="Only a receive has a source rank"):
+            work.source_rank()

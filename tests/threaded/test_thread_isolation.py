@@ -12,36 +12,12 @@ from dist_testing.core.launch.isolation import (
     FORK,
     POOL,
     Isolation,
-    Reuse,
     check_isolation,
     default_isolation,
-    isolation_named,
     isolation_names,
 )
 from dist_testing.core.pytest.options import ISOLATIONS
-from dist_testing.threaded.declared import THREAD
-
-
-def test_users_can_name_it() -> None:
-    """A BUILD file, a marker and the command line name it, before a module of the add-on is loaded."""
-    assert "thread" in isolation_names()
-    assert isolation_named("thread") is THREAD
-    with pytest.raises(UsageError, match="Did you mean 'thread'"):
-        isolation_named("threads")
-
-
-def test_what_it_can_do() -> None:
-    """If this fails, a debugger waits for a terminal that no rank has, or a test expects an exit that never comes."""
-    assert THREAD.reuse is Reuse.PROCESS
-    assert (THREAD.can_debug, THREAD.has_exit_codes) == (False, False)
-    assert (THREAD.in_process, THREAD.fresh_interpreter, THREAD.forks_each_case) == (True, False, False)
-
-
-def test_it_is_the_default_of_its_backends() -> None:
-    """Otherwise no test of such a backend could run without naming an isolation."""
-    of_threads = [declared for declared in backends().values() if declared.in_process]
-    assert of_threads
-    assert {default_isolation(backend) for backend in of_threads} == {THREAD}
+from dist_testing.threaded import THREAD
 
 
 @pytest.mark.parametrize(("isolation", "backend"), [(THREAD, "gloo"), (FORK, "threaded"), (POOL, "threaded")])

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib
 import sys
-import threading
 from typing import Any
 
 import pytest
@@ -13,26 +12,25 @@ import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.nn.parallel import DistributedDataParallel
+from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from dist_testing.threaded.members import current_member
-from tests.threaded.worlds_of_threads import pass_on_threads
+from tests.threaded.worlds_of_threads import default_group, on_threads, pass_on_threads
 
 
-def test_the_world_forgets_a_group_that_all_its_ranks_have_destroyed() -> None:
+@on_threads()
+def test_the_world_forgets_a_group_that_all_its_ranks_have_destroyed(rank: int) -> None:
     """Otherwise a process that makes many groups grows."""
-
-    def body(rank: int) -> None:
-        for _ in range(50):
-            group = dist.new_group([0, 1])
-            if rank < 2:
-                dist.barrier(group)
-                dist.destroy_process_group(group)
-        member = current_member()
-        assert member is not None
-        dist.barrier()
-        assert 10 > max(len(member.world.groups), len(member.on_end))
-
-    pass_on_threads(body)
+    for _ in range(50):
+        group = dist.new_group([0, 1])
+        if rank < 2:
+            dist.barrier(group)
+            dist.destroy_process_group(group)
+    member = current_member()
+    assert member is not None
+    dist.barrier()
+    assert 10 > len(member.world.groups)
 
 
 def test_device_meshes_and_dtensors_work() -> None:
@@ -70,87 +68,45 @@ def test_gradients_flow_in_a_process_whose_ranks_have_made_dtensors() -> None:
     assert [1.0, 1.0] == gradient.tolist()
 
 
-def test_backward_runs_on_the_ranks_own_thread() -> None:
-    """A hook that calls a collective has to see its rank."""
-
-    def body(rank: int) -> None:
-        thread = threading.current_thread()
-
-        def hook(gradient: torch.Tensor) -> torch.Tensor:
-            assert thread is threading.current_thread()
-            gradient = gradient.clone()
-            dist.all_reduce(gradient)
-            return gradient
-
-        leaf = torch.ones(2, requires_grad=True)
-        leaf.register_hook(hook)  # type: ignore[no-untyped-call]  # torch's
-        (leaf * float(rank)).sum().backward()  # type: ignore[no-untyped-call]  # torch's
-        assert leaf.grad is not None
-        assert [6.0, 6.0] == leaf.grad.tolist()
-
-    pass_on_threads(body)
-
-
-def test_data_parallel_training_averages_gradients() -> None:
+@on_threads()
+def test_data_parallel_training_averages_gradients(rank: int) -> None:
     """DDP's reducer calls the group from C++ in the backward pass."""
-
-    def body(rank: int) -> None:
-        torch.manual_seed(0)
-        model = DistributedDataParallel(nn.Linear(3, 2))
-        model(torch.full((1, 3), float(rank))).sum().backward()
-        weight = model.module.weight.grad
-        assert weight is not None
-        torch.testing.assert_close(weight, torch.full((2, 3), 1.5))
-
-    pass_on_threads(body)
+    torch.manual_seed(0)
+    model = DistributedDataParallel(nn.Linear(3, 2))
+    model(torch.full((1, 3), float(rank))).sum().backward()
+    weight = model.module.weight.grad
+    assert weight is not None
+    torch.testing.assert_close(weight, torch.full((2, 3), 1.5))
 
 
-def test_a_dispatch_mode_of_a_rank_does_not_see_the_work_for_the_others() -> None:
+def test_a_mode_of_a_rank_does_not_see_the_work_for_the_others() -> None:
     """Timing decides which thread does the work, so a count of operations must not contain it."""
-    from torch.utils._python_dispatch import TorchDispatchMode
 
-    class Count(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's
-        def __init__(self) -> None:
-            super().__init__()  # type: ignore[no-untyped-call]  # torch's
-            self.names: list[str] = []
+    class Operations(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's
+        count = 0
 
         def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-            self.names.append(str(func))
+            self.count += 1
             return func(*args, **(kwargs or {}))
 
-    def body(rank: int) -> None:
-        tensor = torch.ones(3)
-        with Count() as count:
-            dist.all_reduce(tensor)
-        assert [] == count.names
-        assert 4 == tensor[0].item()
-
-    pass_on_threads(body)
-
-
-def test_a_function_mode_sees_the_same_on_all_ranks() -> None:
-    """If this fails, the rank that comes last also records what was done for the others."""
-    from torch.overrides import TorchFunctionMode
-
-    class Count(TorchFunctionMode):
-        def __init__(self) -> None:
-            super().__init__()
-            self.calls = 0
+    class Functions(TorchFunctionMode):
+        count = 0
 
         def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-            self.calls += 1
+            self.count += 1
             return func(*args, **(kwargs or {}))
 
     seen: dict[int, int] = {}
 
     def body(rank: int) -> None:
-        group, tensor = dist.group.WORLD, torch.ones(3)
-        assert group is not None
-        with Count() as count:
-            # torch hides what is inside its own functions.
-            work = group.allreduce([tensor])
+        tensor = torch.ones(3)
+        with Operations() as operations, Functions() as functions:  # type: ignore[no-untyped-call]  # torch's
+            # A method of the group: torch hides what is inside its own functions.
+            work = default_group().allreduce([tensor])
         work.wait()
-        seen[rank] = count.calls
+        assert operations.count == 0
+        assert 4 == tensor[0].item()
+        seen[rank] = functions.count
 
     pass_on_threads(body)
     assert len(set(seen.values())) == 1, seen

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+import inspect
 import threading
 from collections.abc import Callable
 from typing import Any
@@ -41,6 +43,21 @@ def pass_on_threads(body: Callable[[int], None], world_size: int = 4, *, init: b
     for outcome in sorted(outcomes, key=lambda outcome: isinstance(outcome.error, PeerFailedError)):
         if outcome.error is not None:
             raise outcome.error
+
+
+def on_threads(world_size: int = 4, *, init: bool = True) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Run a test on every rank, where it should pass. Its first argument is the rank, and the others are fixtures."""
+
+    def decorate(body: Callable[..., None]) -> Callable[..., None]:
+        @functools.wraps(body)
+        def test(**fixtures: Any) -> None:
+            pass_on_threads(functools.partial(body, **fixtures), world_size, init=init)
+
+        _, *fixtures = inspect.signature(body).parameters.values()
+        test.__signature__ = inspect.Signature(fixtures)  # type: ignore[attr-defined]  # pytest reads it
+        return test
+
+    return decorate
 
 
 def errors_of(body: Callable[[int], None], world_size: int = 4, *, init: bool = True) -> list[BaseException | None]:

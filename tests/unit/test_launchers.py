@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from dist_testing.attach.launchers import LAUNCHERS, first_host, rank_info_in
-from dist_testing.attach.rank_info import RankInfo
+from dist_testing.attach.rank_info import LAUNCHERS, RankInfo, first_host, rank_info_in
 from dist_testing.core.ground.errors import UsageError
 from dist_testing.core.pytest.plugin import LAUNCHER_VARIABLES
 from tests.support.results import refusal

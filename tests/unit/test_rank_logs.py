@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 
@@ -13,6 +15,10 @@ from dist_testing.core.engine.rank_logs import LiveOutput, open_regular, read_ta
 from dist_testing.log_limits import LogLimits
 
 _MIB = 1 << 20
+
+
+def _limits(*logs: Path) -> LogLimits:
+    return LogLimits(cast("Any", SimpleNamespace(logs=logs)))
 
 
 def _on_disk(path: Path) -> int:
@@ -35,7 +41,7 @@ def test_a_log_keeps_its_beginning_and_its_end_while_it_grows(tmp_path: Path) ->
         pytest.skip("the file system makes no holes")
     path = tmp_path / "rank-0.log"
     # 128 ranks have the smallest limit for each.
-    limits = LogLimits([path, *(tmp_path / f"rank-{rank}.log" for rank in range(1, 128))])
+    limits = _limits(path, *(tmp_path / f"rank-{rank}.log" for rank in range(1, 128)))
     assert limits.limit_bytes == 4 * _MIB
     with open(path, "ab", buffering=0) as log:
         log.write(b"first line\n")
@@ -60,7 +66,7 @@ def test_a_log_is_emptied_where_the_file_system_makes_no_holes(tmp_path: Path, m
 
     monkeypatch.setattr(log_limits, "_punch", refuse)
     path = tmp_path / "rank-0.log"
-    limits = LogLimits([path] * 1)
+    limits = _limits(path)
     monkeypatch.setattr(limits, "limit_bytes", 4 * _MIB)
     monkeypatch.setattr(limits, "_kept_bytes", _MIB)
     with open(path, "ab", buffering=0) as log:
@@ -77,7 +83,7 @@ def test_a_short_log_stays_whole_and_a_fast_one_is_looked_at_more_often(tmp_path
     """If this fails, ordinary output is lost, or a rank writes at the speed of the memory before the runner looks."""
     path = tmp_path / "rank-0.log"
     assert read_tail(path, 1000) == "", "the rank never started"
-    limits = LogLimits([path])
+    limits = _limits(path)
     limits.poll(1e9)
     assert limits.next_s == 1e9 + 1.0
     path.write_bytes(b"x" * _MIB)
@@ -109,7 +115,7 @@ def test_what_a_test_puts_in_the_place_of_a_log_is_not_read(tmp_path: Path, repl
     assert read_tail(path, 1000).startswith("(the output of this rank is lost: a test has replaced its log: ")
     with pytest.raises(OSError, match=r"rank-0\.log"):
         open_regular(path)
-    limits = LogLimits([path])
+    limits = _limits(path)
     limits.poll(1e9)
     assert limits.notes() == []
     told: list[tuple[int, str]] = []

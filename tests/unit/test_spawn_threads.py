@@ -1,38 +1,25 @@
-"""`spawn_threads_and_init_comms`: its arguments, and functions that do not end."""
+"""`spawn_threads_and_init_comms`: its arguments, and how pytest knows its tests."""
 
 from __future__ import annotations
 
 import functools
-import threading
 from pathlib import Path
 from typing import Any
 
 import pytest
-import torch.distributed as dist
 
 from dist_testing import spawn_threads_and_init_comms
-from dist_testing.core.ground.outcomes import Cause
 from dist_testing.core.pytest.marked_items import starts_ranks
-from dist_testing.threaded.spawn_threads import ThreadsFailedError
 from tests.support.results import refusal
 
 
 @pytest.mark.parametrize(
-    ("arguments", "said"),
-    [
-        ({"world_size": 0}, "world_size = 0"),
-        ({"world_size": 1025}, "world_size = 1025"),
-        ({"world_size": "four"}, "world_size = 'four'"),
-        ({"world_size": True}, "world_size = True"),
-        ({"timeout": 0}, "timeout = 0"),
-        ({"timeout": "soon"}, "timeout = 'soon'"),
-        ({"timeout": True}, "timeout = True"),
-        ({"func": 7}, "func = 7"),
-    ],
+    ("name", "value"),
+    [("world_size", 0), ("world_size", 1025), ("world_size", "four"), ("timeout", 0), ("timeout", True), ("func", 7)],
 )
-def test_impossible_argument_is_refused_when_the_function_is_decorated(arguments: dict[str, Any], said: str) -> None:
+def test_impossible_argument_is_refused_when_the_function_is_decorated(name: str, value: Any) -> None:
     """If this fails, a mistyped argument is a hang, or a world of another size."""
-    assert said in refusal(lambda: spawn_threads_and_init_comms(**arguments))
+    assert f"{name} = {value!r}" in refusal(lambda: spawn_threads_and_init_comms(**{name: value}))
 
 
 def test_a_decorated_function_is_called_as_before() -> None:
@@ -78,43 +65,3 @@ def test_threads_of_a_test_are_known_before_it_runs(tmp_path: Path) -> None:
     nested = tmp_path / "test_y.py"
     nested.write_text("def test_nested():\n    dist_testing.spawn_threads_and_init_comms(list)()")
     assert starts_ranks(plain, nested)
-
-
-def test_rank_that_hangs_is_a_failure_with_its_stack() -> None:
-    """If this fails, one rank that waits for ever stops the whole run."""
-    release = threading.Event()
-
-    @spawn_threads_and_init_comms(world_size=2, timeout=1.5)
-    def hang() -> None:
-        if dist.get_rank() == 1:
-            release.wait()
-
-    try:
-        with pytest.raises(ThreadsFailedError) as caught:
-            hang()
-    finally:
-        release.set()
-    verdict = caught.value.result.verdict
-    assert (verdict.cause, verdict.culprit) == (Cause.HANG, 1)
-    assert "in hang" in caught.value.result.stacks[1]
-
-
-def test_world_inside_a_world_is_separate() -> None:
-    """If this fails, a helper that makes its own world breaks the world that calls it."""
-    seen = []
-
-    @spawn_threads_and_init_comms(world_size=2)
-    def outer() -> None:
-        rank = dist.get_rank()
-
-        @spawn_threads_and_init_comms(world_size=3)
-        def inner() -> None:
-            dist.barrier()
-            seen.append((rank, dist.get_rank(), dist.get_world_size()))
-
-        inner()
-        assert (dist.get_rank(), dist.get_world_size()) == (rank, 2)
-        dist.barrier()
-
-    outer()
-    assert sorted(seen) == [(rank, inner, 3) for rank in range(2) for inner in range(3)]
