@@ -21,7 +21,8 @@ def _run(starters: Starter, folder: Path, start_method: str, *options: str) -> t
     # A rank returns a tensor through a socket, whose path must be short.
     env = {"SEEN": str(seen), "START_METHOD": start_method, "TMPDIR": "/tmp"}
     child = starters.start(["-m", "pytest", "-rA", *options, "test_suite.py"], folder, env=env)
-    assert child.wait() == 1, child.log
+    # Each of its tests starts several interpreters with torch.
+    assert child.wait(600) == 1, child.log
     notes: dict[str, list[Any]] = {}
     for line in seen.read_text(encoding="utf-8").splitlines():
         name, note = json.loads(line)

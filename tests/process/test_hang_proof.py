@@ -310,8 +310,10 @@ def test_rank_without_a_ledger_leaves_it_to_the_deadline(engine: Engine) -> None
     result = run(engine, "_is_stopped", timeout_s=5)
     assert result.verdict.cause is Cause.HANG, result
     assert not result.verdict.is_proven
-    assert "rank 1 gave no answer (its state is T (stopped)); ranks 0, 2, 3 wait" in failure_report(result)
-    assert "1" in result.verdict.reason.partition(";")[0]
+    assert result.verdict.culprit == 1, result.verdict
+    # Another rank can be late, too, on a busy machine.
+    states = {ledger.rank: ledger.state for ledger in result.ledgers}
+    assert states[1] == "gave no answer (its state is T (stopped))", states
 
 
 @pytest.mark.parametrize("name", ["irecv in a variable", "store key never set"])

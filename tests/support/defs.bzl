@@ -7,7 +7,7 @@ NIGHTLY = ["manual", "nightly"]
 
 _MAIN = Label("//tests/support:pytest_main.py")
 
-def pytest_test(*, name, srcs, size = "small", args = [], deps = [], tags = [], nightly = False, **kwargs):
+def pytest_test(*, name, srcs, size = "small", args = [], deps = [], tags = [], timeout = "long", nightly = False, **kwargs):
     """Declares a test that runs pytest on `srcs`.
 
     It fails if pytest collects nothing.
@@ -16,6 +16,7 @@ def pytest_test(*, name, srcs, size = "small", args = [], deps = [], tags = [], 
         name: Name of the target.
         srcs: Files with the cases.
         size: Bazel's test size.
+        timeout: Bazel's test timeout. The default catches a hang, and no test that is slow on a busy machine.
         args: More options of pytest.
         deps: Libraries that the cases import; pytest is added.
         tags: Bazel's tags.
@@ -25,6 +26,7 @@ def pytest_test(*, name, srcs, size = "small", args = [], deps = [], tags = [], 
     py_test(
         name = name,
         size = size,
+        timeout = timeout,
         srcs = srcs + [_MAIN],
         args = args + ["$(rootpath {})".format(src) for src in srcs],
         main = _MAIN,
