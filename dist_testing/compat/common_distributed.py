@@ -11,7 +11,7 @@ import importlib
 import logging
 
 # Names that torch's module imported until torch 2.5.
-from typing import Any, Dict, List, Optional, Tuple, Union  # noqa: UP035
+from typing import TYPE_CHECKING, Any, Dict, List, Optional, Tuple, Union  # noqa: UP035
 
 # A name that torch's module imported until torch 2.14.
 from unittest.mock import patch
@@ -72,8 +72,8 @@ __all__ += ["MultiThreadedTestCase", "Optional", "SaveForwardInputsModel", "Save
 __all__ += ["Tuple", "Union", "_dynamo_dist_per_rank_init", "_maybe_handle_skip_if_lt_x_gpu", "_rocm_version_tuple"]
 __all__ += ["abc", "evaluate_platform_supports_symm_mem", "logger", "patch", "retrieve_result_from_completion_queue"]
 __all__ += ["run_tests", "skip_if_small_worldsize"]
-__all__ += _names.__all__
-__all__ += _torchcomms.__all__
+if not TYPE_CHECKING:
+    __all__ += _names.__all__ + _torchcomms.__all__
 
 _OF_DYNAMO = ("DynamoDistributedMultiProcTestCase", "DynamoDistributedSingleProcTestCase")
 

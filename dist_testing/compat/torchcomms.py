@@ -17,10 +17,6 @@ __all__ = ["TORCHCOMM_HAS_GLOO", "TORCHCOMM_HAS_NCCL", "TORCHCOMM_HAS_NCCLX", "T
 __all__ += ["TORCHCOMM_HAS_RCCLX", "TORCHCOMM_HAS_XCCL", "C10dTorchCommsTestBase", "setup_torchcomms_pg"]
 
 
-# torch's module is not typed.
-find_free_port: Any = common_utils.find_free_port
-
-
 def _has(backend: str) -> bool:
     # torch has this name since 2.13.
     if not getattr(distributed_c10d, "_TORCHCOMM_AVAILABLE", False):
@@ -76,7 +72,7 @@ class C10dTorchCommsTestBase(MultiProcContinuousTest):
     def _init_pg(cls, rank: int, world_size: int, rdvz_file: str | None) -> None:
         torch.distributed.config.use_torchcomms = True
         os.environ["MASTER_ADDR"] = "localhost"
-        os.environ["MASTER_PORT"] = str(find_free_port())
+        os.environ["MASTER_PORT"] = str(common_utils.find_free_port())  # type: ignore[no-untyped-call]  # torch's
         os.environ["TORCHCOMM_RANK"] = str(rank)
         os.environ["TORCHCOMM_SIZE"] = str(world_size)
         os.environ["TORCHCOMM_STORE_PATH"] = str(rdvz_file)

@@ -11,6 +11,8 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, NoReturn, TypeAlias
 
+import torch
+
 from dist_testing.core.ground.errors import UsageError
 
 # The name under which torch's own module is loaded beside ours.
@@ -46,8 +48,6 @@ class Unknown:
         self._name = name
 
     def _fail(self, *args: Any, **kwargs: Any) -> NoReturn:
-        import torch
-
         raise UsageError(
             f"{self._name}: torch {torch.__version__} has this name in common_distributed; dist_testing does not.\n"
             "The name is newer than this version of dist_testing.\n"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 from collections.abc import Callable, Iterator, Sequence
 
 from dist_testing.core.engine.hooks import CaseStart, HeldResource, ResourceWish, WorldResource, WorldWatcher
@@ -74,24 +75,21 @@ def _shrunk(result: CaseResult, run: _Run) -> CaseResult:
     runs = 1
     if _failed(run(_with(result.case, dataclasses.replace(plan, only=())))):
         return _noted(result, "It fails without any delay, too.")
-    while runs < _MOST_RUNS:
-        for fewer in _fewer(delays):
+    is_fewer = True
+    while is_fewer:
+        is_fewer = False
+        for part in itertools.islice(_parts(delays), _MOST_RUNS - runs):
             runs += 1
-            again = run(_with(result.case, dataclasses.replace(plan, only=fewer)))
-            if _failed(again):
+            again = run(_with(result.case, dataclasses.replace(plan, only=part)))
+            if is_fewer := _failed(again):
                 result, delays = again, _delays(again)
                 break
-            if runs >= _MOST_RUNS:
-                break
-        else:
-            break
     return _noted(result, f"It passes without a delay, and fails with these, found in {runs} more runs.")
 
 
-def _fewer(delays: Sequence[tuple[int, int]]) -> Iterator[tuple[tuple[int, int], ...]]:
+def _parts(delays: Sequence[tuple[int, int]]) -> Iterator[tuple[tuple[int, int], ...]]:
     """Yield parts of the delays: first the halves, then all but one."""
-    middle = len(delays) // 2
-    if middle > 0:
+    if middle := len(delays) // 2:
         yield tuple(delays[:middle])
         yield tuple(delays[middle:])
     # Of two, these are the halves.

@@ -120,7 +120,7 @@ def check_taken_over(config: pytest.Config) -> None:
 
 def watch_target(spec: Spec, files: Sequence[str], repositories: Collection[str], arguments: Sequence[str]) -> int:
     """Watch the files of a target; see `test_session` for the arguments. Returns pytest's exit code in each run."""
-    # Late: sessions of pytest alone load neither.
+    # Late: the plugin loads this module, and a session of pytest alone loads nothing of Bazel.
     from dist_testing.core.bazel.pytest_config import test_session
     from dist_testing.core.pytest import plugin as pytest_plugin
 

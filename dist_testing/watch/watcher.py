@@ -245,7 +245,6 @@ class _Watcher:
 
 
 def _import_warm() -> None:
-    """Import what all runs need."""
     # A pool of threads would not survive the fork. The tests' own imports are not limited.
     is_limited = _BLAS_THREADS not in os.environ
     if is_limited:

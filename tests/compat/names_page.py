@@ -144,11 +144,8 @@ def page() -> str:
     names = public_names(theirs)
     version = str(torch.__version__).partition("+")[0]
     rows = [f"| `{name}` | {_here(theirs, name)} | {DIFFERENCES.get(name, '')} |" for name in names]
-    return _HEAD.format(version=version, count=len(names)) + "\n".join(rows) + "\n" + _more()
-
-
-def _more() -> str:
-    return _MORE + "".join(f"| {name} | {text} |\n" for name, text in _MEMBERS.items())
+    more = "".join(f"| {name} | {text} |\n" for name, text in _MEMBERS.items())
+    return _HEAD.format(version=version, count=len(names)) + "\n".join(rows) + "\n" + _MORE + more
 
 
 def _here(theirs: ModuleType, name: str) -> str:

@@ -82,8 +82,7 @@ def test_classes_are_derived_from_each_other_as_in_torch(theirs: ModuleType) -> 
 
 
 @pytest.mark.parametrize(
-    "name",
-    ["MultiProcessTestCase", "MultiThreadedTestCase", "MultiProcContinuousTest", "DistributedTestBase"],
+    "name", ["MultiProcessTestCase", "MultiThreadedTestCase", "MultiProcContinuousTest", "DistributedTestBase"]
 )
 def test_classes_have_the_members_of_torchs_classes(theirs: ModuleType, name: str) -> None:
     """If this fails, test files that override, call or read a member break.

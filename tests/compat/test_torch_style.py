@@ -107,13 +107,7 @@ _FILE = """
             sys.exit(TEST_SKIPS["multi-gpu-12"].exit_code)
 
 
-    class OwnRun(MultiProcessTestCase):
-        world_size = 2
-
-        def setUp(self):
-            super().setUp()
-            self._spawn_processes()
-
+    class OwnRun(Spawning):
         @property
         def destroy_pg_upon_exit(self):
             return False

@@ -69,8 +69,7 @@ def test_a_save_runs_what_it_concerns(starter: Starter, tmp_path: Path) -> None:
         (tmp_path / "tests/test_new.py").unlink()
         save(tmp_path / "deep.py", "TWO = 3", "TWO = 1")
         assert "watch: 3 passed" in watch.wait("passed in") + watch.wait()
-        watch.type("q")
-        assert watch.end() == 0
+        assert watch.end("q") == 0
 
 
 _LEAKING = """
@@ -154,8 +153,7 @@ def test_no_state_of_a_run_is_in_the_next(starter: Starter, tmp_path: Path) -> N
         assert "watch: 2 passed" in watch.wait()
         save(tmp_path / "test_leaks.py", "STATE = []", "STATE = list()")
         assert "watch: 2 passed" in watch.wait()
-        watch.type("q")
-        assert watch.end() == 0
+        assert watch.end("q") == 0
 
 
 def test_bad_input_is_told_and_waited_out(starter: Starter, tmp_path: Path) -> None:
@@ -186,8 +184,7 @@ def test_bad_input_is_told_and_waited_out(starter: Starter, tmp_path: Path) -> N
         assert "No module named 'absent'" in watch.wait()
         write_file(tmp_path, "absent.py", "")
         assert "watch: 1 passed" in watch.wait("passed in") + watch.wait()
-        watch.type("q")
-        assert watch.end() == 0
+        assert watch.end("q") == 0
 
 
 _HELD = """
@@ -218,8 +215,7 @@ def test_a_save_during_a_run_starts_it_again(starter: Starter, tmp_path: Path) -
         assert "KeyboardInterrupt" not in shown
         assert "Traceback" not in shown
         assert wait_ended(pids, limit_s=0), "ranks or the fork server of the stopped run are left"
-        watch.type("q")
-        assert watch.end() == 0
+        assert watch.end("q") == 0
 
 
 _HELD_SUMMARY = """
@@ -244,8 +240,7 @@ def test_a_save_during_the_summary_shows_no_traceback(starter: Starter, tmp_path
         bell.wait(1, watch.child)
         save(test, "RIGHT = False", "RIGHT = True")
         bell.wait(1, watch.child)
-        watch.type("q")
-        assert watch.end() == 0, watch.shown
+        assert watch.end("q") == 0, watch.shown
         assert "InterruptedRunError" not in watch.shown
         assert "Traceback" not in watch.shown
 
@@ -308,8 +303,7 @@ def test_commands(starter: Starter, tmp_path: Path) -> None:
         assert "watch: 1 failed, 1 passed" in watch.wait()
         watch.type("h")
         watch.wait("q quit")
-        watch.type("q")
-        assert watch.end() == 1
+        assert watch.end("q") == 1
 
 
 def test_a_wrong_option_ends_the_watch(starter: Starter, tmp_path: Path) -> None:

@@ -25,7 +25,6 @@ import argparse
 import ast
 import copy
 import importlib
-import importlib.abc
 import importlib.machinery
 import importlib.util
 import os
@@ -159,31 +158,22 @@ def _silent_nodes(tree: ast.AST) -> Iterator[int]:
                 yield from (id(part) for part in ast.walk(one))
 
 
-class _Changed(importlib.abc.MetaPathFinder, importlib.abc.InspectLoader):
-    """Imports one module with the code of a tree."""
+class _Changed(importlib.machinery.SourceFileLoader):
+    """Imports one module with the code of a tree; a finder for `sys.meta_path`, too."""
 
     def __init__(self, name: str, path: Path, tree: ast.Module) -> None:
-        self._name = name
-        self._path = path
+        super().__init__(name, str(path))
         self._code = compile(tree, str(path), "exec")
 
     def find_spec(self, fullname: str, path: object, target: ModuleType | None = None) -> Any:
         """Return the spec of the changed module; None for every other one."""
-        if fullname != self._name:
-            return None
-        return importlib.util.spec_from_file_location(fullname, self._path, loader=self)
+        return (
+            importlib.util.spec_from_file_location(fullname, self.path, loader=self) if fullname == self.name else None
+        )
 
     def get_code(self, fullname: str) -> CodeType:
         """Return the changed code."""
         return self._code
-
-    def get_source(self, fullname: str) -> str:
-        """Return the source text without the change, for tracebacks."""
-        return self._path.read_text(encoding="utf-8")
-
-    def is_package(self, fullname: str) -> bool:
-        """Return False: a package has no code to change."""
-        return False
 
 
 @dataclass(frozen=True)

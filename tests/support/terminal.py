@@ -138,8 +138,10 @@ class Watch(_Pty):
         """Wait until `text` is shown; return all since the last call, up to and including it."""
         return self._wait(text, self.child, LIMIT_S)
 
-    def end(self) -> int:
-        """Wait for the end; return the exit code. Nothing may be left."""
+    def end(self, command: str = "") -> int:
+        """Type a command, if there is one, and wait for the end; return the exit code. Nothing may be left."""
+        if command:
+            self.type(command)
         os.close(self._theirs)
         self._theirs = -1
         deadline_s = time.monotonic() + LIMIT_S

@@ -246,24 +246,16 @@ def test_an_error_that_ddp_did_not_log_is_detected() -> None:
     dist_testing.verify_ddp_error_logged(model, "boom\nException raised from somewhere")
 
 
+# No program, one that the system cannot run, and one that finds it.
 @pytest.mark.parametrize(
     ("program", "has_efa"),
-    [
-        (None, False),
-        # The system cannot run it.
-        ("not a program", False),
-        ("#!/bin/sh\necho provider: efa\necho fabric >&2\nexit 0\n", True),
-    ],
+    [("", False), ("not a program", False), ("#!/bin/sh\necho provider: efa\necho fabric >&2\nexit 0\n", True)],
 )
 def test_efa_is_found_by_its_program(
-    monkeypatch: pytest.MonkeyPatch,
-    tmp_path: Path,
-    capfd: pytest.CaptureFixture[str],
-    program: str | None,
-    has_efa: bool,
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capfd: pytest.CaptureFixture[str], program: str, has_efa: bool
 ) -> None:
     """Most machines have neither. TensorPipe takes EFA for InfiniBand, and fails."""
-    if program is not None:
+    if program:
         (tmp_path / "fi_info").write_text(program, encoding="ascii")
         (tmp_path / "fi_info").chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}:/bin")

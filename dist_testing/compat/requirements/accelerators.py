@@ -11,6 +11,8 @@ from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
+from torch._C._autograd import DeviceType
+from torch._C._distributed_c10d import _SymmetricMemory
 
 from dist_testing.compat.requirements.platforms import is_rocm, with_parentheses
 from dist_testing.compat.requirements.requirement import note_required, requirement
@@ -115,9 +117,6 @@ def requires_multicast_support() -> Callable[[_Test], _Test]:
         return unittest.skip(text)
 
     def decide(environment: Mapping[str, str]) -> str | None:
-        from torch._C._autograd import DeviceType
-        from torch._C._distributed_c10d import _SymmetricMemory
-
         return None if _SymmetricMemory.has_multicast_support(DeviceType.CUDA, 0) else text
 
     return requirement(decide, on_rank_only=True)

@@ -142,7 +142,6 @@ def import_transformers_or_skip() -> Callable[[_Test], _Test]:
 
 
 def _has(backend: str) -> bool:
-    """Return whether the build of torch has this backend."""
     if backend == "hccl":
         # The plugin for the device adds it.
         return hasattr(torch, "hpu") and torch.hpu.is_available()
