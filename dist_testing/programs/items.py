@@ -24,8 +24,6 @@ from dist_testing.programs.program_rank import ProgramRankContext, program_loade
 _PROGRAM_KEY = pytest.StashKey[Program]()
 # Pairs of a rank and of how it ends.
 _EXITS = tuple[tuple[Annotated[int, range(MAX_WORLD_SIZE)], Annotated[int, range(-64, 256)]], ...]
-# The last part of the name of each case.
-_NAME = "program"
 # $PYTEST_ADDOPTS (user): options of pytest. Programs that are tests ignore it, and their ranks inherit it.
 _ADDOPTS = "PYTEST_ADDOPTS"
 
@@ -55,7 +53,6 @@ class ProgramPlugin:
         early_config.stash[_PROGRAM_KEY] = self._program
         early_config.stash[RANK_SIDE_KEY] = ProgramRankContext(), program_loader()
         if self._options is not None:
-            # The program inherits the environment.
             os.environ[_ADDOPTS] = self._options
 
     @pytest.hookimpl(wrapper=True)
@@ -114,7 +111,7 @@ class _ProgramFile(pytest.File):
         session = current_session()
         assert session is not None
         for size in spec.world_sizes:
-            name = f"{_NAME}[world_size={size}]" if len(spec.world_sizes) > 1 else _NAME
+            name = f"program[world_size={size}]" if len(spec.world_sizes) > 1 else "program"
             item = _ProgramItem.from_parent(self, name=name)
             item.stash[CASE_KEY] = Case(
                 name=item.nodeid,

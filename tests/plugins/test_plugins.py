@@ -46,19 +46,12 @@ _SUITE = """
     import threading
     import measured
     import pytest
-    import torch
     import torch.distributed as dist
     from hypothesis import HealthCheck, given, settings
     from hypothesis import strategies as st
     import dist_testing
 
     ranks = pytest.mark.distributed(world_size=2)
-    same = settings(
-        derandomize=True,
-        deadline=None,
-        max_examples=10,
-        suppress_health_check=[HealthCheck.function_scoped_fixture],
-    )
 
     class TestPool:
         @pytest.mark.distributed(world_size=2, isolation="pool")
@@ -94,19 +87,12 @@ _SUITE = """
         await asyncio.sleep(0)
 
     @ranks
-    def test_coroutine(world):
-        asyncio.run(asyncio.sleep(0))
-
-    @ranks
-    @same
-    @given(number=st.integers(0, 1000))
-    def test_hypothesis(world, number):
-        total = torch.tensor([number])
-        dist.all_reduce(total)
-        assert total.item() == 2 * number
-
-    @ranks
-    @same
+    @settings(
+        derandomize=True,
+        deadline=None,
+        max_examples=10,
+        suppress_health_check=[HealthCheck.function_scoped_fixture],
+    )
     @given(number=st.integers(0, 1000))
     def test_falsified(world, number):
         assert number < 50
@@ -140,7 +126,7 @@ def test_all_in_one_session(starter: Starter, tmp_path: Path) -> None:
         "--cov-report=term",
     )
     outcomes = ended.outcomes()
-    passed = ["of_the_pool", "cov", "asyncio", "anyio", "coroutine", "hypothesis", "benchmark"]
+    passed = ["of_the_pool", "cov", "asyncio", "anyio", "benchmark"]
     passed += [f"randomly[{number}]" for number in range(8)]
     assert outcomes == {
         **{f"test_{name}": "PASSED" for name in passed},

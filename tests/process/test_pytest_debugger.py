@@ -16,13 +16,14 @@ _BREAKPOINT = """
     import dist_testing
     import torch.distributed as dist
 
-    @pytest.mark.distributed(world_size=3, timeout=1)
+    pytestmark = pytest.mark.distributed(world_size=3)
+
+    @pytest.mark.distributed(timeout=1)
     def test_stops(world):
         secret = 40 + world.rank
         breakpoint()
         dist.barrier()
 
-    @pytest.mark.distributed(world_size=3)
     def test_next(world):
         world.barrier()
 """

@@ -146,19 +146,18 @@ _STOPS = """
     import pytest
     from meeting import meet
 
-    @pytest.mark.distributed(world_size=2)
+    pytestmark = pytest.mark.distributed(world_size=2)
+
     def test_fails(world):
         meet("fails", "hangs")
         meet("fails", "hangs_too")
         assert world.rank
 
-    @pytest.mark.distributed(world_size=2)
     @pytest.mark.parametrize("name", ["hangs", "hangs_too"])
     def test_hangs(world, name):
         meet(name, "fails")
         meet("hangs_on", "never")
 
-    @pytest.mark.distributed(world_size=2)
     def test_never_begins(world):
         meet("never", "never")
 """
@@ -182,12 +181,12 @@ _WAITS = """
     sys.path.insert(0, os.path.dirname(__file__))
     from meeting import meet
 
-    @pytest.mark.distributed(world_size=2)
+    pytestmark = pytest.mark.distributed(world_size=2)
+
     @pytest.mark.parametrize("name", ["first", "second"])
     def test_waits(world, name):
         meet(name, "never")
 
-    @pytest.mark.distributed(world_size=2)
     def test_ends(world):
         {body}
 """
@@ -234,6 +233,8 @@ _FAILURES = """
     import pytest
     from meeting import meet
 
+    pytestmark = pytest.mark.distributed(world_size=2)
+
     MET = os.environ["MEETING"]
 
     def wait_gone(name):
@@ -256,14 +257,13 @@ _FAILURES = """
         meet("first", "orphaned")
         meet("first", "passed")
 
-    @pytest.mark.distributed(world_size=2)
     def test_is_killed(world):
         if world.rank == 1:
             note_pid("killed")
             os.kill(os.getpid(), signal.SIGKILL)
         world.barrier()
 
-    @pytest.mark.distributed(world_size=2, timeout=3)
+    @pytest.mark.distributed(timeout=3)
     def test_hangs(world):
         if world.rank == 1:
             note_pid("hung")
@@ -277,12 +277,11 @@ _FAILURES = """
         os.kill(os.getppid(), signal.SIGKILL)
         signal.pause()
 
-    @pytest.mark.distributed(world_size=2)
     @pytest.mark.parametrize("n", range(3))
     def test_passes(world, n):
         meet("passed", "first")
 
-    @pytest.mark.distributed(expected_exits={5: 0})
+    @pytest.mark.distributed(world_size=None, expected_exits={5: 0})
     def test_cannot_start(world): ...
 
     @pytest.mark.distributed(world_size=1)

@@ -17,14 +17,17 @@ from tests.support.children import Ended, run_cases, run_pytest, write_file
 from tests.support.starter import Starter
 
 
-def test_plain_and_marked_tests_live_in_one_file(starter: Starter, tmp_path: Path) -> None:
-    """If this fails, a module's fixture is not set up once in the runner and once on each rank."""
-    source = """
-        import pytest
-
+def test_fixtures_of_a_file_with_plain_and_marked_tests(starter: Starter, tmp_path: Path) -> None:
+    """If this fails, a module's fixture is set up in the wrong process, or stays for the next file."""
+    note = """
         def note(text):
             with open("events", "a") as file:
                 file.write(text + "\\n")
+    """
+    write_file(tmp_path, "noted.py", note)
+    source = """
+        import pytest
+        from noted import note
 
         @pytest.fixture(scope="module", autouse=True)
         def of_the_module():
@@ -41,13 +44,21 @@ def test_plain_and_marked_tests_live_in_one_file(starter: Starter, tmp_path: Pat
 
         def test_plain_after():
             note("plain after")
+
+        @pytest.mark.distributed(world_size=1)
+        def test_last(world):
+            note("last")
     """
-    ended = run_cases(starter, tmp_path, source)
+    write_file(tmp_path, "test_first.py", source)
+    write_file(tmp_path, "test_second.py", "from noted import note\n\ndef test_next():\n    note('next')\n")
+    ended = run_pytest(starter, tmp_path, "test_first.py", "test_second.py")
     assert ended.code == 0, ended.log
     assert (tmp_path / "events").read_text().splitlines() == [
         *("setup", "plain before"),
         *("setup", "marked", "teardown"),
-        *("plain after", "teardown"),
+        "plain after",
+        *("setup", "last", "teardown"),
+        *("teardown", "next"),
     ]
 
 
@@ -225,35 +236,6 @@ def _major_version(package: str) -> int:
         return int(metadata.version(package).partition(".")[0])
     except metadata.PackageNotFoundError:
         return 0
-
-
-def test_fixtures_of_a_file_end_with_it_after_a_distributed_test(starter: Starter, tmp_path: Path) -> None:
-    """If this fails, a fixture stays for the next file, whose tests pytest then refuses to begin."""
-    source = """
-        from pathlib import Path
-        import pytest
-
-        @pytest.fixture(scope="module")
-        def server():
-            yield
-            Path("ended").touch()
-
-        def test_plain(server): ...
-
-        @pytest.mark.distributed(world_size=2)
-        def test_ranks(world):
-            assert not Path("ended").exists()
-    """
-    write_file(tmp_path, "test_first.py", source)
-    source = """
-        from pathlib import Path
-
-        def test_after():
-            assert Path("ended").exists()
-    """
-    write_file(tmp_path, "test_second.py", source)
-    ended = run_pytest(starter, tmp_path, "-rA", "test_first.py", "test_second.py")
-    assert set(ended.outcomes().values()) == {"PASSED"}, ended.log
 
 
 # One rank: each costs the start of an interpreter.

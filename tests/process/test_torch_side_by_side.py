@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.children import run_cases, write_file
+from tests.support.children import write_file
 from tests.support.starter import Starter
 
 _CASES = """
@@ -433,62 +433,3 @@ def test_outcomes_and_calls_equal_torchs_except_hidden_failures(starter: Starter
     hidden = _HIDDEN if base == "torch" else dict.fromkeys(_HIDDEN, "failed")
     expected = {name: [outcome, []] for name, outcome in (_OUTCOMES | hidden).items()}
     assert found == expected | _CALLS, child.log
-
-
-_OLDER = """
-    import os
-    from dist_testing import MultiProcessTestCase
-
-    class OfAnOlderTorch(MultiProcessTestCase):
-        world_size = 2
-
-        def setUp(self):
-            super().setUp()
-            self._spawn_processes()
-            if "any_code" in self._testMethodName:
-                self.skip_return_code_checks = [getattr(self, self._testMethodName).__wrapped__]
-
-        def _check_return_codes(self, elapsed_time):
-            print("CODES", self._testMethodName, [process.exitcode for process in self.processes])
-            super()._check_return_codes(elapsed_time)
-
-        def _check_no_test_errors(self, elapsed_time):
-            print("NO ERRORS", self._testMethodName)
-            super()._check_no_test_errors(elapsed_time)
-
-        def test_passes(self): ...
-
-        def test_fails(self):
-            raise ValueError("planted")
-
-        def test_any_code(self):
-            os._exit(3)
-
-        def test_any_code_but_an_error(self):
-            raise ValueError("planted")
-
-    class OwnNoErrors(MultiProcessTestCase):
-        world_size = 2
-
-        def setUp(self):
-            super().setUp()
-            self._spawn_processes()
-            self.skip_return_code_checks = [self.test_it.__wrapped__]
-
-        def _check_no_test_errors(self, elapsed_time):
-            print("OWN", elapsed_time > 0)
-
-        def test_it(self):
-            raise ValueError("planted")
-"""
-
-
-def test_overrides_by_the_signatures_of_older_releases(starter: Starter, tmp_path: Path) -> None:
-    """If this fails, a class from the time of torch 2.5 fails by a TypeError, or its override is never called."""
-    ended = run_cases(starter, tmp_path, _OLDER, "-rAP")
-    ended.check(passed="test_passes test_any_code test_it", failed="test_fails test_any_code_but_an_error")
-    said = [line for line in ended.log.splitlines() if line.startswith(("CODES", "NO ERRORS", "OWN"))]
-    assert "CODES test_passes [0, 0]" in said
-    assert "NO ERRORS test_any_code" in said
-    assert "OWN True" in said
-    assert not [line for line in said if line.startswith("CODES test_any_code")]

@@ -18,11 +18,11 @@ from dist_testing.core.ground.budget import Budget
 from dist_testing.core.ground.case import Case, CaseBody, CaseResult
 from dist_testing.core.ground.spec import Spec
 from dist_testing.core.launch.isolation import default_isolation
-from dist_testing.core.process.launcher_messages import RankStart
+from dist_testing.core.process.launcher_messages import Loader, RankStart
 from dist_testing.core.rank.bootstrap import RankFrontEnd
 from dist_testing.core.rank.rank_world import RankWorld
 from dist_testing.core.rank.reporter import Reporter
-from dist_testing.core.unittest.plain import unittest_loader
+from dist_testing.core.unittest import plain
 from tests.support.starter import is_alive, living_below
 
 Function = Callable[[World, dict[str, Any]], None]
@@ -88,7 +88,7 @@ def engine_for(
     spec = Spec("", declared, (4,), isolation, settings=settings or {})
     before = set(os.listdir("/proc/self/fd"))
     others = psutil.Process().children(recursive=True)
-    engine = Engine(spec, Budget(), FunctionRankContext(functions), unittest_loader())
+    engine = Engine(spec, Budget(), FunctionRankContext(functions), Loader(plain.__name__, plain.main_module()))
     try:
         yield engine
     finally:

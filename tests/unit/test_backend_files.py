@@ -10,10 +10,10 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from dist_testing.core.pytest.backend_hook import declared_backends
 
 from dist_testing.backend_files import read_backend_file
 from dist_testing.core.ground.backends import Backend, add_backends, backends
+from dist_testing.core.pytest.option_values import declared_backends
 from tests.support.results import refusal
 
 ROOT = Path(__file__).parents[2]

@@ -48,7 +48,7 @@ from dist_testing.core.pytest.session_events import SessionEvents
 from dist_testing.core.pytest.world_items import RanksFailedError, ended_from_outside, make_world_item
 from dist_testing.core.rank.bootstrap import RankContext
 from dist_testing.core.session.existing_world import ExistingRank, existing_rank
-from dist_testing.core.session.session import Session, open_session
+from dist_testing.core.session.session import Session, open_session, warnings_of
 
 # The Bazel main sets these before pytest starts; outside Bazel the options replace them.
 BUDGET_KEY = pytest.StashKey[Budget]()
@@ -215,8 +215,10 @@ class RunnerPlugin:
             # The reports of this process need it, and a fork then has it: a rank takes 0.4 ms to find it.
             _ = [item.location for item in ours]
             engines = [self._engine] if self._look_ahead is None else self._look_ahead.engines(session.items)
-            forks = marked_items.forks_of(ours) // len(engines)
-            launchers = [engine.prepare(forks)[0] for engine in engines]
+            forking = [item for item in ours if marked_items.isolation_of(item).forks_each_case]
+            # A unittest class counts as one rank: its size is not known yet.
+            forks = sum(item.stash[CASE_KEY].world_size if is_marked(item) else 1 for item in forking)
+            launchers = [engine.prepare(forks // len(engines))[0] for engine in engines]
             reasons = launchers[0].unclean_reasons
         except (LaunchError, UsageError) as error:
             raise pytest.UsageError(str(error)) from error
@@ -295,7 +297,10 @@ class RunnerPlugin:
         )
 
     def _judge(self, item: pytest.Item, result: CaseResult) -> None:
-        reports.forward_warnings(item, result)
+        for message in warnings_of(result):
+            item.ihook.pytest_warning_recorded.call_historic(
+                kwargs={"warning_message": message, "nodeid": item.nodeid, "when": "runtest", "location": None}
+            )
         if result.end_session:
             item.session.shouldstop = result.end_session
         is_expected = reports.expects(item, result)

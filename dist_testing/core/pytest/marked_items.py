@@ -132,12 +132,6 @@ def isolation_of(item: pytest.Item) -> Isolation:
     return isolation_named(str(own) if own in isolation_names() else item.config.stash[RUN_SPEC_KEY].isolation)
 
 
-def forks_of(items: Iterable[pytest.Item]) -> int:
-    """Return how many ranks the cases of items will fork. A unittest class counts as one: its size is not known yet."""
-    forking = (item for item in items if isolation_of(item).forks_each_case)
-    return sum(item.stash[CASE_KEY].world_size if is_marked(item) else 1 for item in forking)
-
-
 def check_pools(cases: Iterable[Case]) -> None:
     """Refuse tests of different world sizes in one worker pool."""
     sizes: dict[str, int] = {}

@@ -219,6 +219,7 @@ class _RankReporting:
 
     # Fixture to the error of a rank that uses it.
     refused: Mapping[str, str] = {}
+    # `run_in_wrappers` leaves the other plugins of the library out.
     is_for_ranks = True
 
     @pytest.hookimpl(tryfirst=True)

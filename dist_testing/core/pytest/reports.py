@@ -25,7 +25,7 @@ from dist_testing.core.ground.outcomes import Cause, Status
 from dist_testing.core.ground.spec import Spec
 from dist_testing.core.pytest.internals import xfailed_key
 from dist_testing.core.pytest.options import EVENTS_OPTION, JOBS_OPTION, arguments_of_part
-from dist_testing.core.session.session import current_session, warnings_of
+from dist_testing.core.session.session import current_session
 
 Properties = list[tuple[str, object]]
 
@@ -126,14 +126,6 @@ def _kept(given: list[str], paths: list[str]) -> list[str]:
         if path in kept:
             kept.remove(path)
     return kept
-
-
-def forward_warnings(item: pytest.Item, result: CaseResult) -> None:
-    """Add the warnings of the ranks to pytest's summary, each once, with its ranks."""
-    for message in warnings_of(result):
-        item.ihook.pytest_warning_recorded.call_historic(
-            kwargs={"warning_message": message, "nodeid": item.nodeid, "when": "runtest", "location": None}
-        )
 
 
 def cause_of(error: BaseException) -> Properties:

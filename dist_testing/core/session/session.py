@@ -158,9 +158,10 @@ def event_stream() -> EventStream:
 def warnings_of(result: CaseResult) -> Iterator[warnings.WarningMessage]:
     """Yield each warning of the ranks once, with its ranks."""
     for warning, ranks in result.warnings.items():
+        category = loaded_class(warning.category)
         yield warnings.WarningMessage(
             f"{warning.text} [{ranks_text(ranks)}]",
-            _warning_class(warning.category),
+            category if category is not None and issubclass(category, Warning) else UserWarning,
             warning.filename,
             warning.line_number,
         )
@@ -171,8 +172,3 @@ def loaded_class(name: str) -> type | None:
     module, _, qualified = name.rpartition(".")
     found = getattr(sys.modules.get(module), qualified, None)
     return found if isinstance(found, type) else None
-
-
-def _warning_class(name: str) -> type[Warning]:
-    found = loaded_class(name)
-    return found if found is not None and issubclass(found, Warning) else UserWarning

@@ -39,7 +39,7 @@ def current_session() -> Session:
     if (current := session.current_session()) is None:
         backend = default_backend()
         spec = Spec("", backend, (DEFAULT_WORLD_SIZE,), default_isolation(backend).name)
-        engine = Engine(spec, Budget(), UnittestRankContext(), unittest_loader())
+        engine = Engine(spec, Budget(), UnittestRankContext(), Loader(__name__, main_module()))
         atexit.register(engine.close)
         if os.environ.get(_SHOWS_OUTPUT, "") not in ("", "0"):
             engine.events.subscribe(print_output, RankOutput, name="the ranks' output")
@@ -73,11 +73,6 @@ def _tests(suite: unittest.TestSuite) -> Iterator[unittest.TestCase]:
 # unittest has no hook before the first test, and a test or `setUpClass` would leave its traces to all ranks.
 _suite_run = unittest.TestSuite.run
 unittest.TestSuite.run = _first_run  # type: ignore[method-assign]
-
-
-def unittest_loader() -> Loader:
-    """Return the loader for this process's tests: they are imported by name, except those of the main module."""
-    return Loader(__name__, main_module())
 
 
 def main_module() -> str:

@@ -201,9 +201,9 @@ def read_values(path: str) -> None:
     values: list[_Value] = pickle.loads(Path(path).read_bytes()) if path else []
     for value in values:
         owner = value.owner.find() if isinstance(value.owner, ClassName) else sys.modules.get(value.owner)
-        if value.pickled is None:
-            if isinstance(owner, type):
-                setattr(owner, value.name, _StaysInRunner(value))
+        if value.pickled is None and isinstance(owner, type):
+            setattr(owner, value.name, _StaysInRunner(value))
+        if value.pickled is None or owner is None:
             continue
         try:
             bound = pickle.loads(value.pickled)
@@ -213,8 +213,7 @@ def read_values(path: str) -> None:
                 "Values of setUpClass reach the ranks by pickle, and pickle cannot read what this value has written.\n"
                 "Make the value in setUpRank."
             ) from error
-        if owner is not None:
-            setattr(owner, value.name, bound)
+        setattr(owner, value.name, bound)
 
 
 def _is_of_tests(cls: type) -> bool:

@@ -43,7 +43,7 @@ from dist_testing.core.unittest.unittest_rank import RankPipe
 
 # unittest leaves frames of modules with this mark out of its tracebacks.
 __unittest = True
-# Attributes of an instance that cannot be pickled.
+# Attributes of an instance that cannot be pickled. Two are unittest's, and three replace methods.
 _OF_THE_RUN = ("_check_return_codes", "_cleanups", "_outcome", "_result", "_running", "processes", "setUp", "tearDown")
 
 register_front_end(FRONT_END, "dist_testing.core.unittest.in_pytest:UnittestInPytest")
@@ -124,7 +124,7 @@ class WorldCase(unittest.TestCase):
         """Runs on every rank after the method, also if the method failed. Does nothing by default."""
 
     def run(self, result: unittest.TestResult | None = None) -> unittest.TestResult | None:
-        """Run the test, in the runner."""
+        """Run the test, in the runner. The ranks get the result's setting for local variables in tracebacks."""
         self._shows_locals = bool(getattr(result, "tb_locals", False))
         return super().run(result)
 
