@@ -195,20 +195,15 @@ def blame_machine(found: Verdict, *, faults: Sequence[str], lost: str) -> Verdic
 
 
 def blame_by_error(result: CaseResult) -> CaseResult:
-    """Blame the infrastructure if the culprit's own error says that the hardware is broken."""
+    """Blame the infrastructure if the culprit's own error says that the hardware, or its driver, is broken."""
     found = result.verdict
-    culprit = None if found.culprit is None else result.outcomes[found.culprit]
-    if found.cause is not Cause.FAILURE or culprit is None:
+    if found.cause is not Cause.FAILURE or found.culprit is None:
         return result
-    if culprit.kind is not Kind.RAISED or not is_hardware_fault(culprit.summary):
+    culprit = result.outcomes[found.culprit]
+    error = _CUDA_ERROR.fullmatch(culprit.summary)
+    if culprit.kind is not Kind.RAISED or error is None or error[1] not in _CUDA_FAULTS:
         return result
     return dataclasses.replace(result, verdict=dataclasses.replace(found, cause=Cause.INFRASTRUCTURE))
-
-
-def is_hardware_fault(summary: str) -> bool:
-    """Whether an exception, summarised in one line as `Class: text`, says that the hardware or its driver is broken."""
-    match = _CUDA_ERROR.fullmatch(summary)
-    return match is not None and match[1] in _CUDA_FAULTS
 
 
 def hardware_faults(nvml: Nvml, gpus: Sequence[Gpu]) -> list[str]:

@@ -78,7 +78,7 @@ def _fault(ranks: Sequence[int]) -> str:
 
 
 def _of_calls(analysis: Analysis) -> HangStory:
-    """Tell without a known wait which ranks have not begun what others have, and what has not ended there.
+    """Tell which ranks have not begun what others have, if no main thread is known to wait.
 
     The others wait for it on a device, or by a handle. It proves nothing: it names the culprit.
     """

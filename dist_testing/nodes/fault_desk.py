@@ -68,7 +68,6 @@ class FaultDesk(WorldWatcher):
         self._start = start
         self._plan = deque(plan_of(start.case))
         self._plan_s = math.inf
-        self._next_parts: deque[Request] = deque()
         self._pending: list[_Pending] = []
         self._refused: list[str] = []
         self._faults: list[Fault] = []
@@ -87,9 +86,11 @@ class FaultDesk(WorldWatcher):
     def explain(self, result: CaseResult) -> CaseResult:
         """Fail a case whose planned faults did not happen; name the faults of one that has failed."""
         missed = list(self._refused)
-        if self._next_parts or any(pending.asker is None for pending in self._pending):
+        if self._is_in_plan():
             missed.append("the case ended during a fault")
-        missed += [f"{planned}: the case ended before" for planned, _ in self._plan]
+        missed += [
+            f"{planned}: the case ended before" for planned in dict.fromkeys(part.planned for part in self._plan)
+        ]
         if result.verdict.status is Status.PASSED and missed:
             reason = f"planned faults did not happen: {'; '.join(missed)}"
             result = dataclasses.replace(result, verdict=Verdict(Status.FAILED, Cause.FAILURE, reason))
@@ -118,23 +119,22 @@ class FaultDesk(WorldWatcher):
     def _next_look_s(self, now_s: float) -> float:
         if any(isinstance(pending.request, SignalFault) for pending in self._pending):
             return now_s + _LOOK_S
-        if any(pending.asker is None for pending in self._pending) or not (self._plan or self._next_parts):
+        if self._is_in_plan() or not self._plan:
             # The launcher's answer ends the wait, if there is one.
             return math.inf
         # The begin of a test is no event of the runner.
-        is_near = self._next_parts or self._plan_s == math.inf
-        return now_s + _LOOK_S if is_near else self._plan_s + self._plan[0].planned.after_s
+        due_s = self._plan_s + self._plan[0].planned.after_s if self._plan_s < math.inf else now_s
+        return max(due_s, now_s + _LOOK_S)
+
+    def _is_in_plan(self) -> bool:
+        return any(pending.asker is None for pending in self._pending)
 
     def _follow_plan(self, now_s: float) -> None:
         """Begin the next part of the plan, when its time has come and the part before it has happened."""
         if self._plan_s == math.inf and all(record.has_begun_test for record in self._records):
             self._plan_s = now_s
-        if any(pending.asker is None for pending in self._pending):
-            return
-        if not self._next_parts and self._plan and now_s >= self._plan_s + self._plan[0].planned.after_s:
-            self._next_parts.extend(self._plan.popleft().requests)
-        if self._next_parts:
-            self._begin(None, self._next_parts.popleft(), now_s)
+        if self._plan and not self._is_in_plan() and now_s >= self._plan_s + self._plan[0].planned.after_s:
+            self._begin(None, self._plan.popleft().request, now_s)
 
     def on_answer(self, payload: str) -> None:
         """Answer the request that the place of the world has carried out; or all, if it cannot carry out any."""

@@ -88,16 +88,16 @@ def check(case: Case, spec: Spec) -> None:
     plan_of(case)
 
 
-class PlannedRequests(NamedTuple):
-    """A planned fault with its parts, each of which waits for the one before."""
+class PlannedRequest(NamedTuple):
+    """A part of a planned fault."""
 
     planned: PlannedFault
-    requests: list[Request]
+    request: Request
 
 
-def plan_of(case: Case) -> list[PlannedRequests]:
-    """Return the planned faults of a case with their parts."""
-    plan: list[PlannedRequests] = []
+def plan_of(case: Case) -> list[PlannedRequest]:
+    """Return the parts of the planned faults of a case; each waits for the one before."""
+    plan: list[PlannedRequest] = []
     for planned in _planned(case):
         requests: list[Request] = []
         # No delay is noted: it is no call of a plan.
@@ -106,7 +106,7 @@ def plan_of(case: Case) -> list[PlannedRequests]:
             _ask(planned, faults)
         except UsageError as error:
             raise UsageError(f"{case.name}: {error}") from None
-        plan.append(PlannedRequests(planned, requests))
+        plan += [PlannedRequest(planned, request) for request in requests]
     return plan
 
 
