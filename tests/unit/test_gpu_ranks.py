@@ -21,8 +21,7 @@ from dist_testing.core.ground.outcomes import Cause, Kind, RankOutcome, Status, 
 from dist_testing.core.ground.spec import Spec
 from dist_testing.core.ground.world import NoRunner, WorldSettings
 from dist_testing.core.launch.isolation import FORK
-from dist_testing.core.rank.device import finish_device_work
-from dist_testing.core.rank.rank_world import RankWorld
+from dist_testing.core.rank.rank_world import RankWorld, finish_device_work
 from dist_testing.gpus.faults import is_hardware_fault
 from dist_testing.gpus.needs import GpuNeeds
 from dist_testing.gpus.world_gpus import GpuResource, blame_by_error, blame_machine
