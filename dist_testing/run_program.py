@@ -19,7 +19,7 @@ from dist_testing.core.ground.add_ons import add_on_named
 from dist_testing.core.ground.errors import AddOnError, UsageError
 from dist_testing.core.ground.spec import DEFAULT_WORLD_SIZE
 from dist_testing.core.launch.isolation import FORK, SPAWN
-from dist_testing.core.rank.debugging import debug_by
+from dist_testing.core.rank.capture import debug_by
 from dist_testing.programs.program import Program, check_program
 
 _COMMAND = "python -m dist_testing.run_program"

@@ -68,6 +68,7 @@ def test_ranks_that_never_become_ready_end_within_the_runs_time(bazel: Bazel) ->
 
 
 _NEVER = "def test_never(): ...\n"
+_OUTSIDE = "the run failed outside its cases (pytest's exit code"
 _EXITS_AT_IMPORT = f"import os\n\nos._exit(0)\n\n{_NEVER}"
 _EXITS_IN_A_PLAIN_TEST = """
     import os
@@ -103,15 +104,15 @@ _ENDS_THE_SESSION = """
 @pytest.mark.parametrize(
     ("files", "options", "code", "outcomes", "said", "not_run"),
     [
-        ({"conftest.py": "import sys\n\nsys.exit(0)\n"}, (), 1, ["error"], "sys.exit(0)", "0"),
-        ({"conftest.py": "import sys\n\nsys.exit(7)\n"}, (), 1, ["error"], "sys.exit(7)", "0"),
-        ({"test_cases.py": "import sys\n\nsys.exit(0)\n"}, (), 3, ["error"], "SystemExit: 0", None),
+        ({"conftest.py": "import sys\n\nsys.exit(0)\n"}, (), 1, ["error"], "called sys.exit(0)", "0"),
+        ({"conftest.py": "import sys\n\nsys.exit(7)\n"}, (), 1, ["error"], "called sys.exit(7)", "0"),
+        ({"test_cases.py": "import sys\n\nsys.exit(0)\n"}, (), 3, ["error"], f"{_OUTSIDE} 3)", None),
         ({"test_cases.py": _EXITS_AT_IMPORT}, (), 2, ["error"], "has called os._exit(0) in the runner", "0"),
         ({"test_cases.py": _EXITS_IN_A_PLAIN_TEST}, (), 2, ["error", "passed"], "os._exit(0) in the runner", "1"),
         ({"test_cases.py": _EXITS_IN_A_THREAD}, (), 2, ["error"], "os._exit(0) in the runner", "0"),
-        ({"test_cases.py": _ENDS_THE_SESSION}, (), 1, ["error", "error"], "the run ended before its cases did", "1"),
+        ({"test_cases.py": _ENDS_THE_SESSION}, (), 1, ["error", "error"], "ended before its cases did: enough", "1"),
         # Dashboards would see an empty file, like that of a target without tests.
-        ({}, ("--dist-world-size=0",), 4, ["error"], "--dist-world-size=0", None),
+        ({}, ("--dist-world-size=0",), 4, ["error"], f"{_OUTSIDE} 4)", None),
     ],
     ids=["conftest", "conftest, 7", "import", "_exit", "_exit in a test", "_exit in a thread", "pytest.exit", "option"],
 )
@@ -130,8 +131,10 @@ def test_run_that_ends_early_is_not_a_pass(
     """
     spec = {"srcs": ["//pkg:test_cases.py"]}
     target, ended = bazel.run({"test_cases.py": _NEVER, **files}, *options, code=code, spec=spec)
-    assert sorted(result.outcome for result in target.xml().values()) == outcomes
-    assert said in ended.log
+    results = target.xml().values()
+    assert sorted(result.outcome for result in results) == outcomes
+    assert any(said in result.message for result in results)
+    assert all(text in ended.log for text in (said, *options) if _OUTSIDE not in text)
     assert target.suite_properties().get("not_run") == not_run
     assert "conftest.py" not in files or "Traceback" not in ended.log
 

@@ -15,7 +15,8 @@ from dist_testing.core.ground.errors import AddOnError, UsageError
 from dist_testing.core.ground.world import World
 from dist_testing.core.launch import isolation
 from dist_testing.core.launch.isolation import isolation_named, isolation_names
-from dist_testing.core.session import session
+from dist_testing.core.session import front_ends, session
+from dist_testing.core.session.front_ends import make_front_end, register_front_end
 from dist_testing.ext import event_stream
 from tests.support.results import refusal
 
@@ -150,3 +151,24 @@ def test_a_sink_without_a_session_is_told_when_to_subscribe(monkeypatch: pytest.
     monkeypatch.setattr(session, "open_offered_session", lambda: None)
     with pytest.raises(UsageError, match="trylast=True"):
         event_stream()
+
+
+class _FrontEnd:
+    def __init__(self, config: object, items: object) -> None:
+        self.made_of = config, items
+
+
+def test_a_case_gets_the_front_end_that_it_names(monkeypatch: pytest.MonkeyPatch) -> None:
+    """If this fails, a stranger's kind of test runs by another front end, or by none."""
+    monkeypatch.setattr(front_ends, "_registered", {})
+    register_front_end("own", f"{__name__}:_FrontEnd")
+    # The module can be imported twice, as in a fresh interpreter.
+    register_front_end("own", f"{__name__}:_FrontEnd")
+    made = make_front_end("own", "config", {})
+    assert isinstance(made, _FrontEnd)
+    assert made.made_of == ("config", {})
+    # Not by the order of imports, and not with a traceback.
+    with pytest.raises(UsageError, match=f"registered twice: by {__name__}:_FrontEnd and by other:Maker"):
+        register_front_end("own", "other:Maker")
+    with pytest.raises(UsageError, match="has the front end 'other', and this rank knows own"):
+        make_front_end("other", None, {})

@@ -112,8 +112,6 @@ def test_defaults_are_the_same_in_starlark_and_in_python() -> None:
         (LOAD + RING.format(", timeout_s = 2 * 60"), "has timeout_s = 2 * 60, which is not a literal"),
         (LOAD + 'declare_backend(name = "ring", device = "cpu")', "lacks the argument torch_backend"),
         (LOAD + RING.format(', timeout_s = "5"'), "timeout_s = '5'; expected int"),
-        (LOAD + RING.format(", timeout_s = 0"), "timeout_s = 0 is out of range"),
-        (LOAD + RING.format(', features = ["telepathy"]'), "['telepathy'] is not among"),
         (LOAD + RING.format(', vendor = "amd"'), "vendor = 'amd' is out of range"),
     ],
     ids=lambda value: "" if "load(" in value else value,

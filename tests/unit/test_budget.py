@@ -34,16 +34,6 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
 
 
 @pytest.mark.parametrize(
-    ("total_s", "usable_s"),
-    [(900.0, 890.0), (60.0, 50.0), (50.0, 40.0), (10.0, 8.0), (1.0, 0.8)],
-)
-def test_the_reserve_is_kept_and_leaves_most_of_a_short_timeout(clock: Clock, total_s: float, usable_s: float) -> None:
-    """If this fails, Bazel kills the report, or a short timeout leaves no time for the test."""
-    assert Budget.starting_now(total_s).limit_s(1e9, cases_after=0) == pytest.approx(usable_s)
-    assert total_s - usable_s <= REPORT_RESERVE_S
-
-
-@pytest.mark.parametrize(
     ("left_s", "own_s", "cases_after", "limit_s"),
     [
         # The last case may use all of it.

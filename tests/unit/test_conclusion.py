@@ -9,8 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from dist_testing.core.bazel.banner import Banner
-from dist_testing.core.bazel.conclusion import Conclusion
+from dist_testing.core.bazel.conclusion import Banner, Conclusion
 from dist_testing.core.bazel.protocol import Protocol
 from dist_testing.core.events.event import CaseEnded, CaseRecorded, CaseStarted, TestsCollected
 from dist_testing.core.ground.backends import backend_named

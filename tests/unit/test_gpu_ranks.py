@@ -23,8 +23,7 @@ from dist_testing.core.ground.outcomes import Cause, Kind, RankOutcome, Status, 
 from dist_testing.core.ground.spec import Spec
 from dist_testing.core.ground.world import NoRunner, WorldSettings
 from dist_testing.core.launch.isolation import FORK
-from dist_testing.core.rank.device import finish_device_work
-from dist_testing.core.rank.rank_world import RankWorld
+from dist_testing.core.rank.rank_world import RankWorld, finish_device_work
 from dist_testing.gpus.needs import ALL_GPUS, GpuNeeds, from_options, needs_of, of_target, promised, read_promise
 from dist_testing.gpus.world_gpus import GpuResource, blame_by_error, blame_machine
 from tests.support.results import case_of, refusal, result_of

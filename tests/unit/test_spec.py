@@ -127,18 +127,13 @@ def test_a_wrong_field_is_named_with_its_value(name: str, value: object) -> None
         (None, "None"),
         ([], "[]"),
         ({**BACKEND, "timeout_s": "60"}, "timeout_s = '60'"),
-        ({**BACKEND, "device": None}, "device = None"),
         ({key: value for key, value in BACKEND.items() if key != "name"}, "missing field ['name']"),
         ({**BACKEND, "timeout_s": 0}, "timeout_s = 0"),
-        ({**BACKEND, "timeout_s": -5}, "timeout_s = -5"),
-        ({**BACKEND, "gpus_per_rank": -1}, "gpus_per_rank = -1"),
-        ({**BACKEND, "name": ""}, "name = ''"),
-        ({**BACKEND, "torch_backend": "cpu:gloo,gloo"}, "torch_backend = 'cpu:gloo,gloo'"),
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )
 def test_a_wrong_backend_is_refused_like_any_other_field(backend: object, part: str) -> None:
-    """If this fails, an error in the backend part of the spec has another form than the other errors."""
+    """If this fails, an error in the backend has another form than the other errors. test_backends.py has them all."""
     assert part in refused({**GOOD, "backend": backend})
 
 

@@ -7,17 +7,18 @@ import time
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from dist_testing.core.bazel.banner import Banner
-from dist_testing.core.bazel.conclusion import Conclusion
+from dist_testing.core.bazel.conclusion import Banner, Conclusion
 from dist_testing.core.bazel.protocol import Protocol
 from dist_testing.core.bazel.sharding import assign_shards
 from dist_testing.core.bazel.timings import read_timings
 from dist_testing.core.bazel.watch import Watch
 from dist_testing.core.events.event import EventStream
 from dist_testing.core.ground.budget import Budget
+from dist_testing.core.ground.error_text import shorten
 from dist_testing.core.ground.errors import InterruptedRunError, ReportError
 from dist_testing.core.ground.record import case_name, module_of, name_parts
 from dist_testing.core.ground.spec import Spec
@@ -30,6 +31,9 @@ from dist_testing.core.pytest.session_events import EVENTS_KEY
 
 # A filter that names a case: a path, classes and a function, joined by `::` or `.`, and parameters of any form.
 _NAME = re.compile(r"[\w./:+~@=-]*\w(?:\[.*\])?", re.DOTALL)
+# Limits of the list of failures at the end of the log.
+_MAX_HEADLINES = 30
+_HEADLINE_CHARS = 500
 
 
 class _TimeOverError(pytest.fail.Exception):  # type: ignore[misc,name-defined]  # a class in an attribute
@@ -240,3 +244,39 @@ def _names(nodeid: str) -> set[str]:
                 names |= {joint.join(parts[start:end]) for joint in ("::", ".")}
     # Parameters follow the function, the last part.
     return names | {name + parameters for name in names}
+
+
+class FailuresLast:
+    """A pytest plugin that prints the reports of failures last: most users of Bazel read only the end of a log.
+
+    Register it before the library's own, which prints nothing after its engine has ended.
+    """
+
+    @pytest.hookimpl(wrapper=True, tryfirst=True)
+    def pytest_terminal_summary(self, config: pytest.Config) -> Generator[None, object, object]:
+        """Let pytest print its summary without the reports."""
+        given, config.option.tbstyle = config.option.tbstyle, "no"
+        try:
+            return (yield)
+        finally:
+            config.option.tbstyle = given
+
+    @pytest.hookimpl(trylast=True)
+    def pytest_unconfigure(self, config: pytest.Config) -> None:
+        """Print the reports; after several, also the first line of each."""
+        reporter: Any = config.pluginmanager.get_plugin("terminalreporter")
+        if reporter is None:
+            return
+        reporter.summary_errors()
+        reporter.summary_failures()
+        failed = [*reporter.getreports("error"), *reporter.getreports("failed")]
+        if len(failed) > 1:
+            reporter.write_sep("=", f"{len(failed)} failures")
+            for report in failed[:_MAX_HEADLINES]:
+                reporter.write_line(_headline(report))
+            if len(failed) > _MAX_HEADLINES:
+                reporter.write_line(f"... and {len(failed) - _MAX_HEADLINES} more; their reports are above")
+
+
+def _headline(report: pytest.TestReport | pytest.CollectReport) -> str:
+    return shorten(" ".join(f"{report.nodeid}: {reports.failure_message(report)}".splitlines()), _HEADLINE_CHARS)

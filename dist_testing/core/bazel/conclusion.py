@@ -1,11 +1,13 @@
-"""Collects the results of a run, and writes the XML, the warnings and the result for Bazel."""
+"""Collects the results of a run, and writes the first line of its log, the XML, the warnings and the result."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import contextlib
+import sys
+from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Any, TextIO
 
-from dist_testing.core.bazel.banner import Banner
 from dist_testing.core.bazel.junit import write_xml
 from dist_testing.core.bazel.protocol import Protocol
 from dist_testing.core.events.event import CaseEnded, CaseRecorded, CaseStarted, Event, TestsCollected
@@ -28,6 +30,64 @@ def banner(spec: Spec, protocol: Protocol) -> str:
     part = f", shard {index + 1} of {total}" if total > 1 else ""
     part += f", run {protocol.run_number}" if protocol.run_number is not None else ""
     return f"dist_testing: {spec.target}: {spec.backend.name}, world size {sizes}{settings}, {spec.isolation}{part}"
+
+
+class Banner:
+    """Replaces standard output, and leaves its first line open until a test has run.
+
+    It writes the start of the line at once, and holds back all later output until it knows the end of the line. So a
+    run that skips everything says so in the first line. The held output is pytest's header and the marks of skipped
+    cases, which are no loss if the process vanishes.
+    """
+
+    def __init__(self, stream: TextIO, line: str) -> None:
+        """Write `line`, the start of the first line, to the log."""
+        self._stream = stream
+        self._waiting: list[str] | None = []
+        stream.write(line)
+        stream.flush()
+
+    @contextlib.contextmanager
+    def in_place(self) -> Iterator[None]:
+        """Replace standard output in a block. Output to standard error ends the line, as does the end of the block."""
+        with contextlib.redirect_stdout(self), contextlib.redirect_stderr(_ErrorStream(self, sys.stderr)):
+            try:
+                yield
+            finally:
+                self.end_line()
+
+    def end_line(self, addition: str = "") -> None:
+        """End the first line and stop holding back output. Only the first call has an effect."""
+        if self._waiting is not None:
+            waiting, self._waiting = self._waiting, None
+            self._stream.write(f"{addition}\n")
+            self._stream.writelines(waiting)
+            self._stream.flush()
+
+    def write(self, text: str) -> int:
+        """Write the text, or hold it back; return its length."""
+        if self._waiting is None:
+            return self._stream.write(text)
+        self._waiting.append(text)
+        return len(text)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
+
+
+class _ErrorStream:
+    """Replaces standard error, which goes to the same log, and ends the first line before any output."""
+
+    def __init__(self, banner: Banner, stream: TextIO) -> None:
+        self._banner = banner
+        self._stream = stream
+
+    def write(self, text: str) -> int:
+        self._banner.end_line()
+        return self._stream.write(text)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
 
 
 class Conclusion:

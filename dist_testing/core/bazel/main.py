@@ -13,8 +13,7 @@ from collections.abc import Callable, Iterator, MutableMapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from dist_testing.core.bazel.banner import Banner
-from dist_testing.core.bazel.conclusion import FAILED, Conclusion, banner
+from dist_testing.core.bazel.conclusion import FAILED, Banner, Conclusion, banner
 from dist_testing.core.bazel.protocol import Protocol, read_protocol
 from dist_testing.core.bazel.watch import Watch
 from dist_testing.core.engine.interrupts import ExitGuard, ignore_termination, raise_on_termination
@@ -195,8 +194,7 @@ def _run(target: _Target, protocol: Protocol, arguments: Sequence[str], guard: E
     # Imported late, so that the error for a missing target comes at once.
     import pytest
 
-    from dist_testing.core.bazel.bazel_session import BazelSession
-    from dist_testing.core.bazel.failures_last import FailuresLast
+    from dist_testing.core.bazel.bazel_session import BazelSession, FailuresLast
     from dist_testing.core.bazel.pytest_config import add_on_session, test_session
     from dist_testing.core.pytest import plugin as pytest_plugin
 

@@ -13,7 +13,7 @@ from dist_testing.core.ground.errors import DistTestingError, UsageError
 from dist_testing.core.ground.spec import MAX_WORLD_SIZE, number_in
 from dist_testing.core.launch.isolation import FORK
 from dist_testing.core.pytest.marked_items import CASE_KEY, is_marked, isolation_of
-from dist_testing.core.rank.debugging import TERMINAL
+from dist_testing.core.rank.capture import TERMINAL
 from dist_testing.core.session.existing_world import ExistingRank
 
 

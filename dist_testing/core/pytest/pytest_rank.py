@@ -32,7 +32,7 @@ from dist_testing.core.pytest.rank_plugins import (
 )
 from dist_testing.core.pytest.reports import expected_by, skip_reason
 from dist_testing.core.rank.bootstrap import RankFrontEnd
-from dist_testing.core.rank.debugging import debug_by
+from dist_testing.core.rank.capture import debug_by
 from dist_testing.core.rank.generators import load_generators, seed_generators
 from dist_testing.core.rank.rank_world import RankWorld
 from dist_testing.core.rank.reporter import Reporter

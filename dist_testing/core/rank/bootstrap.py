@@ -23,10 +23,9 @@ from dist_testing.core.process.launcher_messages import RankStart, WorldRequest,
 from dist_testing.core.process.lifetime import die_with_parent
 from dist_testing.core.process.rank_messages import INSTRUCTIONS, Instruction, NextCase
 from dist_testing.core.process.stacks import answer_with_stacks, print_native_stacks
-from dist_testing.core.rank.capture import flush_streams, redirect_output
-from dist_testing.core.rank.debugging import set_breakpoint_hook, take_terminal
-from dist_testing.core.rank.device import finish_device_work
+from dist_testing.core.rank.capture import flush_streams, redirect_output, set_breakpoint_hook, take_terminal
 from dist_testing.core.rank.hooks import RankServices, ServedRank
+from dist_testing.core.rank.rank_world import finish_device_work
 from dist_testing.core.rank.reporter import Reporter, RunnerClient, fit_text, send_message
 
 # torch's code for "this rank's test failed" (MultiProcessTestCase.TEST_ERROR_EXIT_CODE).
