@@ -24,7 +24,7 @@ from pathlib import Path
 from dist_testing.audit.audited_suite import NothingToAuditError, Settings, audit
 from dist_testing.audit.command import Runner
 from dist_testing.audit.findings import FAULTS, Audit
-from dist_testing.audit.program import parser_for, run_program, seconds_in, tell
+from dist_testing.audit.program import parser_for, run_program, seconds_in, show, tell
 from dist_testing.audit.show import lines, page
 from dist_testing.core.ground.error_text import did_you_mean
 from dist_testing.core.ground.errors import UsageError
@@ -75,8 +75,7 @@ def _check_audited(found: Audit) -> None:
 
 
 def _write(found: Audit, given: argparse.Namespace) -> None:
-    for line in lines(found):
-        print(line)
+    show(lines(found))
     if given.json is not None:
         # Paths are kept as texts.
         content = json.dumps(found.to_json(), indent=2, default=str)

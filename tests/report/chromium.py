@@ -63,9 +63,13 @@ class Browser:
         found: dict[str, Any] = json.loads(message)
         return found
 
-    def events(self, session: str) -> list[dict[str, Any]]:
-        """Return the events of a session so far."""
-        return [event for event in self._events if event.get("sessionId") == session]
+    def events(self, session: str, *methods: str) -> list[dict[str, Any]]:
+        """Return the parameters of the events of a session so far, of some kinds."""
+        return [
+            event["params"]
+            for event in self._events
+            if event.get("sessionId") == session and event["method"] in methods
+        ]
 
     def tab(self, *, width: int = 1280, dark: bool = False, script: bool = True) -> Tab:
         """Open an empty tab."""
@@ -127,12 +131,12 @@ class Tab:
     def complaints(self) -> list[str]:
         """Return everything that the console has: errors, warnings, exceptions, refused content."""
         kinds = ("Runtime.exceptionThrown", "Runtime.consoleAPICalled", "Log.entryAdded")
-        return [json.dumps(one["params"]) for one in self._browser.events(self._session) if one["method"] in kinds]
+        return list(map(json.dumps, self._browser.events(self._session, *kinds)))
 
     def requests(self) -> list[str]:
         """Return the addresses of all requests."""
-        events = self._browser.events(self._session)
-        return [one["params"]["request"]["url"] for one in events if one["method"] == "Network.requestWillBeSent"]
+        sent = self._browser.events(self._session, "Network.requestWillBeSent")
+        return [one["request"]["url"] for one in sent]
 
 
 @contextlib.contextmanager
@@ -143,18 +147,11 @@ def browser(profile: Path) -> Iterator[Browser]:
     # Chromium reads from descriptor 3 and writes to 4.
     read_end, to_browser = os.pipe()
     from_browser, write_end = os.pipe()
-    options = [
-        "--headless=new",
-        "--disable-gpu",
-        "--no-first-run",
-        "--disable-dev-shm-usage",
-        "--remote-debugging-pipe",
-    ]
     # Its sandbox needs user namespaces or a program of root, which containers lack. The pages are our own.
-    options += ["--no-sandbox", f"--user-data-dir={profile}"]
+    options = "--headless=new --disable-gpu --no-first-run --disable-dev-shm-usage --remote-debugging-pipe --no-sandbox"
     shell = 'exec "$@" 3<&"$IN" 4>&"$OUT"'
     names = {"IN": str(read_end), "OUT": str(write_end)}
-    command = ["bash", "-c", shell, "bash", program, *options, "about:blank"]
+    command = ["bash", "-c", shell, "bash", program, *options.split(), f"--user-data-dir={profile}", "about:blank"]
     environment = {**os.environ, **names, "HOME": str(profile)}
     process = subprocess.Popen(
         command, env=environment, pass_fds=(read_end, write_end), stderr=subprocess.DEVNULL, start_new_session=True
