@@ -8,15 +8,7 @@ from dataclasses import dataclass
 from fnmatch import fnmatchcase
 
 from dist_testing.audit.command import Ran, Runner
-from dist_testing.audit.findings import (
-    Audit,
-    CaseResult,
-    FaultResult,
-    judge,
-    judge_clean,
-    moment_of,
-    why_not_planted,
-)
+from dist_testing.audit.findings import Audit, CaseResult, FaultResult, judge, judge_clean, moment_of, why_not_planted
 from dist_testing.audit.hook.record import Plan
 from dist_testing.audit.seen import WHOLE, CaseSeen
 from dist_testing.core.ground.errors import UsageError

@@ -57,8 +57,7 @@ def _read_case(element: ElementTree.Element) -> CaseRecord:
     return CaseRecord(
         name=f"{classname}.{name}" if classname else name,
         status=_status(tag, message, cause, tag != "" and found[tag].get("type") == _XFAIL),
-        # A file as a whole has no class. JUnit calls a failure outside of the test's body an error.
-        when="collect" if tag in ("skipped", "error") and not classname else "setup" if tag == "error" else "call",
+        when=_when(tag, classname),
         message=message.removeprefix(EXPECTED),
         text=(found[tag].text or "") if tag else "",
         duration_s=seconds_in(element.get("time", "")),
@@ -68,6 +67,14 @@ def _read_case(element: ElementTree.Element) -> CaseRecord:
         ranks=tuple(RankRecord(rank, description=value) for rank, value in sorted(ranks.items())),
         properties=values,
     )
+
+
+def _when(tag: str, classname: str) -> str:
+    if not classname and tag in ("skipped", "error"):
+        # A file as a whole.
+        return "collect"
+    # JUnit's word for a failure outside of the test's body, such as in a fixture.
+    return "setup" if tag == "error" else "call"
 
 
 def _status(tag: str, message: str, cause: str, is_expected: bool) -> Status:
