@@ -19,8 +19,7 @@ import pytest
 
 from dist_testing.report.gather import gather
 from dist_testing.report.perfetto import trace
-from tests.report.large_world import CASES, CULPRIT, PHASES, RANKS, large_run
-from tests.report.streams import Case, write_stream
+from tests.report.streams import CASES, CULPRIT, PHASES, RANKS, Case, large_run, write_stream
 
 _DRIVER = Path(__file__).with_name("trace_processor.js")
 # The slowest machine of all needs less. Seconds.
