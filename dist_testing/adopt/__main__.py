@@ -169,7 +169,6 @@ def _content(
     plugins: Sequence[str],
     compared: Compared | None,
 ) -> dict[str, Any]:
-    """Return what `--json` writes."""
     content: dict[str, Any] = {"schema": 1, "command": list(command), "plugins": list(plugins), "harnesses": []}
     for one in found:
         name, plugin, page, *_ = one.harness

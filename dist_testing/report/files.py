@@ -95,7 +95,6 @@ def _write_trace(path: Path, runs: Sequence[RunRecord]) -> tuple[Path, int]:
 
 @contextlib.contextmanager
 def _writing(path: Path) -> Iterator[None]:
-    """Have an OSError become a ReportError."""
     try:
         yield
     except OSError as error:

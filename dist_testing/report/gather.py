@@ -177,7 +177,6 @@ class _Gathering:
         )
 
     def _add_xml(self, path: Path, shown: str) -> None:
-        """Add a single file in JUnit's format, of any program."""
         suites = read_xml(path)
         self._invocations.append(InvocationRecord(shown, "tests"))
         for suite in suites:
