@@ -22,11 +22,11 @@ from typing import Any
 from dist_testing.adopt.suite import Compared, Found, Suite, choose, outcome_in
 from dist_testing.audit.command import Ran
 from dist_testing.audit.hook.harnesses import Harness
-from dist_testing.audit.program import parser_for, run_program, seconds_in, tell
+from dist_testing.audit.program import parser_for, run_program, seconds_in, show, tell
 from dist_testing.audit.seen import CaseSeen, Collected
 from dist_testing.core.ground.errors import UsageError
 from dist_testing.report.files import write_text
-from dist_testing.report.words import clean, plural, seconds
+from dist_testing.report.words import columns, plural, seconds
 
 _DIFFERENT = 1
 _tell = functools.partial(tell, "adopt")
@@ -52,7 +52,7 @@ def _adopt(suite: Suite, command: Sequence[str], given: argparse.Namespace) -> i
     _tell(f"collects: {' '.join(command)}")
     collected, ran = suite.collect()
     found = suite.find(collected)
-    _show(_collected(collected, ran))
+    show(_collected(collected, ran))
     if not found:
         raise UsageError(
             f"{' '.join(command)}: no harness found in {plural(len(collected.tests), 'test')}.\n"
@@ -71,7 +71,7 @@ def _adopt(suite: Suite, command: Sequence[str], given: argparse.Namespace) -> i
         _tell(f"traces {plural(len(samples), 'test')}")
         seen = suite.trace(samples, collected)
         traced = {one.harness.name: _clearest(one, seen) for one in run_here}
-    _show(_plan(found, traced, collected, plugins))
+    show(_plan(found, traced, collected, plugins))
     compared = None
     if plugins and not given.dry:
         using = {test for one in run_here for test in one.tests}
@@ -79,17 +79,12 @@ def _adopt(suite: Suite, command: Sequence[str], given: argparse.Namespace) -> i
         if tests:
             _tell(f"runs {plural(len(tests), 'test')} as the suite does, then with the line")
             compared = suite.compare(tests, collected, plugins)
-            _show(_table(compared))
+            show(_table(compared))
     if given.json is not None:
         content = _content(command, found, traced, plugins, compared)
         write_text(given.json, json.dumps(content, indent=2) + "\n")
         _tell(f"{given.json.absolute()}: JSON")
     return _DIFFERENT if compared is not None and compared.different else 0
-
-
-def _show(lines: Iterator[str]) -> None:
-    for line in lines:
-        print(clean(line).replace("\n", " "), flush=True)
 
 
 def _collected(collected: Collected, ran: Ran) -> Iterator[str]:
@@ -148,9 +143,7 @@ def _table(compared: Compared) -> Iterator[str]:
         own, ours = (outcome_in(run, test) for run in runs)
         own_s, ours_s = (run.seen.cases.get(test, CaseSeen(test)).seconds for run in runs)
         rows.append((test, own, ours, seconds(own_s), seconds(ours_s)))
-    widths = [max(len(row[column]) for row in rows) for column in range(5)]
-    for row in rows:
-        yield "  ".join(text.ljust(width) for text, width in zip(row, widths, strict=True)).rstrip()
+    yield from columns(rows)
     for test in compared.different:
         yield f"DIFFERENT {test}"
         for name, run in zip(("own", "ours"), runs, strict=True):
@@ -176,7 +169,6 @@ def _content(
     plugins: Sequence[str],
     compared: Compared | None,
 ) -> dict[str, Any]:
-    """Return what `--json` writes."""
     content: dict[str, Any] = {"schema": 1, "command": list(command), "plugins": list(plugins), "harnesses": []}
     for one in found:
         name, plugin, page, *_ = one.harness

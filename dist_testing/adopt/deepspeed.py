@@ -9,7 +9,6 @@ from __future__ import annotations
 import functools
 import queue
 import socket
-import sys
 import unittest
 from collections.abc import Callable, Generator
 from typing import Any
@@ -73,7 +72,7 @@ def _replacement(original: Callable[..., Any]) -> Callable[..., None]:
             original(self, num_procs, init_method)
             return
         check_world_size(name, num_procs, "Set world_size of the class, or in the mark of the test.")
-        call = functools.partial(_call, self, num_procs, _port(self), init_method)
+        call = functools.partial(_call, self, num_procs, _port(), init_method)
         run_on_ranks(call, name, num_procs, float(self.exec_timeout) if getattr(self, "exec_timeout", None) else None)
 
     return launch
@@ -92,12 +91,8 @@ def _call(test: Any, num_procs: int, port: str, init_method: str, rank: int) -> 
         after()
 
 
-def _port(test: Any) -> str:
-    """Return a free port, as the suite chooses it; its rendezvous is a file, so few tests use the port."""
-    for cls in type(test).__mro__:
-        choose = getattr(sys.modules.get(cls.__module__), "get_master_port", None)
-        if choose is not None:
-            return str(choose())
+def _port() -> str:
+    """Return a free port. The rendezvous of the suite is a file, so few tests use the port."""
     with socket.socket() as chosen:
         chosen.bind(("127.0.0.1", 0))
         return str(chosen.getsockname()[1])

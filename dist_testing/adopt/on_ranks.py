@@ -8,7 +8,6 @@ import sys
 from collections.abc import Callable, Mapping
 from typing import Any
 
-import pytest
 import torch
 
 from dist_testing.core.events.event import RankOutput
@@ -19,28 +18,13 @@ from dist_testing.core.launch.clean import unshareable_reasons
 from dist_testing.core.launch.isolation import FORK
 from dist_testing.core.session.session import current_session
 from dist_testing.functions.run import CallWorld, call_spec
-from dist_testing.programs.program import NO_LIMIT_S
 
 # unittest leaves frames of modules with this mark out of its tracebacks.
 __unittest = True
 
 _told: set[str] = set()
-_limit_s: list[float | None] = [NO_LIMIT_S]
 # Whether this process is a rank, where the functions of the suite's harness are its own.
 _is_rank = [False]
-
-
-def pytest_configure(config: pytest.Config) -> None:
-    """Give worlds no limit, unless the command line has `--dist-timeout`. Some adapters take this hook over.
-
-    The projects' own harnesses have none, and tests that load models take long. A proven hang ends without a limit.
-    """
-    _limit_s[0] = NO_LIMIT_S if config.getoption("--dist-timeout", default=None) is None else None
-
-
-def suite_limit_s() -> float | None:
-    """Return the limit of a world in seconds; None for that of the session."""
-    return _limit_s[0]
 
 
 def is_rank() -> bool:

@@ -50,8 +50,6 @@ class TestProcessError(AssertionError):
 
 @dataclass(slots=True)
 class _Started:
-    """A process that the test has started."""
-
     one: Any  # the process object
     popen: Any  # what multiprocessing knows of it; it stays valid when the test closes the object
     target: str

@@ -17,13 +17,15 @@ from pathlib import Path
 from types import FunctionType, ModuleType
 from typing import Any
 
-from dist_testing.adopt.on_ranks import keeps_own_way, run_on_ranks, suite_limit_s
-from dist_testing.adopt.on_ranks import pytest_configure as pytest_configure
+import pytest
+
+from dist_testing.adopt.on_ranks import keeps_own_way, run_on_ranks
 from dist_testing.core.ground.error_text import name_of
 from dist_testing.core.ground.errors import UsageError
 from dist_testing.core.launch.clean import spare_cuda, unshareable_reasons
 from dist_testing.core.process.lifetime import become_subreaper
 from dist_testing.core.process.orphans import Orphans
+from dist_testing.programs.program import NO_LIMIT_S
 
 # unittest leaves frames of modules with this mark out of its tracebacks.
 __unittest = True
@@ -34,9 +36,19 @@ _FORK, _SPAWN = "fork_new_process_for_each_test", "spawn_new_process_for_each_te
 _CHOICE = "create_new_process_for_each_test"
 _PARALLEL = "multi_process_parallel"
 _PACKAGES = {"dist-packages", "site-packages"}
+# Limit of a world in seconds; None for that of the session.
+_limit_s: list[float | None] = [NO_LIMIT_S]
 
 # At import, before a test file asks for the GPUs: no rank could be forked then.
 spare_cuda()
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Give worlds no limit, unless the command line has `--dist-timeout`.
+
+    The project's own harness has none, and tests that load models take long. A proven hang ends without a limit.
+    """
+    _limit_s[0] = NO_LIMIT_S if config.getoption("--dist-timeout", default=None) is None else None
 
 
 def _adopt(module: ModuleType) -> None:
@@ -64,7 +76,7 @@ def _decorator(original: Callable[..., Any]) -> Callable[..., Any]:
         def run(*args: Any, **kwargs: Any) -> None:
             __tracebackhide__ = True
             _refuse_unshareable(name_of(test))
-            run_on_ranks(lambda _: _call(test, args, kwargs), name_of(test), 1, suite_limit_s())
+            run_on_ranks(lambda _: _call(test, args, kwargs), name_of(test), 1, _limit_s[0])
 
         return run
 
@@ -111,7 +123,7 @@ def _parallel(original: Any) -> Callable[..., None]:
             lambda rank: function(monkeypatch, tp_size, pp_size, rank, port),
             name_of(function),
             tp_size * pp_size,
-            suite_limit_s(),
+            _limit_s[0],
         )
 
     return run

@@ -8,12 +8,13 @@ import shutil
 import signal
 import sys
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
 from dist_testing.core.ground.budget import MAX_TIMEOUT_S, timeout_in
 from dist_testing.core.ground.errors import ReportError, UsageError
 from dist_testing.core.process.lifetime import become_subreaper, check_platform
+from dist_testing.report.words import clean
 
 _WRONG_COMMAND = 2
 # As a shell tells of an interrupt.
@@ -89,6 +90,12 @@ def run_program(
 def tell(program: str, line: str) -> None:
     """Print what a program does now."""
     print(f"{program}: {line}", file=sys.stderr, flush=True)
+
+
+def show(lines: Iterable[str]) -> None:
+    """Print the lines of a result. Control characters of a suite's own texts are made visible."""
+    for line in lines:
+        print(clean(line).replace("\n", " "), flush=True)
 
 
 def _check_writable(path: Path) -> None:

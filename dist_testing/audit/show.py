@@ -9,19 +9,14 @@ from dist_testing.audit.command import Left
 from dist_testing.audit.findings import FAULTS, HOLES, Audit, CaseResult, FaultResult
 from dist_testing.core.ground.error_text import ranks_text
 from dist_testing.report.render import rendered
-from dist_testing.report.words import clean, plural, seconds
+from dist_testing.report.words import columns, plural, seconds
 
 _NAMES_SHOWN = 20
 _TEMPLATE = Path(__file__).parent / "templates" / "audit.html"
 
 
 def lines(found: Audit) -> Iterator[str]:
-    """Yield the lines of the table. Control characters of a suite's own texts are made visible."""
-    for line in _lines(found):
-        yield clean(line).replace("\n", " ")
-
-
-def _lines(found: Audit) -> Iterator[str]:
+    """Yield the lines of the table, with the suite's own texts as they are."""
     audited = found.audited
     if audited:
         yield from _matrix(audited)
@@ -86,9 +81,7 @@ def _matrix(audited: list[CaseResult]) -> Iterator[str]:
         for index, fault in enumerate(case.faults):
             first = ("", "") if index else (case.id, str(case.world_size))
             rows.append((*first, fault.fault, word(fault), names(fault)))
-    widths = [max(len(row[column]) for row in rows) for column in range(5)]
-    for row in rows:
-        yield "  ".join(text.ljust(width) for text, width in zip(row, widths, strict=True)).rstrip()
+    yield from columns(rows)
 
 
 def _holes(case: CaseResult) -> Iterator[str]:

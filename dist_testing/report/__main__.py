@@ -23,7 +23,6 @@ from dist_testing.core.ground.errors import ReportError
 from dist_testing.report import files
 from dist_testing.report.compare import Comparison, compare, compare_lines
 from dist_testing.report.gather import gather
-from dist_testing.report.github import annotation_lines, markdown
 from dist_testing.report.model import Problem, Report
 from dist_testing.report.page import page
 from dist_testing.report.ran_nowhere import NAME, parser, run
@@ -105,17 +104,17 @@ def _written(
     more: tuple[tuple[Path | None, str, Callable[[Path], int]], ...] = (
         (options.json, "JSON", lambda path: files.write_text(path, files.exported(report))),
         (options.ctrf, "CTRF", lambda path: files.write_text(path, files.ctrf(report))),
-        (options.markdown, "Markdown", lambda path: files.write_text(path, markdown(report, options.title))),
+        (options.markdown, "Markdown", lambda path: files.write_text(path, files.markdown(report, options.title))),
         (options.junit, "JUnit", lambda path: files.write_merged_junit(report, path)),
     )
     for file, what, write in more:
         if file is not None:
             yield f"report: {file.absolute()}: {what}, {size(write(file))}"
     if options.github:
-        yield from annotation_lines(report)
+        yield from files.annotation_lines(report)
         # $GITHUB_STEP_SUMMARY (CI): with --github of `dist_testing.report`: file that gets the Markdown.
         if place := os.environ.get("GITHUB_STEP_SUMMARY"):
-            files.append_text(Path(place), markdown(report, options.title))
+            files.append_text(Path(place), files.markdown(report, options.title))
     if changed is not None:
         yield from compare_lines(changed[0])
 

@@ -246,8 +246,6 @@ def _attempt(identity: Mapping[str, Any], result: Mapping[str, Any], testlogs: _
 
 
 class _OutputFinder:
-    """Finds the outputs of tests on this machine."""
-
     def __init__(self, disk_cache: Path | None) -> None:
         self._exec_root: Path | None = None
         self._disk_cache = disk_cache

@@ -13,7 +13,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Literal, get_args
 
-from dist_testing.core.ground.record import BAD, CaseRecord
+from dist_testing.core.ground.record import BAD
 from dist_testing.report.facts import ended
 from dist_testing.report.model import Report, RunRecord
 from dist_testing.report.words import grouped, one_line, percent, plural
@@ -115,8 +115,13 @@ def votes(report: Report, *, same_inputs: bool = False) -> Iterator[Vote]:
             continue
         inputs = _inputs(report, run, same_inputs)
         for case in run.cases:
-            if ended(case) != "skipped":
-                yield _vote(run, case, inputs)
+            status = ended(case)
+            is_bad = status in (*BAD, "xpassed")
+            kind = (case.cause if case.cause not in ("", "none") else status) if is_bad else ""
+            culprit = case.culprit if is_bad else None
+            subject = (run.suite, case.name, run.backend, case.world_size)
+            if status != "skipped":
+                yield Vote(*subject, inputs, kind, culprit, case.status == "error")
         if (run.invocation, run.target) in whole:
             kind = run.status.lower() if _failed_as_a_whole(run) else ""
             yield Vote(run.suite, WHOLE, run.backend, 0, inputs, kind, None, is_machine=False)
@@ -134,14 +139,6 @@ def _inputs(report: Report, run: RunRecord, same_inputs: bool) -> str:
         return versions
     revision = report.invocations[run.invocation].revision or f"invocation {run.invocation}"
     return f"{revision}|{run.configuration}|{versions}"
-
-
-def _vote(run: RunRecord, case: CaseRecord, inputs: str) -> Vote:
-    status = ended(case)
-    is_bad = status in (*BAD, "xpassed")
-    kind = (case.cause if case.cause not in ("", "none") else status) if is_bad else ""
-    culprit = case.culprit if is_bad else None
-    return Vote(run.suite, case.name, run.backend, case.world_size, inputs, kind, culprit, case.status == "error")
 
 
 def measured(given: Iterable[Vote]) -> list[Flake]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import re
 import zlib
@@ -13,7 +14,7 @@ from pathlib import Path
 from typing import Literal
 
 from dist_testing.core.ground.errors import ReportError
-from dist_testing.report.build_events import Attempt, Invocation, read_invocation
+from dist_testing.report.build_events import Invocation, read_invocation
 from dist_testing.report.model import InvocationRecord, NotRun, Problem, Report, RunFiles, RunRecord, is_label
 from dist_testing.report.result_xml import read_xml
 from dist_testing.report.run_files import filled_run
@@ -140,8 +141,12 @@ class _Gathering:
                 "The report has what there is; results may be missing."
             )
             self._problems.append(Problem(invocation.name, told))
+        ended_s = math.inf
+        if invocation.began_wall_s is not None and invocation.duration_s:
+            ended_s = invocation.began_wall_s + invocation.duration_s
         for attempt in invocation.attempts:
-            is_stale = _is_stale(attempt, invocation)
+            xml = attempt.files.xml
+            is_stale = xml is not None and xml.stat().st_mtime > ended_s + _CLOCK_S
             run = self._add_run(attempt, RunFiles() if is_stale else attempt.files)
             if is_stale:
                 told = (
@@ -150,7 +155,7 @@ class _Gathering:
                     "Make the report right after the invocation, or keep a copy of bazel-testlogs."
                 )
                 self._problems.append(Problem(attempt.target, told))
-            elif attempt.files.xml is None and not run.has_results:
+            elif xml is None and not run.has_results:
                 self._problems.append(Problem(f"{run.target}{run.in_part}", _without_xml(attempt.xml_uri)))
 
     def _add_testlogs(self, folder: Path, places: Sequence[Path]) -> None:
@@ -172,7 +177,6 @@ class _Gathering:
         )
 
     def _add_xml(self, path: Path, shown: str) -> None:
-        """Add a single file in JUnit's format, of any program."""
         suites = read_xml(path)
         self._invocations.append(InvocationRecord(shown, "tests"))
         for suite in suites:
@@ -216,12 +220,6 @@ def _without_xml(uri: str) -> str:
         "--remote_download_outputs=toplevel fetches the results of tests, and so does --config=ci; "
         "--disk-cache=DIR names a cache to look into."
     )
-
-
-def _is_stale(attempt: Attempt, invocation: Invocation) -> bool:
-    if attempt.files.xml is None or invocation.began_wall_s is None or not invocation.duration_s:
-        return False
-    return attempt.files.xml.stat().st_mtime > invocation.began_wall_s + invocation.duration_s + _CLOCK_S
 
 
 def label_of(path: Path) -> str:

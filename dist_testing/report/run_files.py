@@ -236,34 +236,29 @@ def read_streams(paths: Sequence[Path], subject: str, *, is_brief: bool = False)
     """Read the event streams of one run, which is the subject of problems. What stands before damage counts."""
     read = StreamRecord()
     for path in paths:
+        told = []
+        first = last = None
+        try:
+            for event in iterate_events(path, is_brief=is_brief):
+                first, last = first or event, event
+                read.take(event)
+        except ReportError as error:
+            told.append(str(error).replace(f"{path}: ", "", 1))
+        read.is_complete &= isinstance(last, RunEnded)
+        if isinstance(first, RunStarted) and last is not None:
+            read.times += [first.at_s, last.at_s]
+            read.first = read.first or first
+            if isinstance(last, StreamCut):
+                told.append(f"the file was full at {last.limit_bytes} bytes, so later events are missing")
+            elif not isinstance(last, RunEnded):
+                told.append("the run did not come to its end: it was killed, or its last events are missing")
+            if first.target != read.first.target:
+                told.append(f"the file is of {first.target!r}, the others are of {read.first.target!r}")
         # Outside Bazel the subject is the file itself.
-        _read(read, path, subject if subject.endswith(path.name) else f"{subject}, {path.name}", is_brief)
+        shown = subject if subject.endswith(path.name) else f"{subject}, {path.name}"
+        read.problems += [Problem(shown, text) for text in told]
     for nodeid, case in read.cases.items():
         # The file was cut off before the end of its teardown.
         if case.status == "passed" and nodeid not in read.ended:
             read.cases[nodeid] = replace(_unfinished(nodeid, case.began_at_s), ranks=case.ranks)
     return read
-
-
-def _read(read: StreamRecord, path: Path, shown: str, is_brief: bool) -> None:
-    first: Event | None = None
-    last: Event | None = None
-    try:
-        for event in iterate_events(path, is_brief=is_brief):
-            first, last = first or event, event
-            read.take(event)
-    except ReportError as error:
-        read.problems.append(Problem(shown, str(error).replace(f"{path}: ", "", 1)))
-    read.is_complete &= isinstance(last, RunEnded)
-    if not isinstance(first, RunStarted) or last is None:
-        return
-    read.times += [first.at_s, last.at_s]
-    read.first = read.first or first
-    told = []
-    if isinstance(last, StreamCut):
-        told.append(f"the file was full at {last.limit_bytes} bytes, so later events are missing")
-    elif not isinstance(last, RunEnded):
-        told.append("the run did not come to its end: it was killed, or its last events are missing")
-    if first.target != read.first.target:
-        told.append(f"the file is of {first.target!r}, the others are of {read.first.target!r}")
-    read.problems += [Problem(shown, text) for text in told]

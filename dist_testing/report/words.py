@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import re
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Sequence
 from datetime import UTC, datetime
 from typing import TypeVar
 
@@ -118,6 +118,13 @@ def clean(value: str) -> str:
 def one_line(*texts: str) -> str:
     """Return texts one after the other, as one clean line."""
     return " ".join(clean(" ".join(texts)).split())
+
+
+def columns(rows: Sequence[Sequence[str]]) -> Iterator[str]:
+    """Yield a table for a terminal, a line for each row."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    for row in rows:
+        yield "  ".join(text.ljust(width) for text, width in zip(row, widths, strict=True)).rstrip()
 
 
 def _visible(character: str) -> str:

@@ -16,31 +16,25 @@ import pytest
 from dist_testing.adopt.launch_host import end_with
 from dist_testing.adopt.subprocess import launch_in
 from dist_testing.core.ground.errors import InterruptedRunError
-from tests.support.children import write_file
+from tests.support.children import Ended, write_file
 from tests.support.starter import Starter
 
 _HERE = Path(__file__).parent
 
 
-def _copy_suite(folder: Path) -> None:
-    shutil.copy(_HERE / "launch_suite.py", folder / "test_suite.py")
-    (folder / "scripts").mkdir()
-    shutil.copy(_HERE / "scripts" / "train.py", folder / "scripts")
-
-
 def test_a_suite_has_the_verdicts_of_its_own_harness(starter: Starter, tmp_path: Path) -> None:
     """If this fails, the script of a launcher gets other arguments, streams or verdicts than torchrun gives it."""
-    _copy_suite(tmp_path)
+    shutil.copy(_HERE / "launch_suite.py", tmp_path / "test_suite.py")
+    shutil.copytree(_HERE / "scripts", tmp_path / "scripts")
     child = starter.start(["-m", "pytest", "-p", "dist_testing.adopt.subprocess", "-rA", "test_suite.py"], tmp_path)
-    assert child.wait() == 1, child.log
-    lines = [line for line in child.log.splitlines() if line.startswith(("PASSED ", "FAILED ", "ERROR "))]
-    failed = [line for line in lines if not line.startswith("PASSED ")]
-    assert [line.split(" - ")[0] for line in failed] == ["FAILED test_suite.py::test_fails"], child.log
-    skips = 0 if Path(sys.executable).with_name("torchrun").exists() else 1
-    assert len(lines) == 11 - skips, child.log
-    # One report for both ranks: the culprit, and what happened to the other rank.
-    assert "rank 1 exited with code 7 in call" in child.log
-    assert "Victims: rank 0" in child.log
+    has_torchrun = Path(sys.executable).with_name("torchrun").exists()
+    Ended(child.wait(), child.log).check(
+        passed="test_run test_launch test_asyncio test_failure_is_expected[raise] test_failure_is_expected[signal] "
+        f"test_time_is_over test_terminate test_wrong_option test_other_commands {'test_check_call' * has_torchrun}",
+        failed="test_fails",
+        # One report for both ranks: the culprit, and what happened to the other rank.
+        log=["rank 1 exited with code 7 in call", "Victims: rank 0"],
+    )
 
 
 _SKIPS = """

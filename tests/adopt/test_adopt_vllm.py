@@ -27,37 +27,25 @@ def _run(starter: Starter, folder: Path) -> Ended:
 def test_a_suite_has_the_verdicts_of_its_own_harness(starter: Starter, tmp_path: Path) -> None:
     """If this fails, a decorated test runs in another way than under its own harness, or one of its holes is back."""
     shutil.copy(_HERE / "vllm_suite.py", tmp_path / "test_suite.py")
-    ended = _run(starter, tmp_path)
-    assert ended.outcomes() == {
-        "test_fork": "PASSED",
-        "test_parameters[one]": "PASSED",
-        "test_parameters[two]": "PASSED",
-        "test_environment_is_not_changed": "PASSED",
-        "test_parallel[test_target0-2]": "PASSED",
-        "test_parallel_in_a_process": "PASSED",
-        "test_torch_spawn": "PASSED",
-        "test_engine_is_left_running": "PASSED",
-        "test_method": "PASSED",
-        "test_fails": "FAILED",
-        "test_dies": "FAILED",
-        "test_parallel_fails": "FAILED",
-        # The own harness passes these, and one more, which skips.
-        "test_hole_exit_0": "FAILED",
-        "test_hole_spawn_ran_nothing": "FAILED",
-        "test_hole_spawn_with_arguments[spawn]": "FAILED",
-    }, ended.log
-    for said in (
-        "2 skipped",
-        "Need at least 4 GPUs to run the test.",
-        "not on this platform",
-        "test_fails (world of 1): rank 0 raised ValueError: planted",
-        "rank 0 was killed by SIGKILL (9)",
-        "failing_worker (world of 2): rank 1 raised AssertionError: planted",
-        "Victims: rank 0",
-        "rank 0 exited with code 0 in call",
-        "rank 0 raised ValueError: never reached",
-    ):
-        assert said in ended.log, ended.log
+    _run(starter, tmp_path).check(
+        passed="test_fork test_parameters[one] test_parameters[two] test_environment_is_not_changed "
+        "test_parallel[test_target0-2] test_parallel_in_a_process test_torch_spawn test_engine_is_left_running "
+        "test_method",
+        # The own harness passes the last three, and one more, which skips.
+        failed="test_fails test_dies test_parallel_fails "
+        "test_hole_exit_0 test_hole_spawn_ran_nothing test_hole_spawn_with_arguments[spawn]",
+        log=[
+            "2 skipped",
+            "Need at least 4 GPUs to run the test.",
+            "not on this platform",
+            "test_fails (world of 1): rank 0 raised ValueError: planted",
+            "rank 0 was killed by SIGKILL (9)",
+            "failing_worker (world of 2): rank 1 raised AssertionError: planted",
+            "Victims: rank 0",
+            "rank 0 exited with code 0 in call",
+            "rank 0 raised ValueError: never reached",
+        ],
+    )
 
 
 def test_what_cannot_be_adopted_says_why(starter: Starter, tmp_path: Path) -> None:
@@ -85,8 +73,11 @@ def test_what_cannot_be_adopted_says_why(starter: Starter, tmp_path: Path) -> No
     """
     write_file(tmp_path, "test_suite.py", source)
     write_file(tmp_path, "other_utils.py", "def create_new_process_for_each_test(method=None): ...\n")
-    ended = _run(starter, tmp_path)
-    assert ended.outcomes() == {"test_with_a_group": "FAILED", "test_other_version": "FAILED"}, ended.log
-    assert "cannot be forked from pytest's process: a process group is initialised" in ended.log
-    assert "Move that use into tests that run on ranks" in ended.log
-    assert "other_utils defines create_new_process_for_each_test, but neither" in ended.log
+    _run(starter, tmp_path).check(
+        failed="test_with_a_group test_other_version",
+        log=[
+            "cannot be forked from pytest's process: a process group is initialised",
+            "Move that use into tests that run on ranks",
+            "other_utils defines create_new_process_for_each_test, but neither",
+        ],
+    )

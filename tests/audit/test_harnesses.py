@@ -86,7 +86,9 @@ def test_another_rank_is_blamed_and_things_are_left_behind(tmp_path: Path) -> No
 
 def test_a_dead_worker_of_a_pool_costs_the_whole_limit_and_the_session(tmp_path: Path) -> None:
     """DeepSpeed's pool waits for its limit, then ends pytest."""
-    done = audit(tmp_path, ["--faults=kill", "--slow=3"], suite(HARNESSES / "pool_workers_suite.py"))
+    # Outside pytest's root folder, the id of a case does not tell its file.
+    command = suite(f"--rootdir={tmp_path}", "-o", "python_files=pool_workers_suite.py", HARNESSES)
+    done = audit(tmp_path, ["--faults=kill", "--slow=3"], command)
     assert done.holes("test_meets") == {"kill": ["slow", "ended_harness"]}, done.output
 
 

@@ -15,6 +15,7 @@ from dist_testing.audit.command import Left, Ran, shape
 from dist_testing.audit.findings import FAULTS, HOLES, Audit, CaseResult, FaultResult, judge, ranks_named
 from dist_testing.audit.hook import with_hook
 from dist_testing.audit.hook.record import Plan
+from dist_testing.audit.program import show
 from dist_testing.audit.seen import WHOLE, CaseSeen, FaultSeen, Seen, seen_in
 from dist_testing.audit.show import lines, page
 from tests.report.schema_check import check
@@ -186,14 +187,15 @@ def _hostile() -> Audit:
     return Audit(["python", name], 0, 1.0, 30.0, 120.0, 9.0, cases, [name])
 
 
-def test_texts_of_a_suite_are_escaped() -> None:
+def test_texts_of_a_suite_are_escaped(capsys: pytest.CaptureFixture[str]) -> None:
     """Neither the page nor the terminal takes markup or control characters from a suite."""
     made = page(_hostile(), made_wall_s=0.0)
     assert "<script" not in made
     assert "&lt;script&gt;" in made
     assert "3 holes" in made
     assert not re.search("[\x1b\u202e]", made)
-    told = list(lines(_hostile()))
+    show(lines(_hostile()))
+    told = capsys.readouterr().out.splitlines()
     assert not [line for line in told if re.search("[\x00-\x1f\u202e]", line)]
     assert told[-1] == "3 holes: 1 fault in 1 case, 9.00 s"
 

@@ -1,4 +1,4 @@
-"""Makes event streams and build events for tests of the report."""
+"""Makes event streams, build events and runs for tests of the report."""
 
 from __future__ import annotations
 
@@ -32,9 +32,11 @@ from dist_testing.core.ground.record import (
     case_name,
 )
 from dist_testing.event_file import EventFile
+from dist_testing.report.model import RunRecord
 
 # What separates the parts of a failure's text.
 RULE = "-" * 100
+PHASES = ("start", "init", "setup", "call", "teardown", "destroy")
 # The last event of a whole file of build events.
 _LAST: dict[str, object] = {"id": {"progress": {}}, "lastMessage": True}
 
@@ -59,7 +61,6 @@ class Case:
 
 
 def _ranks(case: Case) -> tuple[RankRecord, ...]:
-    names = ("start", "init", "setup", "call", "teardown", "destroy")
     begin_s, end_s = case.gpu_wait_s, case.gpu_wait_s + case.duration_s
     times = [0.002, 0.02, 0.05, 0.06, case.duration_s - 0.02, case.duration_s - 0.01, case.duration_s - 0.001]
     # As the engine writes them.
@@ -78,7 +79,7 @@ def _ranks(case: Case) -> tuple[RankRecord, ...]:
                 started_s=begin_s + 0.01,
                 ready_s=begin_s + 0.02,
                 seen_s=round(end_s - 0.02 + 0.001 * rank, DIGITS),
-                phases=tuple(map(Phase, names, marks, marks[1:])),
+                phases=tuple(map(Phase, PHASES, marks, marks[1:])),
                 warnings=(f"builtins.UserWarning: {case.warning} (a.py:3)",) if case.warning and not rank else (),
             )
         )
@@ -195,3 +196,34 @@ def write_build_events(path: Path, events: Sequence[dict[str, object]]) -> Path:
     """Write build events."""
     path.write_text("".join(f"{json.dumps(event)}\n" for event in [*events, _LAST]), encoding="utf-8")
     return path
+
+
+# Of `large_run`.
+RANKS = 64
+CASES = 167
+CULPRIT = 7
+
+
+def large_run() -> RunRecord:
+    """Return a run of 64 ranks with a thousand phases each, of which one fails in the last case."""
+    cases = []
+    for number in range(CASES):
+        begin = number * 1.7
+        is_bad = number == CASES - 1
+        ranks = tuple(
+            RankRecord(
+                rank,
+                ("raised" if rank == CULPRIT else "stopped") if is_bad else "passed",
+                seen_s=0.7 + rank * 0.001,
+                phases=tuple(
+                    Phase(name, index * 0.2 + rank * 0.001234, index * 0.2 + 0.2 + rank * 0.001234)
+                    for index, name in enumerate(PHASES)
+                ),
+            )
+            for rank in range(RANKS)
+        )
+        victims = tuple(rank for rank in range(RANKS) if rank != CULPRIT)
+        blame: dict[str, Any] = {"culprit": CULPRIT, "victims": victims} if is_bad else {}
+        status: Status = "failed" if is_bad else "passed"
+        cases.append(CaseRecord(f"t.case_{number}", status, ranks=ranks, began_at_s=begin, duration_s=1.6, **blame))
+    return RunRecord("//a:a", wall_zero_s=1.7e9, cases=tuple(cases))

@@ -11,10 +11,9 @@ from dist_testing.core.bazel.junit import write_xml
 from dist_testing.core.ground.record import CaseRecord
 from dist_testing.report.__main__ import main
 from dist_testing.report.facts import ledger, quarantined
-from dist_testing.report.files import SCHEMA_FILE, ctrf, exported
+from dist_testing.report.files import SCHEMA_FILE, annotation_lines, ctrf, exported, markdown
 from dist_testing.report.flakes import votes
 from dist_testing.report.gather import gather
-from dist_testing.report.github import annotation_lines, markdown
 from dist_testing.report.model import Report
 from dist_testing.report.page import page
 from tests.report.schema_check import check

@@ -16,8 +16,7 @@ from dist_testing.report.model import RunRecord
 from dist_testing.report.page import lanes as lanes_of
 from dist_testing.report.perfetto import trace
 from dist_testing.report.words import grouped
-from tests.report.large_world import CASES, CULPRIT, PHASES, RANKS, large_run
-from tests.report.streams import Case, write_stream
+from tests.report.streams import CASES, CULPRIT, PHASES, RANKS, Case, large_run, write_stream
 
 _BAD = Case("t.py::bad", "failed", "rank 1 raised", "text", 4, "failure", 1, (0, 3), gpu_wait_s=0.5)
 

@@ -8,9 +8,7 @@ from dataclasses import replace
 from dist_testing.core.ground.record import CaseRecord, Ledger, Phase, RankRecord
 from dist_testing.report.model import InvocationRecord, LogRecord, Report, RunRecord
 from dist_testing.report.page import page
-from tests.report.streams import RULE
-
-_PHASES = ("start", "init", "setup", "call", "teardown", "destroy")
+from tests.report.streams import PHASES, RULE
 
 
 def _case(number: int, chance: random.Random, *, fails: bool, world_size: int = 8) -> CaseRecord:
@@ -19,7 +17,7 @@ def _case(number: int, chance: random.Random, *, fails: bool, world_size: int = 
         marks = [0.01 + chance.random() * 0.01]
         for seconds in (0.1, 0.05, 0.01, 1.0, 0.01, 0.02):
             marks.append(marks[-1] + seconds * (0.5 + chance.random()))
-        phases = tuple(Phase(name, marks[index], marks[index + 1]) for index, name in enumerate(_PHASES))
+        phases = tuple(Phase(name, marks[index], marks[index + 1]) for index, name in enumerate(PHASES))
         outcome = ("raised" if rank == 3 else "stopped") if fails else "passed"
         ranks.append(RankRecord(rank, outcome, outcome, "call", "", seen_s=marks[4], phases=phases))
     name = f"pkg.test_{number % 20}.TestModel.test_case_number[{number}-{chance.random():.6f}]"

@@ -26,7 +26,9 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
     if record.plan.cases is None or collection_path.suffix != ".py" or collection_path.name in _KEPT:
         return None
     files = {os.path.normpath(config.rootpath / case.partition("::")[0]) for case in record.plan.cases}
-    return None if str(collection_path) in files else True
+    # The id of a case outside pytest's root folder does not tell its file.
+    is_other = all(map(os.path.exists, files)) and str(collection_path) not in files
+    return True if is_other else None
 
 
 @pytest.hookimpl(trylast=True)
@@ -81,6 +83,6 @@ def pytest_runtest_logreport(report: pytest.TestReport) -> None:
         word = "xfailed" if report.skipped else "xpassed"
     parts = [report.longreprtext, *(content for _, content in report.sections)] if not report.passed else []
     crash = getattr(report.longrepr, "reprcrash", None)
-    error = "" if report.passed else crash.message if crash is not None else report.longreprtext
-    more = {"phase": report.when, "word": word, "seconds": report.duration, "error": error}
+    error = crash.message if crash is not None else report.longreprtext
+    more = {"phase": report.when, "word": word, "seconds": report.duration, "error": "" if report.passed else error}
     record.note_result(report.nodeid, report.outcome, "\n".join(parts), **more)

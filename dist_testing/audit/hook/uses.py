@@ -41,8 +41,6 @@ Site = tuple[str, int]
 
 
 class _Read(NamedTuple):
-    """What a function names."""
-
     uses: dict[str, Site]  # the harnesses
     functions: list[tuple[FunctionType, type | None]]  # other functions, each with the class in which it was found
     launcher: Site | None  # where a command is that starts ranks
@@ -79,7 +77,6 @@ def uses_of(item: Any, root: str) -> dict[str, Site]:
 
 @functools.cache
 def _bases(owner: type) -> dict[str, Site]:
-    """Return the harnesses of a class."""
     names = list(filter(None, map(_harness, owner.__mro__)))
     line = 1
     # Some classes are made by a function.
@@ -125,7 +122,6 @@ def _read(function: FunctionType, owner: type | None) -> _Read:
 
 
 def _codes(code: CodeType) -> Iterator[CodeType]:
-    """Yield a code and those of the functions inside."""
     yield code
     for inner in code.co_consts:
         if isinstance(inner, CodeType):
