@@ -10,7 +10,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import pytest
@@ -40,23 +40,34 @@ def write_state(files: ClusterFiles, **state: object) -> None:
     files.state.write_text(json.dumps({"supervisor": 1, "endpoint": "grpc://127.0.0.1:1", **state}))
 
 
-@pytest.mark.parametrize("arguments", [["up", "--pool", "x"], ["status", "--name", "../x"]])
-def test_bad_argument_is_explained_in_three_lines(
-    arguments: list[str], files: ClusterFiles, capsys: pytest.CaptureFixture[str]
+@pytest.mark.parametrize("obstacle", ["pool", "name", "port", "database server", "another cluster"])
+def test_commands_that_cannot_work_are_explained_and_leave_nothing(
+    obstacle: str, files: ClusterFiles, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """A traceback does not help a user."""
-    assert 1 == cli.main(arguments)
-    assert 3 == len(capsys.readouterr().err.splitlines())
-    assert not files.root.exists()
-
-
-def test_taken_port_is_explained_and_nothing_is_left(files: ClusterFiles, capsys: pytest.CaptureFixture[str]) -> None:
-    """Otherwise the server ends during its start, and the log with the reason is removed."""
-    with socket.socket() as taken:
+    """Otherwise users see a traceback, or a server that ends during its start and removes the log with the reason."""
+    with socket.socket() as taken, ExitStack() as stack:
         taken.bind(("127.0.0.1", 0))
         port = taken.getsockname()[1]
-        assert 1 == cli.main(["up", "--port", str(port)])
-    assert f"port {port} cannot be used: Address already in use" in capsys.readouterr().err
+        arguments, said = {
+            "pool": (["up", "--pool", "x"], "NAME is letters"),
+            "name": (["status", "--name", "../x"], "cannot be the name of a cluster"),
+            "port": (["up", "--port", str(port)], f"port {port} cannot be used: Address already in use"),
+            "database server": (["up", "--port=0"], "a private copy of postgresql cannot be made: apt-get, dpkg-deb, "),
+            # Two clusters in one directory would remove each other's files.
+            "another cluster": (["up"], "the cluster 'local' exists already"),
+        }[obstacle]
+        if obstacle == "another cluster":
+            lock = cluster._lock(files)
+            assert lock is not None
+            stack.callback(os.close, lock)
+        if obstacle == "database server":
+            monkeypatch.setenv("PATH", "/nonexistent")
+            monkeypatch.setattr("local_cluster.packages._POSTGRES_PLACES", ())
+            monkeypatch.setattr("local_cluster.packages.find_buildbox", lambda: Path("/nonexistent"))
+        assert cli.main(arguments) == 1
+    error = capsys.readouterr().err
+    assert said in error
+    assert len(error.splitlines()) == 3
     assert not files.root.exists()
 
 
@@ -70,31 +81,6 @@ def test_port_is_held_and_can_still_be_listened_on() -> None:
         server.bind(address)
         server.listen()
         socket.create_connection(address, timeout=10).close()
-
-
-def test_missing_database_server_is_explained(
-    files: ClusterFiles, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """The user of a machine that lacks PostgreSQL and the tools to copy it must learn what to install."""
-    monkeypatch.setenv("PATH", "/nonexistent")
-    monkeypatch.setattr("local_cluster.packages._POSTGRES_PLACES", ())
-    monkeypatch.setattr("local_cluster.packages.find_buildbox", lambda: Path("/nonexistent"))
-    assert 1 == cli.main(["up", "--port=0"])
-    error = capsys.readouterr().err
-    assert "a private copy of postgresql cannot be made: apt-get, dpkg-deb, tar not found on PATH" in error
-    assert "Install PostgreSQL" in error
-    assert not files.root.exists()
-
-
-def test_second_cluster_of_a_name_is_refused(files: ClusterFiles, capsys: pytest.CaptureFixture[str]) -> None:
-    """Two clusters in one directory would remove each other's files."""
-    lock = cluster._lock(files)
-    assert lock is not None
-    try:
-        assert 1 == cli.main(["up"])
-        assert "the cluster 'local' exists already" in capsys.readouterr().err
-    finally:
-        os.close(lock)
 
 
 def test_leftovers_of_a_killed_cluster_are_removed(files: ClusterFiles, scratch: Scratch) -> None:
