@@ -111,10 +111,7 @@ def test_leftovers_of_a_killed_cluster_are_removed(files: ClusterFiles, scratch:
         ("{", "cannot be read"),
         ("[]", "an entry is missing"),
         ('{"supervisor": "1", "scratch": "/tmp/x", "endpoint": ""}', "an entry is missing"),
-        (
-            '{"supervisor": 1, "scratch": "/home", "endpoint": ""}',
-            "which is not a directory of a cluster",
-        ),
+        ('{"supervisor": 1, "scratch": "/home", "endpoint": ""}', "which is not a directory of a cluster"),
         (
             '{"supervisor": 1, "scratch": "/tmp/dist-rbe-a/../x", "endpoint": ""}',
             "which is not a directory of a cluster",

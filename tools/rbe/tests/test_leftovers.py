@@ -98,8 +98,7 @@ def test_short_path_to_elsewhere_stays(files: ClusterFiles, short_path: Path) ->
 
 
 @pytest.mark.parametrize(
-    ("text", "expected"),
-    [("--staging-mode=MODE", ("--runner-arg=--staging-mode=copy-or-link",)), ("--remote=URL", ())],
+    ("text", "expected"), [("--staging-mode=MODE", ("--runner-arg=--staging-mode=copy-or-link",)), ("--remote=URL", ())]
 )
 def test_inputs_are_not_mounted(text: str, expected: tuple[str, ...], tmp_path: Path) -> None:
     """A mount stays when a worker is killed. An option that an older runner does not know would end every action."""
