@@ -136,10 +136,6 @@ def _unparse(node: ast.expr | None) -> str:
     return "" if node is None else ast.unparse(node).replace("'", '"')
 
 
-def _fields_table(node: ast.expr) -> str:
-    return _table(["field", "what"], [[f"`{name}`", _text(value)] for name, value in _dict_items(node)])
-
-
 def _attributes_table(node: ast.expr | None) -> str:
     rows = []
     for name, value in _dict_items(node):
@@ -154,14 +150,13 @@ def _attributes_table(node: ast.expr | None) -> str:
 
 def _call_blocks(source: Source, call: ast.Call) -> Iterator[str]:
     arguments = _call_arguments(call)
-    kind = _KINDS.get(ast.unparse(call.func))
+    maker = ast.unparse(call.func)
+    kind = _KINDS.get(maker)
     if kind is None:
-        raise docstrings.ApiError(
-            f"{source.label}: line {call.lineno}: no page can be made of {ast.unparse(call.func)}(...)"
-        )
+        raise docstrings.ApiError(f"{source.label}: line {call.lineno}: no page can be made of {maker}(...)")
     yield f"*{kind[0].upper()}{kind[1:]}.* {_text(arguments.get('doc'))}"
-    if "fields" in arguments:
-        yield _fields_table(arguments["fields"])
+    if fields := [[f"`{name}`", _text(value)] for name, value in _dict_items(arguments.get("fields"))]:
+        yield _table(["field", "what"], fields)
     if "attrs" in arguments:
         yield _attributes_table(arguments["attrs"])
     for name, value in _dict_items(arguments.get("tag_classes")):
