@@ -4,7 +4,7 @@ On an executor, a test does not have a site-packages of 20,000 files. It has one
 every package a module of its name, which calls `give_way`. The first import of a stub unpacks the archive into a cache
 of this machine, replaces the stubs by the unpacked folder on sys.path, and imports the real module.
 
-The key of the cache is the digest of the archive, which is checked while it is unpacked. The cache belongs to one user
+The key of the cache is the digest of the archive, which is checked before it is unpacked. The cache belongs to one user
 and removes the least recently used entries. If no cache is possible, every process tree unpacks for itself.
 These variables are read:
 
@@ -34,7 +34,6 @@ import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO
 
 CACHE_VARIABLE = "DIST_TESTING_WHEELS_CACHE"
 LIMIT_VARIABLE = "DIST_TESTING_WHEELS_CACHE_BYTES"
@@ -45,7 +44,7 @@ _DEFAULT_LIMIT_BYTES = 16 << 30
 # Errors of a file system that cannot lock, or has become read-only. The tests can run without a cache.
 _NO_CACHE = (errno.ENOLCK, errno.ENOTSUP, errno.ENOSYS, errno.EROFS)
 
-# Bytes of the archive that are hashed and written at a time.
+# Bytes of the archive that are read and written at a time.
 _CHUNK_BYTES = 1 << 20
 
 # Locks of the unpacked folders that this process uses; the system releases them when it ends.
@@ -58,10 +57,9 @@ class WheelsArchiveError(ImportError):
 
 @dataclass(frozen=True, slots=True)
 class _Description:
-    """`site.json`: sha256 of the archive, number and bytes of its files, and the interpreter they were made for."""
+    """`site.json`: sha256 of the archive, bytes of its files, and the interpreter they were made for."""
 
     sha256: str
-    files: int
     bytes: int
     python: str
     machine: str
@@ -189,7 +187,7 @@ def _describe(file: Path) -> _Description:
     try:
         found = json.loads(file.read_text(encoding="utf-8"))
         description = _Description(
-            str(found["sha256"]), int(found["files"]), int(found["bytes"]), str(found["python"]), str(found["machine"])
+            str(found["sha256"]), int(found["bytes"]), str(found["python"]), str(found["machine"])
         )
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise WheelsArchiveError(
@@ -317,33 +315,16 @@ def _no_room(tar: Path, description: _Description, folder: Path, error: OSError)
     )
 
 
-class _HashedFile:
-    """The archive as a stream that is hashed while it is read."""
-
-    def __init__(self, file: IO[bytes]) -> None:
-        self._file = file
-        self._sha256 = hashlib.sha256()
-
-    def read(self, size: int = -1) -> bytes:
-        data = self._file.read(size)
-        self._sha256.update(data)
-        return data
-
-    def digest(self) -> str:
-        """Return the digest of the whole archive; it reads the rest first."""
-        while self.read(_CHUNK_BYTES):
-            pass
-        return self._sha256.hexdigest()
-
-
 def _extract(tar: Path, description: _Description, site_packages: Path) -> None:
     site_packages.mkdir(parents=True)
-    count = size = 0
     made = {site_packages}
     with tar.open("rb") as file:
-        stream = _HashedFile(file)
+        found = hashlib.file_digest(file, "sha256").hexdigest()
+        if found != description.sha256:
+            raise WheelsArchiveError(_damaged(tar, f"sha256 {found} instead of {description.sha256}"))
+        file.seek(0)
         try:
-            with tarfile.open(fileobj=stream, mode="r|", bufsize=_CHUNK_BYTES) as archive:  # type: ignore[call-overload]
+            with tarfile.open(fileobj=file, mode="r|", bufsize=_CHUNK_BYTES) as archive:
                 for member in archive:
                     path = site_packages / member.name
                     content = archive.extractfile(member) if member.isreg() else None
@@ -356,14 +337,8 @@ def _extract(tar: Path, description: _Description, site_packages: Path) -> None:
                     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
                     with open(os.open(path, flags, mode), "wb") as out:
                         shutil.copyfileobj(content, out, _CHUNK_BYTES)
-                    count += 1
-                    size += member.size
         except tarfile.TarError as error:
             raise WheelsArchiveError(_damaged(tar, str(error))) from None
-        found = (stream.digest(), count, size)
-    if found != (description.sha256, description.files, description.bytes):
-        expected = f"sha256 {description.sha256} with {description.files} files"
-        raise WheelsArchiveError(_damaged(tar, f"sha256 {found[0]} with {found[1]} files instead of {expected}"))
 
 
 def _damaged(tar: Path, observed: str) -> str:

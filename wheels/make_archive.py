@@ -13,7 +13,6 @@ It writes into the folder OUT:
 from __future__ import annotations
 
 import hashlib
-import io
 import json
 import platform
 import shutil
@@ -32,21 +31,6 @@ give_way(__name__, __file__)
 
 _LOADER = "archive_loader.py"
 _LOADER_MODULE = "_dist_testing_wheels"
-
-
-class _Digest(io.RawIOBase):
-    """A file that is hashed while it is written."""
-
-    def __init__(self, file: io.BufferedWriter) -> None:
-        self._file = file
-        self.sha256 = hashlib.sha256()
-
-    def writable(self) -> bool:
-        return True
-
-    def write(self, data: bytes) -> int:  # type: ignore[override]
-        self.sha256.update(data)
-        return self._file.write(data)
 
 
 def files_below(folder: Path) -> Iterator[Path]:
@@ -74,22 +58,20 @@ def top_modules(site: Path) -> list[str]:
 
 def make_archive(site: Path, out: Path) -> None:
     """Write the archive of a site-packages, its description and the stubs into an existing folder."""
-    count = size = 0
-    with (out / "site.tar").open("wb") as file:
-        digest = _Digest(file)
-        with tarfile.open(fileobj=digest, mode="w|", format=tarfile.PAX_FORMAT) as archive:
-            for path in files_below(site):
-                member = tarfile.TarInfo(path.relative_to(site).as_posix())
-                member.size = path.stat().st_size
-                member.mode = 0o755 if path.stat().st_mode & 0o100 else 0o644
-                with path.open("rb") as content:
-                    archive.addfile(member, content)
-                count += 1
-                size += member.size
+    size = 0
+    with tarfile.open(out / "site.tar", "w", format=tarfile.PAX_FORMAT) as archive:
+        for path in files_below(site):
+            member = tarfile.TarInfo(path.relative_to(site).as_posix())
+            member.size = path.stat().st_size
+            member.mode = 0o755 if path.stat().st_mode & 0o100 else 0o644
+            with path.open("rb") as content:
+                archive.addfile(member, content)
+            size += member.size
+    with (out / "site.tar").open("rb") as file:
+        digest = hashlib.file_digest(file, "sha256").hexdigest()
     description = {
         "schema": 1,
-        "sha256": digest.sha256.hexdigest(),
-        "files": count,
+        "sha256": digest,
         "bytes": size,
         "python": sys.implementation.cache_tag,
         "machine": platform.machine(),

@@ -38,16 +38,7 @@ load("//dist_testing/private:visibility.bzl", "LIBRARY")
 visibility(LIBRARY)
 
 def _for_backend(value, backend, default):
-    """Selects the part of an argument that applies to one backend.
-
-    Args:
-        value: The argument; it may be a dict by backend.
-        backend: Name of the backend.
-        default: Result if the argument is None or leaves the backend out.
-
-    Returns:
-        The value for the backend.
-    """
+    """Selects the part of an argument, which may be a dict, that applies to one backend; else the default."""
     value = value.get(backend) if type(value) == "dict" else value
     return default if value == None else value
 

@@ -39,14 +39,7 @@ _GPU_RANK_MB = 1000
 _JOB_MB = 60
 
 def is_reserved_tag(tag):
-    """Says whether dist_py_test sets a tag, so that a user may not.
-
-    Args:
-        tag: The tag.
-
-    Returns:
-        A bool.
-    """
+    """Says whether dist_py_test sets a tag, so that a user may not."""
     return tag in _RESERVED or any([tag.startswith(prefix) for prefix in _RESERVED_PREFIXES])
 
 def dist_tags(*, backend, world_sizes, gpus, gpu_archs, isolation, jobs, nodes, user_tags):

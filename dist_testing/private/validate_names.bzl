@@ -12,14 +12,7 @@ visibility(LIBRARY)
 _WILDCARDS = ["*", "all", "all-targets"]
 
 def name_problems(name):
-    """Checks the argument `name` of a macro.
-
-    Args:
-        name: The argument.
-
-    Returns:
-        A list of error texts.
-    """
+    """Checks the argument `name` of a macro."""
     if type(name) == "string" and name:
         return []
     return [problem(
@@ -29,14 +22,7 @@ def name_problems(name):
     )]
 
 def wildcard_problems(name):
-    """Checks that a command line can name the suite.
-
-    Args:
-        name: The argument `name`, already checked.
-
-    Returns:
-        A list of error texts.
-    """
+    """Checks that a command line can name the suite."""
     return [problem(
         "name = {}".format(repr(name)),
         "On a command line that means every target of the package, so it cannot name the suite.",
@@ -73,14 +59,7 @@ def srcs_problems(srcs):
     ]
 
 def timings_problems(timings):
-    """Checks the argument `timings`.
-
-    Args:
-        timings: The argument: None, or the label of a file.
-
-    Returns:
-        A list of error texts.
-    """
+    """Checks the argument `timings`."""
     if timings == None or (type(timings) in ("string", "Label") and timings):
         return []
     return [problem(

@@ -60,16 +60,7 @@ def program_problems(program, srcs, isolation, backends, of_tests, resolve):
     return problems
 
 def program_backend_problems(program, backends, known):
-    """Checks that the backends of a program connect processes.
-
-    Args:
-        program: The argument.
-        backends: Names of the target's backends.
-        known: All backends: name -> declaration.
-
-    Returns:
-        A list of error texts.
-    """
+    """Checks that the backends of a program connect processes."""
     if program == None:
         return []
     return [

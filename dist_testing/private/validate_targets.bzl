@@ -23,14 +23,7 @@ _MACRO_ATTRIBUTES = {
 }
 
 def lists_problems(arguments):
-    """Checks arguments that the macro adds to.
-
-    Args:
-        arguments: Their values by name.
-
-    Returns:
-        A list of error texts.
-    """
+    """Checks arguments that the macro adds to."""
     return [
         problem(
             "{} = {}".format(name, repr(value)),
@@ -42,14 +35,7 @@ def lists_problems(arguments):
     ]
 
 def tags_problems(tags):
-    """Checks the argument `tags`: a user cannot set the tags that the macro computes.
-
-    Args:
-        tags: The argument.
-
-    Returns:
-        A list of error texts.
-    """
+    """Checks the argument `tags`: a user cannot set the tags that the macro computes."""
     if type(tags) != "list" or [tag for tag in tags if type(tag) != "string"]:
         return [problem(
             "tags = {}".format(shown(tags)),
@@ -130,14 +116,7 @@ def exec_properties_problems(exec_properties):
     ]
 
 def settings_problems(settings):
-    """Checks the argument `settings`.
-
-    Args:
-        settings: The argument.
-
-    Returns:
-        A list of error texts.
-    """
+    """Checks the argument `settings`."""
     if type(settings) != "dict" or [name for name in settings if type(name) != "string"]:
         return [problem(
             "settings = {}".format(shown(settings)),
@@ -155,14 +134,7 @@ def settings_problems(settings):
     ]
 
 def attributes_problems(attributes):
-    """Checks the names of the attributes that go to py_test unchanged.
-
-    Args:
-        attributes: The attributes by name.
-
-    Returns:
-        A list of error texts.
-    """
+    """Checks the names of the attributes that go to py_test unchanged."""
     return [
         problem(
             "{} = {}".format(name, repr(attributes[name])),

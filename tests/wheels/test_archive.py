@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import io
 import json
 import os
@@ -182,6 +183,8 @@ def test_an_archive_that_is_not_the_one_that_was_made_is_refused(worker: Worker,
             if name == "link":
                 member.type, member.linkname = tarfile.SYMTYPE, "/"
             tar.addfile(member, io.BytesIO())
+        digest = hashlib.sha256(worker.tar.read_bytes()).hexdigest()
+        (worker.archive / "site.json").write_text(json.dumps(worker.description | {"sha256": digest}), encoding="utf-8")
     text = worker.refused(worker.run())
     assert "The archive differs from the one that was made from the lock file" in text
     assert ("that is not a plain file" in text) is (name != "changed")

@@ -7,30 +7,22 @@ import hashlib
 import importlib.util
 import os
 import py_compile
+import runpy
 import shutil
 import subprocess
 import sys
 import zipfile
 from collections.abc import Mapping
 from pathlib import Path
-from types import ModuleType
+from types import SimpleNamespace
 
 import pytest
 
 WHEELS = Path(__file__).parents[2] / "wheels"
 
 
-def _load() -> ModuleType:
-    """Load install.py, which is a program outside any package."""
-    spec = importlib.util.spec_from_file_location("install", WHEELS / "install.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
-program = _load()
+# A program outside any package.
+program = SimpleNamespace(**runpy.run_path(str(WHEELS / "install.py")))
 
 
 def _wheel(

@@ -37,7 +37,7 @@ PEERS = ("collective", "asleep")
 # Instead of 300 s, with which the bench would take two hours. Seconds.
 TORCH_LIMIT_S = 20
 
-LIBRARY = Contestant("library", pytest_command("test_death.py"))
+LIBRARY = Contestant("library", pytest_command("test_cases.py::test_death"))
 TORCH = Contestant(
     "torch MultiProcessTestCase",
     ("-m", "contestants.torch_suite", "death"),

@@ -79,7 +79,7 @@ def library(isolation: str, before: Path | None = None) -> Contestant:
     if isolation == "thread":
         # No other backend connects threads; threads.py measures its cost.
         options.append("--dist-backend=threaded")
-    command = pytest_command("test_trivial.py", *options)
+    command = pytest_command("test_cases.py::test_trivial", *options)
     if before is None:
         return Contestant(f"library, {isolation}", command)
     # First the contestants, then the other checkout, and at last the places of this one.

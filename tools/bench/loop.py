@@ -177,10 +177,7 @@ def main() -> int:
     def report() -> str:
         subjects = [
             Subject(name, f"//tools/bench/loop:{target}", FIXTURES / source, ROOT, (options.bazel,), options.flags)
-            for name, target, source in (
-                (LIBRARY, "edited_gloo", "test_edited.py"),
-                (PEER, "peer", "import_torch.py"),
-            )
+            for name, target, source in ((LIBRARY, "edited_gloo", "test_edited.py"), (PEER, "peer", "import_torch.py"))
         ]
         with ExitStack() as stack:
             if options.consumer:

@@ -76,11 +76,7 @@ def test_only_passed_targets_need_readable_results(status: str) -> None:
 
 @pytest.mark.parametrize(
     ("status", "shards", "idle"),
-    [
-        ("PASSED", [[SKIPPED], []], ["//a:a"]),
-        ("PASSED", [[PASSED], [SKIPPED]], []),
-        ("FAILED", [[SKIPPED], []], []),
-    ],
+    [("PASSED", [[SKIPPED], []], ["//a:a"]), ("PASSED", [[PASSED], [SKIPPED]], []), ("FAILED", [[SKIPPED], []], [])],
 )
 def test_a_target_ran_nothing_if_no_shard_of_it_did(
     status: str, shards: Sequence[Sequence[CaseRecord]], idle: Sequence[str]

@@ -1,10 +1,12 @@
-"""Converts docstrings in Google style to Markdown."""
+"""Converts docstrings in Google style to Markdown, and writes the pages that are made of them."""
 
 from __future__ import annotations
 
 import inspect
 import re
-from collections.abc import Iterator, Sequence
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
 
 # Sections with lines of the form `name: text`.
 _LISTS = ("Args", "Attributes", "Raises")
@@ -12,6 +14,22 @@ _SECTIONS = (*_LISTS, "Returns", "Yields")
 
 _HEADING = re.compile(rf"^({'|'.join(_SECTIONS)}):$")
 _ENTRY = re.compile(r"^(\*{0,2}[\w.]+): (.*)$")
+
+
+class ApiError(Exception):
+    """A source lacks what the page needs, or has a form that its program cannot read. The text has one line."""
+
+
+def write_page(program: str, page: Callable[[Sequence[str]], str], cause: str, way_out: str) -> int:
+    """Run a program `<page> <source> ...`: write the page of the sources, and return the exit status."""
+    target, *names = sys.argv[1:]
+    try:
+        text = page(names)
+    except ApiError as error:
+        sys.stderr.write(f"{program}: {error}.\n{cause}\n{way_out}\n")
+        return 1
+    Path(target).write_text(text, encoding="utf-8")
+    return 0
 
 
 def split(docstring: str) -> tuple[str, dict[str, str]]:

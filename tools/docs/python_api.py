@@ -13,7 +13,6 @@ import inspect
 import sys
 import typing
 from collections.abc import Iterator, Sequence
-from pathlib import Path
 from types import ModuleType
 from typing import Any
 
@@ -28,10 +27,6 @@ HEADER = """\
 LIBRARY = "dist_testing"
 
 _STARS = {int(inspect.Parameter.VAR_POSITIONAL): "*", int(inspect.Parameter.VAR_KEYWORD): "**"}
-
-
-class ApiError(Exception):
-    """A public name has no documentation."""
 
 
 def _annotation(annotation: Any) -> str:
@@ -92,7 +87,7 @@ def _member_line(name: str, member: Any, owner: type) -> str | None:
         return None
     docstring = inspect.getdoc(getattr(owner, name)) or inspect.getdoc(member)
     if not docstring:
-        raise ApiError(f"{owner.__name__}.{name} has no docstring")
+        raise docstrings.ApiError(f"{owner.__name__}.{name} has no docstring")
     first = docstrings.split(docstring)[0].split("\n\n")[0]
     return f"- `{head}`\n  {' '.join(first.split())}"
 
@@ -114,7 +109,7 @@ def _class_blocks(name: str, cls: type) -> Iterator[str]:
 def _docstring(name: str, thing: Any) -> str:
     docstring = vars(thing).get("__doc__") if inspect.isclass(thing) else inspect.getdoc(thing)
     if not docstring:
-        raise ApiError(f"{name} has no docstring")
+        raise docstrings.ApiError(f"{name} has no docstring")
     return str(docstring)
 
 
@@ -143,19 +138,6 @@ def page(names: Sequence[str]) -> str:
     return "\n\n".join(blocks) + "\n"
 
 
-def main() -> int:
-    """Write the page, and return the exit status."""
-    target, *names = sys.argv[1:]
-    try:
-        text = page(names)
-    except ApiError as error:
-        sys.stderr.write(
-            f"python_api.py: {error}.\nEvery name in `__all__` is public.\nWrite a docstring, or remove the name.\n"
-        )
-        return 1
-    Path(target).write_text(text, encoding="utf-8")
-    return 0
-
-
 if __name__ == "__main__":
-    sys.exit(main())
+    cause = "Every name in `__all__` is public."
+    sys.exit(docstrings.write_page("python_api.py", page, cause, "Write a docstring, or remove the name."))

@@ -54,10 +54,7 @@ _SETTERS = {
         "Which variables does the library set on ranks?",
         "Ranks inherit the environment of the runner. The library keeps your value unless the text says otherwise.",
     ),
-    "launcher": (
-        "Which variables of launchers does it read?",
-        "See [clusters](clusters.md).",
-    ),
+    "launcher": ("Which variables of launchers does it read?", "See [clusters](clusters.md)."),
     "CI": ("Which variables of CI does it read?", "See [reports](reports.md)."),
     "Bazel": (
         "Which variables of Bazel does it read?",

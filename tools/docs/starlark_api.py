@@ -30,10 +30,6 @@ _KINDS = {
 }
 
 
-class ApiError(Exception):
-    """A source has a form that this program cannot read."""
-
-
 @dataclass(frozen=True, slots=True)
 class Source:
     """A Starlark file."""
@@ -77,7 +73,7 @@ def _text(node: ast.expr | None) -> str:
         return _text(node.left) + _text(node.right)
     if isinstance(node, ast.Constant) and isinstance(node.value, str):
         return node.value
-    raise ApiError(f"line {node.lineno}: expected a plain string, not {ast.unparse(node)}")
+    raise docstrings.ApiError(f"line {node.lineno}: expected a plain string, not {ast.unparse(node)}")
 
 
 def _resolve(source: Source, name: str) -> tuple[Source, ast.expr | ast.FunctionDef]:
@@ -89,7 +85,7 @@ def _resolve(source: Source, name: str) -> tuple[Source, ast.expr | ast.Function
     if isinstance(value, ast.Name):
         return _resolve(source, value.id)
     if value is None:
-        raise ApiError(f"{source.label}: nothing defines {name}")
+        raise docstrings.ApiError(f"{source.label}: nothing defines {name}")
     return source, value
 
 
@@ -111,7 +107,7 @@ def _table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 def _function_blocks(name: str, function: ast.FunctionDef) -> Iterator[str]:
     docstring = ast.get_docstring(function)
     if docstring is None:
-        raise ApiError(f"{name} has no docstring")
+        raise docstrings.ApiError(f"{name} has no docstring")
     defaults = {argument.arg: default for argument, default in _defaults(function.args)}
     names = [argument.arg for argument in (*function.args.args, *function.args.kwonlyargs)]
     shown = [name if defaults[name] is None else f"{name} = {_unparse(defaults[name])}" for name in names]
@@ -124,7 +120,7 @@ def _function_blocks(name: str, function: ast.FunctionDef) -> Iterator[str]:
     yield docstrings.markdown(docstring, without=["Args"])
     told = docstrings.entries(docstrings.split(docstring)[1].get("Args", ""))
     if missing := set(names) - set(told):
-        raise ApiError(f"the docstring of {name} does not describe {', '.join(sorted(missing))}")
+        raise docstrings.ApiError(f"the docstring of {name} does not describe {', '.join(sorted(missing))}")
     if told:
         yield _table(["argument", "what"], [[f"`{argument}`", text] for argument, text in told.items()])
 
@@ -140,15 +136,11 @@ def _unparse(node: ast.expr | None) -> str:
     return "" if node is None else ast.unparse(node).replace("'", '"')
 
 
-def _fields_table(node: ast.expr) -> str:
-    return _table(["field", "what"], [[f"`{name}`", _text(value)] for name, value in _dict_items(node)])
-
-
 def _attributes_table(node: ast.expr | None) -> str:
     rows = []
     for name, value in _dict_items(node):
         if not isinstance(value, ast.Call):
-            raise ApiError(f"line {value.lineno}: attribute {name} is not made by a call of attr")
+            raise docstrings.ApiError(f"line {value.lineno}: attribute {name} is not made by a call of attr")
         arguments = _call_arguments(value)
         kind = ast.unparse(value.func).removeprefix("attr.")
         needed = "mandatory" in arguments and ast.unparse(arguments["mandatory"]) == "True"
@@ -158,12 +150,13 @@ def _attributes_table(node: ast.expr | None) -> str:
 
 def _call_blocks(source: Source, call: ast.Call) -> Iterator[str]:
     arguments = _call_arguments(call)
-    kind = _KINDS.get(ast.unparse(call.func))
+    maker = ast.unparse(call.func)
+    kind = _KINDS.get(maker)
     if kind is None:
-        raise ApiError(f"{source.label}: line {call.lineno}: no page can be made of {ast.unparse(call.func)}(...)")
+        raise docstrings.ApiError(f"{source.label}: line {call.lineno}: no page can be made of {maker}(...)")
     yield f"*{kind[0].upper()}{kind[1:]}.* {_text(arguments.get('doc'))}"
-    if "fields" in arguments:
-        yield _fields_table(arguments["fields"])
+    if fields := [[f"`{name}`", _text(value)] for name, value in _dict_items(arguments.get("fields"))]:
+        yield _table(["field", "what"], fields)
     if "attrs" in arguments:
         yield _attributes_table(arguments["attrs"])
     for name, value in _dict_items(arguments.get("tag_classes")):
@@ -191,23 +184,10 @@ def page(labels: Sequence[str]) -> str:
             elif isinstance(value, ast.Call):
                 blocks += _call_blocks(where, value)
             else:
-                raise ApiError(f"{label}: {name} is neither a function nor a rule")
+                raise docstrings.ApiError(f"{label}: {name} is neither a function nor a rule")
     return "\n\n".join(blocks) + "\n"
 
 
-def main() -> int:
-    """Write the page, and return the exit status."""
-    target, *labels = sys.argv[1:]
-    try:
-        text = page(labels)
-    except ApiError as error:
-        sys.stderr.write(
-            f"starlark_api.py: {error}.\nThe page is made from the docstrings of the sources.\nCorrect the source.\n"
-        )
-        return 1
-    Path(target).write_text(text, encoding="utf-8")
-    return 0
-
-
 if __name__ == "__main__":
-    sys.exit(main())
+    cause = "The page is made from the docstrings of the sources."
+    sys.exit(docstrings.write_page("starlark_api.py", page, cause, "Correct the source."))

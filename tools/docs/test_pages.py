@@ -87,7 +87,7 @@ def test_tags_of_an_extension_are_on_the_page(repository: Path) -> None:
 def test_a_name_that_cannot_be_shown_is_an_error(repository: Path, text: str, said: str) -> None:
     """Otherwise a public name would silently be missing from the page."""
     write_public(repository, text)
-    with pytest.raises(starlark_api.ApiError, match=said):
+    with pytest.raises(docstrings.ApiError, match=said):
         starlark_api.page(["//lib:defs.bzl"])
 
 

@@ -72,7 +72,7 @@ def test_exit_codes_come_from_the_docstring_of_a_program() -> None:
     """Otherwise a script in CI would be written from the code."""
     _, table = reference.exit_codes({"dist_testing.one.__main__": PROGRAM, "dist_testing.two": '"""No program."""\n'})
     assert table.splitlines()[2:] == [
-        "| `python -m dist_testing.one` | **0** All is well. **128 + N** Signal N ended it. **N** As pytest ends. |",
+        "| `python -m dist_testing.one` | **0** All is well. **128 + N** Signal N ended it. **N** As pytest ends. |"
     ]
 
 

@@ -113,11 +113,8 @@ def test_wrong_places(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: p
     monkeypatch.setenv("BUILD_WORKING_DIRECTORY", str(tmp_path / "sub"))
     assert cli.main([]) == 1
     assert f"is a folder of the repository '{tmp_path}'" in capsys.readouterr().err
-    for folder, said in (
-        (LIBRARY.clone, "is dist_testing itself"),
-        # The kernel refuses new files there to every user.
-        (Path("/proc/sys"), "cannot be written"),
-    ):
+    # The kernel refuses new files in /proc/sys to every user.
+    for folder, said in ((LIBRARY.clone, "is dist_testing itself"), (Path("/proc/sys"), "cannot be written")):
         assert cli.main([f"--dir={folder}"]) == 1
         assert said in capsys.readouterr().err
     with pytest.raises(SystemExit, match="2"):
@@ -210,9 +207,10 @@ def test_update_replaces_the_copy(tmp_path: Path, capsys: pytest.CaptureFixture[
     """Otherwise users edit it by hand, or lose a change that they made."""
     _repository(tmp_path)
     (tmp_path / "dist_testing.bazelrc").write_text("# mine\n")
-    assert cli.main([f"--dir={tmp_path}"]) == 0
-    assert "left dist_testing.bazelrc: it differs" in capsys.readouterr().out
-    assert (tmp_path / "dist_testing.bazelrc").read_text() == "# mine\n"
-    assert cli.main([f"--dir={tmp_path}", "--update"]) == 0
-    assert "init: replaced dist_testing.bazelrc\n" in capsys.readouterr().out
-    assert (tmp_path / "dist_testing.bazelrc").read_text() == LIBRARY.flags
+    for options, said, flags in (
+        ([], "left dist_testing.bazelrc: it differs", "# mine\n"),
+        (["--update"], "init: replaced dist_testing.bazelrc\n", LIBRARY.flags),
+    ):
+        assert cli.main([f"--dir={tmp_path}", *options]) == 0
+        assert said in capsys.readouterr().out
+        assert (tmp_path / "dist_testing.bazelrc").read_text() == flags

@@ -17,11 +17,9 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from blocks import wrong_blocks
-from links import broken_links
 from mentions import wrong_mentions
-from sentences import long_sentences
+from pages import broken_links, long_sentences, wrong_words
 from sizes import wrong_sizes
-from words import wrong_words
 
 # Each group is checked by itself, because a program's folder is on its path and its module names may repeat those of
 # others. Group -> folders on its path.

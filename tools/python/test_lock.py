@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import importlib.util
 import re
+import runpy
 from pathlib import Path
-from types import ModuleType
+from types import SimpleNamespace
 
 import pytest
 
@@ -14,17 +14,8 @@ ROOT = HERE.parents[1]
 DIGEST_A, DIGEST_B, DIGEST_C = "a" * 64, "b" * 64, "c" * 64
 
 
-def _load_lock() -> ModuleType:
-    """Load lock.py, which is a script outside any package."""
-    spec = importlib.util.spec_from_file_location("lock", HERE / "lock.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
-lock = _load_lock()
+# A program outside any package.
+lock = SimpleNamespace(**runpy.run_path(str(HERE / "lock.py")))
 
 
 def test_digests_are_added_to_the_pin_they_belong_to() -> None:

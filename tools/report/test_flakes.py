@@ -54,34 +54,34 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Run:
     return run
 
 
-def test_clean_runs_end_with_the_claim(run: Run, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """If it fails, the command runs for hours after the claim holds, or claims too early."""
-    assert run("--runs=1000", "--batch=150", "//x:y") == 0
-    out = capsys.readouterr().out
-    assert "below 1.0\N{NO-BREAK SPACE}%  //x:y t.x: 0 of 450 failed (95 % confidence)" in out
-    calls = (tmp_path / "calls").read_text(encoding="utf-8").splitlines()
-    assert len(calls) == 3
-    assert calls[0].startswith("test //x:y --keep_going --flaky_test_attempts=1 --cache_test_results=no")
-
-
-def test_too_few_runs_say_how_many_are_missing(run: Run, capsys: pytest.CaptureFixture[str]) -> None:
-    """If it fails, 20 clean runs look like a proof."""
-    assert run("--runs=20", "--rate=5%", "//x:y") == 0
-    assert "0 of 20 failed; 53 more clean runs to claim below 5.0\N{NO-BREAK SPACE}%" in capsys.readouterr().out
-
-
-def test_a_flake_is_found_with_its_rate(run: Run, capsys: pytest.CaptureFixture[str]) -> None:
-    """If it fails, a flaky test passes as a good one."""
-    assert run("--runs=100", "--batch=50", "//x:y", bad=(7, 60)) == 1
-    out = capsys.readouterr().out
-    assert "FLAKY  //x:y t.x: 1 of 50 failed" in out
-    assert "flakes: 50 runs, 1 cases, 1 failed at least once" in out
-
-
-def test_a_broken_target_is_not_flaky(run: Run, capsys: pytest.CaptureFixture[str]) -> None:
-    """If it fails, a test that always fails is retried for ever."""
-    assert run("--runs=5", "//x:y", bad=(1, 2, 3, 4, 5)) == 1
-    assert "BROKEN  //x:y t.x: failed in all of 5 runs" in capsys.readouterr().out
+@pytest.mark.parametrize(
+    ("arguments", "bad", "expected", "calls", "said"),
+    [
+        (["--runs=1000", "--batch=150"], (), 0, 3, "below 1.0 %  //x:y t.x: 0 of 450 failed (95 % confidence)"),
+        (["--runs=20", "--rate=5%"], (), 0, 1, "0 of 20 failed; 53 more clean runs to claim below 5.0 %"),
+        (["--runs=100", "--batch=50"], (7, 60), 1, 1, "FLAKY  //x:y t.x: 1 of 50 failed"),
+        (["--runs=100", "--batch=50"], (7, 60), 1, 1, "flakes: 50 runs, 1 cases, 1 failed at least once"),
+        (["--runs=5"], (1, 2, 3, 4, 5), 1, 1, "BROKEN  //x:y t.x: failed in all of 5 runs"),
+    ],
+    ids=["claim", "too few", "flaky", "count", "broken"],
+)
+def test_runs_go_on_until_a_claim_can_be_made(
+    run: Run,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    arguments: list[str],
+    bad: tuple[int, ...],
+    expected: int,
+    calls: int,
+    said: str,
+) -> None:
+    """If it fails, the command runs for hours, claims too early, or a flaky test passes as a good one."""
+    assert run(*arguments, "//x:y", bad=bad) == expected
+    # A number and its unit stay on one line.
+    assert said in capsys.readouterr().out.replace("\N{NO-BREAK SPACE}", " ")
+    made = (tmp_path / "calls").read_text(encoding="utf-8").splitlines()
+    assert len(made) == calls
+    assert made[0].startswith("test //x:y --keep_going --flaky_test_attempts=1 --cache_test_results=no")
 
 
 def test_a_failed_build_ends_with_bazels_status(run: Run, capsys: pytest.CaptureFixture[str]) -> None:

@@ -166,16 +166,6 @@ def test_relative_paths_are_those_of_the_shell(tmp_path: Path, monkeypatch: pyte
     assert (tmp_path / "timings.json").exists()
 
 
-def test_a_file_of_timings_that_is_none_is_named_and_stays(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Otherwise a file of the wrong repository would be extended."""
-    _write(tmp_path / "testlogs" / "a" / "a" / "test.xml", "//a:a", PASSED)
-    out = tmp_path / "timings.json"
-    out.write_text("<", encoding="utf-8")
-    assert timings.main([f"--out={out}", str(tmp_path / "testlogs")]) == 1
-    assert str(out) in capsys.readouterr().err
-    assert out.read_text(encoding="utf-8") == "<"
-
-
 def test_results_that_cannot_be_read_are_named_and_the_others_count(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -186,8 +176,14 @@ def test_results_that_cannot_be_read_are_named_and_the_others_count(
     assert "//a:cut" in capsys.readouterr().err
 
 
-def test_an_unwritable_file_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """If this fails, a folder that does not exist causes a traceback."""
+def test_a_file_that_is_no_place_for_timings_is_named_and_stays(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Otherwise a file of another program would be extended, or a folder that does not exist causes a traceback."""
     _write(tmp_path / "testlogs" / "a" / "a" / "test.xml", "//a:a", PASSED)
-    assert timings.main([f"--out={tmp_path / 'no' / 'file.json'}", str(tmp_path / "testlogs")]) == 1
-    assert "cannot be written" in capsys.readouterr().err
+    other, nowhere = tmp_path / "timings.json", tmp_path / "no" / "file.json"
+    other.write_text("<", encoding="utf-8")
+    for out, said in ((other, str(other)), (nowhere, "cannot be written")):
+        assert timings.main([f"--out={out}", str(tmp_path / "testlogs")]) == 1
+        assert said in capsys.readouterr().err
+    assert other.read_text(encoding="utf-8") == "<"

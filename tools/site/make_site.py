@@ -19,8 +19,7 @@ ROOT = Path(os.environ.get("BUILD_WORKSPACE_DIRECTORY") or Path(__file__).absolu
 sys.path += [str(Path(__file__).parent), str(ROOT / "tools" / "release")]
 
 from pages import CONTENTS, fetched, navigation, page_text, places  # noqa: E402 - after the path is complete
-from release_steps.commands import ReleaseError, output_of  # noqa: E402
-from release_steps.environments import make_tools  # noqa: E402
+from release_steps.commands import ReleaseError, make_tools, output_of  # noqa: E402
 
 
 def main() -> int:

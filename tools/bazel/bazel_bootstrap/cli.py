@@ -15,8 +15,7 @@ from debian_prefix.errors import InstallError
 
 from bazel_bootstrap.debian import install_debian
 from bazel_bootstrap.doctor import PathBazel, report
-from bazel_bootstrap.errors import ReleaseUnavailableError
-from bazel_bootstrap.release import install_release
+from bazel_bootstrap.release import ReleaseUnavailableError, install_release
 from bazel_bootstrap.settings import RELEASE_URL_VARIABLE, Settings
 
 # Bazel's own exit code for "the machine is at fault, not the build".

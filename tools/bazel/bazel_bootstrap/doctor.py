@@ -14,8 +14,7 @@ from debian_prefix.apt import PrivateApt
 from debian_prefix.cache import unfinished
 from debian_prefix.errors import DiskFullError, InstallError
 
-from bazel_bootstrap.debian import NEEDED_BYTES, refusal
-from bazel_bootstrap.debian_packages import select_packages
+from bazel_bootstrap.debian import NEEDED_BYTES, refusal, select_packages
 from bazel_bootstrap.release import is_reachable
 from bazel_bootstrap.settings import RELEASE_URL_VARIABLE, Settings
 

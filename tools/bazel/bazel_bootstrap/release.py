@@ -18,7 +18,6 @@ from debian_prefix.cache import PARTIAL, require_free_space
 from debian_prefix.console import progress, say
 from debian_prefix.errors import InstallError, explained_os_errors
 
-from bazel_bootstrap.errors import ReleaseUnavailableError
 from bazel_bootstrap.settings import RELEASE_URL_VARIABLE, Settings
 
 # Limit for the first answer, with the resolution of the name (which has no limit of its own) and
@@ -27,6 +26,10 @@ ANSWER_LIMIT_S = 6.0
 # A download that delivers nothing for this long has broken off. Seconds.
 STALL_LIMIT_S = 30.0
 CHUNK_BYTES = 1 << 20
+
+
+class ReleaseUnavailableError(Exception):
+    """The release server does not answer or lacks the file; another way may still work."""
 
 
 class _Response(Protocol):

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
-from bazel_bootstrap import trust_store
+from bazel_bootstrap import prefix_config
 from bazelw_testing import TOOLS, end, parent_outside_tmp, wait_for_line
 
 # Limit for one call of Bazel; the first one fetches 200 MB. Seconds.
@@ -150,15 +150,12 @@ def test_a_consumer_of_released_rules_python_builds_and_tests(machine: Machine) 
 
 def test_a_trust_store_of_our_own_serves_bazels_downloads(machine: Machine) -> None:
     """Otherwise a machine without Java's store could download nothing."""
-    bundle = trust_store.MACHINE_BUNDLE.read_text(encoding="utf-8", errors="replace")
+    bundle = prefix_config.MACHINE_BUNDLE.read_text(encoding="utf-8", errors="replace")
     store = machine.root / "cacerts"
-    store.write_bytes(trust_store.java_key_store(bundle))
+    store.write_bytes(prefix_config.java_key_store(bundle))
     (keytool,) = {file.resolve() for file in machine.launcher.parent.glob("usr/lib/jvm/*/bin/keytool")}
     listed = subprocess.run(
-        [keytool, "-list", "-keystore", store, "-storepass", "changeit"],
-        capture_output=True,
-        text=True,
-        check=True,
+        [keytool, "-list", "-keystore", store, "-storepass", "changeit"], capture_output=True, text=True, check=True
     )
     assert listed.stdout.count("trustedCertEntry") == bundle.count("BEGIN CERTIFICATE") > 0
 

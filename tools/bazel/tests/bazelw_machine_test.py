@@ -30,8 +30,7 @@ def debian_workspace(workspace: Workspace, directory_outside_tmp: Path, tmp_path
 
 
 @pytest.mark.parametrize(
-    ("kernel", "shown"),
-    [("Linux riscv64", "'Linux' on 'riscv64'"), ("MINGW64_NT-10.0 x86_64", "'MINGW64_NT-10.0' on")],
+    ("kernel", "shown"), [("Linux riscv64", "'Linux' on 'riscv64'"), ("MINGW64_NT-10.0 x86_64", "'MINGW64_NT-10.0' on")]
 )
 def test_an_unsupported_machine_is_named(workspace: Workspace, kernel: str, shown: str) -> None:
     """Otherwise a Bazel for another machine would be fetched and fail to start."""

@@ -52,19 +52,14 @@ class _Result(unittest.TestResult):
 
     def addSuccess(self, test: unittest.TestCase) -> None:
         turns().tell("verdict", passed=True, text="")
-        super().addSuccess(test)
 
     def addError(self, test: unittest.TestCase, err: _ExcInfo) -> None:
         turns().tell("verdict", passed=False, text=str(err[1]))
-        super().addError(test, err)
 
-    def addFailure(self, test: unittest.TestCase, err: _ExcInfo) -> None:
-        turns().tell("verdict", passed=False, text=str(err[1]))
-        super().addFailure(test, err)
+    addFailure = addError
 
     def addSkip(self, test: unittest.TestCase, reason: str) -> None:
         turns().tell("verdict", passed=False, text=f"skipped: {reason}")
-        super().addSkip(test, reason)
 
 
 def run_suite(cls: type[unittest.TestCase]) -> None:

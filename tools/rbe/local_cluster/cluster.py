@@ -53,7 +53,14 @@ def start_cluster(
     Raises:
         ClusterError: If the name is in use, or the cluster cannot be started. Nothing is left then.
     """
-    lock = _lock_new(files, name)
+    lock = _lock(files)
+    if lock is None:
+        where = _read_state(files).get("endpoint", "an endpoint that is not known yet")
+        raise ClusterError(
+            f"the cluster '{name}' exists already, at {where}.",
+            "Each name can have one running cluster.",
+            "End it with `down`, or choose another name: --name.",
+        )
     scratch: Scratch | None = None
     try:
         clean_up(files, tell)
@@ -255,19 +262,6 @@ def _let_go_of_descriptors(log: Path, keep: tuple[int, ...]) -> None:
                 os.close(descriptor)
 
 
-def _lock_new(files: ClusterFiles, name: str) -> int:
-    """Return a descriptor that holds the lock of a cluster that does not run."""
-    lock = _lock(files)
-    if lock is None:
-        where = _read_state(files).get("endpoint", "an endpoint that is not known yet")
-        raise ClusterError(
-            f"the cluster '{name}' exists already, at {where}.",
-            "Each name can have one running cluster.",
-            "End it with `down`, or choose another name: --name.",
-        )
-    return lock
-
-
 def _lock(files: ClusterFiles) -> int | None:
     """Return a descriptor that holds the cluster's lock; None if another process holds it."""
     try:
@@ -301,16 +295,19 @@ def _read_state(files: ClusterFiles) -> dict[str, Any]:
         ClusterError: If it cannot be understood.
     """
     try:
-        state = json.loads(files.state.read_text(encoding="utf-8"))
+        state: Any = json.loads(files.state.read_text(encoding="utf-8"))
+        # Only the parts that every version writes: `down` also ends a cluster that another version has started.
+        needed = {"supervisor": int, "scratch": str, "endpoint": str}
+        if not isinstance(state, dict) or not all(isinstance(state.get(key), kind) for key, kind in needed.items()):
+            raise ValueError("an entry is missing")
     except FileNotFoundError:
         return {}
     except (OSError, ValueError) as error:
-        raise _bad_state(files, str(error)) from error
-    # Only the parts that every version writes: `down` also ends a cluster that another version has started.
-    if not isinstance(state, dict) or not all(
-        isinstance(state.get(key), kind) for key, kind in (("supervisor", int), ("scratch", str), ("endpoint", str))
-    ):
-        raise _bad_state(files, "an entry is missing")
+        raise ClusterError(
+            f"'{files.state}' cannot be read: {error}.",
+            "The file was changed by hand, or the disk was full.",
+            f"End the remaining processes of the cluster by hand, and remove '{files.root}'.",
+        ) from error
     return state
 
 
@@ -332,14 +329,6 @@ def _scratch(files: ClusterFiles, state: dict[str, Any]) -> Scratch:
                 f"Remove '{files.root}': its state file names that directory.",
             )
     return Scratch(root)
-
-
-def _bad_state(files: ClusterFiles, reason: str) -> ClusterError:
-    return ClusterError(
-        f"'{files.state}' cannot be read: {reason}.",
-        "The file was changed by hand, or the disk was full.",
-        f"End the remaining processes of the cluster by hand, and remove '{files.root}'.",
-    )
 
 
 def _supervisor_pidfd(files: ClusterFiles, state: dict[str, Any]) -> int | None:

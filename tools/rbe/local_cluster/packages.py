@@ -15,14 +15,7 @@ from debian_prefix import relocate
 from debian_prefix.apt import PrivateApt
 from debian_prefix.cache import user_cache
 from debian_prefix.errors import InstallError
-from debian_prefix.packages import (
-    APT_CONFIGURATION,
-    SUITES,
-    NotOfferedError,
-    Selection,
-    copy_packages,
-    select_packages,
-)
+from debian_prefix.packages import APT_CONFIGURATION, SUITES, NotOfferedError, Selection, copy_packages, select_packages
 from debian_prefix.programs import run_program
 from debian_prefix.relocate import repoint_symlinks, set_libraries
 

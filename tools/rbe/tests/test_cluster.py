@@ -10,7 +10,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import pytest
@@ -40,23 +40,58 @@ def write_state(files: ClusterFiles, **state: object) -> None:
     files.state.write_text(json.dumps({"supervisor": 1, "endpoint": "grpc://127.0.0.1:1", **state}))
 
 
-@pytest.mark.parametrize("arguments", [["up", "--pool", "x"], ["status", "--name", "../x"]])
-def test_bad_argument_is_explained_in_three_lines(
-    arguments: list[str], files: ClusterFiles, capsys: pytest.CaptureFixture[str]
+# Holds the locks of its arguments as a supervisor does, and reports when it has them.
+_HOLD = """
+import fcntl, sys, time
+locks = [open(name, "w") for name in sys.argv[1:]]
+for lock in locks:
+    fcntl.flock(lock, fcntl.LOCK_EX)
+print("ready", flush=True)
+time.sleep(600)
+"""
+
+
+@contextmanager
+def running(*locks: str, env: dict[str, str] | None = None) -> Iterator[subprocess.Popen[bytes]]:
+    """A program in a session of its own, which an action may have, too. It runs during the block and not after it."""
+    command = [sys.executable, "-c", _HOLD, *locks]
+    with subprocess.Popen(command, env=env, start_new_session=True, stdout=subprocess.PIPE) as process:
+        try:
+            assert process.stdout is not None
+            assert b"ready\n" == process.stdout.readline()
+            yield process
+        finally:
+            process.kill()
+
+
+@pytest.mark.parametrize("obstacle", ["pool", "name", "port", "database server", "another cluster"])
+def test_commands_that_cannot_work_are_explained_and_leave_nothing(
+    obstacle: str, files: ClusterFiles, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """A traceback does not help a user."""
-    assert 1 == cli.main(arguments)
-    assert 3 == len(capsys.readouterr().err.splitlines())
-    assert not files.root.exists()
-
-
-def test_taken_port_is_explained_and_nothing_is_left(files: ClusterFiles, capsys: pytest.CaptureFixture[str]) -> None:
-    """Otherwise the server ends during its start, and the log with the reason is removed."""
-    with socket.socket() as taken:
+    """Otherwise users see a traceback, or a server that ends during its start and removes the log with the reason."""
+    with socket.socket() as taken, ExitStack() as stack:
         taken.bind(("127.0.0.1", 0))
         port = taken.getsockname()[1]
-        assert 1 == cli.main(["up", "--port", str(port)])
-    assert f"port {port} cannot be used: Address already in use" in capsys.readouterr().err
+        arguments, said = {
+            "pool": (["up", "--pool", "x"], "NAME is letters"),
+            "name": (["status", "--name", "../x"], "cannot be the name of a cluster"),
+            "port": (["up", "--port", str(port)], f"port {port} cannot be used: Address already in use"),
+            "database server": (["up", "--port=0"], "a private copy of postgresql cannot be made: apt-get, dpkg-deb, "),
+            # Two clusters in one directory would remove each other's files.
+            "another cluster": (["up"], "the cluster 'local' exists already"),
+        }[obstacle]
+        if obstacle == "another cluster":
+            lock = cluster._lock(files)
+            assert lock is not None
+            stack.callback(os.close, lock)
+        if obstacle == "database server":
+            monkeypatch.setenv("PATH", "/nonexistent")
+            monkeypatch.setattr("local_cluster.packages._POSTGRES_PLACES", ())
+            monkeypatch.setattr("local_cluster.packages.find_buildbox", lambda: Path("/nonexistent"))
+        assert cli.main(arguments) == 1
+    error = capsys.readouterr().err
+    assert said in error
+    assert len(error.splitlines()) == 3
     assert not files.root.exists()
 
 
@@ -72,46 +107,11 @@ def test_port_is_held_and_can_still_be_listened_on() -> None:
         socket.create_connection(address, timeout=10).close()
 
 
-def test_missing_database_server_is_explained(
-    files: ClusterFiles, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """The user of a machine that lacks PostgreSQL and the tools to copy it must learn what to install."""
-    monkeypatch.setenv("PATH", "/nonexistent")
-    monkeypatch.setattr("local_cluster.packages._POSTGRES_PLACES", ())
-    monkeypatch.setattr("local_cluster.packages.find_buildbox", lambda: Path("/nonexistent"))
-    assert 1 == cli.main(["up", "--port=0"])
-    error = capsys.readouterr().err
-    assert "a private copy of postgresql cannot be made: apt-get, dpkg-deb, tar not found on PATH" in error
-    assert "Install PostgreSQL" in error
-    assert not files.root.exists()
-
-
-def test_second_cluster_of_a_name_is_refused(files: ClusterFiles, capsys: pytest.CaptureFixture[str]) -> None:
-    """Two clusters in one directory would remove each other's files."""
-    lock = cluster._lock(files)
-    assert lock is not None
-    try:
-        assert 1 == cli.main(["up"])
-        assert "the cluster 'local' exists already" in capsys.readouterr().err
-    finally:
-        os.close(lock)
-
-
 def test_leftovers_of_a_killed_cluster_are_removed(files: ClusterFiles, scratch: Scratch) -> None:
     """Otherwise an action of a dead cluster still holds the GPUs."""
     write_state(files, scratch=str(scratch.root))
-    code = "import sys, time; sys.stdout.write('x'); sys.stdout.flush(); time.sleep(600)"
-    # In a session of its own, which an action may have, too.
-    left = subprocess.Popen(
-        [sys.executable, "-c", code],
-        env={**os.environ, parts.MARK: str(scratch.root)},
-        start_new_session=True,
-        stdout=subprocess.PIPE,
-    )
-    with left:
-        assert left.stdout is not None
-        assert b"x" == left.stdout.read(1)
-        said: list[str] = []
+    said: list[str] = []
+    with running(env={**os.environ, parts.MARK: str(scratch.root)}) as left:
         cluster.end_cluster(files, "local", said.append)
         assert -signal.SIGKILL == left.wait(10)
     assert ["removing the leftovers of a killed cluster"] == said
@@ -125,10 +125,7 @@ def test_leftovers_of_a_killed_cluster_are_removed(files: ClusterFiles, scratch:
         ("{", "cannot be read"),
         ("[]", "an entry is missing"),
         ('{"supervisor": "1", "scratch": "/tmp/x", "endpoint": ""}', "an entry is missing"),
-        (
-            '{"supervisor": 1, "scratch": "/home", "endpoint": ""}',
-            "which is not a directory of a cluster",
-        ),
+        ('{"supervisor": 1, "scratch": "/home", "endpoint": ""}', "which is not a directory of a cluster"),
         (
             '{"supervisor": 1, "scratch": "/tmp/dist-rbe-a/../x", "endpoint": ""}',
             "which is not a directory of a cluster",
@@ -160,33 +157,10 @@ def test_scratch_of_another_kind_is_refused(files: ClusterFiles, scratch: Scratc
         link.unlink()
 
 
-@contextmanager
-def running(*command: str) -> Iterator[subprocess.Popen[bytes]]:
-    """A program that runs during the block and not after it."""
-    with subprocess.Popen(command, stdout=subprocess.PIPE) as process:
-        try:
-            yield process
-        finally:
-            process.kill()
-
-
-# Holds the lock as a supervisor does, and reports when it has it.
-_HOLD = """
-import fcntl, sys, time
-lock = open(sys.argv[1], "w")
-fcntl.flock(lock, fcntl.LOCK_EX)
-sys.stdout.write("x")
-sys.stdout.flush()
-time.sleep(600)
-"""
-
-
 def test_supervisor_is_known_by_its_lock_and_ended(files: ClusterFiles, scratch: Scratch) -> None:
     """A start time, as an older version wrote it, changes when the clock is set."""
     files.root.mkdir(parents=True)
-    with running(sys.executable, "-c", _HOLD, str(files.lock)) as supervisor:
-        assert supervisor.stdout is not None
-        assert b"x" == supervisor.stdout.read(1)
+    with running(str(files.lock)) as supervisor:
         write_state(files, supervisor=supervisor.pid, started=0.5, scratch=str(scratch.root))
         assert scratch == cluster.find_cluster(files, "local")
         cluster.end_cluster(files, "local", lambda _text: None)
@@ -196,7 +170,7 @@ def test_supervisor_is_known_by_its_lock_and_ended(files: ClusterFiles, scratch:
 
 def test_process_that_has_the_supervisors_number_now_is_not_touched(files: ClusterFiles, scratch: Scratch) -> None:
     """The kernel reuses numbers, most of all after a restart of the machine."""
-    with running("sleep", "600") as stranger:
+    with running() as stranger:
         write_state(files, supervisor=stranger.pid, scratch=str(scratch.root))
         with pytest.raises(ClusterError, match="Files of a killed one are left"):
             cluster.find_cluster(files, "local")

@@ -83,23 +83,18 @@ def test_file_that_cannot_be_removed_is_named(files: ClusterFiles) -> None:
     assert not files.root.exists()
 
 
-def test_short_path_of_a_killed_test_is_removed(files: ClusterFiles, short_path: Path) -> None:
-    """A test that was killed with all its processes leaves it in /tmp, for any TMPDIR."""
-    (short_path / "t").symlink_to(files.root / "workers" / "cpu-1" / "run")
+@pytest.mark.parametrize(("cluster_folder", "is_left"), [("", False), ("2", True)])
+def test_short_path_of_a_killed_test_is_removed(
+    files: ClusterFiles, short_path: Path, cluster_folder: str, is_left: bool
+) -> None:
+    """A killed test leaves it in /tmp, for any TMPDIR. That of a running test of another cluster, or of none, stays."""
+    (short_path / "t").symlink_to(f"{files.root}{cluster_folder}/workers/cpu-1/run")
     places.remove_files(files, None)
-    assert not short_path.exists()
-
-
-def test_short_path_to_elsewhere_stays(files: ClusterFiles, short_path: Path) -> None:
-    """It belongs to a running test of another cluster, or of none."""
-    (short_path / "t").symlink_to(f"{files.root}2/workers/cpu-1/run")
-    places.remove_files(files, None)
-    assert (short_path / "t").is_symlink()
+    assert (short_path / "t").is_symlink() is is_left
 
 
 @pytest.mark.parametrize(
-    ("text", "expected"),
-    [("--staging-mode=MODE", ("--runner-arg=--staging-mode=copy-or-link",)), ("--remote=URL", ())],
+    ("text", "expected"), [("--staging-mode=MODE", ("--runner-arg=--staging-mode=copy-or-link",)), ("--remote=URL", ())]
 )
 def test_inputs_are_not_mounted(text: str, expected: tuple[str, ...], tmp_path: Path) -> None:
     """A mount stays when a worker is killed. An option that an older runner does not know would end every action."""

@@ -92,10 +92,7 @@ def registry_problems(archives: Archives, template: str) -> list[str]:
     source = json.loads(template.replace("{REPO}", NAME).replace("{VERSION}", archives.version))
     return [
         f".bcr/source.template.json has {wanted!r}; the archive has {found!r}"
-        for wanted, found in (
-            (source["strip_prefix"], folder),
-            (source["url"].rpartition("/")[2], archives.bazel.name),
-        )
+        for wanted, found in ((source["strip_prefix"], folder), (source["url"].rpartition("/")[2], archives.bazel.name))
         if wanted != found
     ]
 

@@ -9,8 +9,7 @@ import tempfile
 from pathlib import Path
 
 from release_steps.archives import archive_problems, build, placeholders
-from release_steps.commands import ReleaseError, output_of
-from release_steps.environments import make_environment, make_tools
+from release_steps.commands import ReleaseError, make_environment, make_tools, output_of
 from release_steps.installed import installed_problems, site_with_torch, wrong_adapter
 
 _TOOLS = "requirements_release.txt"
