@@ -7,6 +7,7 @@ their number of elements for the size of the first dimension, or refuses more th
 from __future__ import annotations
 
 import functools
+import inspect
 import math
 import operator
 import threading
@@ -249,24 +250,9 @@ def autograd_backward_sees_the_group() -> None:
     assert_close(weight.grad, _full(sum(range(1, _size() + 1))))
 
 
-BODIES: tuple[Callable[[], None], ...] = (
-    broadcast_object_list,
-    all_to_all_single_with_tensor_sizes,
-    all_to_all_single_with_list_sizes,
-    all_to_all_single_without_sizes,
-    all_to_all,
-    all_gather,
-    gather,
-    broadcast_from_every_rank,
-    scatter,
-    default_roots,
-    reduce_scatter_sum,
-    reduce_scatter_avg,
-    all_reduce_sum,
-    all_reduce_with_arithmetic_ops,
-    all_reduce_with_bitwise_ops,
-    all_reduce_coalesced,
-    sub_groups,
-    group_from_another_thread,
-    autograd_backward_sees_the_group,
+# Each public function of this module.
+BODIES: tuple[Callable[[], None], ...] = tuple(
+    value
+    for name, value in list(globals().items())
+    if inspect.isfunction(value) and value.__module__ == __name__ and not name.startswith("_")
 )

@@ -159,17 +159,15 @@ def test_an_unknown_backend_is_refused(world: World) -> None:
 
 def test_allreduce(world: World, group: dist.ProcessGroup, filled: Filled) -> None:
     """If this fails, an all-reduce with sum or maximum gives a wrong value."""
-    value = filled(world.rank + 1)
-    group.allreduce(value, dist.ReduceOp.SUM, TIMEOUT).wait()
-    torch.testing.assert_close(value, filled(sum(rank + 1 for rank in all_ranks(world))))
+    total = sum(rank + 1 for rank in all_ranks(world))
+    for op, expected in ((dist.ReduceOp.SUM, total), (dist.ReduceOp.MAX, world.size)):
+        value = filled(world.rank + 1)
+        group.allreduce(value, op, TIMEOUT).wait()
+        torch.testing.assert_close(value, filled(expected))
 
     value = filled(world.rank + 1)
     group.allreduce([value]).wait()
-    torch.testing.assert_close(value, filled(sum(rank + 1 for rank in all_ranks(world))))
-
-    value = filled(world.rank + 1)
-    group.allreduce(value, dist.ReduceOp.MAX, TIMEOUT).wait()
-    torch.testing.assert_close(value, filled(world.size))
+    torch.testing.assert_close(value, filled(total))
 
 
 def test_integers_stay_integers(world: World) -> None:

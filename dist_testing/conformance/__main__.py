@@ -8,8 +8,7 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
-import json
-import subprocess
+import importlib
 import sys
 import time
 from collections.abc import Sequence
@@ -28,18 +27,8 @@ from dist_testing.core.ground.errors import DistTestingError, InterruptedRunErro
 from dist_testing.core.ground.spec import Spec
 from dist_testing.core.launch.isolation import FORK
 
-# Limit of the process that imports torch and the module. Seconds.
-_IMPORT_LIMIT_S = 120.0
 # The option, as errors name it.
 _SHARING = "--ranks-per-gpu"
-# Tells the devices of a backend that a module registers.
-_PLUG_IN = """
-import importlib, json, sys
-importlib.import_module(sys.argv[1])
-import torch.distributed as dist
-devices = dist.Backend.backend_capability.get(sys.argv[2].lower())
-print("kit:" + json.dumps(devices and list(devices)))
-"""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -164,33 +153,19 @@ def _backend(options: argparse.Namespace) -> Backend:
 
 
 def _plug_in(name: str, module: str, device: str | None) -> Backend:
-    """Return a declaration of the backend that a module registers, by default for the first device that it names.
-
-    Another process imports the module, because an import can leave threads or a CUDA context.
-    """
+    """Return a declaration of the backend that a module registers, by default for the first device that it names."""
     try:
-        done = subprocess.run(
-            [sys.executable, "-c", f"import sys; sys.path[:] = {sys.path!r}\n{_PLUG_IN}", module, name],
-            capture_output=True,
-            text=True,
-            check=False,
-            timeout=_IMPORT_LIMIT_S,
-        )
-    except subprocess.TimeoutExpired:
+        importlib.import_module(module)
+    except Exception as error:
+        text = " ".join(str(error).split())
         raise UsageError(
-            f"--import={module}: the import has not ended after {_IMPORT_LIMIT_S:.0f} s.\n"
-            "The kit imports the module in a process of its own first.\n"
-            f"Correct the module; `python -c 'import {module}'` shows where it waits."
-        ) from None
-    found = next((line for line in done.stdout.splitlines() if line.startswith("kit:")), None)
-    if done.returncode or found is None:
-        last = (done.stderr.strip().splitlines() or [f"exit code {done.returncode}"])[-1]
-        raise UsageError(
-            f"--import={module}: the module cannot be imported: {last}\n"
+            f"--import={module}: the module cannot be imported: {type(error).__name__}: {text}\n"
             "Its import must register the backend with torch.\n"
             f"Correct PYTHONPATH or the module; `python -c 'import {module}'` shows the whole error."
-        )
-    devices = json.loads(found.removeprefix("kit:"))
+        ) from error
+    import torch.distributed as dist
+
+    devices = dist.Backend.backend_capability.get(name.lower())
     if devices is None:
         raise UsageError(
             f"--backend={name}: the import of {module} does not register this name.\n"

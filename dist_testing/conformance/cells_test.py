@@ -17,8 +17,7 @@ from dist_testing.conformance.cell import Cell, Status, matches
 from dist_testing.conformance.expectations import Expectations, read_expectations
 from dist_testing.conformance.kit_session import CellSession, cell_limit
 from dist_testing.conformance.matrix import FEATURE_CELLS, feature_problems, write_matrix
-from dist_testing.core.ground.errors import UsageError
-from dist_testing.core.ground.runfiles import find_runfiles
+from dist_testing.core.ground.runfiles import declared_file
 from dist_testing.core.pytest.in_runner import BUDGET_KEY
 from dist_testing.core.session.session import current_session
 
@@ -27,24 +26,10 @@ from dist_testing.core.session.session import current_session
 # $CONFORMANCE_WORLD_SIZES (user): with the conformance kit: sizes to run, separated by commas (default: 1,2,3,4,5,7).
 # $CONFORMANCE_EXPECTATIONS (user): with the conformance kit: the expectation file (default: none).
 _LIMIT = "CONFORMANCE_CELL_LIMIT"
+_EXPECTATIONS = "CONFORMANCE_EXPECTATIONS"
 _CELLS = chosen_cells(
     all_cells(), os.environ.get("CONFORMANCE_CELLS", "").split(), os.environ.get("CONFORMANCE_WORLD_SIZES") or None
 )
-
-
-def _found(file: str) -> str:
-    """Return the path of the expectation file. Under Bazel the variable names a runfile."""
-    if os.path.isabs(file) or "TEST_SRCDIR" not in os.environ:
-        return file
-    rlocation = find_runfiles()
-    found = rlocation and rlocation(file)
-    if not found or not Path(found).is_file():
-        raise UsageError(
-            f"CONFORMANCE_EXPECTATIONS={file}: there is no such runfile.\n"
-            "backend_conformance_test sets the variable to the location of its file.\n"
-            "Give the file as the argument expectations."
-        )
-    return found
 
 
 @pytest.fixture(scope="session")
@@ -54,14 +39,14 @@ def kit(request: pytest.FixtureRequest) -> Iterator[CellSession]:
     assert session is not None, "the pytest plugin of dist_testing is not loaded"
     limit_s = cell_limit(_LIMIT, os.environ.get(_LIMIT))
     budget = request.config.stash.get(BUDGET_KEY, None)
-    items = [item for item in request.session.items if isinstance(item, pytest.Function) and hasattr(item, "callspec")]
-    cells = [item.callspec.params.get("cell") for item in items]
-    preloads = any(isinstance(cell, Cell) and cell.is_functional for cell in cells)
+    selected = {item.name for item in request.session.items}
+    preloads = any(cell.is_functional and f"test_cell[{cell.name}]" in selected for cell in _CELLS)
     backend = session.engine.spec.backend
     expectations = Expectations()
-    if source := os.environ.get("CONFORMANCE_EXPECTATIONS"):
-        # A runfile's whole path differs from machine to machine.
-        expectations = dataclasses.replace(read_expectations(_found(source), backend.name), source=source)
+    if source := os.environ.get(_EXPECTATIONS):
+        # Under Bazel the variable names a runfile, whose whole path differs from machine to machine.
+        path = declared_file(_EXPECTATIONS) if "TEST_SRCDIR" in os.environ else None
+        expectations = dataclasses.replace(read_expectations(path or source, backend.name), source=source)
         expectations.check_cells(all_cells())
     with CellSession(
         backend,

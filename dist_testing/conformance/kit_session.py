@@ -8,7 +8,7 @@ import json
 import tempfile
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 from dist_testing.conformance.cell import Cell, Observation, Result, Status
 from dist_testing.conformance.expectations import Expectations
@@ -90,7 +90,7 @@ class CellSession:
         # backend's module fails.
         self.missing_need = functools.cache(functools.partial(missing_need, self._spec))
 
-    def __enter__(self) -> CellSession:
+    def __enter__(self) -> Self:
         raise_on_termination()
         return self
 

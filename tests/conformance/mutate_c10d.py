@@ -24,6 +24,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from types import CodeType, FrameType
@@ -149,7 +150,7 @@ class MutantFrontEnd(CellFrontEnd):
         c10d = importlib.import_module(_C10D)
         name, code = marshal.loads((self._folder / "order").read_bytes())
         if code is None:
-            with _Tracer(c10d.__file__ or "", self._folder):
+            with _traced(c10d.__file__ or "", self._folder):
                 super().run(body, reporter)
             return
         # In place: other modules, and decorators, hold the same function.
@@ -161,24 +162,23 @@ class MutantFrontEnd(CellFrontEnd):
             function.__code__ = former
 
 
-class _Tracer:
-    def __init__(self, file: str, folder: Path) -> None:
-        self._file = file
-        self._folder = folder
-        self._lines: set[int] = set()
+@contextmanager
+def _traced(file: str, folder: Path) -> Iterator[None]:
+    """Write the lines of a file that the block executes to a new file in the folder."""
+    lines: set[int] = set()
 
-    def __enter__(self) -> None:
-        def trace(frame: FrameType, event: str, _: Any) -> Any:
-            if frame.f_code.co_filename != self._file:
-                return None
-            self._lines.add(frame.f_lineno)
-            return trace
+    def trace(frame: FrameType, event: str, _: Any) -> Any:
+        if frame.f_code.co_filename != file:
+            return None
+        lines.add(frame.f_lineno)
+        return trace
 
-        sys.settrace(trace)
-
-    def __exit__(self, *_: object) -> None:
+    sys.settrace(trace)
+    try:
+        yield
+    finally:
         sys.settrace(None)
-        Path(tempfile.mkstemp(dir=self._folder, suffix=".lines")[1]).write_text(json.dumps(sorted(self._lines)))
+        Path(tempfile.mkstemp(dir=folder, suffix=".lines")[1]).write_text(json.dumps(sorted(lines)))
 
 
 def load(state: str, then: ThenBe, test: str | None) -> NoReturn:
@@ -188,10 +188,6 @@ def load(state: str, then: ThenBe, test: str | None) -> NoReturn:
 
 class _Session(CellSession):
     """Runs cells with one change each."""
-
-    def __enter__(self) -> _Session:
-        super().__enter__()
-        return self
 
     def __init__(self, name: str, folder: Path) -> None:
         module = "tests.conformance.able_groups"

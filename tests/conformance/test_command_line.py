@@ -115,7 +115,7 @@ def test_a_foreign_backend(tmp_path: Path) -> None:
 def test_bad_command_lines(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], arguments: list[str], text: str
 ) -> None:
-    """Three lines, status 2. The import of a plug-in has a process of its own, which finds the modules of this one."""
+    """Three lines, status 2."""
     (tmp_path / "foreign_plug_in.py").write_text(PLUG_IN, encoding="utf-8")
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(tmp_path)

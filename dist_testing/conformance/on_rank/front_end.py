@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import functools
 import json
 import time
@@ -16,7 +17,7 @@ from dist_testing.conformance.cell import Observation, Seen
 from dist_testing.conformance.kit import AbsentError, Kit, WrongError, first_line
 from dist_testing.conformance.rows import script_of
 from dist_testing.core.ground.case import CaseBody
-from dist_testing.core.ground.codec import shape_of
+from dist_testing.core.ground.whole_file import whole_file
 from dist_testing.core.launch.fresh import ThenBe
 from dist_testing.core.process.launcher_messages import RankStart
 from dist_testing.core.rank.bootstrap import RankFrontEnd
@@ -102,11 +103,8 @@ class CellFrontEnd:
         kit = Kit(cells_by_name()[order["cell"]], self._world, self._groups, self._number)
         observation = _observe(kit)
         # In one step: the runner may end this rank at any time.
-        partial = Path(order["directory"], f"rank-{observation.rank}.partial")
-        write = shape_of(Observation).write
-        assert write is not None
-        partial.write_text(json.dumps(write(observation)), encoding="utf-8")
-        partial.replace(partial.with_suffix(".json"))
+        with whole_file(Path(order["directory"], f"rank-{observation.rank}.json")) as file:
+            file.write(json.dumps(dataclasses.asdict(observation)).encode())
         if not observation.lives:
             raise PoisonedError(observation.text)
         if observation.seen is Seen.RIGHT:

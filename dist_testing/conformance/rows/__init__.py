@@ -41,6 +41,7 @@ def script(
     the script, with this limit in seconds, or with torch's.
     """
     rows = row if isinstance(row, Mapping) else dict.fromkeys(each or [""], row)
+    is_fresh, limit_s = fresh or bool(init), None if init is True else init
 
     def register(function: Callable[..., None]) -> Any:
         for what, number in rows.items():
@@ -48,13 +49,9 @@ def script(
             if (operation, variant) in _scripts:
                 raise ValueError(f"two scripts are called {name.format(what)}")
             run = partial(function, what=what) if "{}" in name else function
-            _scripts[operation, variant] = (
-                partial(_run_after_init, run, None if init is True else init) if init else run
-            )
-            is_fresh = fresh or bool(init)
-            _cells.extend(
-                Cell(number, operation, size, group=group, variant=variant, fresh=is_fresh) for size in worlds
-            )
+            _scripts[operation, variant] = partial(_run_after_init, run, limit_s) if init else run
+            for size in worlds:
+                _cells.append(Cell(number, operation, size, group=group, variant=variant, fresh=is_fresh))
         return function
 
     return register

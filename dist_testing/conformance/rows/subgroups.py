@@ -152,10 +152,13 @@ def _subgroups(k: Kit) -> None:
 @script("4.2", "new_subgroups/of_a_group", (4, 5))
 def _subgroups_of(k: Kit) -> None:
     """`group` is cut, and not the world; its ranks are global."""
-    part = k.new_group([0, 1, 2, 3])
-    made = k.dist.new_subgroups(2, part if k.rank < 4 else None) if k.size == 4 else None
-    if made is not None:
-        _check_parts(k, made, [0, 1] if k.rank < 2 else [2, 3])
+    part, pairs = k.new_group([0, 1, 2, 3]), [[0, 1], [2, 3]]
+    if k.rank < 4:
+        _check_parts(k, k.dist.new_subgroups(2, part), pairs[k.rank // 2])
+        return
+    # All ranks make each group, and this one has no group to cut.
+    for ranks in pairs:
+        k.new_group(ranks)
 
 
 @script("4.2", "new_subgroups/refusals", (4,))
