@@ -146,11 +146,10 @@ def _first_to_end(children: Sequence[Child]) -> Child:
 @pytest.mark.parametrize(
     ("places", "more", "said"),
     [
-        ([0, 1], {"env_of": {rank: {"DIST_TESTING_TOKEN": str(rank)} for rank in range(2)}}, "have the same token"),
         ([0, 1], {"env": {"LOCAL_WORLD_SIZE": "2"}}, "is not on the node of rank 0, which expects all ranks there"),
         ([0, 0, 1, 1], {"env_of": {2: {"RANK": "3"}}}, "it has connected already, from node1 (10.0.0.2)."),
     ],
-    ids=["token", "no other node", "twice"],
+    ids=["no other node", "twice"],
 )
 def test_processes_that_cannot_take_part(cluster: Cluster, places: list[int], more: dict[str, Any], said: str) -> None:
     """If this fails, ranks wait for minutes for what cannot be, or who reaches rank 0's port reports results."""
