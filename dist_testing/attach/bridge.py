@@ -19,21 +19,10 @@ from collections.abc import Sequence
 from multiprocessing.connection import wait
 from pathlib import Path
 
-from dist_testing.attach.attach_messages import (
-    MESSAGES,
-    READ_BYTES,
-    EndRun,
-    Joining,
-    Kind,
-    Line,
-    greet,
-    interface_env,
-    lost_runner,
-    set_limit,
-)
-from dist_testing.attach.rank_info import own_listener
+from dist_testing.attach.attach_messages import MESSAGES, READ_BYTES, EndRun, Joining, Kind, Line, greet, set_limit
+from dist_testing.attach.rank_info import interface_env, own_listener
 from dist_testing.core.engine.rank_logs import open_regular
-from dist_testing.core.ground.errors import MessageError
+from dist_testing.core.ground.errors import LaunchError, MessageError
 from dist_testing.core.launch.fork import ForkServerLauncher
 from dist_testing.core.process import wire
 from dist_testing.core.process.board import PhaseBoard
@@ -337,3 +326,12 @@ class FarEnd(_End):
             file.seek(begin)
             return file.read(READ_BYTES)
         return b""
+
+
+def lost_runner(reason: str) -> LaunchError:
+    """Return the error of a process that rank 0 has left without `EndRun`."""
+    return LaunchError(
+        f"The connection to rank 0 has ended before the run was over: {reason}.\n"
+        "Rank 0 is the runner: without it no case can be started or reported. It has ended, or the network has.\n"
+        "See the output of rank 0, and the launcher's message about its end."
+    )

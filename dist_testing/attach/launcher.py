@@ -22,9 +22,9 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from multiprocessing.connection import wait
 
-from dist_testing.attach.attach_messages import MESSAGES, EndRun, Home, Joining, interface_env
+from dist_testing.attach.attach_messages import MESSAGES, EndRun, Home, Joining
 from dist_testing.attach.bridge import Door
-from dist_testing.attach.rank_info import ATTACH_LIMIT_S, RankInfo
+from dist_testing.attach.rank_info import ATTACH_LIMIT_S, RankInfo, interface_env
 from dist_testing.core.ground.errors import LaunchError, MessageError
 from dist_testing.core.ground.layout import INTERFACE_VARIABLES
 from dist_testing.core.ground.outcomes import UNKNOWN_EXIT_CODE
