@@ -2,9 +2,8 @@
 
 A fork of a process with torch copies the page tables of about 140 MB, and the end of each rank frees them: half the
 price of a fresh world. In huge pages (2 MiB instead of 4 KiB) the same memory needs almost no page tables. The kernel
-copies memory into a huge page on request (`MADV_COLLAPSE`, Linux 6.1). The fork server asks for a few at a time: once
-per world, when it has just forked the ranks and would wait for them, and otherwise only while a CPU is free. The first
-world has the CPUs for itself.
+copies memory into a huge page on request (`MADV_COLLAPSE`, Linux 6.1). The fork server asks for a few at a time, when
+it has just forked the ranks of a world and would wait for them. The first world has the CPUs for itself.
 
 The copies belong to the fork server alone, which shared the small pages with the runner. So a run needs as much more
 memory as they have, once. Ranks share them as they shared the small pages.
@@ -12,7 +11,6 @@ memory as they have, once. Ranks share them as they shared the small pages.
 
 from __future__ import annotations
 
-import contextlib
 import ctypes
 import errno
 import os
@@ -39,8 +37,6 @@ _MOST_UNUSED = 0.25
 _AT_ONCE = 8
 # The kernel may lack room for one piece. After so many refusals in a row it will not take the next one either.
 _MOST_REFUSALS = 4
-# Until the next look whether a CPU is free. Milliseconds.
-_PAUSE_MS = 100
 _PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 
 # Loaded at import, as in `process.lifetime`. Python's own `mmap.madvise` takes no foreign memory.
@@ -83,14 +79,6 @@ def in_use(ranges: Sequence[range], huge_bytes: int) -> list[range]:
     return found
 
 
-def has_free_cpu() -> bool:
-    """Return whether a CPU of the machine has nothing to do but this process; False if the kernel does not tell."""
-    with contextlib.suppress(ValueError, IndexError):
-        # Such as "0.05 0.10 0.09 2/139 4711": two processes run, this one is one of them.
-        return int(content_of("/proc/loadavg").split()[3].partition(b"/")[0]) <= len(os.sched_getaffinity(0))
-    return False
-
-
 def plan() -> list[range] | str:
     """Return the pieces of this process's memory to move, or why there are none."""
     # Such as "always [madvise] never".
@@ -113,13 +101,13 @@ def plan() -> list[range] | str:
 
 
 class HugePages:
-    """Moves this process to huge pages in steps, between other work of its single thread."""
+    """Moves this process to huge pages in steps, one for each world, between other work of its single thread."""
 
     def __init__(self, forks: int) -> None:
         """Begin. `forks` is the number of ranks that will be forked, as far as it is known; 0 if it is not."""
         self._forks = forks
         self._forked = 0
-        self._worlds_over = 0
+        self._has_had_world = False
         self._is_due = False
         self._is_over = False
         self._work = self._steps()
@@ -131,29 +119,23 @@ class HugePages:
         self._forked += ranks
         self._forks = max(self._forks, self._forked)
         # They need longer to start than a step needs, also on a busy machine.
-        self._is_due = self._worlds_over > 0
+        self._is_due = self._has_had_world
 
     def world_over(self) -> None:
-        """Count worlds: the first one must not wait for this work, or share its CPUs with it."""
-        self._worlds_over += 1
-
-    @property
-    def _has_work(self) -> bool:
-        return not self._is_over and self._forks >= LEAST_FORKS
+        """Note that a world has been: the first one must not wait for this work, or share its CPUs with it."""
+        self._has_had_world = True
 
     def pause_ms(self, *, has_world: bool) -> int | None:
-        """Return how long to wait for other work before `idle_step`; None if there is nothing to do now.
+        """Return 0 if there is something to do now, else None.
 
         `has_world` says whether ranks run. Between two worlds there is nothing to do, because a request for the next
         world would wait for the end of a step, which can be long on a busy machine.
         """
-        if not self._has_work or (self._worlds_over and not has_world):
-            return None
-        return 0 if self._is_due or has_free_cpu() else _PAUSE_MS
+        return 0 if has_world and self._is_due and not self._is_over and self._forks >= LEAST_FORKS else None
 
     def idle_step(self) -> ForkServerMemory | None:
         """Do a part of the work, in some milliseconds. Return its result if this was the last part, else None."""
-        if not self._has_work or not (self._is_due or has_free_cpu()):
+        if self.pause_ms(has_world=True) is None:
             return None
         self._is_due = False
         start_s = time.perf_counter()

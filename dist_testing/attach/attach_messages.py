@@ -3,7 +3,7 @@
 A process sends `Joining` once, with a descriptor: the connection to the fork server that makes its rank. From then on
 the runner speaks with that fork server as with its own, and with the process only to end it.
 
-Between two nodes, what travels are frames on a TCP connection, which a token authenticates: a kind, and bytes. Writes
+Two nodes exchange frames, each a kind and bytes, on a TCP connection that a token authenticates. Writes
 block until the other end has taken what came before; a node that takes nothing is lost after some seconds.
 """
 
@@ -19,11 +19,8 @@ from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from typing import Annotated, TypeAlias
 
-import psutil
-
 from dist_testing.core.ground.codec import MAX_MESSAGE_BYTES, Family
 from dist_testing.core.ground.errors import LaunchError
-from dist_testing.core.ground.layout import INTERFACE_VARIABLES
 from dist_testing.core.ground.spec import MAX_WORLD_SIZE
 
 # Limit for the connection, and for each answer of the greeting. Seconds.
@@ -81,15 +78,6 @@ class EndRun:
 # A process reads `Home` first, so one of another version of this library fails there, with the reason.
 Message: TypeAlias = Home | Joining | EndRun
 MESSAGES: Family[Message] = Family("message of an attached world", 1, (Home, Joining, EndRun))
-
-
-def lost_runner(reason: str) -> LaunchError:
-    """Return the error of a process that rank 0 has left without `EndRun`."""
-    return LaunchError(
-        f"The connection to rank 0 has ended before the run was over: {reason}.\n"
-        "Rank 0 is the runner: without it no case can be started or reported. It has ended, or the network has.\n"
-        "See the output of rank 0, and the launcher's message about its end."
-    )
 
 
 class Kind(enum.IntEnum):
@@ -187,11 +175,3 @@ def _prepare(connection: socket.socket) -> None:
 def set_limit(connection: socket.socket, limit_s: int, what: int = socket.SO_RCVTIMEO) -> None:
     """Limit the time that a read of a connection waits; 0 for no limit. Python's own limit is none for MSG_WAITALL."""
     connection.setsockopt(socket.SOL_SOCKET, what, _TIME_LIMIT.pack(limit_s, 0))
-
-
-def interface_env(address: str) -> dict[str, str]:
-    """Return the variables with the network interface of this machine that has an address; none if none has."""
-    for name, found in psutil.net_if_addrs().items():
-        if any(one.address == address for one in found):
-            return dict.fromkeys(INTERFACE_VARIABLES, name)
-    return {}

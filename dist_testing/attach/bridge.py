@@ -18,22 +18,11 @@ import time
 from collections.abc import Sequence
 from multiprocessing.connection import wait
 from pathlib import Path
-from typing import IO
 
-from dist_testing.attach.attach_messages import (
-    MESSAGES,
-    READ_BYTES,
-    EndRun,
-    Joining,
-    Kind,
-    Line,
-    greet,
-    interface_env,
-    lost_runner,
-    set_limit,
-)
-from dist_testing.attach.rank_info import own_listener
-from dist_testing.core.ground.errors import MessageError
+from dist_testing.attach.attach_messages import MESSAGES, READ_BYTES, EndRun, Joining, Kind, Line, greet, set_limit
+from dist_testing.attach.rank_info import interface_env, own_listener
+from dist_testing.core.engine.rank_logs import open_regular
+from dist_testing.core.ground.errors import LaunchError, MessageError
 from dist_testing.core.launch.fork import ForkServerLauncher
 from dist_testing.core.process import wire
 from dist_testing.core.process.board import PhaseBoard
@@ -143,7 +132,8 @@ class NearEnd(_End):
         elif self._board is not None and kind is Kind.PHASES:
             self._board.put(self._rank, data)
         elif self._board is not None and kind in _FILES:
-            with contextlib.suppress(OSError), _open(self._folder / _FILES[kind](self._rank), "ab") as file:
+            path = self._folder / _FILES[kind](self._rank)
+            with contextlib.suppress(OSError), open_regular(path, os.O_RDWR | os.O_APPEND | os.O_CREAT) as file:
                 file.write(data)
 
     def _read(self, kind: Kind) -> bool:
@@ -332,13 +322,16 @@ class FarEnd(_End):
                 self._line.send(kind, data)
 
     def _more_of(self, name: str, begin: int) -> bytes:
-        with contextlib.suppress(OSError), _open(self._folder / name, "rb") as file:
+        with contextlib.suppress(OSError), open_regular(self._folder / name) as file:
             file.seek(begin)
             return file.read(READ_BYTES)
         return b""
 
 
-def _open(path: Path, mode: str) -> IO[bytes]:
-    """Open a file of a rank. A test may have put a link or a pipe in its place."""
-    flags = os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
-    return open(path, mode, opener=lambda name, wanted: os.open(name, wanted | flags, 0o600))
+def lost_runner(reason: str) -> LaunchError:
+    """Return the error of a process that rank 0 has left without `EndRun`."""
+    return LaunchError(
+        f"The connection to rank 0 has ended before the run was over: {reason}.\n"
+        "Rank 0 is the runner: without it no case can be started or reported. It has ended, or the network has.\n"
+        "See the output of rank 0, and the launcher's message about its end."
+    )

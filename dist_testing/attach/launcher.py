@@ -16,15 +16,15 @@ import contextlib
 import dataclasses
 import os
 import secrets
-import select
+import selectors
 import socket
 import time
 from collections.abc import Callable, Iterator, Sequence
 from multiprocessing.connection import wait
 
-from dist_testing.attach.attach_messages import MESSAGES, EndRun, Home, Joining, interface_env
+from dist_testing.attach.attach_messages import MESSAGES, EndRun, Home, Joining
 from dist_testing.attach.bridge import Door
-from dist_testing.attach.rank_info import ATTACH_LIMIT_S, RankInfo
+from dist_testing.attach.rank_info import ATTACH_LIMIT_S, RankInfo, interface_env
 from dist_testing.core.ground.errors import LaunchError, MessageError
 from dist_testing.core.ground.layout import INTERFACE_VARIABLES
 from dist_testing.core.ground.outcomes import UNKNOWN_EXIT_CODE
@@ -44,11 +44,10 @@ _JOINING_LIMIT_S = 5.0
 
 @dataclasses.dataclass(slots=True)
 class _Peer:
-    """The launched process of a rank from 1, and its fork server. For one of another node, both lead to a bridge."""
+    """The launched process of a rank from 1. For one of another node, both connections lead to a bridge."""
 
     connection: socket.socket  # to the process, which sends nothing more: readable when it has ended
-    control: socket.socket  # to the fork server
-    server: ForkServerClient
+    control: socket.socket  # to its fork server
     node: str  # host name and address of another node; "" for this node
 
 
@@ -86,12 +85,13 @@ class AttachedLauncher:
         self._env = dict(os.environ)
         self._world = _World(0, 0)
         self._peers: dict[int, _Peer] = {}
-        self._epoll = select.epoll()
+        # With the rank of each connection.
+        self._selector = selectors.EpollSelector()
         # First, because a store that is served here has threads, and then this process could not be forked.
         self._own = ForkServerLauncher(run)
         self.unclean_reasons = self._own.unclean_reasons
-        self._epoll.register(self._own, select.EPOLLIN)
-        self._by_fd = {self._own.fileno(): 0}
+        self._selector.register(self._own, selectors.EVENT_READ, 0)
+        self._servers: dict[int, ForkServerClient] = {0: self._own}
         with contextlib.ExitStack() as undo:
             undo.callback(self.close)
             if rank_info.size > 1:
@@ -162,16 +162,16 @@ class AttachedLauncher:
                     self._log_line(
                         f"dist_testing: rank {rank} has not collected the tests of rank 0: {joining.difference}"
                     )
-                server = ForkServerClient(control, f"the fork server of rank {rank} has ended", lambda event: None)
-                self._peers[rank] = _Peer(connection, control, server, joining.node)
+                why = f"the fork server of rank {rank} has ended"
+                self._servers[rank] = ForkServerClient(control, why, lambda event: None)
+                self._peers[rank] = _Peer(connection, control, joining.node)
                 for one in (connection, control):
-                    self._by_fd[one.fileno()] = rank
-                    self._epoll.register(one, select.EPOLLIN)
+                    self._selector.register(one, selectors.EVENT_READ, rank)
                 undo.pop_all()
 
     def fileno(self) -> int:
         """Return a descriptor for polling: readable when there are events."""
-        return self._epoll.fileno()
+        return self._selector.fileno()
 
     def start(self, request: WorldRequest, fds: Sequence[int]) -> None:
         """Ask every fork server for its rank of this world; a LaunchError if one cannot make it any more."""
@@ -183,10 +183,7 @@ class AttachedLauncher:
         self._world = _World(request.world, request.size)
         request = self._for_ranks(request)
         for rank in range(request.size):
-            self._server(rank).start(*_part(request, rank, fds))
-
-    def _server(self, rank: int) -> ForkServerClient:
-        return self._peers[rank].server if rank else self._own
+            self._servers[rank].start(*_part(request, rank, fds))
 
     def _for_ranks(self, request: WorldRequest) -> WorldRequest:
         """Return the request with the places of the ranks, and with changes in place of the whole environment."""
@@ -213,18 +210,18 @@ class AttachedLauncher:
         for rank in sorted(self._world.alive.intersection(ranks)):
             # If its fork server has ended, `events` tells it.
             with contextlib.suppress(LaunchError):
-                self._server(rank).signal([rank], number)
+                self._servers[rank].signal([rank], number)
 
     def events(self) -> Iterator[LauncherEvent]:
         """Yield what has happened since the last call; a LaunchError if the fork server of rank 0 has ended."""
-        for fd, _ in self._epoll.poll(0):
+        for key, _ in self._selector.select(0):
             # Else what came before it in this round has removed it.
-            if (rank := self._by_fd.get(fd)) is not None:
-                yield from self._hear(rank, fd)
+            if key.fd in self._selector.get_map():
+                yield from self._hear(key.data, key.fd)
 
     def _hear(self, rank: int, fd: int) -> Iterator[LauncherEvent]:
         why = f"the process that {self._rank_info.launcher} started for it has ended"
-        if fd == self._server(rank).fileno():
+        if fd == self._servers[rank].fileno():
             try:
                 yield from self._merged(rank)
             except LaunchError as error:
@@ -239,7 +236,7 @@ class AttachedLauncher:
     def _merged(self, rank: int) -> Iterator[LauncherEvent]:
         """Yield the events of a fork server, with those about a whole world once for all servers."""
         world = self._world
-        for event in self._server(rank).events():
+        for event in self._servers[rank].events():
             if event.world != world.number:
                 continue
             match event:
@@ -268,8 +265,7 @@ class AttachedLauncher:
         self.gone[rank] = reason
         peer = self._peers[rank]
         for one in (peer.connection, peer.control):
-            del self._by_fd[one.fileno()]
-            self._epoll.unregister(one)
+            self._selector.unregister(one)
         # If the fork server lives, it removes all that the rank has started.
         with contextlib.suppress(OSError):
             peer.control.shutdown(socket.SHUT_RDWR)
@@ -280,7 +276,7 @@ class AttachedLauncher:
 
     def close(self) -> None:
         """End the other launched processes with `exit_code`, and all fork servers."""
-        self._epoll.close()
+        self._selector.close()
         for peer in self._peers.values():
             # The launcher may have ended it already.
             with contextlib.suppress(OSError):

@@ -13,8 +13,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from dist_testing.attach.attach_messages import MESSAGES, EndRun, Home, Joining, connect, lost_runner
-from dist_testing.attach.bridge import FarEnd
+from dist_testing.attach.attach_messages import MESSAGES, EndRun, Home, Joining, connect
+from dist_testing.attach.bridge import FarEnd, lost_runner
 from dist_testing.attach.launcher import HOME_KEY, TOKEN_VARIABLE
 from dist_testing.attach.rank_info import NEXT_LINE_S, RankInfo
 from dist_testing.core.engine.run_directory import RunDirectory

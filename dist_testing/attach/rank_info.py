@@ -25,9 +25,11 @@ from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import psutil
+
 from dist_testing.core.ground.error_text import ranks_text
 from dist_testing.core.ground.errors import LaunchError, UsageError
-from dist_testing.core.ground.layout import LOOPBACK
+from dist_testing.core.ground.layout import INTERFACE_VARIABLES, LOOPBACK
 from dist_testing.core.ground.spec import MAX_WORLD_SIZE, number_in
 
 if TYPE_CHECKING:
@@ -132,6 +134,14 @@ def own_listener(host: str, port: int) -> socket.socket:
     """Return a socket that listens at one address of this machine, and at no other."""
     family, *_, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
     return socket.create_server((str(address[0]), port), family=family, backlog=socket.SOMAXCONN)
+
+
+def interface_env(address: str) -> dict[str, str]:
+    """Return the variables with the network interface of this machine that has an address; none if none has."""
+    for name, found in psutil.net_if_addrs().items():
+        if any(one.address == address for one in found):
+            return dict.fromkeys(INTERFACE_VARIABLES, name)
+    return {}
 
 
 def reachable_host(rank_info: RankInfo) -> str:

@@ -190,9 +190,10 @@ def test_a_child_that_was_forked_during_a_wait_keeps_no_lock(
     pool: tuple[Gpu, ...], holder: subprocess.Popen[str]
 ) -> None:
     """It inherits the place in the queue and the GPUs taken so far, and would keep both."""
+    pids: list[int] = []
     with contextlib.ExitStack() as children:
         with pytest.raises(LeaseTimeoutError):
-            lease_gpus(3, pool[:3], limit_s=0.1, on_wait=lambda _: children.enter_context(forked()))
+            lease_gpus(3, pool[:3], limit_s=0.1, on_wait=lambda _: pids.append(children.enter_context(forked())))
         lease_gpus(1, pool[2:3], limit_s=_LIMIT_S).release()
         holder.kill()
         holder.wait()

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import errno
 import gc
-import json
 import os
 import platform
-import time
 import weakref
 from pathlib import Path
 from typing import Any
@@ -17,9 +15,7 @@ import pytest
 from dist_testing import World, huge_pages
 from dist_testing.core.engine.engine import Engine
 from dist_testing.core.events.event import ForkServerMemory
-from dist_testing.core.ground.case import Case, CaseBody
 from dist_testing.core.ground.outcomes import Status
-from dist_testing.core.launch.fork import ForkServerLauncher
 from tests.support.worlds import engine_for, run
 
 _MODES = Path("/sys/kernel/mm/transparent_hugepage/enabled")
@@ -34,32 +30,19 @@ def _pass(world: World, body: dict[str, Any]) -> None:
     world.barrier()
 
 
-def _wait(world: World, body: dict[str, Any]) -> None:
-    """Give the fork server time until the runner has its answer; the limit of the case ends a wait in vain."""
-    while not os.path.exists(body["file"]):
-        time.sleep(0.01)
-    Path(body["file"]).with_name(f"huge-{world.rank}").write_text(str(_huge_bytes(os.getppid())), encoding="ascii")
+def _note(world: World, body: dict[str, Any]) -> None:
+    Path(body["folder"], f"huge-{world.rank}").write_text(str(_huge_bytes(os.getppid())), encoding="ascii")
 
 
-@pytest.fixture(autouse=True)
-def free_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A busy machine would need as many worlds as the work has steps. The fork server is forked from this process."""
-    monkeypatch.setattr(huge_pages, "has_free_cpu", lambda: True)
-
-
-def _told(engine: Engine, folder: Path, forks: int = 1000) -> ForkServerMemory:
-    """Run cases, of which the second waits until the fork server has said what it did, and return the event."""
+def _told(engine: Engine, folder: Path) -> ForkServerMemory:
+    """Run a case for each step of the fork server, and one that notes its memory; return what it has told."""
     found: list[ForkServerMemory] = []
     engine.events.subscribe(found.append, ForkServerMemory, name="the test")
-    launcher, _ = engine.prepare(forks)
-    assert isinstance(launcher, ForkServerLauncher)
-    assert run(engine, "pass", world_size=2).verdict.status is Status.PASSED
-    body = CaseBody("functions", json.dumps({"function": "wait", "file": str(folder / "told")}))
-    waiting = engine.start(Case("wait", 2, body, 60.0, "fork"))
-    waiting.world.supervisor.wait_until(lambda: bool(launcher.pending_events or found))
-    folder.joinpath("told").touch()
-    assert engine.finish(waiting).verdict.status is Status.PASSED
-    assert run(engine, "pass", world_size=2).verdict.status is Status.PASSED
+    engine.prepare(1000)
+    for _ in range(40):
+        if not found:
+            assert run(engine, "pass", world_size=2).verdict.status is Status.PASSED
+    assert run(engine, "note", world_size=2, arguments={"folder": str(folder)}).verdict.status is Status.PASSED
     (event,) = found
     return event
 
@@ -70,7 +53,7 @@ def test_the_fork_server_gets_huge_pages(tmp_path: Path) -> None:
         pytest.skip("transparent huge pages are switched off on this machine")
     if tuple(map(int, platform.release().split(".")[:2])) < (6, 1):
         pytest.skip(f"Linux {platform.release()} cannot collapse pages on request; 6.1 can")
-    with engine_for({"pass": _pass, "wait": _wait}) as engine:
+    with engine_for({"pass": _pass, "note": _note}) as engine:
         event = _told(engine, tmp_path)
     if "of memory are free" in event.refusal:
         pytest.skip(event.refusal)
@@ -93,7 +76,7 @@ def test_a_kernel_that_refuses_changes_no_verdict(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(huge_pages, "_THP", str(tmp_path))
     monkeypatch.setattr(huge_pages, "free_bytes", lambda: 8 << 30)
     monkeypatch.setattr(huge_pages, "collapse", lambda piece: errno.EINVAL)
-    with engine_for({"pass": _pass, "wait": _wait}) as engine:
+    with engine_for({"pass": _pass, "note": _note}) as engine:
         event = _told(engine, tmp_path)
     assert "Invalid argument" in event.refusal
     assert event.huge_bytes == 0

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import signal
-from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -18,6 +16,7 @@ from dist_testing.core.ground.errors import UsageError
 from dist_testing.memory_limit import NAME, MemoryWatch, read_limit
 from dist_testing.memory_limit import _quick_bytes as quick_bytes
 from tests.support.children import run_cases
+from tests.support.forks import forked
 from tests.support.starter import Starter
 
 _CASES = """
@@ -103,28 +102,6 @@ def test_the_rank_that_uses_most_is_named(starter: Starter, tmp_path: Path) -> N
     assert 'name="memory_peaks" value="rank 2 ' in (tmp_path / "cases.xml").read_text()
 
 
-@contextlib.contextmanager
-def _forks(count: int) -> Iterator[list[int]]:
-    """Children of this process that do nothing; they share its memory."""
-    end, theirs = os.pipe()
-    pids = []
-    for _ in range(count):
-        pid = os.fork()
-        if not pid:
-            os.close(theirs)
-            os.read(end, 1)
-            os._exit(0)
-        pids.append(pid)
-    try:
-        yield pids
-    finally:
-        for pid in pids:
-            os.kill(pid, signal.SIGKILL)
-            os.waitpid(pid, 0)
-        os.close(end)
-        os.close(theirs)
-
-
 def _watch(pids: list[int], limit: str) -> MemoryWatch:
     records = [SimpleNamespace(rank=rank, pid=pid, has_ended=False) for rank, pid in enumerate(pids)]
     watch = MemoryWatch(cast("Any", SimpleNamespace(records=records, is_running=True)))
@@ -136,7 +113,9 @@ def _watch(pids: list[int], limit: str) -> MemoryWatch:
 def test_pages_that_ranks_share_count_once() -> None:
     """If this fails, forked ranks, which share torch's memory, reach a limit that they are far below."""
     kept = bytearray(b"x" * (256 << 20))
-    with _forks(3) as pids:
+    with contextlib.ExitStack() as forks:
+        # They do nothing, and share the memory of this process.
+        pids = [forks.enter_context(forked()) for _ in range(3)]
         mine = quick_bytes(os.getpid())
         assert mine > len(kept)
         assert sum(map(quick_bytes, pids)) > 2 * mine

@@ -8,8 +8,8 @@ from collections.abc import Iterator
 
 
 @contextlib.contextmanager
-def forked() -> Iterator[None]:
-    """Fork a child with all open files of this process; it lives as long as the block."""
+def forked() -> Iterator[int]:
+    """Fork a child with all open files of this process, and yield its pid; it lives as long as the block."""
     read, write = os.pipe()
     pid = os.fork()
     if pid == 0:
@@ -17,7 +17,7 @@ def forked() -> Iterator[None]:
         os.read(read, 1)
         os._exit(0)
     try:
-        yield
+        yield pid
     finally:
         os.close(write)
         os.close(read)

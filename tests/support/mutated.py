@@ -38,8 +38,8 @@ AREAS: Mapping[str, Mapping[str, Sequence[str]]] = {
     "threaded": {
         "threaded.arguments": _tests("unit", "thread_parts"),
         "threaded.turns": _tests("unit", "thread_parts"),
-        "threaded.operation": (*_tests("unit", "thread_parts"), *_tests("threaded", "mismatches", "failures", "calls")),
-        "threaded.data": (*_tests("unit", "thread_parts"), *_tests("threaded", "collectives"), *_VALUES_ON_THREADS),
+        "threaded.operation": (*_tests("unit", "thread_parts"), *_tests("threaded", "failures", "calls")),
+        "threaded.data": (*_tests("unit", "thread_parts"), *_tests("threaded", "torch_features"), *_VALUES_ON_THREADS),
     },
     "frontends": {
         "core.pytest.marker": _tests("unit", "marker"),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import concurrent.futures
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -17,7 +18,18 @@ import torch.distributed as dist
 from torch._C._distributed_c10d import HashStore, PrefixStore, _resolve_process_group
 from torch.distributed import distributed_c10d
 
+from dist_testing.core.ground.backends import backends
 from dist_testing.core.ground.errors import PeerFailedError, UsageError
+from dist_testing.core.launch.isolation import (
+    FORK,
+    POOL,
+    Isolation,
+    check_isolation,
+    default_isolation,
+    isolation_names,
+)
+from dist_testing.core.pytest.options import ISOLATIONS
+from dist_testing.threaded import THREAD
 from dist_testing.threaded.members import current_member
 from dist_testing.threaded.thread_world import run_on_threads
 from tests.threaded.worlds_of_threads import LIMIT_S, default_group, errors_of, on_threads, pass_on_threads, with_group
@@ -349,3 +361,20 @@ def test_worlds_can_run_side_by_side() -> None:
     with concurrent.futures.ThreadPoolExecutor(3) as pool:
         assert [[None] * size for size in (2, 3, 4)] == list(pool.map(run, (2, 3, 4)))
     assert not dist.is_initialized()
+
+
+@pytest.mark.parametrize(("isolation", "backend"), [(THREAD, "gloo"), (FORK, "threaded"), (POOL, "threaded")])
+def test_ranks_that_the_backend_cannot_connect_are_refused(isolation: Isolation, backend: str) -> None:
+    """Gloo ranks that are threads of one process would hang or corrupt each other's state."""
+    with pytest.raises(UsageError) as caught:
+        check_isolation("test_x", backends()[backend], isolation)
+    text = str(caught.value)
+    assert f'test_x: isolation "{isolation.name}" with backend "{backend}"' in text
+    assert f'isolation "{default_isolation(backends()[backend]).name}"' in text
+    of_threads = [name for name, declared in backends().items() if declared.in_process]
+    assert (f"Use a backend of threads ({', '.join(of_threads)})" in text) == isolation.in_process
+
+
+def test_the_help_names_every_isolation() -> None:
+    """If this fails, a user does not learn of an isolation. The text is fixed, because the table loads late."""
+    assert re.findall(r"\w+", ISOLATIONS.replace(" or ", " ")) == list(isolation_names())

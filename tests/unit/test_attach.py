@@ -17,21 +17,10 @@ import pytest
 
 from dist_testing.attach import launcher as module
 from dist_testing.attach import rank_info
-from dist_testing.attach.attach_messages import (
-    MESSAGES,
-    OUTPOST,
-    EndRun,
-    Home,
-    Joining,
-    Kind,
-    Line,
-    connect,
-    interface_env,
-    sign,
-)
+from dist_testing.attach.attach_messages import MESSAGES, OUTPOST, EndRun, Home, Joining, Kind, Line, connect, sign
 from dist_testing.attach.bridge import Door, FarEnd
 from dist_testing.attach.launcher import AttachedLauncher
-from dist_testing.attach.rank_info import RankInfo
+from dist_testing.attach.rank_info import RankInfo, interface_env
 from dist_testing.core.ground.backends import backend_named
 from dist_testing.core.ground.case import CaseBody
 from dist_testing.core.ground.codec import MAX_MESSAGE_BYTES
