@@ -12,10 +12,16 @@ from typing import Any, TextIO
 
 import pytest
 from _pytest.config.findpaths import load_config_dict_from_file
+from _pytest.main import FSHookProxy
 from _pytest.mark import _parse_expression as parse_expression
 from _pytest.skipping import evaluate_skip_marks, xfailed_key
 
 __all__ = ["evaluate_skip_marks", "load_config_dict_from_file", "parse_expression", "xfailed_key"]
+
+
+def hooks_without(hooks: Any, plugin: object, config: pytest.Config) -> Any:
+    """Return the hooks of an item without those of a plugin; `hooks` may leave out conftests of other folders."""
+    return FSHookProxy(config.pluginmanager, {plugin, *getattr(hooks, "remove_mods", ())})
 
 
 def replace_setup_state(session: pytest.Session, make: Callable[[type], Any]) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import functools
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -16,11 +17,14 @@ import pytest
 from dist_testing.core.ground.case import CaseFailedError, CaseResult
 from dist_testing.core.ground.errors import DistTestingError
 from dist_testing.core.ground.outcomes import Cause
+from dist_testing.core.pytest.internals import hooks_without
 from dist_testing.core.pytest.marked_items import RUN_KEY
 from dist_testing.core.pytest.pytest_rank import current_world
 from dist_testing.core.pytest.reports import decide_xfail, text_at_test
 from dist_testing.core.session.session import loaded_class
 
+# By file: the hooks of its items in the runner.
+_HOOKS_KEY = pytest.StashKey[dict[Path, Any]]()
 # pytest itself acts on them, or looks into them.
 _SPECIAL = (pytest.exit.Exception, ExceptionGroup)
 
@@ -47,6 +51,20 @@ class RanksFailedError(CaseFailedError):
 
 class WorldItem(pytest.Function):
     """A marked test function."""
+
+    @property
+    def ihook(self) -> Any:
+        """pytest's hooks for this item; in the runner without the capture of log records, which are in the ranks' logs.
+
+        The capture adds two handlers to each of torch's 42 loggers, three times per test: 4 % of a case in a pool.
+        """
+        plugin = self.config.pluginmanager.getplugin("logging-plugin")
+        if plugin is None or current_world() is not None:
+            return super().ihook
+        made = self.session.stash.setdefault(_HOOKS_KEY, {})
+        if self.path not in made:
+            made[self.path] = hooks_without(super().ihook, plugin, self.config)
+        return made[self.path]
 
     def setup(self) -> None:
         """On a rank, set the fixtures up."""
