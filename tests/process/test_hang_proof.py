@@ -31,7 +31,7 @@ from dist_testing.hang.ledger import ANSWER_MARK, MAX_ANSWER_BYTES
 from dist_testing.hang.ledger_thread import LedgerThread
 from tests.support.cluster import needs_nodes
 from tests.support.hang_kinds import KINDS, HangKind
-from tests.support.hang_machine import entry
+from tests.support.results import entry
 from tests.support.worlds import engine_for, run
 
 _LIMIT_S = 300.0

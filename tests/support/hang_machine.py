@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 
 from dist_testing.hang.analysis import RankView
 from dist_testing.hang.ledger import Call, Ledger, Wait, WaitKind
+from tests.support.results import LIMIT_MS
 
-LIMIT_MS = 12_345
 LIMITS = frozenset({LIMIT_MS})
 
 
@@ -103,24 +103,6 @@ class Machine:
 def call(group: str, number: int, operation: str = "c1", *, is_done: bool = False, limit_ms: int = LIMIT_MS) -> Call:
     """A call of gloo."""
     return Call(group, 0, number, "gloo", operation, "[[3]]", "Float", is_done, limit_ms)
-
-
-def entry(number: int, **more: object) -> dict[str, object]:
-    """A call of gloo that has ended, as torch's flight recorder tells it."""
-    return {
-        "collective_seq_id": number,
-        "input_dtypes": ["Float"],
-        "input_sizes": [[3]],
-        "is_p2p": False,
-        "pg_id": 0,
-        "process_group": ["0", "default_pg"],
-        "profiling_name": "gloo:all_reduce",
-        "record_id": number,
-        "retired": True,
-        "timeout_ms": LIMIT_MS,
-        "time_created_ns": number,
-        **more,
-    }
 
 
 def view(rank: int, calls: Sequence[Call], groups: Mapping[str, tuple[int, ...]], wait: Wait | None) -> RankView:

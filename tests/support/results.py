@@ -1,4 +1,4 @@
-"""Cases, results and refusals, for tests that need no process."""
+"""Cases, results, refusals and records of calls, for tests that need no more."""
 
 from __future__ import annotations
 
@@ -12,6 +12,8 @@ from dist_testing.core.ground.errors import UsageError
 from dist_testing.core.ground.outcomes import RankOutcome, Verdict, verdict
 
 NAME = "tests/test_a.py::test_b"
+# The limit of a group, as torch's flight recorder tells it. Milliseconds.
+LIMIT_MS = 12_345
 
 
 def case_of(world_size: int, *, name: str = NAME, isolation: str = "fork", **more: Any) -> Case:
@@ -41,3 +43,21 @@ def refusal(call: Callable[[], object], error: type[Exception] = UsageError) -> 
     text = str(caught.value)
     assert len(text.splitlines()) == 3, text
     return text
+
+
+def entry(number: int, **more: object) -> dict[str, object]:
+    """A call of gloo that has ended, as torch's flight recorder tells it."""
+    return {
+        "collective_seq_id": number,
+        "input_dtypes": ["Float"],
+        "input_sizes": [[3]],
+        "is_p2p": False,
+        "pg_id": 0,
+        "process_group": ["0", "default_pg"],
+        "profiling_name": "gloo:all_reduce",
+        "record_id": number,
+        "retired": True,
+        "timeout_ms": LIMIT_MS,
+        "time_created_ns": number,
+        **more,
+    }

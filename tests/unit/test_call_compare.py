@@ -15,8 +15,7 @@ from dist_testing.core.ground.outcomes import Cause, Kind, RankOutcome, Status, 
 from dist_testing.hang.calls import CallComparison, differences, first_difference, got_more
 from dist_testing.hang.ledger import CALLS, Call, CallsMade
 from dist_testing.hang.recorder import recorded_calls
-from tests.support.hang_machine import entry
-from tests.support.results import result_of
+from tests.support.results import entry, result_of
 
 _ALL = (0, 1, 2)
 _LIMIT_MS = 270_000

@@ -25,7 +25,6 @@ from dist_testing.hang.ledger_thread import read_ledger
 from dist_testing.hang.story import HangStory, blame_by_ledger, lines_of, mark_stuck, rank_ledgers, story_of
 from dist_testing.hang.watch import DeadlockDetector
 from tests.support.hang_machine import (
-    LIMIT_MS,
     LIMITS,
     Groups,
     Machine,
@@ -33,9 +32,9 @@ from tests.support.hang_machine import (
     any_program,
     call,
     correct_program,
-    entry,
     view,
 )
+from tests.support.results import LIMIT_MS, entry
 
 SETTINGS = settings(
     derandomize=True, database=None, deadline=None, max_examples=300, suppress_health_check=[HealthCheck.too_slow]

@@ -15,7 +15,6 @@ from dist_testing.hang.blame import suspects
 from dist_testing.hang.ledger import Wait, WaitKind
 from dist_testing.hang.story import blame_by_ledger, story_of
 from tests.support.hang_machine import (
-    LIMIT_MS,
     LIMITS,
     Groups,
     Machine,
@@ -25,6 +24,7 @@ from tests.support.hang_machine import (
     correct_program,
     view,
 )
+from tests.support.results import LIMIT_MS
 
 SETTINGS = settings(
     derandomize=True, database=None, deadline=None, max_examples=400, suppress_health_check=list(HealthCheck)
