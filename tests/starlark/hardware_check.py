@@ -67,11 +67,20 @@ class Checks:
             self.complaints.append(f"{what}: expected {expected!r}, found {found!r}")
             sys.stderr.write(shown)
 
+    def refused(self, what: str, done: Done, *texts: str) -> None:
+        """Check that Bazel has failed with some texts."""
+        missing = [text for text in texts if text not in done.output]
+        self.expect(what, (True, []), (done.status != 0, missing), done.output)
+
 
 def _write(root: Path, files: Mapping[str, str]) -> None:
     for name, text in files.items():
         (root / name).parent.mkdir(parents=True, exist_ok=True)
         (root / name).write_text(text, encoding="utf-8")
+
+
+def _root(root: Path) -> str:
+    return f"--repo_env=DIST_TESTING_HOST_ROOT={root}"
 
 
 def _nvidia(root: Path, *, models: tuple[str, ...], driver: int) -> str:
@@ -84,7 +93,7 @@ def _nvidia(root: Path, *, models: tuple[str, ...], driver: int) -> str:
     # A container also sees the files of GPUs that it was not given.
     files["proc/driver/nvidia/gpus/0000:ff:00.0/information"] = _NVIDIA_INFORMATION.format(model="Not ours", minor=7)
     _write(root, files)
-    return f"--repo_env=DIST_TESTING_HOST_ROOT={root}"
+    return _root(root)
 
 
 def _amd(root: Path) -> str:
@@ -100,7 +109,7 @@ def _amd(root: Path) -> str:
             "sys/module/amdgpu/version": "6.10.5\n",
         },
     )
-    return f"--repo_env=DIST_TESTING_HOST_ROOT={root}"
+    return _root(root)
 
 
 def _intel(root: Path) -> str:
@@ -113,7 +122,7 @@ def _intel(root: Path) -> str:
         render = root / f"sys/class/drm/renderD{number}"
         render.mkdir(parents=True)
         (render / "device").symlink_to(device)
-    return f"--repo_env=DIST_TESTING_HOST_ROOT={root}"
+    return _root(root)
 
 
 def _facts(bazel: NestedBazel, root: str) -> object:
@@ -124,37 +133,25 @@ def _facts(bazel: NestedBazel, root: str) -> object:
     return json.loads((Path(base) / listed).read_text(encoding="utf-8"))
 
 
+def _found(driver: str, models: list[str], archs: list[str], count: int = 1) -> dict[str, object]:
+    return {"archs": archs, "count": count, "driver": driver, "models": models}
+
+
 def _check_facts(checks: Checks, machine: NestedBazel, scratch: Path) -> None:
     for what, root, expected in (
-        ("no GPU", f"--repo_env=DIST_TESTING_HOST_ROOT={scratch}", {}),
+        ("no GPU", _root(scratch), {}),
         (
             "two NVIDIA GPUs",
             _nvidia(scratch / "nvidia", models=("NVIDIA H200", "NVIDIA A2"), driver=580),
-            {
-                "nvidia": {
-                    "archs": ["sm_86", "sm_90"],
-                    "count": 2,
-                    "driver": "580",
-                    "models": ["NVIDIA A2", "NVIDIA H200"],
-                }
-            },
+            {"nvidia": _found("580", ["NVIDIA A2", "NVIDIA H200"], ["sm_86", "sm_90"], 2)},
         ),
-        (
-            "an AMD GPU",
-            _amd(scratch / "amd"),
-            {"amd": {"archs": ["gfx942"], "count": 1, "driver": "6", "models": ["gfx942"]}},
-        ),
-        (
-            "an Intel GPU",
-            _intel(scratch / "intel"),
-            {"intel": {"archs": ["unknown"], "count": 1, "driver": "xe", "models": ["0x0bd5"]}},
-        ),
+        ("an AMD GPU", _amd(scratch / "amd"), {"amd": _found("6", ["gfx942"], ["gfx942"])}),
+        ("an Intel GPU", _intel(scratch / "intel"), {"intel": _found("xe", ["0x0bd5"], ["unknown"])}),
     ):
         checks.expect(f"facts of a machine with {what}", expected, _facts(machine, root))
     for value in ("relative", "/nowhere/at/all"):
         done = machine.run("build", "--nobuild", f"--repo_env=DIST_TESTING_HOST_ROOT={value}", "//right:case_gloo")
-        text = f"DIST_TESTING_HOST_ROOT={value}: not an absolute path of a folder."
-        checks.expect(f"root {value}", (True, True), (done.status != 0, text in done.output), done.output)
+        checks.refused(f"root {value}", done, f"DIST_TESTING_HOST_ROOT={value}: not an absolute path of a folder.")
 
 
 def _test(bazel: NestedBazel, disk_cache: Path, *arguments: str) -> Done:
@@ -180,17 +177,12 @@ def _ends(done: Done) -> dict[str, str]:
 def _check_cache(checks: Checks, first: NestedBazel, second: NestedBazel, scratch: Path) -> None:
     here = _nvidia(scratch / "here", models=("NVIDIA H200", "NVIDIA H200"), driver=580)
     same = _nvidia(scratch / "same", models=("NVIDIA H200", "NVIDIA H200"), driver=580)
+    other_driver = _nvidia(scratch / "driver", models=("NVIDIA H200", "NVIDIA H200"), driver=590)
     cache = scratch / "cache"
     for what, machine, facts, gloo, nccl in (
         ("a machine's first run", first, here, "run", "run"),
         ("a second machine with the same facts", second, same, "cached", "cached"),
-        (
-            "another driver",
-            second,
-            _nvidia(scratch / "driver", models=("NVIDIA H200",) * 2, driver=590),
-            "cached",
-            "run",
-        ),
+        ("another driver", second, other_driver, "cached", "run"),
         ("another model", second, _nvidia(scratch / "model", models=("NVIDIA A2",) * 2, driver=580), "cached", "run"),
         ("the first facts again", second, same, "cached", "cached"),
         ("too few GPUs", second, _nvidia(scratch / "one", models=("NVIDIA H200",), driver=580), "cached", "skipped"),
@@ -199,15 +191,13 @@ def _check_cache(checks: Checks, first: NestedBazel, second: NestedBazel, scratc
         expected = {"case_gloo": gloo, "case_nccl": nccl, "own_nccl": "skipped"}
         checks.expect(f"cache, {what}", expected, _ends(done), done.output)
     # With pools, the machine of Bazel itself does not matter: its facts are in no key.
-    pools = (FLAG + "gpus=pools",)
-    resources = "--local_resources=gpu=3"
-    done = _test(first, cache, here, resources, *pools)
-    checks.expect(
-        "pools, first run", {"case_gloo": "cached", "case_nccl": "run", "own_nccl": "run"}, _ends(done), done.output
-    )
-    done = _test(second, cache, f"--repo_env=DIST_TESTING_HOST_ROOT={scratch / 'cache'}", resources, *pools)
-    expected = {"case_gloo": "cached", "case_nccl": "cached", "own_nccl": "cached"}
-    checks.expect("pools, from a machine without GPUs", expected, _ends(done), done.output)
+    for what, machine, facts, nccl in (
+        ("first run", first, here, "run"),
+        ("from a machine without GPUs", second, _root(cache), "cached"),
+    ):
+        done = _test(machine, cache, facts, "--local_resources=gpu=3", FLAG + "gpus=pools")
+        expected = {"case_gloo": "cached", "case_nccl": nccl, "own_nccl": nccl}
+        checks.expect(f"pools, {what}", expected, _ends(done), done.output)
 
 
 def _check_configurations(checks: Checks, machine: NestedBazel, scratch: Path) -> None:
@@ -227,8 +217,7 @@ def _check_configurations(checks: Checks, machine: NestedBazel, scratch: Path) -
         checks.expect(f"--config={name} repeats", name == "stress", "Stats over 25 runs" in done.output, done.output)
     # A promise that fails before any test runs hides no result.
     (scratch / "bare").mkdir()
-    bare = f"--repo_env=DIST_TESTING_HOST_ROOT={scratch / 'bare'}"
-    done = _test(machine, scratch / "bare.cache", bare, "--config=gpu", "--local_resources=gpu=3")
+    done = _test(machine, scratch / "bare.cache", _root(scratch / "bare"), "--config=gpu", "--local_resources=gpu=3")
     expected = {"case_gloo": "run", "case_nccl": "run", "own_nccl": "run"}
     checks.expect("--config=gpu on a machine without GPUs", expected, _ends(done), done.output)
     # Nothing listens at that port, so the error shows that Bazel connects to it.
@@ -252,10 +241,7 @@ def _check_pools(checks: Checks, machine: NestedBazel) -> None:
         ("//right:own_nccl", {"test.Pool": "mine", "test.dockerRuntime": "nvidia", "test.resources:gpu": "3"}),
         ("//large:case_nccl", {}),
         # The smaller pool has GPUs of an unknown architecture.
-        (
-            "//archs:old_nccl",
-            {"test.Pool": "four", "test.dockerRuntime": "nvidia", "test.resources:gpu": "2"},
-        ),
+        ("//archs:old_nccl", {"test.Pool": "four", "test.dockerRuntime": "nvidia", "test.resources:gpu": "2"}),
         ("//archs:new_nccl", {}),
     ):
         checks.expect(f"exec_properties of {target}", expected, _exec_properties(machine, target))
@@ -265,21 +251,14 @@ def _check_pools(checks: Checks, machine: NestedBazel) -> None:
     done = machine.run("build", "--nobuild", FLAG + "gpus=pools", spare, "//large:case_nccl")
     checks.expect("a target that fits a pool of another executor", 0, done.status, done.output)
     done = machine.run("build", "--nobuild", FLAG + "gpus=pools", "//large:case_nccl")
-    for part in (
-        "//large:case_nccl: needs 8 GPU(s) of nvidia, and no declared pool has them.",
-        'Declared in MODULE.bazel: "pair" (2 nvidia), "four" (4 nvidia sm_80).',
-    ):
-        checks.expect(
-            "a target that fits no pool fails", (True, True), (done.status != 0, part in done.output), done.output
-        )
+    needs = "//large:case_nccl: needs 8 GPU(s) of nvidia, and no declared pool has them."
+    declared = 'Declared in MODULE.bazel: "pair" (2 nvidia), "four" (4 nvidia sm_80).'
+    checks.refused("a target that fits no pool", done, needs, declared)
     done = machine.run("build", "--nobuild", FLAG + "gpus=pools", "//archs:new_nccl")
-    part = (
-        "//archs:new_nccl: needs 2 GPU(s) of nvidia with architecture sm_90 or sm_100, and no declared pool has them."
-    )
-    checks.expect("no pool has the architecture", (True, True), (done.status != 0, part in done.output), done.output)
-    done = machine.run(
-        "build", "--nobuild", FLAG + "gpus=pools", "//large:case_gloo", "//right:all", "//archs:old_nccl"
-    )
+    needs = "//archs:new_nccl: needs 2 GPU(s) of nvidia with architecture sm_90 or sm_100"
+    checks.refused("no pool has the architecture", done, f"{needs}, and no declared pool has them.")
+    fitting = ("//large:case_gloo", "//right:all", "//archs:old_nccl")
+    done = machine.run("build", "--nobuild", FLAG + "gpus=pools", *fitting)
     checks.expect("targets that fit are analysed", 0, done.status, done.output)
     # With its user's condition it is skipped, as on every other machine. A wildcard pattern ignores such targets.
     done = machine.run("cquery", "--config=skipped", FLAG + "gpus=pools", "tests(//large:mine_nccl)")
@@ -322,8 +301,8 @@ def _check_declaration(checks: Checks, machine: NestedBazel) -> None:
     text = module.read_text(encoding="utf-8")
     module.write_text(text.replace('"buildbuddy"', '"bildbuddy"'), encoding="utf-8")
     done = machine.run("query", "//right:all")
-    part = 'executors.remote(name = "bildbuddy"): kind = "bildbuddy". Did you mean "buildbuddy"?'
-    checks.expect("an unknown kind of executor", (True, True), (done.status != 0, part in done.output), done.output)
+    text = 'executors.remote(name = "bildbuddy"): kind = "bildbuddy". Did you mean "buildbuddy"?'
+    checks.refused("an unknown kind of executor", done, text)
 
 
 def main() -> int:

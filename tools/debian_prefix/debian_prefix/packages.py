@@ -32,7 +32,7 @@ class Selection:
     """The packages to unpack, and where they come from."""
 
     archive: Archive  # the archive, one of apt's own
-    suite: str  # debian's suite, such as "forky"
+    suite: str  # Debian's suite, such as "forky"
     version: str  # version of the main package there
     packages: tuple[Package, ...]  # what to download
 
