@@ -62,7 +62,7 @@ def _registers(k: Kit, what: str) -> None:
         k.check("kit_one" in kind.backend_list, "backend_list does not hold the name")
         k.equal(kind.backend_capability["kit_one"], ["cpu"], "the devices")
         k.equal(kind.backend_type_map["kit_one"], k.dist.ProcessGroup.BackendType.CUSTOM, "the type")
-        k.equal(dict(kind.default_device_backend_map), before, "the defaults of devices, of which each had one")
+        k.equal(dict(kind.default_device_backend_map), before, "the default backends of devices")
         k.check(k.dist.is_backend_available("kit_one"), "the name does not count as available")
 
 

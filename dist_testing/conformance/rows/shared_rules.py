@@ -201,7 +201,7 @@ def _large_group_rank(k: Kit, what: str) -> None:
 @script("1.7", "{}/refuses_other_than_list", each=(*_TAKE_LISTS, *_COALESCED))
 def _other_types(k: Kit, what: str) -> None:
     is_list = k.cell.variant == "refuses_other_than_list"
-    for bad in ((_small(k),), [1]) if is_list else ([1.0],):
+    for bad in (1, (_small(k),), [1]) if is_list else ([1.0],):
         for run in _calls_with(k, what, list if is_list else k.torch.Tensor, bad):
             with k.raises(TypeError, "Invalid function argument"):
                 run()
