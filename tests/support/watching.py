@@ -48,24 +48,14 @@ class Watch:
         has_terminal: bool = True,
         env: dict[str, str | None] | None = None,
     ) -> None:
-        """Start it.
+        """Start it in a project whose files exist already, with additions to the environment.
 
-        Args:
-            starter: The process that starts it.
-            folder: The project; its files exist already.
-            *options: Files and options; with `--bazel` first, those of the main program of the rules.
-            has_terminal: Whether the standard input is the terminal.
-            env: Additions to the environment.
+        `options`: files and options; with `--bazel` first, those of the main program of the rules. `has_terminal`:
+        whether the standard input is the terminal.
         """
         if not (folder / "pytest.ini").exists():
-            write_file(
-                folder,
-                "pytest.ini",
-                """
-                [pytest]
-                addopts = -p dist_testing.core.pytest.plugin --color=no -p no:cacheprovider
-                """,
-            )
+            addopts = "-p dist_testing.core.pytest.plugin --color=no -p no:cacheprovider"
+            write_file(folder, "pytest.ini", f"[pytest]\naddopts = {addopts}\n")
         (folder / "start").mkdir(exist_ok=True)
         write_file(folder, "start/start.py", _START)
         self._starter = starter
