@@ -73,20 +73,12 @@ def _all_reduce(word: str, values: torch.Tensor) -> dict[str, Any]:
     return {"word": word, "total": total}
 
 
-def _raises() -> None:
+def _fails(how: str) -> None:
     if os.environ["RANK"] == "1":
-        raise ValueError("planted")
-    signal.pause()
-
-
-def _exits(code: int) -> None:
-    if os.environ["RANK"] == "1":
-        sys.exit(code)
-    signal.pause()
-
-
-def _is_killed() -> None:
-    if os.environ["RANK"] == "1":
+        if how == "raises":
+            raise ValueError("planted")
+        if how == "exits":
+            sys.exit(3)
         os.kill(os.getpid(), signal.SIGKILL)
     signal.pause()
 
@@ -142,32 +134,23 @@ def test_end_by_exit_0() -> None:
     _note("end", pet.elastic_launch(_config(), _ends)())
 
 
-def test_error_is_expected() -> None:
-    with pytest.raises(ChildFailedError, match="ValueError: planted") as caught:
-        pet.elastic_launch(_config(), _raises)()
-    _failure("error", caught.value)
-
-
-def test_exit_is_expected() -> None:
-    with pytest.raises(ChildFailedError) as caught:
-        pet.elastic_launch(_config(), _exits)(3)
-    _failure("exit", caught.value)
-
-
-def test_signal_is_expected() -> None:
-    with pytest.raises(ChildFailedError, match="SIGKILL") as caught:
-        pet.elastic_launch(_config(), _is_killed)()
-    _failure("signal", caught.value)
+@pytest.mark.parametrize(
+    ("how", "said", "max_restarts"),
+    [
+        ("raises", "ValueError: planted", 0),
+        ("raises", "ValueError: planted", 1),
+        ("exits", "", 0),
+        ("dies", "SIGKILL", 0),
+    ],
+)
+def test_failure_is_expected(how: str, said: str, max_restarts: int) -> None:
+    with pytest.raises(ChildFailedError, match=said) as caught:
+        pet.elastic_launch(_config(max_restarts=max_restarts), _fails)(how)
+    _failure(how, caught.value)
 
 
 def test_restart() -> None:
     _note("restart", pet.elastic_launch(_config(max_restarts=1), _recovers)())
-
-
-def test_no_restart_is_left() -> None:
-    with pytest.raises(ChildFailedError) as caught:
-        pet.elastic_launch(_config(max_restarts=1), _raises)()
-    _failure("no restart", caught.value)
 
 
 def test_command() -> None:
@@ -186,7 +169,7 @@ def test_redirected(tmp_path: Path) -> None:
 
 
 def test_fails() -> None:
-    pet.elastic_launch(_config(), _raises)()
+    pet.elastic_launch(_config(), _fails)("raises")
 
 
 # From here on: what torch's agent does not see.

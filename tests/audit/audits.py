@@ -22,17 +22,11 @@ HARNESSES = HERE / "harnesses"
 
 @dataclass(frozen=True)
 class Audited:
-    """An audit that has ended.
-
-    Attributes:
-        exit_status: Its exit status.
-        output: What it wrote.
-        found: Its JSON; empty if it wrote none.
-    """
+    """An audit that has ended."""
 
     exit_status: int
-    output: str
-    found: dict[str, Any]
+    output: str  # what it wrote
+    found: dict[str, Any]  # its JSON; empty if it wrote none
 
     def case(self, name: str) -> dict[str, Any]:
         """Return the case whose id ends with a name."""
@@ -64,13 +58,9 @@ def environment(*, with_torch: bool = False) -> dict[str, str]:
 
 
 def audit(folder: Path, options: Sequence[str], command: Sequence[str], *, with_torch: bool = False) -> Audited:
-    """Run an audit in this process, because each start of the command imports this library.
+    """Audit a test command in this process, because each start of the audit imports this library.
 
-    Args:
-        folder: Folder for its files.
-        options: Options of the audit.
-        command: The test command.
-        with_torch: Whether the models run with torch itself.
+    `folder` is for its files. `with_torch`: whether the models run with torch itself.
     """
     json_file = folder / "audit.json"
     own = [f"--json={json_file}", f"--logs={folder / 'logs'}", *options]

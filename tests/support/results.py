@@ -24,13 +24,9 @@ def case_of(world_size: int, *, name: str = NAME, isolation: str = "fork", **mor
 def result_of(
     outcomes: Sequence[RankOutcome], *, judged: Verdict | None = None, name: str = NAME, **more: Any
 ) -> CaseResult:
-    """Return the result of a case with these outcomes: started at 100.0 s, ended after 2.0 s.
+    """Return the result of a case with an outcome for each rank: started at 100.0 s, ended after 2.0 s.
 
-    Args:
-        outcomes: One for each rank.
-        judged: The verdict, if it is not the one that follows from the outcomes and from leaked processes.
-        name: The name of the case.
-        **more: Further fields of `CaseResult`.
+    `judged`: the verdict, if it does not follow from the outcomes and from leaked processes. `more` are further fields.
     """
     judged = judged or verdict(outcomes, leaked=more.get("leaked", ()))
     return CaseResult(case_of(len(outcomes), name=name), judged, tuple(outcomes), 100.0, 2.0, 60.0, **more)

@@ -9,7 +9,7 @@ import os
 from pathlib import Path
 
 import pytest
-from hypothesis import given
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from dist_testing import event_file
@@ -161,6 +161,7 @@ def test_a_small_file_that_unpacks_to_a_large_one_is_refused(tmp_path: Path, mon
         read_events(tmp_path / "e.gz")
 
 
+@settings(derandomize=True, database=None, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(st.binary(max_size=300), st.sampled_from(["e", "e.gz"]))
 def test_any_bytes_give_events_or_an_error_of_ours(
     tmp_path_factory: pytest.TempPathFactory, data: bytes, name: str
