@@ -6,7 +6,6 @@ and others); the object-style API of `torch.distributed.ProcessGroup` passes pla
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Sequence
 from datetime import timedelta
 from typing import Any, TypeAlias
@@ -87,9 +86,9 @@ def reduction_of(opts: Any, op: Any, tensors: Tensors) -> tuple[str, float | Ten
         op = dist.ReduceOp.SUM if opts is None else getattr(opts, "reduceOp", opts)
     if not tensors:
         raise ValueError("no tensors to reduce; expected at least one")
-    kind = int(getattr(op, "op", op))
+    name = dist.ReduceOp.RedOpType(int(getattr(op, "op", op))).name
     for tensor in tensors:
-        name = _defined_name(kind, tensor.dtype, tensor.layout)
+        _check_defined(name, tensor.dtype, tensor.layout)
     if name != "PREMUL_SUM":
         return name, None
     if isinstance(op, dist.ReduceOp.RedOpType):
@@ -102,10 +101,7 @@ def reduction_of(opts: Any, op: Any, tensors: Tensors) -> tuple[str, float | Ten
     return name, op.__getstate__()[1]
 
 
-# Every call asks for it, and comparing c10d's enum is slow.
-@functools.cache
-def _defined_name(kind: int, dtype: torch.dtype, layout: torch.layout) -> str:
-    name = dist.ReduceOp.RedOpType(kind).name
+def _check_defined(name: str, dtype: torch.dtype, layout: torch.layout) -> None:
     if layout is not torch.strided:
         raise ValueError(
             f'A tensor of layout {layout} cannot be reduced by backend "threaded".\n'
@@ -127,4 +123,3 @@ def _defined_name(kind: int, dtype: torch.dtype, layout: torch.layout) -> str:
             "dtype but bool.\n"
             "Convert the tensor, or use another operation."
         )
-    return name

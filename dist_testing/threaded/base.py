@@ -127,7 +127,7 @@ class GroupBase(dist.ProcessGroup):
 
         call = Call(name, (), detail)
         transfer = Transfer(self._shared.label, self._rank, peer, tag, tensor, call, is_send)
-        data.settle(data.accelerators([tensor]))
+        data.settle([tensor])
         self._shared.transfer(transfer)
         return self._begun(transfer, call, [tensor], None)
 
@@ -208,9 +208,8 @@ class GroupBase(dist.ProcessGroup):
         self._check_is_usable(name)
         outputs, inputs, _ = whole or share
         call = Call(name, (name, *signature), lambda: f"{note}{text_of(inputs or outputs)}")
-        devices = data.accelerators((*outputs, *inputs))
-        data.settle(devices)
-        return self._begun(self._shared.meet(self._rank, call, share, move, devices), call, outputs, limit_s)
+        data.settle((*outputs, *inputs))
+        return self._begun(self._shared.meet(self._rank, call, share, move), call, outputs, limit_s)
 
     def _begun(self, operation: Operation, call: Call, results: Tensors, limit_s: float | None) -> ThreadWork:
         limit_s = self._timeout_s if limit_s is None else limit_s

@@ -58,15 +58,15 @@ def tensor_text(tensor: Tensor) -> str:
     return f"{str(tensor.dtype).removeprefix('torch.')}{list(tensor.shape)}"
 
 
-def run_move(move: Callable[..., None], *args: Any, devices: Iterable[torch.device]) -> None:
+def run_move(move: Callable[..., None], *args: Any, tensors: Iterable[Tensor]) -> None:
     """Call one of the functions below, hidden from autograd and from the calling thread's dispatch and function modes.
 
     The last rank to arrive does the work of all ranks. Which rank that is depends on timing, so the work must not
-    appear in that rank's traces. `devices` are the accelerators that hold the tensors.
+    appear in that rank's traces. `tensors` are all that it reads or writes.
     """
     with _disable_current_modes(), torch._C.DisableTorchFunction(), torch.no_grad():
         move(*args)
-        settle(devices)
+        settle(tensors)
 
 
 def accelerators(tensors: Iterable[Tensor]) -> set[torch.device]:
@@ -74,9 +74,9 @@ def accelerators(tensors: Iterable[Tensor]) -> set[torch.device]:
     return {tensor.device for tensor in tensors if tensor.device.type not in _NO_STREAMS}
 
 
-def settle(devices: Iterable[torch.device]) -> None:
-    """Wait for the calling thread's current stream on each device, so that all threads see its results."""
-    for device in devices:
+def settle(tensors: Iterable[Tensor]) -> None:
+    """Wait for the calling thread's current stream on each tensor's device, so that all threads see its results."""
+    for device in accelerators(tensors):
         torch.get_device_module(device.type).current_stream(device).synchronize()
 
 

@@ -14,7 +14,6 @@ from dist_testing.core.engine.case_events import CaseEvents
 from dist_testing.core.engine.engine import Engine
 from dist_testing.core.engine.rank_record import WORST_LAST, worst_of
 from dist_testing.core.engine.running_case import with_operation
-from dist_testing.core.engine.running_world import check_world_size
 from dist_testing.core.ground.case import Case, CaseResult
 from dist_testing.core.ground.error_text import summarise
 from dist_testing.core.ground.outcomes import GOOD, Kind, RankOutcome, verdict
@@ -38,7 +37,6 @@ def run_here(engine: Engine, case: Case, body: ThreadBody) -> CaseResult:
     `body` runs one rank, and makes its own process groups. A thread cannot be killed: one that runs past the deadline
     goes on; it is a daemon, so the process can end.
     """
-    check_world_size(case.name, case.world_size, needs_files=False)
     limit_s = engine.limit_s(case)
     events = CaseEvents(engine.events, case)
     started_s = time.monotonic()

@@ -7,11 +7,11 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from typing import TypeAlias
 
-import torch
+from torch import Tensor
 
 from dist_testing.core.ground.error_text import ranks_text
 from dist_testing.core.ground.errors import CollectiveError, UsageError
-from dist_testing.threaded.data import Share, UnequalError, accelerators, copy, run_move
+from dist_testing.threaded.data import Share, UnequalError, copy, run_move
 from dist_testing.threaded.members import Member, ThreadWorld
 from dist_testing.threaded.operation import Call, Collective, Failure, GroupLabel, Operation, Transfer, sentence
 
@@ -108,11 +108,10 @@ class SharedGroup:
         for transfers in self._transfers.values():
             yield from transfers
 
-    def meet(self, rank: int, call: Call, share: Share, move: Move, devices: Iterable[torch.device] = ()) -> Collective:
+    def meet(self, rank: int, call: Call, share: Share, move: Move) -> Collective:
         """Make a rank's next collective call. Does not wait for other ranks; the last rank to call does the work.
 
-        Calls with equal signatures pass equivalent moves. `devices` are the accelerators that hold the share. The
-        collective that it returns may have failed already.
+        Calls with equal signatures pass equivalent moves. The collective that it returns may have failed already.
         """
         world = self._world
         with world:
@@ -130,7 +129,6 @@ class SharedGroup:
             if collective.is_done:
                 return collective
             collective.shares[rank] = share
-            collective.devices.update(devices)
             failure = None
             if call.signature != collective.signature:
                 failure = collective.mismatch("the calls of its ranks differ")
@@ -142,9 +140,8 @@ class SharedGroup:
             shares = [collective.shares[rank] for rank in range(self.size)]
             # Works keep the collective alive for longer; they need no shares.
             collective.shares = {}
-            failure = _moved(
-                lambda: sentence(collective.title()), collective.mismatch, collective.devices, move, shares
-            )
+            tensors = (tensor for share in shares for tensor in (*share.outputs, *share.inputs))
+            failure = _moved(lambda: sentence(collective.title()), collective.mismatch, tensors, move, shares)
             with world:
                 world.finish(collective, failure)
         return collective
@@ -175,7 +172,7 @@ class SharedGroup:
             failure = _moved(
                 lambda: f"A send and its receive in {own.title()}",
                 partial(own.mismatch, other),
-                accelerators(tensors),
+                tensors,
                 copy,
                 *tensors,
             )
@@ -187,13 +184,13 @@ class SharedGroup:
 def _moved(
     subject: Callable[[], str],
     mismatch: Callable[[str], Failure],
-    devices: Iterable[torch.device],
+    tensors: Iterable[Tensor],
     move: Callable[..., None],
     *args: object,
 ) -> Failure | None:
-    """Move the data of an operation, which is on these accelerators; return why that failed."""
+    """Move the data of an operation, which has these tensors; return why that failed."""
     try:
-        run_move(move, *args, devices=devices)
+        run_move(move, *args, tensors=tensors)
     except UnequalError as error:
         return mismatch(str(error))
     except Exception as error:

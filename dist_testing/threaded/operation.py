@@ -114,8 +114,6 @@ class Collective(_State):
     calls: dict[int, Call] = field(default_factory=dict, init=False)
     # The ranks' shares of the move, by rank of the group, as they arrive.
     shares: dict[int, Share] = field(default_factory=dict, init=False)
-    # Those of the shares' tensors that are accelerators.
-    devices: set[torch.device] = field(default_factory=set, init=False)
 
     def title(self) -> str:
         """Return its number from 1, as torch's recorder counts, and its group: "collective #3 of the default group"."""

@@ -10,7 +10,6 @@ from concurrent.futures import Future, wait
 from typing import NamedTuple
 
 from dist_testing.core.ground.errors import CollectiveTimeoutError, LaunchError, UsageError
-from dist_testing.core.ground.spec import check_world_size
 from dist_testing.core.process.stacks import stack_of
 from dist_testing.core.rank.bootstrap import FAILED_EXIT_CODE
 from dist_testing.core.rank.reporter import Reporter
@@ -85,7 +84,6 @@ def run_on_threads(body: Callable[[int], None], world_size: int, *, timeout_s: f
     thread that has not ended by then is left behind: it is a daemon thread, and keeps its world to itself. Any
     exception of the body, `SystemExit` included, becomes the rank's outcome; there is one per rank, in their order.
     """
-    check_world_size("run_on_threads", world_size, "Give a number in that range.")
     order = os.environ.get(ORDER_VARIABLE, "")
     if order not in ("", "ranks"):
         raise UsageError(

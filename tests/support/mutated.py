@@ -36,7 +36,7 @@ AREAS: Mapping[str, Mapping[str, Sequence[str]]] = {
         "core.ground.layout": _tests("unit", "nodes"),
     },
     "threaded": {
-        "threaded.arguments": _tests("unit", "thread_parts"),
+        "threaded.arguments": (*_tests("unit", "thread_parts"), *_tests("threaded", "calls")),
         "threaded.turns": _tests("unit", "thread_parts"),
         "threaded.operation": (*_tests("unit", "thread_parts"), *_tests("threaded", "failures", "calls")),
         "threaded.data": (*_tests("unit", "thread_parts"), *_tests("threaded", "torch_features"), *_VALUES_ON_THREADS),

@@ -263,13 +263,6 @@ def test_after_a_failure_the_other_ranks_have_little_time(monkeypatch: pytest.Mo
     assert "go_on.wait" in outcomes[1].stack or "in wait" in outcomes[1].stack
 
 
-@pytest.mark.parametrize("world_size", [0, -1, 5000])
-def test_a_run_refuses_a_size_out_of_range(world_size: int) -> None:
-    """Otherwise a world without ranks would pass, or the user would get a traceback of this library."""
-    with pytest.raises(UsageError):
-        run_on_threads(lambda rank: None, world_size, timeout_s=1.0)
-
-
 @on_threads(2)
 def test_a_group_that_was_destroyed_says_so(rank: int) -> None:
     """Tests often keep a group by mistake."""

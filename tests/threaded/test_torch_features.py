@@ -264,10 +264,10 @@ WITH_TWO_TENSORS: dict[str, Callable[[Any, torch.Tensor, torch.Tensor], Any]] = 
 @pytest.mark.parametrize("name", WITH_TWO_TENSORS)
 def test_the_streams_of_outputs_and_inputs_are_waited_for(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """They may lie on different devices. Another rank would read an input that its GPU has not computed yet."""
-    seen: list[torch.Tensor] = []
+    seen: list[list[torch.Tensor]] = []
 
     def note(tensors: Any) -> list[torch.device]:
-        seen.extend(tensors)
+        seen.append(list(tensors))
         return []
 
     monkeypatch.setattr(data, "accelerators", note)
@@ -276,6 +276,8 @@ def test_the_streams_of_outputs_and_inputs_are_waited_for(name: str, monkeypatch
         output, source = torch.zeros(2), torch.ones(2)
         WITH_TWO_TENSORS[name](default_group(), output, source).wait()
         same(source, output)
-        assert [True, True] == [any(tensor is other for other in seen) for tensor in (output, source)]
+        # The rank waits before the call, and the last rank after the move.
+        assert len(seen) == 2
+        assert [True, True] == [any(tensor is other for other in seen[0]) for tensor in (output, source)]
 
     pass_on_threads(body, 1)

@@ -89,6 +89,7 @@ class _Machine:
         count, told = 0, None
         while told is None:
             count += 1
+            assert count < 100
             pages.forked(4)
             assert pages.pause_ms(has_world=True) == 0
             told = pages.idle_step()

@@ -75,15 +75,15 @@ def test_a_move_does_not_change_what_the_last_rank_records() -> None:
         grads.append(torch.is_grad_enabled())
         data.copy(output, value)
 
-    data.run_move(move, target, source, devices=[])
+    data.run_move(move, target, source, tensors=[])
     assert target.tolist() == [1.0, 1.0]
     assert target.grad_fn is None
     with torch.no_grad():
-        data.run_move(move, target, source, devices=[])
+        data.run_move(move, target, source, tensors=[])
         assert not torch.is_grad_enabled()
     assert grads == [False] * 2
     with pytest.raises(data.UnequalError, match=r"float32\[3\] does not fit into float32\[2\]"):
-        data.run_move(data.copy, torch.zeros(2), torch.ones(3), devices=[])
+        data.run_move(data.copy, torch.zeros(2), torch.ones(3), tensors=[])
     assert torch.is_grad_enabled()
 
 
@@ -101,7 +101,7 @@ def test_a_move_waits_for_the_streams_of_its_devices(monkeypatch: pytest.MonkeyP
         return SimpleNamespace(current_stream=lambda of: stream_of(kind, of))
 
     monkeypatch.setattr(torch, "get_device_module", module_of)
-    data.run_move(data.meet_only, [], devices=[device])
+    data.run_move(data.meet_only, [], tensors=tensors)
     assert waited == ["cuda", device]
 
 

@@ -214,17 +214,16 @@ def group_limit_s(limit_s: float) -> float:
     return limit_s - before_s
 
 
-def check_world_size(name: str, value: object, *, needs_files: bool = True) -> int:
+def check_world_size(name: str, value: object) -> int:
     """Check the size of a world that a user gave for a case, and return it.
 
     Raises:
-        UsageError: If the size is not a number in range, or needs more files than this process may open. Without
-            `needs_files` this process keeps no open files for ranks.
+        UsageError: If the size is not a number in range, or needs more files than this process may open.
     """
     world_size = check_range(name, value, "Set world_size in the marker, the class or the BUILD file.")
     limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     needed = _FDS_PER_RANK * world_size + _FDS_SPARE
-    if needs_files and limit != resource.RLIM_INFINITY and needed > limit:
+    if limit != resource.RLIM_INFINITY and needed > limit:
         raise UsageError(
             f"{name}: a world of {world_size} ranks needs about {needed} open files; the limit is {limit}.\n"
             "Each rank has a channel to the runner and one for its stacks.\n"
