@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import math
 import os
 import re
@@ -26,6 +27,8 @@ _BUILD_EVENT = re.compile(rb'\{\s*"id"\s*:\s*\{')
 # The name of an event stream, and the part of a process of pytest-xdist in it.
 _STREAM = re.compile(r".+\.jsonl(\.gz)?")
 _WORKER = re.compile(r"\.gw\d+(?=\.)")
+# More files than any CI job has; a folder such as / must not keep the command busy forever.
+_MAX_FILES = 100_000
 _SNIFFED_BYTES = 64 * 1024
 # Folders of a checkout that have no results.
 _SKIPPED_FOLDERS = frozenset({".git", "node_modules", "__pycache__", "site-packages"})
@@ -95,10 +98,11 @@ class _Gathering:
             self._problems.append(Problem(str(path), str(error).removeprefix(f"{path}: ")))
 
     def _add_folder(self, folder: Path) -> None:
+        files = list(itertools.islice(_files(folder), _MAX_FILES))
+        if len(files) == _MAX_FILES:
+            raise _nothing(folder, f"it has {_MAX_FILES} files or more, too many for a folder of results")
         kinds = {
-            path: _kind(path)
-            for path in _files(folder)
-            if path.suffix in (".json", ".xml") or _STREAM.fullmatch(path.name)
+            path: _kind(path) for path in files if path.suffix in (".json", ".xml") or _STREAM.fullmatch(path.name)
         }
         for path, kind in kinds.items():
             if kind == "build events":

@@ -11,6 +11,8 @@ from dist_testing.core.ground.errors import ReportError
 from dist_testing.core.ground.record import OF_THE_MACHINE, CaseRecord, RankRecord, Status
 from dist_testing.report.model import bounded
 
+# About 100,000 cases. A larger file would take minutes and gigabytes.
+_MAX_BYTES = 128 << 20
 # The elements of JUnit's format that tell an outcome, the mildest first. A case without one has passed.
 _TAGS = ("skipped", "failure", "error")
 _RANK = re.compile(r"rank_(\d{1,7})")
@@ -22,8 +24,14 @@ _SECONDS = re.compile(r"\d{1,9}(\.\d{1,9})?")
 
 
 def read_xml(path: Path) -> list[XmlSuite]:
-    """Read a test.xml; raises ReportError if it is not XML, or its root is no test suite."""
+    """Read a test.xml; raises ReportError if it is too large, is not XML, or its root is no test suite."""
     try:
+        if (size := path.stat().st_size) > _MAX_BYTES:
+            raise ReportError(
+                f"{path}: {size >> 20} MiB; at most {_MAX_BYTES >> 20} MiB are read.\n"
+                "A test has put much output into its result.\n"
+                "Leave the file out, or run the target with less output."
+            )
         root = ElementTree.parse(path).getroot()
     except (OSError, ElementTree.ParseError, LookupError, ValueError) as error:
         # An unknown encoding raises LookupError; an encoding that is not for text raises ValueError.

@@ -37,6 +37,8 @@ _RANK_LOG = re.compile(r".+\.rank-\d+\.log")
 _MAX_LOG_CHARS = 64 * 1024
 # Logs of one run in the report: those of the first few failures. The others are listed with their places.
 _MAX_LOGS = 24
+# A file of an archive is unpacked up to this size, because a small archive can be enormous. Bytes.
+_MAX_MEMBER_BYTES = 192 << 20
 
 
 def filled_run(run: RunRecord, files: RunFiles, *, is_brief: bool) -> tuple[RunRecord, list[Problem]]:
@@ -183,7 +185,14 @@ def _unpacked(archive: Path, folder: Path) -> Iterator[Path]:
                 name = member.filename.rpartition("/")[2]
                 if not (_PACKED_STREAM.fullmatch(name) or _RANK_LOG.fullmatch(name)) or len(name.encode()) > 255:
                     continue
+                if member.file_size > _MAX_MEMBER_BYTES:
+                    raise ReportError(
+                        f"{archive}: {name} has {member.file_size >> 20} MiB.\n"
+                        f"dist_testing writes at most {_MAX_MEMBER_BYTES >> 20} MiB, so this is another file.\n"
+                        "Leave the archive out."
+                    )
                 path = folder / name
+                # Python reads no more of a member than the size that the archive tells.
                 with packed.open(member) as source, path.open("wb") as target:
                     shutil.copyfileobj(source, target)
                 yield path

@@ -318,3 +318,32 @@ def test_a_log_that_cannot_be_read_is_named(tmp_path: Path) -> None:
     (problem,) = report.problems
     assert problem.text.startswith("the log t.bad.rank-0.log cannot be read: No such file or directory.")
     assert {log.name for log in report.runs[0].logs} == {"test.log", "t.bad.rank-1.log"}
+
+
+@pytest.mark.parametrize(
+    ("limit", "name", "content", "says"),
+    [
+        ("result_xml._MAX_BYTES", "x.xml", b"<testsuites>%s</testsuites>" % (b" " * 99), "at most 0 MiB are read"),
+        ("gather._MAX_FILES", "x.txt", b"", "it has 99 files or more"),
+    ],
+)
+def test_enormous_input_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, limit: str, name: str, content: bytes, says: str
+) -> None:
+    """If it fails, one file takes all memory, or a folder such as / keeps the command busy for hours."""
+    monkeypatch.setattr(f"dist_testing.report.{limit}", 99)
+    for number in range(99):
+        (tmp_path / f"{number}{name}").write_bytes(content)
+    assert says in gather([tmp_path]).problems[0].text
+
+
+def test_a_small_archive_with_an_enormous_file_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """If it fails, a hostile archive fills the disk."""
+    monkeypatch.setattr("dist_testing.report.run_files._MAX_MEMBER_BYTES", 1 << 20)
+    xml = _target(tmp_path / "testlogs" / "a" / "a", [], [CaseRecord("t.ok", "passed", duration_s=1.0)])
+    archive = xml.parent / "test.outputs" / "outputs.zip"
+    with zipfile.ZipFile(archive, "w", zipfile.ZIP_DEFLATED) as packed:
+        packed.writestr("events.jsonl.gz", bytes(3 << 20))
+    report = gather([tmp_path])
+    assert "events.jsonl.gz has 3 MiB" in report.problems[0].text
+    assert _statuses(report) == {"t.ok": "passed"}
