@@ -11,6 +11,8 @@ def _tests(folder: str, *names: str) -> Sequence[str]:
 
 # Each collective on threads, by every front end.
 _VALUES_ON_THREADS = ("tests/test_multi_threaded_pg.py",)
+# Of the tests of threads, which also start worlds.
+_REFUSED = "test_ranks_that_the_backend_cannot_connect_are_refused"
 # Area to its modules, without `dist_testing`, each with the files of its tests: modules that decide, with tests that
 # take seconds.
 AREAS: Mapping[str, Mapping[str, Sequence[str]]] = {
@@ -26,11 +28,11 @@ AREAS: Mapping[str, Mapping[str, Sequence[str]]] = {
     },
     "verdict": {
         "core.ground.outcomes": _tests("unit", "outcomes", "gpu_ranks"),
-        "core.ground.skips": _tests("unit", "skips"),
+        "core.ground.skips": _tests("unit", "skips", "requirements"),
         "core.rank.collateral": _tests("unit", "collateral"),
     },
     "launch": {
-        "core.launch.isolation": _tests("unit", "isolation"),
+        "core.launch.isolation": (*_tests("unit", "isolation"), f"tests/threaded/test_isolation.py::{_REFUSED}"),
         "core.launch.clean": _tests("unit", "clean"),
         "huge_pages": _tests("unit", "huge_pages"),
         "core.ground.layout": _tests("unit", "nodes"),
