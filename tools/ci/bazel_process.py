@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 import signal
 import subprocess
 from collections.abc import Callable, Sequence
@@ -32,6 +33,11 @@ def number_up_to(most: int) -> Callable[[str], int]:
         return int(text)
 
     return read
+
+
+def user_workspace() -> Path:
+    """Return the workspace of `bazel run`, else the current folder."""
+    return Path(os.environ.get("BUILD_WORKSPACE_DIRECTORY") or Path.cwd())
 
 
 def usual_bazel(workspace: Path) -> str:

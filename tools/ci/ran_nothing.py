@@ -1,4 +1,4 @@
-"""List the targets that passed and ran nothing: `bazel run @dist_testing//tools/report:ran_nothing [-- RESULTS...]`.
+"""List the targets that passed and ran nothing: `ci ran-nothing [RESULTS...]`.
 
 A target whose cases were all skipped is green, although it tests nothing. The list gives the skip reasons. With build
 events it also lists the targets that Bazel has skipped as incompatible; these are correct.
@@ -35,9 +35,11 @@ def lines(report: Report) -> Iterator[str]:
             yield f"{line.target}: {line.reason}"
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
+def main(arguments: Sequence[str]) -> int:
     """Print the list, and return the exit status."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        prog="ci ran-nothing", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument(
         "results",
         nargs="*",
@@ -48,11 +50,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         found = list(lines(read_results(given.results)))
     except ReportError as error:
-        sys.stderr.write(f"ran_nothing: {error}\n")
+        sys.stderr.write(f"ran-nothing: {error}\n")
         return 2
     print("\n".join(found))
     return 0 if found[0].startswith("0 of") else 1
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -1,4 +1,4 @@
-"""Write how long cases take, for sharding: `bazel run @dist_testing//tools/report:timings -- --out=FILE [RESULTS...]`.
+"""Write how long cases take, for sharding: `ci timings --out=FILE [RESULTS...]`.
 
 The durations come from the test.xml files of finished runs: for each case, the median of the runs in which it passed.
 Timings in the file for other cases are kept; `--anew` drops them.
@@ -56,9 +56,11 @@ def write_timings(path: Path, timings: Timings) -> None:
         ) from error
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
+def main(arguments: Sequence[str]) -> int:
     """Write the file; return 0 if it was written, else 1."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        prog="ci timings", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--out", type=Path, required=True, metavar="FILE", help="the file to write or update")
     parser.add_argument("--anew", action="store_true", help="drop the timings that the file has")
     parser.add_argument("paths", nargs="*", type=Path, help="results (default: bazel-testlogs of this workspace)")
@@ -73,7 +75,3 @@ def main(arguments: Sequence[str] | None = None) -> int:
     count = sum(len(cases) for cases in new.values())
     sys.stderr.write(f"timings: wrote {given.out}: {count} cases of {len(new)} targets measured\n")
     return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())

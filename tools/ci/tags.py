@@ -1,4 +1,4 @@
-"""Finds unknown tags, and tests that no CI job runs: `bazel run @dist_testing//tools/tags -- [options]`.
+"""Find unknown tags, and tests that no CI job runs: `ci tags [OPTION...]`.
 
 Every tag of a test must be one of Bazel's, one that dist_py_test sets, or one that `--known` documents: a filter with a
 misspelt tag silently selects nothing. Give `--job` once for each CI job, with its flags; then at least one of these
@@ -10,7 +10,6 @@ from __future__ import annotations
 import argparse
 import difflib
 import json
-import os
 import re
 import subprocess
 import sys
@@ -20,10 +19,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-try:
-    from build_events import EventsError, is_whole, read_events
-except ModuleNotFoundError as missing:
-    sys.exit(f"tags: {missing}. Run it by Bazel: bazel run @dist_testing//tools/tags")
+from bazel_process import user_workspace, usual_bazel
+from build_events import EventsError, is_whole, read_events
 
 # Bazel's own (bazel.build/reference/be/common-definitions#common.tags). `<n>` stands for a number, `<word>` for any
 # text without a colon.
@@ -204,10 +201,10 @@ def tests_of_job(bazel: Bazel, flags: str, pattern: str) -> set[str]:
     return would_run
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
+def main(arguments: Sequence[str]) -> int:
     """Print the problems of tags; return 0 if there are none, 1 if there are, 2 if Bazel could not answer."""
     parser = argparse.ArgumentParser(
-        prog="tags", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+        prog="ci tags", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--bazel", help="the program (default: ./bazelw of the workspace if it exists, else bazel)")
     parser.add_argument(
@@ -216,9 +213,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--job", action="append", default=[], metavar="FLAGS", help="the flags of one CI job")
     parser.add_argument("--pattern", default="//...", help="the tests to check (default: //...)")
     options = parser.parse_args(arguments)
-    workspace = Path(os.environ.get("BUILD_WORKSPACE_DIRECTORY") or os.getcwd())
-    own = workspace / "bazelw"
-    program = options.bazel or (str(own) if own.exists() else "bazel")
+    workspace = user_workspace()
+    program = options.bazel or usual_bazel(workspace)
 
     def bazel(*words: str) -> subprocess.CompletedProcess[str]:
         return subprocess.run([program, *words], cwd=workspace, capture_output=True, text=True, check=False)
@@ -238,7 +234,3 @@ def main(arguments: Sequence[str] | None = None) -> int:
     checked = f"{len(jobs)} CI job(s)" if jobs else "no --job given, so it is unknown where they run"
     print(f"tags: {len(targets)} tests, {checked}; {len(problems)} problem(s)")
     return 1 if problems else 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())
