@@ -9,16 +9,16 @@ import importlib
 import sys
 from collections.abc import Sequence
 
-_REPORT = "dist_testing.report.__main__"
-# Sub-command -> the module whose `main` gets its arguments, and what it does. Only this module is imported.
+_REPORT = "dist_testing.report.__main__:main"
+# Sub-command -> the function that gets its arguments, and what it does. Only its module is imported.
 SUBCOMMANDS = {
-    "test": ("job", "run the tests of a CI job: one summary, one page, one exit status"),
+    "test": ("job:main", "run the tests of a CI job: one summary, one page, one exit status"),
     "page": (_REPORT, "make a page of test results"),
     "ran-nowhere": (_REPORT, "list the cases that no job of a matrix has run"),
-    "ran-nothing": ("ran_nothing", "list the targets that passed and ran no case"),
-    "flakes": ("flakes", "measure how often tests fail without a change"),
-    "timings": ("timings", "write how long cases take, for sharding"),
-    "tags": ("tags", "find unknown tags, and tests that no CI job runs"),
+    "ran-nothing": ("results:ran_nothing", "list the targets that passed and ran no case"),
+    "flakes": ("flakes:main", "measure how often tests fail without a change"),
+    "timings": ("results:timings", "write how long cases take, for sharding"),
+    "tags": ("tags:main", "find unknown tags, and tests that no CI job runs"),
 }
 
 
@@ -32,14 +32,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if name not in SUBCOMMANDS:
         sys.stderr.write(f"{_usage()}\n\nci: {f'there is no sub-command {name!r}' if name else 'no sub-command'}\n")
         return 2
+    module, function = SUBCOMMANDS[name][0].split(":")
     try:
         # It finds the library where nothing is installed.
         importlib.import_module("build_events")
-        subcommand = importlib.import_module(SUBCOMMANDS[name][0])
+        subcommand = getattr(importlib.import_module(module), function)
     except ModuleNotFoundError as missing:
         sys.exit(f"ci: {missing}. Run it by Bazel: bazel run @dist_testing//tools/ci -- {name}")
     # The program of the pages makes one if its first argument is no sub-command of its own.
-    status: int = subcommand.main([name, *rest] if name == "ran-nowhere" else rest)
+    status: int = subcommand([name, *rest] if name == "ran-nowhere" else rest)
     return status
 
 

@@ -15,7 +15,7 @@ import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
-from bazel_process import number_up_to, run_bazel, user_workspace, usual_bazel
+from bazel_process import bazel_and_workspace, command_parser, number_up_to, run_bazel
 
 from dist_testing.core.ground.errors import ReportError
 from dist_testing.report.flakes import Flake, Vote, flake_lines, measured, votes
@@ -35,8 +35,7 @@ def main(arguments: Sequence[str]) -> int:
             "Name some: bazel run @dist_testing//tools/ci -- flakes --runs=200 //x:y\n"
         )
         return 2
-    workspace = user_workspace()
-    bazel = options.bazel or usual_bazel(workspace)
+    bazel, workspace = bazel_and_workspace(options.bazel)
     try:
         with tempfile.TemporaryDirectory(prefix="dist-flakes-") as folder:
             return _run(options, bazel, given, workspace, Path(folder))
@@ -53,13 +52,8 @@ def _run(options: argparse.Namespace, bazel: str, given: Sequence[str], workspac
         count = min(options.batch, options.runs - done)
         end = list(given).index("--") if "--" in given else len(given)
         # Behind the user's flags: of several such options Bazel takes the last one.
-        ours = [
-            "--keep_going",
-            "--flaky_test_attempts=1",
-            "--cache_test_results=no",
-            "--noruns_per_test_detects_flakes",
-        ]
-        ours += [f"--runs_per_test={count}", f"--build_event_json_file={events}"]
+        ours = ["--keep_going", "--flaky_test_attempts=1", "--cache_test_results=no"]
+        ours += ["--noruns_per_test_detects_flakes", f"--runs_per_test={count}", f"--build_event_json_file={events}"]
         events.unlink(missing_ok=True)
         status = run_bazel([bazel, "test", *given[:end], *ours, *given[end:]], workspace)
         if status not in (0, _TESTS_FAILED):
@@ -103,9 +97,7 @@ def _rate(text: str) -> float:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog="ci flakes", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
-    )
+    parser = command_parser("flakes", __doc__)
     parser.add_argument(
         "--runs", type=number_up_to(1_000_000), default=400, metavar="N", help="runs at most (default: 400)"
     )

@@ -20,9 +20,16 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from bazel_process import INFRASTRUCTURE, REMOTE_FAILED, number_up_to, run_bazel, user_workspace, usual_bazel
+from bazel_process import (
+    INFRASTRUCTURE,
+    REMOTE_FAILED,
+    ask_endpoint,
+    bazel_and_workspace,
+    command_parser,
+    number_up_to,
+    run_bazel,
+)
 from build_events import EventsError, Invocation, read_invocation
-from endpoint import ask_endpoint
 from summary import Summary, summarise, summary_lines
 
 from dist_testing.core.ground.error_text import format_error
@@ -40,8 +47,7 @@ _TEST_FAILED = ("FAILED", "TIMEOUT", "FLAKY")
 def main(arguments: Sequence[str]) -> int:
     """Run the tests and print the summary; return 0 only if every selected test has passed and ran a case."""
     options, given = _parser().parse_known_args(arguments)
-    workspace = user_workspace()
-    bazel = options.bazel or usual_bazel(workspace)
+    bazel, workspace = bazel_and_workspace(options.bazel)
     with tempfile.TemporaryDirectory(prefix="dist-ci-") as folder:
         try:
             return _run(options, [bazel, "test", "--config=ci"], given, workspace, Path(folder))
@@ -62,9 +68,10 @@ def _run(options: argparse.Namespace, bazel: Sequence[str], given: Sequence[str]
     _say("asking the remote executor, if the flags name one")
     for number in range(1, options.attempts + 1):
         if refusal := ask_endpoint([*bazel, *flags], workspace, folder):
-            _say(refusal.text)
-            print(f"ci: exit status {refusal.status}: attempt {number} was not started")
-            return refusal.status
+            status, text = refusal
+            _say(text)
+            print(f"ci: exit status {status}: attempt {number} was not started")
+            return status
         # Events of an earlier attempt or run are no results of this one.
         events.unlink(missing_ok=True)
         status = run_bazel(command, workspace)
@@ -140,14 +147,11 @@ def verdict(status: int, summary: Summary) -> tuple[int, str]:
 
 
 def _say(text: str) -> None:
-    sys.stderr.write(f"ci: {text}\n")
-    sys.stderr.flush()
+    print(f"ci: {text}", file=sys.stderr, flush=True)
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog="ci test", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
-    )
+    parser = command_parser("test", __doc__)
     parser.add_argument("--events", metavar="FILE", help="write the build events to this file and keep it")
     parser.add_argument(
         "--attempts",

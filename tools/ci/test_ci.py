@@ -1,12 +1,17 @@
-"""The list of sub-commands, and the way to each."""
+"""The list of sub-commands, the way to each, and what the program needs."""
 
 from __future__ import annotations
 
+import os
+import re
 import subprocess
 import sys
+from pathlib import Path
 
 import ci
 import pytest
+
+_LIST = os.environ.get("CI_FILES")
 
 
 @pytest.mark.parametrize("name", ci.SUBCOMMANDS)
@@ -40,3 +45,14 @@ def test_without_its_dependencies_the_program_names_bazel() -> None:
     done = subprocess.run([sys.executable, "-I", ci.__file__, "flakes"], capture_output=True, text=True, check=False)
     assert done.returncode == 1
     assert done.stderr.endswith("Run it by Bazel: bazel run @dist_testing//tools/ci -- flakes\n")
+
+
+@pytest.mark.skipif(_LIST is None, reason="Bazel makes the list: ./bazelw test //tools/ci:test_ci")
+def test_the_command_needs_no_torch_and_no_pytest() -> None:
+    """If it fails, a CI job downloads torch in order to count results."""
+    assert _LIST is not None
+    files = Path(_LIST).read_text(encoding="utf-8").splitlines()
+    assert {"tools/ci/ci.py", "tools/ci/results.py", "dist_testing/core/ground/errors.py"} <= set(files)
+    # `dist_testing/__init__.py` imports torch.
+    unwanted = re.compile(r"torch/|pytest|pypi(?!_report)|^dist_testing/__init__\.py$")
+    assert [file for file in files if unwanted.search(file)] == []
