@@ -120,9 +120,8 @@ def run_bazel(command: Sequence[str], workspace: Path, *, output: Path | None = 
 def ask_endpoint(bazel: Sequence[str], workspace: Path, folder: Path) -> tuple[int, str] | None:
     """Ask the remote executor or cache of a CI job for a first answer.
 
-    Given are Bazel's program, its command and all flags, without targets. If none can be used, return the
-    exit status of the job and a message. Return None if it answers or there is none, and if Bazel fails earlier; the job
-    then shows why.
+    Given are Bazel's program, its command and all flags, without targets. Return None if it answers or there is none,
+    and if Bazel fails earlier; the job then shows why. Else return the exit status of the job and a message.
 
     Raises:
         ReportError: If Bazel cannot be started.
