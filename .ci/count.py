@@ -6,7 +6,7 @@ import sys
 from collections import Counter
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tools" / "report"))
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tools" / "ci"))
 
 from build_events import GOOD, EventsError, read_invocation
 

@@ -45,7 +45,7 @@ errors() {
 # Each test must run in the CI job without GPUs or in the one with eight.
 tags() {
     timed python3 -m tests.starlark.tags_check
-    timed ./bazelw run //tools/tags -- --known=nightly --job=--config=ci --job="--//dist_testing/config:gpus=8 --test_tag_filters=gpu"
+    timed ./bazelw run //tools/ci -- tags --known=nightly --job=--config=ci --job="--//dist_testing/config:gpus=8 --test_tag_filters=gpu"
 }
 
 protocol() {
@@ -66,7 +66,7 @@ program() {
 # Runs `bazel test` on the targets. A green run in which a target ran nothing is a failure.
 run_tests() {
     timed ./bazelw test "$@" "${many[@]}" --build_event_json_file="$events"
-    timed ./bazelw run //tools/report:ran_nothing -- "$events"
+    timed ./bazelw run //tools/ci -- ran-nothing "$events"
 }
 
 # Runs the named steps; all of them if no step is named.

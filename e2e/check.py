@@ -151,7 +151,7 @@ def check_bzlmod(bazel: NestedBazel) -> list[str]:
             parts=(rf"promises {said}", r"found \d+", r"^//tests:sum_nccl +FAILED"),
         )
     program = bazel.stand_in(bazel.output_root)
-    job = ("@dist_testing//tools/ci", "--", f"--bazel={program}", *bazel.common, "//...")
+    job = ("@dist_testing//tools/ci", "--", "test", f"--bazel={program}", *bazel.common, "//...")
     found += problems(
         "bzlmod: a CI job",
         bazel.run("run", *job),

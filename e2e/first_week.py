@@ -70,7 +70,7 @@ EXPECTED = (
     Expected(f"{_INIT} --update", (r"^init: replaced dist_testing\.bazelrc$", r"^init: left MODULE\.bazel: ")),
     Expected(f"{_INIT} --check", (r"fits dist_testing \d",)),
     Expected(
-        "bazel run @dist_testing//tools/ci -- //...",
+        "bazel run @dist_testing//tools/ci -- test //...",
         (
             r"^cases: 4 passed$",
             r"^targets: 3 passed, 0 did not pass, ",
@@ -90,7 +90,7 @@ EXPECTED = (
         problem=_coverage_problem,
     ),
     Expected(
-        "bazel run @dist_testing//tools/report:flakes -- --runs=2 //mytests:ring_gloo",
+        "bazel run @dist_testing//tools/ci -- flakes --runs=2 //mytests:ring_gloo",
         (r"^flakes: 2 runs, 2 cases, 0 failed at least once$",),
     ),
 )

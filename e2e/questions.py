@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.support.nested_bazel import COMMAND_LIMIT_S, Done, NestedBazel
-from tools.report.build_events import read_events
+from tools.ci.build_events import read_events
 
 # Command -> the lines of its answer. Repeated blanks count as one, and the order does not count.
 ANSWERS: dict[str, tuple[str, ...]] = {

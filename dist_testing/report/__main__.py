@@ -1,4 +1,4 @@
-"""Makes a page of test results: `python -m dist_testing.report [RESULTS...]`, `bazel run @dist_testing//tools/report`.
+"""Makes a page of results: `python -m dist_testing.report [RESULTS...]`, `bazel run @dist_testing//tools/ci -- page`.
 
 RESULTS are files of build events (--build_event_json_file), event streams (pytest's --dist-events), files in JUnit's
 format, and folders with any of these. Without RESULTS it reads the last build events of this workspace

@@ -1,6 +1,6 @@
 """Reads what one invocation of Bazel did from its build events (`--build_event_json_file`), and finds its outputs.
 
-Needs only the standard library, because programs that plain Python starts use it, too (`tools/report/build_events.py`).
+Needs only the standard library, because programs that plain Python starts use it, too (`tools/ci/build_events.py`).
 """
 
 from __future__ import annotations

@@ -181,15 +181,15 @@ def _check_skips(scratch: Path) -> None:
     events = scratch / "events.json"
     done = _bazel(*seen, f"--build_event_json_file={events}", target, f"{_PACKAGE}counting_gloo")
     _expect("a target that runs, beside one that does not", 0, done.status, done.output)
-    listed = _bazel("run", "//tools/report:ran_nothing", "--", str(events))
+    listed = _bazel("run", "//tools/ci", "--", "ran-nothing", str(events))
     for part in ("1 of 2 targets ran nothing", f"{target}: 1 case(s)", "1 x Need at least 2 CUDA devices (found 0"):
-        _expect(f"ran_nothing says {part!r}", True, part in listed.output, listed.output)
+        _expect(f"ran-nothing says {part!r}", True, part in listed.output, listed.output)
 
 
 def _check_timings(scratch: Path) -> None:
     """Timings are made from results."""
     out = scratch / "timings.json"
-    done = _bazel("run", "//tools/report:timings", "--", f"--out={out}", str(_logs("counting_gloo")))
+    done = _bazel("run", "//tools/ci", "--", "timings", f"--out={out}", str(_logs("counting_gloo")))
     _expect("timings are written", 0, done.status, done.output)
     cases = json.loads(out.read_text(encoding="utf-8"))["targets"][f"{_PACKAGE}counting_gloo"]
     _expect("a case of them", True, "tests.bazel.counting.test_quick[3]" in cases, str(cases))

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from tests.support.nested_bazel import Done, NestedBazel
-from tools.report.build_events import Attempt, read_invocation
+from tools.ci.build_events import Attempt, read_invocation
 
 # Output that an error shows. Characters.
 _SHOWN = 6000

@@ -1,4 +1,4 @@
-"""The check of the page that `//tools/report` makes of a remote invocation."""
+"""The check of the page that `//tools/ci -- page` makes of a remote invocation."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from pathlib import Path
 from tests.remote.cluster import Tested, expect
 
 
-def check_page(tested: Tested, program: Path) -> None:
+def check_page(tested: Tested, ci: Path) -> None:
     """The page of the failed //tests/remote:failing_gloo knows its cases, its culprit, its worker and its waits.
 
     Raises:
         ComplaintError: If it is not so.
     """
     page, results = tested.events.with_suffix(".html"), tested.events.with_suffix(".results.json")
-    command = [str(program), str(tested.events), f"--out={page}", f"--json={results}"]
+    command = [str(ci), "page", str(tested.events), f"--out={page}", f"--json={results}"]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     expect("the report of a remote invocation", 0, done.returncode, done.stderr)
     expect("what it could not read", "", done.stderr)

@@ -24,7 +24,7 @@ from pathlib import Path
 from tests.remote.cluster import Client, Cluster, ComplaintError, expect, running_cluster
 from tests.remote.paged import check_page
 from tests.support.nested_bazel import ROOT, nested_bazel, scratch_folder
-from tools.report.build_events import read_invocation
+from tools.ci.build_events import read_invocation
 
 # The second client reads this one from the cache, too.
 SUITE = (
@@ -61,10 +61,10 @@ SILENT_LIMIT_S = 30.0
 
 
 def _run_job(client: Client, ci: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
-    """Run `//tools/ci` on a client's server."""
+    """Run `//tools/ci -- test` on a client's server."""
     program = client.bazel.stand_in(client.scratch)
     return subprocess.run(
-        [str(ci), f"--bazel={program}", "--config=rbe_local", *arguments],
+        [str(ci), "test", f"--bazel={program}", "--config=rbe_local", *arguments],
         cwd=client.bazel.workspace,
         env={**os.environ, "BUILD_WORKSPACE_DIRECTORY": str(client.bazel.workspace)},
         capture_output=True,
@@ -130,13 +130,13 @@ def check_routing(client: Client) -> None:
     expect("pools of builds", {"cpu"}, pools, built.output)
 
 
-def check_failures(client: Client, report: Path) -> None:
+def check_failures(client: Client, ci: Path) -> None:
     """A failure is not cached, and its page knows everything."""
     for turn in ("first", "second"):
         tested = client.test("//tests/remote:failing_gloo")
         expect(f"a failing test, {turn} time", TESTS_FAILED, tested.done.status, tested.done.output)
         expect("its result", {"//tests/remote:failing_gloo": [("FAILED", "ran")]}, tested.results)
-    check_page(tested, report)
+    check_page(tested, ci)
 
 
 def check_promises(clients: Sequence[Client], scratch: Path) -> None:
@@ -410,7 +410,7 @@ def _check(wanted: Sequence[str], stack: ExitStack) -> None:
     first, second = (
         Client(stack.enter_context(nested_bazel(workspace, scratch / name)), bells) for name in ("first", "second")
     )
-    built = first.bazel.run("build", "//tools/rbe", "//tools/ci", "//tools/report")
+    built = first.bazel.run("build", "//tools/rbe", "//tools/ci")
     expect("building the programs", 0, built.status, built.output)
     programs = Path(first.bazel.run("info", "bazel-bin").stdout.strip(), "tools")
     cluster = stack.enter_context(running_cluster(programs / "rbe" / "rbe", POOLS))
@@ -420,7 +420,7 @@ def _check(wanted: Sequence[str], stack: ExitStack) -> None:
         "job": lambda: check_job(first, programs / "ci" / "ci"),
         "cache": lambda: check_cache(second),
         "routing": lambda: check_routing(second),
-        "failures": lambda: check_failures(second, programs / "report" / "report"),
+        "failures": lambda: check_failures(second, programs / "ci" / "ci"),
         "promises": lambda: check_promises((first, second), scratch),
         "broken_pool": lambda: check_broken_pool(second),
         "pools": lambda: check_pools(second),

@@ -73,15 +73,9 @@ def main() -> int:
 def _complaints(
     program: Path, workspace: Path, arguments: tuple[str, ...], status: int, parts: tuple[str, ...]
 ) -> list[str]:
-    env = {
-        **os.environ,
-        "BUILD_WORKSPACE_DIRECTORY": str(workspace),
-        # The dependencies of the target.
-        "PYTHONPATH": str(ROOT / "tools" / "report"),
-    }
     done = subprocess.run(
-        [sys.executable, str(ROOT / "tools" / "tags" / "tags.py"), f"--bazel={program}", *arguments],
-        env=env,
+        [sys.executable, str(ROOT / "tools" / "ci" / "ci.py"), "tags", f"--bazel={program}", *arguments],
+        env={**os.environ, "BUILD_WORKSPACE_DIRECTORY": str(workspace)},
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,

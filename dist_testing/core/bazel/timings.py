@@ -1,4 +1,4 @@
-"""Reads the file with the durations of cases, for sharding. `//tools/report:timings` writes it."""
+"""Reads the file with the durations of cases, for sharding. `//tools/ci -- timings` writes it."""
 
 from __future__ import annotations
 
@@ -41,5 +41,5 @@ def _unusable(path: Path, problem: str) -> ReportError:
     return ReportError(
         f"{path}: no usable timings: {problem}.\n"
         "The file was edited by hand or cut off, or another version wrote it.\n"
-        "Write it again: bazel run @dist_testing//tools/report:timings"
+        "Write it again: bazel run @dist_testing//tools/ci -- timings"
     )

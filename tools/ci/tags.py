@@ -1,4 +1,4 @@
-"""Finds unknown tags, and tests that no CI job runs: `bazel run @dist_testing//tools/tags -- [options]`.
+"""Find unknown tags, and tests that no CI job runs: `ci tags [OPTION...]`.
 
 Every tag of a test must be one of Bazel's, one that dist_py_test sets, or one that `--known` documents: a filter with a
 misspelt tag silently selects nothing. Give `--job` once for each CI job, with its flags; then at least one of these
@@ -7,10 +7,8 @@ jobs must run every test, except `manual` ones. Nothing is built or run.
 
 from __future__ import annotations
 
-import argparse
 import difflib
 import json
-import os
 import re
 import subprocess
 import sys
@@ -20,10 +18,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-try:
-    from build_events import EventsError, is_whole, read_events
-except ModuleNotFoundError as missing:
-    sys.exit(f"tags: {missing}. Run it by Bazel: bazel run @dist_testing//tools/tags")
+from bazel_process import bazel_and_workspace, command_parser
+from build_events import is_whole, read_events
+
+from dist_testing.core.ground.errors import ReportError
 
 # Bazel's own (bazel.build/reference/be/common-definitions#common.tags). `<n>` stands for a number, `<word>` for any
 # text without a colon.
@@ -72,10 +70,6 @@ _TEST_GROUP = "test."
 # Exit statuses of a good `test --nobuild`: 1 because no test ran, also when an analysis failed (the events tell); 4 if
 # there was no test to run. Any other status means that Bazel did not understand or start the command.
 _NOBUILD_CODES = (0, 1, 4)
-
-
-class ToolError(Exception):
-    """Bazel could not answer."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,7 +166,7 @@ def tests(bazel: Bazel, pattern: str) -> list[Target]:
     query = f"tests({pattern})"
     done = bazel("query", "--output=streamed_jsonproto", "--proto:output_rule_attrs=tags,exec_properties", query)
     if done.returncode != 0:
-        raise ToolError(f"bazel query '{query}' failed:\n{done.stderr}")
+        raise ReportError(f"bazel query '{query}' failed:\n{done.stderr}")
     return read_targets(done.stdout)
 
 
@@ -180,8 +174,7 @@ def tests_of_job(bazel: Bazel, flags: str, pattern: str) -> set[str]:
     """Return the tests that `bazel test <flags> <pattern>` would run.
 
     Raises:
-        ToolError: If Bazel cannot tell.
-        EventsError: If its build events cannot be read.
+        ReportError: If Bazel cannot tell, or its build events cannot be read.
     """
     with tempfile.TemporaryDirectory(prefix="tags.") as folder:
         file = Path(folder, "events.json")
@@ -189,10 +182,10 @@ def tests_of_job(bazel: Bazel, flags: str, pattern: str) -> set[str]:
         options = ("--nobuild", "--keep_going", "--build_tests_only", *flags.split(), f"--build_event_json_file={file}")
         done = bazel("test", *options, "--", pattern)
         if done.returncode not in _NOBUILD_CODES or not file.exists():
-            raise ToolError(f"bazel test --nobuild {flags} failed:\n{done.stderr}")
+            raise ReportError(f"bazel test --nobuild {flags} failed:\n{done.stderr}")
         events = read_events(file)
     if not is_whole(events):
-        raise ToolError(
+        raise ReportError(
             f"CI job '{flags}': the build events are incomplete; Bazel ended with {done.returncode}.\n"
             "Bazel was killed, or could not write them; the disk may be full.\n"
             "Read its messages, and check again:\n"
@@ -200,15 +193,13 @@ def tests_of_job(bazel: Bazel, flags: str, pattern: str) -> set[str]:
         )
     would_run, broken = runnable(events)
     if broken:
-        raise ToolError(f"CI job '{flags}': {', '.join(broken)} cannot be analysed:\n{done.stderr}")
+        raise ReportError(f"CI job '{flags}': {', '.join(broken)} cannot be analysed:\n{done.stderr}")
     return would_run
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
+def main(arguments: Sequence[str]) -> int:
     """Print the problems of tags; return 0 if there are none, 1 if there are, 2 if Bazel could not answer."""
-    parser = argparse.ArgumentParser(
-        prog="tags", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = command_parser("tags", __doc__)
     parser.add_argument("--bazel", help="the program (default: ./bazelw of the workspace if it exists, else bazel)")
     parser.add_argument(
         "--known", action="append", default=[], metavar="TAG", help="a documented tag: nightly, team:<word>"
@@ -216,9 +207,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--job", action="append", default=[], metavar="FLAGS", help="the flags of one CI job")
     parser.add_argument("--pattern", default="//...", help="the tests to check (default: //...)")
     options = parser.parse_args(arguments)
-    workspace = Path(os.environ.get("BUILD_WORKSPACE_DIRECTORY") or os.getcwd())
-    own = workspace / "bazelw"
-    program = options.bazel or (str(own) if own.exists() else "bazel")
+    program, workspace = bazel_and_workspace(options.bazel)
 
     def bazel(*words: str) -> subprocess.CompletedProcess[str]:
         return subprocess.run([program, *words], cwd=workspace, capture_output=True, text=True, check=False)
@@ -226,10 +215,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         targets = tests(bazel, options.pattern)
         if not targets:
-            raise ToolError(f"{options.pattern} has no tests.\nSo there is nothing to check.\nCorrect --pattern.")
+            raise ReportError(f"{options.pattern} has no tests.\nSo there is nothing to check.\nCorrect --pattern.")
         problems = tag_problems(targets, options.known)
         jobs = {flags: tests_of_job(bazel, flags, options.pattern) for flags in options.job}
-    except (OSError, EventsError, ToolError) as error:
+    except (OSError, ReportError) as error:
         print(f"tags: {error}", file=sys.stderr)
         return 2
     if jobs:
@@ -238,7 +227,3 @@ def main(arguments: Sequence[str] | None = None) -> int:
     checked = f"{len(jobs)} CI job(s)" if jobs else "no --job given, so it is unknown where they run"
     print(f"tags: {len(targets)} tests, {checked}; {len(problems)} problem(s)")
     return 1 if problems else 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -1,4 +1,4 @@
-"""Measure how often tests fail without a change: `bazel run @dist_testing//tools/report:flakes -- --runs=200 //x:y`.
+"""Measure how often tests fail without a change: `ci flakes --runs=200 //x:y`.
 
 Runs the targets again and again, until for each case a claim can be made: that it is flaky, or that it fails less often
 than `--rate` (by Wilson's interval of 95 %; 381 clean runs for 1 %). At most `--runs` runs are made. Other flags go to
@@ -10,37 +10,32 @@ Exit status: 0 if no case failed, 1 if one did, 2 for wrong usage; else Bazel's 
 from __future__ import annotations
 
 import argparse
-import os
 import sys
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
-try:
-    from bazel_process import number_up_to, run_bazel, usual_bazel
+from bazel_process import bazel_and_workspace, command_parser, number_up_to, run_bazel
 
-    from dist_testing.core.ground.errors import ReportError
-    from dist_testing.report.flakes import Flake, Vote, flake_lines, measured, votes
-    from dist_testing.report.gather import gather
-except ModuleNotFoundError as missing:
-    sys.exit(f"flakes: {missing}. Run it by Bazel: bazel run @dist_testing//tools/report:flakes")
+from dist_testing.core.ground.errors import ReportError
+from dist_testing.report.flakes import Flake, Vote, flake_lines, measured, votes
+from dist_testing.report.gather import gather
 
 # Bazel's exit status if tests have failed.
 _TESTS_FAILED = 3
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
+def main(arguments: Sequence[str]) -> int:
     """Run the targets and print the rates; return the exit status."""
     options, given = _parser().parse_known_args(arguments)
     if not [argument for argument in given if not argument.startswith("-")]:
         sys.stderr.write(
             "flakes: no target is named.\n"
             "The command runs targets again and again, so it needs to know which.\n"
-            "Name some: bazel run @dist_testing//tools/report:flakes -- --runs=200 //x:y\n"
+            "Name some: bazel run @dist_testing//tools/ci -- flakes --runs=200 //x:y\n"
         )
         return 2
-    workspace = Path(os.environ.get("BUILD_WORKSPACE_DIRECTORY") or Path.cwd())
-    bazel = options.bazel or usual_bazel(workspace)
+    bazel, workspace = bazel_and_workspace(options.bazel)
     try:
         with tempfile.TemporaryDirectory(prefix="dist-flakes-") as folder:
             return _run(options, bazel, given, workspace, Path(folder))
@@ -57,13 +52,8 @@ def _run(options: argparse.Namespace, bazel: str, given: Sequence[str], workspac
         count = min(options.batch, options.runs - done)
         end = list(given).index("--") if "--" in given else len(given)
         # Behind the user's flags: of several such options Bazel takes the last one.
-        ours = [
-            "--keep_going",
-            "--flaky_test_attempts=1",
-            "--cache_test_results=no",
-            "--noruns_per_test_detects_flakes",
-        ]
-        ours += [f"--runs_per_test={count}", f"--build_event_json_file={events}"]
+        ours = ["--keep_going", "--flaky_test_attempts=1", "--cache_test_results=no"]
+        ours += ["--noruns_per_test_detects_flakes", f"--runs_per_test={count}", f"--build_event_json_file={events}"]
         events.unlink(missing_ok=True)
         status = run_bazel([bazel, "test", *given[:end], *ours, *given[end:]], workspace)
         if status not in (0, _TESTS_FAILED):
@@ -107,9 +97,7 @@ def _rate(text: str) -> float:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog="flakes", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
-    )
+    parser = command_parser("flakes", __doc__)
     parser.add_argument(
         "--runs", type=number_up_to(1_000_000), default=400, metavar="N", help="runs at most (default: 400)"
     )
@@ -123,7 +111,3 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--bazel", metavar="PROGRAM", help="default: ./bazelw, else bazel")
     return parser
-
-
-if __name__ == "__main__":
-    sys.exit(main())

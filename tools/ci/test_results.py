@@ -7,10 +7,8 @@ import json
 from pathlib import Path
 
 import pytest
-import ran_nothing
-import timings
 from build_events import EventsError, read_invocation
-from results import read_results
+from results import ran_nothing, read_results, timings
 
 from dist_testing.core.bazel.junit import write_xml
 from dist_testing.core.bazel.timings import read_timings
@@ -76,12 +74,6 @@ def test_results_that_an_executor_keeps_are_read_where_bazel_has_fetched_them(
         assert [(run.target, run.has_results) for run in report.runs] == [(label, found)]
 
 
-def test_only_a_line_feed_ends_an_event(tmp_path: Path) -> None:
-    """JSON keeps characters that end a line in Python: an environment with one would hide all results."""
-    odd = {"id": {"progress": {}}, "progress": {"stderr": "next line \N{NEXT LINE}, separator \N{LINE SEPARATOR}"}}
-    assert read_invocation(_write_events(tmp_path / "events.json", odd, _LAST)).is_complete
-
-
 @pytest.mark.parametrize("end", ["", '{"id": {"prog', '{"id": {"progress": {}}, "last\N{BLACK STAR}'])
 def test_events_that_are_incomplete_are_no_results(tmp_path: Path, end: str) -> None:
     """Half a run in which every case ran would look like a whole run in which every case ran."""
@@ -109,11 +101,11 @@ def test_a_target_ran_nothing_if_none_of_its_runs_ran_a_case(
     _write(logs / "a" / "sharded" / "shard_1_of_2" / "test.xml", "//a:sharded", SKIPPED)
     _write(logs / "a" / "sharded" / "shard_2_of_2" / "test.xml", "//a:sharded", PASSED)
     _write(logs / "a" / "known" / "test.xml", "//a:known", CaseRecord("c.n", "xfailed", message="known"))
-    assert ran_nothing.main([str(logs)]) == 0
+    assert ran_nothing([str(logs)]) == 0
     assert capsys.readouterr().out == "0 of 3 targets ran nothing\n"
     _write(logs / "a" / "idle" / "test.xml", "//a:idle", SKIPPED, CaseRecord("c.o", "skipped", message="no GPU"))
     _write(logs / "a" / "empty" / "test.xml", "//a:empty")
-    assert ran_nothing.main([str(logs)]) == 1
+    assert ran_nothing([str(logs)]) == 1
     assert capsys.readouterr().out.splitlines() == [
         "2 of 5 targets ran nothing",
         "//a:empty: 0 case(s), none ran",
@@ -124,13 +116,13 @@ def test_a_target_ran_nothing_if_none_of_its_runs_ran_a_case(
 
 def test_missing_results_have_a_status_of_their_own(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """CI must not take a wrong path for idle targets."""
-    assert ran_nothing.main([str(tmp_path)]) == 2
+    assert ran_nothing([str(tmp_path)]) == 2
     assert "the folder has no results in it" in capsys.readouterr().err
 
 
 def _timings(folder: Path, *options: str) -> dict[str, dict[str, float]]:
     out = folder / "timings.json"
-    assert timings.main([f"--out={out}", *options, str(folder / "testlogs")]) == 0
+    assert timings([f"--out={out}", *options, str(folder / "testlogs")]) == 0
     found: dict[str, dict[str, float]] = json.loads(out.read_text(encoding="utf-8"))["targets"]
     assert read_timings(out) == found
     return found
@@ -162,7 +154,7 @@ def test_relative_paths_are_those_of_the_shell(tmp_path: Path, monkeypatch: pyte
     monkeypatch.chdir(tmp_path.parent)
     monkeypatch.setenv("BUILD_WORKING_DIRECTORY", str(tmp_path))
     monkeypatch.setenv("BUILD_WORKSPACE_DIRECTORY", str(tmp_path))
-    assert timings.main(["--out=timings.json"]) == 0
+    assert timings(["--out=timings.json"]) == 0
     assert (tmp_path / "timings.json").exists()
 
 
@@ -184,6 +176,6 @@ def test_a_file_that_is_no_place_for_timings_is_named_and_stays(
     other, nowhere = tmp_path / "timings.json", tmp_path / "no" / "file.json"
     other.write_text("<", encoding="utf-8")
     for out, said in ((other, str(other)), (nowhere, "cannot be written")):
-        assert timings.main([f"--out={out}", str(tmp_path / "testlogs")]) == 1
+        assert timings([f"--out={out}", str(tmp_path / "testlogs")]) == 1
         assert said in capsys.readouterr().err
     assert other.read_text(encoding="utf-8") == "<"
