@@ -249,16 +249,14 @@ def _place_and_position(frame: FrameType) -> tuple[str, int]:
     files = (getattr(sys.modules.get(name), "__file__", None) for name in _LIBRARIES)
     libraries = (*(os.path.join(os.path.dirname(file), "") for file in files if file), _FROZEN)
     own, installed, position = [], [], 0
-    inner: FrameType | None = frame
-    while inner is not None and not (file := inner.f_code.co_filename).startswith(_LAUNCH):
+    for inner in _frames(frame):
         position = hash((position, inner.f_code, inner.f_lasti))
-        if not file.startswith(libraries):
+        if not (file := inner.f_code.co_filename).startswith(libraries):
             place = f"{os.path.basename(file)}:{inner.f_lineno or 0}"
             if _INSTALLED in file:
                 installed.append(place)
             elif not file.startswith(_STANDARD_LIBRARY):
                 own.append(place)
-        inner = inner.f_back
     return next(iter([*own, *installed]), "")[:MAX_TEXT], position & _LARGEST_POSITION
 
 
@@ -274,3 +272,23 @@ def _others(frames: dict[int, FrameType], ours: set[int]) -> Iterator[str]:
     rpc = sys.modules.get("torch._C._distributed_rpc")
     if rpc is not None and rpc._is_current_rpc_agent_set():
         yield "an RPC agent"
+
+
+def _frames(frame: FrameType) -> Iterator[FrameType]:
+    """The frames of a thread, innermost first. Coroutines that wait are on no stack: they stand before their loop."""
+    inner: FrameType | None = frame
+    while inner is not None and not inner.f_code.co_filename.startswith(_LAUNCH):
+        loop = inner.f_locals.get("self") if inner.f_code.co_name == "run_forever" else None
+        if (asyncio := sys.modules.get("asyncio")) and isinstance(loop, asyncio.AbstractEventLoop):
+            # The first task first: asyncio gives numbers as names.
+            for task in sorted(asyncio.all_tasks(loop), key=lambda task: (len(task.get_name()), task.get_name())):
+                yield from reversed(list(_awaited(task.get_coro())))
+        yield inner
+        inner = inner.f_back
+
+
+def _awaited(coroutine: Any) -> Iterator[FrameType]:
+    """The frame of a coroutine, of the one that it awaits, and so on."""
+    while (frame := getattr(coroutine, "cr_frame", None)) is not None:
+        yield frame
+        coroutine = coroutine.cr_await

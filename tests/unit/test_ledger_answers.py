@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import functools
 import os
@@ -299,3 +300,26 @@ def test_line_of_the_test(files: list[str], place: str) -> None:
     ledger = call()
     assert isinstance(ledger, Ledger)
     assert ledger.place == place
+
+
+def test_line_of_a_coroutine_that_waits() -> None:
+    """If this fails, a report of a hang has the line of a plug-in that runs the event loop."""
+    lines = (
+        "import asyncio",
+        "async def wait(call):",
+        "    return await asyncio.to_thread(call, asyncio.get_running_loop())",
+        "async def test(call):",
+        "    return await wait(call)",
+    )
+    names: dict[str, Any] = {}
+    exec(compile("\n".join(lines), "/home/test_f.py", "exec"), names)
+    main = threading.get_ident()
+
+    def call(loop: asyncio.AbstractEventLoop) -> object:
+        # The loop runs it when the test waits.
+        asyncio.run_coroutine_threadsafe(asyncio.sleep(0), loop).result(60)
+        return read_ledger(main, set())
+
+    ledger = asyncio.run(names["test"](call))
+    assert isinstance(ledger, Ledger)
+    assert ledger.place == "test_f.py:3"
