@@ -268,6 +268,16 @@ def test_bad_option_is_a_usage_error(starter: Starter, tmp_path: Path, option: s
     _assert_clear(ended, said)
 
 
+def test_a_session_without_the_terminal_plugin_is_refused(starter: Starter, tmp_path: Path) -> None:
+    """If this fails, the fork server ends with an error that blames the library."""
+    write_file(tmp_path, "test_cases.py", _HEAD + "@marked" + _FUNCTION)
+    # Without the options of that plugin, which other tests have.
+    plugins = ("-pno:terminal", "-pdist_testing.core.pytest.plugin", "--override-ini=addopts=")
+    ended = run_pytest(starter, tmp_path, *plugins, "test_cases.py")
+    assert ended.code == pytest.ExitCode.USAGE_ERROR, ended.log
+    _assert_clear(ended, "-p no:terminal: the plugin terminalreporter of pytest is missing.")
+
+
 @pytest.mark.parametrize("value", ["", "-1", "two", "1,,2", "2.0", "1025"])
 def test_world_sizes_of_the_option_are_numbers(value: str) -> None:
     """If this fails, worlds of a size that nobody asked for are started, or none."""

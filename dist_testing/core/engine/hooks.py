@@ -1,4 +1,4 @@
-"""The parts of add-ons that take place in the runner."""
+"""The parts of add-ons that take part in the runner, and the watchers of one world, which it calls."""
 
 from __future__ import annotations
 

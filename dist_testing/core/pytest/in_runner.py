@@ -208,6 +208,12 @@ class RunnerPlugin:
         try:
             if self._existing_error is not None:
                 raise self._existing_error
+            if not self._config.pluginmanager.has_plugin("terminalreporter"):
+                raise UsageError(
+                    "-p no:terminal: the plugin terminalreporter of pytest is missing.\n"
+                    "The library writes its notes, and pytest's own output on ranks, by this plugin.\n"
+                    "Run distributed tests without -p no:terminal."
+                )
             marked_items.check_pools(item.stash[CASE_KEY] for item in ours if is_marked(item))
             check_world(self._config, self._engine.debug_rank, ours)
             leave_ranks_to_ranks(self._config)

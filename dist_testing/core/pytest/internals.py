@@ -7,7 +7,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any, TextIO
 
 import pytest
@@ -19,9 +19,9 @@ from _pytest.skipping import evaluate_skip_marks, xfailed_key
 __all__ = ["evaluate_skip_marks", "load_config_dict_from_file", "parse_expression", "xfailed_key"]
 
 
-def hooks_without(hooks: Any, plugin: object, config: pytest.Config) -> Any:
-    """Return the hooks of an item without those of a plugin; `hooks` may leave out conftests of other folders."""
-    return FSHookProxy(config.pluginmanager, {plugin, *getattr(hooks, "remove_mods", ())})
+def hooks_without(hooks: Any, plugins: Iterable[object], config: pytest.Config) -> Any:
+    """Return the hooks of an item without those of some plugins; `hooks` may leave out conftests of other folders."""
+    return FSHookProxy(config.pluginmanager, {*plugins, *getattr(hooks, "remove_mods", ())})
 
 
 def replace_setup_state(session: pytest.Session, make: Callable[[type], Any]) -> None:

@@ -16,6 +16,8 @@ from typing import Any
 
 import pytest
 
+from dist_testing.core.pytest.internals import hooks_without
+
 # The runner keeps the limit of the time.
 _NOT_ON_RANKS = ("dist_testing", "pytest_timeout", "xdist")
 # The first three run a failed test again, in the process that failed: a rank would repeat it alone, while its peers
@@ -46,15 +48,12 @@ def run_in_wrappers(item: pytest.Item) -> None:
     """Run an item inside what pytest and the plugins of a rank do around a test."""
     callers = item.session.stash.setdefault(_CALLERS_KEY, {})
     if item.path not in callers:
-        manager = item.config.pluginmanager
-        caller = item.ihook.pytest_runtest_protocol
-        kept = {
-            id(impl.plugin)
-            for impl in caller.get_hookimpls()
-            if _package_of(impl.plugin) not in _NOT_ON_RANKS or hasattr(impl.plugin, "is_for_ranks")
-        }
-        others = [plugin for plugin in manager.get_plugins() if id(plugin) not in kept]
-        callers[item.path] = manager.subset_hook_caller(caller.name, others)
+        others = [
+            plugin
+            for plugin in item.config.pluginmanager.get_plugins()
+            if _package_of(plugin) in _NOT_ON_RANKS and not hasattr(plugin, "is_for_ranks")
+        ]
+        callers[item.path] = hooks_without(item.ihook, others, item.config).pytest_runtest_protocol
     callers[item.path](item=item, nextitem=None)
 
 

@@ -94,7 +94,7 @@ def _command_alone(item: pytest.Item, target: str) -> str:
         # Without the path, which differs between machines. Arguments that the target itself has do no harm; those of a
         # program come from it.
         test_filter = shlex.quote(item.nodeid.partition("::")[2])
-        given = sys.argv[1:] if isinstance(item, pytest.Function) else []
+        given = [] if hasattr(item, "command") else sys.argv[1:]
         options = [f" --test_arg={shlex.quote(argument)}" for argument in _kept(given, [])]
         return f"bazel test {target} --test_filter={test_filter}{''.join(options)}"
     config = item.config

@@ -63,7 +63,7 @@ class WorldItem(pytest.Function):
             return super().ihook
         made = self.session.stash.setdefault(_HOOKS_KEY, {})
         if self.path not in made:
-            made[self.path] = hooks_without(super().ihook, plugin, self.config)
+            made[self.path] = hooks_without(super().ihook, [plugin], self.config)
         return made[self.path]
 
     def setup(self) -> None:
